@@ -3,51 +3,145 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "csrc/buffer/buffer_plan.hpp"
+#include "csrc/buffer/internode/lanes.hpp"
+#include "csrc/buffer/low_latency/lanes.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/rdma/verbs/devx/devx_device.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/common/limits.hpp"
 #include "tools/commands.hpp"
-#include "tools/common/buffer_sizes.hpp"
 #include "tools/common/json_output.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-struct SizeCommand : BufferSizes {
+using nlohmann::json;
+
+/// A run, as far as the sizes of its buffers depend on it.
+struct SizeCommand {
+  int ranks = 8;
+  int ranks_per_node = 8;
+  std::int64_t tokens = 4096;
+  int low_latency_tokens = 128;
+  std::int64_t hidden = 7168;
+  int topk = 8;
+  int experts = 256;
+  std::string dtype = "bf16";
   int sms = 0;
   bool json = false;
+
+  int nodes() const { return ranks / ranks_per_node; }
+  int sms_of(const Config& config) const { return sms != 0 ? sms : config.num_sms; }
 };
 
-int sms_of(const SizeCommand& size, const Config& config) { return size.sms != 0 ? size.sms : config.num_sms; }
-
-nlohmann::json buffer_json(const SizedBuffer& buffer) {
-  const HeapLayout& layout = buffer.plan.layout;
-  return {{"mode", buffer.mode},
+/// What a buffer that a program may make takes, in bytes.
+json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_per_node) {
+  const BufferPlan plan = BufferPlan::make(options, NodeMembership::of_consecutive(0, ranks, ranks_per_node));
+  const HeapLayout& layout = plan.layout;
+  std::size_t ring_bytes = 0;  // as the handler `gpu` has rings; others take less
+  for (const rdma::ConnectionOptions& connection : plan.connections()) {
+    ring_bytes += connection.peers.size() * static_cast<std::size_t>(connection.channels) *
+                  rdma::RingLayout::of(connection.depth, rdma::verbs::devx::kRingAlignment).bytes;
+  }
+  return {{"mode", mode},
           {"options",
-           {{"heap_bytes", buffer.options.heap_bytes},
-            {"max_local_experts", buffer.options.max_local_experts},
-            {"low_latency_bytes", buffer.options.low_latency.bytes}}},
+           {{"heap_bytes", options.heap_bytes},
+            {"max_local_experts", options.max_local_experts},
+            {"low_latency_bytes", options.low_latency.bytes}}},
           {"heap_bytes", layout.bytes()},
           {"parts",
-           {{"received", buffer.received_bytes()},
+           {{"received", layout.bytes() - layout.arena_at()},
             {"window", layout.window_bytes},
             {"low_latency", layout.low_latency.bytes},
             {"staging", layout.staging.bytes},
-            {"signals", buffer.signal_bytes()}}},
-          {"rdma_bytes", buffer.registered_bytes()},
-          {"queue_pairs", buffer.plan.queue_pairs()},
-          {"ring_bytes", buffer.ring_bytes()}};
+            {"signals", layout.control.bytes() + layout.internode.bytes}}},
+          // Bytes that NICs read and write: the heap, where there is a NIC to use.
+          {"rdma_bytes", plan.queue_pairs() == 0 ? 0 : layout.bytes()},
+          {"queue_pairs", plan.queue_pairs()},
+          {"ring_bytes", ring_bytes}};
 }
 
-void print_as_json(const SizeCommand& size, const std::vector<SizedBuffer>& buffers) {
-  nlohmann::json all = nlohmann::json::array();
-  for (const SizedBuffer& buffer : buffers) all.push_back(buffer_json(buffer));
+/// One for each mode, the last one for all modes together (but where there are no low-latency calls).
+json size_buffers(const SizeCommand& size) {
+  const bool wide = size.dtype == "bf16";
+  BufferOptions none;
+  none.max_local_experts = std::max(none.max_local_experts, size.experts / size.ranks);
+  none.low_latency.rails = asked_for_rails(none.low_latency.rails);
+  none.internode.lanes = asked_for_internode_lanes(none.internode);
+  none.low_latency.lanes = asked_for_lanes(none.low_latency.lanes);
+  const auto normal_mode = [&](int ranks) {
+    BufferOptions options = none;
+    options.heap_bytes =
+        Buffer::heap_bytes_hint(ranks, size.tokens, wide ? 2 * size.hidden : size.hidden, size.topk, wide ? 0 : -1);
+    return options;
+  };
+  const auto with_low_latency = [&](BufferOptions options) {
+    options.low_latency.bytes =
+        Buffer::low_latency_bytes_hint(size.low_latency_tokens, size.hidden, size.ranks, size.experts);
+    return options;
+  };
+  json buffers = json::array();
+  const auto add = [&](const char* mode, const BufferOptions& options, int ranks) {
+    buffers.push_back(sized(mode, options, ranks, size.ranks_per_node));
+  };
+  add("intranode", normal_mode(size.ranks_per_node), size.ranks_per_node);
+  if (size.nodes() > 1) add("internode", normal_mode(size.ranks), size.ranks);
+  if (size.low_latency_tokens == 0) return buffers;
+  // Its calls need nothing of the heap beside their own part.
+  BufferOptions smallest = none;
+  smallest.heap_bytes = Buffer::heap_bytes_for(size.ranks, 0);
+  add("low_latency", with_low_latency(smallest), size.ranks);
+  add("all", with_low_latency(normal_mode(size.ranks)), size.ranks);
+  return buffers;
+}
+
+void print_table(const SizeCommand& size, const json& buffers, const json& sms) {
+  fmt::print("On each of {} ranks, {} a node: {} tokens of {} channels ({}), top-{} of {} experts", size.ranks,
+             size.ranks_per_node, size.tokens, size.hidden, size.dtype, size.topk, size.experts);
+  fmt::print("; low-latency calls of {} tokens\n\n", size.low_latency_tokens);
+  constexpr const char* kLine = "{:<13}{:>11}{:>11}{:>11}{:>13}{:>11}{:>11}{:>11}{:>7}{:>11}\n";
+  fmt::print(kLine, "buffer", "heap", "received", "window", "low latency", "staging", "signals", "RDMA", "pairs",
+             "rings");
+  const auto bytes = [](const json& value) { return format_bytes(value.get<std::uint64_t>()); };
+  for (const json& buffer : buffers) {
+    const json& parts = buffer["parts"];
+    fmt::print(kLine, buffer["mode"].get<std::string>(), bytes(buffer["heap_bytes"]), bytes(parts["received"]),
+               bytes(parts["window"]), bytes(parts["low_latency"]), bytes(parts["staging"]), bytes(parts["signals"]),
+               bytes(buffer["rdma_bytes"]), buffer["queue_pairs"].get<int>(), bytes(buffer["ring_bytes"]));
+  }
+  fmt::print("\n");
+  for (const json& buffer : buffers) {
+    fmt::print("{}: BufferOptions::heap_bytes = {}, low_latency.bytes = {}\n", buffer["mode"].get<std::string>(),
+               buffer["options"]["heap_bytes"].dump(), buffer["options"]["low_latency_bytes"].dump());
+  }
+  fmt::print("SMs of a call: dispatch {}, combine {}; no buffer depends on them\n", sms["dispatch"].dump(),
+             sms["combine"].dump());
+}
+
+int run_size(SizeCommand size) {
+  size.ranks_per_node = std::min(size.ranks_per_node, size.ranks);
+  if (size.ranks % size.ranks_per_node != 0) {
+    fail<InvalidArgument>("--ranks-per-node {}: must divide the {} ranks", size.ranks_per_node, size.ranks);
+  }
+  if (size.experts % size.ranks != 0) {
+    fail<InvalidArgument>("--experts {}: must be a multiple of the {} ranks", size.experts, size.ranks);
+  }
+  const json buffers = size_buffers(size);
+  const json sms = {{"dispatch", size.sms_of(Config::dispatch_default(size.ranks))},
+                    {"combine", size.sms_of(Config::combine_default(size.ranks))}};
+  if (!size.json) {
+    print_table(size, buffers, sms);
+    return 0;
+  }
   print_json({{"ranks", size.ranks},
               {"ranks_per_node", size.ranks_per_node},
               {"nodes", size.nodes()},
@@ -57,46 +151,8 @@ void print_as_json(const SizeCommand& size, const std::vector<SizedBuffer>& buff
               {"topk", size.topk},
               {"experts", size.experts},
               {"dtype", size.dtype},
-              {"sms",
-               {{"dispatch", sms_of(size, Config::dispatch_default(size.ranks))},
-                {"combine", sms_of(size, Config::combine_default(size.ranks))}}},
-              {"buffers", all}});
-}
-
-void print_as_table(const SizeCommand& size, const std::vector<SizedBuffer>& buffers) {
-  fmt::print("On each of {} ranks, {} a node: {} tokens of {} channels ({}), top-{} of {} experts", size.ranks,
-             size.ranks_per_node, size.tokens, size.hidden, size.dtype, size.topk, size.experts);
-  fmt::print("; low-latency calls of {} tokens\n\n", size.low_latency_tokens);
-  constexpr const char* kLine = "{:<13}{:>11}{:>11}{:>11}{:>13}{:>11}{:>11}{:>11}{:>7}{:>11}\n";
-  fmt::print(kLine, "buffer", "heap", "received", "window", "low latency", "staging", "signals", "RDMA", "pairs",
-             "rings");
-  for (const SizedBuffer& buffer : buffers) {
-    const HeapLayout& layout = buffer.plan.layout;
-    fmt::print(kLine, buffer.mode, format_bytes(layout.bytes()), format_bytes(buffer.received_bytes()),
-               format_bytes(layout.window_bytes), format_bytes(layout.low_latency.bytes),
-               format_bytes(layout.staging.bytes), format_bytes(buffer.signal_bytes()),
-               format_bytes(buffer.registered_bytes()), buffer.plan.queue_pairs(), format_bytes(buffer.ring_bytes()));
-  }
-  fmt::print("\n");
-  for (const SizedBuffer& buffer : buffers) {
-    fmt::print("{}: BufferOptions::heap_bytes = {}, low_latency.bytes = {}\n", buffer.mode, buffer.options.heap_bytes,
-               buffer.options.low_latency.bytes);
-  }
-  fmt::print("SMs of a call: dispatch {}, combine {}; no buffer depends on them\n",
-             sms_of(size, Config::dispatch_default(size.ranks)), sms_of(size, Config::combine_default(size.ranks)));
-}
-
-int run_size(SizeCommand size) {
-  size.ranks_per_node = std::min(size.ranks_per_node, size.ranks);
-  if (size.ranks % size.ranks_per_node != 0) {
-    throw InvalidArgument(
-        fmt::format("--ranks-per-node {}: must divide the {} ranks", size.ranks_per_node, size.ranks));
-  }
-  if (size.experts % size.ranks != 0) {
-    throw InvalidArgument(fmt::format("--experts {}: must be a multiple of the {} ranks", size.experts, size.ranks));
-  }
-  const std::vector<SizedBuffer> buffers = size_buffers(size);
-  size.json ? print_as_json(size, buffers) : print_as_table(size, buffers);
+              {"sms", sms},
+              {"buffers", buffers}});
   return 0;
 }
 

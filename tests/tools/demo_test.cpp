@@ -10,7 +10,7 @@
 #include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
 #include "tools/common/check_rows.hpp"
-#include "tools/demo/check.hpp"
+#include "tools/demo/layer.hpp"
 #include "tools/demo/model.hpp"
 
 namespace deep_ep::tools {

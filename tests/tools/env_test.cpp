@@ -1,6 +1,6 @@
 // `deep_ep env` as a script: on machines that exist as files, against files of what must come out, in golden/.
 // With DEEP_EP_TEST_WRITE_GOLDEN=1 the files are written anew: look at what changed.
-#include "tools/env/assignments.hpp"
+#include "tools/env/env.hpp"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -16,8 +16,6 @@
 #include "deep_ep/error.hpp"
 #include "tests/support/variables.hpp"
 #include "tests/topology/fake_machine.hpp"
-#include "tools/env/print.hpp"
-#include "tools/env/reference.hpp"
 
 namespace deep_ep::tools {
 namespace {

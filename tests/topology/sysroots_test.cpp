@@ -34,11 +34,6 @@ class Sysroot : public Doctor {
     }
     return text;
   }
-  static Findings found_by(void (*check)(const Patient&, Findings&), const Patient& patient) {
-    Findings found;
-    check(patient, found);
-    return found;
-  }
   bool usable() const { return answer_quickly(patient(), {}).usable; }
   std::string report() const { return to_text(report_machine(patient(), "1.2.3")); }
 };
@@ -115,36 +110,6 @@ TEST_F(Sysroot, TheBuildMustFitTheGpu) {
 TEST_F(Sysroot, OldGpusAreRefused) {
   write_healthy_machine(machine_, {.model = "NVIDIA A100-SXM4-80GB"});
   EXPECT_EQ(complaints("driver"), "error: NVIDIA A100-SXM4-80GB has compute capability 8.0");
-}
-
-TEST_F(Sysroot, NvLinksThatAreDown) {
-  write_healthy_machine(machine_);
-  Patient live = patient();
-  live.live_gpus = {{"0000:13:00.0", 1, 18}, {"0000:14:00.0", 1, 17}};
-  EXPECT_EQ(found_by(check_nvlink, live).at(0).found, "18 NVLinks of a GPU are up, but 0000:14:00.0 has 17");
-  for (LiveGpu& gpu : *live.live_gpus) gpu.links = 0;
-  EXPECT_EQ(found_by(check_nvlink, live).at(0).found, "no GPU has an NVLink that is up");
-}
-
-TEST_F(Sysroot, DomainsOfSeveralMachines) {
-  write_gb200_machine(machine_);
-  Patient live = patient();
-  const NvLinkFabric fabric{.state = NvLinkFabric::State::completed, .cluster = "c0ffee", .clique = 3};
-  live.live_gpus = {{"0000:13:00.0", 1, 18, fabric}, {"0000:14:00.0", 1, 18, fabric}};
-  const auto domain = [&] {
-    std::string text;
-    for (const Finding& finding : found_by(check_nvlink, live)) {
-      if (finding.check == "nvlink_domain") text += fmt::format("{}: {}\n", name_of(finding.verdict), finding.found);
-    }
-    return text;
-  };
-  EXPECT_EQ(domain(), "ok: NVLink domain c0ffee, clique 3\n");
-  EXPECT_EQ(to_json(report_machine(live, "1.2.3"))["nvlink_domain"], "2 x c0ffee, clique 3");
-  (*live.live_gpus)[1].fabric->clique = 4;
-  EXPECT_EQ(domain(), "error: GPUs of this machine are in 2 NVLink domains: c0ffee, clique 3; c0ffee, clique 4\n");
-  (*live.live_gpus)[1].fabric->state = NvLinkFabric::State::in_progress;
-  EXPECT_EQ(domain(),
-            "error: not registered with the NVLink fabric: 0000:14:00.0\nok: NVLink domain c0ffee, clique 3\n");
 }
 
 TEST_F(Sysroot, SmallSharedMemory) {

@@ -1,22 +1,31 @@
-#include "tools/bench/late_rank.hpp"
-
+// `deep_ep bench low-latency --who-is-late` and `--trace`: calls with statistics of waits.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
-#include <memory>
-#include <span>
+#include <functional>
 
+#include "csrc/bootstrap/agreement.hpp"
+#include "deep_ep/low_latency_stats.hpp"
+#include "tools/bench/low_latency.hpp"
+#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-using LateClock = std::chrono::steady_clock;
+/// When the parts of one rank's calls ended (dispatch sent, received, combine sent, received), after a barrier of the
+/// devices. Microseconds, medians of the rounds.
+using PartEnds = std::array<double, 4>;
 
-constexpr std::size_t kStamps = 5;
+/// What came out for one number of tokens. By rank.
+struct LateRankReport {
+  std::int64_t tokens = 0;
+  std::vector<LowLatencyStats> stats;
+  std::vector<PartEnds> ends_us;
+  LowLatencyVerdict verdict;
+};
 
 double middle_of(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -28,32 +37,29 @@ double middle_of(std::vector<double> values) {
 /// One rank's part.
 class LateRankFinder {
  public:
-  LateRankFinder(const LowLatencyOptions& options, const WorkloadShape& shape,
-                 const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor)
+  LateRankFinder(const LowLatencyBenchOptions& options, const RankTask& task)
       : options_(options),
-        bootstrap_(*bootstrap),
-        executor_(*executor),
-        bench_(shape, bootstrap, executor, reach_of(options, shape.ranks)),
-        filler_(make_filler(*executor, 2)) {}
+        task_(task),
+        executor_(*task.executor),
+        rank_(task, options.buffer(task.shape.ranks)),
+        filler_(make_filler(executor_, 2)) {}
 
-  LateRankReport run(std::int64_t tokens) {
-    bench_.receive_for_combine();
-    bench_.buffer().low_latency_stats(LowLatencyStatsThen::go_on, bench_.stream());
-    std::array<std::vector<double>, kStamps> times;
+  LateRankReport run() {
+    Buffer& buffer = rank_.buffer();
+    rank_.receive_for_combine();
+    buffer.low_latency_stats(LowLatencyStatsThen::go_on, rank_.stream());
+    std::array<std::vector<double>, std::tuple_size_v<PartEnds>> times;
     for (int round = -options_.rounds.warmup; round < options_.rounds.count; ++round) {
-      if (round == 0) bench_.buffer().low_latency_stats(LowLatencyStatsThen::reset, bench_.stream());
-      const std::array<EventHandle, kStamps> stamps = run_round();
-      if (round < 0) continue;
-      for (std::size_t i = 1; i < kStamps; ++i) times[i].push_back(executor_.elapsed_seconds(stamps[0], stamps[i]));
+      if (round == 0) buffer.low_latency_stats(LowLatencyStatsThen::reset, rank_.stream());
+      const PartEnds ends = run_round();
+      for (std::size_t i = 0; round >= 0 && i < ends.size(); ++i) times[i].push_back(ends[i]);
     }
-    bench_.buffer().check();
-    const LowLatencyStats own = bench_.buffer().low_latency_stats(LowLatencyStatsThen::stop, bench_.stream());
-    LateRankReport report;
-    report.tokens = tokens;
-    report.stats = gather_low_latency_stats(bootstrap_, own);
+    buffer.check();
+    const LowLatencyStats own = buffer.low_latency_stats(LowLatencyStatsThen::stop, rank_.stream());
+    LateRankReport report{task_.shape.tokens, gather_low_latency_stats(*task_.bootstrap, own), {}, {}};
     PartEnds ends{};
-    for (std::size_t part = 0; part < ends.size(); ++part) ends[part] = middle_of(times[part + 1]) * 1e6;
-    report.ends_us = gather(ends);
+    std::ranges::transform(times, ends.begin(), middle_of);
+    report.ends_us = all_gather_values(*task_.bootstrap, ends);
     report.verdict = find_late_ranks(report.stats, options_.late_threshold_us.value_or(kLateRankThresholdUs));
     if (!options_.late_threshold_us && executor_.device().kind == Device::Kind::cpu) {
       report.verdict.late.clear();
@@ -61,107 +67,74 @@ class LateRankFinder {
           "no verdict: on the CPU a rank waits until the system runs the others, however healthy they are "
           "(--late-threshold US says what would be late)";
     }
-    bench_.destroy();
+    rank_.destroy();
     return report;
   }
 
  private:
   /// All ranks begin it at the same moment, except for one that is to be late.
-  std::array<EventHandle, kStamps> run_round() {
-    bootstrap_.barrier();
-    if (filler_) executor_.fill(filler_->view().data, 0, filler_->view().bytes(), bench_.stream());
-    bench_.buffer().low_latency_clean(bench_.stream());  // a barrier of the devices
-    if (options_.late_us > 0 && bootstrap_.rank() == options_.late_rank) {
-      executor_.synchronize(bench_.stream());
-      const auto until = LateClock::now() + std::chrono::duration<double, std::micro>(options_.late_us);
-      while (LateClock::now() < until) {
+  PartEnds run_round() {
+    task_.bootstrap->barrier();
+    if (filler_) executor_.fill(filler_->view().data, 0, filler_->view().bytes(), rank_.stream());
+    rank_.buffer().low_latency_clean(rank_.stream());  // a barrier of the devices
+    if (options_.late_us > 0 && task_.rank() == options_.late_rank) {
+      executor_.synchronize(rank_.stream());
+      using Clock = std::chrono::steady_clock;
+      const auto until = Clock::now() + std::chrono::duration<double, std::micro>(options_.late_us);
+      while (Clock::now() < until) {
       }
     }
-    std::array<EventHandle, kStamps> stamps;
-    const auto stamp = [&](std::size_t i) { stamps[i] = executor_.record_timed_event(bench_.stream()); };
-    stamp(0);
-    const LowLatencyDispatchResult dispatched = bench_.dispatch(true, options_.trace);
-    stamp(1);
-    if (dispatched.hook) dispatched.hook();
-    stamp(2);
-    const LowLatencyCombineResult combined = bench_.combine(LowLatencyCombine::plain, options_.trace);
-    stamp(3);
-    if (combined.hook) combined.hook();
-    stamp(4);
-    executor_.synchronize(bench_.stream());
-    return stamps;
+    std::vector<EventHandle> stamps{executor_.record_timed_event(rank_.stream())};
+    const auto part = [&](const std::function<void()>& enqueue) {
+      if (enqueue) enqueue();
+      stamps.push_back(executor_.record_timed_event(rank_.stream()));
+    };
+    LowLatencyDispatchResult dispatched;
+    LowLatencyCombineResult combined;
+    part([&] { dispatched = rank_.dispatch(oracle::RowFormat::fp8, options_.trace); });
+    part(dispatched.hook);
+    part([&] { combined = rank_.combine(LowLatencyCombine::plain, options_.trace); });
+    part(combined.hook);
+    executor_.synchronize(rank_.stream());
+    PartEnds ends{};
+    for (std::size_t i = 0; i < ends.size(); ++i) ends[i] = executor_.elapsed_seconds(stamps[0], stamps[i + 1]) * 1e6;
+    return ends;
   }
 
-  std::vector<PartEnds> gather(const PartEnds& own) {
-    const std::vector<std::byte> bytes = bootstrap_.all_gather(std::as_bytes(std::span(&own, 1)));
-    std::vector<PartEnds> all(bytes.size() / sizeof(PartEnds));
-    std::memcpy(all.data(), bytes.data(), bytes.size());
-    return all;
-  }
-
-  const LowLatencyOptions& options_;
-  Bootstrap& bootstrap_;
+  const LowLatencyBenchOptions& options_;
+  const RankTask& task_;
   Executor& executor_;
-  LowLatencyBench bench_;
+  LowLatencyRank rank_;
   std::unique_ptr<DeviceTensor> filler_;
 };
 
-/// What all other ranks have waited for `source`, as `wait` says of each.
-template <class Wait>
-std::vector<double> waits_for(const LateRankReport& report, int source, const Wait& wait) {
-  std::vector<double> waits;
-  for (const LowLatencyStats& stats : report.stats) {
-    if (stats.rank != source) waits.push_back(wait(stats));
-  }
-  return waits;
-}
-
-}  // namespace
-
-void find_late_rank(const LowLatencyOptions& options, const World& world, Device::Kind device,
-                    const std::function<void(const LateRankReport&)>& report) {
-  std::vector<WorkloadShape> shapes;
-  for (const std::int64_t tokens : options.tokens) {
-    shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts});
-  }
-  run_workloads(world, device, shapes,
-                [&](const WorkloadShape& shape, const Routes&, const std::shared_ptr<Bootstrap>& bootstrap,
-                    const std::shared_ptr<Executor>& executor) {
-                  const LateRankReport found = LateRankFinder(options, shape, bootstrap, executor).run(shape.tokens);
-                  if (bootstrap->rank() == 0) report(found);
-                });
-}
-
-void print_late_rank(const LateRankReport& report) {
+/// A table for people: a line for each source.
+void print(const LateRankReport& report) {
   clear_progress();
   constexpr const char* kLine = "{:>7}{:>8}{:>13}{:>13}{:>13}{:>13}  {}\n";
   fmt::print(kLine, "tokens", "source", "dispatch us", "combine us", "together us", "longest us", "of rank");
-  const int ranks = static_cast<int>(report.stats.size());
-  for (int source = 0; source < ranks; ++source) {
+  const auto show = [](double us) { return fmt::format("{:.1f}", us); };
+  for (std::size_t source = 0; source < report.stats.size(); ++source) {
     double longest = 0;
-    int waiter = -1;
+    std::string waiter = "-";
+    std::vector<double> dispatch, combine;  // what each of the others has waited
     for (const LowLatencyStats& stats : report.stats) {
-      if (stats.rank == source) continue;
-      const auto at = static_cast<std::size_t>(source);
-      const double one = std::max(stats.dispatch.longest_us[at], stats.combine.longest_us[at]);
-      if (waiter >= 0 && one <= longest) continue;
+      if (stats.rank == static_cast<int>(source)) continue;
+      dispatch.push_back(stats.dispatch.mean_us(static_cast<int>(source)));
+      combine.push_back(stats.combine.mean_us(static_cast<int>(source)));
+      const double one = std::max(stats.dispatch.longest_us[source], stats.combine.longest_us[source]);
+      if (waiter != "-" && one <= longest) continue;
       longest = one;
-      waiter = stats.rank;
+      waiter = std::to_string(stats.rank);
     }
-    const auto show = [](double us) { return fmt::format("{:.1f}", us); };
-    const auto typical = [&](const LowLatencyWaitTimes LowLatencyStats::*kind) {
-      return show(
-          middle_of(waits_for(report, source, [&](const LowLatencyStats& s) { return (s.*kind).mean_us(source); })));
-    };
-    fmt::print(kLine, report.tokens, source, typical(&LowLatencyStats::dispatch), typical(&LowLatencyStats::combine),
-               show(report.verdict.waited_us[static_cast<std::size_t>(source)]), show(longest),
-               waiter < 0 ? std::string("-") : std::to_string(waiter));
+    fmt::print(kLine, report.tokens, source, show(middle_of(dispatch)), show(middle_of(combine)),
+               show(report.verdict.waited_us[source]), show(longest), waiter);
   }
   fmt::print("{}\n\n", report.verdict.text);
   std::fflush(stdout);
 }
 
-nlohmann::json late_rank_json(const LateRankReport& report) {
+nlohmann::json json_of(const LateRankReport& report) {
   nlohmann::json json = {{"tokens", report.tokens},
                          {"late", report.verdict.late},
                          {"verdict", report.verdict.text},
@@ -176,6 +149,26 @@ nlohmann::json late_rank_json(const LateRankReport& report) {
                              {"ends_us", report.ends_us[static_cast<std::size_t>(stats.rank)]}});
   }
   return json;
+}
+
+}  // namespace
+
+int run_late_rank(const LowLatencyBenchOptions& options, BenchRun& run) {
+  const bool prints_text = run.speaks && !options.output.json;
+  if (prints_text) {
+    fmt::print(
+        "{}What a rank waits for each source, on average over {} rounds: the median of the other ranks.\n"
+        "longest: one wait in one call, and of which rank.\n\n",
+        run.text, options.rounds.count);
+  }
+  run.measure([&](const RankTask& task) {
+    const LateRankReport report = LateRankFinder(options, task).run();
+    if (task.rank() != 0) return;
+    if (prints_text) print(report);
+    run.setting["who_is_late"].push_back(json_of(report));
+  });
+  if (run.speaks && options.output.json) print_json(run.setting);
+  return 0;
 }
 
 }  // namespace deep_ep::tools

@@ -4,15 +4,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <string>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "tools/bench/commands.hpp"
-#include "tools/bench/late_rank.hpp"
+#include "tools/bench/gpu.hpp"
 #include "tools/bench/low_latency.hpp"
-#include "tools/bench/upstream_lines.hpp"
 #include "tools/common/command_line.hpp"
-#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -29,117 +27,224 @@ constexpr BenchKind kLowLatency = {
     .more_dtypes = true,
 };
 
-// A blank before each column, so that numbers that are longer than it stay apart.
-constexpr const char* kLowLatencyLine = "{:>7} {:<17}{:<11}{:<12} {:>9} {:>8} {:>8} {:>10} {:>8} {:>10} {:>8}\n";
+/// One rank's part in the measurements for one number of tokens. Operations are "dispatch", "combine" and
+/// "dispatch+combine"; parts "whole", "send", "receive" and "graph"; modes of combine "plain", "zero copy" and "FP8".
+/// Rates are those of the time back to back or, if there is none, of aligned rounds.
+class LowLatencyMeasurer {
+ public:
+  LowLatencyMeasurer(const LowLatencyBenchOptions& options, const RankTask& task, const Figure& common, Report& report)
+      : options_(options),
+        task_(task),
+        shape_(task.shape),
+        executor_(*task.executor),
+        common_(common),
+        report_(report),
+        rank_(task, options.buffer(task.shape.ranks)),
+        meter_(*task.bootstrap, executor_, rank_.stream()),
+        filler_(make_filler(executor_, 1)) {
+    if (!filler_) return;
+    meter_.put_in_front([this] {
+      executor_.fill(filler_->view().data, 0, filler_->view().bytes(), rank_.stream());
+      rank_.buffer().low_latency_clean(rank_.stream());  // a barrier of the devices
+    });
+  }
 
-void print_head(const LowLatencyOptions& options, Device::Kind device) {
-  if (options.nodes > 1) fmt::print("The ranks play {} nodes, and reach other nodes by RDMA.\n", options.nodes);
-  fmt::print("Rows between nodes by rails: {}.\n", options.rails);
-  if (!options.nvlink) fmt::print("No NVLink: the ranks reach each other by RDMA.\n");
-  fmt::print("A round lasts as long as its slowest rank. median, min, max: by device events around {}.\n",
-             device == Device::Kind::cuda ? "the call's kernels, behind a barrier of the GPUs" : "the call");
-  fmt::print("pipelined: median of rounds enqueued back to back. host: what a call keeps the host.\n");
-  if (options.late_us > 0) {
-    fmt::print("send late, receive late: parts of the other ranks, while rank {} begins each send part {} us late.\n",
-               options.late_rank, options.late_us);
+  void run() {
+    if (options_.arrivals) rank_.count_arrivals();
+    rank_.receive_for_combine();
+    const auto dispatch = [&](const char* name, RowFormat format, bool usual = false) {
+      if (options_.dtype == name || (usual && options_.dtype == "both")) measure_dispatch(name, format);
+    };
+    dispatch("fp8", RowFormat::fp8, true);
+    dispatch("bf16", RowFormat::bf16, true);
+    dispatch("fp8-token", RowFormat::fp8_token);
+    dispatch("nvfp4", RowFormat::nvfp4);
+    for (const auto kind : {LowLatencyCombine::plain, LowLatencyCombine::zero_copy}) measure_combine(kind);
+    if (options_.combine_fp8) measure_combine(LowLatencyCombine::fp8);
+    measure_both();
+    rank_.destroy();
   }
-  fmt::print(
-      "selected: bytes with a row for every selection, as DeepEP's test counts; NVLink: rows between ranks.\n\n");
-  fmt::print(kLowLatencyLine, "tokens", "operation", "variant", "part", "median us", "min", "max", "pipelined",
-             "host us", "selected", "NVLink");
-  fmt::print(kLowLatencyLine, "", "", "", "", "", "", "", "us", "", "GB/s", "GB/s");
-}
 
-void print_low_latency_line(const Figure& m) {
-  clear_progress();
-  fmt::print(kLowLatencyLine, *m.tokens, m.operation, m.operation == "combine" ? m.mode : m.dtype, m.part,
-             show_microseconds(m.median_us), show_microseconds(m.min_us), show_microseconds(m.max_us),
-             show_microseconds(m.pipelined_us), show_microseconds(m.host_us), show_rate(m.gb_per_s),
-             show_rate(m.nvlink_wire_gb_per_s));
-  std::fflush(stdout);
-}
+ private:
+  using RowFormat = oracle::RowFormat;
+  struct Bytes {
+    double selected;  ///< a row for every selection, as upstream's test counts, mean over ranks
+    double wire;      ///< rows that cross between ranks, one for each token and rank, mean over ranks
+  };
 
-/// Fills in the rank that comes late. Throws InvalidArgument where that makes no sense.
-void complete_lateness(LowLatencyOptions& options, int ranks) {
-  if (options.late_rank >= ranks) {
-    throw InvalidArgument(fmt::format("--late-rank is {}, allowed: 0 to {}", options.late_rank, ranks - 1));
+  void measure_dispatch(const char* name, RowFormat format) {
+    LowLatencyDispatchResult result;
+    const auto call = [&](bool hook) { result = rank_.dispatch(format, hook); };
+    measure_call(figure_of(common_, shape_, "dispatch", name, "-"), dispatch_bytes(format), result, call,
+                 [&] { rank_.check_dispatched(format, result); });
   }
-  const bool times = !options.who_is_late;
-  if (times && options.late_us == 0 && options.late_rank >= 0) {
-    throw InvalidArgument("--late-rank needs --late: how late it is");
-  }
-  if (times && options.late_us > 0 && !options.hooks) {
-    throw InvalidArgument("--late measures send and receive parts, which --no-hooks leaves out");
-  }
-  if (times && options.late_us > 0 && ranks < 2) {
-    throw InvalidArgument("--late needs 2 ranks or more, there is 1: nobody else would be measured");
-  }
-  if (options.late_rank < 0) options.late_rank = ranks - 1;
-}
 
-/// Throws InvalidArgument where somebody asks for what times alone have, and for no times.
-void refuse_options_of_times(const CLI::App& command) {
-  const auto given = [&](const char* option) { return command.count(option) != 0; };
-  for (const char* const instead : {"--who-is-late", "--trace"}) {
-    for (const char* const of_times : {"--check", "--csv", "--compare", "--fail-below", "--dtype", "--arrivals",
-                                       "--combine-fp8", "--no-hooks", "--no-graphs"}) {
-      if (!given(instead) || !given(of_times)) continue;
-      throw InvalidArgument(
-          fmt::format("{} measures no times, and {} says how to: leave out one of them", instead, of_times));
+  void measure_combine(LowLatencyCombine kind) {
+    LowLatencyCombineResult result;
+    const auto call = [&](bool hook) { result = rank_.combine(kind, hook); };
+    measure_call(figure_of(common_, shape_, "combine", "bf16", name_of(kind)), combine_bytes(kind), result, call,
+                 [&] { rank_.check_combined(kind, result); });
+  }
+
+  /// What upstream's test calls "Dispatch + combine bandwidth".
+  void measure_both() {
+    LowLatencyDispatchResult dispatched;
+    LowLatencyCombineResult combined;
+    const Bytes dispatch = dispatch_bytes(RowFormat::fp8);
+    const Bytes combine = combine_bytes(LowLatencyCombine::plain);
+    const auto call = [&] {
+      dispatched = rank_.dispatch(RowFormat::fp8);
+      combined = rank_.combine(LowLatencyCombine::plain);
+    };
+    measure_whole(figure_of(common_, shape_, "dispatch+combine", "fp8", "-"),
+                  {dispatch.selected + combine.selected, dispatch.wire + combine.wire}, call, [] {});
+  }
+
+  /// The whole call, and its parts. `call(true)` leaves a hook in `result`.
+  template <class Result, class Call, class Check>
+  void measure_call(const Figure& figure, const Bytes& bytes, Result& result, const Call& call, const Check& check) {
+    measure_whole(
+        figure, bytes, [&] { call(false); }, check);
+    if (!options_.hooks) return;
+    const auto send = [&] { call(true); };
+    const auto receive = [&] { result.hook(); };
+    const auto [of_send, of_receive] = meter_.measure_parts(options_.rounds, send, receive);
+    check_after(check, [&] {
+      send();
+      receive();
+    });
+    add(figure, "send", of_send);
+    add(figure, "receive", of_receive);
+  }
+
+  template <class Call, class Check>
+  void measure_whole(const Figure& figure, const Bytes& bytes, const Call& call, const Check& check) {
+    const Timing timing = meter_.measure(options_.rounds, call);
+    check_after(check, call);
+    add(figure, "whole", timing, meter_.host_seconds(options_.rounds, call), bytes);
+    const auto graph = options_.graphs ? record_graph(executor_, rank_.stream(), call) : nullptr;
+    if (graph == nullptr) return;
+    const auto launch = [&] { graph->launch(rank_.stream()); };
+    const Timing replayed = meter_.measure(options_.rounds, launch);
+    const double host = meter_.host_seconds(options_.rounds, launch);
+    check_after(check, launch);
+    add(figure, "graph", replayed, host, bytes);
+  }
+
+  /// Checks a call that follows calls with other rows, one for each half of the window.
+  template <class Check, class Call>
+  void check_after(const Check& check, const Call& call) {
+    if (options_.check) {
+      rank_.spoil();
+      call();
+      call();
+      rank_.restore();
+      call();
     }
+    executor_.synchronize(rank_.stream());
+    rank_.buffer().check();
+    if (options_.check) check();
   }
-  if (given("--late-threshold") && !given("--who-is-late") && !given("--trace")) {
-    throw InvalidArgument("--late-threshold needs --who-is-late or --trace: it says who is late there");
+
+  Bytes dispatch_bytes(RowFormat format) const {
+    const std::int64_t row =
+        oracle::row_bytes(format, shape_.hidden) +
+        4 * (oracle::float_scales(format, shape_.hidden) + oracle::packed_scales(format, shape_.hidden));
+    // Upstream counts 16 bytes on top of each 8-bit row.
+    return bytes(format == RowFormat::bf16 ? row : row + 16, row);
+  }
+  Bytes combine_bytes(LowLatencyCombine kind) const {
+    const std::int64_t row = kind == LowLatencyCombine::fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16();
+    return bytes(row, row);
+  }
+  Bytes bytes(std::int64_t selected_row, std::int64_t wire_row) const {
+    return {static_cast<double>(shape_.tokens * shape_.topk) * static_cast<double>(selected_row),
+            static_cast<double>(task_.routes.total_between_ranks()) * static_cast<double>(wire_row) / shape_.ranks};
+  }
+
+  /// `host`: seconds that a call keeps the host busy; 0 of parts, whose bytes are not known either.
+  void add(Figure figure, const char* part, const Timing& timing, double host = 0, const Bytes& bytes = {}) {
+    if (task_.rank() != 0) return;
+    figure.part = part;
+    set_times(figure, timing);
+    const double seconds = timing.back_to_back > 0 ? timing.back_to_back : timing.median;
+    if (host > 0 && seconds > 0) {
+      figure.host_us = host * 1e6;
+      figure.gb_per_s = bytes.selected / seconds * 1e-9;
+      if (bytes.wire > 0) figure.nvlink_wire_gb_per_s = bytes.wire / seconds * 1e-9;
+    }
+    report_.add(figure);
+  }
+
+  const LowLatencyBenchOptions& options_;
+  const RankTask& task_;
+  const WorkloadShape& shape_;
+  Executor& executor_;
+  const Figure& common_;
+  Report& report_;
+  LowLatencyRank rank_;
+  Meter meter_;
+  std::unique_ptr<DeviceTensor> filler_;
+};
+
+std::string explanation(const LowLatencyBenchOptions& options, Device::Kind device) {
+  std::string text;
+  if (options.nodes > 1)
+    text += fmt::format("The ranks play {} nodes, and reach other nodes by RDMA.\n", options.nodes);
+  text += options.masking ? "Buffers with masking, whose rows never go by rails.\n"
+                          : fmt::format("Rows between nodes by rails: {}.\n", options.rails);
+  if (!options.nvlink) text += "No NVLink: the ranks reach each other by RDMA.\n";
+  return text +
+         fmt::format(
+             "A round lasts as long as its slowest rank. median, min, max: by device events around {}.\n"
+             "pipelined: median of rounds enqueued back to back. host: what a call keeps the host.\n"
+             "GB/s: selected: with a row for every selection, as DeepEP's test counts; NVLink: rows between ranks.\n",
+             device == Device::Kind::cuda ? "the call's kernels, behind a barrier of the GPUs" : "the call");
+}
+
+/// Throws InvalidArgument where somebody asks for what times alone have, and for no times, or the other way round.
+void refuse_other_options(const CLI::App& command, const LowLatencyBenchOptions& options) {
+  const auto given = [&](const char* option) { return command.count(option) != 0; };
+  const char* const instead = options.trace ? "--trace" : "--who-is-late";
+  for (const char* const of_times : {"--check", "--csv", "--compare", "--fail-below", "--dtype", "--arrivals",
+                                     "--combine-fp8", "--no-hooks", "--no-graphs"}) {
+    if (!options.who_is_late || !given(of_times)) continue;
+    fail<InvalidArgument>("{} measures no times, and {} says how to: leave out one of them", instead, of_times);
+  }
+  for (const char* const of_waits : {"--late", "--late-rank", "--late-threshold"}) {
+    if (options.who_is_late || !given(of_waits)) continue;
+    fail<InvalidArgument>("{} needs --who-is-late, or --trace, which says when the parts of each rank's calls end",
+                          of_waits);
   }
 }
 
-/// --who-is-late, --trace.
-int run_late_rank(const LowLatencyOptions& options, const World& world, Device::Kind device, bool prints_text) {
-  if (prints_text) {
-    print_setting(options, world, device);
-    fmt::print(
-        "What a rank waits for each source, on average over {} rounds: the median of the other ranks.\n"
-        "longest: one wait in one call, and of which rank.\n\n",
-        options.rounds.count);
+int run_low_latency_bench(LowLatencyBenchOptions options) {
+  BenchRun run(kLowLatency, options);
+  if (options.late_rank >= run.world.size) {
+    fail<InvalidArgument>("--late-rank is {}, allowed: 0 to {}", options.late_rank, run.world.size - 1);
   }
-  nlohmann::json document = setting_json(kLowLatency, options, world, device);
-  find_late_rank(options, world, device, [&](const LateRankReport& report) {
-    if (prints_text) print_late_rank(report);
-    document["who_is_late"].push_back(late_rank_json(report));
-  });
-  if (world.first_rank == 0 && options.output.json) print_json(document);
-  return 0;
-}
-
-int run_low_latency_bench(LowLatencyOptions options) {
-  int nodes = std::max(1, options.nodes);
-  const World world = make_world(options, nodes);
-  if (options.nodes != 0) options.nodes = nodes;
-  const Device::Kind device = choose_device(options.device, world.local_ranks());
-  complete(kLowLatency, options, device, world.size);
-  check_nodes(world.size, options.topk, options.experts, nodes, 0);
-  complete_lateness(options, world.size);
-  const bool prints_text = world.first_rank == 0 && options.output.text();
-  if (options.who_is_late) return run_late_rank(options, world, device, prints_text);
-  nlohmann::json setting = setting_json(kLowLatency, options, world, device);
-  setting.update({{"nodes", options.nodes}, {"nvlink", options.nvlink}, {"rails", options.rails}});
-  if (options.late_us > 0) setting.update({{"late_us", options.late_us}, {"late_rank", options.late_rank}});
-  Figure common = setting_figure(kLowLatency, options, world, device);
-  common.nodes = nodes;
-  Report report(options.output, world.first_rank == 0, std::move(setting));
-  if (prints_text) {
-    print_setting(options, world, device);
-    print_head(options, device);
-  }
-  LowLatencyLines lines(options, world.size);
-  run_low_latency(options, world, device, common, [&](const Figure& figure) {
-    if (prints_text) print_low_latency_line(figure);
-    report.add(figure);
-    lines.add(figure);
-  });
-  if (prints_text) {
-    lines.print();
-    if (options.check) fmt::print("\nEvery checked result is right.\n");
+  if (options.late_rank < 0) options.late_rank = run.world.size - 1;
+  run.setting.update({{"nvlink", options.nvlink}, {"rails", options.rails}, {"masking", options.masking}});
+  if (options.who_is_late) return run_late_rank(options, run);
+  if (options.masking) run.common.note = "masking";
+  Report report(options.output, run.speaks, run.setting,
+                {{{"tokens", &Figure::tokens}, 7},
+                 {{"operation", &Figure::operation}, 16},
+                 {{"dtype", &Figure::dtype}, 9},
+                 {{"mode", &Figure::mode}, 9},
+                 {{"part", &Figure::part}, 7},
+                 {{"median us", &Figure::median_us}, 9},
+                 {{"min", &Figure::min_us}, 8},
+                 {{"max", &Figure::max_us}, 8},
+                 {{"pipelined us", &Figure::pipelined_us}, 12},
+                 {{"host us", &Figure::host_us}, 8},
+                 {{"selected", &Figure::gb_per_s}, 9, true},
+                 {{"NVLink GB/s", &Figure::nvlink_wire_gb_per_s}, 11, true}});
+  report.begin(run.text + explanation(options, run.device));
+  run.measure([&](const RankTask& task) { LowLatencyMeasurer(options, task, run.common, report).run(); });
+  if (report.prints_text()) {
+    fmt::print("{}{}", low_latency_lines(options, run.world.size, report.figures()),
+               options.check ? "\nEvery checked result is right.\n" : "");
   }
   return report.finish();
 }
@@ -149,8 +254,8 @@ int run_low_latency_bench(LowLatencyOptions options) {
 void add_bench_low_latency(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand(
       "low-latency", "Dispatch and combine for decoding: a thread for every GPU, or a process when started by mpirun");
-  auto options = std::make_shared<LowLatencyOptions>();
-  LowLatencyOptions& o = *options;
+  auto options = std::make_shared<LowLatencyBenchOptions>();
+  LowLatencyBenchOptions& o = *options;
   add_options(*command, kLowLatency, o);
   command->add_option("--nodes", o.nodes, "Nodes that the ranks play; they reach other nodes by RDMA")
       ->check(CLI::Range(1, kMostRanks));
@@ -161,15 +266,13 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str();
   add_off_flag(*command, "--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
-  command
-      ->add_option("--late", o.late_us,
-                   "Also measure the parts of the other ranks while one begins each send part so many microseconds "
-                   "late; with --who-is-late, each round")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--late-rank", o.late_rank, "Which rank is late [the last]")
-      ->check(CLI::Range(0, kMostRanks - 1));
   add_off_flag(*command, "--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
+  command->add_flag("--masking", o.masking, "Buffers that mask a rank that does not come, as low_latency.masking does");
   command->add_flag("--who-is-late", o.who_is_late, "Instead of times: which rank the others wait for");
+  command->add_option("--late", o.late_us, "--who-is-late: one rank begins each round so many microseconds late")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--late-rank", o.late_rank, "--who-is-late: which rank [the last]")
+      ->check(CLI::Range(0, kMostRanks - 1));
   command
       ->add_option("--late-threshold", o.late_threshold_us,
                    "--who-is-late: microseconds that the others must wait longer for a late rank than for the quickest "
@@ -181,8 +284,8 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
   command->add_flag("--combine-fp8", o.combine_fp8, "Also measure combine with rows in FP8");
   command->callback([command, options, &action] {
     action = [command, options] {
-      refuse_options_of_times(*command);
       options->who_is_late = options->who_is_late || options->trace;
+      refuse_other_options(*command, *options);
       return run_low_latency_bench(*options);
     };
   });

@@ -1,12 +1,12 @@
-// One rank of the low-latency benchmarks: its buffer, its inputs, and the calls that are measured.
+// One rank of the low-latency benchmarks: its buffer, its inputs, its calls, and whether their results are right.
 #pragma once
 
-#include <memory>
 #include <optional>
+#include <vector>
 
 #include "deep_ep/buffer.hpp"
 #include "oracle/low_latency.hpp"
-#include "tools/bench/workload.hpp"
+#include "tools/bench/world.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -15,27 +15,17 @@ namespace deep_ep::tools {
 enum class LowLatencyCombine { plain, zero_copy, fp8 };
 const char* name_of(LowLatencyCombine kind);
 
-/// How ranks reach each other.
-struct LowLatencyReach {
-  int ranks_per_node = 0;  ///< 0: as the machine has it
-  bool nvlink = true;      ///< false: all by RDMA
-  LowLatencyRails rails = LowLatencyRails::automatic;
-};
-
-class LowLatencyBench {
+class LowLatencyRank {
  public:
-  /// Collective. `shape` must outlive the object; its tokens are also max_tokens.
-  LowLatencyBench(const WorkloadShape& shape, const std::shared_ptr<Bootstrap>& bootstrap,
-                  const std::shared_ptr<Executor>& executor, const LowLatencyReach& reach = {});
+  /// Collective. The task must outlive the object; its shape's tokens are also max_tokens. `base`: all options of the
+  /// buffer but sizes.
+  LowLatencyRank(const RankTask& task, const BufferOptions& base);
 
   StreamHandle stream() const { return stream_; }
   Buffer& buffer() { return buffer_; }
 
   // Each enqueues its kernels on the stream (with `hook`, the send part) and is collective.
   LowLatencyDispatchResult dispatch(oracle::RowFormat format, bool hook = false);
-  LowLatencyDispatchResult dispatch(bool fp8, bool hook = false) {
-    return dispatch(fp8 ? oracle::RowFormat::fp8 : oracle::RowFormat::bf16, hook);
-  }
   /// From now on dispatches are given arrival counters, a word for 64 rows.
   void count_arrivals();
   /// With identity experts: sums of a token's own row, with weights of 1, so that sums of small whole numbers are
@@ -49,14 +39,22 @@ class LowLatencyBench {
   void spoil();
   void restore();
 
+  // Each throws Error at the first difference from what the oracle says.
+  /// Every valid row with its scales, counts, ranges and token indices, bit for bit.
+  void check_dispatched(oracle::RowFormat format, const LowLatencyDispatchResult& result);
+  /// Every sum, bit for bit. If calls may go by rails, their results, which round once more for each node, are right as
+  /// well.
+  void check_combined(LowLatencyCombine kind, const LowLatencyCombineResult& result);
+
   /// Collective; the object must not be used any more.
   void destroy();
 
  private:
-  static BufferOptions buffer_options(const WorkloadShape& shape, const LowLatencyReach& reach);
-  void fill_inputs(int rank);
+  std::vector<int> rail_widths(LowLatencyCombine kind) const;
 
   const WorkloadShape& shape_;
+  int rank_;
+  BufferOptions options_;
   Executor& executor_;
   Stream stream_;
   Buffer buffer_;

@@ -5,7 +5,8 @@
 #include <cstring>
 #include <numeric>
 #include <span>
-#include <thread>
+
+#include "csrc/bootstrap/agreement.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -48,16 +49,15 @@ Timing Meter::measure(const Rounds& rounds, const std::function<void()>& call) {
 }
 
 std::pair<Timing, Timing> Meter::measure_parts(const Rounds& rounds, const std::function<void()>& first,
-                                               const std::function<void()>& second, const Lateness& late) {
+                                               const std::function<void()>& second) {
   std::vector<Round> firsts;
   std::vector<Round> seconds;
   for (int round = -rounds.warmup; round < rounds.count; ++round) {
-    const Round one = run(first, late.here ? late.seconds : 0);
+    const Round one = run(first);
     const Round two = run(second);
     if (round < 0) continue;
-    const bool counts = late.seconds == 0 || !late.here;
-    firsts.push_back(counts ? one : Round{});
-    seconds.push_back(counts ? two : Round{});
+    firsts.push_back(one);
+    seconds.push_back(two);
   }
   // One after the other: both are collective.
   const Timing of_first = summarise(firsts);
@@ -78,13 +78,9 @@ double Meter::host_seconds(const Rounds& rounds, const std::function<void()>& ca
   return slowest({median(seconds)}).front();
 }
 
-Meter::Round Meter::run(const std::function<void()>& call, double late) {
+Meter::Round Meter::run(const std::function<void()>& call) {
   align();
   if (in_front_) in_front_();
-  if (late > 0) {
-    executor_.synchronize(stream_);  // what is in front has ended on all devices
-    std::this_thread::sleep_for(std::chrono::duration<double>(late));
-  }
   const auto begin = Clock::now();
   const EventHandle before = executor_.record_timed_event(stream_);
   call();
@@ -113,12 +109,9 @@ Timing Meter::summarise(const std::vector<Round>& rounds) {
 
 void Meter::align() {
   // Ranks leave a barrier tens of microseconds apart. Those of one host share a clock: all wait for one moment.
-  const std::int64_t now = Clock::now().time_since_epoch().count();
-  const std::vector<std::byte> all = bootstrap_.all_gather(std::as_bytes(std::span(&now, 1)));
+  const std::vector<std::int64_t> times = all_gather_values(bootstrap_, Clock::now().time_since_epoch().count());
   if (executor_.device().kind == Device::Kind::cpu) return;  // spinning would take the CPU from the kernels
-  std::vector<std::int64_t> times(all.size() / sizeof(now));
-  std::memcpy(times.data(), all.data(), all.size());
-  const auto latest = Clock::time_point(Clock::duration(*std::ranges::max_element(times)));
+  const auto latest = Clock::time_point(Clock::duration(std::ranges::max(times)));
   const auto start = latest + std::chrono::microseconds(300);
   while (Clock::now() < start) {
   }

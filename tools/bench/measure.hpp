@@ -20,12 +20,6 @@ struct Timing {
   double back_to_back = 0;  ///< mean of rounds enqueued one after the other, without the host waiting in between
 };
 
-/// One rank comes late, and the rounds are those of the others.
-struct Lateness {
-  double seconds = 0;  ///< 0: nobody is late
-  bool here = false;   ///< it is this rank
-};
-
 struct Rounds {
   int warmup = 10;
   int count = 30;
@@ -43,10 +37,9 @@ class Meter {
   /// Collective. `call` enqueues the work of one round on the stream.
   Timing measure(const Rounds& rounds, const std::function<void()>& call);
   /// Collective. Two parts of a round, each between events of its own; all ranks have ended the first before any begins
-  /// the second. There are no times of rounds back to back. A rank that is `late` enqueues the first part so long after
-  /// the work in front of it has ended on all devices; the times are then those of the other ranks.
+  /// the second. There are no times of rounds back to back.
   std::pair<Timing, Timing> measure_parts(const Rounds& rounds, const std::function<void()>& first,
-                                          const std::function<void()>& second, const Lateness& late = {});
+                                          const std::function<void()>& second);
   /// Collective. Seconds that a call keeps the host busy while the device works on earlier ones: the median of the
   /// slowest rank.
   double host_seconds(const Rounds& rounds, const std::function<void()>& call);
@@ -57,7 +50,7 @@ class Meter {
     double device;
     double wall;
   };
-  Round run(const std::function<void()>& call, double late = 0);
+  Round run(const std::function<void()>& call);
   Timing summarise(const std::vector<Round>& rounds);
   /// Returns on all ranks at the same moment, as nearly as the host can tell.
   void align();

@@ -1,4 +1,4 @@
-// `deep_ep bench intranode`: how long dispatch and combine take, and other means for the same bytes. `deep_ep bench
+// `deep_ep bench intranode`: how long dispatch and combine take, and NCCL for the same bytes. `deep_ep bench
 // internode`: the same for ranks of this host that play several nodes.
 #include <fmt/format.h>
 
@@ -6,15 +6,14 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "deep_ep/error.hpp"
-#include "tools/bench/commands.hpp"
-#include "tools/bench/normal_mode.hpp"
-#include "tools/bench/upstream_lines.hpp"
-#include "tools/commands.hpp"
+#include "tools/bench/benchmark.hpp"
+#include "tools/bench/gpu.hpp"
+#include "tools/bench/normal_mode_rank.hpp"
 #include "tools/common/child.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
@@ -22,6 +21,16 @@
 
 namespace deep_ep::tools {
 namespace {
+
+struct NormalModeOptions : BenchOptions {
+  std::vector<int> sms;       ///< 0 = the library's default
+  int window_mib = 0;         ///< of the buffer, 0 = the library's default
+  std::vector<int> warps{0};  ///< of a block; 0 = the library's default
+  std::string mode = "both";  ///< of combine: pull, push, both
+  bool nccl = true;           ///< inside a node
+  bool tune = false;          ///< several numbers of SMs
+  bool uncached = true;       ///< also layout, and dispatch that exchanges counts
+};
 
 constexpr BenchKind kIntranode = {
     .name = "intranode",
@@ -43,93 +52,210 @@ constexpr BenchKind kInternode = {
 };
 constexpr int kSmsOfGpu = 24;
 
-constexpr const char* kIntranodeLine =
-    "{:>7} {:<23}{:<6}{:<12}{:<15} {:>4} {:>10} {:>9} {:>9} {:>10} {:>10} {:>9} {:>9}\n";
-
-void explain_times() {
-  fmt::print(
-      "A round lasts as long as its slowest rank. median, min, max: by device events around the call, ranks "
-      "aligned;\n");
-  fmt::print("wall: the same rounds by the host's clock; pipelined: median of rounds enqueued back to back.\n");
-}
-
-void print_intranode_head() {
-  explain_times();
-  fmt::print("logical: bytes of all rows a rank receives; NVLink: without those from itself.\n\n");
-  fmt::print(kIntranodeLine, "tokens", "operation", "dtype", "mode", "by", "SMs", "median us", "min", "max", "wall us",
-             "pipelined", "logical", "NVLink");
-  fmt::print(kIntranodeLine, "", "", "", "", "", "", "", "", "", "", "us", "GB/s", "GB/s");
-}
-
-std::string show_sms(const Figure& m) { return m.sms ? fmt::format("{}", *m.sms) : "-"; }
-
-void print_intranode_line(const Figure& m) {
-  clear_progress();
-  fmt::print(kIntranodeLine, *m.tokens, m.operation, m.dtype, m.mode, m.by, show_sms(m), show_microseconds(m.median_us),
-             show_microseconds(m.min_us), show_microseconds(m.max_us), show_microseconds(m.wall_us),
-             show_microseconds(m.pipelined_us), show_rate(m.gb_per_s), show_rate(m.nvlink_wire_gb_per_s));
-  std::fflush(stdout);
-}
-
-constexpr const char* kInternodeLine =
-    "{:>7} {:<23}{:<6}{:<9} {:>4} {:>10} {:>9} {:>9} {:>10} {:>10} {:>8} {:>9} {:>9} {:>9}\n";
-
-void print_internode_head(const NormalModeOptions& options) {
-  fmt::print("The ranks play {} nodes; {}.\n", options.nodes,
-             options.groups == 0 ? "a token's experts may be on all"
-                                 : fmt::format("a token's experts are on {}", options.groups));
-  explain_times();
-  fmt::print("host: what a call that does not wait for the device keeps the host.\n");
-  fmt::print(
-      "logical: bytes of all rows a rank receives; NVLink: those from another rank of the node; RDMA: a row for each "
-      "token\nand other node.\n\n");
-  fmt::print(kInternodeLine, "tokens", "operation", "dtype", "mode", "SMs", "median us", "min", "max", "wall us",
-             "pipelined", "host us", "logical", "NVLink", "RDMA");
-  fmt::print(kInternodeLine, "", "", "", "", "", "", "", "", "", "us", "", "GB/s", "GB/s", "GB/s");
-}
-
-void print_internode_line(const Figure& m) {
-  clear_progress();
-  fmt::print(kInternodeLine, *m.tokens, m.operation, m.dtype, m.mode, show_sms(m), show_microseconds(m.median_us),
-             show_microseconds(m.min_us), show_microseconds(m.max_us), show_microseconds(m.wall_us),
-             show_microseconds(m.pipelined_us), show_microseconds(m.host_us), show_rate(m.gb_per_s),
-             show_rate(m.nvlink_wire_gb_per_s), show_rate(m.rdma_wire_gb_per_s));
-  std::fflush(stdout);
-}
-
 std::vector<int> sms_to_try(bool tune, Device::Kind device) {
   if (!tune) return {device == Device::Kind::cuda ? kSmsOfGpu : 0};
   return device == Device::Kind::cuda ? std::vector<int>{4, 8, 12, 16, 20, 24, 32} : std::vector<int>{1, 2, 4};
 }
 
-int run_normal_mode_bench(const BenchKind& kind, NormalModeOptions options) {
-  const World world = make_world(options, options.nodes);
-  const Device::Kind device = choose_device(options.device, world.local_ranks());
-  complete(kind, options, device, world.size);
-  check_nodes(world.size, options.topk, options.experts, options.nodes, options.groups);
-  if (options.sms.empty()) options.sms = sms_to_try(options.tune, device);
-  options.peers = options.peers && !options.quick;
-  const bool prints_text = world.first_rank == 0 && options.output.text();
-  const bool one_node = options.nodes == 1;
-  nlohmann::json setting = setting_json(kind, options, world, device);
-  if (!one_node) setting.update({{"nodes", options.nodes}, {"groups", options.groups}});
-  Figure common = setting_figure(kind, options, world, device);
-  common.nodes = options.nodes;
-  common.groups = options.groups;
-  Report report(options.output, world.first_rank == 0, std::move(setting));
-  if (prints_text) {
-    print_setting(options, world, device);
-    one_node ? print_intranode_head() : print_internode_head(options);
+/// One rank's part in the measurements for one number of tokens. Operations are "layout", "dispatch",
+/// "layout+notify+dispatch" and "combine"; modes of dispatch "cached" and "exchange", of combine "pull" and "push",
+/// between nodes "in heap" and "copied".
+class NormalModeMeasurer {
+ public:
+  NormalModeMeasurer(const NormalModeOptions& options, const RankTask& task, const Figure& common, Report& report)
+      : options_(options),
+        task_(task),
+        shape_(task.shape),
+        executor_(*task.executor),
+        common_(common),
+        report_(report),
+        crossings_(task.routes.crossings()),
+        rank_(task, static_cast<std::size_t>(options.window_mib) << 20),
+        meter_(*task.bootstrap, executor_, rank_.stream()),
+        handle_(rank_.dispatch({}).handle) {}
+
+  void run() {
+    if (options_.uncached) {
+      DispatchLayout layout;
+      report(named("layout", "-", "-"), meter_.measure(options_.rounds, [&] { layout = rank_.layout(); }));
+    }
+    for (const int sms : options_.sms) {
+      for (const int warps : options_.warps) measure({.num_sms = sms, .warps_per_block = warps});
+    }
+    if (options_.nccl && shape_.nodes == 1) measure_nccl();
+    executor_.synchronize(rank_.stream());
+    handle_ = {};
+    rank_.destroy();
   }
-  NormalModeLines lines(options, options.tune);
-  run_normal_mode(options, world, device, common, [&](const Figure& figure) {
-    if (prints_text) one_node ? print_intranode_line(figure) : print_internode_line(figure);
-    report.add(figure);
-    lines.add(figure);
-  });
-  if (prints_text) {
-    lines.print();
-    if (options.check) fmt::print("\nEvery checked result is exact.\n");
+
+ private:
+  void measure(const Config& config) {
+    for (const bool fp8 : {true, false}) {
+      if (options_.dtype == (fp8 ? "bf16" : "fp8")) continue;
+      measure_dispatch({.fp8 = fp8, .config = config}, false);
+      if (options_.uncached) measure_dispatch({.fp8 = fp8, .config = config}, true);
+    }
+    if (options_.mode != "push") measure_combine(CombineMode::pull, config);
+    if (options_.mode != "pull") measure_combine(CombineMode::push, config);
+  }
+
+  void measure_dispatch(const NormalModeCall& call, bool exchange) {
+    CachedDispatchResult result;
+    const auto dispatch = [&] {
+      result = {};  // a round's rows are given back before the next ones are asked for
+      result = exchange ? rows_of(rank_.dispatch(call)) : rank_.dispatch_again(handle_, call);
+    };
+    const Timing timing = meter_.measure(options_.rounds, dispatch);
+    rank_.buffer().check();
+    if (options_.check) rank_.check_dispatched(result, call);
+    Figure figure = named(exchange ? "layout+notify+dispatch" : "dispatch", call.fp8 ? "fp8" : "bf16",
+                          exchange ? "exchange" : "cached");
+    set_config(figure, call.config, Config::dispatch_default(shape_.ranks));
+    if (!exchange) set_host(figure, dispatch);
+    report(figure, timing, call.fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
+  }
+
+  /// `pull` takes the rows from the heap; what is pushed (between nodes: copied into the heap first) lies in ordinary
+  /// memory, like the output of experts that do not know of the heap.
+  void measure_combine(CombineMode mode, const Config& config) {
+    const CachedDispatchResult received = rank_.dispatch_again(handle_, {});
+    const TensorView rows = received.recv_x.view();
+    const bool pull = mode == CombineMode::pull;
+    const DeviceTensor ordinary(executor_, rows.dtype, {pull ? 0 : rows.size(0), rows.size(1)});
+    const std::size_t copied = ordinary.view().bytes();
+    if (copied > 0) executor_.copy(ordinary.view().data, rows.data, copied, rank_.stream());
+    CombineResult result;
+    const auto combine = [&] {
+      result = {};
+      result =
+          rank_.combine({.x = pull ? rows : ordinary.view(), .handle = &handle_, .mode = mode}, {.config = config});
+    };
+    const Timing timing = meter_.measure(options_.rounds, combine);
+    Figure figure = named("combine", "bf16",
+                          shape_.nodes == 1 ? (pull ? "pull" : "push")
+                          : pull            ? "in heap"
+                                            : "copied");
+    set_config(figure, config, Config::combine_default(shape_.ranks));
+    set_host(figure, combine);
+    rank_.buffer().check();
+    if (options_.check) rank_.check_combined(result);
+    executor_.synchronize(rank_.stream());
+    report(figure, timing, shape_.row_bytes_bf16());
+  }
+
+  /// The same bytes between the same ranks.
+  void measure_nccl() {
+    const std::unique_ptr<NcclTransport> nccl = make_nccl_transport(*task_.bootstrap, executor_);
+    if (nccl == nullptr) return;
+    const auto measure = [&](const char* operation, const char* dtype, std::int64_t row_bytes, bool back) {
+      std::vector<std::int64_t> send, receive;
+      for (int peer = 0; peer < shape_.ranks; ++peer) {
+        send.push_back(task_.routes.rows(task_.rank(), peer) * row_bytes);
+        receive.push_back(task_.routes.rows(peer, task_.rank()) * row_bytes);
+      }
+      if (back) std::swap(send, receive);
+      nccl->prepare(send, receive);
+      Figure figure = named(operation, dtype, "same bytes");
+      figure.by = nccl->name();
+      report(figure, meter_.measure(options_.rounds, [&] { nccl->enqueue(rank_.stream()); }), row_bytes);
+    };
+    if (options_.dtype != "bf16") measure("dispatch", "fp8", shape_.row_bytes_8bit(), false);
+    if (options_.dtype != "fp8") measure("dispatch", "bf16", shape_.row_bytes_bf16(), false);
+    measure("combine", "bf16", shape_.row_bytes_bf16(), true);
+  }
+
+  Figure named(const char* operation, const char* dtype, const char* mode) const {
+    return figure_of(common_, shape_, operation, dtype, mode);
+  }
+
+  void set_config(Figure& figure, const Config& config, const Config& library_default) const {
+    const int sms =
+        std::min(config.num_sms != 0 ? config.num_sms : library_default.num_sms, executor_.policy().multiprocessors);
+    if (sms > 0) figure.sms = sms;
+    if (config.warps_per_block != 0) figure.warps = config.warps_per_block;
+  }
+
+  /// Of calls that do not wait for the device, between nodes.
+  void set_host(Figure& figure, const std::function<void()>& call) {
+    if (shape_.nodes > 1) figure.host_us = meter_.host_seconds(options_.rounds, call) * 1e6;
+  }
+
+  /// `row_bytes`: 0 where no rows go anywhere.
+  void report(Figure figure, const Timing& timing, std::int64_t row_bytes = 0) {
+    set_times(figure, timing);
+    const auto set = [&](Figure::Number& rate, std::int64_t rows) {
+      const double bytes = static_cast<double>(row_bytes) / shape_.ranks * static_cast<double>(rows);
+      if (bytes > 0 && timing.median > 0) rate = bytes / timing.median * 1e-9;
+    };
+    set(figure.gb_per_s, task_.routes.total());
+    set(figure.nvlink_wire_gb_per_s, crossings_.over_nvlink);
+    if (shape_.nodes > 1) {
+      set(figure.rdma_gb_per_s, crossings_.to_nodes);
+      set(figure.rdma_wire_gb_per_s, crossings_.between_nodes);
+    }
+    if (task_.rank() == 0) report_.add(figure);
+  }
+
+  const NormalModeOptions& options_;
+  const RankTask& task_;
+  const WorkloadShape& shape_;
+  Executor& executor_;
+  const Figure& common_;
+  Report& report_;
+  Routes::Crossings crossings_;
+  NormalModeRank rank_;
+  Meter meter_;
+  DispatchHandle handle_;
+};
+
+std::vector<TableColumn> table_of(bool one_node) {
+  std::vector<TableColumn> table = {{{"tokens", &Figure::tokens}, 7},
+                                    {{"operation", &Figure::operation}, 22},
+                                    {{"dtype", &Figure::dtype}, 5},
+                                    {{"mode", &Figure::mode}, 10},
+                                    {{"SMs", &Figure::sms}, 4},
+                                    {{"median us", &Figure::median_us}, 10},
+                                    {{"min", &Figure::min_us}, 9},
+                                    {{"max", &Figure::max_us}, 9},
+                                    {{"wall us", &Figure::wall_us}, 10},
+                                    {{"pipelined us", &Figure::pipelined_us}, 12},
+                                    {{"host us", &Figure::host_us}, 8},
+                                    {{"logical", &Figure::gb_per_s}, 9, true},
+                                    {{"NVLink", &Figure::nvlink_wire_gb_per_s}, 9, true}};
+  if (one_node) {
+    table.insert(table.begin() + 4, {{"by", &Figure::by}, 12});
+  } else {
+    table.push_back({{"RDMA GB/s", &Figure::rdma_wire_gb_per_s}, 10, true});
+  }
+  return table;
+}
+
+std::string explanation(const NormalModeOptions& options) {
+  std::string text;
+  if (options.nodes > 1) {
+    text += fmt::format("The ranks play {} nodes; {}.\n", options.nodes,
+                        options.groups == 0 ? "a token's experts may be on all"
+                                            : fmt::format("a token's experts are on {}", options.groups));
+  }
+  return text +
+         "A round lasts as long as its slowest rank. median, min, max: by device events around the call, ranks "
+         "aligned;\nwall: the same rounds by the host's clock; pipelined: median of rounds enqueued back to back;\n"
+         "host: what a call between nodes keeps the host. GB/s: logical: of all rows that a rank receives; NVLink: of "
+         "those from\nanother rank of the node; RDMA: of a row for each token and other node.\n";
+}
+
+int run_normal_mode_bench(const BenchKind& kind, NormalModeOptions options) {
+  BenchRun run(kind, options);
+  if (options.sms.empty()) options.sms = sms_to_try(options.tune, run.device);
+  options.nccl = options.nccl && !options.quick;
+  run.common.groups = options.groups;
+  run.setting["groups"] = options.groups;
+  Report report(options.output, run.speaks, run.setting, table_of(options.nodes == 1));
+  report.begin(run.text + explanation(options));
+  run.measure([&](const RankTask& task) { NormalModeMeasurer(options, task, run.common, report).run(); });
+  if (report.prints_text()) {
+    fmt::print("{}{}", normal_mode_lines(options, options.tune, report.figures()),
+               options.check ? "\nEvery checked result is exact.\n" : "");
   }
   return report.finish();
 }
@@ -188,13 +314,13 @@ void add_intranode(CLI::App& bench, Action& action) {
   CLI::App* command = add_normal_mode(
       bench, action, kIntranode,
       "Dispatch and combine inside one node: a thread for every GPU, or a process when started by mpirun", options);
-  add_off_flag(*command, "--no-peers", options->peers, "Leave out NCCL and the copy engines");
+  add_off_flag(*command, "--no-peers", options->nccl, "Leave out NCCL");
 }
 
 void add_internode(CLI::App& bench, Action& action) {
   const auto options = std::make_shared<NormalModeOptions>();
   options->nodes = 2;
-  options->peers = false;
+  options->nccl = false;
   CLI::App* command = add_normal_mode(bench, action, kInternode,
                                       "Dispatch and combine between nodes, played by ranks of this host: a thread for "
                                       "every GPU, or a process when started by mpirun",

@@ -1,91 +1,204 @@
 #include "tools/bench/normal_mode_rank.hpp"
 
+#include <span>
+#include <vector>
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+#include "tools/common/check_rows.hpp"
+
 namespace deep_ep::tools {
+namespace {
 
-NormalModeBench::NormalModeBench(const WorkloadShape& shape, const Routes& routes,
-                                 const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor)
-    : shape_(shape),
-      routes_(routes),
-      executor_(*executor),
-      rank_(bootstrap->rank()),
-      stream_(*executor),
-      call_{stream_, {}, false},
-      buffer_(bootstrap, executor, buffer_options(shape)),
-      inputs_(*executor, shape, rank_, stream_) {
-  handle_ = dispatch(false, Config{}).handle;
+BufferOptions buffer_options(const WorkloadShape& shape, std::size_t window_bytes) {
+  BufferOptions options;
+  // The rows of one call may still be held while later ones ask for theirs.
+  options.heap_bytes = 4 * Buffer::heap_bytes_hint(shape.ranks, shape.tokens, shape.row_bytes_bf16(), shape.topk);
+  options.window_bytes = window_bytes;
+  if (shape.nodes > 1) options.ranks_per_node = shape.ranks_per_node();
+  return options;
 }
 
-DispatchLayout NormalModeBench::layout() {
-  return buffer_.get_dispatch_layout(inputs_.selection.view(), shape_.experts, call_);
+template <class T, class Fill>
+std::vector<T> filled(const RankTask& task, std::int64_t width, Fill&& fill) {
+  std::vector<T> rows(static_cast<std::size_t>(task.shape.tokens * width));
+  for (std::int64_t token = 0; token < task.shape.tokens; ++token) {
+    fill(task.rank(), token,
+         std::span(rows).subspan(static_cast<std::size_t>(token * width), static_cast<std::size_t>(width)));
+  }
+  return rows;
 }
 
-CachedDispatchResult NormalModeBench::cached_dispatch(bool as_8bit, const Config& config) {
-  CachedDispatchArguments arguments;
-  inputs_.set_rows(arguments, as_8bit);
-  arguments.config = config;
-  arguments.handle = &handle_;
-  return buffer_.cached_dispatch(arguments, call_);
+}  // namespace
+
+NormalModeRank::NormalModeRank(const RankTask& task, std::size_t window_bytes)
+    : task_(task),
+      shape_(task.shape),
+      executor_(*task.executor),
+      rank_(task.rank()),
+      stream_(executor_),
+      buffer_(task.bootstrap, task.executor, buffer_options(shape_, window_bytes)),
+      x_bf16_(executor_, DType::bfloat16, {shape_.tokens, shape_.hidden}),
+      x_8bit_(executor_, DType::float8_e4m3, {shape_.tokens, shape_.hidden}),
+      scales_(executor_, DType::float32, {shape_.tokens, shape_.scales()}),
+      selection_(executor_, DType::int64, {shape_.tokens, shape_.topk}),
+      weights_(executor_, DType::float32, {shape_.tokens, shape_.topk}) {
+  x_bf16_.upload(filled<std::uint16_t>(task, shape_.hidden, fill_row_bf16).data(), stream_);
+  x_8bit_.upload(filled<std::uint8_t>(task, shape_.hidden, fill_row_8bit).data(), stream_);
+  scales_.upload(filled<float>(task, shape_.scales(), fill_scales).data(), stream_);
+  selection_.upload(make_selection(shape_, rank_).data(), stream_);
+  weights_.upload(make_weights(shape_, rank_).data(), stream_);
 }
 
-DispatchResult NormalModeBench::dispatch(bool as_8bit, const Config& config) {
+template <class Arguments>
+void NormalModeRank::set_rows(Arguments& arguments, bool fp8) const {
+  arguments.x = fp8 ? x_8bit_.view() : x_bf16_.view();
+  if (fp8) arguments.x_scales = scales_.view();
+}
+
+CallOptions NormalModeRank::options(const NormalModeCall& call) {
+  CallOptions options{.stream = stream_, .async_finish = call.async};
+  if (call.previous) options.previous_event = executor_.record_event(stream_);
+  return options;
+}
+
+DispatchLayout NormalModeRank::layout() {
+  return buffer_.get_dispatch_layout(selection_.view(), shape_.experts, {.stream = stream_});
+}
+
+DispatchResult NormalModeRank::dispatch(const NormalModeCall& call) {
   const DispatchLayout counts = layout();
   DispatchArguments arguments;
-  inputs_.set_rows(arguments, as_8bit);
-  arguments.config = config;
+  set_rows(arguments, call.fp8);
+  arguments.config = call.config;
   arguments.use(counts);
-  arguments.topk_idx = inputs_.selection.view();
-  arguments.topk_weights = inputs_.weights.view();
-  return buffer_.dispatch(arguments, call_);
+  if (call.topk) {
+    arguments.topk_idx = selection_.view();
+    arguments.topk_weights = weights_.view();
+  }
+  if (call.worst) arguments.num_worst_tokens = shape_.ranks * shape_.tokens;
+  DispatchResult result = buffer_.dispatch(arguments, options(call));
+  if (call.async) executor_.wait_event(stream_, result.event);
+  return result;
 }
 
-CombineResult NormalModeBench::combine(CombineMode mode, const Config& config) {
-  CombineArguments arguments;
-  arguments.x = mode == CombineMode::push ? ordinary_rows_->view() : received_.recv_x.view();
-  arguments.handle = &handle_;
-  arguments.mode = mode;
-  arguments.config = config;
-  return buffer_.combine(arguments, call_);
+CachedDispatchResult NormalModeRank::dispatch_again(const DispatchHandle& handle, const NormalModeCall& call) {
+  CachedDispatchArguments arguments;
+  set_rows(arguments, call.fp8);
+  arguments.config = call.config;
+  arguments.handle = &handle;
+  CachedDispatchResult result = buffer_.cached_dispatch(arguments, options(call));
+  if (call.async) executor_.wait_event(stream_, result.event);
+  return result;
 }
 
-void NormalModeBench::receive_for_combine(CombineMode mode) {
-  received_ = cached_dispatch(false, Config{});
-  if (mode != CombineMode::push) return;
-  const TensorView rows = received_.recv_x.view();
-  ordinary_rows_.emplace(executor_, rows.dtype, std::initializer_list<std::int64_t>{rows.size(0), rows.size(1)});
-  if (rows.bytes() > 0) executor_.copy(ordinary_rows_->view().data, rows.data, rows.bytes(), stream_);
+CombineResult NormalModeRank::combine(CombineArguments arguments, const NormalModeCall& call) {
+  arguments.config = call.config;
+  CombineResult result = buffer_.combine(arguments, options(call));
+  if (call.async) executor_.wait_event(stream_, result.event);
+  return result;
 }
 
-void NormalModeBench::release_rows() {
+void NormalModeRank::check_dispatched(const CachedDispatchResult& result, const NormalModeCall& call) {
+  const oracle::Received& expected = task_.routes.received_by(rank_);
+  const auto check = [&]<class T>(const char* what, const Tensor& tensor, std::int64_t columns, T, const auto& fill) {
+    const auto width = static_cast<std::size_t>(columns);
+    std::vector<T> rows = fetch<T>(tensor);
+    // Of outputs of a fixed size, what comes behind the rows is not specified.
+    if (call.worst) rows.resize(std::min(rows.size(), static_cast<std::size_t>(expected.rows) * width));
+    check_rows(expected, rank_, what, rows, width, fill);
+  };
+  if (!call.fp8) return check("BF16 rows", result.recv_x, shape_.hidden, std::uint16_t{}, fill_row_bf16);
+  check("8-bit rows", result.recv_x, shape_.hidden, std::uint8_t{}, fill_row_8bit);
+  check("scales", result.recv_x_scales.value(), shape_.scales(), float{}, fill_scales);
+}
+
+void NormalModeRank::check_dispatched(const DispatchResult& result, const NormalModeCall& call) {
+  check_dispatched(rows_of(result), call);
+  const oracle::Received& expected = task_.routes.received_by(rank_);
+  if (!call.topk || expected.topk_idx.empty()) return;
+  auto experts = fetch<std::int64_t>(result.recv_topk_idx.value());
+  auto weights = fetch<float>(result.recv_topk_weights.value());
+  if (call.worst) {
+    experts.resize(std::min(experts.size(), expected.topk_idx.size()));
+    weights.resize(std::min(weights.size(), expected.topk_weights.size()));
+  }
+  check_selection(expected, rank_, experts, weights);
+  if (!call.worst) check_counts(expected, rank_, result.num_recv_tokens_per_expert);
+}
+
+void NormalModeRank::check_combined(const CombineResult& result) {
+  const auto sums = fetch<std::uint16_t>(result.combined_x);
+  const auto hidden = static_cast<std::size_t>(shape_.hidden);
+  std::vector<std::uint16_t> row(hidden);
+  for (std::int64_t token = 0; token < shape_.tokens; ++token) {
+    fill_row_bf16(rank_, token, row);
+    std::vector<oracle::Row> rows;
+    std::vector<oracle::CombinedRow> of_nodes;  // sums of other nodes, each of which comes back as one row
+    of_nodes.reserve(static_cast<std::size_t>(shape_.nodes));
+    for (int node = 0; node < shape_.nodes; ++node) {
+      const auto count = static_cast<std::size_t>(task_.routes.fan_out(rank_, token, node));
+      if (node == rank_ / shape_.ranks_per_node()) {
+        rows.insert(rows.end(), count, row);
+      } else if (count != 0) {
+        of_nodes.push_back(oracle::combine_row(std::vector<oracle::Row>(count, row), shape_.hidden));
+        rows.emplace_back(of_nodes.back().x);
+      }
+    }
+    const oracle::CombinedRow expected = oracle::combine_row(rows, shape_.hidden);
+    for (std::size_t h = 0; h < hidden; ++h) {
+      const float sum = oracle::bf16_value(sums[static_cast<std::size_t>(token) * hidden + h]);
+      const float right = oracle::bf16_value(expected.x[h]);
+      if (sum == right) continue;  // a sum may be -0 or +0
+      fail<Error>("check: combined token {} of rank {}, channel {}: {}, expected {}", token, rank_, h, sum, right);
+    }
+  }
+  // Every weight went to one rank and comes back from it alone, so it must be exactly the same number.
+  if (result.combined_topk_weights && fetch<float>(*result.combined_topk_weights) != make_weights(shape_, rank_)) {
+    fail<Error>("check: combined top-k weights of rank {} are not those sent", rank_);
+  }
+}
+
+void NormalModeRank::destroy() {
   executor_.synchronize(stream_);
-  received_ = {};
-  ordinary_rows_.reset();
-}
-
-std::vector<std::int64_t> NormalModeBench::bytes_to_peers(std::int64_t row_bytes) const {
-  std::vector<std::int64_t> bytes;
-  for (int peer = 0; peer < shape_.ranks; ++peer) bytes.push_back(routes_.rows(rank_, peer) * row_bytes);
-  return bytes;
-}
-
-std::vector<std::int64_t> NormalModeBench::bytes_from_peers(std::int64_t row_bytes) const {
-  std::vector<std::int64_t> bytes;
-  for (int peer = 0; peer < shape_.ranks; ++peer) bytes.push_back(routes_.rows(peer, rank_) * row_bytes);
-  return bytes;
-}
-
-void NormalModeBench::destroy() {
-  release_rows();
-  handle_ = {};
   buffer_.destroy();
 }
 
-BufferOptions NormalModeBench::buffer_options(const WorkloadShape& shape) {
-  BufferOptions options;
-  // The rows of one round may still be held while the next one asks for its own.
-  options.heap_bytes = 3 * Buffer::heap_bytes_hint(shape.ranks, shape.tokens, shape.row_bytes_bf16(), shape.topk);
-  options.window_bytes = shape.window_bytes;
-  if (shape.nodes > 1) options.ranks_per_node = shape.ranks_per_node();
-  return options;
+std::vector<NormalModeCall> selftest_cases(int nodes) {
+  std::vector<NormalModeCall> cases;
+  for (const bool previous : {false, true}) {
+    for (const bool async : {false, true}) {
+      for (const bool fp8 : {false, true}) {
+        for (const bool worst : {false, true}) {
+          for (const bool topk : {false, true}) {
+            if (fp8 && worst && nodes == 1) continue;
+            cases.push_back({.fp8 = fp8, .topk = topk, .worst = worst, .async = async, .previous = previous});
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+std::string name_of(const NormalModeCall& call) {
+  const auto word = [](bool value) { return value ? "True" : "False"; };
+  return fmt::format("Running with {}, {} top-k (async={}, previous={})", call.fp8 ? "FP8" : "BF16",
+                     call.topk ? "with" : "without", word(call.async), word(call.previous));
+}
+
+void run_selftest_case(NormalModeRank& rank, const NormalModeCall& one) {
+  const DispatchResult received = rank.dispatch(one);
+  rank.check_dispatched(received, one);
+  rank.check_dispatched(rank.dispatch_again(received.handle, one), one);
+  // Experts that change nothing: their output is what BF16 rows would be.
+  NormalModeCall wide = one;
+  wide.fp8 = false;
+  const CachedDispatchResult rows = one.fp8 ? rank.dispatch_again(received.handle, wide) : rows_of(received);
+  CombineArguments arguments{.x = rows.recv_x.view(), .handle = &received.handle};
+  if (one.topk) arguments.topk_weights = received.recv_topk_weights->view();
+  rank.check_combined(rank.combine(arguments, one));
+  rank.buffer().check();
 }
 
 }  // namespace deep_ep::tools

@@ -1,64 +1,85 @@
-// One rank of a benchmark of normal mode: its buffer, its inputs, and the calls that are measured.
+// One rank of a benchmark of normal mode: its buffer, its inputs, its calls, and whether their results are right.
 #pragma once
 
-#include <memory>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "deep_ep/buffer.hpp"
-#include "tools/bench/inputs.hpp"
+#include "tools/bench/world.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
 
-class NormalModeBench {
+struct NormalModeCall {
+  bool fp8 = false;       ///< 8-bit rows with scales; otherwise BF16
+  bool topk = true;       ///< with selections and weights
+  bool worst = false;     ///< outputs of a fixed size, without waiting for the counts
+  bool async = false;     ///< the program waits for the call's event
+  bool previous = false;  ///< the call waits for an event
+  Config config{};
+};
+
+class NormalModeRank {
  public:
-  /// Collective. `shape` and `routes` must outlive the object.
-  NormalModeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
-                  const std::shared_ptr<Executor>& executor);
+  /// Collective. The task must outlive the object. `window_bytes`: 0: the library's default.
+  explicit NormalModeRank(const RankTask& task, std::size_t window_bytes = 0);
 
   StreamHandle stream() const { return stream_; }
   Buffer& buffer() { return buffer_; }
 
   // Each enqueues its kernels on the stream; all but `layout` are collective.
   DispatchLayout layout();
-  /// Dispatch along known routes.
-  CachedDispatchResult cached_dispatch(bool as_8bit, const Config& config);
   /// Layout, exchange of counts (the host waits for them) and dispatch.
-  DispatchResult dispatch(bool as_8bit, const Config& config);
-  /// Brings back the rows that `receive_for_combine` put in place. `pull` takes them from the heap; what is pushed
-  /// (between nodes: copied into the heap first) lies in ordinary memory, like the output of experts that do not know
-  /// of the heap.
-  CombineResult combine(CombineMode mode, const Config& config);
-  void receive_for_combine(CombineMode mode);
-  void release_rows();
+  DispatchResult dispatch(const NormalModeCall& call);
+  /// Dispatch along known routes.
+  CachedDispatchResult dispatch_again(const DispatchHandle& handle, const NormalModeCall& call);
+  /// `arguments`: all but the configuration.
+  CombineResult combine(CombineArguments arguments, const NormalModeCall& call);
 
-  /// What this rank exchanges with each other one in a dispatch.
-  std::vector<std::int64_t> bytes_to_peers(std::int64_t row_bytes) const;
-  std::vector<std::int64_t> bytes_from_peers(std::int64_t row_bytes) const;
+  // Each throws Error at the first difference from what the oracle says.
+  void check_dispatched(const CachedDispatchResult& result, const NormalModeCall& call);
+  /// Also selections, weights and counts, if the task's routes have them.
+  void check_dispatched(const DispatchResult& result, const NormalModeCall& call);
+  /// With identity experts: every token comes back as often as it was sent.
+  void check_combined(const CombineResult& result);
 
   /// Collective; the object must not be used any more.
   void destroy();
 
  private:
-  static BufferOptions buffer_options(const WorkloadShape& shape);
+  template <class Arguments>
+  void set_rows(Arguments& arguments, bool fp8) const;
+  CallOptions options(const NormalModeCall& call);
+  template <class T>
+  std::vector<T> fetch(const Tensor& tensor) {
+    return to_host<T>(executor_, tensor.view(), stream_);
+  }
 
+  const RankTask& task_;
   const WorkloadShape& shape_;
-  const Routes& routes_;
   Executor& executor_;
   int rank_;
   Stream stream_;
-  CallOptions call_;
   Buffer buffer_;
-  RankInputs inputs_;
-  DispatchHandle handle_;
-  CachedDispatchResult received_;
-  std::optional<DeviceTensor> ordinary_rows_;
+  DeviceTensor x_bf16_, x_8bit_, scales_, selection_, weights_;
 };
 
 /// The rows of a dispatch, as a cached one returns them.
 inline CachedDispatchResult rows_of(const DispatchResult& result) {
   return {.recv_x = result.recv_x, .recv_x_scales = result.recv_x_scales, .event = result.event};
 }
+
+// The cases of `deep_ep bench selftest`.
+
+/// DeepEP's matrix: {BF16 twice, FP8; between nodes FP8 twice} x top-k x async x previous. The second of two has
+/// outputs of a fixed size.
+std::vector<NormalModeCall> selftest_cases(int nodes);
+
+/// As DeepEP's tests say it: "Running with BF16, with top-k (async=False, previous=False)".
+std::string name_of(const NormalModeCall& call);
+
+/// Collective. Dispatch, dispatch along the same routes, and combine. @throws Error at the first difference from what
+/// the oracle says.
+void run_selftest_case(NormalModeRank& rank, const NormalModeCall& one);
 
 }  // namespace deep_ep::tools

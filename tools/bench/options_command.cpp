@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench/options.hpp"
+#include "tools/bench/benchmark.hpp"
 #include "tools/common/command_line.hpp"
 
 namespace deep_ep::tools {

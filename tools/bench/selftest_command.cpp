@@ -1,13 +1,23 @@
-// `deep_ep bench selftest`: does this installation do what it is for?
+// `deep_ep bench selftest`: does this installation do what it is for? Small cases of every kind, compared with the
+// oracle.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
-#include "tools/bench/commands.hpp"
-#include "tools/bench/selftest.hpp"
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+#include "tools/bench/benchmark.hpp"
+#include "tools/bench/low_latency_rank.hpp"
+#include "tools/bench/normal_mode_rank.hpp"
+#include "tools/common/child.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
@@ -17,43 +27,186 @@ namespace deep_ep::tools {
 namespace {
 
 struct SelftestCommand {
-  SelftestOptions test;
-  bool quick = false;
+  std::string device = "auto";
+  double seconds = 120;  ///< for processes of their own to end
   bool json = false;
+
+  /// Lines as DeepEP's tests print them: "[testing] Running with BF16, with top-k (...) ... passed"
+  void print(const std::string& line) const {
+    if (json) return;
+    fmt::print("[testing] {}\n", line);
+    std::fflush(stdout);
+  }
 };
 
-int run_selftest_command(const SelftestCommand& command) {
-  const SelftestPrinter print = [&](const std::string& line) {
-    if (command.json) return;
-    fmt::print("{}\n", line);
-    std::fflush(stdout);
+struct SelftestStage {
+  std::string name;  ///< "one rank", "two ranks", "two nodes", "two processes"
+  const char* verdict = "PASS";
+  int cases = 0;        ///< that are right
+  std::string found{};  ///< of a failure: what was wrong; of what was left out: why
+  double seconds = 0;
+
+  void measure(const std::function<void()>& work) {
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      work();
+    } catch (const std::exception& error) {
+      verdict = "FAIL";
+      found = error.what();
+    }
+    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  bool passed() const { return verdict == std::string_view("PASS"); }
+  std::string text() const {
+    return passed() ? fmt::format("PASS {}: {} cases are right, {:.1f} s", name, cases, seconds)
+                    : fmt::format("{} {}: {}", verdict, name, found);
+  }
+};
+
+/// Runs `work` on this rank; throws on all ranks what one of them throws.
+void together(Bootstrap& bootstrap, const std::function<void()>& work) {
+  std::array<char, 300> reason{};
+  try {
+    work();
+  } catch (const std::exception& error) {
+    std::string_view(error.what()).copy(reason.data(), reason.size() - 1);
+  }
+  for (const auto& one : all_gather_values(bootstrap, reason)) {
+    if (one[0] != '\0') throw Error(one.data());
+  }
+}
+
+void run_cases(const RankTask& task, const SelftestCommand& command, SelftestStage& stage) {
+  const auto run_case = [&](const std::string& name, const std::function<void()>& work) {
+    try {
+      together(*task.bootstrap, work);
+    } catch (const std::exception& error) {
+      if (task.rank() == 0) command.print(fmt::format("{} ... FAILED: {}", name, error.what()));
+      fail<Error>("{}: {}", name, error.what());
+    }
+    if (task.rank() != 0) return;
+    command.print(fmt::format("{} ... passed", name));
+    ++stage.cases;
   };
-  int nodes = 1;
-  const bool is_one_of_several = World::several_processes();
+  NormalModeRank normal(task);
+  for (const NormalModeCall& one : selftest_cases(task.shape.nodes)) {
+    run_case(name_of(one), [&] { run_selftest_case(normal, one); });
+  }
+  normal.destroy();
+
+  BufferOptions options;
+  if (task.shape.nodes > 1) options.ranks_per_node = task.shape.ranks_per_node();
+  LowLatencyRank low_latency(task, options);
+  const auto finish = [&](const auto& result, bool hook) {
+    if (hook) result.hook();
+    task.executor->synchronize(low_latency.stream());
+    low_latency.buffer().check();
+  };
+  low_latency.receive_for_combine();
+  for (const bool hook : {false, true}) {
+    const char* kind = hook ? "with" : "without";
+    for (const auto format : {oracle::RowFormat::bf16, oracle::RowFormat::fp8}) {
+      const char* rows = format == oracle::RowFormat::fp8 ? "FP8" : "BF16";
+      run_case(fmt::format("Low-latency dispatch {}, {} hook", rows, kind), [&] {
+        const LowLatencyDispatchResult result = low_latency.dispatch(format, hook);
+        finish(result, hook);
+        low_latency.check_dispatched(format, result);
+      });
+    }
+    run_case(fmt::format("Low-latency combine, {} hook", kind), [&] {
+      const LowLatencyCombineResult result = low_latency.combine(LowLatencyCombine::plain, hook);
+      finish(result, hook);
+      low_latency.check_combined(LowLatencyCombine::plain, result);
+    });
+  }
+  low_latency.destroy();
+}
+
+/// All cases on the ranks of `world`. Collective. `nodes`: that they play.
+SelftestStage run_stage(const std::string& name, const World& world, int nodes, Device::Kind device,
+                        const SelftestCommand& command) {
+  SelftestStage stage{.name = name};
+  stage.measure([&] {
+    const WorkloadShape shape{
+        .ranks = world.size, .tokens = 13, .hidden = 256, .topk = 4, .experts = 8 * world.size, .nodes = nodes};
+    run_workloads(
+        world, device, {shape}, [&](const RankTask& task) { run_cases(task, command, stage); }, true);
+  });
+  return stage;
+}
+
+SelftestStage run_processes(const SelftestCommand& command, Device::Kind device) {
+  SelftestStage stage{.name = "two processes"};
+  stage.measure([&] {
+    const Place here{.port = free_port()};
+    std::vector<ChildCommand> commands;
+    for (const int rank : {0, 1}) {
+      commands.push_back({.words = {own_program(), "bench", "selftest", "--device", name_of(device)},
+                          .variables = variables_of_rank(here, rank, 2)});
+    }
+    const std::vector<ChildResult> results = run_children(commands, command.seconds);
+    constexpr std::string_view kPassed = "... passed";
+    const std::string& output = results.front().output;
+    for (auto at = output.find(kPassed); at != std::string::npos; at = output.find(kPassed, at + 1)) ++stage.cases;
+    const auto failed = std::ranges::find_if(results, [](const ChildResult& one) { return !one.well(); });
+    if (failed != results.end()) throw Error(failed->reason());
+  });
+  return stage;
+}
+
+/// Each stage on this process's threads, or on processes that it starts.
+std::vector<SelftestStage> run_stages(const SelftestCommand& command) {
+  const auto threads = [&](const char* name, int ranks, int nodes, Device::Kind device) {
+    World world;
+    world.size = ranks;
+    world.bootstraps = make_thread_bootstraps(ranks);
+    return run_stage(name, world, nodes, device, command);
+  };
+  std::vector<SelftestStage> stages = {threads("one rank", 1, 1, choose_device(command.device, 1))};
+  if (command.device == "cuda" && cuda_device_count() < 2) {
+    for (const char* name : {"two ranks", "two nodes", "two processes"}) {
+      stages.push_back({.name = name, .verdict = "SKIP", .found = "this machine has one GPU"});
+    }
+    return stages;
+  }
+  const Device::Kind device = choose_device(command.device, 2);
+  stages.push_back(threads("two ranks", 2, 1, device));
+  stages.push_back(threads("two nodes", 2, 2, device));
+  stages.push_back(run_processes(command, device));
+  return stages;
+}
+
+int run_selftest(const SelftestCommand& command) {
   std::vector<SelftestStage> stages;
   bool speaks = true;
-  if (is_one_of_several) {
-    const World world = make_world(0, 0, command.test.device);
-    const Device::Kind device = choose_device(command.test.device, world.local_ranks());
-    if (world.nodes != 0) nodes = world.nodes;
+  if (World::several_processes()) {
+    const World world = make_world(0, 0, command.device);
+    const Device::Kind device = choose_device(command.device, world.local_ranks());
     speaks = world.first_rank == 0;
-    stages.push_back(
-        run_selftest_stage(fmt::format("{} ranks ({})", world.size, world.kind), world, nodes, device, print));
+    stages.push_back(run_stage(fmt::format("{} ranks ({})", world.size, world.kind), world, std::max(1, world.nodes),
+                               device, command));
   } else {
-    stages = run_selftest(command.test, print);
+    stages = run_stages(command);
   }
   const bool well =
-      std::ranges::none_of(stages, [](const SelftestStage& stage) { return stage.outcome == SelftestOutcome::fail; });
+      std::ranges::none_of(stages, [](const auto& stage) { return stage.verdict == std::string_view("FAIL"); });
   if (speaks && command.json) {
     nlohmann::json document = {{"version", full_version()}, {"well", well}, {"stages", nlohmann::json::array()}};
-    for (const SelftestStage& stage : stages) document["stages"].push_back(stage.json());
+    for (const SelftestStage& stage : stages) {
+      document["stages"].push_back({{"stage", stage.name},
+                                    {"verdict", stage.verdict},
+                                    {"cases", stage.cases},
+                                    {"seconds", stage.seconds},
+                                    {"found", stage.found}});
+    }
     print_json(document);
   } else if (speaks) {
     fmt::print("\n");
     for (const SelftestStage& stage : stages) fmt::print("{}\n", stage.text());
     fmt::print("{}\n", well ? "OK: this installation works" : "FAILED: see above");
+  } else if (!well) {
+    fmt::print(stderr, "deep_ep: {}\n", stages.front().text());
   }
-  if (!well && !speaks) fmt::print(stderr, "deep_ep: {}\n", stages.front().text());
   return well ? 0 : 1;
 }
 
@@ -64,14 +217,15 @@ void add_bench_selftest(CLI::App& bench, Action& action) {
       "selftest",
       "Check that calls of every kind give the right results: one rank, two, two nodes, two processes; seconds");
   auto options = std::make_shared<SelftestCommand>();
-  add_device_option(*command, options->test.device);
-  command->add_option("--seconds", options->test.seconds, "How long the stage of two processes may take")
+  add_device_option(*command, options->device);
+  command->add_option("--seconds", options->seconds, "How long the stage of two processes may take")
       ->check(CLI::Range(0.01, 3600.0))
       ->capture_default_str();
-  command->add_flag("--quick", options->quick, "As it is anyway; for scripts that give it to every benchmark");
+  command->add_flag_callback(
+      "--quick", [] {}, "As it is anyway; for scripts that give it to every benchmark");
   command->add_flag("--json", options->json, "Print JSON");
   command->footer("Exit status: 0 if every case is right, otherwise 1.");
-  command->callback([options, &action] { action = [options] { return run_selftest_command(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_selftest(*options); }; });
 }
 
 }  // namespace deep_ep::tools

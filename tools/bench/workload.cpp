@@ -1,12 +1,11 @@
 #include "tools/bench/workload.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
 #include "oracle/random.hpp"
@@ -34,24 +33,17 @@ class RowBytes {
 
 }  // namespace
 
-void check_workload(int ranks, int topk, int experts) {
-  if (ranks > 64) throw InvalidArgument(fmt::format("--ranks {}: allowed: 1 to 64", ranks));
-  if (experts % ranks != 0) {
-    throw InvalidArgument(fmt::format("--experts {}: must be a multiple of the {} ranks", experts, ranks));
-  }
+void check_workload(int ranks, int topk, int experts, int nodes, int groups) {
+  if (ranks > 64) fail<InvalidArgument>("--ranks {}: allowed: 1 to 64", ranks);
+  if (experts % ranks != 0) fail<InvalidArgument>("--experts {}: must be a multiple of the {} ranks", experts, ranks);
   if (topk > experts) {
-    throw InvalidArgument(fmt::format("--topk {}: a token has that many different ones of {} experts", topk, experts));
+    fail<InvalidArgument>("--topk {}: a token has that many different ones of {} experts", topk, experts);
   }
-}
-
-void check_nodes(int ranks, int topk, int experts, int nodes, int groups) {
-  if (nodes > ranks || ranks % nodes != 0) {
-    throw InvalidArgument(fmt::format("--nodes {}: must divide the {} ranks", nodes, ranks));
-  }
-  if (groups > nodes) throw InvalidArgument(fmt::format("--groups {}: allowed: at most the {} nodes", groups, nodes));
+  if (nodes > ranks || ranks % nodes != 0) fail<InvalidArgument>("--nodes {}: must divide the {} ranks", nodes, ranks);
+  if (groups > nodes) fail<InvalidArgument>("--groups {}: allowed: at most the {} nodes", groups, nodes);
   if (groups != 0 && topk > experts / nodes * groups) {
-    throw InvalidArgument(fmt::format("--topk {}: {} of the {} nodes have only {} of the {} experts", topk, groups,
-                                      nodes, experts / nodes * groups, experts));
+    fail<InvalidArgument>("--topk {}: {} of the {} nodes have only {} of the {} experts", topk, groups, nodes,
+                          experts / nodes * groups, experts);
   }
 }
 
@@ -83,6 +75,14 @@ std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank) {
   return selection;
 }
 
+std::vector<float> make_weights(const WorkloadShape& shape, int rank) {
+  std::vector<float> weights(static_cast<std::size_t>(shape.tokens * shape.topk));
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    weights[i] = static_cast<float>(1 + (i + static_cast<std::size_t>(rank)) % 7) / 8;
+  }
+  return weights;
+}
+
 void fill_row_bf16(int rank, std::int64_t token, std::span<std::uint16_t> row) {
   // Whole numbers from -128 to 127, each an entry of a table of their BF16 forms.
   static const std::vector<std::uint16_t> table = [] {
@@ -111,13 +111,14 @@ void fill_scales(int rank, std::int64_t token, std::span<float> row) {
   for (float& scale : row) scale = oracle::to_signed_unit(random.next());
 }
 
-Routes::Routes(const WorkloadShape& shape) : shape_(shape) {
+Routes::Routes(const WorkloadShape& shape, bool with_selections) : shape_(shape) {
   std::vector<oracle::DispatchInput> inputs;  // without rows: where they go is all that is asked
   for (int source = 0; source < shape.ranks; ++source) {
     oracle::DispatchInput input;
     input.tokens = shape.tokens;
-    input.layout =
-        oracle::layout({shape.tokens, shape.topk, make_selection(shape, source), {}}, shape.ranks, shape.experts);
+    oracle::Selection selection{shape.tokens, shape.topk, make_selection(shape, source), make_weights(shape, source)};
+    input.layout = oracle::layout(selection, shape.ranks, shape.experts);
+    if (with_selections) input.selection = std::move(selection);
     inputs.push_back(std::move(input));
   }
   dispatched_ = oracle::dispatch(inputs, shape.experts, 1);

@@ -16,9 +16,8 @@ struct WorkloadShape {
   int hidden = 7168;
   int topk = 8;
   int experts = 256;
-  std::size_t window_bytes = 0;  ///< of the buffer, 0 = the library's default
-  int nodes = 1;                 ///< of equally many ranks
-  int groups = 0;                ///< nodes that a token's experts may be on, 0 = all
+  int nodes = 1;   ///< of equally many ranks
+  int groups = 0;  ///< nodes that a token's experts may be on, 0 = all
 
   int ranks_per_node() const { return ranks / nodes; }
   int local_experts() const { return experts / ranks; }
@@ -27,13 +26,14 @@ struct WorkloadShape {
   std::int64_t row_bytes_bf16() const { return std::int64_t{hidden} * 2; }
 };
 
-/// InvalidArgument, in terms of the command line, when `ranks` ranks cannot share the experts.
-void check_workload(int ranks, int topk, int experts);
-/// The same for `nodes` nodes and experts of `groups` of them.
-void check_nodes(int ranks, int topk, int experts, int nodes, int groups);
+/// InvalidArgument, in terms of the command line, when `ranks` ranks cannot share the experts, or `nodes` nodes, or
+/// when `groups` of them have too few.
+void check_workload(int ranks, int topk, int experts, int nodes, int groups);
 
-/// [tokens, topk] distinct experts of each token, uniformly random (those of `groups` nodes, which are, too).
+/// [tokens, topk] distinct experts of each token, uniformly random (those of `groups` nodes, which are, too), and their
+/// weights.
 std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank);
+std::vector<float> make_weights(const WorkloadShape& shape, int rank);
 
 /// The rows of `rank`. Values of BF16 rows are small whole numbers, so that sums of a few are exact in fp32.
 void fill_row_bf16(int rank, std::int64_t token, std::span<std::uint16_t> row);
@@ -43,13 +43,13 @@ void fill_scales(int rank, std::int64_t token, std::span<float> row);
 /// Who sends what to whom.
 class Routes {
  public:
-  explicit Routes(const WorkloadShape& shape);
+  explicit Routes(const WorkloadShape& shape, bool with_selections = false);
 
   /// Rows from `source` to `destination`.
   std::int64_t rows(int source, int destination) const;
   std::int64_t total() const;
   std::int64_t total_between_ranks() const;
-  /// Which rows a rank receives, without their bytes.
+  /// Which rows a rank receives, without their bytes; with their selections where those are asked for.
   const oracle::Received& received_by(int rank) const { return dispatched_.received[static_cast<std::size_t>(rank)]; }
   /// On how many ranks of a node the token has experts.
   int fan_out(int source, std::int64_t token, int node) const;

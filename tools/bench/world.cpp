@@ -108,6 +108,7 @@ World world_of_node(const NodeOfSeveral& place, int ranks_per_node) {
   world.nodes = place.nodes;
   world.size = place.nodes * ranks_per_node;
   world.first_rank = place.node * ranks_per_node;
+  if (ranks_per_node == 1) world.first_device = world.first_rank % std::max(1, cuda_device_count());
   world.bootstraps.resize(static_cast<std::size_t>(ranks_per_node));
   run_ranks(ranks_per_node, [&](int local) {
     world.bootstraps[static_cast<std::size_t>(local)] =
@@ -119,15 +120,6 @@ World world_of_node(const NodeOfSeveral& place, int ranks_per_node) {
 }  // namespace
 
 bool World::several_processes() { return find_launcher() != nullptr || node_of_environment(); }
-
-int World::device_of(int local_rank) const {
-  if (local_ranks() > 1 || !separate_processes()) return local_rank;
-  const Launcher* launcher = find_launcher();
-  const int on_host =
-      launcher != nullptr ? number_in_environment(launcher->local_rank).value_or(first_rank) : first_rank;
-  // A launcher may show each process only its own GPU.
-  return on_host % std::max(1, cuda_device_count());
-}
 
 World make_world(int ranks, int ranks_per_node, const std::string& device) {
   const int usual = device != "cpu" && cuda_device_count() > 0 ? cuda_device_count() : 4;
@@ -149,6 +141,9 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
     }
     world.size = world.bootstraps.front()->size();
     world.first_rank = world.bootstraps.front()->rank();
+    // A launcher may show each process only its own GPU.
+    const int on_host = number_in_environment(launcher->local_rank).value_or(world.first_rank);
+    world.first_device = on_host % std::max(1, cuda_device_count());
     if (ranks != 0 && ranks != world.size) {
       throw InvalidArgument(
           fmt::format("--ranks {}: {} processes were started, and each is one rank", ranks, world.size));
@@ -170,15 +165,16 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
 }
 
 void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,
-                   const RankWork& work) {
-  const std::vector<Routes> routes(shapes.begin(), shapes.end());
+                   const RankWork& work, bool with_selections) {
+  std::vector<Routes> routes;
+  for (const WorkloadShape& shape : shapes) routes.emplace_back(shape, with_selections);
   run_ranks(world.local_ranks(), [&](int local) {
     const auto& bootstrap = world.bootstraps[static_cast<std::size_t>(local)];
     const auto executor = make_executor(device, device == Device::Kind::cuda ? world.device_of(local) : 0);
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       if (bootstrap->rank() == 0)
         show_progress(fmt::format("[{}/{}] {} tokens per rank", i + 1, shapes.size(), shapes[i].tokens));
-      work(shapes[i], routes[i], bootstrap, executor);
+      work({shapes[i], routes[i], bootstrap, executor});
     }
   });
   clear_progress();

@@ -19,13 +19,13 @@ struct World {
   std::vector<std::shared_ptr<Bootstrap>> bootstraps;  ///< one for every rank of this process
   std::string kind;                                    ///< "threads", "processes (MPI)", ...
   int nodes = 0;                                       ///< where each process is a node, how many; else 0
+  int first_device = 0;                                ///< GPU of the first rank of this process
 
   int local_ranks() const { return static_cast<int>(bootstraps.size()); }
-  bool separate_processes() const { return local_ranks() != size; }
   /// Whether make_world will make this process one of several.
   static bool several_processes();
   /// The GPU of a rank of this process.
-  int device_of(int local_rank) const;
+  int device_of(int local_rank) const { return first_device + local_rank; }
 };
 
 /// Started with several processes by mpirun, srun, torchrun or `deep_ep launch` this process is one rank. Started once
@@ -34,13 +34,19 @@ struct World {
 /// @throws InvalidArgument for variables that may mean either, or neither.
 World make_world(int ranks, int ranks_per_node, const std::string& device);
 
-/// One rank's part in the measurements of one workload.
-using RankWork =
-    std::function<void(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
-                       const std::shared_ptr<Executor>& executor)>;
+/// One rank of this process, and what it works on.
+struct RankTask {
+  const WorkloadShape& shape;
+  const Routes& routes;
+  std::shared_ptr<Bootstrap> bootstrap;
+  std::shared_ptr<Executor> executor;
+
+  int rank() const { return bootstrap->rank(); }
+};
+using RankWork = std::function<void(const RankTask& task)>;
 
 /// Does the work for each shape in turn, on all ranks of this process at once, and shows progress.
 void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,
-                   const RankWork& work);
+                   const RankWork& work, bool with_selections = false);
 
 }  // namespace deep_ep::tools

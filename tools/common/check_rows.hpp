@@ -1,33 +1,47 @@
-// Received rows against the oracle's.
+// What a rank received, against the oracle's. Each throws Error at the first difference.
 #pragma once
 
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <vector>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "oracle/normal.hpp"
 
 namespace deep_ep::tools {
 
 /// Compares rows of `width` values with `fill(source, token, row)`, row by row: the data of all ranks may be too large
-/// for the host. @throws Error at the first difference.
+/// for the host.
 template <class T, class Fill>
 void check_rows(const oracle::Received& expected, int rank, const char* what, const std::vector<T>& received,
                 std::size_t width, Fill&& fill) {
   const auto rows = static_cast<std::size_t>(expected.rows);
   if (received.size() != rows * width) {
-    throw Error(fmt::format("check: rank {} received {} {}, expected {}", rank, received.size() / width, what, rows));
+    deep_ep::fail<Error>("check: rank {} received {} {}, expected {}", rank, received.size() / width, what, rows);
   }
   std::vector<T> row(width);
   for (std::size_t i = 0; i < rows; ++i) {
     fill(expected.src_rank[i], expected.src_idx[i], std::span<T>(row));
     if (std::memcmp(received.data() + i * width, row.data(), width * sizeof(T)) == 0) continue;
-    throw Error(fmt::format("check: row {} of the {} of rank {} is not token {} of rank {}", i, what, rank,
-                            expected.src_idx[i], expected.src_rank[i]));
+    deep_ep::fail<Error>("check: row {} of the {} of rank {} is not token {} of rank {}", i, what, rank,
+                         expected.src_idx[i], expected.src_rank[i]);
   }
+}
+
+/// The selections of the rows, as far as the oracle has any.
+inline void check_selection(const oracle::Received& expected, int rank, std::span<const std::int64_t> local_experts,
+                            std::span<const float> weights) {
+  if (std::ranges::equal(local_experts, expected.topk_idx) && std::ranges::equal(weights, expected.topk_weights))
+    return;
+  fail<Error>("check: the selections that rank {} received are not those sent", rank);
+}
+
+inline void check_counts(const oracle::Received& expected, int rank, const std::vector<int>& rows_of_experts) {
+  if (rows_of_experts == expected.tokens_per_expert) return;
+  fail<Error>("check: rows of the experts of rank {}: {}, expected {}", rank, fmt::join(rows_of_experts, ","),
+              fmt::join(expected.tokens_per_expert, ","));
 }
 
 }  // namespace deep_ep::tools

@@ -1,35 +1,29 @@
 #include "tools/common/child.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <memory>
-#include <optional>
-#include <utility>
 
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
-#include "tools/common/pipe.hpp"
 
 extern char** environ;
 
 namespace deep_ep::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// Variables of a child as execve wants them.
 std::vector<std::string> environment_for(const ChildCommand& command) {
@@ -69,84 +63,97 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   _exit(127);
 }
 
-/// A child whose output becomes a ChildResult.
-class Listened {
- public:
-  explicit Listened(const ChildCommand& command) : most_output_(command.most_output), child_(command) {}
-
-  /// Waits for output for at most a moment, and takes it.
-  void take_output(ChildResult& result) {
-    std::array<pollfd, 2> polled{pollfd{child_.output.get(), POLLIN, 0}, pollfd{child_.errors.get(), POLLIN, 0}};
-    constexpr int kMoment = 20;  // ms
-    if (poll(polled.data(), polled.size(), kMoment) <= 0) return;
-    for (std::size_t i = 0; i < polled.size(); ++i) {
-      if (polled[i].revents == 0) continue;
-      UniqueFd& from = i == 0 ? child_.output : child_.errors;
-      std::string& text = i == 0 ? result.output : result.errors;
-      const ssize_t count = read(from.get(), bytes_.data(), bytes_.size());
-      if (count > 0) {
-        text.append(bytes_.data(), static_cast<std::size_t>(count));
-      } else if (count == 0 || errno != EINTR) {
-        from = UniqueFd();
-      }
-    }
-    if (result.output.size() <= most_output_ && result.errors.size() <= most_output_) return;
-    result.too_long = true;
-    kill_all();
-    child_.output = UniqueFd();
-    child_.errors = UniqueFd();
-  }
-  bool is_silent() const { return !child_.output && !child_.errors; }
-
-  /// Whether it has ended; then `result` has its status.
-  bool has_ended(ChildResult& result) {
-    const std::optional<int> status = child_.status();
-    result.status = status.value_or(result.status);
-    return status.has_value();
-  }
-  void kill_all() const { child_.signal_all(SIGKILL); }
-
- private:
-  std::size_t most_output_;
-  Child child_;
-  std::array<char, 65536> bytes_;
-};
-
 }  // namespace
 
-Child::Child(const ChildCommand& command) {
-  Pipe out("cannot start " + command.words.front());
-  Pipe err("cannot start " + command.words.front());
-  // Everything that allocates comes before the fork: this process may have threads.
+Children::Children(const std::vector<ChildCommand>& commands, Print print)
+    : print_(std::move(print)), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  children_.reserve(commands.size());
+  for (const ChildCommand& command : commands) start(command);
+}
+
+void Children::start(const ChildCommand& command) {
   std::vector<std::string> words = command.words;
+  const auto check = [&](int result) {
+    if (result < 0) fail<SystemError>("cannot start {}: {}", words.front(), errno_text(errno));
+  };
+  int output[2], errors[2];
+  check(::pipe2(output, O_CLOEXEC));
+  UniqueFd to_read(output[0]), to_write(output[1]);
+  check(::pipe2(errors, O_CLOEXEC));
+  UniqueFd errors_to_read(errors[0]), errors_to_write(errors[1]);
+  // Everything that allocates comes before the fork: this process may have threads.
   std::vector<std::string> variables = environment_for(command);
   const std::vector<char*> arguments = pointers(words);
   const std::vector<char*> environment = pointers(variables);
   const pid_t parent = getpid();
-  process_ = fork();
-  if (process_ < 0) fail<SystemError>("cannot start {}: {}", words.front(), errno_text(errno));
-  if (process_ == 0) become(arguments, environment, parent, out.in.get(), err.in.get());
-  setpgid(process_, process_);  // here as well, so that it is done when this process wants to kill the group
-  output = std::move(out.out);
-  errors = std::move(err.out);
-}
-
-Child::~Child() {
-  signal_all(SIGKILL);
-  // A driver may hold a process in a call that no signal ends: then it is left to init.
-  const Clock::time_point end = Clock::now() + std::chrono::seconds(5);
-  while (!status() && Clock::now() < end) poll(nullptr, 0, 2);
-}
-
-std::optional<int> Child::status() {
-  int status = 0;
-  if (!status_ && waitpid(process_, &status, WNOHANG) == process_) {
-    status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  const pid_t process = fork();
+  check(process);
+  if (process == 0) become(arguments, environment, parent, to_write.get(), errors_to_write.get());
+  setpgid(process, process);  // here as well, so that it is done when this process wants to kill the group
+  UniqueFd ended(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+  Child& child =
+      children_.emplace_back(Child{process, {std::move(to_read), std::move(errors_to_read)}, std::move(ended)});
+  for (const int fd : {child.output[0].get(), child.output[1].get(), child.ended.get()}) {
+    if (fd < 0) continue;
+    if (fd != child.ended.get()) ::fcntl(fd, F_SETFL, O_NONBLOCK);
+    const std::uint64_t tag = 2 * (children_.size() - 1) + (fd == child.ended.get() ? 1 : 0);
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = tag}};
+    check(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event));
   }
-  return status_;
 }
 
-void Child::signal_all(int signal) const { kill(-process_, signal); }
+Children::~Children() {
+  signal_all(SIGKILL);
+  const Deadline end(5);
+  for (Child& child : children_) {
+    while (!child.status && waitpid(child.process, nullptr, WNOHANG) == 0 && !end.expired()) poll(nullptr, 0, 2);
+  }
+}
+
+void Children::step() {
+  std::array<epoll_event, 64> events;
+  // What became ready first comes first: which of two children ended before the other matters.
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 200);
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t tag = events[static_cast<std::size_t>(i)].data.u64;
+    tag % 2 == 1 ? take_end(tag / 2) : take_output(tag / 2);
+  }
+  for (std::size_t i = 0; i < children_.size(); ++i) {
+    if (!children_[i].ended) take_end(i);
+  }
+}
+
+void Children::take_output(std::size_t which) {
+  for (const int stream : {0, 1}) {
+    UniqueFd& from = children_[which].output[stream];
+    std::array<char, 65536> bytes;
+    const ssize_t count = from ? ::read(from.get(), bytes.data(), bytes.size()) : -1;
+    if (count == 0) from = UniqueFd();
+    if (count > 0) print_(which, stream, {bytes.data(), static_cast<std::size_t>(count)});
+  }
+}
+
+void Children::take_end(std::size_t which) {
+  Child& child = children_[which];
+  int status = 0;
+  if (child.status || waitpid(child.process, &status, WNOHANG) != child.process) return;
+  kill(-child.process, SIGKILL);
+  for (int i = 0; i < 3; ++i) take_output(which);  // what a pipe holds; more is of a process that has left the group
+  for (const int stream : {0, 1}) print_(which, stream, {});
+  for (UniqueFd* one : {&child.output[0], &child.output[1], &child.ended}) *one = UniqueFd();
+  child.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  if (*child.status != 0 && !first_failure_) first_failure_ = which;
+}
+
+std::size_t Children::running() const {
+  return static_cast<std::size_t>(std::ranges::count_if(children_, [](const Child& one) { return !one.status; }));
+}
+
+void Children::signal_all(int signal) const {
+  for (const Child& child : children_) {
+    if (!child.status) kill(-child.process, signal);
+  }
+}
 
 std::string describe_status(int status) {
   if (status <= 128 || status > 128 + 64) return fmt::format("status {}", status);
@@ -156,57 +163,32 @@ std::string describe_status(int status) {
 std::string ChildResult::reason() const {
   if (timed_out) return "it took too long";
   if (too_long) return "it printed too much";
-  std::string line;
-  std::size_t end = errors.find_last_not_of(" \n\r");
-  if (end != std::string::npos) {
-    const std::size_t begin = errors.find_last_of('\n', end);
-    line = errors.substr(begin == std::string::npos ? 0 : begin + 1,
-                         end - (begin == std::string::npos ? 0 : begin + 1) + 1);
-  }
-  constexpr const char* kPrefix = "deep_ep: ";
-  if (line.starts_with(kPrefix)) line = line.substr(std::strlen(kPrefix));
-  if (!line.empty()) return line;
-  return status > 128 ? fmt::format("it was ended by signal {}", status - 128)
-                      : fmt::format("it ended with status {}", status);
+  std::string_view line = trim(errors);
+  line = line.substr(line.find_last_of('\n') + 1);  // npos + 1 is 0
+  if (line.starts_with("deep_ep: ")) line.remove_prefix(std::string_view("deep_ep: ").size());
+  return line.empty() ? "it ended with " + describe_status(status) : std::string(line);
 }
 
-std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds) {
-  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
-  std::vector<std::unique_ptr<Listened>> children;
-  for (const ChildCommand& command : commands) children.push_back(std::make_unique<Listened>(command));
+std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds,
+                                      std::size_t most_output) {
   std::vector<ChildResult> results(commands.size());
-  // What a child has started may keep its pipes open after it has ended: that is not waited for for long.
-  std::size_t running = children.size();
-  int silent_rounds = 0;
-  constexpr int kSilence = 25;
-  while (running > 0 || silent_rounds < kSilence) {
-    running = 0;
-    bool all_silent = true;
-    bool failed = false;
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      children[i]->take_output(results[i]);
-      if (!children[i]->has_ended(results[i]))
-        ++running;
-      else if (results[i].status != 0)
-        failed = true;
-      all_silent = all_silent && children[i]->is_silent();
+  bool killed = false;
+  Children children(commands, [&](std::size_t which, int stream, std::string_view text) {
+    ChildResult& result = results[which];
+    (stream == 0 ? result.output : result.errors) += text;
+    result.too_long = result.output.size() > most_output || result.errors.size() > most_output;
+    killed = killed || result.too_long;
+  });
+  const Deadline deadline(seconds);
+  const Deadline patience(seconds + 5);
+  while (children.running() > 0 && !patience.expired()) {
+    children.step();
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      results[i].timed_out = results[i].timed_out || (deadline.expired() && !children.status(i));
     }
-    if (running == 0 && all_silent) break;
-    silent_rounds = running == 0 ? silent_rounds + 1 : 0;
-    const bool late = Clock::now() > deadline;
-    // Killed, and still not gone: see ~Child().
-    if (Clock::now() > deadline + std::chrono::seconds(5)) {
-      for (std::size_t i = 0; i < children.size(); ++i) {
-        if (!children[i]->has_ended(results[i])) results[i].timed_out = true;
-      }
-      break;
-    }
-    if (!late && !(failed && running > 0)) continue;
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      if (late && !children[i]->has_ended(results[i])) results[i].timed_out = true;
-      if (late || running > 0) children[i]->kill_all();
-    }
+    if (killed || deadline.expired() || children.first_failure()) children.signal_all(SIGKILL);
   }
+  for (std::size_t i = 0; i < results.size(); ++i) results[i].status = children.status(i).value_or(128 + SIGKILL);
   return results;
 }
 

@@ -1,13 +1,14 @@
-// Commands that run as processes of their own: ranks, measurements (so that what fails in one does not end the others),
-// kubectl.
+// Commands that run as processes of their own: ranks, the selftest's processes, kubectl.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,34 +19,53 @@ namespace deep_ep::tools {
 struct ChildCommand {
   std::vector<std::string> words;
   std::vector<std::pair<std::string, std::string>> variables{};  ///< besides or instead of this process's
-  std::size_t most_output = SIZE_MAX;                            ///< bytes after which it is ended
 };
 
-/// A process, and the group of all that it starts. The group is killed with this object; the process alone gets SIGTERM
-/// when this process dies.
-class Child {
+/// Processes, each with the group of all that it starts. The groups are killed with this object; the processes alone
+/// get SIGTERM when this process dies. One that a driver keeps from dying is left behind after some seconds.
+class Children {
  public:
+  /// What child `which` has printed on standard output (0) or standard error (1); an empty text when it has ended.
+  using Print = std::function<void(std::size_t which, int stream, std::string_view text)>;
+
   /// @throws SystemError where a process cannot be made.
-  explicit Child(const ChildCommand& command);
-  ~Child();
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
+  Children(const std::vector<ChildCommand>& commands, Print print);
+  ~Children();
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
 
-  UniqueFd output, errors;  ///< to read what it prints; the caller may close them
-
-  pid_t process() const { return process_; }
-  /// As ChildResult::status, once it has ended.
-  std::optional<int> status();
-  /// To its group.
+  /// Waits a moment for output or an end, and takes it. What a child has left behind when it ends is killed.
+  void step();
+  std::size_t running() const;
+  /// 128 + number of a signal; 127 where it could not be started; nothing as long as it runs.
+  std::optional<int> status(std::size_t which) const { return children_[which].status; }
+  /// The one that was the first to end with another status than 0.
+  std::optional<std::size_t> first_failure() const { return first_failure_; }
+  /// To the groups of those that run.
   void signal_all(int signal) const;
 
  private:
-  pid_t process_ = -1;
-  std::optional<int> status_;
+  struct Child {
+    pid_t process = -1;
+    UniqueFd output[2];  ///< to read; nonblocking
+    UniqueFd ended;      ///< readable when it has; none before Linux 5.3
+    std::optional<int> status{};
+  };
+  void start(const ChildCommand& command);
+  void take_output(std::size_t which);
+  void take_end(std::size_t which);
+
+  Print print_;
+  UniqueFd epoll_;
+  std::vector<Child> children_;
+  std::optional<std::size_t> first_failure_;
 };
 
+/// "status 3", "signal 9 (Killed)": of a status as above.
+std::string describe_status(int status);
+
 struct ChildResult {
-  int status = 0;  ///< 128 + number of a signal; 127 where it could not be started
+  int status = 0;
   bool timed_out = false;
   bool too_long = false;  ///< it printed more than it may
   std::string output{};
@@ -56,13 +76,10 @@ struct ChildResult {
   std::string reason() const;
 };
 
-/// "status 3", "signal 9 (Killed)": of a status as above.
-std::string describe_status(int status);
-
-/// Runs all at once. When one fails or `seconds` have passed, the others and all that they have started are killed;
-/// they are killed as well when this process dies, also by Ctrl-C. One that a driver keeps from dying is left behind
-/// after some seconds. @throws SystemError where a process cannot be made.
-std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds);
+/// Runs all at once. When one fails or has printed more than `most_output` bytes, or `seconds` have passed, the others
+/// are killed.
+std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds,
+                                      std::size_t most_output = SIZE_MAX);
 
 /// This program, for children.
 std::string own_program();

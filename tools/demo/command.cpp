@@ -101,15 +101,14 @@ TokenPlace choose_followed(const DemoReport& report) {
   TokenPlace best;
   std::size_t best_score = 0;
   for (int rank = 0; rank < report.ranks(); ++rank) {
-    const std::vector<std::int32_t>& rows = report.routes.destination_row[static_cast<std::size_t>(rank)];
+    const std::span<const std::int32_t> rows = report.routes.destination_row[static_cast<std::size_t>(rank)];
     for (std::size_t token = 0; token * ranks < rows.size(); ++token) {
       const std::string& word = report.used[report.first_token(rank) + token];
-      const auto visited = static_cast<std::size_t>(
-          std::ranges::count_if(std::span(rows).subspan(token * ranks, ranks), [](int row) { return row >= 0; }));
       constexpr std::size_t kLikeAWord = 6;
       const bool is_word =
           word.size() >= kLikeAWord && std::ranges::all_of(word, [](unsigned char c) { return std::isalpha(c); });
-      const std::size_t score = 1 + visited + (is_word ? ranks : 0);
+      const auto missed = static_cast<std::size_t>(std::ranges::count(rows.subspan(token * ranks, ranks), -1));
+      const std::size_t score = 1 + ranks - missed + (is_word ? ranks : 0);
       if (score <= best_score) continue;
       best_score = score;
       best = {rank, static_cast<std::int64_t>(token)};
@@ -136,17 +135,11 @@ std::vector<std::int64_t> expert_load(const DemoReport& report) {
   return load;
 }
 
-/// Bytes a row has on the way: 16-bit channels, or 8-bit ones and a scale for every 128.
-std::int64_t row_bytes(const ModelShape& shape, bool as_8bit) {
-  return as_8bit ? shape.hidden + (shape.hidden + 127) / 128 * std::int64_t{sizeof(float)}
-                 : std::int64_t{shape.hidden} * 2;
-}
-
 void print_as_json(const DemoReport& report) {
   const ModelShape& shape = report.options.shape;
   nlohmann::json times;
-  for (int phase = 0; phase < static_cast<int>(Phase::count); ++phase) {
-    times[name_of(static_cast<Phase>(phase))] = report.result.phase_seconds[static_cast<std::size_t>(phase)];
+  for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
+    times[kPhases[phase]] = report.result.phase_seconds[phase];
   }
   const nlohmann::json json = {
       {"input", report.input()},
@@ -159,7 +152,6 @@ void print_as_json(const DemoReport& report) {
       {"tokens", report.used.size()},
       {"expert_load", expert_load(report)},
       {"rows", row_matrix(report)},
-      {"row_bytes", {{"bf16", row_bytes(shape, false)}, {"8bit", row_bytes(shape, true)}}},
       {"seconds", times},
       {"total_seconds", report.seconds},
       {"largest_error", report.result.error.largest},
@@ -202,19 +194,6 @@ void print_load(const std::vector<std::int64_t>& load) {
   const double average = static_cast<double>(total) / static_cast<double>(load.size());
   fmt::print("\nTokens of an expert: {:.1f} on average, the busiest has {} ({:.1f} times as many)\n", average, most,
              average > 0 ? static_cast<double>(most) / average : 0.0);
-  // One line for every range of loads.
-  constexpr std::int64_t kLines = 8;
-  constexpr std::int64_t kBarWidth = 60;
-  const std::int64_t width = most / kLines + 1;
-  std::vector<std::int64_t> experts(static_cast<std::size_t>(kLines));
-  for (const std::int64_t count : load) ++experts[static_cast<std::size_t>(count / width)];
-  const std::int64_t highest = *std::max_element(experts.begin(), experts.end());
-  for (std::int64_t line = 0; line <= most / width; ++line) {
-    const std::int64_t count = experts[static_cast<std::size_t>(line)];
-    const auto bar = static_cast<std::size_t>((count * kBarWidth + highest - 1) / highest);
-    fmt::print("  {:>4}-{:<4} tokens {:>4} experts {}\n", line * width, (line + 1) * width - 1, count,
-               std::string(bar, '#'));
-  }
 }
 
 void print_rows(const DemoReport& report) {
@@ -229,13 +208,8 @@ void print_rows(const DemoReport& report) {
     total += std::accumulate(rows[from].begin(), rows[from].end(), std::int64_t{0});
     own += rows[from][from];
   }
-  const auto mib = [&](bool as_8bit) {
-    return static_cast<double>((total - own) * row_bytes(report.options.shape, as_8bit)) / (1 << 20);
-  };
-  fmt::print(
-      "\n{} rows for {} tokens, {} of them on their own rank. Between ranks: {:.1f} MiB as BF16, {:.1f} MiB as "
-      "8-bit rows with scales.\n",
-      total, report.used.size(), own, mib(false), mib(true));
+  fmt::print("\n{} rows for {} tokens, {} of them on their own rank. Between ranks: {:.1f} MiB of BF16 rows.\n", total,
+             report.used.size(), own, static_cast<double>((total - own) * 2 * report.options.shape.hidden) / (1 << 20));
 }
 
 void print_report(const DemoReport& report) {
@@ -245,9 +219,8 @@ void print_report(const DemoReport& report) {
   print_rows(report);
   fmt::print("\nTime of the slowest rank{}\n",
              report.device == Device::Kind::cpu ? " (kernels run on the CPU: not a measure of speed)" : "");
-  for (int phase = 0; phase < static_cast<int>(Phase::count); ++phase) {
-    fmt::print("  {:<22}{:>12.3f} ms\n", name_of(static_cast<Phase>(phase)),
-               result.phase_seconds[static_cast<std::size_t>(phase)] * 1e3);
+  for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
+    fmt::print("  {:<22}{:>12.3f} ms\n", kPhases[phase], result.phase_seconds[phase] * 1e3);
   }
   fmt::print("  {:<22}{:>12.3f} s\n", "whole demo", report.seconds);
   fmt::print(

@@ -4,19 +4,19 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <mutex>
 #include <utility>
 
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
+#include "oracle/low_latency.hpp"
 #include "tools/common/check_rows.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
 namespace {
-
-constexpr auto kPhases = static_cast<std::size_t>(Phase::count);
 
 /// What the ranks share.
 struct Layer {
@@ -34,9 +34,9 @@ struct Layer {
     result.error.largest = std::max(result.error.largest, error.largest);
     result.error.largest_of_bound = std::max(result.error.largest_of_bound, error.largest_of_bound);
   }
-  void add_time(Phase phase, double seconds) {
+  void add_time(std::size_t phase, double seconds) {
     const std::lock_guard lock(mutex);
-    double& slowest = result.phase_seconds[static_cast<std::size_t>(phase)];
+    double& slowest = result.phase_seconds[phase];
     slowest = std::max(slowest, seconds);
   }
 };
@@ -64,11 +64,11 @@ class LayerRank {
 
     // 1. Who needs which token?
     DispatchLayout layout;
-    timed(Phase::layout, [&] { layout = buffer_.get_dispatch_layout(experts.view(), shape.experts, call_); });
+    timed(0, [&] { layout = buffer_.get_dispatch_layout(experts.view(), shape.experts, call_); });
 
     // 2. Send every token to the ranks that own its experts.
     DispatchResult received;
-    timed(Phase::dispatch, [&] {
+    timed(1, [&] {
       DispatchArguments arguments;
       arguments.x = x.view();
       arguments.use(layout);
@@ -84,7 +84,7 @@ class LayerRank {
     check_received(rows, local_experts, row_weights, received.num_recv_tokens_per_expert);
     const std::optional<std::size_t> followed = find_followed();
     if (followed) note_arrival(*followed, rows, local_experts, row_weights);
-    timed(Phase::experts, [&] {
+    timed(2, [&] {
       const int first_expert = rank_ * layer_.local_experts();
       apply_experts(shape, first_expert, rows, local_experts, row_weights);
     });
@@ -93,7 +93,7 @@ class LayerRank {
 
     // 4. Bring the results home and add them up.
     CombineResult combined;
-    timed(Phase::combine, [&] {
+    timed(3, [&] {
       CombineArguments arguments;
       arguments.x = received.recv_x.view();
       arguments.handle = &received.handle;
@@ -118,9 +118,9 @@ class LayerRank {
 
   /// All ranks start together; the time counts until this rank's last kernel.
   template <class Step>
-  void timed(Phase phase, Step&& step) {
+  void timed(std::size_t phase, Step&& step) {
     bootstrap_.barrier();
-    if (rank_ == 0) show_progress(fmt::format("[{}/{}] {}", static_cast<int>(phase) + 1, kPhases, name_of(phase)));
+    if (rank_ == 0) show_progress(fmt::format("[{}/{}] {}", phase + 1, kPhases.size(), kPhases[phase]));
     const auto begin = std::chrono::steady_clock::now();
     step();
     executor_.synchronize(stream_);
@@ -137,9 +137,7 @@ class LayerRank {
       std::copy_n(x.begin() + token * layer_.shape.hidden, hidden, row.begin());
     });
     check_selection(expected(), rank_, local_experts, weights);
-    if (rows_per_expert == expected().tokens_per_expert) return;
-    throw Error(fmt::format("check: rows of the experts of rank {}: {}, expected {}", rank_,
-                            fmt::join(rows_per_expert, ","), fmt::join(expected().tokens_per_expert, ",")));
+    check_counts(expected(), rank_, rows_per_expert);
   }
 
   void check_combined(const CombineResult& combined) {
@@ -192,20 +190,51 @@ class LayerRank {
 
 }  // namespace
 
-const char* name_of(Phase phase) {
-  switch (phase) {
-    case Phase::layout:
-      return "layout";
-    case Phase::dispatch:
-      return "dispatch";
-    case Phase::experts:
-      return "experts (on the CPU)";
-    case Phase::combine:
-      return "combine";
-    case Phase::count:
-      break;
+oracle::Dispatched routes_of(const ModelShape& shape, std::span<const Batch> batches) {
+  std::vector<oracle::DispatchInput> inputs;
+  for (const Batch& batch : batches) {
+    oracle::DispatchInput input;
+    input.tokens = batch.tokens;
+    input.selection = {batch.tokens, shape.topk, batch.experts, batch.weights};
+    input.layout = oracle::layout(input.selection, static_cast<int>(batches.size()), shape.experts);
+    inputs.push_back(std::move(input));
   }
-  return "?";
+  return oracle::dispatch(inputs, shape.experts, 1);
+}
+
+OutputError check_output(const ModelShape& shape, const Batch& batch, int rank, int ranks,
+                         std::span<const std::uint16_t> output) {
+  if (output.size() != batch.x.size()) {
+    throw Error(fmt::format("check: output of rank {}: {} values, expected {}", rank, output.size(), batch.x.size()));
+  }
+  const auto hidden = static_cast<std::size_t>(shape.hidden);
+  const auto topk = static_cast<std::size_t>(shape.topk);
+  OutputError error;
+  std::vector<std::uint16_t> expert_rows(topk * hidden);
+  std::vector<std::vector<oracle::WeightedRow>> rows_of_ranks(static_cast<std::size_t>(ranks));
+  for (std::size_t token = 0; token < static_cast<std::size_t>(batch.tokens); ++token) {
+    for (auto& rows : rows_of_ranks) rows.clear();
+    for (std::size_t k = 0; k < topk; ++k) {
+      const std::int64_t expert = batch.experts[token * topk + k];
+      const auto row = std::span(expert_rows).subspan(k * hidden, hidden);
+      apply_expert(static_cast<int>(expert), std::span(batch.x).subspan(token * hidden, hidden), row);
+      rows_of_ranks[static_cast<std::size_t>(expert / (shape.experts / ranks))].push_back(
+          {row, batch.weights[token * topk + k]});
+    }
+    // Each rank rounds the weighted sum of its experts, and the token's rank the sum of those: what low-latency combine
+    // does in one call.
+    const auto expected = oracle::low_latency_combine_token(rank, rows_of_ranks, shape.hidden);
+    for (std::size_t h = 0; h < hidden; ++h) {
+      const double seen = static_cast<double>(oracle::bf16_value(output[token * hidden + h]));
+      const double difference = std::fabs(seen - expected.sum[h]);
+      error.largest = std::max(error.largest, difference);
+      error.largest_of_bound = std::max(error.largest_of_bound, difference / expected.tolerance[h]);
+      if (difference <= expected.tolerance[h]) continue;
+      throw Error(fmt::format("check: output of rank {}, token {}, channel {}: {}, expected {}", rank, token, h, seen,
+                              expected.sum[h]));
+    }
+  }
+  return error;
 }
 
 LayerResult run_layer(const ModelShape& shape, const std::vector<Batch>& batches, const oracle::Dispatched& routes,
@@ -213,7 +242,6 @@ LayerResult run_layer(const ModelShape& shape, const std::vector<Batch>& batches
   const auto ranks = static_cast<int>(batches.size());
   const auto bootstraps = make_thread_bootstraps(ranks);
   Layer layer{shape, batches, routes, followed, {}, {}};
-  layer.result.phase_seconds.assign(kPhases, 0.0);
   layer.result.visits.resize(batches.size());
   run_ranks(ranks, [&](int rank) {
     const auto executor = make_executor(device, rank);
@@ -221,7 +249,7 @@ LayerResult run_layer(const ModelShape& shape, const std::vector<Batch>& batches
     const int passes = device == Device::Kind::cuda ? 2 : 1;
     for (int pass = 0; pass < passes; ++pass) {
       bootstraps[static_cast<std::size_t>(rank)]->barrier();
-      if (rank == 0) layer.result.phase_seconds.assign(kPhases, 0.0);
+      if (rank == 0) layer.result.phase_seconds = {};
       LayerRank(layer, bootstraps[static_cast<std::size_t>(rank)], executor).run();
     }
   });

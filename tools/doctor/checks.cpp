@@ -18,7 +18,7 @@ namespace {
 constexpr Check kChecks[] = {
     {"D1", "Driver", "so that the driver runs this program's CUDA, and this program has code for the GPUs",
      "there is no NVIDIA GPU", check_driver},
-    {"D2", "GPUs and NVLink", "so that ranks of one NVLink domain reach each other's memory",
+    {"D2", "GPUs", "so that ranks have GPUs of one kind, and may share memory over NVLink between nodes",
      "nothing is known of GPUs", check_gpus},
     {"D3", "Limits", "so that memory can be pinned and shared, and files opened", "this machine's files name no limits",
      check_limits},
@@ -104,8 +104,7 @@ Findings run_checks(const Patient& patient, bool quickly) {
       findings.push_back({"none", Verdict::skip,
                           left_out               ? "it takes longer than --quick may"
                           : check.run == nullptr ? fmt::format("not asked for: {}", check.absent)
-                                                 : std::string(check.absent),
-                          "", ""});
+                                                 : std::string(check.absent)});
     }
     for (std::size_t i = before; i < findings.size(); ++i) {
       findings[i].id = check.id;

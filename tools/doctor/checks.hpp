@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,7 +15,6 @@
 #include "csrc/support/environment.hpp"
 #include "csrc/topology/gpus.hpp"
 #include "csrc/topology/system_root.hpp"
-#include "tools/doctor/nvml.hpp"
 #include "tools/doctor/report.hpp"
 
 namespace deep_ep::tools {
@@ -37,7 +35,6 @@ struct Patient {
   rdma::RdmaSettings settings;
   rdma::NicMap map;
   BuiltFor build;
-  std::optional<std::vector<LiveGpu>> live_gpus;  ///< where the driver was asked: on this machine, and not in a hurry
   std::string refused;  ///< a wrong variable of the library's own: settings are the defaults then
 };
 /// `names`: of the variables that are set.
@@ -91,7 +88,6 @@ QuickAnswer answer_quickly(const Patient& patient, const QuickOptions& options);
 
 void check_driver(const Patient& patient, Findings& findings);
 void check_gpus(const Patient& patient, Findings& findings);
-void check_nvlink(const Patient& patient, Findings& findings);  ///< a part of it
 void check_limits(const Patient& patient, Findings& findings);
 void check_nics(const Patient& patient, Findings& findings);
 void check_gids(const Patient& patient, Findings& findings);

@@ -91,18 +91,15 @@ int run_quick(const Patient& patient, const QuickOptions& options, bool json) {
 /// What was asked for, where that is not the whole examination.
 std::vector<std::string> modes_of(const DoctorOptions& options) {
   std::vector<std::string> modes;
-  const auto add = [&](bool asked, const char* name) {
+  for (const auto& [asked, name] :
+       {std::pair(options.list_checks, "--list-checks"), std::pair(options.explain.has_value(), "--explain"),
+        std::pair(options.quick, "--quick"), std::pair(options.report, "--report"),
+        std::pair(options.cluster, "--cluster"), std::pair(options.nic_test, "--nic-test"),
+        std::pair(options.nic_counters, "--nic-counters")}) {
     if (asked) modes.emplace_back(name);
-  };
-  add(options.list_checks, "--list-checks");
-  add(options.explain.has_value(), "--explain");
-  add(options.quick, "--quick");
-  add(options.report, "--report");
-  add(options.cluster, "--cluster");
-  add(options.nic_test, "--nic-test");
-  add(options.nic_counters, "--nic-counters");
+  }
   const bool makes_bundles = modes.empty() || options.nic_test || options.nic_counters;
-  add(!options.bundle.empty() && !makes_bundles, "--bundle");
+  if (!options.bundle.empty() && !makes_bundles) modes.emplace_back("--bundle");
   return modes;
 }
 
@@ -121,10 +118,10 @@ int run_doctor(const DoctorOptions& options) {
     throw InvalidArgument(options.nic_counters ? "--nic-counters: the command to run is missing (-- COMMAND ...)"
                                                : "a command goes with --nic-counters");
   }
-  Patient patient = examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-                            environment::of_process, environment::names_of_process());
+  const Patient patient =
+      examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
+              environment::of_process, environment::names_of_process());
   if (options.quick) return run_quick(patient, options.expected, options.json);
-  if (patient.root.is_this_machine()) patient.live_gpus = ask_nvml();
   if (options.report) {
     const MachineReport machine = report_machine(patient, full_version());
     options.json ? print_json(to_json(machine)) : fmt::print("{}", printable(to_text(machine)));

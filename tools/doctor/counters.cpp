@@ -72,7 +72,7 @@ void check_balance(const std::vector<const PortCounters*>& ports, Findings& find
   }
   if (total == 0) {
     findings.push_back({"traffic", Verdict::warning, "no NIC carried anything",
-                        "the command did not use RDMA: one machine only, or NVLink reached every peer", ""});
+                        "the command did not use RDMA: one machine only, or NVLink reached every peer"});
     return;
   }
   const std::uint64_t average = total / ports.size();
@@ -84,8 +84,7 @@ void check_balance(const std::vector<const PortCounters*>& ports, Findings& find
   }
   if (idle.empty()) {
     findings.push_back({"traffic", Verdict::ok,
-                        fmt::format("{} NICs carried {} each on average", ports.size(), format_bytes(average)), "",
-                        ""});
+                        fmt::format("{} NICs carried {} each on average", ports.size(), format_bytes(average))});
     return;
   }
   findings.push_back(
@@ -143,7 +142,7 @@ void check_traffic(const Patient& patient, const std::vector<PortCounters>& traf
     if (mapped.empty() || mapped.contains({port.nic, port.port})) ports.push_back(&port);
   }
   if (ports.empty()) {
-    findings.push_back({"traffic", Verdict::warning, "there is no NIC to count on", "", ""});
+    findings.push_back({"traffic", Verdict::warning, "there is no NIC to count on"});
     return;
   }
   check_balance(ports, findings);

@@ -31,18 +31,14 @@ std::string annotation_of(const Patient& patient, std::string_view name) {
 }
 
 bool has_net_plugin(const Patient& patient) {
-  const auto names = patient.root.list(fmt::format("{}/lib64", kGib));
-  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+  return std::ranges::any_of(patient.root.list(fmt::format("{}/lib64", kGib)), [](const std::string& name) {
     return name.starts_with("libnccl-net") && name.find(".so") != std::string::npos;
   });
 }
 
 bool is_searched(const Patient& patient, std::string_view folder) {
   const std::string path = patient.environment("LD_LIBRARY_PATH").value_or("");
-  for (const std::string_view entry : split(path, ':')) {
-    if (entry == folder) return true;
-  }
-  return false;
+  return std::ranges::count(split(path, ':'), folder) != 0;
 }
 
 void check_gib(const Patient& patient, Findings& findings) {
@@ -57,7 +53,7 @@ void check_gib(const Patient& patient, Findings& findings) {
     return;
   }
   findings.push_back(
-      {"gib", Verdict::ok, "gIB is there", "for NCCL's traffic only; this library uses the NICs by itself", ""});
+      {"gib", Verdict::ok, "gIB is there", "for NCCL's traffic only; this library uses the NICs by itself"});
   if (asked_for && !has_net_plugin(patient)) {
     findings.push_back({"gib", Verdict::error, fmt::format("NCCL_NET=gIB, but {}/lib64 has no libnccl-net*.so", kGib),
                         "NCCL does not start: \"Failed to initialize any NET plugin\"",
@@ -97,8 +93,8 @@ void check_networks(const Patient& patient, Findings& findings) {
     if (!patient.root.exists("/sys/class/net/" + name)) missing.push_back(name);
   }
   if (missing.empty()) {
-    findings.push_back({"pod_networks", Verdict::ok,
-                        fmt::format("the pod has the {} interfaces of its annotation", names.size()), "", ""});
+    findings.push_back(
+        {"pod_networks", Verdict::ok, fmt::format("the pod has the {} interfaces of its annotation", names.size())});
     return;
   }
   findings.push_back(

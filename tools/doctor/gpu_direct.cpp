@@ -65,10 +65,10 @@ void check_registration(const Patient& patient, Findings& findings) {
     findings.push_back({"registration", Verdict::ok,
                         fmt::format("GPU memory should be registered as dma-buf{}",
                                     peer_memory.empty() ? "" : fmt::format("; {} is available, too", peer_memory)),
-                        "the first registration decides; the log says which way was taken", ""});
+                        "the first registration decides; the log says which way was taken"});
   } else if (!peer_memory.empty()) {
     findings.push_back({"registration", Verdict::ok, fmt::format("GPU memory is registered through {}", peer_memory),
-                        fmt::format("dma-buf is not used: {}", reason), ""});
+                        fmt::format("dma-buf is not used: {}", reason)});
   } else {
     findings.push_back({"registration", Verdict::error,
                         fmt::format("neither dma-buf ({}) nor a peer memory module is available", reason),
@@ -88,7 +88,7 @@ void check_doorbell(const Patient& patient, Findings& findings) {
       "restart; or run the container privileged";
   if (patient.settings.nic_handler == rdma::NicHandler::cpu) {
     findings.push_back({"doorbell", Verdict::note, "the NIC handler is cpu by a variable",
-                        "GPUs do not ring doorbells even where they could", ""});
+                        "GPUs do not ring doorbells even where they could"});
     return;
   }
   const Verdict impossible = patient.settings.nic_handler == rdma::NicHandler::gpu ? Verdict::error : Verdict::warning;
@@ -100,7 +100,7 @@ void check_doorbell(const Patient& patient, Findings& findings) {
                         fmt::format("it cannot map a NIC's registers into a GPU; {}", kFallback), "update the driver"});
   } else if (params.find("PeerMappingOverride=1") != std::string::npos) {
     findings.push_back({"doorbell", Verdict::ok, "PeerMappingOverride=1: GPUs may ring doorbells",
-                        "the real mapping is tried when the first connection is made; the log says how it went", ""});
+                        "the real mapping is tried when the first connection is made; the log says how it went"});
   } else if ((capabilities_of_process(patient.root) & kPrivileged) == kPrivileged) {
     findings.push_back({"doorbell", Verdict::note,
                         "PeerMappingOverride is not set, but this process is privileged (CAP_SYS_ADMIN, CAP_SYS_RAWIO)",

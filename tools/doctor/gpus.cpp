@@ -1,4 +1,4 @@
-// `deep_ep doctor`: GPUs, their driver, and the NVLink between them.
+// `deep_ep doctor`: GPUs and their driver.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -108,67 +108,13 @@ void check_multi_node(const Patient& patient, Findings& findings) {
   if (!channels.empty()) {
     findings.push_back({"imex", Verdict::ok,
                         fmt::format("{} IMEX channels, first {}/{}", channels.size(), folder, channels[0]),
-                        "memory can be shared by NVLink between nodes of one domain (DEEP_EP_HEAP=fabric, auto)", ""});
+                        "memory can be shared by NVLink between nodes of one domain (DEEP_EP_HEAP=fabric, auto)"});
     return;
   }
   findings.push_back(
       {"imex", Verdict::warning, fmt::format("{} is missing or empty", folder),
        "NVLink joins several nodes here, but memory cannot be shared over it: NICs carry that traffic",
        "start nvidia-imex on all nodes, and give the container a channel (in Kubernetes a ComputeDomain)"});
-}
-
-void check_links(const std::vector<LiveGpu>& gpus, Findings& findings) {
-  int most = 0;
-  for (const LiveGpu& gpu : gpus) most = std::max(most, gpu.links);
-  if (most == 0 && gpus.size() < 2) return;
-  std::string fewer;
-  for (const LiveGpu& gpu : gpus) {
-    if (gpu.links < most) fewer += fmt::format("{}{} has {}", fewer.empty() ? "" : ", ", gpu.pci, gpu.links);
-  }
-  if (most == 0) {
-    findings.push_back({"nvlink", Verdict::warning, "no GPU has an NVLink that is up",
-                        "GPUs of this machine reach each other by PCIe, if at all",
-                        "nvidia-smi nvlink -s; on machines with NVSwitches, start nvidia-fabricmanager of the driver's "
-                        "release"});
-  } else if (fewer.empty()) {
-    findings.push_back({"nvlink", Verdict::ok, fmt::format("{} NVLinks of each GPU are up", most), "", ""});
-  } else {
-    findings.push_back({"nvlink", Verdict::error, fmt::format("{} NVLinks of a GPU are up, but {}", most, fewer),
-                        "ranks of these GPUs are slower, or cannot reach the others",
-                        "dmesg (Xid 74); reset the GPU, then the fabric manager; drain the node"});
-  }
-}
-
-void check_fabric(const std::vector<LiveGpu>& gpus, Findings& findings) {
-  using State = NvLinkFabric::State;
-  std::set<std::string> domains;
-  std::vector<std::string> waiting;
-  for (const LiveGpu& gpu : gpus) {
-    if (!gpu.fabric || gpu.fabric->state == State::not_supported) continue;
-    if (gpu.fabric->state != State::completed || gpu.fabric->error != 0) {
-      waiting.push_back(gpu.fabric->error == 0 ? gpu.pci : fmt::format("{} (error {})", gpu.pci, gpu.fabric->error));
-    } else if (!gpu.fabric->cluster.empty()) {
-      domains.insert(gpu.fabric->text());
-    }
-  }
-  if (!waiting.empty()) {
-    findings.push_back({"nvlink_domain", Verdict::error,
-                        fmt::format("not registered with the NVLink fabric: {}", fmt::join(waiting, ", ")),
-                        "CUDA does not start on these GPUs, or they reach no other one",
-                        "systemctl status nvidia-fabricmanager (nvidia-imex between machines); nvidia-smi -q shows "
-                        "the state under Fabric"});
-  }
-  if (domains.size() > 1) {
-    findings.push_back(
-        {"nvlink_domain", Verdict::error,
-         fmt::format("GPUs of this machine are in {} NVLink domains: {}", domains.size(), fmt::join(domains, "; ")),
-         "GPUs of different cliques do not reach each other by NVLink",
-         "the partition of the fabric must hold whole machines"});
-  } else if (domains.size() == 1) {
-    findings.push_back({"nvlink_domain", Verdict::ok, fmt::format("NVLink domain {}", *domains.begin()),
-                        "ranks of all machines of this clique reach each other by NVLink (DEEP_EP_HEAP=fabric, auto)",
-                        ""});
-  }
 }
 
 }  // namespace
@@ -202,20 +148,13 @@ void check_driver(const Patient& patient, Findings& findings) {
   findings.push_back({"driver", Verdict::ok, fmt::format("driver {}", driver),
                       patient.build.cuda.empty() ? "this build has no CUDA: ranks run on the CPU here"
                                                  : fmt::format("this build is of CUDA {} for {}", patient.build.cuda,
-                                                               fmt::join(patient.build.architectures, ", ")),
-                      ""});
-}
-
-void check_nvlink(const Patient& patient, Findings& findings) {
-  if (!patient.live_gpus) return;
-  check_links(*patient.live_gpus, findings);
-  check_fabric(*patient.live_gpus, findings);
+                                                               fmt::join(patient.build.architectures, ", "))});
 }
 
 void check_gpus(const Patient& patient, Findings& findings) {
   if (patient.gpus.empty()) {
     findings.push_back({"gpu", Verdict::note, "there is no NVIDIA GPU (or no driver for it)",
-                        "ranks run on the CPU; each takes a NIC in turn", ""});
+                        "ranks run on the CPU; each takes a NIC in turn"});
     return;
   }
   const std::set<std::string> names = names_of(patient);
@@ -228,9 +167,8 @@ void check_gpus(const Patient& patient, Findings& findings) {
                                       ? ""
                                       : fmt::format("; {} more belong to other containers",
                                                     patient.gpus.size() - static_cast<std::size_t>(ours))),
-                      names.size() > 1 ? "ranks wait for the slowest GPU" : "", ""});
+                      names.size() > 1 ? "ranks wait for the slowest GPU" : ""});
   check_multi_node(patient, findings);
-  check_nvlink(patient, findings);
 }
 
 }  // namespace deep_ep::tools

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
-#include <sstream>
 
 #include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
@@ -18,43 +17,36 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::string> split_path(const std::string& text) {
+// Folders in a file of ld.so.conf's format; `include` lines name files in /etc/ld.so.conf.d by a pattern.
+void read_loader_folders(const topology::SystemRoot& root, const std::string& file, std::vector<std::string>& folders) {
+  const std::string text = root.read(file).value_or("");
+  for (std::string_view line : split(text, '\n')) {
+    line = trim(line.substr(0, line.find('#')));
+    if (line.starts_with('/')) folders.emplace_back(line);
+  }
+}
+
+/// Where the loader looks, in its order.
+std::vector<std::string> searched_folders(const Patient& patient) {
   std::vector<std::string> folders;
-  std::istringstream stream(text);
-  for (std::string folder; std::getline(stream, folder, ':');) {
-    if (!folder.empty()) folders.push_back(folder);
+  const std::string path = patient.environment("LD_LIBRARY_PATH").value_or("");
+  for (const std::string_view folder : split(path, ':')) {
+    if (!folder.empty()) folders.emplace_back(folder);
+  }
+  read_loader_folders(patient.root, "/etc/ld.so.conf", folders);
+  for (const std::string& name : patient.root.list("/etc/ld.so.conf.d")) {
+    if (name.ends_with(".conf")) read_loader_folders(patient.root, "/etc/ld.so.conf.d/" + name, folders);
+  }
+  for (const char* folder : {"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu",
+                             "/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"}) {
+    folders.emplace_back(folder);
   }
   return folders;
 }
 
-// Folders in a file of ld.so.conf's format; `include` lines name files in /etc/ld.so.conf.d by a pattern.
-void read_loader_folders(const topology::SystemRoot& root, const std::string& file, std::vector<std::string>& folders) {
-  std::istringstream lines(root.read(file).value_or(""));
-  for (std::string line; std::getline(lines, line);) {
-    const std::string_view text = trim(std::string_view(line).substr(0, line.find('#')));
-    if (text.starts_with('/')) folders.emplace_back(text);
-  }
-}
-
-struct Search {
-  std::vector<std::string> folders;  ///< in the loader's order
-  std::vector<std::string> others;   ///< where copies lie that a change of LD_LIBRARY_PATH would bring in
-};
-
-Search search_of(const Patient& patient) {
-  Search search;
-  search.folders = split_path(patient.environment("LD_LIBRARY_PATH").value_or(""));
-  read_loader_folders(patient.root, "/etc/ld.so.conf", search.folders);
-  for (const std::string& name : patient.root.list("/etc/ld.so.conf.d")) {
-    if (name.ends_with(".conf")) read_loader_folders(patient.root, "/etc/ld.so.conf.d/" + name, search.folders);
-  }
-  for (const char* folder : {"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu",
-                             "/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"}) {
-    search.folders.emplace_back(folder);
-  }
-  search.others = {"/usr/local/nvidia/lib64", "/usr/local/gib/lib64", "/usr/local/lib", "/opt/mellanox/lib64"};
-  return search;
-}
+/// Where copies lie that a change of LD_LIBRARY_PATH would bring in.
+const std::vector<std::string> kOtherFolders = {"/usr/local/nvidia/lib64", "/usr/local/gib/lib64", "/usr/local/lib",
+                                                "/opt/mellanox/lib64"};
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -86,12 +78,6 @@ std::string provider_files_of(std::string_view bytes) {
   while (end < bytes.size() && is_digit(bytes[end])) ++end;
   if (bytes[begin] != '/' || bytes.substr(end, 3) != ".so") return {};
   return std::string(bytes.substr(begin, end + 3 - begin));
-}
-
-LibraryCopy read_copy(const topology::SystemRoot& root, const std::string& folder, const std::string& resolved) {
-  // The text within the file, not the ELF tables: names of versions are plain strings in both.
-  const std::string bytes = root.read_bytes(resolved);
-  return {folder, fs::path(resolved).filename().string(), private_abi_of(bytes), provider_files_of(bytes)};
 }
 
 std::string show(const LibraryCopy& copy) {
@@ -128,19 +114,20 @@ void check_other_copies(const std::vector<LibraryCopy>& copies, Findings& findin
 }  // namespace
 
 std::vector<LibraryCopy> find_library(const Patient& patient, const std::string& name) {
-  const Search search = search_of(patient);
   std::vector<LibraryCopy> copies;
   std::set<std::string> seen;
   const auto look = [&](const std::vector<std::string>& folders, bool searched) {
     for (const std::string& folder : folders) {
       const auto resolved = patient.root.resolve(fmt::format("{}/{}", folder, name));
       if (!resolved || !seen.insert(*resolved).second) continue;
-      copies.push_back(read_copy(patient.root, folder, *resolved));
-      copies.back().searched = searched;
+      // The text within the file, not the ELF tables: names of versions are plain strings in both.
+      const std::string bytes = patient.root.read_bytes(*resolved);
+      copies.push_back(
+          {folder, fs::path(*resolved).filename().string(), private_abi_of(bytes), provider_files_of(bytes), searched});
     }
   };
-  look(search.folders, true);
-  look(search.others, false);
+  look(searched_folders(patient), true);
+  look(kOtherFolders, false);
   return copies;
 }
 
@@ -181,7 +168,7 @@ void check_libraries(const Patient& patient, Findings& findings) {
   check_other_copies(verbs, findings);
   if (findings.size() == findings_before) {
     findings.push_back(
-        {"libraries", Verdict::ok, fmt::format("{} and {} fit together", show(first), show(mlx5.front())), "", ""});
+        {"libraries", Verdict::ok, fmt::format("{} and {} fit together", show(first), show(mlx5.front()))});
   }
 }
 

@@ -47,8 +47,7 @@ void check_locked_memory(const Patient& patient, Findings& findings) {
     findings.push_back({"locked_memory", Verdict::ok,
                         limit->soft == UINT64_MAX ? "locked memory is not limited"
                         : may_lock_anyway         ? "locked memory is limited, but CAP_IPC_LOCK lifts the limit"
-                                                  : limited,
-                        "", ""});
+                                                  : limited});
     return;
   }
   findings.push_back({"locked_memory", limit->soft < kLeast ? Verdict::error : Verdict::warning, limited,
@@ -110,7 +109,7 @@ void check_shared_memory(const Patient& patient, Findings& findings) {
   if (!memory) return;
   const std::string text = fmt::format("/dev/shm has {}", format_bytes(*memory));
   if (*memory >= kOfOthers) {
-    findings.push_back({"shared_memory", Verdict::ok, text, "", ""});
+    findings.push_back({"shared_memory", Verdict::ok, text});
     return;
   }
   findings.push_back(

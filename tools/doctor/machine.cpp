@@ -4,7 +4,6 @@
 
 #include <map>
 
-#include "csrc/support/format.hpp"
 #include "tools/common/version.hpp"
 
 namespace deep_ep::tools {
@@ -182,14 +181,8 @@ MachineReport report_machine(const Patient& patient, const std::string& version)
     }
     firmware.push_back(nic.firmware);
   }
-  std::vector<std::string> memory;
-  std::vector<std::string> domains;
-  for (const LiveGpu& gpu : patient.live_gpus.value_or(std::vector<LiveGpu>())) {
-    memory.push_back(format_bytes(gpu.memory_bytes));
-    if (gpu.fabric && !gpu.fabric->cluster.empty()) domains.push_back(gpu.fabric->text());
-  }
   const auto read = [&](const char* file) { return patient.root.read(file).value_or(""); };
-  MachineReport report = {
+  return {
       {"deep_ep", "deep_ep", version},
       {"host", "Host", or_else(read("/proc/sys/kernel/hostname"), "not known")},
       {"boot_id", "Boot", or_else(read("/proc/sys/kernel/random/boot_id"), "not known")},
@@ -207,9 +200,6 @@ MachineReport report_machine(const Patient& patient, const std::string& version)
       {"libmlx5", "libmlx5", first_copy(patient, "libmlx5.so.1")},
       {"peermem", "nvidia-peermem", or_else(read("/sys/module/nvidia_peermem/version"), "none")},
   };
-  if (!memory.empty()) report.push_back({"gpu_memory", "GPU memory", counted(memory)});
-  if (!domains.empty()) report.push_back({"nvlink_domain", "NVLink domain", counted(domains)});
-  return report;
 }
 
 std::string to_text(const MachineReport& report) {

@@ -26,7 +26,7 @@ void check_visible(const Patient& patient, Findings& findings) {
   }
   findings.push_back({"cuda_visible_devices", Verdict::note,
                       fmt::format("CUDA_VISIBLE_DEVICES={}: {}", *variable, list.empty() ? "no GPU at all" : list),
-                      "the map below goes by the GPUs themselves, whatever they are called", ""});
+                      "the map below goes by the GPUs themselves, whatever they are called"});
 }
 
 // The maker of virtual machines decides how much of the PCI tree they see.
@@ -56,10 +56,10 @@ void check_map(const Patient& patient, Findings& findings) {
     const bool told =
         std::any_of(findings.begin(), findings.end(), [&](const Finding& finding) { return finding.found == warning; });
     if (told) continue;  // by the check of the NICs
-    findings.push_back({"map", Verdict::warning, warning, "", ""});
+    findings.push_back({"map", Verdict::warning, warning});
   }
   if (mapped == map.rows.size() && map.warnings.empty()) {
-    findings.push_back({"map", Verdict::ok, fmt::format("each of the {} GPUs has a NIC of its own", mapped), "", ""});
+    findings.push_back({"map", Verdict::ok, fmt::format("each of the {} GPUs has a NIC of its own", mapped)});
   }
   if (mapped > 1 && all_equally_far(map) && patient.settings.mapping.empty()) {
     findings.push_back({"map", Verdict::note, "no GPU shares a PCIe switch with a NIC, as far as this machine shows",

@@ -17,9 +17,13 @@ using rdma::NicPort;
 void check_device_file(const Patient& patient, const Nic& nic, Findings& findings) {
   if (nic.accessible) return;
   if (nic.uverbs.empty()) {
-    findings.push_back({"device_file", Verdict::error, fmt::format("{} has no uverbs device", nic.name),
-                        "no program can use it through verbs", "load the kernel module ib_uverbs"});
-    findings.back().rdma_only = true;
+    findings.push_back({"device_file",
+                        Verdict::error,
+                        fmt::format("{} has no uverbs device", nic.name),
+                        "no program can use it through verbs",
+                        "load the kernel module ib_uverbs",
+                        {},
+                        true});
     return;
   }
   const std::string file = "/dev/infiniband/" + nic.uverbs;
@@ -46,8 +50,7 @@ void check_gpu_device_files(const Patient& patient, Findings& findings) {
   }
 }
 
-void check_port_gids(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
-  const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+void check_port_gids(const Nic& nic, const NicPort& port, const rdma::GidChoice& choice, Findings& findings) {
   const std::string name = fmt::format("{} port {}", nic.name, port.number);
   if (choice.gid) {
     if (!choice.warning.empty()) {
@@ -90,7 +93,7 @@ void check_firmware(const Patient& patient, Findings& findings) {
   if (versions.size() < 2) return;
   findings.push_back({"firmware", Verdict::note,
                       fmt::format("NICs differ in their firmware: {}", fmt::join(versions, ", ")),
-                      "if one NIC is slower than the others, this may be why", ""});
+                      "if one NIC is slower than the others, this may be why"});
 }
 
 void check_port(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
@@ -122,7 +125,7 @@ void check_nics(const Patient& patient, Findings& findings) {
       findings.push_back({"nic", Verdict::note,
                           fmt::format("{} ({}, {}): {}", nic.name, nic.driver.empty() ? "unknown driver" : nic.driver,
                                       nic.node_type, name_of(nic.capability)),
-                          "the library does not use it", ""});
+                          "the library does not use it"});
       continue;
     }
     for_gpus += nic.capability == Capability::mlx5 ? 1 : 0;
@@ -137,7 +140,7 @@ void check_nics(const Patient& patient, Findings& findings) {
     findings.push_back(
         {"nic", Verdict::ok,
          fmt::format("{} RDMA device{}, {} of them mlx5", supported, supported == 1 ? "" : "s", for_gpus),
-         for_gpus == supported ? "" : "GPUs can ring the doorbells of mlx5 alone; others need the handler cpu", ""});
+         for_gpus == supported ? "" : "GPUs can ring the doorbells of mlx5 alone; others need the handler cpu"});
   }
 }
 
@@ -150,18 +153,18 @@ void check_gids(const Patient& patient, Findings& findings) {
     for (const NicPort& port : nic.ports) {
       if (!port.active()) continue;
       ++ports;
-      check_port_gids(patient, nic, port, findings);
       const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+      check_port_gids(nic, port, choice, findings);
       if (choice.gid) indices.insert(choice.gid->index);
     }
   }
   if (ports == 0 || findings.size() != before) return;
-  findings.push_back(
-      {"gid", Verdict::ok,
-       indices.size() == 1 ? fmt::format("each of the {} active ports has an address, GID {}", ports, *indices.begin())
-                           : fmt::format("each of the {} active ports has an address, under GID indices {}", ports,
-                                         fmt::join(indices, ", ")),
-       indices.size() == 1 ? "" : "the library chooses for each port; one index for all would fail", ""});
+  findings.push_back({"gid", Verdict::ok,
+                      indices.size() == 1
+                          ? fmt::format("each of the {} active ports has an address, GID {}", ports, *indices.begin())
+                          : fmt::format("each of the {} active ports has an address, under GID indices {}", ports,
+                                        fmt::join(indices, ", ")),
+                      indices.size() == 1 ? "" : "the library chooses for each port; one index for all would fail"});
 }
 
 void check_device_files(const Patient& patient, Findings& findings) {
@@ -174,7 +177,7 @@ void check_device_files(const Patient& patient, Findings& findings) {
   }
   check_gpu_device_files(patient, findings);
   if (devices + patient.gpus.size() > 0 && findings.size() == before) {
-    findings.push_back({"device_file", Verdict::ok, "the device files of all NICs and GPUs can be opened", "", ""});
+    findings.push_back({"device_file", Verdict::ok, "the device files of all NICs and GPUs can be opened"});
   }
 }
 

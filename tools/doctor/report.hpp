@@ -18,14 +18,14 @@ enum class Verdict : std::uint8_t {
 
 const char* name_of(Verdict verdict);  ///< "warning"
 
-/// Each says what was found, what that means for a run, and what to do about it. The last is empty where nothing is to
-/// be done.
+/// Each says what was found, what that means for a run, and what to do about it. The last
+/// two are empty where there is nothing to say.
 struct Finding {
   std::string check;  ///< a word that scripts may rely on: "nic", "gid", "map", ...
   Verdict verdict = Verdict::ok;
   std::string found;
-  std::string meaning;
-  std::string action;
+  std::string meaning = {};
+  std::string action = {};
   std::string id = {};     ///< of the check that it belongs to: "D5"
   bool rdma_only = false;  ///< an error that stops transfers between machines, and nothing else
 };

@@ -199,7 +199,7 @@ void check_variables(const Patient& patient, Findings& findings) {
                         fmt::format("did you mean {}? See deep_ep env", unknown.nearest)});
   }
   for (const std::string& taken : taken_variables(patient)) {
-    findings.push_back({"variables", Verdict::note, taken, "in effect here too; a DEEP_EP_ variable would win", ""});
+    findings.push_back({"variables", Verdict::note, taken, "in effect here too; a DEEP_EP_ variable would win"});
   }
   check_foreign(patient, findings);
   check_folders(patient, findings);

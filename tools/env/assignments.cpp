@@ -1,4 +1,4 @@
-#include "tools/env/assignments.hpp"
+#include "tools/env/env.hpp"
 
 #include <fmt/format.h>
 

@@ -10,10 +10,7 @@
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/json_output.hpp"
-#include "tools/env/assignments.hpp"
-#include "tools/env/print.hpp"
-#include "tools/env/profiles.hpp"
-#include "tools/env/reference.hpp"
+#include "tools/env/env.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -45,7 +42,7 @@ InEffect in_effect(const environment::Variable& variable) {
   }
 }
 
-int print_as_json() {
+nlohmann::json variables_json() {
   nlohmann::json table = nlohmann::json::array();
   for (const environment::Variable& variable : environment::variables()) {
     const auto [value, problem] = in_effect(variable);
@@ -59,30 +56,21 @@ int print_as_json() {
                      {"others", variable.others()},
                      {"help", variable.help}});
   }
-  print_json(table);
-  return 0;
+  return table;
 }
 
-int print_table() {
+void print_table() {
   for (const environment::Variable& variable : environment::variables()) {
     const auto [value, problem] = in_effect(variable);
-    fmt::print("{} = {}{}\n", variable.name(), value.text.empty() ? "(empty)" : value.text,
+    fmt::print("{} = {}{}\n    {}\n", variable.name(), value.text.empty() ? "(empty)" : value.text,
                value.name.empty()              ? "  (default)"
                : value.name == variable.name() ? "  (set)"
-                                               : fmt::format("  (by {})", value.name));
-    fmt::print("    {}\n", variable.help);
+                                               : fmt::format("  (by {})", value.name),
+               variable.help);
     if (!variable.allowed.empty()) fmt::print("    allowed: {}\n", variable.allowed);
     if (!variable.others().empty()) fmt::print("    where it is not set: {}\n", fmt::join(variable.others(), ", "));
     if (!problem.empty()) fmt::print("    {}\n", problem);
   }
-  return 0;
-}
-
-int print_names() {
-  for (const environment::Variable& variable : environment::variables()) {
-    if (environment::is_own(variable.name())) fmt::print("{}\n", variable.name());
-  }
-  return 0;
 }
 
 int run_env(const EnvOptions& options) {
@@ -97,14 +85,18 @@ int run_env(const EnvOptions& options) {
   if (options.nccl && options.profile.empty()) {
     throw InvalidArgument("--nccl: the variables of NCCL belong to a --profile, and none was given");
   }
-  if (options.json) return print_as_json();
-  if (options.list) return print_names();
-  if (options.markdown) {
-    fmt::print("{}", reference_page());
+  if (options.list) {
+    for (const environment::Variable& variable : environment::variables()) {
+      if (environment::is_own(variable.name())) fmt::print("{}\n", variable.name());
+    }
+  }
+  if (options.json) print_json(variables_json());
+  if (options.markdown) fmt::print("{}", reference_page());
+  if (options.list || options.json || options.markdown) return 0;
+  if (!script && !options.explain) {
+    print_table();
     return 0;
   }
-  if (!script && !options.explain) return print_table();
-
   const Profile* profile = options.profile.empty() ? nullptr : &profile_of(options.profile);
   const Patient patient =
       examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),

@@ -1,4 +1,4 @@
-#include "tools/env/profiles.hpp"
+#include "tools/env/env.hpp"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "tools/bench/selftest_rank.hpp"
+#include "tools/bench/normal_mode_rank.hpp"
 #include "tools/common/child.hpp"
 
 namespace deep_ep::tools {
@@ -29,14 +29,14 @@ TEST(Children, GiveOutputStatusAndReason) {
   EXPECT_EQ(results[0].reason(), "why");
   const ChildResult killed = run_children({{.words = {"sh", "-c", "kill -9 $$"}}}, 60)[0];
   EXPECT_EQ(killed.status, 128 + 9);
-  EXPECT_EQ(killed.reason(), "it was ended by signal 9");
+  EXPECT_EQ(killed.reason(), "it ended with signal 9 (Killed)");
   const ChildResult absent = run_children({{.words = {"/nonexistent/program"}}}, 60)[0];
   EXPECT_EQ(absent.status, 127);
   EXPECT_EQ(absent.reason(), "/nonexistent/program: No such file or directory");
 }
 
 TEST(Children, WhoPrintsTooMuchIsEnded) {
-  const ChildResult endless = run_children({{.words = {"yes"}, .most_output = 1 << 20}}, 600)[0];
+  const ChildResult endless = run_children({{.words = {"yes"}}}, 600, 1 << 20)[0];
   EXPECT_TRUE(endless.too_long);
   EXPECT_FALSE(endless.well());
   EXPECT_LT(endless.output.size(), std::size_t{2} << 20);
@@ -57,25 +57,29 @@ TEST(Children, EndTogether) {
 
 TEST(Selftest, NoticesRowsThatAreOthers) {
   const WorkloadShape shape{.ranks = 1, .tokens = 5, .hidden = 128, .topk = 2, .experts = 4};
-  WorkloadShape other = shape;
-  other.topk = 3;
-  const SelftestTruth truth(shape);
-  const SelftestTruth wrong(other);
-  const auto bootstrap = make_thread_bootstraps(1).front();
-  const auto executor = make_executor(Device::Kind::cpu, 0);
-  SelftestRank rank(shape, truth, bootstrap, executor);
-  for (const SelftestCase& one : selftest_cases(1)) EXPECT_NO_THROW(rank.run(one)) << one.name();
+  const Routes routes(shape, true);
+  const RankTask task{shape, routes, make_thread_bootstraps(1).front(), make_executor(Device::Kind::cpu, 0)};
+  NormalModeRank rank(task);
+  for (const NormalModeCall& one : selftest_cases(1)) EXPECT_NO_THROW(run_selftest_case(rank, one)) << name_of(one);
   rank.destroy();
-  SelftestRank mistaken(shape, wrong, bootstrap, executor);
-  EXPECT_NE(error_in([&] { mistaken.run({.topk = true}); }).find("selections"), std::string::npos);
-  mistaken.destroy();
+  WorkloadShape fewer = shape;
+  fewer.tokens = 4;
+  WorkloadShape wider = shape;
+  wider.topk = 3;
+  for (const auto& [other, what] : {std::pair(fewer, "received 5 BF16 rows"), std::pair(wider, "selections")}) {
+    const Routes wrong(other, true);
+    const RankTask mistaken{shape, wrong, task.bootstrap, task.executor};
+    NormalModeRank one(mistaken);
+    EXPECT_NE(error_in([&] { run_selftest_case(one, {}); }).find(what), std::string::npos) << what;
+    one.destroy();
+  }
 }
 
 TEST(Selftest, HasUpstreamsCases) {
   EXPECT_EQ(selftest_cases(1).size(), 24u);
   EXPECT_EQ(selftest_cases(2).size(), 32u);
-  EXPECT_EQ(selftest_cases(2).front().name(), "Running with BF16, without top-k (async=False, previous=False)");
-  EXPECT_EQ(selftest_cases(2).back().name(), "Running with FP8, with top-k (async=True, previous=True)");
+  EXPECT_EQ(name_of(selftest_cases(2).front()), "Running with BF16, without top-k (async=False, previous=False)");
+  EXPECT_EQ(name_of(selftest_cases(2).back()), "Running with FP8, with top-k (async=True, previous=True)");
 }
 
 }  // namespace

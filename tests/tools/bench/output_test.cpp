@@ -5,10 +5,10 @@
 #include <fstream>
 #include <regex>
 #include <set>
+#include <sstream>
 
 #include "deep_ep/error.hpp"
 #include "tools/bench/output/compare.hpp"
-#include "tools/bench/output/csv.hpp"
 #include "tools/bench/output/results.hpp"
 
 namespace deep_ep::tools {
@@ -42,23 +42,24 @@ Figure dispatch(std::int64_t tokens, double rate, std::int64_t sms = 24) {
   return figure;
 }
 
+ResultFile parsed(const std::string& text) {
+  std::istringstream stream(text);
+  return parse_results(stream, "f.csv");
+}
+
 TEST(BenchCsv, FieldsComeBackAsTheyWere) {
-  const std::vector<std::string> fields = {"", "plain", "a,b", "say \"so\"", "two\nlines", "#no comment", ""};
-  const CsvText text = parse_csv("# key: value\n\n" + csv_line(fields) + csv_line({"1"}), "file");
-  ASSERT_EQ(text.rows.size(), 2u);
-  EXPECT_EQ(text.rows[0].fields, fields);
-  EXPECT_EQ(text.rows[0].line, 3);
-  EXPECT_EQ(text.rows[1].line, 5);
-  EXPECT_EQ(text.comments, std::vector<std::string>{" key: value"});
-  EXPECT_EQ(parse_csv("a,b\r\nc,d\r\n", "file").rows[1].fields, (std::vector<std::string>{"c", "d"}));
-  EXPECT_NE(error_of([] { parse_csv("a\n\"b", "file"); }).find("file line 2"), std::string::npos);
+  const std::vector<std::string> fields = {"", "plain", "a,b", "say \"so\"", "#no comment", ""};
+  EXPECT_EQ(csv_line(fields), ",plain,\"a,b\",\"say \"\"so\"\"\",\"#no comment\",\n");
+  EXPECT_EQ(csv_fields(",plain,\"a,b\",\"say \"\"so\"\"\",\"#no comment\","), fields);
+  EXPECT_EQ(csv_line({"two\r\nlines"}), "two  lines\n") << "a line is a measurement";
+  EXPECT_NE(error_of([] { csv_fields("a,\"b"); }).find("does not end with one"), std::string::npos);
 }
 
 TEST(BenchFigure, EveryColumnGoesToCsvAndBack) {
   Figure figure;
   int number = 0;
   for (const FigureColumn& column : figure_columns()) set_field(figure, column, std::to_string(++number));
-  const ResultFile file = parse_results(figure_csv_header() + figure_csv_line(figure), "file");
+  const ResultFile file = parsed(figure_csv_header() + figure_csv_line(figure));
   ASSERT_EQ(file.figures.size(), 1u);
   EXPECT_EQ(figure_csv_line(file.figures[0]), figure_csv_line(figure));
   const nlohmann::json json = figure_json(figure);  // the same names
@@ -71,17 +72,18 @@ TEST(BenchFigure, EveryColumnGoesToCsvAndBack) {
 }
 
 TEST(BenchResults, SaysWhatIsWrongAndWhere) {
-  const auto error = [](const std::string& text) { return error_of([&] { parse_results(text, "f.csv"); }); };
+  const auto error = [](const std::string& text) { return error_of([&] { parsed(text); }); };
   EXPECT_EQ(error(""), "f.csv: there is no line of column names in it");
   EXPECT_EQ(error("# x: y\nranks,size\n"), "f.csv line 2: 'size' is no column of `deep_ep bench --csv`");
   EXPECT_EQ(error("ranks,ranks\n"), "f.csv line 1: column 'ranks' is there twice");
+  EXPECT_EQ(error("ranks\r\n\r\n\"8\r\n"), "f.csv line 3: a field begins with a quote and does not end with one");
   EXPECT_EQ(error("ranks,tokens\n8\n"), "f.csv line 2: 1 fields, but 2 columns");
-  EXPECT_EQ(error("ranks\n8\n8x\n"), "f.csv line 3, column ranks: '8x' is no whole number");
-  EXPECT_EQ(error("gb_per_s\nnan\n"), "f.csv line 2, column gb_per_s: 'nan' is no number");
+  EXPECT_EQ(error("ranks\n8\n8x\n"), "f.csv line 3: column ranks: '8x' is no whole number");
+  EXPECT_EQ(error("gb_per_s\nnan\n"), "f.csv line 2: column gb_per_s: 'nan' is no number");
 }
 
 TEST(BenchResults, ProvenanceGoesOnOverLines) {
-  const ResultFile file = parse_results("# source: a guide\n#   of two lines\n# date: 2026-01-02\nranks\n8\n", "f");
+  const ResultFile file = parsed("# source: a guide\n#   of two lines\n# date: 2026-01-02\nranks\n8\n");
   EXPECT_EQ(file.provenance_of("source"), "a guide of two lines");
   EXPECT_EQ(file.provenance_of("date"), "2026-01-02");
   EXPECT_EQ(file.provenance_of("command"), "");

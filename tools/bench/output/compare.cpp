@@ -3,34 +3,35 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
-#include <utility>
 
 namespace deep_ep::tools {
 namespace {
 
-struct ShapeColumn {
+template <class Member>
+struct Field {
   const char* name;
-  Figure::Count Figure::*member;
+  Member Figure::*member;
+  bool more_is_better = false;
 };
-constexpr ShapeColumn kShape[] = {{"ranks", &Figure::ranks},   {"nodes", &Figure::nodes}, {"tokens", &Figure::tokens},
-                                  {"hidden", &Figure::hidden}, {"topk", &Figure::topk},   {"experts", &Figure::experts},
-                                  {"groups", &Figure::groups}, {"bytes", &Figure::bytes}};
+constexpr Field<Figure::Count> kShape[] = {
+    {"ranks", &Figure::ranks}, {"nodes", &Figure::nodes},     {"tokens", &Figure::tokens}, {"hidden", &Figure::hidden},
+    {"topk", &Figure::topk},   {"experts", &Figure::experts}, {"groups", &Figure::groups}, {"bytes", &Figure::bytes}};
+constexpr Field<Figure::Number> kQuantities[] = {{"gb_per_s", &Figure::gb_per_s, true},
+                                                 {"rdma_gb_per_s", &Figure::rdma_gb_per_s, true},
+                                                 {"median_us", &Figure::median_us},
+                                                 {"mean_us", &Figure::mean_us}};
 
-struct Quantity {
-  const char* name;
-  Figure::Number Figure::*member;
-  bool more_is_better;
-};
-constexpr Quantity kQuantities[] = {{"gb_per_s", &Figure::gb_per_s, true},
-                                    {"rdma_gb_per_s", &Figure::rdma_gb_per_s, true},
-                                    {"median_us", &Figure::median_us, false},
-                                    {"mean_us", &Figure::mean_us, false}};
+void append(std::string& list, const char* separator, const std::string& one) {
+  list += (list.empty() ? "" : separator) + one;
+}
 
-/// Experts on all nodes, whether a file says so by 0 or by the number of nodes.
-Figure with_plain_groups(Figure figure) {
-  if (figure.nodes && (figure.groups == 0 || *figure.nodes == 1)) figure.groups = figure.nodes;
-  return figure;
+/// Those that count, with experts on all nodes said alike: a file says so by 0 or by the number of nodes.
+std::vector<Figure> usable(std::vector<Figure> figures) {
+  std::erase_if(figures, [](const Figure& figure) { return figure.status != "ok"; });
+  for (Figure& figure : figures) {
+    if (figure.nodes && (figure.groups == 0 || *figure.nodes == 1)) figure.groups = figure.nodes;
+  }
+  return figures;
 }
 
 std::string kind_of(const Figure& figure) {
@@ -43,28 +44,21 @@ std::string kind_of(const Figure& figure) {
 
 bool same_kind(const Figure& ours, const Figure& theirs) {
   const auto fits = [](const std::string& mine, const std::string& wanted) { return wanted.empty() || mine == wanted; };
-  // Another library's figures are for this one; those of another means (NCCL, copy engines) for the same means.
+  // Another library's figures are for this one; those of NCCL for NCCL's.
   const bool same_means = ours.by == theirs.by || (ours.by == "deep_ep" && theirs.by == "DeepEP");
   return same_means && ours.benchmark == theirs.benchmark && ours.operation == theirs.operation &&
          fits(ours.dtype, theirs.dtype) && fits(ours.mode, theirs.mode) && fits(ours.part, theirs.part) &&
          fits(ours.nic, theirs.nic);
 }
 
-bool same_shape(const Figure& ours, const Figure& theirs) {
-  return std::ranges::all_of(kShape, [&](const ShapeColumn& column) {
-    return !(theirs.*column.member) || theirs.*column.member == ours.*column.member;
-  });
-}
-
-std::string show_count(const Figure::Count& count) { return count ? fmt::format("{}", *count) : "not given"; }
-
-/// "tokens 2048 there, 4096 here; nodes 2 there, 1 here"
+/// "tokens 2048 there, 4096 here; nodes 2 there, 1 here": what their file says of the shape and is another here.
 std::string difference(const Figure& ours, const Figure& theirs) {
   std::string text;
-  for (const auto& [name, member] : kShape) {
-    if (!(theirs.*member) || theirs.*member == ours.*member) continue;
-    text += fmt::format("{}{} {} there, {} here", text.empty() ? "" : "; ", name, show_count(theirs.*member),
-                        show_count(ours.*member));
+  for (const auto& [name, member, ignored] : kShape) {
+    const Figure::Count &mine = ours.*member, &other = theirs.*member;
+    if (!other || other == mine) continue;
+    append(text, "; ",
+           fmt::format("{} {} there, {} here", name, *other, mine ? fmt::format("{}", *mine) : "not given"));
   }
   return text;
 }
@@ -78,24 +72,21 @@ bool is_better(const Figure& one, const Figure& other) {
 }
 
 std::string how_done(const Figure& figure) {
-  std::string text = figure.sms ? fmt::format("{} SMs", *figure.sms) : "";
-  const auto add = [&](const std::string& more) { text += (text.empty() ? "" : ", ") + more; };
-  if (figure.nvl_chunk) add(fmt::format("NVL chunk {}", *figure.nvl_chunk));
-  if (figure.rdma_chunk) add(fmt::format("RDMA chunk {}", *figure.rdma_chunk));
-  if (!figure.mode.empty() && figure.mode != "-") add(figure.mode);
+  std::string text;
+  if (figure.sms) append(text, ", ", fmt::format("{} SMs", *figure.sms));
+  if (figure.nvl_chunk) append(text, ", ", fmt::format("NVL chunk {}", *figure.nvl_chunk));
+  if (figure.rdma_chunk) append(text, ", ", fmt::format("RDMA chunk {}", *figure.rdma_chunk));
+  if (!figure.mode.empty() && figure.mode != "-") append(text, ", ", figure.mode);
   return text.empty() ? "-" : text;
 }
 
 /// Theirs, of several ways to do one thing the best.
 std::vector<Figure> best_of(const std::vector<Figure>& all) {
   std::vector<Figure> best;
-  for (const Figure& each : all) {
-    if (each.status != "ok") continue;
-    const Figure figure = with_plain_groups(each);
+  for (const Figure& figure : all) {
     const auto same = std::ranges::find_if(best, [&](const Figure& other) {
       return kind_of(other) == kind_of(figure) && other.by == figure.by &&
-             std::ranges::all_of(
-                 kShape, [&](const ShapeColumn& column) { return other.*column.member == figure.*column.member; });
+             std::ranges::all_of(kShape, [&](const auto& f) { return other.*f.member == figure.*f.member; });
     });
     if (same == best.end()) {
       best.push_back(figure);
@@ -109,18 +100,18 @@ std::vector<Figure> best_of(const std::vector<Figure>& all) {
 /// What a file does not say cannot be held against it, but the reader should know.
 std::string note_of(const Figure& ours, const Figure& theirs) {
   std::string unknown;
-  for (const auto& [name, member] : kShape) {
-    if (!(theirs.*member) && ours.*member) unknown += fmt::format("{}{}", unknown.empty() ? "" : ", ", name);
+  for (const auto& [name, member, ignored] : kShape) {
+    if (!(theirs.*member) && ours.*member) append(unknown, ", ", name);
   }
-  if (unknown.empty()) return theirs.note;
-  return fmt::format("{}{}not given there: {}", theirs.note, theirs.note.empty() ? "" : "; ", unknown);
+  std::string note = theirs.note;
+  if (!unknown.empty()) append(note, "; ", "not given there: " + unknown);
+  return note;
 }
 
 void add_figures(Comparison& comparison, const Figure& ours, const Figure& theirs) {
   for (const auto& [name, member, more_is_better] : kQuantities) {
-    if (!(ours.*member) || !(theirs.*member)) continue;
-    const double mine = *(ours.*member);
-    const double other = *(theirs.*member);
+    const double mine = (ours.*member).value_or(0);
+    const double other = (theirs.*member).value_or(0);
     if (mine <= 0 || other <= 0) continue;
     // The mean says little more than the median.
     if (member == &Figure::mean_us && ours.median_us && theirs.median_us) continue;
@@ -135,30 +126,29 @@ void add_figures(Comparison& comparison, const Figure& ours, const Figure& their
 }
 
 void compare_one(Comparison& comparison, const std::vector<Figure>& ours, const Figure& theirs) {
-  std::optional<Figure> best;
-  std::optional<Figure> another;
+  const Figure* best = nullptr;
+  std::string another;  // how the shape of what is of this kind differs
   for (const Figure& figure : ours) {
     if (!same_kind(figure, theirs)) continue;
-    if (!same_shape(figure, theirs)) {
-      another = figure;
-    } else if (!best || is_better(figure, *best)) {
-      best = figure;
+    if (std::string found = difference(figure, theirs); !found.empty()) {
+      another = std::move(found);
+    } else if (best == nullptr || is_better(figure, *best)) {
+      best = &figure;
     }
   }
-  if (best) {
+  if (best != nullptr) {
     add_figures(comparison, *best, theirs);
-  } else if (another) {
-    comparison.refusals.push_back(fmt::format("{} is not compared, because the shape is another: {}", kind_of(theirs),
-                                              difference(*another, theirs)));
+  } else if (!another.empty()) {
+    comparison.refusals.push_back(
+        fmt::format("{} is not compared, because the shape is another: {}", kind_of(theirs), another));
   }
 }
 
 }  // namespace
 
 double Comparison::worst_ratio() const {
-  double worst = 0;
-  for (const ComparedFigure& figure : figures) worst = worst == 0 ? figure.ratio : std::min(worst, figure.ratio);
-  return worst;
+  const auto worst = std::ranges::min_element(figures, {}, &ComparedFigure::ratio);
+  return worst == figures.end() ? 0 : worst->ratio;
 }
 
 std::string Comparison::text() const {
@@ -200,19 +190,16 @@ nlohmann::json Comparison::json() const {
           {"warnings", warnings}};
 }
 
-Comparison compare(const std::vector<Figure>& ours, const ResultFile& reference) {
-  Comparison comparison{.reference = reference, .figures = {}, .refusals = {}, .warnings = {}};
-  std::vector<Figure> usable;
-  for (const Figure& figure : ours) {
-    if (figure.status == "ok") usable.push_back(with_plain_groups(figure));
-  }
-  const std::vector<Figure> theirs = best_of(reference.figures);
-  for (const Figure& figure : theirs) compare_one(comparison, usable, figure);
+Comparison compare(const std::vector<Figure>& all_of_ours, const ResultFile& reference) {
+  Comparison comparison{.reference = reference};
+  const std::vector<Figure> ours = usable(all_of_ours);
+  const std::vector<Figure> theirs = best_of(usable(reference.figures));
+  for (const Figure& figure : theirs) compare_one(comparison, ours, figure);
   if (comparison.figures.empty() && comparison.refusals.empty()) {
     comparison.refusals.emplace_back("nothing is compared, because nothing in that file is of this benchmark");
   }
-  const auto on = [](const char* device) { return [=](const Figure& figure) { return figure.device == device; }; };
-  if (std::ranges::any_of(usable, on("cpu")) && !std::ranges::any_of(theirs, on("cpu"))) {
+  const auto on_cpu = [](const Figure& figure) { return figure.device == "cpu"; };
+  if (std::ranges::any_of(ours, on_cpu) && std::ranges::none_of(theirs, on_cpu)) {
     comparison.warnings.emplace_back("Ours ran on the CPU, which is no measure of speed");
   }
   return comparison;

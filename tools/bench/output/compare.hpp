@@ -21,9 +21,9 @@ struct ComparedFigure {
 
 struct Comparison {
   ResultFile reference;
-  std::vector<ComparedFigure> figures;
-  std::vector<std::string> refusals;  ///< a sentence for everything of one kind and another shape
-  std::vector<std::string> warnings;  ///< what makes ratios mean less
+  std::vector<ComparedFigure> figures{};
+  std::vector<std::string> refusals{};  ///< a sentence for everything of one kind and another shape
+  std::vector<std::string> warnings{};  ///< what makes ratios mean less
 
   /// The least ratio; 0 where nothing could be compared.
   double worst_ratio() const;

@@ -1,122 +1,54 @@
 #include "tools/bench/output/figure.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
+#include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
-#include "tools/bench/output/csv.hpp"
 
 namespace deep_ep::tools {
-namespace {
-
-template <class Value>
-Value parse_number(const std::string& text, const char* allowed) {
-  Value value{};
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || stop != end) throw InvalidArgument(fmt::format("'{}' is no {}", text, allowed));
-  return value;
-}
-
-}  // namespace
 
 const std::vector<FigureColumn>& figure_columns() {
-  static const std::vector<FigureColumn> columns = {
-      {"benchmark", &Figure::benchmark},
-      {"operation", &Figure::operation},
-      {"dtype", &Figure::dtype},
-      {"mode", &Figure::mode},
-      {"part", &Figure::part},
-      {"by", &Figure::by},
-      {"device", &Figure::device},
-      {"nic", &Figure::nic},
-      {"ranks", &Figure::ranks},
-      {"nodes", &Figure::nodes},
-      {"tokens", &Figure::tokens},
-      {"hidden", &Figure::hidden},
-      {"topk", &Figure::topk},
-      {"experts", &Figure::experts},
-      {"groups", &Figure::groups},
-      {"bytes", &Figure::bytes},
-      {"sms", &Figure::sms},
-      {"nvl_chunk", &Figure::nvl_chunk},
-      {"rdma_chunk", &Figure::rdma_chunk},
-      {"median_us", &Figure::median_us},
-      {"min_us", &Figure::min_us},
-      {"max_us", &Figure::max_us},
-      {"mean_us", &Figure::mean_us},
-      {"wall_us", &Figure::wall_us},
-      {"pipelined_us", &Figure::pipelined_us},
-      {"host_us", &Figure::host_us},
-      {"notify_us", &Figure::notify_us},
-      {"gb_per_s", &Figure::gb_per_s},
-      {"rdma_gb_per_s", &Figure::rdma_gb_per_s},
-      {"alg_gb_per_s", &Figure::alg_gb_per_s},
-      {"nvlink_wire_gb_per_s", &Figure::nvlink_wire_gb_per_s},
-      {"rdma_wire_gb_per_s", &Figure::rdma_wire_gb_per_s},
-      {"nominal_gb_per_s", &Figure::nominal_gb_per_s},
-      {"warps", &Figure::warps},
-      {"status", &Figure::status},
-      {"note", &Figure::note},
-  };
+#define DEEP_EP_COLUMN(kind, name) {#name, &Figure::name},
+  static const std::vector<FigureColumn> columns = {DEEP_EP_FIGURE_COLUMNS(DEEP_EP_COLUMN)};
+#undef DEEP_EP_COLUMN
   return columns;
 }
 
-const FigureColumn* find_column(std::string_view name) {
-  const auto& all = figure_columns();
-  const auto found = std::ranges::find_if(all, [&](const FigureColumn& column) { return column.name == name; });
-  return found == all.end() ? nullptr : &*found;
-}
-
-std::string field_text(const Figure& figure, const FigureColumn& column) {
+nlohmann::json value_of(const Figure& figure, const FigureColumn& column) {
   return std::visit(
-      [&](auto member) -> std::string {
+      [&](auto member) -> nlohmann::json {
         const auto& value = figure.*member;
         if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Figure::Text>) {
-          return value;
-        } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Figure::Count>) {
-          return value ? fmt::format("{}", *value) : "";
+          return value.empty() ? nlohmann::json() : nlohmann::json(value);
         } else {
-          return value ? fmt::format("{:.6g}", *value) : "";
+          return value ? nlohmann::json(*value) : nlohmann::json();
         }
       },
       column.member);
 }
 
 void set_field(Figure& figure, const FigureColumn& column, const std::string& text) {
-  std::visit(
-      [&](auto member) {
-        auto& value = figure.*member;
-        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Figure::Text>) {
-          value = text;
-        } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Figure::Count>) {
-          value.reset();
-          if (!text.empty()) value = parse_number<std::int64_t>(text, "whole number");
-        } else {
-          value.reset();
-          if (!text.empty()) value = parse_number<double>(text, "number");
-          if (value && !std::isfinite(*value)) throw InvalidArgument(fmt::format("'{}' is no number", text));
-        }
-      },
-      column.member);
+  const auto parse = [&]<class T>(std::optional<T>& value, const char* allowed) {
+    value = parse_number<T>(text);
+    if (!value && !text.empty()) fail<InvalidArgument>("'{}' is no {}", text, allowed);
+  };
+  if (auto* const name = std::get_if<Figure::Text Figure::*>(&column.member)) {
+    figure.*(*name) = text;
+  } else if (auto* const count = std::get_if<Figure::Count Figure::*>(&column.member)) {
+    parse(figure.*(*count), "whole number");
+  } else {
+    Figure::Number& number = figure.*std::get<Figure::Number Figure::*>(column.member);
+    parse(number, "number");
+    if (number && !std::isfinite(*number)) fail<InvalidArgument>("'{}' is no number", text);
+  }
 }
 
 nlohmann::json figure_json(const Figure& figure) {
   nlohmann::json json = nlohmann::json::object();
   for (const FigureColumn& column : figure_columns()) {
-    std::visit(
-        [&](auto member) {
-          const auto& value = figure.*member;
-          if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Figure::Text>) {
-            if (!value.empty()) json[column.name] = value;
-          } else {
-            if (value) json[column.name] = *value;
-          }
-        },
-        column.member);
+    if (nlohmann::json value = value_of(figure, column); !value.is_null()) json[column.name] = std::move(value);
   }
   return json;
 }
@@ -129,8 +61,45 @@ std::string figure_csv_header() {
 
 std::string figure_csv_line(const Figure& figure) {
   std::vector<std::string> fields;
-  for (const FigureColumn& column : figure_columns()) fields.push_back(field_text(figure, column));
+  for (const FigureColumn& column : figure_columns()) {
+    const nlohmann::json value = value_of(figure, column);
+    fields.push_back(value.is_null()           ? ""
+                     : value.is_string()       ? value.get<std::string>()
+                     : value.is_number_float() ? fmt::format("{:.6g}", value.get<double>())
+                                               : value.dump());
+  }
   return csv_line(fields);
+}
+
+std::string csv_line(const std::vector<std::string>& fields) {
+  std::string line;
+  for (const std::string& field : fields) {
+    const bool quoted = field.find_first_of(",\"") != std::string::npos || field.starts_with('#');
+    if (quoted) line += '"';
+    for (const char c : field) line += c == '"' ? "\"\"" : std::string(1, c == '\n' || c == '\r' ? ' ' : c);
+    line += quoted ? "\"," : ",";
+  }
+  if (!line.empty()) line.pop_back();
+  return line + '\n';
+}
+
+std::vector<std::string> csv_fields(std::string_view line) {
+  std::vector<std::string> fields(1);
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const bool quote = line[i] == '"';
+    if (quoted && quote && line.substr(i + 1).starts_with('"')) {
+      fields.back() += line[++i];
+    } else if (quote && (quoted || fields.back().empty())) {
+      quoted = !quoted;
+    } else if (line[i] == ',' && !quoted) {
+      fields.emplace_back();
+    } else {
+      fields.back() += line[i];
+    }
+  }
+  if (quoted) throw InvalidArgument("a field begins with a quote and does not end with one");
+  return fields;
 }
 
 }  // namespace deep_ep::tools

@@ -1,4 +1,4 @@
-// One measurement as every kind of output has it: a row of a CSV file, a point of a plot, what is compared.
+// One measurement as every kind of output has it: a row of a CSV file, an object of JSON, what is compared.
 #pragma once
 
 #include <cstdint>
@@ -11,56 +11,36 @@
 
 namespace deep_ep::tools {
 
+/// The columns of the CSV files, in their order; results/README.md says what each means.
+// clang-format off
+#define DEEP_EP_FIGURE_COLUMNS(X)                                                                                     \
+  X(Text, benchmark) X(Text, operation) X(Text, dtype) X(Text, mode) X(Text, part) X(Text, by) X(Text, device)        \
+  X(Text, nic) X(Count, ranks) X(Count, nodes) X(Count, tokens) X(Count, hidden) X(Count, topk) X(Count, experts)     \
+  X(Count, groups) X(Count, bytes) X(Count, sms) X(Count, nvl_chunk) X(Count, rdma_chunk) X(Number, median_us)        \
+  X(Number, min_us) X(Number, max_us) X(Number, mean_us) X(Number, wall_us) X(Number, pipelined_us)                   \
+  X(Number, host_us) X(Number, notify_us) X(Number, gb_per_s) X(Number, rdma_gb_per_s) X(Number, alg_gb_per_s)        \
+  X(Number, nvlink_wire_gb_per_s) X(Number, rdma_wire_gb_per_s) X(Number, nominal_gb_per_s) X(Count, warps)           \
+  X(Text, status) X(Text, note)
+// clang-format on
+
 struct Figure {
   using Text = std::string;
   using Count = std::optional<std::int64_t>;
   using Number = std::optional<double>;
-
-  // What was measured.
-  Text benchmark{};  ///< "intranode", "internode", "low-latency", "wire", "nccl"
-  Text operation{};  ///< "dispatch", "combine", "layout", "write", "all_reduce", ...
-  Text dtype{};      ///< of the rows: "fp8", "bf16"
-  Text mode{};       ///< "cached", "exchange", "pull", "plain", ...
-  Text part{};       ///< low-latency: "whole", "send", "receive", "graph"
-  Text by{};         ///< "deep_ep", "DeepEP", "NCCL 2.30.7", "copy engine"
-  Text device{};     ///< "cuda", "cpu"
-  Text nic{};        ///< wire: "mlx5_0:1", "all"
-
-  // Its shape.
-  Count ranks{}, nodes{}, tokens{}, hidden{}, topk{}, experts{};
-  Count groups{};  ///< nodes that a token's experts may be on; 0: all
-  Count bytes{};   ///< of a message
-
-  // How it was done.
-  Count sms{}, nvl_chunk{}, rdma_chunk{};
-  Count warps{};  ///< of a block; empty: the library's default
-
-  // What came out.
-  Number median_us{}, min_us{}, max_us{}, mean_us{};
-  Number wall_us{}, pipelined_us{}, host_us{};
-  Number notify_us{};             ///< of a dispatch: what finding routes and exchanging counts takes besides
-  Number gb_per_s{};              ///< as the benchmark's publishers count: see results/README.md
-  Number rdma_gb_per_s{};         ///< the same for what goes by RDMA
-  Number alg_gb_per_s{};          ///< nccl: bytes by time
-  Number nvlink_wire_gb_per_s{};  ///< bytes that really cross between ranks of a node
-  Number rdma_wire_gb_per_s{};    ///< bytes that really cross between nodes
-  Number nominal_gb_per_s{};      ///< of the link
-
-  Text status = "ok";  ///< "ok", "skipped", "failed"
-  Text note{};         ///< why it was skipped or failed; what else is to be known
+#define DEEP_EP_FIELD(kind, name) kind name{};
+  DEEP_EP_FIGURE_COLUMNS(DEEP_EP_FIELD)
+#undef DEEP_EP_FIELD
+  Figure() { status = "ok"; }
 };
 
-/// A column of the CSV files, in their order.
 struct FigureColumn {
   const char* name;
   std::variant<Figure::Text Figure::*, Figure::Count Figure::*, Figure::Number Figure::*> member;
 };
 const std::vector<FigureColumn>& figure_columns();
-/// nullptr: there is none of that name.
-const FigureColumn* find_column(std::string_view name);
 
-/// A field as text; empty where there is no value.
-std::string field_text(const Figure& figure, const FigureColumn& column);
+/// A field: a string, a number, or null where there is no value.
+nlohmann::json value_of(const Figure& figure, const FigureColumn& column);
 /// @throws InvalidArgument, without saying where, for a text that is no such value.
 void set_field(Figure& figure, const FigureColumn& column, const std::string& text);
 /// All fields that have a value, by the names of columns.
@@ -69,5 +49,11 @@ nlohmann::json figure_json(const Figure& figure);
 /// The first line of a CSV file, and that of a measurement.
 std::string figure_csv_header();
 std::string figure_csv_line(const Figure& figure);
+
+/// CSV as spreadsheets write and read it: a field with commas or quotes is quoted. Line ends within fields become
+/// blanks.
+std::string csv_line(const std::vector<std::string>& fields);
+/// The fields of a line. @throws InvalidArgument, without saying where, for a quote without its other end.
+std::vector<std::string> csv_fields(std::string_view line);
 
 }  // namespace deep_ep::tools

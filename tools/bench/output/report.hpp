@@ -1,4 +1,4 @@
-// Uses of a benchmark's figures besides its table: CSV, JSON, comparison with a file. All commands share it.
+// What becomes of a benchmark's figures: a table, CSV, JSON, comparison with a file. All commands share it.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -20,21 +20,30 @@ struct OutputOptions {
   std::string compare;               ///< a file of results
   std::optional<double> fail_below;  ///< the least ratio
   bool progress = false;             ///< also where stderr is no terminal
-
-  bool text() const { return !json && !csv; }
 };
 
 void add_output_options(CLI::App& command, OutputOptions& options);
+
+/// A column of the table for people: texts on the left, numbers on the right.
+struct TableColumn {
+  FigureColumn field;  ///< its name is the title
+  int width;
+  bool is_rate = false;  ///< four digits count, not one behind the point
+};
 
 class Report {
  public:
   /// Reads what is to be compared with, so that a wrong name is found before the run. `speaks`: this process prints; of
   /// several processes one does. `setting`: what the JSON document says besides measurements.
-  Report(const OutputOptions& options, bool speaks, nlohmann::json setting);
+  Report(const OutputOptions& options, bool speaks, nlohmann::json setting, std::vector<TableColumn> table);
 
-  /// Prints its line at once with --csv.
+  bool prints_text() const { return speaks_ && !options_.json && !options_.csv; }
+  const std::vector<Figure>& figures() const { return figures_; }
+
+  /// Prints what stands in front of all figures: `explanation` in front of the table.
+  void begin(const std::string& explanation) const;
+  /// Prints its line at once, but not with --json.
   void add(const Figure& figure);
-
   /// Compares, and prints the document. Returns the exit status.
   int finish();
 
@@ -44,6 +53,7 @@ class Report {
   const OutputOptions& options_;
   bool speaks_;
   nlohmann::json document_;
+  std::vector<TableColumn> table_;
   std::optional<ResultFile> reference_;
   std::vector<Figure> figures_;
 };

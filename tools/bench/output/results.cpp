@@ -1,53 +1,55 @@
 #include "tools/bench/output/results.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <sstream>
 
+#include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
-#include "tools/bench/output/csv.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string without_blanks(const std::string& text) {
-  const std::size_t begin = text.find_first_not_of(" \t");
-  if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
-}
-
-/// "# key: value"; a comment without a colon goes on with the value before it.
-void add_provenance(ResultFile& file, const std::string& comment) {
-  const std::size_t colon = comment.find(": ");
-  const std::string key = colon == std::string::npos ? "" : without_blanks(comment.substr(0, colon));
-  const bool is_key = !key.empty() && key.find(' ') == std::string::npos;
+/// "key: value"; a comment without a key goes on with the value before it.
+void add_provenance(ResultFile& file, std::string_view comment) {
+  const std::string_view key = trim(comment.substr(0, std::min(comment.find(": "), comment.size())));
+  const bool is_key = key.size() < trim(comment).size() && !key.empty() && key.find(' ') == std::string::npos;
   if (is_key) {
-    file.provenance.emplace_back(key, without_blanks(comment.substr(colon + 1)));
+    file.provenance.emplace_back(key, trim(comment.substr(comment.find(": ") + 1)));
   } else if (!file.provenance.empty()) {
-    file.provenance.back().second += ' ' + without_blanks(comment);
+    file.provenance.back().second += fmt::format(" {}", trim(comment));
   }
 }
 
-std::vector<const FigureColumn*> columns_of(const CsvRow& header, const std::string& name) {
+std::vector<const FigureColumn*> columns_of(const std::vector<std::string>& names) {
   std::vector<const FigureColumn*> columns;
-  for (const std::string& field : header.fields) {
-    const FigureColumn* column = find_column(field);
-    if (column == nullptr) {
-      throw InvalidArgument(
-          fmt::format("{} line {}: '{}' is no column of `deep_ep bench --csv`", name, header.line, field));
-    }
-    if (std::ranges::count(columns, column) != 0) {
-      throw InvalidArgument(fmt::format("{} line {}: column '{}' is there twice", name, header.line, field));
-    }
-    columns.push_back(column);
+  for (const std::string& name : names) {
+    const auto& all = figure_columns();
+    const auto found = std::ranges::find_if(all, [&](const FigureColumn& column) { return column.name == name; });
+    if (found == all.end()) fail<InvalidArgument>("'{}' is no column of `deep_ep bench --csv`", name);
+    if (std::ranges::count(columns, &*found) != 0) fail<InvalidArgument>("column '{}' is there twice", name);
+    columns.push_back(&*found);
   }
   return columns;
+}
+
+Figure figure_of(const std::vector<const FigureColumn*>& columns, const std::vector<std::string>& fields) {
+  if (fields.size() != columns.size()) {
+    fail<InvalidArgument>("{} fields, but {} columns", fields.size(), columns.size());
+  }
+  Figure figure;
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    try {
+      set_field(figure, *columns[i], fields[i]);
+    } catch (const InvalidArgument& error) {
+      fail<InvalidArgument>("column {}: {}", columns[i]->name, error.what());
+    }
+  }
+  return figure;
 }
 
 /// Where results that come with the library may lie, seen from the folder of the program.
@@ -64,17 +66,6 @@ std::vector<fs::path> result_folders(const fs::path& program) {
   return folders;
 }
 
-/// A whole file or standard input.
-std::string read_text(const std::string& file) {
-  if (file == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-  std::error_code ignored;
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  if (in && !fs::is_directory(file, ignored)) text << in.rdbuf();
-  if (!in || fs::is_directory(file, ignored)) throw InvalidArgument(fmt::format("results {}: cannot read it", file));
-  return text.str();
-}
-
 }  // namespace
 
 std::string ResultFile::provenance_of(const std::string& key) const {
@@ -82,36 +73,35 @@ std::string ResultFile::provenance_of(const std::string& key) const {
   return found == provenance.end() ? "" : found->second;
 }
 
-ResultFile parse_results(const std::string& text, const std::string& name) {
-  const CsvText csv = parse_csv(text, name);
+ResultFile parse_results(std::istream& text, const std::string& name) {
   ResultFile file{.name = name, .provenance = {}, .figures = {}};
-  for (const std::string& comment : csv.comments) add_provenance(file, comment);
-  if (csv.rows.empty()) throw InvalidArgument(fmt::format("{}: there is no line of column names in it", name));
-  const std::vector<const FigureColumn*> columns = columns_of(csv.rows.front(), name);
-  for (std::size_t i = 1; i < csv.rows.size(); ++i) {
-    const CsvRow& row = csv.rows[i];
-    if (row.fields.size() != columns.size()) {
-      throw InvalidArgument(
-          fmt::format("{} line {}: {} fields, but {} columns", name, row.line, row.fields.size(), columns.size()));
-    }
-    Figure figure;
-    for (std::size_t c = 0; c < columns.size(); ++c) {
-      try {
-        set_field(figure, *columns[c], row.fields[c]);
-      } catch (const InvalidArgument& error) {
-        throw InvalidArgument(fmt::format("{} line {}, column {}: {}", name, row.line, columns[c]->name, error.what()));
+  std::vector<const FigureColumn*> columns;
+  std::string line;
+  for (int number = 1; std::getline(text, line); ++number) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.empty()) continue;
+    try {
+      if (line[0] == '#') {
+        if (columns.empty()) add_provenance(file, std::string_view(line).substr(1));
+      } else if (columns.empty()) {
+        columns = columns_of(csv_fields(line));
+      } else {
+        file.figures.push_back(figure_of(columns, csv_fields(line)));
       }
+    } catch (const InvalidArgument& error) {
+      fail<InvalidArgument>("{} line {}: {}", name, number, error.what());
     }
-    file.figures.push_back(figure);
   }
+  if (columns.empty()) fail<InvalidArgument>("{}: there is no line of column names in it", name);
   return file;
 }
 
-ResultFile read_results(const std::string& file) { return parse_results(read_text(file), file); }
-
-fs::path find_results(const std::string& name) {
+ResultFile read_results(const std::string& file) {
+  if (file == "-") return parse_results(std::cin, file);
   std::error_code ignored;
-  return find_results(name, fs::read_symlink("/proc/self/exe", ignored));
+  std::ifstream in(file, std::ios::binary);
+  if (!in || fs::is_directory(file, ignored)) fail<InvalidArgument>("results {}: cannot read it", file);
+  return parse_results(in, file);
 }
 
 fs::path find_results(const std::string& name, const fs::path& program) {
@@ -129,8 +119,8 @@ fs::path find_results(const std::string& name, const fs::path& program) {
     }
   }
   std::ranges::sort(known);
-  throw InvalidArgument(fmt::format("--compare {}: there is no such file{}{}", name,
-                                    known.empty() ? "" : "; with the library come ", fmt::join(known, ", ")));
+  fail<InvalidArgument>("--compare {}: there is no such file{}{}", name,
+                        known.empty() ? "" : "; with the library come ", fmt::join(known, ", "));
 }
 
 }  // namespace deep_ep::tools

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <istream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,16 +20,14 @@ struct ResultFile {
   std::string provenance_of(const std::string& key) const;
 };
 
-/// `text` of a file that errors call `name`. @throws InvalidArgument with the line for what is not such a file.
-ResultFile parse_results(const std::string& text, const std::string& name);
+/// A file that errors call `name`. @throws InvalidArgument with the line for what is not such a file.
+ResultFile parse_results(std::istream& text, const std::string& name);
 /// Reads a file. "-": standard input. @throws InvalidArgument where there is none.
 ResultFile read_results(const std::string& file);
 
 /// The file that a --compare names: a path, or the name of one that comes with the library ("seed-b200"), which lie in
-/// share/deep_ep/results of the installation or results/ of the source tree. @throws InvalidArgument with what there
-/// is.
-std::filesystem::path find_results(const std::string& name);
-/// The same, seen from the program `program`.
+/// share/deep_ep/results of the installation or results/ of the source tree, seen from the program `program`.
+/// @throws InvalidArgument with what there is.
 std::filesystem::path find_results(const std::string& name, const std::filesystem::path& program);
 
 }  // namespace deep_ep::tools

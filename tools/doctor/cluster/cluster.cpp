@@ -1,11 +1,10 @@
 #include "tools/doctor/cluster/cluster.hpp"
 
-#include <fmt/format.h>
-
 #include <map>
 #include <set>
 #include <vector>
 
+#include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/common/child.hpp"
@@ -41,85 +40,66 @@ bool is_ready(const json& object) {
   return false;
 }
 
-struct Answer {
-  json items = json::array();
-  std::string problem;        ///< empty: all is well
-  bool unknown_kind = false;  ///< the cluster has no such kind of object
+/// The cluster has no such kind of object.
+struct UnknownKind : Error {
+  using Error::Error;
 };
-/// `kubectl get KIND -o json`, within a bounded time.
-Answer ask_cluster(const std::string& kubectl, const char* kind, double seconds) {
+
+/// `kubectl get KIND -o json`, within a bounded time: the objects. @throws Error that says why there is no answer.
+json ask_cluster(const std::string& kubectl, const char* kind, double seconds) {
   constexpr std::size_t kMostOutput = std::size_t{64} << 20;
-  Answer answer;
-  const std::string asked = fmt::format("kubectl get {}", kind);
-  ChildResult output;
-  try {
-    output =
-        run_children({{.words = {kubectl, "get", kind, "-o", "json"}, .most_output = kMostOutput}}, seconds).front();
-  } catch (const SystemError& error) {
-    answer.problem = fmt::format("{}: {}", asked, error.what());
-    return answer;
-  }
-  const std::string first_line(trim(output.errors.substr(0, output.errors.find('\n'))));
-  if (output.timed_out || output.too_long) {
-    answer.problem = output.timed_out ? fmt::format("{}: no answer within {} s", asked, seconds)
-                                      : fmt::format("{}: the answer is longer than 64 MiB", asked);
-    return answer;
-  }
-  answer.unknown_kind = output.errors.find("doesn't have a resource type") != std::string::npos;
+  const ChildResult output =
+      run_children({{.words = {kubectl, "get", kind, "-o", "json"}}}, seconds, kMostOutput).front();
+  const auto refuse = [&](const std::string& why) { fail<Error>("kubectl get {}{}", kind, why); };
+  if (output.timed_out) refuse(fmt::format(": no answer within {} s", seconds));
+  if (output.too_long) refuse(": the answer is longer than 64 MiB");
+  if (output.errors.find("doesn't have a resource type") != std::string::npos) throw UnknownKind(kind);
   if (output.status != 0) {
-    answer.problem = fmt::format("{} ended with status {}: {}", asked, output.status, first_line);
-    return answer;
+    const std::string_view first_line = std::string_view(output.errors).substr(0, output.errors.find('\n'));
+    refuse(fmt::format(" ended with status {}: {}", output.status, trim(first_line)));
   }
-  const json list = json::parse(output.output, nullptr, false);
+  json list = json::parse(output.output, nullptr, false);
   if (!list.is_object() || !list.contains("items") || !list["items"].is_array()) {
-    answer.problem = fmt::format("{}: the answer is no list of objects", asked);
-    return answer;
+    refuse(": the answer is no list of objects");
   }
-  answer.items = list["items"];
-  return answer;
+  return std::move(list["items"]);
 }
 
-Finding problem_of(const Answer& answer) {
-  return {"cluster", Verdict::error, answer.problem, "what the cluster has is not known",
-          "kubectl get nodes must work: gcloud container clusters get-credentials, a kubeconfig, or permissions"};
+void check_node(const json& node, const std::string& gpus, const std::string& accelerator, Findings& findings) {
+  const std::string name = name_of(node);
+  if (!is_ready(node)) {
+    findings.push_back({"node", Verdict::error, fmt::format("node {} is not Ready", name), "no pod starts there",
+                        fmt::format("kubectl describe node {}", name)});
+  }
+  if (gpus == "0") {
+    findings.push_back({"node", Verdict::error,
+                        fmt::format("node {} has {} but offers no nvidia.com/gpu", name, accelerator),
+                        "the driver or the device plugin does not run there",
+                        "gpu-driver-version=default for the node pool, or an installer of the driver"});
+  }
+  const std::string verdict = text_at(node, {"metadata", "annotations", kVerdict});
+  if (!verdict.empty() && !verdict.starts_with("ok") && !verdict.starts_with("usable")) {
+    findings.push_back({"node", Verdict::error, fmt::format("node {}: deep_ep says {}", name, verdict),
+                        "the doctor found it unusable when the installer started there",
+                        "deep_ep doctor there names cause and remedy"});
+  }
 }
 
-void check_nodes(const Answer& nodes, Findings& findings) {
-  if (!nodes.problem.empty()) {
-    findings.push_back(problem_of(nodes));
-    return;
-  }
-  std::size_t with_gpus = 0;
+void check_nodes(const json& nodes, Findings& findings) {
   std::set<std::string> blocks;
   std::map<std::string, int> kinds;
-  for (const json& node : nodes.items) {
-    const std::string gpus = text_at(node, {"status", "allocatable", "nvidia.com/gpu"});
+  for (const json& node : nodes) {
+    const std::string offered = text_at(node, {"status", "allocatable", "nvidia.com/gpu"});
+    const std::string gpus = offered.empty() ? "0" : offered;
     const std::string accelerator = text_at(node, {"metadata", "labels", kAccelerator});
-    if ((gpus.empty() || gpus == "0") && accelerator.empty()) continue;
-    ++with_gpus;
-    ++kinds[fmt::format("{} x {}", gpus.empty() ? "0" : gpus,
-                        accelerator.empty() ? "GPUs without a label" : accelerator)];
-    if (!is_ready(node)) {
-      findings.push_back({"node", Verdict::error, fmt::format("node {} is not Ready", name_of(node)),
-                          "no pod starts there", fmt::format("kubectl describe node {}", name_of(node))});
-    }
-    if (gpus.empty() || gpus == "0") {
-      findings.push_back({"node", Verdict::error,
-                          fmt::format("node {} has {} but offers no nvidia.com/gpu", name_of(node), accelerator),
-                          "the driver or the device plugin does not run there",
-                          "gpu-driver-version=default for the node pool, or an installer of the driver"});
-    }
+    if (gpus == "0" && accelerator.empty()) continue;
+    ++kinds[fmt::format("{} x {}", gpus, accelerator.empty() ? "GPUs without a label" : accelerator)];
+    check_node(node, gpus, accelerator, findings);
     const std::string block = text_at(node, {"metadata", "labels", "cloud.google.com/gce-topology-block"});
     if (!block.empty()) blocks.insert(block);
-    const std::string verdict = text_at(node, {"metadata", "annotations", kVerdict});
-    if (!verdict.empty() && !verdict.starts_with("ok") && !verdict.starts_with("usable")) {
-      findings.push_back({"node", Verdict::error, fmt::format("node {}: deep_ep says {}", name_of(node), verdict),
-                          "the doctor found it unusable when the installer started there",
-                          "deep_ep doctor there names cause and remedy"});
-    }
   }
-  if (with_gpus == 0) {
-    findings.push_back({"node", Verdict::error, fmt::format("none of {} nodes has GPUs", nodes.items.size()),
+  if (kinds.empty()) {
+    findings.push_back({"node", Verdict::error, fmt::format("none of {} nodes has GPUs", nodes.size()),
                         "no rank can be placed", "a node pool with GPUs: deploy/gke"});
     return;
   }
@@ -128,15 +108,14 @@ void check_nodes(const Answer& nodes, Findings& findings) {
     text += fmt::format("{}{} nodes of {}", text.empty() ? "" : ", ", count, kind);
   findings.push_back(
       {"node", Verdict::ok, text,
-       blocks.empty() ? "" : fmt::format("in {} blocks of the network: {}", blocks.size(), fmt::join(blocks, ", ")),
-       ""});
+       blocks.empty() ? "" : fmt::format("in {} blocks of the network: {}", blocks.size(), fmt::join(blocks, ", "))});
 }
 
 /// What GKE gives pods of its networks are two resources of a node: the device, and an address. Nodes without any of
 /// them have no networks for pods, which need hostNetwork then.
-void check_network_resources(const Answer& nodes, Findings& findings) {
+void check_network_resources(const json& nodes, Findings& findings) {
   std::size_t whole = 0;
-  for (const json& node : nodes.items) {
+  for (const json& node : nodes) {
     std::vector<std::string> missing;
     bool any = false;
     for (int i = 0; i < kRdmaNetworks; ++i) {
@@ -164,40 +143,27 @@ void check_network_resources(const Answer& nodes, Findings& findings) {
   if (whole > 0) {
     findings.push_back(
         {"networks", Verdict::ok,
-         fmt::format("{} nodes offer devices and addresses of all {} RDMA networks", whole, kRdmaNetworks), "", ""});
+         fmt::format("{} nodes offer devices and addresses of all {} RDMA networks", whole, kRdmaNetworks)});
   }
 }
 
 // GKE joins a pod to the network of a NIC by two objects of the same name.
-void check_networks(const Answer& answer, const char* kind, Findings& findings) {
-  if (answer.unknown_kind) {
-    findings.push_back({"networks", Verdict::note, fmt::format("the cluster has no objects of kind {}", kind),
-                        "it is not GKE, or not made for several networks: pods need hostNetwork to use RDMA", ""});
-    return;
-  }
-  if (!answer.problem.empty()) {
-    findings.push_back(problem_of(answer));
-    return;
-  }
-  std::set<std::string> ready;
-  std::set<std::string> there;
-  for (const json& object : answer.items) {
-    there.insert(name_of(object));
-    if (is_ready(object)) ready.insert(name_of(object));
-  }
+void check_networks(const json& objects, const char* kind, Findings& findings) {
+  std::map<std::string, bool> ready;
+  for (const json& object : objects) ready[name_of(object)] = is_ready(object);
   std::vector<std::string> missing;
   std::vector<std::string> not_ready;
   for (int i = 0; i < kRdmaNetworks; ++i) {
     const std::string name = fmt::format("rdma-{}", i);
-    if (!there.contains(name)) {
+    if (!ready.contains(name)) {
       missing.push_back(name);
-    } else if (!ready.contains(name)) {
+    } else if (!ready[name]) {
       not_ready.push_back(name);
     }
   }
   if (missing.empty() && not_ready.empty()) {
     findings.push_back(
-        {"networks", Verdict::ok, fmt::format("{} rdma-0 to rdma-{} are Ready", kind, kRdmaNetworks - 1), "", ""});
+        {"networks", Verdict::ok, fmt::format("{} rdma-0 to rdma-{} are Ready", kind, kRdmaNetworks - 1)});
     return;
   }
   std::string text;
@@ -209,17 +175,13 @@ void check_networks(const Answer& answer, const char* kind, Findings& findings) 
                       "deploy/gke makes them; `kubectl describe` says why one is not Ready"});
 }
 
-void check_kinds(const Answer& answer, Findings& findings) {
-  if (!answer.problem.empty()) {
-    findings.push_back(problem_of(answer));
-    return;
-  }
+void check_kinds(const json& definitions, Findings& findings) {
   std::set<std::string> names;
-  for (const json& object : answer.items) names.insert(name_of(object));
+  for (const json& object : definitions) names.insert(name_of(object));
   const auto look = [&](const char* name, const char* product, const char* without) {
     const bool there = names.contains(name);
     findings.push_back({"kinds", there ? Verdict::ok : Verdict::note,
-                        fmt::format("{} is {}installed", product, there ? "" : "not "), there ? "" : without, ""});
+                        fmt::format("{} is {}installed", product, there ? "" : "not "), there ? "" : without});
   };
   look("jobsets.jobset.x-k8s.io", "JobSet", "the chart with JobSet does not work here; the Indexed Job does");
   look("clusterqueues.kueue.x-k8s.io", "Kueue",
@@ -238,19 +200,40 @@ Findings check_cluster(const ClusterOptions& options) {
         {"kubectl", Verdict::error, "kubectl is not on PATH", "the cluster cannot be asked", "install kubectl"});
     return findings;
   }
-  findings.push_back({"kubectl", Verdict::ok, kubectl, "", ""});
+  findings.push_back({"kubectl", Verdict::ok, kubectl});
   const std::string gcloud = find_program("gcloud", options.path);
   findings.push_back({"gcloud", gcloud.empty() ? Verdict::note : Verdict::ok,
                       gcloud.empty() ? "gcloud is not on PATH" : gcloud,
-                      gcloud.empty() ? "node pools and credentials of GKE are made elsewhere" : "", ""});
-  const Answer nodes = ask_cluster(kubectl, "nodes", options.seconds);
-  check_nodes(nodes, findings);
-  if (!nodes.problem.empty()) return findings;  // the others would fail alike
-  check_network_resources(nodes, findings);
-  check_networks(ask_cluster(kubectl, "networks.networking.gke.io", options.seconds), "Network", findings);
-  check_networks(ask_cluster(kubectl, "gkenetworkparamsets.networking.gke.io", options.seconds), "GKENetworkParamSet",
-                 findings);
-  check_kinds(ask_cluster(kubectl, "customresourcedefinitions", options.seconds), findings);
+                      gcloud.empty() ? "node pools and credentials of GKE are made elsewhere" : ""});
+  /// Whether there was an answer.
+  const auto ask = [&](const char* kind, const auto& check) {
+    try {
+      check(ask_cluster(kubectl, kind, options.seconds));
+      return true;
+    } catch (const UnknownKind&) {
+      throw;
+    } catch (const Error& error) {
+      findings.push_back(
+          {"cluster", Verdict::error, error.what(), "what the cluster has is not known",
+           "kubectl get nodes must work: gcloud container clusters get-credentials, a kubeconfig, or permissions"});
+      return false;
+    }
+  };
+  const bool answers = ask("nodes", [&](const json& nodes) {
+    check_nodes(nodes, findings);
+    check_network_resources(nodes, findings);
+  });
+  if (!answers) return findings;  // the others would fail alike
+  for (const auto& [kind, name] : {std::pair("networks.networking.gke.io", "Network"),
+                                   std::pair("gkenetworkparamsets.networking.gke.io", "GKENetworkParamSet")}) {
+    try {
+      ask(kind, [&](const json& objects) { check_networks(objects, name, findings); });
+    } catch (const UnknownKind&) {
+      findings.push_back({"networks", Verdict::note, fmt::format("the cluster has no objects of kind {}", name),
+                          "it is not GKE, or not made for several networks: pods need hostNetwork to use RDMA"});
+    }
+  }
+  ask("customresourcedefinitions", [&](const json& definitions) { check_kinds(definitions, findings); });
   return findings;
 }
 

@@ -10,28 +10,22 @@
 
 namespace deep_ep::tools {
 
-/// A message of another program. `...` in a pattern stands for whatever varies.
-struct ForeignError {
-  std::string_view origin;  ///< who says it: "NCCL", "libibverbs", ...
-  std::string_view pattern;
-  std::string_view cause;
-  std::string_view remedy;
-};
-std::span<const ForeignError> foreign_errors();
-
-/// A message of this library: a row of the tables of docs/troubleshooting.md.
-struct OwnError {
+/// A message of this library or of another program: a row of the tables of docs/troubleshooting.md and
+/// docs/foreign-errors.md. `...` in a pattern stands for whatever varies.
+struct KnownError {
+  std::string origin;  ///< who says it: "deep_ep", "NCCL", "libibverbs", ...
   std::vector<std::string> patterns;
   std::string cause;
   std::string remedy;
 };
-const std::vector<OwnError>& own_errors();
-/// Reads such a page; rows of other tables than those of messages are left out.
-std::vector<OwnError> read_error_page(std::span<const std::string_view> lines);
+const std::vector<KnownError>& known_errors();
+/// Reads such a page; rows of other tables than those of messages are left out, and patterns that say too little. With
+/// an empty `origin` that is the heading above a table.
+std::vector<KnownError> read_error_page(std::span<const std::string_view> lines, const std::string& origin);
 
 /// How much a pattern says: its letters and digits.
 std::size_t weight_of(std::string_view pattern);
-/// Patterns of the page that say less than this are pieces of longer messages, and would explain anything.
+/// The library's own patterns that say less than this are pieces of longer messages, and would explain anything.
 inline constexpr std::size_t kLeastWeight = 10;
 
 /// Whether the pieces between the `...` of a pattern follow one another in a text, however it is spaced, whatever its

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <memory>
 #include <mutex>
 
@@ -11,6 +10,7 @@
 #include "csrc/bootstrap/socket.hpp"
 #include "csrc/rdma/nic_test/judge.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/version.hpp"
 #include "tools/doctor/nic_test/subjects.hpp"
@@ -22,34 +22,25 @@ using rdma::nic_test::Line;
 using rdma::nic_test::Outcome;
 
 const char* word_of(Outcome outcome) {
-  switch (outcome) {
-    case Outcome::pass:
-      return "PASS";
-    case Outcome::skip:
-      return "SKIP";
-    case Outcome::fail:
-      break;
-  }
-  return "FAIL";
+  return outcome == Outcome::pass ? "PASS" : outcome == Outcome::skip ? "SKIP" : "FAIL";
 }
 
-/// Takes the library's log lines: failures on purpose are not for the terminal.
+/// Takes the library's log lines: failures on purpose are not for the terminal. The sink may outlive this object.
 class LogTaker {
  public:
   LogTaker() {
+    const LogLevel least = log::enabled(LogLevel::trace)   ? LogLevel::trace
+                           : log::enabled(LogLevel::debug) ? LogLevel::debug
+                                                           : LogLevel::info;
     set_log_sink(
         [lines = lines_](LogLevel level, std::string_view line) {
           const std::lock_guard lock(lines->mutex);
           constexpr const char* kNames[] = {"trace", "debug", "info", "warn", "error"};
           lines->all.push_back(fmt::format("{}: {}", kNames[static_cast<std::size_t>(level)], line));
         },
-        log::enabled(LogLevel::trace)   ? LogLevel::trace
-        : log::enabled(LogLevel::debug) ? LogLevel::debug
-                                        : LogLevel::info);
+        least);
   }
   ~LogTaker() { set_log_sink({}); }
-  LogTaker(const LogTaker&) = delete;
-  LogTaker& operator=(const LogTaker&) = delete;
 
   std::vector<std::string> take() {
     const std::lock_guard lock(lines_->mutex);
@@ -64,14 +55,6 @@ class LogTaker {
   std::shared_ptr<Lines> lines_ = std::make_shared<Lines>();
 };
 
-rdma::WireSetting wire_of(const std::string& text) {
-  try {
-    return rdma::parse_wire(text);
-  } catch (const InvalidArgument& error) {
-    throw InvalidArgument(fmt::format("--wire {}: {}", text, error.what()));
-  }
-}
-
 }  // namespace
 
 rdma::nic_test::Limits limits_of(double seconds, std::size_t nics) {
@@ -85,10 +68,7 @@ rdma::nic_test::Limits limits_of(double seconds, std::size_t nics) {
 
 int NicTestReport::count(Outcome outcome) const {
   std::ptrdiff_t found = 0;
-  for (const TestedNic& nic : nics) {
-    found +=
-        std::count_if(nic.lines.begin(), nic.lines.end(), [&](const Line& line) { return line.outcome == outcome; });
-  }
+  for (const TestedNic& nic : nics) found += std::ranges::count(nic.lines, outcome, &Line::outcome);
   return static_cast<int>(found);
 }
 
@@ -148,9 +128,8 @@ PeerAddress parse_peer(const std::string& text, std::uint16_t port) {
   bool good = !text.empty();
   if (has_port) {
     peer.host = text.substr(0, colon);
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, peer.port);
-    good = error == std::errc() && stop == end && peer.port != 0;
+    peer.port = parse_number<std::uint16_t>(std::string_view(text).substr(colon + 1)).value_or(0);
+    good = peer.port != 0;
   }
   if (bracketed && peer.host.ends_with(']')) peer.host = peer.host.substr(1, peer.host.size() - 2);
   if (!good || peer.host.empty()) throw InvalidArgument(fmt::format("--peer {}: allowed: HOST, HOST:PORT", text));

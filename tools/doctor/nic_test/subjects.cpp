@@ -130,6 +130,14 @@ void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjec
 
 }  // namespace
 
+rdma::WireSetting wire_of(const std::string& text) {
+  try {
+    return rdma::parse_wire(text);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("--wire {}: {}", text, error.what()));
+  }
+}
+
 rdma::PathOptions giving_up_within(rdma::PathOptions path, double seconds) {
   const auto tries_for = [&](int timeout) { return 4.096e-6 * std::exp2(timeout) * (path.retry_count + 1); };
   if (path.ack_timeout == 0) path.ack_timeout = 31;  // for ever

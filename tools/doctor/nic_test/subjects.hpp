@@ -23,6 +23,9 @@ struct Subjects {
   rdma::nic_test::Lines left_out;  ///< NICs and GPUs that cannot be tested, with the reason
 };
 
+/// Of the option --wire. @throws InvalidArgument.
+rdma::WireSetting wire_of(const std::string& text);
+
 /// The path with a time-out by which a NIC that gets no answer gives up within `seconds`, if it is not shorter anyway.
 rdma::PathOptions giving_up_within(rdma::PathOptions path, double seconds);
 

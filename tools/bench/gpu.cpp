@@ -1,40 +1,87 @@
-// NCCL's grouped send and receive, the usual way to exchange tokens without a library of this kind.
-#include "tools/bench/peers.hpp"
+#include "tools/bench/gpu.hpp"
 
-#if DEEP_EP_HAVE_NCCL
+#if DEEP_EP_HAVE_CUDA
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
-#include <nccl.h>
 
 #include <cstring>
 #include <vector>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#endif
+#if DEEP_EP_HAVE_NCCL
+#include <nccl.h>
 #endif
 
 namespace deep_ep::tools {
+
+#if DEEP_EP_HAVE_CUDA
+namespace {
+
+void check(cudaError_t result, const char* what) {
+  if (result != cudaSuccess) fail<SystemError>("{}: {}", what, cudaGetErrorString(result));
+}
+
+class CudaGraph final : public Graph {
+ public:
+  explicit CudaGraph(cudaGraph_t graph) : graph_(graph) {
+    check(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
+  }
+  ~CudaGraph() override {
+    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
+    cudaGraphDestroy(graph_);
+  }
+  void launch(StreamHandle stream) override {
+    check(cudaGraphLaunch(executable_, static_cast<cudaStream_t>(stream)), "cudaGraphLaunch");
+  }
+
+ private:
+  cudaGraph_t graph_;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Graph> record_graph(Executor& executor, StreamHandle stream, const std::function<void()>& enqueue) {
+  if (executor.device().kind != Device::Kind::cuda) return nullptr;
+  executor.make_current();
+  const auto native = static_cast<cudaStream_t>(stream);
+  // Other threads of this process are ranks of their own, and may do what a recording forbids.
+  check(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  cudaGraph_t graph = nullptr;
+  try {
+    enqueue();
+  } catch (...) {
+    cudaStreamEndCapture(native, &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    throw;
+  }
+  check(cudaStreamEndCapture(native, &graph), "cudaStreamEndCapture");
+  return std::make_unique<CudaGraph>(graph);
+}
+#else
+std::unique_ptr<Graph> record_graph(Executor&, StreamHandle, const std::function<void()>&) { return nullptr; }
+#endif
 
 #if DEEP_EP_HAVE_NCCL
 namespace {
 
 void check(ncclResult_t result, const char* what) {
-  if (result != ncclSuccess) throw SystemError(fmt::format("{}: {}", what, ncclGetErrorString(result)));
+  if (result != ncclSuccess) fail<SystemError>("{}: {}", what, ncclGetErrorString(result));
 }
 
-class NcclTransport final : public PeerTransport {
+class NcclSendReceive final : public NcclTransport {
  public:
-  NcclTransport(Bootstrap& bootstrap, Executor& executor) : executor_(executor), ranks_(bootstrap.size()) {
+  NcclSendReceive(Bootstrap& bootstrap, Executor& executor) : executor_(executor), ranks_(bootstrap.size()) {
     ncclUniqueId id{};
     if (bootstrap.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
     const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(std::span(&id, 1)));
     std::memcpy(&id, all.data(), sizeof(id));
     executor_.make_current();
-    if (const cudaError_t result = cudaSetDevice(executor.device().index); result != cudaSuccess) {
-      throw SystemError(fmt::format("cudaSetDevice: {}", cudaGetErrorString(result)));
-    }
+    check(cudaSetDevice(executor.device().index), "cudaSetDevice");
     check(ncclCommInitRank(&communicator_, ranks_, id, bootstrap.rank()), "ncclCommInitRank");
   }
-  ~NcclTransport() override {
+  ~NcclSendReceive() override {
     release();
     ncclCommDestroy(communicator_);
   }
@@ -44,7 +91,6 @@ class NcclTransport final : public PeerTransport {
     ncclGetVersion(&version);
     return fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
   }
-  int num_sms() const override { return -1; }
 
   void prepare(std::span<const std::int64_t> send, std::span<const std::int64_t> receive) override {
     release();
@@ -93,12 +139,12 @@ class NcclTransport final : public PeerTransport {
 
 }  // namespace
 
-std::unique_ptr<PeerTransport> make_nccl_transport(Bootstrap& bootstrap, Executor& executor) {
+std::unique_ptr<NcclTransport> make_nccl_transport(Bootstrap& bootstrap, Executor& executor) {
   if (executor.device().kind != Device::Kind::cuda) return nullptr;
-  return std::make_unique<NcclTransport>(bootstrap, executor);
+  return std::make_unique<NcclSendReceive>(bootstrap, executor);
 }
 #else
-std::unique_ptr<PeerTransport> make_nccl_transport(Bootstrap&, Executor&) { return nullptr; }
+std::unique_ptr<NcclTransport> make_nccl_transport(Bootstrap&, Executor&) { return nullptr; }
 #endif
 
 }  // namespace deep_ep::tools

@@ -75,8 +75,6 @@ inline constexpr Where kLowLatencyProcesses[] = {
 /// Only for the tests of rails.
 inline constexpr Where kRailThreads[] = {{Target::host, Placement::threads, Topology::rails},
                                          {Target::cuda, Placement::threads, Topology::rails}};
-inline constexpr Where kRailProcesses[] = {{Target::host, Placement::processes, Topology::rails},
-                                           {Target::cuda, Placement::processes, Topology::rails}};
 #define DEEP_EP_LOW_LATENCY_ON_THREADS(Suite) \
   INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyThreads), name_of_place)
 #define DEEP_EP_LOW_LATENCY_EVERYWHERE(Suite) \

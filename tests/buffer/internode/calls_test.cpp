@@ -63,68 +63,6 @@ TEST_P(InternodeCallsTest, HandlesServeManyCalls) {
   }
 }
 
-/// Nobody waits between calls, so ranks run ahead of each other as far as they may.
-TEST_P(InternodeCallsTest, ManyOnTheirWay) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const Case one = make_case(four_ranks_of_two_nodes(3));
-  run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options(kCallsWindow));
-    const Inputs inputs = upload_inputs(rank, one);
-    const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
-    const Returned returned = upload_returned(rank, buffer, one, first.handle, true);
-    std::vector<CachedDispatchResult> dispatched;
-    std::vector<CombineResult> combined;
-    for (int i = 0; i < 8; ++i) {
-      dispatched.push_back(buffer.cached_dispatch(again(inputs, first.handle), rank.call()));
-      combined.push_back(buffer.combine(returned.combine, rank.call()));
-      if (i % 3 == 0) combined.push_back(buffer.combine(returned.combine, rank.call()));
-    }
-    for (const auto& result : dispatched) {
-      check_dispatch(rank, one, with_handle(result, first.handle), {.cached = true});
-    }
-    for (const auto& result : combined) check_combine(rank, one, result);
-    buffer.destroy();
-  });
-}
-
-TEST_P(InternodeCallsTest, TheLayoutMustAgree) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const Case good = make_case(four_ranks_of_two_nodes(4));
-  Shape odd_shape = four_ranks_of_two_nodes(4);
-  odd_shape.hidden = 72;
-  const Case odd = make_case(odd_shape);
-  run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options());
-    for (const std::int64_t worst : {0, 128}) {
-      Inputs inputs = upload_inputs(rank, rank.rank() == 3 ? odd : good);
-      inputs.dispatch.num_worst_tokens = worst;
-      require_throws<RankMismatch>(
-          [&] {
-            buffer.dispatch(inputs.dispatch, rank.call());
-            buffer.check();
-          },
-          {"bytes of a row of x", "rank 3"}, "dispatch");
-      run_round(rank, buffer, good);
-    }
-    buffer.destroy();
-  });
-}
-
-TEST_P(InternodeCallsTest, AnExpertThatDoesNotExistOnOneRank) {
-  DEEP_EP_NEEDS_RANKS(4);
-  Shape shape = four_ranks_of_two_nodes(4);
-  shape.tokens = {13, 5, 0, 9};
-  const Case one = make_case(shape);
-  run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options());
-    for (const std::int64_t worst : {0, 128}) {
-      require_refusal_of_unknown_expert(rank, buffer, one, worst);
-      run_round(rank, buffer, one);
-    }
-    buffer.destroy();
-  });
-}
-
 /// Where no counts are exchanged, rails tell each other of what shape their rows are.
 TEST_P(InternodeCallsTest, CachedCallsMustAgreeBetweenNodes) {
   DEEP_EP_NEEDS_RANKS(4);

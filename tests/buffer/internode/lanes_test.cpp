@@ -242,17 +242,5 @@ TEST(InternodeLanes, AFailureOfASecondLaneNamesTheRail) {
   });
 }
 
-TEST(InternodeLanes, MustBeEqualOnAllRanks) {
-  const Setting setting("DEEP_EP_INTERNODE_LANES", "2");  // so that the bound makes a difference
-  run_cluster(few_warps(2, 0), [&](Rank& rank) {
-    for (const bool bound : {false, true}) {
-      BufferOptions options = lanes_options(0, 1);
-      (bound ? options.internode.num_qps_per_rank : options.internode.lanes) = 1 + rank.rank();
-      require_throws<RankMismatch>([&] { rank.buffer(options); }, {"internode.lanes is", "must be equal on all ranks"},
-                                   "a buffer");
-    }
-  });
-}
-
 }  // namespace
 }  // namespace deep_ep::test

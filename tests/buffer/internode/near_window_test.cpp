@@ -110,32 +110,6 @@ TEST(InternodeNearWindowScheduleTest, EverySeedGivesTheSame) {
   }
 }
 
-/// Whoever waits at a near window does not wait for ever, though the rank that is missing is not of its node. (Rows
-/// that still come let waits begin at different times, so not everybody hears in time who it is: lost_rank_test.cpp.)
-TEST_P(InternodeNearWindowTest, AMissingRankEndsTheWaits) {
-  DEEP_EP_NEEDS_RANKS(4);
-  if (under_thread_sanitizer())
-    GTEST_SKIP() << "all wait for a deadline, and calls_test.cpp has the same without a window";
-  const Case one = make_case(two_by_two(4));
-  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    BufferOptions options{.heap_bytes = kNearHeap, .window_bytes = std::size_t{8} << 10, .ranks_per_node = 2};
-    options.timeout_s = short_deadline();
-    Buffer& buffer = rank.buffer(options);
-    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
-    const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
-    if (rank.rank() != 3) {
-      require_throws<TimeoutError>(
-          [&] {
-            buffer.combine(returned.combine, rank.call());
-            buffer.check();
-          },
-          {"waited", "for rank "}, "combine");
-    }
-    rank.bootstrap()->barrier();
-  });
-}
-
 /// The near window must hold a row of every rank of the node in dispatch, and one for each rank where rows are pushed.
 TEST_P(InternodeNearWindowTest, SmallWindowsAreNamed) {
   DEEP_EP_NEEDS_RANKS(4);

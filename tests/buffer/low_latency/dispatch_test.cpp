@@ -1,5 +1,4 @@
-// Low-latency dispatch against the oracle: shapes, layouts, formats, schedules, long runs. Hooks are in
-// low_latency_hooks_test.cpp, masks and faults in low_latency_masks_test.cpp.
+// Low-latency dispatch against the oracle: shapes, layouts, formats, schedules, long runs.
 #include <algorithm>
 
 #include "tests/cluster/fixture.hpp"
@@ -12,7 +11,7 @@ using oracle::Routing;
 using oracle::RowFormat;
 
 class LowLatencyDispatchTest : public ClusterTest {};
-DEEP_EP_LOW_LATENCY_EVERYWHERE(LowLatencyDispatchTest);
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDispatchTest);
 
 class LowLatencyProcessesTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyProcessesTest);
@@ -63,20 +62,6 @@ TEST_P(LowLatencyDispatchTest, EveryFormatAndLayout) {
     }
   }
   run_all(cluster(2), shapes);
-}
-
-TEST_P(LowLatencyDispatchTest, TheShapeOfAModel) {
-  DEEP_EP_NEEDS_RANKS(8);
-  std::vector<LowLatencyCaseShape> shapes;
-  for (const RowFormat format : oracle::kRowFormats) {
-    LowLatencyCaseShape shape = equal_shape(8, GetParam().target == Target::cuda ? 128 : 4);
-    shape.hidden = under_thread_sanitizer() ? 1024 : 7168;  // the same threads, fewer bytes
-    shape.local_experts = GetParam().target == Target::cuda ? 36 : 2;
-    shape.topk = 8;
-    shape.format = format;
-    shapes.push_back(shape);
-  }
-  run_all(cluster(8), shapes);
 }
 
 TEST_P(LowLatencyDispatchTest, EveryRouting) {

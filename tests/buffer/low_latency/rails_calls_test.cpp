@@ -60,48 +60,6 @@ TEST_P(LowLatencyRailCallsTest, BetweenRowsInFp8BarriersAndStreams) {
   });
 }
 
-/// Calls without any rest between them: the halves of all memory take turns, and shapes change from call to call.
-TEST_P(LowLatencyRailCallsTest, ManyTinyCalls) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const std::int64_t calls = environment_number("DEEP_EP_TEST_CALLS", under_sanitizer() ? 16 : 200);
-  std::vector<RailCase> cases;
-  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
-    LowLatencyCaseShape shape{.tokens = oracle::make_token_counts(oracle::TokenCounts::different, 4, 2, seed),
-                              .max_tokens = 1 + static_cast<std::int64_t>(seed % 2) * 2,
-                              .hidden = 128 * (1 + static_cast<std::int64_t>(seed) % 3),
-                              .local_experts = 2,
-                              .topk = 2 + static_cast<int>(seed % 4),
-                              .seed = seed};
-    for (std::int64_t& tokens : shape.tokens) tokens = std::min(tokens, shape.max_tokens);
-    cases.push_back(make_rail_case(shape, kTwoNodes));
-  }
-  ClusterOptions options = cluster(4);
-  options.host = {.multiprocessors = 2, .warps_per_block = 2};
-  run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_rails());
-    std::vector<LowLatencyDispatchArguments> dispatches;
-    std::vector<LowLatencyHandle> handles;
-    std::vector<LowLatencyCombineArguments> combines;
-    for (const RailCase& one : cases) {
-      dispatches.push_back(upload_arguments(rank, one.calls.before));
-      handles.push_back(buffer.low_latency_dispatch(dispatches.back(), rank.call()).handle);
-    }
-    for (std::size_t i = 0; i < cases.size(); ++i) combines.push_back(upload_combine(rank, cases[i].calls, handles[i]));
-    for (std::int64_t call = 0; call < calls; ++call) {
-      const auto which = static_cast<std::size_t>(call * 3 % 5);
-      const auto other = static_cast<std::size_t>(call * 2 % 5);
-      const auto dispatched = buffer.low_latency_dispatch(dispatches[which], rank.call());
-      const auto combined = buffer.low_latency_combine(combines[other], rank.call());
-      // Ranks look at their results at different times, so each is ahead of the others once.
-      if (call % 8 != 2 * rank.rank()) continue;
-      check_low_latency_dispatch(rank, cases[which].calls.before, dispatched);
-      check_low_latency_combine(rank, cases[other].calls, cases[other].by_rails, combined.combined_x.view());
-    }
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 /// The same calls under many schedules of the CPU executor.
 TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
@@ -155,17 +113,6 @@ TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHookOfCombine) {
       if (result.hook) result.hook();
       buffer.check();
     });
-  });
-}
-
-TEST_P(LowLatencyRailCallsTest, OneRankHasAnotherOption) {
-  DEEP_EP_NEEDS_RANKS(4);
-  run_cluster(cluster(4), [&](Rank& rank) {
-    BufferOptions options = options_for_rails();
-    options.low_latency.rails = rank.rank() == 2 ? LowLatencyRails::never : LowLatencyRails::always;
-    require_throws<RankMismatch>([&] { rank.buffer(options); }, {"low_latency.rails", "rank 2"}, "the constructor");
-    options.low_latency.rails = LowLatencyRails::never;
-    rank.buffer(options).destroy();
   });
 }
 

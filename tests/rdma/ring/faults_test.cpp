@@ -131,21 +131,6 @@ INSTANTIATE_TEST_SUITE_P(, RdmaWaits, testing::Values(Behind::software_nic, Behi
   return info.param == Behind::software_nic ? "SoftwareNic" : "CpuHandler";
 });
 
-TEST_P(RdmaWaits, HaveADeadlineWhenCompletionsAreLost) {
-  QueueWorld world({.behind = GetParam(), .timeout_ns = 20'000'000});
-  world.wire().silence(QueueWorld::number(0));
-  world.run([&](auto& peers) {
-    EXPECT_TRUE(peers[0]->put(0, 0, 8));
-    EXPECT_FALSE(peers[0]->quiet());
-    EXPECT_FALSE(peers[0]->put(0, 0, 8));
-  });
-  EXPECT_EQ(world.fault().kind, FaultKind::timeout);
-  EXPECT_EQ(world.fault().wanted, Wanted::rdma_completion);
-  EXPECT_EQ(world.fault().peer, 7);
-  EXPECT_EQ(world.fault().expected, 1u);
-  EXPECT_EQ(world.fault().seen, 0u);
-}
-
 TEST_P(RdmaWaits, ForRoomHaveADeadline) {
   QueueWorld world({.behind = GetParam(), .depth = 64, .timeout_ns = 20'000'000});
   world.wire().silence(QueueWorld::number(0));
@@ -156,20 +141,6 @@ TEST_P(RdmaWaits, ForRoomHaveADeadline) {
   });
   EXPECT_EQ(world.fault().kind, FaultKind::timeout);
   EXPECT_EQ(world.nic().violation(), "");
-}
-
-TEST(RdmaMissingDoorbells, AreFound) {
-  QueueWorld world({.first_index = 0xffff});
-  world.run([&](auto& peers) {
-    for (int i = 0; i < 5; ++i) peers[0]->put(0, 0, 8);
-    world.settle();
-    EXPECT_EQ(world.wire().executed(QueueWorld::number(0)), 0u);
-    EXPECT_EQ(world.nic().unrung(QueueWorld::number(0)), 5u);
-    peers[0]->flush();
-    world.settle();
-    EXPECT_EQ(world.wire().executed(QueueWorld::number(0)), 5u);
-    EXPECT_EQ(world.nic().unrung(QueueWorld::number(0)), 0u);
-  });
 }
 
 TEST(RdmaMissingDoorbells, GivingTheQueuePairBackRings) {
@@ -277,16 +248,6 @@ TEST(RdmaCpuHandler, AProducerIndexTooFarAheadIsAFailure) {
                        "the producer index is 129, at most 128 is possible"));
 }
 
-TEST(RdmaCpuHandler, WhatTheWireThrowsIsTheFailureOfItsRings) {
-  rdma::RingMemory rings(make_host_executor(), {.depth = 64});
-  rdma::CpuHandler handler(std::make_unique<AdversarialWire>(1), rings, {{0x999, 3}}, "nowhere", {}, false);
-  device::rdma::nop_entry(rings.ring(0)[0], {0, 0x999, 0});
-  *rings.producer_index(0) = 1;
-  for (int i = 0; i < 50; ++i) handler.step();
-  EXPECT_EQ(device::rdma::tail_opcode(rings.completion(0)->tail), device::rdma::kCompletionError);
-  EXPECT_TRUE(contains(rdma::describe(handler.failure().value()), "the wire 'adversarial' threw: unknown queue pair"));
-}
-
 /// Tells where the handler's thread may run.
 class PlaceWire final : public rdma::Wire {
  public:
@@ -324,13 +285,6 @@ TEST(RdmaCpuHandler, RunsNearItsNicWhereThisProcessMayRunThere) {
   EXPECT_EQ(place_of_handler({}), all);
   EXPECT_EQ(place_of_handler({all.back(), CPU_SETSIZE - 1, CPU_SETSIZE}), std::vector<int>{all.back()});
   EXPECT_EQ(place_of_handler({CPU_SETSIZE - 1}), all) << "none of these is this process's";
-}
-
-TEST(RdmaSyndromes, HaveTexts) {
-  for (const int code : {1, 2, 4, 5, 6, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x22}) {
-    EXPECT_NE(rdma::text(static_cast<Syndrome>(code)), "unknown syndrome") << code;
-  }
-  EXPECT_EQ(rdma::text(static_cast<Syndrome>(0x77)), "unknown syndrome");
 }
 
 TEST(RdmaHandlerIdle, WhenAllIsDoneOrHasFailed) {

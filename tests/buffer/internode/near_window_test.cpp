@@ -94,20 +94,15 @@ TEST(InternodeNearWindowScheduleTest, EverySeedGivesTheSame) {
   eight_bits.dtype = DType::float8_e4m3;
   eight_bits.scales = 2;
   const std::vector rounds = {round_of(two_by_two(9)), round_of(eight_bits, 200)};
-  const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 6);
-  for (std::int64_t seed = first; seed < first + count; ++seed) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+  const BufferOptions small_buffer{.heap_bytes = std::size_t{2} << 20,
+                                   .window_bytes = std::size_t{8} << 10,
+                                   .max_local_experts = 8,
+                                   .ranks_per_node = 2};
+  under_schedules({.usually = 6}, [&](std::uint64_t seed) {
     ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
-    options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = static_cast<std::uint64_t>(seed)};
-    const Hoarders hoarders = {true, seed % 2 == 0, seed % 3 != 0, true};
-    ASSERT_NO_THROW(run_without_room(options,
-                                     {.heap_bytes = std::size_t{2} << 20,
-                                      .window_bytes = std::size_t{8} << 10,
-                                      .max_local_experts = 8,
-                                      .ranks_per_node = 2},
-                                     hoarders, rounds));
-  }
+    options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = seed};
+    run_without_room(options, small_buffer, {true, seed % 2 == 0, seed % 3 != 0, true}, rounds);
+  });
 }
 
 /// The near window must hold a row of every rank of the node in dispatch, and one for each rank where rows are pushed.

@@ -162,28 +162,5 @@ TEST_P(LowLatencyCombineTest, IntoTheCallersTensor) {
   });
 }
 
-TEST_P(LowLatencyCombineTest, EverySeedGivesTheSame) {
-  if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
-  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "see rdma_test.cpp";
-  std::vector<LowLatencyCombineCase> cases;
-  for (const bool fp8 : {false, true}) {
-    cases.push_back(make_low_latency_combine_case(
-        {.tokens = {9, 0, 14}, .max_tokens = 14, .hidden = 256, .routing = Routing::some_dropped, .seed = 3}));
-    cases.back().options.fp8 = fp8;
-  }
-  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 1
-                                                                          : under_sanitizer()      ? 2
-                                                                                                   : 12);
-  for (std::int64_t seed = first; seed < first + count; ++seed) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
-    ClusterOptions options = cluster(3);
-    options.host = {.multiprocessors = under_thread_sanitizer() ? 2 : 3,
-                    .warps_per_block = seed % 2 == 0 || under_thread_sanitizer() ? 4 : 8,
-                    .seed = static_cast<std::uint64_t>(seed)};
-    ASSERT_NO_THROW(run(options, cases));
-  }
-}
-
 }  // namespace
 }  // namespace deep_ep::test

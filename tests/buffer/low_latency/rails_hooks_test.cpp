@@ -224,16 +224,6 @@ struct RecordedBuffer {
     options.timeout_s = patience();
     return options;
   }
-  void record(const std::function<void()>& calls) const {
-    executor->recording = true;
-    calls();
-    executor->recording = false;
-    executor->unjoined.erase(rank.stream());
-    require(executor->unjoined.empty(), "a stream has not come back to the recording");
-  }
-  void settle() const {
-    for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) rank.executor()->synchronize(stream);
-  }
 };
 
 /// The kernel that hands on cannot be launched. Its stream comes back to the recording all the same, and so does the
@@ -246,12 +236,12 @@ TEST_P(LowLatencyRailHooksTest, ARecordingInWhichTheRelayFailsCanEnd) {
   run_cluster(cluster(4), [&](Rank& rank) {
     RecordedBuffer recorded(rank);
     const LowLatencyDispatchArguments arguments = with_hook(upload_arguments(rank, none));
-    recorded.record([&] {
+    record(rank, *recorded.executor, [&] {
       recorded.executor->refused_launch = 2;  // the first is the send part's
       require_throws<Refused>([&] { recorded.buffer.low_latency_dispatch(arguments, rank.call()); }, {"refused"},
                               "the relay");
     });
-    recorded.settle();
+    settle(rank, recorded.buffer);
     recorded.buffer.check();
     rank.bootstrap()->barrier();
   });
@@ -268,7 +258,7 @@ TEST_P(LowLatencyRailHooksTest, InGraphs) {
       {
         const HookedCalls calls(rank, recorded.buffer, cases);
         SentCall sent[3];
-        recorded.record([&] {
+        record(rank, *recorded.executor, [&] {
           sent[0] = calls.send(what, 0);
           sent[1] = calls.send(what, 1);
           sent[0].hook();
@@ -276,16 +266,16 @@ TEST_P(LowLatencyRailHooksTest, InGraphs) {
           for (int i : {1, 2}) sent[i].hook();
         });
         for (int launch = 0; launch < (under_thread_sanitizer() ? 2 : 4); ++launch) {
-          recorded.settle();
+          settle(rank, recorded.buffer);
           if (launch > 0) {
             for (const SentCall& call : sent) {
               for (const TensorView& view : call.outputs) {
                 rank.executor()->fill(view.data, 0xee, view.bytes(), rank.stream());
               }
             }
-            recorded.settle();
+            settle(rank, recorded.buffer);
             recorded.executor->replay();
-            recorded.settle();
+            settle(rank, recorded.buffer);
           }
           for (const SentCall& call : sent) call.check();
           // Calls that are not recorded, an even or an odd number of them.
@@ -334,12 +324,9 @@ TEST(LowLatencyRailHookShapes, OfNodesAndLanes) {
 
 /// The same under many schedules of the CPU executor, some hooks late.
 TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
-  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 6);
-  for (std::int64_t seed = first; seed < first + count; ++seed) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+  under_schedules({.usually = 6}, [](std::uint64_t seed) {
     auto [nodes, shape, options] = rail_schedule(seed);
-    shape.seed = static_cast<std::uint64_t>(seed);
+    shape.seed = seed;
     HookCases cases;
     cases.add(shape, nodes);
     shape.format = oracle::RowFormat::bf16;
@@ -351,7 +338,7 @@ TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
     cases.combines.push_back(make_rail_case(make_combine_case_after(every_second), nodes));
     BufferOptions buffer_options = rail_options(nodes, 11, 256);
     buffer_options.low_latency.lanes = seed % 4 == 1 ? 2 : 1;
-    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
+    run_cluster(options, [&](Rank& rank) {
       Buffer& buffer = rank.buffer(buffer_options);
       const HookedCalls calls(rank, buffer, cases);
       const auto looks = [&](int call) { return (call + rank.rank()) % 4 == 1; };
@@ -362,8 +349,8 @@ TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
           Hooked::combine, 6, [](int call) { return static_cast<std::size_t>(call / 2 % 2); }, looks);
       buffer.check();
       buffer.destroy();
-    }));
-  }
+    });
+  });
 }
 
 }  // namespace

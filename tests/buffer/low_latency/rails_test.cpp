@@ -17,26 +17,6 @@ constexpr Nodes kSeveralNodes[] = {{4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
 
 class LowLatencyRailsTest : public ClusterTest {
  protected:
-  /// One dispatch after the other on one buffer; `configs` in turn.
-  void dispatch(const Nodes& nodes, const std::vector<LowLatencyCase>& cases,
-                const std::vector<Config>& configs = {{}}) const {
-    std::int64_t max_tokens = 1;
-    std::int64_t hidden = 1;
-    for (const LowLatencyCase& one : cases) {
-      max_tokens = std::max(max_tokens, one.shape.max_tokens);
-      hidden = std::max(hidden, one.shape.hidden);
-    }
-    run_cluster(cluster(nodes.ranks), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(rail_options(nodes, max_tokens, hidden));
-      for (std::size_t i = 0; i < cases.size(); ++i) {
-        dispatch_and_check(rank, buffer, cases[i], configs[i % configs.size()]);
-        rank.release();
-      }
-      buffer.check();
-      buffer.destroy();
-    });
-  }
-
   /// One dispatch and three combines after the other, the last one with a hook.
   void combine(const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
                const std::vector<Config>& configs = {{}}) const {
@@ -113,7 +93,7 @@ TEST_P(LowLatencyRailsTest, EveryFormatAndLayout) {
                                          .format = RowFormat::bf16,
                                          .layout = LowLatencyLayout::rank_major,
                                          .weights = true}));
-  dispatch({4, 2}, cases);
+  run_dispatches(cluster(4), cases);
 }
 
 /// Tokens that all go to one node, none to their own, or only to their own; and the rails of ranks without tokens have

@@ -79,18 +79,6 @@ TEST(ThreadBootstrap, GathersInRankOrderAnyNumberOfTimes) {
   }
 }
 
-TEST(ThreadBootstrap, BarrierHoldsEverybody) {
-  const auto bootstraps = make_thread_bootstraps(4, patience());
-  std::atomic<int> entered = 0;
-  expect_nothing_thrown(run_threads(4, [&](int rank) {
-    for (int round = 1; round <= 50; ++round) {
-      ++entered;
-      bootstraps[static_cast<std::size_t>(rank)]->barrier();
-      require(entered >= 4 * round, "left the barrier before all were in it");
-    }
-  }));
-}
-
 TEST(ThreadBootstrap, UnequalSizesAreToldToEveryRankAndTheGroupGoesOn) {
   const auto bootstraps = make_thread_bootstraps(3, patience());
   expect_nothing_thrown(run_threads(3, [&](int rank) {
@@ -156,8 +144,6 @@ TEST(Bootstrap, DefaultTimeoutIsTheEnvironments) {
   const Setting timeout("DEEP_EP_TIMEOUT_S", "7.5");
   EXPECT_EQ(default_timeout_s(), 7.5);
 }
-
-TEST(ThreadBootstrap, SizeMustBePositive) { EXPECT_THROW(make_thread_bootstraps(0), InvalidArgument); }
 
 TEST(SharedMemoryBootstrap, ProcessesGatherAndLeaveNoNameBehind) {
   const std::string name = unique_name("gather");

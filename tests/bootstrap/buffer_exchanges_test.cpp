@@ -209,23 +209,6 @@ TEST_P(BufferExchangesTest, ARankThatLeftWhileABufferWasMade) {
   });
 }
 
-TEST_P(BufferExchangesTest, DifferentThingsAreNamedOnAllRanks) {
-  on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
-    BufferExchanges first(group);
-    meet_others(first);
-    BufferExchanges second(group);
-    meet_others(second);
-    BufferExchanges& mine = group->rank() == 0 ? first : second;
-    mine.begin(group->rank() == 0 ? Purpose::destroying : Purpose::resuming);
-    const std::string text = thrown<RankMismatch>([&] { meet_others(mine); });
-    must(text.find("rank 0 is destroying buffer 1 (exchange 0)") != std::string::npos, text);
-    must(text.find("rank 1 is resuming low-latency calls of buffer 2 (exchange 0)") != std::string::npos, text);
-    // It concerned that exchange alone.
-    second.begin(Purpose::destroying);
-    meet_others(second);
-  });
-}
-
 TEST_P(BufferExchangesTest, WhatTheProgramExchangesItselfIsNotTakenForAnExchange) {
   on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
     BufferExchanges buffer(group);

@@ -129,35 +129,6 @@ TEST_F(CallScopeTest, ARecordedCallThatIsAbandonedLeavesNoForkBehind) {
   }
 }
 
-TEST_F(CallScopeTest, WhatARecordedCallTakesBackIsFreeAgain) {
-  const TensorView most = unplaced({}, DType::uint8, {900 << 10});
-  state(caller_).capturing = state(comm_).capturing = true;
-  CallScope scope(context_, {.stream = caller_});
-  const std::vector<TensorView> too_much[] = {{most}, {most}}, fits[] = {{most}};
-  EXPECT_FALSE(scope.try_heap_results(too_much).has_value()) << "the second does not fit beside the first";
-  EXPECT_TRUE(scope.try_heap_results(fits).has_value()) << "nothing has used the memory";
-  EXPECT_TRUE(scope.try_heap_results(fits).has_value()) << "the graph may use it again";
-  scope.finish();
-  state(caller_).capturing = state(comm_).capturing = false;
-  CallScope later(context_, {.stream = caller_});
-  EXPECT_FALSE(later.try_heap_tensors({&most, 1}).has_value()) << "what a graph has used is for graphs";
-}
-
-TEST_F(CallScopeTest, TensorsOfOnePieceLieBesideEachOther) {
-  CallScope scope(context_, {.stream = caller_});
-  const TensorView views[] = {unplaced({}, DType::int32, {3, 5}), unplaced({}, DType::uint8, {0, 7}),
-                              unplaced({}, DType::float32, {2})};
-  const auto made = scope.try_heap_tensors(views);
-  ASSERT_TRUE(made);
-  ASSERT_EQ(made->size(), 3u);
-  const auto* begin = (*made)[0].as<std::byte>();
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(begin) % Arena::kAlignment, 0u);
-  EXPECT_EQ((*made)[1].as<std::byte>(), begin + Arena::kAlignment);
-  EXPECT_EQ((*made)[2].as<std::byte>(), begin + Arena::kAlignment) << "an empty tensor takes no room";
-  EXPECT_EQ((*made)[0].storage(), (*made)[2].storage());
-  EXPECT_FALSE(scope.try_heap_tensors({&(wanted_ = unplaced({}, DType::uint8, {2 << 20})), 1})) << "does not fit";
-}
-
 TEST_F(CallScopeTest, MemoryIsGivenBackBehindTheStreamItWasHandedTo) {
   std::optional<Tensor> tensor;
   {

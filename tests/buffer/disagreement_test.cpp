@@ -247,32 +247,6 @@ TEST_P(DisagreementTest, CountsThatContradictTheMembership) {
   }
 }
 
-TEST_P(DisagreementTest, ARankThatNeverDispatches) {
-  DEEP_EP_NEEDS_RANKS(3);
-  const Case one = make_case({.tokens = {9, 12, 3}});
-  for (const std::int64_t worst : {0, 64}) {
-    if (under_sanitizer() && worst != 0) continue;  // it takes a deadline
-    run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
-      if (rank.rank() != 1) {
-        // The others have come together in the constructor: what they are late by is the time of this upload.
-        Inputs inputs = upload_inputs(rank, one);
-        inputs.dispatch.num_worst_tokens = worst;
-        const auto begin = Clock::now();
-        require_throws<TimeoutError>(
-            [&] {
-              buffer.dispatch(inputs.dispatch, rank.call());
-              buffer.check();
-            },
-            {"rank 1"}, "dispatch without rank 1");
-        const double waited = seconds_since(begin);
-        require_one_deadline(waited);
-      }
-      rank.bootstrap()->barrier();
-    });
-  }
-}
-
 TEST_P(DisagreementTest, ARankThatNeverCombines) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {9, 12, 7}, .local_experts = 1, .topk = 3});  // every token goes everywhere
@@ -297,21 +271,6 @@ TEST_P(DisagreementTest, ARankThatNeverCombines) {
       rank.bootstrap()->barrier();
     });
   }
-}
-
-TEST_P(DisagreementTest, ARankThatIsMerelyLateIsWaitedFor) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case one = make_case({.tokens = {9, 12}});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
-    for (int i = 0; i < 2; ++i) {
-      const auto begin = Clock::now();  // later still on a busy machine is as good, up to patience()
-      while (rank.rank() == i && seconds_since(begin) < 0.2) {
-      }
-      run_round(rank, buffer, one);
-    }
-    buffer.destroy();
-  });
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 // Buffers that come and go: several at once, tensors that outlive them, and use after the end.
-#include <thread>
 
 #include "tests/cluster/fixture.hpp"
 
@@ -8,25 +7,6 @@ namespace {
 
 class LifetimeTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(LifetimeTest);
-
-TEST_P(LifetimeTest, OneAfterTheOther) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case one = make_case({.tokens = {8, 9}});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    for (int i = 0; i < 4; ++i) {
-      Buffer buffer = rank.own_buffer();
-      run_round(rank, buffer, one);
-      if (i % 2 == 0) {
-        buffer.destroy();
-        require(buffer.destroyed(), "destroyed() after destroy");
-      } else {
-        // Without destroy, nobody else may still be using this rank's memory.
-        rank.release();
-        rank.bootstrap()->barrier();
-      }
-    }
-  });
-}
 
 TEST_P(LifetimeTest, SeveralAtOnceDoNotDisturbEachOther) {
   DEEP_EP_NEEDS_RANKS(2);
@@ -48,30 +28,6 @@ TEST_P(LifetimeTest, SeveralAtOnceDoNotDisturbEachOther) {
     check_dispatch(rank, two, b);
     second.destroy();
   });
-}
-
-TEST_P(LifetimeTest, ClustersInDifferentThreadsAreIndependent) {
-  DEEP_EP_NEEDS_RANKS(2);
-  if (are_processes(GetParam())) GTEST_SKIP() << "about threads of a process";
-  const std::vector<Shape> one = {{.tokens = {8, 9}, .seed = 1}, {.tokens = {1, 30}, .seed = 2}};
-  const std::vector<Shape> two = {{.tokens = {20, 3, 5}, .topk = 2, .seed = 3}, {.tokens = {2, 0, 9}, .seed = 4}};
-  const bool cuda = GetParam().target == Target::cuda;
-  std::string failure;
-  std::thread other([&] {
-    try {
-      if (!cuda) run_rounds(cluster(3), two);  // one process has only so many GPUs
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
-  });
-  try {
-    run_rounds(cluster(2), one);
-  } catch (...) {
-    other.join();
-    throw;
-  }
-  other.join();
-  EXPECT_EQ(failure, "");
 }
 
 TEST_P(LifetimeTest, TensorsOutliveTheBuffer) {

@@ -103,22 +103,6 @@ TEST_P(MemoryTest, WorstCaseTensorsMayBeLargerThanTheHeap) {
              {.heap_bytes = 6 * kMiB, .window_bytes = 128 * kKiB});
 }
 
-TEST_P(MemoryTest, MemoryOfDroppedTensorsIsUsedAgain) {
-  DEEP_EP_NEEDS_RANKS(2);
-  // Each round takes about a megabyte of an eight-megabyte heap: without reuse the fifth would not fit.
-  const Case one = make_case({.tokens = {100, 100}, .hidden = 1024, .combine_hidden = 1024});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = kMiB});
-    for (int i = 0; i < (under_thread_sanitizer() ? 9 : 20); ++i) {
-      const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-      check_dispatch(rank, one, result);
-      require(buffer.in_heap(result.recv_x.view()), "recv_x of round " + std::to_string(i) + " left the heap");
-      rank.release();
-    }
-    buffer.destroy();
-  });
-}
-
 TEST_P(MemoryTest, OffsetsBeyond4GiB) {
   DEEP_EP_NEEDS_RANKS(2);
   constexpr std::int64_t kPadding = (std::int64_t{4} << 30) + (std::int64_t{512} << 20);

@@ -13,21 +13,6 @@ namespace {
 class OptionsTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(OptionsTest);
 
-TEST_P(OptionsTest, ExpertsThatDoNotExistMaySelectNothing) {
-  DEEP_EP_NEEDS_RANKS(1);
-  run_cluster(cluster(1), [](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .reject_unknown_experts = false});
-    const std::vector<std::int64_t> idx = {0, 3, 4, std::int64_t{1} << 40, -5, 3};
-    const TensorView view = rank.upload(idx, DType::int64, {3, 2});
-    const DispatchLayout layout = buffer.get_dispatch_layout(view, 4, rank.call());
-    require_same({1, 0, 0, 2}, rank.download<std::int32_t>(layout.num_tokens_per_expert.view()), "tokens per expert");
-    require_same({2}, rank.download<std::int32_t>(layout.num_tokens_per_rank.view()), "tokens per rank");
-    require_same({1, 0, 1}, rank.download<std::uint8_t>(layout.is_token_in_rank.view()), "token in rank");
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 TEST_P(OptionsTest, StreamOfTheProgram) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {9, 14}, .hidden = 64, .combine_hidden = 32});
@@ -60,23 +45,6 @@ TEST_P(OptionsTest, LocalMemoryIsTheHeapLessItsSignals) {
             "tensors of the heap lie in it");
     require(buffer.in_heap(tensor.view()), "combine may pull from a tensor of the heap");
     buffer.destroy();
-  });
-}
-
-TEST_P(OptionsTest, DescriptionSaysWhatTheBufferIsMadeOf) {
-  DEEP_EP_NEEDS_RANKS(2);
-  run_cluster(cluster(2), [](Rank& rank) {
-    const auto require_words = [](const std::string& text, std::initializer_list<const char*> words) {
-      for (const char* word : words) require(text.find(word) != std::string::npos, std::string(word) + " in: " + text);
-    };
-    {
-      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 50});
-      const std::string text = buffer.describe();
-      require_words(text, {"of 2 on", "node 0 of 1: ranks 0 and 1", "heap of", "signals", "window 4.00 MiB",
-                           "dispatch on", "low latency: no memory", "time-out: 50 s"});
-      buffer.destroy();
-      require_throws<UseAfterDestroy>([&] { buffer.describe(); }, {"describe"}, "describe after destroy");
-    }
   });
 }
 

@@ -30,21 +30,5 @@ TEST_P(ProcessesTest, FourRanks) {
   for (const bool heap : {true, false}) run_rounds(cluster(4), shapes_for(4), {.config = {}, .returned_in_heap = heap});
 }
 
-TEST_P(ProcessesTest, ARankThatDiesIsNamed) {
-  DEEP_EP_NEEDS_RANKS(3);
-  ClusterOptions options = cluster(3);
-  options.lost_rank = 2;
-  const Case one = make_case({.tokens = {9, 12, 3}});
-  run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
-    run_round(rank, buffer, one);
-    rank.bootstrap()->barrier();  // the others have nothing more to do than to upload their inputs
-    if (rank.rank() == 2) _exit(1);
-    const Inputs inputs = upload_inputs(rank, one);
-    require_throws<TimeoutError>([&] { buffer.dispatch(inputs.dispatch, rank.call()); }, {"rank 2"},
-                                 "dispatch after the death of rank 2");
-  });
-}
-
 }  // namespace
 }  // namespace deep_ep::test

@@ -17,9 +17,8 @@ class SimulatedNicTest : public ClusterTest {
  private:
   Setting wire_{"DEEP_EP_RDMA_WIRE", "simulated"};
 };
-constexpr Where kSimulatedPlaces[] = {{Target::host, Placement::threads, Topology::only_rdma},
-                                      {Target::host, Placement::threads, Topology::rails},
-                                      {Target::host, Placement::processes, Topology::two_nodes},
+// Ranks on the CPU that are threads: the tests of lanes.
+constexpr Where kSimulatedPlaces[] = {{Target::host, Placement::processes, Topology::two_nodes},
                                       {Target::cuda, Placement::threads, Topology::only_rdma},
                                       {Target::cuda, Placement::threads, Topology::rails},
                                       {Target::cuda, Placement::processes, Topology::two_nodes}};
@@ -49,8 +48,7 @@ TEST_P(SimulatedNicTest, LowLatencyCalls) {
 
 /// Topologies are of low-latency calls.
 class SimulatedNicNormalTest : public SimulatedNicTest {};
-constexpr Where kSimulatedNormalPlaces[] = {{Target::host, Placement::threads},
-                                            {Target::host, Placement::processes},
+constexpr Where kSimulatedNormalPlaces[] = {{Target::host, Placement::processes},
                                             {Target::cuda, Placement::threads},
                                             {Target::cuda, Placement::processes}};
 INSTANTIATE_TEST_SUITE_P(On, SimulatedNicNormalTest, testing::ValuesIn(kSimulatedNormalPlaces), name_of_place);

@@ -75,8 +75,6 @@ inline constexpr Where kLowLatencyProcesses[] = {
 /// Only for the tests of rails.
 inline constexpr Where kRailThreads[] = {{Target::host, Placement::threads, Topology::rails},
                                          {Target::cuda, Placement::threads, Topology::rails}};
-inline constexpr Where kRailProcesses[] = {{Target::host, Placement::processes, Topology::rails},
-                                           {Target::cuda, Placement::processes, Topology::rails}};
 #define DEEP_EP_LOW_LATENCY_ON_THREADS(Suite) \
   INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyThreads), name_of_place)
 #define DEEP_EP_LOW_LATENCY_EVERYWHERE(Suite) \
@@ -95,6 +93,24 @@ std::vector<T> ends_of(std::initializer_list<T> sizes) {
 
 /// The variable's value, or `otherwise` if it is not set.
 std::int64_t environment_number(const char* name, std::int64_t otherwise);
+
+/// How many schedules a test tries: usually, and under a sanitizer, which is slow.
+struct Schedules {
+  std::int64_t usually, sanitized = 1, thread_sanitized = sanitized;
+};
+
+/// `call(seed)` for each of these schedules of the CPU executor, unless the environment says how many, or from which on.
+template <class Call>
+void under_schedules(const Schedules& schedules, const Call& call) {
+  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? schedules.thread_sanitized
+                                                                          : under_sanitizer()      ? schedules.sanitized
+                                                                                                   : schedules.usually);
+  for (std::int64_t seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+    ASSERT_NO_THROW(call(static_cast<std::uint64_t>(seed)));
+  }
+}
 
 /// The seed of randomised tests: DEEP_EP_TEST_SEED, or a new one each time. Printed either way.
 std::uint64_t test_seed();

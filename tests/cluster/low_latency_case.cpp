@@ -284,4 +284,23 @@ BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64
                               static_cast<int>(std::max<std::int64_t>(max_tokens, 1)), hidden, ranks, 1)}};
 }
 
+void run_dispatches(const ClusterOptions& cluster, const std::vector<LowLatencyCase>& cases,
+                    const std::vector<Config>& configs) {
+  std::int64_t max_tokens = 1;
+  std::int64_t hidden = 1;
+  for (const LowLatencyCase& one : cases) {
+    max_tokens = std::max(max_tokens, one.shape.max_tokens);
+    hidden = std::max(hidden, one.shape.hidden);
+  }
+  run_cluster(cluster, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(rank.size(), max_tokens, hidden));
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      dispatch_and_check(rank, buffer, cases[i], configs[i % configs.size()]);
+      rank.release();
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
 }  // namespace deep_ep::test

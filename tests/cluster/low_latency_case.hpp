@@ -76,4 +76,8 @@ void require_one_left_out(Rank& rank, Buffer& buffer, const LowLatencyCase& one)
 /// Enough memory for cases of at most so many tokens and channels.
 BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden);
 
+/// One dispatch after the other on one buffer, checked; `configs` in turn.
+void run_dispatches(const ClusterOptions& cluster, const std::vector<LowLatencyCase>& cases,
+                    const std::vector<Config>& configs = {{}});
+
 }  // namespace deep_ep::test

@@ -49,7 +49,7 @@ BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int
   return options;
 }
 
-RailSchedule rail_schedule(std::int64_t seed) {
+RailSchedule rail_schedule(std::uint64_t seed) {
   const Nodes nodes = seed % 3 == 0 ? Nodes{6, 2} : Nodes{4, 2};
   LowLatencyCaseShape shape{
       .tokens = {9, 0, 11, 2}, .max_tokens = 11, .hidden = 256, .topk = 5, .routing = oracle::Routing::some_dropped};
@@ -58,7 +58,7 @@ RailSchedule rail_schedule(std::int64_t seed) {
   options.where.topology = Topology::rails;
   options.host = {.multiprocessors = 2,
                   .warps_per_block = seed % 2 == 0 && !under_thread_sanitizer() ? 8 : 4,
-                  .seed = static_cast<std::uint64_t>(seed)};
+                  .seed = seed};
   return {nodes, shape, options};
 }
 

@@ -41,7 +41,7 @@ struct RailSchedule {
   LowLatencyCaseShape shape;
   ClusterOptions options;
 };
-RailSchedule rail_schedule(std::int64_t seed);
+RailSchedule rail_schedule(std::uint64_t seed);
 
 /// A combine that receives at once, from uploaded rows and from combine's own memory; both must be `expected`.
 void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,

@@ -15,6 +15,7 @@
 #include "kernels/rdma/nic_test.hpp"
 #include "kernels/rdma/simulated_nic.hpp"
 #include "kernels/rows/params.hpp"
+#include "tests/cluster/cluster.hpp"
 #include "tests/cluster/counting_executor.hpp"
 
 namespace deep_ep::test {
@@ -109,5 +110,20 @@ class RecordingExecutor final : public CountingExecutor {
   std::map<EventHandle, StreamHandle> recorded_on_;
   std::map<EventHandle, EventHandle> replayed_;  ///< for events of the recording, those of the replay
 };
+
+/// Waits for all that the rank has enqueued.
+inline void settle(const Rank& rank, const Buffer& buffer) {
+  for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) rank.executor()->synchronize(stream);
+}
+
+/// Records what `calls` enqueues. All streams must have come back to the rank's.
+template <class Calls>
+void record(const Rank& rank, RecordingExecutor& executor, const Calls& calls) {
+  executor.recording = true;
+  calls();
+  executor.recording = false;
+  executor.unjoined.erase(rank.stream());
+  require(executor.unjoined.empty(), "a stream has not come back to the recording");
+}
 
 }  // namespace deep_ep::test

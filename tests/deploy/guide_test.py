@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import unittest
 
-from support import CHART, DEPLOY, ROOT, documents, environment, load_all, main, needs, render, run, stand_in, tool, variables
+from support import CHART, DEPLOY, ROOT, documents, environment, load_all, main, needs, render, run, stand_in, tool
 
 GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("gke.md", "testbed.md")}
 # Nothing is there before it is made.
@@ -84,12 +84,6 @@ class Run(unittest.TestCase):
         status, text, errors = self.start("set -a; . deploy/gke/.env; set +a\n" + "".join(parts[5:]))
         self.assertEqual((status, errors), (0, ""), text)
 
-    def test_the_count_that_gke_md_states(self):
-        counted = [len([line for line in part.splitlines() if line and line[0] != "#"]) for part in blocks("gke.md")[:5]]
-        stated = [int(number) for number in re.findall(r"^\| \d [^|]* \| (\d+) \|", GUIDES["gke.md"], re.M)]
-        self.assertEqual(stated, counted)
-        self.assertIn(f"in {sum(counted)} commands", GUIDES["gke.md"])
-
     def test_testbed(self):
         (self.top / "deploy/gke/.env").write_text(edited((DEPLOY / "gke/env.example").read_text()))
         status, text, errors = self.start("".join(blocks("testbed.md")))
@@ -101,12 +95,6 @@ class Run(unittest.TestCase):
 
 
 class Names(unittest.TestCase):
-    def test_files(self):
-        for guide, text in GUIDES.items():
-            for name in set(re.findall(r"(?<![/\w])(?:deploy|scripts|image|docs)/[\w./-]*\w", text)):
-                if not name.endswith("/.env"):
-                    self.assertTrue((ROOT / name).exists(), f"{guide}: {name}")
-
     def test_values_of_the_chart(self):
         [values] = documents(CHART / "values.yaml")
         for name in set(re.findall(r"`([a-z][A-Za-z.]*)`", GUIDES["testbed.md"].split("## Values")[1].split("## When")[0])) | set(
@@ -133,11 +121,6 @@ class Names(unittest.TestCase):
         self.assertTrue(named and named <= components, named)
         table = set(re.findall(r"^\| `([a-z0-9-]+)` \|", GUIDES["gke.md"].split("## Overlays")[1], re.M))
         self.assertEqual(table, {path.name for path in (DEPLOY / "k8s/overlays").iterdir()})
-
-    def test_variables(self):
-        for guide in GUIDES.values():
-            for name in re.findall(r"\bDEEP_EP_[A-Z_]+", guide):
-                self.assertIn(name, variables())
 
     def test_commands_and_flags_of_deep_ep(self):
         """In the guides, the manifests and the scripts of the chart."""

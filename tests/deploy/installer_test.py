@@ -80,16 +80,6 @@ class Installer(unittest.TestCase):
         self.assertEqual(self.names(), ["1.3.0", "1.4.0", "current"])
         self.assertEqual(os.readlink(self.host / "current"), "1.4.0")
 
-    def test_a_second_start_keeps_the_version_before(self):
-        self.start()
-        self.image("1.3.0")
-        self.start()
-        (self.host / "1.1.0").mkdir()  # older than both
-        os.utime(self.host / "1.1.0", (1, 1))
-        self.assertEqual(self.start()[0], 0)
-        self.assertEqual(self.names(), ["1.2.3", "1.3.0", "current"])
-        self.assertEqual(os.readlink(self.host / "current"), "1.3.0")
-
     def test_another_build_of_the_same_version(self):
         self.start()
         self.image("1.2.3", extra="# changed\n")

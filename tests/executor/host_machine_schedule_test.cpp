@@ -52,17 +52,6 @@ TEST(HostSchedule, LaunchesOfOneStreamHaveDifferentSchedules) {
   EXPECT_EQ(seen.size(), 10u);
 }
 
-TEST(HostSchedule, ALaneLoopWithoutSyncIsNotInterrupted) {
-  Machine machine;
-  std::vector<int> trace(128);
-  std::uint32_t next = 0;
-  machine.run({1, 32, 0}, [&](std::byte*) {
-    for (int i = 0; i < 4; ++i) trace[fetch_add_relaxed<Scope::block>(&next, 1)] = lane_index();
-    warp::sync();
-  });
-  for (std::size_t i = 0; i < trace.size(); ++i) EXPECT_EQ(trace[i], static_cast<int>(i / 4));
-}
-
 TEST(HostSchedule, AllBlocksAreResident) {
   // Block 0 waits for the last of more blocks than there can be workers.
   constexpr int kBlocks = DEEP_EP_TSAN ? 40 : 200;  // ThreadSanitizer is slow to register a thread
@@ -74,17 +63,6 @@ TEST(HostSchedule, AllBlocksAreResident) {
     for (int spins = 0; load_acquire<Scope::gpu>(&arrived) < kBlocks; ++spins) pause(spins);
   });
   EXPECT_EQ(arrived, std::uint64_t{kBlocks});
-}
-
-TEST(HostSchedule, IndicesAndSizes) {
-  Machine machine;
-  std::vector<int> seen(3 * 96);
-  machine.run({3, 96, 0}, [&](std::byte*) {
-    const bool right = grid_blocks() == 3 && block_threads() == 96 && block_warps() == 3 &&
-                       warp_index() == thread_index() / 32 && lane_index() == thread_index() % 32;
-    seen[static_cast<std::size_t>(block_index() * 96 + thread_index())] = right ? 1 : -1;
-  });
-  EXPECT_EQ(seen, std::vector<int>(3 * 96, 1));
 }
 
 TEST(HostSchedule, ShapesAreChecked) {

@@ -20,62 +20,6 @@ void expect_text(const std::string& text, std::initializer_list<const char*> par
   for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
 }
 
-TEST(HostSync, NamedBarriersPassDataBetweenProducerAndConsumerWarps) {
-  for (std::uint64_t seed = 0; seed < (under_thread_sanitizer() ? 25u : 100u); ++seed) {
-    Machine machine(seed);
-    std::vector<int> wrong(32);
-    machine.run({1, 96, 4096}, [&](std::byte* shared) {
-      constexpr int kFull = 1, kEmpty = 2;
-      auto* stage = reinterpret_cast<int*>(shared);
-      // Warp 0 produces, warp 1 consumes, warp 2 has nothing to do with it.
-      if (warp_index() == 0) {
-        for (int round = 0; round < 5; ++round) {
-          if (round > 0) block::sync(kEmpty, 64);
-          stage[lane_index()] = round * 100 + lane_index();
-          block::arrive(kFull, 64);
-        }
-      } else if (warp_index() == 1) {
-        for (int round = 0; round < 5; ++round) {
-          block::sync(kFull, 64);
-          const int source = 31 - lane_index();
-          if (stage[source] != round * 100 + source) wrong[static_cast<std::size_t>(lane_index())] = 1;
-          if (round < 4) block::arrive(kEmpty, 64);
-        }
-      }
-    });
-    EXPECT_EQ(wrong, std::vector<int>(32)) << "seed " << seed;
-  }
-}
-
-TEST(HostSync, MbarrierPhasesAlternate) {
-  for (std::uint64_t seed = 0; seed < 50; ++seed) {
-    Machine machine(seed);
-    std::vector<int> wrong(64);
-    machine.run({1, 64, 256}, [&](std::byte* shared) {
-      auto& barrier = *reinterpret_cast<Mbarrier*>(shared);
-      auto& value = *reinterpret_cast<int*>(shared + 64);
-      if (thread_index() == 0) {
-        mbarrier::init(barrier, 32);
-        mbarrier::fence_init();
-        value = 0;
-      }
-      block::sync();
-      for (int phase = 0; phase < 4; ++phase) {
-        if (warp_index() == 0) {
-          if (lane_index() == 5) value = phase + 1;
-          mbarrier::arrive(barrier);
-        } else {
-          mbarrier::wait(barrier, static_cast<std::uint32_t>(phase & 1));
-          if (value != phase + 1) wrong[static_cast<std::size_t>(thread_index())] = 1;
-        }
-        block::sync();
-      }
-      if (thread_index() == 0) mbarrier::invalidate(barrier);
-    });
-    EXPECT_EQ(wrong, std::vector<int>(64)) << "seed " << seed;
-  }
-}
-
 TEST(HostSync, ABarrierThatSomeNeverReachIsADeadlock) {
   Machine machine;
   const std::string text = machine.failure_of({2, 64, 0}, [](std::byte*) {
@@ -84,14 +28,6 @@ TEST(HostSync, ABarrierThatSomeNeverReachIsADeadlock) {
   });
   expect_text(text, {"kernel probe", "block 1", "deadlock", "threads 0-31 have exited",
                      "threads 32-63 wait at barrier 0 (32 of 64 threads came)"});
-}
-
-TEST(HostSync, AWarpThatIsNotCompleteIsADeadlock) {
-  Machine machine;
-  const std::string text = machine.failure_of({1, 32, 0}, [](std::byte*) {
-    if (lane_index() != 3) warp::sum(1);
-  });
-  expect_text(text, {"deadlock", "31 of 32 lanes came", "thread 3 have exited"});
 }
 
 TEST(HostSync, AnMbarrierWithoutArrivalsIsADeadlock) {
@@ -104,17 +40,6 @@ TEST(HostSync, AnMbarrierWithoutArrivalsIsADeadlock) {
     mbarrier::wait(barrier, 0);
   });
   expect_text(text, {"deadlock", "wait for parity 0 of mbarrier at shared+0, phase 0: 1 of 2 arrivals"});
-}
-
-TEST(HostSync, ADeadlockedBlockTakesTheOthersWithIt) {
-  Machine machine;
-  std::uint64_t never = 0;
-  const std::string text = machine.failure_of({4, 32, 0}, [&](std::byte*) {
-    if (block_index() == 0 && lane_index() == 0) return;
-    if (block_index() == 0) warp::sync();
-    for (int spins = 0; load_acquire<Scope::gpu>(&never) == 0; ++spins) pause(spins);
-  });
-  expect_text(text, {"block 0", "deadlock"});
 }
 
 TEST(HostSync, LanesAtDifferentOperationsAreReported) {
@@ -187,17 +112,6 @@ TEST(HostSync, ExceptionsNameKernelBlockAndThread) {
   }
   // The machine is usable afterwards.
   EXPECT_NO_THROW(machine.run({3, 64, 0}, [](std::byte*) { block::sync(); }));
-}
-
-TEST(HostSync, AFailedKernelDestroysWhatItsThreadsOwn) {
-  Machine machine;
-  auto counted = std::make_shared<int>(0);
-  machine.failure_of({1, 64, 0}, [&](std::byte*) {
-    const std::shared_ptr<int> mine = counted;
-    if (thread_index() == 63) throw std::runtime_error("stop");
-    block::sync();
-  });
-  EXPECT_EQ(counted.use_count(), 1);
 }
 
 }  // namespace

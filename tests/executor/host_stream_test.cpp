@@ -67,17 +67,6 @@ TEST(HostStream, EventsOrderStreams) {
   executor.destroy_stream(other);
 }
 
-TEST(HostStream, TheHostSeesTheWorkBehindAnEvent) {
-  Machine machine;
-  int value = 0;
-  launch(machine.stream(), {1, 32, 0}, [&](std::byte*) {
-    if (thread_index() == 31) value = 3;
-  });
-  const EventHandle done = machine.executor().record_event(machine.stream());
-  machine.executor().synchronize_event(done);
-  EXPECT_EQ(value, 3);
-}
-
 TEST(HostStream, TimedEventsMeasure) {
   Machine machine;
   Executor& executor = machine.executor();
@@ -117,61 +106,6 @@ TEST(HostStream, TheDefaultStreamIsTheCurrentExecutors) {
   machine.executor().synchronize(nullptr);
   EXPECT_EQ(runs, 32u);
   std::thread([&] { EXPECT_THROW(launch(nullptr, {1, 32, 0}, [](std::byte*) {}), Error); }).join();
-}
-
-TEST(HostStream, MemoryIsAligned) {
-  Machine machine;
-  Executor& executor = machine.executor();
-  for (const std::size_t bytes : {0, 1, 300, 100000}) {
-    void* a = executor.allocate(bytes);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % 256, 0u);
-    executor.free(a);
-    auto* p = static_cast<unsigned char*>(executor.allocate_pinned(bytes));
-    for (std::size_t i = 0; i < bytes; ++i) ASSERT_EQ(p[i], 0);
-    executor.free_pinned(p);
-  }
-  executor.free(nullptr);
-#if !DEEP_EP_TSAN && !DEEP_EP_ASAN  // their allocators end the process
-  EXPECT_THROW(executor.allocate(std::size_t{1} << 60), OutOfMemory);
-#endif
-}
-
-TEST(HostRanks, EightRanksWaitForEachOtherThroughManyRounds) {
-  constexpr int kRanks = 8, kBlocks = 4, kThreads = under_thread_sanitizer() ? 32 : 96;  // of which eight do something
-  constexpr std::uint64_t kRounds = 20;
-  struct alignas(128) Flag {
-    std::uint64_t value = 0;
-    std::uint64_t payload = 0;
-  };
-  for (const std::uint64_t seed : {0, 11, 12}) {
-    std::vector<std::vector<Flag>> flags(kRanks, std::vector<Flag>(kRanks * kBlocks * 2));
-    std::vector<std::thread> ranks;
-    std::uint64_t wrong = 0;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      ranks.emplace_back([&, rank] {
-        Machine machine(seed == 0 ? 0 : seed + static_cast<std::uint64_t>(rank));
-        machine.run({kBlocks, kThreads, 0}, [&flags, &wrong, rank, blocks = kBlocks](std::byte*) {
-          // Thread p of block b tells rank p's block b about the round, then waits for its word. Slots are double:
-          // a peer may be one round ahead.
-          if (thread_index() >= kRanks) return;
-          const auto slot = [=](int from, std::uint64_t round) {
-            return static_cast<std::size_t>((from * blocks + block_index()) * 2) + round % 2;
-          };
-          for (std::uint64_t round = 1; round <= kRounds; ++round) {
-            const auto peer = static_cast<std::size_t>(thread_index());
-            Flag& out = flags[peer][slot(rank, round)];
-            out.payload = round * 1000 + static_cast<std::uint64_t>(rank);
-            store_release<Scope::system>(&out.value, round);
-            Flag& in = flags[static_cast<std::size_t>(rank)][slot(thread_index(), round)];
-            for (int spins = 0; load_acquire<Scope::system>(&in.value) < round; ++spins) pause(spins);
-            if (in.payload != round * 1000 + peer) add_relaxed<Scope::system>(&wrong, 1);
-          }
-        });
-      });
-    }
-    for (std::thread& rank : ranks) rank.join();
-    EXPECT_EQ(wrong, 0u) << "seed " << seed;
-  }
 }
 
 }  // namespace

@@ -13,17 +13,6 @@ namespace {
 using probes::CallParams;
 using probes::WaitParams;
 
-TEST(Carver, PartsAreAlignedAndFollowEachOther) {
-  alignas(128) std::byte memory[512];
-  Carver carver(memory);
-  EXPECT_EQ(reinterpret_cast<std::byte*>(carver.take<std::uint8_t>(3)), memory);
-  EXPECT_EQ(reinterpret_cast<std::byte*>(carver.take<std::uint64_t>(2)), memory + 8);
-  EXPECT_EQ(carver.bytes(), 24u);
-  EXPECT_EQ(reinterpret_cast<std::byte*>(carver.take<std::uint32_t>(1, kLine)), memory + 128);
-  EXPECT_EQ(carver.place<std::uint16_t>(5), 132u);
-  EXPECT_EQ(carver.bytes(), 142u);
-}
-
 TEST(Topk, OnlyExpertsThatExistAreNamed) {
   EXPECT_EQ(expert_of(0, 8), 0);
   EXPECT_EQ(expert_of(7, 8), 7);

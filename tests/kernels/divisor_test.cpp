@@ -21,17 +21,6 @@ void expect_exact(int number, int value) {
   ASSERT_EQ(number % divisor, number % value) << number << " % " << value;
 }
 
-TEST(Divisor, IsTheNumber) {
-  EXPECT_EQ(Divisor(), 1);
-  for (const int value : {1, 2, 3, 288, 65535}) EXPECT_EQ(Divisor(value), value);
-}
-
-TEST(Divisor, EverySmallNumber) {
-  for (int value = 1; value <= 300; ++value) {
-    for (int number = 0; number <= 3000; ++number) expect_exact(number, value);
-  }
-}
-
 /// Where a quotient changes, the inverse's error shows first, and most for the largest numbers.
 TEST(Divisor, AroundMultiplesUpToTheLastNumber) {
   std::vector<int> values;

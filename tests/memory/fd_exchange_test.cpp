@@ -73,17 +73,6 @@ void exchange_and_check(Bootstrap& bootstrap, int ranks_per_host = 100) {
   }
 }
 
-TEST(FdExchange, BetweenThreads) {
-  const int before = open_descriptors();
-  for (const int size : {1, 2, 8}) {
-    const auto bootstraps = make_thread_bootstraps(size, test::long_patience());
-    const auto errors =
-        run_threads(size, [&](int rank) { exchange_and_check(*bootstraps[static_cast<std::size_t>(rank)]); });
-    for (const std::string& error : errors) EXPECT_EQ(error, "");
-  }
-  EXPECT_EQ(open_descriptors(), before);
-}
-
 TEST(FdExchange, BetweenProcesses) {
   for (const int size : {2, 8}) {
     const std::string name = "fds-" + std::to_string(::getpid());

@@ -123,13 +123,6 @@ TEST(HeapChoice, RanksThatAskForDifferentThingsAreRefused) {
   EXPECT_THROW(plan_heap(ranks), RankMismatch);
 }
 
-TEST(HeapChoice, NamesGoBothWays) {
-  for (const HeapKind kind : {HeapKind::automatic, HeapKind::posix_fd, HeapKind::fabric, HeapKind::cuda_ipc}) {
-    EXPECT_EQ(heap_kind_from_name(name_of(kind)), kind);
-  }
-  EXPECT_THROW(heap_kind_from_name("shm"), InvalidArgument);
-}
-
 TEST(ProcessIdentity, ThreadsShareItAndItNamesThisHost) {
   const ProcessIdentity here = this_process();
   EXPECT_TRUE(here.same_process(this_process()));

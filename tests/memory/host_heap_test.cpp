@@ -83,31 +83,6 @@ TEST(HostHeap, ThreadsShareAddresses) {
   EXPECT_EQ(right, std::vector<int>(3, 1));
 }
 
-TEST(HostHeap, IsSparse) {
-  as_threads(2, [](Bootstrap& bootstrap) {
-    const std::size_t far = std::size_t{6} << 30;
-    const auto heap = make_host_heap(bootstrap, {.bytes = far + 4096});
-    std::byte* peer = heap->peers()[static_cast<std::size_t>(1 - bootstrap.rank())];
-    peer[far] = static_cast<std::byte>(40 + bootstrap.rank());
-    bootstrap.barrier();
-    EXPECT_EQ(heap->local()[far], static_cast<std::byte>(41 - bootstrap.rank()));
-    bootstrap.barrier();
-  });
-}
-
-TEST(HostHeap, DifferentSizesAreAMismatchOnEveryRank) {
-  std::vector<int> mismatch(3);
-  as_threads(3, [&](Bootstrap& bootstrap) {
-    const std::size_t bytes = bootstrap.rank() == 1 ? 1 << 20 : 1 << 16;
-    try {
-      make_host_heap(bootstrap, {.bytes = bytes});
-    } catch (const RankMismatch&) {
-      mismatch[static_cast<std::size_t>(bootstrap.rank())] = 1;
-    }
-  });
-  EXPECT_EQ(mismatch, std::vector<int>(3, 1));
-}
-
 void map_and_exchange(const std::string& name, int rank, int ranks) {
   const auto bootstrap = make_shared_memory_bootstrap(name, rank, ranks, long_patience());
   const auto heap = make_host_heap(*bootstrap, {.bytes = 1 << 16});

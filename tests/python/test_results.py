@@ -22,17 +22,6 @@ from deep_ep.buffers.elastic import ElasticBuffer
 HIDDEN = 2048
 
 
-def attributes_of_torch():
-    """What a package that replaces something of PyTorch would change."""
-    # Constants of modules may be made when they are first asked for, so only what is called counts there.
-    return {
-        (of, name): value
-        for of in (torch, torch.Tensor, torch.UntypedStorage, torch.cuda, torch.cuda.memory, torch.distributed)
-        for name, value in list(vars(of).items())
-        if of in (torch.Tensor, torch.UntypedStorage) or callable(value)
-    }
-
-
 def sent(buffer, x, idx, num_experts, **options):
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, num_experts)
     return buffer.dispatch(

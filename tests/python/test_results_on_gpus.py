@@ -76,15 +76,6 @@ def busy(milliseconds=200):
 
 
 @check
-def nothing_of_torch_is_changed(ranks):
-    before = test_results.attributes_of_torch()
-    buffer = ranks.buffer()
-    ranks.round_trip(buffer, 1)
-    buffer.destroy()
-    assert test_results.attributes_of_torch() == before
-
-
-@check
 def where_results_lie(ranks):
     for kind, inside in (("auto", ranks.pools), ("ordinary", False), ("heap", True)):
         buffer = ranks.buffer(results=kind)

@@ -55,27 +55,6 @@ TEST(ConnectionsOfProcessesDeathTest, TheEndDoesNotWaitForRanksThatDied) {
   EXPECT_TRUE(contains(errors[1], "process ended with status"));
 }
 
-TEST(ConnectionsOfProcessesDeathTest, AWrongSettingOfOneRankFailsOnAllAtOnce) {
-  const std::pair<const char*, const char*> wrong_settings[] = {
-      {"DEEP_EP_RDMA_RETRY_COUNT", "9"}, {"DEEP_EP_NIC_HANDLER", "dpu"}, {"DEEP_EP_RDMA_GID_INDEX", "256"}};
-  for (const auto& [variable, value] : wrong_settings) {
-    SCOPED_TRACE(variable);
-    const std::string name = "deep_ep_connections_setting_" + std::to_string(::getpid());
-    const auto errors = run_processes(3, [&, variable = variable, value = value](int rank) {
-      if (rank == 1) ::setenv(variable, value, 1);
-      const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, patience());
-      Member member(bootstrap, make_host_executor());
-      member.connect({.peers = member.nodes(1).reached_by_rdma(true), .depth = 64});
-    });
-    EXPECT_TRUE(contains(errors[1], variable)) << errors[1];
-    for (const int other : {0, 2}) {
-      const std::string& error = errors[static_cast<std::size_t>(other)];
-      EXPECT_TRUE(contains(error, "reading the RDMA settings failed on rank 1")) << error;
-      EXPECT_TRUE(contains(error, variable)) << error;
-    }
-  }
-}
-
 struct Where {
   const char* name;
   bool gpu;
@@ -106,27 +85,6 @@ TEST_P(ConnectionsTest, EveryRankReachesAllOthersOnEveryChannel) {
     Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
     member.connect({.peers = member.nodes(0).reached_by_rdma(/*use_nvlink=*/false), .channels = 3, .depth = 64});
     for (int channel = 0; channel < 3; ++channel) member.exchange_rows(channel);
-    bootstrap->barrier();
-  });
-}
-
-TEST_P(ConnectionsTest, RanksOfOneNodeHaveNone) {
-  expect_ranks_succeed(4, [](const auto& bootstrap) {
-    Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
-    const NodeMembership nodes = member.nodes(2);
-    member.connect({.peers = nodes.reached_by_rdma(true), .channels = 2, .depth = 64, .batch = 8});
-    for (int rank = 0; rank < 4; ++rank) {
-      const bool expected = rank / 2 != bootstrap->rank() / 2;
-      for (int channel = 0; channel < 2; ++channel) {
-        const RdmaPeerParams& peer = member.connections->peer(channel, rank);
-        if (member.connections->reaches(rank) != expected || (peer.queue.depth == 64) != expected ||
-            (peer.queue.peer == rank) != expected) {
-          throw std::runtime_error("rank " + std::to_string(rank) + " should be reached: " + std::to_string(expected));
-        }
-      }
-    }
-    member.exchange_rows(1);
-    member.exchange_rows(0);
     bootstrap->barrier();
   });
 }

@@ -159,11 +159,6 @@ class RunGtestTest(unittest.TestCase):
         self.assertEqual(status, -signal.SIGKILL)
         self.assert_ends(pid)
 
-    def test_control_characters_are_left_out(self):
-        tests = {"A": "say('\\x1b[1m\\x00\\x08'); " + FAIL, "B": SKIP.format("\x1bno\x00 NIC\x08"), "C": KILL}
-        status, states = self.run_it(tests, between="sys.stdout.buffer.write(b'\\xff\\x01\\n')")
-        self.assertEqual((status, states["S.A"], states["S.B"]), (1, "failure: failed", "skipped: no NIC"))
-
     def test_what_fails_while_the_machine_stands_still_runs_again(self):
         mark = str(self.folder / "mark")
         status, states = self.run_it({"A": PAUSE + FAIL_ONCE.format(mark), "B": ""})

@@ -11,32 +11,6 @@
 namespace deep_ep {
 namespace {
 
-TEST(DType, SizesAndNames) {
-  EXPECT_EQ(size_of(DType::boolean), 1u);
-  EXPECT_EQ(size_of(DType::uint8), 1u);
-  EXPECT_EQ(size_of(DType::int32), 4u);
-  EXPECT_EQ(size_of(DType::int64), 8u);
-  EXPECT_EQ(size_of(DType::float32), 4u);
-  EXPECT_EQ(size_of(DType::bfloat16), 2u);
-  EXPECT_EQ(size_of(DType::float16), 2u);
-  EXPECT_EQ(size_of(DType::float8_e4m3), 1u);
-  EXPECT_EQ(size_of(DType::float8_e5m2), 1u);
-  EXPECT_STREQ(name_of(DType::bfloat16), "bfloat16");
-  EXPECT_STREQ(name_of(DType::float8_e4m3), "float8_e4m3");
-  EXPECT_THROW(size_of(static_cast<DType>(99)), InvalidArgument);
-}
-
-TEST(TensorView, ContiguousHasRowMajorStrides) {
-  const TensorView view = TensorView::contiguous(nullptr, DType::bfloat16, {3, 4, 5});
-  EXPECT_EQ(view.dims, 3);
-  EXPECT_EQ(view.stride(0), 20);
-  EXPECT_EQ(view.stride(1), 5);
-  EXPECT_EQ(view.stride(2), 1);
-  EXPECT_EQ(view.elements(), 60);
-  EXPECT_EQ(view.bytes(), 120u);
-  EXPECT_TRUE(view.is_contiguous());
-}
-
 TEST(TensorView, EmptyTensorKeepsTheStrideOfItsRows) {
   const TensorView view = TensorView::contiguous(nullptr, DType::bfloat16, {0, 7168});
   EXPECT_EQ(view.elements(), 0);
@@ -91,26 +65,6 @@ TEST(TensorView, NumbersOfDimensionsThatCannotBeAreNotFollowed) {
 TEST(TensorView, RefusesTooManyDimensionsAndNegativeSizes) {
   EXPECT_THROW(TensorView::contiguous(nullptr, DType::int32, {1, 1, 1, 1, 1}), InvalidArgument);
   EXPECT_THROW(TensorView::contiguous(nullptr, DType::int32, {2, -1}), InvalidArgument);
-}
-
-TEST(ConstTensorView, ComesFromAMutableViewOrFromConstMemory) {
-  float values[6] = {};
-  const TensorView view = TensorView::contiguous(values, DType::float32, {2, 3});
-  const ConstTensorView same = view;
-  EXPECT_EQ(same.as<float>(), values);
-  EXPECT_EQ(same.describe(), view.describe());
-  const float fixed[4] = {};
-  const std::optional<ConstTensorView> given = ConstTensorView::contiguous(fixed, DType::float32, {4});
-  EXPECT_EQ(given->as<float>(), fixed);
-  static_assert(std::is_same_v<decltype(given->as<float>()), const float*>);
-  static_assert(!std::is_convertible_v<ConstTensorView, TensorView>);
-}
-
-TEST(Device, TextAndEquality) {
-  EXPECT_EQ(to_string(Device{}), "cpu");
-  EXPECT_EQ(to_string(Device{Device::Kind::cuda, 3}), "cuda:3");
-  EXPECT_EQ((Device{Device::Kind::cuda, 3}), (Device{Device::Kind::cuda, 3}));
-  EXPECT_NE((Device{Device::Kind::cuda, 3}), (Device{Device::Kind::cuda, 2}));
 }
 
 class CountingStorage final : public Tensor::Storage {

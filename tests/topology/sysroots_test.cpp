@@ -173,18 +173,6 @@ TEST_F(Sysroot, NetworksOfThePod) {
   EXPECT_EQ(complaints("pod_networks"), "warning: the annotation networking.gke.io/interfaces names no interface");
 }
 
-TEST_F(Sysroot, TheEndOfALongLog) {
-  machine_.write("/log", "begin");
-  const std::filesystem::path file = machine_.path() / "log";
-  std::filesystem::resize_file(file, std::uintmax_t{100} << 20);  // with a hole: takes no space
-  std::ofstream(file, std::ios::app) << "the end";
-  EXPECT_EQ(end_of_file(file, 7), "the end");
-  EXPECT_EQ(end_of_file(file, 4096).size(), 4096u);
-  machine_.write("/log", "short");
-  EXPECT_EQ(end_of_file(file, 4096), "short\n");
-  EXPECT_EQ(end_of_file(machine_.path() / "none", 7), "");
-}
-
 // --- the answer to --quick, and the list of all checks ---
 
 TEST_F(Sysroot, QuickAnswersInOneLine) {

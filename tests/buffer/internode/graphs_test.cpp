@@ -34,9 +34,6 @@ class InternodeGraphTest : public ClusterTest {
       buffer.destroy();
     });
   }
-  static void settle(const Rank& rank, const Buffer& buffer) {
-    for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) rank.executor()->synchronize(stream);
-  }
 };
 DEEP_EP_ON_THREADS(InternodeGraphTest);
 

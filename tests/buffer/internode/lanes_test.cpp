@@ -192,15 +192,10 @@ void run_lanes(const ClusterOptions& cluster, int lanes, int nodes, int width, s
 TEST_P(InternodeLanesTest, EverySeedGivesTheSame) {
   if (under_sanitizer() && GetParam().name != std::string("local_4")) GTEST_SKIP() << "one of them sees as much";
   const std::pair<int, int> grids[] = {{2, 2}, {3, 1}, {2, 1}};
-  const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const bool slow = under_sanitizer() || GetParam().wire != std::string("local");
-  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", slow ? 1 : 3);
-  for (std::int64_t i = first; i < first + count; ++i) {
-    const auto seed = static_cast<std::uint64_t>(i);
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+  under_schedules({.usually = GetParam().wire == std::string("local") ? 3 : 1}, [&](std::uint64_t seed) {
     const auto [nodes, width] = grids[(seed - 1) % std::size(grids)];
-    ASSERT_NO_THROW(run_lanes(few_warps(nodes * width, seed), GetParam().lanes, nodes, width, seed));
-  }
+    run_lanes(few_warps(nodes * width, seed), GetParam().lanes, nodes, width, seed);
+  });
 }
 
 constexpr const char* kLanesDisorder = "simulated:reorder=30,completion=30";
@@ -239,18 +234,6 @@ TEST(InternodeLanes, AFailureOfASecondLaneNamesTheRail) {
     }
     rank.executor()->synchronize(rank.stream());
     rank.bootstrap()->barrier();  // no heap goes away while another rank's NIC may still write to it
-  });
-}
-
-TEST(InternodeLanes, MustBeEqualOnAllRanks) {
-  const Setting setting("DEEP_EP_INTERNODE_LANES", "2");  // so that the bound makes a difference
-  run_cluster(few_warps(2, 0), [&](Rank& rank) {
-    for (const bool bound : {false, true}) {
-      BufferOptions options = lanes_options(0, 1);
-      (bound ? options.internode.num_qps_per_rank : options.internode.lanes) = 1 + rank.rank();
-      require_throws<RankMismatch>([&] { rank.buffer(options); }, {"internode.lanes is", "must be equal on all ranks"},
-                                   "a buffer");
-    }
   });
 }
 

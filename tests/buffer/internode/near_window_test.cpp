@@ -94,45 +94,14 @@ TEST(InternodeNearWindowScheduleTest, EverySeedGivesTheSame) {
   eight_bits.dtype = DType::float8_e4m3;
   eight_bits.scales = 2;
   const std::vector rounds = {round_of(two_by_two(9)), round_of(eight_bits, 200)};
-  const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 6);
-  for (std::int64_t seed = first; seed < first + count; ++seed) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+  const BufferOptions small_buffer{.heap_bytes = std::size_t{2} << 20,
+                                   .window_bytes = std::size_t{8} << 10,
+                                   .max_local_experts = 8,
+                                   .ranks_per_node = 2};
+  under_schedules({.usually = 6}, [&](std::uint64_t seed) {
     ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
-    options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = static_cast<std::uint64_t>(seed)};
-    const Hoarders hoarders = {true, seed % 2 == 0, seed % 3 != 0, true};
-    ASSERT_NO_THROW(run_without_room(options,
-                                     {.heap_bytes = std::size_t{2} << 20,
-                                      .window_bytes = std::size_t{8} << 10,
-                                      .max_local_experts = 8,
-                                      .ranks_per_node = 2},
-                                     hoarders, rounds));
-  }
-}
-
-/// Whoever waits at a near window does not wait for ever, though the rank that is missing is not of its node. (Rows
-/// that still come let waits begin at different times, so not everybody hears in time who it is: lost_rank_test.cpp.)
-TEST_P(InternodeNearWindowTest, AMissingRankEndsTheWaits) {
-  DEEP_EP_NEEDS_RANKS(4);
-  if (under_thread_sanitizer())
-    GTEST_SKIP() << "all wait for a deadline, and calls_test.cpp has the same without a window";
-  const Case one = make_case(two_by_two(4));
-  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    BufferOptions options{.heap_bytes = kNearHeap, .window_bytes = std::size_t{8} << 10, .ranks_per_node = 2};
-    options.timeout_s = short_deadline();
-    Buffer& buffer = rank.buffer(options);
-    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
-    const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
-    if (rank.rank() != 3) {
-      require_throws<TimeoutError>(
-          [&] {
-            buffer.combine(returned.combine, rank.call());
-            buffer.check();
-          },
-          {"waited", "for rank "}, "combine");
-    }
-    rank.bootstrap()->barrier();
+    options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = seed};
+    run_without_room(options, small_buffer, {true, seed % 2 == 0, seed % 3 != 0, true}, rounds);
   });
 }
 

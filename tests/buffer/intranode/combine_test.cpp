@@ -89,11 +89,6 @@ TEST_P(CombineTest, Pushes) {
   run(make_case(with_everything({20, 0, 31})), {{false, false, false}}, CombineMode::push);
 }
 
-TEST_P(CombineTest, PushesFromTheHeapToo) {
-  DEEP_EP_NEEDS_RANKS(2);
-  run(make_case(with_everything({20, 7})), {{true, true}}, CombineMode::push);
-}
-
 TEST_P(CombineTest, OwnRowsAreReadWhereTheyLie) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "looks into the heap";
   const Case one = make_case(with_everything({20, 9, 31}));
@@ -209,12 +204,6 @@ TEST_P(CombineTest, ReceivedTensorsCanBeCombinedAsTheyAre) {
     }
     buffer.destroy();
   });
-}
-
-TEST_P(CombineTest, RepeatsBitForBit) {
-  DEEP_EP_NEEDS_RANKS(3);
-  const Case one = make_case(with_everything({20, 11, 31}));
-  run(one, std::vector<std::vector<bool>>(8, {true, false, true}), CombineMode::automatic);
 }
 
 }  // namespace

@@ -25,37 +25,29 @@ void run_schedule(std::uint64_t seed, const std::vector<Case>& cases) {
   });
 }
 
-std::vector<Case> schedule_cases() {
-  return {make_case({.tokens = {12, 0, 19},
-                     .local_experts = 2,
-                     .routing = oracle::Routing::some_dropped,
-                     .dtype = DType::float8_e4m3,
-                     .hidden = 256,
-                     .scales = 2,
-                     .scale_layout = ScaleLayout::column_major,
-                     .combine_hidden = 128,
-                     .bias_0 = true,
-                     .seed = 5}),
-          make_case({.tokens = {9, 14, 6}, .local_experts = 2, .hidden = 64, .combine_hidden = 64, .seed = 6}),
-          make_case(
-              {.tokens = {11, 8, 17}, .local_experts = 2, .topk = 2, .hidden = 128, .combine_hidden = 128, .seed = 7})};
-}
-
-void sweep(std::int64_t first, std::int64_t count) {
-  const std::vector<Case> cases = schedule_cases();
-  for (std::int64_t i = 0; i < count; ++i) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(first + i));
-    ASSERT_NO_THROW(run_schedule(static_cast<std::uint64_t>(first + i), cases));
-  }
+const std::vector<Case>& schedule_cases() {
+  static const std::vector<Case> cases = {
+      make_case({.tokens = {12, 0, 19},
+                 .local_experts = 2,
+                 .routing = oracle::Routing::some_dropped,
+                 .dtype = DType::float8_e4m3,
+                 .hidden = 256,
+                 .scales = 2,
+                 .scale_layout = ScaleLayout::column_major,
+                 .combine_hidden = 128,
+                 .bias_0 = true,
+                 .seed = 5}),
+      make_case({.tokens = {9, 14, 6}, .local_experts = 2, .hidden = 64, .combine_hidden = 64, .seed = 6}),
+      make_case(
+          {.tokens = {11, 8, 17}, .local_experts = 2, .topk = 2, .hidden = 128, .combine_hidden = 128, .seed = 7})};
+  return cases;
 }
 
 TEST(ScheduleTest, TheFixedOne) { run_schedule(0, schedule_cases()); }
 
 TEST(ScheduleTest, EverySeedGivesTheSame) {
-  sweep(environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1),
-        environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2
-                                                     : under_sanitizer()      ? 3
-                                                                              : 20));
+  under_schedules({.usually = 20, .sanitized = 3, .thread_sanitized = 2},
+                  [](std::uint64_t seed) { run_schedule(seed, schedule_cases()); });
 }
 
 }  // namespace

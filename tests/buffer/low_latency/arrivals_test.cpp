@@ -257,19 +257,14 @@ TEST_P(LowLatencyRailsArrivalsTest, RowsThatAreHandedOn) {
 
 /// A consumer that polls sees complete rows, under many schedules of the CPU executor.
 TEST(LowLatencyArrivalsScheduleTest, EverySeedShowsCompleteRows) {
-  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2
-                                                                          : under_sanitizer()      ? 3
-                                                                                                   : 25);
   const std::vector<LowLatencyCaseShape> shapes = {
       {.tokens = {5, 0, 7}, .max_tokens = 7, .hidden = 256, .topk = 3, .routing = oracle::Routing::some_dropped},
       {.tokens = {4, 1, 4}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major, .weights = true}};
-  for (std::int64_t i = 0; i < count; ++i) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(first + i));
+  under_schedules({.usually = 25, .sanitized = 3, .thread_sanitized = 2}, [&](std::uint64_t seed) {
     ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
-    options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = static_cast<std::uint64_t>(first + i)};
-    ASSERT_NO_THROW(consume_all(options, shapes, {4, 1}));
-  }
+    options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed};
+    consume_all(options, shapes, {4, 1});
+  });
 }
 
 }  // namespace

@@ -76,54 +76,6 @@ TEST_P(LowLatencyCombineCallsTest, HooksLateAndInAnyOrder) {
   });
 }
 
-/// The order of two micro-batches: dispatches and combines in flight together.
-TEST_P(LowLatencyCombineCallsTest, BesideDispatchesInFlight) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const LowLatencyCombineCase one = small_case(2, 5);
-  const Expected expected = one.expected_with_hooks(GetParam().topology);
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 7, 256));
-    const LowLatencyDispatchArguments dispatch = upload_arguments(rank, one.before);
-    LowLatencyDispatchResult before = buffer.low_latency_dispatch(dispatch, rank.call());
-    const LowLatencyCombineArguments combine = upload_combine(rank, one, before.handle);
-    for (int round = 0; round < 8; ++round) {
-      const LowLatencyDispatchResult next = buffer.low_latency_dispatch(with_hook(dispatch), rank.call());
-      const LowLatencyCombineResult result = buffer.low_latency_combine(with_hook(combine), rank.call());
-      if (round % 2 == rank.rank()) {
-        result.hook();
-        next.hook();
-      } else {
-        next.hook();
-        result.hook();
-      }
-      check_low_latency_combine(rank, one, expected, result.combined_x.view());
-      check_low_latency_dispatch(rank, one.before, next);
-    }
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
-TEST_P(LowLatencyCombineCallsTest, AsynchronousOnTheCommunicationStream) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const LowLatencyCombineCase one = small_case(2, 6);
-  const Expected expected = one.expected();
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 7, 256));
-    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-    CallOptions options = rank.call();
-    options.async_finish = true;
-    for (int i = 0; i < 4; ++i) {
-      const LowLatencyCombineResult result = buffer.low_latency_combine(arguments, options);
-      require(result.event != nullptr, "async_finish gives an event");
-      rank.executor()->wait_event(rank.stream(), result.event);
-      check_low_latency_combine(rank, one, expected, result.combined_x.view());
-    }
-    buffer.destroy();
-  });
-}
-
 TEST_P(LowLatencyCombineCallsTest, StatisticsTellWhoWasLate) {
   DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCombineCase one = make_low_latency_combine_case(

@@ -43,25 +43,22 @@ TEST_P(LowLatencyCombineGraphTest, LaunchesWithHooksTakeTheInputsOfTheirTime) {
       from_buffer.x = in_heap;
       rewrite(rank, in_heap, one.inputs[me].x);
 
-      executor->recording = true;
-      const LowLatencyCombineResult first = buffer.low_latency_combine(with_hook(from_buffer), rank.call());
-      const LowLatencyCombineResult second = buffer.low_latency_combine(with_hook(from_tensor), rank.call());
-      first.hook();
-      second.hook();
-      executor->recording = false;
-
-      const auto settle = [&] {
-        for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) executor->synchronize(stream);
-      };
+      LowLatencyCombineResult first, second;
+      record(rank, *executor, [&] {
+        first = buffer.low_latency_combine(with_hook(from_buffer), rank.call());
+        second = buffer.low_latency_combine(with_hook(from_tensor), rank.call());
+        first.hook();
+        second.hook();
+      });
       bool recorded = true;
       for (const LowLatencyCombineCase* launch : launches) {
-        settle();
+        settle(rank, buffer);
         if (!recorded) {
           rewrite(rank, in_heap, launch->inputs[me].x);
           rewrite(rank, from_tensor.x, launch->inputs[me].x);
           rewrite(rank, from_tensor.topk_weights, launch->inputs[me].selection.weights);
           executor->replay();
-          settle();
+          settle(rank, buffer);
         }
         recorded = false;
         for (const auto& call : {first, second}) {

@@ -11,9 +11,9 @@ using oracle::Routing;
 
 class LowLatencyCombineTest : public ClusterTest {
  protected:
-  /// A dispatch and two combines of each case, one after the other on one buffer.
+  /// A dispatch and two combines of each case, one after the other on one buffer; `configs` in turn.
   void run(const ClusterOptions& options, const std::vector<LowLatencyCombineCase>& cases,
-           const Config& config = {}) const {
+           const std::vector<Config>& configs = {{}}) const {
     std::int64_t max_tokens = 1;
     std::int64_t hidden = 1;
     std::vector<std::vector<oracle::LowLatencyCombined>> expected;
@@ -27,7 +27,7 @@ class LowLatencyCombineTest : public ClusterTest {
       for (std::size_t i = 0; i < cases.size(); ++i) {
         const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, cases[i]);
         LowLatencyCombineArguments arguments = upload_combine(rank, cases[i], handle);
-        arguments.config = config;
+        arguments.config = configs[i % configs.size()];
         const Tensor first = buffer.low_latency_combine(arguments, rank.call()).combined_x;
         const Tensor second = buffer.low_latency_combine(arguments, rank.call()).combined_x;
         check_low_latency_combine(rank, cases[i], expected[i], first.view());
@@ -40,7 +40,7 @@ class LowLatencyCombineTest : public ClusterTest {
     });
   }
 };
-DEEP_EP_LOW_LATENCY_EVERYWHERE(LowLatencyCombineTest);
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineTest);
 
 TEST_P(LowLatencyCombineTest, RandomShapes) {
   oracle::Random random(test_seed());
@@ -64,24 +64,16 @@ TEST_P(LowLatencyCombineTest, RandomShapes) {
       shape.max_tokens *= shape.topk;
       cases.push_back(make_low_latency_combine_case(shape, random.chance(0.3) ? 128 * (1 + random.below(9)) : 0));
     }
-    run(cluster(ranks), cases);
+    run(cluster(ranks), cases,
+        {{}, {.num_sms = 2, .warps_per_block = 1}, {.num_sms = 2, .warps_per_block = 9}, {.warps_per_block = 20}});
   }
 }
 
-TEST_P(LowLatencyCombineTest, EveryWidth) {
+TEST_P(LowLatencyCombineTest, EveryTopkAndWidth) {
   DEEP_EP_NEEDS_RANKS(2);
   std::vector<LowLatencyCombineCase> cases;
-  for (const std::int64_t hidden : ends_of<std::int64_t>({128, 1024, 1152, 4096, 7168, 8192})) {
-    cases.push_back(make_low_latency_combine_case(
-        {.tokens = {3, 2}, .max_tokens = 3, .hidden = 128, .topk = 3, .seed = cases.size() + 1}, hidden));
-  }
-  run(cluster(2), cases);
-}
-
-TEST_P(LowLatencyCombineTest, EveryTopk) {
-  DEEP_EP_NEEDS_RANKS(2);
-  std::vector<LowLatencyCombineCase> cases;
-  for (const int topk : ends_of({1, 2, 8, 9, 17, 32})) {
+  for (const auto& [topk, hidden] : ends_of<std::pair<int, std::int64_t>>(
+           {{1, 128}, {2, 8192}, {8, 1024}, {9, 1152}, {17, 4096}, {32, 7168}})) {
     for (const Routing routing : {Routing::uniform, Routing::duplicates}) {
       cases.push_back(make_low_latency_combine_case({.tokens = {4, 5},
                                                      .max_tokens = 5 * topk,
@@ -89,24 +81,11 @@ TEST_P(LowLatencyCombineTest, EveryTopk) {
                                                      .local_experts = 20,
                                                      .topk = topk,
                                                      .routing = routing,
-                                                     .seed = cases.size() + 1}));
+                                                     .seed = cases.size() + 1},
+                                                    hidden));
     }
   }
   run(cluster(2), cases);
-}
-
-TEST_P(LowLatencyCombineTest, EveryShareOfWarps) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const auto one = make_low_latency_combine_case(
-      {.tokens = {11, 13}, .max_tokens = 13, .hidden = 1280, .topk = 5, .routing = Routing::some_dropped});
-  LowLatencyCombineCase fp8 = one;
-  fp8.options.fp8 = true;
-  std::vector<Config> configs = {{.num_sms = 2, .warps_per_block = 1},
-                                 {.num_sms = 1, .warps_per_block = 4},
-                                 {.num_sms = 2, .warps_per_block = 9},
-                                 {.num_sms = 3, .warps_per_block = 20}};
-  if (under_thread_sanitizer()) configs.resize(2);  // more warps take most of the time, and wait as these do
-  for (const Config& config : configs) run(cluster(2), {one, fp8}, config);
 }
 
 TEST_P(LowLatencyCombineTest, SelectionsThatHaveGoneOrMoved) {
@@ -140,27 +119,6 @@ TEST_P(LowLatencyCombineTest, SelectionsThatHaveGoneOrMoved) {
     }
   }
   run(cluster(3), cases);
-}
-
-/// The flag of DeepEP's callers: ranks need not even agree in it.
-TEST_P(LowLatencyCombineTest, LogfmtHasNoEffect) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const auto one = make_low_latency_combine_case({.tokens = {6, 3}, .max_tokens = 6, .hidden = 1024});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 1024));
-    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-    LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-    for (const bool fp8 : {false, true}) {
-      arguments.use_fp8 = fp8;
-      arguments.use_logfmt = false;
-      const Tensor plain = buffer.low_latency_combine(arguments, rank.call()).combined_x;
-      arguments.use_logfmt = rank.rank() == 0;
-      const Tensor flagged = buffer.low_latency_combine(arguments, rank.call()).combined_x;
-      require_same(rank.download<std::uint16_t>(plain.view()), rank.download<std::uint16_t>(flagged.view()),
-                   "combine with use_logfmt", one.hidden);
-    }
-    buffer.destroy();
-  });
 }
 
 TEST_P(LowLatencyCombineTest, WithoutACopy) {
@@ -202,29 +160,6 @@ TEST_P(LowLatencyCombineTest, IntoTheCallersTensor) {
     check_low_latency_combine(rank, one, expected, *arguments.out);
     buffer.destroy();
   });
-}
-
-TEST_P(LowLatencyCombineTest, EverySeedGivesTheSame) {
-  if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
-  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "see rdma_test.cpp";
-  std::vector<LowLatencyCombineCase> cases;
-  for (const bool fp8 : {false, true}) {
-    cases.push_back(make_low_latency_combine_case(
-        {.tokens = {9, 0, 14}, .max_tokens = 14, .hidden = 256, .routing = Routing::some_dropped, .seed = 3}));
-    cases.back().options.fp8 = fp8;
-  }
-  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 1
-                                                                          : under_sanitizer()      ? 2
-                                                                                                   : 12);
-  for (std::int64_t seed = first; seed < first + count; ++seed) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
-    ClusterOptions options = cluster(3);
-    options.host = {.multiprocessors = under_thread_sanitizer() ? 2 : 3,
-                    .warps_per_block = seed % 2 == 0 || under_thread_sanitizer() ? 4 : 8,
-                    .seed = static_cast<std::uint64_t>(seed)};
-    ASSERT_NO_THROW(run(options, cases));
-  }
 }
 
 }  // namespace

@@ -237,29 +237,6 @@ void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std
   }
 }
 
-TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(kRanks, 4, 512);
-    options.timeout_s = patience();
-    Buffer& buffer = rank.buffer(options);
-    const auto call = [&] {
-      combine_own_choice(rank, buffer, [&](auto& experts) { experts[6] = rank.rank() == 1 ? 1 : experts[6]; });
-    };
-    if (rank.rank() == 0) {
-      require_throws<RankMismatch>(call, {"topk_idx of rank 1 selects expert 1 (rank 0) for token 2"}, "the finder");
-    } else if (rank.rank() == 1) {
-      require_throws<RankMismatch>(call, {"rank 0 has ended the call, as the ranks disagree"}, "the cause");
-    } else {
-      try {  // it may have all of its rows already
-        call();
-      } catch (const RankMismatch&) {
-      }
-    }
-    rank.bootstrap()->barrier();
-  });
-}
-
 /// With hooks the rank that selects what was not dispatched finds that out itself. The others may finish the call; in
 /// the next one they hear of it.
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedWithHooks) {

@@ -1,5 +1,4 @@
-// Low-latency dispatch against the oracle: shapes, layouts, formats, schedules, long runs. Hooks are in
-// low_latency_hooks_test.cpp, masks and faults in low_latency_masks_test.cpp.
+// Low-latency dispatch against the oracle: shapes, layouts, formats, schedules, long runs.
 #include <algorithm>
 
 #include "tests/cluster/fixture.hpp"
@@ -12,31 +11,16 @@ using oracle::Routing;
 using oracle::RowFormat;
 
 class LowLatencyDispatchTest : public ClusterTest {};
-DEEP_EP_LOW_LATENCY_EVERYWHERE(LowLatencyDispatchTest);
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDispatchTest);
 
 class LowLatencyProcessesTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyProcessesTest);
 
-/// One dispatch after the other on one buffer; `configs` in turn.
 void run_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShape>& shapes,
              const std::vector<Config>& configs = {{}}) {
   std::vector<LowLatencyCase> cases;
-  std::int64_t max_tokens = 1;
-  std::int64_t hidden = 1;
-  for (const LowLatencyCaseShape& shape : shapes) {
-    cases.push_back(make_low_latency_case(shape));
-    max_tokens = std::max(max_tokens, shape.max_tokens);
-    hidden = std::max(hidden, shape.hidden);
-  }
-  run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(rank.size(), max_tokens, hidden));
-    for (std::size_t i = 0; i < cases.size(); ++i) {
-      dispatch_and_check(rank, buffer, cases[i], configs[i % configs.size()]);
-      rank.release();
-    }
-    buffer.check();
-    buffer.destroy();
-  });
+  for (const LowLatencyCaseShape& shape : shapes) cases.push_back(make_low_latency_case(shape));
+  run_dispatches(options, cases, configs);
 }
 
 LowLatencyCaseShape equal_shape(int ranks, std::int64_t tokens) {
@@ -63,20 +47,6 @@ TEST_P(LowLatencyDispatchTest, EveryFormatAndLayout) {
     }
   }
   run_all(cluster(2), shapes);
-}
-
-TEST_P(LowLatencyDispatchTest, TheShapeOfAModel) {
-  DEEP_EP_NEEDS_RANKS(8);
-  std::vector<LowLatencyCaseShape> shapes;
-  for (const RowFormat format : oracle::kRowFormats) {
-    LowLatencyCaseShape shape = equal_shape(8, GetParam().target == Target::cuda ? 128 : 4);
-    shape.hidden = under_thread_sanitizer() ? 1024 : 7168;  // the same threads, fewer bytes
-    shape.local_experts = GetParam().target == Target::cuda ? 36 : 2;
-    shape.topk = 8;
-    shape.format = format;
-    shapes.push_back(shape);
-  }
-  run_all(cluster(8), shapes);
 }
 
 TEST_P(LowLatencyDispatchTest, EveryRouting) {
@@ -210,11 +180,7 @@ TEST_P(LowLatencyDispatchTest, BesideNormalCalls) {
 
 /// The same calls under many schedules of the CPU executor.
 TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
-  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 1
-                                                                          : under_sanitizer()      ? 3
-                                                                                                   : 25);
-  std::vector<LowLatencyCaseShape> shapes = {
+  const std::vector<LowLatencyCaseShape> shapes = {
       {.tokens = {5, 0, 7}, .max_tokens = 7, .hidden = 256, .topk = 3, .routing = Routing::some_dropped},
       {.tokens = {2, 3, 1}, .max_tokens = 3, .hidden = 128, .topk = 2, .format = RowFormat::bf16},
       {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .topk = 4, .format = RowFormat::fp8_ue8m0},
@@ -223,12 +189,11 @@ TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
       {.tokens = {4, 1, 4}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major, .weights = true},
       // Scales on three times as many lines as a warp takes at once.
       {.tokens = {2, 1, 2}, .max_tokens = 2, .hidden = 16384, .topk = 2, .format = RowFormat::nvfp4}};
-  for (std::int64_t i = 0; i < count; ++i) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(first + i));
+  under_schedules({.usually = 25, .sanitized = 3, .thread_sanitized = 1}, [&](std::uint64_t seed) {
     ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
-    options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = static_cast<std::uint64_t>(first + i)};
-    ASSERT_NO_THROW(run_all(options, shapes, {{}, {.num_sms = 1}, {.warps_per_block = 8}}));
-  }
+    options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed};
+    run_all(options, shapes, {{}, {.num_sms = 1}, {.warps_per_block = 8}});
+  });
 }
 
 TEST_P(LowLatencyProcessesTest, FourRanks) {

@@ -28,26 +28,6 @@ std::vector<LowLatencyCase> some_cases() {
 
 BufferOptions options_for_cases() { return low_latency_options(2, 8, 1024); }
 
-TEST_P(LowLatencyHooksTest, ReceiveWhenCalled) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<LowLatencyCase> cases = some_cases();
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
-    for (int round = 0; round < 6; ++round) {
-      const LowLatencyCase& one = cases[static_cast<std::size_t>(round) % cases.size()];
-      const LowLatencyDispatchResult result =
-          buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
-      require(static_cast<bool>(result.hook), "a hook was asked for");
-      rank.executor()->synchronize(rank.stream());  // the send part ends by itself
-      result.hook();
-      result.hook();  // does nothing
-      check_low_latency_dispatch(rank, one, result);
-    }
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 /// Which of two calls is received first, and when, is each rank's own business.
 TEST_P(LowLatencyHooksTest, TwoInFlightInAnyOrder) {
   DEEP_EP_NEEDS_RANKS(2);
@@ -117,31 +97,6 @@ TEST_P(LowLatencyHooksTest, NeverCalled) {
   });
 }
 
-/// The receive part of a dropped hook still comes, and reads what the call was given.
-TEST_P(LowLatencyHooksTest, TheQueuedPartKeepsTheOwnerOfTheArguments) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<LowLatencyCase> cases = some_cases();
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
-    const auto send = [&](std::weak_ptr<int>& kept) {
-      LowLatencyDispatchArguments arguments = with_hook(upload_arguments(rank, cases[0]));
-      const auto owner = std::make_shared<int>(0);
-      kept = owner;
-      arguments.owner = owner;
-      buffer.low_latency_dispatch(arguments, rank.call());  // dropped, hook and all
-    };
-    std::weak_ptr<int> kept;
-    send(kept);
-    require(!kept.expired(), "the part waits");
-    check_low_latency_dispatch(rank, cases[0],
-                               buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), rank.call()));
-    require(kept.expired(), "the part has been enqueued");
-    send(kept);
-    buffer.destroy();
-    require(kept.expired(), "the buffer is gone");
-  });
-}
-
 /// A graph with only one part of a call would wait, when replayed, for something that nobody sends.
 TEST_P(LowLatencyHooksTest, BothPartsOfACallAreRecordedOrNeither) {
   DEEP_EP_NEEDS_RANKS(2);
@@ -172,23 +127,6 @@ TEST_P(LowLatencyHooksTest, BothPartsOfACallAreRecordedOrNeither) {
       check_low_latency_dispatch(rank, cases[0], result);
     }
     buffer.check();
-    buffer.destroy();
-  });
-}
-
-TEST_P(LowLatencyHooksTest, TheHookKeepsTheOutputs) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<LowLatencyCase> cases = some_cases();
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
-    std::function<void()> hook =
-        buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call()).hook;
-    // Others would get the memory now, if it were free.
-    const auto next = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call());
-    next.hook();
-    check_low_latency_dispatch(rank, cases[0], next);
-    hook();
-    check_low_latency_dispatch(rank, cases[0], next);
     buffer.destroy();
   });
 }

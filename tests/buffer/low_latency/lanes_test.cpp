@@ -127,32 +127,6 @@ TEST(LowLatencyLanes, RowsTakeThemInTurn) {
   }
 }
 
-/// Directly: of two ranks, one has no tokens. By rails: one peer of the other node is no rail.
-TEST(LowLatencyLanes, APeerWithoutRowsIsRungOnce) {
-  for (const bool by_rails : {false, true}) {
-    SCOPED_TRACE(by_rails);
-    const std::vector<std::int64_t> tokens =
-        by_rails ? std::vector<std::int64_t>{3, 0, 4, 0} : std::vector<std::int64_t>{0, 3};
-    const int ranks = static_cast<int>(tokens.size());
-    const LowLatencyCase one = make_low_latency_case({.tokens = tokens, .max_tokens = 4, .hidden = 256});
-    BufferOptions options = low_latency_options(ranks, 4, 256);
-    options.low_latency.allow_nvlink = by_rails;
-    options.low_latency.rails = by_rails ? LowLatencyRails::always : LowLatencyRails::never;
-    if (by_rails) options.ranks_per_node = ranks / 2;
-    ASSERT_NO_THROW(run_cluster({.ranks = ranks, .where = {}, .host = {}}, [&](Rank& rank) {
-      const auto executor = std::make_shared<LaneExecutor>(rank.executor(), ranks, 1, by_rails);
-      Buffer buffer(rank.bootstrap(), executor, options);
-      dispatch_and_check(rank, buffer, one);
-      const LanePosts posts = executor->posts(LowLatencyKind::dispatch, 0, ranks - 1 - rank.rank());
-      if (by_rails || rank.rank() == 0) {
-        require(posts.writes == 1 && posts.additions == 1, "the counts, and that they are there");
-        require(posts.doorbells == 1, std::to_string(posts.doorbells) + " doorbells");
-      }
-      rank.bootstrap()->barrier();
-    }));
-  }
-}
-
 constexpr const char* kDisorder = "simulated:reorder=30,completion=30";
 struct LanesOver {
   const char* wire;

@@ -170,24 +170,6 @@ TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSendTheCallAfterTheNext) {
   });
 }
 
-/// 32 selections a token need more room than there is: the call sends sums, like one without hooks.
-TEST_P(LowLatencyLateOwnerTest, WhereThereAreFewPlaces) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const LowLatencyCombineCase one = make_low_latency_combine_case(
-      {.tokens = {6, 6}, .max_tokens = 6, .hidden = 4096, .local_experts = 32, .topk = 32, .seed = 5});
-  const auto expected = one.expected();
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 4096));
-    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-    const LowLatencyCombineResult result =
-        buffer.low_latency_combine(with_hook(upload_combine(rank, one, handle)), rank.call());
-    result.hook();
-    check_low_latency_combine(rank, one, expected, result.combined_x.view());
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 /// A call ends when all rows have come, even those that nobody wants any more: later calls take the same places.
 TEST_P(LowLatencyLateOwnerTest, ACallEndsWhenAllHaveSent) {
   DEEP_EP_NEEDS_RANKS(2);
@@ -253,17 +235,13 @@ TEST_P(LowLatencyLateOwnerTest, ItHoldsUpNobodyElsesRowsWithoutHooks) {
 TEST_P(LowLatencyLateOwnerTest, EverySeedGivesTheSame) {
   DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
-  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 4);
-  for (std::int64_t seed = first; seed < first + count; ++seed) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+  under_schedules({.usually = 4}, [&](std::uint64_t seed) {
     ClusterOptions options = cluster(kLateOwnerRanks);
     options.host = {.multiprocessors = under_thread_sanitizer() ? 2 : 3,
                     .warps_per_block = seed % 2 == 0 || under_thread_sanitizer() ? 4 : 8,
-                    .seed = static_cast<std::uint64_t>(seed)};
-    ASSERT_NO_THROW(run_with_late_ranks(options, cases(256, 4, static_cast<std::uint64_t>(seed)),
-                                        low_latency_options(kLateOwnerRanks, 28, 256), true));
-  }
+                    .seed = seed};
+    run_with_late_ranks(options, cases(256, 4, seed), low_latency_options(kLateOwnerRanks, 28, 256), true);
+  });
 }
 
 }  // namespace

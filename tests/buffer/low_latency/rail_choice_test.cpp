@@ -62,23 +62,5 @@ TEST(LowLatencyRailChoice, TheProgramThenTheVariable) {
                          {"DEEP_EP_LOW_LATENCY_RAILS", "sometimes", "always", "never"}));
 }
 
-TEST(LowLatencyNvLink, AVariableSwitchesItOff) {
-  const auto with = [](const char* name, const char* value, bool asked = true) {
-    const Setting setting(name, value);
-    BufferOptions options;
-    options.low_latency.bytes = 1024;
-    options.low_latency.allow_nvlink = asked;
-    return agree_on_options(*make_thread_bootstraps(1).front(), options).options.low_latency.allow_nvlink;
-  };
-  EXPECT_TRUE(with("DEEP_EP_NVLINK", "on"));
-  EXPECT_FALSE(with("DEEP_EP_NVLINK", "on", false)) << "the program has said so";
-  EXPECT_FALSE(with("DEEP_EP_NVLINK", "off"));
-  EXPECT_FALSE(with("NVSHMEM_DISABLE_P2P", "true"));
-  EXPECT_TRUE(with("NVSHMEM_DISABLE_P2P", "0"));
-  EXPECT_FALSE(with("NCCL_P2P_DISABLE", "1"));
-  const Setting own("DEEP_EP_NVLINK", "on");
-  EXPECT_TRUE(with("NCCL_P2P_DISABLE", "1"));
-}
-
 }  // namespace
 }  // namespace deep_ep

@@ -3,7 +3,6 @@
 #include <functional>
 #include <optional>
 
-#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
 #include "tests/cluster/recording_executor.hpp"
@@ -121,45 +120,6 @@ class HookedCalls {
   std::vector<LowLatencyCombineArguments> combines_;
 };
 
-/// One rank after the other does not call its hook before all others have all their rows, its neighbour and its rail
-/// those too that come through it.
-TEST_P(LowLatencyRailHooksTest, NobodyWaitsForAHook) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const HookCases cases = hook_cases();
-  run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_hooks());
-    const HookedCalls calls(rank, buffer, cases);
-    for (const Hooked what : kBothHooked) {
-      for (std::size_t round = 0; round < (under_sanitizer() ? 4 : 12); ++round) {
-        const SentCall call = calls.send(what, round % 3);
-        rank.executor()->synchronize(rank.stream());  // the send part ends by itself
-        const bool late = rank.rank() == static_cast<int>(round % 4);
-        for (const bool now : {!late, late}) {
-          if (now) call.hook();
-          if (now) call.check();
-          rank.bootstrap()->barrier();
-        }
-      }
-    }
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
-/// What comes through the rank that ends the call does not come: others do not wait for it.
-TEST_P(LowLatencyRailHooksTest, AnExpertThatDoesNotExistOnOneRank) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const LowLatencyCase one =
-      make_low_latency_case({.tokens = {5, 4, 8, 1}, .max_tokens = 8, .hidden = 256, .local_experts = 2, .topk = 4});
-  for (const bool hook : {false, true}) {
-    run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-      BufferOptions options = options_for_hooks();
-      options.timeout_s = patience();
-      require_refusal_of_unknown_expert(rank, rank.buffer(options), one, hook);
-    });
-  }
-}
-
 /// Two are always in flight, received in any order, beside those of the other kind; a rank without a hook hands on, and
 /// adds up, for others with hooks, and the other way round.
 TEST_P(LowLatencyRailHooksTest, TwoInFlightBesideCallsThatReceiveAtOnce) {
@@ -251,65 +211,20 @@ TEST_P(LowLatencyRailHooksTest, ARankThatNeverSends) {
   }
 }
 
-/// One rank combines what another dispatch brought.
-TEST_P(LowLatencyRailHooksTest, RanksThatMeanOtherCalls) {
-  DEEP_EP_NEEDS_RANKS(4);
-  if (under_thread_sanitizer()) GTEST_SKIP() << "no rank returns the outcome of a race";
-  const RailCase one = make_rail_case(
-      {.tokens = {4, 4, 4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4}, kHookNodes);
-  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    BufferOptions options = options_for_hooks();
-    options.timeout_s = short_deadline();
-    Buffer& buffer = rank.buffer(options);
-    const LowLatencyHandle first = dispatch_and_check(rank, buffer, one.calls.before).handle;
-    const LowLatencyHandle second = dispatch_and_check(rank, buffer, one.calls.before).handle;
-    const auto arguments = upload_combine(rank, one.calls, rank.rank() == 3 ? second : first);
-    rank.bootstrap()->barrier();
-    require_disagreement(rank, {"low_latency_combine"}, WhoFindsOut::somebody, [&] {
-      buffer.low_latency_combine(with_hook(arguments), rank.call()).hook();
-      buffer.check();
-    });
-  });
-}
+/// A buffer by rails whose calls can be recorded.
+struct RecordedBuffer {
+  Rank& rank;
+  std::shared_ptr<RecordingExecutor> executor = std::make_shared<RecordingExecutor>(rank.executor());
+  Buffer buffer{rank.bootstrap(), executor, options()};
 
-/// Has so many streams only.
-class FewStreamsExecutor final : public CountingExecutor {
- public:
-  FewStreamsExecutor(const std::shared_ptr<Executor>& inner, int streams) : CountingExecutor(inner), left_(streams) {}
-  StreamHandle create_stream() override {
-    if (left_-- == 0) throw SystemError("no stream is left");
-    return CountingExecutor::create_stream();
-  }
-
- private:
-  int left_;
-};
-
-/// If a rank gets none for what it hands on, all ranks hear of that, whichever of its streams is lacking.
-TEST_P(LowLatencyRailHooksTest, ARankWithoutAStream) {
-  DEEP_EP_NEEDS_RANKS(4);
-  run_cluster(cluster(4), [&](Rank& rank) {
-    constexpr int kMost = 20;
+  explicit RecordedBuffer(Rank& of) : rank(of) {}
+  static BufferOptions options() {
     BufferOptions options = options_for_hooks();
     options.low_latency.rails = LowLatencyRails::always;
-    bool made = false;
-    for (int streams = 1; !made && streams < kMost; ++streams) {  // the first is the one for set-up
-      const auto executor = std::make_shared<FewStreamsExecutor>(rank.executor(), rank.rank() == 2 ? streams : 1000);
-      std::string refused;
-      try {
-        Buffer buffer(rank.bootstrap(), executor, options);
-        made = true;
-        rank.bootstrap()->barrier();
-        buffer.destroy();
-      } catch (const SystemError& error) {
-        refused = error.what();
-      }
-      require(made || refused.find("no stream is left") != std::string::npos,
-              "with " + std::to_string(streams) + " streams this rank was told: " + refused);
-    }
-    require(made, "a buffer needs fewer streams");
-  });
-}
+    options.timeout_s = patience();
+    return options;
+  }
+};
 
 /// The kernel that hands on cannot be launched. Its stream comes back to the recording all the same, and so does the
 /// receive part: there are no rows, so nobody waits for what is not handed on.
@@ -319,20 +234,15 @@ TEST_P(LowLatencyRailHooksTest, ARecordingInWhichTheRelayFailsCanEnd) {
   const LowLatencyCase none =
       make_low_latency_case({.tokens = {0, 0, 0, 0}, .max_tokens = 6, .hidden = 512, .topk = 3});
   run_cluster(cluster(4), [&](Rank& rank) {
-    const auto executor = std::make_shared<RecordingExecutor>(rank.executor());
-    BufferOptions options = options_for_hooks();
-    options.low_latency.rails = LowLatencyRails::always;
-    options.timeout_s = patience();
-    Buffer buffer(rank.bootstrap(), executor, options);
+    RecordedBuffer recorded(rank);
     const LowLatencyDispatchArguments arguments = with_hook(upload_arguments(rank, none));
-    executor->recording = true;
-    executor->refused_launch = 2;  // the first is the send part's
-    require_throws<Refused>([&] { buffer.low_latency_dispatch(arguments, rank.call()); }, {"refused"}, "the relay");
-    executor->recording = false;
-    executor->unjoined.erase(rank.stream());
-    require(executor->unjoined.empty(), "a stream has not come back to the recording");
-    for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) rank.executor()->synchronize(stream);
-    buffer.check();
+    record(rank, *recorded.executor, [&] {
+      recorded.executor->refused_launch = 2;  // the first is the send part's
+      require_throws<Refused>([&] { recorded.buffer.low_latency_dispatch(arguments, rank.call()); }, {"refused"},
+                              "the relay");
+    });
+    settle(rank, recorded.buffer);
+    recorded.buffer.check();
     rank.bootstrap()->barrier();
   });
 }
@@ -344,36 +254,30 @@ TEST_P(LowLatencyRailHooksTest, InGraphs) {
   const HookCases cases = hook_cases();
   for (const Hooked what : kBothHooked) {
     run_cluster(cluster(4), [&](Rank& rank) {
-      const auto executor = std::make_shared<RecordingExecutor>(rank.executor());
-      BufferOptions options = options_for_hooks();
-      options.low_latency.rails = LowLatencyRails::always;
-      options.timeout_s = patience();
-      Buffer buffer(rank.bootstrap(), executor, options);
-      const auto settle = [&] {
-        for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) rank.executor()->synchronize(stream);
-      };
+      RecordedBuffer recorded(rank);
       {
-        const HookedCalls calls(rank, buffer, cases);
-        executor->recording = true;
-        const SentCall a = calls.send(what, 0), b = calls.send(what, 1);
-        a.hook();
-        const SentCall c = calls.send(what, 0);
-        b.hook();
-        c.hook();
-        executor->recording = false;
-        executor->unjoined.erase(rank.stream());
-        require(executor->unjoined.empty(), "a stream has not come back to the recording");
+        const HookedCalls calls(rank, recorded.buffer, cases);
+        SentCall sent[3];
+        record(rank, *recorded.executor, [&] {
+          sent[0] = calls.send(what, 0);
+          sent[1] = calls.send(what, 1);
+          sent[0].hook();
+          sent[2] = calls.send(what, 0);
+          for (int i : {1, 2}) sent[i].hook();
+        });
         for (int launch = 0; launch < (under_thread_sanitizer() ? 2 : 4); ++launch) {
-          settle();
-          for (const SentCall* const call : {&a, &b, &c}) {
-            for (const TensorView& view : call->outputs) {
-              if (launch > 0) rank.executor()->fill(view.data, 0xee, view.bytes(), rank.stream());
+          settle(rank, recorded.buffer);
+          if (launch > 0) {
+            for (const SentCall& call : sent) {
+              for (const TensorView& view : call.outputs) {
+                rank.executor()->fill(view.data, 0xee, view.bytes(), rank.stream());
+              }
             }
+            settle(rank, recorded.buffer);
+            recorded.executor->replay();
+            settle(rank, recorded.buffer);
           }
-          settle();
-          if (launch > 0) executor->replay();
-          settle();
-          for (const SentCall* const call : {&a, &b, &c}) call->check();
+          for (const SentCall& call : sent) call.check();
           // Calls that are not recorded, an even or an odd number of them.
           const SentCall between = calls.send(what, 2);
           between.hook();
@@ -381,8 +285,8 @@ TEST_P(LowLatencyRailHooksTest, InGraphs) {
           if (launch % 2 == 0) calls.at_once(what, 2);
         }
       }
-      buffer.check();
-      buffer.destroy();
+      recorded.buffer.check();
+      recorded.buffer.destroy();
     });
   }
 }
@@ -420,12 +324,9 @@ TEST(LowLatencyRailHookShapes, OfNodesAndLanes) {
 
 /// The same under many schedules of the CPU executor, some hooks late.
 TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
-  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 6);
-  for (std::int64_t seed = first; seed < first + count; ++seed) {
-    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+  under_schedules({.usually = 6}, [](std::uint64_t seed) {
     auto [nodes, shape, options] = rail_schedule(seed);
-    shape.seed = static_cast<std::uint64_t>(seed);
+    shape.seed = seed;
     HookCases cases;
     cases.add(shape, nodes);
     shape.format = oracle::RowFormat::bf16;
@@ -437,7 +338,7 @@ TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
     cases.combines.push_back(make_rail_case(make_combine_case_after(every_second), nodes));
     BufferOptions buffer_options = rail_options(nodes, 11, 256);
     buffer_options.low_latency.lanes = seed % 4 == 1 ? 2 : 1;
-    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
+    run_cluster(options, [&](Rank& rank) {
       Buffer& buffer = rank.buffer(buffer_options);
       const HookedCalls calls(rank, buffer, cases);
       const auto looks = [&](int call) { return (call + rank.rank()) % 4 == 1; };
@@ -448,8 +349,8 @@ TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
           Hooked::combine, 6, [](int call) { return static_cast<std::size_t>(call / 2 % 2); }, looks);
       buffer.check();
       buffer.destroy();
-    }));
-  }
+    });
+  });
 }
 
 }  // namespace

@@ -17,26 +17,6 @@ constexpr Nodes kSeveralNodes[] = {{4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
 
 class LowLatencyRailsTest : public ClusterTest {
  protected:
-  /// One dispatch after the other on one buffer; `configs` in turn.
-  void dispatch(const Nodes& nodes, const std::vector<LowLatencyCase>& cases,
-                const std::vector<Config>& configs = {{}}) const {
-    std::int64_t max_tokens = 1;
-    std::int64_t hidden = 1;
-    for (const LowLatencyCase& one : cases) {
-      max_tokens = std::max(max_tokens, one.shape.max_tokens);
-      hidden = std::max(hidden, one.shape.hidden);
-    }
-    run_cluster(cluster(nodes.ranks), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(rail_options(nodes, max_tokens, hidden));
-      for (std::size_t i = 0; i < cases.size(); ++i) {
-        dispatch_and_check(rank, buffer, cases[i], configs[i % configs.size()]);
-        rank.release();
-      }
-      buffer.check();
-      buffer.destroy();
-    });
-  }
-
   /// One dispatch and three combines after the other, the last one with a hook.
   void combine(const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
                const std::vector<Config>& configs = {{}}) const {
@@ -113,17 +93,7 @@ TEST_P(LowLatencyRailsTest, EveryFormatAndLayout) {
                                          .format = RowFormat::bf16,
                                          .layout = LowLatencyLayout::rank_major,
                                          .weights = true}));
-  dispatch({4, 2}, cases);
-}
-
-class LowLatencyRailsProcessesTest : public LowLatencyRailsTest {};
-INSTANTIATE_TEST_SUITE_P(On, LowLatencyRailsProcessesTest, testing::ValuesIn(kRailProcesses), name_of_place);
-
-TEST_P(LowLatencyRailsProcessesTest, TwoNodesOfTwo) {
-  DEEP_EP_NEEDS_RANKS(4);
-  combine({4, 2}, {make_low_latency_combine_case({.tokens = {5, 0, 7, 3}, .max_tokens = 7, .hidden = 1024}),
-                   make_low_latency_combine_case(
-                       {.tokens = {2, 4, 4, 1}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major})});
+  run_dispatches(cluster(4), cases);
 }
 
 /// Tokens that all go to one node, none to their own, or only to their own; and the rails of ranks without tokens have
@@ -199,35 +169,6 @@ TEST_P(LowLatencyRailsTest, MoreTokensThanBlocksAndEveryShareOfWarps) {
   combine({4, 2}, cases, configs);
 }
 
-/// Dispatch gives the same bits either way; combine gives what its own oracle says.
-TEST_P(LowLatencyRailsTest, NeverAndAlways) {
-  if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
-  DEEP_EP_NEEDS_RANKS(4);
-  const Nodes nodes{4, 2};
-  const RailCase one =
-      make_rail_case({.tokens = {8, 6, 7, 8}, .max_tokens = 8, .hidden = 1024, .local_experts = 2, .topk = 6}, nodes);
-  bool differ = false;
-  for (std::size_t r = 0; r < one.direct.size(); ++r) differ |= one.direct[r].x != one.by_rails[r].x;
-  ASSERT_TRUE(differ) << "the additional rounding shows";
-  run_cluster(cluster(4), [&](Rank& rank) {
-    BufferOptions options = rail_options(nodes, 8, 1024);
-    options.low_latency.rails = LowLatencyRails::never;
-    Buffer& never = rank.buffer(options);
-    options.low_latency.rails = LowLatencyRails::always;
-    Buffer& always = rank.buffer(options);
-    for (int i = 0; i < 2; ++i) {
-      const auto directly = dispatch_and_check(rank, never, one.calls.before);
-      const auto by_rails = dispatch_and_check(rank, always, one.calls.before);
-      combine_both_ways(rank, never, one.calls, one.direct, directly.handle);
-      combine_both_ways(rank, always, one.calls, one.by_rails, by_rails.handle);
-    }
-    for (Buffer* const buffer : {&never, &always}) {
-      buffer->check();
-      buffer->destroy();
-    }
-  });
-}
-
 /// The model looks at the room for tokens, which is the same on all ranks, and not at how many there are.
 TEST_P(LowLatencyRailsTest, AutomaticIsByRailsWhereTheyPay) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
@@ -254,7 +195,7 @@ TEST_P(LowLatencyRailsTest, AutomaticIsByRailsWhereTheyPay) {
   });
 }
 
-/// Calls that cannot go by rails are calls like any other, even with `always`.
+/// Calls that cannot go by rails, or may not, are calls like any other.
 TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
   DEEP_EP_NEEDS_RANKS(4);
@@ -263,9 +204,12 @@ TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
   run_cluster(cluster(4), [&](Rank& rank) {
     BufferOptions masking = rail_options(nodes, 6, 512);
     masking.low_latency.masking = true;
+    BufferOptions never = rail_options(nodes, 6, 512);
+    never.low_latency.rails = LowLatencyRails::never;
     BufferOptions no_nvlink = rail_options(nodes, 6, 512);
     no_nvlink.low_latency.allow_nvlink = false;
     const std::vector<std::pair<BufferOptions, const char*>> cases = {{masking, "as ranks may be masked"},
+                                                                      {never, "as asked for"},
                                                                       {no_nvlink, "as NVLink is not allowed"},
                                                                       {rail_options({4, 1}, 6, 512), "two or more"},
                                                                       {rail_options({4, 4}, 6, 512), "one node"}};

@@ -72,17 +72,6 @@ void calls_with_scratch(const ClusterOptions& cluster, const Between& between) {
   }
 }
 
-TEST_P(LowLatencyScratchTest, MayBeZeroedBetweenCalls) {
-  DEEP_EP_NEEDS_RANKS(kScratchRanks);
-  calls_with_scratch(cluster(kScratchRanks), [](Rank& rank, Buffer&, const TensorView& memory, std::uint64_t) {
-    rank.executor()->synchronize(rank.stream());
-    rank.bootstrap()->barrier();  // no call is under way
-    rank.executor()->fill(memory.data, 0, static_cast<std::size_t>(memory.shape[0]), rank.stream());
-    rank.executor()->synchronize(rank.stream());
-    rank.bootstrap()->barrier();
-  });
-}
-
 TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
   DEEP_EP_NEEDS_RANKS(kScratchRanks);
   const auto between = [](Rank& rank, Buffer& buffer, const TensorView& memory, std::uint64_t rounds) {
@@ -164,22 +153,6 @@ TEST_P(LowLatencyScratchTest, CleaningWaitsForSelectionsThatNobodyWaitsFor) {
     }
     rank.bootstrap()->barrier();
     require(!late, "rank 1 has cleaned while selections were on their way to it");
-    buffer.destroy();
-  });
-}
-
-TEST_P(LowLatencyScratchTest, CleaningReceivesWhatWaitsForItsHook) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const LowLatencyCase one = make_low_latency_case({.tokens = {5, 3}, .max_tokens = 6, .hidden = 256, .topk = 3});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 256));
-    buffer.low_latency_memory();
-    for (int i = 0; i < 3; ++i) {
-      const auto result = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
-      buffer.low_latency_clean(rank.stream());
-      result.hook();
-      check_low_latency_dispatch(rank, one, result);
-    }
     buffer.destroy();
   });
 }

@@ -30,14 +30,6 @@ bool says(const LowLatencyVerdict& verdict, const std::vector<std::string>& word
   return true;
 }
 
-TEST(LateRanksTest, NobodyIsLate) {
-  const std::vector<LowLatencyStats> all = {waited(0, {0, 10, 12}), waited(1, {11, 0, 40}), waited(2, {10, 14, 0})};
-  const LowLatencyVerdict verdict = find_late_ranks(all);
-  EXPECT_TRUE(verdict.late.empty());
-  EXPECT_TRUE(says(verdict, {"nobody is late", "50.0 us would be late"})) << verdict.text;
-  EXPECT_EQ(find_late_ranks(all, 1).late, std::vector<int>({2})) << "a smaller threshold";
-}
-
 TEST(LateRanksTest, OneIsLate) {
   const std::vector<LowLatencyStats> all = {waited(0, {0, 12, 812, 10}), waited(1, {10, 0, 790, 14}),
                                             waited(2, {1, 1, 0, 1}), waited(3, {30, 20, 900, 0})};
@@ -48,13 +40,6 @@ TEST(LateRanksTest, OneIsLate) {
   EXPECT_EQ(find_late_ranks({&all[1], 1}).late, std::vector<int>({2})) << "one rank alone knows it";
   EXPECT_TRUE(says(find_late_ranks({&all[1], 1}), {"rank 1 waits"}));
   EXPECT_TRUE(find_late_ranks({&all[2], 1}).late.empty()) << "it waits for nobody itself";
-}
-
-TEST(LateRanksTest, OfTwoTheOtherIsLate) {
-  const std::vector<LowLatencyStats> both = {waited(0, {0, 500}), waited(1, {3, 0})};
-  EXPECT_EQ(find_late_ranks(both).late, std::vector<int>({1}));
-  EXPECT_EQ(find_late_ranks({both.data(), 1}).late, std::vector<int>({1}));
-  EXPECT_TRUE(find_late_ranks({&both[1], 1}).late.empty());
 }
 
 /// Those that are held up by a late rank are a little late themselves, and are not named; equally late ones all are.
@@ -90,74 +75,6 @@ class LowLatencyWaitStatsTest : public ClusterTest {
   }
 };
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyWaitStatsTest);
-
-TEST_P(LowLatencyWaitStatsTest, CallsAreCounted) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const LowLatencyCombineCase one = make_low_latency_combine_case(
-      {.tokens = {4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 2});  // all tokens go everywhere
-  for (const bool masking : {false, true}) {
-    const auto expected = one.expected();
-    const auto with_hooks = masking ? expected : one.expected_with_hooks(GetParam().topology);
-    run_cluster(cluster(2), [&](Rank& rank) {
-      BufferOptions options = low_latency_options(2, 4, 128);
-      options.low_latency.masking = masking;
-      Buffer& buffer = rank.buffer(options);
-      const auto read = [&](LowLatencyStatsThen then = LowLatencyStatsThen::go_on) {
-        return buffer.low_latency_stats(then, rank.stream());
-      };
-      LowLatencyDispatchArguments dispatch = upload_arguments(rank, one.before);
-      dispatch.wait_recv_cost_stats = rank.upload(std::vector<std::int64_t>{5, 5}, DType::int64, {2});
-      LowLatencyHandle handle;
-      LowLatencyCombineArguments combine;
-      const auto run = [&](bool hook) {
-        dispatch.return_recv_hook = hook;
-        const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
-        if (hook) dispatched.hook();
-        check_low_latency_dispatch(rank, one.before, dispatched);
-        handle = dispatched.handle;
-        if (combine.handle == nullptr) combine = upload_combine(rank, one, handle);
-        combine.return_recv_hook = hook;
-        const LowLatencyCombineResult combined = buffer.low_latency_combine(combine, rank.call());
-        if (hook) combined.hook();
-        check_low_latency_combine(rank, one, hook ? with_hooks : expected, combined.combined_x.view());
-      };
-      run(false);
-      LowLatencyStats stats = read();
-      require(stats.rank == rank.rank(), "whose statistics they are");
-      require_calls(stats.dispatch, 0, "nobody had asked");
-      require_calls(stats.combine, 0, "nobody had asked");
-      const auto given = rank.download<std::int64_t>(*dispatch.wait_recv_cost_stats);
-      combine.wait_recv_cost_stats = rank.upload(std::vector<std::int64_t>{7, 7}, DType::int64, {2});
-
-      for (const bool hook : {false, true, false}) run(hook);
-      stats = read(LowLatencyStatsThen::reset);
-      require_calls(stats.dispatch, 3, "dispatch");
-      require_calls(stats.combine, 3, "combine");
-      const auto later = rank.download<std::int64_t>(*dispatch.wait_recv_cost_stats);
-      for (std::size_t source = 0; source < 2; ++source)
-        require(later[source] > given[source], "the caller's own grow");
-      for (const std::int64_t cost : rank.download<std::int64_t>(*combine.wait_recv_cost_stats)) {
-        require(cost > 7, "the caller's own of combine grow");
-      }
-      require_calls(read().dispatch, 0, "after a reset");
-      run(false);
-      require_calls(read(LowLatencyStatsThen::stop).combine, 1, "after a reset and a call");
-      run(false);
-      require_calls(read().combine, 0, "after a stop");
-      run(true);
-      const LowLatencyStats own = read();
-      const std::vector<LowLatencyStats> all = gather_low_latency_stats(*rank.bootstrap(), own);
-      require(all.size() == 2, "statistics of each rank");
-      for (std::size_t of = 0; of < 2; ++of) {
-        require(all[of].rank == static_cast<int>(of), "by rank");
-        require_calls(all[of].dispatch, 1, "gathered");
-      }
-      require(all[static_cast<std::size_t>(rank.rank())].combine.total_us == own.combine.total_us, "as they were");
-      buffer.check();
-      buffer.destroy();
-    });
-  }
-}
 
 /// Rank 1 begins when the others wait for it, which they say, and they have waited for a while. A busy machine may take
 /// longer than that while to get to its waits, so the while grows until it is seen.

@@ -105,14 +105,6 @@ TEST_F(NicMapTest, NetworksThatKeepAConnectionOnOnePath) {
   EXPECT_FALSE(nics_are_on_ethernet(infiniband.root(), source_of({})));
 }
 
-TEST_F(NicMapTest, NamesMeanNothing) {
-  // Names in the reverse of the order in which the NICs are plugged in.
-  const std::vector<std::string> names = {"roce_rail7",   "rocep9s0", "mlx5_bond_0", "ibp12s0",
-                                          "eth_rdma_nic", "d",        "b2",          "a1"};
-  write({.nic_names = names});
-  EXPECT_EQ(nics_of(map_of(machine_)), names);
-}
-
 TEST_F(NicMapTest, APortThatIsDownLeavesItsNicOut) {
   write();
   machine_.write("/sys/class/infiniband/mlx5_3/ports/1/state", "1: DOWN");
@@ -127,15 +119,6 @@ TEST_F(NicMapTest, APortThatIsDownLeavesItsNicOut) {
       map.warnings[0],
       "mlx5_2 port 1 carries the traffic of 2 GPUs, each gets a share of its bandwidth: GPU 2 (0000:23:00.0), GPU "
       "3 (0000:24:00.0)");
-}
-
-TEST_F(NicMapTest, FourNicsForEightGpusAreSharedEvenly) {
-  write();
-  for (const char* name : {"mlx5_1", "mlx5_3", "mlx5_5", "mlx5_7"}) {
-    machine_.write(fmt::format("/sys/class/infiniband/{}/ports/1/state", name), "1: DOWN");
-  }
-  EXPECT_EQ(nics_of(map_of(machine_)),
-            (std::vector<std::string>{"mlx5_0", "mlx5_0", "mlx5_2", "mlx5_2", "mlx5_4", "mlx5_4", "mlx5_6", "mlx5_6"}));
 }
 
 TEST_F(NicMapTest, SharingIsWorseThanDistance) {
@@ -169,14 +152,6 @@ TEST_F(NicMapTest, ASlowNicIsForStorage) {
   map = map_of(machine_, {{"DEEP_EP_HCA_LIST", "mlx5_8"}});
   EXPECT_EQ(nics_of(map), std::vector<std::string>(8, "mlx5_8"));
   EXPECT_EQ(map.unused[0], "mlx5_0: DEEP_EP_HCA_LIST=mlx5_8 does not allow it");
-}
-
-TEST_F(NicMapTest, AFastNicFarAwayIsNotNeeded) {
-  write();
-  machine_.add_nic(extra("mlx5_8", "400 Gb/sec (4X NDR)"));
-  const NicMap map = map_of(machine_);
-  EXPECT_EQ(nics_of(map), kOneToOne);
-  EXPECT_EQ(map.unused, std::vector<std::string>{"mlx5_8: all GPUs have a NIC already"});
 }
 
 TEST_F(NicMapTest, CardsComeBeforeSecondPortsOfCards) {
@@ -256,22 +231,6 @@ TEST_F(NicMapTest, AMachineWithoutRdmaGivesOneClearError) {
                  "RDMA was asked for, but this machine has no RDMA device (/sys/class/infiniband is empty or missing): "
                  "load the driver of its NIC, or give the container its devices. `deep_ep doctor` says more");
   }
-}
-
-TEST(ThisMachine, WithoutRdmaSaysSoAndHasAMapAllTheSame) {
-  if (!find_nics({}).empty()) GTEST_SKIP() << "this machine has RDMA devices";
-  EXPECT_TRUE(machine_nic_map().nics.empty());
-  EXPECT_EQ(machine_nic_map().rows.size(), machine_nic_map().gpus.size());
-  constexpr std::string_view kError = "RDMA was asked for, but this machine has no RDMA device";
-  for (const bool gpu : {false, true}) {
-    try {
-      gpu ? nic_of_cuda_device(0) : nic_of_host_rank(0, 2);
-      FAIL();
-    } catch (const SystemError& error) {
-      EXPECT_TRUE(std::string_view(error.what()).starts_with(kError)) << error.what();
-    }
-  }
-  EXPECT_THROW(nic_of_host_rank(2, 2), InvalidArgument);
 }
 
 TEST_F(NicMapTest, RanksOnTheCpuTakeTurns) {

@@ -59,28 +59,6 @@ class LocalWireTest : public testing::TestWithParam<Through> {
 INSTANTIATE_TEST_SUITE_P(, LocalWireTest, testing::Values(Through::host, Through::executor),
                          [](const auto& info) { return info.param == Through::host ? "Host" : "Executor"; });
 
-TEST_P(LocalWireTest, WritesAndAddsInOrder) {
-  WireOperation inlined{.queue_pair = 10,
-                        .id = 3,
-                        .kind = WireOperationKind::write_inline,
-                        .signalled = false,
-                        .length = 3,
-                        .remote_key = 2,
-                        .remote_address = 8};
-  inlined.inline_bytes = {std::byte{7}, std::byte{8}, std::byte{9}};
-  WireOperation first = write(2, 0, 0, 8);
-  first.signalled = false;
-  const auto completions = post({first, inlined, add(4, 16, 5), add(5, 16, 6)});
-  ASSERT_EQ(completions.size(), 2u);
-  EXPECT_EQ(completions[0].id, 4u);
-  EXPECT_EQ(completions[1].id, 5u);
-  EXPECT_EQ(completions[1].syndrome, Syndrome::none);
-  EXPECT_EQ(theirs_[0], 0x1111u);
-  EXPECT_EQ(theirs_[1], 0x090807u);
-  EXPECT_EQ(theirs_[2], 0x2222u + 11);
-  EXPECT_EQ(mine_[7], 0x2222u + 5);
-}
-
 TEST_P(LocalWireTest, ChecksKeysBoundsAndAlignment) {
   struct {
     WireOperation operation;
@@ -120,14 +98,6 @@ TEST_P(LocalWireTest, AFailureStopsItsQueuePairOnly) {
   EXPECT_EQ(completions[3].syndrome, Syndrome::none);
   EXPECT_EQ(theirs_[0], 0x2222u);
   EXPECT_EQ(theirs_[1], 0x1111u);
-}
-
-TEST_P(LocalWireTest, RefusesWhatItDoesNotKnow) {
-  EXPECT_THROW(wire_.add_memory(1, theirs_.data(), 8), InvalidArgument);
-  EXPECT_THROW(wire_.add_queue_pair(10), InvalidArgument);
-  WireOperation operation = write(0, 0, 0, 8);
-  operation.queue_pair = 77;
-  EXPECT_THROW(wire_.post({&operation, 1}), InvalidArgument);
 }
 
 }  // namespace

@@ -237,12 +237,6 @@ std::vector<Lines> run_both(const rdma::nic_test::Limits& limits, const std::vec
   return lines;
 }
 
-TEST_F(NicTest, TwoSidesThatAreWell) {
-  for (const Lines& lines : run_both(limits_, {subject_of(Mistake::none, 0), subject_of(Mistake::none, 1)})) {
-    EXPECT_EQ(outcomes(lines), "queue_pairs+ entries? litmus+ atomics+ bandwidth+ query_qp? wrong_key+ way?");
-  }
-}
-
 TEST_F(NicTest, TheSideThatReceivesSeesWhatTheOtherOneDid) {
   const std::vector<Lines> lines =
       run_both(limits_, {subject_of(Mistake::drops_a_write, 0), subject_of(Mistake::none, 1)});
@@ -251,15 +245,6 @@ TEST_F(NicTest, TheSideThatReceivesSeesWhatTheOtherOneDid) {
   EXPECT_TRUE(contains(line_of(lines[0], "entries").found, "; but on the other machine: "));
   EXPECT_EQ(line_of(lines[1], "entries").outcome, Outcome::fail);
   EXPECT_TRUE(contains(line_of(lines[1], "entries").found, "it was a write"));
-}
-
-TEST_F(NicTest, OneSideAloneMayWantKernelsToRing) {
-  std::vector<rdma::nic_test::Subject> sides = {subject_of(Mistake::none, 0), subject_of(Mistake::none, 1)};
-  sides[1].wants_gpu_handler = true;
-  const std::vector<Lines> lines = run_both(limits_, sides);
-  EXPECT_TRUE(contains(line_of(lines[0], "handler").found, "kernels are not to ring this machine's NIC; but on the"));
-  EXPECT_TRUE(contains(line_of(lines[1], "handler").found, "kernels cannot ring this NIC"));
-  EXPECT_EQ(line_of(lines[0], "litmus").outcome, Outcome::pass);
 }
 
 TEST(NicTestJudge, WhatTheDeviceCountsMustBeWhatWasPosted) {

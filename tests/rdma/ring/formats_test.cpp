@@ -34,15 +34,6 @@ WorkQueueEntry stale() {
   return entry;
 }
 
-TEST(RdmaFormats, WriteBytes) {
-  WorkQueueEntry entry = stale();
-  write_entry(entry, kHeader, kRemote, kLocal, 4096);
-  EXPECT_EQ(bytes(&entry, 48),
-            "00000508 00123403 00000008 00000000 00007f11 22334400 00abcdef 00000000 "
-            "00001000 00112233 00007f55 66778800");
-  EXPECT_EQ(bytes(&entry.segment[3], 16), "a5a5a5a5 a5a5a5a5 a5a5a5a5 a5a5a5a5");
-}
-
 TEST(RdmaFormats, EmptyWriteHasNoDataSegment) {
   WorkQueueEntry entry = stale();
   write_entry(entry, kHeader, kRemote, kLocal, 0);
@@ -82,16 +73,6 @@ TEST(RdmaFormats, FetchAddBytes) {
             "00000000 00000001 00000000 00000000 00000008 00112233 00007f55 66778800");
 }
 
-TEST(RdmaFormats, NopDoorbellAndRecord) {
-  WorkQueueEntry entry = stale();
-  nop_entry(entry, kHeader);
-  EXPECT_EQ(bytes(&entry, 16), "00000500 00123401 00000008 00000000");
-  const std::uint64_t doorbell = doorbell_word(6, 0x1234);
-  EXPECT_EQ(bytes(&doorbell, 8), "00000600 00123400");
-  const std::uint32_t record = record_word(6);
-  EXPECT_EQ(bytes(&record, 4), "00000006");
-}
-
 TEST(RdmaFormats, CountersHaveSixteenBits) {
   WorkQueueEntry entry = stale();
   nop_entry(entry, {0x1ffff, 0xffffff, 0});
@@ -109,14 +90,6 @@ TEST(RdmaFormats, AnEntryThatIsSignalledLaterIsTheSame) {
   EXPECT_NE(bytes(&first, 64), bytes(&second, 64));
   signal_entry(second);
   EXPECT_EQ(bytes(&first, 64), bytes(&second, 64));
-}
-
-TEST(RdmaFormats, CompletionTail) {
-  const std::uint32_t tail = tail_word(0x30102, kCompletionError);
-  EXPECT_EQ(bytes(&tail, 4), "010200d0");
-  EXPECT_EQ(tail_opcode(tail), kCompletionError);
-  EXPECT_EQ(tail_counter(tail), 0x0102u);
-  EXPECT_EQ(tail_opcode(0xffffffffu), kCompletionNotYetWritten);
 }
 
 struct Reference {

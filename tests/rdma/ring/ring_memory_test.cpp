@@ -78,41 +78,5 @@ TEST(RingMemoryTest, ComesFromTheNodeOfTheNic) {
   }
 }
 
-TEST(RingMemoryTest, IsAsTheFirstKernelMustFindIt) {
-  for (const bool on_gpu : {false, true}) {
-    const RingMemory rings(make_host_executor(),
-                           {.count = 3, .depth = 128, .batch = 16, .on_gpu = on_gpu, .alignment = 4096});
-    for (std::size_t i = 0; i < 3; ++i) {
-      const RdmaQueuePair pair = rings.queue_pair(i, 0x10, 5);
-      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pair.ring) % 4096, 0u);
-      EXPECT_EQ(pair.depth, 128u);
-      EXPECT_EQ(pair.batch, 16u);
-      EXPECT_EQ(pair.number, 0x10u);
-      EXPECT_EQ(pair.peer, 5);
-      EXPECT_EQ(device::rdma::tail_opcode(pair.completion->tail), device::rdma::kCompletionNotYetWritten);
-      EXPECT_EQ(*pair.doorbell, 0u);
-      EXPECT_EQ(*rings.doorbell_record(i), 0u);
-      EXPECT_EQ(pair.state->posted, 0u);
-      EXPECT_EQ(pair.state->completed, 0u);
-      EXPECT_EQ(pair.state->failure, 0u);
-      // What the kernel writes and what the device writes are in lines of their own, and no ring reaches into another.
-      const auto* begin = reinterpret_cast<const std::byte*>(pair.ring);
-      EXPECT_GE(reinterpret_cast<const std::byte*>(pair.doorbell) - reinterpret_cast<const std::byte*>(pair.completion),
-                64);
-      EXPECT_GE(reinterpret_cast<const std::byte*>(pair.completion) - begin, 128 * 64);
-      EXPECT_EQ(begin - reinterpret_cast<const std::byte*>(rings.ring(0)), static_cast<std::ptrdiff_t>(i * 12288));
-    }
-    EXPECT_TRUE(rings.idle());
-  }
-}
-
-TEST(RingMemoryTest, MayBeginAnywhere) {
-  const RingMemory rings(make_host_executor(), {.depth = 64, .first_index = 0x1fff0});
-  const RdmaQueuePair pair = rings.queue_pair(0, 1, 0);
-  EXPECT_EQ(*pair.doorbell, 0x1fff0u);
-  EXPECT_EQ(pair.state->posted, 0x1fff0u);
-  EXPECT_EQ(pair.state->completed, 0x1fff0u);
-}
-
 }  // namespace
 }  // namespace deep_ep::rdma

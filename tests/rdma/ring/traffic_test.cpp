@@ -19,14 +19,6 @@ std::string outcome(const QueueWorldOptions& options, std::uint64_t operations) 
   return traffic.verdict();
 }
 
-TEST(RdmaTraffic, AMillionOperationsRungThroughRegisters) {
-  EXPECT_EQ(outcome({.behind = Behind::software_nic, .seed = 11, .queue_pairs = 3}, kMany), "");
-}
-
-TEST(RdmaTraffic, AMillionOperationsThroughTheCpuHandler) {
-  EXPECT_EQ(outcome({.behind = Behind::cpu_handler, .seed = 12, .queue_pairs = 3}, kMany), "");
-}
-
 class RdmaTrafficOn : public testing::TestWithParam<Behind> {};
 INSTANTIATE_TEST_SUITE_P(, RdmaTrafficOn, testing::Values(Behind::software_nic, Behind::cpu_handler),
                          [](const auto& info) {

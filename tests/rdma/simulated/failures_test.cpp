@@ -172,11 +172,6 @@ TEST_P(SimulatedFailures, WrongRemoteKey) {
   expect_failure(rdma::Syndrome::remote_access);
 }
 
-TEST_P(SimulatedFailures, AKeyOfThisNicThatIsNotTheQueuePairs) {
-  put(0, 8, peers_[0].local_key, pair().sink.key);
-  expect_failure(rdma::Syndrome::remote_access);
-}
-
 TEST_P(SimulatedFailures, WrongLocalKey) {
   put(64, 8);
   put(64, 8, peers_[0].local_key ^ 0x80, peers_[0].remote_key);
@@ -204,18 +199,6 @@ TEST_P(SimulatedFailures, DoorbellBeforeItsRecord) {
   put(64, 8);
   ring(0, 0, 1, pair().number);
   expect_bad_doorbell("the doorbell was rung before its record was written");
-}
-
-TEST_P(SimulatedFailures, DoorbellOfAnotherQueuePair) {
-  put(64, 8);
-  ring(0, 1, 1, pair().number + 1);
-  expect_bad_doorbell("the doorbell names another queue pair");
-}
-
-TEST_P(SimulatedFailures, DoorbellBeyondTheRing) {
-  put(64, 8);
-  ring(0, kDepth + 1, kDepth + 1, pair().number);
-  expect_bad_doorbell("the doorbell announces more entries than the ring has");
 }
 
 /// Its first NIC does not say that it serves and ends only when it is told to; a second one cannot be launched.

@@ -235,12 +235,6 @@ TEST_F(NicEndsTest, AutoFallsBackWhereThePageMayNotBeMapped) {
   EXPECT_TRUE(commands(0x500).empty()) << "no queue pair is made before the page is tried";
 }
 
-TEST_F(NicEndsTest, AutoFallsBackWhereTheFirmwareRefuses) {
-  fake_.firmware_refusals[0x500] = {EREMOTEIO, 0x3, 0x5d7f1a};
-  make();
-  EXPECT_TRUE(contains(ends_->describe(), "handler cpu"));
-}
-
 TEST_F(NicEndsTest, AutoFallsBackWhateverTheGpuAnswers) {
   nic_.page_mapper.map = [](void*) -> void* { throw OutOfMemory("cudaHostRegister: out of memory"); };
   make();
@@ -401,13 +395,6 @@ TEST_F(NicEndsTest, GpuIsTakenAtItsWord) {
   pages_.refusal.clear();
   make();
   EXPECT_TRUE(contains(ends_->describe(), "handler gpu"));
-}
-
-TEST_F(NicEndsTest, CpuIsTakenAtItsWord) {
-  nic_.handler = NicHandler::cpu;
-  make();
-  EXPECT_TRUE(contains(ends_->describe(), "handler cpu"));
-  EXPECT_TRUE(fake_.commands.empty());
 }
 
 TEST_F(NicEndsTest, DmaBufCanBeTurnedOff) {

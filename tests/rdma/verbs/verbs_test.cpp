@@ -78,14 +78,6 @@ TEST_F(VerbsTest, UnknownDeviceListsThoseThatExist) {
                    {"'mlx5_3'", "sees: fake_0"}));
 }
 
-TEST_F(VerbsTest, RefusedOpeningAndProtectionDomainLeaveNothingBehind) {
-  fake_.refusals["open_device"] = EACCES;
-  EXPECT_TRUE(says(message_of<SystemError>([&] { open(); }),
-                   {"fake_0: ibv_open_device: Permission denied", "/dev/infiniband"}));
-  fake_.refusals = {{"alloc_pd", ENOMEM}};
-  EXPECT_TRUE(says(message_of<SystemError>([&] { open(); }), {"fake_0: ibv_alloc_pd: Cannot allocate memory"}));
-}
-
 TEST_F(VerbsTest, MemoryIsRegisteredStrictlyForWritesAndAtomics) {
   auto device = open();
   const auto from_zero =
@@ -101,17 +93,6 @@ TEST_F(VerbsTest, MemoryIsRegisteredStrictlyForWritesAndAtomics) {
     EXPECT_EQ(registered.access & IBV_ACCESS_REMOTE_READ, 0U) << "nothing reads remotely";
   }
   EXPECT_NE(from_zero.remote_key(), by_address.remote_key());
-}
-
-TEST_F(VerbsTest, OldLibraryRegistersByAddressOnly) {
-  fake_.functions.reg_mr_iova2 = nullptr;
-  auto device = open();
-  const auto registration = Registration::of_host_memory(device, {.address = memory_.data(), .bytes = 8192});
-  EXPECT_EQ(fake_.registered[0].address, memory_.data());
-  EXPECT_TRUE(says(message_of<SystemError>([&] {
-                     Registration::of_host_memory(device, {.address = memory_.data(), .bytes = 64, .first_address = 0});
-                   }),
-                   {"Operation not supported"}));
 }
 
 TEST_F(VerbsTest, RefusedMemoryNamesTheLimitThatUsuallyIsTheCause) {
@@ -376,22 +357,6 @@ TEST_F(VerbsWireTest, DeviceThatIsFullTakesTheRestLater) {
   EXPECT_TRUE(poll().empty());
 }
 
-TEST_F(VerbsWireTest, InlineBytesTravelInTheRequest) {
-  WireOperation operation = write(1, true);
-  operation.kind = WireOperationKind::write_inline;
-  operation.length = 5;
-  std::memcpy(operation.inline_bytes.data(), "hello", 5);
-  ASSERT_EQ(wire_->post(std::array{operation}), 1U);
-  EXPECT_NE(fake_.posted[0].request.send_flags & IBV_SEND_INLINE, 0U);
-  EXPECT_EQ(std::memcmp(fake_.posted[0].inline_bytes.data(), "hello", 5), 0);
-  operation.length = 0;
-  ASSERT_EQ(wire_->post(std::array{operation}), 1U);
-  EXPECT_EQ(fake_.posted[1].request.num_sge, 0);
-  operation.length = 29;
-  EXPECT_EQ(message_of<InvalidArgument>([&] { wire_->post(std::array{operation}); }),
-            "an inline write of 29 bytes, allowed: 0 to 28");
-}
-
 TEST_F(VerbsWireTest, WithoutInlineSendsTheBytesWaitInRegisteredMemory) {
   fake_.most_inline = 0;
   QueuePair& pair = wire_->add_queue_pair({.send_depth = 16}, path());
@@ -413,24 +378,6 @@ TEST_F(VerbsWireTest, WithoutInlineSendsTheBytesWaitInRegisteredMemory) {
     std::memcpy(&value, reinterpret_cast<const void*>(posted.piece.addr), 8);
     EXPECT_EQ(value, i) << "every request under way has bytes of its own";
   }
-}
-
-TEST_F(VerbsWireTest, FetchAddCarriesItsAddend) {
-  WireOperation operation = write(1, true);
-  operation.kind = WireOperationKind::fetch_add;
-  operation.length = 8;
-  operation.add = 5;
-  operation.remote_address = 4096;
-  operation.remote_key = 0x77;
-  ASSERT_EQ(wire_->post(std::array{operation}), 1U);
-  const ibv_send_wr& request = fake_.posted[0].request;
-  EXPECT_EQ(request.opcode, IBV_WR_ATOMIC_FETCH_AND_ADD);
-  EXPECT_EQ(request.wr.atomic.compare_add, 5U);
-  EXPECT_EQ(request.wr.atomic.remote_addr, 4096U);
-  EXPECT_EQ(request.wr.atomic.rkey, 0x77U);
-  operation.length = 4;
-  EXPECT_EQ(message_of<InvalidArgument>([&] { wire_->post(std::array{operation}); }),
-            "a fetch-and-add of 4 bytes, allowed: 8");
 }
 
 TEST_F(VerbsWireTest, MisuseIsNamed) {
@@ -460,16 +407,6 @@ TEST_F(VerbsWireTest, DeviceThatFailsIsAnException) {
 TEST_F(VerbsTest, WireNeedsAtomics) {
   fake_.attributes.atomic_cap = IBV_ATOMIC_NONE;
   EXPECT_TRUE(says(message_of<InvalidArgument>([&] { VerbsWire(open(), 16); }), {"no 8-byte fetch-and-add"}));
-}
-
-TEST(VerbsStatus, EveryFailureHasItsSyndrome) {
-  for (int status = IBV_WC_LOC_LEN_ERR; status <= IBV_WC_TM_RNDV_INCOMPLETE; ++status) {
-    EXPECT_NE(syndrome_of(status), Syndrome::none) << status;
-  }
-  EXPECT_EQ(syndrome_of(IBV_WC_SUCCESS), Syndrome::none);
-  EXPECT_EQ(syndrome_of(IBV_WC_REM_INV_REQ_ERR), Syndrome::remote_invalid_request);
-  EXPECT_EQ(syndrome_of(IBV_WC_RETRY_EXC_ERR), Syndrome::transport_retries_exceeded);
-  EXPECT_EQ(syndrome_of(IBV_WC_GENERAL_ERR), Syndrome::local_queue_pair);
 }
 
 }  // namespace

@@ -229,20 +229,6 @@ TEST_F(DevxTest, PortsSayWhereToCountAndWhetherTheyAreBonded) {
   EXPECT_EQ(traits().bonded_ports, 0);
 }
 
-TEST_F(DevxTest, QueuePairsGoOnWithoutCountersThatTheFirmwareRefuses) {
-  fake_.counter_set = 7;
-  fake_.counter_set_is_foreign = true;
-  options_.traits = port_traits({Device::open("fake_0", fake_.functions), &fake_.mlx5}, path_);
-  const auto pair = make();
-  fake_.commands.clear();
-  pair->connect(peer_of(*pair));
-  ASSERT_EQ(fake_.commands.size(), 4U);
-  EXPECT_EQ(nonzero(fake_.commands[0], "create_qp_in", "qpc").at("counter_set_id"), 7U);
-  EXPECT_FALSE(nonzero(fake_.commands[1], "create_qp_in", "qpc").contains("counter_set_id"));
-  EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{"a foreign set of counters"});
-  fake_.broken_rules.clear();
-}
-
 TEST_F(DevxTest, InfiniBandWithAGlobalRoute) {
   fake_.port.link_layer = IBV_LINK_LAYER_INFINIBAND;
   fake_.port.flags = IBV_QPF_GRH_REQUIRED;
@@ -270,27 +256,6 @@ TEST_F(DevxTest, InfiniBandWithAGlobalRoute) {
                                                                        {"path.rlid", 0x88},
                                                                        {"path.sl", 3},
                                                                        {"path.tclass", 106}}));
-}
-
-TEST_F(DevxTest, ProgressTellsPostedFromFetched) {
-  const auto pair = make();
-  fake_.commands.clear();
-  fake_.queue_pair_state = 6;
-  fake_.told = 42;
-  fake_.fetched = 41;
-  const QueuePairProgress progress = pair->progress();
-  EXPECT_EQ(progress.state, QueuePairState::error);
-  EXPECT_EQ(progress.posted, 42);
-  EXPECT_EQ(progress.fetched, 41);
-  ASSERT_EQ(fake_.commands.size(), 1U);
-  EXPECT_EQ(fake_.commands[0].opcode(), 0x50b);
-  EXPECT_EQ(fake_.commands[0].get(0x48, 24), 0x1234U);
-}
-
-TEST_F(DevxTest, EndsInTheOppositeOrder) {
-  make();
-  const std::vector<std::string> last(fake_.calls.end() - 4, fake_.calls.end());
-  EXPECT_EQ(last, (std::vector<std::string>{"destroy QP", "destroy CQ", "free_uar", "umem_dereg"}));
 }
 
 // ---- Refusals ----

@@ -51,13 +51,6 @@ TEST(DoorbellPagesTest, OnAMachineWithLargePagesTheseAreMappedOnce) {
   EXPECT_EQ(static_cast<void*>(last.get()), at(0xf900 + kShift));
 }
 
-TEST(DoorbellPagesTest, TheReasonOfARefusalIsTold) {
-  test::FakePages fake(kShift);
-  fake.refusal = "not permitted";
-  DoorbellPages pages(fake.mapper());
-  EXPECT_EQ(message_of<SystemError>([&] { pages.map(at(0x0800)); }), "not permitted");
-}
-
 TEST(DoorbellPagesTest, ABuildWithoutAGpuSaysSo) {
   if (DEEP_EP_HAVE_CUDA) GTEST_SKIP() << "this build has CUDA";
   DoorbellPages pages(gpu_page_mapper(3));

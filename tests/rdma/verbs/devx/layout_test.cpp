@@ -121,25 +121,5 @@ TEST(DevxLayout, PlacesAreThoseOfTheKernelsHeader) {
   EXPECT_EQ(header.fields("atomic_caps").at("atomic_size_qp").bit, l::atomic_caps::atomic_size_qp.bit);
 }
 
-TEST(DevxMailbox, BitsAreCountedFromTheMostSignificant) {
-  Mailbox mailbox(128);
-  mailbox.set({0x13, 2}, 3).set({0x28, 24}, 0x123456).set({0x40, 64}, 0x0102030405060708);
-  const auto* bytes = static_cast<const std::uint8_t*>(mailbox.data());
-  EXPECT_EQ(std::vector<std::uint8_t>(bytes, bytes + 16),
-            (std::vector<std::uint8_t>{0, 0, 0x18, 0, 0, 0x12, 0x34, 0x56, 1, 2, 3, 4, 5, 6, 7, 8}));
-  EXPECT_EQ(mailbox.get({0x28, 24}), 0x123456U);
-  mailbox.set({0x28, 24}, 1);
-  EXPECT_EQ(mailbox.get({0x28, 24}), 1U);
-  EXPECT_THROW(mailbox.set({0x13, 2}, 4), std::logic_error);
-  EXPECT_THROW(mailbox.set({0x70, 32}, 0), std::logic_error);
-}
-
-TEST(DevxCommands, UdpSourcePortsSpreadAndStayInTheirRange) {
-  std::set<std::uint16_t> ports;
-  for (std::uint32_t i = 0; i < 1000; ++i) ports.insert(udp_source_port(0x100 + i, 0x900));
-  EXPECT_GE(*ports.begin(), 0xc000);
-  EXPECT_GT(ports.size(), 900U);
-}
-
 }  // namespace
 }  // namespace deep_ep::rdma::verbs::devx

@@ -11,14 +11,14 @@
 //
 // Order: a warp of the dispatch stores its part of a row (payload, scales, src_info, indices and weights), then adds to
 // the word with release at GPU scope. What the call writes of counts (recv_count, layout_range) is released by the same
-// words. So whoever loads the word with acquire at GPU scope (ld.acquire.gpu) or wider, and finds it complete, sees
-// those rows and the counts. Threads that it synchronises with see them, too. Copies by TMA need a
+// words. So a thread that loads the word with acquire at GPU scope (ld.acquire.gpu) or wider, and finds it complete,
+// sees those rows and the counts. Threads that it synchronises with see them, too. Copies by TMA need a
 // fence.proxy.async.global in between, in the thread that acquired or in the one that copies.
 //
 // Nothing is reset by the library, so calls can be replayed in a graph. Consumers count calls, in device memory if they
 // are replayed themselves; or zero the words, behind the call in stream order and before the next one with the same
 // words is enqueued. One tensor is given to one call at a time: the next call with it must be behind this one, and
-// behind whoever still polls for this one.
+// behind kernels that still poll for this one.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@
 
 namespace deep_ep {
 
-/// What a call adds to every word.
+/// The amount that a call adds to every word.
 constexpr std::int64_t kArrivalStep = std::int64_t{1} << 24;
-/// What the words are set to by a call that fails.
+/// The value to which a call that fails sets the words.
 constexpr std::int64_t kArrivalFailed = std::numeric_limits<std::int64_t>::min();
 
 }  // namespace deep_ep

@@ -52,8 +52,8 @@ std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::op
 std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size,
                                                         std::optional<double> timeout_s = {});
 
-/// The program's own all-gather: called with this rank's bytes and the place for everybody's, rank 0's first.
-/// It reports failure by throwing. Nobody can interrupt it, so it must limit its own waiting: default_timeout_s() says
+/// The program's own all-gather: called with this rank's bytes and the place for those of all ranks, rank 0's first.
+/// It reports failure by throwing. It cannot be interrupted, so it must limit its own waiting: default_timeout_s() says
 /// how long the library would wait.
 using AllGatherFunction = std::function<void(std::span<const std::byte> mine, std::span<std::byte> all)>;
 /// @param rank this rank, 0 to size - 1. @param size number of ranks, 1 or more.

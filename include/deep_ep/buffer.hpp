@@ -132,7 +132,7 @@ class Buffer {
   /// The program leaves no rank out any more.
   void low_latency_clear_mask(StreamHandle stream = nullptr);
   /// Collective over all ranks: waits for their work, makes them agree on how many calls there were, drops receive
-  /// parts that no hook has enqueued, and unmasks everybody. So ranks that were masked take part again.
+  /// parts that no hook has enqueued, and unmasks all ranks. So ranks that were masked take part again.
   void low_latency_resume();
 
   // ------------------------------------------------------------------------------------------------------ memory

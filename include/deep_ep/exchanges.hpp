@@ -17,7 +17,7 @@ namespace deep_ep {
 /// SystemError, which names the rank that left. That rank repeats its message in the next round. Ranks that do
 /// different things otherwise all get RankMismatch, with what each of them does.
 ///
-/// @param group how the ranks find each other. What the program exchanges through it directly carries no number.
+/// @param group how the ranks find each other. Exchanges that the program makes through it directly carry no number.
 /// @return exchanges whose all_gather throws what `group`'s does, and the errors above.
 std::shared_ptr<Bootstrap> make_buffer_exchanges(std::shared_ptr<Bootstrap> group);
 

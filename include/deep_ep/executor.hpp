@@ -1,4 +1,4 @@
-// Where memory lives and kernels run: on a GPU, or on the CPU with the same kernel sources.
+// An executor: the device that holds memory and runs kernels, a GPU, or the CPU with the same kernel sources.
 #pragma once
 
 #include <cstddef>
@@ -26,13 +26,13 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  /// Where memory lives: {cuda, ordinal}, or {cpu, 0}.
+  /// The device of its memory: {cuda, ordinal}, or {cpu, 0}.
   virtual Device device() const = 0;
   /// The same for the executor's whole life.
   virtual const LaunchPolicy& policy() const = 0;
 
   // A StreamHandle below is one of this executor, or nullptr for its default stream. Methods that enqueue return at
-  // once. What the system refuses is a SystemError.
+  // once. A refusal of the system is a SystemError.
 
   /// Device memory (host executor: ordinary memory), aligned to 256 bytes at least, contents undefined.
   /// Not for hot paths. Throws OutOfMemory.

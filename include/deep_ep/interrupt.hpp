@@ -1,4 +1,4 @@
-// Waits of the host that whoever called may end: Python, where Ctrl-C is pressed.
+// Waits of the host that the caller may end: Python does so when the user presses Ctrl-C.
 #pragma once
 
 #include <chrono>

@@ -12,7 +12,7 @@ namespace deep_ep {
 enum class LogLevel : std::uint8_t { trace, debug, info, warn, error };
 
 /// Receives one log line: text without time, level and line end. Called by any thread, by several at once, and by
-/// threads of the library's own; it must not block for long. What it throws is dropped.
+/// threads of the library's own; it must not block for long. An exception that it throws is dropped.
 using LogSink = std::function<void(LogLevel level, std::string_view line)>;
 
 /// Sends all further log lines of this process to `sink`. May be called at any time, by any thread; when it returns,

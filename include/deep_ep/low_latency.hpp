@@ -16,7 +16,7 @@
 // Streams and order are those of all calls (buffer.hpp); a hook is a call on the stream that its send part was called
 // with. All ranks make the same calls in the same order, but each rank calls its hooks when it likes. Both parts of a
 // call must be recorded into the same CUDA graph, or neither: otherwise the hook, or the next call without one, throws
-// InvalidArgument. Where a call throws after its send part was enqueued, it has enqueued the receive part as well.
+// InvalidArgument. A call that throws after it has enqueued its send part has enqueued the receive part as well.
 //
 // Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device.
 #pragma once
@@ -39,7 +39,7 @@ enum class LowLatencyLayout : std::uint8_t {
   rank_major,    ///< a row for each token: recv_x [R, M, H] by source rank, with the row's local experts beside it
 };
 
-/// What combine needs to know of a dispatch. Copies share the tensors.
+/// A dispatch, as combine needs to know it. Copies share the tensors.
 struct LowLatencyHandle {
   /// expert_major: [L, R * M] int32, token index at its source for each valid row; rank_major: [R, M] int32.
   Tensor src_info = {};
@@ -103,12 +103,12 @@ struct LowLatencyDispatchArguments {
   Config config = {};  ///< SMs and warps of this rank's call
 };
 
-/// What Buffer::low_latency_dispatch returns; with return_recv_hook the tensors hold it behind the hook only.
+/// The result of Buffer::low_latency_dispatch; with return_recv_hook the tensors hold it behind the hook only.
 struct LowLatencyDispatchResult {
   /// bfloat16 or float8_e4m3; NVFP4: uint8, [.., .., H / 2] with the first of two values in the lower half of a byte.
   /// expert_major: [L, R * M, H], rows 0 .. recv_count[l] - 1 of each expert are valid, by
   /// source rank, then by token. rank_major: [R, M, H], rows 0 .. recv_count[s] - 1 of each source are valid, by token.
-  /// What the others hold is undefined.
+  /// The contents of the others are undefined.
   Tensor recv_x = {};
   /// float32 [.., .., H / 128] (scale_per_token: [.., .., 1]) or int32 [.., .., H / 512] for the rows of recv_x; the
   /// last two dimensions are column-major. NVFP4: uint8 [L or R, tiles, H / 64, 512], in the order in which tensor
@@ -151,7 +151,7 @@ struct LowLatencyCombineArguments {
   Config config = {};                ///< SMs and warps of this rank's call
 };
 
-/// What Buffer::low_latency_combine returns, as LowLatencyDispatchResult.
+/// The result of Buffer::low_latency_combine, as LowLatencyDispatchResult.
 struct LowLatencyCombineResult {
   /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. Each rank sums its experts' rows
   /// in fp32, selections ascending, and rounds; the owner sums the ranks' parts in fp32, ranks ascending, and rounds

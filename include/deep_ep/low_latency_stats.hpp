@@ -30,7 +30,7 @@ struct LowLatencyWaitTimes {
   double mean_us(int source) const;
 };
 
-/// What Buffer::low_latency_stats returns: of one rank.
+/// The result of Buffer::low_latency_stats, of one rank.
 struct LowLatencyStats {
   int rank = 0;                       ///< that waits
   LowLatencyWaitTimes dispatch = {};  ///< of dispatches
@@ -40,16 +40,16 @@ struct LowLatencyStats {
   double mean_us(int source) const { return dispatch.mean_us(source) + combine.mean_us(source); }
 };
 
-/// What becomes of the statistics when they have been read.
+/// The state of the statistics after they have been read.
 enum class LowLatencyStatsThen : std::uint8_t {
   go_on,
   reset,  ///< they begin anew
   stop,   ///< later calls are not measured, until they are asked for again, from zero
 };
 
-/// What find_late_ranks says.
+/// The result of find_late_ranks.
 struct LowLatencyVerdict {
-  std::vector<int> late = {};          ///< ranks, the slowest first; empty: nobody is late
+  std::vector<int> late = {};          ///< ranks, the slowest first; empty: no rank is late
   std::vector<double> waited_us = {};  ///< [R]: how long the others wait for the rank in a dispatch and a combine
   std::string text = {};               ///< a sentence
 };
@@ -59,7 +59,7 @@ constexpr double kLateRankThresholdUs = 50;
 
 /// The rule: for a rank, the others wait as long as the (lower) median of them does, in a dispatch and a combine on
 /// average. It is late where that is `threshold_us` longer than for the rank for which they wait least, and at least
-/// half as much longer as for the slowest one: whoever waits for a late rank may become a little late by it.
+/// half as much longer as for the slowest one: a rank that waits for a late one may become a little late by it.
 /// With the statistics of one rank alone, it is that rank that waits. @throws InvalidArgument where they do not fit
 /// together, or `stats` is empty.
 LowLatencyVerdict find_late_ranks(std::span<const LowLatencyStats> stats, double threshold_us = kLateRankThresholdUs);

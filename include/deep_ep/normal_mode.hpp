@@ -24,7 +24,7 @@ struct DispatchLayout {
   EventHandle event = {};           ///< set with async_finish
 };
 
-/// What a dispatch knows about where rows went. Good for any number of cached dispatches and combines, as long as the
+/// A dispatch's knowledge of where rows went. Good for any number of cached dispatches and combines, as long as the
 /// buffer lives. Copies share the tensors. recv_src_idx may lie in the symmetric heap and takes 4 bytes a row there for
 /// as long as a copy lives; the others never do.
 struct DispatchHandle {
@@ -74,7 +74,7 @@ struct DispatchArguments {
   }
 };
 
-/// What Buffer::dispatch returns. Tensors hold their contents behind the call, in stream order.
+/// The result of Buffer::dispatch. Tensors hold their contents behind the call, in stream order.
 struct DispatchResult {
   Tensor recv_x = {};  ///< [rows, H], dtype of x: by source rank, then by token index at the source
   std::optional<Tensor> recv_x_scales = {};  ///< [rows, S], dtype of x_scales
@@ -93,7 +93,7 @@ struct CachedDispatchArguments {
   Config config = {};                            ///< SMs and warps of this rank's call
 };
 
-/// What Buffer::cached_dispatch returns, as DispatchResult.
+/// The result of Buffer::cached_dispatch, as DispatchResult.
 struct CachedDispatchResult {
   Tensor recv_x = {};                        ///< [rows of the handle, H]
   std::optional<Tensor> recv_x_scales = {};  ///< [rows of the handle, S]
@@ -121,7 +121,7 @@ struct CombineArguments {
   Config config = {};                                ///< SMs and warps of this rank's call
 };
 
-/// What Buffer::combine returns, as DispatchResult.
+/// The result of Buffer::combine, as DispatchResult.
 struct CombineResult {
   /// [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32, rounded once. Between nodes the sum of
   /// another node's rows takes their place: summed in fp32 by rank, and rounded to bfloat16 for its way.

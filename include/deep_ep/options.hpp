@@ -26,7 +26,7 @@ enum class LowLatencyRails : std::uint8_t {
 /// InvalidArgument.
 struct LowLatencyOptions {
   /// Symmetric memory of each rank for them, in addition to BufferOptions::heap_bytes. 0: none, and these calls throw
-  /// InvalidArgument. See Buffer::low_latency_bytes_hint. Where ranks are reached by RDMA, about half as much is added,
+  /// InvalidArgument. See Buffer::low_latency_bytes_hint. If ranks are reached by RDMA, about half as much is added,
   /// for the NICs to send from.
   std::size_t bytes = 0;
   /// A rank that does not come in time, or whose process has ended, is masked instead of being an error: the call

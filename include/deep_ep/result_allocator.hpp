@@ -8,7 +8,7 @@
 
 namespace deep_ep {
 
-/// Where the library gets memory for results on a GPU, except for those that peers write into the heap: a framework's
+/// The source of memory for results on a GPU, except for those that peers write into the heap: a framework's
 /// caching allocator, so that the framework counts it, reclaims it, and reuses it within a CUDA graph that is being
 /// recorded. See BufferOptions::result_allocator.
 class ResultAllocator {

@@ -24,7 +24,7 @@
 
 namespace deep_ep {
 
-/// What a dispatch knows about its rows.
+/// A dispatch's knowledge of its rows.
 struct RowNumbering {
   ConstTensorView recv_topk_idx = {};       ///< [N, K] int32 or int64: index of a local expert, negative for none
   ConstTensorView recv_src_idx = {};        ///< [N] int32, of the DispatchHandle
@@ -92,7 +92,7 @@ void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTen
                        const ConstTensorView& metadata, const ConstTensorView& source_ends, const TensorView& sums,
                        StreamHandle stream);
 
-/// Where rows must go to come back to their tokens: the arguments of a Buffer::dispatch that takes them there, with
+/// The way of rows back to their tokens: the arguments of a Buffer::dispatch that takes them there, with
 /// `beside` as the scales. One launch; another one where there are so many rows that it wants scratch.
 struct RowAddressing {
   ConstTensorView metadata = {};     ///< [N, K + 2] int32

@@ -16,7 +16,7 @@ namespace deep_ep {
 /// `nullptr` is the executor's default stream (for CUDA: the legacy default stream).
 using StreamHandle = void*;
 
-/// What an element is. boolean has one byte, 0 or 1.
+/// The type of an element. boolean has one byte, 0 or 1.
 enum class DType : std::uint8_t { boolean, uint8, int32, int64, float32, bfloat16, float16, float8_e4m3, float8_e5m2 };
 
 /// Bytes of one element.
@@ -36,7 +36,7 @@ struct Device {
 /// `device` as "cpu" or "cuda:1".
 std::string to_string(const Device& device);
 
-/// What a piece of memory holds, and where. Shapes and strides count elements.
+/// A tensor's type and place. Shapes and strides count elements.
 struct TensorSpec {
   static constexpr int kMaxDims = 4;  ///< the most dimensions
 
@@ -64,7 +64,7 @@ struct TensorSpec {
   std::string describe() const;
 };
 
-/// A strided view of memory that somebody else owns.
+/// A strided view of memory that the view does not own.
 struct TensorView : TensorSpec {
   void* data = nullptr;  ///< the first element
 
@@ -120,7 +120,7 @@ class Tensor {
   Tensor() = default;
   /// @param view of memory that `storage` keeps.
   Tensor(TensorView view, std::shared_ptr<Storage> storage) : view_(view), storage_(std::move(storage)) {}
-  /// A tensor over memory that somebody else owns and keeps alive; record_stream does nothing.
+  /// A tensor over memory that the caller owns and keeps alive; record_stream does nothing.
   static Tensor borrow(const TensorView& view);
 
   const TensorView& view() const { return view_; }  ///< valid as long as a copy of the tensor lives

@@ -58,7 +58,7 @@ class ArgumentReader {
     if (!caster.load(object, true)) wrong_type(object, name, expected_text<T>());
     place = py::detail::cast_op<T>(std::move(caster));
   }
-  /// What a value of type T may be given as, in words.
+  /// The forms in which a value of type T may be given, in words.
   template <class T>
   static constexpr const char* expected_text() {
     if constexpr (std::is_same_v<T, bool>) return "True or False";

@@ -1,4 +1,4 @@
-// What Python gives to each call of a Buffer, argument by argument: see arguments.hpp.
+// The arguments that Python gives to each call of a Buffer: see arguments.hpp.
 #pragma once
 
 #include <memory>

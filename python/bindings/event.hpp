@@ -15,7 +15,7 @@ class Event {
  public:
   /// All work that the calling thread's current stream holds.
   static Event of_current_stream();
-  /// `results`: tensors that the event stands for, or nothing. Whoever waits for it uses them.
+  /// `results`: tensors that the event stands for, or nothing. A stream that waits for it uses them.
   template <class... Results>
   Event(std::shared_ptr<Executor> executor, EventHandle event, const Results&... results)
       : executor_(std::move(executor)), event_(std::move(event)) {

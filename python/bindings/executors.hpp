@@ -7,7 +7,7 @@
 
 namespace deep_ep::bindings {
 
-/// Made at the first call for a device, never destroyed: at interpreter exit nobody knows who still needs it.
+/// Made at the first call for a device, never destroyed: at interpreter exit other objects may still need it.
 std::shared_ptr<Executor> gpu_executor(int device);
 
 }  // namespace deep_ep::bindings

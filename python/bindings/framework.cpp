@@ -166,7 +166,7 @@ Framework::Framework() {
       {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 8, 1}},
       {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
       {"complex64", {dlpack::kComplex, 64, 1}},
-      // What these hold travels as it is.
+      // The contents of these travel as they are.
       {"uint16", {dlpack::kUInt, 16, 1}},
       {"uint32", {dlpack::kUInt, 32, 1}},
       {"uint64", {dlpack::kUInt, 64, 1}},

@@ -28,7 +28,7 @@ SegmentsFrom::~SegmentsFrom() { current_heap = std::move(before_); }
 
 }  // namespace deep_ep::bindings
 
-// What torch.cuda.memory.CUDAPluggableAllocator looks up by name. nullptr: PyTorch has no such memory.
+// The functions that torch.cuda.memory.CUDAPluggableAllocator looks up by name. nullptr: PyTorch has no such memory.
 
 extern "C" __attribute__((visibility("default"))) void* deep_ep_allocate_segment(ssize_t bytes, int /*device*/,
                                                                                  void* stream) {

@@ -14,12 +14,12 @@ namespace py = pybind11;
 /// Lets go of an object from any thread, with or without the GIL.
 void let_go(PyObject* object);
 
-/// Memory on the CPU is not freed in stream order. So what nobody else has is kept until the work has ended.
+/// Memory on the CPU is not freed in stream order. So an object without another owner is kept until the work has ended.
 /// Thread-safe.
 class Leftovers {
  public:
   ~Leftovers() { clear(); }
-  /// Lets go of `object`, which work may use: at `clear`, if nobody else has it. Without `leftovers`: now.
+  /// Lets go of `object`, which work may use: at `clear`, if it has no other owner. Without `leftovers`: now.
   static void add(const std::shared_ptr<Leftovers>& leftovers, PyObject* object);
   /// The work has ended. Without the GIL.
   void clear();

@@ -104,7 +104,7 @@ py::tuple next_log_lines() {
   py::tuple result(lines.size());
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const auto& [level, line] = lines[i];
-    // What somebody else wrote into a line, a name of a file for instance, need not be UTF-8.
+    // Text from outside in a line, a name of a file for instance, need not be UTF-8.
     PyObject* text = PyUnicode_DecodeUTF8(line.data(), static_cast<py::ssize_t>(line.size()), "replace");
     if (text == nullptr) throw py::error_already_set();
     result[i] = py::make_tuple(level, py::reinterpret_steal<py::str>(text));

@@ -1,4 +1,4 @@
-// What a low-latency call with return_recv_hook returns besides its results.
+// The hook that a low-latency call with return_recv_hook returns besides its results.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -15,7 +15,7 @@
 namespace deep_ep::bindings {
 namespace {
 
-/// Where in the handle tuple things lie. What is between them is upstream's bookkeeping, which nothing here needs.
+/// Places in the handle tuple. Between them lies upstream's bookkeeping, which nothing here needs.
 struct HandleElements {
   std::size_t length, rank_prefix_matrix, recv_src_idx, destination_row;
   std::size_t node_row = 0, node_counts = 0, relay_rows = 0;  ///< 0: not there

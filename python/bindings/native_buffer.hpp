@@ -115,7 +115,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// Work on rows within this device: `work` is told the stream.
   template <class Work>
   void on_rows(Work&& work);
-  /// On the CPU: waits for what is enqueued, or until somebody wants to interrupt it.
+  /// On the CPU: waits for what is enqueued, or until the user interrupts it.
   void settle_on_cpu();
   /// None without `receive`.
   py::object hook_object(std::function<void()> receive);
@@ -156,7 +156,7 @@ auto NativeBuffer::without_gil(Work&& work) {
   }
 }
 
-/// What C++'s says of statistics as NativeBuffer::low_latency_stats gives them: (late, waited_us, text).
+/// C++'s verdict on statistics as NativeBuffer::low_latency_stats gives them: (late, waited_us, text).
 py::tuple find_late_ranks(const py::tuple& of_ranks, double threshold_us);
 
 }  // namespace deep_ep::bindings

@@ -10,7 +10,7 @@ import torch
 from ._native import EventHandle
 from .errors import InvalidArgument
 
-#: A tensor of rows, or (8-bit rows, their scales). What calls return has the form of what they were given.
+#: A tensor of rows, or (8-bit rows, their scales). Calls return the form that they were given.
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 RowsLike = TypeVar("RowsLike", bound=Rows)
 # ``None`` in some calls, as their arguments decide. ``Any``, so that type checkers ask for no check of ``None``.

@@ -9,7 +9,7 @@ from .arguments import integer, require, type_name
 
 ALIGNMENT = 128
 _LARGEST = 2**31 - ALIGNMENT
-# What a buffer of hinted size receives without its slower window: every rank's tokens on one rank.
+# The rows that a buffer of hinted size receives without its slower window: every rank's tokens on one rank.
 _HINTED_TOKENS = 4096
 _HINTED_SCALES = 128  # of a row, 4 bytes each
 

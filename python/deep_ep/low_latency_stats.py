@@ -44,7 +44,7 @@ class LowLatencyStats:
 class LateRanks:
     """What ``find_late_ranks`` has found."""
 
-    #: The slowest first; empty: nobody is late.
+    #: The slowest first; empty: no rank is late.
     late: List[int]
     #: Of each rank: microseconds that the others wait for it in a dispatch and a combine.
     waited_us: List[float]

@@ -19,8 +19,6 @@
   KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
   KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
   KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
-  KERNEL(dispatch_and_notify_internode_lanes,      deep_ep::InternodeDispatchParams,   384) \
-  KERNEL(combine_and_notify_internode_lanes,       deep_ep::InternodeCombineParams,    384) \
   KERNEL(find_lost_rank_internode,                 deep_ep::InternodeLostRankParams,    32) \
   KERNEL(dispatch_low_latency,                     deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(dispatch_low_latency_rdma,                deep_ep::LowLatencyDispatchParams,  512) \

@@ -18,8 +18,6 @@
   KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
   KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
   KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
-  KERNEL(dispatch_and_notify_internode_lanes,      deep_ep::InternodeDispatchParams,   384) \
-  KERNEL(combine_and_notify_internode_lanes,       deep_ep::InternodeCombineParams,    384) \
   KERNEL(dispatch_low_latency,                     deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(dispatch_low_latency_rdma,                deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(dispatch_low_latency_extra,               deep_ep::LowLatencyDispatchParams,  512) \

@@ -70,13 +70,12 @@ DEEP_EP_DEVICE bool learn_rows(const InternodeCombineParams& params, std::uint64
   return true;
 }
 
-template <bool kLanes>
 DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte* memory) {
   const TransferParams& transfer = params.transfer;
   const InternodeParams& common = transfer.common;
   const NodeGrid& grid = common.grid;
   const int adding_warps = transfer.first_warps + transfer.second_warps;
-  const InternodeCombineShared shared(Carver(memory), grid, kLanes ? common.lanes : 1, grid_blocks(), adding_warps,
+  const InternodeCombineShared shared(Carver(memory), grid, common.lanes, grid_blocks(), adding_warps,
                                       transfer.near_warps);
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
@@ -104,20 +103,20 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
   // 3. Add for ourselves, add for our rails, post.
   if (good) {
     if (warp_index() < transfer.first_warps) {
-      good = CombineAdder<kLanes>{params, shared.ranks, pushed, number, any_pushed(shared.ranks, grid.width)}.add_all();
+      good = CombineAdder{params, shared.ranks, pushed, number, any_pushed(shared.ranks, grid.width)}.add_all();
     } else if (warp_index() < adding_warps) {
       const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
-      const CombineRelay<kLanes> relay{params,
-                                       shared.ranks,
-                                       pushed,
-                                       number,
-                                       shared.next + warp_index() * grid.others(),
-                                       any_pushed(shared.ranks, grid.width)};
+      const CombineRelay relay{params,
+                               shared.ranks,
+                               pushed,
+                               number,
+                               shared.next + warp_index() * grid.others(),
+                               any_pushed(shared.ranks, grid.width)};
       good = relay.stage_all(warp, transfer.second_warps * grid_blocks());
     } else if (near_warp < transfer.near_warps) {
       good = pusher.push_all(near_warp * grid_blocks() + block_index(), transfer.near_warps * grid_blocks());
     } else {
-      good = post_all<kLanes>(transfer, number, near_warp - transfer.near_warps, shared.pairs);
+      good = post_all(transfer, number, near_warp - transfer.near_warps, shared.pairs);
     }
     good = whole_block(good, shared.scratch);
   }
@@ -130,5 +129,4 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
 
 }  // namespace deep_ep::device::internode
 
-DEEP_EP_DEFINE_KERNEL(combine_and_notify_internode, deep_ep::device::internode::combine_body<false>)
-DEEP_EP_DEFINE_KERNEL(combine_and_notify_internode_lanes, deep_ep::device::internode::combine_body<true>)
+DEEP_EP_DEFINE_KERNEL(combine_and_notify_internode, deep_ep::device::internode::combine_body)

@@ -10,7 +10,6 @@
 
 namespace deep_ep::device::internode {
 
-template <bool kLanes>
 struct CombineAdder {
   const InternodeCombineParams& params;
   const NodeRows* ranks;
@@ -62,14 +61,14 @@ struct CombineAdder {
       if (place < 0) continue;
       const int node = node_of(at);
       const int chunk = rings().chunk_of(place);
-      const int wanted = in_lane<kLanes>(rings(), chunk) + 1;
+      const int wanted = rings().in_lane(chunk) + 1;
       if (wanted <= landed) continue;
-      const int lane = lane_of<kLanes>(rings(), chunk);
+      const int lane = rings().lane_of(chunk);
       good = wait_signal(params.transfer.wait, tail_of(params.transfer, grid().number_of(node), lane),
                          {grid().rail_in(node), Wanted::internode_rows, Rings::progress(call, wanted)}) &&
              good;
       // The same lane asks for the same node again.
-      if (!kLanes && contributions() <= kWarpSize) {
+      if (rings().lanes == 1 && contributions() <= kWarpSize) {
         landed = landed_chunks(params.transfer, call, grid().number_of(node), lane);
       }
     }

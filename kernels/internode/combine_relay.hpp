@@ -6,7 +6,6 @@
 
 namespace deep_ep::device::internode {
 
-template <bool kLanes>
 struct CombineRelay {
   const InternodeCombineParams& params;
   const NodeRows* ranks;
@@ -116,8 +115,7 @@ struct CombineRelay {
 
   /// How many shares of a node's rows may be staged.
   DEEP_EP_DEVICE int stageable(int number) const {
-    if constexpr (!kLanes) return stageable_chunks<kLanes>(params.transfer, call, number, 0) * shares_of_chunk();
-    return is_stageable<kLanes>(params.transfer, call, number, chunk_of(next[number])) ? next[number] + 1 : 0;
+    return is_stageable(params.transfer, call, number, chunk_of(next[number])) ? next[number] + 1 : 0;
   }
 
   /// Stages this warp's share, which is every `step`th one of each node: so the first chunks are whole soon. False

@@ -61,13 +61,12 @@ DEEP_EP_DEVICE void note_lack_of_relay_rows(const TransferParams& transfer) {
              static_cast<std::uint64_t>(relayed), static_cast<std::uint64_t>(transfer.relay_rows_room));
 }
 
-template <bool kLanes>
 DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::byte* memory) {
   const TransferParams& transfer = params.transfer;
   const InternodeParams& common = transfer.common;
   const NodeGrid& grid = common.grid;
   const int moving_warps = transfer.first_warps + transfer.second_warps;
-  const InternodeDispatchShared shared(Carver(memory), grid, kLanes ? common.lanes : 1, grid_blocks(), moving_warps,
+  const InternodeDispatchShared shared(Carver(memory), grid, common.lanes, grid_blocks(), moving_warps,
                                        transfer.near_warps, params.stages, params.stage_bytes);
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
@@ -101,16 +100,15 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
   // 3. Send, forward, post.
   if (good) {
     if (warp_index() < transfer.first_warps) {
-      good =
-          DispatchSender<kLanes>{params, shared.targets, number, pipe, any_near(shared.targets, grid.width)}.send_all();
+      good = DispatchSender{params, shared.targets, number, pipe, any_near(shared.targets, grid.width)}.send_all();
     } else if (warp_index() < moving_warps) {
       const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
-      DispatchForwarder<kLanes> forwarder{params,
-                                          shared.targets,
-                                          number,
-                                          pipe,
-                                          shared.next + warp_index() * grid.others(),
-                                          any_near(shared.targets, grid.width)};
+      DispatchForwarder forwarder{params,
+                                  shared.targets,
+                                  number,
+                                  pipe,
+                                  shared.next + warp_index() * grid.others(),
+                                  any_near(shared.targets, grid.width)};
       good = forwarder.forward_all(warp, transfer.second_warps * grid_blocks());
     } else if (warp_index() < moving_warps + transfer.near_warps) {
       const int near_warp = warp_index() - moving_warps;
@@ -118,7 +116,7 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
           params, {transfer, number}, shared.near_rows, shared.near_next + near_warp * grid.width};
       good = fetcher.fetch_all(near_warp * grid_blocks() + block_index(), transfer.near_warps * grid_blocks());
     } else {
-      good = post_all<kLanes>(transfer, number, warp_index() - moving_warps - transfer.near_warps, shared.pairs);
+      good = post_all(transfer, number, warp_index() - moving_warps - transfer.near_warps, shared.pairs);
     }
     good = whole_block(good, shared.scratch);
   }
@@ -139,5 +137,4 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
 
 }  // namespace deep_ep::device::internode
 
-DEEP_EP_DEFINE_KERNEL(dispatch_and_notify_internode, deep_ep::device::internode::dispatch_body<false>)
-DEEP_EP_DEFINE_KERNEL(dispatch_and_notify_internode_lanes, deep_ep::device::internode::dispatch_body<true>)
+DEEP_EP_DEFINE_KERNEL(dispatch_and_notify_internode, deep_ep::device::internode::dispatch_body)

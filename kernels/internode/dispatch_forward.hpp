@@ -9,7 +9,6 @@
 
 namespace deep_ep::device::internode {
 
-template <bool kLanes>
 struct DispatchForwarder {
   const InternodeDispatchParams& params;
   const NodeTarget* targets;
@@ -102,8 +101,7 @@ struct DispatchForwarder {
   DEEP_EP_DEVICE const Divisor& shares_of_chunk() const { return rings().shares; }
 
   DEEP_EP_DEVICE bool has_landed(int number, int chunk) const {
-    return in_lane<kLanes>(rings(), chunk) <
-           landed_chunks(params.transfer, call, number, lane_of<kLanes>(rings(), chunk));
+    return rings().in_lane(chunk) < landed_chunks(params.transfer, call, number, rings().lane_of(chunk));
   }
 
   DEEP_EP_DEVICE bool forward(int number, int share) {
@@ -118,9 +116,8 @@ struct DispatchForwarder {
     Unit unit{begin, 0};
     load(number, unit);
     // While the row comes. The shape arrived before any row; all warps look for themselves.
-    understood =
-        shapes_agree(expected_shape(params.transfer, call, number),
-                     load_relaxed<Scope::system>(shape_of(params.transfer, number, lane_of<kLanes>(rings(), chunk))));
+    understood = shapes_agree(expected_shape(params.transfer, call, number),
+                              load_relaxed<Scope::system>(shape_of(params.transfer, number, rings().lane_of(chunk))));
     while (unit.row < begin + rows) {
       const Unit following = after(unit);
       if (following.row < begin + rows) load(number, following);
@@ -154,18 +151,15 @@ struct DispatchForwarder {
     const bool good = serve(
         grid().others(), params.transfer.wait, next, first, step,
         [&](int number) { return rings().chunks_for(rows_from(number)) * shares_of_chunk(); },
-        [&](int number) {
-          if constexpr (!kLanes) return landed_chunks(params.transfer, call, number, 0) * shares_of_chunk();
-          return has_landed(number, next[number] / shares_of_chunk()) ? next[number] + 1 : 0;
-        },
+        [&](int number) { return has_landed(number, next[number] / shares_of_chunk()) ? next[number] + 1 : 0; },
         [&](int number, int share) { return forward(number, share); },
         [&](int number, int share, auto is_late) {
           const int rail = grid().rail_in(grid().other(number));
           if (!is_late(rail, Wanted::internode_rows)) return false;
+            const int chunk = share / shares_of_chunk();
           report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_rows, rail, 0,
-                       Rings::progress(call, in_lane<kLanes>(rings(), share / shares_of_chunk()) + 1),
-                       load_relaxed<Scope::system>(
-                           tail_of(params.transfer, number, lane_of<kLanes>(rings(), share / shares_of_chunk()))));
+                       Rings::progress(call, rings().in_lane(chunk) + 1),
+                       load_relaxed<Scope::system>(tail_of(params.transfer, number, rings().lane_of(chunk))));
           return true;
         });
     bulk::wait<0>();

@@ -13,7 +13,6 @@
 
 namespace deep_ep::device::internode {
 
-template <bool kLanes>
 struct DispatchSender {
   const InternodeDispatchParams& params;
   const NodeTarget* targets;
@@ -106,7 +105,7 @@ struct DispatchSender {
       if (!is_node(destination) || chunk < rings().chunks) return;
       const int number = destination - grid().width;
       // The posting lane knows whom it waits for.
-      good = poll_until([&](Poll&) { return is_stageable<kLanes>(params.transfer, call, number, chunk); },
+      good = poll_until([&](Poll&) { return is_stageable(params.transfer, call, number, chunk); },
                         [&](const Poll&) { return aborted(params.transfer.wait); }) &&
              good;
       bulk::fence_global();  // what the NIC has read may be overwritten by bulk stores

@@ -24,7 +24,6 @@
 namespace deep_ep::device::internode {
 
 /// One lane to a rail in one call, by one thread. Chunks are counted in the lane.
-template <bool kLanes>
 class RailPoster {
  public:
   /// `pairs` stay where they are.
@@ -32,10 +31,10 @@ class RailPoster {
                             const RailPairs& pairs)
       : params_(params),
         rings_(params.rings),
-        state_(params.common.rails[kLanes ? lane * params.common.grid.others() + number : number]),
+        state_(params.common.rails[lane * params.common.grid.others() + number]),
         call_(call),
         number_(number),
-        lane_(kLanes ? lane : 0),
+        lane_(lane),
         node_(params.common.grid.other(number)),
         rows_out_(params.counts.to_node[node_]),
         rows_in_(params.counts.from_node[node_]),
@@ -79,7 +78,7 @@ class RailPoster {
     if (is_staged()) {
       missing = {rail, Wanted::internode_credit, Rings::room_for(call_, posted_, held())};
       seen = load_acquire<Scope::system>(head());
-      for (int lane = 0; kLanes && !begun_ && lane < params_.common.lanes; ++lane) {
+      for (int lane = 0; !begun_ && lane < params_.common.lanes; ++lane) {
         const std::uint64_t theirs = load_acquire<Scope::system>(head_of(lane));
         if (theirs >= Rings::progress(call_, 0)) continue;
         missing.expected = Rings::progress(call_, 0);
@@ -123,11 +122,9 @@ class RailPoster {
 
   // Chunks by their number in the lane.
 
-  DEEP_EP_DEVICE int chunk(int at) const { return kLanes ? rings_.chunk_in(lane_, at) : at; }
-  DEEP_EP_DEVICE int chunks_for(int rows) const {
-    return kLanes ? rings_.chunks_for(rows, lane_) : rings_.chunks_for(rows);
-  }
-  DEEP_EP_DEVICE int held() const { return chunks_of_lane<kLanes>(rings_); }
+  DEEP_EP_DEVICE int chunk(int at) const { return rings_.chunk_in(lane_, at); }
+  DEEP_EP_DEVICE int chunks_for(int rows) const { return rings_.chunks_for(rows, lane_); }
+  DEEP_EP_DEVICE int held() const { return rings_.in_lane(rings_.chunks); }
   DEEP_EP_DEVICE std::uint32_t rows_in(int at, int rows) const {
     return static_cast<std::uint32_t>(rings_.rows_in(chunk(at), rows));
   }
@@ -151,7 +148,7 @@ class RailPoster {
   }
   /// The rail has read what is in the place of the next chunk.
   DEEP_EP_DEVICE bool has_room() {
-    if (kLanes && !begun_ && !may_begin()) return false;
+    if (!begun_ && !may_begin()) return false;
     const std::uint64_t needed = Rings::room_for(call_, posted_, held());
     if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head());
     return seen_head_ >= needed;
@@ -240,23 +237,22 @@ class RailPoster {
   std::uint64_t ticket_ = 0;
   int given_ = 0;  ///< landed chunks that are read
   bool greeted_ = false;
-  bool begun_ = false;  ///< of several lanes: the ring is free of the calls before
+  bool begun_ = false;  ///< the ring is free of the calls before
   bool failed_ = false;
 };
 
 /// By the posting warps of all blocks: a thread for each lane to a rail, all blocks in turn. The threads of a warp go
 /// round together: one that waited by itself could keep the others from what its rail waits for. `pairs`: in shared
 /// memory, for each thread of this block. False after a fault.
-template <bool kLanes>
 DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, int poster_warp, RailPairs* pairs) {
   const int others = params.common.grid.others();
-  const int all = kLanes ? others * params.common.lanes : others;
+  const int all = others * params.common.lanes;
   const int first = poster_warp * kWarpSize * grid_blocks() + block_index();
   if (first >= all) return true;
   const int served = first + lane_index() * grid_blocks();
   const bool mine = served < all;
-  const int number = kLanes ? served % others : served;
-  const int lane = kLanes ? served / others : 0;
+  const int number = served % others;
+  const int lane = served / others;
   RailPairs* const own = pairs + poster_warp * kWarpSize + (mine ? lane_index() : 0);
   for (int channel = 0; mine && channel < static_cast<int>(InternodeChannel::count); ++channel) {
     const int node = params.common.grid.other(number);
@@ -264,7 +260,7 @@ DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, i
   }
   warp::sync();
   // (A thread without a lane only looks on.)
-  RailPoster<kLanes> poster(params, call, mine || kLanes ? number : first, lane, *own);
+  RailPoster poster(params, call, number, mine ? lane : 0, *own);
   bool good = warp::agree(!mine || poster.greet());
   while (good && warp::any(mine && !poster.ended())) {
     // A new wait after each step: the time runs while nothing happens.

@@ -61,22 +61,6 @@ DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* nex
   }
 }
 
-// Kernels for one lane to a rail know that there is one (kLanes is false).
-
-/// The lane that a chunk goes by, its number among those of the lane, and how many of these a ring holds.
-template <bool kLanes>
-DEEP_EP_DEVICE int lane_of(const Rings& rings, int chunk) {
-  return kLanes ? rings.lane_of(chunk) : 0;
-}
-template <bool kLanes>
-DEEP_EP_DEVICE int in_lane(const Rings& rings, int chunk) {
-  return kLanes ? rings.in_lane(chunk) : chunk;
-}
-template <bool kLanes>
-DEEP_EP_DEVICE int chunks_of_lane(const Rings& rings) {
-  return kLanes ? rings.in_lane(rings.chunks) : int{rings.chunks};
-}
-
 /// The word in which the rail of other node `number` says how much of a lane has been delivered.
 DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int number, int lane) {
   return params.common.window.rail_word(InternodeWindow::tail, params.common.grid.other(number), lane)
@@ -107,16 +91,13 @@ DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
   return theirs >> 32 != expected >> 32 || theirs == expected;
 }
 /// Chunks of a lane in this call that may be staged.
-template <bool kLanes>
 DEEP_EP_DEVICE int stageable_chunks(const TransferParams& params, std::uint64_t call, int number, int lane) {
-  const int state = kLanes ? lane * params.common.grid.others() + number : number;
-  const std::uint64_t sent = load_acquire<Scope::gpu>(&params.common.rails[state].sent);
-  return chunks_of_lane<kLanes>(params.rings) + Rings::chunks_of_call(call, sent);
+  const RailState& rail = params.common.rails[lane * params.common.grid.others() + number];
+  return params.rings.in_lane(params.rings.chunks) + Rings::chunks_of_call(call, load_acquire<Scope::gpu>(&rail.sent));
 }
-template <bool kLanes>
 DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
-  return in_lane<kLanes>(params.rings, chunk) <
-         stageable_chunks<kLanes>(params, call, number, lane_of<kLanes>(params.rings, chunk));
+  const Rings& rings = params.rings;
+  return rings.in_lane(chunk) < stageable_chunks(params, call, number, rings.lane_of(chunk));
 }
 
 /// Tells the ranks of this node that this rank has ended the call, and waits for the same word: their rows are here,

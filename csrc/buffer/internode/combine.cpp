@@ -79,10 +79,8 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_, common_.lanes, blocks,
                                                           adding_warps, params.transfer.near_warps)
                                        .bytes;
-  const auto& kernels = runtime_.executor()->kernels();
-  const auto kernel =
-      common_.lanes == 1 ? kernels.combine_and_notify_internode : kernels.combine_and_notify_internode_lanes;
-  kernel(params, {blocks, warps * 32, shared_bytes}, scope.stream());
+  runtime_.executor()->kernels().combine_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
+                                                              scope.stream());
   result.event = scope.finish();
   return result;
 }

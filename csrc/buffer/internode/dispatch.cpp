@@ -86,10 +86,8 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
       params.rows.row_bytes);
   params.stages = stages.count;
   params.stage_bytes = stages.bytes;
-  const auto& kernels = runtime_.executor()->kernels();
-  const auto kernel =
-      common_.lanes == 1 ? kernels.dispatch_and_notify_internode : kernels.dispatch_and_notify_internode_lanes;
-  kernel(params, {blocks, warps * 32, shared_bytes(stages.count, stages.bytes)}, scope.stream());
+  runtime_.executor()->kernels().dispatch_and_notify_internode(
+      params, {blocks, warps * 32, shared_bytes(stages.count, stages.bytes)}, scope.stream());
   const Tensor* const used[] = {&outputs.x,       &outputs.scales,         &outputs.topk_idx, &outputs.topk_weights,
                                 &outputs.src_idx, &handle.destination_row, &handle.relay_rows};
   for (const Tensor* tensor : used) scope.hand_out(*tensor);

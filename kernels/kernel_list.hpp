@@ -15,6 +15,8 @@
   KERNEL(notify,                                   deep_ep::NotifyParams,              768) \
   KERNEL(dispatch,                                 deep_ep::DispatchParams,            512) \
   KERNEL(combine,                                  deep_ep::CombineParams,             512) \
+  KERNEL(barrier,                                  deep_ep::ElasticBarrierParams,      128) \
+  KERNEL(combine_elastic,                          deep_ep::ElasticCombineParams,      512) \
   KERNEL(find_lost_rank,                           deep_ep::LostRankParams,             32) \
   KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
   KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
@@ -66,6 +68,8 @@ struct LayoutParams;
 struct NotifyParams;
 struct DispatchParams;
 struct CombineParams;
+struct ElasticBarrierParams;
+struct ElasticCombineParams;
 struct LostRankParams;
 struct InternodeNotifyParams;
 struct InternodeDispatchParams;

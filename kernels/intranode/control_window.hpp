@@ -33,6 +33,7 @@ enum class IntranodeSignal : int {
   dispatch_credit,
   combine_done,
   combine_credit,
+  barrier,
   lost_rank,  ///< for whom the source has waited in vain, plus one
   count
 };

@@ -21,6 +21,9 @@ class Intranode {
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
   CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
+  // Of the second interface: csrc/buffer/elastic/.
+  CombineResult combine(const ElasticCombineArguments& arguments, const CallOptions& call);
+  EventHandle barrier(const CallOptions& call);
 
   /// After a call of any kind that has waited for a rank in vain: who is lost? That rank, or the one that it waits for
   /// itself. Takes some of the time that calls wait, for the others to find out the same. Without `search` this only

@@ -15,6 +15,8 @@
   KERNEL(notify,                                   deep_ep::NotifyParams,              768) \
   KERNEL(dispatch,                                 deep_ep::DispatchParams,            512) \
   KERNEL(combine,                                  deep_ep::CombineParams,             512) \
+  KERNEL(barrier,                                  deep_ep::ElasticBarrierParams,      128) \
+  KERNEL(combine_elastic,                          deep_ep::ElasticCombineParams,      512) \
   KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
   KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
   KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
@@ -53,6 +55,8 @@ struct LayoutParams;
 struct NotifyParams;
 struct DispatchParams;
 struct CombineParams;
+struct ElasticBarrierParams;
+struct ElasticCombineParams;
 struct InternodeNotifyParams;
 struct InternodeDispatchParams;
 struct InternodeCombineParams;

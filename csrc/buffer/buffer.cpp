@@ -76,6 +76,11 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   return InCall(implementation_, "combine")->combine(arguments, call);
 }
 
+CombineResult Buffer::combine(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  return InCall(implementation_, "combine")->combine(arguments, call);
+}
+EventHandle Buffer::barrier(const CallOptions& call) { return InCall(implementation_, "barrier")->barrier(call); }
+
 LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
                                                       const CallOptions& call) {
   return InCall(implementation_, "low_latency_dispatch").low_latency().dispatch(arguments, call);

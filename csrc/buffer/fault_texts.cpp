@@ -34,6 +34,8 @@ const char* text_of(Wanted wanted) {
       return "room in its window (combine kernel)";
     case Wanted::combine_done:
       return "its confirmation that it has read our rows (combine kernel)";
+    case Wanted::barrier:
+      return "its arrival at the barrier (barrier kernel)";
     case Wanted::low_latency_dispatch_credit:
       return "its confirmation of the dispatch before the last (low-latency dispatch)";
     case Wanted::low_latency_dispatch_counts:

@@ -58,6 +58,18 @@ CombineResult Buffer::Implementation::combine(const CombineArguments& arguments,
   return inside_one_node("combine") ? intranode_->combine(arguments, call) : internode_->combine(arguments, call);
 }
 
+CombineResult Buffer::Implementation::combine(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  return intranode("combine").combine(arguments, call);
+}
+
+EventHandle Buffer::Implementation::barrier(const CallOptions& call) { return intranode("barrier").barrier(call); }
+
+Intranode& Buffer::Implementation::intranode(const char* call) {
+  if (runtime_.nodes().num_nodes == 1) return *intranode_;
+  fail<InvalidArgument>("Buffer::{} is for ranks of one node, but the {} ranks are of {} nodes", call,
+                        runtime_.num_ranks(), runtime_.nodes().num_nodes);
+}
+
 bool Buffer::Implementation::inside_one_node(const char* call) const {
   const NodeMembership& nodes = runtime_.nodes();
   if (nodes.num_nodes == 1 || internode_) return nodes.num_nodes == 1;

@@ -32,6 +32,9 @@ class Buffer::Implementation {
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
   CachedDispatchResult cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
+  // The second interface.
+  CombineResult combine(const ElasticCombineArguments& arguments, const CallOptions& call);
+  EventHandle barrier(const CallOptions& call);
   /// InvalidArgument, which names `call`, where the buffer was made without low-latency memory.
   LowLatency& low_latency(const char* call);
 
@@ -42,6 +45,8 @@ class Buffer::Implementation {
  private:
   /// Among ranks of one node? If not, there are calls between nodes, or InvalidArgument, which names `call`.
   bool inside_one_node(const char* call) const;
+  /// Of calls that there are inside a node only.
+  Intranode& intranode(const char* call);
   std::string describe_normal_mode() const;
   /// For whoever waits in vain: what has become of all that was posted to NICs. Empty where there is none.
   std::string describe_health() const;

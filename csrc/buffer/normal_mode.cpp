@@ -97,16 +97,16 @@ void check_recording(const CallScope& scope, const DispatchArguments& arguments)
       "dispatch needs none)");
 }
 
-CombineResult make_sums(const CombineArguments& arguments, std::int64_t tokens, const CallScope& scope) {
+CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope) {
   const auto make = [&](DType dtype, std::int64_t width) {
-    const TensorView wanted = unplaced(arguments.x.device, dtype, {tokens, width});
+    const TensorView wanted = unplaced(x.device, dtype, {tokens, width});
     Tensor tensor = scope.result_tensors({&wanted, 1}).front();
     scope.hand_out(tensor);
     return tensor;
   };
   CombineResult result;
-  result.combined_x = make(DType::bfloat16, arguments.x.size(1));
-  if (arguments.topk_weights) result.combined_topk_weights = make(DType::float32, arguments.topk_weights->size(1));
+  result.combined_x = make(DType::bfloat16, x.size(1));
+  if (weights != 0) result.combined_topk_weights = make(DType::float32, weights);
   return result;
 }
 

@@ -37,8 +37,13 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
 /// InvalidArgument for a dispatch with exact sizes that is being recorded.
 void check_recording(const CallScope& scope, const DispatchArguments& arguments);
 
-/// Memory for the sums of `tokens` tokens, handed out to the caller.
-CombineResult make_sums(const CombineArguments& arguments, std::int64_t tokens, const CallScope& scope);
+/// Memory for the sums of `tokens` tokens, rows like those of `x`, with so many weights each, handed out to the caller.
+CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope);
+
+/// Weights of a row.
+inline std::int64_t num_weights(const CombineArguments& arguments) {
+  return arguments.topk_weights ? arguments.topk_weights->size(1) : 0;
+}
 
 /// Can owners read the rows where they are? InvalidArgument where they must and cannot.
 bool pullable(const Runtime& runtime, const CombineArguments& arguments);

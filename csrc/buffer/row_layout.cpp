@@ -2,6 +2,7 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/row_launch.hpp"
+#include "csrc/buffer/row_metadata.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/rows/params.hpp"
@@ -29,20 +30,6 @@ const std::int32_t* last_of(const ConstTensorView& source_ends, const Device& de
   check_tensor("source_ends", source_ends, device, {DType::int32}, {kAnySize});
   check_range("number of ranks in source_ends", source_ends.size(0), 1, kMaxRanks);
   return source_ends.as<std::int32_t>() + source_ends.size(0) - 1;
-}
-
-RowMetadata metadata_of(const ConstTensorView& metadata, const ConstTensorView& source_ends, const Device& device) {
-  check_strided_tensor("metadata", metadata, device, {DType::int32}, {kAnySize, kAnySize});
-  check_range("width of metadata", metadata.size(1), RowMetadata::kColumnsBefore,
-              RowMetadata::kColumnsBefore + kMaxTopk);
-  if (metadata.stride(1) != 1) {
-    fail<InvalidArgument>("metadata is {}, allowed: the columns of a row next to each other", metadata.describe());
-  }
-  return {.data = const_cast<std::int32_t*>(metadata.as<std::int32_t>()),
-          .stride = metadata.stride(0),
-          .num_rows = metadata.size(0),
-          .num_topk = static_cast<int>(metadata.size(1)) - RowMetadata::kColumnsBefore,
-          .num_valid = last_of(source_ends, device)};
 }
 
 TopkIndices indices_of(const ConstTensorView& tensor) { return {tensor.data, tensor.dtype == DType::int64}; }
@@ -76,6 +63,20 @@ int counting_blocks(const LaunchPolicy& policy, std::int64_t rows) {
 }
 
 }  // namespace
+
+RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView& source_ends, const Device& device) {
+  check_strided_tensor("metadata", metadata, device, {DType::int32}, {kAnySize, kAnySize});
+  check_range("width of metadata", metadata.size(1), RowMetadata::kColumnsBefore,
+              RowMetadata::kColumnsBefore + kMaxTopk);
+  if (metadata.stride(1) != 1) {
+    fail<InvalidArgument>("metadata is {}, allowed: the columns of a row next to each other", metadata.describe());
+  }
+  return {.data = const_cast<std::int32_t*>(metadata.as<std::int32_t>()),
+          .stride = metadata.stride(0),
+          .num_rows = metadata.size(0),
+          .num_topk = static_cast<int>(metadata.size(1)) - RowMetadata::kColumnsBefore,
+          .num_valid = last_of(source_ends, device)};
+}
 
 std::int64_t number_rows_scratch(const std::shared_ptr<Executor>& executor, int num_local_experts) {
   return std::int64_t{most_blocks_for_numbers(executor->policy())} * num_local_experts;
@@ -113,7 +114,7 @@ void number_rows(const std::shared_ptr<Executor>& executor, const RowNumbering& 
   check("scratch", call.scratch, {number_rows_scratch(executor, call.num_local_experts)});
 
   NumberRowsParams params{};
-  params.metadata = metadata_of(call.metadata, call.source_ends, device);
+  params.metadata = row_metadata(call.metadata, call.source_ends, device);
   params.recv_topk_idx = indices_of(call.recv_topk_idx);
   params.source = call.recv_src_idx.as<std::int32_t>();
   params.ends = call.rank_prefix_matrix.as<std::int32_t>() + call.rank;
@@ -147,7 +148,7 @@ void spread_rows(const std::shared_ptr<Executor>& executor, const RowSpreading& 
   SpreadRowsParams params{};
   params.expand = call.metadata.has_value();
   if (params.expand) {
-    params.metadata = metadata_of(*call.metadata, call.source_ends, device);
+    params.metadata = row_metadata(*call.metadata, call.source_ends, device);
     params.num_spread = -1;  // the first result says how many
   } else if (!call.local) {
     fail<InvalidArgument>("metadata and local are not given, allowed: one of them");
@@ -246,7 +247,7 @@ void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTen
   const Device device = backend->device();
   check_tensor("rows", rows, device, {DType::bfloat16}, {kAnySize, kAnySize});
   check_row_bytes("rows", rows);
-  const RowMetadata slots = metadata_of(metadata, source_ends, device);
+  const RowMetadata slots = row_metadata(metadata, source_ends, device);
   check_tensor("sums", sums, device, {DType::bfloat16}, {slots.num_rows, rows.size(1)});
   check_alignment("sums", sums);
   if (slots.num_rows == 0) return;
@@ -274,7 +275,7 @@ void address_rows(const std::shared_ptr<Executor>& executor, const RowAddressing
   const auto backend = backend_of(executor);
   const Device device = backend->device();
   AddressRowsParams params{};
-  params.metadata = metadata_of(call.metadata, call.source_ends, device);
+  params.metadata = row_metadata(call.metadata, call.source_ends, device);
   const std::int64_t rows = params.metadata.num_rows, topk = params.metadata.num_topk;
   const std::int64_t ranks = call.source_ends.size(0);
   const std::int64_t sent = call.each_selection ? call.is_token_in_rank.size(0) : rows;

@@ -29,6 +29,7 @@
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/config.hpp"
+#include "deep_ep/elastic.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/low_latency.hpp"
@@ -97,6 +98,18 @@ class Buffer {
   /// @throws OutOfMemory when the window has no room for two rows of each rank, or, between nodes, the heap none for a
   /// copy of x that lies outside, and the window none for a row of each rank.
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call = {});
+
+  // ---------------------------------------------------------- the second interface: see elastic.hpp, row_layout.hpp
+
+  /// Adds up what the ranks of its experts hold for each token. No host wait; may be recorded into a CUDA graph.
+  /// @returns sums of bias_0, bias_1 and then, with `each_selection`, the rows of all selections in their order;
+  /// otherwise the ranks' sums in the order of their last selections, each of a rank's rows in the order of selections,
+  /// and rounded. In fp32, rounded to bfloat16. The weight of a selection is what its expert's rank holds, 0 for none.
+  /// @throws InvalidArgument between nodes. @throws OutOfMemory when the window has no room for one token's rows.
+  CombineResult combine(const ElasticCombineArguments& arguments, const CallOptions& call = {});
+  /// Collective: work behind it begins when all ranks have reached it. No host wait. @returns as the event of a call.
+  /// @throws InvalidArgument between nodes.
+  EventHandle barrier(const CallOptions& call = {});
 
   // ------------------------------------------------------------------- low-latency mode: see low_latency.hpp
 

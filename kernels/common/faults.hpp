@@ -19,6 +19,7 @@ enum class Wanted : std::uint32_t {
   combine_rows,                   ///< a pushed row
   combine_credit,                 ///< room in the peer's window
   combine_done,                   ///< the peer's word that it has read our rows
+  barrier,                        ///< its arrival at the barrier
   low_latency_dispatch_credit,    ///< its word that it has received the dispatch before the last
   low_latency_dispatch_counts,    ///< its counts
   low_latency_dispatch_rows,      ///< a row

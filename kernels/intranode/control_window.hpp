@@ -27,7 +27,15 @@ struct NotifySlot {
 };
 
 /// Plain signals, one per source and purpose.
-enum class IntranodeSignal : int { notify, dispatch_rows, dispatch_credit, combine_done, combine_credit, count };
+enum class IntranodeSignal : int {
+  notify,
+  dispatch_rows,
+  dispatch_credit,
+  combine_done,
+  combine_credit,
+  barrier,
+  count
+};
 
 /// Computes addresses in the control window of the heap that begins at `heap`, which peer `source` writes to.
 class ControlWindow {

@@ -23,6 +23,7 @@ struct BufferSetup {
     with("bootstrap", bootstrap);
     with("device", device);
     with("heap_bytes", options.heap_bytes);
+    with("window_bytes", options.window_bytes);
     with("comm_stream", comm_stream);
     with("low_latency_bytes", options.low_latency.bytes);
     with("low_latency_masking", options.low_latency.masking);
@@ -213,6 +214,30 @@ struct SumReturnedRowsCall {
     with("sums", returned.sums);
     with("weights", returned.weights);
     with("scratch", returned.scratch);
+  }
+};
+
+struct ElasticCombineCall {
+  static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]";
+  ElasticCombineArguments arguments;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("x", arguments.x);
+    with("metadata", arguments.metadata);
+    with("source_ends", arguments.source_ends);
+    with("topk_idx", arguments.topk_idx);
+    with("rows_at_owners", arguments.rows_at_owners);
+    with("num_experts", arguments.num_experts);
+    with("max_tokens", arguments.max_tokens);
+    with("expanded", arguments.expanded);
+    with("each_selection", arguments.each_selection);
+    with("topk_weights", arguments.topk_weights);
+    with("bias_0", arguments.bias_0);
+    with("bias_1", arguments.bias_1);
+    with("num_sms", arguments.config.num_sms);
+    with("async_finish", options.async_finish);
   }
 };
 

@@ -101,6 +101,8 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
   define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);
   define_call(buffer, "combine", &NativeBuffer::combine);
+  define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
+  define(buffer, "barrier", &NativeBuffer::barrier);
   define_call(buffer, "number_rows", &NativeBuffer::number_rows);
   define_call(buffer, "spread_rows", &NativeBuffer::spread_rows);
   define_call(buffer, "sum_expanded_rows", &NativeBuffer::sum_expanded_rows);

@@ -191,6 +191,22 @@ py::tuple NativeBuffer::combine(CombineCall& call) {
                         event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
 }
 
+py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
+  Buffer& buffer = alive();
+  const Framework& framework = Framework::instance();
+  complete(call.options);
+  const CombineResult result = without_gil([&] { return buffer.combine(call.arguments, call.options); });
+  return py::make_tuple(framework.hand_out(result.combined_x), framework.hand_out(result.combined_topk_weights),
+                        event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
+}
+
+void NativeBuffer::barrier() {
+  Buffer& buffer = alive();
+  CallOptions options;
+  complete(options);
+  without_gil([&] { return buffer.barrier(options); });
+}
+
 py::object NativeBuffer::lend(const TensorView& view) { return Framework::instance().hand_out(Tensor::borrow(view)); }
 
 py::object NativeBuffer::local_memory() const { return lend(alive().local_memory()); }

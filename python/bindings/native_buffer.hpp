@@ -44,6 +44,13 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine(CombineCall& call);
 
+  // The second interface, inside a node.
+
+  /// (combined_x, combined_topk_weights, event)
+  py::tuple combine_elastic(ElasticCombineCall& call);
+  /// On the current stream.
+  void barrier();
+
   // deep_ep/row_layout.hpp, on the current stream.
 
   void number_rows(NumberRowsCall& call);

@@ -40,6 +40,7 @@ class Buffer:
         bootstrap: Bootstrap,
         device: int,
         heap_bytes: int,
+        window_bytes: int,
         comm_stream: int,
         low_latency_bytes: int,
         low_latency_masking: bool,
@@ -99,6 +100,25 @@ class Buffer:
         async_finish: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
+    def combine_elastic(
+        self,
+        x: torch.Tensor,
+        metadata: torch.Tensor,
+        source_ends: torch.Tensor,
+        topk_idx: torch.Tensor,
+        rows_at_owners: torch.Tensor,
+        num_experts: int,
+        max_tokens: int,
+        expanded: bool,
+        each_selection: bool,
+        topk_weights: Optional[torch.Tensor],
+        bias_0: Optional[torch.Tensor],
+        bias_1: Optional[torch.Tensor],
+        num_sms: int,
+        async_finish: bool,
+        /,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
+    def barrier(self, /) -> None: ...
     def number_rows(
         self,
         recv_topk_idx: torch.Tensor,

@@ -130,9 +130,11 @@ def native_buffer(
     timeout_s: float = -1.0,
     num_qps_per_rank: int = 0,
     results: str = "heap",
+    window_bytes: int = 0,
 ) -> Tuple["_native.Buffer", Optional[torch.cuda.Stream]]:
     """Collective: a buffer with ``memory`` bytes for received tensors, and its communication stream. ``timeout_s`` below
-    0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``results``: as for ``Buffer``."""
+    0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``results``: as for ``Buffer``;
+    ``window_bytes``: of the heap, for what comes in passes; 0: as the library wants."""
     heap_bytes = _native.heap_bytes_for(peers.size, memory)
     heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
     # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
@@ -141,6 +143,7 @@ def native_buffer(
         peers.bootstrap,
         device,
         heap_bytes,
+        window_bytes,
         0 if stream is None else stream.cuda_stream,
         low_latency_bytes,
         masking,

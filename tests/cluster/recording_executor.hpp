@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "kernels/elastic/params.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/intranode/params.hpp"
 #include "kernels/layout/params.hpp"

@@ -155,7 +155,7 @@ def test_streams_that_use_a_handle(monkeypatch):
 class Watched:
     """A native buffer that writes down how many SMs its calls for rows may take."""
 
-    POSITION = {"dispatch": 9, "cached_dispatch": 3}
+    POSITION = {"dispatch": 9, "cached_dispatch": 3, "combine_elastic": 12}
 
     def __init__(self, native):
         self.native, self.sms = native, []

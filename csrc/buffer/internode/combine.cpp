@@ -39,7 +39,7 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
 
   CallScope scope(runtime_.calls(), call);
-  CombineResult result = make_sums(arguments, handle.num_tokens, scope);
+  CombineResult result = make_sums(arguments.x, handle.num_tokens, num_weights(arguments), scope);
   params.combined_x = result.combined_x.as<std::byte>();
   if (weights) params.combined_weights = result.combined_topk_weights->as<float>();
   std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it

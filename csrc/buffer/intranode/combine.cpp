@@ -15,7 +15,7 @@ CombineResult Intranode::combine(const CombineArguments& arguments, const CallOp
   CombineParams& params = plan.params;
 
   CallScope scope(runtime_.calls(), call);
-  CombineResult result = make_sums(arguments, params.num_tokens, scope);
+  CombineResult result = make_sums(arguments.x, params.num_tokens, num_weights(arguments), scope);
   params.combined_x = result.combined_x.as<std::byte>();
   if (weights) {
     params.combined_weights = result.combined_topk_weights->as<float>();

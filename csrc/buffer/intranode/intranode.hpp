@@ -20,6 +20,9 @@ class Intranode {
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
   CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
+  // Of the second interface: csrc/buffer/elastic/.
+  CombineResult combine(const ElasticCombineArguments& arguments, const CallOptions& call);
+  EventHandle barrier(const CallOptions& call);
 
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.

@@ -136,8 +136,11 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
+        # Inside a node rows come back through the window, for which the hint has as much room as for what dispatch brings.
+        window = memory // 2
         if peers.num_nodes(device) > 1:  # between nodes combine copies rows into it
             memory *= 2
+            window = 0
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
             peers,
@@ -145,6 +148,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             memory,
             timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
             results=results,
+            window_bytes=window,
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
         # What a barrier sends: counts that are all 0, and no rows.
@@ -216,12 +220,14 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         self._synchronize(with_cpu_sync)
         stream = CallStream(self._comm_stream if use_comm_stream else None, None, None, bool(use_comm_stream))
         with stream:
-            # Counts of all ranks are exchanged, even where all are 0.
-            nothing, nowhere, rows = self._nothing_to_send
-            sent = runtime.dispatch(
-                rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, stream.switched, True
-            )
-            stream.part(sent[-1])
+            if self.num_rdma_ranks == 1:
+                runtime.barrier()
+            else:  # counts of all ranks are exchanged, even where all are 0
+                nothing, nowhere, rows = self._nothing_to_send
+                sent = runtime.dispatch(
+                    rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, stream.switched, True
+                )
+                stream.part(sent[-1])
         event = stream.finish((), ())
         if event.event is not None:
             event.current_stream_wait()

@@ -162,6 +162,13 @@ class Journeys:
         tokens, topk = topk_idx.shape
         local_experts, most = handle.num_experts // self.num_ranks, handle.num_max_tokens_per_rank
         single = bool(handle.do_expand) and not self.allow_multiple_reduction
+        if self.num_rdma_ranks == 1:
+            combined_x, combined_weights, event = runtime.combine_elastic(
+                x, metadata, ends, topk_idx, handle.dst_buffer_slot_idx, handle.num_experts, most, bool(handle.do_expand), single,
+                topk_weights, *(*biases, None, None)[:2], sms, stream.switched,
+            )  # fmt: skip
+            stream.part(event)
+            return combined_x, combined_weights
         if handle.do_expand and not single:
             sums = self._new((metadata.size(0), x.size(1)), torch.bfloat16)
             runtime.sum_expanded_rows(x, metadata, ends, sums)

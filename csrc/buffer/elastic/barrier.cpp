@@ -1,0 +1,20 @@
+// barrier: work behind it begins when all ranks have reached it.
+#include <algorithm>
+
+#include "csrc/buffer/intranode/intranode.hpp"
+#include "csrc/executor/kernel_table.hpp"
+#include "kernels/elastic/params.hpp"
+
+namespace deep_ep {
+
+EventHandle Intranode::barrier(const CallOptions& call) {
+  runtime_.faults().raise();
+  CallScope scope(runtime_.calls(), call);
+  const int most = runtime_.policy().warps_per_block * 32;
+  const int threads = std::min((setup_.num_ranks + 31) / 32 * 32, std::min(most, kernels::barrier::kMaxThreads));
+  runtime_.executor()->kernels().barrier({common_, runtime_.faults().wait_context()},
+                                         {1, threads, sizeof(std::int32_t)}, scope.stream());
+  return scope.finish();
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,130 @@
+// combine of the second interface: what the ranks of its experts hold for each token, pushed and added in one kernel.
+#include <algorithm>
+
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/intranode/intranode.hpp"
+#include "csrc/buffer/normal_mode.hpp"
+#include "csrc/buffer/row_metadata.hpp"
+#include "csrc/executor/kernel_table.hpp"
+#include "csrc/support/format.hpp"
+#include "kernels/elastic/params.hpp"
+
+namespace deep_ep {
+namespace {
+
+void check_elastic_combine(const ElasticCombineArguments& arguments, const NormalModeSetup& setup) {
+  const Device& device = setup.device;
+  check_tensor("x", arguments.x, device, {DType::bfloat16}, {kAnySize, kAnySize});
+  check_row_bytes("x", arguments.x);
+  check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {kAnySize, kAnySize});
+  const std::int64_t tokens = arguments.topk_idx.size(0), topk = arguments.topk_idx.size(1);
+  check_range("width of topk_idx", topk, 1, kMaxTopk);
+  check_range("max_tokens", arguments.max_tokens, 1, INT32_MAX / std::max(2, setup.num_ranks));
+  check_range("number of tokens in topk_idx", tokens, 0, arguments.max_tokens);
+  if (arguments.num_experts < setup.num_ranks || arguments.num_experts % setup.num_ranks != 0) {
+    fail<InvalidArgument>("num_experts is {}, allowed: multiples of the {} ranks", arguments.num_experts,
+                          setup.num_ranks);
+  }
+  check_strided_tensor("metadata", arguments.metadata, device, {DType::int32},
+                       {kAnySize, topk + RowMetadata::kColumnsBefore});
+  check_tensor("source_ends", arguments.source_ends, device, {DType::int32}, {setup.num_ranks});
+  check_tensor("rows_at_owners", arguments.rows_at_owners, device, {DType::int32}, {tokens, topk});
+  const std::int64_t received = arguments.metadata.size(0);
+  if (!arguments.expanded && arguments.x.size(0) != received) {
+    fail<InvalidArgument>("x has {} rows, allowed: the {} of metadata", arguments.x.size(0), received);
+  }
+  if (arguments.each_selection && !arguments.expanded) {
+    fail<InvalidArgument>("each_selection is true, allowed: only with expanded");
+  }
+  if (arguments.topk_weights && arguments.each_selection) {
+    fail<InvalidArgument>("topk_weights is given, allowed: only without each_selection");
+  }
+  if (arguments.topk_weights && arguments.expanded) {
+    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {arguments.x.size(0)});
+  } else if (arguments.topk_weights) {
+    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {received, topk});
+  }
+  const auto check_bias = [&](const char* name, const std::optional<ConstTensorView>& bias) {
+    if (!bias) return;
+    check_tensor(name, *bias, device, {DType::bfloat16}, {tokens, arguments.x.size(1)});
+    check_alignment(name, *bias);
+  };
+  check_bias("bias_0", arguments.bias_0);
+  check_bias("bias_1", arguments.bias_1);
+  check_config(arguments.config, kernels::combine_elastic::kMaxThreads / 32);
+}
+
+/// The whole window of the heap, and as many tokens of a pass as it has room for. The same on all ranks.
+ReturnWindow plan_window(const ElasticCombineParams& params, std::size_t at, const NormalModeSetup& setup) {
+  ReturnWindow window{};
+  window.parts = params.each_selection ? params.num_topk : std::min(setup.num_ranks, params.num_topk);
+  window.row_stride = static_cast<std::uint32_t>(align_to_line(params.row_bytes));
+  window.words_beside = params.each_selection ? 1 : params.weighted ? static_cast<std::uint32_t>(params.num_topk) : 0;
+  const std::size_t rows = static_cast<std::size_t>(window.parts) * window.row_stride;
+  const std::size_t beside = static_cast<std::size_t>(setup.num_ranks) * window.words_beside * sizeof(std::uint32_t);
+  const std::size_t room = setup.window_bytes - std::min(setup.window_bytes, kLine);
+  const std::size_t tokens =
+      std::min<std::size_t>(room / (rows + beside), static_cast<std::size_t>(setup.max_window_tokens));
+  if (tokens == 0) {
+    fail<OutOfMemory>("the window of {} does not hold {} rows of {} for a token: raise heap_bytes or window_bytes",
+                      format_bytes(setup.window_bytes), window.parts, format_bytes(window.row_stride));
+  }
+  window.tokens = static_cast<std::int32_t>(std::min<std::size_t>(tokens, static_cast<std::size_t>(params.max_tokens)));
+  window.rows_at = at;
+  window.beside_at = align_to_line(at + static_cast<std::size_t>(window.tokens) * rows);
+  return window;
+}
+
+LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, const NormalModeSetup& setup) {
+  const LaunchPolicy& policy = setup.policy;
+  constexpr int kMostWarps = kernels::combine_elastic::kMaxThreads / 32;
+  const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup.num_ranks).num_sms;
+  const int blocks = std::min(sms, policy.multiprocessors);
+  const int given = config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block;
+  const int warps = config.warps_per_block == 0 && setup.on_gpu() ? kMostWarps : std::min(given, kMostWarps);
+  params.adding_warps = setup.num_ranks == 1 ? warps : warps / 2;
+  params.parts_per_token = parts_per_token(std::min(params.num_tokens, params.window.tokens), blocks * warps);
+  return {blocks, warps * 32, sizeof(std::int32_t)};
+}
+
+}  // namespace
+
+CombineResult Intranode::combine(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  check_elastic_combine(arguments, setup_);
+  runtime_.faults().raise();
+  ElasticCombineParams params{};
+  params.common = common_;
+  params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
+  params.num_local_experts = arguments.num_experts / setup_.num_ranks;
+  params.max_tokens = arguments.max_tokens;
+  params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
+  params.expanded = arguments.expanded;
+  params.each_selection = arguments.each_selection;
+  params.weighted = arguments.topk_weights.has_value();
+  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
+  params.rows_at_owners = arguments.rows_at_owners.as<std::int32_t>();
+  params.num_tokens = static_cast<std::int32_t>(arguments.topk_idx.size(0));
+  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
+  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
+  params.x = arguments.x.as<std::byte>();
+  params.num_rows = arguments.x.size(0);
+  params.metadata = row_metadata(arguments.metadata, arguments.source_ends, setup_.device);
+  params.source_ends = arguments.source_ends.as<std::int32_t>();
+  params.weights = params.weighted ? arguments.topk_weights->as<float>() : nullptr;
+  params.window = plan_window(params, runtime_.layout().window_at(), setup_);
+  const LaunchShape shape = plan_launch(params, arguments.config, setup_);
+
+  CallScope scope(runtime_.calls(), call);
+  CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0, scope);
+  params.combined_x = result.combined_x.as<std::byte>();
+  if (params.weighted) params.combined_weights = result.combined_topk_weights->as<float>();
+  params.wait = runtime_.faults().wait_context();
+  // All ranks have equally many passes: they follow from what all know.
+  for (; params.first_token < params.max_tokens; params.first_token += params.window.tokens) {
+    runtime_.executor()->kernels().combine_elastic(params, shape, scope.stream());
+  }
+  result.event = scope.finish();
+  return result;
+}
+
+}  // namespace deep_ep

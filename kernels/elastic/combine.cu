@@ -1,0 +1,73 @@
+// Combine of the second interface: for each token of this rank, the sum of what the ranks of its experts hold.
+//
+// A rank adds up its rows of a token first and pushes the rounded sum, once over NVLink, into the owner's window; or it
+// pushes each row, if there is to be one rounding only. The owner adds while rows arrive. Nothing of it depends on
+// where x lies or how much of the heap is in use.
+#include "kernels/common/row_comparison.hpp"
+#include "kernels/elastic/combine_add.hpp"
+#include "kernels/kernel_list.hpp"
+#include "kernels/primitives/launch.hpp"
+
+namespace deep_ep::device {
+
+/// Tells `peer` that this rank has come, so that its window is free, and with which rows.
+DEEP_EP_DEVICE void announce(const ElasticCombineParams& params, std::uint64_t epoch, int peer) {
+  const IntranodeParams& common = params.common;
+  Mailbox<CombineAddresses>& box = common.control.combine_box(common.heaps[peer], common.rank);
+  box.message = {};
+  box.message.row_bytes = params.row_bytes;
+  box.message.num_topk = params.weighted ? params.num_topk : 0;
+  store_release<Scope::system>(&box.signal, epoch);
+}
+
+/// Waits for the same word of `rank`. False after a fault.
+DEEP_EP_DEVICE bool hear(const ElasticCombineParams& params, std::uint64_t epoch, int rank) {
+  const IntranodeParams& common = params.common;
+  const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), rank);
+  const Awaited addresses{rank, Wanted::combine_addresses, epoch};
+  if (!wait_signal(params.wait, &box.signal, addresses)) return false;
+  RowComparison rows_of_both;
+  rows_of_both.compare(RowField::row_bytes, params.row_bytes, box.message.row_bytes);
+  rows_of_both.compare(RowField::num_topk, params.weighted ? params.num_topk : 0, box.message.num_topk);
+  const std::uint64_t* own = &common.control.combine_box(common.own_heap(), common.rank).signal;
+  return rows_of_both.agrees(params.wait, own, common.rank, addresses);
+}
+
+DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std::byte* memory) {
+  const IntranodeParams& common = params.common;
+  auto* scratch = reinterpret_cast<std::int32_t*>(memory);
+  const Call call = Call::begin(common.state->combine, params.wait, scratch);
+  bool good = call.begun;
+  if (good) {
+    // 1. Ranks meet: their windows are free.
+    for (int peer = thread_index(); peer < common.num_ranks && block_index() == 0; peer += block_threads()) {
+      announce(params, call.epoch, peer);
+    }
+    for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+      good = hear(params, call.epoch, peer) && good;
+    }
+    good = whole_block(good, scratch);
+  }
+
+  // 2. Some warps push, and then all add.
+  if (good) {
+    if (warp_index() >= params.adding_warps) ElasticPusher{params, call.epoch}.push_all();
+    good = whole_block(ElasticAdder{params, call.epoch}.add_all(), scratch);
+  }
+
+  // 3. Nobody announces its next call before all have heard of this one.
+  call.end([&] {
+    for (int peer = thread_index(); peer < common.num_ranks && good; peer += block_threads()) {
+      store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::combine_done), call.epoch);
+      wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::combine_done),
+                  {peer, Wanted::combine_done, call.epoch});
+    }
+    if (thread_index() != 0) return;
+    store_relaxed<Scope::gpu>(&common.state->combine_next_part, std::uint32_t{0});
+    store_relaxed<Scope::gpu>(&common.state->elastic_next_row, std::uint32_t{0});
+  });
+}
+
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(combine_elastic, deep_ep::device::combine_elastic_body)

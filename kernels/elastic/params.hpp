@@ -1,0 +1,77 @@
+// Arguments of the kernels of the second interface, among ranks of one node. Plain data: host code fills it, kernels
+// read it. What tensors hold is said in deep_ep/elastic.hpp.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/intranode/params.hpp"
+#include "kernels/rows/params.hpp"
+
+namespace deep_ep {
+
+struct ElasticBarrierParams {
+  IntranodeParams common;
+  WaitContext wait;
+};
+
+/// Where other ranks leave what comes back for the tokens of a rank; at the same place in every rank's heap. A call
+/// takes its tokens through it in passes of equally many.
+struct ReturnWindow {
+  std::uint64_t rows_at, beside_at;  ///< offsets in the heap
+  std::uint32_t row_stride;          ///< whole lines
+  std::uint32_t words_beside;        ///< of a token and source: its weights, or a set of selections
+  std::int32_t tokens;               ///< of a pass
+  int parts;                         ///< rows of a token that there is room for
+
+  /// A row of the token in `slot`: the part is the source, the last selection of the source, or a selection.
+  DEEP_EP_DEVICE std::byte* row(std::byte* heap, int part, std::int32_t slot) const {
+    return heap + rows_at + (std::int64_t{part} * tokens + slot) * row_stride;
+  }
+  DEEP_EP_DEVICE std::uint32_t* beside(std::byte* heap, int source, std::int32_t slot) const {
+    return reinterpret_cast<std::uint32_t*>(heap + beside_at) + (std::int64_t{source} * tokens + slot) * words_beside;
+  }
+};
+
+struct ElasticCombineParams {
+  IntranodeParams common;
+  WaitContext wait;
+  int num_topk;
+  int num_local_experts;
+  int max_tokens;  ///< of a rank
+  std::uint32_t row_bytes;
+  bool expanded;        ///< rows of x are those that the metadata names; else x has a row for each one of the metadata
+  bool each_selection;  ///< the owner adds the row of each selection; else a rank adds its own first. Only if expanded
+  bool weighted;
+
+  // As owner.
+  TopkIndices topk_idx;                ///< [num_tokens, num_topk]
+  const std::int32_t* rows_at_owners;  ///< [num_tokens, num_topk]
+  std::int32_t num_tokens;
+  const std::byte* bias[2];  ///< nullptr: none
+  std::byte* combined_x;     ///< out, [num_tokens] rows
+  float* combined_weights;   ///< out, [num_tokens, num_topk]
+
+  // As expert side.
+  const std::byte* x;
+  std::int64_t num_rows;  ///< of x
+  RowMetadata metadata;
+  const std::int32_t* source_ends;  ///< [num_ranks]
+  const float* weights;             ///< [num_rows], or, not expanded, [num_rows, num_topk]
+
+  ReturnWindow window;
+  std::int32_t first_token;  ///< of the pass, at every rank
+  int adding_warps;          ///< of a block, from the beginning; the others push first
+  int parts_per_token;       ///< a token is added in so many parts, by different warps
+
+  /// Tokens of this rank in the pass, counted from `first_token`.
+  DEEP_EP_DEVICE std::int32_t tokens_in_pass() const {
+    const std::int32_t rest = num_tokens - first_token;
+    return rest < 0 ? 0 : rest < window.tokens ? rest : window.tokens;
+  }
+  /// Does a token's row of a source have the source's number, or that of the source's last selection? What makes fewer.
+  DEEP_EP_DEVICE int part_of(int source, int last_selection) const {
+    return window.parts == common.num_ranks ? source : last_selection;
+  }
+};
+
+}  // namespace deep_ep

@@ -29,6 +29,10 @@ def case(needs_gpu=False, **variables):
     return add
 
 
+class Masked(Exception):
+    """When the mask was seen, and a text."""
+
+
 class Rank:
     """This rank, its buffer, and inputs of its calls."""
 
@@ -179,12 +183,14 @@ def masked(rank):
         if status.tolist() == [0, 0]:
             return
         assert status.tolist() == [int(rank.rank == 1), int(rank.rank == 0)], status
-        first = time.monotonic()
+        noticed = time.monotonic()
         combined = rank.pair()
+        rank.sync()
+        took = time.monotonic() - noticed
         mine = (rank.idx // (rank.experts // 2)) == rank.rank
         expected = rank.x.float() * (rank.weights * mine).sum(1, keepdim=True)
         rank.torch.testing.assert_close(combined.float(), expected, rtol=0.05, atol=0.1)
-        raise InterruptedError(f"masked; the next call took {1e3 * (time.monotonic() - first):.1f} ms")
+        raise Masked(noticed, f"the next call took {1e3 * took:.1f} ms")
 
     return calls
 
@@ -209,6 +215,8 @@ def run_rank(name, rank, store):
     try:
         while True:
             calls()
+    except Masked as seen:
+        told = {"at": seen.args[0], "type": "Masked", "text": seen.args[1]}
     except Exception as error:
         told = {"at": time.monotonic(), "type": type(error).__name__, "text": str(error)}
     try:
@@ -250,7 +258,7 @@ def check(name):
     assert milliseconds < 1e3 * TIMEOUT_S / 4, (name, milliseconds, told)
     assert "destroy" not in told, (name, told)
     if name == "masked":
-        assert told["type"] == "InterruptedError", told
+        assert told["type"] == "Masked", told
     else:
         assert "the process of rank 1 has ended" in told["text"], told
     return milliseconds, told

@@ -146,30 +146,21 @@ def blocked_free(rank):
 
 @case(needs_gpu=True)
 def global_capture(rank):
-    torch, stream = rank.torch, None
+    torch, stream = rank.torch, rank.torch.cuda.Stream()
 
-    def work():
-        nonlocal stream
-        stream = stream or torch.cuda.Stream()
+    def calls():
+        for _ in range(20):
+            rank.pair()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="global")
+            memory = torch.zeros(8)
             time.sleep(0.05)  # no thread may make a call now that waits for the GPU, or frees memory
             graph.capture_end()
-        time.sleep(0.05)
+        del memory
+        rank.sync()
 
-    calls = beside(rank, work)
-    events = [torch.cuda.Event() for _ in range(2)]
-
-    def polls():
-        for _ in range(20):
-            rank.pair()
-        events[0].record()
-        while not events[0].query():
-            time.sleep(0.0005)
-
-    del calls
-    return polls
+    return calls
 
 
 @case()

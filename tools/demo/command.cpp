@@ -274,11 +274,9 @@ void add_demo_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<DemoOptions>();
   command->add_option("--input", options->input, "Text file whose words are the tokens (default: a text of its own)");
   add_ranks_option(*command, options->ranks, "Ranks, threads of this process")->capture_default_str();
-  command->add_option("--hidden", options->shape.hidden, "Channels of a token")
-      ->check(CLI::Range(16, 32768))
-      ->capture_default_str();
-  command->add_option("--tokens", options->most_tokens, "Use at most so many words (default 4096; 32768 on GPUs)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  add_number(*command, "--hidden", options->shape.hidden, 16, 32768, "Channels of a token")->capture_default_str();
+  add_number(*command, "--tokens", options->most_tokens, std::int64_t{1}, std::int64_t{1} << 20,
+             "Use at most so many words (default 4096; 32768 on GPUs)");
   add_device_option(*command, options->device);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &action] { action = [options] { return run_demo(*options); }; });

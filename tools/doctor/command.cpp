@@ -176,20 +176,17 @@ void add_doctor_command(CLI::App& app, Action& action) {
   command->add_flag("--report", options->report, "The machine in a dozen lines: GPUs, NICs, driver, versions");
   CLI::Option* cluster = command->add_flag(
       "--cluster", options->cluster, "Ask a Kubernetes cluster, by kubectl: nodes, GPUs, RDMA networks, JobSet, Kueue");
-  command
-      ->add_option("--kubectl-seconds", options->cluster_options.seconds,
-                   "With --cluster: how long each question may take")
-      ->check(CLI::Range(0.1, 600.0))
+  add_number(*command, "--kubectl-seconds", options->cluster_options.seconds, 0.1, 600.0,
+             "With --cluster: how long each question may take")
       ->capture_default_str()
       ->needs(cluster);
   options->cluster_options.path = environment::of_process("PATH").value_or("");
   CLI::Option* quick = command->add_flag("--quick", options->quick,
                                          "One line, from files alone: is this machine usable? For readiness probes");
-  command->add_option("--gpus", options->expected.gpus, "With --quick: not usable with fewer GPUs")
-      ->check(CLI::Range(0, 1024))
+  add_number(*command, "--gpus", options->expected.gpus, 0, 1024, "With --quick: not usable with fewer GPUs")
       ->needs(quick);
-  command->add_option("--nics", options->expected.nics, "With --quick: not usable with fewer usable RDMA devices")
-      ->check(CLI::Range(0, 1024))
+  add_number(*command, "--nics", options->expected.nics, 0, 1024,
+             "With --quick: not usable with fewer usable RDMA devices")
       ->needs(quick);
   CLI::Option* test = command->add_flag("--nic-test", options->nic_test,
                                         "Test all that this machine's NICs have to do, in less than a minute");

@@ -221,14 +221,7 @@ std::string to_text(const std::vector<Explanation>& explanations) {
 }
 
 nlohmann::json to_json(std::string_view text, const std::vector<Explanation>& explanations) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const Explanation& explanation : explanations) {
-    list.push_back({{"origin", explanation.origin},
-                    {"pattern", explanation.pattern},
-                    {"cause", explanation.cause},
-                    {"remedy", explanation.remedy}});
-  }
-  return {{"text", text}, {"known", !explanations.empty()}, {"explanations", list}};
+  return {{"text", text}, {"known", !explanations.empty()}, {"explanations", explanations}};
 }
 
 int run_explain(const std::string& argument, bool json) {

@@ -1,6 +1,4 @@
 // `deep_ep bench low-latency`: how long the calls for decoding take.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>

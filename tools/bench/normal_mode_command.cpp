@@ -1,7 +1,5 @@
 // `deep_ep bench intranode`: how long dispatch and combine take, and NCCL for the same bytes. `deep_ep bench
 // internode`: the same for ranks of this host that play several nodes.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/bench/benchmark.hpp"
 #include "tools/bench/gpu.hpp"
@@ -290,7 +289,7 @@ CLI::App* add_normal_mode(CLI::App& bench, Action& action, const BenchKind& kind
 /// --spawn N: this command again, as N processes.
 int spawn(int count) {
   if (World::several_processes()) {
-    throw InvalidArgument(fmt::format("--spawn {}: this process is one of several already; leave it out", count));
+    fail<InvalidArgument>("--spawn {}: this process is one of several already; leave it out", count);
   }
   std::vector<std::string> words = {own_program()};
   std::ifstream file("/proc/self/cmdline");

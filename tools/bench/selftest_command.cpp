@@ -1,7 +1,5 @@
 // `deep_ep bench selftest`: does this installation do what it is for? Small cases of every kind, compared with the
 // oracle.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>

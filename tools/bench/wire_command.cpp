@@ -1,6 +1,4 @@
 // `deep_ep bench wire`: what NICs carry when GPUs write through this library's own queue pairs.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <functional>

@@ -1,6 +1,4 @@
 // `deep_ep doctor`: what this machine offers for RDMA, what stands in the way, and what to do about it.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "csrc/rdma/verbs/libraries.hpp"
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/command_line.hpp"
@@ -106,7 +105,7 @@ std::vector<std::string> modes_of(const DoctorOptions& options) {
 int run_doctor(const DoctorOptions& options) {
   const std::vector<std::string> modes = modes_of(options);
   if (options.nic_test && options.nic_counters) return run_nic_test(options);  // which says what it goes without
-  if (modes.size() > 1) throw InvalidArgument(fmt::format("{} and {}: one at a time", modes[0], modes[1]));
+  if (modes.size() > 1) fail<InvalidArgument>("{} and {}: one at a time", modes[0], modes[1]);
   if (options.list_checks) {
     for (const Check& check : all_checks()) fmt::print("{:<5}{}: {}\n", check.id, check.title, check.meaning);
     return 0;

@@ -1,6 +1,4 @@
 // `deep_ep size`: what buffers take, before anything is allocated. All numbers come from where the library has its own.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>

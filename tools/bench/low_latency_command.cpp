@@ -1,6 +1,4 @@
 // `deep_ep bench low-latency`: how long the calls for decoding take.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
@@ -257,8 +255,7 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
   auto options = std::make_shared<LowLatencyBenchOptions>();
   LowLatencyBenchOptions& o = *options;
   add_options(*command, kLowLatency, o);
-  command->add_option("--nodes", o.nodes, "Nodes that the ranks play; they reach other nodes by RDMA")
-      ->check(CLI::Range(1, kMostRanks));
+  add_number(*command, "--nodes", o.nodes, 1, kMostRanks, "Nodes that the ranks play; they reach other nodes by RDMA");
   add_off_flag(*command, "--no-nvlink,--disable-nvlink", o.nvlink, "Reach all ranks by RDMA");
   command
       ->add_option("--rails", o.rails,
@@ -271,8 +268,7 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
   command->add_flag("--who-is-late", o.who_is_late, "Instead of times: which rank the others wait for");
   command->add_option("--late", o.late_us, "--who-is-late: one rank begins each round so many microseconds late")
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--late-rank", o.late_rank, "--who-is-late: which rank [the last]")
-      ->check(CLI::Range(0, kMostRanks - 1));
+  add_number(*command, "--late-rank", o.late_rank, 0, kMostRanks - 1, "--who-is-late: which rank [the last]");
   command
       ->add_option("--late-threshold", o.late_threshold_us,
                    "--who-is-late: microseconds that the others must wait longer for a late rank than for the quickest "

@@ -1,7 +1,5 @@
 // `deep_ep bench intranode`: how long dispatch and combine take, and NCCL for the same bytes. `deep_ep bench
 // internode`: the same for ranks of this host that play several nodes.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/bench/benchmark.hpp"
 #include "tools/bench/gpu.hpp"
@@ -266,18 +265,15 @@ CLI::App* add_normal_mode(CLI::App& bench, Action& action, const BenchKind& kind
   CLI::App* command = bench.add_subcommand(kind.name, help);
   NormalModeOptions& o = *options;
   add_options(*command, kind, o);
-  command
-      ->add_option("--sms", o.sms,
-                   fmt::format("SMs to use, one or several numbers; 0 = the library's default (default {}; 0 on the "
-                               "CPU)",
-                               kSmsOfGpu))
-      ->delimiter(',')
-      ->check(CLI::Range(0, 1024));
+  add_number(*command, "--sms", o.sms, 0, 1024,
+             fmt::format("SMs to use, one or several numbers; 0 = the library's default (default {}; 0 on the "
+                         "CPU)",
+                         kSmsOfGpu))
+      ->delimiter(',');
   command->add_flag("--tune", o.tune, "Try several numbers of SMs, and print a line for each as DeepEP's tests do");
-  command->add_option("--warps", o.warps, "Warps of a block, one or several numbers; 0 = the library's default")
-      ->check(CLI::Range(0, 16));
-  command->add_option("--window-mib", o.window_mib, "MiB of the buffer's window; 0 = the library's default")
-      ->check(CLI::Range(0, 65536));
+  add_number(*command, "--warps", o.warps, 0, 16,
+             "Warps of a block, one or several numbers; 0 = the library's default");
+  add_number(*command, "--window-mib", o.window_mib, 0, 65536, "MiB of the buffer's window; 0 = the library's default");
   command
       ->add_option(
           "--mode", o.mode,
@@ -293,7 +289,7 @@ CLI::App* add_normal_mode(CLI::App& bench, Action& action, const BenchKind& kind
 /// --spawn N: this command again, as N processes.
 int spawn(int count) {
   if (World::several_processes()) {
-    throw InvalidArgument(fmt::format("--spawn {}: this process is one of several already; leave it out", count));
+    fail<InvalidArgument>("--spawn {}: this process is one of several already; leave it out", count);
   }
   std::vector<std::string> words = {own_program()};
   std::ifstream file("/proc/self/cmdline");
@@ -325,11 +321,11 @@ void add_internode(CLI::App& bench, Action& action) {
                                       "Dispatch and combine between nodes, played by ranks of this host: a thread for "
                                       "every GPU, or a process when started by mpirun",
                                       options);
-  command->add_option("--nodes", options->nodes, "Nodes that the ranks play; they reach other nodes by RDMA")
-      ->check(CLI::Range(2, kMostRanks))
+  add_number(*command, "--nodes", options->nodes, 2, kMostRanks,
+             "Nodes that the ranks play; they reach other nodes by RDMA")
       ->capture_default_str();
-  command->add_option("--groups,--num-topk-groups", options->groups, "Nodes that a token's experts are on; 0 = any")
-      ->check(CLI::Range(0, kMostRanks))
+  add_number(*command, "--groups,--num-topk-groups", options->groups, 0, kMostRanks,
+             "Nodes that a token's experts are on; 0 = any")
       ->capture_default_str();
 }
 

@@ -1,7 +1,5 @@
 // `deep_ep bench selftest`: does this installation do what it is for? Small cases of every kind, compared with the
 // oracle.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -218,8 +216,7 @@ void add_bench_selftest(CLI::App& bench, Action& action) {
       "Check that calls of every kind give the right results: one rank, two, two nodes, two processes; seconds");
   auto options = std::make_shared<SelftestCommand>();
   add_device_option(*command, options->device);
-  command->add_option("--seconds", options->seconds, "How long the stage of two processes may take")
-      ->check(CLI::Range(0.01, 3600.0))
+  add_number(*command, "--seconds", options->seconds, 0.01, 3600.0, "How long the stage of two processes may take")
       ->capture_default_str();
   command->add_flag_callback(
       "--quick", [] {}, "As it is anyway; for scripts that give it to every benchmark");

@@ -1,6 +1,4 @@
 // `deep_ep bench wire`: what NICs carry when GPUs write through this library's own queue pairs.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <functional>
@@ -207,9 +205,7 @@ void add_bench_wire(CLI::App& bench, Action& action) {
                    "NIC")
       ->capture_default_str();
   add_device_option(*command, options->device);
-  command->add_option("--seconds", options->seconds, "Of each measurement")
-      ->check(CLI::Range(0.01, 60.0))
-      ->capture_default_str();
+  add_number(*command, "--seconds", options->seconds, 0.01, 60.0, "Of each measurement")->capture_default_str();
   command->add_flag("--quick", options->quick, "0.05 s for each");
   add_output_options(*command, options->output);
   command->footer("Exit status: 1 where there is no NIC, or one fails.");

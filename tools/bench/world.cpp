@@ -1,7 +1,5 @@
 #include "tools/bench/world.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -11,6 +9,7 @@
 #include <string_view>
 
 #include "csrc/bootstrap/socket.hpp"
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "tools/common/ranks.hpp"
@@ -67,15 +66,15 @@ std::optional<NodeOfSeveral> node_of_environment() {
   if (!nodes || *nodes <= 1 || std::getenv("LOCAL_RANK") != nullptr) return std::nullopt;
   const auto node = number_in_environment("RANK");
   if (!node || *node >= *nodes) {
-    throw InvalidArgument(fmt::format(
+    fail<InvalidArgument>(
         "WORLD_SIZE={} without LOCAL_RANK counts nodes, so RANK must be this node's number, 0 to {}; it is {}", *nodes,
-        *nodes - 1, node ? fmt::format("{}", *node) : "not such a number"));
+        *nodes - 1, node ? fmt::format("{}", *node) : "not such a number");
   }
   if (std::getenv("MASTER_ADDR") == nullptr) {
-    throw InvalidArgument(
-        fmt::format("WORLD_SIZE={} and RANK={} are set, but MASTER_ADDR is not: set it to the address of node 0, or "
-                    "unset the others to run on this host alone",
-                    *nodes, *node));
+    fail<InvalidArgument>(
+        "WORLD_SIZE={} and RANK={} are set, but MASTER_ADDR is not: set it to the address of node 0, or "
+        "unset the others to run on this host alone",
+        *nodes, *node);
   }
   return NodeOfSeveral{*node, *nodes};
 }
@@ -145,14 +144,13 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
     const int on_host = number_in_environment(launcher->local_rank).value_or(world.first_rank);
     world.first_device = on_host % std::max(1, cuda_device_count());
     if (ranks != 0 && ranks != world.size) {
-      throw InvalidArgument(
-          fmt::format("--ranks {}: {} processes were started, and each is one rank", ranks, world.size));
+      fail<InvalidArgument>("--ranks {}: {} processes were started, and each is one rank", ranks, world.size);
     }
     return world;
   }
   if (const auto place = node_of_environment()) {
     if (ranks_per_node == 0 && ranks % place->nodes != 0) {
-      throw InvalidArgument(fmt::format("--ranks {}: {} nodes cannot share them evenly", ranks, place->nodes));
+      fail<InvalidArgument>("--ranks {}: {} nodes cannot share them evenly", ranks, place->nodes);
     }
     if (ranks_per_node == 0) ranks_per_node = ranks != 0 ? ranks / place->nodes : usual;
     return world_of_node(*place, ranks_per_node);

@@ -11,8 +11,15 @@ namespace deep_ep::tools {
 
 inline constexpr int kMostRanks = 64;
 
+/// An option for numbers from `least` to `most`.
+template <class Value, class Number>
+CLI::Option* add_number(CLI::App& command, const char* names, Value& value, Number least, Number most,
+                        const std::string& help) {
+  return command.add_option(names, value, help)->check(CLI::Range(least, most));
+}
+
 inline CLI::Option* add_ranks_option(CLI::App& command, int& ranks, const char* help) {
-  return command.add_option("--ranks", ranks, help)->check(CLI::Range(1, kMostRanks));
+  return add_number(command, "--ranks", ranks, 1, kMostRanks, help);
 }
 
 /// A flag that switches `value` off. The parser's own ("!--no-x") has "{false}" behind its name in the help.

@@ -1,7 +1,6 @@
 #include "tools/common/ranks.hpp"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/error.hpp"
 
@@ -104,7 +104,7 @@ Device::Kind choose_device(const std::string& word, int ranks) {
   if (word == "cpu") return Device::Kind::cpu;
   const int devices = cuda_device_count();
   if (word == "cuda" && devices < ranks) {
-    throw InvalidArgument(fmt::format("--device cuda: {} ranks need as many GPUs, {} usable here", ranks, devices));
+    fail<InvalidArgument>("--device cuda: {} ranks need as many GPUs, {} usable here", ranks, devices);
   }
   return ranks <= devices ? Device::Kind::cuda : Device::Kind::cpu;
 }

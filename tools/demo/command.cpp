@@ -1,6 +1,4 @@
 // `deep_ep demo`: a text goes through a DeepSeek-V3-shaped Mixture-of-Experts layer, and the result is checked.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
@@ -15,6 +13,7 @@
 #include <span>
 #include <string>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
 #include "tools/commands.hpp"
@@ -58,15 +57,15 @@ struct DemoReport {
 std::string read_text(const std::string& path) {
   if (path.empty()) return kDemoText;
   if (std::filesystem::is_directory(path))
-    throw InvalidArgument(fmt::format("--input {}: is a directory, a text file is needed", path));
+    fail<InvalidArgument>("--input {}: is a directory, a text file is needed", path);
   constexpr std::size_t kMost = std::size_t{64} << 20;  // a device may never end
   std::ifstream file(path, std::ios::binary);
   std::string text(kMost + 1, '\0');
   if (!file.read(text.data(), static_cast<std::streamsize>(text.size())) && !file.eof()) {
-    throw InvalidArgument(fmt::format("--input {}: cannot read it: {}", path, std::strerror(errno)));
+    fail<InvalidArgument>("--input {}: cannot read it: {}", path, std::strerror(errno));
   }
   text.resize(static_cast<std::size_t>(file.gcount()));
-  if (text.size() > kMost) throw InvalidArgument(fmt::format("--input {}: is longer than 64 MiB", path));
+  if (text.size() > kMost) fail<InvalidArgument>("--input {}: is longer than 64 MiB", path);
   return text;
 }
 
@@ -74,11 +73,10 @@ void check(const DemoOptions& options) {
   const ModelShape& shape = options.shape;
   constexpr int kMultiple = 8;  // rows are of a multiple of 16 bytes
   if (shape.hidden % kMultiple != 0) {
-    throw InvalidArgument(fmt::format("--hidden {}: must be a multiple of {}", shape.hidden, kMultiple));
+    fail<InvalidArgument>("--hidden {}: must be a multiple of {}", shape.hidden, kMultiple);
   }
   if (shape.experts % options.ranks != 0) {
-    throw InvalidArgument(
-        fmt::format("--ranks {}: must divide the {} experts of the model", options.ranks, shape.experts));
+    fail<InvalidArgument>("--ranks {}: must divide the {} experts of the model", options.ranks, shape.experts);
   }
 }
 
@@ -189,7 +187,7 @@ void print_way(const DemoReport& report) {
 }
 
 void print_load(const std::vector<std::int64_t>& load) {
-  const std::int64_t most = *std::max_element(load.begin(), load.end());
+  const std::int64_t most = *std::ranges::max_element(load);
   const std::int64_t total = std::accumulate(load.begin(), load.end(), std::int64_t{0});
   const double average = static_cast<double>(total) / static_cast<double>(load.size());
   fmt::print("\nTokens of an expert: {:.1f} on average, the busiest has {} ({:.1f} times as many)\n", average, most,
@@ -239,7 +237,7 @@ int run_demo(const DemoOptions& options) {
   report.options = options;
   report.device = choose_device(options.device, options.ranks);
   report.used = split_words(text);
-  if (report.used.empty()) throw InvalidArgument(fmt::format("--input {}: there is no word in it", options.input));
+  if (report.used.empty()) fail<InvalidArgument>("--input {}: there is no word in it", options.input);
   report.words = report.used.size();
   // The CPU plays thousands of GPU threads: enough tokens to see the routing, few enough not to take long.
   const std::int64_t cap = options.most_tokens > 0               ? options.most_tokens
@@ -274,11 +272,9 @@ void add_demo_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<DemoOptions>();
   command->add_option("--input", options->input, "Text file whose words are the tokens (default: a text of its own)");
   add_ranks_option(*command, options->ranks, "Ranks, threads of this process")->capture_default_str();
-  command->add_option("--hidden", options->shape.hidden, "Channels of a token")
-      ->check(CLI::Range(16, 32768))
-      ->capture_default_str();
-  command->add_option("--tokens", options->most_tokens, "Use at most so many words (default 4096; 32768 on GPUs)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  add_number(*command, "--hidden", options->shape.hidden, 16, 32768, "Channels of a token")->capture_default_str();
+  add_number(*command, "--tokens", options->most_tokens, std::int64_t{1}, std::int64_t{1} << 20,
+             "Use at most so many words (default 4096; 32768 on GPUs)");
   add_device_option(*command, options->device);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &action] { action = [options] { return run_demo(*options); }; });

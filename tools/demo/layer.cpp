@@ -1,13 +1,12 @@
 #include "tools/demo/layer.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <mutex>
 #include <utility>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
@@ -145,7 +144,7 @@ class LayerRank {
     layer_.add_error(check_output(layer_.shape, batch_, rank_, layer_.ranks(), output));
     // Every weight went to one rank and comes back from it alone, so it must be exactly the same number.
     if (to_host<float>(executor_, combined.combined_topk_weights->view(), stream_) != batch_.weights) {
-      throw Error(fmt::format("check: combined top-k weights of rank {} are not those sent", rank_));
+      fail<Error>("check: combined top-k weights of rank {} are not those sent", rank_);
     }
     if (rank_ == layer_.followed.rank) {
       layer_.result.came_home = first_channel(output, static_cast<std::size_t>(layer_.followed.token));
@@ -205,7 +204,7 @@ oracle::Dispatched routes_of(const ModelShape& shape, std::span<const Batch> bat
 OutputError check_output(const ModelShape& shape, const Batch& batch, int rank, int ranks,
                          std::span<const std::uint16_t> output) {
   if (output.size() != batch.x.size()) {
-    throw Error(fmt::format("check: output of rank {}: {} values, expected {}", rank, output.size(), batch.x.size()));
+    fail<Error>("check: output of rank {}: {} values, expected {}", rank, output.size(), batch.x.size());
   }
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   const auto topk = static_cast<std::size_t>(shape.topk);
@@ -230,8 +229,8 @@ OutputError check_output(const ModelShape& shape, const Batch& batch, int rank, 
       error.largest = std::max(error.largest, difference);
       error.largest_of_bound = std::max(error.largest_of_bound, difference / expected.tolerance[h]);
       if (difference <= expected.tolerance[h]) continue;
-      throw Error(fmt::format("check: output of rank {}, token {}, channel {}: {}, expected {}", rank, token, h, seen,
-                              expected.sum[h]));
+      fail<Error>("check: output of rank {}, token {}, channel {}: {}, expected {}", rank, token, h, seen,
+                  expected.sum[h]);
     }
   }
   return error;

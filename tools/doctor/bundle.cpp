@@ -1,7 +1,6 @@
 #include "tools/doctor/bundle.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -148,7 +147,7 @@ void write_bundle(const std::string& file, const std::string& text) {
   if (rest.empty()) return;
   const std::string why = errno_text(errno);
   if (out) ::unlink(file.c_str());
-  throw SystemError(fmt::format("--bundle {}: cannot write it: {}", file, why));
+  fail<SystemError>("--bundle {}: cannot write it: {}", file, why);
 }
 
 }  // namespace deep_ep::tools

@@ -63,7 +63,7 @@ BuiltFor built_for() {
 
 bool is_usable(const rdma::Nic& nic) {
   return nic.capability != rdma::Capability::unsupported && nic.accessible &&
-         std::any_of(nic.ports.begin(), nic.ports.end(), [](const rdma::NicPort& port) { return port.active(); });
+         std::ranges::any_of(nic.ports, [](const rdma::NicPort& port) { return port.active(); });
 }
 
 void expect(const char* what, const char* option, std::ptrdiff_t found, int wanted, Findings& findings) {
@@ -144,7 +144,7 @@ Overall overall_of(const Patient& patient, const Findings& findings) {
     names += fmt::format("{}{} {}", names.empty() ? ": " : ", ", check.id,
                          no_gpu ? "no GPU (kernels run on the CPU)" : check.title);
   }
-  const bool rdma_only = fails && std::all_of(findings.begin(), findings.end(), [](const Finding& finding) {
+  const bool rdma_only = fails && std::ranges::all_of(findings, [](const Finding& finding) {
                            return finding.verdict != Verdict::error || finding.rdma_only;
                          });
   overall.text = fmt::format("{}{}{}{}", overall.verdict, rdma_only ? " between machines" : "", names,
@@ -157,9 +157,8 @@ std::string checks_text(const Findings& findings) {
   for (const Check& check : kChecks) {
     const Verdict verdict = verdict_of(check, findings);
     text += fmt::format("  {:<5}{:<6}{}", check.id, word_of(verdict), check.title);
-    const auto why = std::find_if(findings.begin(), findings.end(), [&](const Finding& finding) {
-      return verdict == Verdict::skip && finding.id == check.id;
-    });
+    const auto why = std::ranges::find_if(
+        findings, [&](const Finding& finding) { return verdict == Verdict::skip && finding.id == check.id; });
     if (why != findings.end()) text += fmt::format(" ({})", why->found);
     text += '\n';
   }
@@ -180,9 +179,8 @@ nlohmann::json checks_json(const Findings& findings) {
 QuickAnswer answer_quickly(const Patient& patient, const QuickOptions& options) {
   QuickAnswer answer;
   answer.findings = run_checks(patient, true);
-  const auto gpus =
-      std::count_if(patient.gpus.begin(), patient.gpus.end(), [](const auto& gpu) { return gpu.cuda_id; });
-  const auto nics = std::count_if(patient.nics.begin(), patient.nics.end(), is_usable);
+  const auto gpus = std::ranges::count_if(patient.gpus, [](const auto& gpu) { return gpu.cuda_id.has_value(); });
+  const auto nics = std::ranges::count_if(patient.nics, is_usable);
   expect("GPUs are", "--gpus", gpus, options.gpus, answer.findings);
   expect("RDMA devices are usable", "--nics", nics, options.nics, answer.findings);
 

@@ -1,6 +1,4 @@
 // `deep_ep doctor`: what this machine offers for RDMA, what stands in the way, and what to do about it.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "csrc/rdma/verbs/libraries.hpp"
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/command_line.hpp"
@@ -106,7 +105,7 @@ std::vector<std::string> modes_of(const DoctorOptions& options) {
 int run_doctor(const DoctorOptions& options) {
   const std::vector<std::string> modes = modes_of(options);
   if (options.nic_test && options.nic_counters) return run_nic_test(options);  // which says what it goes without
-  if (modes.size() > 1) throw InvalidArgument(fmt::format("{} and {}: one at a time", modes[0], modes[1]));
+  if (modes.size() > 1) fail<InvalidArgument>("{} and {}: one at a time", modes[0], modes[1]);
   if (options.list_checks) {
     for (const Check& check : all_checks()) fmt::print("{:<5}{}: {}\n", check.id, check.title, check.meaning);
     return 0;
@@ -176,20 +175,17 @@ void add_doctor_command(CLI::App& app, Action& action) {
   command->add_flag("--report", options->report, "The machine in a dozen lines: GPUs, NICs, driver, versions");
   CLI::Option* cluster = command->add_flag(
       "--cluster", options->cluster, "Ask a Kubernetes cluster, by kubectl: nodes, GPUs, RDMA networks, JobSet, Kueue");
-  command
-      ->add_option("--kubectl-seconds", options->cluster_options.seconds,
-                   "With --cluster: how long each question may take")
-      ->check(CLI::Range(0.1, 600.0))
+  add_number(*command, "--kubectl-seconds", options->cluster_options.seconds, 0.1, 600.0,
+             "With --cluster: how long each question may take")
       ->capture_default_str()
       ->needs(cluster);
   options->cluster_options.path = environment::of_process("PATH").value_or("");
   CLI::Option* quick = command->add_flag("--quick", options->quick,
                                          "One line, from files alone: is this machine usable? For readiness probes");
-  command->add_option("--gpus", options->expected.gpus, "With --quick: not usable with fewer GPUs")
-      ->check(CLI::Range(0, 1024))
+  add_number(*command, "--gpus", options->expected.gpus, 0, 1024, "With --quick: not usable with fewer GPUs")
       ->needs(quick);
-  command->add_option("--nics", options->expected.nics, "With --quick: not usable with fewer usable RDMA devices")
-      ->check(CLI::Range(0, 1024))
+  add_number(*command, "--nics", options->expected.nics, 0, 1024,
+             "With --quick: not usable with fewer usable RDMA devices")
       ->needs(quick);
   CLI::Option* test = command->add_flag("--nic-test", options->nic_test,
                                         "Test all that this machine's NICs have to do, in less than a minute");

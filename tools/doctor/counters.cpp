@@ -1,6 +1,5 @@
 #include "tools/doctor/counters.hpp"
 
-#include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -78,9 +77,7 @@ void check_balance(const std::vector<const PortCounters*>& ports, Findings& find
   const std::uint64_t average = total / ports.size();
   std::vector<std::string> idle;
   for (const PortCounters* port : ports) {
-    if (bytes_of(*port) * 2 < average) {
-      idle.push_back(fmt::format("{} ({})", port->nic, format_bytes(bytes_of(*port))));
-    }
+    if (bytes_of(*port) * 2 < average) idle.push_back(fmt::format("{} ({})", port->nic, format_bytes(bytes_of(*port))));
   }
   if (idle.empty()) {
     findings.push_back({"traffic", Verdict::ok,
@@ -120,9 +117,8 @@ std::vector<PortCounters> read_counters(const Patient& patient) {
 std::vector<PortCounters> difference(const std::vector<PortCounters>& before, const std::vector<PortCounters>& after) {
   std::vector<PortCounters> result;
   for (const PortCounters& now : after) {
-    const auto then = std::find_if(before.begin(), before.end(), [&](const PortCounters& port) {
-      return port.nic == now.nic && port.port == now.port;
-    });
+    const auto then = std::ranges::find_if(
+        before, [&](const PortCounters& port) { return port.nic == now.nic && port.port == now.port; });
     if (then == before.end()) continue;
     PortCounters port{now.nic, now.port, {}};
     for (const auto& [name, value] : now.values) {

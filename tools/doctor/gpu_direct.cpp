@@ -78,8 +78,8 @@ void check_registration(const Patient& patient, Findings& findings) {
 }
 
 void check_doorbell(const Patient& patient, Findings& findings) {
-  const bool mlx5 = std::any_of(patient.nics.begin(), patient.nics.end(),
-                                [](const rdma::Nic& nic) { return nic.capability == rdma::Capability::mlx5; });
+  const bool mlx5 =
+      std::ranges::any_of(patient.nics, [](const rdma::Nic& nic) { return nic.capability == rdma::Capability::mlx5; });
   if (!mlx5 || patient.gpus.empty()) return;
   constexpr const char* kFallback =
       "the handler cpu does the same work with a thread of the host, with a higher latency";

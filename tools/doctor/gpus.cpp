@@ -98,7 +98,7 @@ std::set<std::string> names_of(const Patient& patient) {
 
 void check_multi_node(const Patient& patient, Findings& findings) {
   const std::set<std::string> names = names_of(patient);
-  const bool multi_node = std::any_of(names.begin(), names.end(), [](const std::string& name) {
+  const bool multi_node = std::ranges::any_of(names, [](const std::string& name) {
     const GpuModel* model = model_of(name);
     return model != nullptr && model->multi_node;
   });
@@ -158,8 +158,7 @@ void check_gpus(const Patient& patient, Findings& findings) {
     return;
   }
   const std::set<std::string> names = names_of(patient);
-  const auto ours =
-      std::count_if(patient.gpus.begin(), patient.gpus.end(), [](const auto& gpu) { return gpu.cuda_id; });
+  const auto ours = std::ranges::count_if(patient.gpus, [](const auto& gpu) { return gpu.cuda_id.has_value(); });
   findings.push_back({"gpu", names.size() > 1 ? Verdict::warning : Verdict::ok,
                       fmt::format("{} GPU{} ({}){}", ours, ours == 1 ? "" : "s",
                                   names.empty() ? "model not known" : fmt::format("{}", fmt::join(names, ", ")),

@@ -1,5 +1,4 @@
 // `deep_ep doctor`: what the system lets a process have: locked memory, open files, /dev/shm.
-#include <fmt/format.h>
 #include <sys/statvfs.h>
 
 #include <charconv>

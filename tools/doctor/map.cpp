@@ -31,7 +31,7 @@ void check_visible(const Patient& patient, Findings& findings) {
 
 // The maker of virtual machines decides how much of the PCI tree they see.
 bool all_equally_far(const rdma::NicMap& map) {
-  return std::all_of(map.rows.begin(), map.rows.end(), [&](const rdma::NicMapRow& row) {
+  return std::ranges::all_of(map.rows, [&](const rdma::NicMapRow& row) {
     return row.port && row.distance.proximity >= topology::Proximity::host_bridge;
   });
 }
@@ -53,8 +53,7 @@ void check_map(const Patient& patient, Findings& findings) {
     findings.back().rdma_only = true;
   }
   for (const std::string& warning : map.warnings) {
-    const bool told =
-        std::any_of(findings.begin(), findings.end(), [&](const Finding& finding) { return finding.found == warning; });
+    const bool told = std::ranges::any_of(findings, [&](const Finding& finding) { return finding.found == warning; });
     if (told) continue;  // by the check of the NICs
     findings.push_back({"map", Verdict::warning, warning});
   }

@@ -37,7 +37,7 @@ void check_device_file(const Patient& patient, const Nic& nic, Findings& finding
 
 // Where the driver runs GPUs for this container, CUDA opens these.
 void check_gpu_device_files(const Patient& patient, Findings& findings) {
-  const bool any = std::any_of(patient.gpus.begin(), patient.gpus.end(), [](const auto& gpu) { return gpu.cuda_id; });
+  const bool any = std::ranges::any_of(patient.gpus, [](const auto& gpu) { return gpu.cuda_id.has_value(); });
   if (!any || !patient.root.exists("/dev")) return;
   for (const char* file : {"/dev/nvidiactl", "/dev/nvidia-uvm"}) {
     if (patient.root.writable(file)) continue;

@@ -20,8 +20,7 @@ Verdict worst_of(const Findings& findings) {
 std::string to_text(const Findings& findings) {
   std::vector<const Finding*> order;
   for (const Finding& finding : findings) order.push_back(&finding);
-  std::stable_sort(order.begin(), order.end(),
-                   [](const Finding* a, const Finding* b) { return a->verdict < b->verdict; });
+  std::ranges::stable_sort(order, [](const Finding* a, const Finding* b) { return a->verdict < b->verdict; });
   std::string text;
   std::size_t errors = 0;
   std::size_t warnings = 0;

@@ -1,7 +1,5 @@
 #include "tools/env/env.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 
@@ -42,7 +40,7 @@ std::string nics_for_nccl(const Patient& patient) {
 }
 
 const Setting* find(const std::vector<Setting>& settings, std::string_view name) {
-  const auto found = std::find_if(settings.begin(), settings.end(), [&](const Setting& s) { return s.name == name; });
+  const auto found = std::ranges::find_if(settings, [&](const Setting& s) { return s.name == name; });
   return found == settings.end() ? nullptr : &*found;
 }
 
@@ -124,8 +122,8 @@ std::vector<Assignment> to_set(const Environment& environment) {
   std::vector<Assignment> result;
   for (const auto* part : {&environment.own, &environment.nccl}) {
     for (const Assignment& assignment : *part) {
-      const bool known = std::any_of(result.begin(), result.end(),
-                                     [&](const Assignment& other) { return other.name == assignment.name; });
+      const bool known =
+          std::ranges::any_of(result, [&](const Assignment& other) { return other.name == assignment.name; });
       if (assignment.origin != Origin::standard && !known) result.push_back(assignment);
     }
   }

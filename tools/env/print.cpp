@@ -14,8 +14,8 @@ namespace {
 
 /// A text from elsewhere must not end its comment.
 std::string one_line(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, ' ');
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < ' '; }, ' ');
   return text;
 }
 
@@ -33,7 +33,7 @@ std::string heading(const Environment& environment, const Profile* profile) {
 }
 
 bool is_own(const Environment& environment, const std::string& name) {
-  return std::any_of(environment.own.begin(), environment.own.end(), [&](const Assignment& assignment) {
+  return std::ranges::any_of(environment.own, [&](const Assignment& assignment) {
     return assignment.name == name && assignment.origin != Origin::standard;
   });
 }

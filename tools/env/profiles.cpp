@@ -1,7 +1,5 @@
 #include "tools/env/env.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <string>
 

@@ -36,9 +36,8 @@ void add_launch_command(CLI::App& app, Action& action, const std::vector<std::st
   CLI::App* command = app.add_subcommand("launch", "Start a command once for each rank of this host");
   auto options = std::make_shared<LaunchOptions>();
   options->command = command_words;
-  command
-      ->add_option("--ranks", options->ranks, "Ranks of this host, the same number on all (default: one for each GPU)")
-      ->check(CLI::Range(1, kMaxRanks));
+  add_number(*command, "--ranks", options->ranks, 1, kMaxRanks,
+             "Ranks of this host, the same number on all (default: one for each GPU)");
   command
       ->add_option("--scheduler", options->scheduler,
                    "Whose variables say which node this is; auto: those that are set, or this host alone")

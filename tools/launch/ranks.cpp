@@ -35,9 +35,7 @@ void catch_signals() {
 
 std::vector<ChildCommand> commands_of(const std::vector<std::string>& words, const Place& place, int count) {
   std::vector<ChildCommand> commands;
-  for (int i = 0; i < count; ++i) {
-    commands.push_back({.words = words, .variables = variables_of_rank(place, i, count)});
-  }
+  for (int i = 0; i < count; ++i) commands.push_back({.words = words, .variables = variables_of_rank(place, i, count)});
   return commands;
 }
 

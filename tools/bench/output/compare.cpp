@@ -171,21 +171,11 @@ std::string Comparison::text() const {
 }
 
 nlohmann::json Comparison::json() const {
-  nlohmann::json all = nlohmann::json::array();
-  for (const ComparedFigure& figure : figures) {
-    all.push_back({{"what", figure.what},
-                   {"quantity", figure.quantity},
-                   {"ours", figure.ours},
-                   {"theirs", figure.theirs},
-                   {"ratio", figure.ratio},
-                   {"how", figure.how},
-                   {"note", figure.note}});
-  }
   nlohmann::json origin = nlohmann::json::object();
   for (const auto& [key, value] : reference.provenance) origin[key] = value;
   return {{"file", reference.name},
           {"provenance", origin},
-          {"figures", all},
+          {"figures", figures},
           {"refusals", refusals},
           {"warnings", warnings}};
 }

@@ -19,6 +19,8 @@ struct ComparedFigure {
   std::string note;  ///< of theirs, and what their file does not say of the shape
 };
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ComparedFigure, what, quantity, ours, theirs, ratio, how, note)
+
 struct Comparison {
   ResultFile reference;
   std::vector<ComparedFigure> figures{};

@@ -121,8 +121,8 @@ std::vector<std::string_view> cells_of(std::string_view row) {
 }  // namespace
 
 std::size_t weight_of(std::string_view pattern) {
-  return static_cast<std::size_t>(std::count_if(
-      pattern.begin(), pattern.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(pattern, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }));
 }
 
 ErrorText::ErrorText(std::string_view text) : text_(normal(text.substr(0, kMostText))) {}
@@ -221,14 +221,7 @@ std::string to_text(const std::vector<Explanation>& explanations) {
 }
 
 nlohmann::json to_json(std::string_view text, const std::vector<Explanation>& explanations) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const Explanation& explanation : explanations) {
-    list.push_back({{"origin", explanation.origin},
-                    {"pattern", explanation.pattern},
-                    {"cause", explanation.cause},
-                    {"remedy", explanation.remedy}});
-  }
-  return {{"text", text}, {"known", !explanations.empty()}, {"explanations", list}};
+  return {{"text", text}, {"known", !explanations.empty()}, {"explanations", explanations}};
 }
 
 int run_explain(const std::string& argument, bool json) {

@@ -45,6 +45,8 @@ struct Explanation {
   std::string cause;
   std::string remedy;
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Explanation, origin, pattern, cause, remedy)
+
 /// All that is known of the text, what says most first.
 std::vector<Explanation> explain(std::string_view text);
 

@@ -1,7 +1,5 @@
 #include "tools/doctor/nic_test/nic_test.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <memory>
 #include <mutex>
@@ -9,6 +7,7 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/bootstrap/socket.hpp"
 #include "csrc/rdma/nic_test/judge.hpp"
+#include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
@@ -132,7 +131,7 @@ PeerAddress parse_peer(const std::string& text, std::uint16_t port) {
     good = peer.port != 0;
   }
   if (bracketed && peer.host.ends_with(']')) peer.host = peer.host.substr(1, peer.host.size() - 2);
-  if (!good || peer.host.empty()) throw InvalidArgument(fmt::format("--peer {}: allowed: HOST, HOST:PORT", text));
+  if (!good || peer.host.empty()) fail<InvalidArgument>("--peer {}: allowed: HOST, HOST:PORT", text);
   return peer;
 }
 

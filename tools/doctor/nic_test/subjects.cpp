@@ -1,7 +1,5 @@
 #include "tools/doctor/nic_test/subjects.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cmath>
 #include <map>
@@ -14,6 +12,7 @@
 #include "csrc/rdma/nic_test/judge.hpp"
 #include "csrc/rdma/simulated/simulated_ends.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/common/ranks.hpp"
 
@@ -134,7 +133,7 @@ rdma::WireSetting wire_of(const std::string& text) {
   try {
     return rdma::parse_wire(text);
   } catch (const InvalidArgument& error) {
-    throw InvalidArgument(fmt::format("--wire {}: {}", text, error.what()));
+    fail<InvalidArgument>("--wire {}: {}", text, error.what());
   }
 }
 

@@ -58,11 +58,6 @@ void Faults::obey(const std::shared_ptr<Executor>& executor, std::shared_ptr<con
   forget_verdicts();
 }
 
-void Faults::forget_reports() const {
-  __atomic_store_n(&words_->ended, 0, __ATOMIC_RELAXED);
-  for (std::uint32_t& failed : words_->failed) __atomic_store_n(&failed, 0, __ATOMIC_RELAXED);
-}
-
 void Faults::forget_verdicts() const {
   Executor& executor = calls_.executor();
   executor.copy(control_.get(), &initial_, sizeof initial_, calls_.comm_stream());
@@ -80,7 +75,7 @@ FaultRecord& Faults::first_fault() const {
   return explains ? beside : of_calls;
 }
 
-bool Faults::met() const { return written(first_fault()); }
+bool Faults::met() const { return written(first_fault()) || given_up(); }
 
 bool Faults::given_up() const {
   if (initial_.masking == 0) return false;
@@ -125,7 +120,7 @@ void Faults::end_waits() const {
 }
 
 int Faults::find_lost(int waited_for) const {
-  if (membership_ == nullptr) return control::kNobody;
+  if (membership_ == nullptr || waited_for == rank_) return control::kNobody;
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(std::min(timeout_s_ / 4, 1.0));
   for (;;) {
     const int lost = membership_->lost_for(waited_for);
@@ -136,7 +131,7 @@ int Faults::find_lost(int waited_for) const {
 
 std::string Faults::describe_waited(const FaultRecord& fault) const {
   const int lost = find_lost(fault.peer);
-  if (lost == control::kNobody) return describe_fault(fault, rank_, timeout_s_);
+  if (lost == control::kNobody || lost == rank_) return describe_fault(fault, rank_, timeout_s_);
   if (!membership_->is_gone(lost)) return describe_fault(fault, rank_, timeout_s_, lost);
   return describe_lost(fault, rank_, lost, membership_->describe_gone(lost));
 }
@@ -161,11 +156,11 @@ void Faults::raise(Notes notes) {
   if (!broken_.empty()) throw TimeoutError(broken_);
   FaultRecord& fault = first_fault();
   FaultRecord& note = records_.get()[1];
-  if (given_up() && !met()) {  // until come_back()
+  if (given_up() && !written(fault)) {  // until come_back()
     calls_.settle();
     throw TimeoutError(describe_given_up(membership_->lost(), rank_));
   }
-  if (met()) {
+  if (written(fault)) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
     const bool refused = refused_unknown_expert(fault);
     const std::string text = fault.kind == FaultKind::timeout

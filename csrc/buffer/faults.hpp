@@ -51,9 +51,7 @@ class Faults {
   /// Before low_latency_resume, while no call is under way: throws like raise(), except where the others have masked
   /// this rank. It comes back with them.
   void come_back();
-  /// Behind it: forgets what kernels have told the control plane ...
-  void forget_reports() const;
-  /// ... and what they have heard of it.
+  /// Behind it: kernels forget what they have heard of the control plane, and what the program has masked.
   void forget_verdicts() const;
   /// Has a call ended early since the last look? (Notes do not count.)
   bool met() const;

@@ -129,11 +129,11 @@ DEEP_EP_DEVICE void note_fault(const WaitContext& context, FaultKind kind, Wante
   write_record(context.fault[1], kind, wanted, peer, field, expected, seen);
 }
 
-/// Tells the control thread that this rank has ended its calls: others that wait for it wait in vain. (Faults that all
-/// ranks find in their counts end one call alone.)
+/// Tells the control thread that this rank has ended its calls: others that wait for it wait in vain, for the rank that
+/// it has waited for, or for itself. (Faults that all ranks find in their counts end one call alone.)
 DEEP_EP_DEVICE void tell_end(const ControlState& control, FaultKind kind, Wanted wanted, int peer) {
-  const bool by_peer = kind == FaultKind::timeout || kind == FaultKind::rdma_failed;
-  const bool by_itself = kind == FaultKind::mismatch && wanted != Wanted::counts;
+  const bool by_peer = kind == FaultKind::timeout;
+  const bool by_itself = kind == FaultKind::rdma_failed || (kind == FaultKind::mismatch && wanted != Wanted::counts);
   if (!by_peer && !by_itself) return;
   store_release<Scope::system>(&control.words->ended, static_cast<std::uint32_t>(by_peer ? peer : control.rank) + 1);
 }

@@ -197,7 +197,6 @@ void LowLatency::resume_together() {
       throw;
     }
   }
-  runtime_.faults().forget_reports();
   masks_->resume();
   runtime_.faults().forget_verdicts();
   runtime_.bootstrap().barrier();

@@ -15,37 +15,26 @@
   KERNEL(notify,                                   deep_ep::NotifyParams,              768) \
   KERNEL(dispatch,                                 deep_ep::DispatchParams,            512) \
   KERNEL(combine,                                  deep_ep::CombineParams,             512) \
-  KERNEL(find_lost_rank,                           deep_ep::LostRankParams,             32) \
   KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
   KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
   KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
   KERNEL(dispatch_and_notify_internode_lanes,      deep_ep::InternodeDispatchParams,   384) \
   KERNEL(combine_and_notify_internode_lanes,       deep_ep::InternodeCombineParams,    384) \
-  KERNEL(find_lost_rank_internode,                 deep_ep::InternodeLostRankParams,    32) \
   KERNEL(dispatch_low_latency,                     deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(dispatch_low_latency_rdma,                deep_ep::LowLatencyDispatchParams,  512) \
-  KERNEL(dispatch_low_latency_watched,             deep_ep::LowLatencyDispatchParams,  512) \
-  KERNEL(dispatch_low_latency_rdma_watched,        deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(dispatch_low_latency_extra,               deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(dispatch_low_latency_extra_rdma,          deep_ep::LowLatencyDispatchParams,  512) \
-  KERNEL(dispatch_low_latency_extra_watched,       deep_ep::LowLatencyDispatchParams,  512) \
-  KERNEL(dispatch_low_latency_extra_rdma_watched,  deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(relay_low_latency_rows,                   deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(combine_low_latency,                      deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_rdma,                 deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_watched,              deep_ep::LowLatencyCombineParams,   512) \
-  KERNEL(combine_low_latency_rdma_watched,         deep_ep::LowLatencyCombineParams,   384) \
   KERNEL(combine_low_latency_fp8,                  deep_ep::LowLatencyCombineParams,   384) \
   KERNEL(combine_low_latency_rdma_fp8,             deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_watched_fp8,          deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_rdma_watched_fp8,     deep_ep::LowLatencyCombineParams,   384) \
   KERNEL(combine_low_latency_unreduced,            deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_unreduced_fp8,        deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_rails,                deep_ep::LowLatencyCombineParams,   384) \
   KERNEL(relay_low_latency_sums,                   deep_ep::LowLatencyCombineParams,   384) \
   KERNEL(barrier_low_latency,                      deep_ep::LowLatencyBarrierParams,   128) \
-  KERNEL(barrier_low_latency_watched,              deep_ep::LowLatencyBarrierParams,   128) \
-  KERNEL(change_masks_low_latency_watched,         deep_ep::LowLatencyMasksParams,      32) \
+  KERNEL(masks_low_latency,                        deep_ep::LowLatencyMasksParams,     128) \
   KERNEL(add_waits_low_latency,                    deep_ep::LowLatencyWaitsParams,     256) \
   KERNEL(line_test,                                deep_ep::LineTestParams,            256) \
   KERNEL(sum_rows,                                 deep_ep::SumRowsParams,             256) \
@@ -66,11 +55,9 @@ struct LayoutParams;
 struct NotifyParams;
 struct DispatchParams;
 struct CombineParams;
-struct LostRankParams;
 struct InternodeNotifyParams;
 struct InternodeDispatchParams;
 struct InternodeCombineParams;
-struct InternodeLostRankParams;
 struct LowLatencyDispatchParams;
 struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;

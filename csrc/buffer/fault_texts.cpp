@@ -48,8 +48,6 @@ const char* text_of(Wanted wanted) {
       return "a row (low-latency combine)";
     case Wanted::low_latency_barrier:
       return "its arrival at the barrier (low_latency_clean)";
-    case Wanted::low_latency_look:
-      return "the end of its own look at who is lost, in another kernel (low-latency calls with masks)";
     case Wanted::internode_rows:
       return "its rows over the network (dispatch or combine between nodes)";
     case Wanted::internode_credit:
@@ -88,13 +86,6 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
   switch (fault.kind) {
     case FaultKind::timeout: {
       const double waited = timeout_s * std::max(fault.field, 1);
-      if (fault.wanted == Wanted::nothing && fault.peer == rank) {
-        return fmt::format(
-            "rank {} waited longer than {} s in a low-latency call though every rank showed that it had sent all: the "
-            "program of another rank has masked this one (low_latency_update_mask), or masks differ. The ranks no "
-            "longer agree: destroy the buffer",
-            rank, waited);
-      }
       const int named = lost.value_or(fault.peer);
       const std::string relay =
           named == fault.peer ? std::string() : fmt::format(", which rank {} waits for, too,", fault.peer);
@@ -196,17 +187,6 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
                          fault.field, fault.expected, fault.seen - 1);
     case FaultKind::rdma_failed:
       return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
-    case FaultKind::given_up:
-      if (fault.wanted == Wanted::rdma_completion) {
-        return fmt::format(
-            "RDMA operations of rank {} to rank {} failed, and all have masked it: it comes back with "
-            "low_latency_resume, which all ranks call",
-            fault.peer, rank);
-      }
-      return fmt::format(
-          "rank {} waited longer than {} s for rank {} without seeing {}, and all have masked it: it comes back with "
-          "low_latency_resume, which all ranks call",
-          fault.peer, timeout_s, rank, text_of(fault.wanted));
     case FaultKind::none:
       break;
   }
@@ -222,29 +202,42 @@ std::string describe_lost(const FaultRecord& fault, int rank, int lost, const st
       rank, lost, relay, text_of(fault.wanted), fault.seen, fault.expected, gone);
 }
 
-std::string describe_masking(const FaultRecord& record, int rank, double timeout_s) {
-  if (record.kind == FaultKind::rdma_failed) {
-    return fmt::format("{}; rank {} is masked now", rdma::describe_fault(rank, record), record.peer);
-  }
-  if (record.field - 1 == record.peer) {
+std::string describe_given_up(std::span<const control::LostRank> lost, int rank) {
+  const auto own = std::ranges::find(lost, rank, &control::LostRank::rank);
+  const control::LostRank verdict = own != lost.end() ? *own : control::LostRank{.rank = rank};
+  if (verdict.why == control::LostWhy::failed && verdict.by != control::kNobody) {
     return fmt::format(
-        "rank {} ended a low-latency call, as ranks disagree about it; rank {} masks it, like all that go on",
-        record.peer, rank);
+        "RDMA operations of rank {} to rank {} failed, and all have masked it: it comes back with low_latency_resume, "
+        "which all ranks call",
+        verdict.by, rank);
   }
-  if (record.field != 0 && record.wanted == Wanted::rdma_completion) {
-    return fmt::format("RDMA operations of rank {} to rank {} failed; rank {} masks it, like all that go on",
-                       record.field - 1, record.peer, rank);
-  }
-  if (record.field != 0) {
+  if (verdict.why == control::LostWhy::silent) {
     return fmt::format(
-        "rank {} waited longer than {} s for rank {} without seeing {}; rank {} masks it, like all that "
-        "go on",
-        record.field - 1, timeout_s, record.peer, text_of(record.wanted), rank);
+        "rank {} waited {:.3g} s for rank {} without seeing {}, and all have masked it: it comes back with "
+        "low_latency_resume, which all ranks call",
+        verdict.by, verdict.waited_s, rank, text_of(static_cast<Wanted>(verdict.wanted)));
   }
-  // "At most": combine gives a rank that has begun the call half of that.
   return fmt::format(
-      "rank {} waited for rank {} (at most {} s) without seeing {} (signal at {}, expected {}); it is masked now", rank,
-      record.peer, timeout_s, text_of(record.wanted), record.seen, record.expected);
+      "the other ranks go on without rank {}, and all have masked it: it comes back with low_latency_resume, which all "
+      "ranks call",
+      rank);
+}
+
+std::string describe_masking(const control::LostRank& lost, const std::string& gone) {
+  switch (lost.why) {
+    case control::LostWhy::gone:
+      return fmt::format("rank {} is masked: {}", lost.rank, gone);
+    case control::LostWhy::silent:
+      return fmt::format("rank {} is masked: rank {} waited {:.3g} s for it without seeing {}", lost.rank, lost.by,
+                         lost.waited_s, text_of(static_cast<Wanted>(lost.wanted)));
+    case control::LostWhy::ended:
+      return fmt::format("rank {} is masked: it has ended a low-latency call, and its own error says why", lost.rank);
+    case control::LostWhy::failed:
+      return fmt::format("rank {} is masked: RDMA operations of rank {} to it failed", lost.rank, lost.by);
+    case control::LostWhy::unknown:
+      break;
+  }
+  return fmt::format("rank {} is masked", lost.rank);
 }
 
 }  // namespace deep_ep

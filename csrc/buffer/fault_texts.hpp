@@ -2,8 +2,10 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 
+#include "csrc/control/plane.hpp"
 #include "kernels/common/faults.hpp"
 
 namespace deep_ep {
@@ -15,7 +17,10 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
 /// The same for a wait that has ended as `fault.peer` is lost: because of rank `lost`. `gone`: whose processes ended.
 std::string describe_lost(const FaultRecord& fault, int rank, int lost, const std::string& gone);
 
-/// A line for the log: why kernels of `rank` have masked another one.
-std::string describe_masking(const FaultRecord& record, int rank, double timeout_s);
+/// The message of an exception: with masking, the others go on without `rank`. `lost`: all verdicts.
+std::string describe_given_up(std::span<const control::LostRank> lost, int rank);
+
+/// A line for the log: why a rank is masked. `gone`: whose processes ended.
+std::string describe_masking(const control::LostRank& lost, const std::string& gone);
 
 }  // namespace deep_ep

@@ -1,6 +1,8 @@
 #include "csrc/buffer/faults.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "csrc/buffer/fault_texts.hpp"
 #include "csrc/executor/own_stream.hpp"
@@ -23,9 +25,11 @@ bool breaks(const FaultRecord& fault) {
 
 }  // namespace
 
-Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, double timeout_s)
+Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, int num_ranks,
+               double timeout_s)
     : calls_(calls),
       rank_(rank),
+      num_ranks_(num_ranks),
       timeout_s_(timeout_s),
       records_(pinned_memory<FaultRecord>(executor, 2 * kRecords * sizeof(FaultRecord))),
       abort_(device_memory<std::uint64_t>(executor)),
@@ -35,18 +39,29 @@ Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& execut
 }
 
 WaitContext Faults::wait_context() const {
-  return WaitContext{records_.get(), abort_.get(), static_cast<std::uint64_t>(std::min(timeout_s_, 1e9) * 1e9),
-                     lost_ranks_.get()};
+  // The verdict comes at the deadline and names the rank at the end of the chain; a wait that hears of none ends later.
+  const std::uint64_t timeout = timeout_ns(timeout_s_);
+  const std::uint64_t for_the_verdict = control_ == nullptr ? 0 : timeout / 4;
+  return WaitContext{records_.get(), abort_.get(), timeout + for_the_verdict, control_.get()};
 }
 
-void Faults::hear_of_lost_by(const std::shared_ptr<Executor>& executor,
-                             std::shared_ptr<const control::Membership> membership, std::shared_ptr<LostWords> words) {
+void Faults::obey(const std::shared_ptr<Executor>& executor, std::shared_ptr<const control::Membership> membership,
+                  std::shared_ptr<ControlWords> words, bool masking) {
   membership_ = std::move(membership);
-  lost_words_ = std::move(words);
-  lost_ranks_ = device_memory<LostRanks>(executor);
-  const LostRanks initial{.words = lost_words_.get(), .looked = 0};
-  executor->copy(lost_ranks_.get(), &initial, sizeof initial, calls_.comm_stream());
-  executor->synchronize(calls_.comm_stream());
+  words_ = std::move(words);
+  initial_.words = words_.get();
+  initial_.rank = rank_;
+  initial_.num_ranks = num_ranks_;
+  initial_.masking = masking ? 1 : 0;
+  initial_.step_ns = timeout_s_ == 0 ? ~std::uint64_t{0} : timeout_ns(timeout_s_) / 4;
+  control_ = device_memory<ControlState>(executor);
+  forget_verdicts();
+}
+
+void Faults::forget_verdicts() const {
+  Executor& executor = calls_.executor();
+  executor.copy(control_.get(), &initial_, sizeof initial_, calls_.comm_stream());
+  executor.synchronize(calls_.comm_stream());
 }
 
 FaultRecord& Faults::first_fault() const {
@@ -60,9 +75,12 @@ FaultRecord& Faults::first_fault() const {
   return explains ? beside : of_calls;
 }
 
-bool Faults::met() const { return written(first_fault()); }
+bool Faults::met() const { return written(first_fault()) || given_up(); }
 
-bool Faults::given_up() const { return met() && records_.get()[0].kind == FaultKind::given_up; }
+bool Faults::given_up() const {
+  if (initial_.masking == 0) return false;
+  return __atomic_load_n(&words_->lost[rank_], __ATOMIC_ACQUIRE) != 0;
+}
 
 bool Faults::broken() const {
   const auto by = [](const FaultRecord& fault) { return written(fault) && breaks(fault); };
@@ -101,23 +119,28 @@ void Faults::end_waits() const {
   executor.synchronize(beside.get());
 }
 
-std::optional<int> Faults::find_lost(int waited_for, bool rdma_failed) {
-  const auto find = std::exchange(find_lost_, nullptr);
-  if (!find) return {};
-  try {
-    return find(waited_for, rdma_failed);
-  } catch (const Error& error) {  // the time-out is what the caller must hear of
-    log::warn("rank {} cannot tell whom rank {} waits for: {}", rank_, waited_for, error.what());
-    return {};
+int Faults::find_lost(int waited_for) const {
+  if (membership_ == nullptr || waited_for == rank_) return control::kNobody;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(std::min(timeout_s_ / 4, 1.0));
+  for (;;) {
+    const int lost = membership_->lost_for(waited_for);
+    if (lost != control::kNobody || std::chrono::steady_clock::now() > until) return lost;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
+std::string Faults::describe_waited(const FaultRecord& fault) const {
+  const int lost = find_lost(fault.peer);
+  if (lost == control::kNobody || lost == rank_) return describe_fault(fault, rank_, timeout_s_);
+  if (!membership_->is_gone(lost)) return describe_fault(fault, rank_, timeout_s_, lost);
+  return describe_lost(fault, rank_, lost, membership_->describe_gone(lost));
+}
+
 void Faults::come_back() {
-  if (!broken_.empty() || !given_up()) return;
+  if (!broken_.empty() || !given_up()) return raise();
   Executor& executor = calls_.executor();
   for (std::uint64_t* abort : abort_words_) executor.fill(abort, 0, sizeof *abort, calls_.comm_stream());
   executor.synchronize(calls_.comm_stream());
-  records_.get()[0] = {};
 }
 
 bool Faults::refused_unknown_expert(const FaultRecord& fault) const {
@@ -133,20 +156,17 @@ void Faults::raise(Notes notes) {
   if (!broken_.empty()) throw TimeoutError(broken_);
   FaultRecord& fault = first_fault();
   FaultRecord& note = records_.get()[1];
-  if (met()) {
+  if (given_up() && !written(fault)) {  // until come_back()
+    calls_.settle();
+    throw TimeoutError(describe_given_up(membership_->lost(), rank_));
+  }
+  if (written(fault)) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
-    std::optional<int> lost;
-    const bool waited = fault.kind == FaultKind::timeout;
-    const int ended = membership_ == nullptr || !waited ? control::kNobody : membership_->lost_for(fault.peer);
-    // Whoever waits for its own kernels in vain knows of nobody else.
-    if (waited && fault.peer != rank_ && ended == control::kNobody) lost = find_lost(fault.peer, false);
-    if (fault.kind == FaultKind::rdma_failed) find_lost(fault.peer, true);
     const bool refused = refused_unknown_expert(fault);
-    const std::string text = ended != control::kNobody
-                                 ? describe_lost(fault, rank_, ended, membership_->describe_gone(ended))
-                                 : describe_fault(refused ? note : fault, rank_, timeout_s_, lost);
+    const std::string text = fault.kind == FaultKind::timeout
+                                 ? describe_waited(fault)
+                                 : describe_fault(refused ? note : fault, rank_, timeout_s_);
     if (refused) note = FaultRecord{};
-    if (fault.kind == FaultKind::given_up) throw TimeoutError(text);  // until come_back()
     if (fault.kind == FaultKind::timeout) {
       const std::string more = explain_ ? explain_() : std::string();
       break_by_timeout(more.empty() ? text : text + ". " + more);

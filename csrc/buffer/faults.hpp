@@ -15,16 +15,17 @@
 
 namespace deep_ep {
 
-/// How long ranks take to tell each other for whom they have waited in vain, with such a time-out. Ranks that wait for
-/// each other begin at about the same time, and find out at about the same time. (Not longer: a rank that has merely
-/// stood still goes on after a while, finds that its own waits are over, and would tell that, too.)
-constexpr double time_to_find_lost_s(double timeout_s) { return std::min(timeout_s / 2, 10.0); }
+/// What waits of kernels are told of a time-out. 0: they last for ever.
+constexpr std::uint64_t timeout_ns(double timeout_s) {
+  return static_cast<std::uint64_t>(std::min(timeout_s, 1e9) * 1e9);
+}
 
 /// A fault either concerns a single call, or breaks the buffer: then ranks no longer agree on how far they got, and
 /// every later call throws.
 class Faults {
  public:
-  Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, double timeout_s);
+  Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, int num_ranks,
+         double timeout_s);
 
   /// For kernels: where they put faults on record, and how long they wait.
   WaitContext wait_context() const;
@@ -35,24 +36,23 @@ class Faults {
   /// What else a TimeoutError says: it is asked once, when all calls have ended.
   void explain_timeouts_by(std::function<std::string()> explain) { explain_ = std::move(explain); }
 
-  /// Of a rank that was waited for in vain, asked once before a TimeoutError: whom does it wait for itself? Takes its
-  /// time. Collective among those who have waited in vain, as far as they live. Once before a SystemError, too
-  /// (`rdma_failed`: an operation to `waited_for` has failed): whoever waits for this rank must hear of that, but this
-  /// one asks nothing, and does not wait.
-  void find_lost_by(std::function<int(int waited_for, bool rdma_failed)> find) { find_lost_ = std::move(find); }
-
-  /// Waits for ranks that are lost end at once, for kernels that get wait_context() from here on.
-  void hear_of_lost_by(const std::shared_ptr<Executor>& executor, std::shared_ptr<const control::Membership> membership,
-                       std::shared_ptr<LostWords> words);
+  /// Kernels that get wait_context() from here on report their waits to the control plane and obey its verdicts:
+  /// without `masking` waits for lost ranks end their calls, with it low-latency calls go on without them.
+  void obey(const std::shared_ptr<Executor>& executor, std::shared_ptr<const control::Membership> membership,
+            std::shared_ptr<ControlWords> words, bool masking);
+  /// In device memory; null without a control plane.
+  ControlState* control() const { return control_.get(); }
 
   /// Which notes to raise. A dispatch that exchanges counts leaves those of unknown experts to its kernel, which tells
   /// all ranks: the others would wait for a call that this rank does not make.
   enum class Notes : bool { all, but_unknown_experts };
   /// Throws what a kernel has met since the last look, or what broke the buffer. Cheap when there is nothing.
   void raise(Notes notes = Notes::all);
-  /// Forgets that the others had masked this rank, if that is what was met: it comes back with them. No call is under
-  /// way.
+  /// Before low_latency_resume, while no call is under way: throws like raise(), except where the others have masked
+  /// this rank. It comes back with them.
   void come_back();
+  /// Behind it: kernels forget what they have heard of the control plane, and what the program has masked.
+  void forget_verdicts() const;
   /// Has a call ended early since the last look? (Notes do not count.)
   bool met() const;
   /// Is the buffer broken, even if only by a fault that nobody has raised yet?
@@ -75,12 +75,14 @@ class Faults {
   /// The fault to raise next; not written if there is none.
   FaultRecord& first_fault() const;
   void end_waits() const;
-  /// Whom find_lost_by()'s function names; nothing without one, or where it fails. Once: what ranks have told each
-  /// other stays with them.
-  std::optional<int> find_lost(int waited_for, bool rdma_failed);
+  /// Because of which rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for which
+  /// this waits a little, or kNobody.
+  int find_lost(int waited_for) const;
+  std::string describe_waited(const FaultRecord& fault) const;
 
   const CallContext& calls_;
   int rank_;
+  int num_ranks_;
   double timeout_s_;
   static constexpr std::size_t kRecords = 2;
   /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for; then the same of kernels beside calls,
@@ -88,12 +90,12 @@ class Faults {
   std::shared_ptr<FaultRecord> records_;
   std::shared_ptr<std::uint64_t> abort_;                   ///< device memory: see WaitContext
   std::shared_ptr<const control::Membership> membership_;  ///< may be null
-  std::shared_ptr<LostWords> lost_words_;                  ///< pinned
-  std::shared_ptr<LostRanks> lost_ranks_;                  ///< device memory
+  std::shared_ptr<ControlWords> words_;                    ///< pinned
+  std::shared_ptr<ControlState> control_;                  ///< device memory
+  ControlState initial_{};                                 ///< what was there first
   std::vector<std::uint64_t*> abort_words_;
-  std::function<std::string()> explain_;     ///< may be empty
-  std::function<int(int, bool)> find_lost_;  ///< may be empty
-  std::string broken_;                       ///< why; empty: not broken
+  std::function<std::string()> explain_;  ///< may be empty
+  std::string broken_;                    ///< why; empty: not broken
   FaultKind broken_by_ = FaultKind::none;
 };
 

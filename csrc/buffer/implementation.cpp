@@ -20,13 +20,6 @@ Buffer::Implementation::Implementation(const std::shared_ptr<Bootstrap>& bootstr
   });
   if (runtime_.layout().internode.bytes != 0) internode_.emplace(runtime_);
   if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
-  runtime_.faults().find_lost_by([this](int waited_for, bool rdma_failed) {
-    // Rings in the memory of a GPU do not show the host what has failed; the kernel that met it has named the rank.
-    const int cut_off = rdma_failed ? waited_for : cut_off_from();
-    if (internode_) return internode_->find_lost_rank(waited_for, cut_off, !rdma_failed);
-    if (runtime_.nodes().num_nodes != 1) return waited_for;
-    return intranode_->find_lost_rank(waited_for, cut_off, !rdma_failed);
-  });
   runtime_.faults().explain_timeouts_by([this] { return describe_health(); });
   runtime_.bootstrap().barrier();  // nobody signals before everybody is ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", runtime_.rank(), runtime_.num_ranks(),
@@ -44,12 +37,6 @@ std::string Buffer::Implementation::describe_health() const {
   std::string low_latency = low_latency_ ? low_latency_->health() : std::string();
   if (normal.empty() || normal == low_latency) return low_latency;
   return low_latency.empty() ? normal : fmt::format("{}. Low-latency calls: {}", normal, low_latency);
-}
-
-int Buffer::Implementation::cut_off_from() const {
-  std::optional<int> peer = internode_ ? internode_->cut_off_from() : std::nullopt;
-  if (!peer && low_latency_) peer = low_latency_->cut_off_from();
-  return peer.value_or(device::kNotCutOff);
 }
 
 void Buffer::Implementation::drain() noexcept {
@@ -109,12 +96,10 @@ void Buffer::Implementation::settle_last_work() noexcept {
 void Buffer::Implementation::destroy_collectively() {
   settle_last_work();
   // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
-  // its peers would wait for it. The others go on without a rank that they have given up. It does not wait for them;
-  // nor they for it.
-  if (runtime_.faults().broken() || runtime_.faults().given_up() || (low_latency_ && !low_latency_->meet_at_end())) {
-    if (low_latency_) low_latency_->go_alone();
-    return;
-  }
+  // its peers would wait for it. The others go on without a rank that they have masked. It does not wait for them; nor
+  // they for it.
+  if (runtime_.faults().broken() || runtime_.faults().given_up()) return;
+  if (runtime_.options().low_latency.masking) return end_with_masks();
   drain();
   if (runtime_.faults().broken()) return;  // a relay has waited in vain
   runtime_.bootstrap().begin(Purpose::destroying);
@@ -127,6 +112,15 @@ void Buffer::Implementation::destroy_collectively() {
     // The buffer is broken for another rank alone, and that rank has gone on: this one does not wait for it, either.
     log::info("buffer: rank {} is destroyed alone: {}", runtime_.rank(), left.what());
   }
+}
+
+void Buffer::Implementation::end_with_masks() {
+  // What this rank has posted has arrived before the others hear that it is here, and free their memory.
+  drain();
+  // Those that are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
+  const double most_s = 2 * runtime_.timeout_s();
+  runtime_.membership()->meet(most_s);
+  low_latency_->log_masks();
 }
 
 }  // namespace deep_ep

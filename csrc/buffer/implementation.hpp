@@ -47,8 +47,7 @@ class Buffer::Implementation {
   std::string describe_health() const;
   /// What this rank has posted has reached its peers.
   void drain() noexcept;
-  /// To whom has a NIC failed to bring what this rank has sent? See told_wait().
-  int cut_off_from() const;
+  void end_with_masks();
   /// The host waits for this rank's work, which may have failed.
   void settle_last_work() noexcept;
 

@@ -94,8 +94,8 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
     calls_.emplace(
         executor_, comm_stream_, std::move(arena),
         ForResults{.allocator = on_gpu ? options_.result_allocator : nullptr, .tensors = options_.result_tensors});
-    faults_.emplace(*calls_, executor_, rank(), timeout_s_);
-    if (membership_ != nullptr) faults_->hear_of_lost_by(executor_, membership_, lost_words_);
+    faults_.emplace(*calls_, executor_, rank(), num_ranks(), timeout_s_);
+    if (membership_ != nullptr) faults_->obey(executor_, membership_, control_words_, options_.low_latency.masking);
   });
 }
 
@@ -108,11 +108,18 @@ void Runtime::join_control_plane() {
   std::shared_ptr<control::Plane> plane;
   agree(*bootstrap_, "starting the control plane", [&] {
     plane = control::Plane::of_process();
-    lost_words_ = pinned_memory<LostWords>(executor_);
+    control_words_ = pinned_memory<ControlWords>(executor_);
   });
-  LostWords& words = *lost_words_;
-  membership_ = control::Membership::join(
-      plane, *bootstrap_, {.changes = &words.changes, .ended = &words.ended, .lost = {words.lost, kMaxRanks}});
+  ControlWords& words = *control_words_;
+  membership_ = control::Membership::join(plane, *bootstrap_,
+                                          {.changes = &words.changes,
+                                           .ended = &words.ended,
+                                           .lost = words.lost,
+                                           .beats = words.beats,
+                                           .waits = words.waits,
+                                           .wanted = words.wanted,
+                                           .failed = words.failed},
+                                          {.timeout_s = timeout_s_, .masks = options_.low_latency.masking});
   if (membership_ == nullptr) return;
   bootstrap_->end_waits_by([this] {
     const std::string gone = membership_->describe_gone();

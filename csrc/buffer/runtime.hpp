@@ -51,6 +51,9 @@ class Runtime {
 
   const CallContext& calls() const { return *calls_; }
   Faults& faults() { return *faults_; }
+  /// Of the control plane; null where it is off.
+  control::Membership* membership() const { return membership_.get(); }
+  const ControlWords& control_words() const { return *control_words_; }
   OneThread& one_thread() { return one_thread_; }
 
   /// Device memory full of zeros, for the whole life of a mode.
@@ -79,7 +82,7 @@ class Runtime {
   BufferOptions options_;
   double timeout_s_ = 0;
   std::shared_ptr<Backend> executor_;
-  std::shared_ptr<LostWords> lost_words_;  ///< pinned
+  std::shared_ptr<ControlWords> control_words_;  ///< pinned
   std::shared_ptr<control::Membership> membership_;
   LaunchPolicy policy_;
   StreamHandle comm_stream_ = nullptr;

@@ -27,9 +27,6 @@ class Backend : public Executor {
   /// run, and these may wait for what only that launch would do.
   virtual void load_kernels() const = 0;
   virtual DeviceIdentity identity() const { return {}; }
-  /// May kernels compare and exchange words in the memory of a rank that runs on `peer`? False, too, where this process
-  /// cannot find that out.
-  virtual bool exchanges_with(const DeviceIdentity& /*peer*/) const { return true; }
   virtual std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) = 0;
 };
 

@@ -209,13 +209,6 @@ void Connections::check() const {
   if (const std::optional<Failure> seen = ends_->failure()) throw SystemError(rdma::describe(*seen));
 }
 
-std::optional<int> Connections::cut_off_from(int own) const {
-  if (!connected_) return own;
-  const std::optional<Failure> seen = ends_ == nullptr ? std::nullopt : ends_->failure();
-  if (!seen) return {};
-  return seen->of == FailureOf::device || seen->peer < 0 ? own : seen->peer;
-}
-
 std::string Connections::health() const {
   if (!connected_ || ends_ == nullptr) return {};
   try {

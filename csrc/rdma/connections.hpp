@@ -72,9 +72,6 @@ class Connections {
   /// the `gpu` handler those of rings in host memory (kernels put the others on record), and queue pairs of which
   /// the device says that they have failed.
   void check() const;
-  /// The same without an exception: to whom that was, this rank (`own`) where its NIC reaches nobody any more; nothing
-  /// if none has failed.
-  std::optional<int> cut_off_from(int own) const;
 
   /// One sentence for whoever waits in vain: what the NIC says of all that was posted. Empty where nobody is reached.
   /// No kernel may be posting.

@@ -121,14 +121,15 @@ class Buffer {
   LowLatencyStats low_latency_stats(LowLatencyStatsThen then = LowLatencyStatsThen::go_on,
                                     StreamHandle stream = nullptr);
 
-  // Masks: which ranks this rank leaves out, changed in the order of calls on `stream`. InvalidArgument without
-  // LowLatencyOptions::masking.
+  // Masks: which ranks this rank leaves out, in the order of calls on `stream`: those that its program has masked, and
+  // those that all ranks have found lost. The program masks and unmasks for this rank alone, and undoes no verdict.
+  // InvalidArgument without LowLatencyOptions::masking.
 
-  /// Leaves `rank` out from now on (`masked`), or includes it again.
+  /// The program leaves `rank` out from now on (`masked`), or does so no longer.
   void low_latency_update_mask(int rank, bool masked, StreamHandle stream = nullptr);
   /// @param status [R] int32 contiguous, written: 1 where masked, else 0.
   void low_latency_query_mask(const TensorView& status, StreamHandle stream = nullptr);
-  /// Includes every rank again.
+  /// The program leaves no rank out any more.
   void low_latency_clear_mask(StreamHandle stream = nullptr);
   /// Collective over all ranks: waits for their work, makes them agree on how many calls there were, drops receive
   /// parts that no hook has enqueued, and unmasks everybody. So ranks that were masked take part again.

@@ -29,8 +29,9 @@ struct LowLatencyOptions {
   /// InvalidArgument. See Buffer::low_latency_bytes_hint. Where ranks are reached by RDMA, about half as much is added,
   /// for the NICs to send from.
   std::size_t bytes = 0;
-  /// A rank that does not come in time is masked instead of being an error: the call completes with the others, and
-  /// later calls leave it out.
+  /// A rank that does not come in time, or whose process has ended, is masked instead of being an error: the call
+  /// completes with the others, and later calls leave it out. All ranks that go on mask the same ones. InvalidArgument
+  /// where DEEP_EP_CONTROL is off.
   bool masking = false;
   /// False: every other rank is reached by RDMA, even one on the same node.
   bool allow_nvlink = true;

@@ -26,7 +26,6 @@ enum class Wanted : std::uint32_t {
   low_latency_combine_selection,  ///< a token's selections at that call
   low_latency_combine_rows,       ///< a row
   low_latency_barrier,            ///< its arrival at the barrier
-  low_latency_look,               ///< of this rank: another kernel's end of its look at who is lost
   internode_rows,                 ///< rows from the rail in another node (normal mode)
   internode_credit,               ///< room in its landing ring
   internode_near_rows,            ///< a row that a rank of this node stores in our near window
@@ -42,8 +41,7 @@ enum class FaultKind : std::uint32_t {
   overflow,
   inconsistent_counts,
   unknown_expert,
-  rdma_failed,
-  given_up  ///< the others have masked this rank, and it has found that out
+  rdma_failed
 };
 
 /// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
@@ -54,9 +52,8 @@ struct FaultRecord {
   FaultKind kind;
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
-  std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField; of a masked rank: 1 + the rank
-                           ///< that has accused it, or 0: this one has masked it by itself; timeout: how many
-                           ///< time-outs it waited, 0 is one; unknown_expert: the token
+  std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField; timeout: how many time-outs it
+                           ///< waited, 0 is one; unknown_expert: the token
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
                            ///< unknown_expert: the index found;
                            ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure
@@ -64,18 +61,36 @@ struct FaultRecord {
                            ///< unknown_expert: how many experts there are
 };
 
-/// The words of the control plane to waits (csrc/control/), in memory that host and kernels share. Those of the host
-/// only grow; nothing resets them.
-struct LostWords {
-  std::uint32_t changes;          ///< 0: nobody is lost. Written last, with release order
-  std::uint32_t ended;            ///< by kernels: 1 + a lost rank that a wait of this rank has ended for; 0: none has
-  std::uint32_t lost[kMaxRanks];  ///< 0, or 1 + the rank whose process has ended: nothing comes of this one any more
+/// What waits of a rank tell its control thread (csrc/control/), and what that tells them. In memory that host and
+/// kernels share, one for each buffer and rank.
+struct ControlWords {
+  // By the control thread.
+  std::uint32_t changes;          ///< grows with each verdict; written last, with release order. 0: nobody is lost
+  std::uint32_t lost[kMaxRanks];  ///< 0, or 1 + the rank because of which nothing comes of this one any more; of this
+                                  ///< rank itself: the others go on without it
+  // By kernels.
+  std::uint32_t ended;              ///< 1 + the rank because of which this one has ended its calls; 0: it has not
+  std::uint64_t waits[kMaxRanks];   ///< how long a wait for this peer has lasted, in ns; written while it lasts
+  std::uint32_t beats[kMaxRanks];   ///< of the same: another number each time
+  std::uint32_t wanted[kMaxRanks];  ///< of the same: a Wanted
+  std::uint32_t failed[kMaxRanks];  ///< 0, or 1 + the RdmaFailure of a queue pair to this peer
 };
 
-/// In device memory. Host memory is far from a GPU, so its threads share a look at it.
-struct LostRanks {
-  LostWords* words;
-  std::uint64_t looked;  ///< when a thread has last looked at `changes`, in now_ns(); all ones: a rank is lost
+/// Why a rank is left out, as bits of its mask.
+constexpr std::uint64_t kMaskedByProgram = 1;
+constexpr std::uint64_t kMaskedByVerdict = 2;
+
+/// What the threads of a rank share of that, in device memory: host memory is far from a GPU.
+struct ControlState {
+  ControlWords* words;
+  std::int32_t rank, num_ranks;
+  std::int32_t masking;              ///< 1: calls go on without lost ranks, 0: waits for these end the call
+  std::uint32_t seen;                ///< `changes`, as this rank's kernels have acted upon
+  std::uint64_t version;             ///< with masking: moves with each rank that is lost
+  std::uint64_t step_ns;             ///< so much of the time between two looks counts, at most
+  std::uint64_t looked[kMaxRanks];   ///< when a wait for this peer has last looked and reported, in now_ns()
+  std::uint64_t counted[kMaxRanks];  ///< how long waits for this peer have lasted, one over the other
+  std::uint64_t mask[kMaxRanks];     ///< bits: see above
 };
 
 /// What a thread that waits needs to know; see wait.hpp. `abort` is a word in this rank's device memory: non-zero once
@@ -83,8 +98,9 @@ struct LostRanks {
 struct WaitContext {
   FaultRecord* fault = nullptr;  ///< [2]: the fault, the note
   std::uint64_t* abort = nullptr;
-  std::uint64_t timeout_ns = 0;  ///< 0: for ever
-  LostRanks* lost = nullptr;     ///< null: nobody tells who is lost
+  std::uint64_t timeout_ns = 0;     ///< 0: for ever. With a control plane the verdict should come before
+  ControlState* control = nullptr;  ///< null: there is no control plane
+  bool spares_call = false;         ///< the caller of the wait deals with its faults, which do not end the call
 };
 
 namespace device {
@@ -92,36 +108,10 @@ namespace device {
 /// True once any wait of this rank has failed.
 DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
 
-/// Is a rank lost? For waits that began at `begin`. A wait does not look before it has lasted longer than calls do.
-DEEP_EP_DEVICE bool some_lost(const WaitContext& context, std::uint64_t begin) {
-  constexpr std::uint64_t kSome = ~std::uint64_t{0};
-  constexpr std::uint64_t kLooksAfterNs = 5'000'000;
-  constexpr std::uint64_t kBetweenLooksNs = 1'000'000;
-  if (context.lost == nullptr) return false;
-  const std::uint64_t now = now_ns();
-  if (now - begin < kLooksAfterNs) return false;
-  const std::uint64_t looked = load_relaxed<Scope::gpu>(&context.lost->looked);
-  if (looked == kSome) return true;
-  if (now - looked < kBetweenLooksNs) return false;
-  // One thread looks: loads of host memory by all that wait would hold up what they wait for.
-  if (compare_exchange<Scope::gpu>(&context.lost->looked, looked, now) != looked) return false;
-  if (load_acquire<Scope::system>(&context.lost->words->changes) == 0) return false;
-  store_relaxed<Scope::gpu>(&context.lost->looked, kSome);
-  return true;
-}
-
-DEEP_EP_DEVICE bool is_lost(const WaitContext& context, int peer) {
-  return load_acquire<Scope::system>(context.lost->words->lost + peer) != 0;
-}
-/// Does a wait for `peer` that began at `begin` end, as nothing comes of it any more?
-DEEP_EP_DEVICE bool ends_for_lost(const WaitContext& context, int peer, std::uint64_t begin) {
-  return some_lost(context, begin) && is_lost(context, peer);
-}
-
-/// Fills a record, unless another thread of this rank was faster; no other rank writes to it.
-DEEP_EP_DEVICE void write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
+/// Fills a record, unless another thread of this rank was faster; no other rank writes to it. False: one was.
+DEEP_EP_DEVICE bool write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
                                  std::uint64_t expected, std::uint64_t seen) {
-  if (fetch_add_acq_rel<Scope::gpu>(&record.claimed, std::uint64_t{1}) != 0) return;
+  if (fetch_add_acq_rel<Scope::gpu>(&record.claimed, std::uint64_t{1}) != 0) return false;
   record.kind = kind;
   record.wanted = wanted;
   record.peer = peer;
@@ -129,6 +119,7 @@ DEEP_EP_DEVICE void write_record(FaultRecord& record, FaultKind kind, Wanted wan
   record.expected = expected;
   record.seen = seen;
   store_release<Scope::system>(&record.written, std::uint64_t{1});
+  return true;
 }
 
 /// Puts a note on record (the first one counts); the call goes on, and a later one reports it.
@@ -137,15 +128,110 @@ DEEP_EP_DEVICE void note_fault(const WaitContext& context, FaultKind kind, Wante
   write_record(context.fault[1], kind, wanted, peer, field, expected, seen);
 }
 
-/// Puts a fault on record and makes every wait of this rank give up. Those who wait for this rank hear it where it has
-/// waited for one that is lost.
+/// Tells the control thread that this rank has ended its calls: others that wait for it wait in vain, for the rank that
+/// it has waited for, or for itself. (Faults that all ranks find in their counts end one call alone.)
+DEEP_EP_DEVICE void tell_end(const ControlState& control, FaultKind kind, Wanted wanted, int peer) {
+  const bool by_peer = kind == FaultKind::timeout;
+  const bool by_itself = kind == FaultKind::rdma_failed || (kind == FaultKind::mismatch && wanted != Wanted::counts);
+  if (!by_peer && !by_itself) return;
+  store_release<Scope::system>(&control.words->ended, static_cast<std::uint32_t>(by_peer ? peer : control.rank) + 1);
+}
+
+/// Puts a fault on record and makes every wait of this rank give up.
 DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
                                  std::uint64_t expected, std::uint64_t seen) {
-  write_record(context.fault[0], kind, wanted, peer, field, expected, seen);
-  if (kind == FaultKind::timeout && context.lost != nullptr && is_lost(context, peer)) {
-    store_release<Scope::system>(&context.lost->words->ended, static_cast<std::uint32_t>(peer) + 1);
+  const bool controlled = context.control != nullptr;
+  if (controlled && kind == FaultKind::rdma_failed) {
+    store_release<Scope::system>(context.control->words->failed + peer, static_cast<std::uint32_t>(field) + 1);
   }
+  if (context.spares_call) return;
+  const bool first = write_record(context.fault[0], kind, wanted, peer, field, expected, seen);
+  if (first && controlled) tell_end(*context.control, kind, wanted, peer);
   store_release<Scope::gpu>(context.abort, std::uint64_t{1});
+}
+
+/// Does nothing come of `peer` any more, as far as kernels of this rank have heard?
+DEEP_EP_DEVICE bool is_lost(const ControlState& control, int peer) {
+  return (load_relaxed<Scope::gpu>(control.mask + peer) & kMaskedByVerdict) != 0;
+}
+
+/// Sets or clears bits of a mask. The program and the verdict may do so at once, each to a bit of its own.
+DEEP_EP_DEVICE void change_mask(ControlState& control, int rank, std::uint64_t bit, bool on) {
+  std::uint64_t* mask = control.mask + rank;
+  std::uint64_t before = load_relaxed<Scope::gpu>(mask);
+  for (;;) {
+    const std::uint64_t found = compare_exchange<Scope::gpu>(mask, before, on ? before | bit : before & ~bit);
+    if (found == before) return;
+    before = found;
+  }
+}
+
+/// Acts upon the verdicts that have come, by one thread. The version moves both before and after a mask: a block that
+/// begins in between has seen an old one, and a block that has seen the mask finds a new one.
+DEEP_EP_DEVICE void take_verdict(const WaitContext& context) {
+  ControlState& control = *context.control;
+  const std::uint32_t changes = load_acquire<Scope::system>(&control.words->changes);
+  if (changes == load_relaxed<Scope::gpu>(&control.seen)) return;
+  bool given_up = false;
+#pragma unroll 1
+  for (int rank = 0; rank < control.num_ranks; ++rank) {
+    if (load_relaxed<Scope::system>(control.words->lost + rank) == 0 || is_lost(control, rank)) continue;
+    if (rank == control.rank) {
+      given_up = control.masking != 0;
+      if (given_up) store_release<Scope::gpu>(context.abort, std::uint64_t{1});  // the host knows why
+      continue;
+    }
+    add_relaxed<Scope::gpu>(&control.version, std::uint64_t{1});
+    change_mask(control, rank, kMaskedByVerdict, true);
+    add_release<Scope::gpu>(&control.version, std::uint64_t{1});
+  }
+  if (!given_up) store_relaxed<Scope::gpu>(&control.seen, changes);  // kernels of other contexts must hear of it, too
+}
+
+/// Does a wait that began at `begin` report itself, and hear of verdicts? Not before it has lasted longer than calls
+/// do.
+DEEP_EP_DEVICE bool is_heard(const WaitContext& context, std::uint64_t begin) {
+  constexpr std::uint64_t kAfterNs = 5'000'000;
+  return context.control != nullptr && now_ns() - begin >= kAfterNs;
+}
+
+/// Reports a wait to the control thread, and hears of verdicts. By one thread for all that wait for this peer, as loads
+/// of host memory by all of them would hold up what they wait for. Returns how long the wait has lasted: a rank that
+/// has stood still does not accuse those that went on, so of the time between two looks no more than a step counts.
+DEEP_EP_DEVICE std::uint64_t report_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
+                                         std::uint64_t looked, std::uint64_t now) {
+  ControlState& control = *context.control;
+  std::uint64_t counted = looked > begin ? load_relaxed<Scope::gpu>(control.counted + peer) : 0;
+  const std::uint64_t passed = now - (looked > begin ? looked : begin);
+  counted += passed < control.step_ns ? passed : control.step_ns;
+  store_relaxed<Scope::gpu>(control.counted + peer, counted);
+  const std::uint64_t waited = counted < now - begin ? counted : now - begin;
+  if (peer != control.rank) {
+    ControlWords& words = *control.words;
+    store_relaxed<Scope::system>(words.wanted + peer, static_cast<std::uint32_t>(wanted));
+    store_relaxed<Scope::system>(words.waits + peer, waited);
+    store_release<Scope::system>(words.beats + peer, static_cast<std::uint32_t>(now >> 10));
+  }
+  take_verdict(context);
+  return waited;
+}
+
+/// Of a wait for `peer` that began at `begin`, now and then, by one thread: does it end, as nothing comes of the peer
+/// any more, or as it has lasted for too long? `when_reporting()` is called by the thread that reports.
+template <class WhenReporting>
+DEEP_EP_DEVICE bool ends_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
+                              WhenReporting when_reporting) {
+  constexpr std::uint64_t kBetweenNs = 1'000'000;
+  if (!is_heard(context, begin)) return false;
+  const std::uint64_t now = now_ns();
+  std::uint64_t* word = context.control->looked + peer;
+  const std::uint64_t looked = load_relaxed<Scope::gpu>(word);
+  if (now > looked + kBetweenNs && compare_exchange<Scope::gpu>(word, looked, now) == looked) {
+    when_reporting();
+    const std::uint64_t waited = report_wait(context, peer, wanted, begin, looked, now);
+    if (context.timeout_ns != 0 && waited > context.timeout_ns) return true;
+  }
+  return is_lost(*context.control, peer);
 }
 
 }  // namespace device

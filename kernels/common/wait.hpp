@@ -77,7 +77,8 @@ struct ReportLate {
     return context.timeout_ns != 0 && now_ns() - begin > context.timeout_ns;
   }
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return time_is_over(begin) || ends_for_lost(context, awaited.peer, begin);
+    if (context.control == nullptr) return time_is_over(begin);
+    return ends_wait(context, awaited.peer, awaited.wanted, begin, [] {});
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
     report_fault(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);

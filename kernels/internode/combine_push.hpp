@@ -52,7 +52,7 @@ struct CombinePusher {
         },
         [&](int queue, std::int32_t n, auto is_late) {
           const int peer = grid().first_of_node() + index_of(queue);
-          if (!is_late(peer)) return false;
+          if (!is_late(peer, Wanted::internode_near_room)) return false;
           report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_near_room, peer, 0,
                        pushed.queues.progress(n - params.transfer.near.slots),
                        load_relaxed<Scope::system>(pushed.queues.emptied(queue, n)));

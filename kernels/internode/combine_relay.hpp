@@ -45,7 +45,7 @@ struct CombineRelay {
   template <class IsLate>
   DEEP_EP_DEVICE bool report_late(int number, int row, IsLate is_late) const {
     const int from = missing_from(number, row);
-    if (from < 0 || !is_late(grid().first_of_node() + from)) return false;
+    if (from < 0 || !is_late(grid().first_of_node() + from, Wanted::internode_near_rows)) return false;
     pushed.report_late(from, grid().other(number), pushed_at(number, rows_before(number) + row, from));
     return true;
   }
@@ -127,7 +127,7 @@ struct CombineRelay {
     WaitContext wait = params.transfer.wait;
     if (!near) {
       wait.timeout_ns = 0;
-      wait.lost = nullptr;
+      wait.control = nullptr;
     }
     return serve(
         grid().others(), wait, next, first, step, [&](int number) { return shares_of(rows_for(number)); },

@@ -51,7 +51,7 @@ struct DispatchFetcher {
         },
         [&](int writer, std::int32_t n, auto is_late) {
           const int peer = grid().first_of_node() + writer;
-          if (!is_late(peer)) return false;
+          if (!is_late(peer, Wanted::internode_near_rows)) return false;
           report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_near_rows, peer, 0,
                        queues.progress(n), load_relaxed<Scope::system>(queues.filled(writer, n)));
           return true;

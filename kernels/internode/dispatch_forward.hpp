@@ -161,7 +161,7 @@ struct DispatchForwarder {
         [&](int number, int share) { return forward(number, share); },
         [&](int number, int share, auto is_late) {
           const int rail = grid().rail_in(grid().other(number));
-          if (!is_late(rail)) return false;
+          if (!is_late(rail, Wanted::internode_rows)) return false;
           report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_rows, rail, 0,
                        Rings::progress(call, in_lane<kLanes>(rings(), share / shares_of_chunk()) + 1),
                        load_relaxed<Scope::system>(

@@ -128,30 +128,13 @@ struct Notify {
   DEEP_EP_DEVICE const std::uint64_t* counts_there(int source) const {
     return common().window.counts_there(common().own_heap(), source);
   }
-  /// Counts come by a relay of this node. If it is lost, or has not come itself, it is the one that is late. As long as
-  /// it lives, it may still hand on the counts of a lost rank.
-  struct BlameTheRelay : ReportLate {
-    const Notify& notify;
-
-    DEEP_EP_DEVICE int relay_of(int source) const {
-      return notify.grid().first_of_node() + source % notify.grid().width;
-    }
-    DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-      return time_is_over(begin) || ends_for_lost(context, relay_of(awaited.peer), begin);
-    }
-    DEEP_EP_DEVICE void blame(Awaited awaited, std::uint64_t seen) const {
-      const int relay = relay_of(awaited.peer);
-      const bool lost = context.lost != nullptr && is_lost(context, relay);
-      if (lost || load_relaxed<Scope::system>(notify.counts_there(relay)) < awaited.expected) awaited.peer = relay;
-      ReportLate::blame(awaited, seen);
-    }
-  };
-  /// Waits until every rank's counts are here. False after a fault.
+  /// Waits until every rank's counts are here. False after a fault. They come by relays of this node, so this rank
+  /// waits for those; for whom a relay waits it says itself.
   DEEP_EP_DEVICE bool await_counts() const {
     bool good = true;
-    const BlameTheRelay policy{{params.wait}, *this};
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
-      good = wait_signal(policy, counts_there(source), {source, Wanted::counts, epoch}) && good;
+      const int relay = grid().first_of_node() + source % grid().width;
+      good = wait_signal(params.wait, counts_there(source), {relay, Wanted::counts, epoch}) && good;
     }
     return whole_block(good, &shared.scratch);
   }

@@ -66,16 +66,6 @@ struct InternodeNotifyShared {
   std::int32_t scratch;
 };
 
-/// See find_lost_rank.cu.
-struct InternodeLostRankParams {
-  InternodeParams common;
-  WaitContext wait;      ///< its own: the call that has failed is over
-  int waited_for;        ///< whom this rank waited for in vain
-  int cut_off_from;      ///< to whom something that it has sent by RDMA got lost: see told_wait()
-  std::uint64_t for_ns;  ///< how long others may take to say the same; 0: this rank only tells
-  std::int32_t* lost;    ///< out, pinned: who is at the end of the chain
-};
-
 /// Rows that cross the network in a call, by nodes: what the handle's node_counts say.
 struct NodeCounts {
   const std::int32_t* to_node;    ///< tokens of this rank for each node

@@ -73,27 +73,28 @@ class RailPoster {
     const int rail = params_.common.grid.rail_in(node_);
     credit_.reached(credit_.posted());  // puts a failure on record, which no other look would find before the end
     if (policy.called_off({})) return true;
-    if (!policy.is_late({rail, Wanted::nothing, 0}, poll.begin)) return false;
-    for (int lane = 0; kLanes && is_staged() && !begun_ && lane < params_.common.lanes; ++lane) {
-      const std::uint64_t seen = load_acquire<Scope::system>(head_of(lane));
-      if (seen >= Rings::progress(call_, 0)) continue;
-      policy.blame({rail, Wanted::internode_credit, Rings::progress(call_, 0)}, seen);
-      return true;
-    }
+    if (!policy.time_is_over(poll.begin) && !is_heard(params_.wait, poll.begin)) return false;
+    Awaited missing{rail, Wanted::nothing, 0};
+    std::uint64_t seen = 0;
     if (is_staged()) {
-      const std::uint64_t seen = load_acquire<Scope::system>(head());
-      policy.blame({rail, Wanted::internode_credit, Rings::room_for(call_, posted_, held())}, seen);
-      return true;
+      missing = {rail, Wanted::internode_credit, Rings::room_for(call_, posted_, held())};
+      seen = load_acquire<Scope::system>(head());
+      for (int lane = 0; kLanes && !begun_ && lane < params_.common.lanes; ++lane) {
+        const std::uint64_t theirs = load_acquire<Scope::system>(head_of(lane));
+        if (theirs >= Rings::progress(call_, 0)) continue;
+        missing.expected = Rings::progress(call_, 0);
+        seen = theirs;
+        break;
+      }
+    } else if (sent_ < posted_) {
+      missing = {rail, Wanted::rdma_completion, ticket_};
+    } else if (!greeted_) {
+      missing = {rail, Wanted::internode_rows, (call_ + 1) << 32};
     }
-    if (sent_ < posted_) {
-      policy.blame({rail, Wanted::rdma_completion, ticket_}, 0);
-      return true;
-    }
-    if (!greeted_) {
-      policy.blame({rail, Wanted::internode_rows, (call_ + 1) << 32}, 0);
-      return true;
-    }
-    return false;  // others of this rank are late, who know for whom they wait
+    // Where nothing is missing others of this rank are late, who know for whom they wait.
+    if (missing.wanted == Wanted::nothing || !policy.is_late(missing, poll.begin)) return false;
+    policy.blame(missing, seen);
+    return true;
   }
   /// Gives the queue pairs back. False where one has failed.
   DEEP_EP_DEVICE bool close() {

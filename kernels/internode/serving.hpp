@@ -11,9 +11,9 @@ namespace deep_ep::device::internode {
 /// By a whole warp. `next`: a word for each node (or whatever else has parts), of the warp. The warp works on parts
 /// `first`, `first + step` and so on of each, in their order. `parts(number)`: how many there are. `ready(number)`: how
 /// many may be worked on so far, acquiring what they are. `work(number, part)`: false after a fault.
-/// `report_late(number, part, is_late)`: puts on record what is missing if is_late(the rank that it comes from): the
-/// warp has waited as long as `wait` allows, or the rank is lost. False if others of this rank will, for whom the warp
-/// goes on waiting. False after a fault.
+/// `report_late(number, part, is_late)`: puts on record what is missing if is_late(the rank that it comes from, what it
+/// is): the warp has waited as long as `wait` allows, or the rank is lost. False if others of this rank will, for whom
+/// the warp goes on waiting. False after a fault.
 template <class Parts, class Ready, class Work, class Late>
 DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* next, int first, int step, Parts parts,
                           Ready ready, Work work, Late report_late) {
@@ -38,13 +38,10 @@ DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* nex
       return !left;
     };
     const auto gives_up = [&](const Poll& poll) {
-      // Lanes look at the clock one after the other, and only those with a node have something to report: whoever finds
-      // that the time is over finds it for all. A warp that left without a record would leave the others waiting.
+      // A warp that left without a record would leave the others waiting.
       const bool over = warp::any(policy.called_off({}));
-      const bool late = !over && warp::any(policy.time_is_over(poll.begin));
-      const bool some = !over && !late && warp::any(some_lost(wait, poll.begin));
-      if (!over && !late && !some) return false;
-      const auto is_late = [&](int peer) { return late || ends_for_lost(wait, peer, poll.begin); };
+      if (!over && !warp::any(policy.time_is_over(poll.begin) || is_heard(wait, poll.begin))) return false;
+      const auto is_late = [&](int peer, Wanted wanted) { return policy.is_late({peer, wanted, 0}, poll.begin); };
       bool reported = false;
       for (int number = lane_index(); !over && number < others; number += kWarpSize) {
         if (next[number] < parts(number)) reported = report_late(number, next[number], is_late) || reported;

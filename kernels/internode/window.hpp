@@ -80,7 +80,6 @@ struct InternodeWindow {
     window.combine_boxes_ = carver.place<Mailbox<CombineAddresses>>(width);
     window.done_ = carver.place<std::byte>(width * kLine, kLine);
     window.counts_there_ = carver.place<std::byte>(ranks * kLine, kLine);
-    window.lost_ = carver.place<std::byte>(ranks * kLine, kLine);
     window.rail_words_ = carver.place<std::byte>(kMostInternodeLanes * kRailWords * nodes * kLine, kLine);
     window.counts_ = carver.place<std::byte>(2 * ranks * window.counts_bytes(1), kLine);
     window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes(grid.width), kLine);
@@ -102,14 +101,6 @@ struct InternodeWindow {
   }
   /// How many calls that move rows the rank has ended.
   DEEP_EP_DEVICE std::uint64_t* done(std::byte* heap, int index) const { return word(heap, done_, index); }
-  /// For whom rank `teller` has waited in vain, plus one; 0: nobody has said so. By ranks of this node, which store it.
-  DEEP_EP_DEVICE Place<std::uint64_t> lost(int teller) const {
-    return {lost_ + static_cast<std::size_t>(teller) * kLine};
-  }
-  /// The same by the rail in the teller's node, which adds it: a sum and a store do not share a word.
-  DEEP_EP_DEVICE Place<std::uint64_t> lost_by_rail(int teller) const {
-    return {lost_ + static_cast<std::size_t>(teller) * kLine + sizeof(std::uint64_t)};
-  }
   /// How many notifies there are counts of `source` for. By the rank of this node with its index.
   DEEP_EP_DEVICE std::uint64_t* counts_there(std::byte* heap, int source) const {
     return word(heap, counts_there_, source);
@@ -158,8 +149,8 @@ struct InternodeWindow {
 
   NodeGrid grid_;
   int max_local_experts_ = 0;
-  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, done_ = 0, counts_there_ = 0, lost_ = 0, rail_words_ = 0,
-              counts_ = 0, landed_counts_ = 0, staged_counts_ = 0, near_filled_ = 0, near_emptied_ = 0;
+  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, done_ = 0, counts_there_ = 0, rail_words_ = 0, counts_ = 0,
+              landed_counts_ = 0, staged_counts_ = 0, near_filled_ = 0, near_emptied_ = 0;
 };
 
 }  // namespace deep_ep

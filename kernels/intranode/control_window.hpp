@@ -27,15 +27,7 @@ struct NotifySlot {
 };
 
 /// Plain signals, one per source and purpose.
-enum class IntranodeSignal : int {
-  notify,
-  dispatch_rows,
-  dispatch_credit,
-  combine_done,
-  combine_credit,
-  lost_rank,  ///< for whom the source has waited in vain, plus one
-  count
-};
+enum class IntranodeSignal : int { notify, dispatch_rows, dispatch_credit, combine_done, combine_credit, count };
 
 /// Computes addresses in the control window of the heap that begins at `heap`, which peer `source` writes to.
 class ControlWindow {

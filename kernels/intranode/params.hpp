@@ -67,15 +67,6 @@ struct NotifyShared {
   std::int32_t scratch;
 };
 
-/// See find_lost_rank.cu.
-struct LostRankParams {
-  IntranodeParams common;
-  int waited_for;        ///< whom this rank waited for in vain
-  int cut_off_from;      ///< to whom something that it has sent by RDMA got lost: see told_wait()
-  std::uint64_t for_ns;  ///< how long others may take to say the same; 0: this rank only tells
-  std::int32_t* lost;    ///< out, pinned: who is at the end of the chain
-};
-
 struct DispatchParams : SentRows {
   IntranodeParams common;
   WaitContext wait;

@@ -34,7 +34,7 @@ struct LowLatencyCounters {
   CallCount received;      ///< calls whose receive part has run
   std::uint32_t arrived;   ///< blocks of this kernel that know which call it is; the last one resets it to zero
   std::uint32_t finished;  ///< blocks that have received (masking), or are done (unreduced combine); reset by the last
-  /// With masking: sum of what the blocks of this kernel saw as `mask_version`; the last one resets it to zero.
+  /// With masking: sum of what the blocks of this kernel saw as ControlState::version; the last one resets it to zero.
   std::uint64_t versions;
 
   /// By one thread of a block: ask once, so that the word is not what all warps of the GPU meet at.
@@ -46,14 +46,6 @@ struct LowLatencyCounters {
     if (sends(phase)) sent.count(epochs.send);
     if (receives(phase)) received.count(epochs.receive);
   }
-};
-
-/// Where ranks agree on who is lost: see transport/watch.hpp. The `ended` of calls of each kind, then of barriers.
-struct LowLatencyWatch {
-  std::uint64_t timeout_ns;                   ///< 0: nobody is ever lost
-  std::uint64_t agreed;                       ///< what accusations have added to `mask_version`, at least
-  std::uint32_t read;                         ///< accusations on the board that this rank has acted upon
-  std::uint32_t ended[kLowLatencyKinds + 1];  ///< blocks of this kernel; set back to zero when all have
 };
 
 /// How dispatches with hooks that go by rails are counted by the kernels that hand on their rows: see
@@ -74,13 +66,9 @@ struct LowLatencySums {
 struct LowLatencyState {
   LowLatencyCounters counters[kLowLatencyKinds];
   CallCount barriers;
-  std::uint64_t abort;         ///< see WaitContext; of low-latency calls only
-  std::uint64_t mask_version;  ///< grows with every rank that a kernel masks
-  std::int32_t none, one;      ///< always 0 and 1, for the host to copy from
-  LowLatencyWatch watch;
+  std::uint64_t abort;  ///< see WaitContext; of low-latency calls only
   LowLatencyRelays relays;
   LowLatencySums sums;
-  std::uint64_t looking;  ///< where ranks agree and some rank is far: 1 while a watcher of this rank looks
 };
 
 /// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one: these,
@@ -92,14 +80,12 @@ DEEP_EP_HOST_DEVICE constexpr int channel_of(LowLatencyKind kind, int lane) {
   return static_cast<int>(LowLatencyChannel::count) + (lane - 1) * static_cast<int>(kLowLatencyKinds) +
          static_cast<int>(kind);
 }
-constexpr int low_latency_channels(int lanes, bool sums = false) {
+DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes, bool sums = false) {
   return channel_of(LowLatencyKind::dispatch, lanes) + (sums ? lanes : 0);
 }
 DEEP_EP_HOST_DEVICE constexpr int channel_of_sums(int lanes, int lane) {
   return channel_of(LowLatencyKind::dispatch, lanes) + lane;
 }
-/// With masking, which goes without rails and so without sums: for what watchers tell each other.
-DEEP_EP_HOST_DEVICE constexpr int watch_channel(int lanes) { return channel_of(LowLatencyKind::dispatch, lanes); }
 static_assert(channel_of(LowLatencyKind::combine, 0) == static_cast<int>(LowLatencyChannel::combine) &&
               low_latency_channels(1) == static_cast<int>(LowLatencyChannel::count));
 
@@ -107,17 +93,11 @@ static_assert(channel_of(LowLatencyKind::combine, 0) == static_cast<int>(LowLate
 struct LowLatencyTold {
   LowLatencyMailbox mailbox[kLowLatencyKinds];
   std::uint64_t barrier;
-  /// With masking, for each lane: the abort word of waits for the rank's queue pairs.
-  std::uint64_t stopped[kMostLowLatencyLanes];
-  // With masking, of near ranks too: see transport/news.hpp.
-  std::uint64_t unreachable;  ///< not 0: what this rank has told it has not arrived
-  std::uint32_t said;         ///< accusations that this rank has told it
-  std::uint32_t read;         ///< of what it has told this rank, accusations that this rank has acted upon
-  std::uint32_t given_up;     ///< 1: it has been accused, and this rank has passed that on
-  std::uint32_t by_hand;      ///< 1: the program has masked it
 };
-// Kernels without masking find the next rank's as they always have.
-static_assert(sizeof(LowLatencyTold) == 3 * kLine);
+
+/// With masking a wait ends when its peer is masked. One that lasts so many time-outs ends the call: ranks have mixed
+/// up their calls.
+constexpr int kMostTimeouts = 8;
 
 /// What every kernel of the family gets.
 struct LowLatencyParams : ReachParams {
@@ -126,8 +106,7 @@ struct LowLatencyParams : ReachParams {
   LowLatencyTold* told = nullptr;  ///< [num_ranks], device memory; where somebody is far
   LowLatencyState* state = nullptr;
   WaitContext wait;
-  std::int32_t* mask = nullptr;   ///< [num_ranks], not 0: left out. nullptr: ranks are never masked
-  FaultRecord* masked = nullptr;  ///< [num_ranks]: why kernels have masked the rank; in memory that the host sees
+  std::uint64_t* mask = nullptr;  ///< ControlState::mask. nullptr: ranks are never masked
 
   DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {
     return state->counters[static_cast<int>(kind)];
@@ -347,18 +326,13 @@ struct LowLatencyBarrierParams {
   bool drains = false;  ///< when it ends, all RDMA operations of earlier calls have arrived
 };
 
-/// What becomes of masks between calls, where ranks agree on who is lost.
-enum class LowLatencyMasksStep : int {
-  unmask,
-  mask,         ///< as the program says
-  hear,         ///< reads who is accused
-  tell_ending,  ///< tells far ranks how far this one is with the end of its buffer
-};
+/// What a program asks of its masks, in the order of calls.
+enum class LowLatencyMasksStep : int { query, mask, unmask };
 struct LowLatencyMasksParams {
-  LowLatencyParams common;
-  int rank = -1;  ///< -1: all
+  WaitContext wait;
   LowLatencyMasksStep step;
-  std::uint64_t ending = 0;  ///< tell_ending: more than before by so much
+  int rank = -1;                   ///< that is masked, or unmasked; -1: all
+  std::int32_t* status = nullptr;  ///< [num_ranks], written by a query: 1 where the program or the verdict masks
 };
 
 }  // namespace deep_ep

@@ -8,7 +8,7 @@
 //
 // Everything in it is written by one source (by rails, rdma/reach.hpp, by another rank in its stead) and read by the
 // rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a
-// far rank adds to, and those that stand from call to call, come first: programs may fill with zeros what is behind
+// far rank adds to come first: programs may fill with zeros what is behind
 // them.
 #pragma once
 
@@ -41,32 +41,6 @@ struct alignas(kLine) LowLatencyMailbox {
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t progress_value(std::uint64_t epoch, int place) {
     return epoch << 16 | static_cast<std::uint64_t>(place);
   }
-};
-
-/// With masking: how far a rank is with the end of its buffer. See csrc/buffer/low_latency/ending.hpp.
-enum class LowLatencyEnding : std::uint64_t {
-  no,
-  waits_for_others,
-  meets,  ///< all have come
-  goes_alone,
-};
-
-/// With masking: what a rank shows, in its own heap, to near ranks that wait for it. See transport/watch.hpp.
-struct alignas(kLine) LowLatencySigns {
-  std::uint64_t beat;                    ///< changes as long as a call of the rank runs
-  std::uint64_t sent[kLowLatencyKinds];  ///< the last call whose send part has ended
-  std::uint64_t ending;                  ///< a LowLatencyEnding
-};
-
-/// On the board of rank 0, and in what each rank tells another, between two low_latency_resume.
-constexpr std::uint32_t kMostAccusations = kMaxRanks;
-
-/// With masking, where some rank is far: what one rank tells another about lost ranks. A far rank adds to the words.
-/// See transport/news.hpp.
-struct alignas(kLine) LowLatencyNews {
-  std::uint64_t said[kMostAccusations];  ///< accusations, one behind the other
-  std::uint64_t beat;                    ///< of a far rank: changes as long as a long call of it runs
-  std::uint64_t ending;                  ///< of a far rank: as in its signs
 };
 
 /// Rows of one source (or for one rank) lie in parts of equal size, each with room for one call.
@@ -105,9 +79,6 @@ struct LowLatencyWindow {
     carver.place<std::byte>(begin);
     window.mailboxes_ = carver.place<LowLatencyMailbox>(kLowLatencyKinds * ranks);
     window.barriers_ = carver.place<std::byte>(ranks * kLine, kLine);
-    carver.place<LowLatencySigns>(1);
-    carver.place<std::uint64_t>(kMostAccusations, kLine);
-    carver.place<LowLatencyNews>(ranks);
     window.counts_ = carver.place<std::byte>(parts * window.count_bytes, kLine);
     window.bytes = window.counts_ - begin + bytes / kLine * kLine;
     window.selections_ = carver.place<Cell>(parts * window.slots * kMaxTopk);
@@ -141,26 +112,6 @@ struct LowLatencyWindow {
   }
   /// How many barriers `source` has come to.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> barrier(int source) const { return {barriers_ + index(0, source) * kLine}; }
-
-  /// Of the rank whose heap it is; behind the words of barriers.
-  DEEP_EP_HOST_DEVICE Place<LowLatencySigns> signs() const { return {barriers_ + index(1, 0) * kLine}; }
-  /// In the heap of rank 0: the board.
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> accusation(std::uint32_t index) const {
-    return {signs().offset + sizeof(LowLatencySigns) + index * sizeof(std::uint64_t)};
-  }
-  /// What `source` tells the rank whose heap it is about lost ranks; behind the board.
-  DEEP_EP_HOST_DEVICE Place<LowLatencyNews> news(int source) const {
-    return {accusation(kMostAccusations).offset + index(0, source) * sizeof(LowLatencyNews)};
-  }
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> said(int source, std::uint32_t index) const {
-    return {news(source).offset + offsetof(LowLatencyNews, said) + index * sizeof(std::uint64_t)};
-  }
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> far_beat(int source) const {
-    return {news(source).offset + offsetof(LowLatencyNews, beat)};
-  }
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> far_ending(int source) const {
-    return {news(source).offset + offsetof(LowLatencyNews, ending)};
-  }
 
   /// Of a dispatch: the first cell holds the number of rows of `source` for this rank (CountHead), each further one the
   /// rows of two local experts.

@@ -14,6 +14,12 @@
 
 namespace deep_ep::device::rdma {
 
+/// What a completion entry whose opcode says no success says.
+DEEP_EP_DEVICE RdmaFailure failure_in(const CompletionEntry& entry, std::uint32_t opcode) {
+  if (opcode != kCompletionError) return {0, 0, opcode};
+  return {entry.syndrome, entry.vendor_syndrome, swap32(entry.opcode_number) >> 24};
+}
+
 /// Group is OneThread or WholeWarp; all members make every call, with arguments of their own where it says so.
 /// Functions that return bool return false, in all members, once the queue pair has failed or a wait of this rank has
 /// met its deadline; a fault is on record then, and nothing more is posted.
@@ -149,11 +155,7 @@ class SendQueue {
       completed_ = completed;
       return progress ? Poll::progress : Poll::nothing_new;
     }
-    RdmaFailure failure{0, 0, opcode};
-    if (opcode == kCompletionError) {
-      const CompletionEntry& error = *pair_.completion;
-      failure = {error.syndrome, error.vendor_syndrome, swap32(error.opcode_number) >> 24};
-    }
+    const RdmaFailure failure = failure_in(*pair_.completion, opcode);
     pair_.state->failure = failure.packed();
     report_fault(wait_, FaultKind::rdma_failed, Wanted::rdma_completion, pair_.peer,
                  static_cast<std::int32_t>(failure.packed()), completed - 1, rung_);

@@ -85,8 +85,9 @@ class Buffer(LowLatencyCalls):
                 ``None``.
             low_latency_mode: low-latency calls will be made; ``num_rdma_bytes`` is the memory for them, see
                 ``get_low_latency_rdma_size_hint``. They and the calls of the normal mode do not disturb each other.
-            enable_shrink: in low-latency calls, a rank that does not come within the time-out is masked by those that
-                wait for it; they raise no exception. Needs ``low_latency_mode``.
+            enable_shrink: in low-latency calls, a rank that does not come within the time-out, or whose process has
+                ended, is masked by all others; they raise no exception. Needs ``low_latency_mode``, and ``DEEP_EP_CONTROL``
+                not to be ``off``.
             allow_nvlink_for_low_latency_mode: ``False``: low-latency calls reach all other ranks by RDMA, even those of
                 its own node. Ranks of other nodes are reached by RDMA in any case.
             num_qps_per_rank: the most queue pairs that rows of normal mode take in turn to each rank of another node that

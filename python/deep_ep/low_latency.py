@@ -364,7 +364,8 @@ class LowLatencyCalls:
         self._masks().low_latency_query_mask(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Unmasks all ranks, on the current stream. Needs ``enable_shrink``."""
+        """Unmasks the ranks that this program has masked, on the current stream; ranks that all have found lost come back
+        with ``low_latency_resume``. Needs ``enable_shrink``."""
         self._masks().low_latency_clear_mask()
 
     def low_latency_resume(self) -> None:

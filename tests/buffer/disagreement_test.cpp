@@ -4,7 +4,6 @@
 #include <functional>
 #include <string>
 
-#include "csrc/buffer/faults.hpp"
 #include "csrc/support/format.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
@@ -16,12 +15,12 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// A rank that comes late waits no shorter, as each has a deadline of its own; a second deadline would show. Then it
-/// asks who is lost.
+/// A rank that comes late waits no shorter, as each has a deadline of its own; a second deadline would show. The
+/// control threads may take a quarter of it to agree.
 void require_one_deadline(double waited) {
-  const double deadline = short_deadline(), asking = time_to_find_lost_s(deadline);
-  require(waited > 0.9 * deadline && waited - asking < 1.9 * deadline,
-          fmt::format("the deadline is {} s, then {} s to find who is lost; waited {} s", deadline, asking, waited));
+  const double deadline = short_deadline();
+  require(waited > 0.9 * deadline && waited < 2.2 * deadline,
+          fmt::format("the deadline is {} s; waited {} s", deadline, waited));
 }
 
 class DisagreementTest : public ClusterTest {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace deep_ep {
 namespace {
 
@@ -33,10 +35,6 @@ TEST(FaultTexts, ATimeoutNamesWhoWaitedAndForWhom) {
 TEST(FaultTexts, AWaitOfSeveralTimeoutsSaysSo) {
   EXPECT_EQ(text_of(FaultKind::timeout, Wanted::low_latency_dispatch_rows, 8).find("rank 2 waited 12 s for rank 5"),
             0u);
-  FaultRecord nobody = record(FaultKind::timeout, Wanted::nothing, 8);
-  nobody.peer = kSelf;
-  EXPECT_EQ(
-      describe_fault(nobody, kSelf, 1.5).find("rank 2 waited longer than 12 s in a low-latency call though every"), 0u);
 }
 
 TEST(FaultTexts, ATimeoutNamesWhomARelayWaitsFor) {
@@ -58,41 +56,34 @@ TEST(FaultTexts, AWaitThatEndedForALostRankNamesItAndWhomItWaitedFor) {
             "rank 2 waited in vain for rank 5 " + words);
 }
 
-TEST(FaultTexts, MaskingNamesWhoWaitedAndWhoIsMasked) {
-  const FaultRecord masked = record(FaultKind::timeout, Wanted::low_latency_combine_rows);
-  EXPECT_EQ(
-      describe_masking(masked, kSelf, 1.5),
-      "rank 2 waited for rank 5 (at most 1.5 s) without seeing a row (low-latency combine) (signal at 13, expected "
-      "17); it is masked now");
-  FaultRecord agreed = masked;
-  agreed.field = 1 + 7;
-  EXPECT_EQ(describe_masking(agreed, kSelf, 1.5),
-            "rank 7 waited longer than 1.5 s for rank 5 without seeing a row (low-latency combine); rank 2 masks it, "
-            "like all that go on");
-}
-
-TEST(FaultTexts, MaskingNamesWhoseOperationsFailed) {
-  FaultRecord agreed = record(FaultKind::timeout, Wanted::rdma_completion);
-  agreed.field = 1 + 7;
-  EXPECT_EQ(describe_masking(agreed, kSelf, 1.5),
-            "RDMA operations of rank 7 to rank 5 failed; rank 2 masks it, like all that go on");
-  EXPECT_EQ(text_of(FaultKind::given_up, Wanted::rdma_completion),
-            "RDMA operations of rank 5 to rank 2 failed, and all have masked it: it comes back with "
-            "low_latency_resume, which all ranks call");
-}
-
-TEST(FaultTexts, MaskingNamesWhoEndedItsCall) {
-  FaultRecord told = record(FaultKind::timeout, Wanted::nothing);
-  told.field = 1 + told.peer;
-  EXPECT_EQ(describe_masking(told, kSelf, 1.5),
-            "rank 5 ended a low-latency call, as ranks disagree about it; rank 2 masks it, like all that go on");
+TEST(FaultTexts, MaskingSaysWhy) {
+  using control::LostWhy;
+  constexpr auto kRow = static_cast<std::uint32_t>(Wanted::low_latency_combine_rows);
+  EXPECT_EQ(describe_masking({.rank = 5, .why = LostWhy::gone}, "the process of rank 5 has ended (process 77 on a)"),
+            "rank 5 is masked: the process of rank 5 has ended (process 77 on a)");
+  EXPECT_EQ(describe_masking({.rank = 5, .why = LostWhy::silent, .by = 7, .wanted = kRow, .waited_s = 1.52}, ""),
+            "rank 5 is masked: rank 7 waited 1.52 s for it without seeing a row (low-latency combine)");
+  EXPECT_EQ(describe_masking({.rank = 5, .why = LostWhy::failed, .by = 7}, ""),
+            "rank 5 is masked: RDMA operations of rank 7 to it failed");
+  EXPECT_EQ(describe_masking({.rank = 5, .why = LostWhy::ended}, ""),
+            "rank 5 is masked: it has ended a low-latency call, and its own error says why");
 }
 
 TEST(FaultTexts, AMaskedRankIsToldHowItComesBack) {
-  EXPECT_EQ(text_of(FaultKind::given_up, Wanted::counts),
-            "rank 5 waited longer than 1.5 s for rank 2 without seeing its token counts (dispatch, notify kernel), and "
-            "all have "
-            "masked it: it comes back with low_latency_resume, which all ranks call");
+  using control::LostRank;
+  using control::LostWhy;
+  const std::string comes_back =
+      ", and all have masked it: it comes back with low_latency_resume, which all ranks call";
+  constexpr auto kCounts = static_cast<std::uint32_t>(Wanted::low_latency_dispatch_counts);
+  const auto of = [](const LostRank& own) {
+    const std::vector<LostRank> lost = {{.rank = 4, .why = LostWhy::gone, .by = 0}, own};
+    return describe_given_up(lost, kSelf);
+  };
+  EXPECT_EQ(of({.rank = kSelf, .why = LostWhy::silent, .by = 5, .wanted = kCounts, .waited_s = 1.5}),
+            "rank 5 waited 1.5 s for rank 2 without seeing its counts (low-latency dispatch)" + comes_back);
+  EXPECT_EQ(of({.rank = kSelf, .why = LostWhy::failed, .by = 5}),
+            "RDMA operations of rank 5 to rank 2 failed" + comes_back);
+  EXPECT_EQ(of({.rank = kSelf, .why = LostWhy::ended}), "the other ranks go on without rank 2" + comes_back);
 }
 
 TEST(FaultTexts, AMismatchGivesEachRankItsValue) {

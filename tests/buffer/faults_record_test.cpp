@@ -1,9 +1,6 @@
 // Faults on record, as the host raises them: those of calls and those of kernels that run beside calls.
 #include <gtest/gtest.h>
 
-#include <utility>
-#include <vector>
-
 #include "csrc/buffer/faults.hpp"
 #include "csrc/executor/own_stream.hpp"
 #include "deep_ep/error.hpp"
@@ -26,7 +23,7 @@ TEST(FaultsRecord, OfAKernelBesideACallThatRaises) {
   const OwnStream stream(*executor);
   const CallContext calls(executor, stream.get(),
                           std::make_shared<Arena>(executor, std::make_shared<test::FakeHeap>(1 << 20), 0, 1 << 20));
-  Faults faults(calls, executor, 0, 60.0);
+  Faults faults(calls, executor, 0, 4, 60.0);
   FaultRecord& of_call = *faults.wait_context().fault;
   faults.raise();
   EXPECT_FALSE(faults.met() || faults.broken());
@@ -56,7 +53,7 @@ TEST(FaultsRecord, OfTwoTheOneThatNamesTheCause) {
     const OwnStream stream(*executor);
     const CallContext calls(executor, stream.get(),
                             std::make_shared<Arena>(executor, std::make_shared<test::FakeHeap>(1 << 20), 0, 1 << 20));
-    Faults faults(calls, executor, 0, 60.0);
+    Faults faults(calls, executor, 0, 4, 60.0);
     put_on_record(*faults.wait_context().fault, of_call, Wanted::low_latency_combine_rows, 1);
     put_on_record(*faults.record_beside(), FaultKind::timeout, Wanted::low_latency_combine_rows, 3);
     const std::string named = of_call == FaultKind::timeout ? "rank 3" : "rank 1";
@@ -66,27 +63,6 @@ TEST(FaultsRecord, OfTwoTheOneThatNamesTheCause) {
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
     }
-  }
-}
-
-/// Whoever waits for a rank that has met the failure of a NIC must hear of whom it was cut off.
-TEST(FaultsRecord, OthersHearOfAFailureOfRdma) {
-  for (const FaultKind kind : {FaultKind::timeout, FaultKind::rdma_failed, FaultKind::mismatch}) {
-    const auto executor = make_host_executor();
-    const OwnStream stream(*executor);
-    const CallContext calls(executor, stream.get(),
-                            std::make_shared<Arena>(executor, std::make_shared<test::FakeHeap>(1 << 20), 0, 1 << 20));
-    Faults faults(calls, executor, 0, 60.0);
-    std::vector<std::pair<int, bool>> told;
-    faults.find_lost_by([&](int waited_for, bool rdma_failed) {
-      told.emplace_back(waited_for, rdma_failed);
-      return 2;
-    });
-    put_on_record(*faults.wait_context().fault, kind, Wanted::low_latency_combine_rows, 1);
-    for (int times = 0; times < 2; ++times) EXPECT_THROW(faults.raise(), Error);
-    std::vector<std::pair<int, bool>> expected;
-    if (kind != FaultKind::mismatch) expected.emplace_back(1, kind == FaultKind::rdma_failed);
-    EXPECT_EQ(told, expected);
   }
 }
 

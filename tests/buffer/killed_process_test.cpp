@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
@@ -125,6 +127,59 @@ TEST_P(KilledLowLatencyProcessTest, IsNamedInLowLatencyCalls) {
   const LowLatencyCalls calls{make_low_latency_combine_case(
       {.tokens = {7, 4, 8, 5}, .max_tokens = 8, .hidden = 512, .topk = 4, .format = oracle::RowFormat::bf16})};
   expect_to_be_named(low_latency_options(kRanks, 8, 512), calls);
+}
+
+/// With masks the calls of the others go on: each has all of what the process sent, or nothing of it.
+TEST_P(KilledLowLatencyProcessTest, IsMaskedInTheMiddleOfCalls) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  constexpr int kCalls = 60;
+  const LowLatencyCase all =
+      make_low_latency_case({.tokens = {5, 4, 6, 3}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3});
+  oracle::Masks masks(kRanks * kRanks, 0);
+  for (const int survivor : {0, 1, 3}) masks[static_cast<std::size_t>(survivor * kRanks + kVictim)] = 1;
+  const LowLatencyCase without = with_masks(all, masks);
+  ClusterOptions options = cluster(kRanks);
+  options.lost_rank = kVictim;
+  run_cluster(options, [&](Rank& rank) {
+    BufferOptions masking = low_latency_options(kRanks, 6, 256);
+    masking.low_latency.masking = true;
+    masking.timeout_s = long_timeout();
+    Buffer& buffer = rank.buffer(masking);
+    dispatch_and_check(rank, buffer, all);
+    rank.bootstrap()->barrier();
+    std::atomic<int> calls{0};
+    std::thread killer;
+    if (rank.rank() == kVictim) {
+      killer = std::thread([&] {
+        std::mt19937 random(static_cast<unsigned>(::getpid()));
+        const int last = static_cast<int>(random() % (kCalls / 2));
+        while (calls < last) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 2'000));
+        ::raise(SIGKILL);
+      });
+    }
+    bool lost = false;
+    const auto begin = std::chrono::steady_clock::now();
+    for (; calls < kCalls; ++calls) {
+      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+      try {
+        check_low_latency_dispatch(rank, lost ? without : all, result);
+      } catch (const CheckFailure&) {
+        if (lost) throw;
+        check_low_latency_dispatch(rank, without, result);
+        lost = true;
+      }
+      buffer.check();
+      rank.release();
+    }
+    require(lost, "a killed process is left out");
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    require(took.count() < long_timeout() / 2, "the calls took " + std::to_string(took.count()) + " s");
+    const TensorView status = rank.upload(std::vector<std::int32_t>(kRanks, -1), DType::int32, {kRanks});
+    buffer.low_latency_query_mask(status, rank.call().stream);
+    require_same({0, 0, 1, 0}, rank.download<std::int32_t>(status), "masks");
+    buffer.destroy();
+  });
 }
 
 /// Ranks that end a buffer together do not wait for one that has died.

@@ -40,12 +40,15 @@ struct Wait {
         payload(executor, 1),
         returned(executor, 64),
         words(executor, 1),
-        lost(executor, 1) {
-    lost[0].words = words.data();
+        control(executor, 1) {
+    control[0].words = words.data();
+    control[0].rank = 5;
+    control[0].num_ranks = 6;
+    control[0].step_ns = ~std::uint64_t{0};
   }
 
   WaitParams params(std::uint64_t timeout_ns) const {
-    return {.wait = {faults.data(), abort.data(), timeout_ns, lost.data()},
+    return {.wait = {faults.data(), abort.data(), timeout_ns, control.data()},
             .signal = signal.data(),
             .expected = 5,
             .value = 0,
@@ -55,15 +58,15 @@ struct Wait {
 
   /// The host says that nothing comes of `rank` any more.
   void lose(int rank) const {
-    words[0].lost[rank] = 1;
+    words[0].lost[rank] = static_cast<std::uint32_t>(rank) + 1;
     words[0].changes = 1;
   }
 
   Shared<FaultRecord> faults;
   Shared<std::uint64_t> abort, signal;
   Shared<std::uint32_t> payload, returned;
-  Shared<LostWords> words;
-  Shared<LostRanks> lost;
+  Shared<ControlWords> words;
+  Shared<ControlState> control;
 };
 
 const TestKernel<WaitParams>& wait_probe() {
@@ -138,7 +141,7 @@ TEST(Wait, ForALivingRankGoesOnWhenAnotherIsLost) {
     late.lose(4);
     run(executor, wait_probe(), {1, 96, 0}, late.params(1'000'000));
     EXPECT_EQ(late.faults[0].peer, 3);
-    EXPECT_EQ(late.words[0].ended, 0u) << "an ordinary deadline";
+    EXPECT_EQ(late.words[0].ended, 3u + 1) << "an ordinary deadline ends its calls, too";
   });
 }
 

@@ -44,8 +44,6 @@ Internode::Internode(Runtime& runtime)
     host_counts_ = pinned_memory<HostCounts>(
         runtime.executor(),
         sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(setup_.max_local_experts));
-    lost_ = pinned_memory<LostRankMemory>(runtime.executor(), sizeof(LostRankMemory));
-    lost_abort_ = runtime.zeroed_memory<std::uint64_t>();
     runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
     runtime.executor()->synchronize(runtime.comm_stream());
     common_.grid = grid_;
@@ -65,27 +63,6 @@ Internode::Internode(Runtime& runtime)
 std::string Internode::describe() const {
   return common_.lanes == 1 ? connections_.describe()
                             : fmt::format("{} lanes, {}", common_.lanes, connections_.describe());
-}
-
-int Internode::find_lost_rank(int waited_for, int cut_off_from, bool search) {
-  if (grid_.width == 1) return waited_for;  // nobody relays
-  // A rank that has failed may have freed its heap, which is gone for the others, too, if they share it so.
-  if (runtime_.heap()->kind() == HeapKind::cuda_ipc) return waited_for;
-  const double for_s = time_to_find_lost_s(runtime_.timeout_s());
-  lost_->lost = waited_for;
-  InternodeLostRankParams params{};
-  params.common = common_;
-  params.wait = {lost_->faults, lost_abort_.get(), static_cast<std::uint64_t>(for_s * 1e9)};
-  params.waited_for = waited_for;
-  params.cut_off_from = cut_off_from;
-  params.for_ns = search ? params.wait.timeout_ns : 0;
-  params.lost = &lost_->lost;
-  Backend& executor = *runtime_.executor();
-  executor.make_current();
-  executor.kernels().find_lost_rank_internode(
-      params, {1, 32, static_cast<std::size_t>(grid_.num_ranks) * sizeof(std::uint64_t)}, runtime_.comm_stream());
-  executor.synchronize(runtime_.comm_stream());
-  return lost_->lost;
 }
 
 Rings Internode::rings_for(std::size_t row_bytes) const {

@@ -12,16 +12,9 @@
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/buffer.hpp"
-#include "kernels/common/lost_rank.hpp"
 #include "kernels/internode/params.hpp"
 
 namespace deep_ep {
-
-/// What find_lost_rank() needs beside the words of the window.
-struct LostRankMemory {
-  FaultRecord faults[2];  ///< of its own posts
-  std::int32_t lost;
-};
 
 class Internode {
  public:
@@ -38,11 +31,6 @@ class Internode {
   std::string health() const { return connections_.health(); }
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_.check(); }
-  std::optional<int> cut_off_from() const { return connections_.cut_off_from(runtime_.rank()); }
-  /// After a call of any kind that has waited for a rank in vain: who is lost? That rank, or the one that it waits for
-  /// itself. Takes some of the time that calls wait, for the others to find out the same. Without `search` this only
-  /// tells them, which takes none. `cut_off_from`: see told_wait().
-  int find_lost_rank(int waited_for, int cut_off_from = device::kNotCutOff, bool search = true);
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
   void drain() noexcept { connections_.drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
 
@@ -77,9 +65,7 @@ class Internode {
   std::shared_ptr<std::uint32_t> counters_;
   std::shared_ptr<std::byte*> heaps_;        ///< device memory, [num_ranks]
   std::shared_ptr<HostCounts> host_counts_;  ///< pinned
-  std::shared_ptr<LostRankMemory> lost_;     ///< pinned
-  std::shared_ptr<std::uint64_t> lost_abort_;
-  InternodeParams common_;  ///< what every kernel is told
+  InternodeParams common_;                   ///< what every kernel is told
 };
 
 }  // namespace deep_ep

@@ -7,7 +7,6 @@
 #include "csrc/buffer/intranode/plan.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "deep_ep/buffer.hpp"
-#include "kernels/common/lost_rank.hpp"
 #include "kernels/intranode/params.hpp"
 
 namespace deep_ep {
@@ -22,11 +21,6 @@ class Intranode {
   CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
 
-  /// After a call of any kind that has waited for a rank in vain: who is lost? That rank, or the one that it waits for
-  /// itself. Takes some of the time that calls wait, for the others to find out the same. Without `search` this only
-  /// tells them, which takes none. `cut_off_from`: see told_wait().
-  int find_lost_rank(int waited_for, int cut_off_from = device::kNotCutOff, bool search = true);
-
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
@@ -37,7 +31,6 @@ class Intranode {
   NormalModeSetup setup_;
   std::shared_ptr<KernelState> state_;
   std::shared_ptr<HostCounts> host_counts_;  ///< pinned
-  std::shared_ptr<std::int32_t> lost_;       ///< pinned: see find_lost_rank
   IntranodeParams common_;                   ///< what every kernel is told
 };
 

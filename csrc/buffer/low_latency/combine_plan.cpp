@@ -25,12 +25,10 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
 }
 
 /// `apart`: sums for other nodes are made by a kernel beside the caller's.
-KernelChoice<LowLatencyCombineParams> choose_kernel(bool fp8, bool rdma, bool watched, bool unreduced, bool apart) {
+KernelChoice<LowLatencyCombineParams> choose_kernel(bool fp8, bool rdma, bool unreduced, bool apart) {
   using namespace choices;
   if (apart) return combine_low_latency_rails;
   if (unreduced) return fp8 ? combine_low_latency_unreduced_fp8 : combine_low_latency_unreduced;
-  if (watched && rdma) return fp8 ? combine_low_latency_rdma_watched_fp8 : combine_low_latency_rdma_watched;
-  if (watched) return fp8 ? combine_low_latency_watched_fp8 : combine_low_latency_watched;
   if (rdma) return fp8 ? combine_low_latency_rdma_fp8 : combine_low_latency_rdma;
   return fp8 ? combine_low_latency_fp8 : combine_low_latency;
 }
@@ -65,8 +63,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
                                                   part.rows_of_group, posters != 0 ? warps : 0);
   const UnreducedShared of_unreduced(Carver::without_memory(), wire, warps);
   const std::size_t bytes = unreduced ? of_unreduced.bytes : shared.bytes;
-  part.shape = {part.working_blocks + waiting + posters + watching_blocks(setup), warps * 32,
-                std::max(bytes, watching_bytes(setup))};
+  part.shape = {part.working_blocks + waiting + posters, warps * 32, bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
                           params.hidden, params.max_tokens, format_bytes(part.shape.shared_bytes),
@@ -174,10 +171,10 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
   const bool apart = arguments.return_recv_hook && rail_width != 0;
-  const auto kernel = choose_kernel(params.fp8, setup.rdma(), setup.watched(), unreduced, apart);
+  const auto kernel = choose_kernel(params.fp8, setup.rdma(), unreduced, apart);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
-  const int others = poster_blocks(setup, params.block_warps) + watching_blocks(setup);
+  const int others = poster_blocks(setup, params.block_warps);
   const int sms = most_working_blocks(arguments.config, setup, others);
   params.warps_per_row = warps_per_row(params, sms, unreduced, setup);
   plan_parts(plan, arguments.return_recv_hook, false, [&](LowLatencyPhase phase) {

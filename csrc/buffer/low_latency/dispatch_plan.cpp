@@ -11,14 +11,10 @@
 namespace deep_ep {
 namespace {
 
-KernelChoice<LowLatencyDispatchParams> choose_kernel(bool rdma, bool watched, bool extra) {
+KernelChoice<LowLatencyDispatchParams> choose_kernel(bool rdma, bool extra) {
   using namespace choices;
-  if (extra && watched && rdma) return dispatch_low_latency_extra_rdma_watched;
-  if (watched && rdma) return dispatch_low_latency_rdma_watched;
-  if (extra && watched) return dispatch_low_latency_extra_watched;
   if (extra && rdma) return dispatch_low_latency_extra_rdma;
   if (extra) return dispatch_low_latency_extra;
-  if (watched) return dispatch_low_latency_watched;
   return rdma ? dispatch_low_latency_rdma : dispatch_low_latency;
 }
 
@@ -48,8 +44,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   const int ranks = params.common.num_ranks;
   const int experts = params.num_local_experts * ranks;
   const int posters = poster_blocks(setup, warps);
-  const int others = posters + watching_blocks(setup);
-  const int most = most_working_blocks(config, setup, others, room_for_relay(phase, beside_relay, setup));
+  const int most = most_working_blocks(config, setup, posters, room_for_relay(phase, beside_relay, setup));
   const std::int64_t to_send = sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
   // Few rows are best spread over many SMs.
   const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
@@ -59,7 +54,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, experts,
                                                    sends(phase) ? row_of(params, by_rails).stage_bytes() : 0,
                                                    posters != 0 ? warps : 0);
-  part.shape = {part.working_blocks + others, warps * 32, std::max(shared.bytes, watching_bytes(setup))};
+  part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
                           params.hidden, experts, format_bytes(part.shape.shared_bytes),
@@ -72,7 +67,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
 int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Config& config,
                   const LowLatencySetup& setup) {
   const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
-  const bool few = rows <= most_working_blocks(config, setup, poster_blocks(setup, warps) + watching_blocks(setup));
+  const bool few = rows <= most_working_blocks(config, setup, poster_blocks(setup, warps));
   if (setup.on_gpu() && few) return warps;  // no block has two rows
   if (warps % 4 == 0 && warps >= 16) return 4;
   return warps % 2 == 0 && warps >= 8 ? 2 : 1;
@@ -259,8 +254,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
 
   if (arguments.x_global_scale) params.global_scale = arguments.x_global_scale->as<float>();
 
-  const auto kernel =
-      choose_kernel(setup.rdma(), setup.watched(), arguments.arrival_counters.has_value() || is_extra(params.format));
+  const auto kernel = choose_kernel(setup.rdma(), arguments.arrival_counters.has_value() || is_extra(params.format));
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

@@ -37,11 +37,10 @@ class LowLatency {
   /// Collective, with masks.
   void resume();
 
-  /// Where ranks agree on who is lost, at the end of the buffer: waits for the others, without those that are lost or
-  /// go alone. False: some are, so this rank must go alone, too.
-  bool meet_at_end();
-  /// This rank waits for nobody. Shows that to the others, where they look for it.
-  void go_alone() noexcept;
+  /// Logs which ranks are masked since the last look.
+  void log_masks() {
+    if (masks_) masks_->log_new();
+  }
 
   /// From now on the program may write there, and `clean` cleans it.
   TensorView memory();
@@ -51,8 +50,6 @@ class LowLatency {
   std::string health() const { return links_ ? links_->health() : std::string(); }
   /// Throws what an operation of the NIC met, unless that masks a rank.
   void check() const;
-  /// The rank to which that was: see Connections::cut_off_from().
-  std::optional<int> cut_off_from() const;
   /// After the last call: waits until the peers have got all, also what this rank hands on.
   void drain() noexcept;
   /// Nothing of this rank touches a peer any more.
@@ -74,13 +71,7 @@ class LowLatency {
   bool beside_relay(LowLatencyKind kind, bool hook, StreamHandle stream) const;
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
   LowLatencyCounts count_together();
-  void resume_together(RankMasks& to_clear);
-  /// Where ranks agree on who is lost. -1: all.
-  void change_masks(int rank, LowLatencyMasksStep step, StreamHandle stream, std::uint64_t ending = 0);
-  void show_ending(LowLatencyEnding ending);
-  /// Has the rank masked others? [num_ranks].
-  std::vector<std::int32_t> masks_now() const;
-  LowLatencyEnding ending_of(int rank) const;
+  void resume_together();
 
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory
@@ -92,7 +83,6 @@ class LowLatency {
   std::array<std::optional<OwnStream>, kLowLatencyKinds> relays_;
   std::optional<WaitStats> waits_;  ///< none before anybody has asked for them
   bool shown_ = false;              ///< has the program been given `memory`?
-  LowLatencyEnding ending_ = LowLatencyEnding::no;
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.
   std::vector<std::shared_ptr<std::byte>> combine_buffers_;

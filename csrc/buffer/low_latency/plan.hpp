@@ -24,13 +24,10 @@ struct LowLatencySetup {
   std::size_t low_latency_bytes = 0;
   int rail_width = 0;  ///< see LowLatencyReach
   bool rails_always = false;
-  bool own_masks = false;  ///< ranks cannot agree on who is lost
-  bool measured = false;   ///< calls add to statistics of waits
+  bool measured = false;  ///< calls add to statistics of waits
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }
-  /// Ranks may be masked, and agree on whom: a block of each call watches (transport/watch.hpp).
-  bool watched() const { return common.mask != nullptr && !own_masks; }
   /// See LowLatencyReach.
   bool hooks_by_rails() const { return rail_width != 0 && rails_always; }
 };

@@ -3,7 +3,6 @@
 #include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "kernels/low_latency/transport/watch.hpp"
 
 namespace deep_ep {
 
@@ -18,20 +17,9 @@ void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_by
       format_bytes(row_bytes), format_bytes(needed));
 }
 
-std::size_t watching_bytes(const LowLatencySetup& setup) {
-  using device::low_latency::Watcher;
-  return setup.watched() ? static_cast<std::size_t>(int{setup.common.num_ranks}) * sizeof(Watcher::Peer) : 0;
-}
-
 void check_resident(int others, const LowLatencySetup& setup) {
   const int room = setup.policy.multiprocessors;
   if (!setup.on_gpu() || others < room) return;
-  if (setup.watched()) {
-    fail<InvalidArgument>(
-        "a low-latency call of a buffer with masking needs {} blocks side by side, of which one watches the other "
-        "ranks, but this process has {} multiprocessors of the GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-        others + 1, room);
-  }
   fail<InvalidArgument>(
       "a low-latency call to {} ranks by RDMA needs {} blocks side by side, but this process has {} multiprocessors of "
       "the "

@@ -14,12 +14,8 @@ inline int poster_blocks(const LowLatencySetup& setup, int warps) {
   return setup.rdma() ? (setup.common.num_far * setup.common.lanes + warps - 1) / warps : 0;
 }
 
-/// The block that watches, where one does, and the shared memory that it needs.
-inline int watching_blocks(const LowLatencySetup& setup) { return setup.watched() ? 1 : 0; }
-std::size_t watching_bytes(const LowLatencySetup& setup);
-
-/// InvalidArgument where the blocks that post, or watch, and one more, cannot run side by side: on a GPU they wait for
-/// each other.
+/// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each
+/// other.
 void check_resident(int others, const LowLatencySetup& setup);
 
 /// Blocks of a kernel that hands on so many rows between the parts of a call with a hook, where a block hands on

@@ -20,7 +20,6 @@ LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMe
   LowLatencyReach reach;
   if (options.low_latency.bytes == 0) return reach;
   reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);
-  reach.watched = options.low_latency.masking;
   reach.rails_always = options.low_latency.rails == LowLatencyRails::always;
   if (options.low_latency.lanes != 0) reach.lanes = options.low_latency.lanes;
   if (options.low_latency.rails == LowLatencyRails::never) {
@@ -39,7 +38,7 @@ LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMe
   return reach;
 }
 
-int LowLatencyReach::channels() const { return low_latency_channels(lanes, hooks_by_rails()) + (watched ? 1 : 0); }
+int LowLatencyReach::channels() const { return low_latency_channels(lanes, hooks_by_rails()); }
 
 std::string LowLatencyReach::describe_rails() const {
   if (rail_width == 0) return fmt::format("not by rails, {}", why_no_rails);

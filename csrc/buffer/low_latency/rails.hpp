@@ -20,7 +20,6 @@ struct LowLatencyReach {
   bool rails_always = false;      ///< wherever they may; else where they pay
   const char* why_no_rails = "";  ///< where they may not
   int lanes = 1;                  ///< see LowLatencyOptions::lanes
-  bool watched = false;           ///< ranks may be masked, and tell each other who is lost
 
   /// To each rank that is reached by RDMA.
   int channels() const;

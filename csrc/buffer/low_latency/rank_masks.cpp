@@ -2,69 +2,62 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/fault_texts.hpp"
-#include "csrc/support/format.hpp"
+#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/logging.hpp"
 
 namespace deep_ep {
 
-std::string why_own_masks(std::span<const MaskingRank> ranks) {
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (!ranks[rank].process.same_host(ranks[0].process)) {
-      return fmt::format("rank {} is on another host than rank 0, and a host may be lost", rank);
-    }
-    if (!ranks[rank].reaches_board) {
-      return fmt::format("rank {} is not known to have native atomics on the GPU of rank 0", rank);
-    }
+RankMasks::RankMasks(Runtime& runtime, const WaitContext& wait)
+    : runtime_(runtime), wait_(wait), failures_logged_(static_cast<std::size_t>(runtime.num_ranks())) {}
+
+void RankMasks::log_new() {
+  const control::Membership& membership = *runtime_.membership();
+  for (std::size_t peer = 0; peer < failures_logged_.size(); ++peer) {
+    const std::uint32_t failed = __atomic_load_n(&runtime_.control_words().failed[peer], __ATOMIC_ACQUIRE);
+    if (failed == 0 || failures_logged_[peer]) continue;
+    failures_logged_[peer] = true;
+    FaultRecord record{};
+    record.kind = FaultKind::rdma_failed;
+    record.peer = static_cast<std::int32_t>(peer);
+    record.field = static_cast<std::int32_t>(failed - 1);
+    log::warn("{}", rdma::describe_fault(runtime_.rank(), record));
   }
-  return {};
+  if (__atomic_load_n(&runtime_.control_words().changes, __ATOMIC_ACQUIRE) == 0) return;
+  const std::vector<control::LostRank> lost = membership.lost();
+  for (; logged_ < lost.size(); ++logged_) {
+    log::warn("{}", describe_masking(lost[logged_], membership.describe_gone(lost[logged_].rank)));
+  }
 }
 
-RankMasks::RankMasks(Runtime& runtime, const LowLatencyState* state)
-    : runtime_(runtime),
-      state_(state),
-      mask_(runtime.zeroed_memory<std::int32_t>(bytes())),
-      records_(pinned_memory<FaultRecord>(runtime.executor(),
-                                          static_cast<std::size_t>(runtime.num_ranks()) * sizeof(FaultRecord))) {}
-
-void RankMasks::log_new() const {
-  for (int rank = 0; rank < runtime_.num_ranks(); ++rank) {
-    FaultRecord& masked = records_.get()[rank];
-    if (__atomic_load_n(&masked.written, __ATOMIC_ACQUIRE) == 0) continue;
-    const FaultRecord record = masked;
-    if (change_ && record.field == 0) continue;  // nobody has agreed to it: the call ends by that
-    // A kernel under way may have more to report: it writes to the record after this, or not at all.
-    __atomic_store_n(&masked.written, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&masked.claimed, 0, __ATOMIC_RELEASE);
-    log::warn("{}", describe_masking(record, runtime_.rank(), runtime_.timeout_s()));
-  }
+void RankMasks::launch(LowLatencyMasksStep step, int rank, std::int32_t* status, StreamHandle stream) {
+  CallScope scope(runtime_.calls(), {.stream = stream});
+  const LowLatencyMasksParams params{.wait = wait_, .step = step, .rank = rank, .status = status};
+  runtime_.executor()->kernels().masks_low_latency(params, LaunchShape{1, 128, 0}, scope.stream());
+  scope.finish();
 }
 
 void RankMasks::update(int rank, bool masked, StreamHandle stream) {
   check_range("rank", rank, 0, runtime_.num_ranks() - 1);
-  if (change_) return change_(rank, masked, stream);
-  CallScope scope(runtime_.calls(), {.stream = stream});
-  runtime_.executor()->copy(mask() + rank, masked ? &state_->one : &state_->none, sizeof(std::int32_t), scope.stream());
-  scope.finish();
+  if (!masked) runtime_.faults().raise();  // a rank that has been told that it is masked cannot undo that
+  runtime_.membership()->leave_out(rank, masked);
+  launch(masked ? LowLatencyMasksStep::mask : LowLatencyMasksStep::unmask, rank, nullptr, stream);
 }
 
 void RankMasks::query(const TensorView& status, StreamHandle stream) {
   check_tensor("status", status, runtime_.device(), {DType::int32}, {runtime_.num_ranks()});
-  CallScope scope(runtime_.calls(), {.stream = stream});
-  runtime_.executor()->copy(status.data, mask(), bytes(), scope.stream());
-  scope.finish();
+  launch(LowLatencyMasksStep::query, -1, status.as<std::int32_t>(), stream);
 }
 
 void RankMasks::clear(StreamHandle stream) {
-  if (change_) return change_(-1, false, stream);
-  CallScope scope(runtime_.calls(), {.stream = stream});
-  runtime_.executor()->fill(mask(), 0, bytes(), scope.stream());
-  scope.finish();
+  runtime_.faults().raise();
+  for (int rank = 0; rank < runtime_.num_ranks(); ++rank) runtime_.membership()->leave_out(rank, false);
+  launch(LowLatencyMasksStep::unmask, -1, nullptr, stream);
 }
 
-void RankMasks::clear_now() {
-  for (int rank = 0; rank < runtime_.num_ranks(); ++rank) records_.get()[rank] = {};
-  runtime_.executor()->fill(mask(), 0, bytes(), runtime_.comm_stream());
-  runtime_.executor()->synchronize(runtime_.comm_stream());
+void RankMasks::resume() {
+  runtime_.membership()->resume();
+  logged_ = 0;
+  failures_logged_.assign(failures_logged_.size(), false);
 }
 
 }  // namespace deep_ep

@@ -53,10 +53,8 @@ void RdmaLinks::resume(const LowLatencyCounts& counts) {
   const auto set = [&](auto place, const auto& value) {
     executor.copy(place.in(runtime_.heap()->local()), &value, sizeof value, runtime_.comm_stream());
   };
-  for (int rank = 0; rank < runtime_.num_ranks(); ++rank) {  // near ones have been told of lost ranks, too
-    executor.copy(told_.get() + rank, &told, sizeof told, runtime_.comm_stream());
-  }
   for (const int far : far_) {
+    executor.copy(told_.get() + far, &told, sizeof told, runtime_.comm_stream());
     set(window.barrier(far), told.barrier);
     for (const LowLatencyKind kind : {LowLatencyKind::dispatch, LowLatencyKind::combine}) {
       set(window.mailbox(kind, far), told.mailbox[static_cast<std::size_t>(kind)]);

@@ -33,10 +33,8 @@ class RdmaLinks {
   /// For people: whom they reach, whether by rails, over which NIC.
   std::string describe() const;
   std::string health() const { return connections_.health(); }
-  bool connected() const { return connections_.connected(); }
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_.check(); }
-  std::optional<int> cut_off_from() const { return connections_.cut_off_from(runtime_.rank()); }
   /// After the last call. Its kernels have ended, but what they posted may not have reached the peers, who wait for it.
   void drain() noexcept { connections_.drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
   /// After all ranks have ended their work: new queue pairs, and all that was told over the old ones as it would be

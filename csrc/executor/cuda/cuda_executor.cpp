@@ -73,21 +73,6 @@ DeviceIdentity identity_of(int device) {
   return identity;
 }
 
-/// PCIe need not have it. Devices that this process does not see are not known to have it.
-bool has_native_atomics(int device, const DeviceIdentity& peer) {
-  int devices = 0;
-  check(cudaGetDeviceCount(&devices), device, "cudaGetDeviceCount");
-  for (int other = 0; other < devices; ++other) {
-    if (std::memcmp(identity_of(other).uuid.data(), peer.uuid.data(), peer.uuid.size()) != 0) continue;
-    if (other == device) return true;
-    int native = 0;
-    check(cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported, device, other), device,
-          "cudaDeviceGetP2PAttribute");
-    return native != 0;
-  }
-  return false;
-}
-
 cudaStream_t native(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 
 class CudaExecutor final : public Backend {
@@ -103,7 +88,6 @@ class CudaExecutor final : public Backend {
   Device device() const override { return {Device::Kind::cuda, device_}; }
   const LaunchPolicy& policy() const override { return policy_; }
   DeviceIdentity identity() const override { return identity_of(device_); }
-  bool exchanges_with(const DeviceIdentity& peer) const override { return has_native_atomics(device_, peer); }
 
   void* allocate(std::size_t bytes) override {
     const CurrentContext current(*context_);

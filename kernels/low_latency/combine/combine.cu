@@ -12,11 +12,9 @@
 // There is no barrier of the grid, and ranks wait for each other only here.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
-#include "kernels/low_latency/combine/debts.hpp"
 #include "kernels/low_latency/combine/epochs.hpp"
 #include "kernels/low_latency/combine/post.hpp"
 #include "kernels/low_latency/combine/push.hpp"
-#include "kernels/low_latency/transport/watch.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -26,11 +24,12 @@ static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <=
               static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
 
 /// By one warp, where ranks may be masked: waits until all that will come have begun the call.
-DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t epoch) {
+template <bool kRdma>
+DEEP_EP_DEVICE void await_all_begun(const LowLatencyParams& common, std::uint64_t epoch) {
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
     if (masked(common, peer)) continue;
     const std::uint64_t* begun = common.window.begun(LowLatencyKind::combine, peer).in(common.local);
-    wait_signal(MaskOrEndCombine{common, epoch}, begun, {peer, Wanted::low_latency_combine_selection, epoch});
+    wait_signal(MaskOrEndCombine<kRdma>{common, epoch}, begun, {peer, Wanted::low_latency_combine_selection, epoch});
   }
 }
 
@@ -72,7 +71,9 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const Reach sending(common, epochs.send, params.row_bytes);
   announcer.announce(sending, shared.words->call);
   if (pushes) pusher.push_all(sending);
-  if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) watch_peers(common, epochs.send);
+  if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) {
+    await_all_begun<kRdma>(common, epochs.send);
+  }
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
@@ -89,21 +90,11 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
       first = 0;
       step = 1;
     } else {
-      // Posters may mask ranks meanwhile, each at most once.
+      // Ranks may be masked meanwhile, each once.
       compare_masks(common, shared.words->masks);
     }
     if (shared.words->masks.again == 0) return;
   }
-}
-
-/// Where ranks are masked: by NVLink alone, or to some by RDMA.
-template <bool kFp8>
-DEEP_EP_DEVICE void combine_watched_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  run_watched<LowLatencyKind::combine>(params, memory, combine_body<kFp8, false>);
-}
-template <bool kFp8>
-DEEP_EP_DEVICE void combine_rdma_watched_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  run_watched<LowLatencyKind::combine, CombineDebts>(params, memory, combine_body<kFp8, true>);
 }
 
 }  // namespace deep_ep::device::low_latency
@@ -112,8 +103,3 @@ DEEP_EP_DEFINE_KERNEL(combine_low_latency, (deep_ep::device::low_latency::combin
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_fp8, (deep_ep::device::low_latency::combine_body<true, false>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, (deep_ep::device::low_latency::combine_body<false, true>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma_fp8, (deep_ep::device::low_latency::combine_body<true, true>))
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_watched, deep_ep::device::low_latency::combine_watched_body<false>)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_watched_fp8, deep_ep::device::low_latency::combine_watched_body<true>)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma_watched, deep_ep::device::low_latency::combine_rdma_watched_body<false>)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma_watched_fp8,
-                      deep_ep::device::low_latency::combine_rdma_watched_body<true>)

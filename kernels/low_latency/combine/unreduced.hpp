@@ -30,13 +30,14 @@ namespace deep_ep::device::low_latency {
 
 /// The deadlines of combine, where nobody is ever masked. A rank that has refused an earlier call sends no rows of this
 /// one either.
-struct UnreducedPolicy : MaskOrEnd {
+struct UnreducedPolicy : MaskOrEnd<false> {
   std::uint64_t epoch;
 
-  DEEP_EP_DEVICE UnreducedPolicy(const LowLatencyParams& params, std::uint64_t call) : MaskOrEnd{params}, epoch(call) {}
+  DEEP_EP_DEVICE UnreducedPolicy(const LowLatencyParams& params, std::uint64_t call)
+      : MaskOrEnd<false>{params}, epoch(call) {}
 
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return refused(awaited.peer) || MaskOrEnd::is_late(awaited, begin);
+    return refused(awaited.peer) || MaskOrEnd<false>::is_late(awaited, begin);
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
     const bool ended = refused(awaited.peer);

@@ -1,11 +1,9 @@
 // Low-latency dispatch, by every block: what dispatch.cu and dispatch_extra.cu make kernels of.
 #pragma once
 
-#include "kernels/low_latency/dispatch/debts.hpp"
 #include "kernels/low_latency/dispatch/post.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
 #include "kernels/low_latency/dispatch/relay.hpp"
-#include "kernels/low_latency/transport/watch.hpp"
 
 namespace deep_ep::device::low_latency {
 

@@ -24,17 +24,7 @@ DEEP_EP_DEVICE void dispatch_rdma_body(const LowLatencyDispatchParams& params, s
   dispatch_body<true, false>(params, memory);
 }
 
-/// Where ranks are masked: by NVLink alone, or to some by RDMA.
-DEEP_EP_DEVICE void dispatch_watched_body(const LowLatencyDispatchParams& params, std::byte* memory) {
-  run_watched<kDispatch>(params, memory, dispatch_body<false, false>);
-}
-DEEP_EP_DEVICE void dispatch_rdma_watched_body(const LowLatencyDispatchParams& params, std::byte* memory) {
-  run_watched<kDispatch, DispatchDebts>(params, memory, dispatch_body<true, false>);
-}
-
 }  // namespace deep_ep::device::low_latency
 
 DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_near_body)
 DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_rdma_body)
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_watched, deep_ep::device::low_latency::dispatch_watched_body)
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma_watched, deep_ep::device::low_latency::dispatch_rdma_watched_body)

@@ -1,28 +1,22 @@
-// Ranks that do not come. A peer that is late is a fault that ends the call; or, where the buffer masks ranks, it is
-// masked, and the call goes on without it.
+// Ranks that do not come. A peer that is late is a fault that ends the call. Where the buffer masks ranks, the control
+// threads of the ranks decide who is lost (csrc/control/), and calls go on without it: see ends_wait(). No wait masks
+// anybody by itself.
 //
 // Ranks of combine wait for each other in a row: an expert rank for the selections of an owner, the owner for rows of
-// the expert rank. When a rank is lost, the others must all blame that one, and nobody who merely waited for it.
+// the expert rank.
 //
 //   - Nobody is held up by somebody else's lateness: selections are told to those who are ready first, and rows whose
 //     selections are late are put off. So a rank waits for nobody but those that it names.
-//   - With masking, a rank that has not even begun the call is given the whole deadline, one that has begun it half of
-//     that: who finds a rank lost in the middle of a call is late for the next one by half a deadline, and the others
-//     bear that.
-//   - With masking, each rank waits for all others to begin, whether it has to do with them or not. So all find out at
-//     once that a rank has not come. Without it, nobody tells that it has begun, and all deadlines are whole.
+//   - With masking, each rank waits for all others to begin, whether it has to do with them or not: what a masked rank
+//     writes when it wakes up must not be summed.
 //
-// Where ranks agree on who is lost (watch.hpp), waits have no deadlines of their own. What is said here about deadlines
-// is for ranks that are all near and cannot agree.
-//
-// By rails (never with masking) an owner waits for a relay, which waits for the ranks of its node: if one of these is
-// lost in the middle of a call, the owner may name the relay. So may a receiver of dispatch name a source whose rows a
-// relay did not hand on.
+// By rails (never with masking) an owner waits for a relay, which waits for the ranks of its node.
 #pragma once
 
 #include "kernels/common/wait.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/block.hpp"
+#include "kernels/rdma/send_queue.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -31,45 +25,43 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
-/// What becomes of waits, in the words of wait_until() and rdma::Poster.
+/// What becomes of waits, in the words of wait_until() and rdma::Poster. `kRdma` false: nobody is far.
+template <bool kRdma>
 struct MaskOrEnd {
   const LowLatencyParams& common;
 
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return ReportLate{common.wait}.is_late(awaited, begin);
+    if (common.wait.control == nullptr) return ReportLate{common.wait}.time_is_over(begin);
+    return ends_wait(common.wait, awaited.peer, awaited.wanted, begin, [&] { look_for_failure(awaited.peer); });
   }
-  /// Masks a rank that is late, or ends the call.
+  /// Ends the call; or goes on, where the peer is masked now.
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    if (common.mask != nullptr) {
-      mask_rank(awaited, seen);
-    } else {
-      report_fault(common.wait, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
-    }
+    if (masked(common, awaited.peer)) return;
+    report_fault(common.wait, FaultKind::timeout, awaited.wanted, awaited.peer,
+                 common.mask == nullptr ? 0 : kMostTimeouts, awaited.expected, seen);
   }
-  /// Masks the rank of a queue pair that has failed, or ends the call.
+  /// Ends the call. With masking the control thread knows that the queue pair has failed: its verdict comes.
   DEEP_EP_DEVICE void blame_queue(const RdmaQueuePair& queue) const {
-    if (gives_up(queue.peer)) return;
+    if (common.mask != nullptr || gives_up(queue.peer)) return;
     const auto failure = static_cast<std::int32_t>(load_relaxed<Scope::gpu>(&queue.state->failure));
-    constexpr Wanted kWanted = Wanted::rdma_completion;
-    if (common.mask == nullptr) {
-      report_fault(common.wait, FaultKind::rdma_failed, kWanted, queue.peer, failure, 0, 0);
-    } else {
-      // Nothing new where the failed wait has filled the record.
-      write_record(common.masked[queue.peer], FaultKind::rdma_failed, kWanted, queue.peer, failure, 0, 0);
-      mask_rank({queue.peer, kWanted, 0}, 0);
-    }
+    report_fault(common.wait, FaultKind::rdma_failed, Wanted::rdma_completion, queue.peer, failure, 0, 0);
   }
 
-  /// Leaves a rank out from now on, and tells the host (`who`: FaultRecord::field). The version moves on both before
-  /// and after: whoever begins in between has seen an old one, and whoever has seen the mask finds a new one.
-  DEEP_EP_DEVICE void mask_rank(const Awaited& awaited, std::uint64_t seen, int who = 0) const {
-    write_record(common.masked[awaited.peer], FaultKind::timeout, awaited.wanted, awaited.peer, who, awaited.expected,
-                 seen);
-    add_relaxed<Scope::gpu>(&common.state->mask_version, std::uint64_t{1});
-    store_release<Scope::gpu>(common.mask + awaited.peer, 1);
-    add_release<Scope::gpu>(&common.state->mask_version, std::uint64_t{1});
+ private:
+  /// Tells the control thread of a failed queue pair to `peer`. The poster of an earlier call may have ended before it
+  /// failed, and the peer may wait for what is lost while this rank waits for the peer.
+  DEEP_EP_DEVICE void look_for_failure(int peer) const {
+    if (common.mask == nullptr || !Reach<kRdma>{common}.is_far(peer)) return;
+#pragma unroll 1
+    for (int channel = 0; channel < low_latency_channels(common.lanes); ++channel) {
+      const rdma::CompletionEntry& entry = *common.peers[channel * common.num_ranks + peer].queue.completion;
+      const std::uint32_t opcode = rdma::tail_opcode(load_acquire<Scope::system>(&entry.tail));
+      if (opcode == rdma::kCompletionOk || opcode == rdma::kCompletionNotYetWritten) continue;
+      store_release<Scope::system>(common.wait.control->words->failed + peer,
+                                   rdma::failure_in(entry, opcode).packed() + 1);
+    }
   }
 };
 
@@ -77,22 +69,20 @@ struct MaskOrEnd {
 /// bit: that the rank has ended the call, as it disagrees with somebody (refuse_call).
 constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
 
-/// The same with the deadlines of combine.
-struct MaskOrEndCombine : MaskOrEnd {
+/// The same in combine, for ranks that may have refused the call.
+template <bool kRdma>
+struct MaskOrEndCombine : MaskOrEnd<kRdma> {
+  using MaskOrEnd<kRdma>::common;
   std::uint64_t epoch;
 
   DEEP_EP_DEVICE MaskOrEndCombine(const LowLatencyParams& params, std::uint64_t call)
-      : MaskOrEnd{params}, epoch(call) {}
+      : MaskOrEnd<kRdma>{params}, epoch(call) {}
 
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    if (refused(awaited.peer) || ends_for_lost(common.wait, awaited.peer, begin)) return true;
-    const std::uint64_t deadline = common.wait.timeout_ns;
-    if (deadline == 0) return false;
-    const std::uint64_t waited = now_ns() - begin;
-    return waited > deadline || (waited > deadline / 2 && has_begun(awaited.peer));
+    return refused(awaited.peer) || MaskOrEnd<kRdma>::is_late(awaited, begin);
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    if (!refused(awaited.peer)) return MaskOrEnd::blame(awaited, seen);
+    if (!refused(awaited.peer)) return MaskOrEnd<kRdma>::blame(awaited, seen);
     report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_rows, awaited.peer, 0, 0, 0);
   }
 
@@ -102,14 +92,9 @@ struct MaskOrEndCombine : MaskOrEnd {
            load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local)) ==
                (kRefused | epoch);
   }
-  /// Has `peer` begun the send part of the call? Told with masking only.
-  DEEP_EP_DEVICE bool has_begun(int peer) const {
-    return common.mask != nullptr &&
-           load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local)) >= epoch;
-  }
 };
 
-// Ranks may be masked while a call runs, by the waits of this very call. Then some blocks have received with a rank and
+// Ranks may be masked while a call runs. Then some blocks have received with a rank and
 // others without it, and the last block to finish receives again, alone, with those that are left. What they sent is
 // all there: whoever a block waited for in vain is masked.
 
@@ -121,7 +106,7 @@ struct MaskWords {
 
 /// By one thread, before the block looks at any mask. Who saw a newer one than this version finds that out at the end.
 DEEP_EP_DEVICE void note_masks(const LowLatencyParams& common, MaskWords& words) {
-  words.version = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.state->mask_version);
+  words.version = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.wait.control->version);
 }
 
 /// By every thread of the blocks that receive, when they have. `words.last`: all others have finished. `words.again`:
@@ -134,7 +119,7 @@ DEEP_EP_DEVICE void finish_with_masks(const LowLatencyParams& common, LowLatency
     add_relaxed<Scope::gpu>(&counters.versions, words.version);
     words.last = words.again = 0;
     if (last_to_arrive<Scope::gpu>(&counters.finished, blocks)) {
-      const std::uint64_t now = load_acquire<Scope::gpu>(&common.state->mask_version);
+      const std::uint64_t now = load_acquire<Scope::gpu>(&common.wait.control->version);
       words.last = 1;
       words.again = load_relaxed<Scope::gpu>(&counters.versions) == now * blocks ? 0 : 1;
       words.version = now;
@@ -148,7 +133,7 @@ DEEP_EP_DEVICE void finish_with_masks(const LowLatencyParams& common, LowLatency
 DEEP_EP_DEVICE void compare_masks(const LowLatencyParams& common, MaskWords& words) {
   block::sync();
   if (thread_index() == 0) {
-    const std::uint64_t now = load_acquire<Scope::gpu>(&common.state->mask_version);
+    const std::uint64_t now = load_acquire<Scope::gpu>(&common.wait.control->version);
     words.again = words.version == now ? 0 : 1;
     words.version = now;
   }

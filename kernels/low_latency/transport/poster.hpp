@@ -23,13 +23,11 @@
 
 namespace deep_ep::device::low_latency {
 
-/// By one thread, before it or its warp posts to `peer`: where waits for the rank's queue pairs put a fault. With
-/// masking it is that rank's record, and an abort word that concerns nobody else: the call goes on.
-DEEP_EP_DEVICE WaitContext begin_to_post(const LowLatencyParams& common, int peer, int lane = 0) {
-  if (common.mask == nullptr) return common.wait;
-  std::uint64_t* stopped = &common.told[peer].stopped[lane];
-  store_relaxed<Scope::gpu>(stopped, 0);
-  return {common.masked + peer, stopped, common.wait.timeout_ns};
+/// For waits for queue pairs. With masking a failed one does not end the call.
+DEEP_EP_DEVICE WaitContext wait_of_posts(const LowLatencyParams& common) {
+  WaitContext wait = common.wait;
+  wait.spares_call = common.mask != nullptr;
+  return wait;
 }
 
 DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(const LowLatencyParams& common, int channel, int peer) {
@@ -38,11 +36,11 @@ DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(const LowLatencyParams& common, 
 
 /// One lane to one far rank in one call, by a whole warp: see rdma::Poster.
 template <class Reach>
-class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
+class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd<true>> {
  public:
   /// `words`: of the warp.
   DEEP_EP_DEVICE CallPoster(const Reach& reach, const PostedLane& to, rdma::PosterWords& words)
-      : Poster(load(words, reach.common, to).pair, words.wait, MaskOrEnd{reach.common}),
+      : Poster(load(words, reach.common, to).pair, words.wait, MaskOrEnd<true>{reach.common}),
         reach_(reach),
         lane_(to.lane),
         progress_(word(window().progress(Reach::kCall, reach.epoch, rank(), to.lane),
@@ -81,7 +79,7 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
  private:
   DEEP_EP_DEVICE static rdma::PosterWords& load(rdma::PosterWords& words, const LowLatencyParams& common,
                                                 const PostedLane& to) {
-    if (lane_index() == 0) words.wait = begin_to_post(common, to.rank, to.lane);
+    if (lane_index() == 0) words.wait = wait_of_posts(common);
     words.load(queue_pair(common, Reach::channel(common, to.lane), to.rank));
     return words;
   }

@@ -26,9 +26,9 @@ struct CallReach : Reach<kRdma, kRails> {
 
   DEEP_EP_DEVICE auto policy() const {
     if constexpr (kKind == LowLatencyKind::dispatch) {
-      return MaskOrEnd{common};
+      return MaskOrEnd<kRdma>{common};
     } else {
-      return MaskOrEndCombine{common, epoch};
+      return MaskOrEndCombine<kRdma>{common, epoch};
     }
   }
 

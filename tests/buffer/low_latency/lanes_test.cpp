@@ -215,7 +215,7 @@ TEST(LowLatencyLanes, AFailureOfASecondLaneMasksItsPeerWhichComesBack) {
   run_cluster({.ranks = kRanks, .where = {}, .host = {}, .sits_out = true}, [&](Rank& rank) {
     std::shared_ptr<Executor> executor = rank.executor();
     if (rank.rank() == 0) {
-      executor = std::make_shared<SpoilingExecutor>(executor, kRanks, watch_channel(2) + 1,
+      executor = std::make_shared<SpoilingExecutor>(executor, kRanks, low_latency_channels(2),
                                                     channel_of(LowLatencyKind::dispatch, 1), 2);
     }
     BufferOptions options = lane_options(kRanks, 9, 2);

@@ -1,6 +1,7 @@
 // How low-latency calls react to bad arguments, to ranks that disagree, and to ranks that do not come.
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -130,7 +131,90 @@ TEST_P(LowLatencyMasksTest, TheEndWaitsForNobodyWhoIsLost) {
   });
 }
 
-/// A rank that the others have masked, and that nobody tells, sees at its end that they do not wait for it.
+/// A rank that waits at the end of the buffer keeps nobody from coming there, too.
+TEST_P(LowLatencyMasksTest, TheEndWaitsForARankThatComesLater) {
+  DEEP_EP_NEEDS_RANKS(4);
+  std::atomic<bool> comes{false};
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(patience()));
+    if (rank.rank() == 3) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // less of it would only hide a mistake
+      comes = true;
+    }
+    buffer.destroy();
+    require(comes, "rank 3 has come");
+  });
+}
+
+/// No call is under way, so no verdict says that it is lost.
+TEST_P(LowLatencyMasksTest, TheEndDoesNotWaitForEverForARankThatDoesNotCome) {
+  DEEP_EP_NEEDS_RANKS(4);
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
+    if (rank.rank() == 3) rank.bootstrap()->barrier();
+    buffer.destroy();
+    if (rank.rank() != 3) rank.bootstrap()->barrier();
+  });
+}
+
+TEST_P(LowLatencyMasksTest, ARankThatIsLateByLessThanATimeoutIsNotMasked) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(8);
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    const double timeout_s = scaled(4);
+    Buffer& buffer = rank.buffer(masking_options(timeout_s));
+    dispatch_and_check(rank, buffer, all);
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 3) std::this_thread::sleep_for(std::chrono::duration<double>(timeout_s / 4));
+    for (int i = 0; i < 2; ++i) dispatch_and_check(rank, buffer, all);
+    require_same({0, 0, 0, 0}, query(rank, buffer), "nobody is masked");
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// It waits for ranks that do not know of its calls, so its waits say nothing against them.
+TEST_P(LowLatencyMasksTest, ARankThatTheProgramMasksAccusesNobody) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(10);
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(scaled(0.5)));
+    if (rank.rank() != 3) buffer.low_latency_update_mask(3, true, rank.call().stream);
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 3) {
+      buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+      require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 3 waited"}, "after eight time-outs");
+    }
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 3) return;
+    require_same({0, 0, 0, 1}, query(rank, buffer), "masks");
+    buffer.check();
+  });
+}
+
+/// What the program masks it may clear; what the ranks have agreed on only low_latency_resume ends.
+TEST_P(LowLatencyMasksTest, TheProgramUndoesNoVerdict) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(9);
+  const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
+    dispatch_and_check(rank, buffer, all);
+    if (rank.rank() != 3) {
+      dispatch_and_check(rank, buffer, without);
+      buffer.low_latency_update_mask(3, false, rank.call().stream);
+      require_same({0, 0, 0, 1}, query(rank, buffer), "update_mask");
+      buffer.low_latency_update_mask(rank.rank(), true, rank.call().stream);
+      buffer.low_latency_clear_mask(rank.call().stream);
+      require_same({0, 0, 0, 1}, query(rank, buffer), "clear_mask");
+      dispatch_and_check(rank, buffer, without);
+      buffer.check();
+    }
+    buffer.destroy();
+  });
+}
+
+/// A rank that the others have masked, and that nobody tells, ends its buffer like them.
 TEST_P(LowLatencyMasksTest, TheEndOfARankThatOthersHaveMaskedByHand) {
   DEEP_EP_NEEDS_RANKS(4);
   run_cluster(cluster(4), [&](Rank& rank) {
@@ -151,24 +235,13 @@ TEST_P(LowLatencyMasksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
     for (int i = 0; i < 2 && rank.rank() != 3; ++i) dispatch_and_check(rank, buffer, without);
     rank.bootstrap()->barrier();
     if (rank.rank() == 3) {
-      // What the others sent before they masked it; unless the call takes so long that its watcher looks.
-      const LowLatencyDispatchResult first = buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
-      rank.executor()->synchronize(rank.stream());
-      bool told = false;
-      try {
-        buffer.check();
-      } catch (const TimeoutError&) {
-        told = true;
-      }
-      if (!told) {
-        check_low_latency_dispatch(rank, all, first);
+      const auto call = [&] {
         buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
-        rank.executor()->synchronize(rank.stream());
-      }
+        buffer.check();
+      };
+      require_throws<TimeoutError>(call, {"for rank 3", "low_latency_resume"}, "it is told");
       require_same({0, 0, 0, 0}, query(rank, buffer), "it masks nobody");
-      require_throws<TimeoutError>([&] { buffer.check(); }, {"for rank 3", "low_latency_resume"}, "it is told");
-      require_throws<TimeoutError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
-                                   {"low_latency_resume"}, "every later call");
+      require_throws<TimeoutError>(call, {"low_latency_resume"}, "every later call");
       require_throws<TimeoutError>([&] { buffer.low_latency_clear_mask(rank.call().stream); }, {"low_latency_resume"},
                                    "it cannot come back by itself");
     }

@@ -7,7 +7,6 @@
 
 #include "csrc/buffer/heap_layout.hpp"
 #include "kernels/low_latency/params.hpp"
-#include "kernels/low_latency/transport/masks.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
 
@@ -63,10 +62,9 @@ class LowLatencyWindowTest : public testing::Test {
     run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) { body(rank, rank.buffer(options())); });
   }
   /// By both ranks, when rank 1 has sent: takes the first row that rank 0 has of it in the first call of that kind, or
-  /// that line of it, and rank 1's word that it has sent all.
+  /// that line of it.
   static bool lose_row(Rank& rank, const Buffer& buffer, LowLatencyKind kind, std::size_t row_bytes, int line = -1) {
     rank.executor()->synchronize(rank.stream());
-    if (rank.rank() == 1) window().signs().in(heap_of(buffer))->sent[static_cast<std::size_t>(kind)] = 0;
     rank.bootstrap()->barrier();
     if (rank.rank() != 0) return false;
     std::byte* const row = window().row(kind, 1, 1, 0, row_bytes).in(heap_of(buffer));
@@ -132,33 +130,6 @@ TEST_F(LowLatencyWindowTest, AllIsAddedAgainWithoutTheRank) {
   });
 }
 
-/// Others need not wait for a rank that has sent all, however long it stays away then.
-TEST_F(LowLatencyWindowTest, WhatHasBeenSentIsShown) {
-  const LowLatencyCombineCase one = make_low_latency_combine_case(
-      {.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .local_experts = 1, .topk = 2, .seed = 9});
-  on_two_ranks([&](Rank& rank, Buffer& buffer) {
-    const LowLatencySigns& own = *window().signs().in(heap_of(buffer));
-    const auto require_shown = [&](std::uint64_t dispatches, std::uint64_t combines) {
-      rank.executor()->synchronize(rank.stream());
-      const std::vector<std::uint64_t> shown = {own.sent[0], own.sent[1]};
-      require_same(std::vector<std::uint64_t>{dispatches, combines}, shown, "calls that it has sent");
-    };
-    require_shown(0, 0);
-    for (std::uint64_t call = 1; call <= 3; ++call) {
-      const std::uint64_t beat = own.beat;
-      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-      require_shown(call, call - 1);
-      require(own.beat != beat, "it shows that it has come");
-      const auto result = buffer.low_latency_combine(with_hook(upload_combine(rank, one, handle)), rank.call());
-      require_shown(call, call);
-      result.hook();
-      require_shown(call, call);
-    }
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 /// While it receives a call, it has finished the one before.
 TEST_F(LowLatencyWindowTest, WhatIsAcknowledgedHasBeenReceived) {
   const LowLatencyCase one = make_low_latency_case({.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .topk = 2});
@@ -174,31 +145,6 @@ TEST_F(LowLatencyWindowTest, WhatIsAcknowledgedHasBeenReceived) {
       rank.bootstrap()->barrier();
     }
   });
-}
-
-/// Combine gives a rank that has begun the call half a deadline, and one that has not the whole.
-TEST(LowLatencyDeadlinesTest, WhoHasBegunACombineIsLateSooner) {
-  constexpr std::uint64_t kSecond = 1'000'000'000;
-  constexpr std::uint64_t kEpoch = 7;
-  LowLatencyWindow window = LowLatencyWindow::make(0, std::size_t{1} << 20, 2, 4);
-  std::vector<std::uint64_t> heap(window.bytes / sizeof(std::uint64_t));
-  LowLatencyParams params;
-  params.local = reinterpret_cast<std::byte*>(heap.data());
-  params.window = window;
-  params.wait.timeout_ns = 1000 * kSecond;
-  std::array<std::int32_t, 2> mask{};
-  params.mask = mask.data();
-  const device::low_latency::MaskOrEndCombine policy(params, kEpoch);
-  const auto is_late = [&](std::uint64_t seconds) {
-    return policy.is_late({1, Wanted::low_latency_combine_rows, 0}, device::now_ns() - seconds * kSecond);
-  };
-  std::uint64_t* begun = window.begun(LowLatencyKind::combine, 1).in(params.local);
-  for (const std::uint64_t epoch : {kEpoch - 1, kEpoch}) {
-    *begun = epoch;
-    EXPECT_FALSE(is_late(400));
-    EXPECT_EQ(is_late(600), epoch == kEpoch);
-    EXPECT_TRUE(is_late(1100));
-  }
 }
 
 }  // namespace

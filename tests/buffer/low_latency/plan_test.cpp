@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "csrc/buffer/low_latency/rank_masks.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 #include "tests/rdma/messages.hpp"
@@ -57,16 +56,6 @@ struct LowLatencyCombineInputs {
   LowLatencyHandle handle;
   LowLatencyCombineArguments arguments;
 };
-
-TEST(LowLatencyPlan, RanksAgreeOnMasksOnOneHostWithAtomicsOnly) {
-  std::vector<MaskingRank> ranks(3);
-  for (MaskingRank& rank : ranks) rank = {.process = this_process(), .reaches_board = true};
-  EXPECT_EQ(why_own_masks(ranks), "");
-  ranks[2].reaches_board = false;
-  EXPECT_EQ(why_own_masks(ranks), "rank 2 is not known to have native atomics on the GPU of rank 0");
-  ranks[1].process.boot_id[0] ^= 1;
-  EXPECT_EQ(why_own_masks(ranks), "rank 1 is on another host than rank 0, and a host may be lost");
-}
 
 TEST(LowLatencyPlan, PostersAreBlocksOfTheirOwnAndForFarRanksOnly) {
   LowLatencySetup far = low_latency_setup(true);
@@ -137,12 +126,6 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
       }
     }
   }
-  LowLatencySetup watched = low_latency_setup();
-  std::int32_t mask = 0;
-  watched.common.mask = &mask;
-  watched.policy.multiprocessors = 1;
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { plan_dispatch(dispatch_of(100, watched), watched); }),
-                   {"masking needs 2 blocks side by side, of which one watches"}));
 }
 
 }  // namespace

@@ -33,8 +33,7 @@ BufferOptions only_rdma(bool masking) {
 Buffer spoiled_buffer(const Rank& rank, bool masking) {
   std::shared_ptr<Executor> executor = rank.executor();
   if (rank.rank() == 0) {
-    const int channels = masking ? watch_channel(1) + 1 : low_latency_channels(1);
-    executor = std::make_shared<SpoilingExecutor>(executor, kFarRanks, channels,
+    executor = std::make_shared<SpoilingExecutor>(executor, kFarRanks, low_latency_channels(1),
                                                   static_cast<int>(LowLatencyChannel::dispatch), 2);
   }
   return Buffer(rank.bootstrap(), executor, only_rdma(masking));

@@ -1,5 +1,4 @@
-// Hosts of different numbers of ranks: low-latency calls work there, normal mode is refused, and after a time-out
-// nobody looks at the heap of another host to find out who is lost.
+// Hosts of different numbers of ranks: low-latency calls work there, and name a lost rank; normal mode is refused.
 #include <vector>
 
 #include "tests/cluster/fixture.hpp"
@@ -35,7 +34,7 @@ LowLatencyCombineCase uneven_case() {
                                         .format = oracle::RowFormat::bf16});
 }
 
-TEST(LowLatencyUnevenNodes, ALostRankIsNamedWithoutALookAtOtherHosts) {
+TEST(LowLatencyUnevenNodes, ALostRankIsNamed) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "the calls are those between equal nodes";
   const LowLatencyCombineCase one = uneven_case();
   run_cluster(uneven_cluster(), [&](Rank& rank) {

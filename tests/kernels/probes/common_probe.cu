@@ -40,7 +40,7 @@ DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared)
       grid.others(), p.wait, reinterpret_cast<std::int32_t*>(shared), 0, 1, [](int) { return 1; },
       [](int) { return 0; }, [](int, int) { return true; },
       [&](int number, int, auto is_late) {
-        if (!is_late(grid.other(number))) return false;
+        if (!is_late(grid.other(number), Wanted::internode_rows)) return false;
         report_fault(p.wait, FaultKind::timeout, Wanted::internode_rows, grid.other(number), 0, 1, 0);
         return true;
       });

@@ -78,8 +78,8 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   // Who gets what? Then room for it: in the heap, where peers write the rows into place, or else behind the window.
   DispatchResult result;
   result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
-  const DispatchOutputs made = outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, plan,
-                                       call, scope);
+  const DispatchOutputs made =
+      outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, plan, call, scope);
   result.handle.recv_src_idx = made.src_idx;
   send(plan, result.handle, made, scope);
   made.give_to(result, arguments);

@@ -79,6 +79,9 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
 CombineResult Buffer::combine(const ElasticCombineArguments& arguments, const CallOptions& call) {
   return InCall(implementation_, "combine")->combine(arguments, call);
 }
+void Buffer::spread_rows(const RowSpreading& rows, const CallOptions& call) {
+  InCall(implementation_, "spread_rows")->runtime().spread_rows(rows, call);
+}
 EventHandle Buffer::barrier(const CallOptions& call) { return InCall(implementation_, "barrier")->barrier(call); }
 
 LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,

@@ -48,6 +48,30 @@ DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<Const
   return outputs;
 }
 
+std::optional<DispatchOutputs> outputs_in_window(const ConstTensorView& x,
+                                                 const std::optional<ConstTensorView>& x_scales,
+                                                 const DispatchArguments* fresh, std::int64_t rows,
+                                                 const RowShape& shape, std::byte* memory, std::size_t bytes) {
+  const auto count = static_cast<std::size_t>(rows);
+  if (bytes < RowTargets::kParts * kLine || (bytes - RowTargets::kParts * kLine) / shape.all_bytes() < count) {
+    return std::nullopt;
+  }
+  const RowTargets at = RowTargets::carve(Carver(memory), shape, count);
+  const auto lend = [&](void* data, DType dtype, std::int64_t width) {
+    return Tensor::borrow(TensorView::contiguous(data, dtype, {rows, width}, x.device));
+  };
+  DispatchOutputs outputs;
+  outputs.x = lend(at.x, x.dtype, x.size(1));
+  if (x_scales) outputs.scales = lend(at.scales, x_scales->dtype, x_scales->size(1));
+  if (fresh == nullptr) return outputs;
+  outputs.src_idx = Tensor::borrow(TensorView::contiguous(at.src_idx, DType::int32, {rows}, x.device));
+  if (fresh->topk_idx) {
+    outputs.topk_idx = lend(at.topk_idx, fresh->topk_idx->dtype, fresh->topk_idx->size(1));
+    outputs.topk_weights = lend(at.topk_weights, DType::float32, fresh->topk_idx->size(1));
+  }
+  return outputs;
+}
+
 void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope) {
   Faults& faults = runtime.faults();
   const double timeout_s = runtime.timeout_s();

@@ -30,6 +30,12 @@ struct DispatchOutputs {
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                              const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope);
 
+/// The same in the window of `bytes` bytes at `memory`, if it has room for rows of this shape.
+std::optional<DispatchOutputs> outputs_in_window(const ConstTensorView& x,
+                                                 const std::optional<ConstTensorView>& x_scales,
+                                                 const DispatchArguments* fresh, std::int64_t rows,
+                                                 const RowShape& shape, std::byte* memory, std::size_t bytes);
+
 /// Waits until the kernel of an exchange has stored `counts.epoch`, which was 0. Throws what the kernel has met
 /// instead.
 void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope);

@@ -143,6 +143,12 @@ void Runtime::unmap_peers_together() {
   bootstrap_->barrier();
 }
 
+void Runtime::spread_rows(const RowSpreading& rows, const CallOptions& call) {
+  CallScope scope(*calls_, call);
+  deep_ep::spread_rows(executor_, rows, scope.stream());
+  scope.finish();
+}
+
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&

@@ -66,6 +66,7 @@ class Runtime {
   }
 
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream);
+  void spread_rows(const RowSpreading& rows, const CallOptions& call);
   bool in_heap(const ConstTensorView& tensor) const;
   TensorView local_memory() const;
   std::size_t trim();

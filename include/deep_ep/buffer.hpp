@@ -36,6 +36,7 @@
 #include "deep_ep/low_latency_stats.hpp"
 #include "deep_ep/normal_mode.hpp"
 #include "deep_ep/options.hpp"
+#include "deep_ep/row_layout.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
@@ -107,6 +108,9 @@ class Buffer {
   /// and rounded. In fp32, rounded to bfloat16. The weight of a selection is what its expert's rank holds, 0 for none.
   /// @throws InvalidArgument between nodes. @throws OutOfMemory when the window has no room for one token's rows.
   CombineResult combine(const ElasticCombineArguments& arguments, const CallOptions& call = {});
+  /// deep_ep::spread_rows as a call of this buffer, so that the next one, on whatever stream, comes behind it: for rows
+  /// that were received with CallOptions::library_memory. Not collective.
+  void spread_rows(const RowSpreading& rows, const CallOptions& call = {});
   /// Collective: work behind it begins when all ranks have reached it. No host wait. @returns as the event of a call.
   /// @throws InvalidArgument between nodes.
   EventHandle barrier(const CallOptions& call = {});

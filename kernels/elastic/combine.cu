@@ -35,13 +35,17 @@ DEEP_EP_DEVICE bool hear(const ElasticCombineParams& params, std::uint64_t epoch
 
 DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
-  auto* scratch = reinterpret_cast<std::int32_t*>(memory);
+  const ElasticCombineShared shared(Carver(memory), common.num_ranks);
+  std::int32_t* const scratch = shared.scratch;
   const Call call = Call::begin(common.state->combine, params.wait, scratch);
   bool good = call.begun;
   if (good) {
     // 1. Ranks meet: their windows are free.
     for (int peer = thread_index(); peer < common.num_ranks && block_index() == 0; peer += block_threads()) {
       announce(params, call.epoch, peer);
+    }
+    for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
+      shared.source_ends[rank] = load_weak(params.source_ends + rank);
     }
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
       good = hear(params, call.epoch, peer) && good;
@@ -51,7 +55,7 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
 
   // 2. Some warps push, and then all add.
   if (good) {
-    if (warp_index() >= params.adding_warps) ElasticPusher{params, call.epoch}.push_all();
+    if (warp_index() >= params.adding_warps) ElasticPusher{params, call.epoch}.push_all(shared.source_ends);
     good = whole_block(ElasticAdder{params, call.epoch}.add_all(), scratch);
   }
 

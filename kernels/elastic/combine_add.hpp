@@ -8,50 +8,156 @@
 
 namespace deep_ep::device {
 
-/// Adds a sum as it would travel: rounded.
-DEEP_EP_DEVICE void add_rounded(RowSum& sum, const RowSum& term) {
-  for (int v = 0; v < RowSum::kVectors; ++v) {
-    Vec16 packed;
-    for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(term.sum[v][2 * i], term.sum[v][2 * i + 1]);
-    sum.add(v, packed);
+/// A sum as it travels: rounded.
+struct RoundedSum {
+  Vec16 vectors[RowSum::kVectors];
+
+  DEEP_EP_DEVICE explicit RoundedSum(const RowSum& of) {
+    for (int v = 0; v < RowSum::kVectors; ++v) {
+      for (int i = 0; i < 4; ++i) vectors[v].word[i] = pack_bf16(of.sum[v][2 * i], of.sum[v][2 * i + 1]);
+    }
   }
-}
+  DEEP_EP_DEVICE void add_to(RowSum& sum) const {
+    for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, vectors[v]);
+  }
+};
+
+/// Rows of which a rank adds up its own before the others, as the lanes of the sets have their addresses.
+struct OwnSum {
+  static constexpr int kFew = 7;  ///< rows under way at once, as many as there are registers for
+
+  std::uint64_t own, term;  ///< of the lane; 0: none
+  std::uint32_t own_rows;
+  std::uint32_t before, behind;  ///< terms before the rank's sum and behind it
+  const std::byte* const (&bias)[2];
+
+  DEEP_EP_DEVICE void add_biases(RowSum& sum, std::uint32_t offset, int vectors) const {
+    for (const std::byte* each : bias) {
+      if (each != nullptr) sum.add_stream(each + offset, vectors);
+    }
+  }
+
+  /// The address of the row that is the lane's in this order: the rank's own, those before, those behind.
+  DEEP_EP_DEVICE std::uint64_t in_order() const {
+    std::uint64_t ordered = 0;
+    int position = 0;
+    const auto append = [&](std::uint32_t rows, std::uint64_t address) {
+      for (; rows != 0; rows &= rows - 1, ++position) {
+        const std::uint64_t row = warp::shuffle(address, lowest_bit(rows));
+        if (lane_index() == position) ordered = row;
+      }
+    };
+    append(own_rows, own);
+    append(before, term);
+    append(behind, term);
+    return ordered;
+  }
+
+  /// Adds up a share of at most kFew rows, which are under way at once.
+  DEEP_EP_DEVICE void add_few(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+    const int first = count_bits(own_rows), second = first + count_bits(before), rows = second + count_bits(behind);
+    const std::uint64_t ordered = in_order();
+#pragma unroll 1
+    for (std::uint32_t offset = share.first; offset < bytes; offset += share.step) {
+      const int vectors = RowSum::vectors_at(offset, bytes);
+      Vec16 loaded[kFew][RowSum::kVectors];
+#pragma unroll
+      for (int i = 0; i < kFew; ++i) {
+        const auto* from = reinterpret_cast<const Vec16*>(warp::shuffle(ordered, i) + offset);
+#pragma unroll
+        for (int v = 0; v < RowSum::kVectors; ++v) {
+          const int at = lane_index() + v * kWarpSize;
+          loaded[i][v] = {};
+          if (i < rows && at < vectors) loaded[i][v] = load_weak(from + at);
+        }
+      }
+      RowSum of_rank;
+#pragma unroll
+      for (int i = 0; i < kFew; ++i) {
+        if (i >= first) break;
+#pragma unroll
+        for (int v = 0; v < RowSum::kVectors; ++v) of_rank.add(v, loaded[i][v]);
+      }
+      const RoundedSum rounded(of_rank);
+      RowSum sum;
+      add_biases(sum, offset, vectors);
+#pragma unroll
+      for (int i = 0; i < kFew; ++i) {
+        if (i == second) rounded.add_to(sum);
+        if (i < first || i >= rows) continue;
+#pragma unroll
+        for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, loaded[i][v]);
+      }
+      if (second == kFew) rounded.add_to(sum);
+      sum.store(to + offset, vectors);
+    }
+  }
+
+  /// Adds up a share of any number of rows.
+  DEEP_EP_DEVICE void add_many(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+#pragma unroll 1
+    for (std::uint32_t offset = share.first; offset < bytes; offset += share.step) {
+      const int vectors = RowSum::vectors_at(offset, bytes);
+      RowSum of_rank;
+      of_rank.add_rows(own, own_rows, offset, vectors);
+      const RoundedSum rounded(of_rank);
+      RowSum sum;
+      add_biases(sum, offset, vectors);
+      sum.add_rows(term, before, offset, vectors);
+      rounded.add_to(sum);
+      sum.add_rows(term, behind, offset, vectors);
+      sum.store(to + offset, vectors);
+    }
+  }
+
+  DEEP_EP_DEVICE void add(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+    if (count_bits(own_rows) + count_bits(before) + count_bits(behind) <= kFew) {
+      add_few(to, bytes, share);
+    } else {
+      add_many(to, bytes, share);
+    }
+  }
+};
 
 struct ElasticAdder {
   const ElasticCombineParams& params;
   std::uint64_t epoch;
 
-  /// What is added for a token, as the lane of each selection knows it.
+  /// What a token selects, as the lane of each selection knows it.
+  struct Selection {
+    std::int64_t index = -1;
+    std::int32_t row_at_owner = -1;
+  };
+  /// What is added for a token, likewise.
   struct Token {
     std::int32_t number;
-    int rank;              ///< of the selection's expert; -1: none
-    bool last;             ///< the rank has no later selection
-    std::int32_t own_row;  ///< received row of the token on this rank; -1: none
+    int rank;         ///< of the selection's expert; -1: none
+    bool last;        ///< the rank has no later selection
+    ReceivedRow own;  ///< on this rank, of the token
   };
 
   DEEP_EP_DEVICE std::int32_t slot_of(const Token& token) const { return token.number - params.first_token; }
   DEEP_EP_DEVICE bool is_own(const Token& token) const { return token.rank == params.common.rank; }
 
-  DEEP_EP_DEVICE Token token_at(std::int32_t number) const {
-    const int lane = lane_index();
-    const std::int64_t at = std::int64_t{number} * params.num_topk + lane;
-    const std::int64_t index = lane < params.num_topk ? params.topk_idx.load_cached(at) : -1;
-    Token token{number, expert_of(index, params.num_local_experts * params.common.num_ranks), false, -1};
+  DEEP_EP_DEVICE Selection selection_at(std::int32_t number) const {
+    const std::int64_t at = std::int64_t{number} * params.num_topk + lane_index();
+    if (lane_index() >= params.num_topk) return {};
+    return {params.topk_idx.load_cached(at), load_weak(params.rows_at_owners + at)};
+  }
+  DEEP_EP_DEVICE Token token_of(std::int32_t number, const Selection& selection) const {
+    Token token{number, expert_of(selection.index, params.num_local_experts * params.common.num_ranks), false, {}};
     if (token.rank >= 0) token.rank /= params.num_local_experts;
     // Lanes without a selection are alone with their number, which no rank has.
-    const auto rank = static_cast<std::uint32_t>(token.rank >= 0 ? token.rank : -1 - lane);
+    const auto rank = static_cast<std::uint32_t>(token.rank >= 0 ? token.rank : -1 - lane_index());
     const std::uint32_t same = warp::match_any(rank);
-    token.last = token.rank >= 0 && highest_bit(same) == lane;
+    token.last = token.rank >= 0 && highest_bit(same) == lane_index();
     const std::uint32_t own = warp::ballot(is_own(token));
     if (own == 0) return token;
-    const std::int32_t row = is_own(token) ? load_weak(params.rows_at_owners + at) : -1;
-    token.own_row = warp::shuffle(row, lowest_bit(own));
+    const std::int32_t row = warp::shuffle(selection.row_at_owner, lowest_bit(own));
+    if (row < 0 || row >= params.metadata.valid()) return token;
+    const ReceivedRow received = ReceivedRow::load(params, row);
     // A row of another token, which a table of another dispatch would name, is none.
-    const std::int32_t id = params.common.rank * params.max_tokens + number;
-    if (token.own_row < 0 || token.own_row >= params.metadata.valid() ||
-        load_weak(params.metadata.row(token.own_row)) != id) {
-      token.own_row = -1;
-    }
+    if (received.origin == params.common.rank * params.max_tokens + number) token.own = received;
     return token;
   }
 
@@ -80,39 +186,21 @@ struct ElasticAdder {
     return reinterpret_cast<std::uint64_t>(params.window.row(heap, part, slot_of(token)));
   }
 
-  /// Adds a part of the token. This rank's rows, whose addresses the lanes of `own_rows` have in `own`, are a term of
-  /// their own, rounded, behind the terms of lanes below `own_last`.
-  DEEP_EP_DEVICE void add_with_own_sum(std::uint64_t term, std::uint64_t own, std::uint32_t own_rows, int own_last,
-                                       const std::byte* const (&bias)[2], std::byte* to, const RowShare& share) const {
-    const std::uint32_t terms = warp::ballot(term != 0);
-    const std::uint32_t before = (std::uint32_t{1} << own_last) - 1;
-#pragma unroll 1
-    for (std::uint32_t offset = share.first; offset < params.row_bytes; offset += share.step) {
-      const int vectors = RowSum::vectors_at(offset, params.row_bytes);
-      RowSum of_rank, sum;
-      of_rank.add_rows(own, own_rows, offset, vectors);
-      for (const std::byte* each : bias) {
-        if (each != nullptr) sum.add_stream(each + offset, vectors);
-      }
-      sum.add_rows(term, terms & before, offset, vectors);
-      add_rounded(sum, of_rank);
-      sum.add_rows(term, terms & ~before, offset, vectors);
-      sum.store(to + offset, vectors);
-    }
-  }
-
-  DEEP_EP_DEVICE void add(const Token& token, int part) const {
+  /// Adds a part of the token. `own`: the address of this rank's row of the lane's selection.
+  DEEP_EP_DEVICE void add(const Token& token, std::uint64_t own, int part) const {
     const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
     const auto bias_at = [&](int i) { return params.bias[i] == nullptr ? nullptr : params.bias[i] + at; };
     const std::byte* const bias[2] = {bias_at(0), bias_at(1)};
     const RowShare share{static_cast<std::uint32_t>(part) * RowSum::kPieceBytes,
                          static_cast<std::uint32_t>(params.parts_per_token) * RowSum::kPieceBytes};
-    const std::uint64_t own = token.own_row < 0 ? 0 : row_of_selection(params, token.own_row);
     std::uint64_t term = term_of(token, own);
     const std::uint32_t own_rows = params.each_selection ? 0 : warp::ballot(own != 0);
     const std::uint32_t own_last = warp::ballot(token.last && is_own(token));
     if (count_bits(own_rows) > 1 && own_last != 0) {
-      add_with_own_sum(term, own, own_rows, lowest_bit(own_last), bias, params.combined_x + at, share);
+      const std::uint32_t terms = warp::ballot(term != 0);
+      const std::uint32_t before = (std::uint32_t{1} << lowest_bit(own_last)) - 1;
+      OwnSum{own, term, own_rows, terms & before, terms & ~before, bias}.add(params.combined_x + at, params.row_bytes,
+                                                                             share);
     } else {
       if (own_rows != 0) {  // one row is its own sum
         const std::uint64_t row = warp::shuffle(own, lowest_bit(own_rows));
@@ -132,7 +220,7 @@ struct ElasticAdder {
     if (lane >= params.num_topk) return;
     float weight = 0;
     if (is_own(token)) {
-      if (token.own_row >= 0) weight = weight_of_selection(params, token.own_row, lane);
+      if (token.own.number >= 0) weight = weight_of_selection(params, token.own.number, lane);
     } else if (token.rank >= 0) {
       const std::uint32_t* beside = params.window.beside(params.common.own_heap(), token.rank, slot_of(token));
       weight = load_weak(reinterpret_cast<const float*>(beside) + lane);
@@ -145,10 +233,23 @@ struct ElasticAdder {
     std::uint32_t* next = &params.common.state->combine_next_part;
     const auto parts = static_cast<std::uint32_t>(params.parts_per_token);
     const std::uint32_t end = static_cast<std::uint32_t>(params.tokens_in_pass()) * parts;
-    for (std::uint32_t at = take_next(next); at < end; at = take_next(next)) {
-      const Token token = token_at(params.first_token + static_cast<std::int32_t>(at / parts));
+    const auto selection_of = [&](std::uint32_t at) {
+      return at < end ? selection_at(params.first_token + static_cast<std::int32_t>(at / parts)) : Selection{};
+    };
+    std::uint32_t at = take_next(next);
+    std::uint32_t following = take_next(next);
+    Selection selection = selection_of(at);
+    while (at < end) {
+      // Nobody looks at these two before this part is done.
+      const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
+      const Selection next_selection = selection_of(following);
+      const Token token = token_of(params.first_token + static_cast<std::int32_t>(at / parts), selection);
+      const std::uint64_t own = token.own.find(params);  // comes nearer while the others' rows arrive
       if (!await(token)) return false;
-      add(token, static_cast<int>(at % parts));
+      add(token, own, static_cast<int>(at % parts));
+      at = following;
+      selection = next_selection;
+      following = warp::shuffle(ticket, 0);
     }
     return true;
   }

@@ -6,22 +6,40 @@
 #include "kernels/common/row_sum.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/elastic/params.hpp"
+#include "kernels/primitives/bulk.hpp"
 #include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {
 
-/// The rows of x that belong to received row `row`, by a whole warp: the address of the lane's selection's, 0 for none.
-DEEP_EP_DEVICE std::uint64_t row_of_selection(const ElasticCombineParams& params, std::int64_t row) {
-  const int lane = lane_index();
-  std::int64_t at = -1;
-  if (!params.expanded) {
-    at = lane == 0 ? row : -1;
-  } else if (lane < params.num_topk) {
-    at = load_weak(params.metadata.slots(row) + lane);
+/// What the metadata says of a received row, in a warp's registers.
+struct ReceivedRow {
+  std::int32_t number = -1;
+  std::int32_t origin = -1;         ///< token and source
+  std::int32_t last_selection = 0;  ///< of this rank
+  std::int32_t at = -1;             ///< in x: of the lane's selection, or, not expanded, the first lane's; -1: none
+
+  /// By a whole warp. `row` -1: there is none.
+  DEEP_EP_DEVICE static ReceivedRow load(const ElasticCombineParams& params, std::int32_t row) {
+    ReceivedRow received;
+    if (row < 0) return received;
+    received.number = row;
+    received.origin = load_weak(params.metadata.row(row));
+    received.last_selection = load_weak(params.metadata.row(row) + 1);
+    if (!params.expanded) {
+      received.at = lane_index() == 0 ? row : -1;
+    } else if (lane_index() < params.num_topk) {
+      received.at = load_weak(params.metadata.slots(row) + lane_index());
+    }
+    return received;
   }
-  if (at < 0 || at >= params.num_rows) return 0;
-  return reinterpret_cast<std::uint64_t>(params.x) + static_cast<std::uint64_t>(at) * params.row_bytes;
-}
+  /// The address of the lane's row, 0 for none; it will be read soon.
+  DEEP_EP_DEVICE std::uint64_t find(const ElasticCombineParams& params) const {
+    if (at < 0 || at >= params.num_rows) return 0;
+    const std::byte* row = params.x + std::int64_t{at} * params.row_bytes;
+    bulk::prefetch(row, params.row_bytes);
+    return reinterpret_cast<std::uint64_t>(row);
+  }
+};
 
 /// By a lane: what received row `row` holds as the weight of selection k.
 DEEP_EP_DEVICE float weight_of_selection(const ElasticCombineParams& params, std::int64_t row, int k) {
@@ -46,17 +64,16 @@ struct ElasticPusher {
     RowReduction(kWarpSize, find).add(to, params.row_bytes, {});
   }
 
-  /// By a whole warp: row `row`, if it belongs to a token of this pass at another rank.
-  DEEP_EP_DEVICE void push(std::int64_t row) const {
+  /// By a whole warp: the row, if it belongs to a token of this pass at another rank.
+  DEEP_EP_DEVICE void push(const ReceivedRow& row) const {
     const IntranodeParams& common = params.common;
-    const std::int32_t origin = load_weak(params.metadata.row(row));
-    const std::int32_t owner = origin < 0 ? common.num_ranks : origin / params.max_tokens;
+    const std::int32_t owner = row.origin < 0 ? common.num_ranks : row.origin / params.max_tokens;
     if (owner >= common.num_ranks || owner == common.rank) return;
-    const std::int32_t slot = origin - owner * params.max_tokens - params.first_token;
+    const std::int32_t slot = row.origin - owner * params.max_tokens - params.first_token;
     if (slot < 0 || slot >= params.window.tokens) return;
 
     std::byte* heap = common.heaps[owner];
-    const std::uint64_t address = row_of_selection(params, row);
+    const std::uint64_t address = row.find(params);
     const std::uint32_t holders = warp::ballot(address != 0);
     std::uint32_t* beside = params.window.beside(heap, common.rank, slot);
     if (params.each_selection) {
@@ -66,10 +83,10 @@ struct ElasticPusher {
       }
       if (lane_index() == 0) *beside = holders;
     } else {
-      const int last = params.num_topk == 0 ? 0 : load_weak(params.metadata.row(row) + 1) % params.num_topk;
-      store_sum(address, holders, params.window.row(heap, params.part_of(common.rank, last), slot));
+      const int part = params.part_of(common.rank, row.last_selection % params.num_topk);
+      store_sum(address, holders, params.window.row(heap, part, slot));
       if (params.weighted && lane_index() < params.num_topk) {
-        reinterpret_cast<float*>(beside)[lane_index()] = weight_of_selection(params, row, lane_index());
+        reinterpret_cast<float*>(beside)[lane_index()] = weight_of_selection(params, row.number, lane_index());
       }
     }
     warp::sync();
@@ -77,25 +94,37 @@ struct ElasticPusher {
   }
 
   /// Pushes rows until none is left. Owners in turn, so that each gets the rows of its first tokens first and can begin
-  /// to add; each rank begins with another one.
-  DEEP_EP_DEVICE void push_all() const {
+  /// to add; each rank begins with another one. What is known of the next row is fetched while this one is summed.
+  /// `ends`: source_ends in shared memory.
+  DEEP_EP_DEVICE void push_all(const std::int32_t* ends) const {
     const int ranks = params.common.num_ranks;
-    const std::int64_t valid = params.metadata.valid();
-    const auto end_of = [&](int owner) -> std::int64_t {
-      return owner < 0 ? 0 : load_weak(params.source_ends + owner);
-    };
-    std::int64_t most = 0;  // rows of an owner
+    const auto valid = static_cast<std::int32_t>(params.metadata.valid());
+    const auto begin_of = [&](int owner) { return owner == 0 ? 0 : ends[owner - 1]; };
+    std::int32_t most = 0;  // rows of an owner
     for (int owner = lane_index(); owner < ranks; owner += kWarpSize) {
-      const std::int64_t rows = owner == params.common.rank ? 0 : end_of(owner) - end_of(owner - 1);
+      const std::int32_t rows = owner == params.common.rank ? 0 : ends[owner] - begin_of(owner);
       most = rows > most ? rows : most;
     }
-    most = warp::max(most);
-    const int others = ranks - 1;
+    const auto others = static_cast<std::uint32_t>(ranks - 1);
+    const std::uint32_t end = static_cast<std::uint32_t>(warp::max(most)) * others;
+    const auto row_of = [&](std::uint32_t turn) {
+      if (turn >= end) return -1;
+      const int owner = (params.common.rank + 1 + static_cast<int>(turn % others)) % ranks;
+      const std::int32_t row = begin_of(owner) + static_cast<std::int32_t>(turn / others);
+      return row < ends[owner] && row < valid ? row : -1;
+    };
     std::uint32_t* next = &params.common.state->elastic_next_row;
-    for (std::int64_t at = take_next(next); at < most * others; at = take_next(next)) {
-      const int owner = (params.common.rank + 1 + static_cast<int>(at % others)) % ranks;
-      const std::int64_t row = end_of(owner - 1) + at / others;
-      if (row < end_of(owner) && row < valid) push(row);
+    std::uint32_t turn = take_next(next);
+    std::uint32_t following = take_next(next);
+    ReceivedRow row = ReceivedRow::load(params, row_of(turn));
+    while (turn < end) {
+      // Nobody looks at these two before this row is done.
+      const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
+      const ReceivedRow next_row = ReceivedRow::load(params, row_of(following));
+      push(row);
+      turn = following;
+      row = next_row;
+      following = warp::shuffle(ticket, 0);
     }
   }
 };

@@ -32,6 +32,18 @@ struct ReturnWindow {
   }
 };
 
+/// Shared memory of a combine block.
+struct ElasticCombineShared {
+  std::int32_t* scratch;
+  std::int32_t* source_ends;  ///< [num_ranks]
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE ElasticCombineShared(Carver carver, int num_ranks)
+      : scratch(carver.take<std::int32_t>()),
+        source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        bytes(carver.bytes()) {}
+};
+
 struct ElasticCombineParams {
   IntranodeParams common;
   WaitContext wait;

@@ -84,6 +84,26 @@ DEEP_EP_DEVICE void copy_words(void* to, const void* from, std::uint32_t bytes) 
   }
 }
 
+/// The same of whole vectors, several of which are under way at once.
+DEEP_EP_DEVICE void copy_vectors(void* to, const void* from, std::uint32_t bytes) {
+  constexpr int kTogether = 4;
+  const auto* source = static_cast<const Vec16*>(from);
+  auto* destination = static_cast<Vec16*>(to);
+  const int vectors = static_cast<int>(bytes / sizeof(Vec16));
+#pragma unroll 1
+  for (int first = lane_index(); first < vectors; first += kTogether * kWarpSize) {
+    Vec16 held[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i * kWarpSize < vectors) held[i] = load_weak(source + first + i * kWarpSize);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i * kWarpSize < vectors) destination[first + i * kWarpSize] = held[i];
+    }
+  }
+}
+
 /// Moves this round's rows of `source` from the window to their final places, one warp per row.
 DEEP_EP_DEVICE void drain_rows(const DispatchParams& params, std::uint32_t round, int source) {
   const auto rows = static_cast<std::uint32_t>(rows_between(params, source, params.common.rank));
@@ -99,7 +119,7 @@ DEEP_EP_DEVICE void drain_rows(const DispatchParams& params, std::uint32_t round
     const RowTargets::Row to = params.output.row(shape, first_row + index);
     const RowTargets::Row from =
         params.window.row(shape, std::int64_t{source} * params.window_rows + index % params.window_rows);
-    copy_words(to.x(), from.x(), shape.row_bytes);
+    copy_vectors(to.x(), from.x(), shape.row_bytes);
     copy_words(to.scales(), from.scales(), shape.scale_bytes());
     copy_words(to.topk_idx(), from.topk_idx(), shape.topk_idx_bytes());
     copy_words(to.topk_weights(), from.topk_weights(), shape.topk_weight_bytes());

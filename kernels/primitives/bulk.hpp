@@ -54,6 +54,13 @@ DEEP_EP_DEVICE void store(void* global, const void* shared, std::uint32_t bytes)
 #endif
 }
 
+/// Asks for global memory of this device to be brought nearer, which nobody waits for. Nothing depends on it.
+DEEP_EP_DEVICE void prefetch([[maybe_unused]] const void* global, [[maybe_unused]] std::uint32_t bytes) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(bytes));
+#endif
+}
+
 /// Closes this thread's open group of stores (an empty one counts too) and opens the next.
 DEEP_EP_DEVICE void commit() {
 #if DEEP_EP_TARGET_CUDA

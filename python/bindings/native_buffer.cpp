@@ -134,7 +134,8 @@ void NativeBuffer::number_rows(NumberRowsCall& call) {
 }
 
 void NativeBuffer::spread_rows(SpreadRowsCall& call) {
-  on_rows([&](StreamHandle stream) { deep_ep::spread_rows(executor_, call.spreading, stream); });
+  Buffer& buffer = alive();
+  on_rows([&](StreamHandle stream) { buffer.spread_rows(call.spreading, {.stream = stream}); });
 }
 
 void NativeBuffer::sum_expanded_rows(SumExpandedRowsCall& call) {

@@ -82,9 +82,11 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   const int blocks = std::min(sms, policy.multiprocessors);
   const int given = config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block;
   const int warps = config.warps_per_block == 0 && setup.on_gpu() ? kMostWarps : std::min(given, kMostWarps);
-  params.adding_warps = setup.num_ranks == 1 ? warps : warps / 2;
-  params.parts_per_token = parts_per_token(std::min(params.num_tokens, params.window.tokens), blocks * warps);
-  return {blocks, warps * 32, sizeof(std::int32_t)};
+  // Fewer warps push where rows are not added up before: more from too many senders hold each other up.
+  params.adding_warps = setup.num_ranks == 1 ? warps : params.each_selection ? warps * 3 / 4 : warps / 2;
+  const int tokens = std::min(params.num_tokens, params.window.tokens);
+  params.parts_per_token = tokens >= 2 * blocks * warps ? 1 : tokens >= blocks * warps ? 2 : 4;
+  return {blocks, warps * 32, ElasticCombineShared(Carver::without_memory(), setup.num_ranks).bytes};
 }
 
 }  // namespace

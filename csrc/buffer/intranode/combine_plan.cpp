@@ -16,6 +16,15 @@ constexpr int kGpuPushingWarpsInAll = 32;
 constexpr int kGpuFewestPushingWarps = 2;
 constexpr int kGpuMostPushingWarps = 4;
 
+/// In how many parts each of the tokens is added, by so many warps. A warp that adds a whole token looks its rows up
+/// once, and keeps most pieces of them under way; where a warp gets few tokens, all warps end at the same time only if
+/// tokens are cut.
+int parts_per_token(int tokens, int warps) {
+  constexpr int kTokensOfWarp = 20;
+  if (tokens >= kTokensOfWarp * warps) return 1;
+  return 2 * tokens >= kTokensOfWarp * warps ? 2 : 4;
+}
+
 /// How rows that peers push go through this rank's window.
 void plan_window(CombineParams& params, const NormalModeSetup& setup) {
   PushWindow& window = params.window;
@@ -78,14 +87,6 @@ LaunchShape plan_launch(CombineParams& params, const Config& config, const Norma
 }
 
 }  // namespace
-
-// A warp that adds a whole token looks its rows up once, and keeps most pieces of them under way; where a warp gets few
-// tokens, all warps end at the same time only if tokens are cut.
-int parts_per_token(int tokens, int warps) {
-  constexpr int kTokensOfWarp = 20;
-  if (tokens >= kTokensOfWarp * warps) return 1;
-  return 2 * tokens >= kTokensOfWarp * warps ? 2 : 4;
-}
 
 CombinePlan plan_combine(const CombineArguments& arguments, bool pullable, const NormalModeSetup& setup) {
   const DispatchHandle& handle = *arguments.handle;

@@ -40,6 +40,17 @@ DispatchHandle Intranode::notify(const DispatchArguments& arguments, CallScope& 
   return handle;
 }
 
+DispatchOutputs Intranode::outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                                   const DispatchArguments* fresh, std::int64_t rows, const DispatchPlan& plan,
+                                   const CallOptions& call, const CallScope& scope) {
+  if (call.library_memory) {
+    const std::size_t window = runtime_.layout().window_bytes;
+    auto in_window = outputs_in_window(x, x_scales, fresh, rows, plan.params.rows, runtime_.window(), window);
+    if (in_window) return *std::move(in_window);
+  }
+  return make_outputs(x, x_scales, fresh, rows, scope);
+}
+
 void Intranode::send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs,
                      CallScope& scope) {
   DispatchParams& params = plan.params;
@@ -67,11 +78,11 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   // Who gets what? Then room for it: in the heap, where peers write the rows into place, or else behind the window.
   DispatchResult result;
   result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
-  const DispatchOutputs outputs =
-      make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, scope);
-  result.handle.recv_src_idx = outputs.src_idx;
-  send(plan, result.handle, outputs, scope);
-  outputs.give_to(result, arguments);
+  const DispatchOutputs made =
+      outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, plan, call, scope);
+  result.handle.recv_src_idx = made.src_idx;
+  send(plan, result.handle, made, scope);
+  made.give_to(result, arguments);
   result.event = scope.finish();
   return result;
 }
@@ -82,10 +93,11 @@ CachedDispatchResult Intranode::dispatch(const CachedDispatchArguments& argument
   DispatchPlan plan = plan_dispatch(arguments, setup_);
   CallScope scope(runtime_.calls(), call);
   const DispatchHandle& handle = *arguments.handle;
-  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
-  send(plan, handle, outputs, scope);
+  const DispatchOutputs made =
+      outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, plan, call, scope);
+  send(plan, handle, made, scope);
   CachedDispatchResult result;
-  outputs.give_to(result, arguments);
+  made.give_to(result, arguments);
   result.event = scope.finish();
   return result;
 }

@@ -27,6 +27,10 @@ class Intranode {
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
+  /// Memory for what a dispatch brings.
+  DispatchOutputs outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                          const DispatchArguments* fresh, std::int64_t rows, const DispatchPlan& plan,
+                          const CallOptions& call, const CallScope& scope);
   /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
   void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs, CallScope& scope);
 

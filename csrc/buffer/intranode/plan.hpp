@@ -33,8 +33,6 @@ DispatchPlan plan_dispatch(const CachedDispatchArguments& arguments, const Norma
 /// OutOfMemory when it is too small.
 void plan_window(DispatchParams& params, std::byte* window, const NormalModeSetup& setup);
 
-/// In how many parts each of the tokens is added, by so many warps.
-int parts_per_token(int tokens, int warps);
 /// `pullable`: peers can read x and topk_weights where they lie. OutOfMemory when the window is too small for pushes.
 CombinePlan plan_combine(const CombineArguments& arguments, bool pullable, const NormalModeSetup& setup);
 

@@ -1,0 +1,114 @@
+// Dispatch for a caller that moves its rows on, and rows of a window that are moved by the call itself.
+#include <chrono>
+#include <thread>
+
+#include "csrc/executor/own_stream.hpp"
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class ElasticDispatchTest : public ClusterTest {};
+DEEP_EP_ON_THREADS(ElasticDispatchTest);
+
+Case wide_rows(std::uint64_t seed) {
+  return make_case({.tokens = {12, 0, 19}, .dtype = DType::bfloat16, .hidden = 1800, .scales = 3, .seed = seed});
+}
+
+TEST_P(ElasticDispatchTest, RowsThatAreMovedOnLieInTheWindow) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = wide_rows(3);
+  run_cluster(cluster(3), [&](Rank& rank) {
+    constexpr std::size_t kWindow = std::size_t{2} << 20;
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = kWindow});
+    const auto in_window = [&](const Tensor& tensor) {
+      const auto* window = static_cast<const std::byte*>(buffer.local_memory().data);
+      const auto* data = static_cast<const std::byte*>(tensor.data());
+      return data >= window && data + tensor.view().bytes() <= window + kWindow;
+    };
+    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+    CallOptions call = rank.call();
+    call.library_memory = true;
+    const Inputs inputs = upload_inputs(rank, one);
+    for (const std::int64_t worst : {0, 60}) {
+      DispatchArguments arguments = inputs.dispatch;
+      arguments.num_worst_tokens = worst;
+      const DispatchResult result = buffer.dispatch(arguments, call);
+      require(in_window(result.recv_x) && in_window(*result.recv_x_scales) && in_window(*result.recv_topk_idx),
+              "what came lies in the window");
+      check_dispatch(rank, one, result, {.num_worst_tokens = worst});
+      if (worst != 0) continue;
+      CachedDispatchArguments cached;
+      cached.x = arguments.x;
+      cached.x_scales = arguments.x_scales;
+      cached.handle = &result.handle;
+      const CachedDispatchResult again = buffer.cached_dispatch(cached, call);
+      require(in_window(again.recv_x), "the rows of a cached dispatch lie in the window");
+      require_same(rank.download_bytes(result.recv_x.view()), rank.download_bytes(again.recv_x.view()), "rows");
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(ElasticDispatchTest, RowsThatTheWindowDoesNotHoldLieInTheHeap) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = wide_rows(4);
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{32} << 10});
+    CallOptions call = rank.call();
+    call.library_memory = true;
+    const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, call);
+    require(buffer.in_heap(result.recv_x.view()), "there is room in the heap only");
+    check_dispatch(rank, one, result);
+    buffer.destroy();
+  });
+}
+
+TEST_P(ElasticDispatchTest, WideRowsThroughTheWindow) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = wide_rows(5);
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{64} << 10});
+    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+    check_dispatch(rank, one, buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call()));
+    buffer.destroy();
+  });
+}
+
+TEST_P(ElasticDispatchTest, TheNextCallComesBehindSpreadRows) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "streams of the CPU executor";
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& gate = rank.buffer({.heap_bytes = std::size_t{8} << 20});
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20});
+    if (rank.rank() == 0) {
+      // Rows are moved on a stream that stands still until the other rank opens the gate.
+      const OwnStream other(*rank.executor());
+      gate.barrier({.stream = other.get()});
+      const TensorView ends = rank.upload(std::vector<std::int32_t>{1, 1}, DType::int32, {2});
+      const TensorView local = rank.upload(std::vector<std::int32_t>{0}, DType::int32, {1, 1});
+      const std::vector<std::uint8_t> bytes(16, 7);
+      const TensorView rows = rank.upload(bytes, DType::uint8, {1, 16});
+      const TensorView moved = rank.upload(std::vector<std::uint8_t>(16), DType::uint8, {1, 16});
+      buffer.spread_rows({.source_ends = ends, .local = local, .rows = rows, .spread_rows = moved},
+                         {.stream = other.get()});
+      buffer.barrier(rank.call());
+      require_same(bytes, rank.download<std::uint8_t>(moved), "rows that were moved");
+    } else {
+      CallOptions asynchronous = rank.call();
+      asynchronous.async_finish = true;
+      const EventHandle passed = buffer.barrier(asynchronous);
+      // Long enough for a barrier that does not come behind; one that does never passes here.
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      require(!rank.executor()->event_done(passed), "the barrier comes behind the rows");
+      gate.barrier(rank.call());
+      rank.executor()->wait_event(rank.stream(), passed);
+    }
+    gate.check();
+    buffer.check();
+    rank.bootstrap()->barrier();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <source_location>
 
 #include "deep_ep/bootstrap.hpp"
 #include "tests/cluster/case.hpp"
@@ -25,7 +26,7 @@ class FailedCallsTest : public ::testing::Test {
 
   /// Lets the first request of `call` fail, then the second, ... until it succeeds.
   template <class Call>
-  void fails_everywhere(Call&& call) {
+  void fails_everywhere(Call&& call, std::source_location where = std::source_location::current()) {
     int failures = 0;
     for (bool failed = true; failed; failures += failed) {
       auto earlier = buffer_->get_dispatch_layout(inputs_.topk_idx, case_.shape.experts(), rank_.call());
@@ -38,7 +39,8 @@ class FailedCallsTest : public ::testing::Test {
         failed = true;
       }
       ASSERT_EQ(executor_->refused_request, 0);
-      SCOPED_TRACE("request " + std::to_string(failures + 1));
+      const ::testing::ScopedTrace trace(where.file_name(), int(where.line()),
+                                         "request " + std::to_string(failures + 1));
       executor_->calls = {};
       earlier = {};
       EXPECT_EQ(executor_->calls.record_event, 1) << "given back behind the work of the stream that it was given to";
@@ -109,18 +111,25 @@ class FailedCallsTest : public ::testing::Test {
   Buffer* buffer_ = nullptr;
 };
 
-TEST_F(FailedCallsTest, Layout) {
-  fails_everywhere([&] { return buffer_->get_dispatch_layout(inputs_.topk_idx, case_.shape.experts(), rank_.call()); });
-}
-
-TEST_F(FailedCallsTest, LayoutOnTheCommunicationStream) {
-  CallOptions call = rank_.call();
-  call.async_finish = true;
-  fails_everywhere([&] { return buffer_->get_dispatch_layout(inputs_.topk_idx, case_.shape.experts(), call); });
-}
-
-TEST_F(FailedCallsTest, Dispatch) {
-  fails_everywhere([&] { return buffer_->dispatch(inputs_.dispatch, rank_.call()); });
+TEST_F(FailedCallsTest, OneAfterTheOther) {
+  const CallOptions call = rank_.call();
+  CallOptions on_the_communication_stream = call;
+  on_the_communication_stream.async_finish = true;
+  for (const CallOptions& how : {call, on_the_communication_stream}) {
+    fails_everywhere([&] { return buffer_->get_dispatch_layout(inputs_.topk_idx, case_.shape.experts(), how); });
+  }
+  fails_everywhere([&] { return buffer_->dispatch(inputs_.dispatch, call); });
+  fails_everywhere([&] { return buffer_->allocate_tensor(DType::uint8, {100}, call.stream); });
+  const LowLatencyDispatchArguments dispatch = upload_arguments(rank_, low_latency_.before);
+  fails_everywhere([&] { return buffer_->low_latency_dispatch(dispatch, call); });
+  const LowLatencyHandle handle = dispatch_low_latency(rank_, *buffer_, low_latency_);
+  const LowLatencyCombineArguments combine = upload_combine(rank_, low_latency_, handle);
+  fails_everywhere([&] { return buffer_->low_latency_combine(combine, call); });
+  fails_everywhere([&] { return buffer_->low_latency_clean(call.stream), 0; });
+  const TensorView status = rank_.upload(std::vector<std::int32_t>(1), DType::int32, {1});
+  fails_everywhere([&] { return buffer_->low_latency_query_mask(status, call.stream), 0; });
+  fails_everywhere([&] { return buffer_->low_latency_update_mask(0, false, call.stream), 0; });
+  fails_everywhere([&] { return buffer_->low_latency_clear_mask(call.stream), 0; });
 }
 
 TEST_F(FailedCallsTest, Combine) {
@@ -129,15 +138,6 @@ TEST_F(FailedCallsTest, Combine) {
     Returned returned = upload_returned(rank_, *buffer_, case_, dispatched.handle, heap);
     fails_everywhere([&] { return buffer_->combine(returned.combine, rank_.call()); });
   }
-}
-
-TEST_F(FailedCallsTest, AllocateTensor) {
-  fails_everywhere([&] { return buffer_->allocate_tensor(DType::uint8, {100}, rank_.call().stream); });
-}
-
-TEST_F(FailedCallsTest, LowLatencyDispatch) {
-  const LowLatencyDispatchArguments arguments = upload_arguments(rank_, low_latency_.before);
-  fails_everywhere([&] { return buffer_->low_latency_dispatch(arguments, rank_.call()); });
 }
 
 TEST_F(FailedCallsTest, Hook) {
@@ -182,23 +182,6 @@ TEST_F(FailedCallsTest, RecordedCalls) {
   });
   buffer_->check();
   expect_next_low_latency_dispatch();
-}
-
-TEST_F(FailedCallsTest, LowLatencyCombine) {
-  const LowLatencyHandle handle = dispatch_low_latency(rank_, *buffer_, low_latency_);
-  const LowLatencyCombineArguments arguments = upload_combine(rank_, low_latency_, handle);
-  fails_everywhere([&] { return buffer_->low_latency_combine(arguments, rank_.call()); });
-}
-
-TEST_F(FailedCallsTest, LowLatencyClean) {
-  fails_everywhere([&] { return buffer_->low_latency_clean(rank_.call().stream), 0; });
-}
-
-TEST_F(FailedCallsTest, Masks) {
-  const TensorView status = rank_.upload(std::vector<std::int32_t>(1), DType::int32, {1});
-  fails_everywhere([&] { return buffer_->low_latency_query_mask(status, rank_.call().stream), 0; });
-  fails_everywhere([&] { return buffer_->low_latency_update_mask(0, false, rank_.call().stream), 0; });
-  fails_everywhere([&] { return buffer_->low_latency_clear_mask(rank_.call().stream), 0; });
 }
 
 }  // namespace

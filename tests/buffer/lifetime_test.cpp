@@ -30,60 +30,6 @@ TEST_P(LifetimeTest, SeveralAtOnceDoNotDisturbEachOther) {
   });
 }
 
-TEST_P(LifetimeTest, TensorsOutliveTheBuffer) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case one = make_case({.tokens = {30, 19}, .hidden = 256, .combine_hidden = 128});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    DispatchResult dispatched;
-    CombineResult combined;
-    Tensor own;
-    const std::vector<float> numbers = {1, 2, 3, 4};
-    {
-      Buffer buffer = rank.own_buffer();
-      dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-      Returned returned = upload_returned(rank, buffer, one, dispatched.handle, true);
-      combined = buffer.combine(returned.combine, rank.call());
-      own = buffer.allocate_tensor(DType::float32, {4}, rank.call().stream);
-      rank.write(own.view(), std::as_bytes(std::span<const float>(numbers)));
-      buffer.destroy();
-      check_dispatch(rank, one, dispatched);
-    }
-    check_dispatch(rank, one, dispatched);
-    check_combine(rank, one, combined);
-    require_same(numbers, rank.download<float>(own.view()), "a tensor of allocate_tensor");
-    // Another buffer must not get the memory that the tensors still hold.
-    Buffer next = rank.own_buffer();
-    run_round(rank, next, one);
-    check_dispatch(rank, one, dispatched);
-    dispatched = {};
-    run_round(rank, next, one);
-    require_same(numbers, rank.download<float>(own.view()), "a tensor of allocate_tensor");
-    next.destroy();
-  });
-}
-
-TEST_P(LifetimeTest, TensorsDroppedWhileTheirKernelsRun) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case one = make_case({.tokens = {40, 40}, .hidden = 512, .combine_hidden = 512});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.own_buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{1} << 20});
-    const DispatchResult original = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    const Inputs inputs = upload_inputs(rank, one);
-    CachedDispatchArguments cached;
-    cached.x = inputs.dispatch.x;
-    cached.handle = &original.handle;
-    // Results of async calls are dropped at once; the heap is small, so their memory is used again while peers still
-    // write.
-    for (int i = 0; i < 30; ++i) {
-      buffer.cached_dispatch(cached, {.stream = rank.stream(), .previous_event = {}, .async_finish = true});
-    }
-    check_dispatch(rank, one, with_handle(buffer.cached_dispatch(cached, rank.call()), original.handle),
-                   {.cached = true});
-    check_dispatch(rank, one, original);
-    buffer.destroy();
-  });
-}
-
 TEST_P(LifetimeTest, EveryCallAfterDestroyIsRefused) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {8, 9}});

@@ -48,9 +48,8 @@ TEST_P(SimulatedNicTest, LowLatencyCalls) {
 
 /// Topologies are of low-latency calls.
 class SimulatedNicNormalTest : public SimulatedNicTest {};
-constexpr Where kSimulatedNormalPlaces[] = {{Target::host, Placement::processes},
-                                            {Target::cuda, Placement::threads},
-                                            {Target::cuda, Placement::processes}};
+constexpr Where kSimulatedNormalPlaces[] = {
+    {Target::host, Placement::processes}, {Target::cuda, Placement::threads}, {Target::cuda, Placement::processes}};
 INSTANTIATE_TEST_SUITE_P(On, SimulatedNicNormalTest, testing::ValuesIn(kSimulatedNormalPlaces), name_of_place);
 
 TEST_P(SimulatedNicNormalTest, BetweenNodes) {

@@ -99,13 +99,15 @@ struct Schedules {
   std::int64_t usually, sanitized = 1, thread_sanitized = sanitized;
 };
 
-/// `call(seed)` for each of these schedules of the CPU executor, unless the environment says how many, or from which on.
+/// `call(seed)` for each of these schedules of the CPU executor, unless the environment says how many, or from which
+/// on.
 template <class Call>
 void under_schedules(const Schedules& schedules, const Call& call) {
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? schedules.thread_sanitized
-                                                                          : under_sanitizer()      ? schedules.sanitized
-                                                                                                   : schedules.usually);
+  const std::int64_t count =
+      environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? schedules.thread_sanitized
+                                                   : under_sanitizer()      ? schedules.sanitized
+                                                                            : schedules.usually);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     ASSERT_NO_THROW(call(static_cast<std::uint64_t>(seed)));

@@ -56,9 +56,8 @@ RailSchedule rail_schedule(std::uint64_t seed) {
   if (nodes.ranks == 6) shape.tokens = {4, 0, 3, 5, 0, 2};
   ClusterOptions options{.ranks = nodes.ranks, .where = {}, .host = {}};
   options.where.topology = Topology::rails;
-  options.host = {.multiprocessors = 2,
-                  .warps_per_block = seed % 2 == 0 && !under_thread_sanitizer() ? 8 : 4,
-                  .seed = seed};
+  options.host = {
+      .multiprocessors = 2, .warps_per_block = seed % 2 == 0 && !under_thread_sanitizer() ? 8 : 4, .seed = seed};
   return {nodes, shape, options};
 }
 

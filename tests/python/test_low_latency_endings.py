@@ -128,6 +128,9 @@ def arrival_counters(group):
         dispatch(buffer, case, arrival_counters=torch.zeros(4, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="arrival_rows is 3"):
         dispatch(buffer, case, arrival_counters=torch.zeros(4, 2, dtype=torch.int64), arrival_rows=3)
+    masked = make_buffer(group, enable_shrink=True)
+    with pytest.raises(ValueError, match="arrival_counters .*masking"):
+        dispatch(masked, case, arrival_counters=torch.zeros(4, 1, dtype=torch.int64))
 
 
 def test_arrival_counters(ranks):

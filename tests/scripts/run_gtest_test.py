@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """scripts/run_gtest.py and scripts/test_summary.py, with programs that look like GoogleTest's and go wrong in many ways."""
 
-import os
 import pathlib
 import signal
 import subprocess

@@ -218,38 +218,6 @@ TEST_P(LowLatencyArrivalsTest, ACallThatFailsTellsThoseWhoPoll) {
   });
 }
 
-TEST(LowLatencyArrivalsArgumentsTest, WhatIsRefused) {
-  const LowLatencyCaseShape shape{.tokens = {4}, .local_experts = 3, .topk = 2};
-  const LowLatencyCase one = make_low_latency_case(shape);
-  run_cluster({.ranks = 1, .where = {}, .host = {}}, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(1, 4, 512));
-    LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
-    const auto words = [&](std::int64_t blocks, std::int64_t columns) {
-      return rank.upload(std::vector<std::int64_t>(index(blocks * columns)), DType::int64, {blocks, columns});
-    };
-    const auto refused = [&](const std::vector<std::string>& parts) {
-      require_throws<InvalidArgument>([&] { buffer.low_latency_dispatch(arguments, rank.call()); }, parts, "dispatch");
-    };
-    arguments.arrival_counters = words(3, 2);
-    refused({"arrival_counters", "[3, 1]"});
-    arguments.arrival_rows = 3;
-    refused({"arrival_rows is 3", "power of two"});
-    arguments.arrival_rows = 2;
-    buffer.low_latency_dispatch(arguments, rank.call());
-    arguments.layout = LowLatencyLayout::rank_major;
-    refused({"arrival_counters", "[1, 2]"});
-    arguments.arrival_counters = words(1, 2);
-    buffer.low_latency_dispatch(arguments, rank.call());
-    buffer.destroy();
-    BufferOptions options = low_latency_options(1, 4, 512);
-    options.low_latency.masking = true;
-    Buffer& masked = rank.buffer(options);
-    require_throws<InvalidArgument>([&] { masked.low_latency_dispatch(arguments, rank.call()); },
-                                    {"arrival_counters", "low_latency.masking"}, "with masking");
-    masked.destroy();
-  });
-}
-
 TEST_P(LowLatencyRailsArrivalsTest, RowsThatAreHandedOn) {
   DEEP_EP_NEEDS_RANKS(4);
   consume_all(cluster(4), arrival_shapes(4), {4, 8});

@@ -72,8 +72,8 @@ TEST_P(LowLatencyCombineTest, RandomShapes) {
 TEST_P(LowLatencyCombineTest, EveryTopkAndWidth) {
   DEEP_EP_NEEDS_RANKS(2);
   std::vector<LowLatencyCombineCase> cases;
-  for (const auto& [topk, hidden] : ends_of<std::pair<int, std::int64_t>>(
-           {{1, 128}, {2, 8192}, {8, 1024}, {9, 1152}, {17, 4096}, {32, 7168}})) {
+  for (const auto& [topk, hidden] :
+       ends_of<std::pair<int, std::int64_t>>({{1, 128}, {2, 8192}, {8, 1024}, {9, 1152}, {17, 4096}, {32, 7168}})) {
     for (const Routing routing : {Routing::uniform, Routing::duplicates}) {
       cases.push_back(make_low_latency_combine_case({.tokens = {4, 5},
                                                      .max_tokens = 5 * topk,
@@ -119,47 +119,6 @@ TEST_P(LowLatencyCombineTest, SelectionsThatHaveGoneOrMoved) {
     }
   }
   run(cluster(3), cases);
-}
-
-TEST_P(LowLatencyCombineTest, WithoutACopy) {
-  DEEP_EP_NEEDS_RANKS(2);
-  for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-    const auto one =
-        make_low_latency_combine_case({.tokens = {7, 5}, .max_tokens = 7, .hidden = 384, .layout = layout});
-    const auto expected = one.expected();
-    run_cluster(cluster(2), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(low_latency_options(2, 7, 384));
-      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-      LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-      const TensorView memory = buffer.low_latency_combine_buffer(handle);
-      require(memory.describe() == arguments.x.describe(), "shape of the combine buffer: " + memory.describe());
-      rank.executor()->copy(memory.data, arguments.x.data, memory.bytes(), rank.stream());
-      arguments.x = memory;
-      check_low_latency_combine(rank, one, expected,
-                                buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
-      require(buffer.low_latency_combine_buffer(handle).data == memory.data, "the combine buffer stays where it is");
-      buffer.destroy();
-    });
-  }
-}
-
-TEST_P(LowLatencyCombineTest, IntoTheCallersTensor) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const auto one = make_low_latency_combine_case({.tokens = {7, 0}, .max_tokens = 8, .hidden = 256});
-  const auto expected = one.expected();
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 8, 256));
-    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-    LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-    const std::int64_t tokens = arguments.topk_idx.size(0);
-    arguments.out =
-        rank.upload(std::vector<std::uint16_t>(static_cast<std::size_t>(tokens * 256)), DType::bfloat16, {tokens, 256});
-    const LowLatencyCombineResult result = buffer.low_latency_combine(arguments, rank.call());
-    require(result.combined_x.data() == arguments.out->data, "combined_x is out");
-    require(result.combined_x.defined(), "combined_x is a tensor like any other");
-    check_low_latency_combine(rank, one, expected, *arguments.out);
-    buffer.destroy();
-  });
 }
 
 }  // namespace

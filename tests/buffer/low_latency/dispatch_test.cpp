@@ -140,44 +140,6 @@ TEST_P(LowLatencyDispatchTest, StatisticsAreAdded) {
   });
 }
 
-TEST_P(LowLatencyDispatchTest, AsynchronousAndAfterAnEvent) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const LowLatencyCase one = make_low_latency_case(equal_shape(2, 6));
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 512));
-    const LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
-    for (int call = 0; call < 4; ++call) {
-      CallOptions options = rank.call();
-      options.async_finish = call % 2 == 0;
-      if (call > 1) options.previous_event = rank.executor()->record_event(rank.stream());
-      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, options);
-      require((result.event != nullptr) == options.async_finish, "an event with async_finish only");
-      require(!result.hook, "no hook unless asked for");
-      rank.executor()->wait_event(rank.stream(), result.event);
-      check_low_latency_dispatch(rank, one, result);
-    }
-    buffer.destroy();
-  });
-}
-
-TEST_P(LowLatencyDispatchTest, BesideNormalCalls) {
-  DEEP_EP_NEEDS_RANKS(2);
-  if (GetParam().topology == Topology::two_nodes) GTEST_SKIP() << "normal mode is for ranks of one node";
-  const LowLatencyCase one = make_low_latency_case(equal_shape(2, 6));
-  const Case normal = make_case({.tokens = {9, 14}, .hidden = 64, .combine_hidden = 32});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(2, 6, 512);
-    options.heap_bytes = std::size_t{16} << 20;
-    Buffer& buffer = rank.buffer(options);
-    for (int i = 0; i < 3; ++i) {
-      dispatch_and_check(rank, buffer, one, {});
-      run_round(rank, buffer, normal);
-      buffer.low_latency_clean(rank.call().stream);
-    }
-    buffer.destroy();
-  });
-}
-
 /// The same calls under many schedules of the CPU executor.
 TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
   const std::vector<LowLatencyCaseShape> shapes = {

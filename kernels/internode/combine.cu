@@ -27,7 +27,7 @@ DEEP_EP_DEVICE void publish_rows(const InternodeCombineParams& params, std::uint
     return address == nullptr ? 0
                               : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
   };
-  const bool pushed = params.transfer.near_warps != 0;
+  const bool pushed = params.transfer.local_warps != 0;
   Mailbox<CombineAddresses>& box = common.window.combine_box(common.heap_of(index), common.grid.index());
   box.message = {.x = pushed ? 0 : offset(params.x),
                  .topk_weights = pushed ? 0 : offset(params.topk_weights),
@@ -52,21 +52,21 @@ DEEP_EP_DEVICE bool learn_rows(const InternodeCombineParams& params, std::uint64
   const Mailbox<CombineAddresses>& box = common.window.combine_box(common.own_heap(), index);
   const Awaited addresses{common.grid.first_of_node() + index, Wanted::combine_addresses, epoch};
   if (!wait_signal(transfer.wait, &box.signal, addresses)) return false;
-  const CombineAddresses& told = box.message;
+  const CombineAddresses& theirs = box.message;
   RowComparison rows_of_both;
-  rows_of_both.compare(RowField::row_bytes, params.row_bytes, told.row_bytes);
-  rows_of_both.compare(RowField::num_topk, params.num_topk, told.num_topk);
+  rows_of_both.compare(RowField::row_bytes, params.row_bytes, theirs.row_bytes);
+  rows_of_both.compare(RowField::num_topk, params.num_topk, theirs.num_topk);
   rows_of_both.compare(RowField::rows_to_peer, rows_between(params, common.grid.rank, addresses.peer),
-                       told.rows_from_reader);
+                       theirs.rows_from_reader);
   rows_of_both.compare(RowField::rows_from_peer, rows_between(params, addresses.peer, common.grid.rank),
-                       told.rows_to_reader);
+                       theirs.rows_to_reader);
   const std::uint64_t* own = &common.window.combine_box(common.own_heap(), common.grid.index()).signal;
   if (!rows_of_both.agrees(transfer.wait, own, common.grid.rank, addresses)) return false;
   const std::byte* heap = common.heap_of(index);
-  rank = {.x = heap + told.x,
-          .topk_weights = reinterpret_cast<const float*>(heap + told.topk_weights),
-          .num_rows = told.num_rows,
-          .pushed = !told.pulled};
+  rank = {.x = heap + theirs.x,
+          .topk_weights = reinterpret_cast<const float*>(heap + theirs.topk_weights),
+          .num_rows = theirs.num_rows,
+          .pushed = !theirs.pulled};
   return true;
 }
 
@@ -76,12 +76,11 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
   const NodeGrid& grid = common.grid;
   const int adding_warps = transfer.first_warps + transfer.second_warps;
   const InternodeCombineShared shared(Carver(memory), grid, common.lanes, grid_blocks(), adding_warps,
-                                      transfer.near_warps);
+                                      transfer.local_warps);
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
-  const PushedRows pushed{params, {transfer, number}};
-  const int near_warp = warp_index() - adding_warps;
-  const CombinePusher pusher{params, pushed, shared.near_rows, shared.near_next + near_warp * grid.num_ranks};
+  const int local_warp = warp_index() - adding_warps;
+  const CombinePusher pusher{params, number, shared.local_rows, shared.local_next + local_warp * grid.num_ranks};
   bool good = call.begun;
   if (good) {
     // 1. Say where our rows are. That we are here also says that they are written.
@@ -94,29 +93,25 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
       good = learn_rows(params, call.epoch, index, shared.ranks[index]) && good;
     }
-    for (int queue = thread_index(); transfer.near_warps != 0 && queue < grid.num_ranks; queue += block_threads()) {
-      shared.near_rows[queue] = pusher.rows_of(queue);
+    for (int ring = thread_index(); transfer.local_warps != 0 && ring < grid.num_ranks; ring += block_threads()) {
+      shared.local_rows[ring] = pusher.rows_of(ring);
     }
     good = whole_block(good, shared.scratch);
   }
 
-  // 3. Add for ourselves, add for our rails, post.
+  // 3. Add for ourselves, add for our rails, push, post.
   if (good) {
+    const LocalRows local(params, shared.ranks, number);
     if (warp_index() < transfer.first_warps) {
-      good = CombineAdder{params, shared.ranks, pushed, number, any_pushed(shared.ranks, grid.width)}.add_all();
-    } else if (warp_index() < adding_warps) {
+      good = CombineAdder{local}.add_all();
+    } else if (local_warp < 0) {
       const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
-      const CombineRelay relay{params,
-                               shared.ranks,
-                               pushed,
-                               number,
-                               shared.next + warp_index() * grid.others(),
-                               any_pushed(shared.ranks, grid.width)};
+      const CombineRelay relay{local, shared.next + warp_index() * grid.others()};
       good = relay.stage_all(warp, transfer.second_warps * grid_blocks());
-    } else if (near_warp < transfer.near_warps) {
-      good = pusher.push_all(near_warp * grid_blocks() + block_index(), transfer.near_warps * grid_blocks());
+    } else if (local_warp < transfer.local_warps) {
+      good = pusher.push_all(local_warp * grid_blocks() + block_index(), transfer.local_warps * grid_blocks());
     } else {
-      good = post_all(transfer, number, near_warp - transfer.near_warps, shared.pairs);
+      good = post_all(transfer, number, local_warp - transfer.local_warps, shared.pairs);
     }
     good = whole_block(good, shared.scratch);
   }

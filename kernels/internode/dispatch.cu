@@ -24,9 +24,9 @@ namespace deep_ep::device::internode {
 DEEP_EP_DEVICE void publish_targets(const InternodeDispatchParams& params, std::uint64_t epoch, int index) {
   const InternodeParams& common = params.transfer.common;
   Mailbox<DispatchAddresses>& box = common.window.dispatch_box(common.heap_of(index), common.grid.index());
-  const bool near = params.transfer.near_warps != 0;
-  const RowTargets places = near ? RowTargets{} : params.output;
-  const auto window_rows = static_cast<std::uint32_t>(near ? int{params.transfer.near.slots} : 0);
+  const bool by_ring = params.transfer.local_warps != 0;
+  const RowTargets places = by_ring ? RowTargets{} : params.output;
+  const auto window_rows = static_cast<std::uint32_t>(by_ring ? int{params.transfer.local.slots} : 0);
   box.message = addresses_in(common.own_heap(), places.row(params.rows, 0), params.output_rows, window_rows);
   store_release<Scope::system>(&box.signal, epoch);
 }
@@ -39,15 +39,14 @@ DEEP_EP_DEVICE bool learn_target(const InternodeDispatchParams& params, std::uin
   const Mailbox<DispatchAddresses>& box = common.window.dispatch_box(common.own_heap(), index);
   const Awaited addresses{common.grid.first_of_node() + index, Wanted::dispatch_addresses, epoch};
   if (!wait_signal(transfer.wait, &box.signal, addresses)) return false;
-  const DispatchAddresses& told = box.message;
+  const DispatchAddresses& theirs = box.message;
   RowComparison rows_of_both;
-  rows_of_both.compare(params.rows, told);
+  rows_of_both.compare(params.rows, theirs);
   const std::uint64_t* own = &common.window.dispatch_box(common.own_heap(), common.grid.index()).signal;
   if (!rows_of_both.agrees(transfer.wait, own, common.grid.rank, addresses)) return false;
-  const bool near = told.window_rows != 0;
-  target = {.rows = targets_in(common.heap_of(index), told),
-            .capacity = near ? 0 : told.capacity,
-            .near_capacity = near ? told.capacity : 0};
+  target = {.rows = targets_in(common.heap_of(index), theirs),
+            .capacity = theirs.capacity,
+            .by_ring = theirs.window_rows != 0};
   return true;
 }
 
@@ -67,7 +66,7 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
   const NodeGrid& grid = common.grid;
   const int moving_warps = transfer.first_warps + transfer.second_warps;
   const InternodeDispatchShared shared(Carver(memory), grid, common.lanes, grid_blocks(), moving_warps,
-                                       transfer.near_warps, params.stages, params.stage_bytes);
+                                       transfer.local_warps, params.stages, params.stage_bytes);
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
   const auto stages = static_cast<std::uint32_t>(params.stages);
@@ -90,33 +89,28 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
       good = learn_target(params, call.epoch, index, shared.targets[index]) && good;
     }
-    for (int index = thread_index(); transfer.near_warps != 0 && index < grid.width; index += block_threads()) {
-      shared.near_rows[index] = DispatchFetcher::rows_by(params, index);
+    for (int index = thread_index(); transfer.local_warps != 0 && index < grid.width; index += block_threads()) {
+      shared.local_rows[index] = DispatchFetcher::rows_by(params, index);
     }
     bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
     good = whole_block(good, shared.scratch);
   }
 
-  // 3. Send, forward, post.
+  // 3. Send, forward, fetch, post.
   if (good) {
+    RowSpreader to(params, shared.targets, number, pipe);
+    const int local_warp = warp_index() - moving_warps;
     if (warp_index() < transfer.first_warps) {
-      good = DispatchSender{params, shared.targets, number, pipe, any_near(shared.targets, grid.width)}.send_all();
-    } else if (warp_index() < moving_warps) {
+      good = DispatchSender{to}.send_all();
+    } else if (local_warp < 0) {
       const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
-      DispatchForwarder forwarder{params,
-                                  shared.targets,
-                                  number,
-                                  pipe,
-                                  shared.next + warp_index() * grid.others(),
-                                  any_near(shared.targets, grid.width)};
+      const DispatchForwarder forwarder{to, shared.next + warp_index() * grid.others()};
       good = forwarder.forward_all(warp, transfer.second_warps * grid_blocks());
-    } else if (warp_index() < moving_warps + transfer.near_warps) {
-      const int near_warp = warp_index() - moving_warps;
-      const DispatchFetcher fetcher{
-          params, {transfer, number}, shared.near_rows, shared.near_next + near_warp * grid.width};
-      good = fetcher.fetch_all(near_warp * grid_blocks() + block_index(), transfer.near_warps * grid_blocks());
+    } else if (local_warp < transfer.local_warps) {
+      const DispatchFetcher fetcher{params, number, shared.local_rows, shared.local_next + local_warp * grid.width};
+      good = fetcher.fetch_all(local_warp * grid_blocks() + block_index(), transfer.local_warps * grid_blocks());
     } else {
-      good = post_all(transfer, number, warp_index() - moving_warps - transfer.near_warps, shared.pairs);
+      good = post_all(transfer, number, local_warp - transfer.local_warps, shared.pairs);
     }
     good = whole_block(good, shared.scratch);
   }

@@ -80,9 +80,8 @@ struct Notify {
     bool good = peer.put(to, from, static_cast<std::uint32_t>(head_bytes));
     good = good && peer.put(to + head_bytes,
                             from + head_bytes + std::size_t{expert_bytes} * static_cast<unsigned>(node), expert_bytes);
-    const std::uint64_t news = epoch - rail.told_notified;
-    good = good && peer.signal_add(common().window.rail_word(InternodeWindow::notified, grid().node()).offset, news);
-    if (good) rail.told_notified = epoch;
+    good =
+        good && peer.raise(common().window.rail_word(InternodeWindow::notified, grid().node()), rail.notified, epoch);
     // The next notify stages its counts at the same place.
     good = good && peer.quiet();
     peer.close();

@@ -38,22 +38,20 @@ class RailPoster {
         node_(params.common.grid.other(number)),
         rows_out_(params.counts.to_node[node_]),
         rows_in_(params.counts.from_node[node_]),
-        told_(Rings::progress(call, 0)),
+        head_(Progress::at(call)),
         rows_(pairs[InternodeChannel::rows], params.wait),
         credit_(pairs[InternodeChannel::credit], params.wait) {}
 
-  /// Tells the rail the shape, ahead of all rows. False after a fault.
-  DEEP_EP_DEVICE bool greet() {
+  /// Sends the rail the shape, ahead of all rows. False after a fault.
+  DEEP_EP_DEVICE bool send_shape() {
     const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
-    const std::size_t word = word_there(InternodeWindow::shape);
-    if (!rows_.signal_add(word, ours - state_.told_shape)) return false;
-    state_.told_shape = ours;
+    if (!rows_.raise(word_there(InternodeWindow::shape), state_.shape, ours)) return false;
     rows_.flush();
     return true;
   }
   /// Everything is sent and its memory free again, and everything that came is given back.
   DEEP_EP_DEVICE bool ended() const {
-    return greeted_ && sent_ == chunks_for(rows_out_) && told_ == Rings::progress(call_ + 1, 0);
+    return compared_ && sent_ == chunks_for(rows_out_) && head_ == Progress::at(call_ + 1);
   }
   /// Whatever can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
@@ -73,26 +71,22 @@ class RailPoster {
     credit_.reached(credit_.posted());  // puts a failure on record, which no other look would find before the end
     if (policy.called_off({})) return true;
     if (!policy.is_late({rail, Wanted::nothing, 0}, poll.begin)) return false;
-    for (int lane = 0; is_staged() && !begun_ && lane < params_.common.lanes; ++lane) {
-      const std::uint64_t seen = load_acquire<Scope::system>(head_of(lane));
-      if (seen >= Rings::progress(call_, 0)) continue;
-      policy.blame({rail, Wanted::internode_credit, Rings::progress(call_, 0)}, seen);
-      return true;
-    }
+    Awaited missing{rail, Wanted::nothing, 0};
+    std::uint64_t seen = 0;
     if (is_staged()) {
-      const std::uint64_t seen = load_acquire<Scope::system>(head());
-      policy.blame({rail, Wanted::internode_credit, Rings::room_for(call_, posted_, held())}, seen);
-      return true;
+      int lane = 0;
+      while (!begun_ && lane < params_.common.lanes && is_read_before(lane)) ++lane;
+      const bool by_all = begun_ || lane == params_.common.lanes;
+      missing = {rail, Wanted::internode_credit, by_all ? rings_.room_for(call_, posted_) : Progress::at(call_)};
+      seen = load_acquire<Scope::system>(head_of(by_all ? lane_ : lane));
+    } else if (sent_ < posted_) {
+      missing = {rail, Wanted::rdma_completion, ticket_};
+    } else if (!compared_) {
+      missing = {rail, Wanted::internode_rows, Progress::at(call_ + 1)};
     }
-    if (sent_ < posted_) {
-      policy.blame({rail, Wanted::rdma_completion, ticket_}, 0);
-      return true;
-    }
-    if (!greeted_) {
-      policy.blame({rail, Wanted::internode_rows, (call_ + 1) << 32}, 0);
-      return true;
-    }
-    return false;  // others of this rank are late, who know for whom they wait
+    if (missing.wanted == Wanted::nothing) return false;  // other warps of this rank are late, and say for which rank
+    policy.blame(missing, seen);
+    return true;
   }
   /// Gives the queue pairs back. False where one has failed.
   DEEP_EP_DEVICE bool close() {
@@ -106,11 +100,11 @@ class RailPoster {
 
   /// Looks for the rail's shape.
   DEEP_EP_DEVICE bool compare() {
-    if (greeted_) return false;
+    if (compared_) return false;
     const std::uint64_t theirs = load_acquire<Scope::system>(shape_of(params_, number_, lane_));
     const std::uint64_t expected = expected_shape(params_, call_, number_);
-    if (theirs >> 32 < expected >> 32) return false;
-    greeted_ = true;
+    if (Progress::call_of(theirs) < Progress::call_of(expected)) return false;
+    compared_ = true;
     if (!shapes_agree(expected, theirs)) {
       report_fault(params_.wait, FaultKind::mismatch, Wanted::internode_rows, params_.common.grid.rail_in(node_), 0,
                    expected, theirs);
@@ -123,7 +117,6 @@ class RailPoster {
 
   DEEP_EP_DEVICE int chunk(int at) const { return rings_.chunk_in(lane_, at); }
   DEEP_EP_DEVICE int chunks_for(int rows) const { return rings_.chunks_for(rows, lane_); }
-  DEEP_EP_DEVICE int held() const { return rings_.in_lane(rings_.chunks); }
   DEEP_EP_DEVICE std::uint32_t rows_in(int at, int rows) const {
     return static_cast<std::uint32_t>(rings_.rows_in(chunk(at), rows));
   }
@@ -132,33 +125,33 @@ class RailPoster {
   }
   DEEP_EP_DEVICE std::uint32_t* read(int at) const { return params_.common.read + rings_.counter(number_, chunk(at)); }
 
-  DEEP_EP_DEVICE const std::uint64_t* head() const { return head_of(lane_); }
   DEEP_EP_DEVICE const std::uint64_t* head_of(int lane) const {
     return params_.common.window.rail_word(InternodeWindow::head, node_, lane).in(params_.common.own_heap());
   }
-  /// One that we add to.
-  DEEP_EP_DEVICE std::size_t word_there(InternodeWindow::RailWord which) const {
-    return params_.common.window.rail_word(which, params_.common.grid.node(), lane_).offset;
+  /// One at the rail.
+  DEEP_EP_DEVICE Place<std::uint64_t> word_there(InternodeWindow::RailWord which) const {
+    return params_.common.window.rail_word(which, params_.common.grid.node(), lane_);
   }
   /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
   DEEP_EP_DEVICE bool is_staged() const {
-    return posted_ < chunks_for(rows_out_) && posted_ < sent_ + held() &&
+    return posted_ < chunks_for(rows_out_) && posted_ < sent_ + rings_.held() &&
            load_acquire<Scope::gpu>(staged(posted_)) == rows_in(posted_, rows_out_);
   }
   /// The rail has read what is in the place of the next chunk.
   DEEP_EP_DEVICE bool has_room() {
     if (!begun_ && !may_begin()) return false;
-    const std::uint64_t needed = Rings::room_for(call_, posted_, held());
-    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head());
+    const std::uint64_t needed = rings_.room_for(call_, posted_);
+    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head_of(lane_));
     return seen_head_ >= needed;
   }
   /// The rail has read what came by all lanes in the calls before.
   DEEP_EP_DEVICE bool may_begin() {
     begun_ = true;
-    for (int lane = 0; lane < params_.common.lanes; ++lane) {
-      begun_ = begun_ && load_acquire<Scope::system>(head_of(lane)) >= Rings::progress(call_, 0);
-    }
+    for (int lane = 0; lane < params_.common.lanes; ++lane) begun_ = begun_ && is_read_before(lane);
     return begun_;
+  }
+  DEEP_EP_DEVICE bool is_read_before(int lane) const {
+    return load_acquire<Scope::system>(head_of(lane)) >= Progress::at(call_);
   }
   /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
@@ -167,14 +160,11 @@ class RailPoster {
     const int row = chunk(posted_) * rings_.chunk_rows;
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
     const auto bytes = rows_in(posted_, rows_out_) * rings_.slot_bytes;
-    const std::uint64_t tail = Rings::progress(call_, posted_ + 1);
-    const std::size_t word = word_there(InternodeWindow::tail);
     if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
-        !rows_.signal_add(word, tail - state_.told_tail)) {
+        !rows_.raise(word_there(InternodeWindow::tail), state_.tail, Rings::through(call_, posted_))) {
       failed_ = true;
       return true;
     }
-    state_.told_tail = tail;
     ++posted_;
     const bool busy = posted_ - sent_ > 2;  // the NIC has something to do, as far as is known
     if (!busy || posted_ - rung_ == kRungTogether) ring();
@@ -195,7 +185,7 @@ class RailPoster {
     }
     if (!rows_.reached(ticket_)) return false;
     for (; sent_ < looked_at_; ++sent_) store_relaxed<Scope::gpu>(staged(sent_), 0);
-    store_release<Scope::gpu>(&state_.sent, Rings::progress(call_, sent_));
+    store_release<Scope::gpu>(&state_.sent, Rings::through(call_, sent_ - 1));
     return true;
   }
 
@@ -207,15 +197,14 @@ class RailPoster {
       ++given_;
     }
     const bool last = given_ == chunks;
-    const std::uint64_t head = last ? Rings::progress(call_ + 1, 0) : Rings::progress(call_, given_);
-    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((held() + 3) / 4);
-    if (head < told_ + step) return false;
-    const std::size_t word = word_there(InternodeWindow::head);
-    if (!credit_.signal_add(word, head - state_.told_head)) {
+    const std::uint64_t head = last ? Progress::at(call_ + 1) : Progress::at(call_, static_cast<std::uint32_t>(given_));
+    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.held() + 3) / 4);
+    if (head < head_ + step) return false;
+    if (!credit_.raise(word_there(InternodeWindow::head), state_.head, head)) {
       failed_ = true;
       return true;
     }
-    state_.told_head = told_ = head;
+    head_ = head;
     credit_.flush();
     return true;
   }
@@ -226,8 +215,8 @@ class RailPoster {
   std::uint64_t call_;
   int number_, lane_, node_;
   int rows_out_, rows_in_;
-  std::uint64_t told_;           ///< head that the rail has been told
-  std::uint64_t seen_head_ = 0;  ///< head that the rail has told, as last looked at
+  std::uint64_t head_;           ///< credit that the rail has been given
+  std::uint64_t seen_head_ = 0;  ///< credit that the rail has given, as last looked at
   rdma::RdmaPeer<OneThread> rows_, credit_;
   int posted_ = 0;     ///< chunks
   int rung_ = 0;       ///< of these, whose doorbell has been rung
@@ -235,7 +224,7 @@ class RailPoster {
   int looked_at_ = 0;  ///< the look under way: `ticket_` stands for so many
   std::uint64_t ticket_ = 0;
   int given_ = 0;  ///< landed chunks that are read
-  bool greeted_ = false;
+  bool compared_ = false;
   bool begun_ = false;  ///< the ring is free of the calls before
   bool failed_ = false;
 };
@@ -260,7 +249,7 @@ DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, i
   warp::sync();
   // (A thread without a lane only looks on.)
   RailPoster poster(params, call, number, mine ? lane : 0, *own);
-  bool good = warp::agree(!mine || poster.greet());
+  bool good = warp::agree(!mine || poster.send_shape());
   while (good && warp::any(mine && !poster.ended())) {
     // A new wait after each step: the time runs while nothing happens.
     good = poll_until([&](Poll&) { return warp::any(mine && !poster.ended() && poster.step()); },

@@ -9,6 +9,7 @@
 // needs a flush behind it. Local bytes must stay unchanged until quiet() or wait_for() says that they were sent.
 #pragma once
 
+#include "kernels/common/place.hpp"
 #include "kernels/rdma/send_queue.hpp"
 
 namespace deep_ep::device::rdma {
@@ -44,6 +45,14 @@ class RdmaPeer {
     return queue_.post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
       fetch_add_entry(entry, header, {remote_offset, params_.signal_key}, params_.queue.sink, add);
     });
+  }
+
+  /// Makes a word of the peer's heap `value`. `sent`: in memory of this rank, what the word will be once all that was
+  /// posted has arrived. By OneThread.
+  DEEP_EP_DEVICE bool raise(Place<std::uint64_t> word, std::uint64_t& sent, std::uint64_t value) {
+    if (!signal_add(word.offset, value - sent)) return false;
+    sent = value;
+    return true;
   }
 
   /// Sends what was posted so far.

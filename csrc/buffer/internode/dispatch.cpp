@@ -5,7 +5,7 @@
 #include "csrc/buffer/row_stages.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
-#include "kernels/internode/dispatch_shared.hpp"
+#include "kernels/internode/dispatch_rows.hpp"
 
 namespace deep_ep {
 
@@ -78,7 +78,7 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
   const int moving_warps = params.transfer.first_warps + params.transfer.second_warps;
   const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
     return InternodeDispatchShared(Carver::without_memory(), grid_, common_.lanes, blocks, moving_warps,
-                                   params.transfer.near_warps, stages, stage_bytes)
+                                   params.transfer.local_warps, stages, stage_bytes)
         .bytes;
   };
   const RowStages stages = RowStages::make(
@@ -101,7 +101,7 @@ DispatchResult Internode::dispatch(const DispatchArguments& arguments, const Cal
   CallScope scope(runtime_.calls(), call);
   check_recording(scope, arguments);
 
-  // Who gets what? And room for it: in the heap, where peers write the rows into place, or else behind the near window.
+  // Who gets what? And room for it: in the heap, where peers write the rows into place, or else by the local rings.
   const auto make_room = [&](std::int64_t rows) {
     return make_outputs(arguments.x, arguments.x_scales, &arguments, rows, scope);
   };

@@ -11,7 +11,7 @@
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/warp.hpp"
-#include "kernels/rdma/peer.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::internode {
 
@@ -39,7 +39,7 @@ struct LostRankSearch {
   }
   DEEP_EP_DEVICE void tell_rails(int teller, std::uint64_t told) const {
     for (int number = lane_index(); number < grid().others(); number += kWarpSize) {
-      rdma::RdmaPeer<OneThread> rail(common().queue_pair(InternodeChannel::credit, grid().other(number)), params.wait);
+      rdma::PortChannel<OneThread> rail(common().queue_pair(InternodeChannel::credit, grid().other(number)), params.wait);
       rail.signal_add(common().window.lost_by_rail(teller).offset, told);
       rail.close();
     }

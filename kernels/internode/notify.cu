@@ -11,7 +11,7 @@
 #include "kernels/internode/params.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
-#include "kernels/rdma/peer.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::internode {
 
@@ -72,7 +72,7 @@ struct Notify {
   /// Sends our counts to the rail in node `node`.
   DEEP_EP_DEVICE void send_to(int node) const {
     RailState& rail = common().rails[grid().number_of(node)];
-    rdma::RdmaPeer<OneThread> peer(common().queue_pair(InternodeChannel::rows, node), params.wait);
+    rdma::PortChannel<OneThread> peer(common().queue_pair(InternodeChannel::rows, node), params.wait);
     const std::size_t from = common().window.staged_counts().offset;
     const std::size_t to = common().window.landed_counts(epoch, grid().node()).offset;
     const std::size_t head_bytes = staged().head_bytes;
@@ -81,7 +81,7 @@ struct Notify {
     good = good && peer.put(to + head_bytes,
                             from + head_bytes + std::size_t{expert_bytes} * static_cast<unsigned>(node), expert_bytes);
     good =
-        good && peer.raise(common().window.rail_word(InternodeWindow::notified, grid().node()), rail.notified, epoch);
+        good && peer.signal(common().window.rail_word(InternodeWindow::notified, grid().node()), rail.notified, epoch);
     // The next notify stages its counts at the same place.
     good = good && peer.quiet();
     peer.close();

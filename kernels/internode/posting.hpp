@@ -19,7 +19,7 @@
 #include "kernels/common/wait.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/internode/serving.hpp"
-#include "kernels/rdma/peer.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::internode {
 
@@ -45,7 +45,7 @@ class RailPoster {
   /// Sends the rail the shape, ahead of all rows. False after a fault.
   DEEP_EP_DEVICE bool send_shape() {
     const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
-    if (!rows_.raise(word_there(InternodeWindow::shape), state_.shape, ours)) return false;
+    if (!rows_.signal(word_there(InternodeWindow::shape), state_.shape, ours)) return false;
     rows_.flush();
     return true;
   }
@@ -161,7 +161,7 @@ class RailPoster {
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
     const auto bytes = rows_in(posted_, rows_out_) * rings_.slot_bytes;
     if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
-        !rows_.raise(word_there(InternodeWindow::tail), state_.tail, Rings::through(call_, posted_))) {
+        !rows_.signal(word_there(InternodeWindow::tail), state_.tail, Rings::through(call_, posted_))) {
       failed_ = true;
       return true;
     }
@@ -200,7 +200,7 @@ class RailPoster {
     const std::uint64_t head = last ? Progress::at(call_ + 1) : Progress::at(call_, static_cast<std::uint32_t>(given_));
     const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.held() + 3) / 4);
     if (head < head_ + step) return false;
-    if (!credit_.raise(word_there(InternodeWindow::head), state_.head, head)) {
+    if (!credit_.signal(word_there(InternodeWindow::head), state_.head, head)) {
       failed_ = true;
       return true;
     }
@@ -217,7 +217,7 @@ class RailPoster {
   int rows_out_, rows_in_;
   std::uint64_t head_;           ///< credit that the rail has been given
   std::uint64_t seen_head_ = 0;  ///< credit that the rail has given, as last looked at
-  rdma::RdmaPeer<OneThread> rows_, credit_;
+  rdma::PortChannel<OneThread> rows_, credit_;
   int posted_ = 0;     ///< chunks
   int rung_ = 0;       ///< of these, whose doorbell has been rung
   int sent_ = 0;       ///< of these, whose staging memory is free again

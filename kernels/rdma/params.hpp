@@ -13,7 +13,7 @@ enum class RdmaDoorbell : std::uint32_t {
   producer_index,   ///< handler `cpu`: a 64-bit word in pinned host memory
 };
 
-/// A queue pair's memory between kernels. One warp or thread at a time owns it (SendQueue).
+/// A queue pair's memory between kernels. One warp or thread at a time owns it (PortChannel).
 struct RdmaQueueState {
   std::uint64_t posted;     ///< entries written and rung since the queue pair was made
   std::uint64_t completed;  ///< of these, known to be complete

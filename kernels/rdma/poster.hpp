@@ -12,7 +12,7 @@
 
 #include "kernels/common/place.hpp"
 #include "kernels/primitives/bits.hpp"
-#include "kernels/rdma/peer.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::rdma {
 
@@ -148,7 +148,7 @@ class Poster {
 
   const RdmaPeerParams& pair_;
   Policy policy_;
-  RdmaPeer<Group> queue_;
+  PortChannel<Group> queue_;
   std::uint64_t found_posted_;
   std::uint64_t last_told_ = 0;  ///< ticket of the last progress
   int untold_ = 0;               ///< place up to which rows are posted; 0: the peer has been told of all

@@ -202,7 +202,7 @@ class News {
   DEEP_EP_DEVICE void post(int peer, Work work) const {
     LowLatencyTold& told = common.told[peer];
     const WaitContext wait{common.masked + peer, &told.unreachable, common.state->watch.timeout_ns};
-    rdma::RdmaPeer<OneThread> queue(queue_pair(common, watch_channel(common.lanes), peer), wait);
+    rdma::PortChannel<OneThread> queue(queue_pair(common, watch_channel(common.lanes), peer), wait);
     const bool good = work(queue);
     if (!queue.close() || !good) store_relaxed<Scope::gpu>(&told.unreachable, std::uint64_t{1});
   }

@@ -1,10 +1,13 @@
-// Combine between nodes: for each token of this rank, the sum of the rows that its destination ranks hold.
+// Combine between nodes: for each token of this rank, the sum of the rows that its destination ranks hold. The way of a
+// token's rows:
 //
-//   rows of this node's ranks -- NVLink --> sum for a rail -- staging ring -- NIC --> its landing ring --> its sum
-//                             (relaying warps)            (posting lanes)            (adding warps)
+//   1. In each other node, a relaying warp of our rail adds up the rows of its node's ranks, which it reads in their
+//      heaps, and stages the sum (combine_relay.hpp).
+//   2. When a chunk of the staging ring is whole, a poster writes it into our landing ring (posting.hpp).
+//   3. An adding warp adds the rows of this node's ranks and the sums that have landed (combine_add.hpp).
 //
-// Rows are read where they are, in the heap. A rank whose rows lie elsewhere pushes them through the near windows of
-// its node. What counts as sent in dispatch comes in here, and the other way round.
+// A rank whose rows lie outside the heap pushes them through local rings to the ranks of its node that add them
+// (combine_push.hpp). Chunks go the other way than in dispatch: counts of rows are swapped.
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/internode/combine_add.hpp"
 #include "kernels/internode/combine_push.hpp"
@@ -20,7 +23,7 @@ DEEP_EP_DEVICE std::int32_t rows_between(const InternodeCombineParams& params, i
   return deep_ep::rows_between(params.rank_prefix_matrix, params.transfer.common.grid.num_ranks, source, destination);
 }
 
-/// Tells rank `index` of this node where our rows are.
+/// Publishes to rank `index` of this node where our rows are.
 DEEP_EP_DEVICE void publish_rows(const InternodeCombineParams& params, std::uint64_t epoch, int index) {
   const InternodeParams& common = params.transfer.common;
   const auto offset = [&](const void* address) {
@@ -45,7 +48,7 @@ DEEP_EP_DEVICE void publish_rows(const InternodeCombineParams& params, std::uint
   store_release<Scope::system>(&box.signal, epoch);
 }
 
-/// Waits for what rank `index` of this node says. False after a fault.
+/// Waits for what rank `index` of this node publishes. False after a fault.
 DEEP_EP_DEVICE bool learn_rows(const InternodeCombineParams& params, std::uint64_t epoch, int index, NodeRows& rank) {
   const TransferParams& transfer = params.transfer;
   const InternodeParams& common = transfer.common;
@@ -74,16 +77,14 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
   const TransferParams& transfer = params.transfer;
   const InternodeParams& common = transfer.common;
   const NodeGrid& grid = common.grid;
-  const int adding_warps = transfer.first_warps + transfer.second_warps;
-  const InternodeCombineShared shared(Carver(memory), grid, common.lanes, grid_blocks(), adding_warps,
-                                      transfer.local_warps);
+  const InternodeCombineShared shared(Carver(memory), transfer, grid_blocks());
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
-  const int local_warp = warp_index() - adding_warps;
+  const int local_warp = warp_index() - transfer.moving_warps();
   const CombinePusher pusher{params, number, shared.local_rows, shared.local_next + local_warp * grid.num_ranks};
   bool good = call.begun;
   if (good) {
-    // 1. Say where our rows are. That we are here also says that they are written.
+    // 1. Publish where our rows are. That this kernel runs also says that they are written.
     if (block_index() == 0) {
       for (int index = thread_index(); index < grid.width; index += block_threads()) {
         publish_rows(params, call.epoch, index);
@@ -102,21 +103,15 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
   // 3. Add for ourselves, add for our rails, push, post.
   if (good) {
     const LocalRows local(params, shared.ranks, number);
-    if (warp_index() < transfer.first_warps) {
-      good = CombineAdder{local}.add_all();
-    } else if (local_warp < 0) {
-      const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
-      const CombineRelay relay{local, shared.next + warp_index() * grid.others()};
-      good = relay.stage_all(warp, transfer.second_warps * grid_blocks());
-    } else if (local_warp < transfer.local_warps) {
-      good = pusher.push_all(local_warp * grid_blocks() + block_index(), transfer.local_warps * grid_blocks());
-    } else {
-      good = post_all(transfer, number, local_warp - transfer.local_warps, shared.pairs);
-    }
+    const CombineRelay relay{local, shared.next + warp_index() * grid.others()};
+    good = do_roles(
+        transfer, number, shared, [&] { return CombineAdder{local}.add_all(); },
+        [&](int part, int parts) { return relay.stage_all(part, parts); },
+        [&](int part, int parts) { return pusher.push_all(part, parts); });
     good = whole_block(good, shared.scratch);
   }
 
-  // 4. The last block tells the node that its rows have been read, and waits for the same word.
+  // 4. The last block signals to the node that its rows have been read, and waits for the same signal.
   call.end([&] {
     if (good) end_together(transfer, call.epoch);
   });

@@ -16,24 +16,11 @@ struct NodeRows {
   bool pushed;            ///< into our local rings; x and topk_weights mean nothing
 };
 
-struct InternodeCombineShared {
-  std::int32_t* scratch;
-  NodeRows* ranks;           ///< [width]
-  std::int32_t* next;        ///< [warps][other nodes]
-  RailPairs* pairs;          ///< [lanes of the block]
-  std::int32_t* local_rows;  ///< [num_ranks]: rows that we push into each local ring, if we do
-  std::int32_t* local_next;  ///< [local warps][num_ranks]
+struct InternodeCombineShared : TransferShared<NodeRows> {
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE InternodeCombineShared(Carver carver, const NodeGrid& grid, int lanes, int blocks, int warps,
-                                             int local_warps)
-      : scratch(carver.take<std::int32_t>()),
-        ranks(carver.take<NodeRows>(static_cast<std::size_t>(grid.width), kLine)),
-        next(carver.take<std::int32_t>(static_cast<std::size_t>(warps * grid.others()))),
-        pairs(carver.take<RailPairs>(RailPairs::of_block(grid, lanes, blocks), kLine)),
-        local_rows(carver.take<std::int32_t>(static_cast<std::size_t>(local_warps == 0 ? 0 : grid.num_ranks))),
-        local_next(carver.take<std::int32_t>(static_cast<std::size_t>(local_warps * grid.num_ranks))),
-        bytes(carver.bytes()) {}
+  DEEP_EP_HOST_DEVICE InternodeCombineShared(Carver carver, const TransferParams& params, int blocks)
+      : TransferShared(carver, params, blocks, params.common.grid.num_ranks), bytes(carver.bytes()) {}
 };
 
 namespace device::internode {

@@ -14,27 +14,17 @@ struct NodeTarget {
   bool by_ring;           ///< they come by its local rings; `rows` means nothing
 };
 
-struct InternodeDispatchShared {
-  std::int32_t* scratch;
-  NodeTarget* targets;         ///< [width]
-  std::int32_t* next;          ///< [warps][other nodes]
-  RailPairs* pairs;            ///< [lanes of the block]
-  std::int32_t* local_rows;    ///< [width]: rows that come by our local rings, if they do
-  std::int32_t* local_next;    ///< [local warps][width]
+struct InternodeDispatchShared : TransferShared<NodeTarget> {
   device::Mbarrier* barriers;  ///< [warps][stages]
   std::byte* stages;
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE InternodeDispatchShared(Carver carver, const NodeGrid& grid, int lanes, int blocks, int warps,
-                                              int local_warps, int num_stages, std::uint32_t stage_bytes)
-      : scratch(carver.take<std::int32_t>()),
-        targets(carver.take<NodeTarget>(static_cast<std::size_t>(grid.width), kLine)),
-        next(carver.take<std::int32_t>(static_cast<std::size_t>(warps * grid.others()))),
-        pairs(carver.take<RailPairs>(RailPairs::of_block(grid, lanes, blocks), kLine)),
-        local_rows(carver.take<std::int32_t>(static_cast<std::size_t>(local_warps == 0 ? 0 : int{grid.width}))),
-        local_next(carver.take<std::int32_t>(static_cast<std::size_t>(local_warps * grid.width))),
-        barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * num_stages), kLine)),
-        stages(carver.take<std::byte>(static_cast<std::size_t>(warps * num_stages) * stage_bytes, kLine)),
+  DEEP_EP_HOST_DEVICE InternodeDispatchShared(Carver carver, const TransferParams& params, int blocks, int num_stages,
+                                              std::uint32_t stage_bytes)
+      : TransferShared(carver, params, blocks, params.common.grid.width),
+        barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(params.moving_warps() * num_stages), kLine)),
+        stages(
+            carver.take<std::byte>(static_cast<std::size_t>(params.moving_warps() * num_stages) * stage_bytes, kLine)),
         bytes(carver.bytes()) {}
 };
 

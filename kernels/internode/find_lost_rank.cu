@@ -39,7 +39,8 @@ struct LostRankSearch {
   }
   DEEP_EP_DEVICE void tell_rails(int teller, std::uint64_t told) const {
     for (int number = lane_index(); number < grid().others(); number += kWarpSize) {
-      rdma::PortChannel<OneThread> rail(common().queue_pair(InternodeChannel::credit, grid().other(number)), params.wait);
+      rdma::PortChannel<OneThread> rail(common().queue_pair(InternodeChannel::credit, grid().other(number)),
+                                        params.wait);
       rail.signal_add(common().window.lost_by_rail(teller).offset, told);
       rail.close();
     }

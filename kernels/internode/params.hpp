@@ -39,7 +39,7 @@ struct InternodeParams {
   InternodeState* state = nullptr;
   RailState* rails = nullptr;  ///< [lanes][other nodes], by number
   /// [other nodes][Rings::kMostChunks]: rows of a chunk that are staged, and rows of a landed chunk that are read. Set
-  /// back to zero when the chunk has been sent, or given back.
+  /// back to zero when the chunk has been sent, or read.
   std::uint32_t* staged = nullptr;
   std::uint32_t* read = nullptr;
   std::uint32_t* local_tickets = nullptr;  ///< [width]: rows of a dispatch for a local ring; zero between calls
@@ -102,20 +102,39 @@ struct TransferParams {
   int second_warps;  ///< dispatch: forward; combine: add for other nodes
   int local_warps;   ///< 0 where this rank's rows lie in the heap; dispatch: fetch its rows; combine: push them
   int poster_warps;  ///< a thread posts to one lane of one rail
+
+  DEEP_EP_HOST_DEVICE int moving_warps() const { return first_warps + second_warps; }
 };
 
-/// Queue pairs of a lane to a rail, copied into shared memory: who posts needs them for every entry.
+/// Queue pairs of a lane to a rail, copied into shared memory: a poster needs them for every entry.
 struct RailPairs {
   RdmaPeerParams channel[static_cast<int>(InternodeChannel::count)];
 
   DEEP_EP_DEVICE const RdmaPeerParams& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
-  /// Lanes of rails that a block posts to, at most.
-  DEEP_EP_HOST_DEVICE static std::size_t of_block(const NodeGrid& grid, int lanes, int blocks) {
-    return static_cast<std::size_t>((grid.others() * lanes + blocks - 1) / blocks);
-  }
 };
 
-/// With send_src_idx, relays also note where the rows go.
+/// Shared memory of a block that moves rows. `Rank`: what the block knows of a rank of its node.
+template <class Rank>
+struct TransferShared {
+  std::int32_t* scratch;
+  Rank* ranks;               ///< [width]
+  std::int32_t* next;        ///< [moving warps][other nodes]
+  RailPairs* pairs;          ///< [lanes of rails that the block posts to]
+  std::int32_t* local_rows;  ///< [local rings]: rows of this rank in each, if they do not lie in the heap
+  std::int32_t* local_next;  ///< [local warps][local rings]
+
+  DEEP_EP_HOST_DEVICE TransferShared(Carver& carver, const TransferParams& params, int blocks, int local_rings)
+      : scratch(carver.take<std::int32_t>()),
+        ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
+        next(carver.take<std::int32_t>(static_cast<std::size_t>(params.moving_warps() * params.common.grid.others()))),
+        pairs(carver.take<RailPairs>(
+            static_cast<std::size_t>((params.common.grid.others() * params.common.lanes + blocks - 1) / blocks),
+            kLine)),
+        local_rows(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps == 0 ? 0 : local_rings))),
+        local_next(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps * local_rings))) {}
+};
+
+/// With send_src_idx, forwarders also note where the rows go.
 struct InternodeDispatchParams : SentRows {
   TransferParams transfer;
   const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]

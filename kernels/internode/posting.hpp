@@ -1,19 +1,18 @@
-// The posting threads: each serves one lane to one rail, the rank with our index in another node. It sends the chunks
-// that other warps have staged, in their order, and gives the rail credit for the chunks that others have read.
+// The posters: each thread serves one lane to one rail, the rank with our index in another node. It sends the chunks
+// that other warps have staged, in their order, and gives the rail credit for the chunks that other warps have read.
 //
 //   this rank                                              the rail
-//   add: shape of the rows of this call                    compare
-//   warps stage the rows of a chunk, count them
-//   the chunk is whole, and there is room (head)
-//     write the chunk; add: tail is that chunk             warps that see the tail read the chunk, count its rows
-//   the NIC has read it: it may be staged again            the chunk is read; add: head is that chunk
+//   1. signal: shape of the rows of this call              compare
+//   2. warps stage the rows of a chunk, count them
+//   3. the chunk is whole, and there is room (head):
+//      put the chunk; signal: tail is that chunk           4. warps that see the tail read the chunk, count its rows
+//   5. the NIC has read it: it may be staged again         6. the chunk is read; signal: head is that chunk
 //
-// An addition becomes visible behind the bytes posted before it. Words at the rail only grow, and what is posted is the
-// difference to what it has been told.
+// A signal becomes visible behind the bytes posted before it, and only grows.
 //
 // Lanes are not ordered among each other. So each has all of these words for itself, counts its own chunks in them, and
-// says the shape ahead of its rows. One thing concerns them all: rows may have another size than in the call before, so
-// a lane's first chunks may lie where other lanes' were, and the rail must have read those, too.
+// sends the shape ahead of its rows. One thing concerns them all: rows may have another size than in the call before,
+// so a lane's first chunks may lie where other lanes' were, and the rail must have read those, too.
 #pragma once
 
 #include "kernels/common/wait.hpp"
@@ -49,7 +48,7 @@ class RailPoster {
     rows_.flush();
     return true;
   }
-  /// Everything is sent and its memory free again, and everything that came is given back.
+  /// Everything is sent and its memory free again, and the rail has credit for everything that came.
   DEEP_EP_DEVICE bool ended() const {
     return compared_ && sent_ == chunks_for(rows_out_) && head_ == Progress::at(call_ + 1);
   }
@@ -58,9 +57,9 @@ class RailPoster {
     const bool compared = compare();
     bool posted = false;
     while (!failed_ && post_chunk()) posted = true;
-    if (rung_ != posted_) ring();
+    rows_.flush();
     const bool freed = free_chunks();
-    return give_back() || compared || posted || freed || failed_;
+    return give_credit() || compared || posted || freed || failed_;
   }
   DEEP_EP_DEVICE bool failed() const { return failed_; }
 
@@ -167,13 +166,8 @@ class RailPoster {
     }
     ++posted_;
     const bool busy = posted_ - sent_ > 2;  // the NIC has something to do, as far as is known
-    if (!busy || posted_ - rung_ == kRungTogether) ring();
+    if (!busy || posted_ % kRungTogether == 0) rows_.flush();
     return true;
-  }
-
-  DEEP_EP_DEVICE void ring() {
-    rows_.flush();
-    rung_ = posted_;
   }
 
   /// Chunks whose writes are complete may be staged again. One look is under way at a time.
@@ -190,14 +184,15 @@ class RailPoster {
   }
 
   /// Gives the rail credit, for a quarter of the ring at once; at the end of the call for all that is still to come.
-  DEEP_EP_DEVICE bool give_back() {
+  DEEP_EP_DEVICE bool give_credit() {
     const int chunks = chunks_for(rows_in_);
-    while (given_ < chunks && load_acquire<Scope::gpu>(read(given_)) == rows_in(given_, rows_in_)) {
-      store_relaxed<Scope::gpu>(read(given_), 0);
-      ++given_;
+    while (credited_ < chunks && load_acquire<Scope::gpu>(read(credited_)) == rows_in(credited_, rows_in_)) {
+      store_relaxed<Scope::gpu>(read(credited_), 0);
+      ++credited_;
     }
-    const bool last = given_ == chunks;
-    const std::uint64_t head = last ? Progress::at(call_ + 1) : Progress::at(call_, static_cast<std::uint32_t>(given_));
+    const bool last = credited_ == chunks;
+    const std::uint64_t head =
+        last ? Progress::at(call_ + 1) : Progress::at(call_, static_cast<std::uint32_t>(credited_));
     const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.held() + 3) / 4);
     if (head < head_ + step) return false;
     if (!credit_.signal(word_there(InternodeWindow::head), state_.head, head)) {
@@ -215,15 +210,14 @@ class RailPoster {
   std::uint64_t call_;
   int number_, lane_, node_;
   int rows_out_, rows_in_;
-  std::uint64_t head_;           ///< credit that the rail has been given
+  std::uint64_t head_;           ///< credit that the rail has got
   std::uint64_t seen_head_ = 0;  ///< credit that the rail has given, as last looked at
   rdma::PortChannel<OneThread> rows_, credit_;
   int posted_ = 0;     ///< chunks
-  int rung_ = 0;       ///< of these, whose doorbell has been rung
   int sent_ = 0;       ///< of these, whose staging memory is free again
   int looked_at_ = 0;  ///< the look under way: `ticket_` stands for so many
   std::uint64_t ticket_ = 0;
-  int given_ = 0;  ///< landed chunks that are read
+  int credited_ = 0;  ///< landed chunks that are read
   bool compared_ = false;
   bool begun_ = false;  ///< the ring is free of the calls before
   bool failed_ = false;
@@ -258,6 +252,22 @@ DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, i
   }
   const bool closed = !mine || poster.close();
   return warp::agree(good && closed);
+}
+
+/// By all warps of a block: each does what its role is. `first()`, `second(part, parts)` and `local(part, parts)`,
+/// which share the work among the warps of all blocks, return false after a fault.
+template <class Rank, class First, class Second, class Local>
+DEEP_EP_DEVICE bool do_roles(const TransferParams& params, std::uint64_t call, const TransferShared<Rank>& shared,
+                             First first, Second second, Local local) {
+  const int second_warp = warp_index() - params.first_warps;
+  const int local_warp = second_warp - params.second_warps;
+  const int poster_warp = local_warp - params.local_warps;
+  if (second_warp < 0) return first();
+  if (local_warp < 0) {
+    return second(second_warp * grid_blocks() + block_index(), params.second_warps * grid_blocks());
+  }
+  if (poster_warp < 0) return local(local_warp * grid_blocks() + block_index(), params.local_warps * grid_blocks());
+  return post_all(params, call, poster_warp, shared.pairs);
 }
 
 }  // namespace deep_ep::device::internode

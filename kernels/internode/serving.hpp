@@ -1,5 +1,4 @@
-// What the warps of a call share: how they work off the chunks or rows of all nodes, and the words by which rails tell
-// each other how far they have come.
+// What the warps of a call share: how they work off the chunks or rows of all nodes, and the words of rails.
 #pragma once
 
 #include "kernels/common/progress.hpp"
@@ -28,9 +27,8 @@ struct AwaitedWord {
 ///   parts(number)           how many there are
 ///   ready(number)           may the next one be worked on? Acquires what it is
 ///   work(number, part)      false after a fault
-///   missing(number, part)   what the part waits for, an AwaitedWord: put on record where it is late. One without a
-///   word
-///                           where another warp of this rank waits for it, and does so
+///   missing(number, part)   the AwaitedWord that the part waits for, which is put on record where it is late. Without
+///                           a word where another warp of this rank waits for it, and does so
 template <class Parts, class Ready, class Work, class Missing>
 DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* next, int first, int step, Parts parts,
                           Ready ready, Work work, Missing missing) {
@@ -114,14 +112,14 @@ DEEP_EP_DEVICE std::int64_t rows_before(const NodeGrid& grid, const std::int32_t
   return before;
 }
 
-/// What the ends of a rail tell each other of a call, for one direction: the same at both, unless the ranks disagree.
+/// What the ends of a rail compare of a call, for one direction: the same at both, unless the ranks disagree.
 /// A progress word whose position stands for the rows.
 DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
                                         int rows_from_rail) {
   const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
   return Progress::at(call + 1, combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail)));
 }
-/// The word in which other node `number`'s rail says it, by each lane ahead of its rows, and what it must say.
+/// The word that other node `number`'s rail makes it, by each lane ahead of its rows, and what it must be.
 DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number, int lane) {
   return params.common.window.rail_word(InternodeWindow::shape, params.common.grid.other(number), lane)
       .in(params.common.own_heap());
@@ -135,8 +133,8 @@ DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::u
 DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
   return Progress::call_of(theirs) != Progress::call_of(expected) || theirs == expected;
 }
-/// Tells the ranks of this node that this rank has ended the call, and waits for the same word: their rows are here,
-/// and ours are read. By the threads of one block, when all blocks have done their work.
+/// Signals to the ranks of this node that this rank has ended the call, and waits for the same signal: their rows are
+/// here, and ours are read. By the threads of one block, when all blocks have done their work.
 DEEP_EP_DEVICE void end_together(const TransferParams& params, std::uint64_t epoch) {
   const InternodeParams& common = params.common;
   if (aborted(params.wait)) return;  // a block has failed: no rank may take its rows for stored

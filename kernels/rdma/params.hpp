@@ -7,7 +7,7 @@
 
 namespace deep_ep {
 
-/// How whoever executes the entries learns of them.
+/// How the handler that executes the entries learns of them.
 enum class RdmaDoorbell : std::uint32_t {
   device_register,  ///< handler `gpu`: doorbell record, then the register of the mlx5 device (UAR page)
   producer_index,   ///< handler `cpu`: a 64-bit word in pinned host memory

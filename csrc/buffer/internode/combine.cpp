@@ -75,10 +75,7 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   const int blocks = std::min(sms, setup_.policy.multiprocessors);
   const int most_warps = kernels::combine_and_notify_internode::kMaxThreads / 32;
   const int warps = plan_warps(params.transfer, config, blocks, most_warps, pushed);
-  const int adding_warps = params.transfer.first_warps + params.transfer.second_warps;
-  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_, common_.lanes, blocks,
-                                                          adding_warps, params.transfer.local_warps)
-                                       .bytes;
+  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), params.transfer, blocks).bytes;
   runtime_.executor()->kernels().combine_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
                                                               scope.stream());
   result.event = scope.finish();

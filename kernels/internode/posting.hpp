@@ -45,6 +45,7 @@ class RailPoster {
   DEEP_EP_DEVICE bool send_shape() {
     const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
     if (!rows_.signal(word_there(InternodeWindow::shape), state_.shape, ours)) return false;
+    first_entry_ = rows_.posted();
     rows_.flush();
     return true;
   }
@@ -79,7 +80,7 @@ class RailPoster {
       missing = {rail, Wanted::internode_credit, by_all ? rings_.room_for(call_, posted_) : Progress::at(call_)};
       seen = load_acquire<Scope::system>(head_of(by_all ? lane_ : lane));
     } else if (sent_ < posted_) {
-      missing = {rail, Wanted::rdma_completion, ticket_};
+      missing = {rail, Wanted::rdma_completion, entries_through(sent_)};
     } else if (!compared_) {
       missing = {rail, Wanted::internode_rows, Progress::at(call_ + 1)};
     }
@@ -170,15 +171,17 @@ class RailPoster {
     return true;
   }
 
-  /// Chunks whose writes are complete may be staged again. One look is under way at a time.
+  /// Entries of the queue pair, with those of chunk `at`: a write and an addition for each.
+  DEEP_EP_DEVICE std::uint64_t entries_through(int at) const {
+    return first_entry_ + 2 * static_cast<std::uint64_t>(at + 1);
+  }
+  /// Chunks whose writes are complete may be staged again.
   DEEP_EP_DEVICE bool free_chunks() {
-    if (sent_ == posted_) return false;
-    if (looked_at_ == sent_) {
-      looked_at_ = posted_;
-      ticket_ = rows_.posted();
+    const int before = sent_;
+    for (; sent_ < posted_ && rows_.reached(entries_through(sent_)); ++sent_) {
+      store_relaxed<Scope::gpu>(staged(sent_), 0);
     }
-    if (!rows_.reached(ticket_)) return false;
-    for (; sent_ < looked_at_; ++sent_) store_relaxed<Scope::gpu>(staged(sent_), 0);
+    if (sent_ == before) return false;
     store_release<Scope::gpu>(&state_.sent, Rings::through(call_, sent_ - 1));
     return true;
   }
@@ -213,11 +216,10 @@ class RailPoster {
   std::uint64_t head_;           ///< credit that the rail has got
   std::uint64_t seen_head_ = 0;  ///< credit that the rail has given, as last looked at
   rdma::PortChannel<OneThread> rows_, credit_;
-  int posted_ = 0;     ///< chunks
-  int sent_ = 0;       ///< of these, whose staging memory is free again
-  int looked_at_ = 0;  ///< the look under way: `ticket_` stands for so many
-  std::uint64_t ticket_ = 0;
-  int credited_ = 0;  ///< landed chunks that are read
+  std::uint64_t first_entry_ = 0;  ///< of the chunks
+  int posted_ = 0;                 ///< chunks
+  int sent_ = 0;                   ///< of these, whose staging memory is free again
+  int credited_ = 0;               ///< landed chunks that are read
   bool compared_ = false;
   bool begun_ = false;  ///< the ring is free of the calls before
   bool failed_ = false;

@@ -25,7 +25,6 @@ Internode::Internode(Runtime& runtime)
       connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(),
                    internode_connections(grid_, runtime.internode_lanes())) {
   const int lanes = runtime.internode_lanes();
-  check_internode_depth(internode_connections(grid_, lanes).depth, lanes);
   const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
   const auto others = static_cast<std::size_t>(grid_.others());
   const auto mapped = runtime.heap()->peers();

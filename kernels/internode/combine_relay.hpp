@@ -7,83 +7,66 @@
 namespace deep_ep::device::internode {
 
 struct CombineRelay {
-  const InternodeCombineParams& params;
-  const NodeRows* ranks;
-  PushedRows pushed;
-  std::uint64_t call;
+  const LocalRows& local;
   std::int32_t* next;  ///< [other nodes], of the warp
-  bool near;           ///< some rank of this node pushes its rows
 
-  DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
-  DEEP_EP_DEVICE const Rings& rings() const { return params.transfer.rings; }
+  DEEP_EP_DEVICE const InternodeCombineParams& params() const { return local.params; }
+  DEEP_EP_DEVICE const TransferParams& transfer() const { return local.params.transfer; }
+  DEEP_EP_DEVICE const NodeGrid& grid() const { return local.grid(); }
+  DEEP_EP_DEVICE const Rings& rings() const { return transfer().rings; }
   /// In combine, what came from a node goes back to it.
-  DEEP_EP_DEVICE int rows_for(int number) const { return params.transfer.counts.to_node[grid().other(number)]; }
+  DEEP_EP_DEVICE int rows_for(int number) const { return transfer().counts.to_node[grid().other(number)]; }
+  DEEP_EP_DEVICE std::int64_t relayed(int number, int row) const {
+    return rows_before(grid(), transfer().counts.to_node, number) + row;
+  }
 
   /// The row that rank `index` of this node has of row number `relayed`; -1: none.
   DEEP_EP_DEVICE std::int32_t place_at(std::int64_t relayed, int index) const {
-    if (index >= grid().width || relayed >= params.transfer.relay_rows_room) return -1;
-    return load_stream(params.relay_rows + relayed * grid().width + index);
+    if (index >= grid().width || relayed >= transfer().relay_rows_room) return -1;
+    return load_stream(params().relay_rows + relayed * grid().width + index);
   }
-  /// If the rank pushes it: its number in its queue. -1 if not.
-  DEEP_EP_DEVICE std::int32_t pushed_at(int number, std::int64_t relayed, int index) const {
-    if (!near || index >= grid().width) return -1;
-    return pushed.number_of(ranks, index, grid().other(number), place_at(relayed, index));
-  }
-  /// By one lane: the first rank whose part of the row it pushes and has not yet, -1 if there is none; acquires.
-  DEEP_EP_DEVICE int missing_from(int number, int row) const {
-    const std::int64_t relayed = rows_before(number) + row;
-    for (int index = 0; index < grid().width; ++index) {
-      const std::int32_t n = pushed_at(number, relayed, index);
-      if (n >= 0 && !pushed.is_there(index, grid().other(number), n)) return index;
+  /// By one lane: a part of the row that a rank pushes and has not yet. Without a word if there is none: the warp waits
+  /// for room in the staging ring then, that is for the posters, or a warp that has an earlier row to wait for.
+  DEEP_EP_DEVICE AwaitedWord missing(int number, int row) const {
+    const std::int64_t at = relayed(number, row);
+    for (int index = 0; local.by_rings && index < grid().width; ++index) {
+      const AwaitedWord part = local.awaited(index, grid().other(number), place_at(at, index));
+      if (part.word != nullptr && !part.is_reached()) return part;
     }
-    return -1;
-  }
-  /// By one lane: the row has been waited for too long. Not by a rank of this node if all of it is there: the warp
-  /// waits for room in the staging ring then, that is for the posting lanes, or a warp that has an earlier row to wait
-  /// for.
-  template <class IsLate>
-  DEEP_EP_DEVICE bool report_late(int number, int row, IsLate is_late) const {
-    const int from = missing_from(number, row);
-    if (from < 0 || !is_late(grid().first_of_node() + from, Wanted::internode_near_rows)) return false;
-    pushed.report_late(from, grid().other(number), pushed_at(number, rows_before(number) + row, from));
-    return true;
+    return {};
   }
 
   DEEP_EP_DEVICE void stage(int number, int row) const {
-    const RowPlaces places{params};
-    const std::int64_t relayed = rows_before(number) + row;
+    const int node = grid().other(number);
+    const std::int64_t at = relayed(number, row);
     const auto find = [&](int index) {
-      if (const std::int32_t n = pushed_at(number, relayed, index); n >= 0) {
-        return places.in_slot(pushed.row(index, grid().other(number), n));
-      }
-      const std::int32_t place = place_at(relayed, index);
-      return place < 0 ? FoundRow{} : places.row_of(ranks[index], place);
+      const std::int32_t place = place_at(at, index);
+      return place < 0 ? FoundRow{} : local.find(index, node, place);
     };
-    std::byte* to = rings().staging(number, row).in(params.transfer.common.own_heap());
+    std::byte* to = rings().staging(number, row).in(transfer().common.own_heap());
     const RowReduction reduction(grid().width, find);
-    reduction.add(to, params.row_bytes, {});
-    if (params.num_topk != 0) {
-      reduction.add_weights(reinterpret_cast<float*>(to + params.row_bytes), params.num_topk);
+    reduction.add(to, params().row_bytes, {});
+    if (params().num_topk != 0) {
+      reduction.add_weights(reinterpret_cast<float*>(to + params().row_bytes), params().num_topk);
     }
-    if (!near) return;
+    if (!local.by_rings) return;
     warp::sync();  // all lanes have read
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {
-      const std::int32_t n = pushed_at(number, relayed, index);
-      if (n >= 0) pushed.give_back(index, grid().other(number), n);
+      local.release(index, node, place_at(at, index));
     }
   }
 
   // A warp takes two rows of a chunk at a time, so that one fence serves for both; and one where ranks push, as two may
-  // not fit their windows at once.
+  // not fit their rings at once.
 
-  DEEP_EP_DEVICE int share_rows() const { return near ? 1 : Rings::kShareRows; }
-  DEEP_EP_DEVICE const Divisor& shares_of_chunk() const { return near ? rings().chunk_rows : rings().shares; }
+  DEEP_EP_DEVICE int share_rows() const { return local.by_rings ? 1 : Rings::kShareRows; }
+  DEEP_EP_DEVICE const Divisor& shares_of_chunk() const { return local.by_rings ? rings().chunk_rows : rings().shares; }
   DEEP_EP_DEVICE int chunk_of(int share) const { return share / shares_of_chunk(); }
   DEEP_EP_DEVICE int first_row(int share) const {
     return chunk_of(share) * rings().chunk_rows + share % shares_of_chunk() * share_rows();
   }
 
-  /// Of so many rows: none is empty, as nobody would push it.
+  /// Of so many rows: none is empty, as no rank would push it.
   DEEP_EP_DEVICE int shares_of(int rows) const {
     const int chunks = rings().chunk_of(rows);
     const int rest = rows - chunks * rings().chunk_rows;
@@ -99,45 +82,31 @@ struct CombineRelay {
     for (int row = first; row < first + rows; ++row) stage(number, row);
     warp::sync();  // the lanes' stores come before the count
     if (lane_index() == 0) {
-      add_release<Scope::gpu>(params.transfer.common.staged + rings().counter(number, chunk),
+      add_release<Scope::gpu>(transfer().common.staged + rings().counter(number, chunk),
                               static_cast<std::uint32_t>(rows));
     }
   }
 
-  /// Tokens that came from the nodes before.
-  DEEP_EP_DEVICE std::int64_t rows_before(int number) const {
-    std::int64_t before = 0;
-    for (int node = 0; node < grid().other(number); ++node) {
-      if (node != grid().node()) before += params.transfer.counts.to_node[node];
-    }
-    return before;
-  }
-
-  /// How many shares of a node's rows may be staged.
-  DEEP_EP_DEVICE int stageable(int number) const {
-    return is_stageable(params.transfer, call, number, chunk_of(next[number])) ? next[number] + 1 : 0;
-  }
-
-  /// Stages this warp's share, which is every `step`th one of each node: so the first chunks are whole soon. False
-  /// after a fault. Where nobody pushes, the warp waits for the posting lanes only, which know for whom they wait, and
+  /// Stages this warp's shares, which are every `step`th one of each node: so the first chunks are whole soon. False
+  /// after a fault. Where no rank pushes, the warp waits for the posters only, which know for which rank they wait, and
   /// for how long.
   DEEP_EP_DEVICE bool stage_all(int first, int step) const {
-    WaitContext wait = params.transfer.wait;
-    if (!near) {
+    WaitContext wait = transfer().wait;
+    if (!local.by_rings) {
       wait.timeout_ns = 0;
       wait.control = nullptr;
     }
     return serve(
         grid().others(), wait, next, first, step, [&](int number) { return shares_of(rows_for(number)); },
         [&](int number) {
-          const int ready = stageable(number);
-          return near && next[number] < ready && missing_from(number, first_row(next[number])) >= 0 ? 0 : ready;
+          return is_stageable(transfer(), local.call, number, chunk_of(next[number])) &&
+                 missing(number, first_row(next[number])).word == nullptr;
         },
         [&](int number, int share) {
           stage_share(number, share);
           return true;
         },
-        [&](int number, int share, auto is_late) { return report_late(number, first_row(share), is_late); });
+        [&](int number, int share) { return missing(number, first_row(share)); });
   }
 };
 

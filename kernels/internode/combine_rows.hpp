@@ -1,12 +1,10 @@
-// Where the rows of a combine are: at the ranks of this node, which let us read them or push them through our near
-// window, and, summed up by each other node, in the landing rings.
+// Where the rows of a combine are: at the ranks of this node, in the heap or in our local rings, and, summed up by each
+// other node, in the landing rings.
 #pragma once
 
 #include "kernels/common/row_sum.hpp"
 #include "kernels/common/rows.hpp"
-#include "kernels/common/tickets.hpp"
-#include "kernels/internode/near_passing.hpp"
-#include "kernels/internode/serving.hpp"
+#include "kernels/internode/token_ring.hpp"
 
 namespace deep_ep {
 
@@ -15,91 +13,72 @@ struct NodeRows {
   const std::byte* x;  ///< its rows, as mapped here
   const float* topk_weights;
   std::int32_t num_rows;  ///< that it holds; fewer than it was sent, if num_worst_tokens was too small
-  bool pushed;            ///< through our near window; x and topk_weights mean nothing
+  bool pushed;            ///< into our local rings; x and topk_weights mean nothing
 };
 
-struct InternodeCombineShared {
-  std::int32_t* scratch;
-  NodeRows* ranks;          ///< [width]
-  std::int32_t* next;       ///< [warps][other nodes]
-  RailPairs* pairs;         ///< [rails of the block, or lanes of them]
-  std::int32_t* near_rows;  ///< [num_ranks]: rows that we push into each queue, if we do
-  std::int32_t* near_next;  ///< [near warps][num_ranks]
+struct InternodeCombineShared : TransferShared<NodeRows> {
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE InternodeCombineShared(Carver carver, const NodeGrid& grid, int lanes, int blocks, int warps,
-                                             int near_warps)
-      : scratch(carver.take<std::int32_t>()),
-        ranks(carver.take<NodeRows>(static_cast<std::size_t>(grid.width), kLine)),
-        next(carver.take<std::int32_t>(static_cast<std::size_t>(warps * grid.others()))),
-        pairs(carver.take<RailPairs>(RailPairs::of_block(grid, lanes, blocks), kLine)),
-        near_rows(carver.take<std::int32_t>(static_cast<std::size_t>(near_warps == 0 ? 0 : grid.num_ranks))),
-        near_next(carver.take<std::int32_t>(static_cast<std::size_t>(near_warps * grid.num_ranks))),
-        bytes(carver.bytes()) {}
+  DEEP_EP_HOST_DEVICE InternodeCombineShared(Carver carver, const TransferParams& params, int blocks)
+      : TransferShared(carver, params, blocks, params.common.grid.num_ranks), bytes(carver.bytes()) {}
 };
 
 namespace device::internode {
 
-/// Rows that ranks of this node push. The queues are numbered by the rank at their other end and the node whose tokens
-/// the rows are of: whoever adds takes the rows of each in their order, and does not wait for one node to get on with
-/// another.
-struct PushedRows {
+/// Rows that the ranks of this node hold of tokens of this rank, or of its rail in another node.
+struct LocalRows {
   const InternodeCombineParams& params;
-  NearQueues queues;
+  const NodeRows* ranks;  ///< [width]
+  std::uint64_t call;
+  bool by_rings;  ///< some rank of this node pushes its rows
+
+  DEEP_EP_DEVICE LocalRows(const InternodeCombineParams& combine, const NodeRows* node_ranks, std::uint64_t number)
+      : params(combine), ranks(node_ranks), call(number), by_rings(false) {
+    for (int index = lane_index(); index < grid().width; index += kWarpSize) by_rings |= ranks[index].pushed;
+    by_rings = warp::any(by_rings);
+  }
 
   DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
-  DEEP_EP_DEVICE int queue(int index, int node) const { return index * grid().nodes() + node; }
+  /// That by which rank `index` pushes rows of tokens of `node`, and the other way round. A ring for each node, so that
+  /// rows are read in their order, and no node waits for another.
+  DEEP_EP_DEVICE static TokenRing ring(const InternodeCombineParams& params, std::uint64_t call, int index, int node) {
+    const NodeGrid& grid = params.transfer.common.grid;
+    return {params.transfer, call, index, index * grid.nodes() + node, grid.index() * grid.nodes() + node};
+  }
   /// Of the rows of `destination`, the first that is of a token of `source`.
-  DEEP_EP_DEVICE std::int32_t first_row(int source, int destination) const {
-    return source == 0 ? 0 : params.rank_prefix_matrix[(source - 1) * grid().num_ranks + destination];
+  DEEP_EP_DEVICE static std::int32_t first_row(const InternodeCombineParams& params, int source, int destination) {
+    const int ranks = params.transfer.common.grid.num_ranks;
+    return source == 0 ? 0 : params.rank_prefix_matrix[(source - 1) * ranks + destination];
   }
 
-  /// The number, in its queue, of row `row` of rank `index`, which is of a token of our rail in `node`; -1: it is not
-  /// pushed.
-  DEEP_EP_DEVICE std::int32_t number_of(const NodeRows* ranks, int index, int node, std::int32_t row) const {
-    if (row < 0 || row >= ranks[index].num_rows || !ranks[index].pushed) return -1;
-    return row - first_row(grid().rail_in(node), grid().first_of_node() + index);
-  }
-  DEEP_EP_DEVICE bool is_there(int index, int node, std::int32_t n) const {
-    return queues.is_filled(queue(index, node), n);
-  }
-  DEEP_EP_DEVICE bool await(int index, int node, std::int32_t n) const {
-    return wait_signal(params.transfer.wait, queues.filled(queue(index, node), n),
-                       {grid().first_of_node() + index, Wanted::internode_near_rows, queues.progress(n)});
-  }
-  DEEP_EP_DEVICE void report_late(int index, int node, std::int32_t n) const {
-    report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_near_rows, grid().first_of_node() + index,
-                 0, queues.progress(n), load_relaxed<Scope::system>(queues.filled(queue(index, node), n)));
-  }
-  DEEP_EP_DEVICE const std::byte* row(int index, int node, std::int32_t n) const {
-    return queues.slot(queue(index, node), n);
-  }
-  /// By one lane, when the whole warp has read the row.
-  DEEP_EP_DEVICE void give_back(int index, int node, std::int32_t n) const {
-    queues.empty(index, queue(grid().index(), node), n);
-  }
-};
+  // Of row `row` of rank `index`, of a token of `node`.
 
-/// Does any rank of this node push?
-DEEP_EP_DEVICE bool any_pushed(const NodeRows* ranks, int width) {
-  bool found = false;
-  for (int index = lane_index(); index < width; index += kWarpSize) found = found || ranks[index].pushed;
-  return warp::any(found);
-}
+  DEEP_EP_DEVICE bool is_held(int index, std::int32_t row) const { return row >= 0 && row < ranks[index].num_rows; }
+  DEEP_EP_DEVICE bool is_pushed(int index, std::int32_t row) const {
+    return by_rings && is_held(index, row) && ranks[index].pushed;
+  }
+  DEEP_EP_DEVICE TokenRing ring(int index, int node) const { return ring(params, call, index, node); }
+  DEEP_EP_DEVICE std::int32_t in_ring(int index, int node, std::int32_t row) const {
+    return row - first_row(params, grid().rail_in(node), grid().first_of_node() + index);
+  }
 
-/// Where rows lie that are added up.
-struct RowPlaces {
-  const InternodeCombineParams& params;
-
-  /// A row that lies in a slot, its weights behind it.
+  /// What says that it is there; without a word where it always is.
+  DEEP_EP_DEVICE AwaitedWord awaited(int index, int node, std::int32_t row) const {
+    return is_pushed(index, row) ? ring(index, node).row(in_ring(index, node, row)) : AwaitedWord{};
+  }
+  /// A row that lies in a slot has its weights behind it.
   DEEP_EP_DEVICE FoundRow in_slot(const std::byte* slot) const {
     return {slot, reinterpret_cast<const float*>(slot + params.row_bytes)};
   }
-
-  /// Row `row` of a rank of this node, if it has it and lets us read it.
-  DEEP_EP_DEVICE FoundRow row_of(const NodeRows& rank, std::int32_t row) const {
-    if (row < 0 || row >= rank.num_rows) return {};
-    return {rank.x + std::int64_t{row} * params.row_bytes, rank.topk_weights + std::int64_t{row} * params.num_topk};
+  DEEP_EP_DEVICE FoundRow find(int index, int node, std::int32_t row) const {
+    if (is_pushed(index, row)) return in_slot(ring(index, node).slot(in_ring(index, node, row)));
+    if (!is_held(index, row)) return {};
+    return {ranks[index].x + std::int64_t{row} * params.row_bytes,
+            ranks[index].topk_weights + std::int64_t{row} * params.num_topk};
+  }
+  /// By one lane, when the whole warp has read it.
+  DEEP_EP_DEVICE void release(int index, int node, std::int32_t row) const {
+    if (is_pushed(index, row)) ring(index, node).release(in_ring(index, node, row));
   }
 };
 

@@ -1,6 +1,10 @@
-// Notify between nodes: ranks exchange how many rows they will send, and every row's final place becomes known.
+// Notify between nodes: ranks exchange how many rows they will send, and every row's final place becomes known. The way
+// of a rank's counts:
 //
-//   source -- NIC --> its rail in each other node -- NVLink --> each rank there        (in its own node directly)
+//   1. Its blocks number its tokens for each rank and each node, and count them.
+//   2. Its last block copies the counts to the ranks of its node, and puts them to its rail in each other node.
+//   3. There the rail's last block copies them to the ranks of that node.
+//   4. Every rank adds up the counts of all ranks, which gives its rows their places.
 //
 // Rows lie in a receiver's output by source rank, then by token index at the source, as inside a node. Besides, a
 // source numbers its tokens for each node: in that order they cross the network.
@@ -11,7 +15,7 @@
 #include "kernels/internode/params.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
-#include "kernels/rdma/peer.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::internode {
 
@@ -30,7 +34,7 @@ struct Notify {
   }
   DEEP_EP_DEVICE void fail() const { store_relaxed<Scope::block>(&shared.failed, 1); }
 
-  /// Numbers our tokens for rank `rank`. Counts that the caller got wrong travel as -1, so that all ranks know.
+  /// Numbers our tokens for rank `rank`. Counts that the caller got wrong travel as -1, so that all ranks find it.
   DEEP_EP_DEVICE void number_for_rank(int rank) const {
     const auto at = [&](int token) { return std::int64_t{token} * grid().num_ranks + rank; };
     const int count = number_members(
@@ -53,8 +57,8 @@ struct Notify {
     if (thread_index() == 0) staged().tokens_per_node[node] = count;
   }
 
-  /// By a whole warp: copies a source's counts to rank `index` of this node, and says so.
-  DEEP_EP_DEVICE void hand_on(const SourceCounts& from, const std::int32_t* experts, int source, int index) const {
+  /// By a whole warp: copies a source's counts to rank `index` of this node, and signals it.
+  DEEP_EP_DEVICE void forward_to(const SourceCounts& from, const std::int32_t* experts, int source, int index) const {
     const SourceCounts to = common().window.counts(common().heap_of(index), epoch, source);
     const auto copy = [](auto* into, const auto* out_of, int words) {
       for (int i = lane_index(); i < words; i += kWarpSize) into[i] = load_weak(out_of + i);
@@ -72,7 +76,7 @@ struct Notify {
   /// Sends our counts to the rail in node `node`.
   DEEP_EP_DEVICE void send_to(int node) const {
     RailState& rail = common().rails[grid().number_of(node)];
-    rdma::RdmaPeer<OneThread> peer(common().queue_pair(InternodeChannel::rows, node), params.wait);
+    rdma::PortChannel<OneThread> peer(common().queue_pair(InternodeChannel::rows, node), params.wait);
     const std::size_t from = common().window.staged_counts().offset;
     const std::size_t to = common().window.landed_counts(epoch, grid().node()).offset;
     const std::size_t head_bytes = staged().head_bytes;
@@ -80,9 +84,8 @@ struct Notify {
     bool good = peer.put(to, from, static_cast<std::uint32_t>(head_bytes));
     good = good && peer.put(to + head_bytes,
                             from + head_bytes + std::size_t{expert_bytes} * static_cast<unsigned>(node), expert_bytes);
-    const std::uint64_t news = epoch - rail.told_notified;
-    good = good && peer.signal_add(common().window.rail_word(InternodeWindow::notified, grid().node()).offset, news);
-    if (good) rail.told_notified = epoch;
+    good =
+        good && peer.signal(common().window.rail_word(InternodeWindow::notified, grid().node()), rail.notified, epoch);
     // The next notify stages its counts at the same place.
     good = good && peer.quiet();
     peer.close();
@@ -96,7 +99,7 @@ struct Notify {
     warp::sync();
     const SourceCounts counts =
         common().window.counts_at(common().window.landed_counts(epoch, node).in(common().own_heap()), grid().width);
-    for (int index = 0; index < grid().width; ++index) hand_on(counts, counts.tokens_per_expert, rail, index);
+    for (int index = 0; index < grid().width; ++index) forward_to(counts, counts.tokens_per_expert, rail, index);
   }
 
   /// By one block, when all counts are staged.
@@ -112,9 +115,9 @@ struct Notify {
     }
     block::sync();
     // A warp for a rank of this node; a warp for a rail, whose first lane posts. Everything is posted, or has its warp,
-    // before anybody waits for others.
+    // before any warp waits for others.
     for (int index = warp_index(); index < grid().width; index += block_warps()) {
-      hand_on(own, own.tokens_per_expert + grid().first_of_node() * params.num_local_experts, grid().rank, index);
+      forward_to(own, own.tokens_per_expert + grid().first_of_node() * params.num_local_experts, grid().rank, index);
     }
     for (int number = warp_index(); number < grid().others(); number += block_warps()) {
       if (lane_index() == 0) send_to(grid().other(number));
@@ -203,7 +206,7 @@ DEEP_EP_DEVICE void notify_body(const InternodeNotifyParams& params, std::byte* 
       }
     }
 
-    // 2. The last block exchanges counts, and hands on those of its rails.
+    // 2. The last block exchanges counts, and forwards those of its rails.
     if (last_block_to_arrive(&common.state->notify_ticket, &shared.scratch)) notify.exchange();
 
     // 3. Add the rows of the ranks before us. Each thread meets the tokens that it numbered itself.

@@ -7,7 +7,6 @@
 #include "kernels/common/faults.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
-#include "kernels/internode/near_window.hpp"
 #include "kernels/internode/rings.hpp"
 #include "kernels/internode/window.hpp"
 #include "kernels/rdma/params.hpp"
@@ -17,11 +16,10 @@ namespace deep_ep {
 /// Queue pairs of a lane to a rail. Credit has its own, so that it does not wait behind rows.
 enum class InternodeChannel : int { rows, credit, count };
 
-/// What this rank remembers of a lane to its rail in another node: what it has told it, and how much it may stage. (Of
-/// counts, in the first lane's.)
+/// What this rank remembers of a lane to its rail in another node. (Of counts, in the first lane's.)
 struct alignas(kLine) RailState {
-  std::uint64_t told_notified, told_shape, told_tail, told_head;
-  std::uint64_t sent;  ///< Rings::progress: chunks whose staging memory the NIC has read
+  std::uint64_t notified, shape, tail, head;  ///< the words at the rail, once all that was posted has arrived
+  std::uint64_t sent;                         ///< Progress: chunks whose staging memory the NIC has read
 };
 
 /// This rank's own counters, in device memory. Zero when the buffer is made.
@@ -41,10 +39,10 @@ struct InternodeParams {
   InternodeState* state = nullptr;
   RailState* rails = nullptr;  ///< [lanes][other nodes], by number
   /// [other nodes][Rings::kMostChunks]: rows of a chunk that are staged, and rows of a landed chunk that are read. Set
-  /// back to zero when the chunk has been sent, or given back.
+  /// back to zero when the chunk has been sent, or read.
   std::uint32_t* staged = nullptr;
   std::uint32_t* read = nullptr;
-  std::uint32_t* near_tickets = nullptr;  ///< [width]: rows of a dispatch for a near window; zero between calls
+  std::uint32_t* local_tickets = nullptr;  ///< [width]: rows of a dispatch for a local ring; zero between calls
 
   DEEP_EP_DEVICE std::byte* own_heap() const { return heaps[grid.rank]; }
   DEEP_EP_DEVICE std::byte* heap_of(int index) const { return heaps[grid.first_of_node() + index]; }
@@ -82,7 +80,7 @@ struct TransferParams {
   InternodeParams common;
   WaitContext wait;
   Rings rings;
-  NearWindow near;
+  LocalRings local;
   NodeCounts counts;
   const std::int32_t* destination_row;  ///< [num_tokens, num_ranks]
   const std::int32_t* node_row;         ///< [num_tokens, nodes]
@@ -92,28 +90,47 @@ struct TransferParams {
   // Roles of a block's warps, in this order.
   int first_warps;   ///< dispatch: send; combine: add this rank's tokens
   int second_warps;  ///< dispatch: forward; combine: add for other nodes
-  int near_warps;    ///< 0 where this rank's rows lie in the heap; dispatch: fetch its rows; combine: push them
+  int local_warps;   ///< 0 where this rank's rows lie in the heap; dispatch: fetch its rows; combine: push them
   int poster_warps;  ///< a thread posts to one lane of one rail
+
+  DEEP_EP_HOST_DEVICE int moving_warps() const { return first_warps + second_warps; }
 };
 
-/// Queue pairs of a lane to a rail, copied into shared memory: who posts needs them for every entry.
+/// Queue pairs of a lane to a rail, copied into shared memory: a poster needs them for every entry.
 struct RailPairs {
   RdmaPeerParams channel[static_cast<int>(InternodeChannel::count)];
 
   DEEP_EP_DEVICE const RdmaPeerParams& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
-  /// Lanes of rails that a block posts to, at most.
-  DEEP_EP_HOST_DEVICE static std::size_t of_block(const NodeGrid& grid, int lanes, int blocks) {
-    return static_cast<std::size_t>((grid.others() * lanes + blocks - 1) / blocks);
-  }
 };
 
-/// With send_src_idx, relays also note where the rows go.
+/// Shared memory of a block that moves rows. `Rank`: what the block knows of a rank of its node.
+template <class Rank>
+struct TransferShared {
+  std::int32_t* scratch;
+  Rank* ranks;               ///< [width]
+  std::int32_t* next;        ///< [moving warps][other nodes]
+  RailPairs* pairs;          ///< [lanes of rails that the block posts to]
+  std::int32_t* local_rows;  ///< [local rings]: rows of this rank in each, if they do not lie in the heap
+  std::int32_t* local_next;  ///< [local warps][local rings]
+
+  DEEP_EP_HOST_DEVICE TransferShared(Carver& carver, const TransferParams& params, int blocks, int local_rings)
+      : scratch(carver.take<std::int32_t>()),
+        ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
+        next(carver.take<std::int32_t>(static_cast<std::size_t>(params.moving_warps() * params.common.grid.others()))),
+        pairs(carver.take<RailPairs>(
+            static_cast<std::size_t>((params.common.grid.others() * params.common.lanes + blocks - 1) / blocks),
+            kLine)),
+        local_rows(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps == 0 ? 0 : local_rings))),
+        local_next(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps * local_rings))) {}
+};
+
+/// With send_src_idx, forwarders also note where the rows go.
 struct InternodeDispatchParams : SentRows {
   TransferParams transfer;
   const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]
 
   // Where this rank receives.
-  RowTargets output;         ///< final places; in the heap, unless there are near_warps
+  RowTargets output;         ///< final places; in the heap, unless there are local_warps
   std::int64_t output_rows;  ///< rows there is room for
   std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
 
@@ -131,7 +148,7 @@ struct InternodeCombineParams {
   float* combined_weights;   ///< out, [num_tokens, num_topk], nullptr: none
   int num_topk;
 
-  // As expert side: where the rows are; in the heap, unless there are near_warps.
+  // As expert side: where the rows are; in the heap, unless there are local_warps.
   std::int32_t num_rows;
   const std::byte* x;
   const float* topk_weights;

@@ -1,25 +1,24 @@
-// The posting threads: each serves one lane to one rail, the rank with our index in another node. It sends the chunks
-// that other warps have staged, in their order, and gives the rail credit for the chunks that others have read.
+// The posters: each thread serves one lane to one rail, the rank with our index in another node. It sends the chunks
+// that other warps have staged, in their order, and gives the rail credit for the chunks that other warps have read.
 //
 //   this rank                                              the rail
-//   add: shape of the rows of this call                    compare
-//   warps stage the rows of a chunk, count them
-//   the chunk is whole, and there is room (head)
-//     write the chunk; add: tail is that chunk             warps that see the tail read the chunk, count its rows
-//   the NIC has read it: it may be staged again            the chunk is read; add: head is that chunk
+//   1. signal: shape of the rows of this call              compare
+//   2. warps stage the rows of a chunk, count them
+//   3. the chunk is whole, and there is room (head):
+//      put the chunk; signal: tail is that chunk           4. warps that see the tail read the chunk, count its rows
+//   5. the NIC has read it: it may be staged again         6. the chunk is read; signal: head is that chunk
 //
-// An addition becomes visible behind the bytes posted before it. Words at the rail only grow, and what is posted is the
-// difference to what it has been told.
+// A signal becomes visible behind the bytes posted before it, and only grows.
 //
 // Lanes are not ordered among each other. So each has all of these words for itself, counts its own chunks in them, and
-// says the shape ahead of its rows. One thing concerns them all: rows may have another size than in the call before, so
-// a lane's first chunks may lie where other lanes' were, and the rail must have read those, too.
+// sends the shape ahead of its rows. One thing concerns them all: rows may have another size than in the call before,
+// so a lane's first chunks may lie where other lanes' were, and the rail must have read those, too.
 #pragma once
 
 #include "kernels/common/wait.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/internode/serving.hpp"
-#include "kernels/rdma/peer.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::internode {
 
@@ -38,31 +37,30 @@ class RailPoster {
         node_(params.common.grid.other(number)),
         rows_out_(params.counts.to_node[node_]),
         rows_in_(params.counts.from_node[node_]),
-        told_(Rings::progress(call, 0)),
+        head_(Progress::at(call)),
         rows_(pairs[InternodeChannel::rows], params.wait),
         credit_(pairs[InternodeChannel::credit], params.wait) {}
 
-  /// Tells the rail the shape, ahead of all rows. False after a fault.
-  DEEP_EP_DEVICE bool greet() {
+  /// Sends the rail the shape, ahead of all rows. False after a fault.
+  DEEP_EP_DEVICE bool send_shape() {
     const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
-    const std::size_t word = word_there(InternodeWindow::shape);
-    if (!rows_.signal_add(word, ours - state_.told_shape)) return false;
-    state_.told_shape = ours;
+    if (!rows_.signal(word_there(InternodeWindow::shape), state_.shape, ours)) return false;
+    first_entry_ = rows_.posted();
     rows_.flush();
     return true;
   }
-  /// Everything is sent and its memory free again, and everything that came is given back.
+  /// Everything is sent and its memory free again, and the rail has credit for everything that came.
   DEEP_EP_DEVICE bool ended() const {
-    return greeted_ && sent_ == chunks_for(rows_out_) && told_ == Rings::progress(call_ + 1, 0);
+    return compared_ && sent_ == chunks_for(rows_out_) && head_ == Progress::at(call_ + 1);
   }
   /// Whatever can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
     const bool compared = compare();
     bool posted = false;
     while (!failed_ && post_chunk()) posted = true;
-    if (rung_ != posted_) ring();
+    rows_.flush();
     const bool freed = free_chunks();
-    return give_back() || compared || posted || freed || failed_;
+    return give_credit() || compared || posted || freed || failed_;
   }
   DEEP_EP_DEVICE bool failed() const { return failed_; }
 
@@ -76,21 +74,17 @@ class RailPoster {
     Awaited missing{rail, Wanted::nothing, 0};
     std::uint64_t seen = 0;
     if (is_staged()) {
-      missing = {rail, Wanted::internode_credit, Rings::room_for(call_, posted_, held())};
-      seen = load_acquire<Scope::system>(head());
-      for (int lane = 0; !begun_ && lane < params_.common.lanes; ++lane) {
-        const std::uint64_t theirs = load_acquire<Scope::system>(head_of(lane));
-        if (theirs >= Rings::progress(call_, 0)) continue;
-        missing.expected = Rings::progress(call_, 0);
-        seen = theirs;
-        break;
-      }
+      int lane = 0;
+      while (!begun_ && lane < params_.common.lanes && is_read_before(lane)) ++lane;
+      const bool by_all = begun_ || lane == params_.common.lanes;
+      missing = {rail, Wanted::internode_credit, by_all ? rings_.room_for(call_, posted_) : Progress::at(call_)};
+      seen = load_acquire<Scope::system>(head_of(by_all ? lane_ : lane));
     } else if (sent_ < posted_) {
-      missing = {rail, Wanted::rdma_completion, ticket_};
-    } else if (!greeted_) {
-      missing = {rail, Wanted::internode_rows, (call_ + 1) << 32};
+      missing = {rail, Wanted::rdma_completion, entries_through(sent_)};
+    } else if (!compared_) {
+      missing = {rail, Wanted::internode_rows, Progress::at(call_ + 1)};
     }
-    // Where nothing is missing others of this rank are late, who know for whom they wait.
+    // Without a missing word other warps of this rank are late, and say for which rank.
     if (missing.wanted == Wanted::nothing || !policy.is_late(missing, poll.begin)) return false;
     policy.blame(missing, seen);
     return true;
@@ -107,11 +101,11 @@ class RailPoster {
 
   /// Looks for the rail's shape.
   DEEP_EP_DEVICE bool compare() {
-    if (greeted_) return false;
+    if (compared_) return false;
     const std::uint64_t theirs = load_acquire<Scope::system>(shape_of(params_, number_, lane_));
     const std::uint64_t expected = expected_shape(params_, call_, number_);
-    if (theirs >> 32 < expected >> 32) return false;
-    greeted_ = true;
+    if (Progress::call_of(theirs) < Progress::call_of(expected)) return false;
+    compared_ = true;
     if (!shapes_agree(expected, theirs)) {
       report_fault(params_.wait, FaultKind::mismatch, Wanted::internode_rows, params_.common.grid.rail_in(node_), 0,
                    expected, theirs);
@@ -124,7 +118,6 @@ class RailPoster {
 
   DEEP_EP_DEVICE int chunk(int at) const { return rings_.chunk_in(lane_, at); }
   DEEP_EP_DEVICE int chunks_for(int rows) const { return rings_.chunks_for(rows, lane_); }
-  DEEP_EP_DEVICE int held() const { return rings_.in_lane(rings_.chunks); }
   DEEP_EP_DEVICE std::uint32_t rows_in(int at, int rows) const {
     return static_cast<std::uint32_t>(rings_.rows_in(chunk(at), rows));
   }
@@ -133,33 +126,33 @@ class RailPoster {
   }
   DEEP_EP_DEVICE std::uint32_t* read(int at) const { return params_.common.read + rings_.counter(number_, chunk(at)); }
 
-  DEEP_EP_DEVICE const std::uint64_t* head() const { return head_of(lane_); }
   DEEP_EP_DEVICE const std::uint64_t* head_of(int lane) const {
     return params_.common.window.rail_word(InternodeWindow::head, node_, lane).in(params_.common.own_heap());
   }
-  /// One that we add to.
-  DEEP_EP_DEVICE std::size_t word_there(InternodeWindow::RailWord which) const {
-    return params_.common.window.rail_word(which, params_.common.grid.node(), lane_).offset;
+  /// One at the rail.
+  DEEP_EP_DEVICE Place<std::uint64_t> word_there(InternodeWindow::RailWord which) const {
+    return params_.common.window.rail_word(which, params_.common.grid.node(), lane_);
   }
   /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
   DEEP_EP_DEVICE bool is_staged() const {
-    return posted_ < chunks_for(rows_out_) && posted_ < sent_ + held() &&
+    return posted_ < chunks_for(rows_out_) && posted_ < sent_ + rings_.held() &&
            load_acquire<Scope::gpu>(staged(posted_)) == rows_in(posted_, rows_out_);
   }
   /// The rail has read what is in the place of the next chunk.
   DEEP_EP_DEVICE bool has_room() {
     if (!begun_ && !may_begin()) return false;
-    const std::uint64_t needed = Rings::room_for(call_, posted_, held());
-    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head());
+    const std::uint64_t needed = rings_.room_for(call_, posted_);
+    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head_of(lane_));
     return seen_head_ >= needed;
   }
   /// The rail has read what came by all lanes in the calls before.
   DEEP_EP_DEVICE bool may_begin() {
     begun_ = true;
-    for (int lane = 0; lane < params_.common.lanes; ++lane) {
-      begun_ = begun_ && load_acquire<Scope::system>(head_of(lane)) >= Rings::progress(call_, 0);
-    }
+    for (int lane = 0; lane < params_.common.lanes; ++lane) begun_ = begun_ && is_read_before(lane);
     return begun_;
+  }
+  DEEP_EP_DEVICE bool is_read_before(int lane) const {
+    return load_acquire<Scope::system>(head_of(lane)) >= Progress::at(call_);
   }
   /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
@@ -168,55 +161,49 @@ class RailPoster {
     const int row = chunk(posted_) * rings_.chunk_rows;
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
     const auto bytes = rows_in(posted_, rows_out_) * rings_.slot_bytes;
-    const std::uint64_t tail = Rings::progress(call_, posted_ + 1);
-    const std::size_t word = word_there(InternodeWindow::tail);
     if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
-        !rows_.signal_add(word, tail - state_.told_tail)) {
+        !rows_.signal(word_there(InternodeWindow::tail), state_.tail, Rings::through(call_, posted_))) {
       failed_ = true;
       return true;
     }
-    state_.told_tail = tail;
     ++posted_;
     const bool busy = posted_ - sent_ > 2;  // the NIC has something to do, as far as is known
-    if (!busy || posted_ - rung_ == kRungTogether) ring();
+    if (!busy || posted_ % kRungTogether == 0) rows_.flush();
     return true;
   }
 
-  DEEP_EP_DEVICE void ring() {
-    rows_.flush();
-    rung_ = posted_;
+  /// Entries of the queue pair, with those of chunk `at`: a write and an addition for each.
+  DEEP_EP_DEVICE std::uint64_t entries_through(int at) const {
+    return first_entry_ + 2 * static_cast<std::uint64_t>(at + 1);
   }
-
-  /// Chunks whose writes are complete may be staged again. One look is under way at a time.
+  /// Chunks whose writes are complete may be staged again.
   DEEP_EP_DEVICE bool free_chunks() {
-    if (sent_ == posted_) return false;
-    if (looked_at_ == sent_) {
-      looked_at_ = posted_;
-      ticket_ = rows_.posted();
+    const int before = sent_;
+    for (; sent_ < posted_ && rows_.reached(entries_through(sent_)); ++sent_) {
+      store_relaxed<Scope::gpu>(staged(sent_), 0);
     }
-    if (!rows_.reached(ticket_)) return false;
-    for (; sent_ < looked_at_; ++sent_) store_relaxed<Scope::gpu>(staged(sent_), 0);
-    store_release<Scope::gpu>(&state_.sent, Rings::progress(call_, sent_));
+    if (sent_ == before) return false;
+    store_release<Scope::gpu>(&state_.sent, Rings::through(call_, sent_ - 1));
     return true;
   }
 
   /// Gives the rail credit, for a quarter of the ring at once; at the end of the call for all that is still to come.
-  DEEP_EP_DEVICE bool give_back() {
+  DEEP_EP_DEVICE bool give_credit() {
     const int chunks = chunks_for(rows_in_);
-    while (given_ < chunks && load_acquire<Scope::gpu>(read(given_)) == rows_in(given_, rows_in_)) {
-      store_relaxed<Scope::gpu>(read(given_), 0);
-      ++given_;
+    while (credited_ < chunks && load_acquire<Scope::gpu>(read(credited_)) == rows_in(credited_, rows_in_)) {
+      store_relaxed<Scope::gpu>(read(credited_), 0);
+      ++credited_;
     }
-    const bool last = given_ == chunks;
-    const std::uint64_t head = last ? Rings::progress(call_ + 1, 0) : Rings::progress(call_, given_);
-    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((held() + 3) / 4);
-    if (head < told_ + step) return false;
-    const std::size_t word = word_there(InternodeWindow::head);
-    if (!credit_.signal_add(word, head - state_.told_head)) {
+    const bool last = credited_ == chunks;
+    const std::uint64_t head =
+        last ? Progress::at(call_ + 1) : Progress::at(call_, static_cast<std::uint32_t>(credited_));
+    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.held() + 3) / 4);
+    if (head < head_ + step) return false;
+    if (!credit_.signal(word_there(InternodeWindow::head), state_.head, head)) {
       failed_ = true;
       return true;
     }
-    state_.told_head = told_ = head;
+    head_ = head;
     credit_.flush();
     return true;
   }
@@ -227,16 +214,14 @@ class RailPoster {
   std::uint64_t call_;
   int number_, lane_, node_;
   int rows_out_, rows_in_;
-  std::uint64_t told_;           ///< head that the rail has been told
-  std::uint64_t seen_head_ = 0;  ///< head that the rail has told, as last looked at
-  rdma::RdmaPeer<OneThread> rows_, credit_;
-  int posted_ = 0;     ///< chunks
-  int rung_ = 0;       ///< of these, whose doorbell has been rung
-  int sent_ = 0;       ///< of these, whose staging memory is free again
-  int looked_at_ = 0;  ///< the look under way: `ticket_` stands for so many
-  std::uint64_t ticket_ = 0;
-  int given_ = 0;  ///< landed chunks that are read
-  bool greeted_ = false;
+  std::uint64_t head_;           ///< credit that the rail has got
+  std::uint64_t seen_head_ = 0;  ///< credit that the rail has given, as last looked at
+  rdma::PortChannel<OneThread> rows_, credit_;
+  std::uint64_t first_entry_ = 0;  ///< of the chunks
+  int posted_ = 0;                 ///< chunks
+  int sent_ = 0;                   ///< of these, whose staging memory is free again
+  int credited_ = 0;               ///< landed chunks that are read
+  bool compared_ = false;
   bool begun_ = false;  ///< the ring is free of the calls before
   bool failed_ = false;
 };
@@ -261,7 +246,7 @@ DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, i
   warp::sync();
   // (A thread without a lane only looks on.)
   RailPoster poster(params, call, number, mine ? lane : 0, *own);
-  bool good = warp::agree(!mine || poster.greet());
+  bool good = warp::agree(!mine || poster.send_shape());
   while (good && warp::any(mine && !poster.ended())) {
     // A new wait after each step: the time runs while nothing happens.
     good = poll_until([&](Poll&) { return warp::any(mine && !poster.ended() && poster.step()); },
@@ -270,6 +255,22 @@ DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, i
   }
   const bool closed = !mine || poster.close();
   return warp::agree(good && closed);
+}
+
+/// By all warps of a block: each does what its role is. `first()`, `second(part, parts)` and `local(part, parts)`,
+/// which share the work among the warps of all blocks, return false after a fault.
+template <class Rank, class First, class Second, class Local>
+DEEP_EP_DEVICE bool do_roles(const TransferParams& params, std::uint64_t call, const TransferShared<Rank>& shared,
+                             First first, Second second, Local local) {
+  const int second_warp = warp_index() - params.first_warps;
+  const int local_warp = second_warp - params.second_warps;
+  const int poster_warp = local_warp - params.local_warps;
+  if (second_warp < 0) return first();
+  if (local_warp < 0) {
+    return second(second_warp * grid_blocks() + block_index(), params.second_warps * grid_blocks());
+  }
+  if (poster_warp < 0) return local(local_warp * grid_blocks() + block_index(), params.local_warps * grid_blocks());
+  return post_all(params, call, poster_warp, shared.pairs);
 }
 
 }  // namespace deep_ep::device::internode

@@ -9,10 +9,12 @@
 // chunks of each, so chunk c takes the place of one of its own lane.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/common/limits.hpp"
 #include "kernels/common/place.hpp"
+#include "kernels/common/progress.hpp"
 #include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
@@ -76,27 +78,51 @@ struct Rings {
   DEEP_EP_HOST_DEVICE Place<std::byte> landing(int number, int row) const { return slot(number, row); }
   DEEP_EP_HOST_DEVICE Place<std::byte> staging(int number, int row) const { return slot(others + number, row); }
 
-  /// How far a ring has come: `chunks` chunks of call number `call` (from 0), and all of the calls before.
-  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t progress(std::uint64_t call, int chunks) {
-    return call << 32 | static_cast<std::uint64_t>(chunks);
+  // Both ends count the chunks of a lane, of which a ring holds held().
+
+  DEEP_EP_HOST_DEVICE int held() const { return in_lane(chunks); }
+  /// How far a lane has come with its chunk `chunk` of call `call` (from 0).
+  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t through(std::uint64_t call, int chunk) {
+    return Progress::at(call, static_cast<std::uint32_t>(chunk) + 1);
   }
-  /// How many chunks of that call there are in a word that says `seen`. All of them, where it belongs to a later call:
-  /// the rail goes on when its rows have been read, which does not take warps whose share of the last chunk has no row.
-  DEEP_EP_HOST_DEVICE static constexpr int chunks_of_call(std::uint64_t call, std::uint64_t seen) {
-    constexpr std::uint64_t kAll = INT32_MAX / (2 * kRows);
-    const std::uint64_t of_call = progress(call, 0);
-    if (seen <= of_call) return 0;
-    return static_cast<int>(seen - of_call < kAll ? seen - of_call : kAll);
-  }
-  /// What must have been read of a lane before its chunk `chunk` may be written, where the ring holds `chunks` of it.
-  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t room_for(std::uint64_t call, int chunk, int chunks) {
-    return progress(call, chunk < chunks ? 0 : chunk + 1 - chunks);
+  /// How far it must have been read before chunk `chunk` may be written.
+  DEEP_EP_HOST_DEVICE std::uint64_t room_for(std::uint64_t call, int chunk) const {
+    return chunk < held() ? Progress::at(call) : through(call, chunk - held());
   }
 
  private:
   DEEP_EP_HOST_DEVICE Place<std::byte> slot(int ring, int row) const {
     const int at = chunk_of(row) % chunks * chunk_rows + row % chunk_rows;
     return {begin + static_cast<std::size_t>(ring) * ring_bytes + static_cast<std::size_t>(at) * slot_bytes};
+  }
+};
+
+/// The last part of the window: rings between ranks of one node, for rows that one of them cannot write into place, or
+/// read where they are, because the heap of the other had no room for them. A ring has one writer and one reader. Row n
+/// passes through slot n % slots; a slot has two words, which say how far its rows have come (token_ring.hpp).
+struct LocalRings {
+  static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
+  static constexpr int kSlotsOfRank = 32;  ///< at most, for each rank of the buffer
+
+  std::size_t begin = 0;  ///< offset in the heap
+  std::uint32_t slot_bytes = 0;
+  Divisor slots = 0;  ///< of a ring; 0: there is no room for one in each
+
+  /// How much of a window of `window_bytes` they take. Calls divide the rest differently, so it stays where it is.
+  static std::size_t bytes_of(std::size_t window_bytes) {
+    return std::min(window_bytes / 4, kMostBytes) / kLine * kLine;
+  }
+  /// `bytes` bytes for `rings` rings, among `num_ranks` ranks.
+  static LocalRings make(std::size_t begin, std::size_t bytes, int rings, int num_ranks, std::uint32_t slot_bytes) {
+    const std::size_t fit = bytes / slot_bytes / static_cast<std::size_t>(rings);
+    const std::size_t most = static_cast<std::size_t>(num_ranks) * kSlotsOfRank / static_cast<std::size_t>(rings);
+    return {begin, slot_bytes, static_cast<int>(std::min(fit, most))};
+  }
+
+  /// The number, among all slots, of that of row `n`.
+  DEEP_EP_HOST_DEVICE int slot_of(int ring, std::int32_t n) const { return ring * slots + n % slots; }
+  DEEP_EP_HOST_DEVICE Place<std::byte> slot(int ring, std::int32_t n) const {
+    return {begin + static_cast<std::size_t>(slot_of(ring, n)) * slot_bytes};
   }
 };
 

@@ -1,27 +1,42 @@
-// Warps that work off chunks or rows of all nodes. Each has its share of every node's, and takes whichever it can work
-// on: to wait for one node would hold up the others, and in a circle of nodes all of them.
+// What the warps of a call share: how they work off the chunks or rows of all nodes, and the words of rails.
 #pragma once
 
+#include "kernels/common/progress.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/primitives/bits.hpp"
 
 namespace deep_ep::device::internode {
 
-/// By a whole warp. `next`: a word for each node (or whatever else has parts), of the warp. The warp works on parts
-/// `first`, `first + step` and so on of each, in their order. `parts(number)`: how many there are. `ready(number)`: how
-/// many may be worked on so far, acquiring what they are. `work(number, part)`: false after a fault.
-/// `report_late(number, part, is_late)`: puts on record what is missing if is_late(the rank that it comes from, what it
-/// is): the warp has waited as long as `wait` allows, or the rank is lost. False if others of this rank will, for whom
-/// the warp goes on waiting. False after a fault.
-template <class Parts, class Ready, class Work, class Late>
+/// What this rank waits for: a word in its heap that another rank raises.
+struct AwaitedWord {
+  Awaited awaited{0, Wanted::nothing, 0};
+  const std::uint64_t* word = nullptr;
+
+  DEEP_EP_DEVICE bool is_reached() const { return load_acquire<Scope::system>(word) >= awaited.expected; }
+  template <class Group = OneThread>
+  DEEP_EP_DEVICE bool await(const WaitContext& wait) const {
+    return wait_signal<Group>(wait, word, awaited);
+  }
+};
+
+/// By a whole warp, which has its share of every node's parts and takes any that it can work on: to wait for one node
+/// would hold up the others, and in a circle of nodes all of them. False after a fault.
+///   next                    a word for each node (or whatever else has parts), of the warp
+///   first, step             the warp works on parts first, first + step and so on of each, in their order
+///   parts(number)           how many there are
+///   ready(number)           may the next one be worked on? Acquires what it is
+///   work(number, part)      false after a fault
+///   missing(number, part)   the AwaitedWord that the part waits for, which is put on record where it is late. Without
+///                           a word where another warp of this rank waits for it, and does so
+template <class Parts, class Ready, class Work, class Missing>
 DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* next, int first, int step, Parts parts,
-                          Ready ready, Work work, Late report_late) {
+                          Ready ready, Work work, Missing missing) {
   const ReportLate policy{wait};
   // A lane looks after the nodes of its index and multiples of 32 behind.
   for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
   int group = 0;  // of 32 nodes
-  int turn = 0;   // where in it the warp looks first: nobody is served twice in a row where others wait
+  int turn = 0;   // where in it the warp looks first: no node is served twice in a row while others wait
   for (;;) {
     std::uint32_t found = 0;
     bool left = true;
@@ -31,7 +46,7 @@ DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* nex
         group = group + kWarpSize < others ? group + kWarpSize : 0;
         const int number = group + lane_index();
         const bool wants = number < others && next[number] < parts(number);
-        found = warp::ballot(wants && next[number] < ready(number));
+        found = warp::ballot(wants && ready(number));
         left = warp::any(wants) || left;
         if (found != 0) return true;
       }
@@ -41,10 +56,13 @@ DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* nex
       // A warp that left without a record would leave the others waiting.
       const bool over = warp::any(policy.called_off({}));
       if (!over && !warp::any(policy.time_is_over(poll.begin) || is_heard(wait, poll.begin))) return false;
-      const auto is_late = [&](int peer, Wanted wanted) { return policy.is_late({peer, wanted, 0}, poll.begin); };
       bool reported = false;
       for (int number = lane_index(); !over && number < others; number += kWarpSize) {
-        if (next[number] < parts(number)) reported = report_late(number, next[number], is_late) || reported;
+        if (next[number] >= parts(number)) continue;
+        const AwaitedWord part = missing(number, next[number]);
+        if (part.word == nullptr || !policy.is_late(part.awaited, poll.begin)) continue;
+        policy.blame(part.awaited, load_relaxed<Scope::system>(part.word));
+        reported = true;
       }
       return over || warp::any(reported);
     };
@@ -66,17 +84,38 @@ DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int nu
   return params.common.window.rail_word(InternodeWindow::tail, params.common.grid.other(number), lane)
       .in(params.common.own_heap());
 }
-/// Chunks of a lane in this call that have landed.
-DEEP_EP_DEVICE int landed_chunks(const TransferParams& params, std::uint64_t call, int number, int lane) {
-  return Rings::chunks_of_call(call, load_acquire<Scope::system>(tail_of(params, number, lane)));
+/// What says that a chunk from other node `number` has landed.
+DEEP_EP_DEVICE AwaitedWord landed_through(const TransferParams& params, std::uint64_t call, int number, int chunk) {
+  const Rings& rings = params.rings;
+  const int rail = params.common.grid.rail_in(params.common.grid.other(number));
+  return {{rail, Wanted::internode_rows, Rings::through(call, rings.in_lane(chunk))},
+          tail_of(params, number, rings.lane_of(chunk))};
 }
-/// What the ends of a rail tell each other of a call, for one direction: the same at both, unless the ranks disagree.
+/// May a chunk be staged for other node `number`?
+DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
+  const Rings& rings = params.rings;
+  const int at = rings.in_lane(chunk);
+  const RailState& rail = params.common.rails[rings.lane_of(chunk) * params.common.grid.others() + number];
+  return at < rings.held() || load_acquire<Scope::gpu>(&rail.sent) >= rings.room_for(call, at);
+}
+/// Rows that cross the network between this rank and the nodes before other node `number`, by nodes: where those of
+/// that node begin in relay_rows.
+DEEP_EP_DEVICE std::int64_t rows_before(const NodeGrid& grid, const std::int32_t* rows_of_node, int number) {
+  std::int64_t before = 0;
+  for (int node = 0; node < grid.other(number); ++node) {
+    if (node != grid.node()) before += rows_of_node[node];
+  }
+  return before;
+}
+
+/// What the ends of a rail compare of a call, for one direction: the same at both, unless the ranks disagree.
+/// A progress word whose position stands for the rows.
 DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
                                         int rows_from_rail) {
   const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
-  return (call + 1) << 32 | combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
+  return Progress::at(call + 1, combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail)));
 }
-/// The word in which other node `number`'s rail says it, by each lane ahead of its rows, and what it must say.
+/// The word that other node `number`'s rail makes it, by each lane ahead of its rows, and what it must be.
 DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number, int lane) {
   return params.common.window.rail_word(InternodeWindow::shape, params.common.grid.other(number), lane)
       .in(params.common.own_heap());
@@ -85,26 +124,16 @@ DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::u
   const int node = params.common.grid.other(number);
   return rail_shape(params, call, params.counts.from_node[node], params.counts.to_node[node]);
 }
-/// Does the rail mean what we mean? Once it has said so; if it has ended the call and begun the next, it has found the
+/// Does the rail mean the same call? Once it has said so; if it has ended the call and begun the next, it has found the
 /// same.
 DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
-  return theirs >> 32 != expected >> 32 || theirs == expected;
+  return Progress::call_of(theirs) != Progress::call_of(expected) || theirs == expected;
 }
-/// Chunks of a lane in this call that may be staged.
-DEEP_EP_DEVICE int stageable_chunks(const TransferParams& params, std::uint64_t call, int number, int lane) {
-  const RailState& rail = params.common.rails[lane * params.common.grid.others() + number];
-  return params.rings.in_lane(params.rings.chunks) + Rings::chunks_of_call(call, load_acquire<Scope::gpu>(&rail.sent));
-}
-DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
-  const Rings& rings = params.rings;
-  return rings.in_lane(chunk) < stageable_chunks(params, call, number, rings.lane_of(chunk));
-}
-
-/// Tells the ranks of this node that this rank has ended the call, and waits for the same word: their rows are here,
-/// and ours are read. By the threads of one block, when all blocks have done their work.
+/// Signals to the ranks of this node that this rank has ended the call, and waits for the same signal: their rows are
+/// here, and ours are read. By the threads of one block, when all blocks have done their work.
 DEEP_EP_DEVICE void end_together(const TransferParams& params, std::uint64_t epoch) {
   const InternodeParams& common = params.common;
-  if (aborted(params.wait)) return;  // a block has failed: nobody may take its rows for stored
+  if (aborted(params.wait)) return;  // a block has failed: no rank may take its rows for stored
   for (int index = thread_index(); index < common.grid.width; index += block_threads()) {
     store_release<Scope::system>(common.window.done(common.heap_of(index), common.grid.index()), epoch);
   }
@@ -114,7 +143,7 @@ DEEP_EP_DEVICE void end_together(const TransferParams& params, std::uint64_t epo
   }
   if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_token, std::uint32_t{0});
   for (int index = thread_index(); index < common.grid.width; index += block_threads()) {
-    store_relaxed<Scope::gpu>(common.near_tickets + index, std::uint32_t{0});
+    store_relaxed<Scope::gpu>(common.local_tickets + index, std::uint32_t{0});
   }
 }
 

@@ -1,6 +1,6 @@
-// The part of every rank's heap where ranks tell each other of calls of normal mode between nodes. The same layout on
-// every rank. All of it is zero when the buffer is made and never reset: words only grow. Everything has one writer and
-// one reader: a rank of the same node, which stores, or this rank's rail in another node, whose NIC writes and adds.
+// The part of every rank's heap for the signals of normal mode between nodes. The same layout on every rank. All of it
+// is zero when the buffer is made and never reset: words only grow. Each part has one writer and one reader: a rank of
+// the same node, which stores, or this rank's rail in another node, whose NIC writes and adds.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include "kernels/common/carver.hpp"
 #include "kernels/common/messages.hpp"
 #include "kernels/common/place.hpp"
-#include "kernels/internode/near_window.hpp"
+#include "kernels/internode/rings.hpp"
 #include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
@@ -83,9 +83,9 @@ struct InternodeWindow {
     window.rail_words_ = carver.place<std::byte>(kMostInternodeLanes * kRailWords * nodes * kLine, kLine);
     window.counts_ = carver.place<std::byte>(2 * ranks * window.counts_bytes(1), kLine);
     window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes(grid.width), kLine);
-    const std::size_t slots = ranks * NearWindow::kSlotsOfRank;
-    window.near_filled_ = carver.place<std::byte>(slots * sizeof(std::uint64_t), kLine);
-    window.near_emptied_ = carver.place<std::byte>(slots * sizeof(std::uint64_t), kLine);
+    const std::size_t slots = ranks * LocalRings::kSlotsOfRank;
+    window.published_ = carver.place<std::byte>(slots * sizeof(std::uint64_t), kLine);
+    window.released_ = carver.place<std::byte>(slots * sizeof(std::uint64_t), kLine);
     window.staged_counts_ = carver.place<std::byte>(window.counts_bytes(grid.num_ranks), kLine);
     window.bytes = align_to_line(carver.bytes()) - begin;
     return window;
@@ -111,13 +111,13 @@ struct InternodeWindow {
     return {Carver(heap + counts_ + at * counts_bytes(1)), grid_, max_local_experts_};
   }
 
-  /// Of a slot of the near window: how far the rows that its writer has stored have come.
-  DEEP_EP_DEVICE std::uint64_t* near_filled(std::byte* heap, int slot) const {
-    return reinterpret_cast<std::uint64_t*>(heap + near_filled_) + slot;
+  /// Of each slot of the local rings that the rank reads: how far the rows that were stored in it have come.
+  DEEP_EP_DEVICE std::uint64_t* published(std::byte* heap) const {
+    return reinterpret_cast<std::uint64_t*>(heap + published_);
   }
-  /// Of a slot of another rank's near window that this rank writes: how far the rows that were taken have come.
-  DEEP_EP_DEVICE std::uint64_t* near_emptied(std::byte* heap, int slot) const {
-    return reinterpret_cast<std::uint64_t*>(heap + near_emptied_) + slot;
+  /// Of each slot that the rank writes: how far the rows that were read have come.
+  DEEP_EP_DEVICE std::uint64_t* released(std::byte* heap) const {
+    return reinterpret_cast<std::uint64_t*>(heap + released_);
   }
 
   // By this rank's rails: by their nodes. All but `notified` there are for each lane.
@@ -149,8 +149,8 @@ struct InternodeWindow {
 
   NodeGrid grid_;
   int max_local_experts_ = 0;
-  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, done_ = 0, counts_there_ = 0, rail_words_ = 0, counts_ = 0,
-              landed_counts_ = 0, staged_counts_ = 0, near_filled_ = 0, near_emptied_ = 0;
+  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, done_ = 0, counts_there_ = 0, rail_words_ = 0,
+              counts_ = 0, landed_counts_ = 0, staged_counts_ = 0, published_ = 0, released_ = 0;
 };
 
 }  // namespace deep_ep

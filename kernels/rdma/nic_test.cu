@@ -25,9 +25,9 @@ class Side {
         peer_(load(params, words).pair),
         base_(static_cast<std::uint64_t>(warp_index() / 2) * layout::kPairBytes),
         wait_(words.wait),
-        queue_(peer_.queue, wait_) {}
+        queue_(peer_, wait_) {}
 
-  DEEP_EP_DEVICE rdma::SendQueue<WholeWarp>& queue() { return queue_; }
+  DEEP_EP_DEVICE rdma::PortChannel<WholeWarp>& queue() { return queue_; }
   DEEP_EP_DEVICE NicTestResult& result() const { return params_.results[warp_index()]; }
   DEEP_EP_DEVICE KeyedAddress local(std::uint64_t at) const { return {base_ + at, peer_.local_key}; }
   DEEP_EP_DEVICE KeyedAddress remote(std::uint64_t at) const { return {base_ + at, peer_.remote_key}; }
@@ -47,7 +47,7 @@ class Side {
     const bool good = queue_.post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
       add_entry(entry, header, at, value);
     });
-    queue_.ring();
+    queue_.flush();
     return good;
   }
   /// Waits for a word that the other side adds to; all lanes acquire.
@@ -79,7 +79,7 @@ class Side {
   const RdmaPeerParams& peer_;
   std::uint64_t base_;
   const WaitContext& wait_;
-  rdma::SendQueue<WholeWarp> queue_;
+  rdma::PortChannel<WholeWarp> queue_;
 };
 
 /// Time and operations of a sender, equal in all lanes.
@@ -256,7 +256,7 @@ DEEP_EP_DEVICE void send_stream(const NicTestParams& params, Side& side) {
   std::uint64_t before = 0;  // tickets of the last two batches: no more is under way
   bool good = true;
   while (good && !work.enough()) {
-    const std::uint64_t ticket = side.queue().written();
+    const std::uint64_t ticket = side.queue().posted();
     const auto message = static_cast<std::uint32_t>(lane_index() % layout::kMessages);
     const std::uint64_t at = std::uint64_t{message} * layout::kMessageBytes;
     good = side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
@@ -264,7 +264,7 @@ DEEP_EP_DEVICE void send_stream(const NicTestParams& params, Side& side) {
       write_entry(entry, header, side.remote(layout::kIncoming + at), side.local(layout::kOutgoing + at),
                   layout::kMessageBytes);
     });
-    side.queue().ring();
+    side.queue().flush();
     good = good && side.queue().wait_for(before);
     before = ticket;
     work.count(kWarpSize, writes ? kWarpSize * std::uint64_t{layout::kMessageBytes} : 8 * kWarpSize);

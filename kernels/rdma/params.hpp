@@ -7,13 +7,13 @@
 
 namespace deep_ep {
 
-/// How whoever executes the entries learns of them.
+/// How the handler that executes the entries learns of them.
 enum class RdmaDoorbell : std::uint32_t {
   device_register,  ///< handler `gpu`: doorbell record, then the register of the mlx5 device (UAR page)
   producer_index,   ///< handler `cpu`: a 64-bit word in pinned host memory
 };
 
-/// A queue pair's memory between kernels. One warp or thread at a time owns it (SendQueue).
+/// A queue pair's memory between kernels. One warp or thread at a time owns it (PortChannel).
 struct RdmaQueueState {
   std::uint64_t posted;     ///< entries written and rung since the queue pair was made
   std::uint64_t completed;  ///< of these, known to be complete

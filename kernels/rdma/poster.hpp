@@ -1,10 +1,10 @@
-// How rows and words get to a far rank: one warp (or thread), the only owner of a queue pair, posts what others have
-// staged.
+// How rows and words get to a remote rank: one warp (or thread), the only owner of a queue pair, posts what other warps
+// have staged.
 //
 // Order is all there is to rely on: an addition becomes visible behind the bytes posted before it. So a poster puts
 // rows in a known order and adds to one word, how far it has come, which the receiver waits for.
 //
-// Words at the peer only grow, and what is posted is the difference to what the peer has been told. So calls that were
+// Words at the peer only grow, and what is posted is the difference to what was posted before. So calls that were
 // skipped make the next addition larger, and nothing is ever reset.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 #include "kernels/common/place.hpp"
 #include "kernels/primitives/bits.hpp"
-#include "kernels/rdma/peer.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::rdma {
 
@@ -39,10 +39,10 @@ struct ToldWord {
   std::uint64_t value;  ///< of *told
 };
 
-/// A row that somebody stages for a poster.
+/// A row that other warps stage for a poster.
 enum class StagedRow { awaited, staged, nothing };
 
-/// One far rank during one kernel. All members of the group make every call, with the same arguments unless it says
+/// One remote rank during one kernel. All members of the group make every call, with the same arguments unless it says
 /// otherwise. Functions that return bool return false when the rank is to be left: it is given up, or the call is over.
 ///
 /// A policy says what becomes of failures, besides what wait_until() asks:
@@ -57,7 +57,7 @@ class Poster {
 
   DEEP_EP_DEVICE int peer() const { return pair_.queue.peer; }
 
-  /// What the peer has been told so far.
+  /// A word of the peer, as far as this rank has raised it.
   DEEP_EP_DEVICE ToldWord word(Place<std::uint64_t> place, std::uint64_t& told) const {
     return {place, &told, Group::from_leader(Group::leads() ? told : std::uint64_t{0})};
   }
@@ -148,7 +148,7 @@ class Poster {
 
   const RdmaPeerParams& pair_;
   Policy policy_;
-  RdmaPeer<Group> queue_;
+  PortChannel<Group> queue_;
   std::uint64_t found_posted_;
   std::uint64_t last_told_ = 0;  ///< ticket of the last progress
   int untold_ = 0;               ///< place up to which rows are posted; 0: the peer has been told of all

@@ -1,5 +1,5 @@
 #include "kernels/primitives/warp.hpp"
-#include "kernels/rdma/peer.hpp"
+#include "kernels/rdma/port_channel.hpp"
 #include "tests/rdma/exchange_kernel.hpp"
 
 namespace deep_ep::device {
@@ -40,7 +40,7 @@ DEEP_EP_DEVICE void check(const ExchangeParams& p, int peer, int epoch) {
 
 /// Rows, a note that travels in its entry, and the signal behind them.
 template <class Group>
-DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::RdmaPeer<Group>& queue, int peer, int epoch) {
+DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::PortChannel<Group>& queue, int peer, int epoch) {
   constexpr bool kAlone = std::is_same_v<Group, OneThread>;
   constexpr int kStep = kAlone ? 1 : kWarpSize;
   const int member = kAlone ? 0 : lane_index();
@@ -68,7 +68,7 @@ DEEP_EP_DEVICE bool wait_for_peer(const ExchangeParams& p, int peer, int epoch) 
 }
 
 DEEP_EP_DEVICE void exchange_together(const ExchangeParams& p, int peer) {
-  rdma::RdmaPeer<WholeWarp> queue(p.peers[peer], p.wait);
+  rdma::PortChannel<WholeWarp> queue(p.peers[peer], p.wait);
   std::uint64_t tickets[2] = {0, 0};
   for (int epoch = p.first_epoch; epoch < p.first_epoch + p.epochs; ++epoch) {
     if (!queue.wait_for(tickets[epoch % 2])) break;  // the rows of the epoch before last have been sent
@@ -83,7 +83,7 @@ DEEP_EP_DEVICE void exchange_together(const ExchangeParams& p, int peer) {
 }
 
 DEEP_EP_DEVICE void exchange_alone(const ExchangeParams& p, int peer) {
-  rdma::RdmaPeer<OneThread> queue(p.peers[peer], p.wait);
+  rdma::PortChannel<OneThread> queue(p.peers[peer], p.wait);
   std::uint64_t tickets[2] = {0, 0};
   for (int epoch = p.first_epoch; epoch < p.first_epoch + p.epochs; ++epoch) {
     if (!warp::all(lane_index() != 0 || queue.wait_for(tickets[epoch % 2]))) break;

@@ -61,13 +61,13 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
     params.x = static_cast<const std::byte*>(readable(x));
     if (weights) params.topk_weights = static_cast<const float*>(readable(*weights));
   }
-  if (pushed && params.transfer.near.slots == 0) {
+  if (pushed && params.transfer.local.slots == 0) {
     fail<OutOfMemory>(
         "x or topk_weights lies outside the heap, where ranks of the node cannot read it; a heap of {} has no room for "
         "a copy of {}, and a quarter of its window of {} does not hold a row of {} for each of the {} ranks: raise "
         "heap_bytes or window_bytes, or make x by allocate_tensor",
         format_bytes(setup_.heap_bytes), format_bytes(x.bytes() + (weights ? weights->bytes() : 0)),
-        format_bytes(setup_.window_bytes), format_bytes(params.transfer.near.slot_bytes), setup_.num_ranks);
+        format_bytes(setup_.window_bytes), format_bytes(params.transfer.local.slot_bytes), setup_.num_ranks);
   }
 
   const Config& config = arguments.config;
@@ -75,10 +75,7 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   const int blocks = std::min(sms, setup_.policy.multiprocessors);
   const int most_warps = kernels::combine_and_notify_internode::kMaxThreads / 32;
   const int warps = plan_warps(params.transfer, config, blocks, most_warps, pushed);
-  const int adding_warps = params.transfer.first_warps + params.transfer.second_warps;
-  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_, common_.lanes, blocks,
-                                                          adding_warps, params.transfer.near_warps)
-                                       .bytes;
+  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), params.transfer, blocks).bytes;
   runtime_.executor()->kernels().combine_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
                                                               scope.stream());
   result.event = scope.finish();

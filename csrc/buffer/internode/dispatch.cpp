@@ -5,7 +5,7 @@
 #include "csrc/buffer/row_stages.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
-#include "kernels/internode/dispatch_shared.hpp"
+#include "kernels/internode/dispatch_rows.hpp"
 
 namespace deep_ep {
 
@@ -75,15 +75,12 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
   const int blocks = std::min(sms, policy.multiprocessors);
   const int most_warps = kernels::dispatch_and_notify_internode::kMaxThreads / 32;
   const int warps = plan_warps(params.transfer, config, blocks, most_warps, !outputs.in_heap);
-  const int moving_warps = params.transfer.first_warps + params.transfer.second_warps;
   const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return InternodeDispatchShared(Carver::without_memory(), grid_, common_.lanes, blocks, moving_warps,
-                                   params.transfer.near_warps, stages, stage_bytes)
-        .bytes;
+    return InternodeDispatchShared(Carver::without_memory(), params.transfer, blocks, stages, stage_bytes).bytes;
   };
-  const RowStages stages = RowStages::make(
-      (policy.max_shared_bytes - shared_bytes(RowStages::kMost, 0)) / static_cast<std::size_t>(moving_warps),
-      params.rows.row_bytes);
+  const RowStages stages = RowStages::make((policy.max_shared_bytes - shared_bytes(RowStages::kMost, 0)) /
+                                               static_cast<std::size_t>(params.transfer.moving_warps()),
+                                           params.rows.row_bytes);
   params.stages = stages.count;
   params.stage_bytes = stages.bytes;
   runtime_.executor()->kernels().dispatch_and_notify_internode(
@@ -101,7 +98,7 @@ DispatchResult Internode::dispatch(const DispatchArguments& arguments, const Cal
   CallScope scope(runtime_.calls(), call);
   check_recording(scope, arguments);
 
-  // Who gets what? And room for it: in the heap, where peers write the rows into place, or else behind the near window.
+  // Who gets what? And room for it: in the heap, where peers write the rows into place, or else by the local rings.
   const auto make_room = [&](std::int64_t rows) {
     return make_outputs(arguments.x, arguments.x_scales, &arguments, rows, scope);
   };

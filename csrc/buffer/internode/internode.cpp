@@ -8,7 +8,7 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "kernels/internode/dispatch_shared.hpp"
+#include "kernels/internode/dispatch_rows.hpp"
 
 namespace deep_ep {
 
@@ -25,7 +25,6 @@ Internode::Internode(Runtime& runtime)
       connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(),
                    internode_connections(grid_, runtime.internode_lanes())) {
   const int lanes = runtime.internode_lanes();
-  check_internode_depth(internode_connections(grid_, lanes).depth, lanes);
   const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
   const auto others = static_cast<std::size_t>(grid_.others());
   const auto mapped = runtime.heap()->peers();
@@ -55,7 +54,7 @@ Internode::Internode(Runtime& runtime)
     common_.rails = rails_.get();
     common_.staged = counters_.get();
     common_.read = counters_.get() + counters;
-    common_.near_tickets = counters_.get() + 2 * counters;
+    common_.local_tickets = counters_.get() + 2 * counters;
   });
   log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe());
 }
@@ -66,7 +65,7 @@ std::string Internode::describe() const {
 }
 
 Rings Internode::rings_for(std::size_t row_bytes) const {
-  const std::size_t bytes = setup_.window_bytes - NearWindow::bytes_of(setup_.window_bytes);
+  const std::size_t bytes = setup_.window_bytes - LocalRings::bytes_of(setup_.window_bytes);
   const Rings rings = Rings::make(runtime_.layout().window_at(), bytes, grid_.others(), row_bytes, common_.lanes);
   if (rings.chunks == 0) {
     fail<OutOfMemory>(
@@ -77,27 +76,27 @@ Rings Internode::rings_for(std::size_t row_bytes) const {
   return rings;
 }
 
-NearWindow Internode::near_window_for(const Rings& rings, int queues) const {
-  const std::size_t bytes = NearWindow::bytes_of(setup_.window_bytes);
-  return NearWindow::make(runtime_.layout().window_at() + setup_.window_bytes - bytes, bytes, queues, grid_.num_ranks,
+LocalRings Internode::local_rings_for(const Rings& rings, int count) const {
+  const std::size_t bytes = LocalRings::bytes_of(setup_.window_bytes);
+  return LocalRings::make(runtime_.layout().window_at() + setup_.window_bytes - bytes, bytes, count, grid_.num_ranks,
                           rings.slot_bytes);
 }
 
 void Internode::check_room_for_dispatch(const RowShape& rows) const {
   const Rings rings = rings_for(PackedRow::bytes(rows, grid_.width));
-  if (near_window_for(rings, grid_.width).slots != 0) return;
+  if (local_rings_for(rings, grid_.width).slots != 0) return;
   fail<OutOfMemory>(
       "a quarter of the window of {} does not hold a row of {} from each of the {} ranks of the node: raise heap_bytes "
       "or window_bytes",
       format_bytes(setup_.window_bytes), format_bytes(rings.slot_bytes), grid_.width);
 }
 
-TransferParams Internode::transfer(const DispatchHandle& handle, std::size_t row_bytes, int near_queues) const {
+TransferParams Internode::transfer(const DispatchHandle& handle, std::size_t row_bytes, int local_rings) const {
   TransferParams params{};
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
   params.rings = rings_for(row_bytes);
-  params.near = near_window_for(params.rings, near_queues);
+  params.local = local_rings_for(params.rings, local_rings);
   const auto* counts = handle.node_counts.as<std::int32_t>();
   params.counts = {counts, counts + grid_.nodes()};
   params.destination_row = handle.destination_row.as<std::int32_t>();
@@ -113,15 +112,15 @@ std::uint32_t Internode::shape_of(std::initializer_list<std::uint32_t> numbers) 
   return shape;
 }
 
-int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most, bool near) const {
+int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most, bool outside_heap) const {
   const int wanted = config.warps_per_block != 0 ? config.warps_per_block
                      : setup_.on_gpu()           ? most
                                                  : setup_.policy.warps_per_block;
   params.poster_warps = (grid_.others() * common_.lanes + 32 * blocks - 1) / (32 * blocks);
-  const int rest = std::max(near ? 3 : 2, std::min(wanted, most) - params.poster_warps);
-  params.near_warps = near ? std::max(1, rest / 4) : 0;
-  params.first_warps = (rest - params.near_warps) / 2;
-  params.second_warps = rest - params.near_warps - params.first_warps;
+  const int rest = std::max(outside_heap ? 3 : 2, std::min(wanted, most) - params.poster_warps);
+  params.local_warps = outside_heap ? std::max(1, rest / 4) : 0;
+  params.first_warps = (rest - params.local_warps) / 2;
+  params.second_warps = rest - params.local_warps - params.first_warps;
   return rest + params.poster_warps;
 }
 

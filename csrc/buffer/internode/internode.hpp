@@ -40,18 +40,18 @@ class Internode {
   /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
   void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
             CallScope& scope);
-  /// With rows of `row_bytes`, all included, in `near_queues` near queues of each rank.
-  TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, int near_queues) const;
+  /// With rows of `row_bytes`, all included, in `local_rings` local rings of each rank.
+  TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, int local_rings) const;
   /// TransferParams::shape, of a kind of call and of what its rows are made of.
   static std::uint32_t shape_of(std::initializer_list<std::uint32_t> numbers);
   /// The rings for rows of so many bytes, all included. OutOfMemory where the window is too small.
   Rings rings_for(std::size_t row_bytes) const;
-  NearWindow near_window_for(const Rings& rings, int queues) const;
+  LocalRings local_rings_for(const Rings& rings, int count) const;
   /// OutOfMemory where the window is too small for a dispatch of such rows, wherever any rank's output lies.
   void check_room_for_dispatch(const RowShape& rows) const;
-  /// Shares the warps of a block out among the roles; returns how many there are. `near`: this rank's rows lie outside
-  /// the heap.
-  int plan_warps(TransferParams& params, const Config& config, int blocks, int most, bool near) const;
+  /// Shares the warps of a block out among the roles; returns how many there are. `outside_heap`: this rank's rows lie
+  /// outside the heap.
+  int plan_warps(TransferParams& params, const Config& config, int blocks, int most, bool outside_heap) const;
   void check_handle(const DispatchHandle& handle) const;
   /// A copy in the heap, if there is room.
   std::optional<Tensor> copy_in_heap(const ConstTensorView& tensor, const CallScope& scope) const;

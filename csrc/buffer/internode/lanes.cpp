@@ -39,16 +39,8 @@ int asked_for_internode_lanes(const InternodeOptions& options) {
   return asked;
 }
 
-std::uint32_t entries_in_flight(int lanes) { return 1 + 2 * static_cast<std::uint32_t>(Rings::kMostChunks / lanes); }
-
-std::uint32_t internode_depth(int lanes) { return std::bit_ceil(entries_in_flight(lanes)); }
-
-void check_internode_depth(std::uint32_t depth, int lanes) {
-  if (depth >= entries_in_flight(lanes)) return;
-  fail<InvalidArgument>(
-      "RDMA connections between nodes: depth is {}, but {} chunks in flight take {} entries, allowed: "
-      "at least {}",
-      depth, Rings::kMostChunks / lanes, entries_in_flight(lanes), internode_depth(lanes));
+std::uint32_t internode_depth(int lanes) {
+  return std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(Rings::kMostChunks / lanes));
 }
 
 }  // namespace deep_ep

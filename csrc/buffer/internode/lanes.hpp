@@ -14,13 +14,9 @@ int asked_for_internode_lanes(const InternodeOptions& options);
 /// The most lanes that `num_qps_per_rank` allows.
 int most_internode_lanes(int num_qps_per_rank);
 
-/// Entries that a call can have posted to a lane's rows, and that are not complete: the shape, and for each chunk that
-/// a ring holds of the lane a write and an addition.
-std::uint32_t entries_in_flight(int lanes);
-/// Depth of the lanes' queue pairs: that many.
+/// Depth of the lanes' queue pairs: no fewer entries than a call can have posted to a lane's rows that are not complete
+/// (the shape, and for each chunk that a ring holds of the lane a write and an addition). A poster would wait for its
+/// NIC otherwise, and with it all that its warp serves.
 std::uint32_t internode_depth(int lanes);
-/// InvalidArgument for a depth that does not hold them: a posting thread would wait for its NIC, and with it all that
-/// its warp serves.
-void check_internode_depth(std::uint32_t depth, int lanes);
 
 }  // namespace deep_ep

@@ -66,13 +66,5 @@ TEST(RingsTest, LanesShareARingEqually) {
   }
 }
 
-/// A rail may be in the next call, and have sent less of that than there is of this one.
-TEST(RingsTest, AWordOfTheNextCallSaysThatThisOneHasAllItsChunks) {
-  EXPECT_EQ(Rings::chunks_of_call(7, Rings::progress(6, 900)), 0);
-  EXPECT_EQ(Rings::chunks_of_call(7, Rings::progress(7, 0)), 0);
-  EXPECT_EQ(Rings::chunks_of_call(7, Rings::progress(7, 5)), 5);
-  for (const int chunks : {0, 1, 5}) EXPECT_GT(Rings::chunks_of_call(7, Rings::progress(8, chunks)), 1 << 24);
-}
-
 }  // namespace
 }  // namespace deep_ep

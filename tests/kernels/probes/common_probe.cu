@@ -36,13 +36,12 @@ DEEP_EP_DEVICE void call_probe(const probes::CallParams& p, std::byte* shared) {
 
 DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared) {
   const NodeGrid grid{.rank = 0, .num_ranks = 3, .width = {}};  // each rank is a node
+  const std::uint64_t never = 0;
   const bool good = internode::serve(
       grid.others(), p.wait, reinterpret_cast<std::int32_t*>(shared), 0, 1, [](int) { return 1; },
-      [](int) { return 0; }, [](int, int) { return true; },
-      [&](int number, int, auto is_late) {
-        if (!is_late(grid.other(number), Wanted::internode_rows)) return false;
-        report_fault(p.wait, FaultKind::timeout, Wanted::internode_rows, grid.other(number), 0, 1, 0);
-        return true;
+      [](int) { return false; }, [](int, int) { return true; },
+      [&](int number, int) {
+        return internode::AwaitedWord{{grid.other(number), Wanted::internode_rows, 1}, &never};
       });
   p.returned[lane_index()] = good ? 2 : 1;
 }

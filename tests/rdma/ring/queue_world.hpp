@@ -10,7 +10,7 @@
 #include "csrc/rdma/ring/cpu_handler.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "deep_ep/executor.hpp"
-#include "kernels/rdma/peer.hpp"
+#include "kernels/rdma/port_channel.hpp"
 #include "tests/rdma/ring/adversarial_wire.hpp"
 #include "tests/rdma/ring/simulation.hpp"
 #include "tests/rdma/ring/software_nic.hpp"
@@ -38,7 +38,7 @@ class QueueWorld {
   static constexpr std::uint32_t kSignalKey = 0x333;  ///< a second copy of the remote memory
   static constexpr std::size_t kHeapBytes = std::size_t{1} << 20;
 
-  using Peer = device::rdma::RdmaPeer<device::OneThread>;
+  using Peer = device::rdma::PortChannel<device::OneThread>;
 
   explicit QueueWorld(const QueueWorldOptions& options)
       : options_(options),

@@ -1,7 +1,7 @@
 #include "tests/rdma/simulated/random_kernel.hpp"
 
 #include "kernels/primitives/warp.hpp"
-#include "kernels/rdma/send_queue.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device {
 namespace {
@@ -109,7 +109,7 @@ DEEP_EP_DEVICE void write_choice(const Side& side, WorkQueueEntry& entry, const 
   }
 }
 
-DEEP_EP_DEVICE bool add(const Side& side, rdma::SendQueue<WholeWarp>& queue, std::uint64_t at, std::uint64_t value) {
+DEEP_EP_DEVICE bool add(const Side& side, rdma::PortChannel<WholeWarp>& queue, std::uint64_t at, std::uint64_t value) {
   return queue.post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
     fetch_add_entry(entry, header, {side.theirs + at, side.peer.signal_key}, side.peer.queue.sink, value);
   });
@@ -117,7 +117,7 @@ DEEP_EP_DEVICE bool add(const Side& side, rdma::SendQueue<WholeWarp>& queue, std
 
 DEEP_EP_DEVICE void send(const Side& side) {
   const RandomParams& p = side.p;
-  rdma::SendQueue<WholeWarp> queue(side.peer.queue, p.wait);
+  rdma::PortChannel<WholeWarp> queue(side.peer, p.wait);
   const std::uint64_t begin = now_ns();
   bool good = true;
   for (std::uint64_t round = p.first_round; good && round < p.first_round + p.rounds; ++round) {
@@ -141,11 +141,11 @@ DEEP_EP_DEVICE void send(const Side& side) {
       good = good && queue.post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
         write_choice(side, entry, header, choice);
       });
-      if (mixed(p.seed, round) % 4 == 0) queue.ring();
+      if (mixed(p.seed, round) % 4 == 0) queue.flush();
       if (mixed(p.seed, round) % 16 == 0) good = good && queue.quiet();
     }
     good = good && add(side, queue, kSignal, 1);
-    queue.ring();
+    queue.flush();
   }
   queue.quiet();
   queue.close();
@@ -165,7 +165,7 @@ DEEP_EP_DEVICE void check_choice(const Side& side, const Choice& choice) {
 
 DEEP_EP_DEVICE void receive(const Side& side) {
   const RandomParams& p = side.p;
-  rdma::SendQueue<WholeWarp> queue(side.peer.queue, p.wait);
+  rdma::PortChannel<WholeWarp> queue(side.peer, p.wait);
   const std::uint64_t counter = kCounters + 8 * static_cast<std::uint64_t>(lane_index());
   for (std::uint64_t round = p.first_round; round < p.first_round + p.rounds; ++round) {
     if (!side.wait(kSignal, round)) break;
@@ -182,7 +182,7 @@ DEEP_EP_DEVICE void receive(const Side& side) {
     warp::sync();
     if (p.task == RandomTask::litmus && round % (kAhead / 2) != 0) continue;
     if (!add(side, queue, kAnswer, 1)) break;
-    queue.ring();
+    queue.flush();
   }
   // Sums of the lanes' additions: all of them have come.
   if (p.task == RandomTask::operations) {

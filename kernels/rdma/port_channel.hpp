@@ -1,11 +1,20 @@
-// The device side of a queue pair: entries are written into the ring, rung, and their completions polled. The same code
-// serves every NIC handler.
+// How kernels reach a peer's heap through a NIC: put bytes, raise signals. Entries are written into the ring of a queue
+// pair, rung, and their completions polled; the same code serves every NIC handler.
+//
+// Order. All that is posted to one channel happens at the peer in the order of posting, and an addition becomes visible
+// only after the bytes of all puts before it: a thread of the peer that acquires the sum (wait_signal) sees them. Puts
+// alone are not ordered for a thread that polls their last byte. Different channels are not ordered at all: a signal
+// speaks for the puts of its own channel.
+//
+// Nothing is sent before the batch is full or flush() (or quiet(), close()) is called; a signal that a peer waits for
+// needs a flush behind it. Local bytes must stay unchanged until quiet() or wait_for() says that they were sent.
 //
 // A queue pair has one owner at a time, so nothing here is locked: indices live in registers (in every lane the same)
 // and return to memory in close(). Room is taken before entries are written, so the ring is never overrun. Doorbells
 // are batched, and the last entry of every batch asks for a completion; all entries before it are then complete too.
 #pragma once
 
+#include "kernels/common/place.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/doorbell.hpp"
@@ -20,26 +29,56 @@ DEEP_EP_DEVICE RdmaFailure failure_in(const CompletionEntry& entry, std::uint32_
   return {entry.syndrome, entry.vendor_syndrome, swap32(entry.opcode_number) >> 24};
 }
 
-/// Group is OneThread or WholeWarp; all members make every call, with arguments of their own where it says so.
-/// Functions that return bool return false, in all members, once the queue pair has failed or a wait of this rank has
-/// met its deadline; a fault is on record then, and nothing more is posted.
+/// Group is OneThread or WholeWarp. In a warp all lanes make every call; those whose `wanted` is false post nothing,
+/// and the others post in the order of the lanes. Offsets are in bytes from the beginning of the heaps. Functions that
+/// return bool return false, in all members, once the queue pair has failed or a wait of this rank has met its
+/// deadline; a fault is on record then, and nothing more is posted.
 template <class Group>
-class SendQueue {
+class PortChannel {
  public:
-  /// Takes the queue pair over from its last owner, who called close() in an earlier kernel or before a barrier. `pair`
+  /// Takes the queue pair over from its last owner, who called close() in an earlier kernel or before a barrier. `peer`
   /// and `wait` stay where they are: best in shared memory or among the kernel's parameters, as every entry needs them.
-  DEEP_EP_DEVICE SendQueue(const RdmaQueuePair& pair, const WaitContext& wait)
-      : pair_(pair),
+  DEEP_EP_DEVICE PortChannel(const RdmaPeerParams& peer, const WaitContext& wait)
+      : peer_(peer),
+        pair_(peer.queue),
         wait_(wait),
-        written_(pair.state->posted),
+        written_(pair_.state->posted),
         rung_(written_),
-        completed_(pair.state->completed),
-        good_(pair.state->failure == 0) {
-    Group::sync();  // everybody has read the state, which the leader may write from now on
+        completed_(pair_.state->completed),
+        good_(pair_.state->failure == 0) {
+    Group::sync();  // all members have read the state, which the leader may write from now on
+  }
+
+  /// Copies `bytes` (0 to 2^30) of this rank's heap into the peer's.
+  DEEP_EP_DEVICE bool put(std::uint64_t remote_offset, std::uint64_t local_offset, std::uint32_t bytes,
+                          bool wanted = true) {
+    return post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+      write_entry(entry, header, {remote_offset, peer_.remote_key}, {local_offset, peer_.local_key}, bytes);
+    });
+  }
+  /// Writes a value of 1 to 28 bytes into the peer's heap; it is taken over at once.
+  template <class T>
+  DEEP_EP_DEVICE bool put_value(std::uint64_t remote_offset, const T& value, bool wanted = true) {
+    return post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+      write_inline_entry(entry, header, {remote_offset, peer_.remote_key}, value);
+    });
+  }
+  /// Adds to an 8-byte word of the peer's heap (offset a multiple of 8), atomically among RDMA additions.
+  DEEP_EP_DEVICE bool signal_add(std::uint64_t remote_offset, std::uint64_t add, bool wanted = true) {
+    return post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+      fetch_add_entry(entry, header, {remote_offset, peer_.signal_key}, pair_.sink, add);
+    });
+  }
+  /// Makes such a word `value`. `sent`: in memory of this rank, what the word will be once all that was posted has
+  /// arrived. By OneThread.
+  DEEP_EP_DEVICE bool signal(Place<std::uint64_t> word, std::uint64_t& sent, std::uint64_t value) {
+    if (!signal_add(word.offset, value - sent)) return false;
+    sent = value;
+    return true;
   }
 
   /// Writes one entry for each member that wants one, in the order of the members. `write(entry, header)` fills it in.
-  /// The entries are rung when a batch is full, or by ring().
+  /// The entries are rung when a batch is full, or by flush().
   template <class Write>
   DEEP_EP_DEVICE bool post(bool wanted, Write&& write) {
     const std::uint32_t votes = Group::vote(wanted);
@@ -50,7 +89,7 @@ class SendQueue {
       write(entry(index), EntryHeader{index, pair_.number, 0});
     }
     written_ += count;
-    if (written_ - rung_ >= pair_.batch) ring();
+    if (written_ - rung_ >= pair_.batch) flush();
     return true;
   }
 
@@ -64,7 +103,7 @@ class SendQueue {
   /// Hands all entries written so far to the device. What the members wrote before, to the ring and to the memory that
   /// the entries name, is visible to the device; what other threads wrote is too, if a barrier or signal that this
   /// group has passed since made it visible to the group.
-  DEEP_EP_DEVICE void ring() {
+  DEEP_EP_DEVICE void flush() {
     if (written_ == rung_ || !good_) return;
     Group::sync();  // all members' entries are written
     rung_ = written_;
@@ -80,13 +119,13 @@ class SendQueue {
   }
 
   /// Entries written so far, since the queue pair was made: a ticket for wait_for().
-  DEEP_EP_DEVICE std::uint64_t written() const { return written_; }
+  DEEP_EP_DEVICE std::uint64_t posted() const { return written_; }
 
-  /// Waits until the entries before `ticket` are complete (rings them first): their local memory may be overwritten,
+  /// Waits until the entries before `ticket` are complete (flushes them first): their local memory may be overwritten,
   /// and what they did at the peer has happened.
   DEEP_EP_DEVICE bool wait_for(std::uint64_t ticket) {
     if (!good_) return false;
-    ring();
+    flush();
     if (completed_ < ticket) {
       bool good = true;
       if (Group::leads()) good = poll_until(ticket);
@@ -113,8 +152,8 @@ class SendQueue {
 
   /// Rings, looks for failures without waiting, and gives the queue pair back.
   DEEP_EP_DEVICE bool close() {
-    ring();
-    Group::sync();  // nobody reads the state any more
+    flush();
+    Group::sync();  // no member reads the state any more
     bool good = good_;
     if (Group::leads()) {
       if (good && completed_ != rung_) good = poll() != Poll::failed;
@@ -173,6 +212,7 @@ class SendQueue {
     return came && !failed;
   }
 
+  const RdmaPeerParams& peer_;
   const RdmaQueuePair& pair_;
   const WaitContext& wait_;
   std::uint64_t written_;    ///< entries filled in

@@ -76,8 +76,8 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   return InCall(implementation_, "combine")->combine(arguments, call);
 }
 
-CombineResult Buffer::combine(const ElasticCombineArguments& arguments, const CallOptions& call) {
-  return InCall(implementation_, "combine")->combine(arguments, call);
+CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  return InCall(implementation_, "combine_elastic")->combine_elastic(arguments, call);
 }
 void Buffer::spread_rows(const RowSpreading& rows, const CallOptions& call) {
   InCall(implementation_, "spread_rows")->runtime().spread_rows(rows, call);

@@ -58,8 +58,9 @@ CombineResult Buffer::Implementation::combine(const CombineArguments& arguments,
   return inside_one_node("combine") ? intranode_->combine(arguments, call) : internode_->combine(arguments, call);
 }
 
-CombineResult Buffer::Implementation::combine(const ElasticCombineArguments& arguments, const CallOptions& call) {
-  return intranode("combine").combine(arguments, call);
+CombineResult Buffer::Implementation::combine_elastic(const ElasticCombineArguments& arguments,
+                                                      const CallOptions& call) {
+  return intranode("combine_elastic").combine_elastic(arguments, call);
 }
 
 EventHandle Buffer::Implementation::barrier(const CallOptions& call) { return intranode("barrier").barrier(call); }

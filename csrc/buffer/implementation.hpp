@@ -33,7 +33,7 @@ class Buffer::Implementation {
   CachedDispatchResult cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
   // The second interface.
-  CombineResult combine(const ElasticCombineArguments& arguments, const CallOptions& call);
+  CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
   EventHandle barrier(const CallOptions& call);
   /// InvalidArgument, which names `call`, where the buffer was made without low-latency memory.
   LowLatency& low_latency(const char* call);

@@ -107,7 +107,7 @@ class Buffer {
   /// otherwise the ranks' sums in the order of their last selections, each of a rank's rows in the order of selections,
   /// and rounded. In fp32, rounded to bfloat16. The weight of a selection is what its expert's rank holds, 0 for none.
   /// @throws InvalidArgument between nodes. @throws OutOfMemory when the window has no room for one token's rows.
-  CombineResult combine(const ElasticCombineArguments& arguments, const CallOptions& call = {});
+  CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call = {});
   /// deep_ep::spread_rows as a call of this buffer, so that the next one, on whatever stream, comes behind it: for rows
   /// that were received with CallOptions::library_memory. Not collective.
   void spread_rows(const RowSpreading& rows, const CallOptions& call = {});

@@ -102,8 +102,8 @@ struct CallOptions {
   EventHandle previous_event = {};  ///< the call comes after this, not after the work of `stream`
   bool async_finish = false;        ///< do not make `stream` wait for the call; the result carries an event
   /// For a caller that moves on what dispatch received, and uses neither that nor recv_src_idx of the handle behind the
-  /// buffer's next call: inside a node they lie in the window if it holds them, whatever else lives in the heap. Results
-  /// are the library's memory in any case.
+  /// buffer's next call: inside a node they lie in the window if it holds them, whatever else lives in the heap.
+  /// Results are the library's memory in any case.
   bool library_memory = false;
 };
 

@@ -149,8 +149,8 @@ struct InternodeWindow {
 
   NodeGrid grid_;
   int max_local_experts_ = 0;
-  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, done_ = 0, counts_there_ = 0, rail_words_ = 0,
-              counts_ = 0, landed_counts_ = 0, staged_counts_ = 0, published_ = 0, released_ = 0;
+  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, done_ = 0, counts_there_ = 0, rail_words_ = 0, counts_ = 0,
+              landed_counts_ = 0, staged_counts_ = 0, published_ = 0, released_ = 0;
 };
 
 }  // namespace deep_ep

@@ -196,7 +196,7 @@ py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
   complete(call.options);
-  const CombineResult result = without_gil([&] { return buffer.combine(call.arguments, call.options); });
+  const CombineResult result = without_gil([&] { return buffer.combine_elastic(call.arguments, call.options); });
   return py::make_tuple(framework.hand_out(result.combined_x), framework.hand_out(result.combined_topk_weights),
                         event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
 }

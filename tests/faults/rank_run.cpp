@@ -85,7 +85,7 @@ struct RankRun::Calls {
           buffer->cached_dispatch({}, rank.call());
           break;
         case Kind::combine:
-          buffer->combine(CombineArguments{}, rank.call());
+          buffer->combine({}, rank.call());
           break;
         case Kind::low_latency_dispatch: {
           LowLatencyDispatchArguments arguments = upload_arguments(rank, low_latency(step).before);

@@ -91,7 +91,7 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
 
 }  // namespace
 
-CombineResult Intranode::combine(const ElasticCombineArguments& arguments, const CallOptions& call) {
+CombineResult Intranode::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
   check_elastic_combine(arguments, setup_);
   runtime_.faults().raise();
   ElasticCombineParams params{};

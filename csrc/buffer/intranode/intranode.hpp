@@ -21,7 +21,7 @@ class Intranode {
   CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
   // Of the second interface: csrc/buffer/elastic/.
-  CombineResult combine(const ElasticCombineArguments& arguments, const CallOptions& call);
+  CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
   EventHandle barrier(const CallOptions& call);
 
  private:

@@ -16,7 +16,7 @@
 #include "kernels/common/wait.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/block.hpp"
-#include "kernels/rdma/send_queue.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::low_latency {
 

@@ -20,7 +20,7 @@ class ElasticCombineTest : public ClusterTest {
       for (const ElasticCase& one : cases) {
         ElasticCombineArguments call = upload_elastic(rank, one);
         call.config = config;
-        check_elastic(rank, one, buffer.combine(call, rank.call()));
+        check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
         rank.release();
       }
       buffer.destroy();
@@ -80,7 +80,7 @@ TEST_P(ElasticCombineTest, ATableOfAnotherDispatchNamesNoRows) {
   std::fill(one.sides[0].sums.begin(), one.sides[0].sums.end(), std::uint16_t{0});
   run_cluster(cluster(1), [&](Rank& rank) {
     Buffer& buffer = rank.buffer();
-    check_elastic(rank, one, buffer.combine(upload_elastic(rank, one), rank.call()));
+    check_elastic(rank, one, buffer.combine_elastic(upload_elastic(rank, one), rank.call()));
     buffer.destroy();
   });
 }
@@ -90,7 +90,7 @@ TEST_P(ElasticCombineTest, WithoutRoomForATokenIsAnError) {
   const ElasticCase one = make_elastic_case({.tokens = {3, 2}, .hidden = 1024});
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer({.heap_bytes = 2 * kMiB, .window_bytes = std::size_t{2} << 10});
-    require_throws<OutOfMemory>([&] { buffer.combine(upload_elastic(rank, one), rank.call()); },
+    require_throws<OutOfMemory>([&] { buffer.combine_elastic(upload_elastic(rank, one), rank.call()); },
                                 {"the window of 2.00 KiB does not hold 2 rows of 2.00 KiB"}, "combine");
     buffer.destroy();
   });
@@ -110,7 +110,7 @@ TEST_P(ElasticCombineTest, RanksThatDisagreeLearnOfIt) {
       Buffer& buffer = rank.buffer();
       require_throws<RankMismatch>(
           [&] {
-            buffer.combine(upload_elastic(rank, rank.rank() == 0 ? without : *other), rank.call());
+            buffer.combine_elastic(upload_elastic(rank, rank.rank() == 0 ? without : *other), rank.call());
             buffer.check();
           },
           {words}, "combine");
@@ -125,7 +125,7 @@ TEST_P(ElasticCombineTest, WrongArgumentsAreNamed) {
     const auto refused = [&](const std::vector<std::string>& words, auto&& spoil) {
       ElasticCombineArguments call = upload_elastic(rank, one);
       spoil(call);
-      require_throws<InvalidArgument>([&] { buffer.combine(call, rank.call()); }, words, words.front());
+      require_throws<InvalidArgument>([&] { buffer.combine_elastic(call, rank.call()); }, words, words.front());
     };
     refused({"number of tokens in topk_idx is 5"}, [](auto& call) { call.max_tokens = 4; });
     refused({"num_experts is 0"}, [](auto& call) { call.num_experts = 0; });
@@ -162,7 +162,7 @@ TEST_P(ElasticCombineTest, EveryScheduleGivesTheSame) {
       // Room for 4 of the wide rows of each rank.
       Buffer& buffer = rank.buffer({.heap_bytes = 2 * kMiB, .window_bytes = std::size_t{26} << 10});
       for (const ElasticCase& one : cases) {
-        check_elastic(rank, one, buffer.combine(upload_elastic(rank, one), rank.call()));
+        check_elastic(rank, one, buffer.combine_elastic(upload_elastic(rank, one), rank.call()));
         buffer.barrier(rank.call());
         rank.release();
       }
@@ -198,7 +198,7 @@ TEST_P(ElasticBarrierTest, ManyInARowAndAfterOtherCalls) {
     for (int i = 0; i < 200; ++i) buffer.barrier(rank.call());
     const ElasticCombineArguments call = upload_elastic(rank, one);
     for (int i = 0; i < 3; ++i) {
-      check_elastic(rank, one, buffer.combine(call, rank.call()));
+      check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
       CallOptions asynchronous = rank.call();
       asynchronous.async_finish = true;
       require(buffer.barrier(asynchronous) != nullptr, "an event stands for a barrier with async_finish");

@@ -190,7 +190,7 @@ TEST_P(InternodeLanesTest, EverySeedGivesTheSame) {
   const std::pair<int, int> grids[] = {{2, 2}, {3, 1}, {2, 1}};
   const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
   const bool slow = under_sanitizer() || GetParam().wire != std::string("local");
-  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", slow ? 1 : 3);
+  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", slow ? 1 : 12);
   for (std::int64_t i = first; i < first + count; ++i) {
     const auto seed = static_cast<std::uint64_t>(i);
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));

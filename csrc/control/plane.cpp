@@ -263,6 +263,7 @@ std::vector<int> Plane::awaited_at_end(int number) const {
   const std::lock_guard lock(mutex_);
   const Member& member = this->member(number);
   std::vector<int> ranks;
+  if (member.lost[static_cast<std::size_t>(member.rank)] != kNobody) return ranks;  // the others do not wait, either
   for (int rank = 0; rank < static_cast<int>(member.size()); ++rank) {
     const auto r = static_cast<std::size_t>(rank);
     const bool left_out = std::ranges::any_of(

@@ -244,6 +244,12 @@ TEST_F(WaitsTest, RanksMeetAtTheEndWithoutThoseThatAreLost) {
   EXPECT_TRUE(eventually([&] { return awaited(1) == Ranks{}; }));
 }
 
+TEST_F(WaitsTest, ARankThatIsLostMeetsNobodyAtTheEnd) {
+  make(3, true).words[2].end_wait_for(2);
+  expect_lost({0, 1, 2}, {2});
+  EXPECT_EQ(plane(2).awaited_at_end(member(2)), Ranks{});
+}
+
 TEST_F(WaitsTest, RanksThatAreThreadsOfOneProcessDecideToo) {
   Planes planes(1, true);
   Planes::Buffer& buffer = planes.join(1, {0, 0, 0}, {.timeout_s = timeout_s(), .masks = true});

@@ -91,13 +91,8 @@ struct CombineRelay {
   /// after a fault. Where no rank pushes, the warp waits for the posters only, which know for which rank they wait, and
   /// for how long.
   DEEP_EP_DEVICE bool stage_all(int first, int step) const {
-    WaitContext wait = transfer().wait;
-    if (!local.by_rings) {
-      wait.timeout_ns = 0;
-      wait.control = nullptr;
-    }
     return serve(
-        grid().others(), wait, next, first, step, [&](int number) { return shares_of(rows_for(number)); },
+        grid().others(), transfer().wait, next, first, step, [&](int number) { return shares_of(rows_for(number)); },
         [&](int number) {
           return is_stageable(transfer(), local.call, number, chunk_of(next[number])) &&
                  missing(number, first_row(next[number])).word == nullptr;

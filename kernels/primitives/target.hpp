@@ -5,13 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 
+// DEEP_EP_DEVICE_CALL: a device function that is called, not inlined. For what seldom runs and needs many registers.
 #if defined(__CUDACC__)
 #define DEEP_EP_TARGET_CUDA 1
 #define DEEP_EP_DEVICE __device__ __forceinline__
+#define DEEP_EP_DEVICE_CALL __device__ __noinline__ inline
 #define DEEP_EP_HOST_DEVICE __host__ __device__ __forceinline__
 #else
 #define DEEP_EP_TARGET_CUDA 0
 #define DEEP_EP_DEVICE inline
+#define DEEP_EP_DEVICE_CALL inline
 #define DEEP_EP_HOST_DEVICE inline
 #endif
 

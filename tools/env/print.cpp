@@ -75,10 +75,10 @@ constexpr std::string_view kIntroduction =
 Made by the tool from the tables that the library and the doctor read; a test compares. After a change of those:
 `build/host/bin/deep_ep env --markdown > docs/environment.md`.
 
-No variable is needed. Where several are set that mean the same, the library's own wins, then the others in the order
+No variable is needed. If several are set that mean the same, the library's own wins, then the others in the order
 given. A wrong value of an own variable is an error that names it; a value of another library's that is not understood
 is ignored with a warning. `deep_ep env` prints what is in effect in this process, `deep_ep env --explain` also why, and
-`deep_ep doctor` warns of names that nobody reads.
+`deep_ep doctor` warns of names that no program reads.
 
 ## Read by the library
 

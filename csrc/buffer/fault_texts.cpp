@@ -207,6 +207,12 @@ std::string describe_lost(const FaultRecord& fault, int rank, int lost, const st
 std::string describe_given_up(std::span<const control::LostRank> lost, int rank) {
   const auto own = std::ranges::find(lost, rank, &control::LostRank::rank);
   const control::LostRank verdict = own != lost.end() ? *own : control::LostRank{.rank = rank};
+  if (verdict.why == control::LostWhy::failed && verdict.by == rank) {
+    return fmt::format(
+        "RDMA operations of rank {} failed, and all have masked it: it comes back with low_latency_resume, which all "
+        "ranks call",
+        rank);
+  }
   if (verdict.why == control::LostWhy::failed && verdict.by != control::kNobody) {
     return fmt::format(
         "RDMA operations of rank {} to rank {} failed, and all have masked it: it comes back with low_latency_resume, "
@@ -235,6 +241,7 @@ std::string describe_masking(const control::LostRank& lost, const std::string& g
     case control::LostWhy::ended:
       return fmt::format("rank {} is masked: it has ended a low-latency call, and its own error says why", lost.rank);
     case control::LostWhy::failed:
+      if (lost.by == lost.rank) return fmt::format("rank {} is masked: its own RDMA operations failed", lost.rank);
       return fmt::format("rank {} is masked: RDMA operations of rank {} to it failed", lost.rank, lost.by);
     case control::LostWhy::unknown:
       break;

@@ -137,7 +137,7 @@ std::string Faults::describe_waited(const FaultRecord& fault) const {
 }
 
 void Faults::come_back() {
-  if (!broken_.empty() || !given_up()) return raise();
+  if (broken() || !given_up()) return raise();
   Executor& executor = calls_.executor();
   for (std::uint64_t* abort : abort_words_) executor.fill(abort, 0, sizeof *abort, calls_.comm_stream());
   executor.synchronize(calls_.comm_stream());

@@ -214,7 +214,7 @@ void Plane::has_ended(Peer& peer, bool seen_here) {
   peer.process = {};
   peer.link = Link::none;
   if (!seen_here) return;
-  // Others cannot see it. Nobody needs to hear of a process whose ranks have said goodbye.
+  // Others cannot see it. No rank needs to hear of a process whose ranks have said goodbye.
   const bool misses = std::ranges::any_of(members_, [&](const Member& member) {
     for (std::size_t rank = 0; rank < member.processes.size(); ++rank) {
       if (member.processes[rank] == peer.info.process && !member.left[rank]) return true;
@@ -269,7 +269,7 @@ bool Plane::attach(Caller& caller) {
   Peer& peer = place->second;
   if (peer.ended || peer.calls || peer.by_unix != caller.by_unix) return true;
   if (has_ended_there(caller.socket.get())) return true;
-  if (peer.link == Link::up) read(peer);  // its words from before it called again
+  if (peer.link == Link::up) read(peer);  // its messages from before it called again
   if (peer.ended) return true;
   peer.received.clear();
   peer.unsent.clear();
@@ -306,6 +306,10 @@ void Plane::apply_to(Member& member, const Message& message) {
   const auto rank = static_cast<std::size_t>(message.rank);
   const bool is_rank = message.peer >= 0 && message.peer < static_cast<int>(member.size());
   const bool is_of_now = is_rank && message.round == member.round;
+  if (is_rank && message.round > member.round && message.type != MessageType::waits) {
+    if (member.early.size() < kMostRecent) member.early.push_back(message);  // this rank is about to resume, too
+    return;
+  }
   const FailedPair pair{message.rank, message.peer};
   switch (message.type) {
     case MessageType::left:
@@ -328,12 +332,13 @@ void Plane::apply_to(Member& member, const Message& message) {
       if (is_of_now) hear_of_wait(member, message);
       break;
     case MessageType::failed:
-      if (!is_of_now) break;
+      if (!is_of_now || std::ranges::find(member.failed, pair) != member.failed.end()) break;
       if (member.failed.empty()) member.failed_at = member.time;
       member.failed.push_back(pair);
       break;
     case MessageType::lost:
-      if (!is_of_now || !member.options.masks) break;
+      // A rank that stood still may have judged before it heard that it is lost itself.
+      if (!is_of_now || !member.options.masks || (member.lost[rank] != kNobody && message.peer != message.rank)) break;
       lose(member, {.rank = message.peer,
                     .why = LostWhy{message.why},
                     .by = message.by,
@@ -343,7 +348,13 @@ void Plane::apply_to(Member& member, const Message& message) {
     case MessageType::leaves_out:
       if (!is_of_now) break;
       std::erase_if(member.left_out, [&](const FailedPair& one) { return one == pair; });
-      if (message.flag != 0) member.left_out.push_back(pair);
+      if (message.flag != 0) {
+        member.left_out.push_back(pair);
+      } else {  // what that rank owes begins now
+        member.signs[rank] = member.time;
+        std::erase_if(member.waits,
+                      [&](const TheirWait& wait) { return wait.rank == message.peer && wait.peer == message.rank; });
+      }
       break;
     case MessageType::ended:
       break;  // of processes, not of ranks
@@ -351,12 +362,17 @@ void Plane::apply_to(Member& member, const Message& message) {
 }
 
 void Plane::broadcast(const Message& message) {
-  if (message.type != MessageType::waits) {  // that is said again anyway, while it holds
-    if (recent_.size() >= kMostRecent) recent_.erase(recent_.begin());
+  if (message.type != MessageType::waits) {  // these are repeated while the wait lasts
+    if (recent_.size() >= kMostRecent) {
+      const auto least = std::ranges::find(recent_, MessageType::leaves_out, &Message::type);
+      recent_.erase(least == recent_.end() ? recent_.begin() : least);
+    }
     recent_.push_back(message);
   }
   for (auto& [process, peer] : peers_) {
-    if (peer.link == Link::up) send(peer, &message, sizeof message);
+    if (peer.link != Link::up) continue;
+    send(peer, &message, sizeof message);
+    if (!peer.unsent.empty()) wake();  // the thread sends the rest
   }
   apply(process_, message);  // this rank, and others that are threads of this process
 }

@@ -67,10 +67,13 @@ std::string Membership::describe_gone(int also) const {
   if (also != kNobody && is_gone(also) && std::ranges::find(ranks, also) == ranks.end()) ranks.push_back(also);
   std::string text;
   for (const int rank : ranks) {
-    text += fmt::format("{}the process of rank {} has ended ({})", text.empty() ? "" : ", ", rank,
-                        describe(ranks_[static_cast<std::size_t>(rank)]));
+    text += (text.empty() ? "" : ", ") + describe_end(rank);
   }
   return text;
+}
+
+std::string Membership::describe_end(int rank) const {
+  return fmt::format("the process of rank {} has ended ({})", rank, describe(ranks_[static_cast<std::size_t>(rank)]));
 }
 
 bool Membership::meet(double most_s) {

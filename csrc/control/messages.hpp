@@ -1,5 +1,5 @@
-// What control threads tell each other: a hello, then messages of one size. Nothing that a caller sends is interpreted
-// before its token has been compared.
+// Messages of control threads to each other: a hello, then messages of one size. A control thread interprets nothing
+// that a caller sends before it has compared the caller's token.
 #pragma once
 
 #include <cstdint>

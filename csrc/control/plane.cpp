@@ -248,7 +248,9 @@ std::vector<LostRank> Plane::verdicts(int number) const {
 
 void Plane::leave_out(int number, int rank, bool on) {
   const std::lock_guard lock(mutex_);
-  Message message = about(member(number), MessageType::leaves_out);
+  const Member& member = this->member(number);
+  if (leaves_out(member, member.rank, rank) == on) return;
+  Message message = about(member, MessageType::leaves_out);
   message.peer = rank;
   message.flag = on ? 1 : 0;
   broadcast(message);
@@ -266,8 +268,7 @@ std::vector<int> Plane::awaited_at_end(int number) const {
   if (member.lost[static_cast<std::size_t>(member.rank)] != kNobody) return ranks;  // the others do not wait, either
   for (int rank = 0; rank < static_cast<int>(member.size()); ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    const bool left_out = std::ranges::any_of(
-        member.left_out, [&](const auto& one) { return one.rank == member.rank && one.peer == rank; });
+    const bool left_out = leaves_out(member, member.rank, rank);
     if (!member.arrived[r] && !member.left[r] && member.lost[r] == kNobody && !left_out) ranks.push_back(rank);
   }
   return ranks;
@@ -284,10 +285,15 @@ void Plane::resume(int number) {
   member.failed.clear();
   member.left_out.clear();
   member.since = {};
+  member.told = false;
+  for (RankFacts& facts : member.facts) facts.gone = false;  // judged again below
   for (const std::span<std::uint32_t> words : {member.words.lost, member.words.failed}) {
     for (std::uint32_t& word : words) __atomic_store_n(&word, 0, __ATOMIC_RELAXED);
   }
   __atomic_fetch_add(member.words.changes, 1, __ATOMIC_RELEASE);
+  for (const Message& message : std::exchange(member.early, {})) apply_to(member, message);
+  judge_member(member);
+  wake();
 }
 
 void Plane::wake() const {

@@ -1,17 +1,17 @@
-// The control plane of this process: one thread that knows which processes of the job have ended, and for whom ranks
-// wait; it decides who is lost, and tells the waits of kernels. It is connected to those of the other processes, makes
-// no CUDA call, and knows no kernels.
+// The control plane of this process: one thread that knows which processes of the job have ended, and for which ranks
+// others wait; it decides which ranks are lost, and tells the waits of kernels. It is connected to the control threads
+// of the other processes, makes no CUDA call, and knows no kernels.
 //
-// A process has ended where its descriptor (pidfd) says so, or where its connection within the host ends: nothing else
+// A process has ended if its descriptor (pidfd) says so, or if its connection within the host ends: nothing else
 // closes that. A connection between hosts may break for other reasons: it is made again. Only a process of the other
 // host that has seen the end, or a port that refuses calls, says that the process has ended. Silence says nothing
 // before a wait has lasted longer than the time-out.
 //
 // A rank that leaves a buffer says so, so that the end of its process is no loss for that buffer.
 //
-// With masks a verdict has two steps. The lowest rank that is not lost, nor about to be, decides. A thread that hears
-// of a lost rank for the first time tells all others before it tells its own kernels: so all ranks that go on hear of
-// it, or none does, though the rank that decided may end half way. A verdict stands until Membership::resume().
+// With masks a verdict has two steps. The lowest rank that is neither lost nor silent decides. A thread that hears of a
+// lost rank for the first time tells all others before it tells its own kernels: so all ranks that go on hear of it, or
+// none does, though the rank that decided may end half way. A verdict stands until Membership::resume().
 #pragma once
 
 #include <poll.h>
@@ -63,10 +63,10 @@ struct ProcessInfo {
 /// Words of a buffer that its rank's waits read and write. They live as long as the membership. Spans are [ranks] or
 /// longer, or empty: then waits report nothing.
 struct Words {
-  std::uint32_t* changes = nullptr;  ///< grows with each verdict; written last, with release order; 0: nobody is lost
+  std::uint32_t* changes = nullptr;  ///< grows with each verdict; written last, with release order; 0: no rank is lost
   const std::uint32_t* ended = nullptr;  ///< a wait writes 1 + the rank because of which it ended
-  /// [rank]: 0, or 1 + the rank because of which nothing comes of this one any more: the end of the chain; with masks,
-  /// of another rank that one itself, and of this rank the one whose report decided.
+  /// [rank]: 0, or 1 + the rank because of which nothing comes from this one any more. Without masks that is the end of
+  /// the chain of waits. With masks it is the lost rank itself; for this rank, the rank whose report decided.
   std::span<std::uint32_t> lost = {};
   std::span<const std::uint32_t> beats = {};   ///< [peer]: grows now and then while a wait for it lasts
   std::span<const std::uint64_t> waits = {};   ///< [peer]: for how long it had lasted then, in ns
@@ -153,19 +153,21 @@ class Plane {
     bool by_unix = false;
     bool trusted = false;
   };
-  /// Of a member; counts in steps of a part of the time-out at most, so that a process that stood still has not waited.
+  /// The time of a member. It moves on in steps of a part of the time-out at most, so that a process that stood still
+  /// has not waited.
   using MemberTime = std::chrono::nanoseconds;
-  /// What kernels of this rank have reported of their waits for one peer.
+  /// The reports of this rank's kernels on their waits for one peer.
   struct OwnWait {
     std::uint32_t beats = 0;
     bool lasts = false;
     MemberTime since{}, moved{};    ///< of beats
+    MemberTime longest_at{};        ///< when the longest wait was heard of last
     MemberTime first{}, longest{};  ///< as kernels say; the first counts for a step at most
     int late_looks = 0;
     bool told_late = false;
     MemberTime lasted(MemberTime now) const { return std::min(longest, now - since + first); }
   };
-  /// What a rank has reported of its wait for another one.
+  /// The report of a rank on its wait for another one.
   struct TheirWait {
     int rank = 0, peer = 0;
     bool late = false;
@@ -184,7 +186,7 @@ class Plane {
     std::vector<int> lost;           ///< [rank], as in Words
     std::vector<LostRank> verdicts;  ///< of ranks at the ends of chains
     bool told = false;               ///< that this rank has given up
-    Clock::time_point since{};       ///< a rank is lost
+    Clock::time_point since{};       ///< when a rank was lost first
     // Deadlines: see waits.cpp.
     std::uint32_t round = 0;  ///< see Message
     Clock::time_point looked{};
@@ -194,13 +196,17 @@ class Plane {
     std::vector<TheirWait> waits;
     std::vector<FailedPair> failed, left_out;  ///< left_out: the program of `rank` leaves `peer` out
     MemberTime failed_at{};                    ///< the first of them
+    MemberTime blamed_since{};                 ///< a rank is about to be lost
+    std::vector<Message> early;                ///< of a later round
 
     std::size_t size() const { return processes.size(); }
     std::chrono::nanoseconds timeout() const {
-      return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options.timeout_s));
+      constexpr double kMostSeconds = 1e9;  // as in kernels
+      const std::chrono::duration<double> seconds(std::min(options.timeout_s, kMostSeconds));
+      return std::chrono::duration_cast<std::chrono::nanoseconds>(seconds);
     }
     /// Waits are looked at.
-    bool watches() const { return options.timeout_s > 0 && !words.beats.empty(); }
+    bool watches() const { return (options.timeout_s > 0 || options.masks) && !words.beats.empty(); }
   };
   using Peers = std::map<Token, Peer, bool (*)(const Token&, const Token&)>;
   friend struct Forks;
@@ -247,6 +253,7 @@ class Plane {
   void look_at_own(Member& member);
   void report(Member& member, int peer, std::chrono::nanoseconds lasted, bool late);
   void look_for_failures(Member& member);
+  static bool leaves_out(const Member& member, int rank, int peer);
   void judge_waits(Member& member);
   void hear_of_wait(Member& member, const Message& message);
   void show_sign(const Token& process, const Message& message);
@@ -285,15 +292,17 @@ class Membership {
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  /// Because of which rank nothing comes of `rank` any more; kNobody: something may.
+  /// The rank because of which nothing comes from `rank` any more; kNobody: something may come.
   int lost_for(int rank) const;
-  /// Whose processes have ended.
+  /// The ranks whose processes have ended.
   std::vector<int> gone() const { return plane_->gone(member_); }
   bool is_gone(int rank) const;
+  /// "the process of rank 3 has ended (process 77 on node-a)"
+  std::string describe_end(int rank) const;
   /// "the process of rank 3 has ended (process 77 on node-a)"; of several, all are named. `also`: so has that of this
   /// rank, which another one has seen before; kNobody: none. Empty where none has.
   std::string describe_gone(int also = kNobody) const;
-  /// Verdicts, in the order in which they were heard; those of all ranks have the same set in the end.
+  /// Verdicts, in the order in which they were heard. In the end all ranks have the same set of them.
   std::vector<LostRank> lost() const { return plane_->verdicts(member_); }
   /// With masks: the others go on without this rank.
   bool given_up() const { return lost_for(rank_) != kNobody; }
@@ -306,7 +315,7 @@ class Membership {
   /// At the end of the buffer. Returns when all ranks that are not lost, nor left out by this rank's program, have come
   /// here or have left the buffer: true. After `most_s` (0: for ever) a warning names those that have not come: false.
   bool meet(double most_s);
-  /// By all ranks, between two barriers of the bootstrap: verdicts of before are forgotten.
+  /// By all ranks, between two barriers of the bootstrap: forgets the verdicts so far.
   void resume() { plane_->resume(member_); }
 
  private:

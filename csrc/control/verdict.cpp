@@ -84,12 +84,14 @@ std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span
   }
 }
 
-int deciding_rank(std::span<const RankSigns> ranks, std::span<const Blame> blamed) {
-  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
-    if (ranks[static_cast<std::size_t>(rank)].lost) continue;
-    if (std::ranges::find(blamed, rank, &Blame::rank) == blamed.end()) return rank;
+int deciders_before(int rank, std::span<const RankSigns> ranks, std::span<const Blame> blamed) {
+  int before = 0;
+  for (int lower = 0; lower < rank; ++lower) {
+    const bool decides =
+        !ranks[static_cast<std::size_t>(lower)].lost && std::ranges::find(blamed, lower, &Blame::rank) == blamed.end();
+    before += decides ? 1 : 0;
   }
-  return kNobody;
+  return before;
 }
 
 }  // namespace deep_ep::control

@@ -1,7 +1,7 @@
 // The verdict: which ranks are lost, as pure functions of the facts that are known of them.
 //
-// A rank whose process has ended is gone. One that others have waited for longer than the time-out, and that has
-// reported no wait of its own for as long, is silent: a rank that waits itself reports that, so the chain of waits ends
+// A rank whose process has ended is gone. A rank is silent if others have waited for it for longer than the time-out,
+// and it has reported no wait of its own for as long: a rank that waits itself reports that, so the chain of waits ends
 // at the silent one. Without masks, a rank that has waited for a lost one has ended its calls, and tells that: it sends
 // nothing any more, so those that wait for it wait in vain, too. All of them name the rank at the end of the chain.
 #pragma once
@@ -26,7 +26,7 @@ struct RankFacts {
 /// they are known.
 std::vector<int> judge(std::span<const RankFacts> ranks);
 
-/// What a rank has shown.
+/// The signs that a rank has given.
 struct RankSigns {
   bool lost = false;    ///< the verdict has been given already, or its process has ended
   bool silent = false;  ///< it has reported no wait for a whole time-out
@@ -53,8 +53,8 @@ using FailedPair = LateWait;
 /// others name more often, then the highest.
 std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span<const FailedPair> pairs);
 
-/// With masks: the rank whose control thread decides, the lowest that is neither lost nor `blamed`; kNobody: none is
-/// left.
-int deciding_rank(std::span<const RankSigns> ranks, std::span<const Blame> blamed);
+/// With masks: how many ranks decide before `rank` does, the lower ones that are neither lost nor `blamed`. The next
+/// one decides where the first does not: its thread may stand still, though no rank waits for it.
+int deciders_before(int rank, std::span<const RankSigns> ranks, std::span<const Blame> blamed);
 
 }  // namespace deep_ep::control

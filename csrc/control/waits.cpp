@@ -14,13 +14,16 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-constexpr int kLooks = 64;          ///< in a time-out
-constexpr int kSteps = 16;          ///< of a member's time: a process that stood still has waited for one at most
-constexpr int kReports = 16;        ///< in a time-out, of a wait that lasts ...
-constexpr int kBeforeReports = 8;   ///< ... longer than this part of it
-constexpr int kEndsAfter = 4;       ///< a wait that shows no beat for this part of a time-out has ended
-constexpr int kForgottenAfter = 2;  ///< so has one of which nothing is heard for this part
-constexpr int kLooksToBeLate = 2;   ///< a wait that is over may have been seen once
+constexpr int kLooks = 64;           ///< in a time-out
+constexpr int kSteps = 16;           ///< of a member's time: a process that stood still has waited for one at most
+constexpr int kReports = 16;         ///< in a time-out, of a wait that lasts ...
+constexpr int kBeforeReports = 8;    ///< ... longer than this part of it
+constexpr int kEndsAfter = 4;        ///< a wait that shows no beat for this part of a time-out has ended
+constexpr int kBetweenDeciders = 8;  ///< the next rank decides after this part of a time-out ...
+constexpr auto kLeastBetweenDeciders = milliseconds(20);
+constexpr int kMostDecidersInTurn = 8;  ///< ... and all that are left at once after so many parts
+constexpr int kForgottenAfter = 2;      ///< so has one of which nothing is heard for this part
+constexpr int kLooksToBeLate = 2;       ///< a wait that is over may have been seen once
 constexpr auto kMostBetweenLooks = milliseconds(250);
 constexpr auto kMostBetweenLooksWithMasks = milliseconds(20);
 /// After the first failure of a queue pair: others may be about to fail, and show which end it is.
@@ -37,9 +40,11 @@ milliseconds Plane::between_looks(const Member& member) const {
 
 void Plane::look_at_waits(Member& member, Clock::time_point now) {
   if (!member.watches() || now < member.looked + between_looks(member)) return;
-  member.time += std::min<nanoseconds>(now - member.looked, member.timeout() / kSteps);
+  const bool ends = member.timeout() > nanoseconds::zero();  // waits have deadlines
+  const nanoseconds step = ends ? member.timeout() / kSteps : nanoseconds(kMostBetweenLooks);
+  member.time += std::min<nanoseconds>(now - member.looked, step);
   member.looked = now;
-  look_at_own(member);
+  if (ends) look_at_own(member);
   std::erase_if(member.waits,
                 [&](const TheirWait& wait) { return member.time - wait.heard > member.timeout() / kForgottenAfter; });
   if (member.options.masks) look_for_failures(member);
@@ -62,7 +67,17 @@ void Plane::look_at_own(Member& member) {
       continue;
     }
     if (!wait.lasts) {
-      wait = {.lasts = true, .since = member.time, .first = std::min(said, timeout / kSteps)};
+      wait = {
+          .lasts = true, .since = member.time, .longest_at = member.time, .first = std::min(said, timeout / kSteps)};
+    }
+    // Of waits that last at the same time, the longest counts. Once it has not been heard of for a while it has ended,
+    // though shorter ones for the same peer go on.
+    if (said >= wait.longest) {
+      wait.longest_at = member.time;
+    } else if (member.time - wait.longest_at > timeout / kEndsAfter) {
+      if (wait.told_late) report(member, peer, nanoseconds::zero(), false);
+      wait = {
+          .lasts = true, .since = member.time, .longest_at = member.time, .first = std::min(said, timeout / kSteps)};
     }
     wait.beats = beats;
     wait.moved = member.time;
@@ -110,8 +125,8 @@ void Plane::hear_of_wait(Member& member, const Message& message) {
 
 void Plane::show_sign(const Token& process, const Message& message) {
   for (Member& member : members_) {
-    // A rank that waits in another buffer is not silent in this one. Where a process has several ranks of a buffer,
-    // nothing says which of them that is.
+    // A rank that waits in another buffer is not silent in this one. If a process has several ranks of a buffer, the
+    // message does not say which of them waits.
     const bool one_rank = std::ranges::count(member.processes, process) == 1;
     for (std::size_t rank = 0; rank < member.size(); ++rank) {
       if (!(member.processes[rank] == process)) continue;
@@ -125,6 +140,7 @@ void Plane::look_for_failures(Member& member) {
   for (int peer = 0; peer < static_cast<int>(std::min(member.size(), member.words.failed.size())); ++peer) {
     const FailedPair pair{member.rank, peer};
     if (load(member.words.failed, static_cast<std::size_t>(peer)) == 0) continue;
+    if (member.lost[static_cast<std::size_t>(peer)] != kNobody) continue;
     if (std::ranges::find(member.failed, pair) != member.failed.end()) continue;
     Message message = about(member, MessageType::failed);
     message.peer = peer;
@@ -132,17 +148,21 @@ void Plane::look_for_failures(Member& member) {
   }
 }
 
+bool Plane::leaves_out(const Member& member, int rank, int peer) {
+  return std::ranges::find(member.left_out, FailedPair{rank, peer}) != member.left_out.end();
+}
+
 void Plane::judge_waits(Member& member) {
   std::vector<RankSigns> signs(member.size());
   for (std::size_t rank = 0; rank < signs.size(); ++rank) {
-    signs[rank] = {.lost = member.lost[rank] != kNobody,
-                   .silent = member.time - member.signs[rank] >= member.timeout()};
+    signs[rank] = {
+        .lost = member.lost[rank] != kNobody,
+        .silent = member.timeout() > nanoseconds::zero() && member.time - member.signs[rank] >= member.timeout()};
   }
   std::vector<LateWait> late;
   for (const TheirWait& wait : member.waits) {
-    // The peer's program leaves this rank out, so nothing comes of it.
-    const bool left_out = std::ranges::find(member.left_out, FailedPair{wait.peer, wait.rank}) != member.left_out.end();
-    if (wait.late && !left_out) late.push_back({wait.rank, wait.peer});
+    // The peer's program leaves the waiting rank out, so nothing comes from the peer.
+    if (wait.late && !leaves_out(member, wait.peer, wait.rank)) late.push_back({wait.rank, wait.peer});
   }
   std::vector<Blame> silent = silent_ranks(signs, late);
   if (!member.options.masks) {
@@ -159,10 +179,17 @@ void Plane::judge_waits(Member& member) {
   }
   std::vector<Blame> unreachable;
   if (member.time - member.failed_at >= kToSettle) unreachable = unreachable_ranks(signs, member.failed);
-  std::vector<Blame> blamed = silent;
-  blamed.insert(blamed.end(), unreachable.begin(), unreachable.end());
+  if (silent.empty() && unreachable.empty()) {
+    member.blamed_since = member.time;
+    return;
+  }
+  for (std::size_t rank = 0; rank < signs.size(); ++rank) {  // these decide nothing
+    if (member.left[rank] || leaves_out(member, member.rank, static_cast<int>(rank))) signs[rank].lost = true;
+  }
   // One with failed queue pairs may still decide; a silent one may be stopped.
-  if (blamed.empty() || deciding_rank(signs, silent) != member.rank) return;
+  const int turn = std::min(deciders_before(member.rank, signs, silent), kMostDecidersInTurn);
+  const nanoseconds between = std::max<nanoseconds>(member.timeout() / kBetweenDeciders, kLeastBetweenDeciders);
+  if (member.time - member.blamed_since < turn * between) return;
   for (const Blame& blame : silent) {
     LostRank verdict{.rank = blame.rank, .why = LostWhy::silent, .by = blame.by};
     for (const TheirWait& wait : member.waits) {
@@ -180,6 +207,8 @@ void Plane::lose(Member& member, const LostRank& verdict) {
   if (member.lost[rank] != kNobody) return;
   member.lost[rank] = verdict.rank;
   member.verdicts.push_back(verdict);
+  std::erase_if(member.failed,
+                [&](const FailedPair& pair) { return pair.rank == verdict.rank || pair.peer == verdict.rank; });
   Message message = about(member, MessageType::lost);
   message.peer = verdict.rank;
   message.by = verdict.by;

@@ -102,7 +102,8 @@ class Buffer {
 
   // ---------------------------------------------------------- the second interface: see elastic.hpp, row_layout.hpp
 
-  /// Adds up what the ranks of its experts hold for each token. No host wait; may be recorded into a CUDA graph.
+  /// Adds up, for each token, the rows that the ranks of its experts hold. No host wait; may be recorded into a CUDA
+  /// graph.
   /// @returns sums of bias_0, bias_1 and then, with `each_selection`, the rows of all selections in their order;
   /// otherwise the ranks' sums in the order of their last selections, each of a rank's rows in the order of selections,
   /// and rounded. In fp32, rounded to bfloat16. The weight of a selection is what its expert's rank holds, 0 for none.
@@ -111,7 +112,8 @@ class Buffer {
   /// deep_ep::spread_rows as a call of this buffer, so that the next one, on whatever stream, comes behind it: for rows
   /// that were received with CallOptions::library_memory. Not collective.
   void spread_rows(const RowSpreading& rows, const CallOptions& call = {});
-  /// Collective: work behind it begins when all ranks have reached it. No host wait. @returns as the event of a call.
+  /// Collective: work behind it begins when all ranks have reached it. No host wait. @returns an event, set with
+  /// async_finish.
   /// @throws InvalidArgument between nodes.
   EventHandle barrier(const CallOptions& call = {});
 

@@ -15,7 +15,7 @@ namespace deep_ep {
 
 /// Equal on all ranks: H, K, E, M, `each_selection`, and whether there are weights.
 struct ElasticCombineArguments {
-  /// [any number, H] bfloat16, from a multiple of 16 bytes on. Anywhere: each row that another rank's token gets
+  /// [any number, H] bfloat16, from a multiple of 16 bytes on. It may lie anywhere: each row for another rank's token
   /// travels once.
   ConstTensorView x = {};
   ConstTensorView metadata = {};        ///< [N, K + 2] int32, of number_rows; the columns of a row next to each other

@@ -31,7 +31,7 @@ struct LowLatencyOptions {
   std::size_t bytes = 0;
   /// A rank that does not come in time, or whose process has ended, is masked instead of being an error: the call
   /// completes with the others, and later calls leave it out. All ranks that go on mask the same ones. InvalidArgument
-  /// where DEEP_EP_CONTROL is off.
+  /// if DEEP_EP_CONTROL is off on any rank.
   bool masking = false;
   /// False: every other rank is reached by RDMA, even one on the same node.
   bool allow_nvlink = true;
@@ -101,9 +101,9 @@ struct CallOptions {
   StreamHandle stream = nullptr;    ///< the caller's current stream
   EventHandle previous_event = {};  ///< the call comes after this, not after the work of `stream`
   bool async_finish = false;        ///< do not make `stream` wait for the call; the result carries an event
-  /// For a caller that moves on what dispatch received, and uses neither that nor recv_src_idx of the handle behind the
-  /// buffer's next call: inside a node they lie in the window if it holds them, whatever else lives in the heap.
-  /// Results are the library's memory in any case.
+  /// Results lie in the library's memory. Inside a node, rows that dispatch receives and recv_src_idx of the handle lie
+  /// in the window, if it holds them, and only until the buffer's next call: for a caller that copies them elsewhere
+  /// before. How much of the heap is in use makes no difference then.
   bool library_memory = false;
 };
 

@@ -29,8 +29,8 @@ enum class Wanted : std::uint32_t {
   low_latency_barrier,            ///< its arrival at the barrier
   internode_rows,                 ///< rows from the rail in another node (normal mode)
   internode_credit,               ///< room in its landing ring
-  internode_near_rows,            ///< a row that a rank of this node stores in our near window
-  internode_near_room,            ///< room in the near window of a rank of this node
+  internode_near_rows,            ///< a row that a rank of this node stores in our local ring
+  internode_near_room,            ///< room in the local ring of a rank of this node
   internode_done,                 ///< the word of a rank of this node that it has ended the call
   rdma_completion,                ///< the NIC's word that our operations have reached the peer
 };
@@ -62,13 +62,13 @@ struct FaultRecord {
                            ///< unknown_expert: how many experts there are
 };
 
-/// What waits of a rank tell its control thread (csrc/control/), and what that tells them. In memory that host and
+/// Words by which waits of a rank and its control thread (csrc/control/) tell each other. In memory that host and
 /// kernels share, one for each buffer and rank.
 struct ControlWords {
   // By the control thread.
-  std::uint32_t changes;          ///< grows with each verdict; written last, with release order. 0: nobody is lost
-  std::uint32_t lost[kMaxRanks];  ///< 0, or 1 + the rank because of which nothing comes of this one any more; of this
-                                  ///< rank itself: the others go on without it
+  std::uint32_t changes;          ///< grows with each verdict; written last, with release order. 0: no rank is lost
+  std::uint32_t lost[kMaxRanks];  ///< 0, or 1 + the rank because of which nothing comes from this one any more; for
+                                  ///< this rank itself: the others go on without it
   // By kernels.
   std::uint32_t ended;              ///< 1 + the rank because of which this one has ended its calls; 0: it has not
   std::uint64_t waits[kMaxRanks];   ///< how long a wait for this peer has lasted, in ns; written while it lasts
@@ -81,14 +81,14 @@ struct ControlWords {
 constexpr std::uint64_t kMaskedByProgram = 1;
 constexpr std::uint64_t kMaskedByVerdict = 2;
 
-/// What the threads of a rank share of that, in device memory: host memory is far from a GPU.
+/// The part of it that threads of a rank share, in device memory: loads of host memory take a GPU long.
 struct ControlState {
   ControlWords* words;
   std::int32_t rank, num_ranks;
   std::int32_t masking;              ///< 1: calls go on without lost ranks, 0: waits for these end the call
-  std::uint32_t seen;                ///< `changes`, as this rank's kernels have acted upon
+  std::uint32_t seen;                ///< the value of `changes` that kernels have acted upon
   std::uint64_t version;             ///< with masking: moves with each rank that is lost
-  std::uint64_t step_ns;             ///< so much of the time between two looks counts, at most
+  std::uint64_t step_ns;             ///< the most that counts of the time between two looks
   std::uint64_t looked[kMaxRanks];   ///< when a wait for this peer has last looked and reported, in now_ns()
   std::uint64_t counted[kMaxRanks];  ///< how long waits for this peer have lasted, one over the other
   std::uint64_t mask[kMaxRanks];     ///< bits: see above
@@ -129,8 +129,8 @@ DEEP_EP_DEVICE void note_fault(const WaitContext& context, FaultKind kind, Wante
   write_record(context.fault[1], kind, wanted, peer, field, expected, seen);
 }
 
-/// Tells the control thread that this rank has ended its calls: others that wait for it wait in vain, for the rank that
-/// it has waited for, or for itself. (Faults that all ranks find in their counts end one call alone.)
+/// Tells the control thread that this rank has ended its calls, so others wait for it in vain, and because of which
+/// rank: the one that it has waited for, or itself. (Faults that all ranks find in their counts end one call alone.)
 DEEP_EP_DEVICE void tell_end(const ControlState& control, FaultKind kind, Wanted wanted, int peer) {
   const bool by_peer = kind == FaultKind::timeout;
   const bool by_itself = kind == FaultKind::rdma_failed || (kind == FaultKind::mismatch && wanted != Wanted::counts);
@@ -151,7 +151,7 @@ DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wan
   store_release<Scope::gpu>(context.abort, std::uint64_t{1});
 }
 
-/// Does nothing come of `peer` any more, as far as kernels of this rank have heard?
+/// Does nothing come from `peer` any more, as far as kernels of this rank have heard?
 DEEP_EP_DEVICE bool is_lost(const ControlState& control, int peer) {
   return (load_relaxed<Scope::gpu>(control.mask + peer) & kMaskedByVerdict) != 0;
 }
@@ -197,8 +197,8 @@ DEEP_EP_DEVICE bool is_heard(const WaitContext& context, std::uint64_t begin) {
 }
 
 /// Reports a wait to the control thread, and hears of verdicts. By one thread for all that wait for this peer, as loads
-/// of host memory by all of them would hold up what they wait for. Returns how long the wait has lasted: a rank that
-/// has stood still does not accuse those that went on, so of the time between two looks no more than a step counts.
+/// of host memory by all of them would hold up what they wait for. Returns how long the wait has lasted. Of the time
+/// between two looks no more than a step counts: a rank that has stood still must not accuse those that went on.
 DEEP_EP_DEVICE std::uint64_t report_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
                                          std::uint64_t looked, std::uint64_t now) {
   ControlState& control = *context.control;
@@ -217,8 +217,8 @@ DEEP_EP_DEVICE std::uint64_t report_wait(const WaitContext& context, int peer, W
   return waited;
 }
 
-/// Of a wait for `peer` that began at `begin`, now and then, by one thread: does it end, as nothing comes of the peer
-/// any more, or as it has lasted for too long? `when_reporting()` is called by the thread that reports.
+/// Does a wait for `peer` that began at `begin` end, as nothing comes from the peer any more, or as it has lasted for
+/// too long? Asked by waiting threads; one of them reports the wait now and then, and calls `when_reporting()`.
 template <class WhenReporting>
 DEEP_EP_DEVICE bool ends_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
                               WhenReporting when_reporting) {

@@ -1,8 +1,8 @@
-// Combine of the second interface: for each token of this rank, the sum of what the ranks of its experts hold.
+// Combine of the second interface: for each token of this rank, the sum of the rows that the ranks of its experts hold.
 //
 // A rank adds up its rows of a token first and pushes the rounded sum, once over NVLink, into the owner's window; or it
-// pushes each row, if there is to be one rounding only. The owner adds while rows arrive. Nothing of it depends on
-// where x lies or how much of the heap is in use.
+// pushes each row, if there is to be one rounding only. The owner adds while rows arrive. It makes no difference where
+// x lies or how much of the heap is in use.
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/elastic/combine_add.hpp"
 #include "kernels/kernel_list.hpp"
@@ -20,7 +20,7 @@ DEEP_EP_DEVICE void announce(const ElasticCombineParams& params, std::uint64_t e
   store_release<Scope::system>(&box.signal, epoch);
 }
 
-/// Waits for the same word of `rank`. False after a fault.
+/// Waits until `rank` has announced itself, and compares its rows with ours. False after a fault.
 DEEP_EP_DEVICE bool hear(const ElasticCombineParams& params, std::uint64_t epoch, int rank) {
   const IntranodeParams& common = params.common;
   const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), rank);
@@ -59,7 +59,7 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
     good = whole_block(ElasticAdder{params, call.epoch}.add_all(), scratch);
   }
 
-  // 3. Nobody announces its next call before all have heard of this one.
+  // 3. No rank announces its next call before all others have done their work in this one.
   call.end([&] {
     for (int peer = thread_index(); peer < common.num_ranks && good; peer += block_threads()) {
       store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::combine_done), call.epoch);

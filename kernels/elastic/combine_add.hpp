@@ -22,7 +22,8 @@ struct RoundedSum {
   }
 };
 
-/// Rows of which a rank adds up its own before the others, as the lanes of the sets have their addresses.
+/// The sum of a token of which this rank has several rows: it adds these up before the others, and rounds their sum. A
+/// lane may have the address of one of these rows (`own`) and of another row (`term`); the sets say which lanes do.
 struct OwnSum {
   static constexpr int kFew = 7;  ///< rows under way at once, as many as there are registers for
 
@@ -123,12 +124,12 @@ struct ElasticAdder {
   const ElasticCombineParams& params;
   std::uint64_t epoch;
 
-  /// What a token selects, as the lane of each selection knows it.
+  /// A selection of a token, in the lane with its index.
   struct Selection {
     std::int64_t index = -1;
     std::int32_t row_at_owner = -1;
   };
-  /// What is added for a token, likewise.
+  /// A token, as the lane of each selection knows it.
   struct Token {
     std::int32_t number;
     int rank;         ///< of the selection's expert; -1: none
@@ -147,7 +148,7 @@ struct ElasticAdder {
   DEEP_EP_DEVICE Token token_of(std::int32_t number, const Selection& selection) const {
     Token token{number, expert_of(selection.index, params.num_local_experts * params.common.num_ranks), false, {}};
     if (token.rank >= 0) token.rank /= params.num_local_experts;
-    // Lanes without a selection are alone with their number, which no rank has.
+    // A lane without a selection has a number of its own, which no rank has.
     const auto rank = static_cast<std::uint32_t>(token.rank >= 0 ? token.rank : -1 - lane_index());
     const std::uint32_t same = warp::match_any(rank);
     token.last = token.rank >= 0 && highest_bit(same) == lane_index();
@@ -156,7 +157,7 @@ struct ElasticAdder {
     const std::int32_t row = warp::shuffle(selection.row_at_owner, lowest_bit(own));
     if (row < 0 || row >= params.metadata.valid()) return token;
     const ReceivedRow received = ReceivedRow::load(params, row);
-    // A row of another token, which a table of another dispatch would name, is none.
+    // A row of another token does not count: rows_at_owners of another dispatch would name one.
     if (received.origin == params.common.rank * params.max_tokens + number) token.own = received;
     return token;
   }
@@ -171,7 +172,7 @@ struct ElasticAdder {
     return warp::agree(good);
   }
 
-  /// The address of what is added for the lane's selection, 0 for nothing. `own`: that of the lane's own row.
+  /// The address of the row that is added for the lane's selection, 0 for none. `own`: that of the lane's own row.
   DEEP_EP_DEVICE std::uint64_t term_of(const Token& token, std::uint64_t own) const {
     std::byte* heap = params.common.own_heap();
     if (params.each_selection) {
@@ -214,7 +215,7 @@ struct ElasticAdder {
     if (part == 0 && params.weighted) add_weights(token);
   }
 
-  /// A selection's weight is what its expert's rank holds for it.
+  /// The rank of a selection's expert holds its weight.
   DEEP_EP_DEVICE void add_weights(const Token& token) const {
     const int lane = lane_index();
     if (lane >= params.num_topk) return;
@@ -240,11 +241,11 @@ struct ElasticAdder {
     std::uint32_t following = take_next(next);
     Selection selection = selection_of(at);
     while (at < end) {
-      // Nobody looks at these two before this part is done.
+      // Neither of these is needed before this part is done.
       const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
       const Selection next_selection = selection_of(following);
       const Token token = token_of(params.first_token + static_cast<std::int32_t>(at / parts), selection);
-      const std::uint64_t own = token.own.find(params);  // comes nearer while the others' rows arrive
+      const std::uint64_t own = token.own.find(params);  // prefetched while the others' rows arrive
       if (!await(token)) return false;
       add(token, own, static_cast<int>(at % parts));
       at = following;

@@ -11,7 +11,7 @@
 
 namespace deep_ep::device {
 
-/// What the metadata says of a received row, in a warp's registers.
+/// The metadata of a received row, in a warp's registers.
 struct ReceivedRow {
   std::int32_t number = -1;
   std::int32_t origin = -1;         ///< token and source
@@ -41,7 +41,7 @@ struct ReceivedRow {
   }
 };
 
-/// By a lane: what received row `row` holds as the weight of selection k.
+/// By a lane: the weight of selection k that received row `row` has.
 DEEP_EP_DEVICE float weight_of_selection(const ElasticCombineParams& params, std::int64_t row, int k) {
   std::int64_t at = row * params.num_topk + k;
   if (params.expanded) {
@@ -93,8 +93,8 @@ struct ElasticPusher {
     if (lane_index() == 0) store_release<Scope::system>(common.flag_to(owner, slot), round_signal(epoch, 1));
   }
 
-  /// Pushes rows until none is left. Owners in turn, so that each gets the rows of its first tokens first and can begin
-  /// to add; each rank begins with another one. What is known of the next row is fetched while this one is summed.
+  /// Pushes rows until none is left. Owners take turns, so that each gets the rows of its first tokens first and can
+  /// begin to add; each rank begins with another owner. A warp loads the next row's metadata while it sums this row.
   /// `ends`: source_ends in shared memory.
   DEEP_EP_DEVICE void push_all(const std::int32_t* ends) const {
     const int ranks = params.common.num_ranks;
@@ -118,7 +118,7 @@ struct ElasticPusher {
     std::uint32_t following = take_next(next);
     ReceivedRow row = ReceivedRow::load(params, row_of(turn));
     while (turn < end) {
-      // Nobody looks at these two before this row is done.
+      // Neither of these is needed before this row is done.
       const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
       const ReceivedRow next_row = ReceivedRow::load(params, row_of(following));
       push(row);

@@ -1,5 +1,5 @@
 // Arguments of the kernels of the second interface, among ranks of one node. Plain data: host code fills it, kernels
-// read it. What tensors hold is said in deep_ep/elastic.hpp.
+// read it. deep_ep/elastic.hpp describes the tensors.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct ElasticBarrierParams {
   WaitContext wait;
 };
 
-/// Where other ranks leave what comes back for the tokens of a rank; at the same place in every rank's heap. A call
+/// The part of a rank's heap to which other ranks push rows of its tokens; at the same offset on every rank. A call
 /// takes its tokens through it in passes of equally many.
 struct ReturnWindow {
   std::uint64_t rows_at, beside_at;  ///< offsets in the heap
@@ -80,7 +80,8 @@ struct ElasticCombineParams {
     const std::int32_t rest = num_tokens - first_token;
     return rest < 0 ? 0 : rest < window.tokens ? rest : window.tokens;
   }
-  /// Does a token's row of a source have the source's number, or that of the source's last selection? What makes fewer.
+  /// The part in which a token's row from `source` lies: the number of the source or of its last selection, whichever
+  /// has fewer values.
   DEEP_EP_DEVICE int part_of(int source, int last_selection) const {
     return window.parts == common.num_ranks ? source : last_selection;
   }

@@ -18,7 +18,7 @@
 
 namespace deep_ep::device::internode {
 
-/// What the handle says of the rows from `source` to `destination`: equal at both, unless their handles differ.
+/// The rows from `source` to `destination`, as the handle has them: equal at both, unless their handles differ.
 DEEP_EP_DEVICE std::int32_t rows_between(const InternodeCombineParams& params, int source, int destination) {
   return deep_ep::rows_between(params.rank_prefix_matrix, params.transfer.common.grid.num_ranks, source, destination);
 }

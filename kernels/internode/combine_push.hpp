@@ -1,6 +1,6 @@
 // The pushing warps of combine, on a rank whose rows lie outside the heap: they store them in the local rings of the
 // ranks of their node, in the order in which these add them up. They take any ring that has room and never wait for
-// one: what it waits for may wait for another.
+// one ring: its reader may wait for rows of another.
 #pragma once
 
 #include "kernels/internode/combine_rows.hpp"

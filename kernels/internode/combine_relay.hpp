@@ -25,8 +25,8 @@ struct CombineRelay {
     if (index >= grid().width || relayed >= transfer().relay_rows_room) return -1;
     return load_stream(params().relay_rows + relayed * grid().width + index);
   }
-  /// By one lane: a part of the row that a rank pushes and has not yet. Without a word if there is none: the warp waits
-  /// for room in the staging ring then, that is for the posters, or a warp that has an earlier row to wait for.
+  /// By one lane: the first of the pushed rows that is not there yet. Without a word if all are: then the warp waits
+  /// for room in the staging ring, that is for the posters, or for a warp that waits with an earlier row.
   DEEP_EP_DEVICE AwaitedWord missing(int number, int row) const {
     const std::int64_t at = relayed(number, row);
     for (int index = 0; local.by_rings && index < grid().width; ++index) {
@@ -88,7 +88,7 @@ struct CombineRelay {
   }
 
   /// Stages this warp's shares, which are every `step`th one of each node: so the first chunks are whole soon. False
-  /// after a fault. Where no rank pushes, the warp waits for the posters only, which know for which rank they wait, and
+  /// after a fault. If no rank pushes, the warp waits for the posters only, which know for which rank they wait, and
   /// for how long.
   DEEP_EP_DEVICE bool stage_all(int first, int step) const {
     return serve(

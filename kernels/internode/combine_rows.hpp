@@ -1,5 +1,5 @@
-// Where the rows of a combine are: at the ranks of this node, in the heap or in our local rings, and, summed up by each
-// other node, in the landing rings.
+// The rows of a combine: those of the ranks of this node are in the heap or in our local rings; those of each other
+// node, summed up, are in the landing rings.
 #pragma once
 
 #include "kernels/common/row_sum.hpp"
@@ -8,7 +8,7 @@
 
 namespace deep_ep {
 
-/// What is known of one rank of this node.
+/// The rows of one rank of this node.
 struct NodeRows {
   const std::byte* x;  ///< its rows, as mapped here
   const float* topk_weights;
@@ -39,8 +39,8 @@ struct LocalRows {
   }
 
   DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
-  /// That by which rank `index` pushes rows of tokens of `node`, and the other way round. A ring for each node, so that
-  /// rows are read in their order, and no node waits for another.
+  /// The ring by which rank `index` pushes rows of tokens of `node` to this rank, or this rank to that one. There is
+  /// one for each node, so that rows are read in their order, and no node waits for another.
   DEEP_EP_DEVICE static TokenRing ring(const InternodeCombineParams& params, std::uint64_t call, int index, int node) {
     const NodeGrid& grid = params.transfer.common.grid;
     return {params.transfer, call, index, index * grid.nodes() + node, grid.index() * grid.nodes() + node};
@@ -62,7 +62,7 @@ struct LocalRows {
     return row - first_row(params, grid().rail_in(node), grid().first_of_node() + index);
   }
 
-  /// What says that it is there; without a word where it always is.
+  /// The word that says that it is there; without a word if it always is.
   DEEP_EP_DEVICE AwaitedWord awaited(int index, int node, std::int32_t row) const {
     return is_pushed(index, row) ? ring(index, node).row(in_ring(index, node, row)) : AwaitedWord{};
   }

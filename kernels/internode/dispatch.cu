@@ -3,8 +3,8 @@
 //
 //   1. A sending warp takes the token and loads its row (dispatch_send.hpp).
 //   2. It stores the row into its final place on each rank of this node that wants it, and, packed with all that
-//   travels
-//      beside it and its final places there, into the staging ring of each other node that does (dispatch_spread.hpp).
+//      travels beside it and its final places there, into the staging ring of each other node that does
+//      (dispatch_spread.hpp).
 //   3. When a chunk of the staging ring is whole, a poster writes it into the landing ring of the rail (posting.hpp).
 //   4. There a forwarding warp loads it and stores it into its final places (dispatch_forward.hpp).
 //

@@ -37,8 +37,8 @@ struct DispatchForwarder {
     const int begin = chunk * rings().chunk_rows + in_chunk;
     bulk::fence_global();  // the chunk has landed: bulk loads may read it
     to.load(slot(number, begin).at, 0);
-    // While the row comes. The shape arrived before any row; each warp compares for itself. Rows of another shape go
-    // nowhere, as they would name places of other rows; the poster puts it on record.
+    // While the row is loading. The shape arrived before any row; each warp compares it for itself. A warp drops rows
+    // of another shape, as they would name places of other rows; the poster puts the fault on record.
     const std::uint64_t theirs = load_relaxed<Scope::system>(shape_of(transfer(), number, rings().lane_of(chunk)));
     if (!shapes_agree(expected_shape(transfer(), to.call, number), theirs)) {
       to.pipe.drop();

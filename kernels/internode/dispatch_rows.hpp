@@ -1,4 +1,4 @@
-// Rows of a dispatch as a warp has them in hand, as they cross the network, and the shared memory of a block.
+// Rows of a dispatch as a warp holds them and as they cross the network, and the shared memory of a block.
 #pragma once
 
 #include "kernels/internode/token_ring.hpp"
@@ -7,7 +7,7 @@
 
 namespace deep_ep {
 
-/// What is known of one rank of this node.
+/// The memory for rows at one rank of this node.
 struct NodeTarget {
   RowTargets rows;        ///< its memory, as mapped here
   std::int64_t capacity;  ///< rows it has room for
@@ -50,7 +50,7 @@ struct PackedRow {
 
 namespace device::internode {
 
-// A row that a warp brings on, and what travels beside it. `place`: at the destination of this lane's index
+// A row that a warp spreads, and what travels beside it. `place`: at the destination of this lane's index
 // (RowSpreader).
 
 /// A token of this rank.

@@ -1,4 +1,5 @@
-// Senders and forwarders of dispatch bring rows on: each row is loaded once into shared memory, and stored from there.
+// Senders and forwarders of dispatch spread rows: a warp loads each row once into shared memory, and stores it from
+// there.
 #pragma once
 
 #include "kernels/common/row_pipe.hpp"
@@ -7,8 +8,8 @@
 
 namespace deep_ep::device::internode {
 
-/// What a warp needs to bring rows on, to destinations: the ranks of this node, by index, and, of a row of this rank,
-/// the other nodes, by number.
+/// Spreads a warp's rows to destinations: the ranks of this node, by index, and, for a row of this rank, the other
+/// nodes, by number.
 struct RowSpreader {
   const InternodeDispatchParams& params;
   const NodeTarget* targets;
@@ -43,7 +44,8 @@ struct RowSpreader {
   DEEP_EP_DEVICE std::int32_t place_by_ring(const Row& row, int index) const {
     return index < grid().width && targets[index].by_ring ? final_place(row, index) : -1;
   }
-  /// Where the warp stores the row: its final place at a rank, its number among the rows for a node; -1: nowhere.
+  /// The place to which the warp stores the row: its final place at a rank, its number among the rows for a node; -1:
+  /// none.
   template <class Row>
   DEEP_EP_DEVICE std::int32_t place_at(const Row& row, int destination) const {
     if (destination >= destinations(row)) return -1;
@@ -93,7 +95,7 @@ struct RowSpreader {
     }
   }
 
-  /// By the whole warp: to the local rings that the row goes by. False after a fault.
+  /// By the whole warp: stores the row in the local rings that it goes by. False after a fault.
   ///
   /// A warp takes a number only when it has stored what it took before, so the oldest number not stored waits for
   /// nothing but the receiver, which takes rows as they come.
@@ -106,7 +108,7 @@ struct RowSpreader {
         const TokenRing ring{params.transfer, call, to, to, grid().index()};
         const auto n = static_cast<std::int32_t>(take_next(params.transfer.common.local_tickets + to));
         if (!ring.acquire(n)) return false;
-        bulk::fence_global();  // what the warp has acquired by waiting, its bulk stores come behind
+        bulk::fence_global();  // bulk stores come behind what the warp has acquired
         copy_row(ring.slot_there(n), row.x(), params.rows.row_bytes);
         Sidecar(params, row).pack({ring.slot_there(n), params.rows}, grid().node());
         ring.publish(n);

@@ -132,7 +132,7 @@ struct Notify {
     return common().window.counts_there(common().own_heap(), source);
   }
   /// Waits until every rank's counts are here. False after a fault. They come by relays of this node, so this rank
-  /// waits for those; for whom a relay waits it says itself.
+  /// waits for the relays; a relay itself reports for which rank it waits.
   DEEP_EP_DEVICE bool await_counts() const {
     bool good = true;
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {

@@ -16,7 +16,7 @@ namespace deep_ep {
 /// Queue pairs of a lane to a rail. Credit has its own, so that it does not wait behind rows.
 enum class InternodeChannel : int { rows, credit, count };
 
-/// What this rank remembers of a lane to its rail in another node. (Of counts, in the first lane's.)
+/// This rank's state of a lane to its rail in another node. (That of counts is in the first lane's.)
 struct alignas(kLine) RailState {
   std::uint64_t notified, shape, tail, head;  ///< the words at the rail, once all that was posted has arrived
   std::uint64_t sent;                         ///< Progress: chunks whose staging memory the NIC has read
@@ -29,7 +29,7 @@ struct InternodeState {
   std::uint32_t next_token;  ///< that a warp may take; zero between calls
 };
 
-/// What every kernel of the family gets.
+/// Arguments of every kernel of the family.
 struct InternodeParams {
   NodeGrid grid;
   std::byte* const* heaps = nullptr;  ///< of every rank of this node as this rank maps it; nullptr for the others
@@ -70,12 +70,12 @@ struct NodeCounts {
   const std::int32_t* from_node;  ///< tokens of this rank's rail in each node for this one
 };
 
-/// A number that differs, almost always, where one of the numbers that it is made of does.
+/// A number that is made of two others, and differs, almost always, if one of them does.
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t combine_shapes(std::uint32_t first, std::uint32_t second) {
   return (first ^ second) * 0x9e3779b1u ^ first >> 15;
 }
 
-/// What both kinds of calls that move rows have in common.
+/// Arguments that dispatch and combine have in common.
 struct TransferParams {
   InternodeParams common;
   WaitContext wait;

@@ -53,7 +53,7 @@ class RailPoster {
   DEEP_EP_DEVICE bool ended() const {
     return compared_ && sent_ == chunks_for(rows_out_) && head_ == Progress::at(call_ + 1);
   }
-  /// Whatever can be done now. True if there was something.
+  /// Does what can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
     const bool compared = compare();
     bool posted = false;

@@ -1,7 +1,7 @@
 // The rings that rows cross the network through: for each other node a landing ring, which this rank's rail there
 // writes, and a staging ring, which this rank's NIC reads.
 //
-// A ring is a row of equal chunks, a chunk a few slots, a slot one row with all that belongs to it. Chunk c of a call
+// A ring has equal chunks, a chunk a few slots, a slot one row with all that belongs to it. Chunk c of a call
 // takes the place of chunk c - chunks; none wraps, so a chunk is one RDMA write. Every call divides the same memory by
 // its own row size: a ring is written in a call only when its reader has read all rows of the call before.
 //
@@ -22,7 +22,7 @@ namespace deep_ep {
 struct Rings {
   static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
   static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
-  static constexpr int kShareRows = 2;                             ///< of a chunk, that a relay takes at once
+  static constexpr int kShareRows = 2;                             ///< of a chunk, that a warp takes at once
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
 
   std::size_t begin = 0;       ///< offset in the heap: landing rings, then staging rings

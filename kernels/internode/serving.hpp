@@ -1,4 +1,4 @@
-// What the warps of a call share: how they work off the chunks or rows of all nodes, and the words of rails.
+// Functions that the warps of a call share: they work off the chunks or rows of all nodes, and read the words of rails.
 #pragma once
 
 #include "kernels/common/progress.hpp"
@@ -8,7 +8,7 @@
 
 namespace deep_ep::device::internode {
 
-/// What this rank waits for: a word in its heap that another rank raises.
+/// A word in this rank's heap that it waits for, and that another rank raises.
 struct AwaitedWord {
   Awaited awaited{0, Wanted::nothing, 0};
   const std::uint64_t* word = nullptr;
@@ -36,10 +36,10 @@ DEEP_EP_DEVICE_CALL bool report_late(const WaitContext& wait, const std::uint64_
 ///   next                    a word for each node (or whatever else has parts), of the warp
 ///   first, step             the warp works on parts first, first + step and so on of each, in their order
 ///   parts(number)           how many there are
-///   ready(number)           may the next one be worked on? Acquires what it is
+///   ready(number)           may the next one be worked on? Acquires it
 ///   work(number, part)      false after a fault
-///   missing(number, part)   the AwaitedWord that the part waits for, which is put on record where it is late. Without
-///                           a word where another warp of this rank waits for it, and does so
+///   missing(number, part)   the AwaitedWord that the part waits for, which is put on record if it is late. Without a
+///                           word if another warp of this rank waits for it, and puts it on record
 template <class Parts, class Ready, class Work, class Missing>
 DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* next, int first, int step, Parts parts,
                           Ready ready, Work work, Missing missing) {
@@ -96,7 +96,7 @@ DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int nu
   return params.common.window.rail_word(InternodeWindow::tail, params.common.grid.other(number), lane)
       .in(params.common.own_heap());
 }
-/// What says that a chunk from other node `number` has landed.
+/// The word that says that a chunk from other node `number` has landed.
 DEEP_EP_DEVICE AwaitedWord landed_through(const TransferParams& params, std::uint64_t call, int number, int chunk) {
   const Rings& rings = params.rings;
   const int rail = params.common.grid.rail_in(params.common.grid.other(number));
@@ -120,14 +120,14 @@ DEEP_EP_DEVICE std::int64_t rows_before(const NodeGrid& grid, const std::int32_t
   return before;
 }
 
-/// What the ends of a rail compare of a call, for one direction: the same at both, unless the ranks disagree.
-/// A progress word whose position stands for the rows.
+/// The word that the ends of a rail compare, for one direction of a call: the same at both, unless the ranks disagree.
+/// It is a progress word whose position stands for the rows.
 DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
                                         int rows_from_rail) {
   const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
   return Progress::at(call + 1, combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail)));
 }
-/// The word that other node `number`'s rail makes it, by each lane ahead of its rows, and what it must be.
+/// The word that the rail in other node `number` sends by each lane ahead of its rows, and the value that it must have.
 DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number, int lane) {
   return params.common.window.rail_word(InternodeWindow::shape, params.common.grid.other(number), lane)
       .in(params.common.own_heap());
@@ -136,8 +136,8 @@ DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::u
   const int node = params.common.grid.other(number);
   return rail_shape(params, call, params.counts.from_node[node], params.counts.to_node[node]);
 }
-/// Does the rail mean the same call? Once it has said so; if it has ended the call and begun the next, it has found the
-/// same.
+/// Does the rail mean the same call? Asked when its word has come. A word of a later call agrees: a rail that has ended
+/// this call has compared, too.
 DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
   return Progress::call_of(theirs) != Progress::call_of(expected) || theirs == expected;
 }

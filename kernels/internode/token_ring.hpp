@@ -32,7 +32,7 @@ struct TokenRing {
 
   // The writer's end.
 
-  /// What must come before row `n` may be stored.
+  /// The word that must come before row `n` may be stored.
   DEEP_EP_DEVICE AwaitedWord room(std::int32_t n) const {
     return word_here(Wanted::internode_near_room, common().window.released(common().own_heap()), n, n - rings().slots);
   }
@@ -54,7 +54,7 @@ struct TokenRing {
 
   // The reader's end.
 
-  /// What says that row `n` is there.
+  /// The word that says that row `n` is there.
   DEEP_EP_DEVICE AwaitedWord row(std::int32_t n) const {
     return word_here(Wanted::internode_near_rows, common().window.published(common().own_heap()), n, n);
   }

@@ -101,7 +101,7 @@ struct InternodeWindow {
   }
   /// How many calls that move rows the rank has ended.
   DEEP_EP_DEVICE std::uint64_t* done(std::byte* heap, int index) const { return word(heap, done_, index); }
-  /// How many notifies there are counts of `source` for. By the rank of this node with its index.
+  /// The number of notifies whose counts of `source` have come. Written by the rank of this node with its index.
   DEEP_EP_DEVICE std::uint64_t* counts_there(std::byte* heap, int source) const {
     return word(heap, counts_there_, source);
   }
@@ -120,7 +120,7 @@ struct InternodeWindow {
     return reinterpret_cast<std::uint64_t*>(heap + released_);
   }
 
-  // By this rank's rails: by their nodes. All but `notified` there are for each lane.
+  // Written by this rank's rails: by their nodes. There is one for each lane, but of `notified` one for all.
 
   enum RailWord : int { notified, shape, tail, head };
   static constexpr std::size_t kRailWords = 4;
@@ -133,7 +133,7 @@ struct InternodeWindow {
     return {landed_counts_ + at * counts_bytes(grid_.width)};
   }
 
-  /// What this rank's NIC reads.
+  /// Memory that this rank's NIC reads.
   DEEP_EP_DEVICE Place<std::byte> staged_counts() const { return {staged_counts_}; }
   DEEP_EP_HOST_DEVICE SourceCounts counts_at(std::byte* memory, int ranks) const {
     return {Carver(memory), grid_, ranks * max_local_experts_};

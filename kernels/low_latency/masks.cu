@@ -1,4 +1,4 @@
-// What programs ask of their masks, in the order of calls: see LowLatencyMasksParams.
+// Programs read and change their masks, in the order of calls: see LowLatencyMasksParams.
 #include "kernels/common/faults.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/params.hpp"
@@ -7,7 +7,7 @@
 
 namespace deep_ep::device::low_latency {
 
-/// By one block. Verdicts that have come count from here on, so a query says what the next call goes by.
+/// By one block. Verdicts that have come count from here on, so a query gives the masks of the next call.
 DEEP_EP_DEVICE void masks_body(const LowLatencyMasksParams& params, std::byte*) {
   ControlState& control = *params.wait.control;
   if (thread_index() == 0) take_verdict(params.wait);

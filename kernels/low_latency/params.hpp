@@ -95,8 +95,8 @@ struct LowLatencyTold {
   std::uint64_t barrier;
 };
 
-/// With masking a wait ends when its peer is masked. One that lasts so many time-outs ends the call: ranks have mixed
-/// up their calls.
+/// With masking a wait ends when its peer is masked. A wait that lasts for so many time-outs ends the call: ranks have
+/// mixed up their calls.
 constexpr int kMostTimeouts = 8;
 
 /// What every kernel of the family gets.
@@ -326,7 +326,7 @@ struct LowLatencyBarrierParams {
   bool drains = false;  ///< when it ends, all RDMA operations of earlier calls have arrived
 };
 
-/// What a program asks of its masks, in the order of calls.
+/// A program reads or changes its masks, in the order of calls.
 enum class LowLatencyMasksStep : int { query, mask, unmask };
 struct LowLatencyMasksParams {
   WaitContext wait;

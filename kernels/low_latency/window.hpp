@@ -8,8 +8,7 @@
 //
 // Everything in it is written by one source (by rails, rdma/reach.hpp, by another rank in its stead) and read by the
 // rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a
-// far rank adds to come first: programs may fill with zeros what is behind
-// them.
+// far rank adds to come first: programs may fill with zeros what is behind them.
 #pragma once
 
 #include <cstddef>

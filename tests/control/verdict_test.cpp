@@ -122,9 +122,9 @@ TEST(FailedPairs, LeaveNonePairBehindAndDoNotLoseMoreThanThat) {
 
 TEST(DecidingRank, IsTheLowestThatGoesOn) {
   const std::vector<RankSigns> ranks{kLost, kWaits, kWaits};
-  EXPECT_EQ(deciding_rank(ranks, {}), 1);
-  EXPECT_EQ(deciding_rank(ranks, Blames{{1, 2}}), 2);
-  EXPECT_EQ(deciding_rank(ranks, Blames{{1, 2}, {2, 1}}), kNobody);
+  EXPECT_EQ(deciders_before(1, ranks, {}), 0);
+  EXPECT_EQ(deciders_before(2, ranks, {}), 1);
+  EXPECT_EQ(deciders_before(2, ranks, Blames{{1, 2}}), 0);
 }
 
 }  // namespace

@@ -68,6 +68,30 @@ class Waits {
 
 void sleep_timeouts(double number) { std::this_thread::sleep_for(std::chrono::duration<double>(number * timeout_s())); }
 
+/// A process of the job that does nothing by itself. All of its connections are calls, as its token is the lowest.
+class ScriptedProcess {
+ public:
+  explicit ScriptedProcess(ProcessInfo like) : info_(like) {
+    info_.process = {{0, 1}};
+    info_.secret = {{2, 3}};
+  }
+  const ProcessInfo& info() const { return info_; }
+  void connect_to(const ProcessInfo& other) {
+    UniqueFd& socket = sockets_.emplace_back(call_by_unix(other.process));
+    const Hello hello{.secret = other.secret, .from = info_.process};
+    EXPECT_EQ(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof hello));
+  }
+  void tell(std::size_t connection, const Message& message) {
+    const ssize_t sent = ::send(sockets_[connection].get(), &message, sizeof message, MSG_NOSIGNAL);
+    EXPECT_EQ(sent, static_cast<ssize_t>(sizeof message));
+  }
+  void end() { sockets_.clear(); }
+
+ private:
+  ProcessInfo info_;
+  std::vector<UniqueFd> sockets_;
+};
+
 /// [plane] of a rank is the rank itself.
 class WaitsTest : public testing::Test {
  protected:
@@ -75,7 +99,7 @@ class WaitsTest : public testing::Test {
     planes_.emplace(ranks, true);
     Ranks all;
     for (int rank = 0; rank < ranks; ++rank) all.push_back(rank);
-    buffer_ = &planes_->join(1, all, {.timeout_s = timeout_s(), .masks = masks});
+    buffer_ = &planes_->join(1, all, {.timeout_s = timeout_, .masks = masks});
     return *buffer_;
   }
   int lost_for(int at, int rank) const { return buffer_->words[static_cast<std::size_t>(at)].lost_for(rank); }
@@ -93,6 +117,7 @@ class WaitsTest : public testing::Test {
   int member(int rank) const { return buffer_->members[static_cast<std::size_t>(rank)]; }
   Plane& plane(int rank) { return (*planes_)[rank]; }
 
+  double timeout_ = timeout_s();
   std::optional<Planes> planes_;
   Planes::Buffer* buffer_ = nullptr;
 };
@@ -183,6 +208,49 @@ TEST_F(WaitsTest, TheNextRankDecidesOnASilentDecider) {
   waits.begin(2, 0);
   expect_lost({1, 2}, {0});
   EXPECT_TRUE(eventually([&] { return lost_for(0, 0) == 1; }));
+}
+
+/// Rank 0 is a process that answers nothing: nobody waits for it, but it is the lowest.
+TEST(DecidingRank, ThatDoesNotAnswerIsFollowedByTheNext) {
+  Planes planes(2, true);
+  ScriptedProcess decider(planes.info(0));
+  const std::vector<ProcessInfo> infos{decider.info(), planes.info(0), planes.info(1)};
+  for (std::size_t rank = 1; rank < infos.size(); ++rank) decider.connect_to(infos[rank]);
+  Planes::Buffer& buffer = planes.join(1, {-1, 0, 1}, infos, {.timeout_s = timeout_s(), .masks = true});
+  Waits waits(buffer);
+  waits.begin(1, 2);
+  EXPECT_TRUE(eventually([&] { return buffer.words[1].lost_for(2) == 2; }));
+  EXPECT_EQ(buffer.words[1].lost_for(0), kNobody);
+}
+
+TEST_F(WaitsTest, AWaitThatIsOverDoesNotMakeShorterOnesLate) {
+  Waits waits(make(2, true));
+  waits.begin(0, 1);
+  waits.begin(1, 0);  // shows that it waits itself
+  sleep_timeouts(1.3);
+  waits.end(0, 1);
+  waits.end(1, 0);
+  for (int call = 0; call < 60; ++call) {
+    waits.begin(0, 1);
+    sleep_timeouts(0.05);
+    waits.end(0, 1);
+  }
+  EXPECT_EQ(lost(0), Ranks{});
+}
+
+TEST_F(WaitsTest, WithoutDeadlinesFailedPairsAreStillJudged) {
+  timeout_ = 0;
+  make(3, true).words[2].fail_queue_to(1);
+  buffer_->words[2].fail_queue_to(0);
+  expect_lost({0, 1, 2}, {2});
+}
+
+TEST_F(WaitsTest, ADeadlineMayBeVeryFar) {
+  timeout_ = 1e10;
+  Waits waits(make(2, true));
+  waits.begin(0, 1);
+  sleep_timeouts(1);
+  EXPECT_EQ(lost(0), Ranks{});
 }
 
 TEST_F(WaitsTest, ALostRankLosesNobodyElse) {
@@ -298,30 +366,6 @@ TEST(WaitsOfProcesses, AStopOfTheWholeProcessIsNoWait) {
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
-
-/// A process of the job that does nothing by itself. All of its connections are calls, as its token is the lowest.
-class ScriptedProcess {
- public:
-  explicit ScriptedProcess(ProcessInfo like) : info_(like) {
-    info_.process = {{0, 1}};
-    info_.secret = {{2, 3}};
-  }
-  const ProcessInfo& info() const { return info_; }
-  void connect_to(const ProcessInfo& other) {
-    UniqueFd& socket = sockets_.emplace_back(call_by_unix(other.process));
-    const Hello hello{.secret = other.secret, .from = info_.process};
-    EXPECT_EQ(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof hello));
-  }
-  void tell(std::size_t connection, const Message& message) {
-    const ssize_t sent = ::send(sockets_[connection].get(), &message, sizeof message, MSG_NOSIGNAL);
-    EXPECT_EQ(sent, static_cast<ssize_t>(sizeof message));
-  }
-  void end() { sockets_.clear(); }
-
- private:
-  ProcessInfo info_;
-  std::vector<UniqueFd> sockets_;
-};
 
 /// Rank 0 decides that rank 3 is lost, and its process ends when it has told the ranks of a bit mask.
 TEST(DecidingRank, ThatEndsHalfWayHasToldNobodyOrAll) {

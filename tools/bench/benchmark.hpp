@@ -1,4 +1,4 @@
-// What the benchmarks of dispatch and combine have in common: options, the ranks of a run, its figures.
+// The common parts of the benchmarks of dispatch and combine: options, the ranks of a run, its figures.
 #pragma once
 
 #include <cstdint>
@@ -85,11 +85,11 @@ void set_times(Figure& figure, const Timing& timing);
 
 // Lines as DeepEP's own tests print them, so that programs that read their logs read ours as well.
 
-/// What test_intranode.py and test_internode.py print: setting, layout, every configuration with `tune`, the best one.
+/// The lines of test_intranode.py and test_internode.py: setting, layout, each configuration with `tune`, the best one.
 /// They count over NVLink all that is received, and over RDMA also what stays in the node. This library has no chunks
 /// inside a node ("default", and 1 where a number has to be) and chunks of 16 rows between nodes.
 std::string normal_mode_lines(const BenchOptions& options, bool tune, const std::vector<Figure>& figures);
-/// What test_low_latency.py prints, where each rank speaks for itself. Here rank 0 gives the slowest rank's times.
+/// The lines of test_low_latency.py. There each rank prints its own times; here rank 0 prints the slowest rank's.
 std::string low_latency_lines(const BenchOptions& options, int ranks, const std::vector<Figure>& figures);
 
 // The subcommands of `deep_ep bench` that have files of their own.

@@ -1,4 +1,4 @@
-// What only GPUs have: CUDA graphs, and NCCL beside the library.
+// Parts that only GPUs have: CUDA graphs, and NCCL to compare with.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class Graph {
   virtual void launch(StreamHandle stream) = 0;
 };
 
-/// Records what `enqueue` puts on the stream. What that work refers to must outlive the graph. nullptr where the
+/// Records what `enqueue` puts on the stream. All that the work refers to must outlive the graph. nullptr where the
 /// executor has no graphs.
 std::unique_ptr<Graph> record_graph(Executor& executor, StreamHandle stream, const std::function<void()>& enqueue);
 

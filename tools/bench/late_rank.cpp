@@ -19,7 +19,7 @@ namespace {
 /// devices. Microseconds, medians of the rounds.
 using PartEnds = std::array<double, 4>;
 
-/// What came out for one number of tokens. By rank.
+/// The results for one number of tokens, by rank.
 struct LateRankReport {
   std::int64_t tokens = 0;
   std::vector<LowLatencyStats> stats;

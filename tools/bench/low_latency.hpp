@@ -21,11 +21,11 @@ struct LowLatencyBenchOptions : BenchOptions {
   bool arrivals = false;       ///< dispatches are given arrival counters
   bool combine_fp8 = false;    ///< also combine with rows in FP8
 
-  bool who_is_late = false;  ///< instead of times: who waits for whom
-  bool trace = false;        ///< who waits for whom, with each call in two parts
+  bool who_is_late = false;  ///< instead of times: which ranks wait for which
+  bool trace = false;        ///< the same, with each call in two parts
   /// Not given: kLateRankThresholdUs, and on the CPU no verdict.
   std::optional<double> late_threshold_us;
-  double late_us = 0;  ///< so much later one rank begins each round
+  double late_us = 0;  ///< one rank begins each round so much later
   int late_rank = -1;  ///< which; negative: the last one
 
   /// The options of buffers, but for sizes.

@@ -84,7 +84,7 @@ class LowLatencyMeasurer {
                  [&] { rank_.check_combined(kind, result); });
   }
 
-  /// What upstream's test calls "Dispatch + combine bandwidth".
+  /// The figure that upstream's test calls "Dispatch + combine bandwidth".
   void measure_both() {
     LowLatencyDispatchResult dispatched;
     LowLatencyCombineResult combined;
@@ -200,7 +200,7 @@ std::string explanation(const LowLatencyBenchOptions& options, Device::Kind devi
              device == Device::Kind::cuda ? "the call's kernels, behind a barrier of the GPUs" : "the call");
 }
 
-/// Throws InvalidArgument where somebody asks for what times alone have, and for no times, or the other way round.
+/// Throws InvalidArgument for options about times with --who-is-late or --trace, and for theirs without these.
 void refuse_other_options(const CLI::App& command, const LowLatencyBenchOptions& options) {
   const auto given = [&](const char* option) { return command.count(option) != 0; };
   const char* const instead = options.trace ? "--trace" : "--who-is-late";

@@ -32,7 +32,7 @@ std::string in_a_node_line(const Figure& m, bool best) {
                      comma ? "," : ":", m.gb_per_s.value_or(0), best ? "t" : "avg_t", *m.median_us);
 }
 
-/// What a dispatch with its exchange of counts costs more than one along known routes.
+/// How much longer a dispatch with its exchange of counts takes than one along known routes.
 double notify_us(const std::vector<Figure>& all, const Figure& of) {
   double layout = 0;
   double exchange = 0;

@@ -123,7 +123,7 @@ void run_at_once(const std::vector<Subject>& subjects, double seconds, Report& r
     OneWire wire(subjects[at]);
     barriers[at]->barrier();
     figures[at] = wire.writes(kMostPairs, seconds);
-    barriers[at]->barrier();  // nobody stops driving its NIC's queue pairs before the others have measured
+    barriers[at]->barrier();  // no thread stops driving its NIC's queue pairs before the others have measured
   });
   Figure all = figures.front();
   all.nic = "all";
@@ -141,7 +141,7 @@ void run_at_once(const std::vector<Subject>& subjects, double seconds, Report& r
   report.add(all);
 }
 
-/// What there is to measure. @throws Error that says why there is nothing; InvalidArgument for a NIC that is not there.
+/// The subjects to measure. @throws Error that says why there is none; InvalidArgument for a NIC that is not there.
 std::vector<Subject> wire_subjects(const Patient& patient, const WireCommand& command) {
   const SubjectChoice choice{.wire = wire_of(command.wire == "auto" ? "verbs" : command.wire),
                              .device = command.device};

@@ -1,4 +1,4 @@
-// combine of the second interface: what the ranks of its experts hold for each token, pushed and added in one kernel.
+// combine of the second interface: one kernel pushes and adds, for each token, the rows of its experts' ranks.
 #include <algorithm>
 
 #include "csrc/buffer/checks.hpp"
@@ -54,7 +54,7 @@ void check_elastic_combine(const ElasticCombineArguments& arguments, const Norma
   check_config(arguments.config, kernels::combine_elastic::kMaxThreads / 32);
 }
 
-/// The whole window of the heap, and as many tokens of a pass as it has room for. The same on all ranks.
+/// Takes the whole window of the heap, and as many tokens in a pass as it has room for. The same on all ranks.
 ReturnWindow plan_window(const ElasticCombineParams& params, std::size_t at, const NormalModeSetup& setup) {
   ReturnWindow window{};
   window.parts = params.each_selection ? params.num_topk : std::min(setup.num_ranks, params.num_topk);
@@ -82,7 +82,7 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   const int blocks = std::min(sms, policy.multiprocessors);
   const int given = config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block;
   const int warps = config.warps_per_block == 0 && setup.on_gpu() ? kMostWarps : std::min(given, kMostWarps);
-  // Fewer warps push where rows are not added up before: more from too many senders hold each other up.
+  // Fewer warps push if rows are not added up before: these are more, and too many at once hold each other up.
   params.adding_warps = setup.num_ranks == 1 ? warps : params.each_selection ? warps * 3 / 4 : warps / 2;
   const int tokens = std::min(params.num_tokens, params.window.tokens);
   params.parts_per_token = tokens >= 2 * blocks * warps ? 1 : tokens >= blocks * warps ? 2 : 4;
@@ -121,7 +121,7 @@ CombineResult Intranode::combine_elastic(const ElasticCombineArguments& argument
   params.combined_x = result.combined_x.as<std::byte>();
   if (params.weighted) params.combined_weights = result.combined_topk_weights->as<float>();
   params.wait = runtime_.faults().wait_context();
-  // All ranks have equally many passes: they follow from what all know.
+  // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (; params.first_token < params.max_tokens; params.first_token += params.window.tokens) {
     runtime_.executor()->kernels().combine_elastic(params, shape, scope.stream());
   }

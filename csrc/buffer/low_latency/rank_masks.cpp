@@ -25,7 +25,7 @@ void RankMasks::log_new() {
   if (__atomic_load_n(&runtime_.control_words().changes, __ATOMIC_ACQUIRE) == 0) return;
   const std::vector<control::LostRank> lost = membership.lost();
   for (; logged_ < lost.size(); ++logged_) {
-    log::warn("{}", describe_masking(lost[logged_], membership.describe_gone(lost[logged_].rank)));
+    log::warn("{}", describe_masking(lost[logged_], membership.describe_end(lost[logged_].rank)));
   }
 }
 

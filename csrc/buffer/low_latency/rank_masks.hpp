@@ -1,4 +1,4 @@
-// Which ranks low-latency calls leave out: those that the control plane calls lost, and those that the program masks.
+// The ranks that low-latency calls leave out: those that the control plane calls lost, and those that programs mask.
 // The masks themselves are in ControlState, for kernels.
 #pragma once
 
@@ -18,13 +18,13 @@ class RankMasks {
   /// Logs which ranks are masked, and which queue pairs have failed, since the last look.
   void log_new();
 
-  // In the order of calls. What the program masks is its own; it does not undo a verdict.
+  // In the order of calls. The program's masks are apart from verdicts, and undo none.
   void update(int rank, bool masked, StreamHandle stream);
   void query(const TensorView& status, StreamHandle stream);
   void clear(StreamHandle stream);
 
-  /// By all ranks, between exchanges of the bootstrap, while no call is under way: verdicts of before are forgotten,
-  /// and what the program has masked.
+  /// By all ranks, between exchanges of the bootstrap, while no call is under way: forgets the verdicts so far, and
+  /// which were logged.
   void resume();
 
  private:

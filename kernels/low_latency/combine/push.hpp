@@ -108,9 +108,9 @@ struct CombinePusher {
 
   /// Is `source` left out? When its time has run out, it is from now on (or the call ends).
   DEEP_EP_DEVICE bool gives_up(const Reach& reach, int source, std::uint64_t start) const {
-    const Awaited selections{source, Wanted::low_latency_combine_selection, 0};
-    if (lane_index() == 0 && !masked(params.common, source) && reach.policy().is_late(selections, start)) {
-      reach.policy().blame(reach.missing_for(source), 0);
+    if (lane_index() == 0 && !masked(params.common, source)) {
+      const Awaited missing = reach.missing_for(source);
+      if (reach.policy().is_late(missing, start)) reach.policy().blame(missing, 0);
     }
     warp::sync();
     return left_out(source);

@@ -28,8 +28,7 @@
 
 namespace deep_ep::device::low_latency {
 
-/// The deadlines of combine, where nobody is ever masked. A rank that has refused an earlier call sends no rows of this
-/// one either.
+/// The deadlines of combine without masking. A rank that has refused an earlier call sends no rows of this one either.
 struct UnreducedPolicy : MaskOrEnd<false> {
   std::uint64_t epoch;
 

@@ -1,12 +1,12 @@
-// Ranks that do not come. A peer that is late is a fault that ends the call. Where the buffer masks ranks, the control
-// threads of the ranks decide who is lost (csrc/control/), and calls go on without it: see ends_wait(). No wait masks
-// anybody by itself.
+// Ranks that do not come. A peer that is late is a fault that ends the call. If the buffer masks ranks, the control
+// threads of the ranks decide which rank is lost (csrc/control/), and calls go on without it: see ends_wait(). No wait
+// masks a rank by itself.
 //
 // Ranks of combine wait for each other in a row: an expert rank for the selections of an owner, the owner for rows of
 // the expert rank.
 //
-//   - Nobody is held up by somebody else's lateness: selections are told to those who are ready first, and rows whose
-//     selections are late are put off. So a rank waits for nobody but those that it names.
+//   - A late rank holds up no call of others: a rank tells its selections first to the ranks that are ready, and
+//     pushes rows whose selections are late last. So a rank waits only for ranks that it names.
 //   - With masking, each rank waits for all others to begin, whether it has to do with them or not: what a masked rank
 //     writes when it wakes up must not be summed.
 //
@@ -25,7 +25,7 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
-/// What becomes of waits, in the words of wait_until() and rdma::Poster. `kRdma` false: nobody is far.
+/// The policy of waits, for wait_until() and rdma::Poster. `kRdma` false: no rank is far.
 template <bool kRdma>
 struct MaskOrEnd {
   const LowLatencyParams& common;
@@ -65,8 +65,8 @@ struct MaskOrEnd {
   }
 };
 
-/// Where ranks are not masked, nobody tells that it has begun a combine. Then `begun` says something else, with this
-/// bit: that the rank has ended the call, as it disagrees with somebody (refuse_call).
+/// Without masking no rank tells that it has begun a combine. There `begun` with this bit says that the rank has ended
+/// the call, as it disagrees with another rank (refuse_call).
 constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
 
 /// The same in combine, for ranks that may have refused the call.
@@ -94,9 +94,9 @@ struct MaskOrEndCombine : MaskOrEnd<kRdma> {
   }
 };
 
-// Ranks may be masked while a call runs. Then some blocks have received with a rank and
-// others without it, and the last block to finish receives again, alone, with those that are left. What they sent is
-// all there: whoever a block waited for in vain is masked.
+// Ranks may be masked while a call runs. Then some blocks have received with a rank and others without it, and the last
+// block to finish receives again, alone, with those that are left. All that these sent is there: a rank that a block
+// waited for in vain is masked.
 
 /// Words of shared memory that a block needs for it.
 struct MaskWords {
@@ -104,13 +104,14 @@ struct MaskWords {
   std::int32_t last, again;  ///< see finish_with_masks
 };
 
-/// By one thread, before the block looks at any mask. Who saw a newer one than this version finds that out at the end.
+/// By one thread, before the block looks at any mask. A block that saw a newer one than this version finds that out at
+/// the end.
 DEEP_EP_DEVICE void note_masks(const LowLatencyParams& common, MaskWords& words) {
   words.version = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.wait.control->version);
 }
 
 /// By every thread of the blocks that receive, when they have. `words.last`: all others have finished. `words.again`:
-/// not everybody saw the same masks, and this block is to receive again.
+/// not all blocks saw the same masks, and this block is to receive again.
 DEEP_EP_DEVICE void finish_with_masks(const LowLatencyParams& common, LowLatencyKind kind, MaskWords& words) {
   block::sync();
   if (thread_index() == 0) {

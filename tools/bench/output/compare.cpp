@@ -25,7 +25,7 @@ void append(std::string& list, const char* separator, const std::string& one) {
   list += (list.empty() ? "" : separator) + one;
 }
 
-/// Those that count, with experts on all nodes said alike: a file says so by 0 or by the number of nodes.
+/// The figures that count. Experts on all nodes become one number: a file writes 0, or the number of nodes.
 std::vector<Figure> usable(std::vector<Figure> figures) {
   std::erase_if(figures, [](const Figure& figure) { return figure.status != "ok"; });
   for (Figure& figure : figures) {
@@ -51,7 +51,7 @@ bool same_kind(const Figure& ours, const Figure& theirs) {
          fits(ours.nic, theirs.nic);
 }
 
-/// "tokens 2048 there, 4096 here; nodes 2 there, 1 here": what their file says of the shape and is another here.
+/// "tokens 2048 there, 4096 here; nodes 2 there, 1 here": the parts of the shape that differ from their file's.
 std::string difference(const Figure& ours, const Figure& theirs) {
   std::string text;
   for (const auto& [name, member, ignored] : kShape) {

@@ -1,4 +1,4 @@
-// What becomes of a benchmark's figures: a table, CSV, JSON, comparison with a file. All commands share it.
+// Output of a benchmark's figures: a table, CSV, JSON, comparison with a file. All commands share it.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -41,7 +41,15 @@ struct CombineAddresses {
 static_assert(sizeof(Mailbox<DispatchAddresses>) == kLine && sizeof(Mailbox<CombineAddresses>) == kLine);
 
 /// What of these must agree, in the words of a fault record.
-enum class RowField : int { row_bytes, num_scales, num_topk, rows_to_peer, rows_from_peer };
+enum class RowField : int {
+  row_bytes,
+  num_scales,
+  num_topk,
+  max_tokens,
+  kind,  ///< of combine in the elastic interface: 1 with weights, plus 2 if each selection's row travels
+  rows_to_peer,
+  rows_from_peer
+};
 
 /// What must agree between ranks before rows may move.
 struct CallShape {

@@ -10,13 +10,20 @@
 
 namespace deep_ep::device {
 
+/// What must be equal on all ranks for windows to be laid out alike: see RowField::kind.
+DEEP_EP_DEVICE std::int32_t kind_of(const ElasticCombineParams& params) {
+  return (params.weighted ? 1 : 0) + (params.each_selection ? 2 : 0);
+}
+
 /// Tells `peer` that this rank has come, so that its window is free, and with which rows.
 DEEP_EP_DEVICE void announce(const ElasticCombineParams& params, std::uint64_t epoch, int peer) {
   const IntranodeParams& common = params.common;
   Mailbox<CombineAddresses>& box = common.control.combine_box(common.heaps[peer], common.rank);
   box.message = {};
   box.message.row_bytes = params.row_bytes;
-  box.message.num_topk = params.weighted ? params.num_topk : 0;
+  box.message.num_topk = params.num_topk;
+  box.message.num_tokens = params.max_tokens;
+  box.message.num_rows = kind_of(params);
   store_release<Scope::system>(&box.signal, epoch);
 }
 
@@ -28,7 +35,9 @@ DEEP_EP_DEVICE bool hear(const ElasticCombineParams& params, std::uint64_t epoch
   if (!wait_signal(params.wait, &box.signal, addresses)) return false;
   RowComparison rows_of_both;
   rows_of_both.compare(RowField::row_bytes, params.row_bytes, box.message.row_bytes);
-  rows_of_both.compare(RowField::num_topk, params.weighted ? params.num_topk : 0, box.message.num_topk);
+  rows_of_both.compare(RowField::num_topk, params.num_topk, box.message.num_topk);
+  rows_of_both.compare(RowField::max_tokens, params.max_tokens, box.message.num_tokens);
+  rows_of_both.compare(RowField::kind, kind_of(params), box.message.num_rows);
   const std::uint64_t* own = &common.control.combine_box(common.own_heap(), common.rank).signal;
   return rows_of_both.agrees(params.wait, own, common.rank, addresses);
 }

@@ -137,7 +137,9 @@ struct Notify {
     bool good = true;
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
       const int relay = grid().first_of_node() + source % grid().width;
-      good = wait_signal(params.wait, counts_there(source), {relay, Wanted::counts, epoch}) && good;
+      good = wait_signal(params.wait, counts_there(source),
+                         {relay == grid().rank ? source : relay, Wanted::counts, epoch}) &&
+             good;
     }
     return whole_block(good, &shared.scratch);
   }

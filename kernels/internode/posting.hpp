@@ -79,6 +79,7 @@ class RailPoster {
       const bool by_all = begun_ || lane == params_.common.lanes;
       missing = {rail, Wanted::internode_credit, by_all ? rings_.room_for(call_, posted_) : Progress::at(call_)};
       seen = load_acquire<Scope::system>(head_of(by_all ? lane_ : lane));
+      if (seen >= missing.expected) return false;  // it has come meanwhile
     } else if (sent_ < posted_) {
       missing = {rail, Wanted::rdma_completion, entries_through(sent_)};
     } else if (!compared_) {

@@ -28,7 +28,9 @@ def buffer_bytes(
     if topk > _native.max_topk:
         raise InvalidArgument(f"num_topk is {topk}, allowed: at most {_native.max_topk}")
     back = num_max_tokens * (min(num_ranks, topk) if multiple_reduction else topk)
-    tokens = num_max_tokens + -(-back // num_ranks)
+    back_tokens = -(-back // num_ranks)
+    # Rows that come have one half of the memory, those on their way back the other one (see ElasticBuffer).
+    tokens = max(num_max_tokens + back_tokens, -(-3 * max(num_max_tokens, back_tokens) // 2))
     scale_bytes = 4 * (-(-hidden // 32)) + 4 * topk
     size = _native.heap_bytes_hint(num_ranks, tokens, 2 * hidden, topk, scale_bytes)
     return -(-size // _PAGE) * _PAGE

@@ -54,7 +54,10 @@ TEST_P(ElasticCombineTest, MoreRanksThanSelections) {
   run(all_kinds({9, 12, 0, 7}, 2));
 }
 
-TEST_P(ElasticCombineTest, OneRank) { run(all_kinds({23}, 5)); }
+TEST_P(ElasticCombineTest, OneRank) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run(all_kinds({23}, 5));
+}
 
 TEST_P(ElasticCombineTest, ManySelectionsOfOneRank) {
   DEEP_EP_NEEDS_RANKS(2);
@@ -104,8 +107,13 @@ TEST_P(ElasticCombineTest, RanksThatDisagreeLearnOfIt) {
   const ElasticCase without = make_elastic_case(odd);
   odd.hidden = 80;
   const ElasticCase wide = make_elastic_case(odd);
+  const auto longer = [](ElasticCombineArguments call) {
+    ++call.max_tokens;
+    return call;
+  };
   for (const auto& [other, words] :
-       {std::pair{&with, "combine: top-k is"}, {&wide, "combine: bytes of a row of x is"}}) {
+       {std::pair{&with, "combine: kind (1 with weights, plus 2 with one rounding for all rows) is"},
+        {&wide, "combine: bytes of a row of x is"}}) {
     run_cluster(cluster(2), [&](Rank& rank) {
       Buffer& buffer = rank.buffer();
       require_throws<RankMismatch>(
@@ -116,6 +124,16 @@ TEST_P(ElasticCombineTest, RanksThatDisagreeLearnOfIt) {
           {words}, "combine");
     });
   }
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer();
+    const ElasticCombineArguments call = upload_elastic(rank, without);
+    require_throws<RankMismatch>(
+        [&] {
+          buffer.combine_elastic(rank.rank() == 0 ? call : longer(call), rank.call());
+          buffer.check();
+        },
+        {"combine: maximum of tokens of a rank is"}, "combine");
+  });
 }
 
 TEST_P(ElasticCombineTest, WrongArgumentsAreNamed) {

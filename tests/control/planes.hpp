@@ -45,6 +45,7 @@ struct SharedWords {
             .wanted = wanted,
             .failed = failed};
   }
+  std::uint32_t verdicts() const { return __atomic_load_n(&changes, __ATOMIC_ACQUIRE); }
   /// The rank that this one is lost for.
   int lost_for(int rank) const {
     if (__atomic_load_n(&changes, __ATOMIC_ACQUIRE) == 0) return kNobody;

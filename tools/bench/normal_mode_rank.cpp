@@ -13,7 +13,7 @@ namespace {
 BufferOptions buffer_options(const WorkloadShape& shape, std::size_t window_bytes) {
   BufferOptions options;
   // The rows of one call may still be held while later ones ask for theirs.
-  options.heap_bytes = 4 * Buffer::heap_bytes_hint(shape.ranks, shape.tokens, shape.row_bytes_bf16(), shape.topk);
+  options.heap_bytes = 3 * Buffer::heap_bytes_hint(shape.ranks, shape.tokens, shape.row_bytes_bf16(), shape.topk);
   options.window_bytes = window_bytes;
   if (shape.nodes > 1) options.ranks_per_node = shape.ranks_per_node();
   return options;

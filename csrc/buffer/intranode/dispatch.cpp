@@ -46,11 +46,7 @@ DispatchOutputs Intranode::outputs(const ConstTensorView& x, const std::optional
   if (call.library_memory) {
     const std::size_t window = runtime_.layout().window_bytes;
     auto in_window = outputs_in_window(x, x_scales, fresh, rows, plan.params.rows, runtime_.window(), window);
-    // The handle keeps this one, which must outlive the next call.
-    const std::array<std::vector<TensorView>, 1> kept{{{unplaced(x.device, DType::int32, {rows})}}};
-    auto made = in_window && fresh != nullptr ? scope.try_heap_results(kept) : std::nullopt;
-    if (made) in_window->src_idx = made->front().front();
-    if (in_window && (made || fresh == nullptr)) return *std::move(in_window);
+    if (in_window) return *std::move(in_window);
   }
   return make_outputs(x, x_scales, fresh, rows, scope);
 }

@@ -403,7 +403,6 @@ void Plane::judge_member(Member& member) {
 
 void Plane::show_lost(Member& member, int rank, int because) {
   if (member.since == Clock::time_point{}) member.since = Clock::now();
-  member.lost[static_cast<std::size_t>(rank)] = because;
   if (member.words.lost.empty()) return;
   std::uint32_t& word = member.words.lost[static_cast<std::size_t>(rank)];
   __atomic_store_n(&word, static_cast<std::uint32_t>(because) + 1, __ATOMIC_RELEASE);

@@ -19,11 +19,11 @@ constexpr int kSteps = 16;           ///< of a member's time: a process that sto
 constexpr int kReports = 16;         ///< in a time-out, of a wait that lasts ...
 constexpr int kBeforeReports = 8;    ///< ... longer than this part of it
 constexpr int kEndsAfter = 4;        ///< a wait that shows no beat for this part of a time-out has ended
+constexpr int kForgottenAfter = 2;   ///< so has another rank's, of which nothing is heard for this part
+constexpr int kLooksToBeLate = 2;    ///< a wait that is over may have been seen once
 constexpr int kBetweenDeciders = 8;  ///< the next rank decides after this part of a time-out ...
 constexpr auto kLeastBetweenDeciders = milliseconds(20);
 constexpr int kMostDecidersInTurn = 8;  ///< ... and all that are left at once after so many parts
-constexpr int kForgottenAfter = 2;      ///< so has one of which nothing is heard for this part
-constexpr int kLooksToBeLate = 2;       ///< a wait that is over may have been seen once
 constexpr auto kMostBetweenLooks = milliseconds(250);
 constexpr auto kMostBetweenLooksWithMasks = milliseconds(20);
 /// After the first failure of a queue pair: others may be about to fail, and show which end it is.
@@ -66,18 +66,15 @@ void Plane::look_at_own(Member& member) {
       wait = {.beats = beats};
       continue;
     }
-    if (!wait.lasts) {
-      wait = {
-          .lasts = true, .since = member.time, .longest_at = member.time, .first = std::min(said, timeout / kSteps)};
-    }
     // Of waits that last at the same time, the longest counts. Once it has not been heard of for a while it has ended,
     // though shorter ones for the same peer go on.
-    if (said >= wait.longest) {
-      wait.longest_at = member.time;
-    } else if (member.time - wait.longest_at > timeout / kEndsAfter) {
+    const bool is_shorter = said < wait.longest;
+    if (!wait.lasts || (is_shorter && member.time - wait.longest_at > timeout / kEndsAfter)) {
       if (wait.told_late) report(member, peer, nanoseconds::zero(), false);
       wait = {
           .lasts = true, .since = member.time, .longest_at = member.time, .first = std::min(said, timeout / kSteps)};
+    } else if (!is_shorter) {
+      wait.longest_at = member.time;
     }
     wait.beats = beats;
     wait.moved = member.time;
@@ -218,7 +215,6 @@ void Plane::lose(Member& member, const LostRank& verdict) {
   broadcast(message);  // before this rank's own kernels hear of it
   const bool is_own = verdict.rank == member.rank;
   show_lost(member, verdict.rank, is_own && verdict.by != kNobody ? verdict.by : verdict.rank);
-  member.lost[rank] = verdict.rank;
   if (member.words.changes != nullptr) __atomic_fetch_add(member.words.changes, 1, __ATOMIC_RELEASE);
 }
 

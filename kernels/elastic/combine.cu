@@ -22,8 +22,8 @@ DEEP_EP_DEVICE void announce(const ElasticCombineParams& params, std::uint64_t e
   box.message = {};
   box.message.row_bytes = params.row_bytes;
   box.message.num_topk = params.num_topk;
-  box.message.num_tokens = params.max_tokens;
-  box.message.num_rows = kind_of(params);
+  box.message.max_tokens = params.max_tokens;
+  box.message.kind = kind_of(params);
   store_release<Scope::system>(&box.signal, epoch);
 }
 
@@ -36,8 +36,8 @@ DEEP_EP_DEVICE bool hear(const ElasticCombineParams& params, std::uint64_t epoch
   RowComparison rows_of_both;
   rows_of_both.compare(RowField::row_bytes, params.row_bytes, box.message.row_bytes);
   rows_of_both.compare(RowField::num_topk, params.num_topk, box.message.num_topk);
-  rows_of_both.compare(RowField::max_tokens, params.max_tokens, box.message.num_tokens);
-  rows_of_both.compare(RowField::kind, kind_of(params), box.message.num_rows);
+  rows_of_both.compare(RowField::max_tokens, params.max_tokens, box.message.max_tokens);
+  rows_of_both.compare(RowField::kind, kind_of(params), box.message.kind);
   const std::uint64_t* own = &common.control.combine_box(common.own_heap(), common.rank).signal;
   return rows_of_both.agrees(params.wait, own, common.rank, addresses);
 }

@@ -23,7 +23,7 @@
 
 namespace deep_ep::device::rdma {
 
-/// What a completion entry whose opcode says no success says.
+/// The failure in a completion entry whose opcode is not that of a success.
 DEEP_EP_DEVICE RdmaFailure failure_in(const CompletionEntry& entry, std::uint32_t opcode) {
   if (opcode != kCompletionError) return {0, 0, opcode};
   return {entry.syndrome, entry.vendor_syndrome, swap32(entry.opcode_number) >> 24};

@@ -1,4 +1,4 @@
-// Where the reference model rounds in normal mode: results worked out by hand.
+// Rounding of the reference model in normal mode: results worked out by hand.
 #include "oracle/normal.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Where the reference model rounds in low-latency calls: results worked out by hand. (Everything else of it, calls on
+// Rounding of the reference model in low-latency calls: results worked out by hand. (Everything else of it, calls on
 // all ranks and references in Python would not agree with.)
 #include "oracle/low_latency.hpp"
 

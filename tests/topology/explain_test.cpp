@@ -95,7 +95,7 @@ TEST(Explain, UnknownTextsAreNotExplained) {
   EXPECT_NE(none.find("--bundle"), std::string::npos);
 }
 
-// What the pages quote, a user will paste, with something in the place of "...".
+// A user pastes a text that the pages quote, with something in the place of "...".
 TEST(Explain, KnowsEveryMessageOfThePages) {
   std::size_t own = 0;
   std::size_t others = 0;

@@ -192,7 +192,7 @@ TEST_P(LowLatencyMasksTest, ARankThatTheProgramMasksAccusesNobody) {
   });
 }
 
-/// What the program masks it may clear; what the ranks have agreed on only low_latency_resume ends.
+/// The program may clear its own masks; low_latency_resume alone ends a verdict.
 TEST_P(LowLatencyMasksTest, TheProgramUndoesNoVerdict) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(9);

@@ -1,4 +1,4 @@
-#include "csrc/rdma/nic_test/nic_test.hpp"
+#include "simulation/nic_test/nic_test.hpp"
 
 #include <algorithm>
 #include <array>
@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/rdma/nic_test/judge.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "simulation/nic_test/judge.hpp"
 
 namespace deep_ep::rdma::nic_test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "csrc/executor/backend.hpp"
 #include "csrc/executor/own_stream.hpp"
-#include "kernels/rdma/simulated_nic.hpp"
+#include "simulation/kernels/simulated_nic.hpp"
 
 namespace deep_ep::rdma {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/common/row_pipe.hpp"
-#include "kernels/rdma/simulated_pieces.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
 
 namespace deep_ep::device::simulated {
 

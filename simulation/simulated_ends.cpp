@@ -1,4 +1,4 @@
-#include "csrc/rdma/simulated/simulated_ends.hpp"
+#include "simulation/simulated_ends.hpp"
 
 #include <algorithm>
 #include <vector>
@@ -7,10 +7,10 @@
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/ring/entry_decoder.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
-#include "csrc/rdma/simulated/nic_runner.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "kernels/rdma/simulated_pieces.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
+#include "simulation/nic_runner.hpp"
 
 namespace deep_ep::rdma {
 namespace {

@@ -1,4 +1,4 @@
-#include "csrc/rdma/nic_test/bench.hpp"
+#include "simulation/nic_test/bench.hpp"
 
 #include <algorithm>
 #include <exception>

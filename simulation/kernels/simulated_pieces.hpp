@@ -6,7 +6,7 @@
 #include "kernels/primitives/mbarrier.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
-#include "kernels/rdma/simulated_nic.hpp"
+#include "simulation/kernels/simulated_nic.hpp"
 
 namespace deep_ep::device::simulated {
 

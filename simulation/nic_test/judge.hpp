@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "csrc/rdma/nic_test/bench.hpp"
-#include "csrc/rdma/nic_test/outcome.hpp"
+#include "simulation/nic_test/bench.hpp"
+#include "simulation/nic_test/outcome.hpp"
 
 namespace deep_ep::rdma::nic_test {
 

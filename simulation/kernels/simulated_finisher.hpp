@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/primitives/bits.hpp"
-#include "kernels/rdma/simulated_fencer.hpp"
-#include "kernels/rdma/simulated_pieces.hpp"
+#include "simulation/kernels/simulated_fencer.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
 
 namespace deep_ep::device::simulated {
 

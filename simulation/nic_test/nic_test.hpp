@@ -6,10 +6,10 @@
 #include <string_view>
 #include <vector>
 
-#include "csrc/rdma/nic_test/bench.hpp"
-#include "csrc/rdma/nic_test/outcome.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
+#include "simulation/nic_test/bench.hpp"
+#include "simulation/nic_test/outcome.hpp"
 
 namespace deep_ep::rdma::nic_test {
 

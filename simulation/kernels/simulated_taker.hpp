@@ -3,8 +3,8 @@
 
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/group.hpp"
-#include "kernels/rdma/simulated_lending.hpp"
-#include "kernels/rdma/simulated_pieces.hpp"
+#include "simulation/kernels/simulated_lending.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
 
 namespace deep_ep::device::simulated {
 

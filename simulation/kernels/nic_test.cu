@@ -1,6 +1,6 @@
 // Proves on a machine what its NIC has to do for this library. The senders' entries go through the send queue that all
 // kernels use; what arrives is looked at by receivers, on this machine or on the other one.
-#include "kernels/rdma/nic_test.hpp"
+#include "simulation/kernels/nic_test.hpp"
 
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"

@@ -1,4 +1,4 @@
-#include "csrc/rdma/simulated/nic_runner.hpp"
+#include "simulation/nic_runner.hpp"
 
 #include <chrono>
 #include <exception>

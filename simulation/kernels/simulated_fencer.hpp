@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/primitives/bits.hpp"
-#include "kernels/rdma/simulated_pieces.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
 
 namespace deep_ep::device::simulated {
 

@@ -13,7 +13,7 @@
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/rdma/ends.hpp"
 #include "deep_ep/bootstrap.hpp"
-#include "kernels/rdma/nic_test.hpp"
+#include "simulation/kernels/nic_test.hpp"
 
 namespace deep_ep::rdma::nic_test {
 

@@ -11,15 +11,15 @@
 //
 // Order, as of a reliable connection: pieces are finished in the order in which entries were taken, so an addition is
 // visible only behind the bytes before it, and a completion behind both. Bytes may come earlier, and in any order.
-#include "kernels/rdma/simulated_nic.hpp"
+#include "simulation/kernels/simulated_nic.hpp"
 
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
-#include "kernels/rdma/simulated_finisher.hpp"
-#include "kernels/rdma/simulated_lending.hpp"
-#include "kernels/rdma/simulated_mover.hpp"
-#include "kernels/rdma/simulated_taker.hpp"
+#include "simulation/kernels/simulated_finisher.hpp"
+#include "simulation/kernels/simulated_lending.hpp"
+#include "simulation/kernels/simulated_mover.hpp"
+#include "simulation/kernels/simulated_taker.hpp"
 
 namespace deep_ep::device::simulated {
 

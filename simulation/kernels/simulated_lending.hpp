@@ -12,8 +12,8 @@
 // take as long.
 #pragma once
 
-#include "kernels/rdma/simulated_fencer.hpp"
-#include "kernels/rdma/simulated_pieces.hpp"
+#include "simulation/kernels/simulated_fencer.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
 
 namespace deep_ep::device::simulated {
 

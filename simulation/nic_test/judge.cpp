@@ -1,4 +1,4 @@
-#include "csrc/rdma/nic_test/judge.hpp"
+#include "simulation/nic_test/judge.hpp"
 
 #include <algorithm>
 #include <array>

@@ -18,7 +18,7 @@ import sys
 TARGET = re.compile(r"\b(?:DEEP_EP_TARGET_CUDA|DEEP_EP_BLACKWELL|__CUDA_ARCH__|__CUDACC__)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h"}
-TOP_FOLDERS = ("include", "kernels", "csrc", "simulation", "oracle", "python", "tools", "examples", "tests")
+TOP_FOLDERS = ("include", "kernels", "csrc", "machine", "simulation", "oracle", "python", "tools", "examples", "tests")
 
 # What a folder may include besides itself. The first line that fits a folder holds for it; a name stands for all below.
 # A family of kernels (what the last line for kernels/ is for) knows no other.
@@ -40,13 +40,14 @@ MAY_INCLUDE = {
     "csrc/rdma": ["include", "csrc/support", "csrc/bootstrap", "csrc/topology", "csrc/memory", "csrc/executor",
                   "kernels/common", "kernels/rdma", "simulation/simulated_ends.hpp"],  # one kind of ends
     "csrc/buffer": ["include", "csrc", "kernels"],
+    "machine": ["include", "csrc/support", "csrc/memory", "csrc/executor", "kernels/primitives", "kernels/kernel_list.hpp"],
     "simulation/kernels": ["include", "kernels/primitives", "kernels/common", "kernels/rdma", "kernels/kernel_list.hpp"],
     "simulation": ["include", "csrc/support", "csrc/bootstrap", "csrc/memory", "csrc/executor", "csrc/rdma", "simulation"],
     "oracle": ["include"],
     "python": ["include"],
     "examples": ["include"],
-    "tools": ["include", "kernels", "csrc", "simulation", "oracle", "tools"],
-    "tests": ["include", "kernels", "csrc", "simulation", "oracle", "tools"],
+    "tools": ["include", "kernels", "csrc", "machine", "simulation", "oracle", "tools"],
+    "tests": ["include", "kernels", "csrc", "machine", "simulation", "oracle", "tools"],
 }
 
 

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/executor/host/fiber.hpp"
-#include "csrc/executor/host/random.hpp"
+#include "machine/fiber.hpp"
+#include "machine/random.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -1,4 +1,4 @@
-#include "csrc/executor/host/host_executor.hpp"
+#include "machine/host_executor.hpp"
 
 #include <algorithm>
 #include <cstdlib>

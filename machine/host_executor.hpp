@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "csrc/executor/backend.hpp"
-#include "csrc/executor/host/stream.hpp"
+#include "machine/stream.hpp"
 
 namespace deep_ep {
 

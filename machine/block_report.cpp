@@ -1,6 +1,6 @@
 // The report of a block in which every thread waits for another.
-#include "csrc/executor/host/block.hpp"
 #include "csrc/support/format.hpp"
+#include "machine/block.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -1,4 +1,4 @@
-#include "csrc/executor/host/mbarrier_table.hpp"
+#include "machine/mbarrier_table.hpp"
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"

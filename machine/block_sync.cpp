@@ -4,10 +4,10 @@
 // acquires it when it may go on; for ThreadSanitizer in its own context: outside MachineScope.
 #include <cstring>
 
-#include "csrc/executor/host/block.hpp"
-#include "csrc/executor/host/machine_scope.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "machine/block.hpp"
+#include "machine/machine_scope.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -1,4 +1,4 @@
-#include "csrc/executor/host/worker_pool.hpp"
+#include "machine/worker_pool.hpp"
 
 #include <pthread.h>
 #include <sched.h>
@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/executor/host/sanitizers.hpp"
 #include "csrc/support/environment.hpp"
+#include "machine/sanitizers.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -1,8 +1,8 @@
 // What the threads of a block ask of the copy engine.
-#include "csrc/executor/host/block.hpp"
-#include "csrc/executor/host/machine_scope.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "machine/block.hpp"
+#include "machine/machine_scope.hpp"
 
 namespace deep_ep::host_machine {
 

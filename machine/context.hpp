@@ -5,7 +5,7 @@
 #include <boost/context/detail/fcontext.hpp>
 #include <cstddef>
 
-#include "csrc/executor/host/sanitizers.hpp"
+#include "machine/sanitizers.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "csrc/executor/host/context.hpp"
 #include "kernels/primitives/host/machine.hpp"
+#include "machine/context.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "csrc/executor/host/fiber.hpp"
-#include "csrc/executor/host/proxy_order.hpp"
 #include "kernels/primitives/host/machine.hpp"
+#include "machine/fiber.hpp"
+#include "machine/proxy_order.hpp"
 
 namespace deep_ep::host_machine {
 

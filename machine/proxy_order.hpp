@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "csrc/executor/host/fiber.hpp"
+#include "machine/fiber.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -1,4 +1,4 @@
-#include "csrc/executor/host/shared_memory.hpp"
+#include "machine/shared_memory.hpp"
 
 #include <algorithm>
 #include <cstdlib>

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "csrc/executor/host/bulk_engine.hpp"
-#include "csrc/executor/host/fiber.hpp"
-#include "csrc/executor/host/proxy_order.hpp"
+#include "machine/bulk_engine.hpp"
+#include "machine/fiber.hpp"
+#include "machine/proxy_order.hpp"
 
 namespace deep_ep::host_machine {
 

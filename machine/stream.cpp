@@ -1,4 +1,4 @@
-#include "csrc/executor/host/stream.hpp"
+#include "machine/stream.hpp"
 
 #include <exception>
 #include <utility>

@@ -1,7 +1,7 @@
 // The way from a kernel thread into the machine and back.
 #pragma once
 
-#include "csrc/executor/host/sanitizers.hpp"
+#include "machine/sanitizers.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "csrc/executor/host/bulk_engine.hpp"
-#include "csrc/executor/host/fiber.hpp"
-#include "csrc/executor/host/kernel.hpp"
-#include "csrc/executor/host/mbarrier_table.hpp"
-#include "csrc/executor/host/proxy_order.hpp"
-#include "csrc/executor/host/random.hpp"
-#include "csrc/executor/host/ready_queue.hpp"
-#include "csrc/executor/host/shared_memory.hpp"
-#include "csrc/executor/host/warp.hpp"
+#include "machine/bulk_engine.hpp"
+#include "machine/fiber.hpp"
+#include "machine/kernel.hpp"
+#include "machine/mbarrier_table.hpp"
+#include "machine/proxy_order.hpp"
+#include "machine/random.hpp"
+#include "machine/ready_queue.hpp"
+#include "machine/shared_memory.hpp"
+#include "machine/warp.hpp"
 
 namespace deep_ep::host_machine {
 

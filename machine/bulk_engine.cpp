@@ -1,4 +1,4 @@
-#include "csrc/executor/host/bulk_engine.hpp"
+#include "machine/bulk_engine.hpp"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "csrc/executor/host/fiber.hpp"
+#include "machine/fiber.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -6,9 +6,9 @@
 #include <atomic>
 #include <cerrno>
 
-#include "csrc/executor/host/block.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "machine/block.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "csrc/executor/host/kernel.hpp"
-#include "csrc/executor/host/worker_pool.hpp"
 #include "csrc/support/home_process.hpp"
 #include "kernels/primitives/host/machine.hpp"
+#include "machine/kernel.hpp"
+#include "machine/worker_pool.hpp"
 
 namespace deep_ep::host_machine {
 

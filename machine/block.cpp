@@ -1,11 +1,11 @@
 // Scheduling of a block's threads. The waiting itself is in block_sync.cpp.
-#include "csrc/executor/host/block.hpp"
+#include "machine/block.hpp"
 
 #include <chrono>
 #include <exception>
 
-#include "csrc/executor/host/machine_scope.hpp"
 #include "csrc/support/format.hpp"
+#include "machine/machine_scope.hpp"
 
 namespace deep_ep::host_machine {
 

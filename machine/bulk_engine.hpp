@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "csrc/executor/host/fiber.hpp"
-#include "csrc/executor/host/random.hpp"
-#include "csrc/executor/host/shared_memory.hpp"
+#include "machine/fiber.hpp"
+#include "machine/random.hpp"
+#include "machine/shared_memory.hpp"
 
 namespace deep_ep::host_machine {
 

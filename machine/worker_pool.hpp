@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "csrc/executor/host/block.hpp"
 #include "csrc/support/backoff.hpp"
+#include "machine/block.hpp"
 
 namespace deep_ep::host_machine {
 

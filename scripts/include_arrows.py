@@ -26,10 +26,11 @@ MAY_INCLUDE = {
     "include": [],
     "kernels/primitives": ["include"],
     "kernels/common": ["include", "kernels/primitives"],
+    "kernels/normal": ["include", "kernels/primitives", "kernels/common"],
     "kernels/rdma": ["include", "kernels/primitives", "kernels/common", "kernels/kernel_list.hpp"],
     "kernels/elastic": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/rows",
                         "kernels/kernel_list.hpp"],  # the second interface over the memory of the first
-    "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/rdma", "kernels/kernel_list.hpp"],
+    "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/normal", "kernels/rdma", "kernels/kernel_list.hpp"],
     "csrc/support": ["include"],
     "csrc/bootstrap": ["include", "csrc/support"],
     "csrc/topology": ["include", "csrc/support"],

@@ -18,7 +18,7 @@ import sys
 TARGET = re.compile(r"\b(?:DEEP_EP_TARGET_CUDA|DEEP_EP_BLACKWELL|__CUDA_ARCH__|__CUDACC__)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h"}
-TOP_FOLDERS = ("include", "kernels", "csrc", "oracle", "python", "tools", "examples", "tests")
+TOP_FOLDERS = ("include", "kernels", "csrc", "machine", "simulation", "oracle", "python", "tools", "examples", "tests")
 
 # What a folder may include besides itself. The first line that fits a folder holds for it; a name stands for all below.
 # A family of kernels (what the last line for kernels/ is for) knows no other.
@@ -26,10 +26,11 @@ MAY_INCLUDE = {
     "include": [],
     "kernels/primitives": ["include"],
     "kernels/common": ["include", "kernels/primitives"],
+    "kernels/normal": ["include", "kernels/primitives", "kernels/common"],
     "kernels/rdma": ["include", "kernels/primitives", "kernels/common", "kernels/kernel_list.hpp"],
     "kernels/elastic": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/rows",
                         "kernels/kernel_list.hpp"],  # the second interface over the memory of the first
-    "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/rdma", "kernels/kernel_list.hpp"],
+    "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/normal", "kernels/rdma", "kernels/kernel_list.hpp"],
     "csrc/support": ["include"],
     "csrc/bootstrap": ["include", "csrc/support"],
     "csrc/topology": ["include", "csrc/support"],
@@ -38,13 +39,16 @@ MAY_INCLUDE = {
     "csrc/executor": ["include", "csrc/support", "csrc/memory", "kernels/primitives", "kernels/kernel_list.hpp"],
     "csrc/control": ["include", "csrc/support", "csrc/bootstrap", "csrc/memory"],
     "csrc/rdma": ["include", "csrc/support", "csrc/bootstrap", "csrc/topology", "csrc/memory", "csrc/executor",
-                  "kernels/common", "kernels/rdma"],
+                  "kernels/common", "kernels/rdma", "simulation/simulated_ends.hpp"],  # one kind of ends
     "csrc/buffer": ["include", "csrc", "kernels"],
+    "machine": ["include", "csrc/support", "csrc/memory", "csrc/executor", "kernels/primitives", "kernels/kernel_list.hpp"],
+    "simulation/kernels": ["include", "kernels/primitives", "kernels/common", "kernels/rdma", "kernels/kernel_list.hpp"],
+    "simulation": ["include", "csrc/support", "csrc/bootstrap", "csrc/memory", "csrc/executor", "csrc/rdma", "simulation"],
     "oracle": ["include"],
     "python": ["include"],
     "examples": ["include"],
-    "tools": ["include", "kernels", "csrc", "oracle", "tools"],
-    "tests": ["include", "kernels", "csrc", "oracle", "tools"],
+    "tools": ["include", "kernels", "csrc", "machine", "simulation", "oracle", "tools"],
+    "tests": ["include", "kernels", "csrc", "machine", "simulation", "oracle", "tools"],
 }
 
 
@@ -53,9 +57,9 @@ def is_in(path, folder):
 
 
 def room(path):
-    """The folder that a file counts for: a family of kernels, a folder of csrc or tools, else the one at the top."""
+    """The folder that a file counts for: a family of kernels, a folder of csrc, simulation or tools, else the one at the top."""
     parts = path.split("/")
-    return "/".join(parts[:2]) if parts[0] in ("kernels", "csrc", "tools") and len(parts) > 2 else parts[0]
+    return "/".join(parts[:2]) if parts[0] in ("kernels", "csrc", "simulation", "tools") and len(parts) > 2 else parts[0]
 
 
 def resolve(root, source, name):
@@ -81,7 +85,8 @@ def main():
                 continue
             source = str(path.relative_to(root))
             for number, line in enumerate(path.read_text().splitlines(), start=1):
-                if TARGET.search(line) and is_in(source, "kernels") and not is_in(source, "kernels/primitives"):
+                kernel = is_in(source, "simulation/kernels") or room(source).startswith("kernels") and room(source) != "kernels/primitives"
+                if TARGET.search(line) and kernel:
                     mistakes.append(f"{source}:{number}: {TARGET.search(line)[0]} belongs in kernels/primitives")
                 match = INCLUDE.match(line)
                 if not match:

@@ -15,7 +15,6 @@
 #include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
-#include "csrc/rdma/simulated/simulated_ends.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/wire_choice.hpp"
@@ -24,6 +23,7 @@
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "simulation/simulated_ends.hpp"
 
 namespace deep_ep::rdma {
 namespace {

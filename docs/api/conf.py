@@ -14,7 +14,7 @@ sys.path.insert(0, str(root / "python"))
 project = "deep_ep"
 copyright = "the deep_ep authors"
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "docs/**.md", "results/README.md", "csrc/executor/host/README.md"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "docs/**.md", "results/README.md", "machine/README.md"]
 extensions = ["myst_parser", "breathe", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = "deep_ep"

@@ -6,14 +6,12 @@
 //   3. There the rail's last block copies them to the ranks of that node.
 //   4. Every rank adds up the counts of all ranks, which gives its rows their places.
 //
-// Rows lie in a receiver's output by source rank, then by token index at the source, as inside a node. Besides, a
-// source numbers its tokens for each node: in that order they cross the network.
-#include "kernels/common/call_comparison.hpp"
-#include "kernels/common/numbering.hpp"
+// Places of rows are as inside a node (normal/notify.hpp). Besides, a source numbers its tokens for each node: in that
+// order they cross the network.
 #include "kernels/common/tickets.hpp"
-#include "kernels/common/wait.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/kernel_list.hpp"
+#include "kernels/normal/notify.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/rdma/port_channel.hpp"
 
@@ -32,15 +30,10 @@ struct Notify {
   DEEP_EP_DEVICE SourceCounts counts_of(int source) const {
     return common().window.counts(common().own_heap(), epoch, source);
   }
-  DEEP_EP_DEVICE void fail() const { store_relaxed<Scope::block>(&shared.failed, 1); }
 
-  /// Numbers our tokens for rank `rank`. Counts that the caller got wrong travel as -1, so that all ranks find it.
   DEEP_EP_DEVICE void number_for_rank(int rank) const {
-    const auto at = [&](int token) { return std::int64_t{token} * grid().num_ranks + rank; };
-    const int count = number_members(
-        params.num_tokens, shared.members_in_warp, [&](int token) { return params.is_token_in_rank[at(token)] != 0; },
-        [&](int token, int number) { params.destination_row[at(token)] = number; });
-    if (thread_index() == 0) staged().tokens_per_rank[rank] = count == params.num_tokens_per_rank[rank] ? count : -1;
+    const std::int32_t count = device::number_for_rank(params, grid().num_ranks, rank, shared.members_in_warp);
+    if (thread_index() == 0) staged().tokens_per_rank[rank] = count;
   }
   /// The same for node `node`: a token goes there once, however many of its ranks want it.
   DEEP_EP_DEVICE void number_for_node(int node) const {
@@ -144,49 +137,18 @@ struct Notify {
     return whole_block(good, &shared.scratch);
   }
 
-  /// Do all ranks mean the same call, and do their counts make sense? A fault, seen by every rank, if not.
-  DEEP_EP_DEVICE void compare_calls() const {
-    for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
-      const SourceCounts counts = counts_of(source);
-      if (!agrees_on_call(params, *counts.shape, source)) fail();
-      for (int rank = 0; rank < grid().num_ranks; ++rank) {
-        if (counts.tokens_per_rank[rank] >= 0) continue;
-        report_fault(params.wait, FaultKind::inconsistent_counts, Wanted::counts, source, rank, 0, 0);
-        fail();
-        break;
-      }
-    }
-    block::sync();
-  }
-
-  /// The tables that outlive the call, and what the host waits for.
+  /// Writes the counts of nodes: for the handle, and for the host.
   DEEP_EP_DEVICE void write_results() const {
-    for (int rank = thread_index(); rank < grid().num_ranks; rank += block_threads()) {
-      std::int32_t end = 0;
-      for (int source = 0; source < grid().num_ranks; ++source) {
-        end += counts_of(source).tokens_per_rank[rank];
-        params.rank_prefix_matrix[source * grid().num_ranks + rank] = end;
-      }
-      if (rank == grid().rank && params.host_counts != nullptr) params.host_counts->num_recv_tokens = end;
-    }
     for (int node = thread_index(); node < grid().nodes(); node += block_threads()) {
       params.node_counts[node] = counts_of(grid().rank).tokens_per_node[node];
       params.node_counts[grid().nodes() + node] = counts_of(grid().rail_in(node)).tokens_per_node[grid().node()];
     }
-    if (params.host_counts == nullptr) return;
-    if (thread_index() == 0) {
-      std::int32_t relayed = 0;
-      for (int number = 0; number < grid().others(); ++number) {
-        relayed += counts_of(grid().rail_in(grid().other(number))).tokens_per_node[grid().node()];
-      }
-      params.host_counts->num_relay_rows = relayed;
+    if (params.host_counts == nullptr || thread_index() != 0) return;
+    std::int32_t relayed = 0;
+    for (int number = 0; number < grid().others(); ++number) {
+      relayed += counts_of(grid().rail_in(grid().other(number))).tokens_per_node[grid().node()];
     }
-    for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
-      std::int32_t count = 0;
-      for (int source = 0; source < grid().num_ranks; ++source) count += counts_of(source).tokens_per_expert[expert];
-      const std::int32_t alignment = params.expert_alignment;
-      params.host_counts->tokens_per_expert[expert] = (count + alignment - 1) / alignment * alignment;
-    }
+    params.host_counts->num_relay_rows = relayed;
   }
 };
 
@@ -196,7 +158,6 @@ DEEP_EP_DEVICE void notify_body(const InternodeNotifyParams& params, std::byte* 
   const NodeGrid& grid = common.grid;
   const Call call = Call::begin(common.state->notify, params.wait, &shared.scratch);
   const Notify notify{params, shared, call.epoch};
-  if (thread_index() == 0) shared.failed = 0;
 
   if (call.begun) {
     // 1. Number our tokens for each rank and each node; the blocks share them.
@@ -211,25 +172,16 @@ DEEP_EP_DEVICE void notify_body(const InternodeNotifyParams& params, std::byte* 
     // 2. The last block exchanges counts, and forwards those of its rails.
     if (last_block_to_arrive(&common.state->notify_ticket, &shared.scratch)) notify.exchange();
 
-    // 3. Add the rows of the ranks before us. Each thread meets the tokens that it numbered itself.
+    // 3. Add the rows of the ranks before us.
     const bool arrived = notify.await_counts();
-    for (int rank = block_index(); arrived && rank < grid.num_ranks; rank += grid_blocks()) {
-      std::int32_t first_row = 0;
-      for (int source = 0; source < grid.rank; ++source) first_row += notify.counts_of(source).tokens_per_rank[rank];
-      for (int token = thread_index(); token < params.num_tokens; token += block_threads()) {
-        std::int32_t& row = params.destination_row[std::int64_t{token} * grid.num_ranks + rank];
-        if (row >= 0) row += first_row;
-      }
-    }
+    const auto counts_of = [&](int source) { return notify.counts_of(source); };
+    const AllCounts counts{params, grid.rank, grid.num_ranks, counts_of};
+    for (int rank = block_index(); arrived && rank < grid.num_ranks; rank += grid_blocks())
+      counts.add_rows_before(rank);
 
     // 4. One block writes the tables and wakes the host.
     if (arrived && block_index() == 0) {
-      notify.compare_calls();
-      if (shared.failed == 0) notify.write_results();
-      block::sync();
-      if (thread_index() == 0 && params.host_counts != nullptr) {
-        store_release<Scope::system>(&params.host_counts->epoch, call.epoch);
-      }
+      counts.finish(call.epoch, &shared.scratch, [&] { notify.write_results(); });
     }
   }
 

@@ -60,7 +60,6 @@ struct InternodeNotifyParams : NotifyCall {
 
 struct InternodeNotifyShared {
   std::int32_t members_in_warp[32];
-  std::int32_t failed;  ///< not 0: a fault was met
   std::int32_t scratch;
 };
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/internode/serving.hpp"
+#include "kernels/normal/row_copy.hpp"
 
 namespace deep_ep::device::internode {
 
@@ -65,23 +66,5 @@ struct TokenRing {
                                  Rings::through(call, n));
   }
 };
-
-/// By a whole warp: copies `bytes` bytes, a multiple of 16. Loads of several pieces are under way at once.
-DEEP_EP_DEVICE void copy_row(std::byte* to, const std::byte* from, std::uint32_t bytes) {
-  constexpr int kTogether = 4;
-  const auto* source = reinterpret_cast<const Vec16*>(from);
-  auto* target = reinterpret_cast<Vec16*>(to);
-  const int vectors = static_cast<int>(bytes / sizeof(Vec16));
-#pragma unroll 1
-  for (int begin = lane_index(); begin < vectors; begin += kTogether * kWarpSize) {
-    Vec16 loaded[kTogether];
-    for (int i = 0; i < kTogether; ++i) {
-      if (begin + i * kWarpSize < vectors) loaded[i] = load_weak(source + begin + i * kWarpSize);
-    }
-    for (int i = 0; i < kTogether; ++i) {
-      if (begin + i * kWarpSize < vectors) target[begin + i * kWarpSize] = loaded[i];
-    }
-  }
-}
 
 }  // namespace deep_ep::device::internode

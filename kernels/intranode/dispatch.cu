@@ -8,6 +8,7 @@
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/dispatch_send.hpp"
 #include "kernels/kernel_list.hpp"
+#include "kernels/normal/row_copy.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 
@@ -75,35 +76,6 @@ DEEP_EP_DEVICE bool await_rows(const DispatchParams& params, std::uint64_t epoch
   return wait_signal(params.wait, signal, {source, Wanted::dispatch_rows, round_signal(epoch, round + 1)});
 }
 
-/// A warp copies `bytes` (multiple of 4) that a peer wrote.
-DEEP_EP_DEVICE void copy_words(void* to, const void* from, std::uint32_t bytes) {
-  const auto* source = static_cast<const std::uint32_t*>(from);
-  auto* destination = static_cast<std::uint32_t*>(to);
-  for (std::uint32_t i = static_cast<std::uint32_t>(lane_index()); i < bytes / 4; i += kWarpSize) {
-    destination[i] = load_weak(source + i);
-  }
-}
-
-/// The same of whole vectors, several of which are under way at once.
-DEEP_EP_DEVICE void copy_vectors(void* to, const void* from, std::uint32_t bytes) {
-  constexpr int kTogether = 4;
-  const auto* source = static_cast<const Vec16*>(from);
-  auto* destination = static_cast<Vec16*>(to);
-  const int vectors = static_cast<int>(bytes / sizeof(Vec16));
-#pragma unroll 1
-  for (int first = lane_index(); first < vectors; first += kTogether * kWarpSize) {
-    Vec16 held[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if (first + i * kWarpSize < vectors) held[i] = load_weak(source + first + i * kWarpSize);
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if (first + i * kWarpSize < vectors) destination[first + i * kWarpSize] = held[i];
-    }
-  }
-}
-
 /// Moves this round's rows of `source` from the window to their final places, one warp per row.
 DEEP_EP_DEVICE void drain_rows(const DispatchParams& params, std::uint32_t round, int source) {
   const auto rows = static_cast<std::uint32_t>(rows_between(params, source, params.common.rank));
@@ -119,7 +91,7 @@ DEEP_EP_DEVICE void drain_rows(const DispatchParams& params, std::uint32_t round
     const RowTargets::Row to = params.output.row(shape, first_row + index);
     const RowTargets::Row from =
         params.window.row(shape, std::int64_t{source} * params.window_rows + index % params.window_rows);
-    copy_vectors(to.x(), from.x(), shape.row_bytes);
+    copy_row(to.x(), from.x(), shape.row_bytes);
     copy_words(to.scales(), from.scales(), shape.scale_bytes());
     copy_words(to.topk_idx(), from.topk_idx(), shape.topk_idx_bytes());
     copy_words(to.topk_weights(), from.topk_weights(), shape.topk_weight_bytes());

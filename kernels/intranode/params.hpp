@@ -64,7 +64,6 @@ struct NotifyParams : NotifyCall {
 struct NotifyShared {
   std::int64_t unknown_expert;  ///< of the block that tells: see CallShape
   std::int32_t members_in_warp[32];
-  std::int32_t failed;  ///< not 0: a fault was met
   std::int32_t scratch;
 };
 

@@ -18,7 +18,7 @@
 // These are rules of the PTX ISA: sections "Async proxy", "cp.async.bulk.wait_group", and, for fences between proxies,
 // "Causality Order" of the memory model. The fence in the last one goes further: PTX lets the completion imply it, but
 // promises that the bytes are visible to "the executing thread" only. On the CPU a missing one of all these shows;
-// csrc/executor/host/README.md says how.
+// machine/README.md says how.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
 // What a kernel source is being compiled for. The same file is given to nvcc (target: GPU) and to the C++ compiler
-// (target: the host machine of csrc/executor/host). Everything that differs is hidden behind this folder's functions.
+// (target: the host machine of machine/). Everything that differs is hidden behind this folder's functions.
 #pragma once
 
 #include <cstddef>

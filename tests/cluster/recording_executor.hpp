@@ -13,9 +13,9 @@
 #include "kernels/low_latency/line_test.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/low_latency/waits.hpp"
-#include "kernels/rdma/nic_test.hpp"
-#include "kernels/rdma/simulated_nic.hpp"
 #include "kernels/rows/params.hpp"
+#include "simulation/kernels/nic_test.hpp"
+#include "simulation/kernels/simulated_nic.hpp"
 #include "tests/cluster/cluster.hpp"
 #include "tests/cluster/counting_executor.hpp"
 

@@ -1,6 +1,7 @@
 """Every error text of the sources, found where it is thrown.
 
-An error is a `fail<Type>("...")` or a `throw Type("...")` in csrc/, kernels/, python/bindings/ or tools/; a
+An error is a `fail<Type>("...")` or a `throw Type("...")` in csrc/, kernels/, machine/,
+simulation/, python/bindings/ or tools/; a
 `raise Type("...")`, an `assert ..., "..."` or a `require(..., "...")` in python/deep_ep/; or a text of the files that
 put what a kernel met, or what a NIC answered, into words (DESCRIBED).
 """
@@ -55,7 +56,7 @@ def literals(source, begin=0, balanced=False):
 
 
 def sources():
-    for folder in ("csrc", "kernels", "python/bindings", "tools"):
+    for folder in ("csrc", "kernels", "machine", "simulation", "python/bindings", "tools"):
         yield from sorted(path for path in (ROOT / folder).rglob("*") if path.suffix in (".cpp", ".hpp"))
 
 

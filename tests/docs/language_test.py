@@ -16,8 +16,8 @@ ALLOWED = ROOT / "tests/docs/language.txt"
 AREAS = {
     "pages": ("README.md", "CONTRIBUTING.md", "docs/", "deploy/"),
     "include": ("include/",),
-    "kernels": ("kernels/",),
-    "csrc": ("csrc/",),
+    "kernels": ("kernels/", "simulation/kernels/"),
+    "csrc": ("csrc/", "machine/", "simulation/"),
     "python": ("python/",),
     "tools": ("tools/", "scripts/"),
     "tests": ("tests/", "oracle/", "examples/"),

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "csrc/rdma/nic_test/judge.hpp"
 #include "deep_ep/error.hpp"
+#include "simulation/nic_test/judge.hpp"
 #include "tests/support/variables.hpp"
 #include "tests/topology/fake_machine.hpp"
 #include "tools/doctor/nic_test/nic_test.hpp"

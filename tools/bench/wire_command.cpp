@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "csrc/rdma/nic_test/judge.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
-#include "kernels/rdma/nic_test.hpp"
+#include "simulation/kernels/nic_test.hpp"
+#include "simulation/nic_test/judge.hpp"
 #include "tools/bench/benchmark.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"

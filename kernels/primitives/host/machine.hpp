@@ -1,5 +1,5 @@
 // What the host versions of the primitives ask of the machine that runs them. The machine itself (fibers, workers,
-// delayed copies) is csrc/executor/host; this is only its interface, so that kernels need not know it.
+// delayed copies) is the folder machine/; this is only its interface, so that kernels need not know it.
 #pragma once
 
 #include <atomic>

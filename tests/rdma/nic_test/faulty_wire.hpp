@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "csrc/rdma/ring/wire.hpp"
-#include "kernels/rdma/nic_test.hpp"
+#include "simulation/kernels/nic_test.hpp"
 
 namespace deep_ep::test {
 

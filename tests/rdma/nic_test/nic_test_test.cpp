@@ -1,5 +1,5 @@
 // The NIC test on wires that are well and on wires with one mistake each: each mistake must give a line that says so.
-#include "csrc/rdma/nic_test/nic_test.hpp"
+#include "simulation/nic_test/nic_test.hpp"
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "csrc/rdma/local/local_ends.hpp"
-#include "csrc/rdma/nic_test/judge.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/log.hpp"
+#include "simulation/nic_test/judge.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rdma/nic_test/faulty_wire.hpp"

@@ -10,10 +10,10 @@
 
 #include "csrc/executor/backend.hpp"
 #include "csrc/rdma/ring/failure.hpp"
-#include "csrc/rdma/simulated/nic_runner.hpp"
-#include "csrc/rdma/simulated/simulated_ends.hpp"
 #include "csrc/support/deadline.hpp"
-#include "kernels/rdma/simulated_pieces.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
+#include "simulation/nic_runner.hpp"
+#include "simulation/simulated_ends.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/kernels/test_kernel.hpp"
 #include "tests/support/time_scale.hpp"

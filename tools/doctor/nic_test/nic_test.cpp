@@ -6,12 +6,12 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/bootstrap/socket.hpp"
-#include "csrc/rdma/nic_test/judge.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/version.hpp"
+#include "simulation/nic_test/judge.hpp"
 #include "tools/doctor/nic_test/subjects.hpp"
 
 namespace deep_ep::tools {

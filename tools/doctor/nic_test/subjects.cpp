@@ -9,11 +9,11 @@
 
 #include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
-#include "csrc/rdma/nic_test/judge.hpp"
-#include "csrc/rdma/simulated/simulated_ends.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "simulation/nic_test/judge.hpp"
+#include "simulation/simulated_ends.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {

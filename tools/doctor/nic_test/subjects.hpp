@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/rdma/nic_test/nic_test.hpp"
+#include "simulation/nic_test/nic_test.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {

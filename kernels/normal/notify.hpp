@@ -1,0 +1,98 @@
+// Notify, inside a node and between nodes: what does not depend on the way that counts take.
+//
+// Rows lie in a receiver's output by source rank, then by token index at the source. So the place of token t at rank d
+// is: the rows that d gets from the ranks before this one, plus this rank's tokens before t that also go to d. The
+// first number comes from the other ranks' counts, the second from a scan of the membership.
+#pragma once
+
+#include "kernels/common/call_comparison.hpp"
+#include "kernels/common/numbering.hpp"
+#include "kernels/common/tickets.hpp"
+#include "kernels/common/wait.hpp"
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/thread.hpp"
+
+namespace deep_ep::device {
+
+/// By a whole block: numbers this rank's tokens for rank `destination`, in their order. Returns how many there are; -1
+/// if the caller has counted otherwise, which travels in place of the count, so that all ranks know.
+DEEP_EP_DEVICE std::int32_t number_for_rank(const NotifyCall& call, int num_ranks, int destination,
+                                            std::int32_t* members_in_warp) {
+  const auto at = [&](int token) { return std::int64_t{token} * num_ranks + destination; };
+  const int count = number_members(
+      call.num_tokens, members_in_warp, [&](int token) { return call.is_token_in_rank[at(token)] != 0; },
+      [&](int token, int number) { call.destination_row[at(token)] = number; });
+  return count == call.num_tokens_per_rank[destination] ? count : -1;
+}
+
+/// The counts of all ranks, once they are here. `counts_of(source)` has the source's `shape`, its `tokens_per_rank`,
+/// and its `tokens_per_expert` for this rank's experts.
+template <class CountsOf>
+struct AllCounts {
+  const NotifyCall& call;
+  int rank, num_ranks;
+  CountsOf counts_of;
+
+  /// By a whole block: adds the rows of the ranks before this one. Each thread meets the tokens that it numbered
+  /// itself.
+  DEEP_EP_DEVICE void add_rows_before(int destination) const {
+    std::int32_t first_row = 0;
+    for (int source = 0; source < rank; ++source) first_row += counts_of(source).tokens_per_rank[destination];
+    for (int token = thread_index(); token < call.num_tokens; token += block_threads()) {
+      std::int32_t& row = call.destination_row[std::int64_t{token} * num_ranks + destination];
+      if (row >= 0) row += first_row;
+    }
+  }
+
+  /// Do all ranks mean the same call, and do their counts make sense? A fault, seen by every rank, if not. Each thread
+  /// answers for some ranks.
+  DEEP_EP_DEVICE bool agree() const {
+    bool good = true;
+    for (int source = thread_index(); source < num_ranks; source += block_threads()) {
+      const auto counts = counts_of(source);
+      good = agrees_on_call(call, *counts.shape, source) && good;
+      for (int to = 0; to < num_ranks; ++to) {
+        if (counts.tokens_per_rank[to] >= 0) continue;
+        report_fault(call.wait, FaultKind::inconsistent_counts, Wanted::counts, source, to, 0, 0);
+        good = false;
+        break;
+      }
+    }
+    return good;
+  }
+
+  /// By one block: writes the tables that outlive the call, and wakes the host. `write_more()` writes what a family has
+  /// beside them.
+  template <class WriteMore>
+  DEEP_EP_DEVICE void finish(std::uint64_t epoch, std::int32_t* scratch, WriteMore write_more) const {
+    if (whole_block(agree(), scratch)) {
+      write_tables();
+      write_more();
+    }
+    block::sync();
+    if (thread_index() == 0 && call.host_counts != nullptr) {
+      store_release<Scope::system>(&call.host_counts->epoch, epoch);
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE void write_tables() const {
+    for (int to = thread_index(); to < num_ranks; to += block_threads()) {
+      std::int32_t end = 0;
+      for (int source = 0; source < num_ranks; ++source) {
+        end += counts_of(source).tokens_per_rank[to];
+        call.rank_prefix_matrix[source * num_ranks + to] = end;
+      }
+      if (to == rank && call.host_counts != nullptr) call.host_counts->num_recv_tokens = end;
+    }
+    if (call.host_counts == nullptr) return;
+    for (int expert = thread_index(); expert < call.num_local_experts; expert += block_threads()) {
+      std::int32_t count = 0;
+      for (int source = 0; source < num_ranks; ++source) count += counts_of(source).tokens_per_expert[expert];
+      const std::int32_t alignment = call.expert_alignment;
+      call.host_counts->tokens_per_expert[expert] = (count + alignment - 1) / alignment * alignment;
+    }
+  }
+};
+
+}  // namespace deep_ep::device

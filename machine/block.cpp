@@ -1,0 +1,211 @@
+// Scheduling of a block's threads. The waiting itself is in block_sync.cpp.
+#include "machine/block.hpp"
+
+#include <chrono>
+#include <exception>
+
+#include "csrc/support/format.hpp"
+#include "machine/machine_scope.hpp"
+
+namespace deep_ep::host_machine {
+
+namespace {
+
+constexpr int kSwitchesPerSlice = 4096;
+constexpr std::uint32_t kLongestHoldNs = 60000;
+/// So often may a thread meet its warp after a pause and still be taken to do nothing but poll: a warp that waits as a
+/// whole asks its lanes between two looks. More than any such loop needs; who works meets more often.
+constexpr int kMeetingsOfAPoll = 64;
+
+std::int64_t clock_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+}  // namespace
+
+Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
+    : kernel_(std::move(kernel)),
+      index_(index),
+      pool_(fibers),
+      random_(kernel_->seed == 0 ? 0 : mix(kernel_->seed, static_cast<std::uint64_t>(index))),
+      shared_(kernel_->launch.shape.shared_bytes),
+      bulk_(shared_, random_, kernel_->launch.shape.threads),
+      proxies_(kernel_->launch.shape.threads),
+      mbarriers_(shared_),
+      warps_(static_cast<std::size_t>(kernel_->launch.shape.threads / Warp::kLanes)),
+      ready_(kernel_->launch.shape.threads) {
+  const LaunchShape& shape = kernel_->launch.shape;
+  fibers_.reserve(static_cast<std::size_t>(shape.threads));
+  for (int thread = 0; thread < shape.threads; ++thread) {
+    fibers_.push_back(pool_.take(kernel_->owner));
+    fibers_.back()->prepare(*this, {this, thread, index_, shape.threads, shape.blocks, random_.enabled()});
+    ready_.push(*fibers_.back());
+  }
+  live_ = shape.threads;
+}
+
+Block::~Block() {
+  for (auto& fiber : fibers_) pool_.give_back(kernel_->owner, std::move(fiber));
+}
+
+Block::Slice Block::run(Context& worker) {
+  if (hold_until_ns_ != 0) {
+    if (clock_ns() < hold_until_ns_) return Slice::idle;
+    hold_until_ns_ = 0;
+  }
+  if (random_.chance(4)) return Slice::idle;  // a late block
+  worker_ = &worker;
+  worker_tsan_context_ = tsan::current_context();
+  quiet_ = 0;
+  budget_ = kSwitchesPerSlice;
+  progressed_ = false;
+  if (kernel_->failed() && !aborting_) abort();
+  if (Fiber* first = next()) {
+    current_ = first;
+    current_thread = &first->state;
+    switch_to(worker, *first);
+  }
+  if (live_ == 0) {
+    finish();
+    return Slice::finished;
+  }
+  if (ready_.empty()) {
+    kernel_->fail(describe_deadlock());
+    abort();
+    return Slice::progressed;
+  }
+  return progressed_ ? Slice::progressed : Slice::idle;
+}
+
+/// Who runs next in this slice; null when the worker should look after other blocks.
+Fiber* Block::next() {
+  if (ready_.empty() || quiet_ >= ready_.size() || budget_-- <= 0) return nullptr;
+  return &ready_.pop(random_);
+}
+
+/// Leaves the running thread for another, or for the worker. Its fiber has been queued, or somebody is waiting for it.
+DEEP_EP_NO_TSAN void Block::suspend() {
+  Fiber& self = *current_;
+  Fiber* successor = next();
+  if (successor != &self) {
+    current_ = successor;
+    current_thread = successor == nullptr ? nullptr : &successor->state;
+    switch_to(self, successor == nullptr ? *worker_ : static_cast<Context&>(*successor));
+  }
+  if (aborting_) throw Aborted();
+}
+
+void Block::yield() {
+  ready_.push(*current_);
+  suspend();
+}
+
+void Block::park(Fiber::Wait wait, const void* object, std::uint32_t parity) {
+  current_->wait = wait;
+  current_->wait_object = object;
+  current_->wait_parity = parity;
+  suspend();
+}
+
+void Block::wake(Fiber& fiber) {
+  fiber.wait = Fiber::Wait::nothing;
+  ready_.push(fiber);
+}
+
+void Block::progress() {
+  progressed_ = true;
+  quiet_ = 0;
+}
+
+/// The running thread meets its warp: that is progress, unless it does so between two looks at what it waits for.
+void Block::count_meeting() {
+  if (current_->meetings_of_poll == 0 || ++current_->meetings_of_poll > kMeetingsOfAPoll) {
+    current_->meetings_of_poll = 0;
+    progress();
+  }
+}
+
+/// In a seeded schedule: perhaps another thread goes first, perhaps the whole block stands still for a while, like a
+/// block that a GPU has not scheduled. One in `switches`, and of those one in `holds`.
+void Block::maybe_interleave(std::uint32_t switches, std::uint32_t holds) {
+  if (!random_.chance(switches)) return;
+  if (random_.chance(holds)) {
+    budget_ = 0;
+    hold_until_ns_ = clock_ns() + random_.below(kLongestHoldNs);
+  }
+  yield();
+}
+
+/// All threads leave by exception, so that what lies on their stacks is destroyed.
+void Block::abort() {
+  aborting_ = true;
+  quiet_ = 0;
+  for (auto& fiber : fibers_) {
+    if (fiber->wait != Fiber::Wait::nothing && fiber->wait != Fiber::Wait::finished) wake(*fiber);
+  }
+}
+
+/// Runs on the thread's own stack, but in the worker's ThreadSanitizer context.
+DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
+  if (!aborting_) {
+    try {
+      const tsan::Scope as_thread(fiber.tsan_context);
+      tsan::acquire(&kernel_->start_point);
+      kernel_->launch.entry(kernel_->launch.params.get(), shared_.data());
+      fiber.returned = true;
+    } catch (const Aborted&) {
+      // Another thread has reported why.
+    } catch (const std::exception& e) {
+      kernel_->fail(fmt::format("block {}, thread {}: {}", index_, fiber.state.thread, e.what()));
+    } catch (...) {
+      kernel_->fail(fmt::format("block {}, thread {}: an exception of unknown type", index_, fiber.state.thread));
+    }
+  }
+  if (!aborting_) {
+    try {
+      bulk_.finish(fiber);
+    } catch (const std::exception& e) {
+      fiber.returned = false;
+      kernel_->fail(fmt::format("block {}, thread {}: {}", index_, fiber.state.thread, e.what()));
+    }
+  }
+  {
+    const tsan::Scope as_thread(fiber.tsan_context);
+    tsan::release(&kernel_->end_point);
+  }
+  fiber.wait = Fiber::Wait::finished;
+  --live_;
+  progress();
+  if (kernel_->failed() && !aborting_) abort();
+  Fiber* successor = next();
+  current_ = successor;
+  current_thread = successor == nullptr ? nullptr : &successor->state;
+  switch_to(fiber, successor == nullptr ? *worker_ : static_cast<Context&>(*successor), /*final=*/true);
+  std::terminate();  // nobody switches to a finished thread
+}
+
+/// After the last thread: whatever is left over is a mistake.
+void Block::finish() {
+  if (kernel_->failed()) return;
+  if (const std::string text = mbarriers_.unfinished(); !text.empty()) {
+    kernel_->fail(fmt::format("block {}: {}", index_, text));
+  } else if (!shared_.canary_intact()) {
+    kernel_->fail(fmt::format("block {}: a write past the end of its {} bytes of shared memory", index_,
+                              kernel_->launch.shape.shared_bytes));
+  }
+}
+
+Warp& Block::current_warp() { return warps_[static_cast<std::size_t>(current_->state.thread / Warp::kLanes)]; }
+
+void Block::pause(int spins) {
+  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  if (spins == 0) progressed_ = true;
+  current_->meetings_of_poll = 1;
+  ++quiet_;
+  yield();
+}
+
+void Block::interleave() {
+  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  maybe_interleave(4, 4);  // next to a flag, where it matters who is late
+}
+
+}  // namespace deep_ep::host_machine

@@ -1,0 +1,109 @@
+// A block of a kernel: its threads, their scheduler, and everything they share. Lives on one worker from its first
+// instruction to its last, so nothing here is locked or atomic.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "machine/bulk_engine.hpp"
+#include "machine/fiber.hpp"
+#include "machine/kernel.hpp"
+#include "machine/mbarrier_table.hpp"
+#include "machine/proxy_order.hpp"
+#include "machine/random.hpp"
+#include "machine/ready_queue.hpp"
+#include "machine/shared_memory.hpp"
+#include "machine/warp.hpp"
+
+namespace deep_ep::host_machine {
+
+class Block final : public Machine {
+ public:
+  enum class Slice { idle, progressed, finished };  ///< idle: every thread that could run only polled
+
+  Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers);
+  ~Block() override;
+
+  /// Called by the worker, on its own stack: runs threads until all of them poll, wait, or have had their fair share.
+  Slice run(Context& worker);
+
+  /// The life of one kernel thread, on its fiber. Does not return.
+  [[noreturn]] void run_thread(Fiber& fiber);
+
+  void pause(int spins) override;
+  void interleave() override;
+  void warp_sync() override;
+  const std::byte* warp_exchange(WarpOp op, const void* value, int bytes) override;
+  void barrier_sync(int id, int threads) override;
+  void barrier_arrive(int id, int threads) override;
+  void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override;
+  void mbarrier_fence_init() override;
+  void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) override;
+  bool mbarrier_test(std::uint64_t& word, std::uint32_t parity) override;
+  void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) override;
+  void mbarrier_invalidate(std::uint64_t& word) override;
+  void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) override;
+  void bulk_store(void* global, const void* shared, std::uint32_t bytes) override;
+  void bulk_commit() override;
+  void bulk_wait_read(int groups_left) override;
+  void bulk_wait(int groups_left) override;
+  void bulk_fence_global() override;
+  void publish(const void* shared, std::uint32_t bytes) override;
+
+ private:
+  // Scheduling: block.cpp.
+  Fiber* next();
+  void maybe_interleave(std::uint32_t switches = 8, std::uint32_t holds = 32);
+  void suspend();
+  void yield();
+  void park(Fiber::Wait wait, const void* object, std::uint32_t parity = 0);
+  void wake(Fiber& fiber);
+  void progress();
+  void count_meeting();
+  void abort();
+  void finish();
+  Warp& current_warp();
+
+  // Meeting points: block_sync.cpp.
+  void release(MeetingPoint& point);
+  const std::byte* meet(WarpOp op, const void* value, int bytes);
+  void arrive(Barrier& barrier, int id, int threads, bool waits);
+  Barrier& barrier(int id) { return barriers_[static_cast<std::size_t>(id)]; }
+  void run_loads(MbarrierState& state, bool all);
+  void advance(MbarrierState& state);
+
+  // Bulk copies: block_bulk.cpp.
+  void check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes);
+
+  // What to say when no thread can run: block_report.cpp.
+  std::string describe_deadlock() const;
+  std::string describe_wait(const Fiber& fiber) const;
+
+  std::shared_ptr<Kernel> kernel_;
+  int index_;
+  FiberPool& pool_;
+  Random random_;
+  SharedMemory shared_;
+  BulkEngine bulk_;
+  ProxyOrder proxies_;
+  MbarrierTable mbarriers_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;  ///< by thread index
+  std::vector<Warp> warps_;
+  std::array<Barrier, 16> barriers_;
+  ReadyQueue ready_;
+
+  Context* worker_ = nullptr;
+  void* worker_tsan_context_ = nullptr;
+  Fiber* current_ = nullptr;
+  int live_ = 0;
+  std::size_t quiet_ = 0;  ///< threads in a row that did nothing but poll
+  int budget_ = 0;         ///< switches left in this slice
+  bool progressed_ = false;
+  std::int64_t hold_until_ns_ = 0;  ///< if not zero, the whole block stands still until then
+  bool aborting_ = false;
+};
+
+}  // namespace deep_ep::host_machine

@@ -1,0 +1,79 @@
+// What the threads of a block ask of the copy engine.
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+#include "machine/block.hpp"
+#include "machine/machine_scope.hpp"
+
+namespace deep_ep::host_machine {
+
+void Block::check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes) {
+  bulk_.check(what, shared, global, bytes);
+  if (!proxies_.is_fenced(*current_)) {
+    fail<Error>(
+        "{} without bulk::fence_global behind a signal that this thread, or one that it has met, has acquired: the "
+        "copy may come before what the signal stands for",
+        what);
+  }
+}
+
+void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) {
+  const std::uint64_t ticket = mbarrier;
+  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  maybe_interleave();
+  check_copy("bulk::load", shared, global, bytes);
+  MbarrierState& state = mbarriers_.find(mbarrier, ticket);
+  if (!state.fenced)
+    fail<Error>("bulk::load with a barrier that mbarrier::fence_init has not made known: {}",
+                mbarriers_.describe(state));
+  state.loads.push_back({current_, static_cast<std::byte*>(shared), static_cast<const std::byte*>(global), bytes});
+  if (random_.chance(4)) run_loads(state, /*all=*/false);
+  progress();
+  // Whoever waits already does the load when its turn comes.
+  for (Fiber* fiber : state.waiting) wake(*fiber);
+  state.waiting.clear();
+}
+
+void Block::bulk_store(void* global, const void* shared, std::uint32_t bytes) {
+  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  maybe_interleave();
+  check_copy("bulk::store", shared, global, bytes);
+  shared_.flush();
+  bulk_.store(*current_, static_cast<std::byte*>(global), static_cast<const std::byte*>(shared), bytes);
+}
+
+void Block::bulk_commit() {
+  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  bulk_.commit(*current_);
+}
+
+void Block::bulk_wait_read(int groups_left) {
+  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  maybe_interleave();
+  shared_.flush();
+  bulk_.wait_read(*current_, groups_left);
+}
+
+void Block::bulk_wait(int groups_left) {
+  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  maybe_interleave();
+  shared_.flush();
+  bulk_.wait(*current_, groups_left);
+}
+
+void Block::bulk_fence_global() {
+  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  maybe_interleave();
+  bulk_.fence(*current_);
+  proxies_.fence(*current_);
+}
+
+void Block::publish(const void* shared, std::uint32_t bytes) {
+  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  if (!shared_.contains(shared, bytes)) {
+    fail<Error>("bulk::publish of {} bytes at {}, which is not inside the block's shared memory", bytes,
+                shared_.name(shared));
+  }
+  shared_.publish(shared, bytes);
+}
+
+}  // namespace deep_ep::host_machine

@@ -1,0 +1,239 @@
+#include "machine/stream.hpp"
+
+#include <exception>
+#include <utility>
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/interrupt.hpp"
+
+namespace deep_ep::host_machine {
+namespace {
+
+constexpr auto kInterruptPeriod = std::chrono::milliseconds(50);
+
+}  // namespace
+
+// ---- HostEvent ----
+
+void HostEvent::complete() {
+  std::vector<std::function<void()>> then;
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+    time_ = Clock::now();
+    then.swap(then_);
+    completed_.notify_all();
+  }
+  for (auto& call : then) call();
+}
+
+bool HostEvent::done() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done_) return false;
+  }
+  tsan::acquire(&sync_point);
+  return true;
+}
+
+void HostEvent::wait() {
+  {
+    std::unique_lock lock(mutex_);
+    completed_.wait(lock, [this] { return done_; });
+  }
+  tsan::acquire(&sync_point);
+}
+
+bool HostEvent::wait_for(Clock::duration most) {
+  std::unique_lock lock(mutex_);
+  return completed_.wait_for(lock, most, [this] { return done_; });
+}
+
+HostEvent::Clock::time_point HostEvent::time() const {
+  const std::lock_guard lock(mutex_);
+  return time_;
+}
+
+bool HostEvent::on_completion(std::function<void()> then) {
+  const std::lock_guard lock(mutex_);
+  if (done_) return false;
+  then_.push_back(std::move(then));
+  return true;
+}
+
+// ---- HostStream ----
+
+HostStream::HostStream(WorkerPool& pool, std::uint64_t owner, std::uint64_t seed, std::size_t max_shared_bytes)
+    : pool_(pool),
+      owner_(owner),
+      seed_(seed),
+      max_shared_bytes_(max_shared_bytes),
+      tsan_context_(tsan::create_context()) {}
+
+HostStream::~HostStream() { tsan::destroy_context(tsan_context_); }
+
+void HostStream::launch(KernelLaunch kernel) {
+  constexpr int kMostThreads = 1024;
+  if (kernel.shape.threads > kMostThreads || kernel.shape.shared_bytes > max_shared_bytes_) {
+    fail<InvalidArgument>("kernel {}: blocks of {} threads with {} bytes of shared memory; allowed: {} and {}",
+                          kernel.name, kernel.shape.threads, kernel.shape.shared_bytes, kMostThreads,
+                          max_shared_bytes_);
+  }
+  Operation operation;
+  operation.kernel = std::move(kernel);
+  add(std::move(operation));
+}
+
+void HostStream::enqueue(std::function<void()> work) {
+  Operation operation;
+  operation.work = std::move(work);
+  add(std::move(operation));
+}
+
+void HostStream::enqueue_always(std::function<void()> work) {
+  Operation operation;
+  operation.work = std::move(work);
+  operation.always = true;
+  add(std::move(operation));
+}
+
+std::shared_ptr<HostEvent> HostStream::record() {
+  auto event = std::make_shared<HostEvent>();
+  Operation operation;
+  operation.recorded = event;
+  add(std::move(operation));
+  return event;
+}
+
+void HostStream::wait(std::shared_ptr<HostEvent> event) {
+  Operation operation;
+  operation.wait_for = std::move(event);
+  add(std::move(operation));
+}
+
+void HostStream::synchronize() {
+  const auto end = record();
+  if (InterruptScope::any()) {
+    while (!end->wait_for(kInterruptPeriod)) {
+      if (InterruptScope::wanted()) throw Interrupted("a wait for the CPU executor was interrupted");
+    }
+  }
+  end->wait();
+  throw_failure();
+}
+
+void HostStream::drain() noexcept { record()->wait(); }
+
+void HostStream::throw_failure() {
+  std::string text;
+  {
+    const std::lock_guard lock(mutex_);
+    text.swap(failure_);
+  }
+  if (!text.empty()) throw Error(text);
+}
+
+void HostStream::require_home() const {
+  if (!inherited()) return;
+  throw Error("an executor was used in a child forked after it was made: only the process that made it can use it");
+}
+
+void HostStream::add(Operation operation) {
+  require_home();
+  auto added = std::make_unique<Operation>(std::move(operation));
+  tsan::release(&added->sync_point);
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(added));
+    if (busy_) return;
+    busy_ = true;
+  }
+  resume();
+}
+
+/// The pool continues with the queue. The stream stays alive until it is empty.
+void HostStream::resume() {
+  pool_.post([self = shared_from_this()] { self->pump(); });
+}
+
+/// On a worker: does operations until the queue is empty or one of them has to be waited for.
+void HostStream::pump() {
+  for (;;) {
+    std::unique_ptr<Operation> operation;
+    {
+      const std::lock_guard lock(mutex_);
+      if (queue_.empty()) {
+        busy_ = false;
+        return;
+      }
+      operation = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    if (!perform(*operation)) return;
+  }
+}
+
+/// False: not done yet; resume() or pump() will be called when it is.
+bool HostStream::perform(Operation& operation) {
+  {
+    const tsan::Scope as_stream(tsan_context_);
+    tsan::acquire(&operation.sync_point);
+  }
+  if (operation.recorded != nullptr) {
+    {
+      const tsan::Scope as_stream(tsan_context_);
+      tsan::release(&operation.recorded->sync_point);
+    }
+    operation.recorded->complete();
+    return true;
+  }
+  if (operation.wait_for != nullptr) {
+    HostEvent& event = *operation.wait_for;
+    // The event is kept alive by the call that it holds; the cycle ends when it completes.
+    const bool pending = event.on_completion([self = shared_from_this(), kept = operation.wait_for] {
+      tsan::acquire_as(self->tsan_context_, &kept->sync_point);
+      self->resume();
+    });
+    if (pending) return false;
+    tsan::acquire_as(tsan_context_, &event.sync_point);
+    return true;
+  }
+  if (failed() && !operation.always) return true;
+  if (operation.kernel.entry != nullptr) return start(std::move(operation.kernel));
+  try {
+    const tsan::Scope as_stream(tsan_context_);
+    operation.work();
+  } catch (const std::exception& e) {
+    note_failure(e.what());
+  }
+  return true;
+}
+
+bool HostStream::start(KernelLaunch launch) {
+  const std::uint64_t seed = seed_ == 0 ? 0 : mix(seed_, launches_);
+  ++launches_;
+  auto kernel = std::make_shared<Kernel>(std::move(launch), owner_, seed,
+                                         [self = shared_from_this()](Kernel& ended) { self->kernel_ended(ended); });
+  tsan::release_as(tsan_context_, &kernel->start_point);
+  pool_.start(kernel);
+  return false;
+}
+
+void HostStream::kernel_ended(Kernel& kernel) {
+  tsan::acquire_as(tsan_context_, &kernel.end_point);
+  if (kernel.failed()) note_failure(kernel.error());
+  pump();
+}
+
+bool HostStream::failed() {
+  const std::lock_guard lock(mutex_);
+  return !failure_.empty();
+}
+
+void HostStream::note_failure(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = text;
+}
+
+}  // namespace deep_ep::host_machine

@@ -1,0 +1,102 @@
+// Streams and events of the host executor: work in order, done by the pool, asynchronous to whoever enqueues it.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "csrc/support/home_process.hpp"
+#include "kernels/primitives/host/machine.hpp"
+#include "machine/kernel.hpp"
+#include "machine/worker_pool.hpp"
+
+namespace deep_ep::host_machine {
+
+/// A point in a stream. Completed once.
+class HostEvent {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void complete();
+  bool done() const;
+  void wait();
+  bool wait_for(Clock::duration most);  ///< false: not yet
+  Clock::time_point time() const;
+  /// Calls `then` when the event completes. False, without a call, if it has completed already.
+  bool on_completion(std::function<void()> then);
+
+  char sync_point = 0;  ///< for ThreadSanitizer
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable completed_;
+  bool done_ = false;
+  Clock::time_point time_;
+  std::vector<std::function<void()>> then_;
+};
+
+class HostStream final : public LaunchQueue, public std::enable_shared_from_this<HostStream> {
+ public:
+  /// `owner` is the executor's number. `seed` 0: kernels run in fixed order; otherwise each launch has its own
+  /// schedule, derived from it.
+  HostStream(WorkerPool& pool, std::uint64_t owner, std::uint64_t seed, std::size_t max_shared_bytes);
+  ~HostStream() override;
+
+  void launch(KernelLaunch kernel) override;
+  /// Data movement and the like: not done once the stream has failed.
+  void enqueue(std::function<void()> work);
+  /// Done in any case: giving memory back.
+  void enqueue_always(std::function<void()> work);
+  std::shared_ptr<HostEvent> record();
+  void wait(std::shared_ptr<HostEvent> event);
+  /// Returns when all that was enqueued is done. Throws what failed since the last time.
+  void synchronize();
+  /// Waits without throwing; a failure is thrown later.
+  void drain() noexcept;
+  /// Throws what failed, and forgets it.
+  void throw_failure();
+  /// Are we in a child forked since? It has no workers: what is enqueued there throws.
+  bool inherited() const { return home_.left(); }
+  /// Throws there.
+  void require_home() const;
+
+ private:
+  struct Operation {
+    std::function<void()> work;
+    bool always = false;
+    std::shared_ptr<HostEvent> recorded;  ///< completes here
+    std::shared_ptr<HostEvent> wait_for;
+    KernelLaunch kernel;  ///< a launch, if it has an entry
+    char sync_point = 0;  ///< for ThreadSanitizer: from whoever enqueues to the stream
+  };
+
+  void add(Operation operation);
+  void resume();
+  void pump();
+  bool perform(Operation& operation);
+  bool start(KernelLaunch launch);
+  void kernel_ended(Kernel& kernel);
+  bool failed();
+  void note_failure(const std::string& text);
+
+  const HomeProcess home_;
+  WorkerPool& pool_;
+  const std::uint64_t owner_;
+  const std::uint64_t seed_;
+  const std::size_t max_shared_bytes_;
+  void* const tsan_context_;  ///< copies are done in it
+  std::uint64_t launches_ = 0;
+
+  std::mutex mutex_;
+  std::deque<std::unique_ptr<Operation>> queue_;
+  bool busy_ = false;  ///< somebody is pumping, or will
+  std::string failure_;
+};
+
+}  // namespace deep_ep::host_machine

@@ -1,0 +1,183 @@
+#include "machine/worker_pool.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/support/environment.hpp"
+#include "machine/sanitizers.hpp"
+
+namespace deep_ep::host_machine {
+
+namespace {
+
+constexpr int kPatientRounds = 64;  ///< rounds of mere polling before the worker sleeps
+// A yield that takes so long gave a slice to a thread that computes, and so will the next: for so long a worker whose
+// blocks poll sleeps at once instead, as who sleeps comes back sooner.
+constexpr std::chrono::nanoseconds kDearYield = std::chrono::microseconds(500);
+constexpr std::chrono::nanoseconds kYieldsStayDear = std::chrono::milliseconds(200);
+constexpr int kNapsPerRound = 6;
+constexpr std::chrono::nanoseconds kLongestNap = std::chrono::milliseconds(16);
+
+/// The bounds of the calling thread's stack: AddressSanitizer wants them when a fiber switches back.
+void describe_own_stack(Context& context) {
+  pthread_attr_t attributes;
+  void* bottom = nullptr;
+  std::size_t size = 0;
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
+  pthread_attr_getstack(&attributes, &bottom, &size);
+  pthread_attr_destroy(&attributes);
+  context.stack_bottom = bottom;
+  context.stack_size = size;
+}
+
+/// What the calling thread has used.
+std::chrono::nanoseconds processor_time() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+int chosen_size() {
+  if (const std::uint64_t asked = environment::unsigned_integer("DEEP_EP_HOST_THREADS"); asked > 0) {
+    return static_cast<int>(std::min<std::uint64_t>(asked, 1024));
+  }
+  const int processors = std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+  // Each worker keeps fibers for each rank, and ThreadSanitizer can follow only so many.
+  return DEEP_EP_TSAN ? std::min(processors, 4) : processors;
+}
+
+}  // namespace
+
+Worker::Worker() {
+  // Never joined: the pool lives as long as the process.
+  std::thread([this] { loop(); }).detach();
+}
+
+void Worker::post(std::function<void()> task) {
+  const std::lock_guard lock(mutex_);
+  inbox_.push_back(std::move(task));
+  has_mail_.store(true, std::memory_order_release);
+  wake_.notify_one();
+}
+
+void Worker::start(std::shared_ptr<Kernel> kernel, int block) {
+  post([this, kernel = std::move(kernel), block] {
+    try {
+      residents_.push_back({kernel, std::make_unique<Block>(kernel, block, fibers_)});
+    } catch (const std::exception& e) {
+      kernel->fail("block " + std::to_string(block) + ": " + e.what());
+      kernel->block_ended();
+    }
+  });
+}
+
+void Worker::forget(std::uint64_t owner) {
+  post([this, owner] { fibers_.forget(owner); });
+}
+
+void Worker::loop() {
+  fibers_.release_birth();
+  tsan::ignore_this_thread();
+  describe_own_stack(context_);
+  for (int idle_rounds = 0;;) {
+    take_tasks(idle_rounds);
+    idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
+    if (idle_rounds == 1 && yields_are_dear()) idle_rounds = kPatientRounds;
+    if (idle_rounds == kPatientRounds) {
+      backoff_.restart();
+      woke_ = processor_time();
+    }
+  }
+}
+
+bool Worker::yields_are_dear() const { return Backoff::Clock::now() < yield_again_; }
+
+void Worker::yield() {
+  const Backoff::Clock::time_point begin = Backoff::Clock::now();
+  sched_yield();
+  const Backoff::Clock::time_point end = Backoff::Clock::now();
+  if (end - begin > kDearYield) yield_again_ = end + kYieldsStayDear;
+}
+
+/// Where a round through many threads takes longer than the longest nap of Backoff, the processor would do little else
+/// than poll: so a nap may be as long as a few rounds, without what other threads took of them.
+std::chrono::nanoseconds Worker::nap() const {
+  const std::chrono::nanoseconds rounds = kNapsPerRound * (processor_time() - woke_);
+  return std::max(backoff_.nap(), std::min({rounds, backoff_.time() / 8, kLongestNap}));
+}
+
+/// Runs what came into the inbox. Without blocks it waits there; if its blocks only poll, it naps.
+void Worker::take_tasks(int idle_rounds) {
+  const auto mail = [this] { return !inbox_.empty(); };
+  std::vector<std::function<void()>> tasks;
+  const auto take_all = [this, &tasks] {
+    tasks.swap(inbox_);
+    has_mail_.store(false, std::memory_order_relaxed);  // still under the lock, so no later mail loses its mark
+  };
+  if (residents_.empty()) {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, mail);
+    take_all();
+  } else if (idle_rounds >= kPatientRounds) {
+    std::unique_lock lock(mutex_);
+    wake_.wait_for(lock, nap(), mail);
+    woke_ = processor_time();
+    take_all();
+  } else {
+    if (idle_rounds > 0) yield();
+    if (!has_mail_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(mutex_);
+    take_all();
+  }
+  for (auto& task : tasks) task();
+}
+
+/// A slice for every block. Returns whether any of them did more than poll.
+bool Worker::run_blocks() {
+  bool progressed = false;
+  for (std::size_t i = 0; i < residents_.size();) {
+    const Block::Slice slice = residents_[i].block->run(context_);
+    progressed |= slice != Block::Slice::idle;
+    if (slice != Block::Slice::finished) {
+      ++i;
+      continue;
+    }
+    const auto kernel = std::move(residents_[i].kernel);
+    residents_.erase(residents_.begin() + static_cast<std::ptrdiff_t>(i));
+    kernel->block_ended();
+  }
+  return progressed;
+}
+
+WorkerPool::WorkerPool(int workers) {
+  for (int i = 0; i < workers; ++i) workers_.push_back(std::make_unique<Worker>());
+}
+
+void WorkerPool::start(const std::shared_ptr<Kernel>& kernel) {
+  for (int block = 0; block < kernel->launch.shape.blocks; ++block) next().start(kernel, block);
+}
+
+void WorkerPool::forget(std::uint64_t owner) {
+  for (auto& worker : workers_) worker->forget(owner);
+}
+
+WorkerPool& WorkerPool::instance() {
+  // Never destroyed: executors may live in static objects, and sleeping workers need no farewell. A forked child has
+  // none of its parent's threads, so it makes a pool of its own.
+  static std::mutex mutex;
+  static WorkerPool* pool = nullptr;
+  static pid_t owner = 0;
+  const std::lock_guard lock(mutex);
+  if (pool == nullptr || owner != getpid()) {
+    pool = new WorkerPool(chosen_size());
+    owner = getpid();
+  }
+  return *pool;
+}
+
+}  // namespace deep_ep::host_machine

@@ -1,0 +1,327 @@
+// Proves on a machine what its NIC has to do for this library. The senders' entries go through the send queue that all
+// kernels use; what arrives is looked at by receivers, on this machine or on the other one.
+#include "simulation/kernels/nic_test.hpp"
+
+#include "kernels/kernel_list.hpp"
+#include "kernels/primitives/launch.hpp"
+#include "kernels/primitives/warp.hpp"
+#include "kernels/rdma/poster.hpp"
+
+namespace deep_ep::device::nic_test {
+
+namespace layout = deep_ep::nic_test;
+using rdma::EntryHeader;
+using rdma::KeyedAddress;
+using rdma::WorkQueueEntry;
+
+static_assert(sizeof(rdma::PosterWords) <= layout::kSharedBytesPerWarp);
+
+/// A warp, its queue pair and its pair's memory.
+class Side {
+ public:
+  /// `words`: of this warp, in shared memory.
+  DEEP_EP_DEVICE Side(const NicTestParams& params, rdma::PosterWords& words)
+      : params_(params),
+        peer_(load(params, words).pair),
+        base_(static_cast<std::uint64_t>(warp_index() / 2) * layout::kPairBytes),
+        wait_(words.wait),
+        queue_(peer_, wait_) {}
+
+  DEEP_EP_DEVICE rdma::PortChannel<WholeWarp>& queue() { return queue_; }
+  DEEP_EP_DEVICE NicTestResult& result() const { return params_.results[warp_index()]; }
+  DEEP_EP_DEVICE KeyedAddress local(std::uint64_t at) const { return {base_ + at, peer_.local_key}; }
+  DEEP_EP_DEVICE KeyedAddress remote(std::uint64_t at) const { return {base_ + at, peer_.remote_key}; }
+  DEEP_EP_DEVICE std::uint32_t* words(std::uint64_t at) const {
+    return reinterpret_cast<std::uint32_t*>(params_.heap + base_ + at);
+  }
+  DEEP_EP_DEVICE const std::uint64_t* counter(std::uint64_t at) const {
+    return reinterpret_cast<const std::uint64_t*>(params_.heap + base_ + at);
+  }
+
+  DEEP_EP_DEVICE void add_entry(WorkQueueEntry& entry, const EntryHeader& header, std::uint64_t at,
+                                std::uint64_t add) const {
+    fetch_add_entry(entry, header, {base_ + at, peer_.signal_key}, peer_.queue.sink, add);
+  }
+  /// Adds to a word of the other side, and rings.
+  DEEP_EP_DEVICE bool add(std::uint64_t at, std::uint64_t value) {
+    const bool good = queue_.post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+      add_entry(entry, header, at, value);
+    });
+    queue_.flush();
+    return good;
+  }
+  /// Waits for a word that the other side adds to; all lanes acquire.
+  DEEP_EP_DEVICE bool wait(std::uint64_t at, std::uint64_t value) const {
+    return wait_signal<WholeWarp>(wait_, counter(at), {warp_index(), Wanted::nothing, value});
+  }
+  DEEP_EP_DEVICE bool stopped() const {
+    return WholeWarp::any(load_acquire<Scope::system>(counter(layout::kSignal)) >= layout::kStop);
+  }
+
+  /// By any lane: compares what came with what was sent.
+  DEEP_EP_DEVICE void compare(std::uint64_t round, int place, std::uint64_t expected, std::uint64_t found) const {
+    NicTestResult& mine = result();
+    if (found == expected || fetch_add_relaxed<Scope::gpu>(&mine.wrong, std::uint64_t{1}) != 0) return;
+    mine.round = round;
+    mine.place = static_cast<std::uint64_t>(place);
+    mine.expected = expected;
+    mine.found = found;
+  }
+
+ private:
+  DEEP_EP_DEVICE static rdma::PosterWords& load(const NicTestParams& params, rdma::PosterWords& words) {
+    if (lane_index() == 0) words.wait = warp_index() % 2 == 0 ? params.senders_wait : params.receivers_wait;
+    words.load(params.queues[warp_index()]);
+    return words;
+  }
+
+  const NicTestParams& params_;
+  const RdmaPeerParams& peer_;
+  std::uint64_t base_;
+  const WaitContext& wait_;
+  rdma::PortChannel<WholeWarp> queue_;
+};
+
+/// Time and operations of a sender, equal in all lanes.
+class Work {
+ public:
+  DEEP_EP_DEVICE explicit Work(const NicTestParams& params) : params_(params), begin_(now()) {}
+
+  DEEP_EP_DEVICE void count(std::uint64_t operations, std::uint64_t bytes) {
+    operations_ += operations;
+    bytes_ += bytes;
+  }
+  DEEP_EP_DEVICE std::uint64_t operations() const { return operations_; }
+  DEEP_EP_DEVICE bool enough() const {
+    return operations_ >= params_.operations || now() - begin_ >= params_.budget_ns;
+  }
+  DEEP_EP_DEVICE void report(NicTestResult& result) const {
+    const std::uint64_t took = now() - begin_;
+    if (lane_index() != 0) return;
+    result.operations = operations_;
+    result.bytes = bytes_;
+    result.nanoseconds = took;
+  }
+
+ private:
+  DEEP_EP_DEVICE static std::uint64_t now() { return warp::shuffle(now_ns(), 0); }
+
+  const NicTestParams& params_;
+  std::uint64_t begin_;
+  std::uint64_t operations_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+// ---- Entries of all kinds ----
+
+DEEP_EP_DEVICE NicTestEntry kind_of(std::uint64_t round, int slot) {
+  return static_cast<NicTestEntry>((round + static_cast<std::uint64_t>(slot)) % layout::kKinds);
+}
+DEEP_EP_DEVICE int words_of(NicTestEntry kind) {
+  switch (kind) {
+    case NicTestEntry::write:
+      return layout::kSlotWords;
+    case NicTestEntry::inline_short:
+      return 2;
+    case NicTestEntry::inline_long:
+      return layout::kLongWords;
+    default:
+      return 0;
+  }
+}
+/// What a slot's counter holds after a round: it was added to in every fifth one.
+DEEP_EP_DEVICE std::uint64_t counted(std::uint64_t round, int slot) {
+  const std::uint64_t kind = static_cast<std::uint64_t>(NicTestEntry::fetch_add);
+  const std::uint64_t until = (round + static_cast<std::uint64_t>(slot) + layout::kKinds - kind) / layout::kKinds;
+  const std::uint64_t before = (static_cast<std::uint64_t>(slot) + layout::kKinds - kind) / layout::kKinds;
+  return (until - before) * static_cast<std::uint64_t>(slot + 1);
+}
+DEEP_EP_DEVICE std::uint32_t slot_word(std::uint64_t round, int slot, int word) {
+  return layout::word_of(round, slot * layout::kSlotWords + word);
+}
+DEEP_EP_DEVICE std::uint64_t slot_bytes(int slot) { return 4 * layout::kSlotWords * static_cast<std::uint64_t>(slot); }
+
+template <int N>
+struct InlineWords {
+  std::uint32_t word[N];
+};
+
+template <int N>
+DEEP_EP_DEVICE InlineWords<N> inline_words(std::uint64_t round, int slot) {
+  InlineWords<N> value;
+#pragma unroll
+  for (int i = 0; i < N; ++i) value.word[i] = slot_word(round, slot, i);
+  return value;
+}
+
+DEEP_EP_DEVICE void write_slot_entry(const Side& side, WorkQueueEntry& entry, const EntryHeader& header,
+                                     std::uint64_t round, int slot) {
+  const KeyedAddress to = side.remote(layout::kIncomingSlots + slot_bytes(slot));
+  switch (kind_of(round, slot)) {
+    case NicTestEntry::write:
+      return write_entry(entry, header, to, side.local(layout::kOutgoingSlots + slot_bytes(slot)),
+                         4 * layout::kSlotWords);
+    case NicTestEntry::inline_short:
+      return write_inline_entry(entry, header, to, inline_words<2>(round, slot));
+    case NicTestEntry::inline_long:
+      return write_inline_entry(entry, header, to, inline_words<layout::kLongWords>(round, slot));
+    case NicTestEntry::fetch_add:
+      return side.add_entry(entry, header, layout::kCounters + 8 * static_cast<std::uint64_t>(slot),
+                            static_cast<std::uint64_t>(slot + 1));
+    case NicTestEntry::nop:
+      return nop_entry(entry, header);
+  }
+}
+
+DEEP_EP_DEVICE void send_entries(const NicTestParams& params, Side& side) {
+  // One write alone: of several that fail, the last one's completion is seen, which says only that it was flushed.
+  bool good = side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+    write_entry(entry, header, side.remote(layout::kIncoming), side.local(layout::kOutgoing), 64);
+  });
+  good = good && side.queue().quiet();
+  Work work(params);
+  for (std::uint64_t round = 1; good && !work.enough(); ++round) {
+    for (int slot = lane_index(); slot < layout::kSlots; slot += kWarpSize) {
+      std::uint32_t* words = side.words(layout::kOutgoingSlots + slot_bytes(slot));
+      for (int i = 0; i < layout::kSlotWords; ++i) words[i] = slot_word(round, slot, i);
+    }
+    for (int slot = lane_index(); slot < layout::kSlots; slot += kWarpSize) {
+      good = good && side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+        write_slot_entry(side, entry, header, round, slot);
+      });
+    }
+    // Complete before the signal goes: here only the data is looked at, not its order.
+    good = good && side.queue().quiet() && side.add(layout::kSignal, 1) && side.wait(layout::kAnswer, round);
+    if (good) work.count(layout::kSlots + 1, 0);
+  }
+  work.report(side.result());
+  if (good) side.add(layout::kSignal, layout::kStop);
+}
+
+DEEP_EP_DEVICE void check_slot(const Side& side, std::uint64_t round, int slot) {
+  const NicTestEntry kind = kind_of(round, slot);
+  if (kind == NicTestEntry::fetch_add) {
+    const std::uint64_t at = layout::kCounters + 8 * static_cast<std::uint64_t>(slot);
+    side.compare(round, slot, counted(round, slot), load_acquire<Scope::system>(side.counter(at)));
+  }
+  const std::uint32_t* words = side.words(layout::kIncomingSlots + slot_bytes(slot));
+  for (int i = 0; i < words_of(kind); ++i) side.compare(round, slot, slot_word(round, slot, i), load_weak(words + i));
+}
+
+// ---- Data, then a flag ----
+
+DEEP_EP_DEVICE void send_litmus(const NicTestParams& params, Side& side) {
+  constexpr std::uint32_t kPiece = 4 * layout::kLitmusWords / kWarpSize;
+  Work work(params);
+  bool good = true;
+  for (std::uint64_t round = 1; good && !work.enough(); ++round) {
+    std::uint32_t* words = side.words(layout::kOutgoing);
+    for (int i = lane_index(); i < layout::kLitmusWords; i += kWarpSize) words[i] = layout::word_of(round, i);
+    warp::sync();  // a piece was written by all lanes
+    const std::uint64_t piece = kPiece * static_cast<std::uint64_t>(lane_index());
+    good = side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+      write_entry(entry, header, side.remote(layout::kIncoming + piece), side.local(layout::kOutgoing + piece), kPiece);
+    });
+    good = good && side.add(layout::kSignal, 1) && side.wait(layout::kAnswer, round);
+    if (good) work.count(1, 4 * layout::kLitmusWords);
+  }
+  work.report(side.result());
+  if (good) side.add(layout::kSignal, layout::kStop);
+}
+
+DEEP_EP_DEVICE void check_litmus(const Side& side, std::uint64_t round) {
+  const std::uint32_t* words = side.words(layout::kIncoming);
+  for (int i = layout::kLitmusWords - 1 - lane_index(); i >= 0; i -= kWarpSize) {  // what was sent last comes first
+    side.compare(round, i, layout::word_of(round, i), load_weak(words + i));
+  }
+}
+
+/// Looks at every round of the sender, and answers.
+DEEP_EP_DEVICE void receive_rounds(const NicTestParams& params, Side& side) {
+  for (std::uint64_t round = 1; side.wait(layout::kSignal, round) && !side.stopped(); ++round) {
+    if (params.task == NicTestTask::litmus) {
+      check_litmus(side, round);
+    } else {
+      for (int slot = lane_index(); slot < layout::kSlots; slot += kWarpSize) check_slot(side, round, slot);
+    }
+    if (!side.add(layout::kAnswer, 1)) break;
+  }
+}
+
+// ---- As fast as it goes ----
+
+DEEP_EP_DEVICE void send_stream(const NicTestParams& params, Side& side) {
+  const bool writes = params.task == NicTestTask::writes;
+  Work work(params);
+  std::uint64_t before = 0;  // tickets of the last two batches: no more is under way
+  bool good = true;
+  while (good && !work.enough()) {
+    const std::uint64_t ticket = side.queue().posted();
+    const auto message = static_cast<std::uint32_t>(lane_index() % layout::kMessages);
+    const std::uint64_t at = std::uint64_t{message} * layout::kMessageBytes;
+    good = side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+      if (!writes) return side.add_entry(entry, header, layout::kCounters, 1);
+      write_entry(entry, header, side.remote(layout::kIncoming + at), side.local(layout::kOutgoing + at),
+                  layout::kMessageBytes);
+    });
+    side.queue().flush();
+    good = good && side.queue().wait_for(before);
+    before = ticket;
+    work.count(kWarpSize, writes ? kWarpSize * std::uint64_t{layout::kMessageBytes} : 8 * kWarpSize);
+  }
+  good = good && side.queue().quiet();
+  work.report(side.result());
+  good = good && side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+    write_inline_entry(entry, header, side.remote(layout::kReport), work.operations());
+  });
+  if (good) side.add(layout::kSignal, layout::kStop);
+}
+
+DEEP_EP_DEVICE void receive_stream(const NicTestParams& params, Side& side) {
+  if (!side.wait(layout::kSignal, layout::kStop)) return;
+  const std::uint64_t operations = load_weak(side.counter(layout::kReport));
+  if (params.task == NicTestTask::additions) {
+    if (lane_index() != 0) return;
+    return side.compare(0, 0, operations, load_acquire<Scope::system>(side.counter(layout::kCounters)));
+  }
+  const std::uint32_t* words = side.words(layout::kIncoming);
+  constexpr int kWords = layout::kMessages * static_cast<int>(layout::kMessageBytes / 4);
+  const int sent = operations == 0 ? 0 : kWords;
+  for (int i = lane_index(); i < sent; i += kWarpSize) side.compare(0, i, layout::word_of(0, i), load_weak(words + i));
+}
+
+DEEP_EP_DEVICE void send_by_wrong_key(Side& side) {
+  side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+    KeyedAddress to = side.remote(layout::kIncoming);
+    to.key ^= 0x80;  // of mlx5's eight bits that tell a key from older ones of the same memory
+    write_entry(entry, header, to, side.local(layout::kOutgoing), 64);
+  });
+  if (side.queue().quiet() && lane_index() == 0) side.result().operations = 1;
+}
+
+DEEP_EP_DEVICE void body(const NicTestParams& params, std::byte* shared) {
+  const bool sends = warp_index() % 2 == 0;
+  if (params.task == NicTestTask::wrong_key && !sends) return;
+  Side side(params, reinterpret_cast<rdma::PosterWords*>(shared)[warp_index()]);
+  switch (params.task) {
+    case NicTestTask::entries:
+      sends ? send_entries(params, side) : receive_rounds(params, side);
+      break;
+    case NicTestTask::litmus:
+      sends ? send_litmus(params, side) : receive_rounds(params, side);
+      break;
+    case NicTestTask::writes:
+    case NicTestTask::additions:
+      sends ? send_stream(params, side) : receive_stream(params, side);
+      break;
+    case NicTestTask::wrong_key:
+      send_by_wrong_key(side);
+      break;
+  }
+  if (sends) side.queue().quiet();
+  side.queue().close();
+}
+
+}  // namespace deep_ep::device::nic_test
+
+DEEP_EP_DEFINE_KERNEL(nic_test, deep_ep::device::nic_test::body)

@@ -1,0 +1,174 @@
+// The warp of a simulated NIC that makes visible what was moved: additions and completions, in order and in time.
+#pragma once
+
+#include "kernels/primitives/bits.hpp"
+#include "simulation/kernels/simulated_fencer.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
+
+namespace deep_ep::device::simulated {
+
+class Finisher : Fencer {
+ public:
+  DEEP_EP_DEVICE Finisher(const SimulatedNicParams& params, PieceQueue& queue) : Fencer(queue), params_(params) {}
+
+  DEEP_EP_DEVICE void run() {
+    bool late = false;
+    for (int polls = 0;; polls = late ? polls + 1 : 0) {
+      if (late) {
+        pause(polls);
+      } else {
+        wait_for_work();
+      }
+      const std::uint64_t head = warp::shuffle(load_acquire<Scope::block>(&queue_.head), 0);
+      const std::uint64_t known = head & ~PieceQueue::kEnd;
+      fence_moved(known);
+      finish_due();
+      late = params_.speed.completion_ns != 0 && complete_late();
+      if (head == (known | PieceQueue::kEnd) && tail_ == known && !late) break;
+    }
+    if (lane_index() == 0) queue_.stop();  // for the warp that watches
+  }
+
+ private:
+  /// One lane polls: until the next piece was moved, the oldest one's time has come, or all is done and no more come.
+  DEEP_EP_DEVICE void wait_for_work() {
+    if (lane_index() == 0) {
+      for (int polls = 0;; ++polls) {
+        if (load_acquire<Scope::block>(&queue_.moved_of(fenced_)) == fenced_ + 1) break;
+        if (tail_ < fenced_ && (now_ns() >= queue_.piece(tail_).due || queue_.is_stopped())) break;
+        if (load_acquire<Scope::block>(&queue_.head) == (tail_ | PieceQueue::kEnd)) break;
+        pause(polls);
+      }
+    }
+    warp::sync();
+  }
+
+  /// Pieces that are to be finished at once.
+  struct Batch {
+    std::uint64_t end = 0;    ///< behind the last one
+    std::uint64_t other = 0;  ///< of those that are more than bytes, this lane's
+    int others = 0;           ///< how many lanes have one
+  };
+
+  /// Of the pieces behind a fence, those whose time has come. Most are nothing but bytes of long messages; the others,
+  /// a lane's each, may come from many messages: an addition is a way to the peer and back.
+  DEEP_EP_DEVICE Batch due_by(std::uint64_t time) const {
+    Batch batch{tail_};
+    for (int count = kWarpSize; count == kWarpSize;) {
+      const std::uint64_t number = mine(batch.end);
+      const Piece& piece = queue_.piece(number);
+      const bool ready = number < fenced_ && (piece.due <= time || queue_.is_stopped());
+      count = leading(ready);
+      std::uint32_t found = warp::ballot(lane_index() < count && piece.what != 0);
+      if (batch.others + count_bits(found) > kWarpSize) break;
+      for (; found != 0; found &= found - 1, ++batch.others) {
+        if (lane_index() == batch.others) batch.other = batch.end + static_cast<std::uint64_t>(lowest_bit(found));
+      }
+      batch.end += static_cast<std::uint64_t>(count);
+    }
+    return batch;
+  }
+
+  /// Finishes what is due.
+  DEEP_EP_DEVICE void finish_due() {
+    const std::uint64_t time = warp::shuffle(now_ns(), 0);
+    const Batch batch = due_by(time);
+    if (batch.end == tail_) return;
+    std::uint64_t end = batch.end;
+    if (batch.others != 0) {
+      const Piece& piece = queue_.piece(batch.other);
+      std::uint32_t what = lane_index() < batch.others ? piece.what : 0;
+      const int count = together(what, what == 0 ? 0 : piece.queue, what == 0 ? nullptr : piece.to, batch.others);
+      if (count != batch.others) end = warp::shuffle(batch.other, count);
+      if (lane_index() >= count) what = 0;
+      finish(piece, what, time);
+    }
+    tail_ = end;
+    warp::sync();  // every lane has read its pieces: their places may be used again
+    if (lane_index() == 0) store_release<Scope::block>(&queue_.tail, tail_);
+  }
+
+  /// A piece of each lane, in the order of the lanes; `what` is 0 for lanes that have none.
+  DEEP_EP_DEVICE void finish(const Piece& piece, std::uint32_t what, std::uint64_t time) const {
+    if ((what & kAdds) != 0) {
+      // The fence is before it, so this releases what the pieces brought.
+      const std::uint64_t before =
+          fetch_add_relaxed<Scope::system>(reinterpret_cast<std::uint64_t*>(piece.to), piece.add);
+      store_relaxed<Scope::system>(reinterpret_cast<std::uint64_t*>(const_cast<std::byte*>(piece.from)), before);
+    }
+    warp::sync();  // additions are at their places before a completion says so
+    const std::uint32_t completing = warp::ballot((what & kCompletes) != 0);
+    if (completing == 0) return;
+    const std::uint32_t same = warp::match_any(what != 0 ? piece.queue : ~0u) & completing;
+    const bool last = (what & kCompletes) != 0 && (same >> lane_index()) == 1;  // one entry: the last is left
+    if (last) complete(piece, time);
+    warp::sync();
+  }
+
+  /// Additions at once are in no order, so those of one queue pair to different words are not done together: how many
+  /// pieces may be.
+  DEEP_EP_DEVICE static int together(std::uint32_t what, std::uint32_t queue, const std::byte* to, int count) {
+    const bool adds = (what & kAdds) != 0;
+    const std::uint32_t adding = warp::ballot(adds);
+    if ((adding & (adding - 1)) == 0) return count;
+    const std::uint32_t before = warp::match_any(adds ? queue : ~0u) & adding & ((1u << lane_index()) - 1);
+    const bool follows = adds && before != 0;
+    const std::byte* other = warp::shuffle(to, follows ? lowest_bit(before) : lane_index());
+    const std::uint32_t apart = warp::ballot(follows && other != to);
+    const int first = apart == 0 ? kWarpSize : lowest_bit(apart);
+    return first < count ? first : count;
+  }
+
+  DEEP_EP_DEVICE void complete(const Piece& piece, std::uint64_t time) const {
+    if ((piece.what & kFails) != 0) return fail(piece);
+    if (params_.speed.completion_ns == 0) return write(piece.queue, piece.index);
+    SimulatedQueueState& state = params_.states[piece.queue];
+    if (state.late_end == 0) state.late_at = time + scattered(piece.index, params_.speed.completion_ns);
+    state.late_end = piece.index + 1;
+  }
+  /// Writes the delayed completions whose time has come; are there others?
+  DEEP_EP_DEVICE bool complete_late() const {
+    const std::uint64_t time = now_ns();
+    bool others = false;
+    for (int q = lane_index(); q < params_.num_queues; q += kWarpSize) {
+      SimulatedQueueState& state = params_.states[q];
+      if (state.late_end == 0) continue;
+      if (time < state.late_at && !queue_.is_stopped()) {
+        others = true;
+        continue;
+      }
+      write(static_cast<std::uint32_t>(q), state.late_end - 1);
+      state.late_end = 0;
+    }
+    others = warp::any(others);
+    warp::sync();
+    return others;
+  }
+
+  DEEP_EP_DEVICE void write(std::uint32_t q, std::uint64_t index) const {
+    store_release<Scope::system>(&params_.queues[q].completion->tail, rdma::tail_word(index, rdma::kCompletionOk));
+  }
+
+  DEEP_EP_DEVICE void fail(const Piece& piece) const {
+    const SimulatedQueue& pair = params_.queues[piece.queue];
+    const auto header = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(piece.to));
+    const std::uint32_t opcode = rdma::high_half(header) & 0xffu;
+    params_.states[piece.queue].late_end = 0;
+    SimulatedFailure& failure = params_.failures[piece.queue];
+    failure.index = piece.index;
+    failure.header = header;
+    failure.length = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(piece.from));
+    failure.syndrome = static_cast<std::uint32_t>(piece.add);
+    failure.mistake = static_cast<rdma::Mistake>(piece.mistake);
+    store_release<Scope::system>(&failure.claimed, 1);
+    pair.completion->vendor_syndrome = 0;
+    pair.completion->syndrome = static_cast<std::uint8_t>(piece.add);
+    pair.completion->opcode_number = rdma::swap32(opcode << 24 | pair.number);
+    store_release<Scope::system>(&pair.completion->tail, rdma::tail_word(piece.index, rdma::kCompletionError));
+  }
+
+  const SimulatedNicParams& params_;
+  std::uint64_t tail_ = 0;  ///< pieces finished
+};
+
+}  // namespace deep_ep::device::simulated

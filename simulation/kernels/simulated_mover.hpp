@@ -1,0 +1,159 @@
+// The warps of a simulated NIC that copy: mover i of n in a block takes the pieces i, i + n, i + 2n, ... but for those
+// that the block has lent.
+#pragma once
+
+#include "kernels/common/row_pipe.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
+
+namespace deep_ep::device::simulated {
+
+/// By a warp; `bytes` at most kPieceBytes. Any alignment, but 16 bytes at a time only where both have the same.
+DEEP_EP_DEVICE void copy_piece(std::byte* to, const std::byte* from, std::uint32_t bytes) {
+  constexpr int kAtOnce = kPieceBytes / sizeof(Vec16) / kWarpSize;
+  const auto target = reinterpret_cast<std::uintptr_t>(to);
+  const auto source = reinterpret_cast<std::uintptr_t>(from);
+  const bool by_vectors = (target ^ source) % 16 == 0;
+  const bool by_words = (target ^ source) % 4 == 0;
+  const std::uint32_t unit = by_vectors ? 16 : by_words ? 4 : 1;
+  const auto skipped = static_cast<std::uint32_t>(-target) % unit;
+  const std::uint32_t head = skipped < bytes ? skipped : bytes;
+  const std::uint32_t units = (bytes - head) / unit;
+  const std::uint32_t tail = head + units * unit;
+  const auto lane = static_cast<std::uint32_t>(lane_index());
+  for (std::uint32_t i = lane; i < head; i += kWarpSize) to[i] = from[i];
+  for (std::uint32_t i = tail + lane; i < bytes; i += kWarpSize) to[i] = from[i];
+  if (by_vectors) {
+    const auto* in = reinterpret_cast<const Vec16*>(from + head);
+    auto* out = reinterpret_cast<Vec16*>(to + head);
+    Vec16 held[kAtOnce];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAtOnce; ++i) {
+      if (lane + i * kWarpSize < units) held[i] = load_weak(in + lane + i * kWarpSize);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAtOnce; ++i) {
+      if (lane + i * kWarpSize < units) store_stream(out + lane + i * kWarpSize, held[i]);
+    }
+  } else if (by_words) {
+    const auto* in = reinterpret_cast<const std::uint32_t*>(from + head);
+    auto* out = reinterpret_cast<std::uint32_t*>(to + head);
+    for (std::uint32_t i = lane; i < units; i += kWarpSize) store_stream(out + i, load_weak(in + i));
+  } else {
+    for (std::uint32_t i = lane; i < units; i += kWarpSize) to[head + i] = from[head + i];
+  }
+}
+
+/// A warp that moves the pieces mover, mover + movers, mover + 2 * movers, ... until the last one: large ones by bulk
+/// copies, of which several are under way, others at once by its lanes. (Loads and stores move as much, but need twice
+/// as many warps.)
+class Mover {
+ public:
+  DEEP_EP_DEVICE Mover(const SimulatedNicParams& params, PieceQueue& queue, const RowPipe& pipe, int mover, int movers)
+      : params_(params),
+        queue_(queue),
+        pipe_(pipe),
+        number_(static_cast<std::uint64_t>(mover)),
+        step_(static_cast<std::uint64_t>(movers)) {}
+
+  DEEP_EP_DEVICE void run() {
+    for (;;) {
+      const bool idle = told_ == pipe_.loaded;
+      if (idle && number_ >= known_) await_piece();
+      const bool there = is_there();
+      if (idle && !there) return;
+      const bool many_loads = pipe_.loaded - pipe_.stored == kMostLoads;
+      const bool many_stores = pipe_.stored - told_ == kMostStores;
+      if (there && !many_loads && !many_stores) {
+        begin();
+      } else if (pipe_.loaded != pipe_.stored && !many_stores) {
+        store_next();
+      } else {
+        tell(many_stores ? kMostStores / 2 : 0);
+      }
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t kMostLoads = kMoverStages - 1;
+  static constexpr std::uint32_t kMostStores = 6;  ///< that may have left their stages, but are not yet there
+  static constexpr std::uint32_t kFewestBulkBytes = 1024;
+
+  /// Waits for the next piece, or until there are no more.
+  DEEP_EP_DEVICE void await_piece() const {
+    wait_for_word(&queue_.head, [&](std::uint64_t head) {
+      return (head & ~PieceQueue::kEnd) > number_ || (head & PieceQueue::kEnd) != 0;
+    });
+  }
+  /// Looks only where what it has seen is not enough: fences take time.
+  DEEP_EP_DEVICE bool is_there() {
+    if (number_ < known_) return true;
+    known_ = warp::shuffle(load_acquire<Scope::block>(&queue_.head), 0) & ~PieceQueue::kEnd;
+    warp::sync();          // what the first lane acquired, all may read
+    bulk::fence_global();  // what the doorbells said is written, bulk copies may read, or overwrite
+    return number_ < known_;
+  }
+
+  DEEP_EP_DEVICE static bool is_bulk(const Piece& piece) {
+    const std::uintptr_t all = reinterpret_cast<std::uintptr_t>(piece.to) |
+                               reinterpret_cast<std::uintptr_t>(piece.from) | std::uintptr_t{piece.bytes};
+    return piece.bytes >= kFewestBulkBytes && all % 16 == 0;
+  }
+
+  DEEP_EP_DEVICE void begin() {
+    const Piece& piece = queue_.piece(number_);
+    if (piece.lent != 0) {  // Lender::room() keeps its place until this has been seen
+      number_ += step_;
+      return;
+    }
+    if (params_.speed.reorder_ns != 0 && piece.bytes != 0) {
+      const std::uint64_t until = now_ns() + scattered(number_, params_.speed.reorder_ns);
+      for (int spins = 1; now_ns() < until && !queue_.is_stopped(); ++spins) pause(spins);
+    }
+    if (is_bulk(piece)) {
+      if (lane_index() == static_cast<int>(pipe_.loaded % kWarpSize)) copying_ = number_;
+      pipe_.load(piece.from, piece.bytes);
+    } else {
+      copy_piece(piece.to, piece.from, piece.bytes);
+      warp::sync();
+      if (lane_index() == 0) tell_moved(number_);
+    }
+    number_ += step_;
+  }
+  DEEP_EP_DEVICE void store_next() {
+    const Piece& piece = queue_.piece(copying(pipe_.stored));
+    pipe_.store(piece.bytes, [&](auto store) {
+      if (lane_index() == 0) store(piece.to);
+    });
+  }
+  /// Of the pieces that have left their stages, all but the latest `left` are waited for.
+  DEEP_EP_DEVICE void tell(std::uint32_t left) {
+    if (lane_index() == 0) {
+      bulk::wait_pending(static_cast<int>(left));
+      bulk::fence_global();
+    }
+    for (; told_ != pipe_.stored - left; ++told_) {
+      const std::uint64_t number = copying(told_);
+      if (lane_index() == 0) tell_moved(number);
+    }
+    warp::sync();
+  }
+
+  /// The piece of the `i`th bulk copy.
+  DEEP_EP_DEVICE std::uint64_t copying(std::uint32_t i) const {
+    return warp::shuffle(copying_, static_cast<int>(i % kWarpSize));
+  }
+  DEEP_EP_DEVICE void tell_moved(std::uint64_t number) const {
+    store_release<Scope::block>(&queue_.moved_of(number), number + 1);
+  }
+
+  const SimulatedNicParams& params_;
+  PieceQueue& queue_;
+  RowPipe pipe_;  ///< of its pieces, those copied in bulk
+  std::uint64_t number_;
+  std::uint64_t step_;
+  std::uint64_t known_ = 0;    ///< pieces that it may move
+  std::uint64_t copying_ = 0;  ///< lane i: the piece of the bulk copies i, i + 32, ...
+  std::uint32_t told_ = 0;     ///< bulk copies whose pieces lie in memory
+};
+
+}  // namespace deep_ep::device::simulated

@@ -1,0 +1,76 @@
+// Plays the NIC of a rank: sees the doorbells that kernels ring, reads the entries behind them, moves what they name to
+// the peers' heaps, and writes completions, as fast and as late as it is told. What a device does for the handler
+// `gpu`, with the same words in the same places.
+//
+//   1  taker     sees a doorbell, fetches entries, finds memory by their keys, and cuts them into pieces
+//   2  movers    copy the bytes of pieces, many at once
+//   3  finisher  fences what was moved; when the time has come, adds, then writes the completion
+//
+// A fourth warp watches for the host's stop word, which is slow to read, and sees to it that a launch ends. A second
+// block may help to move (simulated_lending.hpp).
+//
+// Order, as of a reliable connection: pieces are finished in the order in which entries were taken, so an addition is
+// visible only behind the bytes before it, and a completion behind both. Bytes may come earlier, and in any order.
+#include "simulation/kernels/simulated_nic.hpp"
+
+#include "kernels/kernel_list.hpp"
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/launch.hpp"
+#include "simulation/kernels/simulated_finisher.hpp"
+#include "simulation/kernels/simulated_lending.hpp"
+#include "simulation/kernels/simulated_mover.hpp"
+#include "simulation/kernels/simulated_taker.hpp"
+
+namespace deep_ep::device::simulated {
+
+/// By one lane, until all is finished. What was taken has as long again as the launch; then nothing waits any more.
+DEEP_EP_DEVICE void watch(const SimulatedNicParams& params, PieceQueue& queue) {
+  if (lane_index() != 0) return;
+  const std::uint64_t begin = now_ns();
+  for (int polls = 0; !queue.is_stopped(); ++polls) {
+    const bool over = params.most_ns != 0 && now_ns() - begin > 2 * params.most_ns;
+    if (over || load_relaxed<Scope::system>(params.stop) != 0) queue.stop();
+    pause(polls);
+  }
+}
+
+DEEP_EP_DEVICE void body(const SimulatedNicParams& params, std::byte* shared) {
+  const bool helps = block_index() != 0;
+  const bool lends = params.lending != nullptr && !helps;
+  const int others = lends ? 4 : 3;  // warps that do not move
+  const int mover = warp_index() - others;
+  const int movers = block_warps() - others;
+  const Shared all(Carver(shared), static_cast<std::size_t>(params.num_queues),
+                   static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers), params.pieces);
+  all.fill(params);
+  const std::size_t stage = mover < 0 ? 0 : static_cast<std::size_t>(mover) * kMoverStages;
+  const RowPipe pipe{all.barriers + stage, all.stages + stage * kPieceBytes, kMoverStages, kPieceBytes};
+  if (mover >= 0 && lane_index() == 0) pipe.init();
+  // Both words are the same at the end of a launch. Each block reads the one that it alone writes.
+  const std::uint64_t before = helps   ? load_relaxed<Scope::gpu>(&params.lending->moved)
+                               : lends ? load_relaxed<Scope::gpu>(&params.lending->head)
+                                       : 0;
+  block::sync();
+  if (mover >= 0) {
+    Mover(params, all.queue, pipe, mover, movers).run();
+  } else if (warp_index() == 2) {
+    watch(params, all.queue);
+  } else if (helps) {
+    if (warp_index() == 0) {
+      Borrower(params, all.queue, before).run();
+    } else {
+      Teller(params, all.queue, before).run();
+    }
+  } else if (warp_index() == 0) {
+    if (lane_index() == 0) store_release<Scope::system>(params.serving, params.launch);
+    Taker(params, all, Lender(params, all.queue, movers, before)).run();
+  } else if (warp_index() == 1) {
+    Finisher(params, all.queue).run();
+  } else {
+    Listener(params, all.queue, before).run();
+  }
+}
+
+}  // namespace deep_ep::device::simulated
+
+DEEP_EP_DEFINE_KERNEL(simulated_nic, deep_ep::device::simulated::body)

@@ -1,0 +1,132 @@
+// Between the warps of a simulated NIC: a queue of pieces in shared memory. The taker puts them in, movers copy their
+// bytes, the finisher takes them out in the same order. And between the blocks of one: pieces lent in device memory.
+#pragma once
+
+#include "kernels/common/carver.hpp"
+#include "kernels/primitives/mbarrier.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/warp.hpp"
+#include "simulation/kernels/simulated_nic.hpp"
+
+namespace deep_ep::device::simulated {
+
+inline constexpr std::uint32_t kPieceBytes = 4096;  ///< what a warp copies at once
+inline constexpr std::uint32_t kMostPieces = 512;   ///< under way
+inline constexpr std::uint32_t kMoverStages = 3;    ///< pieces of a warp in shared memory
+
+/// What is behind a piece, in Piece::what.
+inline constexpr std::uint32_t kAdds = 1;       ///< an addition to `to`; the value before goes to `from`
+inline constexpr std::uint32_t kCompletes = 2;  ///< its entry asks for a completion
+inline constexpr std::uint32_t kFails = 4;      ///< its entry fails: `add` is the syndrome, `to` header, `from` length
+
+struct Piece {
+  std::byte* to;
+  const std::byte* from;
+  std::uint64_t add;
+  std::uint64_t index;  ///< of the entry
+  std::uint64_t due;    ///< when the peer may see what is behind the piece
+  std::uint32_t bytes;
+  std::uint32_t queue;
+  std::uint32_t what;
+  std::uint16_t mistake;  ///< of a failure, an rdma::Mistake
+  std::uint16_t lent;     ///< 1: the other block moves it
+};
+
+/// The taker's notes of a queue pair, near at hand: loads from memory come one after the other until a message leaves.
+struct Served {
+  static constexpr int kMostAdds = 32;
+
+  SimulatedQueue pair;
+  std::uint64_t taken;
+  bool failed;
+  std::uint32_t adds;             ///< taken in this launch
+  std::uint64_t over[kMostAdds];  ///< when the last of these are over, in ns from the beginning of the launch
+};
+
+struct PieceQueue {
+  static constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;
+
+  struct Slot {
+    Piece piece;
+    std::uint64_t moved;        ///< number + 1 of the piece that lies in memory
+    std::uint64_t lent_number;  ///< of the pieces lent, one that takes this slot by their count
+  };
+
+  std::uint64_t head;     ///< pieces put in; with kEnd, the last ones
+  std::uint64_t tail;     ///< pieces finished
+  std::uint64_t found;    ///< rounds in which the taker has found something
+  std::uint64_t stopped;  ///< not 0: nothing is taken any more, and nothing waits for its time
+  std::uint64_t lent;     ///< pieces that the other block moves
+  std::uint64_t mask;     ///< slots - 1; they follow
+
+  DEEP_EP_DEVICE Slot& slot(std::uint64_t number) { return reinterpret_cast<Slot*>(this + 1)[number & mask]; }
+  DEEP_EP_DEVICE Piece& piece(std::uint64_t number) { return slot(number).piece; }
+  DEEP_EP_DEVICE std::uint64_t& moved_of(std::uint64_t number) { return slot(number).moved; }
+  DEEP_EP_DEVICE bool is_stopped() const { return load_relaxed<Scope::block>(&stopped) != 0; }
+  DEEP_EP_DEVICE void stop() { store_relaxed<Scope::block>(&stopped, 1); }
+};
+
+/// From the block that serves queue pairs to the one that helps to move. Numbers go on from launch to launch. (Pieces
+/// under way are no more than kMostPieces, so those lent are not, either.)
+struct Lending {
+  std::uint64_t helping;               ///< the launch in which there is a helper
+  alignas(kLine) std::uint64_t head;   ///< pieces lent
+  std::uint64_t ended;                 ///< the launch in which no more are lent; written behind the last `head`
+  alignas(kLine) std::uint64_t moved;  ///< of these, behind a fence of the helper's; never beyond `head`
+  alignas(kLine) Piece pieces[kMostPieces];
+};
+
+/// Shared memory of a block.
+struct Shared {
+  PieceQueue& queue;
+  PieceQueue::Slot* slots;   ///< [pieces]
+  Served* served;            ///< [num_queues]
+  SimulatedRegion* regions;  ///< [num_regions]
+  Mbarrier* barriers;        ///< [movers][kMoverStages]
+  std::byte* stages;         ///< [movers][kMoverStages], kPieceBytes each
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE Shared(Carver carver, std::size_t num_queues, std::size_t num_regions, std::size_t movers,
+                             std::size_t pieces)
+      : queue(*carver.take<PieceQueue>()),
+        slots(carver.take<PieceQueue::Slot>(pieces)),
+        served(carver.take<Served>(num_queues)),
+        regions(carver.take<SimulatedRegion>(num_regions)),
+        barriers(carver.take<Mbarrier>(movers * kMoverStages)),
+        stages(carver.take<std::byte>(movers * kMoverStages * kPieceBytes, kLine)),
+        bytes(carver.bytes()) {}
+
+  /// By all threads of the block, before a sync.
+  DEEP_EP_DEVICE void fill(const SimulatedNicParams& params) const {
+    if (thread_index() == 0) queue.head = queue.tail = queue.found = queue.stopped = queue.lent = 0;
+    if (thread_index() == 0) queue.mask = params.pieces - 1;
+    for (int i = thread_index(); i < static_cast<int>(params.pieces); i += block_threads()) slots[i].moved = 0;
+    for (int i = thread_index(); i < params.num_regions; i += block_threads()) regions[i] = params.regions[i];
+    if (block_index() != 0) return;  // one that helps serves no queue pairs, and their states change meanwhile
+    for (int i = thread_index(); i < params.num_queues; i += block_threads()) {
+      served[i].pair = params.queues[i];
+      served[i].taken = params.states[i].taken;
+      served[i].failed = params.states[i].failed != 0;
+      served[i].adds = 0;
+    }
+  }
+};
+
+/// Below `below`, differently for each number.
+DEEP_EP_DEVICE std::uint64_t scattered(std::uint64_t number, std::uint64_t below) {
+  return ((number + 1) * 0x9e3779b97f4a7c15u >> 20) % below;
+}
+
+/// One lane polls, all of them have acquired.
+template <class Word, class Enough>
+DEEP_EP_DEVICE std::uint64_t wait_for_word(const Word* word, Enough enough) {
+  std::uint64_t seen = 0;
+  if (lane_index() == 0) {
+    for (int spins = 0; !enough(seen = load_acquire<Scope::block>(word)); ++spins) pause(spins);
+  }
+  seen = warp::shuffle(seen, 0);
+  warp::sync();
+  return seen;
+}
+
+}  // namespace deep_ep::device::simulated

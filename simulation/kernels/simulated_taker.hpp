@@ -1,0 +1,301 @@
+// The warp of a simulated NIC that sees doorbells, fetches entries and cuts them into pieces.
+#pragma once
+
+#include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/group.hpp"
+#include "simulation/kernels/simulated_lending.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
+
+namespace deep_ep::device::simulated {
+
+class Taker {
+ public:
+  DEEP_EP_DEVICE Taker(const SimulatedNicParams& params, const Shared& shared, const Lender& lender)
+      : params_(params),
+        shared_(shared),
+        queue_(shared.queue),
+        lender_(lender),
+        room_(lender.room()),
+        begin_(warp::shuffle(now_ns(), 0)) {}
+
+  /// Serves all queue pairs until it is told to stop, or its time is over.
+  DEEP_EP_DEVICE void run() {
+    for (bool over = false; !over;) {
+      over = find_work();
+      std::uint32_t with_work = over ? 0 : warp::ballot(found_.fresh != 0);  // the next launch finds it again
+      while (with_work != 0) {
+        const int lane = lowest_bit(with_work);
+        with_work &= with_work - 1;
+        take(found_of(lane));
+      }
+    }
+    lender_.end();
+    if (lane_index() == 0) store_release<Scope::block>(&queue_.head, head_ | PieceQueue::kEnd);
+  }
+
+ private:
+  /// What a lane has to do for its entry.
+  struct Job {
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    std::uint64_t add = 0;
+    std::uint64_t due = 0;
+    std::uint32_t bytes = 0;
+    std::uint32_t what = 0;
+    std::uint32_t mistake = 0;
+  };
+
+  /// What a lane has found.
+  struct Found {
+    std::uint32_t queue = 0;
+    std::uint32_t end = 0;    ///< as the doorbell says it
+    std::uint32_t fresh = 0;  ///< entries
+    bool astray = false;      ///< the doorbell names another queue pair
+  };
+
+  /// Waits until a lane finds a doorbell that was rung; true if the time is over. Each lane polls by itself, and no
+  /// longer than the others: what lanes do together costs more.
+  DEEP_EP_DEVICE bool find_work() {
+    const std::uint64_t since = now_ns();
+    bool over = false;
+    ++round_;
+    for (int polls = 0;; ++polls) {
+      if (look()) store_relaxed<Scope::block>(&queue_.found, round_);
+      if (load_relaxed<Scope::block>(&queue_.found) == round_) break;
+      over = lane_index() == 0 && is_idle(since);
+      if (over) store_relaxed<Scope::block>(&queue_.found, round_);
+      pause(polls);
+    }
+    over = WholeWarp::any(over || (params_.most_ns != 0 && now_ns() - begin_ > params_.most_ns));
+    warp::sync();  // what a lane acquired, all may read
+    return over;
+  }
+
+  DEEP_EP_DEVICE bool is_idle(std::uint64_t since) const {
+    return (params_.idle_ns != 0 && now_ns() - since > params_.idle_ns) || queue_.is_stopped();
+  }
+
+  /// Looks once at the doorbells of this lane's queue pairs, starting behind the one found last.
+  DEEP_EP_DEVICE bool look() {
+    const int mine = (params_.num_queues - lane_index() + kWarpSize - 1) / kWarpSize;
+    found_.fresh = 0;
+    for (int i = 0; i < mine; ++i) {
+      const int turn = turn_ + i < mine ? turn_ + i : turn_ + i - mine;
+      const int q = lane_index() + turn * kWarpSize;
+      const Served& served = shared_.served[q];
+      if (served.failed) continue;
+      // Acquiring takes time, so of several only the one with news is acquired.
+      std::uint64_t rung = mine == 1 ? load_acquire<Scope::system>(params_.doorbells + q)
+                                     : load_relaxed<Scope::system>(params_.doorbells + q);
+      if (rung == 0 || end_of(rung) == (served.taken & 0xffffu)) continue;
+      if (mine != 1) rung = load_acquire<Scope::system>(params_.doorbells + q);
+      found_.queue = static_cast<std::uint32_t>(q);
+      found_.end = end_of(rung);
+      found_.fresh = (found_.end - static_cast<std::uint32_t>(served.taken)) & 0xffffu;
+      found_.astray = rdma::high_half(rung) != rdma::swap32(served.pair.number << 8);
+      turn_ = turn + 1 < mine ? turn + 1 : 0;
+      return true;
+    }
+    return false;
+  }
+
+  DEEP_EP_DEVICE static std::uint32_t end_of(std::uint64_t rung) {
+    return rdma::swap32(rdma::low_half(rung)) >> 8 & 0xffffu;
+  }
+
+  /// What a lane has found, in every lane.
+  DEEP_EP_DEVICE Found found_of(int lane) const {
+    return {warp::shuffle(found_.queue, lane), warp::shuffle(found_.end, lane), warp::shuffle(found_.fresh, lane),
+            warp::shuffle(found_.astray, lane)};
+  }
+
+  /// A device trusts neither doorbell nor record.
+  DEEP_EP_DEVICE static rdma::Mistake mistake_of(const Found& found, std::uint32_t depth, std::uint32_t record) {
+    if (found.astray) return rdma::Mistake::doorbell_queue_pair;
+    if (found.fresh > depth) return rdma::Mistake::doorbell_beyond;
+    const std::uint32_t ahead = ((rdma::swap32(record) & 0xffffu) - found.end) & 0xffffu;
+    return ahead > depth ? rdma::Mistake::doorbell_record : rdma::Mistake::none;
+  }
+
+  /// Fetches entries of one queue pair, a lane each, and hands on what they ask for.
+  DEEP_EP_DEVICE void take(const Found& found) {
+    const std::uint32_t q = found.queue;
+    Served& served = shared_.served[q];
+    const SimulatedQueue& pair = served.pair;
+    const std::uint64_t taken = served.taken;
+    int count = found.fresh < kWarpSize ? static_cast<int>(found.fresh) : kWarpSize;
+    const bool wanted = lane_index() < count;
+    const std::uint64_t index = taken + static_cast<std::uint64_t>(lane_index());
+    const std::uint32_t record = load_relaxed<Scope::system>(pair.doorbell_record);
+    Job job;
+    if (wanted) job = job_of(pair, index);
+    const rdma::Mistake mistake = mistake_of(found, pair.depth, record);
+    if (mistake != rdma::Mistake::none) fail(job, std::uint64_t{rdma::kOpcodeNop} << 32, 0, kLocalQueuePair, mistake);
+    // What comes behind a failure is not executed.
+    const std::uint32_t failures = warp::ballot(wanted && (job.what & kFails) != 0);
+    count = failures != 0 ? lowest_bit(failures) + 1 : count;
+    if (lane_index() >= count) job = {};
+    set_times(job, served, count);
+    warp::sync();
+    if (lane_index() == 0) {
+      served.taken = taken + static_cast<std::uint64_t>(count);
+      served.failed = failures != 0;
+      params_.states[q].taken = served.taken;
+      params_.states[q].failed = failures != 0 ? 1 : 0;
+    }
+    warp::sync();
+    hand_on(job, q, taken, count);
+  }
+
+  // Syndromes of mlx5 devices, csrc/rdma/ring/failure.hpp.
+  static constexpr std::uint32_t kLocalQueuePair = 0x02;
+  static constexpr std::uint32_t kLocalProtection = 0x04;
+  static constexpr std::uint32_t kRemoteInvalidRequest = 0x12;
+  static constexpr std::uint32_t kRemoteAccess = 0x13;
+
+  DEEP_EP_DEVICE static void fail(Job& job, std::uint64_t header, std::uint32_t length, std::uint32_t syndrome,
+                                  rdma::Mistake mistake) {
+    job.to = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(header));
+    job.from = reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(length));
+    job.bytes = 0;
+    job.add = syndrome;
+    job.what = kFails | kCompletes;
+    job.mistake = static_cast<std::uint32_t>(mistake);
+  }
+
+  /// Null where the key or the range is wrong.
+  DEEP_EP_DEVICE std::byte* find(const rdma::KeyedAddress& at, std::uint32_t bytes) const {
+    const std::uint32_t place = at.key - params_.first_key;
+    if (place >= static_cast<std::uint32_t>(params_.num_regions)) return nullptr;
+    const SimulatedRegion region = shared_.regions[place];
+    const bool inside = at.address <= region.bytes && bytes <= region.bytes - at.address;
+    return inside && region.base != nullptr ? region.base + at.address : nullptr;
+  }
+
+  DEEP_EP_DEVICE Job job_of(const SimulatedQueue& pair, std::uint64_t index) const {
+    const rdma::WorkQueueEntry& in_ring = pair.ring[static_cast<std::uint32_t>(index) & (pair.depth - 1)];
+    rdma::WorkQueueEntry entry;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) entry.segment[i] = load_weak(in_ring.segment + i);
+    const rdma::Operation operation = rdma::decode(entry, index, pair.number);
+    Job job;
+    std::uint32_t syndrome = 0;
+    if (operation.mistake != rdma::Mistake::none) {
+      syndrome = kLocalQueuePair;
+    } else {
+      job.what = operation.signalled ? kCompletes : 0;
+      if (operation.length == 0) return job;  // not checked, as on devices
+      const bool adds = operation.opcode == rdma::kOpcodeFetchAdd;
+      const std::uint32_t local = operation.local.key;
+      const bool mine = local == params_.first_key || local == params_.heap_key;
+      job.from = operation.is_inline ? rdma::inline_bytes_of(in_ring)
+                 : mine              ? find(operation.local, operation.length)
+                                     : nullptr;
+      job.to = operation.remote.key == pair.remote_key ? find(operation.remote, operation.length) : nullptr;
+      job.bytes = operation.length;
+      job.add = operation.add;
+      if (adds) job.what |= kAdds;
+      syndrome = job.from == nullptr                         ? kLocalProtection
+                 : adds && operation.remote.address % 8 != 0 ? kRemoteInvalidRequest
+                 : job.to == nullptr                         ? kRemoteAccess
+                                                             : 0;
+    }
+    if (syndrome != 0) {
+      const Vec16& header = entry.segment[0];
+      fail(job, rdma::wide(header.word[0], header.word[1]), operation.length, syndrome, operation.mistake);
+    }
+    return job;
+  }
+
+  /// When the peer may see each: messages follow one another on the line, and no more than so many additions of a queue
+  /// pair are under way.
+  DEEP_EP_DEVICE void set_times(Job& job, Served& served, int count) {
+    const SimulatedSpeed& speed = params_.speed;
+    const auto elapsed = static_cast<double>(warp::shuffle(now_ns(), 0) - begin_);
+    const double bytes = lane_index() < count ? static_cast<double>(job.bytes) + speed.overhead_bytes : 0.0;
+    const double sent = (line_ > elapsed ? line_ : elapsed) + warp::inclusive_sum(bytes * speed.ns_per_byte);
+    line_ = warp::shuffle(sent, kWarpSize - 1);
+    job.due = begin_ + static_cast<std::uint64_t>(sent + speed.held_ns);
+    std::uint32_t adding = warp::ballot((job.what & kAdds) != 0);
+    if (adding == 0 || speed.latency_ns == 0) return;
+    const auto latency = static_cast<std::uint64_t>(speed.latency_ns);
+    std::uint32_t number = served.adds;
+    std::uint64_t over = served.over[lane_index()];
+    const std::uint64_t due = job.due - begin_;
+    for (; adding != 0; adding &= adding - 1, ++number) {
+      const int lane = lowest_bit(adding);
+      const std::uint64_t room =
+          warp::shuffle(over, static_cast<int>((number - speed.most_adds) % kWarpSize)) + latency;
+      const std::uint64_t alone = warp::shuffle(due, lane);
+      const std::uint64_t last = number >= speed.most_adds && room > alone ? room : alone;
+      if (lane_index() == lane) job.due = begin_ + last;
+      if (lane_index() == static_cast<int>(number % kWarpSize)) over = last;
+    }
+    served.over[lane_index()] = over;
+    warp::sync();
+    if (lane_index() == 0) served.adds = number;
+  }
+
+  /// Cuts what the lanes have into pieces, in the order of the lanes, and hands them on as there is room.
+  DEEP_EP_DEVICE void hand_on(const Job& job, std::uint32_t q, std::uint64_t taken, int count) {
+    const bool adds = (job.what & kAdds) != 0;
+    const std::uint32_t cut = adds || job.bytes == 0 ? 1 : (job.bytes + kPieceBytes - 1) / kPieceBytes;
+    const std::uint32_t mine = lane_index() < count ? cut : 0;
+    const std::uint32_t end = warp::inclusive_sum(mine);
+    const std::uint32_t all = warp::shuffle(end, kWarpSize - 1);
+    for (std::uint32_t first = 0; first < all; first += kWarpSize) {
+      const std::uint32_t number = first + static_cast<std::uint32_t>(lane_index());
+      int owner = 0;  // whose piece it is: lanes that end before it do not own it
+#pragma unroll
+      for (int step = kWarpSize / 2; step > 0; step /= 2) {
+        if (warp::shuffle(end, owner + step - 1) <= number) owner += step;
+      }
+      owner &= kWarpSize - 1;
+      const std::uint32_t place = number - warp::shuffle(end - mine, owner);
+      const std::uint32_t pieces = warp::shuffle(mine, owner);
+      const std::uint32_t bytes = warp::shuffle(adds ? 0u : job.bytes, owner);
+      const std::uint64_t offset = std::uint64_t{place} * kPieceBytes;
+      Piece piece;
+      piece.to = warp::shuffle(job.to, owner) + offset;
+      piece.from = warp::shuffle(job.from, owner) + offset;
+      piece.add = warp::shuffle(job.add, owner);
+      piece.due = warp::shuffle(job.due, owner);
+      piece.what = warp::shuffle(job.what, owner);
+      piece.mistake = static_cast<std::uint16_t>(warp::shuffle(job.mistake, owner));
+      piece.index = taken + static_cast<std::uint64_t>(owner);
+      piece.queue = q;
+      if (place + 1 < pieces) {
+        piece.bytes = kPieceBytes;
+        piece.what = 0;
+      } else {
+        piece.bytes = bytes - static_cast<std::uint32_t>(offset);
+      }
+      const std::uint32_t more = all - first < kWarpSize ? all - first : kWarpSize;
+      if (head_ + more - tail_ > room_) {
+        const std::uint64_t enough = head_ + more - room_;
+        tail_ = wait_for_word(&queue_.tail, [&](std::uint64_t tail) { return tail >= enough; });
+      }
+      piece.lent = 0;
+      if (lender_.lends()) lender_.lend(piece, head_ + static_cast<std::uint64_t>(lane_index()), number < all);
+      if (number < all) queue_.piece(head_ + static_cast<std::uint64_t>(lane_index())) = piece;
+      head_ += more;
+      warp::sync();
+      if (lane_index() == 0) store_release<Scope::block>(&queue_.head, head_);
+    }
+  }
+
+  const SimulatedNicParams& params_;
+  const Shared& shared_;
+  PieceQueue& queue_;
+  Lender lender_;
+  std::uint64_t room_;   ///< pieces that may be under way
+  std::uint64_t begin_;  ///< times are counted from here
+  double line_ = 0;      ///< when the line is free
+  std::uint64_t round_ = 0;
+  int turn_ = 0;  ///< which of this lane's queue pairs is looked at first
+  Found found_;
+  std::uint64_t head_ = 0;
+  std::uint64_t tail_ = 0;  ///< as last seen
+};
+
+}  // namespace deep_ep::device::simulated

@@ -1,0 +1,142 @@
+#include "simulation/nic_test/bench.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <utility>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/memory/executor_memory.hpp"
+#include "csrc/rdma/queue_pair_address.hpp"
+
+namespace deep_ep::rdma::nic_test {
+namespace {
+
+namespace layout = deep_ep::nic_test;
+
+constexpr std::size_t kWarps = 2 * std::size_t{kMostPairs};
+
+/// What the senders' long writes take their bytes from.
+std::vector<std::uint32_t> messages() {
+  std::vector<std::uint32_t> words(layout::kMessages * std::size_t{layout::kMessageBytes} / 4);
+  for (std::size_t i = 0; i < words.size(); ++i) words[i] = layout::word_of(0, static_cast<int>(i));
+  return words;
+}
+
+template <class Get>
+std::uint64_t sum(const std::vector<NicTestResult>& results, Get get) {
+  return std::accumulate(results.begin(), results.end(), std::uint64_t{0},
+                         [&](std::uint64_t total, const NicTestResult& one) { return total + get(one); });
+}
+
+}  // namespace
+
+std::uint64_t Run::operations() const {
+  return sum(sent, [](const NicTestResult& one) { return one.operations; });
+}
+std::uint64_t Run::bytes() const {
+  return sum(sent, [](const NicTestResult& one) { return one.bytes; });
+}
+double Run::seconds() const {
+  std::uint64_t slowest = 1;
+  for (const NicTestResult& one : sent) slowest = std::max(slowest, one.nanoseconds);
+  return static_cast<double>(slowest) * 1e-9;
+}
+const NicTestResult* Run::wrong() const {
+  const auto first =
+      std::find_if(received.begin(), received.end(), [](const NicTestResult& one) { return one.wrong != 0; });
+  return first == received.end() ? nullptr : &*first;
+}
+
+Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
+    : bootstrap_(bootstrap), executor_(backend_of(executor)), stream_(*executor_) {
+  constexpr double kSlowStart = 60;  // seconds, of processes that share a GPU, say
+  executor_->make_current();
+  heap_ = executor_->create_heap(bootstrap, {.bytes = kMostPairs * layout::kPairBytes, .timeout_s = kSlowStart});
+  agree(bootstrap, "preparing the NIC test", [&] {
+    queues_ = pinned_memory<RdmaPeerParams>(executor_, kWarps * sizeof(RdmaPeerParams));
+    results_ = pinned_memory<NicTestResult>(executor_, kWarps * sizeof(NicTestResult));
+    faults_ = pinned_memory<FaultRecord>(executor_, 2 * sizeof(FaultRecord));
+    abort_ = device_memory<std::uint64_t>(executor_);
+  });
+}
+
+Bench::~Bench() {
+  ends_.reset();
+  heap_->unmap_peers();
+}
+
+void Bench::connect(const MakeEnds& make, int pairs) {
+  ends_.reset();
+  const int size = bootstrap_.size();
+  const int next = (bootstrap_.rank() + 1) % size;  // of two ranks: the other; one talks to itself
+  const auto count = 2 * static_cast<std::size_t>(pairs);
+  std::vector<QueuePairAddress> mine(count);
+  agree(bootstrap_, "making queue pairs", [&] {
+    ends_ = make(*heap_, {.peers = std::vector<int>(count, next), .depth = kDepth, .batch = kBatch});
+    for (std::size_t end = 0; end < count; ++end) mine[end] = ends_->address(end);
+  });
+  const std::vector<std::byte> bytes = bootstrap_.all_gather(std::as_bytes(std::span(mine)));
+  std::vector<QueuePairAddress> theirs(count);
+  std::memcpy(static_cast<void*>(theirs.data()),
+              bytes.data() + static_cast<std::size_t>(next) * count * sizeof(QueuePairAddress),
+              count * sizeof(QueuePairAddress));
+  agree(bootstrap_, "connecting queue pairs", [&] {
+    // A sender's end is connected to the receiver's of the same pair, and the other way round.
+    for (std::size_t end = 0; end < count; ++end) queues_.get()[end] = ends_->connect(end, theirs[end ^ 1]);
+    ends_->start();
+  });
+}
+
+void Bench::clear(const Task& task) {
+  const StreamHandle stream = stream_.get();
+  std::fill_n(results_.get(), kWarps, NicTestResult{});
+  std::fill_n(faults_.get(), 2, FaultRecord{});
+  executor_->fill(abort_.get(), 0, sizeof *abort_, stream);
+  const std::vector<std::uint32_t> sent = messages();
+  for (int pair = 0; pair < task.pairs; ++pair) {
+    std::byte* memory = heap_->local() + static_cast<std::uint64_t>(pair) * layout::kPairBytes;
+    executor_->fill(memory, 0, layout::kOutgoing, stream);
+    executor_->copy(memory + layout::kOutgoing, sent.data(), 4 * sent.size(), stream);
+  }
+  executor_->synchronize(stream);
+}
+
+Run Bench::run(const Task& task) {
+  executor_->make_current();
+  // Nobody sends before all have cleared what will arrive.
+  agree(bootstrap_, "preparing a test", [&] { clear(task); });
+  NicTestParams params;
+  params.task = task.what;
+  params.queues = queues_.get();
+  params.heap = heap_->local();
+  params.operations = task.operations;
+  params.budget_ns = static_cast<std::uint64_t>(task.seconds * 1e9);
+  params.results = results_.get();
+  // Receivers of a stream see nothing before its end.
+  const bool streams = task.what == NicTestTask::writes || task.what == NicTestTask::additions;
+  const double wait_s = task.wait_s + (streams ? task.seconds : 0);
+  params.senders_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(wait_s * 1e9)};
+  params.receivers_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(2 * wait_s * 1e9)};
+  Run run{.rank = bootstrap_.rank(), .wait_s = wait_s};
+  agree(bootstrap_, "running a test", [&] {
+    executor_->kernels().nic_test(
+        params, {1, 64 * task.pairs, 2 * static_cast<std::size_t>(task.pairs) * layout::kSharedBytesPerWarp},
+        stream_.get());
+    executor_->synchronize(stream_.get());
+    for (int pair = 0; pair < task.pairs; ++pair) {
+      run.sent.push_back(results_.get()[2 * pair]);
+      run.received.push_back(results_.get()[2 * pair + 1]);
+    }
+    if (faults_->claimed == 0) return;
+    run.fault = *faults_;
+    try {
+      run.health = ends_->health();
+    } catch (const std::exception& error) {
+      run.health = error.what();
+    }
+  });
+  return run;
+}
+
+}  // namespace deep_ep::rdma::nic_test

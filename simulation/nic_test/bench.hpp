@@ -1,0 +1,84 @@
+// Where a NIC is tested: memory, queue pairs in pairs, and launches of the kernel that uses them. With one rank a NIC
+// talks to itself, with two it talks to another machine's; both sides do the same.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "csrc/executor/backend.hpp"
+#include "csrc/executor/own_stream.hpp"
+#include "csrc/rdma/ends.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "simulation/kernels/nic_test.hpp"
+
+namespace deep_ep::rdma::nic_test {
+
+inline constexpr int kMostPairs = 8;
+inline constexpr std::uint32_t kDepth = 1024;
+inline constexpr std::uint32_t kBatch = 64;
+
+/// Makes the ends of one side; throws where the device refuses.
+using MakeEnds = std::function<std::unique_ptr<Ends>(const SymmetricHeap& heap, const EndsOptions& options)>;
+
+struct Task {
+  NicTestTask what = NicTestTask::entries;
+  int pairs = 1;
+  std::uint64_t operations = UINT64_MAX;  ///< enough of them
+  double seconds = 0;                     ///< enough time
+  double wait_s = 5;                      ///< of a sender, for what must come; a receiver waits twice as long
+};
+
+/// What came of a task.
+struct Run {
+  std::vector<NicTestResult> sent = {};      ///< by the sender of each pair
+  std::vector<NicTestResult> received = {};  ///< by its receiver
+  std::optional<FaultRecord> fault = {};     ///< what ended the task early, if something did
+  std::string health = {};                   ///< with a fault: what the device says
+  int rank = 0;                              ///< this side's
+  double wait_s = 0;                         ///< how long senders waited; with streams the time of these included
+
+  std::uint64_t operations() const;
+  std::uint64_t bytes() const;
+  double seconds() const;  ///< of the slowest sender
+  /// The first receiver that saw something wrong, or null.
+  const NicTestResult* wrong() const;
+};
+
+class Bench {
+ public:
+  /// Collective.
+  Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor);
+  ~Bench();
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  /// Collective. Queue pairs for tasks of up to `pairs` pairs, in place of those there were. What a rank throws, all
+  /// throw.
+  void connect(const MakeEnds& make, int pairs);
+  /// Collective.
+  Run run(const Task& task);
+  /// Ends the queue pairs, and with them who hears of their failures.
+  void disconnect() { ends_.reset(); }
+
+  /// Null where there are none.
+  const Ends* ends() const { return ends_.get(); }
+
+ private:
+  void clear(const Task& task);
+
+  Bootstrap& bootstrap_;
+  std::shared_ptr<Backend> executor_;
+  OwnStream stream_;
+  std::unique_ptr<SymmetricHeap> heap_;
+  std::shared_ptr<RdmaPeerParams> queues_;  ///< pinned
+  std::shared_ptr<NicTestResult> results_;  ///< pinned
+  std::shared_ptr<FaultRecord> faults_;     ///< pinned
+  std::shared_ptr<std::uint64_t> abort_;
+  std::unique_ptr<Ends> ends_;  ///< last: uses the rest
+};
+
+}  // namespace deep_ep::rdma::nic_test

@@ -1,0 +1,202 @@
+#include "simulation/nic_test/judge.hpp"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "csrc/rdma/ring/failure.hpp"
+#include "csrc/support/format.hpp"
+
+namespace deep_ep::rdma::nic_test {
+namespace {
+
+constexpr std::uint64_t kWrap = 65536;
+constexpr const char* kReport = "make a report with --bundle FILE and attach the file";
+
+struct Advice {
+  const char* meaning;
+  const char* action;
+};
+
+Advice advice_of(Syndrome syndrome) {
+  switch (syndrome) {
+    case Syndrome::transport_retries_exceeded:
+    case Syndrome::receiver_not_ready_retries_exceeded:
+      return {"packets do not get through, so no run on several machines will work",
+              "check link, GID and routes (deep_ep doctor); on RoCE also the firewall: UDP port 4791"};
+    case Syndrome::remote_access:
+    case Syndrome::remote_invalid_request:
+    case Syndrome::remote_operation:
+      return {
+          "the NIC that received the operation refused what is right: memory is not registered as it should be",
+          "update firmware and driver; try without dma-buf (NVSHMEM_IB_DISABLE_DMABUF=1) and report which one works"};
+    case Syndrome::flushed:
+      return {"an operation before this one had failed, and its completion was overwritten by this one's",
+              "the line query_qp, or the log in the bundle, may have the cause: make a report with --bundle FILE"};
+    case Syndrome::none:
+      return {"what stands in the completion entry was not written by the NIC, or not as this library reads it",
+              kReport};
+    default:
+      return {"the NIC does not take entries as this library writes them, or cannot read the memory they name",
+              kReport};
+  }
+}
+
+/// Completions and signals that did not come within the time.
+Line late(const std::string& name, const Run& run) {
+  const FaultRecord& fault = *run.fault;
+  if (fault.wanted == Wanted::rdma_completion) {
+    return {
+        name, Outcome::fail,
+        fmt::format("no completion of entry {} within {} s ({} are complete); {}", fault.expected, run.wait_s,
+                    fault.seen, run.health),
+        "the NIC did not see the doorbell, cannot read the ring, or its completion does not reach the GPU: a run would "
+        "wait until its deadline",
+        "try DEEP_EP_NIC_HANDLER=cpu: if that works, the GPU's way to the NIC is at fault (PeerMappingOverride, IOMMU, "
+        "ACS)"};
+  }
+  const bool answer = fault.peer % 2 == 0;
+  return {name, Outcome::fail,
+          fmt::format("{} {} did not come within {} s (it is {}); {}", answer ? "the receiver's answer" : "the signal",
+                      fault.expected, answer ? run.wait_s : 2 * run.wait_s, fault.seen, run.health),
+          "an addition that was posted is not visible in the memory it went to, or the other side has given up: a run "
+          "would wait until its deadline",
+          "the other lines, and the other machine's, may have the cause; PCI atomics must be on in the NIC's firmware"};
+}
+
+/// The line where a run did not come to its end.
+std::optional<Line> broken(const std::string& name, const Run& run) {
+  if (!run.fault) return std::nullopt;
+  if (run.fault->kind == FaultKind::timeout) return late(name, run);
+  const RdmaFailure failure = RdmaFailure::unpack(static_cast<std::uint32_t>(run.fault->field));
+  const Advice advice = advice_of(static_cast<Syndrome>(failure.syndrome));
+  // Without a syndrome only the kernel knows of a failure.
+  const std::string found =
+      failure.syndrome != 0 ? run.health : fmt::format("{}; {}", describe_fault(run.rank, *run.fault), run.health);
+  return Line{name, Outcome::fail, found, advice.meaning, advice.action};
+}
+
+std::string first_wrong(const NicTestResult& seen) {
+  return fmt::format("{} {} wrong, first in round {} at place {}: expected {:#x}, found {:#x}", seen.wrong,
+                     seen.wrong == 1 ? "word is" : "words are", seen.round, seen.place, seen.expected, seen.found);
+}
+
+std::string kind_name(const NicTestResult& seen) {
+  constexpr std::array kNames = {"a write", "an inline write of 8 bytes", "an inline write of 28 bytes", "a fetch-add",
+                                 "a no-operation"};
+  return kNames[(seen.round + seen.place) % kNames.size()];
+}
+
+std::string rate_text(double bytes_per_second) {
+  return bytes_per_second < 1e9 ? fmt::format("{:.0f} MB/s", bytes_per_second * 1e-6)
+                                : fmt::format("{:.1f} GB/s", bytes_per_second * 1e-9);
+}
+
+}  // namespace
+
+Line judge_entries(const std::string& name, const Run& run, bool must_wrap) {
+  if (auto line = broken(name, run)) return *line;
+  if (const NicTestResult* seen = run.wrong()) {
+    return {name, Outcome::fail, fmt::format("{}; it was {}", first_wrong(*seen), kind_name(*seen)),
+            "an operation that the NIC calls complete was lost, came twice or went elsewhere: results would be wrong "
+            "without any error",
+            kReport};
+  }
+  const bool wrapped = run.operations() >= kWrap;
+  return {name, must_wrap && !wrapped ? Outcome::skip : Outcome::pass,
+          fmt::format("{} entries (writes, inline writes, fetch-adds, no-operations) in {:.2f} s, all data is right{}",
+                      run.operations(), run.seconds(),
+                      wrapped     ? "; the 16-bit index wrapped"
+                      : must_wrap ? "; there was no time for more, so the 16-bit index did not wrap"
+                                  : ""),
+          "", ""};
+}
+
+Line judge_litmus(const Run& run) {
+  if (auto line = broken("litmus", run)) return *line;
+  if (const NicTestResult* seen = run.wrong()) {
+    return {
+        "litmus", Outcome::fail, fmt::format("the flag was seen before the data: {}", first_wrong(*seen)),
+        "signals overtake what they announce: results would be wrong now and then, without any error",
+        "look for PCIe relaxed ordering that is forced on (firmware setting PCI_WR_ORDERING, BIOS), and for a GPU with "
+        "GPU_DIRECT_RDMA_WRITES_ORDERING 0; then report it with --bundle FILE"};
+  }
+  return {"litmus", Outcome::pass,
+          fmt::format("{} rounds of 16 KiB and a flag: the data was always there; {:.1f} us a round, there and back",
+                      run.operations(),
+                      run.seconds() * 1e6 / static_cast<double>(std::max<std::uint64_t>(run.operations(), 1))),
+          "", ""};
+}
+
+Line judge_additions(const Run& run) {
+  if (auto line = broken("atomics", run)) return *line;
+  if (const NicTestResult* seen = run.wrong()) {
+    return {"atomics", Outcome::fail, fmt::format("the counter is {} after {} additions", seen->found, seen->expected),
+            "additions get lost, or are done twice: signals would never reach their value, or reach it too early",
+            "PCI atomics must be on in the NIC's firmware, and memory registered with strict ordering; report it with "
+            "--bundle FILE"};
+  }
+  return {"atomics", Outcome::pass,
+          fmt::format("{} fetch-adds to one word: {:.0f} a second", run.operations(),
+                      static_cast<double>(run.operations()) / run.seconds()),
+          "", ""};
+}
+
+Line judge_wrong_key(const Run& run) {
+  constexpr const char* kName = "wrong_key";
+  if (!run.fault) {
+    return {kName, Outcome::fail, "a write by a wrong key succeeded",
+            "the NIC does not check keys: a stray write would destroy memory without any error", kReport};
+  }
+  if (run.fault->kind == FaultKind::timeout) return late(kName, run);
+  const auto syndrome =
+      static_cast<Syndrome>(RdmaFailure::unpack(static_cast<std::uint32_t>(run.fault->field)).syndrome);
+  if (syndrome != Syndrome::remote_access) {
+    return {
+        kName, Outcome::fail,
+        fmt::format("a write by a wrong key fails with syndrome {:#04x} ({}), expected {:#04x}",
+                    static_cast<unsigned>(syndrome), text(syndrome), static_cast<unsigned>(Syndrome::remote_access)),
+        "errors of a run would name a wrong cause",
+        syndrome == Syndrome::transport_retries_exceeded ? advice_of(syndrome).action : kReport};
+  }
+  return {kName, Outcome::pass, "a write by a wrong key fails with syndrome 0x13, as it must", "", ""};
+}
+
+Line judge_bandwidth(const std::vector<Rate>& rates, double link_gbps) {
+  std::string figures;
+  for (const Rate& rate : rates) {
+    if (auto line = broken("bandwidth", rate.run)) return *line;
+    if (const NicTestResult* seen = rate.run.wrong()) {
+      return {"bandwidth", Outcome::fail, fmt::format("with {} queue pairs {}", rate.pairs, first_wrong(*seen)),
+              "bytes that the NIC calls written are not there: results would be wrong under load", kReport};
+    }
+    figures += fmt::format("{}{} with {} {}", figures.empty() ? "" : ", ",
+                           rate_text(static_cast<double>(rate.run.bytes()) / rate.run.seconds()), rate.pairs,
+                           rate.pairs == 1 ? "queue pair" : "queue pairs");
+  }
+  if (link_gbps > 0) figures += fmt::format("; the link has {:.1f} GB/s", link_gbps / 8);
+  return {"bandwidth", Outcome::pass, figures, "", ""};
+}
+
+Line judge_report(const std::vector<QueuePairReport>& report) {
+  constexpr std::size_t kMost = 4;
+  std::vector<std::string> unwell;
+  for (const QueuePairReport& pair : report) {
+    if (!pair.well) unwell.push_back(pair.text);
+  }
+  if (unwell.empty()) {
+    return {"query_qp", Outcome::pass,
+            fmt::format("{} queue pairs can send; the device was told of all that was posted, and has fetched it",
+                        report.size()),
+            "", ""};
+  }
+  const std::size_t more = unwell.size() - std::min(unwell.size(), kMost);
+  unwell.resize(unwell.size() - more);
+  return {"query_qp", Outcome::fail,
+          fmt::format("{}{}", fmt::join(unwell, "; "), more == 0 ? "" : fmt::format("; and {} more", more)),
+          "the device counts something else than was posted: it misses doorbells, or cannot read the ring", kReport};
+}
+
+Line skipped(const std::string& name, const std::string& why) { return {name, Outcome::skip, why, "", ""}; }
+
+}  // namespace deep_ep::rdma::nic_test

@@ -1,0 +1,31 @@
+// From what a run of the NIC test saw to a line of its report.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "simulation/nic_test/bench.hpp"
+#include "simulation/nic_test/outcome.hpp"
+
+namespace deep_ep::rdma::nic_test {
+
+/// `name`: of the check. `must_wrap`: more entries than the 16-bit index counts were wanted.
+Line judge_entries(const std::string& name, const Run& run, bool must_wrap);
+Line judge_litmus(const Run& run);
+Line judge_additions(const Run& run);
+Line judge_wrong_key(const Run& run);
+
+struct Rate {
+  int pairs = 0;
+  Run run;
+};
+/// `link_gbps`: of the NIC; 0: not known.
+Line judge_bandwidth(const std::vector<Rate>& rates, double link_gbps);
+
+Line judge_report(const std::vector<QueuePairReport>& report);
+
+/// A check that was left out.
+Line skipped(const std::string& name, const std::string& why);
+
+}  // namespace deep_ep::rdma::nic_test

@@ -1,0 +1,216 @@
+#include "simulation/nic_test/nic_test.hpp"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "simulation/nic_test/judge.hpp"
+
+namespace deep_ep::rdma::nic_test {
+namespace {
+
+constexpr double kMostOfAWay = 2;  ///< seconds for a completion; there are several ways, and most answer at once
+
+/// How a check went on one side; all-gathered.
+struct Verdict {
+  bool failed = false;
+  std::array<char, 300> found{};
+};
+
+/// While it lives, failures are meant to be.
+class OnPurpose {
+ public:
+  OnPurpose() { log::info("{}", kFailuresBegin); }
+  ~OnPurpose() { log::info("{}", kFailuresEnd); }
+  OnPurpose(const OnPurpose&) = delete;
+  OnPurpose& operator=(const OnPurpose&) = delete;
+};
+
+/// The checks of one NIC, one after the other. What ranks decide by the clock or by what they saw, they decide alike.
+class Examination {
+ public:
+  Examination(Bootstrap& bootstrap, const Subject& subject, const Limits& limits, const Deadline& deadline)
+      : bootstrap_(bootstrap),
+        subject_(subject),
+        limits_(limits),
+        deadline_(deadline),
+        bench_(bootstrap, subject.executor) {}
+
+  Lines examine() {
+    check("queue_pairs", [&] {
+      connect();
+      return Line{"queue_pairs", Outcome::pass,
+                  fmt::format("{} connected: {}", 2 * kMostPairs, bench_.ends()->describe()), "", ""};
+    });
+    if (connected_) check_as_in_a_run();
+    check_other_ways();
+    return std::move(lines_);
+  }
+
+ private:
+  void check_as_in_a_run() {
+    if (anywhere(subject_.wants_gpu_handler)) check_connected("handler", [&] { return handler(); });
+    check_connected("entries", [&] {
+      stuck_ = true;  // also where it throws
+      const Run run = bench_.run({NicTestTask::entries, 1, limits_.entries, limits_.entries_s, limits_.wait_s});
+      stuck_ = anywhere(run.fault.has_value());
+      return judge_entries("entries", run, /*must_wrap=*/true);
+    });
+    check_moving("litmus", [&] { return judge_litmus(measure(NicTestTask::litmus, 1)); });
+    check_moving("atomics", [&] { return judge_additions(measure(NicTestTask::additions, 1)); });
+    check_moving("bandwidth", [&] { return bandwidth(); });
+    check("query_qp", [&] { return query(); });
+    check_moving("wrong_key", [&] { return wrong_key(); });
+  }
+
+  void connect() {
+    connected_ = false;
+    bench_.connect(subject_.make, kMostPairs);
+    connected_ = true;
+  }
+
+  bool anywhere(bool mine) const {
+    const std::vector<std::uint8_t> all = all_gather_values(bootstrap_, static_cast<std::uint8_t>(mine));
+    return std::any_of(all.begin(), all.end(), [](std::uint8_t one) { return one != 0; });
+  }
+
+  Run measure(NicTestTask what, int pairs) {
+    return bench_.run({.what = what, .pairs = pairs, .seconds = limits_.phase_s, .wait_s = limits_.wait_s});
+  }
+
+  /// What is thrown is a failure. Always adds one line.
+  void check(const std::string& name, const std::function<Line()>& examine) {
+    if (anywhere(deadline_.expired())) {
+      lines_.push_back(skipped(name, fmt::format("no time was left of {} s", deadline_.seconds())));
+      return;
+    }
+    Line line;
+    try {
+      line = examine();
+    } catch (const std::exception& error) {
+      line = {name, Outcome::fail, error.what(), "the device, or the system, refuses what a run needs",
+              "as the text says; deep_ep doctor looks at GPUs, NICs and drivers"};
+    }
+    if (hear_of_the_other(line)) {
+      remember_report();
+      connected_ = false;  // what it leaves may not work
+    }
+    lines_.push_back(std::move(line));
+  }
+
+  /// Has the check failed on either side? Where it has on the other one alone, the line here says so.
+  bool hear_of_the_other(Line& line) const {
+    Verdict mine{.failed = line.outcome == Outcome::fail};
+    line.found.copy(mine.found.data(), mine.found.size() - 1);
+    const std::vector<Verdict> all = all_gather_values(bootstrap_, mine);
+    const auto failed = std::find_if(all.begin(), all.end(), [](const Verdict& one) { return one.failed; });
+    if (failed == all.end()) return false;
+    if (!mine.failed) {
+      line = {line.check, Outcome::fail,
+              fmt::format("{}; but on the other machine: {}", line.found, failed->found.data()),
+              "these two machines cannot work together, even if each of them is all right",
+              "see the other machine's report"};
+    }
+    return true;
+  }
+
+  /// Of the queue pairs that have failed: new ones will have nothing to tell.
+  void remember_report() {
+    if (report_ || bench_.ends() == nullptr) return;
+    try {
+      report_ = bench_.ends()->report();
+    } catch (const std::exception& error) {
+      report_ = {{error.what(), false}};
+    }
+  }
+
+  /// The same on queue pairs as a run has them, new ones where those before have failed.
+  void check_connected(const std::string& name, const std::function<Line()>& examine) {
+    check(name, [&] {
+      if (!connected_) connect();
+      return examine();
+    });
+  }
+
+  /// A check that would only wait in vain where nothing moves at all. That time is for the other ways.
+  void check_moving(const std::string& name, const std::function<Line()>& examine) {
+    if (!stuck_) return check_connected(name, examine);
+    lines_.push_back(skipped(name, "entries did not get through"));
+  }
+
+  Line handler() {
+    if (!subject_.wants_gpu_handler) return skipped("handler", "kernels are not to ring this machine's NIC");
+    if (bench_.ends()->rung_by_kernels()) return {"handler", Outcome::pass, "kernels ring the NIC", "", ""};
+    return {"handler", Outcome::fail, "kernels cannot ring this NIC, so a CPU thread does (handler cpu)",
+            "every message takes some microseconds more, and CPU time",
+            "the lines `way` with handler gpu say why; if it is meant to be so, set DEEP_EP_NIC_HANDLER=cpu"};
+  }
+
+  Line bandwidth() {
+    std::vector<Rate> rates;
+    for (int pairs = 1; pairs <= kMostPairs; pairs *= 2) {
+      rates.push_back({pairs, measure(NicTestTask::writes, pairs)});
+      const Run& run = rates.back().run;
+      if (anywhere(run.fault.has_value() || run.wrong() != nullptr)) break;
+    }
+    return judge_bandwidth(rates, subject_.link_gbps);
+  }
+
+  Line query() {
+    if (!report_) remember_report();
+    if (!report_ || report_->empty()) {
+      return skipped("query_qp", "only queue pairs of the handler gpu (DevX) can be asked");
+    }
+    for (const QueuePairReport& pair : *report_) log::info("NIC test: {}", pair.text);
+    return judge_report(*report_);
+  }
+
+  Line wrong_key() {
+    const OnPurpose on_purpose;
+    const Run run = measure(NicTestTask::wrong_key, 1);
+    bench_.disconnect();  // before that ends: devices report such failures late, too
+    connected_ = false;
+    return judge_wrong_key(run);
+  }
+
+  void check_other_ways() {
+    if (subject_.others.empty()) lines_.push_back(skipped("way", subject_.no_others));
+    for (const Way& way : subject_.others) {
+      check("way", [&]() -> Line {
+        try {
+          bench_.connect(way.make, 1);
+        } catch (const Missing& missing) {
+          return skipped("way", missing.what());
+        }
+        const double wait_s = std::min(limits_.wait_s, kMostOfAWay);
+        return judge_entries("way", bench_.run({NicTestTask::entries, 1, 2000, limits_.entries_s, wait_s}),
+                             /*must_wrap=*/false);
+      });
+      lines_.back().found = fmt::format("{}: {}", way.name, lines_.back().found);
+    }
+  }
+
+  Bootstrap& bootstrap_;
+  const Subject& subject_;
+  const Limits& limits_;
+  const Deadline& deadline_;
+  Bench bench_;
+  Lines lines_;
+  bool connected_ = false;
+  bool stuck_ = false;                                  ///< entries do not get through
+  std::optional<std::vector<QueuePairReport>> report_;  ///< of the queue pairs on which a check failed first
+};
+
+}  // namespace
+
+Lines test_nic(Bootstrap& bootstrap, const Subject& subject, const Limits& limits, const Deadline& deadline) {
+  return Examination(bootstrap, subject, limits, deadline).examine();
+}
+
+}  // namespace deep_ep::rdma::nic_test

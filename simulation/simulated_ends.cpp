@@ -1,0 +1,212 @@
+#include "simulation/simulated_ends.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "csrc/executor/own_stream.hpp"
+#include "csrc/memory/executor_memory.hpp"
+#include "csrc/rdma/ring/entry_decoder.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+#include "simulation/kernels/simulated_pieces.hpp"
+#include "simulation/nic_runner.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+// Keys: one of the words for old values, then one of each rank's heap.
+constexpr std::uint32_t kFirstSimulatedKey = 0x20000;
+constexpr std::uint32_t simulated_key_of_rank(int rank) {
+  return kFirstSimulatedKey + 1 + static_cast<std::uint32_t>(rank);
+}
+
+/// What a message takes from its doorbell to what the peer sees, besides the time for which it is held: measured
+/// between two H200, less some tenths, as no message is to be sooner than it was told.
+constexpr double kOwnNsOnGpu = 6000;
+
+SimulatedSpeed speed_of(const SimulatedNic& nic, bool cuda) {
+  const double rate = nic.gb_per_s.value_or(cuda ? 50 : 0);
+  const double latency_ns = nic.latency_us.value_or(cuda ? 3 : 0) * 1e3;
+  return {.ns_per_byte = rate == 0 ? 0 : 1 / rate,
+          .overhead_bytes = nic.overhead_bytes,
+          .most_adds = nic.most_adds,
+          .latency_ns = latency_ns,
+          .held_ns = std::max(0.0, latency_ns - (cuda ? kOwnNsOnGpu : 0)),
+          .reorder_ns = static_cast<std::uint64_t>(nic.reorder_us * 1e3),
+          .completion_ns = static_cast<std::uint64_t>(nic.completion_us * 1e3)};
+}
+
+std::string describe_speed(const SimulatedSpeed& speed) {
+  std::string text = speed.ns_per_byte == 0 ? "no limit" : fmt::format("{:.4g} GB/s", 1 / speed.ns_per_byte);
+  text += fmt::format(", {:.4g} us, {} atomics", speed.latency_ns * 1e-3, speed.most_adds);
+  if (speed.reorder_ns != 0) text += fmt::format(", payload up to {:.4g} us late", 1e-3 * double(speed.reorder_ns));
+  if (speed.completion_ns != 0) {
+    text += fmt::format(", completions up to {:.4g} us late", 1e-3 * double(speed.completion_ns));
+  }
+  return text;
+}
+
+class SimulatedEnds final : public Ends {
+ public:
+  SimulatedEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
+                const EndsOptions& options, const SimulatedNic& nic)
+      : executor_(backend_of(executor)),
+        on_gpu_(executor->device().kind == Device::Kind::cuda),
+        rank_(rank),
+        peers_(options.peers),
+        remote_keys_(count()),
+        rings_(executor,
+               {.count = options.peers.size(), .depth = options.depth, .batch = options.batch, .on_gpu = true}),
+        regions_(1 + heap.peers().size()),
+        sinks_(device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
+        doorbells_(device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
+        states_(device_memory<SimulatedQueueState>(executor, count() * sizeof(SimulatedQueueState))),
+        queues_(device_memory<SimulatedQueue>(executor, count() * sizeof(SimulatedQueue))),
+        device_regions_(device_memory<SimulatedRegion>(executor, regions_.size() * sizeof(SimulatedRegion))),
+        failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))),
+        blocks_(nic.multiprocessors.value_or(on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks : 1)) {
+    params_.speed = speed_of(nic, on_gpu_);
+    if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
+    if (blocks_ > 1) lending_ = device_memory<device::simulated::Lending>(executor, sizeof(device::simulated::Lending));
+    check_room();
+    regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
+    regions_[1 + static_cast<std::size_t>(rank)] = {heap.local(), heap.bytes()};
+    for (const int peer : peers_) {
+      if (peer == rank) continue;  // a NIC that talks to itself
+      std::byte* const mapped = heap.peers()[static_cast<std::size_t>(peer)];
+      if (mapped == nullptr) {
+        fail<SystemError>(
+            "rank {} reaches rank {} over the wire 'simulated', but has not mapped its heap: they are not on one host",
+            rank, peer);
+      }
+      regions_[1 + static_cast<std::size_t>(peer)] = {mapped, heap.bytes()};
+    }
+  }
+
+  QueuePairAddress address(std::size_t end) const override {
+    return {.queue_pair = number_of(end), .heap_key = simulated_key_of_rank(rank_)};
+  }
+
+  RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
+    RdmaQueuePair queue = rings_.queue_pair(end, number_of(end), peers_[end]);
+    queue.kind = RdmaDoorbell::device_register;
+    queue.doorbell = doorbells_.get() + end;
+    queue.doorbell_record = rings_.doorbell_record(end);
+    queue.system_scope = false;  // all that the kernel reads is served by the same device
+    queue.sink = {sizeof(std::uint64_t) * end, kFirstSimulatedKey};
+    remote_keys_[end] = peer.heap_key;
+    return {queue, simulated_key_of_rank(rank_), peer.heap_key, peer.heap_key};
+  }
+
+  void start() override {
+    write_tables();
+    params_.queues = queues_.get();
+    params_.doorbells = doorbells_.get();
+    params_.states = states_.get();
+    params_.failures = failures_.get();
+    params_.regions = device_regions_.get();
+    params_.num_queues = static_cast<int>(count());
+    params_.num_regions = static_cast<int>(regions_.size());
+    params_.first_key = kFirstSimulatedKey;
+    params_.heap_key = simulated_key_of_rank(rank_);
+    params_.lending = lending_.get();
+    params_.lent_behind = on_gpu_ ? 128 : 4;  // a piece is some 10 us under way; on the CPU that some are lent is all
+    // As many warps that move as there is room for.
+    int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : fewest_threads();
+    while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;
+    runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{blocks_, threads, shared_bytes(threads)});
+  }
+
+  bool rung_by_kernels() const override { return true; }
+
+  std::optional<Failure> failure() const override {
+    for (std::size_t end = 0; end < count(); ++end) {
+      const SimulatedFailure& seen = failures_.get()[end];
+      if (__atomic_load_n(&seen.claimed, __ATOMIC_ACQUIRE) == 0) continue;
+      device::rdma::Operation entry{.length = seen.length, .mistake = seen.mistake};
+      take_header(device::rdma::high_half(seen.header), device::rdma::low_half(seen.header), entry);
+      return Failure{.peer = peers_[end],
+                     .device = kName,
+                     .queue_pair = number_of(end),
+                     .index = seen.index,
+                     .opcode = entry.opcode,
+                     .syndrome = static_cast<Syndrome>(seen.syndrome),
+                     .detail = describe_mistake(entry, seen.index)};
+    }
+    if (const std::string why = runner_ == nullptr ? std::string() : runner_->failure(); !why.empty()) {
+      return Failure{.of = FailureOf::device, .device = kName, .detail = fmt::format("is gone: {}", why)};
+    }
+    return std::nullopt;
+  }
+
+  bool idle() const override { return rings_.idle(); }
+
+  std::string describe() const override {
+    return fmt::format("handler gpu, wire simulated ({}{})", describe_speed(params_.speed),
+                       blocks_ > 1 ? fmt::format(", {} SMs", blocks_) : "");
+  }
+
+ private:
+  static constexpr const char* kName = "wire simulated";
+
+  std::size_t count() const { return peers_.size(); }
+  std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
+  int fewest_threads() const { return SimulatedNicParams::fewest_threads(blocks_); }
+  std::size_t shared_bytes(int threads) const {
+    const int movers = threads / 32 - 3;  // in the block that has more of them
+    return device::simulated::Shared(Carver::without_memory(), count(), regions_.size(),
+                                     static_cast<std::size_t>(movers), params_.pieces)
+        .bytes;
+  }
+
+  void check_room() const {
+    const std::size_t room = executor_->policy().max_shared_bytes;
+    if (shared_bytes(fewest_threads()) <= room) return;
+    fail<SystemError>("the simulated NIC has room for {} in a block, {} queue pairs need {}: use fewer ranks",
+                      format_bytes(room), count(), format_bytes(shared_bytes(fewest_threads())));
+  }
+
+  void write_tables() {
+    std::vector<SimulatedQueue> queues(count());
+    for (std::size_t end = 0; end < count(); ++end) {
+      queues[end] = {rings_.ring(end), rings_.completion(end), rings_.doorbell_record(end),
+                     number_of(end),   rings_.options().depth, remote_keys_[end]};
+    }
+    const OwnStream stream(*executor_);
+    executor_->fill(sinks_.get(), 0, count() * sizeof(std::uint64_t), stream.get());
+    executor_->fill(doorbells_.get(), 0, count() * sizeof(std::uint64_t), stream.get());
+    executor_->fill(states_.get(), 0, count() * sizeof(SimulatedQueueState), stream.get());
+    if (lending_ != nullptr) executor_->fill(lending_.get(), 0, sizeof(device::simulated::Lending), stream.get());
+    executor_->copy(queues_.get(), queues.data(), count() * sizeof(SimulatedQueue), stream.get());
+    executor_->copy(device_regions_.get(), regions_.data(), regions_.size() * sizeof(SimulatedRegion), stream.get());
+    executor_->synchronize(stream.get());
+  }
+
+  std::shared_ptr<Backend> executor_;
+  bool on_gpu_;
+  int rank_;
+  std::vector<int> peers_;                  ///< of each end
+  std::vector<std::uint32_t> remote_keys_;  ///< of each end, when it is connected
+  RingMemory rings_;
+  std::vector<SimulatedRegion> regions_;  ///< by key
+  std::shared_ptr<std::uint64_t> sinks_;
+  std::shared_ptr<std::uint64_t> doorbells_;
+  std::shared_ptr<SimulatedQueueState> states_;
+  std::shared_ptr<SimulatedQueue> queues_;
+  std::shared_ptr<SimulatedRegion> device_regions_;
+  std::shared_ptr<SimulatedFailure> failures_;
+  int blocks_;
+  std::shared_ptr<device::simulated::Lending> lending_;
+  SimulatedNicParams params_;
+  std::unique_ptr<NicRunner> runner_;  ///< last: uses the rest
+};
+
+}  // namespace
+
+std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
+                                          int rank, const EndsOptions& options, const SimulatedNic& nic) {
+  return std::make_unique<SimulatedEnds>(executor, heap, rank, options, nic);
+}
+
+}  // namespace deep_ep::rdma

@@ -123,9 +123,12 @@ DEEP_EP_DEVICE bool write_record(FaultRecord& record, FaultKind kind, Wanted wan
   return true;
 }
 
+// What follows seldom runs. Kernels call it, so that their loops stay short and keep their registers: hence numbers and
+// no structs.
+
 /// Puts a note on record (the first one counts); the call goes on, and a later one reports it.
-DEEP_EP_DEVICE void note_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
-                               std::uint64_t expected, std::uint64_t seen) {
+DEEP_EP_DEVICE_CALL void note_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
+                                    std::uint64_t expected, std::uint64_t seen) {
   write_record(context.fault[1], kind, wanted, peer, field, expected, seen);
 }
 
@@ -138,9 +141,9 @@ DEEP_EP_DEVICE void tell_end(const ControlState& control, FaultKind kind, Wanted
   store_release<Scope::system>(&control.words->ended, static_cast<std::uint32_t>(by_peer ? peer : control.rank) + 1);
 }
 
-/// Puts a fault on record and makes every wait of this rank give up.
-DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
-                                 std::uint64_t expected, std::uint64_t seen) {
+/// report_fault(), inlined.
+DEEP_EP_DEVICE void report_fault_here(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
+                                      std::uint64_t expected, std::uint64_t seen) {
   const bool controlled = context.control != nullptr;
   if (controlled && kind == FaultKind::rdma_failed) {
     store_release<Scope::system>(context.control->words->failed + peer, static_cast<std::uint32_t>(field) + 1);
@@ -149,6 +152,11 @@ DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wan
   const bool first = write_record(context.fault[0], kind, wanted, peer, field, expected, seen);
   if (first && controlled) tell_end(*context.control, kind, wanted, peer);
   store_release<Scope::gpu>(context.abort, std::uint64_t{1});
+}
+/// Puts a fault on record and makes every wait of this rank give up.
+DEEP_EP_DEVICE_CALL void report_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
+                                      std::uint64_t expected, std::uint64_t seen) {
+  report_fault_here(context, kind, wanted, peer, field, expected, seen);
 }
 
 /// Does nothing come from `peer` any more, as far as kernels of this rank have heard?
@@ -189,13 +197,6 @@ DEEP_EP_DEVICE void take_verdict(const WaitContext& context) {
   if (!given_up) store_relaxed<Scope::gpu>(&control.seen, changes);  // kernels of other contexts must hear of it, too
 }
 
-/// Does a wait that began at `begin` report itself, and hear of verdicts? Not before it has lasted longer than calls
-/// do.
-DEEP_EP_DEVICE bool is_heard(const WaitContext& context, std::uint64_t begin) {
-  constexpr std::uint64_t kAfterNs = 5'000'000;
-  return context.control != nullptr && now_ns() - begin >= kAfterNs;
-}
-
 /// Reports a wait to the control thread, and hears of verdicts. By one thread for all that wait for this peer, as loads
 /// of host memory by all of them would hold up what they wait for. Returns how long the wait has lasted. Of the time
 /// between two looks no more than a step counts: a rank that has stood still must not accuse those that went on.
@@ -217,22 +218,39 @@ DEEP_EP_DEVICE std::uint64_t report_wait(const WaitContext& context, int peer, W
   return waited;
 }
 
-/// Does a wait for `peer` that began at `begin` end, as nothing comes from the peer any more, or as it has lasted for
-/// too long? Asked by waiting threads; one of them reports the wait now and then, and calls `when_reporting()`.
-template <class WhenReporting>
-DEEP_EP_DEVICE bool ends_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
-                              WhenReporting when_reporting) {
+/// Has a wait that began at `begin` lasted longer than calls do? Only then do kernels ask ends_late_wait().
+DEEP_EP_DEVICE bool may_be_late(std::uint64_t begin) {
+  constexpr std::uint64_t kAfterNs = 5'000'000;
+  return now_ns() - begin >= kAfterNs;
+}
+
+struct NothingElse {
+  DEEP_EP_DEVICE void operator()(int) const {}
+};
+
+/// ends_late_wait(), inlined.
+template <class WhenReporting = NothingElse>
+DEEP_EP_DEVICE bool ends_late_wait_here(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
+                                        WhenReporting when_reporting = {}) {
   constexpr std::uint64_t kBetweenNs = 1'000'000;
-  if (!is_heard(context, begin)) return false;
   const std::uint64_t now = now_ns();
+  if (context.control == nullptr) return context.timeout_ns != 0 && now - begin > context.timeout_ns;
   std::uint64_t* word = context.control->looked + peer;
   const std::uint64_t looked = load_relaxed<Scope::gpu>(word);
   if (now > looked + kBetweenNs && compare_exchange<Scope::gpu>(word, looked, now) == looked) {
-    when_reporting();
+    when_reporting(peer);
     const std::uint64_t waited = report_wait(context, peer, wanted, begin, looked, now);
     if (context.timeout_ns != 0 && waited > context.timeout_ns) return true;
   }
   return is_lost(*context.control, peer);
+}
+/// Does a wait for `peer` that began at `begin` end, as nothing comes from the peer any more, or as it has lasted for
+/// too long? With a control plane one of the waiting threads reports the wait now and then, and calls
+/// `when_reporting(peer)`.
+template <class WhenReporting = NothingElse>
+DEEP_EP_DEVICE_CALL bool ends_late_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
+                                        WhenReporting when_reporting = {}) {
+  return ends_late_wait_here(context, peer, wanted, begin, when_reporting);
 }
 
 }  // namespace device

@@ -28,8 +28,8 @@ struct RowComparison {
   DEEP_EP_DEVICE bool agrees(const WaitContext& wait, const std::uint64_t* own, int own_rank,
                              const Awaited& told) const {
     if (field < 0) return true;
-    wait_signal(wait, own, {own_rank, told.wanted, told.expected});
-    report_fault(wait, FaultKind::mismatch, told.wanted, told.peer, field, ours, theirs);
+    wait_signal(ReportLateHere{{wait}}, own, {own_rank, told.wanted, told.expected});
+    report_fault_here(wait, FaultKind::mismatch, told.wanted, told.peer, field, ours, theirs);
     return false;
   }
 };

@@ -73,15 +73,21 @@ struct ReportLate {
   const WaitContext& context;
 
   DEEP_EP_DEVICE bool called_off(const Awaited&) const { return aborted(context); }
-  DEEP_EP_DEVICE bool time_is_over(std::uint64_t begin) const {
-    return context.timeout_ns != 0 && now_ns() - begin > context.timeout_ns;
-  }
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    if (context.control == nullptr) return time_is_over(begin);
-    return ends_wait(context, awaited.peer, awaited.wanted, begin, [] {});
+    return may_be_late(begin) && ends_late_wait(context, awaited.peer, awaited.wanted, begin);
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
     report_fault(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
+  }
+};
+
+/// The same without calls, for threads that hold so many registers that a call would spill some.
+struct ReportLateHere : ReportLate {
+  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
+    return may_be_late(begin) && ends_late_wait_here(context, awaited.peer, awaited.wanted, begin);
+  }
+  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
+    report_fault_here(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
   }
 };
 

@@ -166,7 +166,7 @@ struct ElasticAdder {
   DEEP_EP_DEVICE bool await(const Token& token) const {
     bool good = true;
     if (token.last && !is_own(token)) {
-      good = wait_signal(params.wait, params.common.flag_from(token.rank, slot_of(token)),
+      good = wait_signal(ReportLateHere{{params.wait}}, params.common.flag_from(token.rank, slot_of(token)),
                          {token.rank, Wanted::combine_rows, round_signal(epoch, 1)});
     }
     return warp::agree(good);

@@ -70,7 +70,7 @@ class RailPoster {
     const int rail = params_.common.grid.rail_in(node_);
     credit_.reached(credit_.posted());  // puts a failure on record, which no other look would find before the end
     if (policy.called_off({})) return true;
-    if (!policy.time_is_over(poll.begin) && !is_heard(params_.wait, poll.begin)) return false;
+    if (!may_be_late(poll.begin)) return false;
     Awaited missing{rail, Wanted::nothing, 0};
     std::uint64_t seen = 0;
     if (is_staged()) {

@@ -20,17 +20,6 @@ struct AwaitedWord {
   }
 };
 
-/// Ends the call if the wait is late. Not inlined, and without structs: inlined, its registers would make the dispatch
-/// kernel spill.
-DEEP_EP_DEVICE_CALL bool report_late(const WaitContext& wait, const std::uint64_t* word, int peer, Wanted wanted,
-                                     std::uint64_t expected, std::uint64_t begin) {
-  const ReportLate policy{wait};
-  const Awaited awaited{peer, wanted, expected};
-  if (!policy.is_late(awaited, begin)) return false;
-  policy.blame(awaited, load_relaxed<Scope::system>(word));
-  return true;
-}
-
 /// By a whole warp, which has its share of every node's parts and takes any that it can work on: to wait for one node
 /// would hold up the others, and in a circle of nodes all of them. False after a fault.
 ///   next                    a word for each node (or whatever else has parts), of the warp
@@ -67,14 +56,14 @@ DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* nex
       // A warp that left without a record would leave the others waiting.
       const bool over = warp::any(policy.called_off({}));
       if (over) return true;
-      if (!warp::any(policy.time_is_over(poll.begin) || is_heard(wait, poll.begin))) return false;
+      if (!warp::any(may_be_late(poll.begin))) return false;
       bool reported = false;
       for (int number = lane_index(); number < others; number += kWarpSize) {
         if (next[number] >= parts(number)) continue;
         const AwaitedWord part = missing(number, next[number]);
-        if (part.word == nullptr) continue;
-        const Awaited& awaited = part.awaited;
-        reported = report_late(wait, part.word, awaited.peer, awaited.wanted, awaited.expected, poll.begin) || reported;
+        if (part.word == nullptr || !policy.is_late(part.awaited, poll.begin)) continue;
+        policy.blame(part.awaited, load_relaxed<Scope::system>(part.word));
+        reported = true;
       }
       return warp::any(reported);
     };

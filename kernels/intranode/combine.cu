@@ -52,7 +52,7 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
   const IntranodeParams& common = params.common;
   const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), rank);
   const Awaited addresses{rank, Wanted::combine_addresses, epoch};
-  if (!wait_signal(params.wait, &box.signal, addresses)) return false;
+  if (!wait_signal(ReportLateHere{{params.wait}}, &box.signal, addresses)) return false;
   const CombineAddresses& told = box.message;
   RowComparison rows_of_both;
   rows_of_both.compare(RowField::row_bytes, params.row_bytes, told.row_bytes);
@@ -148,7 +148,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   call.end([&] {
     for (int peer = thread_index(); peer < common.num_ranks && good; peer += block_threads()) {
       store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::combine_done), call.epoch);
-      wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::combine_done),
+      wait_signal(ReportLateHere{{params.wait}}, common.signal_from(peer, IntranodeSignal::combine_done),
                   {peer, Wanted::combine_done, call.epoch});
     }
     if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->combine_next_part, std::uint32_t{0});

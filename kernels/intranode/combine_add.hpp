@@ -64,7 +64,7 @@ struct CombineAdder {
 
   DEEP_EP_DEVICE bool await_round(const std::uint64_t* finished, std::uint64_t round) const {
     const CombineParams& params = rows.params;
-    return wait_signal(params.wait, finished,
+    return wait_signal(ReportLateHere{{params.wait}}, finished,
                        {params.common.rank, Wanted::combine_credit, round_signal(rows.epoch, round)});
   }
 

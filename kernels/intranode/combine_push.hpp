@@ -129,7 +129,7 @@ struct CombinePusher {
     bulk::fence_global();  // what the owner has read may be overwritten by bulk stores
     if (has_room) return true;
     stages.flush();  // rows under way may be what the owner waits for
-    if (!wait_signal(params.wait, signal, {owner, Wanted::combine_credit, wanted})) return false;
+    if (!wait_signal(ReportLateHere{{params.wait}}, signal, {owner, Wanted::combine_credit, wanted})) return false;
     bulk::fence_global();
     return true;
   }

@@ -36,7 +36,8 @@ struct CombineRows {
     if (!peers[rank].pushes) return true;
     const std::uint64_t* flag = params.common.flag_from(rank, params.window.slot(token));
     const std::uint64_t round = params.window.round_of(token);
-    return wait_signal(params.wait, flag, {rank, Wanted::combine_rows, round_signal(epoch, round + 1)});
+    return wait_signal(ReportLateHere{{params.wait}}, flag,
+                       {rank, Wanted::combine_rows, round_signal(epoch, round + 1)});
   }
 };
 

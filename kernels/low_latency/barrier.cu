@@ -9,9 +9,8 @@ namespace deep_ep::device::low_latency {
 DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, std::uint64_t epoch) {
   const Place<std::uint64_t> place = common.window.barrier(common.rank);
   if (!Reach<true>{common}.is_far(peer)) return store_release<Scope::system>(place.in(common.heaps[peer]), epoch);
-  const WaitContext wait = wait_of_posts(common);
   rdma::Poster<OneThread, MaskOrEnd<true>> poster(
-      queue_pair(common, static_cast<int>(LowLatencyChannel::barrier), peer), wait, {common});
+      queue_pair(common, static_cast<int>(LowLatencyChannel::barrier), peer), common.posts, {common});
   rdma::ToldWord word = poster.word(place, common.told[peer].barrier);
   poster.tell(word, epoch);
   poster.close();
@@ -27,9 +26,8 @@ DEEP_EP_DEVICE void drain_calls(const LowLatencyParams& common) {
     if (!Reach<true>{common}.is_far(peer)) continue;
 #pragma unroll 1
     for (int kind = 0; kind < static_cast<int>(kLowLatencyKinds) && !masked(common, peer); ++kind) {
-      const WaitContext wait = wait_of_posts(common);
       const int channel = channel_of(static_cast<LowLatencyKind>(kind), lane);
-      rdma::Poster<OneThread, MaskOrEnd<true>> poster(queue_pair(common, channel, peer), wait, {common});
+      rdma::Poster<OneThread, MaskOrEnd<true>> poster(queue_pair(common, channel, peer), common.posts, {common});
       poster.settle(common.window.barrier(common.rank));
       poster.close();
     }

@@ -106,6 +106,7 @@ struct LowLatencyParams : ReachParams {
   LowLatencyTold* told = nullptr;  ///< [num_ranks], device memory; where somebody is far
   LowLatencyState* state = nullptr;
   WaitContext wait;
+  WaitContext posts;              ///< of waits for queue pairs: with masking a failed one does not end the call
   std::uint64_t* mask = nullptr;  ///< ControlState::mask. nullptr: ranks are never masked
 
   DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {

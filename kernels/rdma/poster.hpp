@@ -19,9 +19,8 @@ namespace deep_ep::device::rdma {
 /// What every entry needs: in shared memory, one for each warp that posts.
 struct alignas(16) PosterWords {
   RdmaPeerParams pair;  ///< a copy
-  WaitContext wait;     ///< for completions
 
-  /// By a whole warp: copies `from`. One lane sets `wait` before.
+  /// By a whole warp: copies `from`.
   DEEP_EP_DEVICE void load(const RdmaPeerParams& from) {
     constexpr int kWords = static_cast<int>(sizeof(RdmaPeerParams) / sizeof(std::uint64_t));
     static_assert(sizeof(RdmaPeerParams) % sizeof(std::uint64_t) == 0);

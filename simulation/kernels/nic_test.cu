@@ -24,7 +24,7 @@ class Side {
       : params_(params),
         peer_(load(params, words).pair),
         base_(static_cast<std::uint64_t>(warp_index() / 2) * layout::kPairBytes),
-        wait_(words.wait),
+        wait_(warp_index() % 2 == 0 ? params.senders_wait : params.receivers_wait),
         queue_(peer_, wait_) {}
 
   DEEP_EP_DEVICE rdma::PortChannel<WholeWarp>& queue() { return queue_; }
@@ -70,7 +70,6 @@ class Side {
 
  private:
   DEEP_EP_DEVICE static rdma::PosterWords& load(const NicTestParams& params, rdma::PosterWords& words) {
-    if (lane_index() == 0) words.wait = warp_index() % 2 == 0 ? params.senders_wait : params.receivers_wait;
     words.load(params.queues[warp_index()]);
     return words;
   }

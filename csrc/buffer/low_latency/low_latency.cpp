@@ -49,6 +49,8 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     common.mask = runtime.faults().control()->mask;
     masks_.emplace(runtime, common.wait);
   }
+  common.posts = common.wait;
+  common.posts.spares_call = common.mask != nullptr;
   if (links_) links_->add_to(common);
 }
 

@@ -36,7 +36,7 @@ struct UnreducedPolicy : MaskOrEnd<false> {
       : MaskOrEnd<false>{params}, epoch(call) {}
 
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return refused(awaited.peer) || MaskOrEnd<false>::is_late(awaited, begin);
+    return may_be_late(begin) && (refused(awaited.peer) || MaskOrEnd<false>::is_late(awaited, begin));
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
     const bool ended = refused(awaited.peer);

@@ -1,6 +1,6 @@
 // Ranks that do not come. A peer that is late is a fault that ends the call. If the buffer masks ranks, the control
-// threads of the ranks decide which rank is lost (csrc/control/), and calls go on without it: see ends_wait(). No wait
-// masks a rank by itself.
+// threads of the ranks decide which rank is lost (csrc/control/), and calls go on without it: see ends_late_wait(). No
+// wait masks a rank by itself.
 //
 // Ranks of combine wait for each other in a row: an expert rank for the selections of an owner, the owner for rows of
 // the expert rank.
@@ -25,6 +25,25 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
+/// Tells the control thread of a failed queue pair to `peer`. The poster of an earlier call may have ended before it
+/// failed, and the peer may wait for what is lost while this rank waits for the peer.
+template <bool kRdma>
+struct FailureLook {
+  const LowLatencyParams& common;
+
+  DEEP_EP_DEVICE void operator()(int peer) const {
+    if (common.mask == nullptr || !Reach<kRdma>{common}.is_far(peer)) return;
+#pragma unroll 1
+    for (int channel = 0; channel < low_latency_channels(common.lanes); ++channel) {
+      const rdma::CompletionEntry& entry = *common.peers[channel * common.num_ranks + peer].queue.completion;
+      const std::uint32_t opcode = rdma::tail_opcode(load_acquire<Scope::system>(&entry.tail));
+      if (opcode == rdma::kCompletionOk || opcode == rdma::kCompletionNotYetWritten) continue;
+      store_release<Scope::system>(common.wait.control->words->failed + peer,
+                                   rdma::failure_in(entry, opcode).packed() + 1);
+    }
+  }
+};
+
 /// The policy of waits, for wait_until() and rdma::Poster. `kRdma` false: no rank is far.
 template <bool kRdma>
 struct MaskOrEnd {
@@ -33,8 +52,8 @@ struct MaskOrEnd {
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    if (common.wait.control == nullptr) return ReportLate{common.wait}.time_is_over(begin);
-    return ends_wait(common.wait, awaited.peer, awaited.wanted, begin, [&] { look_for_failure(awaited.peer); });
+    return may_be_late(begin) &&
+           ends_late_wait(common.wait, awaited.peer, awaited.wanted, begin, FailureLook<kRdma>{common});
   }
   /// Ends the call; or goes on, where the peer is masked now.
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
@@ -47,21 +66,6 @@ struct MaskOrEnd {
     if (common.mask != nullptr || gives_up(queue.peer)) return;
     const auto failure = static_cast<std::int32_t>(load_relaxed<Scope::gpu>(&queue.state->failure));
     report_fault(common.wait, FaultKind::rdma_failed, Wanted::rdma_completion, queue.peer, failure, 0, 0);
-  }
-
- private:
-  /// Tells the control thread of a failed queue pair to `peer`. The poster of an earlier call may have ended before it
-  /// failed, and the peer may wait for what is lost while this rank waits for the peer.
-  DEEP_EP_DEVICE void look_for_failure(int peer) const {
-    if (common.mask == nullptr || !Reach<kRdma>{common}.is_far(peer)) return;
-#pragma unroll 1
-    for (int channel = 0; channel < low_latency_channels(common.lanes); ++channel) {
-      const rdma::CompletionEntry& entry = *common.peers[channel * common.num_ranks + peer].queue.completion;
-      const std::uint32_t opcode = rdma::tail_opcode(load_acquire<Scope::system>(&entry.tail));
-      if (opcode == rdma::kCompletionOk || opcode == rdma::kCompletionNotYetWritten) continue;
-      store_release<Scope::system>(common.wait.control->words->failed + peer,
-                                   rdma::failure_in(entry, opcode).packed() + 1);
-    }
   }
 };
 
@@ -79,7 +83,7 @@ struct MaskOrEndCombine : MaskOrEnd<kRdma> {
       : MaskOrEnd<kRdma>{params}, epoch(call) {}
 
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return refused(awaited.peer) || MaskOrEnd<kRdma>::is_late(awaited, begin);
+    return may_be_late(begin) && (refused(awaited.peer) || MaskOrEnd<kRdma>::is_late(awaited, begin));
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
     if (!refused(awaited.peer)) return MaskOrEnd<kRdma>::blame(awaited, seen);

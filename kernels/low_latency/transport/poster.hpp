@@ -23,13 +23,6 @@
 
 namespace deep_ep::device::low_latency {
 
-/// For waits for queue pairs. With masking a failed one does not end the call.
-DEEP_EP_DEVICE WaitContext wait_of_posts(const LowLatencyParams& common) {
-  WaitContext wait = common.wait;
-  wait.spares_call = common.mask != nullptr;
-  return wait;
-}
-
 DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(const LowLatencyParams& common, int channel, int peer) {
   return common.peers[channel * common.num_ranks + peer];
 }
@@ -40,7 +33,7 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd<true>> {
  public:
   /// `words`: of the warp.
   DEEP_EP_DEVICE CallPoster(const Reach& reach, const PostedLane& to, rdma::PosterWords& words)
-      : Poster(load(words, reach.common, to).pair, words.wait, MaskOrEnd<true>{reach.common}),
+      : Poster(load(words, reach.common, to).pair, reach.common.posts, MaskOrEnd<true>{reach.common}),
         reach_(reach),
         lane_(to.lane),
         progress_(word(window().progress(Reach::kCall, reach.epoch, rank(), to.lane),
@@ -79,7 +72,6 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd<true>> {
  private:
   DEEP_EP_DEVICE static rdma::PosterWords& load(rdma::PosterWords& words, const LowLatencyParams& common,
                                                 const PostedLane& to) {
-    if (lane_index() == 0) words.wait = wait_of_posts(common);
     words.load(queue_pair(common, Reach::channel(common, to.lane), to.rank));
     return words;
   }

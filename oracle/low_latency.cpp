@@ -105,16 +105,6 @@ void fill_rank(LowLatencyDispatched& result, LowLatencyReceived& output, const L
   output.layout_range[static_cast<std::size_t>(source)] = packed_range(0, count);
 }
 
-/// Position among the dispatched selections whose row belongs to the current selection k: the same one if it names the
-/// same expert, else the first that does; -1 if none does.
-int matching(const std::vector<std::int64_t>& dispatched, std::int64_t token, int topk, int k, std::int64_t expert) {
-  if (dispatched[at(token, topk, k)] == expert) return k;
-  for (int other = 0; other < topk; ++other) {
-    if (dispatched[at(token, topk, other)] == expert) return other;
-  }
-  return -1;
-}
-
 /// One rank's part of one token.
 struct Part {
   std::vector<float> sent;        ///< as the owner gets it
@@ -237,8 +227,7 @@ std::vector<WeightedRow> rows_of_rank(const LowLatencyDispatched& dispatched,
     if (expert < 0 || expert >= shape.experts) continue;
     const auto from_rank = static_cast<int>(expert / shape.local_experts());
     if ((rank && from_rank != *rank) || masked(masks, shape.ranks, owner, from_rank)) continue;
-    const int from = matching(dispatched.selection[o], token, topk, k, expert);
-    const std::int64_t row = from < 0 ? -1 : dispatched.selection_row[o][at(token, topk, from)];
+    const std::int64_t row = dispatched.selection_row[o][at(token, topk, k)];
     if (row < 0 || (dispatched.rank_major && !rows.empty())) continue;  // rank-major: one row for all of them
     const bool weighted = !dispatched.rank_major && !selection.weights.empty();
     rows.push_back({row_of(inputs[static_cast<std::size_t>(from_rank)].x, row, shape.hidden),

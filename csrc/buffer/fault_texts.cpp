@@ -114,9 +114,9 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
         const int selects = fault.field == 1 ? fault.peer : rank;
         const int expert_of = fault.field == 1 ? rank : fault.peer;
         return fmt::format(
-            "low_latency_combine: topk_idx of rank {} selects expert {} (rank {}) for token {}, but the dispatch "
-            "brought "
-            "no row of the token for this expert. The ranks no longer agree: destroy the buffer",
+            "low_latency_combine: topk_idx of rank {} selects expert {} (rank {}) for token {}, but the dispatch's "
+            "topk_idx has another one there; a selection may only become -1. The ranks no longer agree: destroy the "
+            "buffer",
             selects, fault.expected, expert_of, fault.seen);
       }
       if (fault.wanted == Wanted::low_latency_combine_selection) {

@@ -133,9 +133,8 @@ struct LowLatencyCombineArguments {
   /// valid rows are read. H may differ from the dispatch's. rank_major: each row already is the weighted sum over its
   /// local experts.
   ConstTensorView x = {};
-  /// [T, K]: as dispatched, in any order; a selection that has since become negative is left out. RankMismatch where a
-  /// token selects an expert that the dispatch brought no row of it to. (Where its rank got no row of the token at all,
-  /// TimeoutError names that rank.)
+  /// [T, K]: as dispatched; a selection that has since become negative is left out. RankMismatch where one names
+  /// another expert. (Where its rank got no row of the token at all, TimeoutError names that rank.)
   ConstTensorView topk_idx = {};
   ConstTensorView topk_weights = {};         ///< [T, K] float32; expert_major: rows are multiplied by them
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only

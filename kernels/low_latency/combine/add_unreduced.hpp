@@ -3,8 +3,8 @@
 // added, by rank.
 //
 // A block takes a token, and its warps share the token's lines, as in add.hpp; with few tokens, two blocks. Where a row
-// lies follows from the selection, if that is as it was dispatched; otherwise whoever waits for it finds out, once the
-// expert's rank has sent all its rows.
+// lies follows from the selection. If the dispatch brought none there, or another expert's, the owner finds out once
+// the expert's rank has sent all its rows.
 #pragma once
 
 #include "kernels/common/line_poller.hpp"
@@ -18,7 +18,6 @@ namespace deep_ep::device::low_latency {
 /// What a token's sum is made of, in lane i < count the i-th term.
 struct CombineTerms {
   int count = 0;
-  int selection = 0;  ///< of the owner's, which it is for
   int expert = 0;
   int rank = 0;  ///< the expert's
   bool first_of_rank = false;
@@ -112,19 +111,20 @@ struct UnreducedAdder {
       }
     }
     CombineTerms terms{.count = count_bits(wanted)};
+    int selection = 0;  // that the lane's term is
 #pragma unroll 1
     for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
-      if (warp::shuffle(place, lowest_bit(left)) == lane) terms.selection = lowest_bit(left);
+      if (warp::shuffle(place, lowest_bit(left)) == lane) selection = lowest_bit(left);
     }
-    terms.expert = warp::shuffle(expert, terms.selection);
-    terms.rank = warp::shuffle(rank, terms.selection);
-    terms.weight = warp::shuffle(weight, terms.selection);
+    terms.expert = warp::shuffle(expert, selection);
+    terms.rank = warp::shuffle(rank, selection);
+    terms.weight = warp::shuffle(weight, selection);
     const bool is_term = lane < terms.count;
     terms.first_of_rank =
         lowest_bit(warp::match_any(is_term ? static_cast<std::uint32_t>(terms.rank) : ~0u)) == lane && is_term;
     if (is_term) {
-      terms.row = params.rank_major ? reach.row_from(params.common.rank, terms.rank, token)
-                                    : row_of(reach, token, terms.selection);
+      terms.row =
+          params.rank_major ? reach.row_from(params.common.rank, terms.rank, token) : row_of(reach, token, selection);
     }
     return terms;
   }
@@ -213,14 +213,14 @@ struct UnreducedAdder {
     return survey;
   }
 
-  /// What has become of a term that does not come? Once its rank has sent everything, either it is here, or it lies at
-  /// another selection's place, or there is none. Or a rank that means another call, with rows of another size, has
-  /// written where it lay; so nobody is blamed for a row that is not there before all have said which call they mean.
+  /// What has become of a term that does not come? Once its rank has sent everything, either it is here, or the
+  /// dispatch had no room for it, or another expert's lies there. Or a rank that means another call, with rows of
+  /// another size, has written where it lay; so nobody is blamed for a row that is not there before all have said which
+  /// call they mean.
   DEEP_EP_DEVICE void look_for(const UnreducedReach& reach, int token, CombineTerms& terms, int term,
                                std::uint64_t begin) const {
     const int rank = warp::shuffle(terms.rank, term);
     const int expert = warp::shuffle(terms.expert, term);
-    const int selection = warp::shuffle(terms.selection, term);
     const std::uint32_t ours = call_of(params);
     Survey survey{.unsent = rank};
     bool sent = false;
@@ -232,24 +232,16 @@ struct UnreducedAdder {
     warp::sync();  // what other lanes read comes after the rank's word
     bool found_here = false;
     if (sent) {
-      // In each lane the tag of that selection's row.
       std::uint64_t seen = 0;
-      const bool is_selection = lane_index() < params.num_topk;
-      if (is_selection) {
-        const std::byte* row =
-            params.rank_major ? reach.row_from(params.common.rank, rank, token) : row_of(reach, token, lane_index());
+      const std::byte* row = warp::shuffle(terms.row, term);
+      if (lane_index() == 0)
         seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
+      found_here = warp::any(seen == tag_of(reach, expert));
+      if (warp::any(seen == reach.tag(UnreducedReach::kNoRow | static_cast<std::uint32_t>(rank)))) {
+        terms.dropped |= 1u << term;
+        return;
       }
-      const std::uint32_t found = warp::ballot(is_selection && seen == tag_of(reach, expert));
-      const std::uint64_t none = reach.tag(UnreducedReach::kNoRow | static_cast<std::uint32_t>(rank));
-      const bool no_room = warp::any(is_selection && seen == none);
-      const bool moved = found != 0 && (found >> selection & 1u) == 0;
-      const std::byte* before = warp::shuffle(terms.row, term);
-      if (moved && lane_index() == term) terms.row = row_of(reach, token, lowest_bit(found));
-      if (found == 0 && no_room) terms.dropped |= 1u << term;
-      if (warp::shuffle(terms.row, term) != before || (found == 0 && no_room)) return;
       survey = ask_all(reach, ours);
-      found_here = found != 0;
     }
     if (lane_index() == 0) {
       if (survey.disagrees >= 0) {

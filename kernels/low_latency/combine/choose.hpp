@@ -22,7 +22,8 @@ struct RowChooser {
     const int expert = now.expert - first_expert;  // local
     const bool here = now.expert >= first_expert && expert < params.num_local_experts;
     if (!params.rank_major) return choose_experts(row, here ? expert : -1, now.weight, choice);
-    choice = choose_sum(row, warp::any(here));
+    const bool wanted = warp::any(here);  // rank-major, all of the sum or nothing
+    choice = {wanted ? 1u : 0u, 1.0f, wanted};
     return true;
   }
 
@@ -46,37 +47,19 @@ struct RowChooser {
     return true;
   }
 
-  /// The row is the sum already: all of it, or nothing.
-  DEEP_EP_DEVICE CombineChoice choose_sum(const CombineRow& row, bool wanted) const {
-    return {wanted ? row.position : -1, 1.0f, wanted, false};
-  }
-
-  /// `expert`: in each lane the local expert of a selection, or -1. Each means the row that the dispatch brought for
-  /// the same selection if that named the same expert, else the first that the dispatch brought for this expert. If
-  /// there is none, the call is over; but rows for which the dispatch had no room are left out.
+  /// `expert`: in each lane the local expert of a selection, or -1. It is that of the dispatch, whose row may have had
+  /// no room, and which then is left out; or the call is over.
   DEEP_EP_DEVICE bool choose_experts(const CombineRow& row, int expert, float weight, CombineChoice& choice) const {
     const int expert_rows = params.common.num_ranks * params.max_tokens;
     const std::int32_t in_expert = row.position - expert * expert_rows;  // if it is the row of that expert
-    const bool as_dispatched = expert < 0 ? row.position < 0 : in_expert >= 0 && in_expert < expert_rows;
-    const bool same = warp::all(as_dispatched);
-    std::int32_t position = as_dispatched ? row.position : -1;
-    if (!same) {
-      const int dispatched = row.position >= 0 ? row.position / expert_rows : -1;
-#pragma unroll 1  // rare: registers matter more
-      for (int k = 0; k < params.num_topk; ++k) {
-        const int candidate = warp::shuffle(dispatched, k);
-        const std::int32_t its_row = warp::shuffle(row.position, k);
-        if (position < 0 && expert >= 0 && candidate == expert) position = its_row;
-      }
-      const bool all_had_room = !warp::any(row.position == LowLatencyRowTable::kNoRoom);
-      const bool unknown = expert >= 0 && position < 0 && all_had_room;
-      if (unknown) {
-        const int global = params.common.rank * params.num_local_experts + expert;
-        refuse_call(reach, row.source, 1, static_cast<std::uint64_t>(global), static_cast<std::uint64_t>(row.token));
-      }
-      if (warp::any(unknown)) return false;
+    const bool selected = expert >= 0 && row.position != LowLatencyRowTable::kNoRoom;
+    const bool other = selected && (row.position < 0 || in_expert < 0 || in_expert >= expert_rows);
+    if (other) {
+      const int global = params.common.rank * params.num_local_experts + expert;
+      refuse_call(reach, row.source, 1, static_cast<std::uint64_t>(global), static_cast<std::uint64_t>(row.token));
     }
-    choice = {position, weight, same, !same && warp::any(expert >= 0)};
+    if (warp::any(other)) return false;
+    choice = {warp::ballot(selected), weight, warp::any(expert >= 0)};
     return true;
   }
 };

@@ -1,18 +1,17 @@
 // The weighted sum of rows of x, by one warp for its share of the channels.
 //
 // A thread has as many loads in flight as registers allow, whether they are many vectors of one row or few of many. The
-// first ones start before the owner has announced that it wants these rows: nearly always it wants what it dispatched.
+// first ones start before the owner has announced which of these rows it wants: nearly always all of them.
 #pragma once
 
 #include "kernels/low_latency/combine/wire.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// What is added up for the owner, in the order of the lanes.
+/// Which of the rows that the dispatch brought are added up for the owner.
 struct CombineChoice {
-  std::int32_t position;  ///< in each lane a row of x, negative for none
-  float weight;
-  bool as_dispatched;  ///< exactly the rows that the dispatch brought
+  std::uint32_t rows;  ///< bit k: that of selection k
+  float weight;        ///< in lane k
   bool owed;           ///< the owner waits for a row, even if it is the sum of none
 };
 
@@ -33,57 +32,51 @@ struct RowSummer {
   DEEP_EP_DEVICE Summed sum(std::int32_t position, std::byte* stage, Choose choose, Flush flush) const {
     CombineChoice choice{};
     bool chosen = false;
-#pragma unroll 1
-    for (;;) {
-      const std::uint32_t rows = warp::ballot(position >= 0);
-      const int pieces = share.steps(wire) * count_bits(rows);
+    const std::uint32_t rows = warp::ballot(position >= 0);
+    const int pieces = share.steps(wire) * count_bits(rows);
 
-      // Step by step, and row by row within one: what is loaded next, and what is added next.
-      std::uint32_t rows_to_load = rows, rows_to_add = rows;
-      int step_to_load = 0, step_to_add = 0, step_to_flush = 0;
-      float sum[8] = {};
-      bool again = false;
-      int piece = 0;
+    // Step by step, and row by row within one: what is loaded next, and what is added next.
+    std::uint32_t rows_to_load = rows, rows_to_add = rows;
+    int step_to_load = 0, step_to_add = 0, step_to_flush = 0;
+    float sum[8] = {};
+    int piece = 0;
 #pragma unroll 1
-      do {
-        Vec16 loaded[kTogether] = {};
+    do {
+      Vec16 loaded[kTogether] = {};
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (piece + i >= pieces) continue;
-          const Vec16* row = x + std::int64_t{warp::shuffle(position, lowest_bit(rows_to_load))} * wire.vectors();
-          const int vector = share.vector(wire, step_to_load);
-          if (vector >= 0) loaded[i] = load_stream(row + vector);
-          rows_to_load &= rows_to_load - 1;
-          if (rows_to_load != 0) continue;
-          rows_to_load = rows;
-          ++step_to_load;
-        }
-        if (!chosen) {
-          chosen = true;
-          if (!choose(choice)) return Summed::not_told;
-          if (!warp::any(choice.position >= 0)) return choice.owed ? zero(stage, flush) : Summed::nothing_chosen;
-          again = !choice.as_dispatched;
-          if (again) break;
-        }
+      for (int i = 0; i < kTogether; ++i) {
+        if (piece + i >= pieces) continue;
+        const Vec16* row = x + std::int64_t{warp::shuffle(position, lowest_bit(rows_to_load))} * wire.vectors();
+        const int vector = share.vector(wire, step_to_load);
+        if (vector >= 0) loaded[i] = load_stream(row + vector);
+        rows_to_load &= rows_to_load - 1;
+        if (rows_to_load != 0) continue;
+        rows_to_load = rows;
+        ++step_to_load;
+      }
+      if (!chosen) {
+        chosen = true;
+        if (!choose(choice)) return Summed::not_told;
+        if (choice.rows == 0) return choice.owed ? zero(stage, flush) : Summed::nothing_chosen;
+      }
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (piece + i >= pieces) continue;
-          add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
-          rows_to_add &= rows_to_add - 1;
-          if (rows_to_add != 0) continue;
-          if (share.vector(wire, step_to_add) >= 0) *share.staged(stage, step_to_add) = pack_sum(sum);
-          for (float& part : sum) part = 0.0f;
-          rows_to_add = rows;
-          ++step_to_add;
-        }
-        piece += kTogether;
-        if (step_to_flush < step_to_add) warp::sync();  // the sums are in the stage
+      for (int i = 0; i < kTogether; ++i) {
+        if (piece + i >= pieces) continue;
+        const int k = lowest_bit(rows_to_add);
+        if ((choice.rows >> k & 1u) != 0) add_weighted(sum, loaded[i], warp::shuffle(choice.weight, k));
+        rows_to_add &= rows_to_add - 1;
+        if (rows_to_add != 0) continue;
+        if (share.vector(wire, step_to_add) >= 0) *share.staged(stage, step_to_add) = pack_sum(sum);
+        for (float& part : sum) part = 0.0f;
+        rows_to_add = rows;
+        ++step_to_add;
+      }
+      piece += kTogether;
+      if (step_to_flush < step_to_add) warp::sync();  // the sums are in the stage
 #pragma unroll 1
-        for (; step_to_flush < step_to_add; ++step_to_flush) flush(step_to_flush);
-      } while (piece < pieces);
-      if (!again) return Summed::yes;
-      position = choice.position;
-    }
+      for (; step_to_flush < step_to_add; ++step_to_flush) flush(step_to_flush);
+    } while (piece < pieces);
+    return Summed::yes;
   }
 
  private:

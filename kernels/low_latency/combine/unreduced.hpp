@@ -8,7 +8,7 @@
 //   - The rows of a token lie in the owner's part of the window for combine's rows of all ranks together, one for each
 //     selection of the dispatch: [token][selection]. Rank-major there is one row for each rank, at the same place as in
 //     calls in one launch.
-//   - A row's tags say which expert it is of, for selections may have moved since the dispatch.
+//   - A row's tags say which expert it is of: an owner that selects another one does not take it.
 //   - Who has sent all its rows tells all ranks so, and which call that was (sent()). A receive part ends when
 //     everybody has. So when a rank acknowledges a call, no row of it is under way any more, not even one that the rank
 //     did not want; and whoever finds that acknowledgement may write wherever rows of combine lie, two calls later.
@@ -28,31 +28,6 @@
 
 namespace deep_ep::device::low_latency {
 
-/// The deadlines of combine without masking. A rank that has refused an earlier call sends no rows of this one either.
-struct UnreducedPolicy : MaskOrEnd<false> {
-  std::uint64_t epoch;
-
-  DEEP_EP_DEVICE UnreducedPolicy(const LowLatencyParams& params, std::uint64_t call)
-      : MaskOrEnd<false>{params}, epoch(call) {}
-
-  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return may_be_late(begin) && (refused(awaited.peer) || MaskOrEnd<false>::is_late(awaited, begin));
-  }
-  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    const bool ended = refused(awaited.peer);
-    report_fault(common.wait, ended ? FaultKind::mismatch : FaultKind::timeout,
-                 ended ? Wanted::low_latency_combine_rows : awaited.wanted, awaited.peer, 0,
-                 ended ? 0 : awaited.expected, seen);
-  }
-
- private:
-  DEEP_EP_DEVICE bool refused(int peer) const {
-    const std::uint64_t word =
-        load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local));
-    return (word & kRefused) != 0 && (word & ~kRefused) <= epoch;
-  }
-};
-
 struct UnreducedReach : CombineReach<false, false> {
   using CombineReach<false, false>::CombineReach;
 
@@ -60,8 +35,6 @@ struct UnreducedReach : CombineReach<false, false> {
   /// and count for nothing.
   static constexpr std::uint32_t kNoRow = 0x10000;
   static_assert(kMostLowLatencyExperts < static_cast<int>(kNoRow) && kMaxRanks <= static_cast<int>(kNoRow));
-
-  DEEP_EP_DEVICE UnreducedPolicy policy() const { return {common, epoch}; }
 
   /// What is written into the lines of a row of `expert`; rank-major: of expert 0; without a row: kNoRow | rank. Never
   /// what a call in one launch would write, so that nobody takes a row for a sum.

@@ -73,7 +73,8 @@ struct MaskOrEnd {
 /// the call, as it disagrees with another rank (refuse_call).
 constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
 
-/// The same in combine, for ranks that may have refused the call.
+/// The same in combine, for ranks that may have refused the call. A rank that has refused an earlier one sends nothing
+/// of this one either.
 template <bool kRdma>
 struct MaskOrEndCombine : MaskOrEnd<kRdma> {
   using MaskOrEnd<kRdma>::common;
@@ -92,9 +93,9 @@ struct MaskOrEndCombine : MaskOrEnd<kRdma> {
 
  private:
   DEEP_EP_DEVICE bool refused(int peer) const {
-    return common.mask == nullptr &&
-           load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local)) ==
-               (kRefused | epoch);
+    const std::uint64_t word =
+        load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local));
+    return (word & kRefused) != 0 && (word & ~kRefused) <= epoch;  // never with masking
   }
 };
 

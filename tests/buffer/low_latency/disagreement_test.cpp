@@ -1,6 +1,7 @@
 // Low-latency calls that ranks mean in different ways end in RankMismatch on each of them.
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/low_latency/params.hpp"
@@ -237,25 +238,33 @@ void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std
   }
 }
 
-/// With hooks the rank that selects what was not dispatched finds that out itself. The others may finish the call; in
-/// the next one they hear of it.
-TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedWithHooks) {
+/// An expert's rank finds out that a token selects what was not dispatched there; with hooks the rank that selects it.
+/// The others may finish the call; in the next one they hear of it.
+TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(kRanks, 4, 512);
-    options.timeout_s = patience();
-    Buffer& buffer = rank.buffer(options);
-    const auto call = [&] {
-      combine_own_choice(
-          rank, buffer, [&](auto& experts) { experts[6] = rank.rank() == 1 ? 1 : experts[6]; }, true, 2);
-    };
-    if (rank.rank() == 1) {
-      require_throws<RankMismatch>(call, {"topk_idx of rank 1 selects expert 1 (rank 0) for token 2"}, "the cause");
-    } else {
-      require_throws<RankMismatch>(call, {"rank 1 has ended the call, as the ranks disagree"}, "another rank");
+  for (const bool hooks : {false, true}) {
+    for (const bool moves : {false, true}) {  // to the place of another one, or another expert of the same rank
+      const std::string expert = moves ? "" : "1 (rank 0) for token 2";
+      run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
+        BufferOptions options = low_latency_options(kRanks, 4, 512);
+        options.timeout_s = patience();
+        Buffer& buffer = rank.buffer(options);
+        const auto change = [&](std::vector<std::int64_t>& experts) {
+          if (rank.rank() == 1 && moves) std::swap(experts[6], experts[7]);
+          if (rank.rank() == 1 && !moves) experts[6] = 1;
+        };
+        const auto call = [&] { combine_own_choice(rank, buffer, change, hooks, 2); };
+        if (rank.rank() == (hooks ? 1 : 0) && (hooks || !moves)) {  // without, ranks 0 and 1 find out a move
+          require_throws<RankMismatch>(call, {"topk_idx of rank 1 selects expert " + expert}, "the cause");
+        } else if (rank.rank() == 2) {
+          require_throws<RankMismatch>(call, {"has ended the call, as the ranks disagree"}, "another rank");
+        } else {
+          require_throws<RankMismatch>(call, {"low_latency_combine"}, "another rank, which may find out itself");
+        }
+        rank.bootstrap()->barrier();
+      });
     }
-    rank.bootstrap()->barrier();
-  });
+  }
 }
 
 /// Rank 0 had no room for a row of the token that then selects an expert of rank 1. That has nothing to do with it.

@@ -58,6 +58,10 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
     All ranks make the same calls in the same order, and agree on all arguments but tensors, T, statistics and streams.
     """
 
+    # Of EPBuffer: memory beside that of dispatch and combine, and the communication stream that all its objects share.
+    num_lb_bytes: int = 0
+    _shared_stream: Optional[torch.cuda.Stream] = None
+
     def __init__(
         self,
         group: Any,
@@ -145,10 +149,11 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         self.runtime, self._comm_stream = native_buffer(
             peers,
             device,
-            memory,
+            memory + self.num_lb_bytes,
             timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
             results=results,
             window_bytes=window,
+            stream=self._shared_stream,
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
         # What a barrier sends: counts that are all 0, and no rows.
@@ -166,7 +171,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         self.scaleup_rank_idx: int = self.rank_idx
         self.nccl_comm_handle: Any = None
         self._finalizer = weakref.finalize(
-            self, let_go, self.runtime, self.rank_idx, "an ElasticBuffer", self.explicitly_destroy, os.getpid()
+            self, let_go, self.runtime, self.rank_idx, f"an {type(self).__name__}", self.explicitly_destroy, os.getpid()
         )
 
     def destroy(self) -> None:

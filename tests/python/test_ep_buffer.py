@@ -31,8 +31,9 @@ SIGNATURES = {
     "sm_read_gbs=0, sm_write_gbs=0",
     EPBuffer.dispatch: "self, x, topk_idx=None, topk_weights=None, cumulative_local_expert_recv_stats=None, "
     "num_experts=None, num_max_tokens_per_rank=None, expert_alignment=None, " + CALL + ", handle=None, "
-    "do_handle_copy=False, do_cpu_sync=None, do_expand=False, do_zero_padding=False, use_tma_aligned_col_major_sf=False",
-    EPBuffer.combine: "self, x, handle, topk_weights=None, bias=None, " + CALL,
+    "do_handle_copy=False, do_cpu_sync=None, do_expand=False, do_zero_padding=False, use_tma_aligned_col_major_sf=False, "
+    "defer_epilogue=False",
+    EPBuffer.combine: "self, x, handle, topk_weights=None, bias=None, " + CALL + ", defer_epilogue=False",
     deep_ep.BucketBuffer.__init__: "self, group, allocation_plan_or_num_bytes, sl_idx=None, num_gpu_timeout_secs=100, "
     "explicitly_destroy=False",
     deep_ep.EngramBuffer.__init__: "self, group, num_gpu_bytes, num_rdma_storage_bytes, use_cpu_rdma_storage, "

@@ -367,6 +367,18 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             selections ascending, and rounds. The token's rank adds biases, then the ranks' rows in the order of their
             last selections (without ``allow_multiple_reduction``: all rows, selections ascending), and rounds.
         """
+        combined, event = self._begin_combine(
+            x, handle, topk_weights, bias, num_sms, num_qps, previous_event, previous_event_before_epilogue,
+            async_with_compute_stream, allocate_on_comm_stream, False,
+        )  # fmt: skip
+        return (*combined, event)
+
+    @torch.no_grad()
+    def _begin_combine(
+        self, x, handle, topk_weights, bias, num_sms, num_qps, previous_event, previous_event_before_epilogue,
+        async_with_compute_stream, allocate_on_comm_stream, later,
+    ):  # fmt: skip
+        """(``combined_x``, ``combined_topk_weights``), or with ``later`` a function that returns them, and the event."""
         self._alive()
         handle = checked_handle(handle)
         self._check_qps(num_qps)
@@ -387,9 +399,9 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         stream = CallStream(self._comm_stream, previous, before, bool(async_with_compute_stream))
         sms = integer("num_sms", num_sms, 0) or handle.num_sms
         with stream:
-            combined_x, combined_weights = self._combine(stream, x, handle, topk_weights, biases, sms)
-        event = stream.finish(chain((x, topk_weights, *biases), handle._each_tensor()), (combined_x, combined_weights))
-        return combined_x, combined_weights, event
+            combined = self._combine(stream, x, handle, topk_weights, biases, sms, later)
+        made = () if later else combined
+        return combined, stream.finish(chain((x, topk_weights, *biases), handle._each_tensor()), made)
 
     def _synchronize(self, wanted: bool) -> None:
         if wanted and self._device.type == "cuda":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+import weakref
+from typing import Any, Callable, List, Optional, Union
 
 import torch
 
 from .. import comm
 from ..arguments import RowsLike, integer
-from ..errors import WrongUse
+from ..errors import InvalidArgument, WrongUse
 from ..peers import device_index
 from ..utils import envs
+from ..utils.event import EventOverlap
 from .allocator import BufferAllocator, check_bytes
 from .base import BufferBase, Context
 from .elastic import _DEFAULT_GPU_TIMEOUT, ElasticBuffer
@@ -27,6 +29,9 @@ class EPBuffer(ElasticBuffer, BufferBase):
     A handle keeps ``topk_idx`` itself, which must not change while the handle is in use. All objects share one communication
     stream.
     """
+
+    #: The event of the last deferred call.
+    _pending: Optional["weakref.ref[EventOverlap]"] = None
 
     def __init__(
         self,
@@ -120,19 +125,45 @@ class EPBuffer(ElasticBuffer, BufferBase):
         do_expand: bool = False,
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
+        defer_epilogue: bool = False,
     ) -> Any:
         """As ``ElasticBuffer.dispatch``; the handle keeps ``topk_idx`` itself, so ``do_handle_copy`` must be false.
-        An odd ``num_sms`` counts as the next even one."""
+        An odd ``num_sms`` counts as the next even one.
+
+        ``defer_epilogue``: returns the event alone, and the host does not wait. Its ``wait()`` returns the results but for the
+        event, for the stream that is current then; with ``do_cpu_sync`` the host waits there, and results get their exact
+        sizes. Until then the rows take as much memory as without ``do_cpu_sync``."""
+        if defer_epilogue:
+            self._check_deferred(async_with_compute_stream)
         if do_handle_copy:
             raise WrongUse("do_handle_copy is True, allowed: False, as the handle keeps topk_idx itself: give a copy instead")
-        result = ElasticBuffer.dispatch(
+        exact = bool(defer_epilogue) and handle is None and (do_cpu_sync is None or bool(do_cpu_sync))
+        *result, event = ElasticBuffer.dispatch(
             self, x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, num_experts, num_max_tokens_per_rank,
             expert_alignment, _even(num_sms), num_qps, previous_event, None, async_with_compute_stream,
-            allocate_on_comm_stream, handle, False, do_cpu_sync, do_expand, do_zero_padding, use_tma_aligned_col_major_sf,
+            allocate_on_comm_stream, handle, False, False if exact else do_cpu_sync, do_expand, do_zero_padding, use_tma_aligned_col_major_sf,
         )  # fmt: skip
         if handle is None:
             result[3]._watch()
-        return result
+        if not defer_epilogue:
+            return (*result, event)
+        sizes = self._sizes(result[3]) if exact else None
+
+        def place() -> Any:
+            rows, local, weights, made = result
+            if sizes is not None:
+                *counts, received = sizes()
+                made._cut(counts, received)
+                length = made.num_expanded_tokens if do_expand else received
+                if isinstance(rows, tuple):
+                    rows = _cut(rows[0], length), _cut(rows[1], length, bool(use_tma_aligned_col_major_sf))
+                else:
+                    rows = _cut(rows, length)
+                local, weights = (None if each is None else _cut(each, length) for each in (local, weights))
+            _used_here(*(rows if isinstance(rows, tuple) else (rows,)), local, weights, *made._tensors())
+            return rows, local, weights, made
+
+        return self._later(event, place)
 
     def combine(  # type: ignore[override]
         self,
@@ -145,12 +176,82 @@ class EPBuffer(ElasticBuffer, BufferBase):
         previous_event: AnyEvent = None,
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
+        defer_epilogue: bool = False,
     ) -> Any:
-        """As ``ElasticBuffer.combine``."""
-        return ElasticBuffer.combine(
-            self, x, handle, topk_weights, bias, _even(num_sms), num_qps, previous_event, None, async_with_compute_stream,
-            allocate_on_comm_stream,
+        """As ``ElasticBuffer.combine``.
+
+        ``defer_epilogue``: returns the event alone; its ``wait()`` returns the results but for the event, for the stream that is
+        current then. What ``bias`` holds is read there."""
+        if defer_epilogue:
+            self._check_deferred(async_with_compute_stream)
+        later = bool(defer_epilogue) and any(each is not None for each in (bias if isinstance(bias, (tuple, list)) else (bias,)))
+        combined, event = self._begin_combine(
+            x, handle, topk_weights, bias, _even(num_sms), num_qps, previous_event, None, async_with_compute_stream,
+            allocate_on_comm_stream, later,
         )  # fmt: skip
+        if not defer_epilogue:
+            return (*combined, event)
+
+        def add_up() -> Any:
+            results = combined() if later else combined
+            _used_here(*results)
+            return results
+
+        return self._later(event, add_up)
+
+    def _check_deferred(self, asynchronous: bool) -> None:
+        self._alive()
+        if not asynchronous:
+            raise InvalidArgument("defer_epilogue is True, allowed: only with async_with_compute_stream")
+        pending = None if self._pending is None else self._pending()
+        if pending is not None and pending.hook_after_wait is not None:
+            raise InvalidArgument("defer_epilogue is True while another deferred call waits: wait for its event, or drop it")
+
+    def _later(self, event: EventOverlap, finish: Callable[[], Any]) -> EventOverlap:
+        def without_gradient() -> Any:
+            with torch.no_grad():
+                return finish()
+
+        event.register_hook_after_wait(without_gradient)
+        self._pending = weakref.ref(event)
+        return event
+
+    def _sizes(self, handle: EPHandle) -> Callable[[], List[int]]:
+        """Makes the host read rows of each local expert, and of all, when the function is called: behind the dispatch alone,
+        not behind what the program enqueues after it."""
+        counts, ends = handle.num_unaligned_recv_tokens_per_expert, handle.psum_num_recv_tokens_per_scaleup_rank
+        if self._comm_stream is None:
+            return torch.cat([counts, ends[-1:]]).tolist
+        with torch.cuda.stream(self._comm_stream):
+            together = torch.cat([counts, ends[-1:]])
+            host = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=True)
+            host.copy_(together, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+
+        def read() -> List[int]:
+            copied.synchronize()
+            if self.runtime is not None:
+                self.runtime.check()  # a rank that did not come leaves no sizes
+            return host.tolist()
+
+        return read
+
+
+def _cut(tensor: torch.Tensor, rows: int, column_major: bool = False) -> torch.Tensor:
+    """The first rows, in memory of their own."""
+    if not column_major:
+        return tensor[:rows].clone()
+    strides = (1, align(rows, 4))
+    made = torch.empty_strided((rows, tensor.size(1)), strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor[:rows])
+
+
+def _used_here(*tensors: Optional[torch.Tensor]) -> None:
+    """The current stream uses them: it may be another one than that of the call."""
+    for each in tensors:
+        if each is not None and each.is_cuda:
+            each.record_stream(torch.cuda.current_stream(each.device))
 
 
 def _even(num_sms: int) -> int:

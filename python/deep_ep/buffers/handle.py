@@ -96,6 +96,19 @@ class EPHandle:
         self.topk_idx = self._topk_idx
         return self
 
+    def _cut(self, counts: List[int], received: int) -> None:
+        """Of a dispatch without host wait: sizes become exact, now that the host knows them."""
+        step = self.expert_alignment
+        self.num_recv_tokens_per_expert_list = [-(-count // step) * step for count in counts]
+        self.num_recv_tokens = received
+        self.num_expanded_tokens = sum(self.num_recv_tokens_per_expert_list)
+        self.recv_src_metadata = self.recv_src_metadata[:received].clone()
+        if self._local is not None:
+            self._local = self._local[:received].clone()
+        if self._route is not None:  # of one node, or of several: the tokens of received rows at their sources
+            at = 3 if len(self._route) == 6 else 7
+            self._route = (*self._route[:at], self._route[at][:received], *self._route[at + 1 :])
+
     def _tensors(self) -> List[torch.Tensor]:
         mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
         return mine + [value for value in self._route or () if isinstance(value, torch.Tensor)]

@@ -23,8 +23,7 @@ __all__ = ["EPBuffer", "EPHandle"]
 
 
 class EPBuffer(ElasticBuffer, BufferBase):
-    """``ElasticBuffer`` as V2.5 names and orders its arguments, with results that may be placed later (``defer_epilogue``) and
-    with memory for replicas of experts.
+    """``ElasticBuffer`` as V2.5 names and orders its arguments, with results that may be placed later (``defer_epilogue``).
 
     A handle keeps ``topk_idx`` itself, which must not change while the handle is in use. All objects share one communication
     stream.
@@ -52,8 +51,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
         num_gpu_timeout_secs: int = _DEFAULT_GPU_TIMEOUT,
         explicitly_destroy: bool = False,
     ) -> None:
-        """Collective, see ``ElasticBuffer``. ``lb_allocation_plan_or_num_bytes``: memory for replicas, beside ``num_bytes``: a
-        ``BufferAllocator``, whose tensors become views of it, or a multiple of 2 MiB."""
+        """Collective, see ``ElasticBuffer``. ``lb_allocation_plan_or_num_bytes``: must be 0, or a plan without
+        tensors: there is no memory for replicas of experts yet."""
         plan = lb_allocation_plan_or_num_bytes
         if isinstance(plan, BufferAllocator):
             plan._check_open()
@@ -85,7 +84,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
         self.context: Optional[Context] = Context(self.get_physical_domain_size(), self.num_bytes)
 
     def destroy(self) -> None:
-        """As ``ElasticBuffer.destroy``. Memory of replicas lives on while tensors of it do."""
+        """As ``ElasticBuffer.destroy``."""
         super().destroy()
         self.context = None
 

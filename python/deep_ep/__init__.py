@@ -33,20 +33,42 @@ if not _for_the_command():
         ) from None
 
     from .utils import EventHandle, EventOverlap  # isort: skip  (buffer needs it)
-    from . import legacy
+    from . import comm, legacy
     from .buffer import Buffer, Config
-    from .buffers.elastic import ElasticBuffer, EPHandle
+    from .buffers.allocator import ALIGNMENT as _ALLOCATION_ALIGNMENT
+    from .buffers.allocator import BufferAllocator
+    from .buffers.base import BufferBase
+    from .buffers.bucket import BucketBuffer, BucketSession
+    from .buffers.elastic import ElasticBuffer
+    from .buffers.engram import EngramBuffer
+    from .buffers.ep import EPBuffer, EPHandle
+    from .buffers.pp import PPBuffer
+    from .comm import destroy_all_managed_nccl_comm, get_logical_domain_size, get_physical_domain_size
     from .logs import set_log_sink
-    from .utils.envs import get_logical_domain_size, get_physical_domain_size
     from .version import __version__, warn_of_several
 
     #: dtype of expert indices. Calls accept ``torch.int32`` as well.
     topk_idx_t: _torch.dtype = _torch.int64
 
+    def get_num_allocation_alignment() -> int:
+        """Sizes of buffers, and of planned tensors in them, are multiples of this."""
+        return _ALLOCATION_ALIGNMENT
+
+    def get_num_tma_alignment() -> int:
+        """Bytes of an expert that the load-balance calls move are a multiple of this."""
+        return 32
+
+    def get_num_rdma_alignment() -> int:
+        """Upstream's rows between nodes are multiples of this; here they need not be."""
+        return 64
+
     # Engines take the presence of ElasticBuffer here for the second interface.
     __all__ = [
-        "Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "__version__",
-        "get_logical_domain_size", "get_physical_domain_size", "legacy", "set_log_sink", "topk_idx_t",
+        "BucketBuffer", "BucketSession", "Buffer", "BufferAllocator", "BufferBase", "Config", "EPBuffer", "EPHandle",
+        "ElasticBuffer", "EngramBuffer", "EventHandle", "EventOverlap", "PPBuffer", "__version__", "comm",
+        "destroy_all_managed_nccl_comm", "get_logical_domain_size", "get_num_allocation_alignment",
+        "get_num_rdma_alignment", "get_num_tma_alignment", "get_physical_domain_size", "legacy", "set_log_sink",
+        "topk_idx_t",
     ]  # fmt: skip
 
     _SUBMODULES = ("buffer", "buffers", "errors", "low_latency_stats", "utils")

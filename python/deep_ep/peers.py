@@ -131,14 +131,17 @@ def native_buffer(
     num_qps_per_rank: int = 0,
     results: str = "heap",
     window_bytes: int = 0,
+    stream: Optional[torch.cuda.Stream] = None,
 ) -> Tuple["_native.Buffer", Optional[torch.cuda.Stream]]:
     """Collective: a buffer with ``memory`` bytes for received tensors, and its communication stream. ``timeout_s`` below
     0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``results``: as for ``Buffer``;
-    ``window_bytes``: of the heap, for what comes in passes; 0: as the library wants."""
+    ``window_bytes``: of the heap, for what comes in passes; 0: as the library wants; ``stream``: the communication stream,
+    by default a new one."""
     heap_bytes = _native.heap_bytes_for(peers.size, memory)
     heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
     # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
-    stream = torch.cuda.Stream(device=device, priority=-1) if device >= 0 else None
+    if stream is None and device >= 0:
+        stream = torch.cuda.Stream(device=device, priority=-1)
     native = _native.Buffer(
         peers.bootstrap,
         device,

@@ -1,5 +1,5 @@
-"""The interfaces by generation: ``legacy`` is the first, ``elastic`` the second."""
+"""The interfaces by generation: ``legacy`` is V1, ``elastic`` V2, the others are V2.5."""
 
-from . import elastic, legacy
+from . import allocator, base, bucket, elastic, engram, ep, legacy, pp
 
-__all__ = ["elastic", "legacy"]
+__all__ = ["allocator", "base", "bucket", "elastic", "engram", "ep", "legacy", "pp"]

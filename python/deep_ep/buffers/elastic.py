@@ -58,6 +58,10 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
     All ranks make the same calls in the same order, and agree on all arguments but tensors, T, statistics and streams.
     """
 
+    # Of EPBuffer: memory beside that of dispatch and combine, and the communication stream that all its objects share.
+    num_lb_bytes: int = 0
+    _shared_stream: Optional[torch.cuda.Stream] = None
+
     def __init__(
         self,
         group: Any,
@@ -145,10 +149,11 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         self.runtime, self._comm_stream = native_buffer(
             peers,
             device,
-            memory,
+            memory + self.num_lb_bytes,
             timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
             results=results,
             window_bytes=window,
+            stream=self._shared_stream,
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
         # What a barrier sends: counts that are all 0, and no rows.
@@ -166,7 +171,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         self.scaleup_rank_idx: int = self.rank_idx
         self.nccl_comm_handle: Any = None
         self._finalizer = weakref.finalize(
-            self, let_go, self.runtime, self.rank_idx, "an ElasticBuffer", self.explicitly_destroy, os.getpid()
+            self, let_go, self.runtime, self.rank_idx, f"an {type(self).__name__}", self.explicitly_destroy, os.getpid()
         )
 
     def destroy(self) -> None:
@@ -362,6 +367,18 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             selections ascending, and rounds. The token's rank adds biases, then the ranks' rows in the order of their
             last selections (without ``allow_multiple_reduction``: all rows, selections ascending), and rounds.
         """
+        combined, event = self._begin_combine(
+            x, handle, topk_weights, bias, num_sms, num_qps, previous_event, previous_event_before_epilogue,
+            async_with_compute_stream, allocate_on_comm_stream, False,
+        )  # fmt: skip
+        return (*combined, event)
+
+    @torch.no_grad()
+    def _begin_combine(
+        self, x, handle, topk_weights, bias, num_sms, num_qps, previous_event, previous_event_before_epilogue,
+        async_with_compute_stream, allocate_on_comm_stream, later,
+    ):  # fmt: skip
+        """(``combined_x``, ``combined_topk_weights``), or with ``later`` a function that returns them, and the event."""
         self._alive()
         handle = checked_handle(handle)
         self._check_qps(num_qps)
@@ -382,9 +399,9 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         stream = CallStream(self._comm_stream, previous, before, bool(async_with_compute_stream))
         sms = integer("num_sms", num_sms, 0) or handle.num_sms
         with stream:
-            combined_x, combined_weights = self._combine(stream, x, handle, topk_weights, biases, sms)
-        event = stream.finish(chain((x, topk_weights, *biases), handle._each_tensor()), (combined_x, combined_weights))
-        return combined_x, combined_weights, event
+            combined = self._combine(stream, x, handle, topk_weights, biases, sms, later)
+        made = () if later else combined
+        return combined, stream.finish(chain((x, topk_weights, *biases), handle._each_tensor()), made)
 
     def _synchronize(self, wanted: bool) -> None:
         if wanted and self._device.type == "cuda":

@@ -6,6 +6,8 @@ from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 
+from ..errors import WrongUse
+
 __all__ = ["EPHandle"]
 
 
@@ -16,7 +18,8 @@ class EPHandle:
 
     Attributes:
         do_expand, num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: of the dispatch.
-        topk_idx: ``[T, K]``, the dispatched selections: a copy, or with ``do_handle_copy=False`` the very tensor.
+        topk_idx: ``[T, K]``, the dispatched selections: a copy, or with ``do_handle_copy=False`` the very tensor. Handles of
+            ``EPBuffer`` refuse (``errors.WrongUse``, an ``AssertionError``) to give a tensor that was written to since.
         num_recv_tokens, num_expanded_tokens: received rows N, and rows of the expanded layout with their padding.
         num_recv_tokens_per_expert_list: rows of each local expert, rounded up to the alignment; empty without host wait.
         psum_num_recv_tokens_per_scaleup_rank: ``[R]`` int32, where the rows of each source end; the last one is N.
@@ -26,8 +29,12 @@ class EPHandle:
         recv_src_metadata: ``[N, K + 2]`` int32. Column 0: source rank * M + token; column 1: source rank * K + the last
             selection with an expert of this rank; others: the expanded row of each selection, -1 for none.
         dst_buffer_slot_idx: ``[T, K]`` int32, the row of each selection's token at the rank that owns the expert, or -1.
-        token_metadata_at_forward, channel_linked_list: ``None``.
+        token_metadata_at_forward, channel_linked_list, cached_recv_src_metadata_before_sort: ``None``.
     """
+
+    #: Of the tensor in ``topk_idx``, where its writes are watched.
+    _version: Optional[int] = None
+    _watched = False
 
     def __init__(
         self,
@@ -64,11 +71,43 @@ class EPHandle:
         self.dst_buffer_slot_idx = dst_buffer_slot_idx
         self.token_metadata_at_forward = token_metadata_at_forward
         self.channel_linked_list = channel_linked_list
+        self.cached_recv_src_metadata_before_sort: Optional[torch.Tensor] = None
         # For cached dispatches: the native handle, and [N, K] int32, the local expert of each selection or -1, because
         # programs write into what dispatch returned. Functions of the inputs alone, so that the other attributes may be
         # replaced by those of another dispatch of the same inputs.
         self._route: Optional[Tuple[Any, ...]] = None
         self._local: Optional[torch.Tensor] = None
+
+    @property
+    def topk_idx(self) -> torch.Tensor:
+        if self._version is not None and self._topk_idx._version != self._version:
+            raise WrongUse("handle.topk_idx was written to after dispatch: the handle refers to it, so give dispatch a copy")
+        return self._topk_idx
+
+    @topk_idx.setter
+    def topk_idx(self, given: torch.Tensor) -> None:
+        self._topk_idx = given
+        counted = self._watched and isinstance(given, torch.Tensor) and not given.is_inference()
+        self._version = given._version if counted else None
+
+    def _watch(self) -> "EPHandle":
+        """From now on writes to ``topk_idx`` are found out, but for tensors of inference mode, which count none."""
+        self._watched = True
+        self.topk_idx = self._topk_idx
+        return self
+
+    def _cut(self, counts: List[int], received: int) -> None:
+        """Of a dispatch without host wait: sizes become exact, now that the host knows them."""
+        step = self.expert_alignment
+        self.num_recv_tokens_per_expert_list = [-(-count // step) * step for count in counts]
+        self.num_recv_tokens = received
+        self.num_expanded_tokens = sum(self.num_recv_tokens_per_expert_list)
+        self.recv_src_metadata = self.recv_src_metadata[:received].clone()
+        if self._local is not None:
+            self._local = self._local[:received].clone()
+        if self._route is not None:  # of one node, or of several: the tokens of received rows at their sources
+            at = 3 if len(self._route) == 6 else 7
+            self._route = (*self._route[:at], self._route[at][:received], *self._route[at + 1 :])
 
     def _tensors(self) -> List[torch.Tensor]:
         mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]

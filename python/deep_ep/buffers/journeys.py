@@ -156,13 +156,14 @@ class Journeys:
         )  # fmt: skip
         return rows, typed(new_scales, scales), indices, weights, handle
 
-    def _combine(self, stream, x, handle, topk_weights, biases, sms):
+    def _combine(self, stream, x, handle, topk_weights, biases, sms, later):
+        """``later``: biases are read when the result, a function, is called: it returns what else this returns."""
         runtime = self._alive()
         metadata, topk_idx, ends = handle.recv_src_metadata, handle.topk_idx, handle.psum_num_recv_tokens_per_scaleup_rank
         tokens, topk = topk_idx.shape
         local_experts, most = handle.num_experts // self.num_ranks, handle.num_max_tokens_per_rank
         single = bool(handle.do_expand) and not self.allow_multiple_reduction
-        if self.num_rdma_ranks == 1:
+        if self.num_rdma_ranks == 1 and not later:
             combined_x, combined_weights, event = runtime.combine_elastic(
                 x, metadata, ends, topk_idx, handle.dst_buffer_slot_idx, handle.num_experts, most, bool(handle.do_expand), single,
                 topk_weights, *(*biases, None, None)[:2], sms, stream.switched,
@@ -182,16 +183,21 @@ class Journeys:
         runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank, scratch)
         most_rows = most * (topk if single else min(topk, self.num_ranks))
         recv, recv_beside, _, _, _, route, event = runtime.dispatch(
-            x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched, True
+            x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched, not later
         )
         stream.part(event)
-        combined_x = self._new((tokens, x.size(1)), torch.bfloat16)
-        combined_weights = None if topk_weights is None else self._new((tokens, topk), torch.float32)
-        runtime.sum_returned_rows(
-            recv, recv_beside, self._tables(route)[0], topk_idx, self.rank_idx, local_experts, single, *(*biases, None, None)[:2],
-            combined_x, combined_weights, self._new((tokens, topk)),
-        )  # fmt: skip
-        return combined_x, combined_weights
+        hidden, weighted = x.size(1), topk_weights is not None
+
+        def add_up():
+            combined_x = self._new((tokens, hidden), torch.bfloat16)
+            combined_weights = self._new((tokens, topk), torch.float32) if weighted else None
+            self._alive().sum_returned_rows(
+                recv, recv_beside, self._tables(route)[0], handle.topk_idx, self.rank_idx, local_experts, single,
+                *(*biases, None, None)[:2], combined_x, combined_weights, self._new((tokens, topk)),
+            )  # fmt: skip
+            return combined_x, combined_weights
+
+        return add_up if later else add_up()
 
     def _new(self, shape: Union[int, Sequence[int]], dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)

@@ -17,12 +17,13 @@ class CallEvent(EventOverlap):
 
     _parts: Iterable[EventHandle] = ()
 
-    def current_stream_wait(self, release_handle: bool = False) -> None:
+    def current_stream_wait(self, release_handle: bool = False) -> Any:
         for part in self._parts:  # first: the hook comes behind all of them
             part.current_stream_wait()
-        super().current_stream_wait(release_handle)
+        result = super().current_stream_wait(release_handle)
         if release_handle:
             self._parts = ()
+        return result
 
 
 class CallStream:

@@ -74,7 +74,10 @@ def group_settings(local_rank: int, num_local_ranks: int) -> Dict[str, Any]:
 
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int, int, Any]:
     """One process a rank: rank, number of ranks, group. ``WORLD_SIZE`` and ``RANK`` count nodes. With GPUs: NCCL (gloo
-    where ranks share GPUs), with bfloat16 and CUDA as defaults; without: gloo on the CPU."""
+    where ranks share GPUs), with bfloat16 and CUDA as defaults; without: gloo on the CPU. RDMA traffic is of service level 1
+    where NCCL_IB_SL and EP_OVERRIDE_RDMA_SL do not say otherwise, as upstream's scripts have it."""
+    for name in ("NCCL_IB_SL", "EP_OVERRIDE_RDMA_SL"):
+        os.environ.setdefault(name, "1")
     global _local_rank
     _local_rank = local_rank
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "8361")

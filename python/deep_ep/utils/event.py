@@ -39,19 +39,23 @@ class EventOverlap:
             raise WrongUse("a hook is registered already: there is room for one")
         self.hook_after_wait = hook
 
-    def current_stream_wait(self, release_handle: bool = False) -> None:
+    def current_stream_wait(self, release_handle: bool = False) -> Any:
         """The stream that is current now waits for the event; the host does not. ``release_handle``: the event is
-        dropped then, and the tensors that it keeps."""
+        dropped then, and the tensors that it keeps. Returns what the hook returns, ``None`` where there is none; a hook that
+        fails stays for the next wait."""
         if self.event is None:
             raise WrongUse("there is no event: the call was made without async_finish")
         self.event.current_stream_wait()
-        hook = self.hook_after_wait
-        if hook is not None:
-            self.hook_after_wait = None
-            hook()
+        result = None if self.hook_after_wait is None else self.hook_after_wait()
+        self.hook_after_wait = None
         if release_handle:
             self.event = None
             self.extra_tensors = None
+        return result
+
+    def wait(self) -> Any:
+        """``current_stream_wait`` by its short name: for calls with ``defer_epilogue`` it returns their results."""
+        return self.current_stream_wait()
 
     def __call__(self, release_handle: bool = False) -> "EventOverlap":
         """For ``with event(release_handle=True):``, which drops the event at the end of the block."""

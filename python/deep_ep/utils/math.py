@@ -64,10 +64,10 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     """8-bit rows, and a float32 scale for each 128 channels (the last may be fewer)."""
     tokens, hidden = x.shape
     padded = torch.nn.functional.pad(x.float(), (0, align(hidden, _CHANNELS) - hidden))
-    blocks = padded.view(tokens, -1, _CHANNELS)
+    blocks = padded.view(tokens, padded.size(1) // _CHANNELS, _CHANNELS)  # not -1: there may be no row
     amax = blocks.abs().amax(dim=2).clamp(min=_SMALLEST_AMAX)
     rows = (blocks * (_LARGEST_FP8 / amax).unsqueeze(2)).to(torch.float8_e4m3fn)
-    return rows.view(tokens, -1)[:, :hidden].contiguous(), amax / _LARGEST_FP8
+    return rows.view(tokens, padded.size(1))[:, :hidden].contiguous(), amax / _LARGEST_FP8
 
 
 def _bytes_of(t: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,57 @@
+"""What all buffers of V2.5 have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NoReturn, Optional, Tuple
+
+from ..errors import UseAfterDestroy
+
+
+class Context:
+    """The domains and the memory of a buffer, for programs that look at them."""
+
+    def __init__(self, domains: Tuple[int, int], num_gpu_buffer_bytes: int) -> None:
+        self._domains = domains
+        self.num_workspace_bytes: int = 0
+        self.num_gpu_buffer_bytes: int = num_gpu_buffer_bytes
+        self.num_rdma_storage_bytes: int = 0
+
+    def get_physical_domain_size(self) -> Tuple[int, int]:
+        """(nodes, ranks of each)."""
+        return self._domains
+
+    def get_logical_domain_size(self) -> Tuple[int, int]:
+        """(1, R)."""
+        return 1, self._domains[0] * self._domains[1]
+
+
+class BufferBase(ABC):
+    """Made collectively; ``destroy`` ends it."""
+
+    context: Optional[Context] = None
+    runtime: Any = None
+
+    def __init__(self, explicitly_destroy: bool = False) -> None:
+        self.explicitly_destroy: bool = bool(explicitly_destroy)
+
+    @property
+    def main_context(self) -> Optional[Context]:
+        """``None`` after ``destroy``."""
+        return self.context
+
+    def print_memory_usage(self) -> None:
+        """Prints a line about the buffer's memory."""
+        context = self.main_context
+        if context is None:
+            raise UseAfterDestroy("print_memory_usage: the buffer was used after destroy()")
+        print(f"deep_ep: {type(self).__name__}: {context.num_gpu_buffer_bytes / 2**20:.0f} MiB", flush=True)
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Collective: frees the memory."""
+
+
+def refuse(name: str) -> NoReturn:
+    """Of a part of the interface that this library leaves out."""
+    raise NotImplementedError(f"{name}: this library moves tokens to experts; it has no bucket, Engram or pipeline calls")

@@ -1,0 +1,83 @@
+"""``BucketBuffer``: memory for training's buckets. Its collectives are left out."""
+
+from __future__ import annotations
+
+from typing import Any, List, NoReturn, Optional, Union
+
+import torch
+
+from ..comm import get_physical_domain_size
+from ..errors import InvalidArgument, WrongUse
+from ..peers import device_index
+from .allocator import BufferAllocator, check_bytes
+from .base import BufferBase, Context, refuse
+
+
+class BucketBuffer(BufferBase):
+    """Memory of one rank for buckets, of one group or of up to 8. It can be made and destroyed, so that programs may plan
+    tensors in it; collectives over it raise ``NotImplementedError``."""
+
+    def __init__(
+        self,
+        group: Any,
+        allocation_plan_or_num_bytes: Union[BufferAllocator, int],
+        sl_idx: Optional[int] = None,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+    ) -> None:
+        """Collective in each of the groups, in their order."""
+        super().__init__(explicitly_destroy)
+        self.groups: List[Any] = list(group) if isinstance(group, (list, tuple)) else [group]
+        if not 1 <= len(self.groups) <= 8:
+            raise InvalidArgument(f"group is a list of {len(self.groups)}, allowed: one group, or a list of 1 to 8")
+        plan = allocation_plan_or_num_bytes if isinstance(allocation_plan_or_num_bytes, BufferAllocator) else None
+        given = allocation_plan_or_num_bytes if plan is None else plan.num_bytes
+        self.num_bytes: int = check_bytes("allocation_plan_or_num_bytes", given, 1)
+        index = device_index(self.groups[0])
+        device = torch.device("cuda", index) if index >= 0 else torch.device("cpu")
+        self.storage: Optional[torch.Tensor] = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
+        self.contexts: Optional[List[Context]] = [
+            Context(get_physical_domain_size(each), self.num_bytes) for each in self.groups
+        ]
+        self.context = self.contexts[0]
+        if plan is not None:
+            plan.materialize(self.storage)
+
+    def get_context_idx(self, group: Any) -> int:
+        """Which of ``groups`` this one is."""
+        return self.groups.index(group)
+
+    def destroy(self) -> None:
+        """Collective upstream; here it only lets go of the memory, which lives on while tensors of the plan do."""
+        if not self.explicitly_destroy:
+            raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
+        self.storage = self.contexts = self.context = None
+
+    def get_theoretical_num_sms(self, op: str, group: Any = None) -> NoReturn:
+        refuse("get_theoretical_num_sms")
+
+    def session(self) -> NoReturn:
+        refuse("session")
+
+    def barrier(
+        self, wait_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True, group: Any = None
+    ) -> NoReturn:
+        refuse("barrier")
+
+    def all_gather(self, srcs: Any, dsts: Any = None, group: Any = None, num_sms: Optional[int] = None) -> NoReturn:
+        refuse("all_gather")
+
+    def all_reduce(self, srcs: Any, scale: float = 1.0, group: Any = None, num_sms: Optional[int] = None) -> NoReturn:
+        refuse("all_reduce")
+
+    def reduce_scatter(
+        self, srcs: Any, comm_precision: str = "fp32", scale: float = 1.0, group: Any = None, num_sms: Optional[int] = None
+    ) -> NoReturn:
+        refuse("reduce_scatter")
+
+
+class BucketSession:
+    """Tensors of a bucket for a block: left out."""
+
+    def __init__(self, buffer: BucketBuffer) -> None:
+        refuse("BucketSession")

@@ -1,0 +1,257 @@
+"""The interface of V2.5: ``EPBuffer``, over the same calls as ``ElasticBuffer``."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, List, Optional, Union
+
+import torch
+
+from .. import comm
+from ..arguments import RowsLike, integer
+from ..errors import InvalidArgument, WrongUse
+from ..peers import device_index
+from ..utils import envs
+from ..utils.event import EventOverlap
+from .allocator import BufferAllocator, check_bytes
+from .base import BufferBase, Context
+from .elastic import _DEFAULT_GPU_TIMEOUT, ElasticBuffer
+from .given import AnyEvent, Bias, align
+from .handle import EPHandle
+
+__all__ = ["EPBuffer", "EPHandle"]
+
+
+class EPBuffer(ElasticBuffer, BufferBase):
+    """``ElasticBuffer`` as V2.5 names and orders its arguments, with results that may be placed later (``defer_epilogue``).
+
+    A handle keeps ``topk_idx`` itself, which must not change while the handle is in use. All objects share one communication
+    stream.
+    """
+
+    #: The event of the last deferred call.
+    _pending: Optional["weakref.ref[EventOverlap]"] = None
+
+    def __init__(
+        self,
+        group: Any,
+        num_bytes: Optional[int] = None,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        lb_allocation_plan_or_num_bytes: Union[BufferAllocator, int] = 0,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: Optional[int] = None,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = _DEFAULT_GPU_TIMEOUT,
+        explicitly_destroy: bool = False,
+    ) -> None:
+        """Collective, see ``ElasticBuffer``. ``lb_allocation_plan_or_num_bytes``: must be 0, or a plan without
+        tensors: there is no memory for replicas of experts yet."""
+        plan = lb_allocation_plan_or_num_bytes
+        if isinstance(plan, BufferAllocator):
+            plan._check_open()
+        given = plan.num_bytes if isinstance(plan, BufferAllocator) else plan
+        self.num_lb_bytes: int = check_bytes("lb_allocation_plan_or_num_bytes", given)
+        if self.num_lb_bytes:
+            raise NotImplementedError("lb_allocation_plan_or_num_bytes: this version has no memory for replicas of experts")
+        if device_index(group) >= 0:
+            self._shared_stream = comm.get_comm_stream()
+        ElasticBuffer.__init__(
+            self,
+            group,
+            num_bytes,
+            0,
+            num_max_tokens_per_rank,
+            hidden,
+            num_topk,
+            use_fp8_dispatch,
+            deterministic,
+            allow_hybrid_mode,
+            allow_multiple_reduction,
+            prefer_overlap_with_compute,
+            0 if sl_idx is None else sl_idx,
+            num_allocated_qps,
+            num_cpu_timeout_secs,
+            num_gpu_timeout_secs,
+            explicitly_destroy,
+        )
+        self.context: Optional[Context] = Context(self.get_physical_domain_size(), self.num_bytes)
+
+    def destroy(self) -> None:
+        """As ``ElasticBuffer.destroy``."""
+        super().destroy()
+        self.context = None
+
+    barrier = comm.barrier  # type: ignore[assignment]
+
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 0,
+        sm_write_gbs: float = 0,
+    ) -> int:
+        """As of ``ElasticBuffer``; a rate of 0 stands for the default."""
+        read, write = sm_read_gbs or envs.get_sm_read_gbs(), sm_write_gbs or envs.get_sm_write_gbs()
+        return super().get_theoretical_num_sms(num_experts, num_topk, num_scaleout_topk, rdma_gbs, nvlink_gbs, read, write)
+
+    def dispatch(  # type: ignore[override]
+        self,
+        x: RowsLike,
+        topk_idx: Optional[torch.Tensor] = None,
+        topk_weights: Optional[torch.Tensor] = None,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+        num_experts: Optional[int] = None,
+        num_max_tokens_per_rank: Optional[int] = None,
+        expert_alignment: Optional[int] = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: AnyEvent = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: Optional[EPHandle] = None,
+        do_handle_copy: bool = False,
+        do_cpu_sync: Optional[bool] = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+        defer_epilogue: bool = False,
+    ) -> Any:
+        """As ``ElasticBuffer.dispatch``; the handle keeps ``topk_idx`` itself, so ``do_handle_copy`` must be false.
+        An odd ``num_sms`` counts as the next even one.
+
+        ``defer_epilogue``: returns the event alone, and the host does not wait. Its ``wait()`` returns the results but for the
+        event, for the stream that is current then; with ``do_cpu_sync`` the host waits there, and results get their exact
+        sizes. Until then the rows take as much memory as without ``do_cpu_sync``."""
+        if defer_epilogue:
+            self._check_deferred(async_with_compute_stream)
+        if do_handle_copy:
+            raise WrongUse("do_handle_copy is True, allowed: False, as the handle keeps topk_idx itself: give a copy instead")
+        exact = bool(defer_epilogue) and handle is None and (do_cpu_sync is None or bool(do_cpu_sync))
+        *result, event = ElasticBuffer.dispatch(
+            self, x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, num_experts, num_max_tokens_per_rank,
+            expert_alignment, _even(num_sms), num_qps, previous_event, None, async_with_compute_stream,
+            allocate_on_comm_stream, handle, False, False if exact else do_cpu_sync, do_expand, do_zero_padding, use_tma_aligned_col_major_sf,
+        )  # fmt: skip
+        if handle is None:
+            result[3]._watch()
+        if not defer_epilogue:
+            return (*result, event)
+        sizes = self._sizes(result[3]) if exact else None
+
+        def place() -> Any:
+            rows, local, weights, made = result
+            if sizes is not None:
+                *counts, received = sizes()
+                made._cut(counts, received)
+                length = made.num_expanded_tokens if do_expand else received
+                if isinstance(rows, tuple):
+                    rows = _cut(rows[0], length), _cut(rows[1], length, bool(use_tma_aligned_col_major_sf))
+                else:
+                    rows = _cut(rows, length)
+                local, weights = (None if each is None else _cut(each, length) for each in (local, weights))
+            _used_here(*(rows if isinstance(rows, tuple) else (rows,)), local, weights, *made._tensors())
+            return rows, local, weights, made
+
+        return self._later(event, place)
+
+    def combine(  # type: ignore[override]
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: Optional[torch.Tensor] = None,
+        bias: Bias = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: AnyEvent = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        defer_epilogue: bool = False,
+    ) -> Any:
+        """As ``ElasticBuffer.combine``.
+
+        ``defer_epilogue``: returns the event alone; its ``wait()`` returns the results but for the event, for the stream that is
+        current then. What ``bias`` holds is read there."""
+        if defer_epilogue:
+            self._check_deferred(async_with_compute_stream)
+        later = bool(defer_epilogue) and any(each is not None for each in (bias if isinstance(bias, (tuple, list)) else (bias,)))
+        combined, event = self._begin_combine(
+            x, handle, topk_weights, bias, _even(num_sms), num_qps, previous_event, None, async_with_compute_stream,
+            allocate_on_comm_stream, later,
+        )  # fmt: skip
+        if not defer_epilogue:
+            return (*combined, event)
+
+        def add_up() -> Any:
+            results = combined() if later else combined
+            _used_here(*results)
+            return results
+
+        return self._later(event, add_up)
+
+    def _check_deferred(self, asynchronous: bool) -> None:
+        self._alive()
+        if not asynchronous:
+            raise InvalidArgument("defer_epilogue is True, allowed: only with async_with_compute_stream")
+        pending = None if self._pending is None else self._pending()
+        if pending is not None and pending.hook_after_wait is not None:
+            raise InvalidArgument("defer_epilogue is True while another deferred call waits: wait for its event, or drop it")
+
+    def _later(self, event: EventOverlap, finish: Callable[[], Any]) -> EventOverlap:
+        def without_gradient() -> Any:
+            with torch.no_grad():
+                return finish()
+
+        event.register_hook_after_wait(without_gradient)
+        self._pending = weakref.ref(event)
+        return event
+
+    def _sizes(self, handle: EPHandle) -> Callable[[], List[int]]:
+        """Makes the host read rows of each local expert, and of all, when the function is called: behind the dispatch alone,
+        not behind what the program enqueues after it."""
+        counts, ends = handle.num_unaligned_recv_tokens_per_expert, handle.psum_num_recv_tokens_per_scaleup_rank
+        if self._comm_stream is None:
+            return torch.cat([counts, ends[-1:]]).tolist
+        with torch.cuda.stream(self._comm_stream):
+            together = torch.cat([counts, ends[-1:]])
+            host = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=True)
+            host.copy_(together, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+
+        def read() -> List[int]:
+            copied.synchronize()
+            if self.runtime is not None:
+                self.runtime.check()  # a rank that did not come leaves no sizes
+            return host.tolist()
+
+        return read
+
+
+def _cut(tensor: torch.Tensor, rows: int, column_major: bool = False) -> torch.Tensor:
+    """The first rows, in memory of their own."""
+    if not column_major:
+        return tensor[:rows].clone()
+    strides = (1, align(rows, 4))
+    made = torch.empty_strided((rows, tensor.size(1)), strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor[:rows])
+
+
+def _used_here(*tensors: Optional[torch.Tensor]) -> None:
+    """The current stream uses them: it may be another one than that of the call."""
+    for each in tensors:
+        if each is not None and each.is_cuda:
+            each.record_stream(torch.cuda.current_stream(each.device))
+
+
+def _even(num_sms: int) -> int:
+    return align(integer("num_sms", num_sms, 0), 2)

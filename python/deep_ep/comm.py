@@ -1,0 +1,84 @@
+"""What buffers of V2.5 share: domains, the communication stream, the barrier."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NoReturn, Optional, Tuple
+
+import torch
+
+from .errors import InvalidArgument
+from .utils import envs
+
+__all__ = [
+    "NCCLCommHandle",
+    "barrier",
+    "destroy_all_managed_nccl_comm",
+    "get_comm_stream",
+    "get_logical_domain_size",
+    "get_nccl_comm_handle",
+    "get_physical_domain_size",
+]
+
+_streams: Dict[int, torch.cuda.Stream] = {}
+
+
+def barrier(
+    buffer: Any,
+    wait_comm_stream: bool = True,
+    with_cpu_sync: bool = False,
+    sequential: bool = True,
+    context_idx: Optional[int] = None,
+    use_comm_stream: Optional[bool] = None,
+) -> None:
+    """Collective: work behind it on the current stream begins when all ranks have reached it. ``wait_comm_stream``: it comes
+    behind the communication stream's work, too, and that stream's later work behind it. ``with_cpu_sync``: the host waits for
+    the device before and after. ``use_comm_stream``: what ``wait_comm_stream`` is called in V2."""
+    if context_idx not in (None, 0):
+        raise InvalidArgument(f"context_idx is {context_idx}, allowed: 0 or None")
+    from .buffers.elastic import ElasticBuffer
+
+    both = wait_comm_stream if use_comm_stream is None else use_comm_stream
+    ElasticBuffer.barrier(buffer, bool(both), with_cpu_sync, sequential)
+
+
+def get_comm_stream(buffer: Any = None) -> torch.cuda.Stream:
+    """The communication stream: one for all objects of ``EPBuffer`` on the current device."""
+    if buffer is not None:
+        return buffer.get_comm_stream()
+    device = torch.cuda.current_device()
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device=device, priority=-1)
+    return _streams[device]
+
+
+def get_physical_domain_size(group_or_buffer: Any) -> Tuple[int, int]:
+    """(nodes, ranks of each). Collective where a group is given."""
+    if hasattr(group_or_buffer, "get_physical_domain_size"):
+        return group_or_buffer.get_physical_domain_size()
+    return envs.get_physical_domain_size(group_or_buffer)
+
+
+def get_logical_domain_size(group_or_buffer: Any, allow_hybrid_mode: Optional[bool] = None) -> Tuple[int, int]:
+    """(1, R): this library gives the results of one domain, also between nodes."""
+    if hasattr(group_or_buffer, "get_logical_domain_size"):
+        return group_or_buffer.get_logical_domain_size()
+    return envs.get_logical_domain_size(group_or_buffer)
+
+
+class NCCLCommHandle:
+    """A communicator of NCCL upstream. This library has none."""
+
+    def __init__(self, nccl_comm: Any, managed: bool) -> None:
+        self.nccl_comm, self.managed = nccl_comm, managed
+
+    def get(self) -> Any:
+        return self.nccl_comm
+
+
+def get_nccl_comm_handle(group: Any, force_new_comm: bool = False) -> NoReturn:
+    """Raises ``NotImplementedError``."""
+    raise NotImplementedError("get_nccl_comm_handle: this library does not use NCCL; ask the process group for its own")
+
+
+def destroy_all_managed_nccl_comm() -> None:
+    """Does nothing: there is no communicator of NCCL."""

@@ -13,8 +13,9 @@
 
 namespace deep_ep {
 
-/// Runs `step` on this rank, then tells everybody how it went. When it failed anywhere, every rank throws: the ranks
-/// where it failed their own exception, the others a SystemError "<what> failed on rank 3: <its text>". Also a barrier.
+/// Runs `step` on this rank. When it fails anywhere, every rank throws: the ranks where it failed their own exception,
+/// the others a SystemError "<what> failed on rank 3: <its text>". The others learn of it in this call, or, over
+/// BufferExchanges, in their next exchange: there a step that goes well costs no exchange, and is no barrier.
 void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step);
 
 /// Throws RankMismatch, naming the sizes, unless all ranks brought the same number of bytes. `sizes`: one per rank.

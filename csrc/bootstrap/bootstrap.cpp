@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -32,6 +33,15 @@ void require_rank(int rank, int size) {
 }
 
 void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step) {
+  if (auto* exchanges = dynamic_cast<BufferExchanges*>(&bootstrap)) {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      exchanges->tell_failure(what, error.what());
+      throw;
+    }
+    return;
+  }
   struct Verdict {
     std::uint32_t failed = 0;
     std::array<char, 508> text{};

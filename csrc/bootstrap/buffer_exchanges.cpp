@@ -10,6 +10,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
 #include "deep_ep/exchanges.hpp"
 
 namespace deep_ep {
@@ -74,10 +75,11 @@ class BuffersOfGroup {
 namespace {
 
 /// All rounds have this size, whatever the message: a transport may have kept the bytes of a rank that was interrupted
-/// in its last round, and pairs them with what another rank brings next.
+/// in its last round, and pairs them with what another rank brings next. Large enough for what a buffer's ranks tell
+/// each other in one round.
 struct Frame {
   ExchangeHeader header;
-  std::array<std::byte, 1024 - sizeof(ExchangeHeader)> part{};
+  std::array<std::byte, 4096 - sizeof(ExchangeHeader)> part{};
 };
 
 std::string_view name_of(Purpose purpose) {
@@ -144,12 +146,18 @@ std::vector<std::byte> exchange(Bootstrap& group, BuffersOfGroup* buffers, Excha
     const std::vector<Frame> frames = exchange_frames(group, buffers, frame);
     std::vector<std::uint64_t> sizes;
     std::uint64_t agreed = next.buffer;
+    const Frame* failed = nullptr;
     for (const Frame& theirs : frames) {
+      if (failed == nullptr && theirs.header.failed != 0) failed = &theirs;
       sizes.push_back(theirs.header.bytes);
       agreed = std::max(agreed, theirs.header.buffer);
     }
     if (buffers != nullptr && next.is_proposal()) buffers->rename(std::exchange(next.buffer, agreed), agreed);
     ++next.step;
+    if (failed != nullptr) {
+      const std::size_t length = std::min<std::size_t>(failed->header.bytes, sizeof failed->part);
+      throw SystemError(std::string(reinterpret_cast<const char*>(failed->part.data()), length));
+    }
     require_equal_sizes(sizes);
     for (std::size_t peer = 0; peer < frames.size(); ++peer) {
       std::copy_n(frames[peer].part.begin(), part.size(), all.data() + peer * mine.size() + done);
@@ -202,6 +210,18 @@ std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mi
   if (next_.buffer == 0) next_.buffer = buffers_->propose();
   const WaitEnd ends(end_waits_);
   return exchange(*group_, buffers_.get(), next_, mine);
+}
+
+void BufferExchanges::tell_failure(std::string_view what, std::string_view why) noexcept {
+  try {
+    std::string text = fmt::format("{} failed on rank {}: {}", what, rank(), why);
+    text.resize(std::min(text.size(), sizeof(Frame::part)));
+    next_.failed = 1;
+    all_gather(std::as_bytes(std::span(text)));
+  } catch (const std::exception&) {
+    // The failure is the cause; that the others could not be told, or have failed as well, follows from it.
+  }
+  next_.failed = 0;
 }
 
 void BufferExchanges::begin(Purpose purpose) {

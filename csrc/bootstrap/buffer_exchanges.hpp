@@ -12,6 +12,9 @@
 //   4. Anything else is a mistake of the program: RankMismatch on all ranks.
 // So no message has to be kept for later, and every transport serves that has an all-gather.
 //
+// A rank whose own step between two exchanges fails (`agree`) brings a frame that says so instead of its next message.
+// The others throw that text in this exchange, so steps that go well cost no exchange of their own.
+//
 // Numbers. A rank proposes a number above all it has seen. The first exchange of a buffer agrees on the largest
 // proposal, so ranks need not have counted alike. A header says which of the last 64 numbers the rank has left, and the
 // oldest one that it has not; no number is used twice.
@@ -22,6 +25,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "csrc/bootstrap/wait_end.hpp"
@@ -40,12 +44,13 @@ struct ExchangeHeader {
   std::uint64_t buffer = 0;  ///< its number; 0: the exchange belongs to no buffer
   std::uint64_t step = 0;    ///< how many frames for this purpose came before
   std::uint64_t bytes = 0;   ///< of the message
+  std::uint64_t failed = 0;  ///< 1: a step of this rank failed before this exchange, and the message is the text
   std::uint64_t newest = 0;  ///< the largest number that this rank has seen
   std::uint64_t left = 0;    ///< bit i: this rank is in no buffer `newest - i`
   std::uint64_t oldest = 0;  ///< the smallest number that this rank has not left; `newest + 1` if there is none
 
   static constexpr std::uint32_t kMagic = 0x50454544;  // "DEEP"
-  static constexpr std::uint16_t kVersion = 1;
+  static constexpr std::uint16_t kVersion = 2;
 
   /// The number is a proposal.
   bool is_proposal() const { return purpose == Purpose::making && step == 0; }
@@ -82,6 +87,9 @@ class BufferExchanges final : public Bootstrap {
   int size() const override { return group_->size(); }
   /// @throws PeerLeft, RankMismatch, and what the group's throws.
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override;
+
+  /// Tells the others, in their next exchange, that `what` failed here, and why.
+  void tell_failure(std::string_view what, std::string_view why) noexcept;
 
   /// Asked while an exchange waits: throws PeerLeft where a rank will not come. Empty: nobody knows.
   void end_waits_by(std::function<void()> look) { end_waits_ = std::move(look); }

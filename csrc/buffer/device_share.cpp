@@ -1,9 +1,6 @@
 #include "csrc/buffer/device_share.hpp"
 
 #include <algorithm>
-#include <vector>
-
-#include "csrc/bootstrap/agreement.hpp"
 
 namespace deep_ep {
 
@@ -14,12 +11,6 @@ LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::
   const int part = common / std::max(1, static_cast<int>(here)) - mine.kept;
   policy.multiprocessors = std::clamp(policy.multiprocessors, 1, std::max(1, part));
   return policy;
-}
-
-LaunchPolicy agree_on_share(Bootstrap& bootstrap, const Backend& executor) {
-  DeviceIdentity mine;
-  agree(bootstrap, "asking which ranks share a device", [&] { mine = executor.identity(); });
-  return share_device(executor.policy(), mine, all_gather_values(bootstrap, mine));
 }
 
 }  // namespace deep_ep

@@ -4,7 +4,6 @@
 #include <span>
 
 #include "csrc/executor/backend.hpp"
-#include "deep_ep/bootstrap.hpp"
 
 namespace deep_ep {
 
@@ -14,8 +13,5 @@ namespace deep_ep {
 /// ranks: four contexts with 32 of 132 each, which is what CUDA MPS makes of 25 %, stopped each other on an H200, with
 /// 29 they do not.
 LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::span<const DeviceIdentity> all);
-
-/// Collective.
-LaunchPolicy agree_on_share(Bootstrap& bootstrap, const Backend& executor);
 
 }  // namespace deep_ep

@@ -51,6 +51,7 @@ void check_lines(Bootstrap& bootstrap, const std::shared_ptr<Backend>& executor,
               .torn = nullptr,
               .late = nullptr};
   });
+  bootstrap.barrier();  // a kernel that waits for another rank's must not wait for that one to be loaded
   const Launcher<LineTestParams> kernel = check.kernel != nullptr ? check.kernel : executor->kernels().line_test;
   agree(bootstrap, "trying whether lines of 128 bytes arrive whole", [&] {
     const std::vector<std::uint32_t> counts = run_line_test(executor, stream, params, kernel);
@@ -68,6 +69,7 @@ void check_lines(Bootstrap& bootstrap, const std::shared_ptr<Backend>& executor,
       }
     }
   });
+  bootstrap.barrier();  // no rank writes lines any more
   agree(bootstrap, "clearing the memory that ranks share", [&] {
     executor->fill(heap.local() + params.begin, 0, bytes, stream);
     executor->synchronize(stream);

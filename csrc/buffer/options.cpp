@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "csrc/buffer/internode/lanes.hpp"
 #include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/low_latency/rails.hpp"
+#include "csrc/memory/node_membership.hpp"
+#include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
@@ -49,58 +52,86 @@ bool may_use_nvlink() {
   return false;
 }
 
+/// The facts that a rank sends to all others.
+struct Facts {
+  std::array<std::uint64_t, 10> options{};
+  double timeout_s = 0;
+  DeviceIdentity device;
+  ProcessIdentity process;
+  bool keeps_to_path = false;
+};
+
 /// A rank that is masked must have been late for every rank: the greatest of all, of which 0 (for ever) is greater.
-double longest_timeout(Bootstrap& bootstrap, double mine) {
-  const std::vector<double> all = all_gather_values(bootstrap, mine);
-  const auto [least, greatest] = std::minmax_element(all.begin(), all.end());
-  if (*least == *greatest) return mine;
-  const double longest = *least == 0 ? 0 : *greatest;
+double longest_timeout(std::span<const Facts> all, int rank) {
+  const double mine = all[static_cast<std::size_t>(rank)].timeout_s;
+  const auto [least, greatest] = std::ranges::minmax(all, {}, &Facts::timeout_s);
+  if (least.timeout_s == greatest.timeout_s) return mine;
+  const double longest = least.timeout_s == 0 ? 0 : greatest.timeout_s;
   log::info("buffer: rank {} has a time-out of {} s, but others have from {} to {}: with masking all take {} (0: none)",
-            bootstrap.rank(), mine, *least, *greatest, longest);
+            rank, mine, least.timeout_s, greatest.timeout_s, longest);
   return longest;
 }
 
 /// The heap's layout follows from these, so they must be equal.
-void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
+std::array<std::uint64_t, 10> numbers_of(const BufferOptions& options) {
+  return {options.heap_bytes,
+          options.window_bytes,
+          static_cast<std::uint64_t>(options.max_local_experts),
+          options.low_latency.bytes,
+          options.low_latency.masking ? std::uint64_t{1} : 0,
+          options.low_latency.allow_nvlink ? std::uint64_t{1} : 0,
+          static_cast<std::uint64_t>(options.low_latency.rails),
+          static_cast<std::uint64_t>(options.low_latency.lanes),
+          static_cast<std::uint64_t>(options.internode.lanes),
+          static_cast<std::uint64_t>(options.ranks_per_node)};
+}
+
+void check_same_options(std::span<const Facts> all, std::size_t own) {
   constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
                                  "low_latency.bytes", "low_latency.masking", "low_latency.allow_nvlink",
-                                 "low_latency.rails", "low_latency.lanes",   "internode.lanes"};
-  const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
-                                                         options.window_bytes,
-                                                         static_cast<std::uint64_t>(options.max_local_experts),
-                                                         options.low_latency.bytes,
-                                                         options.low_latency.masking ? std::uint64_t{1} : 0,
-                                                         options.low_latency.allow_nvlink ? std::uint64_t{1} : 0,
-                                                         static_cast<std::uint64_t>(options.low_latency.rails),
-                                                         static_cast<std::uint64_t>(options.low_latency.lanes),
-                                                         static_cast<std::uint64_t>(options.internode.lanes)};
-  const auto all = all_gather_values(bootstrap, mine);
+                                 "low_latency.rails", "low_latency.lanes",   "internode.lanes",
+                                 "ranks_per_node"};
+  const auto& mine = all[own].options;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
-      if (all[rank][i] == mine[i]) continue;
+      if (all[rank].options[i] == mine[i]) continue;
       fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks", kNames[i],
-                         mine[i], bootstrap.rank(), all[rank][i], rank);
+                         mine[i], own, all[rank].options[i], rank);
     }
   }
 }
 
 }  // namespace
 
-AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options) {
-  AgreedOptions agreed{.options = options, .timeout_s = 0};
+AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device) {
+  AgreedOptions agreed{.options = options, .timeout_s = 0, .devices = {}, .processes = {}, .keeps_to_path = {}};
+  BufferOptions& mine = agreed.options;
+  Facts facts;
+  facts.device = device;
   agree(bootstrap, "reading the options of a Buffer", [&] {
     check_size("heap_bytes", options.heap_bytes);
     check_size("window_bytes", options.window_bytes);
     check_low_latency(options.low_latency);
-    agreed.timeout_s = timeout_in_effect(options.timeout_s);
-    agreed.options.internode.lanes = asked_for_internode_lanes(options.internode);
-    if (options.low_latency.bytes == 0) return;
-    agreed.options.low_latency.rails = asked_for_rails(options.low_latency.rails);
-    agreed.options.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);
-    agreed.options.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
+    facts.timeout_s = timeout_in_effect(options.timeout_s);
+    mine.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, bootstrap.size());
+    mine.internode.lanes = asked_for_internode_lanes(options.internode);
+    if (options.low_latency.bytes != 0) {
+      mine.low_latency.rails = asked_for_rails(options.low_latency.rails);
+      mine.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);
+      mine.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
+      if (mine.low_latency.lanes == 0) facts.keeps_to_path = rdma::nics_are_on_ethernet();
+    }
+    facts.options = numbers_of(mine);
+    facts.process = this_process();
   });
-  check_same_options(bootstrap, agreed.options);
-  if (options.low_latency.masking) agreed.timeout_s = longest_timeout(bootstrap, agreed.timeout_s);
+  const std::vector<Facts> all = all_gather_values(bootstrap, facts);
+  check_same_options(all, static_cast<std::size_t>(bootstrap.rank()));
+  agreed.timeout_s = options.low_latency.masking ? longest_timeout(all, bootstrap.rank()) : facts.timeout_s;
+  for (const Facts& rank : all) {
+    agreed.devices.push_back(rank.device);
+    agreed.processes.push_back(rank.process);
+    agreed.keeps_to_path.push_back(rank.keeps_to_path);
+  }
   if (options.max_local_experts < 1 || options.max_local_experts > 1 << 16) {
     fail<InvalidArgument>("max_local_experts is {}, allowed: 1 to 65536", options.max_local_experts);
   }

@@ -63,30 +63,37 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
 void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& options) {
   std::shared_ptr<Backend> backend = backend_of(executor);
   check_ranks(*bootstrap_);
-  AgreedOptions agreed = agree_on_options(*bootstrap_, options);
+  DeviceIdentity identity;
+  agree(*bootstrap_, "asking which ranks share a device", [&] {
+    backend->make_current();
+    identity = backend->identity();
+  });
+  AgreedOptions agreed = agree_on_options(*bootstrap_, options, identity);
   options_ = std::move(agreed.options);
   timeout_s_ = agreed.timeout_s;
+  processes_ = std::move(agreed.processes);
   check_shared_memory(*backend);
+  policy_ = share_device(backend->policy(), identity, agreed.devices);
 
-  backend->make_current();
   const auto with_stream = std::make_shared<BackendWithStream>(std::move(backend), options_.comm_stream);
   executor_ = std::shared_ptr<Backend>(with_stream, with_stream->executor.get());
   comm_stream_ = with_stream->stream;
   join_control_plane();
-  policy_ = agree_on_share(*bootstrap_, *executor_);
 
-  plan_.layout = HeapLayout::make(options_, num_ranks());
-  make_heap();
-  nodes_ = find_nodes(*bootstrap_, heap_->peers(), options_.ranks_per_node);
-  if (options_.low_latency.bytes != 0 && options_.low_latency.lanes == 0) {
-    options_.low_latency.lanes = agree_on_lanes(*bootstrap_, options_.low_latency, nodes_);
-  }
-  // Only now do we know that there must be room for what NICs fetch and write.
-  plan_ = BufferPlan::make(options_, nodes_);
-  if (layout().bytes() > heap_->bytes()) make_heap();
+  HeapLayout::make(options_, num_ranks());  // what is wrong of the options is so before anything is made
+  heap_ = executor_->create_heap(*bootstrap_, {.bytes_for =
+                                                   [&](std::span<const int> domains) {
+                                                     plan(domains, agreed.keeps_to_path);
+                                                     return layout().bytes();
+                                                   },
+                                               .timeout_s = timeout_s_});
+  if (options_.low_latency.bytes != 0) options_.low_latency.lanes = plan_.reach.lanes;
   // Within a host that is known of NVLink.
   if (heap_->kind() == HeapKind::fabric && options_.low_latency.bytes != 0) {
     check_lines(*bootstrap_, executor_, *heap_, comm_stream_, {.timeout_s = timeout_s_});
+  }
+  if (plan_.layout.internode.bytes != 0 || !plan_.reach.far.empty()) {  // the same on all ranks
+    wire_ = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
   }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
@@ -127,15 +134,14 @@ void Runtime::join_control_plane() {
   });
 }
 
-void Runtime::make_heap() {
-  if (heap_ != nullptr) {
-    unmap_peers_together();
-    heap_.reset();
+void Runtime::plan(std::span<const int> domains, const std::vector<bool>& keeps_to_path) {
+  nodes_ = NodeMembership::of_domains(rank(), domains, options_.ranks_per_node);
+  BufferOptions with_lanes = options_;
+  LowLatencyOptions& low_latency = with_lanes.low_latency;
+  if (low_latency.bytes != 0 && low_latency.lanes == 0) {
+    low_latency.lanes = lanes_of_all(low_latency, nodes_, keeps_to_path);
   }
-  HeapOptions heap_options;
-  heap_options.bytes = layout().bytes();
-  heap_options.timeout_s = timeout_s_;
-  heap_ = executor_->create_heap(*bootstrap_, heap_options);
+  plan_ = BufferPlan::make(with_lanes, nodes_);
 }
 
 void Runtime::unmap_peers_together() {

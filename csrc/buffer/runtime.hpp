@@ -48,6 +48,8 @@ class Runtime {
   const NodeGrid& node_grid() const { return plan_.grid; }
   int internode_lanes() const { return plan_.internode_lanes; }
   const LowLatencyReach& low_latency_reach() const { return plan_.reach; }
+  /// The wire of all connections; only for a plan with queue pairs.
+  const rdma::AgreedWire& wire() const { return *wire_; }
 
   const CallContext& calls() const { return *calls_; }
   Faults& faults() { return *faults_; }
@@ -76,18 +78,21 @@ class Runtime {
 
  private:
   void make(std::shared_ptr<Executor> executor, const BufferOptions& options);
-  void make_heap();
+  /// Which ranks make nodes, and what a buffer of such nodes allocates.
+  void plan(std::span<const int> domains, const std::vector<bool>& keeps_to_path);
   void join_control_plane();
 
   std::shared_ptr<BufferExchanges> bootstrap_;
   BufferOptions options_;
   double timeout_s_ = 0;
+  std::vector<ProcessIdentity> processes_;
   std::shared_ptr<Backend> executor_;
   std::shared_ptr<ControlWords> control_words_;  ///< pinned
   std::shared_ptr<control::Membership> membership_;
   LaunchPolicy policy_;
   StreamHandle comm_stream_ = nullptr;
   BufferPlan plan_;
+  std::optional<rdma::AgreedWire> wire_;
   std::shared_ptr<SymmetricHeap> heap_;
   NodeMembership nodes_;
   std::optional<CallContext> calls_;

@@ -98,6 +98,15 @@ HeapCapabilities query(const cuda::Context& context, const HeapOptions& options)
   return mine;
 }
 
+/// The kind first: it says which ranks share memory, and that may say how much.
+HeapPlan plan_with_size(std::vector<HeapCapabilities>& ranks, const HeapOptions& options) {
+  const HeapPlan plan = plan_heap(ranks);
+  if (!options.bytes_for) return plan;
+  const std::size_t bytes = options.bytes_for(memory_domains(plan.kind, ranks));
+  for (HeapCapabilities& rank : ranks) rank.bytes = bytes;
+  return plan_heap(ranks);
+}
+
 std::unique_ptr<CudaSharedMemory> share(const CudaSharingGroup& group) {
   return group.plan.kind == HeapKind::cuda_ipc ? make_ipc_shared_memory(group) : make_vmm_shared_memory(group);
 }
@@ -114,18 +123,19 @@ std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Contex
   CudaSharingGroup group{.context = context,
                          .bootstrap = &bootstrap,
                          .ranks = ranks,
-                         .plan = plan_heap(ranks),
+                         .plan = plan_with_size(ranks, options),
                          .timeout_s = options.timeout_s};
   std::unique_ptr<CudaSharedMemory> memory;
   try {
     memory = share(group);
+    if (group.plan.kind == HeapKind::fabric) bootstrap.barrier();  // where it failed on a rank, it fails here on all
   } catch (const SystemError& error) {
     // On all ranks alike. GPUs that have fabric handles need not be in one NVLink domain.
     if (group.plan.kind != HeapKind::fabric || mine.requested != HeapKind::automatic) throw;
     log::warn("rank {}: not all ranks can map each other's memory, those of other hosts are left to RDMA: {}",
               bootstrap.rank(), error.what());
     for (HeapCapabilities& rank : ranks) rank.fabric = false;
-    group.plan = plan_heap(ranks);
+    group.plan = plan_with_size(ranks, options);
     memory = share(group);
   }
   auto heap = std::make_unique<CudaHeap>(context, std::move(memory), group.plan, group.rank());

@@ -18,17 +18,10 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
-#include "csrc/support/token.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
 namespace {
-
-struct Offer {
-  Token name;    ///< of the socket; visible to everybody on the host
-  Token secret;  ///< what a peer must say to be served
-  int fd = -1;   ///< for ranks in the same process
-};
 
 struct Request {
   Token secret;
@@ -118,7 +111,7 @@ UniqueFd receive_fd(int socket, std::size_t from) {
 
 class Exchange {
  public:
-  Exchange(int rank, int fd, std::span<const Offer> offers, std::span<const ProcessIdentity> ranks, double timeout_s)
+  Exchange(int rank, int fd, std::span<const FdOffer> offers, std::span<const ProcessIdentity> ranks, double timeout_s)
       : rank_(static_cast<std::size_t>(rank)), fd_(fd), offers_(offers), ranks_(ranks), deadline_(timeout_s) {}
 
   std::vector<UniqueFd> run(UniqueFd listener) {
@@ -234,26 +227,33 @@ class Exchange {
 
   std::size_t rank_;
   int fd_;
-  std::span<const Offer> offers_;
+  std::span<const FdOffer> offers_;
   std::span<const ProcessIdentity> ranks_;
   Deadline deadline_;
 };
 
 }  // namespace
 
+OfferedFd make_fd_offer(int fd, int num_ranks) {
+  OfferedFd mine{.offer = {.name = random_token(), .secret = random_token(), .fd = fd}, .listener = {}};
+  mine.listener = listen_at(mine.offer.name, num_ranks);
+  return mine;
+}
+
+std::vector<UniqueFd> take_fds(int rank, OfferedFd mine, std::span<const FdOffer> offers,
+                               std::span<const ProcessIdentity> ranks, double timeout_s) {
+  // Owns the listener: if it fails here, peers that still want to connect are refused at once.
+  return Exchange(rank, mine.offer.fd, offers, ranks, timeout_s).run(std::move(mine.listener));
+}
+
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const ProcessIdentity> ranks,
                                    double timeout_s) {
-  Offer mine;
-  UniqueFd listener;
-  agree(bootstrap, "offering a file descriptor", [&] {
-    mine = {.name = random_token(), .secret = random_token(), .fd = fd};
-    listener = listen_at(mine.name, bootstrap.size());
-  });
-  const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
+  OfferedFd mine;
+  agree(bootstrap, "offering a file descriptor", [&] { mine = make_fd_offer(fd, bootstrap.size()); });
+  const std::vector<FdOffer> offers = all_gather_values(bootstrap, mine.offer);
   std::vector<UniqueFd> received;
-  // The step owns the listener: if it fails here, peers that still want to connect are refused at once.
   agree(bootstrap, "exchanging file descriptors",
-        [&] { received = Exchange(bootstrap.rank(), fd, offers, ranks, timeout_s).run(std::move(listener)); });
+        [&] { received = take_fds(bootstrap.rank(), std::move(mine), offers, ranks, timeout_s); });
   return received;
 }
 

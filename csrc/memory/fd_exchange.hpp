@@ -5,10 +5,28 @@
 #include <vector>
 
 #include "csrc/memory/process_identity.hpp"
+#include "csrc/support/token.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/bootstrap.hpp"
 
 namespace deep_ep {
+
+/// A rank sends this to the others, before they take a descriptor of it. Plain data.
+struct FdOffer {
+  Token name;    ///< of the socket; visible to every process of the host
+  Token secret;  ///< what a peer must say to be served
+  int fd = -1;   ///< for ranks in the same process
+};
+
+/// The same as exchange_fds, for ranks that tell each other their offers along with something else: make_fd_offer,
+/// then an all-gather of the offers, then take_fds.
+struct OfferedFd {
+  FdOffer offer;
+  UniqueFd listener;
+};
+OfferedFd make_fd_offer(int fd, int num_ranks);
+std::vector<UniqueFd> take_fds(int rank, OfferedFd mine, std::span<const FdOffer> offers,
+                               std::span<const ProcessIdentity> ranks, double timeout_s);
 
 /// Gives each rank a descriptor of its own for what `fd` of every other rank of its host stands for; this rank's own
 /// place and those of ranks on other hosts stay empty. Collective; `ranks` says where each lives. Between processes

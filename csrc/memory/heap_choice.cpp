@@ -59,6 +59,16 @@ bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilit
   return kind == HeapKind::fabric || a.process.same_host(b.process);
 }
 
+std::vector<int> memory_domains(HeapKind kind, std::span<const HeapCapabilities> ranks) {
+  std::vector<int> domains;
+  for (const HeapCapabilities& rank : ranks) {
+    const auto lowest =
+        std::ranges::find_if(ranks, [&](const auto& other) { return shares_memory(kind, rank, other); });
+    domains.push_back(static_cast<int>(lowest - ranks.begin()));
+  }
+  return domains;
+}
+
 HeapPlan plan_heap(std::span<const HeapCapabilities> ranks) {
   std::uint64_t granularity = 1;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "csrc/memory/process_identity.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
@@ -34,6 +35,8 @@ HeapPlan plan_heap(std::span<const HeapCapabilities> ranks);
 
 /// Do ranks map each other's memory with this kind of heap?
 bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilities& b);
+/// Of each rank, the lowest rank that it shares memory with.
+std::vector<int> memory_domains(HeapKind kind, std::span<const HeapCapabilities> ranks);
 
 std::string_view name_of(HeapKind kind);
 /// The value of DEEP_EP_HEAP.

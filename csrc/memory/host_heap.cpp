@@ -76,33 +76,45 @@ class HeapsHere {
   inline static std::map<std::uint64_t, std::weak_ptr<Mapping>> heaps_;
 };
 
-/// What a rank tells the others about its heap.
-struct HostExport {
+/// A rank sends these to the others before it makes its heap,
+struct HostFacts {
   ProcessIdentity process;
-  std::uint64_t address = 0;
   std::uint64_t bytes = 0;
+};
+/// and this about it.
+struct HostExport {
+  std::uint64_t address = 0;
+  FdOffer offer;
 };
 
 class HostHeap final : public SymmetricHeap {
  public:
   HostHeap(Bootstrap& bootstrap, const HeapOptions& options, const ProcessIdentity& identity) {
-    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    bytes_ = (std::max<std::size_t>(options.bytes, 1) + page - 1) / page * page;
-    UniqueFd fd;
-    agree(bootstrap, "allocating the heap", [&] { fd = create(); });
+    const auto ranks = all_gather_values(bootstrap, HostFacts{identity, options.bytes});
     const auto own_rank = static_cast<std::size_t>(bootstrap.rank());
-    const auto all =
-        all_gather_values(bootstrap, HostExport{identity, reinterpret_cast<std::uintptr_t>(local()), bytes_});
-    check(all, own_rank);
-    std::vector<ProcessIdentity> takers;
-    for (const HostExport& rank : all) {
-      takers.push_back(rank.process);
-      // Threads of this process need no descriptor, and would use up the many that it may have open.
-      const bool takes = takers.size() == own_rank + 1 || !rank.process.same_process(identity);
-      if (!takes) takers.back().boot_id = {};
-    }
-    const std::vector<UniqueFd> fds = exchange_fds(bootstrap, fd.get(), takers, options.timeout_s);
-    agree(bootstrap, "mapping the heaps of peers", [&] { map_peers(all, identity, fds); });
+    check(ranks, own_rank);
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t wanted = options.bytes_for ? options.bytes_for(domains(ranks)) : options.bytes;
+    bytes_ = (std::max<std::size_t>(wanted, 1) + page - 1) / page * page;
+    UniqueFd fd;
+    OfferedFd mine;
+    agree(bootstrap, "allocating the heap", [&] {
+      fd = create();
+      mine = make_fd_offer(fd.get(), bootstrap.size());
+    });
+    const auto all = all_gather_values(bootstrap, HostExport{reinterpret_cast<std::uintptr_t>(local()), mine.offer});
+    agree(bootstrap, "mapping the heaps of peers", [&] {
+      std::vector<FdOffer> offers;
+      std::vector<ProcessIdentity> takers;
+      for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+        offers.push_back(all[rank].offer);
+        takers.push_back(ranks[rank].process);
+        // Threads of this process need no descriptor, and would use up the many that it may have open.
+        if (rank != own_rank && takers.back().same_process(identity)) takers.back().boot_id = {};
+      }
+      const auto fds = take_fds(bootstrap.rank(), std::move(mine), offers, takers, options.timeout_s);
+      map_peers(ranks, all, identity, fds);
+    });
   }
 
   std::byte* local() const override { return local_->address(); }
@@ -119,12 +131,22 @@ class HostHeap final : public SymmetricHeap {
     return fd;
   }
 
+  static std::vector<int> domains(const std::vector<HostFacts>& ranks) {
+    std::vector<int> lowest;
+    for (const HostFacts& rank : ranks) {
+      const auto first =
+          std::ranges::find_if(ranks, [&](const HostFacts& other) { return other.process.same_host(rank.process); });
+      lowest.push_back(static_cast<int>(first - ranks.begin()));
+    }
+    return lowest;
+  }
+
   /// Throws the same on every rank that it concerns.
-  void check(const std::vector<HostExport>& all, std::size_t own_rank) const {
+  static void check(const std::vector<HostFacts>& all, std::size_t own_rank) {
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank].bytes != bytes_) {
+      if (all[rank].bytes != all[own_rank].bytes) {
         fail<RankMismatch>("symmetric heap: rank {} asks for {} bytes, rank {} for {}; they must be equal", rank,
-                           all[rank].bytes, own_rank, bytes_);
+                           all[rank].bytes, own_rank, all[own_rank].bytes);
       }
     }
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -140,10 +162,10 @@ class HostHeap final : public SymmetricHeap {
     }
   }
 
-  void map_peers(const std::vector<HostExport>& all, const ProcessIdentity& identity,
-                 const std::vector<UniqueFd>& fds) {
+  void map_peers(const std::vector<HostFacts>& ranks, const std::vector<HostExport>& all,
+                 const ProcessIdentity& identity, const std::vector<UniqueFd>& fds) {
     for (std::size_t peer = 0; peer < all.size(); ++peer) {
-      if (all[peer].process.same_process(identity)) {
+      if (ranks[peer].process.same_process(identity)) {
         mappings_.push_back(HeapsHere::find(all[peer].address));
       } else if (fds[peer]) {
         mappings_.push_back(

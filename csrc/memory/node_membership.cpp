@@ -4,20 +4,12 @@
 #include <cstdint>
 #include <map>
 
-#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
-namespace {
-
-struct Facts {
-  std::int32_t lowest_mapped = 0;  ///< equal on ranks that map each other
-  std::int32_t ranks_per_node = 0;
-};
-
-int wanted_ranks_per_node(int asked, int num_ranks) {
+int asked_for_ranks_per_node(int asked, int num_ranks) {
   const auto from_environment = environment::unsigned_integer("DEEP_EP_RANKS_PER_NODE");
   if (asked == 0 && from_environment == 0) return 0;
   const bool by_program = asked != 0;
@@ -32,8 +24,6 @@ int wanted_ranks_per_node(int asked, int num_ranks) {
   }
   return static_cast<int>(wanted);
 }
-
-}  // namespace
 
 NodeMembership NodeMembership::of_consecutive(int rank, int num_ranks, int ranks_per_node) {
   NodeMembership membership{.rank = rank, .node = {}, .num_nodes = num_ranks / ranks_per_node};
@@ -59,29 +49,18 @@ int NodeMembership::ranks_of_each_node() const {
   return width;
 }
 
-NodeMembership find_nodes(Bootstrap& bootstrap, std::span<std::byte* const> heaps, int ranks_per_node) {
-  Facts mine;
-  agree(bootstrap, "finding out which ranks make a node", [&] {
-    mine.ranks_per_node = wanted_ranks_per_node(ranks_per_node, bootstrap.size());
-    const auto mapped = std::find_if(heaps.begin(), heaps.end(), [](const std::byte* heap) { return heap != nullptr; });
-    mine.lowest_mapped = static_cast<std::int32_t>(mapped - heaps.begin());
-  });
-  const std::vector<Facts> all = all_gather_values(bootstrap, mine);
+NodeMembership NodeMembership::of_domains(int rank, std::span<const int> domains, int ranks_per_node) {
   NodeMembership membership;
-  membership.rank = bootstrap.rank();
-  std::map<std::int32_t, int> number;  // of a node, by what its ranks have in common
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const std::int32_t size = all[rank].ranks_per_node;
-    if (size != all[0].ranks_per_node) {
-      fail<RankMismatch>("ranks_per_node is {} on rank 0 but {} on rank {}; it must be equal on all ranks",
-                         all[0].ranks_per_node, size, rank);
-    }
-    const auto first = size == 0 ? rank : rank - rank % static_cast<std::size_t>(size);
-    if (all[rank].lowest_mapped != all[first].lowest_mapped) {
+  membership.rank = rank;
+  std::map<int, int> number;  // of a node, by what its ranks have in common
+  for (std::size_t other = 0; other < domains.size(); ++other) {
+    const auto width = static_cast<std::size_t>(ranks_per_node);
+    const std::size_t first = width == 0 ? other : other - other % width;
+    if (domains[other] != domains[first]) {
       fail<InvalidArgument>("ranks_per_node is {}, but ranks {} and {} of such a node cannot map each other's memory",
-                            size, first, rank);
+                            ranks_per_node, first, other);
     }
-    const auto common = size == 0 ? all[rank].lowest_mapped : static_cast<std::int32_t>(first);
+    const int common = width == 0 ? domains[other] : static_cast<int>(first);
     membership.node.push_back(number.emplace(common, static_cast<int>(number.size())).first->second);
   }
   membership.num_nodes = static_cast<int>(number.size());

@@ -1,11 +1,9 @@
-// Which ranks make a node: those that map each other's heaps.
+// Which ranks make a node: those that map each other's heaps, or as many consecutive ones as the program says.
 #pragma once
 
 #include <cstddef>
 #include <span>
 #include <vector>
-
-#include "deep_ep/bootstrap.hpp"
 
 namespace deep_ep {
 
@@ -14,6 +12,10 @@ struct NodeMembership {
   std::vector<int> node;  ///< of each rank; nodes count in the order of their lowest ranks
   int num_nodes = 1;
 
+  /// `domains`: of each rank the lowest rank that it shares memory with. `ranks_per_node` 0: these make the nodes.
+  /// Otherwise so many consecutive ranks make a node, so that one host can play several. InvalidArgument if a node
+  /// would have ranks that cannot map each other.
+  static NodeMembership of_domains(int rank, std::span<const int> domains, int ranks_per_node);
   /// Nodes of so many consecutive ranks, which divides `num_ranks`.
   static NodeMembership of_consecutive(int rank, int num_ranks, int ranks_per_node);
 
@@ -26,11 +28,8 @@ struct NodeMembership {
   int ranks_of_each_node() const;
 };
 
-/// Collective. `heaps`: SymmetricHeap::peers(), null where a rank could not be mapped.
-///
-/// ranks_per_node 0: DEEP_EP_RANKS_PER_NODE; where that is 0 too, the ranks that map each other make a node. Otherwise
-/// so many consecutive ranks make a node, so that one host can play several. InvalidArgument: it does not divide the
-/// number of ranks, or a node would have ranks that cannot map each other. RankMismatch: it is not equal on all ranks.
-NodeMembership find_nodes(Bootstrap& bootstrap, std::span<std::byte* const> heaps, int ranks_per_node);
+/// `asked`, or what DEEP_EP_RANKS_PER_NODE says where that is 0; 0: the ranks that share memory make a node.
+/// InvalidArgument where it does not divide the number of ranks.
+int asked_for_ranks_per_node(int asked, int num_ranks);
 
 }  // namespace deep_ep

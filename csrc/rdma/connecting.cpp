@@ -9,6 +9,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/rdma/queue_pair_address.hpp"
+#include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
@@ -46,12 +47,16 @@ void connect(const ConnectionOptions& options, int num_ranks, std::span<const Qu
 }  // namespace
 
 ConnectedEnds make_connected_ends(Bootstrap& bootstrap, const ConnectionOptions& options, NicHandler wanted,
-                                  const MakeEnds& make) {
+                                  bool may_fall_back, const MakeEnds& make) {
   for (NicHandler handler = wanted;;) {
     ConnectedEnds connected;
     connected.peers.resize(static_cast<std::size_t>(options.channels * bootstrap.size()));
     agree(bootstrap, "making RDMA queue pairs", [&] { connected.ends = make(handler); });
     const auto theirs = exchange(bootstrap, options, connected.ends.get());
+    if (!may_fall_back) {
+      agree(bootstrap, "connecting RDMA queue pairs", [&] { connect(options, bootstrap.size(), theirs, connected); });
+      return connected;
+    }
     Outcome mine;
     std::exception_ptr thrown;
     try {
@@ -66,10 +71,9 @@ ConnectedEnds make_connected_ends(Bootstrap& bootstrap, const ConnectionOptions&
     const std::vector<Outcome> all = all_gather_values(bootstrap, mine);
     const auto failed = std::find_if(all.begin(), all.end(), [](const Outcome& rank) { return rank.failed; });
     if (failed == all.end()) return connected;
-    if (std::any_of(all.begin(), all.end(), [](const Outcome& rank) { return rank.failed && !rank.may_fall_back; })) {
-      agree(bootstrap, "connecting RDMA queue pairs", [&] {
-        if (thrown) std::rethrow_exception(thrown);
-      });
+    if (std::ranges::any_of(all, [](const Outcome& rank) { return rank.failed && !rank.may_fall_back; })) {
+      if (thrown) std::rethrow_exception(thrown);
+      fail<SystemError>("connecting RDMA queue pairs failed on rank {}: {}", failed - all.begin(), failed->why.data());
     }
     if (handler != NicHandler::automatic) continue;
     handler = NicHandler::cpu;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <optional>
 #include <span>
@@ -12,7 +11,6 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/rdma/connecting.hpp"
-#include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
@@ -46,30 +44,6 @@ void check_options(const ConnectionOptions& options, int rank, int num_ranks) {
   }
 }
 
-/// RankMismatch, on every rank, unless all ranks ask for the same channels and name each other.
-void check_agreement(Bootstrap& bootstrap, const ConnectionOptions& options) {
-  const auto size = static_cast<std::size_t>(bootstrap.size());
-  std::vector<std::int32_t> mine(1 + size);  // channels, then 1 for each peer
-  mine[0] = options.channels;
-  for (const int peer : options.peers) mine[1 + static_cast<std::size_t>(peer)] = 1;
-  const std::vector<std::byte> bytes = bootstrap.all_gather(std::as_bytes(std::span(mine)));
-  std::vector<std::int32_t> all(mine.size() * size);
-  std::memcpy(all.data(), bytes.data(), bytes.size());
-  const auto of = [&](std::size_t rank, std::size_t what) { return all[rank * mine.size() + what]; };
-  for (std::size_t a = 0; a < size; ++a) {
-    if (of(a, 0) != of(0, 0)) {
-      fail<RankMismatch>("RDMA connections: rank 0 asks for {} channels, rank {} for {}; it must be equal on all ranks",
-                         of(0, 0), a, of(a, 0));
-    }
-    for (std::size_t b = 0; b < a; ++b) {
-      if (of(a, 1 + b) == of(b, 1 + a)) continue;
-      const bool a_asks = of(a, 1 + b) != 0;
-      fail<RankMismatch>("RDMA connections: rank {} wants to reach rank {} by RDMA, but not the other way round",
-                         a_asks ? a : b, a_asks ? b : a);
-    }
-  }
-}
-
 /// Nothing, and `why_not`, if this rank has no NIC that can be used.
 std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes, int rank,
                                       const deep_ep::Device& device, std::string& why_not) {
@@ -89,21 +63,33 @@ std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes
   }
 }
 
-/// Collective. For WireKind::verbs, `nic` is this rank's, where it needs one.
-WireKind agree_on_wire(Bootstrap& bootstrap, const Executor& executor, const RdmaSettings& settings, bool needs_rdma,
-                       std::optional<NicAssignment>& nic) {
-  const std::vector<ProcessIdentity> processes = all_gather_values(bootstrap, this_process());
-  WireFacts mine{
-      .process = this_process(), .wanted = settings.wire, .needs_rdma = needs_rdma, .handler = settings.nic_handler};
-  agree(bootstrap, "looking for the NIC", [&] {
+}  // namespace
+
+AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, bool needs_rdma,
+                             std::span<const ProcessIdentity> processes, std::optional<RdmaSettings> settings) {
+  AgreedWire wire;
+  WireFacts mine;
+  mine.process = processes[static_cast<std::size_t>(bootstrap.rank())];
+  mine.needs_rdma = needs_rdma;
+  deep_ep::agree(bootstrap, "reading the RDMA settings", [&] {
+    wire.settings = settings ? *std::move(settings) : read_settings();
+    mine.wanted = wire.settings.wire;
+    mine.handler = wire.settings.nic_handler;
+  });
+  deep_ep::agree(bootstrap, "looking for the NIC", [&] {
     const WireKind wanted = mine.wanted.kind;
     if (!needs_rdma || wanted == WireKind::local || wanted == WireKind::simulated) return;
     std::string why_not;
-    nic = find_nic(processes, bootstrap.rank(), executor.device(), why_not);
+    wire.nic = find_nic(processes, bootstrap.rank(), executor.device(), why_not);
     why_not.copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
   });
   std::string why_local;
-  const WireKind wire = choose_wire(all_gather_values(bootstrap, mine), why_local);
+  const std::vector<WireFacts> all = all_gather_values(bootstrap, mine);
+  wire.kind = choose_wire(all, why_local);
+  wire.may_fall_back = wire.kind == WireKind::verbs && std::ranges::any_of(all, [](const WireFacts& rank) {
+                         return rank.needs_rdma && rank.handler == NicHandler::automatic;
+                       });
+  wire.handler = wire.kind == WireKind::simulated ? NicHandler::gpu : wire.settings.nic_handler;
   if (!why_local.empty() && bootstrap.rank() == 0) {
     // On GPUs that is slow, and hardly what their owner wants.
     const bool cuda = executor.device().kind == deep_ep::Device::Kind::cuda;
@@ -112,8 +98,6 @@ WireKind agree_on_wire(Bootstrap& bootstrap, const Executor& executor, const Rdm
   }
   return wire;
 }
-
-}  // namespace
 
 EndsOptions ends_options(const ConnectionOptions& options) {
   EndsOptions ends{.peers = {},
@@ -133,16 +117,15 @@ EndsOptions ends_options(const ConnectionOptions& options) {
 }
 
 Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
-                         ConnectionOptions options, std::optional<RdmaSettings> settings)
+                         ConnectionOptions options, AgreedWire wire)
     : executor_(std::move(executor)),
       heap_(std::move(heap)),
       options_(std::move(options)),
+      wire_(std::move(wire)),
       num_ranks_(bootstrap.size()) {
   if (options_.batch == 0) options_.batch = std::min(options_.depth / 2, 64U);
-  agree(bootstrap, "reading the RDMA settings", [&] { settings_ = settings ? *std::move(settings) : read_settings(); });
   agree(bootstrap, "checking the RDMA connections asked for",
         [&] { check_options(options_, bootstrap.rank(), num_ranks_); });
-  check_agreement(bootstrap, options_);
   const std::size_t count = static_cast<std::size_t>(options_.channels) * static_cast<std::size_t>(num_ranks_);
   try {
     agree(bootstrap, "allocating the table of RDMA connections",
@@ -163,21 +146,18 @@ Connections::~Connections() {
 
 void Connections::connect(Bootstrap& bootstrap) {
   executor_->make_current();
-  std::optional<NicAssignment> nic;
-  const WireKind wire = agree_on_wire(bootstrap, *executor_, settings_, !options_.peers.empty(), nic);
   const auto make = [&](NicHandler handler) -> std::unique_ptr<Ends> {
     if (options_.peers.empty()) return nullptr;
     const EndsOptions options = ends_options(options_);
-    if (wire == WireKind::local) return make_local_ends(executor_, *heap_, bootstrap.rank(), options);
-    if (wire == WireKind::simulated) {
-      return make_simulated_ends(executor_, *heap_, bootstrap.rank(), options, settings_.wire.nic);
+    if (wire_.kind == WireKind::local) return make_local_ends(executor_, *heap_, bootstrap.rank(), options);
+    if (wire_.kind == WireKind::simulated) {
+      return make_simulated_ends(executor_, *heap_, bootstrap.rank(), options, wire_.settings.wire.nic);
     }
-    verbs::NicAccess access = verbs::open_nic(*nic, *executor_, settings_);
+    verbs::NicAccess access = verbs::open_nic(wire_.nic.value(), *executor_, wire_.settings);
     access.handler = handler;
     return verbs::make_nic_ends(access, executor_, *heap_, options);
   };
-  const NicHandler handler = wire == WireKind::simulated ? NicHandler::gpu : settings_.nic_handler;
-  ConnectedEnds connected = make_connected_ends(bootstrap, options_, handler, make);
+  ConnectedEnds connected = make_connected_ends(bootstrap, options_, wire_.handler, wire_.may_fall_back, make);
   peers_ = std::move(connected.peers);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*executor_);
@@ -193,6 +173,7 @@ void Connections::reconnect(Bootstrap& bootstrap) {
   connected_ = false;
   ends_.reset();
   connect(bootstrap);
+  bootstrap.barrier();  // where it has failed on a rank, it fails on all
 }
 
 const RdmaPeerParams& Connections::peer(int channel, int rank) const {

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "csrc/memory/process_identity.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
 #include "kernels/rdma/params.hpp"
 
@@ -35,6 +38,22 @@ struct ConnectionOptions {
   bool long_messages = true;  ///< see EndsOptions
 };
 
+/// The wire of a buffer's RDMA traffic, as all ranks agree on it.
+struct AgreedWire {
+  WireKind kind = WireKind::local;
+  NicHandler handler = NicHandler::automatic;
+  bool may_fall_back = false;  ///< some rank leaves the handler open, and has a NIC
+  RdmaSettings settings;
+  std::optional<NicAssignment> nic;  ///< of this rank, for WireKind::verbs
+
+  /// Collective. `needs_rdma`: this rank reaches others by RDMA. `processes`: of each rank. `settings`: by default
+  /// those of the environment, where one rank's may be wrong while the others' are not. Throws on every rank:
+  /// InvalidArgument for settings out of range, RankMismatch if the ranks ask for different wires, SystemError if a NIC
+  /// is missing.
+  static AgreedWire agree(Bootstrap& bootstrap, const Executor& executor, bool needs_rdma,
+                          std::span<const ProcessIdentity> processes, std::optional<RdmaSettings> settings = {});
+};
+
 class Ends;
 struct EndsOptions;
 
@@ -50,11 +69,10 @@ EndsOptions ends_options(const ConnectionOptions& options);
 /// ended. What they posted may still be under way and would be lost: see drain().
 class Connections {
  public:
-  /// `settings`: by default those of the environment, where one rank's may be wrong while the others' are not.
-  /// InvalidArgument for settings or options out of range, RankMismatch if the ranks do not fit together, SystemError
-  /// if a NIC that is needed is missing or refuses; on every rank if it fails on one.
+  /// InvalidArgument for options out of range, RankMismatch if the ranks do not fit together, SystemError if a NIC
+  /// refuses; on every rank if it fails on one.
   Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
-              ConnectionOptions options, std::optional<RdmaSettings> settings = {});
+              ConnectionOptions options, AgreedWire wire);
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
@@ -97,7 +115,7 @@ class Connections {
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;
   ConnectionOptions options_;
-  RdmaSettings settings_;
+  AgreedWire wire_;
   int num_ranks_ = 0;
   std::vector<RdmaPeerParams> peers_;  ///< [channels][ranks]
   RdmaPeerParams* device_peers_ = nullptr;

@@ -209,11 +209,29 @@ TEST_P(BufferExchangesTest, ARankThatLeftWhileABufferWasMade) {
   });
 }
 
+TEST_P(BufferExchangesTest, AStepThatFailsOnOneRankFailsOnAllInTheirNextExchange) {
+  on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
+    BufferExchanges buffer(group);
+    meet_others(buffer);
+    agree(buffer, "boiling water", [] {});
+    if (group->rank() == 0) {
+      const std::string text =
+          thrown<InvalidArgument>([&] { agree(buffer, "boiling water", [] { throw InvalidArgument("no kettle"); }); });
+      must(text == "no kettle", text);
+    } else {
+      agree(buffer, "boiling water", [] {});
+      const std::string text = thrown<SystemError>([&] { buffer.all_gather(std::vector<std::byte>(10000)); });
+      must(text == "boiling water failed on rank 0: no kettle", text);
+    }
+    meet_others(buffer);  // the ranks are still in step
+  });
+}
+
 TEST_P(BufferExchangesTest, WhatTheProgramExchangesItselfIsNotTakenForAnExchange) {
   on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
     BufferExchanges buffer(group);
     if (group->rank() == 0) {
-      group->all_gather(std::vector<std::byte>(1024));
+      group->all_gather(std::vector<std::byte>(4096));
       return;
     }
     const std::string text = thrown<RankMismatch>([&] { meet_others(buffer); });

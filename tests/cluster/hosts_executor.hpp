@@ -15,27 +15,26 @@ namespace deep_ep::test {
 /// The host of each rank.
 using HostOfRank = std::function<int(int rank)>;
 
-/// A heap whose peers on other hosts are null for kernels, and for the Buffer if `mapped` is false.
+/// A heap whose peers on other hosts are null for kernels. The wire 'local' needs to write to them.
 class HeapOfOneHost final : public SymmetricHeap {
  public:
-  HeapOfOneHost(std::unique_ptr<SymmetricHeap> inner, int rank, const HostOfRank& host, bool mapped)
+  HeapOfOneHost(std::unique_ptr<SymmetricHeap> inner, int rank, const HostOfRank& host)
       : inner_(std::move(inner)), for_kernels_(inner_->peers().begin(), inner_->peers().end()) {
     for (std::size_t peer = 0; peer < for_kernels_.size(); ++peer) {
       if (host(static_cast<int>(peer)) != host(rank)) for_kernels_[peer] = nullptr;
     }
-    peers_ = mapped ? std::vector(inner_->peers().begin(), inner_->peers().end()) : for_kernels_;
   }
 
   std::byte* local() const override { return inner_->local(); }
   std::size_t bytes() const override { return inner_->bytes(); }
   HeapKind kind() const override { return inner_->kind(); }
-  std::span<std::byte* const> peers() const override { return peers_; }
+  std::span<std::byte* const> peers() const override { return inner_->peers(); }
   std::byte* const* device_peers() const override { return for_kernels_.data(); }
   void unmap_peers() noexcept override { inner_->unmap_peers(); }
 
  private:
   std::unique_ptr<SymmetricHeap> inner_;
-  std::vector<std::byte*> for_kernels_, peers_;
+  std::vector<std::byte*> for_kernels_;
 };
 
 class HostsExecutor final : public CountingExecutor {
@@ -43,17 +42,23 @@ class HostsExecutor final : public CountingExecutor {
   HostsExecutor(const std::shared_ptr<Executor>& inner, int rank, HostOfRank host)
       : CountingExecutor(inner), rank_(rank), host_(std::move(host)) {}
 
-  /// A Buffer looks at its first heap to find out who is where, and makes a larger one when it knows that there are
-  /// several nodes. The wire 'local' needs to write to what is mapped of that.
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
-    return std::make_unique<HeapOfOneHost>(CountingExecutor::create_heap(bootstrap, options), rank_, host_,
-                                           heaps_++ > 0);
+    HeapOptions of_hosts = options;
+    of_hosts.bytes_for = [&](std::span<const int> one_host) {
+      std::vector<int> domains;
+      for (int rank = 0; rank < static_cast<int>(one_host.size()); ++rank) {
+        int lowest = 0;
+        while (host_(lowest) != host_(rank)) ++lowest;
+        domains.push_back(lowest);
+      }
+      return options.bytes_for(domains);
+    };
+    return std::make_unique<HeapOfOneHost>(CountingExecutor::create_heap(bootstrap, of_hosts), rank_, host_);
   }
 
  private:
   int rank_;
   HostOfRank host_;
-  int heaps_ = 0;
 };
 
 }  // namespace deep_ep::test

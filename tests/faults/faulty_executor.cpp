@@ -55,7 +55,8 @@ void FaultyExecutor::destroy_stream(StreamHandle stream) noexcept {
 
 std::unique_ptr<SymmetricHeap> FaultyExecutor::create_heap(Bootstrap& bootstrap, const HeapOptions& options) {
   HeapOptions wanted = options;
-  if (std::exchange(heap_too_large, false)) wanted.bytes = std::size_t{1} << 62;
+  if (std::exchange(heap_too_large, false))
+    wanted.bytes_for = [](std::span<const int>) { return std::size_t{1} << 62; };
   return CountingExecutor::create_heap(bootstrap, wanted);
 }
 

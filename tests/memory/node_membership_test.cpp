@@ -4,12 +4,10 @@
 
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "deep_ep/error.hpp"
 #include "tests/support/setting.hpp"
-#include "tests/support/time_scale.hpp"
 
 namespace deep_ep {
 namespace {
@@ -17,31 +15,29 @@ namespace {
 using Node = std::vector<int>;
 using PerRank = std::function<int(int rank)>;
 
-/// What every rank finds; `host` says which ranks can map each other. A text where a rank throws.
+/// What every rank finds; `host` says which ranks share memory. A text where a rank throws.
 struct Found {
   std::vector<NodeMembership> memberships;
   std::vector<std::string> thrown;
 };
 
-Found find(int ranks, const PerRank& host, const PerRank& ranks_per_node) {
-  Found found{std::vector<NodeMembership>(static_cast<std::size_t>(ranks)),
-              std::vector<std::string>(static_cast<std::size_t>(ranks))};
-  std::vector<std::jthread> threads;
-  for (const auto& bootstrap : make_thread_bootstraps(ranks, test::long_patience())) {
-    threads.emplace_back([&, bootstrap] {
-      const int rank = bootstrap->rank();
-      std::byte memory{};
-      std::vector<std::byte*> heaps;
-      heaps.reserve(static_cast<std::size_t>(ranks));
-      for (int peer = 0; peer < ranks; ++peer) heaps.push_back(host(peer) == host(rank) ? &memory : nullptr);
-      try {
-        found.memberships[static_cast<std::size_t>(rank)] = find_nodes(*bootstrap, heaps, ranks_per_node(rank));
-      } catch (const Error& error) {
-        found.thrown[static_cast<std::size_t>(rank)] = error.what();
-      }
-    });
+Found find(int ranks, const PerRank& host, int ranks_per_node) {
+  std::vector<int> domains;
+  for (int rank = 0; rank < ranks; ++rank) {
+    int lowest = 0;
+    while (host(lowest) != host(rank)) ++lowest;
+    domains.push_back(lowest);
   }
-  threads.clear();
+  Found found{std::vector<NodeMembership>(domains.size()), std::vector<std::string>(domains.size())};
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto place = static_cast<std::size_t>(rank);
+    try {
+      const int width = asked_for_ranks_per_node(ranks_per_node, ranks);
+      found.memberships[place] = NodeMembership::of_domains(rank, domains, width);
+    } catch (const Error& error) {
+      found.thrown[place] = error.what();
+    }
+  }
   return found;
 }
 
@@ -51,7 +47,7 @@ PerRank always(int value) {
 
 TEST(NodeMembership, RanksThatMapEachOtherAreANode) {
   const Found found = find(
-      6, [](int rank) { return rank % 2; }, always(0));
+      6, [](int rank) { return rank % 2; }, 0);
   for (std::size_t rank = 0; rank < 6; ++rank) {
     ASSERT_EQ(found.thrown[rank], "");
     EXPECT_EQ(found.memberships[rank].node, (Node{0, 1, 0, 1, 0, 1}));
@@ -65,21 +61,21 @@ TEST(NodeMembership, RanksThatMapEachOtherAreANode) {
 }
 
 TEST(NodeMembership, OneHostPlaysSeveral) {
-  const Found found = find(8, always(0), always(4));
+  const Found found = find(8, always(0), 4);
   EXPECT_EQ(found.memberships[7].node, (Node{0, 0, 0, 0, 1, 1, 1, 1}));
   EXPECT_EQ(found.memberships[7].num_nodes, 2);
-  EXPECT_EQ(find(3, always(0), always(1)).memberships[0].node, (Node{0, 1, 2}));
+  EXPECT_EQ(find(3, always(0), 1).memberships[0].node, (Node{0, 1, 2}));
 }
 
 TEST(NodeMembership, OneNodeNeedsNoRdma) {
-  const Found found = find(3, always(0), always(0));
+  const Found found = find(3, always(0), 0);
   EXPECT_TRUE(found.memberships[1].reached_by_rdma(true).empty());
   EXPECT_EQ(found.memberships[1].num_nodes, 1);
 }
 
 TEST(NodeMembership, RanksOfEachNodeWhereAllNodesAreAlike) {
   const auto width = [](const PerRank& host, int ranks) {
-    const Found found = find(ranks, host, always(0));
+    const Found found = find(ranks, host, 0);
     const int of_first = found.memberships[0].ranks_of_each_node();
     for (const NodeMembership& membership : found.memberships) EXPECT_EQ(membership.ranks_of_each_node(), of_first);
     return of_first;
@@ -88,7 +84,7 @@ TEST(NodeMembership, RanksOfEachNodeWhereAllNodesAreAlike) {
   EXPECT_EQ(width([](int rank) { return rank / 3; }, 6), 3);
   EXPECT_EQ(width([](int rank) { return 9 - rank / 4; }, 8), 4) << "nodes count in the order of their ranks";
   EXPECT_EQ(width([](int rank) { return rank; }, 3), 1);
-  EXPECT_EQ(find(8, always(0), always(4)).memberships[5].ranks_of_each_node(), 4) << "one host plays two nodes";
+  EXPECT_EQ(find(8, always(0), 4).memberships[5].ranks_of_each_node(), 4) << "one host plays two nodes";
   EXPECT_EQ(width(always(0), 4), 0) << "one node";
   EXPECT_EQ(width(always(0), 1), 0);
   EXPECT_EQ(width([](int rank) { return rank / 4; }, 6), 0) << "four and two";
@@ -99,24 +95,21 @@ TEST(NodeMembership, RanksOfEachNodeWhereAllNodesAreAlike) {
 
 TEST(NodeMembership, TheVariableCountsWhereTheProgramDoesNotSay) {
   const Setting two("DEEP_EP_RANKS_PER_NODE", "2");
-  EXPECT_EQ(find(4, always(0), always(0)).memberships[0].num_nodes, 2);
-  EXPECT_EQ(find(4, always(0), always(4)).memberships[0].num_nodes, 1);
+  EXPECT_EQ(find(4, always(0), 0).memberships[0].num_nodes, 2);
+  EXPECT_EQ(find(4, always(0), 4).memberships[0].num_nodes, 1);
   const Setting five("DEEP_EP_RANKS_PER_NODE", "5");
-  EXPECT_EQ(find(4, always(0), always(0)).thrown[0],
+  EXPECT_EQ(find(4, always(0), 0).thrown[0],
             "environment variable DEEP_EP_RANKS_PER_NODE is 5, allowed: 0 (by host), or a number that divides the 4 "
             "ranks");
 }
 
 TEST(NodeMembership, Refusals) {
-  EXPECT_EQ(find(4, always(0), always(3)).thrown[2],
+  EXPECT_EQ(find(4, always(0), 3).thrown[2],
             "ranks_per_node is 3, allowed: 0 (by host), or a number that divides the 4 ranks");
-  EXPECT_EQ(find(4, always(0), always(-1)).thrown[2],
+  EXPECT_EQ(find(4, always(0), -1).thrown[2],
             "ranks_per_node is -1, allowed: 0 (by host), or a number that divides the 4 ranks");
-  for (const std::string& text : find(2, always(0), [](int rank) { return 1 + rank; }).thrown) {
-    EXPECT_EQ(text, "ranks_per_node is 1 on rank 0 but 2 on rank 1; it must be equal on all ranks");
-  }
   for (const std::string& text : find(
-                                     4, [](int rank) { return rank / 3; }, always(2))
+                                     4, [](int rank) { return rank / 3; }, 2)
                                      .thrown) {
     EXPECT_EQ(text, "ranks_per_node is 2, but ranks 2 and 3 of such a node cannot map each other's memory");
   }

@@ -59,7 +59,7 @@ std::vector<std::string> connect(const ConnectingCase& given) {
       return std::make_unique<FakeEnds>(by_kernels, by_kernels && rank == given.refused ? given.refusal : nullptr);
     };
     const rdma::ConnectionOptions options{.peers = peer < 0 ? std::vector<int>{} : std::vector<int>{peer}};
-    const auto connected = rdma::make_connected_ends(*bootstrap, options, wanted, make);
+    const auto connected = rdma::make_connected_ends(*bootstrap, options, wanted, true, make);
     results[static_cast<std::size_t>(rank)] =
         peer < 0 ? "nobody"
                  : connected.ends->describe() + " to the peer's " +

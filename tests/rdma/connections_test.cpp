@@ -132,16 +132,6 @@ std::vector<std::string> refusals(const std::function<ConnectionOptions(int rank
   });
 }
 
-TEST(ConnectionsRefuseTest, WhatDoesNotFitTogether) {
-  for (const std::string& text : refusals(
-           [](int rank) { return ConnectionOptions{.peers = rank == 2 ? std::vector<int>{0} : std::vector<int>{}}; })) {
-    EXPECT_EQ(text, "RDMA connections: rank 2 wants to reach rank 0 by RDMA, but not the other way round");
-  }
-  for (const std::string& text : refusals([](int rank) { return ConnectionOptions{.channels = rank == 1 ? 2 : 3}; })) {
-    EXPECT_EQ(text, "RDMA connections: rank 0 asks for 3 channels, rank 1 for 2; it must be equal on all ranks");
-  }
-}
-
 TEST(ConnectionsRefuseTest, OptionsOutOfRange) {
   const auto only_of_rank_1 = [](const ConnectionOptions& wrong) {
     return [wrong](int rank) { return rank == 1 ? wrong : ConnectionOptions{}; };

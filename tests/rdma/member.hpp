@@ -4,7 +4,9 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/rdma/connections.hpp"
@@ -31,10 +33,14 @@ struct Member {
     heap->unmap_peers();
   }
 
-  NodeMembership nodes(int ranks_per_node) const { return find_nodes(*bootstrap, heap->peers(), ranks_per_node); }
+  NodeMembership nodes(int ranks_per_node) const {
+    const std::vector<int> one_host(static_cast<std::size_t>(bootstrap->size()), 0);
+    return NodeMembership::of_domains(bootstrap->rank(), one_host, ranks_per_node);
+  }
   void connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSettings> settings = {}) {
-    connections =
-        std::make_unique<rdma::Connections>(*bootstrap, executor, heap, std::move(options), std::move(settings));
+    const std::vector<ProcessIdentity> processes = all_gather_values(*bootstrap, this_process());
+    auto wire = rdma::AgreedWire::agree(*bootstrap, *executor, !options.peers.empty(), processes, std::move(settings));
+    connections = std::make_unique<rdma::Connections>(*bootstrap, executor, heap, std::move(options), std::move(wire));
   }
   /// Throws unless all rows of all epochs come.
   void exchange_rows(int channel, int epochs = 3) {

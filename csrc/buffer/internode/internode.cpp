@@ -23,7 +23,7 @@ Internode::Internode(Runtime& runtime)
              .heap_bytes = runtime.heap()->bytes(),
              .window_bytes = runtime.layout().window_bytes},
       connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(),
-                   internode_connections(grid_, runtime.internode_lanes())) {
+                   internode_connections(grid_, runtime.internode_lanes()), runtime.wire()) {
   const int lanes = runtime.internode_lanes();
   const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
   const auto others = static_cast<std::size_t>(grid_.others());

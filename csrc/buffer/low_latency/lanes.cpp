@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "csrc/bootstrap/agreement.hpp"
-#include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
@@ -34,11 +32,14 @@ int lanes_for(const LaneFacts& facts) {
   return lanes;
 }
 
-int agree_on_lanes(Bootstrap& bootstrap, const LowLatencyOptions& options, const NodeMembership& nodes) {
-  LaneFacts facts{.far = static_cast<int>(nodes.reached_by_rdma(options.allow_nvlink).size())};
-  if (facts.far != 0) facts.keeps_to_path = rdma::nics_are_on_ethernet();
-  const std::vector<int> all = all_gather_values(bootstrap, lanes_for(facts));
-  return *std::max_element(all.begin(), all.end());
+int lanes_of_all(const LowLatencyOptions& options, NodeMembership nodes, const std::vector<bool>& keeps_to_path) {
+  int lanes = 1;
+  for (nodes.rank = 0; nodes.rank < static_cast<int>(nodes.node.size()); ++nodes.rank) {
+    const int far = static_cast<int>(nodes.reached_by_rdma(options.allow_nvlink).size());
+    lanes =
+        std::max(lanes, lanes_for({.far = far, .keeps_to_path = keeps_to_path[static_cast<std::size_t>(nodes.rank)]}));
+  }
+  return lanes;
 }
 
 }  // namespace deep_ep

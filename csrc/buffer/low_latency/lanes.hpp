@@ -1,8 +1,9 @@
 // How many connections a low-latency call's rows take in turn to a rank that is reached by RDMA.
 #pragma once
 
+#include <vector>
+
 #include "csrc/memory/node_membership.hpp"
-#include "deep_ep/bootstrap.hpp"
 #include "deep_ep/options.hpp"
 
 namespace deep_ep {
@@ -23,7 +24,7 @@ struct LaneFacts {
 /// several and others none. So on Ethernet: lanes until a rank has 32 flows, at most kMostLowLatencyLanes.
 int lanes_for(const LaneFacts& facts);
 
-/// Collective, where lanes are to be found: as many as the rank wants that wants most.
-int agree_on_lanes(Bootstrap& bootstrap, const LowLatencyOptions& options, const NodeMembership& nodes);
+/// As many as the rank wants that wants most. `keeps_to_path`: of each rank.
+int lanes_of_all(const LowLatencyOptions& options, NodeMembership nodes, const std::vector<bool>& keeps_to_path);
 
 }  // namespace deep_ep

@@ -9,7 +9,7 @@ RdmaLinks::RdmaLinks(Runtime& runtime)
     : runtime_(runtime),
       far_(runtime.low_latency_reach().far),
       connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(),
-                   low_latency_connections(runtime.low_latency_reach())) {
+                   low_latency_connections(runtime.low_latency_reach()), runtime.wire()) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
   const auto mapped = runtime.heap()->peers();
   std::vector<std::byte*> heaps(mapped.begin(), mapped.end());

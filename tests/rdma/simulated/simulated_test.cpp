@@ -56,7 +56,11 @@ class RandomMember {
     for (int rank = 0; rank < bootstrap->size(); ++rank) {
       if (rank != bootstrap->rank()) options.peers.push_back(rank);
     }
-    connections_ = std::make_unique<rdma::Connections>(*bootstrap, executor_, heap_, options, settings);
+    rdma::AgreedWire simulated;
+    simulated.kind = rdma::WireKind::simulated;
+    simulated.handler = rdma::NicHandler::gpu;
+    simulated.settings = settings;
+    connections_ = std::make_unique<rdma::Connections>(*bootstrap, executor_, heap_, options, std::move(simulated));
     params_.rank = bootstrap->rank();
     params_.num_ranks = bootstrap->size();
     params_.peers = connections_->device_peers();

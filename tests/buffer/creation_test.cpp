@@ -1,4 +1,4 @@
-// What creating a buffer costs: exchanges between ranks, and memory.
+// The cost of creating a buffer: exchanges between ranks, and memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -24,8 +25,7 @@ struct Member {
          double timeout_s = patience())
       : bootstrap(std::move(its_bootstrap)),
         executor(std::move(its_executor)),
-        heap(backend_of(executor)->create_heap(*bootstrap,
-                                               {.bytes = Exchange::heap_bytes(bootstrap->size(), kMemberRows)})),
+        heap(backend_of(executor)->create_heap(*bootstrap, heap_options())),
         exchange(std::make_unique<Exchange>(executor, heap->local(), bootstrap->rank(), bootstrap->size(), kMemberRows,
                                             timeout_s)) {}
   ~Member() {
@@ -33,9 +33,14 @@ struct Member {
     heap->unmap_peers();
   }
 
+  HeapOptions heap_options() {
+    return {.bytes_for = [this](std::span<const int> found) {
+      domains.assign(found.begin(), found.end());
+      return Exchange::heap_bytes(bootstrap->size(), kMemberRows);
+    }};
+  }
   NodeMembership nodes(int ranks_per_node) const {
-    const std::vector<int> one_host(static_cast<std::size_t>(bootstrap->size()), 0);
-    return NodeMembership::of_domains(bootstrap->rank(), one_host, ranks_per_node);
+    return NodeMembership::of_domains(bootstrap->rank(), domains, ranks_per_node);
   }
   void connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSettings> settings = {}) {
     const std::vector<ProcessIdentity> processes = all_gather_values(*bootstrap, this_process());
@@ -62,6 +67,7 @@ struct Member {
 
   std::shared_ptr<Bootstrap> bootstrap;
   std::shared_ptr<Executor> executor;
+  std::vector<int> domains;  ///< of each rank the lowest rank that it shares memory with
   std::shared_ptr<SymmetricHeap> heap;
   std::unique_ptr<Exchange> exchange;
   std::unique_ptr<rdma::Connections> connections;

@@ -32,8 +32,8 @@ struct RowSummer {
   DEEP_EP_DEVICE Summed sum(std::int32_t position, std::byte* stage, Choose choose, Flush flush) const {
     CombineChoice choice{};
     bool chosen = false;
-    const std::uint32_t rows = warp::ballot(position >= 0);
-    const int pieces = share.steps(wire) * count_bits(rows);
+    std::uint32_t rows = warp::ballot(position >= 0);
+    int pieces = share.steps(wire) * count_bits(rows);
 
     // Step by step, and row by row within one: what is loaded next, and what is added next.
     std::uint32_t rows_to_load = rows, rows_to_add = rows;
@@ -58,12 +58,17 @@ struct RowSummer {
         chosen = true;
         if (!choose(choice)) return Summed::not_told;
         if (choice.rows == 0) return choice.owed ? zero(stage, flush) : Summed::nothing_chosen;
+        if (choice.rows != rows) {  // rare: begins again, with those that are wanted
+          rows = rows_to_load = rows_to_add = choice.rows;
+          pieces = share.steps(wire) * count_bits(rows);
+          step_to_load = 0;
+          continue;
+        }
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         if (piece + i >= pieces) continue;
-        const int k = lowest_bit(rows_to_add);
-        if ((choice.rows >> k & 1u) != 0) add_weighted(sum, loaded[i], warp::shuffle(choice.weight, k));
+        add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
         rows_to_add &= rows_to_add - 1;
         if (rows_to_add != 0) continue;
         if (share.vector(wire, step_to_add) >= 0) *share.staged(stage, step_to_add) = pack_sum(sum);

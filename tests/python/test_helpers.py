@@ -341,7 +341,20 @@ def test_kernels_of_upstreams_are_ours_of_the_call(call, journey, epilogue):
         behind = "copy" if name == "dispatch" else "reduce"
         assert testing.seconds_of(f"{name}_impl", calls) == pytest.approx(journey * 1e-6)
         assert testing.seconds_of(f"{name}_{behind}_epilogue_impl", calls) == pytest.approx(epilogue * 1e-6)
-    assert testing.seconds_of("barrier", calls) == pytest.approx(sum(us for _, us in call) * 1e-6)
+
+
+def test_a_barrier_is_the_mean_of_its_kernels():
+    calls = profile_of([("barrier", 6), ("barrier", 8)], barrier=(("barrier", 900),))
+    assert testing.seconds_of("barrier", calls) == pytest.approx(7e-6)
+
+
+def test_kernels_of_a_trace():
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1.0, "dur": 2.0, "args": {"correlation": 5}}
+    run = {"ph": "X", "cat": "kernel", "name": kernel("barrier"), "ts": 9.5, "dur": 6.25, "args": {"correlation": 5}}
+    fill = {**run, "cat": "gpu_memset", "name": "Memset (Device)", "args": {"correlation": 4}}
+    name = {"ph": "M", "name": "process_name", "args": {"name": "python"}}
+    assert testing.launched_kernels([launch, run, fill, name]) == [
+        (5, 9.5, kernel("barrier"), 6.25e-6), (4, 9.5, "Memset (Device)", 6.25e-6)]  # fmt: skip
 
 
 def test_other_kernels_go_by_their_names():

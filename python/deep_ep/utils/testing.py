@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import time
 import warnings
 from contextlib import ExitStack
+from tempfile import TemporaryDirectory
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -21,13 +24,12 @@ _L2_BYTES = 256 << 20
 _LEAST_SECONDS = 1e-9
 _OURS = re.compile(r"\bdeep_ep::(?:\w+::)*(\w+)_kernel\b")
 _MARK = "spin_kernel"  # of torch.cuda._sleep
-# Kernels of upstream's that its scripts ask for: whether that one ends when rows have arrived, begins then, or is all.
+# Kernels of upstream's that its scripts ask for: whether that one ends when rows have arrived, or begins then.
 _UPSTREAM = {
     "dispatch_impl": "journey",
     "dispatch_copy_epilogue_impl": "epilogue",
     "combine_impl": "journey",
     "combine_reduce_epilogue_impl": "epilogue",
-    "barrier": "all",
 }
 
 
@@ -97,8 +99,8 @@ def bench_kineto(
 
     A name of upstream's kernels stands for those of this library that do the same in ``fn``: ``dispatch_impl`` and
     ``combine_impl`` for all up to the rows' arrival, ``dispatch_copy_epilogue_impl`` and ``combine_reduce_epilogue_impl``
-    for those that number, place or add up rows behind it, ``barrier`` for all. Such a figure is the sum for a call, and
-    where nothing had to run it is a nanosecond, the least that the profiler can tell, because scripts divide by it.
+    for those that number, place or add up rows behind it. Such a figure is the sum for a call, and where nothing had to
+    run it is a nanosecond, the least that the profiler can tell, because scripts divide by it.
 
     NaN for any other kernel that did not run, and everywhere on the CPU. EP_USE_NVIDIA_TOOLS=1 leaves profiling to
     others and returns ones.
@@ -142,15 +144,23 @@ def bench_kineto(
                 torch.cuda._sleep(1)
             torch.cuda.synchronize()
             recorded.step()
-    if trace_path is not None:
-        recorded.export_chrome_trace(trace_path)
-    kernels = [
-        Launched(event.id, event.time_range.start, event.name, event.time_range.elapsed_us() / 1e6)
-        for event in recorded.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    ]
+    # The trace, because the profiler's list of events takes minutes where fn launches a thousand kernels.
+    with TemporaryDirectory() as folder:
+        path = trace_path or os.path.join(folder, "trace.json")
+        recorded.export_chrome_trace(path)
+        with open(path, encoding="utf-8") as trace:
+            kernels = launched_kernels(json.load(trace)["traceEvents"])
     calls = split_into_calls(kernels, num_tests, 2 if align_ranks else 1)
     return answer([seconds_of(name, calls, num_kernels_per_period) for name in names])
+
+
+def launched_kernels(events: Sequence[Any]) -> List[Launched]:
+    """Kernels, copies and fills of a trace of PyTorch's profiler; the host's launches are numbered by correlation."""
+    return [
+        Launched(event["args"]["correlation"], float(event["ts"]), event["name"], float(event["dur"]) / 1e6)
+        for event in events
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    ]
 
 
 def split_into_calls(kernels: Sequence[Launched], num_calls: int, marks_before: int) -> List[List[Launched]]:
@@ -187,7 +197,7 @@ def _part_of_upstream(part: str, call: Sequence[Launched]) -> float:
     ours = [(match.group(1), kernel.seconds) for kernel in call for match in [_OURS.search(kernel.name)] if match]
     journeys = [number for number, (name, _) in enumerate(ours) if name.startswith(("dispatch", "combine"))]
     arrived = journeys[-1] + 1 if journeys else len(ours)
-    chosen = {"journey": ours[:arrived], "epilogue": ours[arrived:], "all": ours}[part]
+    chosen = {"journey": ours[:arrived], "epilogue": ours[arrived:]}[part]
     return sum(seconds for _, seconds in chosen)
 
 

@@ -25,7 +25,7 @@ namespace {
 
 using std::chrono::steady_clock;
 using test::patience;
-using test::short_deadline;
+using test::scaled;
 
 double seconds_since(steady_clock::time_point begin) {
   return std::chrono::duration<double>(steady_clock::now() - begin).count();
@@ -94,7 +94,7 @@ TEST(ThreadBootstrap, UnequalSizesAreToldToEveryRankAndTheGroupGoesOn) {
 }
 
 TEST(ThreadBootstrap, DeadlineNamesWhoIsMissingAndEndsTheGroup) {
-  const double deadline = short_deadline();  // ranks 0 and 2 come within it, or one of them would be missed, too
+  const double deadline = scaled(1);  // ranks 0 and 2 come within it, or one of them would be missed, too
   const auto bootstraps = make_thread_bootstraps(4, deadline);
   const auto begin = steady_clock::now();
   const auto errors = run_threads(4, [&](int rank) {
@@ -243,7 +243,7 @@ TEST(SharedMemoryBootstrap, DeadlineWhileJoining) {
   const std::string name = unique_name("join");
   const auto errors = run_processes(3, [&](int rank) {
     // The first to give up has seen the other, which has come within the deadline.
-    if (rank != 2) make_shared_memory_bootstrap(name, rank, 3, short_deadline());
+    if (rank != 2) make_shared_memory_bootstrap(name, rank, 3, scaled(1));
   });
   // Whoever gives up first names the missing rank; the other may only learn that the group is over.
   EXPECT_NE((errors[0] + errors[1]).find("rank 2 to join"), std::string::npos) << errors[0] << '\n' << errors[1];
@@ -255,7 +255,7 @@ TEST(SharedMemoryBootstrap, DeadlineWhileJoining) {
 
 TEST(SharedMemoryBootstrap, DeadlineInAllGatherIsToldToLateRanksAtOnce) {
   const std::string name = unique_name("late");
-  const double deadline = short_deadline();  // the ranks join within it
+  const double deadline = scaled(1);  // the ranks join within it
   int gave_up[2];                            // a byte from each rank that has
   ASSERT_EQ(::pipe(gave_up), 0);
   const auto errors = run_processes(3, [&](int rank) {
@@ -301,7 +301,7 @@ TEST(SharedMemoryBootstrap, UnequalSizesAreToldToEveryRank) {
 TEST(SharedMemoryBootstrap, GroupsOfDifferentSizeAreRefused) {
   const std::string name = unique_name("sizes");
   const auto errors =
-      run_processes(2, [&](int rank) { make_shared_memory_bootstrap(name, rank, rank + 2, short_deadline()); });
+      run_processes(2, [&](int rank) { make_shared_memory_bootstrap(name, rank, rank + 2, scaled(1)); });
   EXPECT_NE(errors[1].find("rank 1 was told of 3 ranks, rank 0 of 2"), std::string::npos) << errors[1];
   EXPECT_NE(errors[0].find("rank 1 to join"), std::string::npos) << errors[0];
 }

@@ -212,7 +212,7 @@ TEST(SocketBootstrap, AfterATimeoutTheFirstFailureIsRepeated) {
   const std::uint16_t port = free_port();
   std::latch late{1};
   const auto errors = run_threads(2, [&](int rank) {
-    const auto bootstrap = make_socket_bootstrap(rank, 2, "127.0.0.1", port, short_deadline());
+    const auto bootstrap = make_socket_bootstrap(rank, 2, "127.0.0.1", port, scaled(1));
     if (rank == 1) {
       late.wait();
       bootstrap->barrier();  // its word comes now, but for a call that is over
@@ -233,7 +233,7 @@ TEST(SocketBootstrap, APeerThatSaysAByteNowAndThenIsLateToo) {
   const auto errors = run_threads(2, [&](int rank) {
     if (rank == 0) {
       const std::shared_ptr<void> at_the_end(nullptr, [&](void*) { over = true; });  // however it ends
-      const auto bootstrap = make_socket_bootstrap(0, 2, "", port, short_deadline());
+      const auto bootstrap = make_socket_bootstrap(0, 2, "", port, scaled(1));
       EXPECT_THROW(bootstrap->all_gather(std::vector<std::byte>(kBytes)), TimeoutError);
       return;
     }

@@ -60,7 +60,7 @@ TEST(LineCheck, ATornLineIsAnErrorOnEveryRank) {
 }
 
 TEST(LineCheck, LinesThatDoNotComeAreWaitedForUntilTheDeadline) {
-  const std::vector<std::string> met = check_lines_with(1, &deep_ep::host::launch_defect_no_lines, short_deadline());
+  const std::vector<std::string> met = check_lines_with(1, &deep_ep::host::launch_defect_no_lines, scaled(1));
   for (const int rank : {0, 2}) {
     const std::string& error = met[static_cast<std::size_t>(rank)];
     EXPECT_EQ(error.find("rank " + std::to_string(rank) + " waited "), 0u) << error;

@@ -256,7 +256,7 @@ TEST(SharedMemoryBootstrap, DeadlineWhileJoining) {
 TEST(SharedMemoryBootstrap, DeadlineInAllGatherIsToldToLateRanksAtOnce) {
   const std::string name = unique_name("late");
   const double deadline = scaled(1);  // the ranks join within it
-  int gave_up[2];                            // a byte from each rank that has
+  int gave_up[2];                     // a byte from each rank that has
   ASSERT_EQ(::pipe(gave_up), 0);
   const auto errors = run_processes(3, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, deadline);

@@ -17,6 +17,8 @@
   KERNEL(combine,                                  deep_ep::CombineParams,             512) \
   KERNEL(barrier,                                  deep_ep::ElasticBarrierParams,      128) \
   KERNEL(combine_elastic,                          deep_ep::ElasticCombineParams,      512) \
+  KERNEL(prefetch_weights,                         deep_ep::LoadBalanceParams,         256) \
+  KERNEL(reduce_grads,                             deep_ep::LoadBalanceParams,         512) \
   KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
   KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
   KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
@@ -57,6 +59,7 @@ struct DispatchParams;
 struct CombineParams;
 struct ElasticBarrierParams;
 struct ElasticCombineParams;
+struct LoadBalanceParams;
 struct InternodeNotifyParams;
 struct InternodeDispatchParams;
 struct InternodeCombineParams;

@@ -30,6 +30,7 @@ MAY_INCLUDE = {
     "kernels/rdma": ["include", "kernels/primitives", "kernels/common", "kernels/kernel_list.hpp"],
     "kernels/elastic": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/rows",
                         "kernels/kernel_list.hpp"],  # the second interface over the memory of the first
+    "kernels/load_balance": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/kernel_list.hpp"],
     "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/normal", "kernels/rdma", "kernels/kernel_list.hpp"],
     "csrc/support": ["include"],
     "csrc/bootstrap": ["include", "csrc/support"],

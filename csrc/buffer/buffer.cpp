@@ -83,6 +83,12 @@ void Buffer::spread_rows(const RowSpreading& rows, const CallOptions& call) {
   InCall(implementation_, "spread_rows")->runtime().spread_rows(rows, call);
 }
 EventHandle Buffer::barrier(const CallOptions& call) { return InCall(implementation_, "barrier")->barrier(call); }
+EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {
+  return InCall(implementation_, "prefetch_weights")->prefetch_weights(weights, call);
+}
+EventHandle Buffer::reduce_grads(const GradReduction& grads, const CallOptions& call) {
+  return InCall(implementation_, "reduce_grads")->reduce_grads(grads, call);
+}
 
 LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
                                                       const CallOptions& call) {

@@ -14,6 +14,7 @@ namespace deep_ep::defaults {
 // 16. The curves are in docs/measurements/. Other numbers of ranks have not been tuned.
 constexpr int kDispatchSms = 10;
 constexpr int kCombineSms = 16;
+constexpr int kLoadBalanceSms = 16;
 constexpr int kMostSms = 4096;
 constexpr int kMostLowLatencyWarps = 32;  ///< of a block; kernels may be given fewer
 

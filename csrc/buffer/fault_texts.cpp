@@ -36,6 +36,10 @@ const char* text_of(Wanted wanted) {
       return "its confirmation that it has read our rows (combine kernel)";
     case Wanted::barrier:
       return "its arrival at the barrier (barrier kernel)";
+    case Wanted::load_balance_call:
+      return "its arrival at the call (prefetch_weights or reduce_grads kernel)";
+    case Wanted::load_balance_done:
+      return "its end of the call (prefetch_weights or reduce_grads kernel)";
     case Wanted::low_latency_dispatch_credit:
       return "its confirmation of the dispatch before the last (low-latency dispatch)";
     case Wanted::low_latency_dispatch_counts:
@@ -131,6 +135,13 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
             "low_latency_combine: rank {} has ended the call, as the ranks disagree; its own error says in what. The "
             "ranks no longer agree: destroy the buffer",
             fault.peer);
+      }
+      if (fault.wanted == Wanted::load_balance_call) {
+        return fmt::format(
+            "prefetch_weights or reduce_grads: ranks {} and {} differ in which of the two they call, in the numbers of "
+            "slots, experts or tensors, or in where their slots lie; these must be equal on all ranks. The ranks no "
+            "longer agree: destroy the buffer",
+            rank, fault.peer);
       }
       if (fault.wanted == Wanted::internode_rows) {
         return fmt::format(

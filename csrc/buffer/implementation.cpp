@@ -65,6 +65,14 @@ CombineResult Buffer::Implementation::combine_elastic(const ElasticCombineArgume
 
 EventHandle Buffer::Implementation::barrier(const CallOptions& call) { return intranode("barrier").barrier(call); }
 
+EventHandle Buffer::Implementation::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {
+  return intranode("prefetch_weights").prefetch_weights(weights, call);
+}
+
+EventHandle Buffer::Implementation::reduce_grads(const GradReduction& grads, const CallOptions& call) {
+  return intranode("reduce_grads").reduce_grads(grads, call);
+}
+
 Intranode& Buffer::Implementation::intranode(const char* call) {
   if (runtime_.nodes().num_nodes == 1) return *intranode_;
   fail<InvalidArgument>("Buffer::{} is for ranks of one node, but the {} ranks are of {} nodes", call,

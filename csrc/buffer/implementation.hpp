@@ -35,6 +35,9 @@ class Buffer::Implementation {
   // The second interface.
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
   EventHandle barrier(const CallOptions& call);
+  // Replicas of experts.
+  EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call);
+  EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call);
   /// InvalidArgument, which names `call`, where the buffer was made without low-latency memory.
   LowLatency& low_latency(const char* call);
 

@@ -32,6 +32,7 @@
 #include "deep_ep/elastic.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "deep_ep/load_balance.hpp"
 #include "deep_ep/low_latency.hpp"
 #include "deep_ep/low_latency_stats.hpp"
 #include "deep_ep/normal_mode.hpp"
@@ -116,6 +117,22 @@ class Buffer {
   /// async_finish.
   /// @throws InvalidArgument between nodes.
   EventHandle barrier(const CallOptions& call = {});
+
+  // --------------------------------------------------------------------------- replicas of experts: see
+  // load_balance.hpp
+
+  /// Collective: copies the weights of each expert into the slots that the mapping gives to its replicas. Nothing else
+  /// is written. No slot of a rank is written before that rank's call is reached in stream order, and the call is
+  /// complete when all ranks' weights have arrived. No host wait; may be recorded into a CUDA graph.
+  /// @returns an event, set with async_finish.
+  /// @throws InvalidArgument between nodes.
+  EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call = {});
+  /// Collective: adds the gradients of each replica to those of its expert, in fp32, by ascending rank and slot, so
+  /// that equal inputs give equal bits. Slots are only read, none before its rank's call is reached, and the call is
+  /// complete when all ranks have read. No host wait; may be recorded into a CUDA graph.
+  /// @returns an event, set with async_finish.
+  /// @throws InvalidArgument between nodes.
+  EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call = {});
 
   // ------------------------------------------------------------------- low-latency mode: see low_latency.hpp
 

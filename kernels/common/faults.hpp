@@ -20,6 +20,8 @@ enum class Wanted : std::uint32_t {
   combine_credit,                 ///< room in the peer's window
   combine_done,                   ///< the peer's word that it has read our rows
   barrier,                        ///< its arrival at the barrier
+  load_balance_call,              ///< its arrival at a load-balance call
+  load_balance_done,              ///< its word that it has done its part of that call
   low_latency_dispatch_credit,    ///< its word that it has received the dispatch before the last
   low_latency_dispatch_counts,    ///< its counts
   low_latency_dispatch_rows,      ///< a row

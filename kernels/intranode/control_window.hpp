@@ -34,6 +34,7 @@ enum class IntranodeSignal : int {
   combine_done,
   combine_credit,
   barrier,
+  load_balance_done,
   count
 };
 
@@ -48,6 +49,7 @@ class ControlWindow {
     Carver carver = Carver::without_memory();
     dispatch_boxes_ = carver.place<Mailbox<DispatchAddresses>>(ranks);
     combine_boxes_ = carver.place<Mailbox<CombineAddresses>>(ranks);
+    load_balance_boxes_ = carver.place<Mailbox<LoadBalanceCall>>(ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
     notify_slot_bytes_ = NotifySlot(Carver::without_memory(), num_ranks, max_local_experts).bytes;
     notify_slots_ = carver.place<std::byte>(2 * ranks * notify_slot_bytes_, kLine);
@@ -63,6 +65,9 @@ class ControlWindow {
   }
   DEEP_EP_DEVICE Mailbox<CombineAddresses>& combine_box(std::byte* heap, int source) const {
     return reinterpret_cast<Mailbox<CombineAddresses>*>(heap + combine_boxes_)[source];
+  }
+  DEEP_EP_DEVICE Mailbox<LoadBalanceCall>& load_balance_box(std::byte* heap, int source) const {
+    return reinterpret_cast<Mailbox<LoadBalanceCall>*>(heap + load_balance_boxes_)[source];
   }
   DEEP_EP_DEVICE std::uint64_t* signal(std::byte* heap, IntranodeSignal kind, int source) const {
     return &reinterpret_cast<Line*>(heap + signals_)[static_cast<int>(kind) * num_ranks_ + source].signal;
@@ -83,8 +88,8 @@ class ControlWindow {
   };
 
   int num_ranks_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
-  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, signals_ = 0, notify_slots_ = 0, notify_slot_bytes_ = 0;
-  std::size_t pushed_flags_ = 0, bytes_ = 0;
+  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, load_balance_boxes_ = 0, signals_ = 0;
+  std::size_t notify_slots_ = 0, notify_slot_bytes_ = 0, pushed_flags_ = 0, bytes_ = 0;
 };
 
 /// A window that does not hold all tokens at once holds those of this many rounds.

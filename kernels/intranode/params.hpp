@@ -13,7 +13,7 @@ namespace deep_ep {
 
 /// This rank's own counters, in device memory. Zero when the buffer is made.
 struct KernelState {
-  CallCounter notify, dispatch, combine, barrier;
+  CallCounter notify, dispatch, combine, barrier, load_balance;
   // Blocks (or warps) that have arrived; the last to arrive sets it back to zero.
   std::uint32_t dispatch_round_ticket;
   std::uint32_t dispatch_drain_ticket;
@@ -22,7 +22,8 @@ struct KernelState {
   // shared out beforehand, the call would be as slow as the slowest.
   std::uint32_t dispatch_next_token;
   std::uint32_t combine_next_part;
-  std::uint32_t elastic_next_row;  ///< to be pushed
+  std::uint32_t elastic_next_row;         ///< to be pushed
+  std::uint32_t load_balance_next_piece;  ///< of an expert
 };
 
 /// What every kernel of the family gets.

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/executor.hpp"
@@ -48,6 +49,16 @@ class ArgumentReader {
   requires std::is_base_of_v<TensorSpec, View>
   static void read(py::handle object, const char* name, std::optional<View>& place) {
     if (!object.is_none()) place = Framework::instance().borrow(object, name).view;
+  }
+  /// A list or tuple of tensors.
+  template <class View>
+  requires std::is_base_of_v<TensorSpec, View>
+  static void read(py::handle object, const char* name, std::vector<View>& place) {
+    if (!py::isinstance<py::sequence>(object)) wrong_type(object, name, "a list of tensors");
+    for (const py::handle each : py::reinterpret_borrow<py::sequence>(object)) {
+      const std::string of_list = std::string(name) + "[" + std::to_string(place.size()) + "]";
+      place.push_back(Framework::instance().borrow(each, of_list.c_str()).view);
+    }
   }
   /// None or an Event.
   static void read(py::handle object, const char* name, EventHandle& place);
@@ -88,6 +99,7 @@ std::string python_type() {
   if constexpr (std::is_same_v<Plain, py::tuple>) return "Tuple[Any, ...]";
   if constexpr (std::is_same_v<Plain, std::shared_ptr<Bootstrap>>) return "Bootstrap";
   if constexpr (std::is_same_v<Plain, py::object>) return "Any";
+  if constexpr (requires { typename Plain::allocator_type; }) return "Sequence[torch.Tensor]";
   if constexpr (requires { typename Plain::value_type; }) return "Optional[torch.Tensor]";
   return "torch.Tensor";
 }

@@ -241,6 +241,36 @@ struct ElasticCombineCall {
   }
 };
 
+struct PrefetchWeightsCall {
+  static constexpr const char* kReturns = "Optional[EventHandle]";
+  WeightPrefetch weights;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("redundant_expert_weights", weights.redundant_expert_weights);
+    with("expert_weights", weights.expert_weights);
+    with("redundancy_mapping", weights.redundancy_mapping);
+    with("num_sms", weights.num_sms);
+    with("async_finish", options.async_finish);
+  }
+};
+
+struct ReduceGradsCall {
+  static constexpr const char* kReturns = "Optional[EventHandle]";
+  GradReduction grads;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("redundant_expert_grads", grads.redundant_expert_grads);
+    with("expert_grads", grads.expert_grads);
+    with("redundancy_mapping", grads.redundancy_mapping);
+    with("num_sms", grads.num_sms);
+    with("async_finish", options.async_finish);
+  }
+};
+
 struct LowLatencyDispatchCall {
   static constexpr const char* kReturns =
       "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], "

@@ -103,6 +103,10 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "combine", &NativeBuffer::combine);
   define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
   define(buffer, "barrier", &NativeBuffer::barrier);
+  define(buffer, "allocate_lb_storage", &NativeBuffer::allocate_lb_storage, {"bytes"});
+  buffer.def_property_readonly("lb_storage", &NativeBuffer::lb_storage);
+  define_call(buffer, "prefetch_weights", &NativeBuffer::prefetch_weights);
+  define_call(buffer, "reduce_grads", &NativeBuffer::reduce_grads);
   define_call(buffer, "number_rows", &NativeBuffer::number_rows);
   define_call(buffer, "spread_rows", &NativeBuffer::spread_rows);
   define_call(buffer, "sum_expanded_rows", &NativeBuffer::sum_expanded_rows);

@@ -208,6 +208,31 @@ void NativeBuffer::barrier() {
   without_gil([&] { return buffer.barrier(options); });
 }
 
+py::object NativeBuffer::allocate_lb_storage(std::size_t bytes) {
+  Buffer& buffer = alive();
+  CallOptions options;
+  complete(options);
+  lb_storage_ = without_gil(
+      [&] { return buffer.allocate_tensor(DType::uint8, {static_cast<std::int64_t>(bytes)}, options.stream); });
+  return lb_storage();
+}
+
+py::object NativeBuffer::lb_storage() const { return Framework::instance().hand_out(lb_storage_); }
+
+py::object NativeBuffer::prefetch_weights(PrefetchWeightsCall& call) {
+  Buffer& buffer = alive();
+  complete(call.options);
+  EventHandle event = without_gil([&] { return buffer.prefetch_weights(call.weights, call.options); });
+  return event_object(call.options, std::move(event));
+}
+
+py::object NativeBuffer::reduce_grads(ReduceGradsCall& call) {
+  Buffer& buffer = alive();
+  complete(call.options);
+  EventHandle event = without_gil([&] { return buffer.reduce_grads(call.grads, call.options); });
+  return event_object(call.options, std::move(event));
+}
+
 py::object NativeBuffer::lend(const TensorView& view) { return Framework::instance().hand_out(Tensor::borrow(view)); }
 
 py::object NativeBuffer::local_memory() const { return lend(alive().local_memory()); }
@@ -239,6 +264,7 @@ void NativeBuffer::drop() {
 }
 
 void NativeBuffer::end() {
+  lb_storage_.reset();
   buffer_.reset();
   if (leftovers_ != nullptr) leftovers_->clear();
 }

@@ -51,6 +51,16 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// On the current stream.
   void barrier();
 
+  // Replicas of experts.
+
+  /// Memory for them in the heap, once, before any other call: [bytes] uint8, the same on all ranks.
+  py::object allocate_lb_storage(std::size_t bytes);
+  /// The same tensor, or None. Tensors over it keep the memory alive.
+  py::object lb_storage() const;
+  /// An event.
+  py::object prefetch_weights(PrefetchWeightsCall& call);
+  py::object reduce_grads(ReduceGradsCall& call);
+
   // deep_ep/row_layout.hpp, on the current stream.
 
   void number_rows(NumberRowsCall& call);
@@ -135,6 +145,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<Leftovers> leftovers_;  ///< on the CPU
   std::unique_ptr<Buffer> buffer_;
+  std::optional<Tensor> lb_storage_;
   LowLatencyHandles handles_;
   std::set<const void*> combine_buffers_;  ///< that were lent to the program
 };

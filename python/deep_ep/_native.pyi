@@ -119,6 +119,25 @@ class Buffer:
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
     def barrier(self, /) -> None: ...
+    def allocate_lb_storage(self, bytes: int, /) -> Any: ...
+    def prefetch_weights(
+        self,
+        redundant_expert_weights: Sequence[torch.Tensor],
+        expert_weights: Sequence[torch.Tensor],
+        redundancy_mapping: torch.Tensor,
+        num_sms: int,
+        async_finish: bool,
+        /,
+    ) -> Optional[EventHandle]: ...
+    def reduce_grads(
+        self,
+        redundant_expert_grads: torch.Tensor,
+        expert_grads: torch.Tensor,
+        redundancy_mapping: torch.Tensor,
+        num_sms: int,
+        async_finish: bool,
+        /,
+    ) -> Optional[EventHandle]: ...
     def number_rows(
         self,
         recv_topk_idx: torch.Tensor,

@@ -10,6 +10,7 @@
 #include "kernels/internode/params.hpp"
 #include "kernels/intranode/params.hpp"
 #include "kernels/layout/params.hpp"
+#include "kernels/load_balance/params.hpp"
 #include "kernels/low_latency/line_test.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/low_latency/waits.hpp"

@@ -23,6 +23,9 @@ class Intranode {
   // Of the second interface: csrc/buffer/elastic/.
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
   EventHandle barrier(const CallOptions& call);
+  // csrc/buffer/load_balance/.
+  EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call);
+  EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call);
 
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.

@@ -144,7 +144,8 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         window = memory // 2
         if peers.num_nodes(device) > 1:  # between nodes combine copies rows into it
             memory *= 2
-            window = 0
+            # As the library has it, of what is left without memory for replicas.
+            window = min(memory // 4, 1 << 30) if self.num_lb_bytes else 0
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
             peers,

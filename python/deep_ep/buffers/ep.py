@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from typing import Any, Callable, List, Optional, Union
+from itertools import chain
+from typing import Any, Callable, List, Optional, Sequence, Union
 
 import torch
 
 from .. import comm
-from ..arguments import RowsLike, integer
+from ..arguments import RowsLike, event_of, integer, type_name
 from ..errors import InvalidArgument, WrongUse
 from ..peers import device_index
 from ..utils import envs
@@ -16,10 +18,16 @@ from ..utils.event import EventOverlap
 from .allocator import BufferAllocator, check_bytes
 from .base import BufferBase, Context
 from .elastic import _DEFAULT_GPU_TIMEOUT, ElasticBuffer
-from .given import AnyEvent, Bias, align
+from .given import AnyEvent, Bias, align, check_tensor
 from .handle import EPHandle
+from .streams import CallStream
 
 __all__ = ["EPBuffer", "EPHandle"]
+
+Tensors = Union[torch.Tensor, Sequence[torch.Tensor]]
+
+# GB/s of an SM that loads gradients from a peer, so that 16 of them are at the speed of an H100's links.
+_LB_SM_GBS = 27
 
 
 class EPBuffer(ElasticBuffer, BufferBase):
@@ -51,15 +59,14 @@ class EPBuffer(ElasticBuffer, BufferBase):
         num_gpu_timeout_secs: int = _DEFAULT_GPU_TIMEOUT,
         explicitly_destroy: bool = False,
     ) -> None:
-        """Collective, see ``ElasticBuffer``. ``lb_allocation_plan_or_num_bytes``: must be 0, or a plan without
-        tensors: there is no memory for replicas of experts yet."""
+        """Collective, see ``ElasticBuffer``. ``lb_allocation_plan_or_num_bytes``: memory for replicas of experts, beside
+        ``num_bytes`` and equal on all ranks: a plan, whose tensors become views of that memory, or its size (then
+        ``runtime.lb_storage`` is a tensor over it). It lives as long as the buffer or a view of it."""
         plan = lb_allocation_plan_or_num_bytes
         if isinstance(plan, BufferAllocator):
             plan._check_open()
         given = plan.num_bytes if isinstance(plan, BufferAllocator) else plan
         self.num_lb_bytes: int = check_bytes("lb_allocation_plan_or_num_bytes", given)
-        if self.num_lb_bytes:
-            raise NotImplementedError("lb_allocation_plan_or_num_bytes: this version has no memory for replicas of experts")
         if device_index(group) >= 0:
             self._shared_stream = comm.get_comm_stream()
         ElasticBuffer.__init__(
@@ -82,6 +89,12 @@ class EPBuffer(ElasticBuffer, BufferBase):
             explicitly_destroy,
         )
         self.context: Optional[Context] = Context(self.get_physical_domain_size(), self.num_bytes)
+        self._lb_sms = 0
+        storage = torch.empty(0, dtype=torch.uint8, device=self._device)
+        if self.num_lb_bytes:  # before any other memory of the heap, so at one offset on all ranks
+            storage = self._alive().allocate_lb_storage(self.num_lb_bytes)
+        if isinstance(plan, BufferAllocator):
+            plan.materialize(storage)
 
     def destroy(self) -> None:
         """As ``ElasticBuffer.destroy``."""
@@ -198,6 +211,82 @@ class EPBuffer(ElasticBuffer, BufferBase):
 
         return self._later(event, add_up)
 
+    def lb_get_theoretical_num_sms(self) -> int:
+        """How many SMs keep a GPU's NVLinks busy in the two calls below; even."""
+        if not self._lb_sms:
+            self._lb_sms = max(2, align(math.ceil(envs.get_nvlink_gbs() / _LB_SM_GBS), 2))
+        return self._lb_sms
+
+    @torch.no_grad()
+    def lb_prefetch_weights(
+        self,
+        redundant_expert_weights: Tensors,
+        expert_weights: Tensors,
+        redundancy_mapping: torch.Tensor,
+        num_sms: int = 0,
+        previous_event: AnyEvent = None,
+    ) -> EventOverlap:
+        """Collective: copies weights of experts over NVLink into the slots of their replicas.
+
+        Args:
+            redundant_expert_weights: a tensor, or a list of 1 to 16: ``[C, ...]`` contiguous, C slots of this rank, in the
+                memory of ``lb_allocation_plan_or_num_bytes`` at the same offset on all ranks.
+            expert_weights: as many: ``[L, ...]`` contiguous, of the L experts that this rank owns. In bytes an expert is as
+                large as a slot, a multiple of 16.
+            redundancy_mapping: ``[R, C]`` int32 contiguous, the same on all ranks: the expert of each rank's slots. What is
+                no expert, as -1, leaves its slot as it is. Read on the device: it must not change before the event.
+            num_sms: at most so many, an odd number counts as the next even one; 0: ``lb_get_theoretical_num_sms``.
+            previous_event: the call comes behind it instead of behind the current stream's work.
+
+        Returns:
+            An event behind the call on the communication stream: all ranks' slots are written, and no weights are read any
+            more. No slot is written before its rank reaches the call on the device. The current stream does not wait by
+            itself.
+        """
+        slots = _experts("redundant_expert_weights", redundant_expert_weights)
+        own = _experts("expert_weights", expert_weights)
+        call = self._alive().prefetch_weights
+        return self._load_balance("lb_prefetch_weights", call, slots, own, redundancy_mapping, num_sms, previous_event)
+
+    @torch.no_grad()
+    def lb_reduce_grads(
+        self,
+        redundant_expert_grads: torch.Tensor,
+        expert_grads: torch.Tensor,
+        redundancy_mapping: torch.Tensor,
+        num_sms: int = 0,
+        previous_event: AnyEvent = None,
+    ) -> EventOverlap:
+        """Collective: adds the gradients of replicas, which it only reads, to those of their experts, in float32, by ascending
+        rank and slot.
+
+        Args:
+            redundant_expert_grads: ``[C, n]`` float32 contiguous, in the memory of ``lb_allocation_plan_or_num_bytes`` at the
+                same offset on all ranks.
+            expert_grads: ``[L, n]`` float32 contiguous; the sums are added to what is there.
+            redundancy_mapping, num_sms, previous_event: as for ``lb_prefetch_weights``.
+
+        Returns:
+            An event as that of ``lb_prefetch_weights``: all ranks' sums are made, and no slot is read any more.
+        """
+        check_tensor("redundant_expert_grads", redundant_expert_grads, (torch.float32,), 2)
+        check_tensor("expert_grads", expert_grads, (torch.float32,), 2)
+        call, slots, own = self._alive().reduce_grads, redundant_expert_grads.detach(), expert_grads.detach()
+        return self._load_balance("lb_reduce_grads", call, slots, own, redundancy_mapping, num_sms, previous_event)
+
+    def _load_balance(self, name, call, slots, own, mapping, num_sms, previous_event):
+        if self.num_rdma_ranks != 1:
+            raise InvalidArgument(
+                f"{name}: the {self.num_ranks} ranks are of {self.num_rdma_ranks} nodes, allowed: ranks of one node, as experts "
+                "move over NVLink only"
+            )
+        check_tensor("redundancy_mapping", mapping, (torch.int32,), 2)
+        sms = _even(num_sms) or self.lb_get_theoretical_num_sms()
+        stream = CallStream(self._comm_stream, event_of("previous_event", previous_event), None, True)
+        with stream:
+            stream.part(call(slots, own, mapping, sms, stream.switched))
+        return stream.finish(chain(*((each if isinstance(each, list) else [each]) for each in (slots, own, mapping))), ())
+
     def _check_deferred(self, asynchronous: bool) -> None:
         self._alive()
         if not asynchronous:
@@ -251,6 +340,24 @@ def _used_here(*tensors: Optional[torch.Tensor]) -> None:
     for each in tensors:
         if each is not None and each.is_cuda:
             each.record_stream(torch.cuda.current_stream(each.device))
+
+
+def _experts(name: str, tensors: Tensors) -> List[torch.Tensor]:
+    """The bytes of each tensor, a row for each expert or slot."""
+    given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    if not isinstance(given, (tuple, list)):
+        raise TypeError(f"{name} is of type {type_name(given)}, expected a torch.Tensor or a list of such")
+    rows = []
+    for number, each in enumerate(given):
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(f"{name}[{number}] is of type {type_name(each)}, expected a torch.Tensor")
+        if each.dim() < 1 or each.numel() == 0 or not each.is_contiguous():
+            raise InvalidArgument(
+                f"{name}[{number}] is {each.dtype} of shape {tuple(each.shape)} and strides {tuple(each.stride())}, allowed: a row "
+                "for each expert or slot, contiguous"
+            )
+        rows.append(each.detach().reshape(each.size(0), -1).view(torch.uint8))
+    return rows
 
 
 def _even(num_sms: int) -> int:

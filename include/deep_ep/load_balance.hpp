@@ -1,0 +1,36 @@
+// Replicas of experts on other ranks than their own (DeepEP V2.5's lb_prefetch_weights and lb_reduce_grads), among
+// ranks of one node. Symbols: R ranks, L experts that each of them owns, C slots for replicas on each of them.
+//
+// All tensors are contiguous (row-major) and lie on the buffer's device. Those of slots lie in the heap
+// (Buffer::allocate_tensor), at the same offset on all ranks: as they do where all ranks allocate the same tensors, in
+// the same order, before other calls. The kernels read `redundancy_mapping`, the host does not: a call may be recorded
+// into a CUDA graph. It needs no window, and may come between a dispatch and its combine.
+#pragma once
+
+#include <vector>
+
+#include "deep_ep/tensor.hpp"
+
+namespace deep_ep {
+
+/// Equal on all ranks: C, L, the number of tensors, their bytes, and the mapping.
+struct WeightPrefetch {
+  /// 1 to 16 tensors [C, any number] of any dtype, written. An expert's part of each has a multiple of 16 bytes.
+  std::vector<TensorView> redundant_expert_weights = {};
+  /// As many tensors [L, any number]; an expert's part has as many bytes as a slot.
+  std::vector<ConstTensorView> expert_weights = {};
+  /// [R, C] int32: the expert of each slot of each rank, rank r's being r * L to r * L + L - 1. Any other number, as
+  /// -1, stands for no expert.
+  ConstTensorView redundancy_mapping = {};
+  int num_sms = 0;  ///< at most so many SMs of this rank; 0: 16
+};
+
+/// Equal on all ranks: as above.
+struct GradReduction {
+  ConstTensorView redundant_expert_grads = {};  ///< [C, n] float32
+  TensorView expert_grads = {};                 ///< [L, n] float32: each replica's gradients are added
+  ConstTensorView redundancy_mapping = {};      ///< as above
+  int num_sms = 0;                              ///< as above
+};
+
+}  // namespace deep_ep

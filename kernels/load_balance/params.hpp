@@ -1,0 +1,60 @@
+// Arguments of the kernels that move replicas of experts: weights to the ranks that hold them, gradients back. Plain
+// data: host code fills it, kernels read it. deep_ep/load_balance.hpp describes the tensors.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/intranode/params.hpp"
+#include "kernels/primitives/mbarrier.hpp"
+
+namespace deep_ep {
+
+/// The most tensors of an expert's weights.
+constexpr int kMostPayloads = 16;
+/// Of gradients, what a warp adds at once.
+constexpr std::uint32_t kGradPieceBytes = 4096;
+
+/// One tensor of an expert: here of each of this rank's own, and at other ranks of each replica.
+struct ExpertPayload {
+  std::byte* own;             ///< [local experts] of `bytes`
+  std::uint64_t slots_at;     ///< of the first slot, in every rank's heap
+  std::uint32_t bytes;        ///< of an expert
+  std::uint32_t first_piece;  ///< of an expert's pieces
+};
+
+struct LoadBalanceParams {
+  IntranodeParams common;
+  WaitContext wait;
+  std::uint64_t shape;  ///< a number made of all that must agree: which kernel, numbers, where slots lie
+
+  const std::int32_t* mapping;  ///< [num_ranks, num_slots]: the expert of each slot
+  int num_slots;                ///< of a rank
+  int num_local_experts;
+
+  ExpertPayload payloads[kMostPayloads];
+  int num_payloads;
+  std::uint32_t piece_bytes;  ///< the most of a piece
+  std::uint32_t num_pieces;   ///< of an expert
+  int stages;                 ///< of a warp's pipeline; prefetch_weights only
+
+  /// Of a replica, as this rank maps it. `place`: in the mapping.
+  DEEP_EP_DEVICE std::byte* slot(const ExpertPayload& payload, int place) const {
+    return common.heaps[place / num_slots] + payload.slots_at + std::uint64_t{payload.bytes} * (place % num_slots);
+  }
+};
+
+/// Shared memory of a prefetch_weights block.
+struct PrefetchShared {
+  std::int32_t* scratch;
+  device::Mbarrier* barriers;
+  std::byte* stages;
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE PrefetchShared(Carver carver, int warps, int num_stages, std::uint32_t stage_bytes)
+      : scratch(carver.take<std::int32_t>()),
+        barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * num_stages), kLine)),
+        stages(carver.take<std::byte>(static_cast<std::size_t>(warps * num_stages) * stage_bytes, kLine)),
+        bytes(carver.bytes()) {}
+};
+
+}  // namespace deep_ep

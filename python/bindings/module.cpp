@@ -102,7 +102,7 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);
   define_call(buffer, "combine", &NativeBuffer::combine);
   define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
-  define(buffer, "barrier", &NativeBuffer::barrier);
+  define(buffer, "barrier", &NativeBuffer::barrier, {"async_finish"});
   define(buffer, "allocate_lb_storage", &NativeBuffer::allocate_lb_storage, {"bytes"});
   buffer.def_property_readonly("lb_storage", &NativeBuffer::lb_storage);
   define_call(buffer, "prefetch_weights", &NativeBuffer::prefetch_weights);

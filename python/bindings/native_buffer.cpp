@@ -201,11 +201,11 @@ py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
                         event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
 }
 
-void NativeBuffer::barrier() {
+py::object NativeBuffer::barrier(bool async_finish) {
   Buffer& buffer = alive();
-  CallOptions options;
+  CallOptions options{.async_finish = async_finish};
   complete(options);
-  without_gil([&] { return buffer.barrier(options); });
+  return event_object(options, without_gil([&] { return buffer.barrier(options); }));
 }
 
 py::object NativeBuffer::allocate_lb_storage(std::size_t bytes) {

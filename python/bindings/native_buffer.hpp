@@ -49,7 +49,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine_elastic(ElasticCombineCall& call);
   /// On the current stream.
-  void barrier();
+  py::object barrier(bool async_finish);
 
   // Replicas of experts.
 

@@ -224,18 +224,13 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         """
         runtime = self._alive()
         self._synchronize(with_cpu_sync)
-        stream = CallStream(self._comm_stream if use_comm_stream else None, None, None, bool(use_comm_stream))
-        with stream:
-            if self.num_rdma_ranks == 1:
-                runtime.barrier()
-            else:  # counts of all ranks are exchanged, even where all are 0
-                nothing, nowhere, rows = self._nothing_to_send
-                sent = runtime.dispatch(
-                    rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, stream.switched, True
-                )
-                stream.part(sent[-1])
-        event = stream.finish((), ())
-        if event.event is not None:
+        elsewhere = bool(use_comm_stream) and self._comm_stream is not None
+        if self.num_rdma_ranks == 1:
+            event = runtime.barrier(elsewhere)
+        else:  # counts of all ranks are exchanged, even where all are 0
+            nothing, nowhere, rows = self._nothing_to_send
+            event = runtime.dispatch(rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, elsewhere, True)[-1]
+        if event is not None:
             event.current_stream_wait()
         self._synchronize(with_cpu_sync)
 

@@ -34,6 +34,10 @@ SIGNATURES = {
     "do_handle_copy=False, do_cpu_sync=None, do_expand=False, do_zero_padding=False, use_tma_aligned_col_major_sf=False, "
     "defer_epilogue=False",
     EPBuffer.combine: "self, x, handle, topk_weights=None, bias=None, " + CALL + ", defer_epilogue=False",
+    EPBuffer.lb_get_theoretical_num_sms: "self",
+    EPBuffer.lb_prefetch_weights: "self, redundant_expert_weights, expert_weights, redundancy_mapping, num_sms=0, "
+    "previous_event=None",
+    EPBuffer.lb_reduce_grads: "self, redundant_expert_grads, expert_grads, redundancy_mapping, num_sms=0, previous_event=None",
     deep_ep.BucketBuffer.__init__: "self, group, allocation_plan_or_num_bytes, sl_idx=None, num_gpu_timeout_secs=100, "
     "explicitly_destroy=False",
     deep_ep.EngramBuffer.__init__: "self, group, num_gpu_bytes, num_rdma_storage_bytes, use_cpu_rdma_storage, "

@@ -3,6 +3,7 @@
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/row_launch.hpp"
 #include "csrc/buffer/row_metadata.hpp"
+#include "csrc/buffer/row_stages.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/rows/params.hpp"
@@ -54,6 +55,20 @@ LaunchShape shape_for_numbers(const NumberRowsParams& params, const LaunchPolicy
   const std::int64_t wanted = (selections + warps * kWarp - 1) / (warps * kWarp);
   const auto blocks = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most_blocks_for_numbers(policy)));
   return {blocks, warps * kWarp, bytes(warps)};
+}
+
+/// A block for each multiprocessor, whose warps share all its memory; `units` of work keep as many warps busy.
+LaunchShape shape_for_spreading(SpreadRowsParams& params, std::int64_t units, const LaunchPolicy& policy) {
+  const int warps = std::min(policy.warps_per_block, kernels::spread_rows::kMaxThreads / kWarp);
+  const auto bytes = [&](int stages, std::uint32_t stage_bytes) {
+    return SpreadRowsShared(Carver::without_memory(), warps, stages, stage_bytes).bytes;
+  };
+  const std::size_t room = policy.max_shared_bytes - bytes(RowStages::kMost, 0);
+  const RowStages stages = RowStages::make(room / static_cast<std::size_t>(warps), std::max(params.row_bytes, 1u));
+  params.stages = stages.count;
+  params.stage_bytes = params.rows == nullptr ? 0 : stages.bytes;
+  return {static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors)), warps * kWarp,
+          bytes(params.stages, params.stage_bytes)};
 }
 
 /// That count the rows for each rank.
@@ -233,11 +248,9 @@ void spread_rows(const std::shared_ptr<Executor>& executor, const RowSpreading& 
     gap_units = call.expert_counts->size(0);
   }
 
-  constexpr std::int64_t kBytesOfWarp = 2048;
-  const std::int64_t units = rows * std::max<std::int64_t>((params.row_bytes + kBytesOfWarp - 1) / kBytesOfWarp, 1);
+  const LaunchShape shape = shape_for_spreading(params, rows + gap_units, backend->policy());
   backend->make_current();
-  backend->kernels().spread_rows(
-      params, shape_for_warps(units + gap_units, backend->policy(), kernels::spread_rows::kMaxThreads), stream);
+  backend->kernels().spread_rows(params, shape, stream);
 }
 
 void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& rows,

@@ -7,6 +7,7 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/topk.hpp"
+#include "kernels/primitives/mbarrier.hpp"
 
 namespace deep_ep {
 
@@ -126,6 +127,22 @@ struct SpreadRowsParams {
   const std::int32_t* expert_counts;  ///< [num_experts]; nullptr: gaps stay as they are
   int num_experts;
   int alignment;
+
+  // Pipeline of a warp, in shared memory.
+  std::uint32_t stage_bytes;  ///< a row moves in pieces of at most this size, multiple of 128; 0 without rows
+  int stages;                 ///< 2..8
+};
+
+/// Shared memory of a block of spread_rows.
+struct SpreadRowsShared {
+  device::Mbarrier* barriers;  ///< [warps * stages]
+  std::byte* memory;
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE SpreadRowsShared(Carver carver, int warps, int stages, std::uint32_t stage_bytes)
+      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages), kLine)),
+        memory(carver.take<std::byte>(static_cast<std::size_t>(warps * stages) * stage_bytes, kLine)),
+        bytes(carver.bytes()) {}
 };
 
 /// Of address_rows, and, where several blocks count, of add_row_counts.

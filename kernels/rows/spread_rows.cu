@@ -1,5 +1,7 @@
-// Received rows into a layout. A warp reads a piece of a row once and writes it wherever the row belongs; rows that no
-// selection names are neither read nor written.
+// Received rows into a layout. A warp reads a row once, by a bulk copy into shared memory, and each lane stores it by a
+// bulk copy to its selection's place; the next row loads meanwhile. Rows that no selection names are neither read nor
+// written.
+#include "kernels/common/row_pipe.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -7,33 +9,6 @@
 #include "kernels/rows/params.hpp"
 
 namespace deep_ep::device {
-
-/// A piece of a row: a whole warp's registers.
-struct RowPiece {
-  static constexpr int kVectors = 4;  ///< 16-byte vectors that a lane holds at once
-
-  Vec16 held[kVectors] = {};
-
-  static constexpr std::uint32_t kBytes = kVectors * kWarpSize * sizeof(Vec16);
-
-  DEEP_EP_DEVICE void load(const std::byte* from, int vectors) {
-    for (int v = 0; v < kVectors; ++v) {
-      const int at = lane_index() + v * kWarpSize;
-      if (at < vectors) held[v] = load_weak(reinterpret_cast<const Vec16*>(from) + at);
-    }
-  }
-  DEEP_EP_DEVICE void store(std::byte* to, int vectors) const {
-    for (int v = 0; v < kVectors; ++v) {
-      const int at = lane_index() + v * kWarpSize;
-      if (at < vectors) store_stream(reinterpret_cast<Vec16*>(to) + at, held[v]);
-    }
-  }
-};
-
-DEEP_EP_DEVICE int vectors_from(std::uint32_t offset, std::uint32_t row_bytes) {
-  const std::uint32_t rest = row_bytes - offset;
-  return static_cast<int>((rest < RowPiece::kBytes ? rest : RowPiece::kBytes) / sizeof(Vec16));
-}
 
 /// By a whole warp: what lies beside a row. `slot` of the lanes in `found`: where the row belongs.
 DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t row, std::int64_t slot,
@@ -56,10 +31,9 @@ DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t r
 
 /// By a whole warp: row `to` of the results becomes zero.
 DEEP_EP_DEVICE void clear_row(const SpreadRowsParams& params, std::int64_t to) {
-  const RowPiece zeros{};
-  for (std::uint32_t offset = 0; params.rows != nullptr && offset < params.row_bytes; offset += RowPiece::kBytes) {
-    zeros.store(params.spread_rows + to * params.row_bytes + offset, vectors_from(offset, params.row_bytes));
-  }
+  auto* const row = reinterpret_cast<Vec16*>(params.spread_rows + to * params.row_bytes);
+  const auto vectors = static_cast<int>(params.row_bytes / sizeof(Vec16));
+  for (int at = lane_index(); params.rows != nullptr && at < vectors; at += kWarpSize) store_stream(row + at, Vec16{});
   for (int column = lane_index(); params.scales != nullptr && column < params.num_scales; column += kWarpSize) {
     params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = 0;
   }
@@ -105,36 +79,84 @@ DEEP_EP_DEVICE void copy_selections(const SpreadRowsParams& params, std::int64_t
   }
 }
 
-DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* /*shared*/) {
+/// One warp's rows: every `step`-th one of those that are valid.
+struct RowSpreader {
+  const SpreadRowsParams& params;
+  RowPipe pipe;
+  std::int64_t valid, step;
+
+  /// A row travels in pieces of at most stage_bytes. `slot`: where the row belongs by the lane's selection, -1: nowhere.
+  struct Unit {
+    std::int64_t row;
+    std::uint32_t offset;
+    std::int64_t slot;
+  };
+
+  DEEP_EP_DEVICE std::int64_t slot_of(std::int64_t row) const {
+    if (!params.expand) return lane_index() == 0 ? row : -1;
+    if (lane_index() >= params.metadata.num_topk) return -1;
+    const std::int64_t slot = load_weak(params.metadata.slots(row) + lane_index());
+    return slot < params.num_spread ? slot : -1;
+  }
+  /// The first row from `row` on that belongs somewhere; `valid`: there is none.
+  DEEP_EP_DEVICE Unit take(std::int64_t row) const {
+    for (; row < valid; row += step) {
+      const std::int64_t slot = slot_of(row);
+      if (warp::any(slot >= 0)) return {row, 0, slot};
+    }
+    return {valid, 0, -1};
+  }
+  DEEP_EP_DEVICE Unit next(const Unit& unit) const {
+    if (unit.offset + params.stage_bytes < params.row_bytes) {
+      return {unit.row, unit.offset + params.stage_bytes, unit.slot};
+    }
+    return take(unit.row + step);
+  }
+  DEEP_EP_DEVICE std::uint32_t bytes_of(const Unit& unit) const {
+    const std::uint32_t left = params.row_bytes - unit.offset;
+    return left < params.stage_bytes ? left : params.stage_bytes;
+  }
+  DEEP_EP_DEVICE void load(const Unit& unit) {
+    if (params.rows == nullptr || unit.row >= valid) return;
+    pipe.load(params.rows + unit.row * params.row_bytes + unit.offset, bytes_of(unit));
+  }
+
+  DEEP_EP_DEVICE void spread(std::int64_t first) {
+    Unit unit = take(first);
+    load(unit);
+    while (unit.row < valid) {
+      const Unit following = next(unit);
+      load(following);
+      if (unit.offset == 0) spread_beside(params, unit.row, unit.slot, warp::ballot(unit.slot >= 0));
+      if (params.rows != nullptr) {
+        pipe.store(bytes_of(unit), [&](auto store) {
+          if (unit.slot >= 0) store(params.spread_rows + unit.slot * params.row_bytes + unit.offset);
+        });
+      }
+      unit = following;
+    }
+    pipe.drop();
+  }
+};
+
+DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* memory) {
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
-  const std::int64_t warp = std::int64_t{block_index()} * block_warps() + warp_index();
+  // Neighbours in order are in different blocks, so that a few rows keep all multiprocessors busy, too.
+  const std::int64_t warp = std::int64_t{warp_index()} * grid_blocks() + block_index();
   const std::int64_t valid = params.metadata.valid();
+  const SpreadRowsShared shared(Carver(memory), block_warps(), params.stages, params.stage_bytes);
 
   // 1. Rows, and what is beside them.
-  const bool rows_wanted = params.rows != nullptr;
-  const std::int64_t pieces = rows_wanted ? (params.row_bytes + RowPiece::kBytes - 1) / RowPiece::kBytes : 1;
-  const bool anything = rows_wanted || params.scales != nullptr || (params.weights != nullptr && params.expand);
-  for (std::int64_t unit = warp; anything && unit < valid * pieces; unit += warps) {
-    const std::int64_t row = unit / pieces;
-    std::int64_t slot = -1;
-    if (!params.expand) {
-      slot = lane_index() == 0 ? row : -1;
-    } else if (lane_index() < params.metadata.num_topk) {
-      slot = load_weak(params.metadata.slots(row) + lane_index());
-    }
-    const std::uint32_t found = warp::ballot(slot >= 0 && slot < params.num_spread);
-    if (found == 0) continue;
-    if (rows_wanted) {
-      const auto offset = static_cast<std::uint32_t>(unit % pieces) * RowPiece::kBytes;
-      const int vectors = vectors_from(offset, params.row_bytes);
-      RowPiece piece;
-      piece.load(params.rows + row * params.row_bytes + offset, vectors);
-      for (std::uint32_t rest = found; rest != 0; rest &= rest - 1) {
-        const std::int64_t to = warp::shuffle(slot, lowest_bit(rest));
-        piece.store(params.spread_rows + to * params.row_bytes + offset, vectors);
-      }
-    }
-    if (unit % pieces == 0) spread_beside(params, row, slot, found);
+  if (params.rows != nullptr || params.scales != nullptr || (params.weights != nullptr && params.expand)) {
+    const int first_stage = warp_index() * params.stages;
+    RowSpreader spreader{params,
+                         {shared.barriers + first_stage,
+                          shared.memory + static_cast<std::size_t>(first_stage) * params.stage_bytes,
+                          static_cast<std::uint32_t>(params.stages), params.stage_bytes},
+                         valid,
+                         warps};
+    if (lane_index() == 0) spreader.pipe.init();
+    spreader.spread(warp);
   }
 
   // 2. What nothing names.

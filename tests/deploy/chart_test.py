@@ -77,11 +77,6 @@ class Chart(unittest.TestCase):
         [queue] = documents(DEPLOY / "kueue/local-queue.yaml")
         self.assertEqual(documents(CHART / "examples/four-nodes.yaml")[0]["queue"], queue["metadata"]["name"])
 
-    def test_what_is_cleared_is_gone(self):
-        _, spec = pod_of(main_object(render_chart(CHART / "examples/plain-job.yaml")))
-        self.assertNotIn("nodeSelector", spec)
-        self.assertNotIn("driver", {volume["name"] for volume in spec["volumes"]})
-
     def test_values_that_deep_ep_env_prints(self):
         status, text, errors = run([tool(), "env", "--profile", "gke-a4", "--nccl", "--format", "helm"])
         self.assertEqual((status, errors), (0, ""))

@@ -108,7 +108,8 @@ class Testbed(unittest.TestCase):
         return [one.returncode for one in running], texts[0]
 
     def test_all_stages(self):
-        statuses, text = self.start()
+        (self.top / "routes").write_text("Iface Destination\neth2 0001A8C0\neth0 00000000\n")
+        statuses, text = self.start(NCCL_DEBUG="INFO", TESTBED_ROUTES=self.top / "routes")
         self.assertEqual(statuses, [0, 0], text)
         for stage in ("connectivity", "nccl", "internode"):
             self.assertIn(f"stage {stage} passed", text)
@@ -125,29 +126,16 @@ class Testbed(unittest.TestCase):
         self.assertEqual(inside, SAMPLE)
         self.assertIn("all_reduce of 16 ranks (by the bandwidths), 1 sizes; bus bandwidth at most 31.89 GB/s", text)
         self.assertIn("node 0: testbed-workload-0-1.testbed is 10.0.0.1", (self.results / "connectivity-test.log").read_text())
-
-    def test_nodes_are_ordered_by_their_place(self):
-        self.start("nccl")
+        # Nodes are ordered by their place.
+        names = [f"testbed-workload-0-{node}.testbed" for node in (1, 0)]
+        self.assertEqual((self.top / "hosts").read_text(), "".join(f"{name} slots=8\n" for name in names))
         self.assertEqual(
-            (self.top / "hosts").read_text(), "testbed-workload-0-1.testbed slots=8\ntestbed-workload-0-0.testbed slots=8\n"
-        )
-        self.assertEqual(
-            (self.results / "node-map.txt").read_text(),
-            "# node 1 testbed-workload-0-1.testbed b/1\n# node 0 testbed-workload-0-0.testbed b/2\n",
+            (self.results / "node-map.txt").read_text(), f"# node 1 {names[0]} b/1\n# node 0 {names[1]} b/2\n"
         )
         words = (self.top / "mpirun").read_text()
-        self.assertIn("-np 16", words)
-        self.assertIn("/opt/nccl-tests/build/all_reduce_perf -b 2M", words)
-
-    def test_what_mpirun_is_told(self):
-        (self.top / "routes").write_text("Iface Destination\neth2 0001A8C0\neth0 00000000\n")
-        self.start("nccl", NCCL_DEBUG="INFO", TESTBED_ROUTES=self.top / "routes")
-        words = (self.top / "mpirun").read_text()
-        for part in ("oob_tcp_if_include eth0", "btl_tcp_if_include eth0", "-x NCCL_DEBUG ", "-x NCCL_SOCKET_IFNAME "):
+        for part in ("-np 16", "/opt/nccl-tests/build/all_reduce_perf -b 2M", "oob_tcp_if_include eth0", "btl_tcp_if_include eth0",
+                     "-x NCCL_DEBUG ", "-x NCCL_SOCKET_IFNAME "):  # fmt: skip
             self.assertIn(part, words)
-
-    def test_keys_stay_private(self):
-        self.start("nccl")
         self.assertEqual((self.top / "work0/nccl/id").stat().st_mode & 0o777, 0o600)
         self.assertEqual((self.top / "work0/nccl/known_hosts").read_text(), "* ssh-ed25519 public\n")
 

@@ -92,12 +92,6 @@ def check_rows(want, result, expand, zeroed=False, with_weights=True, x=None):
         assert weights is None
 
 
-def make_case_with(case, weights):
-    import dataclasses
-
-    return dataclasses.replace(case, topk_weights=weights)
-
-
 def check_scales(want, want_scales, result, tma, expand):
     rows, row_scales = result[0]
     assert rows.dtype == torch.float8_e4m3fn and rows.is_contiguous()

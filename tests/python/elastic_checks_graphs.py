@@ -4,8 +4,8 @@ import elastic_reference as reference
 import torch
 from elastic_cases import check_rows
 from elastic_check_parts import H, K, M, check, expanded_rows, flat_rows, kept_weights, on_host
-from elastic_checks_values import round_trip
 from test_calls import equal
+from test_elastic_random import check_drawn
 
 
 def recorded(ranks, buffer, expand, asynchronous):
@@ -74,7 +74,7 @@ def graph_beside_other_calls(ranks):
     for seed in (60, 61):
         for expand, graph, inputs, outputs in graphs:
             replayed(ranks, graph, inputs, outputs, seed, expand)
-            round_trip(ranks, buffer, ranks.case(seed))
+            check_drawn(buffer, ranks.case(seed), ranks.device.type, M, 1, True, expand, False, False, True, 1, 0)
     buffer.destroy()
 
 

@@ -1,121 +1,25 @@
-"""Checks of values: what is received and combined, in every layout."""
+"""Checks of values: what is received and combined, with arguments drawn at random, by several buffers, and for how long."""
 
 import time
 
 import elastic_reference as reference
 import torch
 import torch.distributed as dist
-from elastic_cases import check_handle, check_rows, check_scales
-from elastic_check_parts import H, M, check, expanded_rows, flat_rows, kept_weights, on_host
+from elastic_cases import check_rows
+from elastic_check_parts import H, M, check, flat_rows, on_host
 from test_calls import equal
-
-
-def round_trip(ranks, buffer, case, seed_of_values=11, single=None, **options):
-    """Dispatch and combine in both layouts, everything compared."""
-    rank = ranks.rank
-    alignment, cpu_sync = options.get("expert_alignment", 1), options.get("do_cpu_sync", True)
-    want = reference.expected(case, rank, M, alignment)
-    per_selection = reference.selection_values(case, H, seed_of_values)
-    per_rank = reference.rank_values(case, H, seed_of_values + 1)
-    bias = torch.randn(case.x[rank].shape, generator=torch.Generator().manual_seed(rank)).to(torch.bfloat16)
-
-    flat = ranks.send(buffer, case, **options)
-    with flat[4]:
-        held = (*on_host(flat[:4]), type(flat[4])())
-    check_handle(case, want, held, alignment, M, cpu_sync, False)
-    check_rows(want, held, False)
-    rows = flat_rows(case, want, flat[0].size(0), per_rank, rank)
-    back, weights, _ = buffer.combine(ranks.there(rows), flat[3], flat[2], ranks.there(bias))
-    equal(back.cpu(), reference.combined(case, rank, (bias,), per_rank=per_rank), "combined rows")
-    equal(weights.cpu(), kept_weights(case, rank), "combined weights")
-
-    wide = ranks.send(buffer, case, do_expand=True, do_zero_padding=True, **options)
-    with wide[4]:
-        held = (*on_host(wide[:4]), type(wide[4])())
-    check_handle(case, want, held, alignment, M, cpu_sync, True)
-    check_rows(want, held, True, zeroed=True)
-    rows = ranks.there(expanded_rows(case, want, wide[0].size(0), per_selection))
-    back, weights, _ = buffer.combine(rows, wide[3], wide[2])
-    equal(back.cpu(), reference.combined(case, rank, (), per_selection=per_selection), "combined expanded rows")
-    equal(weights.cpu(), kept_weights(case, rank), "combined weights of expanded rows")
-    if single is not None:
-        back, none, _ = single.combine(rows, wide[3])
-        wanted = reference.combined(case, rank, (), per_selection=per_selection, multiple=False)
-        equal(back.cpu(), wanted, "combined expanded rows, rounded once")
-        assert none is None
+from test_elastic_random import drawn
 
 
 @check(needs_gpu=False)
-def values_with_host_wait(ranks):
-    buffer, single = ranks.buffer(), ranks.buffer(allow_multiple_reduction=False)
-    for alignment in (1, 16):
-        round_trip(ranks, buffer, ranks.case(alignment), expert_alignment=alignment, single=single)
-    buffer.destroy(), single.destroy()
+def arguments_drawn_at_random(ranks):
+    drawn(ranks.group, range(40), 0, ranks.device.type)
 
 
 @check(needs_gpu=False)
-def values_without_host_wait(ranks):
-    buffer, single = ranks.buffer(), ranks.buffer(allow_multiple_reduction=False)
-    for alignment in (1, 16):
-        round_trip(ranks, buffer, ranks.case(alignment), expert_alignment=alignment, do_cpu_sync=False, single=single)
-    buffer.destroy(), single.destroy()
-
-
-@check(needs_gpu=False)
-def values_in_inference_mode(ranks):
+def arguments_in_inference_mode(ranks):
     with torch.inference_mode():
-        buffer = ranks.buffer()
-        round_trip(ranks, buffer, ranks.case(3), expert_alignment=8)
-        buffer.destroy()
-
-
-@check(needs_gpu=False)
-def no_tokens_at_all(ranks):
-    buffer = ranks.buffer()
-    for cpu_sync in (True, False):
-        round_trip(ranks, buffer, ranks.case(tokens=0), do_cpu_sync=cpu_sync, expert_alignment=4)
-        round_trip(ranks, buffer, ranks.case(drop=1.0), do_cpu_sync=cpu_sync, expert_alignment=4)
-    buffer.destroy()
-
-
-@check(needs_gpu=False)
-def scales_of_8_bit_rows(ranks):
-    buffer = ranks.buffer(use_fp8_dispatch=True)
-    case, rank = ranks.case(7), ranks.rank
-    rows8 = [x.to(torch.float8_e4m3fn) for x in case.x]
-    want = reference.expected(case, rank, M, 8, [x.view(torch.uint8) for x in rows8])
-    generator = torch.Generator().manual_seed(5)
-    for width, dtype in ((2, torch.float32), (3, torch.int32)):
-        values = [(torch.rand(len(x), width, generator=generator) * 1000).to(dtype) for x in case.x]
-        want_scales = reference.expected(case, rank, M, 8, values).x
-        for tma in (False, True):
-            for expand in (False, True):
-                result = ranks.send(
-                    buffer, case, (rows8[rank], values[rank]), expert_alignment=8, do_expand=expand, do_zero_padding=expand,
-                    use_tma_aligned_col_major_sf=tma, do_cpu_sync=not tma,
-                )  # fmt: skip
-                check_scales(want, want_scales, on_host(result[:4]), tma, expand)
-    buffer.destroy()
-
-
-@check(needs_gpu=False)
-def cached_handle(ranks):
-    buffer, rank = ranks.buffer(), ranks.rank
-    case = ranks.case(2)
-    want = reference.expected(case, rank, M, 8)
-    for cpu_sync in (True, False):
-        handles = [
-            ranks.send(buffer, case, expert_alignment=8, do_cpu_sync=cpu_sync, do_expand=expand)[3] for expand in (False, True)
-        ]
-        ranks.send(buffer, ranks.case(9))
-        for handle in handles:
-            x, weights = ranks.there(case.x[rank]), ranks.there(case.topk_weights[rank])
-            result = buffer.dispatch(x, topk_weights=weights, handle=handle)
-            assert result[3] is handle
-            check_rows(want, on_host(result[:3]), False)
-        result = buffer.dispatch(x, topk_weights=weights, handle=handles[1], do_expand=True, do_zero_padding=True)
-        check_rows(want, on_host(result[:3]), True, zeroed=True)
-    buffer.destroy()
+        drawn(ranks.group, range(2), 0, ranks.device.type)
 
 
 @check(needs_gpu=False)

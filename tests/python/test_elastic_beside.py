@@ -1,4 +1,4 @@
-"""Several buffers, sizes, settings and interfaces beside each other, and events."""
+"""Buffers, settings and interfaces beside each other, and events."""
 
 import os
 
@@ -9,14 +9,13 @@ import torch.distributed as dist
 from common import ranks_a_node
 from elastic_cases import H, M, check_rows, make_buffer, send
 from reference import make_case
-from test_calls import equal
 from test_errors import plain_sentence
 
 from deep_ep import Buffer, EventHandle, EventOverlap
 from deep_ep.buffers.elastic import ElasticBuffer
 from deep_ep.errors import RankMismatch
 
-HELD = 16384
+HELD = 4096
 
 
 def lies_in(memory, tensor):
@@ -39,7 +38,7 @@ def held_between_nodes(group):
         assert not lies_in(buffer.runtime.local_memory(), tensor)
     for rows, *_ in kept:
         assert rows[::64, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert sum(each[0].numel() * 2 for each in kept) > 190 << 20 > 2 * buffer.num_bytes
+    assert sum(each[0].numel() * 2 for each in kept) > 47 << 20 > 2 * buffer.num_bytes
 
 
 def test_held_between_nodes(ranks):
@@ -92,36 +91,6 @@ def events(group):
 
 def test_events_and_barrier(ranks):
     ranks(2).run(events)
-
-
-def late(group):
-    """A barrier holds everybody until the last one comes; no-sync calls of many sizes in a row; two buffers alive."""
-    import time
-
-    buffer, other = make_buffer(group), make_buffer(group)
-    dist.barrier(group)
-    begin = time.monotonic()
-    if buffer.rank_idx == 1:
-        time.sleep(0.3)
-    buffer.barrier(with_cpu_sync=True)
-    assert time.monotonic() - begin > 0.25
-    handles = []
-    for most in (24, 8, 16, 8):  # as decoding with batches of several sizes
-        case = make_case([most, most - 3], hidden=H, num_topk=4, seed=most)
-        for each in (buffer, other):
-            rows, local, weights, handle, _ = send(each, case, num_max_tokens_per_rank=most, do_cpu_sync=False)
-            local.fill_(7)  # programs write there
-            handles.append((each, case, most, rows, handle))
-    for each, case, most, rows, handle in handles:
-        want = reference.expected(case, each.rank_idx, most, 1)
-        check_rows(want, each.dispatch(case.x[each.rank_idx], handle=handle), False, with_weights=False)
-        per_rank = reference.rank_values(case, H)
-        rows[: len(want.ids)] = reference.rows_of_rank(case, want, per_rank, each.rank_idx, most)
-        equal(each.combine(rows, handle)[0], reference.combined(case, each.rank_idx, (), per_rank=per_rank), "combined")
-
-
-def test_several_sizes_and_buffers(ranks):
-    ranks(2).run(late)
 
 
 def beside_the_first_interface(group):

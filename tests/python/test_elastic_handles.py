@@ -2,8 +2,7 @@
 
 import elastic_reference as reference
 import torch
-from common import ranks_a_node
-from elastic_cases import H, M, check_rows, make_buffer, make_case_with, send, spread_weights
+from elastic_cases import H, M, check_rows, make_buffer, send, spread_weights
 from reference import make_case
 from test_calls import equal
 from test_errors import Alone
@@ -11,38 +10,6 @@ from test_errors import Alone
 from deep_ep import EventOverlap
 from deep_ep.buffers.elastic import ElasticBuffer
 from deep_ep.buffers.streams import CallStream
-
-
-def cached(group, nodes=False):
-    with ranks_a_node(2 * nodes):
-        buffer = make_buffer(group)
-    rank = buffer.rank_idx
-    case = make_case([9, 14, 0, 5][: buffer.num_ranks], hidden=H, num_topk=4, drop=0.2)
-    want = reference.expected(case, rank, M, 8)
-    weights = [torch.rand(each.shape, generator=torch.Generator().manual_seed(i)) for i, each in enumerate(case.topk_weights)]
-    other = reference.expected(make_case_with(case, weights), rank, M, 8)
-    for cpu_sync in (True, False):
-        flat = send(buffer, case, expert_alignment=8, do_cpu_sync=cpu_sync)[3]
-        wide = send(buffer, case, expert_alignment=8, do_cpu_sync=cpu_sync, do_expand=True)[3]
-        send(buffer, make_case([3] * buffer.num_ranks, hidden=H, seed=4))
-        for handle in (flat, wide):
-            result = buffer.dispatch(case.x[rank], handle=handle)
-            assert result[3] is handle
-            check_rows(want, result, False, with_weights=False)
-            check_rows(other, buffer.dispatch(case.x[rank], topk_weights=weights[rank], handle=handle), False)
-        check_rows(want, buffer.dispatch(case.x[rank], handle=wide, do_expand=True), True, with_weights=False)
-        options = dict(handle=wide, do_expand=True, do_zero_padding=True, num_experts=case.num_experts, expert_alignment=8)
-        result = buffer.dispatch(case.x[rank], topk_weights=weights[rank], num_max_tokens_per_rank=M, **options)
-        check_rows(other, result, True, zeroed=True)
-        rows = [torch.randn(len(x), 16, generator=torch.Generator().manual_seed(i)) for i, x in enumerate(case.x)]
-        result = buffer.dispatch(rows[rank], handle=wide, do_expand=True)
-        narrow = reference.expected(case, rank, M, 8, rows)
-        check_rows(narrow, result, True, with_weights=False)
-
-
-def test_cached(ranks):
-    ranks(2).run(cached)
-    ranks(4).run(cached, True)
 
 
 def handle_attributes(group):
@@ -183,3 +150,33 @@ def test_sms_of_a_handle():
     buffer.dispatch(x, handle=handle, num_sms=8)
     buffer.combine(rows, handle, num_sms=4)
     assert handle.num_sms == 6 and buffer.runtime.sms == [6, 6, 6, 8, 4]
+
+
+def backward(group):
+    """Training as Megatron and NeMo do it: gradients go the other way, by combine and by cached dispatch."""
+    buffer = make_buffer(group)
+    rank = buffer.rank_idx
+    case = make_case([9, 14], hidden=H, num_topk=4, drop=0.2)
+    want = reference.expected(case, rank, M, 1)
+    options = {"async_with_compute_stream": True, "allocate_on_comm_stream": True, "previous_event": buffer.capture()}
+    x = case.x[rank].clone().requires_grad_()
+    rows, local, weights, handle, event = send(buffer, case, x, **options)
+    assert event.event is not None
+    event.current_stream_wait()
+    check_rows(want, (rows, local, weights), False)
+    # Gradient of dispatch: combine, with the gradients of the weights.
+    grad, grad_weights, event = buffer.combine(rows, handle, weights * 2, num_sms=handle.num_sms, **options)
+    with event(release_handle=True):
+        pass
+    assert event.event is None
+    copies = torch.tensor([len({e // case.local_experts for e in row if e >= 0}) for row in case.topk_idx[rank].tolist()])
+    assert torch.allclose(grad.float(), case.x[rank].float() * copies.unsqueeze(1), rtol=0.02)
+    equal(grad_weights, torch.where(case.topk_idx[rank] >= 0, case.topk_weights[rank] * 2, 0.0), "gradients of weights")
+    # Gradient of combine: a cached dispatch.
+    again, _, _, same, _ = buffer.dispatch(case.x[rank], handle=handle, num_sms=handle.num_sms, do_cpu_sync=False)
+    assert same is handle
+    equal(again, rows, "cached rows")
+
+
+def test_backward(ranks):
+    ranks(2).run(backward)

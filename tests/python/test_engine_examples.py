@@ -7,36 +7,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from common import free_port
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
-
-
-def test_random_numbers_on_another_device(monkeypatch):
-    """Stands in for a GPU: a generator of the CPU makes numbers there, whatever the default device."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from engines import experts
-
-    def checked(function):
-        def make(*arguments, generator=None, device=None, **options):
-            assert generator is None or torch.device(device or torch.get_default_device()).type == generator.device.type
-            return function(*arguments, generator=generator, device=device, **options)
-
-        return make
-
-    for name in ("rand", "randn"):
-        monkeypatch.setattr(torch, name, checked(getattr(torch, name)))
-
-    class Buffer:
-        rank = 1
-
-    with torch.device("meta"):
-        made = experts.random_tokens(Buffer, 5, 8, 4, 2, 0)
-    assert [each.device.type for each in made] == ["meta"] * 3
-    scores = (FOLDER / "engines" / "flex_dispatcher.py").read_text()
-    assert "torch.rand(" not in scores and "torch.randn(" not in scores
 
 
 @pytest.mark.parametrize("name", ["prepare_finalize", "two_batch", "flex_dispatcher"])

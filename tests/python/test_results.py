@@ -11,7 +11,6 @@ import sys
 import pytest
 import torch
 from common import ranks_a_node
-from reference import make_case
 from test_calls import CONFIG, equal
 from test_errors import Alone, plain_sentence
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -289,40 +288,6 @@ def test_segments_keep_the_heap(monkeypatch):
     rows.fill_(8)
     for each in segments.out[:]:
         segments.give_back(each)
-
-
-def each_result(group, elastic):
-    """Every kind of result may be freed; the next calls are right."""
-    case = make_case([9, 14], hidden=64, num_topk=3)
-    for _ in range(3):
-        if elastic:
-            buffer = ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=64, num_topk=3)
-            rank = buffer.rank_idx
-            for expand in (False, True):
-                rows, _, _, handle, _ = buffer.dispatch(
-                    case.x[rank], case.topk_idx[rank], num_experts=case.num_experts, do_expand=expand
-                )
-                combined = buffer.combine(rows.clone(), handle)[0]
-                again = buffer.dispatch(case.x[rank], handle=handle)[0]
-                for each in (rows, combined, again):
-                    each.untyped_storage().resize_(0)
-        else:
-            buffer = Buffer(group, 1 << 20)
-            rank = buffer.rank
-            x = (case.x[rank].to(torch.float8_e4m3fn), torch.ones(case.x[rank].size(0), 1))
-            (rows, scales), _, _, _, handle, _ = sent(buffer, x, case.topk_idx[rank], case.num_experts)
-            plain = rows.float().to(torch.bfloat16)
-            again = buffer.dispatch(case.x[rank], handle=handle, config=CONFIG)[0]
-            combined = buffer.combine(plain, handle, config=CONFIG)[0]
-            wanted = combined.clone()
-            for each in (rows, scales, again, combined):
-                each.untyped_storage().resize_(0)
-            equal(buffer.combine(plain, handle, config=CONFIG)[0], wanted, "combined after all was freed")
-
-
-@pytest.mark.parametrize("elastic", [False, True])
-def test_every_result_may_be_freed(ranks, elastic):
-    ranks(2).run(each_result, elastic)
 
 
 class Node:

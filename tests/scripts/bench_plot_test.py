@@ -41,26 +41,12 @@ class BenchPlot(unittest.TestCase):
         self.assertEqual(lines[1:3], [["4", "118"], ["8", "236"]])
         self.assertEqual(lines[3], "combine fp8 cached, GB/s over SMs".split())
 
-    def test_it_chooses_its_axis(self):
-        self.assertIn("over tokens per rank", self.plot(row(rate=1) + row(tokens=4096, rate=2)))
-        self.assertIn("over SMs", self.plot(row(rate=1) + row(sms=8, rate=2)))
-        self.assertIn("over tokens per rank", self.plot(row(rate=1)))
-        self.assertIn("over ranks", self.plot(row(rate=1) + row(sms=8, rate=2), "--over", "ranks"))
-        self.assertIn(
-            "no measurement has a bandwidth and bytes of a message", self.plot(row(rate=1), "--over", "bytes", status=2)
-        )
-
     def test_between_nodes_has_two_lines(self):
         text = self.plot(row(rate=100, rdma=40) + row(rate=900, status="failed"))
         self.assertIn("cached (NVLink), GB/s", text)
         self.assertRegex(text, r"cached \(RDMA\), GB/s over tokens per rank\n +128 +40 ")
         self.assertNotIn("900", text)
         self.assertIn("cached (RDMA wire)", self.plot(row(wire=24)))
-
-    def test_times(self):
-        self.assertRegex(
-            self.plot(row(median=50) + row(median=40), "--times"), r"cached, microseconds over tokens per rank\n +128 +40 "
-        )
 
     def test_results_that_come_with_the_library(self):
         command = [sys.executable, "-B", ROOT / "scripts/bench_plot.py", "seed-b200-gke", "--where", "benchmark=internode", "--where",

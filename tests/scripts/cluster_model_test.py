@@ -56,23 +56,12 @@ class ClusterModel(unittest.TestCase):
         self.assertAlmostEqual(model.predict(of, "combine")["wire_bytes"], 100 * 384)  # 256 bytes and 4 weights
         self.assertEqual(model.predict(of, "combine")["nvlink_bytes"], 0)
 
-    def test_the_slower_wire_decides(self):
-        slow, fast = model.predict(case(), "dispatch bf16"), model.predict(case(nic=500), "dispatch bf16")
-        self.assertEqual((slow["limit"], fast["limit"]), ("nic", "nvlink"))
-        self.assertLess(fast["us"], slow["us"])
-        self.assertAlmostEqual(fast["us"], fast["nvlink_bytes"] / 333e9 * 1e6 + 5)
-
     def test_upstream_counts_rows_that_stay(self):
         made = model.predict(case(latency=0), "dispatch bf16")
         meets = model.spread(case())
         self.assertAlmostEqual(made["wire_gb_per_s"], 0.956 * 50)
         without_sidecar = made["upstream_rdma_gb_per_s"] * meets["remote_nodes"] / meets["nodes"]
         self.assertTrue(0.98 * made["wire_gb_per_s"] < without_sidecar < made["wire_gb_per_s"])
-
-    def test_one_node_needs_no_nic(self):
-        made = model.predict(case(nodes=1), "combine")
-        self.assertEqual(made["wire_bytes"], 0)
-        self.assertAlmostEqual(made["us"], made["nvlink_bytes"] / 333e9 * 1e6)
 
     def test_the_page_has_its_figures(self):
         page = (ROOT / "docs/model.md").read_text()

@@ -91,18 +91,6 @@ class Run(unittest.TestCase):
         self.assertIn("| nothing | **Not known.** |", page)
         self.assertTrue(page.endswith(f"\n{mutate.HISTORY}\n\nMuch.\n") and "old" not in page, "history, and only that, is kept")
 
-    def test_a_change_since_the_build_is_not_run(self):
-        self.mutants[0].mutated = "c"
-        mutate.run(self.mutants, ["fail"], 1)
-        self.assertEqual(json.loads(mutate.RESULTS.read_text() if mutate.RESULTS.is_file() else "{}"), {})
-
-    def test_what_has_a_result_may_be_left_out(self):
-        for id in ("fail", "nothing"):
-            mutate.run(self.mutants, [id], 1)
-        self.assertEqual(self.chosen(ids=["fail", "nothing", "crash"]), ["crash"])
-        self.mutants[0].filter, self.mutants[3].survives = "Other*", "nobody minds"
-        self.assertEqual(self.chosen(ids=["fail", "nothing"]), ["fail"], "other tests may not notice it; a reason is no change")
-
     def test_an_interrupted_run_keeps_results_of_this_one_and_of_earlier_ones(self):
         mutate.run(self.mutants, ["nothing", "fail"], 1)
         write = mutate.write_if_new

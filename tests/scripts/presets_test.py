@@ -107,13 +107,6 @@ class ScriptsTest(unittest.TestCase):
         self.assertIn("for all", lines)
         self.assertEqual([line for line in lines if line.startswith("record")], ["record rxe hash_of_rxe", "record cuda hash_of_cuda"])
 
-    def test_what_was_skipped_is_not_recorded(self):
-        process = self.start("--quick", "host", RXE_SKIPPED="5")
-        output, _ = process.communicate(timeout=90)
-        self.assertEqual(process.returncode, 0, output)
-        self.assertIn("ran rxe", self.lines())
-        self.assertFalse([line for line in self.lines() if line.startswith("record")])
-
     def test_under_thread_sanitizer_the_quick_tier_has_the_tests_that_mistakes_need(self):
         """tests/mutants: mistakes that only ThreadSanitizer sees."""
         text = (ROOT / "tests/CMakeLists.txt").read_text()

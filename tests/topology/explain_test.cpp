@@ -43,34 +43,6 @@ TEST(Explain, MessagesOfOthersAsTheyAreSeen) {
             "Kubernetes: Insufficient networking.gke.io.networks/rdma");
 }
 
-TEST(Explain, MessagesOfNvshmemAtItsStart) {
-  EXPECT_EQ(first("WARN: GPU cannot map UAR of device mlx5_3. Skipping..."), "NVSHMEM: GPU cannot map UAR of device");
-  EXPECT_EQ(first("WARN: ibgda_alloc_and_map_qp_uar with GPU as handler failed. We may need to enter the CPU path."),
-            "NVSHMEM: ibgda_alloc_and_map_qp_uar with GPU as handler failed");
-  EXPECT_EQ(first("ibgda.cpp:1889: NULL value cannot allocate mlx5dv_devx_uar"),
-            "NVSHMEM: cannot allocate mlx5dv_devx_uar");
-  EXPECT_EQ(first("transport.cpp:nvshmemi_transport_init:275: init failed for transport: IBGDA"),
-            "NVSHMEM: init failed for transport: IBGDA");
-  EXPECT_EQ(first("transport.cpp:400: non-zero status: 7 connect EPS failed"), "NVSHMEM: connect EPS failed");
-  EXPECT_EQ(first("torch.distributed.DistBackendError: NCCL error, ncclRemoteError: A call failed possibly due to a "
-                  "network error"),
-            "NCCL: ncclRemoteError");
-}
-
-TEST(Explain, TheAbortOfPytorchAtTheEnd) {
-  EXPECT_EQ(first("end 0\nterminate called without an active exception"),
-            "PyTorch: terminate called without an active exception");
-}
-
-TEST(Explain, NoExplanationRefersToAnother) {
-  for (const KnownError& error : known_errors()) {
-    for (const std::string& text : {error.cause, error.remedy}) EXPECT_FALSE(text.starts_with("as above")) << text;
-  }
-  const auto late = explain("rank 1 waited for rank 0 without seeing where its rows are (combine kernel)");
-  ASSERT_FALSE(late.empty());
-  EXPECT_NE(late[0].remedy.find("sequences of calls"), std::string::npos) << late[0].remedy;
-}
-
 TEST(Explain, ALongListIsCountedAndJsonHasAllOfIt) {
   const std::string text =
       "ncclRemoteError\nunhandled system error\nunhandled cuda error\nNo IB devices found\nconnect EPS failed";

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "deep_ep/error.hpp"
-#include "simulation/nic_test/judge.hpp"
 #include "tests/support/variables.hpp"
 #include "tests/topology/fake_machine.hpp"
 #include "tools/doctor/nic_test/nic_test.hpp"
@@ -59,40 +58,6 @@ TEST(NicTestReport, SaysOfFailuresWhatTheyMean) {
   EXPECT_EQ(json["nics"][0]["lines"][1]["verdict"], "FAIL");
   EXPECT_EQ(json["nics"][0]["lines"][1]["action"], "do");
   EXPECT_EQ(json["warnings"], (nlohmann::json{"warn: rings in host memory"}));
-}
-
-TEST(NicTestReport, WithNothingTestedIsNotWell) {
-  NicTestReport report;
-  report.nics.push_back({"not tested", {rdma::nic_test::skipped("nic", "the other machine has fewer NICs")}});
-  EXPECT_FALSE(report.well());
-  EXPECT_NE(report.text().find("0 passed, 0 failed, 1 skipped: nothing was tested\n"), std::string::npos);
-}
-
-TEST(NicTestReport, DoesNotWarnOfFailuresOnPurpose) {
-  NicTestReport report;
-  report.log = {"warn: before", "info: " + std::string(rdma::nic_test::kFailuresBegin), "warn: queue pair failed",
-                "info: " + std::string(rdma::nic_test::kFailuresEnd), "warn: behind"};
-  EXPECT_EQ(report.warnings(), (std::vector<std::string>{"warn: before", "warn: behind"}));
-}
-
-TEST(NicTestLimits, EightNicsThatDoNotAnswerTakeLessThanAMinute) {
-  const double seconds = NicTestOptions{}.seconds;
-  for (const std::size_t nics : {1, 2, 8}) {
-    const double a_nic = seconds / static_cast<double>(nics) + limits_of(seconds, nics).wait_s;  // begun at the end
-    EXPECT_LT(a_nic * static_cast<double>(nics), 60) << nics;
-  }
-  EXPECT_GT(limits_of(600, 1).wait_s, 10) << "more time is also more patience";
-}
-
-TEST(NicTestLimits, NicsGiveUpBeforeTheTestDoes) {
-  const auto tries_for = [](const rdma::PathOptions& path) {
-    return 4.096e-6 * static_cast<double>(1L << path.ack_timeout) * (path.retry_count + 1);
-  };
-  const rdma::PathOptions usual = giving_up_within({}, 0.5);
-  EXPECT_LT(tries_for(usual), 0.5);
-  EXPECT_GT(tries_for(usual), 0.2);
-  EXPECT_EQ(giving_up_within({}, 100), rdma::PathOptions{}) << "never longer than a run does";
-  EXPECT_LT(tries_for(giving_up_within({.ack_timeout = 0}, 0.5)), 0.5) << "0 would be for ever";
 }
 
 TEST(NicTestSubjects, WithoutANicTheLocalWireIsTestedAndThatIsSaid) {

@@ -9,6 +9,7 @@ import stat
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 LOADER = importlib.machinery.SourceFileLoader("mutate", str(pathlib.Path(__file__).resolve().parents[2] / "scripts/mutate"))
 mutate = importlib.util.module_from_spec(importlib.util.spec_from_loader("mutate", LOADER))
@@ -56,9 +57,21 @@ class Plant(unittest.TestCase):
 
     def test_what_would_not_compile_is_refused(self):
         for source, original in (("if (a) {}", "if (a) {"), ("f(a) < b", "a) < b"), ("const int a = 1;", "const int a = 1;"),
-                                 ("a.b + c", "b"), ("f(a, b)", "a, b")):
+                                 ("a.b + c", "b"), ("f(a, b)", "a, b"),
+                                 ("for (f(); a < b; ++a) c();", "a < b;")):
             with self.assertRaises(mutate.ListError):
                 self.planted(source, mutant(original, "0"))
+
+
+class SourceFiles(unittest.TestCase):
+    def test_of_a_tree_without_git(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name in ("csrc/a.cpp", "build/host/b.cpp", "scripts/__pycache__/c.pyc", ".clang-format"):
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).touch()
+            with unittest.mock.patch.object(mutate, "ROOT", root):
+                self.assertEqual(mutate.source_files(), {"csrc/a.cpp", ".clang-format"})
 
 
 class Run(unittest.TestCase):
@@ -87,9 +100,21 @@ class Run(unittest.TestCase):
         mutate.TABLE.write_text(f"old\n\n{mutate.HISTORY}\n\nMuch.\n")
         mutate.table(self.mutants)
         page = mutate.TABLE.read_text()
-        self.assertIn("| in all | 4 | 4 | 3 | 75.0 % | 1 | 0 |", page)
-        self.assertIn("| nothing | **Not known.** |", page)
+        for row in ("area", "in all"):
+            self.assertIn(f"| {row} | 4 | 4 | 3 | 0 | 1 |", page)
+        self.assertIn("| nothing | `f.cpp` | **Not known.** |", page)
+        self.assertNotIn("| fail |", page, "the lists have those that are caught")
         self.assertTrue(page.endswith(f"\n{mutate.HISTORY}\n\nMuch.\n") and "old" not in page, "history, and only that, is kept")
+
+    def test_the_table_says_what_was_not_run_and_what_is_not_as_the_list_says(self):
+        mutate.run(self.mutants, ["fail", "nothing"], 1)
+        self.mutants[0].survives = self.mutants[3].survives = "nobody minds"
+        mutate.table(self.mutants)
+        page = mutate.TABLE.read_text()
+        self.assertIn("| in all | 4 | 2 | 1 | 1 | 0 |", page)
+        self.assertIn("| fail | `f.cpp` | nobody minds (But it was caught.) |", page)
+        self.assertIn("| nothing | `f.cpp` | nobody minds |", page)
+        self.assertIn("\ncrash, hang.\n", page)
 
     def test_an_interrupted_run_keeps_results_of_this_one_and_of_earlier_ones(self):
         mutate.run(self.mutants, ["nothing", "fail"], 1)

@@ -71,11 +71,6 @@ TEST_P(ElasticCombineTest, AWindowForAFewTokensTakesPasses) {
   run(all_kinds({40, 15}, 6), {.heap_bytes = 2 * kMiB, .window_bytes = std::size_t{31} << 10});
 }
 
-TEST_P(ElasticCombineTest, FewWarps) {
-  DEEP_EP_NEEDS_RANKS(2);
-  run(all_kinds({11, 14}, 4), {.heap_bytes = 16 * kMiB}, {.num_sms = 1, .warps_per_block = 1});
-}
-
 TEST_P(ElasticCombineTest, ATableOfAnotherDispatchNamesNoRows) {
   DEEP_EP_NEEDS_RANKS(1);
   // Of rows on this rank: tokens do not get those of others.

@@ -103,16 +103,6 @@ TEST(ConnectionsScheduleTest, EverySeedBringsAllRows) {
   }
 }
 
-TEST(ConnectionsBatchTest, TheRowsOfAWarpAndTheWordBehindThemGoByOneDoorbell) {
-  expect_ranks_succeed(2, [](const auto& bootstrap) {
-    Member member(bootstrap, make_host_executor());
-    member.connect({.peers = {1 - bootstrap->rank()}});
-    if (member.connections->peer(0, 1 - bootstrap->rank()).queue.batch < 32 + 1) throw std::runtime_error("two");
-    member.connect({.peers = {1 - bootstrap->rank()}, .depth = 64});
-    if (member.connections->peer(0, 1 - bootstrap->rank()).queue.batch != 32) throw std::runtime_error("not half");
-  });
-}
-
 TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
   expect_ranks_succeed(2, [](const auto& bootstrap) {
     Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));

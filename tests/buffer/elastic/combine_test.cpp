@@ -54,11 +54,6 @@ TEST_P(ElasticCombineTest, MoreRanksThanSelections) {
   run(all_kinds({9, 12, 0, 7}, 2));
 }
 
-TEST_P(ElasticCombineTest, OneRank) {
-  DEEP_EP_NEEDS_RANKS(1);
-  run(all_kinds({23}, 5));
-}
-
 TEST_P(ElasticCombineTest, ManySelectionsOfOneRank) {
   DEEP_EP_NEEDS_RANKS(2);
   run({{.tokens = {6, 8}, .local_experts = 1, .topk = 32, .hidden = 520, .biases = 3},
@@ -199,23 +194,6 @@ TEST_P(ElasticBarrierTest, NobodyPassesBeforeAllHaveCome) {
       buffer.barrier(rank.call());
       buffer.check();
       require(came >= 3 * round, "a rank has passed barrier " + std::to_string(round) + " alone");
-    }
-    buffer.destroy();
-  });
-}
-
-TEST_P(ElasticBarrierTest, ManyInARowAndAfterOtherCalls) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const ElasticCase one = make_elastic_case({.tokens = {5, 6}});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
-    for (int i = 0; i < 200; ++i) buffer.barrier(rank.call());
-    const ElasticCombineArguments call = upload_elastic(rank, one);
-    for (int i = 0; i < 3; ++i) {
-      check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
-      CallOptions asynchronous = rank.call();
-      asynchronous.async_finish = true;
-      require(buffer.barrier(asynchronous) != nullptr, "an event stands for a barrier with async_finish");
     }
     buffer.destroy();
   });

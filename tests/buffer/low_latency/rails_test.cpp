@@ -92,36 +92,6 @@ TEST_P(LowLatencyRailsTest, EveryFormatAndLayout) {
   run_dispatches(cluster(4), cases);
 }
 
-/// Tokens that all go to one node, none to their own, or only to their own; and the rails of ranks without tokens have
-/// rows of others to hand on.
-TEST_P(LowLatencyRailsTest, SelectionsOfSomeNodesOnly) {
-  if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
-  const std::vector<std::function<bool(int, int)>> choices = {
-      [](int, int to) { return to == 0; },
-      [](int from, int to) { return from != to; },
-      [](int from, int to) { return from == to; },
-      [](int from, int to) { return to == from || from == 1; },
-      [](int, int) { return false; },
-  };
-  for (const Nodes nodes : {Nodes{4, 2}, Nodes{6, 2}}) {
-    if (!missing(GetParam(), nodes.ranks).empty()) continue;
-    std::vector<LowLatencyCombineCase> cases;
-    for (const auto& allowed : choices) {
-      for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-        LowLatencyCaseShape shape{.tokens = {},
-                                  .max_tokens = 6,
-                                  .hidden = 256,
-                                  .format = RowFormat::bf16,
-                                  .layout = layout,
-                                  .seed = cases.size() + 1};
-        for (int rank = 0; rank < nodes.ranks; ++rank) shape.tokens.push_back(rank % 3 == 1 ? 0 : 6 - rank % 4);
-        cases.push_back(make_combine_case_after(select_nodes(make_low_latency_case(shape), nodes, allowed)));
-      }
-    }
-    combine(nodes, cases);
-  }
-}
-
 /// The model looks at the room for tokens, which is the same on all ranks, and not at how many there are.
 TEST_P(LowLatencyRailsTest, AutomaticIsByRailsWhereTheyPay) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";

@@ -136,15 +136,6 @@ TEST(Bootstrap, ATimeoutBelowTheLeastIsNotForEver) {
   EXPECT_EQ(timeout_in_effect(0.0), 0);
 }
 
-TEST(Bootstrap, DefaultTimeoutIsTheEnvironments) {
-  {
-    const Setting unset("DEEP_EP_TIMEOUT_S", std::nullopt);
-    EXPECT_EQ(default_timeout_s(), 100);
-  }
-  const Setting timeout("DEEP_EP_TIMEOUT_S", "7.5");
-  EXPECT_EQ(default_timeout_s(), 7.5);
-}
-
 TEST(SharedMemoryBootstrap, ProcessesGatherAndLeaveNoNameBehind) {
   const std::string name = unique_name("gather");
   for (const int size : {1, 2, 5}) {

@@ -36,43 +36,12 @@ ExchangeHeader of_rank(Purpose purpose, std::uint64_t buffer, std::uint64_t step
   return one;
 }
 
-/// A rank that has left the buffer before.
-ExchangeHeader gone_ahead(Purpose purpose, std::uint64_t buffer, std::uint64_t step = 0) {
-  ExchangeHeader one = of_rank(purpose, buffer, step);
-  one.left = 2;
-  return one;
-}
-
 std::vector<Fate> fates(const std::vector<ExchangeHeader>& ranks) {
   std::vector<Fate> result;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     result.push_back(judge(ranks, static_cast<int>(rank)).fate);
   }
   return result;
-}
-
-TEST(Judge, EqualExchangesAreDone) {
-  EXPECT_EQ(fates({of_rank(Purpose::destroying, 3), of_rank(Purpose::destroying, 3)}), (std::vector{2, Fate::done}));
-  EXPECT_EQ(fates({of_rank(Purpose::making, 3, 4), gone_ahead(Purpose::making, 3, 4)}), (std::vector{2, Fate::done}));
-}
-
-TEST(Judge, ProposalsNeedNotBeEqual) {
-  EXPECT_EQ(fates({of_rank(Purpose::making, 3), gone_ahead(Purpose::making, 7)}), (std::vector{2, Fate::done}));
-  EXPECT_EQ(fates({of_rank(Purpose::making, 3, 1), of_rank(Purpose::making, 7, 1)}), (std::vector{2, Fate::mismatch}));
-}
-
-TEST(Judge, ARankThatHasLeftEndsTheExchangeOfTheOthersAndWaitsForThem) {
-  const std::vector<ExchangeHeader> ranks = {gone_ahead(Purpose::making, 2), of_rank(Purpose::destroying, 1),
-                                             of_rank(Purpose::resuming, 1)};
-  EXPECT_EQ(fates(ranks), (std::vector{Fate::again, Fate::peer_left, Fate::peer_left}));
-  EXPECT_EQ(judge(ranks, 2), (Judgement{Fate::peer_left, 0}));
-  // Nobody has left the buffer of the rank that proposes: its number is its own affair until all agree on it.
-  EXPECT_EQ(fates({gone_ahead(Purpose::making, 2), of_rank(Purpose::making, 1)}), (std::vector{2, Fate::done}));
-  // Ranks that have left each other's.
-  ExchangeHeader older = of_rank(Purpose::destroying, 1);
-  older.newest = 2;
-  older.left = 1;
-  EXPECT_EQ(fates({gone_ahead(Purpose::destroying, 2), older}), (std::vector{2, Fate::peer_left}));
 }
 
 TEST(Judge, NumbersBeforeTheOldestAreLeftAndOfLaterOnesTheLast64CanBe) {

@@ -1,27 +1,13 @@
-// Ranks that do not agree, and ranks that do not come.
+// Ranks that do not agree.
 #include <array>
-#include <chrono>
 #include <functional>
 #include <string>
 
-#include "csrc/support/format.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-/// A rank that comes late waits no shorter, as each has a deadline of its own; a second deadline would show. The
-/// control threads may take a quarter of it to agree.
-void require_one_deadline(double waited) {
-  const double deadline = short_deadline();
-  require(waited > 0.9 * deadline && waited < 2.2 * deadline,
-          fmt::format("the deadline is {} s; waited {} s", deadline, waited));
-}
 
 class DisagreementTest : public ClusterTest {
  protected:
@@ -243,32 +229,6 @@ TEST_P(DisagreementTest, CountsThatContradictTheMembership) {
       } else {
         require_throws<Error>(call, {}, "dispatch while a peer has a wrong count");
       }
-    });
-  }
-}
-
-TEST_P(DisagreementTest, ARankThatNeverCombines) {
-  DEEP_EP_NEEDS_RANKS(3);
-  const Case one = make_case({.tokens = {9, 12, 7}, .local_experts = 1, .topk = 3});  // every token goes everywhere
-  for (const bool heap : {true, false}) {
-    if (under_sanitizer() && heap) continue;  // it takes a deadline
-    run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
-      const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-      Returned returned = upload_returned(rank, buffer, one, result.handle, heap);
-      rank.bootstrap()->barrier();
-      if (rank.rank() != 1) {
-        const auto begin = Clock::now();
-        require_throws<TimeoutError>(
-            [&] {
-              buffer.combine(returned.combine, rank.call());
-              buffer.check();
-            },
-            {"rank 1"}, "combine without rank 1");
-        const double waited = seconds_since(begin);
-        require_one_deadline(waited);
-      }
-      rank.bootstrap()->barrier();
     });
   }
 }

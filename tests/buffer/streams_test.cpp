@@ -10,36 +10,6 @@ namespace {
 class StreamsTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(StreamsTest);
 
-TEST_P(StreamsTest, PreviousEventAloneOrdersTheInputs) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case one = make_case({.tokens = {64, 50}, .hidden = 512});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
-    const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    const Inputs good = upload_inputs(rank, one);
-    const ConstTensorView& x = good.dispatch.x;
-    Executor& executor = *rank.executor();
-    const StreamHandle side = executor.create_stream();
-    void* const produced = rank.allocate(x.bytes());
-    constexpr std::size_t kSlow = std::size_t{32} << 20;
-    void* const slow = rank.allocate(kSlow);
-    executor.fill(produced, 0xee, x.bytes(), side);
-    executor.synchronize(side);
-    for (int i = 0; i < 8; ++i) executor.fill(slow, i, kSlow, side);  // so that the data comes late
-    executor.copy(produced, x.data, x.bytes(), side);
-    CachedDispatchArguments cached;
-    cached.x = x;
-    cached.x.data = produced;
-    cached.handle = &first.handle;
-    CallOptions call = rank.call();
-    call.previous_event = executor.record_event(side);
-    check_dispatch(rank, one, with_handle(buffer.cached_dispatch(cached, call), first.handle), {.cached = true});
-    executor.synchronize(side);
-    executor.destroy_stream(side);
-    buffer.destroy();
-  });
-}
-
 TEST_P(StreamsTest, TheDefaultStreamWorks) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {7, 9}});

@@ -43,26 +43,17 @@ inline constexpr Where kProcesses[] = {{Target::host, Placement::processes}, {Ta
 #define DEEP_EP_ON_THREADS(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kThreads), name_of_place)
 #define DEEP_EP_ON_PROCESSES(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kProcesses), name_of_place)
 
-/// Low-latency calls over NVLink as above, and between nodes over RDMA, which the local wire plays; results also over
-/// RDMA alone. What does not depend on the way runs ON_THREADS. (Under ThreadSanitizer all this would take too long;
+/// Low-latency calls over NVLink as above, and between nodes over RDMA, which the local wire plays. What does not
+/// depend on the way runs ON_THREADS. (Under ThreadSanitizer all this would take too long;
 /// buffer/low_latency/rdma_test.cpp is for it.)
 #if defined(__SANITIZE_THREAD__)
 inline constexpr Where kLowLatencyThreads[] = {{Target::host, Placement::threads}};
-inline constexpr Where kLowLatencyEverywhere[] = {{Target::host, Placement::threads}};
 inline constexpr Where kLowLatencyProcesses[] = {{Target::host, Placement::processes}};
 #else
 inline constexpr Where kLowLatencyThreads[] = {
     {Target::host, Placement::threads},
     {Target::host, Placement::threads, Topology::two_nodes},
     {Target::cuda, Placement::threads},
-    {Target::cuda, Placement::threads, Topology::two_nodes},
-};
-inline constexpr Where kLowLatencyEverywhere[] = {
-    {Target::host, Placement::threads},
-    {Target::host, Placement::threads, Topology::only_rdma},
-    {Target::host, Placement::threads, Topology::two_nodes},
-    {Target::cuda, Placement::threads},
-    {Target::cuda, Placement::threads, Topology::only_rdma},
     {Target::cuda, Placement::threads, Topology::two_nodes},
 };
 inline constexpr Where kLowLatencyProcesses[] = {
@@ -77,8 +68,6 @@ inline constexpr Where kRailThreads[] = {{Target::host, Placement::threads, Topo
                                          {Target::cuda, Placement::threads, Topology::rails}};
 #define DEEP_EP_LOW_LATENCY_ON_THREADS(Suite) \
   INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyThreads), name_of_place)
-#define DEEP_EP_LOW_LATENCY_EVERYWHERE(Suite) \
-  INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyEverywhere), name_of_place)
 #define DEEP_EP_LOW_LATENCY_ON_PROCESSES(Suite) \
   INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyProcesses), name_of_place)
 

@@ -1,4 +1,4 @@
-// The vocabulary of kernels/primitives on every executor, and on the host under many schedules.
+// Tagged lines and numbers of kernels/primitives on every executor. What else is there, every call uses.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -16,109 +16,6 @@ namespace deep_ep::test {
 namespace {
 
 using namespace deep_ep::probes;
-
-TEST(Primitives, WarpOperations) {
-  const TestKernel<WarpParams> kernel(DEEP_EP_TEST_LAUNCHERS(warp_probe));
-  // The order of additions that warp::sum promises.
-  float tree[32];
-  for (int i = 0; i < 32; ++i) tree[i] = 1.0f / static_cast<float>(i + 1);
-  for (int step = 16; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) tree[i] += tree[i + step];
-  }
-  on_every_executor([&](Executor& executor) {
-    constexpr int kBlocks = 2, kThreads = 96;
-    Shared<WarpResult> results(executor, kBlocks * kThreads);
-    run(executor, kernel, {kBlocks, kThreads, 0}, {results.data()});
-    for (int t = 0; t < kBlocks * kThreads; ++t) {
-      const WarpResult& r = results[static_cast<std::size_t>(t)];
-      const int lane = t % 32;
-      const auto u = static_cast<std::uint32_t>(lane);
-      ASSERT_EQ(r.shuffled8, (u + 1) % 32 * 7 % 256) << "lane " << lane;
-      ASSERT_EQ(r.shuffled16, (31 - u) * 1000 % 65536) << "lane " << lane;
-      ASSERT_EQ(r.shuffled32, 500000u);
-      const std::uint64_t source64 = u * 3 % 32;
-      ASSERT_EQ(r.shuffled64, (source64 << 40) + source64) << "lane " << lane;
-      const std::uint32_t source128 = (u + 16) % 32;
-      for (std::uint32_t w = 0; w < 4; ++w) ASSERT_EQ(r.shuffled128.word[w], source128 + w * 100) << "lane " << lane;
-      ASSERT_EQ(r.shuffled_up, static_cast<float>(lane < 3 ? lane : lane - 3) + 0.5f) << "lane " << lane;
-      ASSERT_EQ(r.shuffled_xor, -(lane ^ 6)) << "lane " << lane;
-      ASSERT_EQ(r.ballot, 0x49249249u);
-      ASSERT_EQ(r.flags, 15u);
-      ASSERT_EQ(r.sum, 31 * 16 - 32 * 20);
-      ASSERT_EQ(r.sum64, std::uint64_t{31 * 16} << 33);
-      ASSERT_EQ(std::bit_cast<std::uint32_t>(r.float_sum), std::bit_cast<std::uint32_t>(tree[0]));
-      ASSERT_EQ(r.max, 77);
-      ASSERT_EQ(r.min, -5);
-      ASSERT_EQ(r.float_max, 30.0f);
-      ASSERT_EQ(r.min64, -(std::int64_t{31} << 35));
-      ASSERT_EQ(r.inclusive_sum, lane * (lane + 1) / 2) << "lane " << lane;
-      std::uint32_t match = 0;
-      for (std::uint32_t other = 0; other < 32; ++other) match |= (other / 5 == u / 5 ? 1u : 0u) << other;
-      ASSERT_EQ(r.match, match) << "lane " << lane;
-    }
-  });
-}
-
-TEST(Primitives, Barriers) {
-  const TestKernel<BarrierParams> kernel(DEEP_EP_TEST_LAUNCHERS(barrier_probe));
-  on_every_executor([&](Executor& executor) {
-    constexpr int kThreads = 256, kRounds = 10;
-    Shared<std::uint32_t> sums(executor, kThreads);
-    run(executor, kernel, {1, kThreads, kThreads * 4}, {kRounds, sums.data()});
-    for (std::uint32_t t = 0; t < kThreads; ++t) {
-      std::uint32_t want = 0;
-      for (std::uint32_t round = 1; round <= kRounds; ++round) {
-        want += round * ((t + kThreads / 2) % kThreads + 1) + round * ((t ^ 32) + 1);
-        if (t / 32 % 2 == 1) want += round * (t - 32 + 1) + 1;
-      }
-      ASSERT_EQ(sums[t], want) << "thread " << t;
-    }
-  });
-}
-
-TEST(Primitives, MemoryOrderAndAtomics) {
-  const TestKernel<MemoryParams> kernel(DEEP_EP_TEST_LAUNCHERS(memory_probe));
-  on_every_executor([&](Executor& executor) {
-    constexpr int kBlocks = 6, kThreads = 64, kAll = kBlocks * kThreads;
-    Shared<std::uint64_t> counter(executor, 3);
-    Shared<std::uint32_t> counter32(executor, 3);
-    Shared<std::int64_t> order(executor, 2);
-    Shared<device::Vec16> source(executor, kAll), destination(executor, kAll);
-    for (std::uint32_t i = 0; i < kAll; ++i) source[i] = {{i, 2 * i, 3 * i, 4 * i}};
-    run(executor, kernel, {kBlocks, kThreads, 64},
-        {counter.data(), counter32.data(), order.data(), source.data(), destination.data()});
-    EXPECT_EQ(counter[0], kAll);
-    EXPECT_EQ(counter[1], 2u * kAll);
-    EXPECT_EQ(counter[2], std::uint64_t{kBlocks} << 33);
-    EXPECT_EQ(counter32[0], 3u * kAll);
-    EXPECT_EQ(counter32[1], 4u * kAll);
-    EXPECT_EQ(counter32[2], static_cast<std::uint32_t>(kAll));
-    EXPECT_EQ(order[0], kBlocks);
-    EXPECT_EQ(order[1], 12345);
-    for (std::uint32_t i = 0; i < kAll; ++i) {
-      ASSERT_EQ(destination[i].word[0], 3 * i);
-      ASSERT_EQ(destination[i].word[1], 5 * i);
-      ASSERT_EQ(destination[i].word[2], 3 * i);
-      ASSERT_EQ(destination[i].word[3], 4 * i + 1);
-    }
-  });
-}
-
-TEST(Primitives, Cells) {
-  const TestKernel<CellParams> kernel(DEEP_EP_TEST_LAUNCHERS(cell_probe));
-  on_every_executor([&](Executor& executor) {
-    constexpr int kRounds = 20;
-    Shared<Cell> cells(executor, 32);
-    Shared<std::uint64_t> read(executor, 1), results(executor, 32);
-    run(executor, kernel, {2, 32, 0}, {kRounds, cells.data(), read.data(), results.data()});
-    for (std::uint64_t lane = 0; lane < 32; ++lane) {
-      std::uint64_t want = 0;
-      for (std::uint64_t epoch = 1; epoch <= kRounds; ++epoch) want += (epoch << 32 | lane) * epoch;
-      ASSERT_EQ(results[lane], want) << "lane " << lane;
-      ASSERT_EQ(cells[lane].epoch, static_cast<std::uint64_t>(kRounds));
-    }
-  });
-}
 
 /// A row in the memory of the device, where lines arrive whole.
 TEST(Primitives, TaggedLines) {
@@ -141,24 +38,6 @@ TEST(Primitives, TaggedLines) {
     executor.free(row);
     EXPECT_EQ(results[0], static_cast<std::uint64_t>(rounds * (gpu ? 16 : 2)));
     EXPECT_EQ(results[1], 0u);
-  });
-}
-
-TEST(Primitives, BulkPipeline) {
-  const TestKernel<BulkParams> kernel(DEEP_EP_TEST_LAUNCHERS(bulk_probe));
-  on_every_executor([&](Executor& executor) {
-    for (const int row_bytes : {16, 512, 4096}) {
-      constexpr int kRows = 37, kWarps = 3;
-      const auto bytes = static_cast<std::size_t>(kRows * row_bytes);
-      Shared<std::byte> source(executor, bytes), destination(executor, bytes);
-      for (std::size_t i = 0; i < bytes; ++i) source[i] = static_cast<std::byte>(i * 31 + i / 256);
-      const std::size_t shared = 1024 + static_cast<std::size_t>(kWarps * 2 * row_bytes);
-      run(executor, kernel, {2, kWarps * 32, shared}, {kRows, row_bytes, source.data(), destination.data()});
-      for (std::size_t i = 0; i < bytes; ++i) {
-        ASSERT_EQ(static_cast<unsigned char>(destination[i]), (static_cast<unsigned>(source[i]) + 1) % 256)
-            << "byte " << i << " of rows of " << row_bytes;
-      }
-    }
   });
 }
 

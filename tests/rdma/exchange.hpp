@@ -42,8 +42,6 @@ class Exchange {
   void require_all_arrived() const;
   /// Where in the heap old values of additions may go.
   std::uint64_t sink(int peer) const { return params_.sink(peer); }
-  /// One thread posts from now on, not the warp together.
-  void post_by_one_thread() { params_.one_thread = true; }
   /// Sends rows beyond the ends of the peers' heaps from now on, or (0) where they belong.
   void send_astray(std::uint64_t by) { params_.astray = by; }
 

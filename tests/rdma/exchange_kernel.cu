@@ -39,19 +39,15 @@ DEEP_EP_DEVICE void check(const ExchangeParams& p, int peer, int epoch) {
 }
 
 /// Rows, a note that travels in its entry, and the signal behind them.
-template <class Group>
-DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::PortChannel<Group>& queue, int peer, int epoch) {
-  constexpr bool kAlone = std::is_same_v<Group, OneThread>;
-  constexpr int kStep = kAlone ? 1 : kWarpSize;
-  const int member = kAlone ? 0 : lane_index();
+DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::PortChannel<WholeWarp>& queue, int peer, int epoch) {
   bool good = true;
-  for (int first = 0; first < p.rows; first += kStep) {
-    const int row = first + member;
+  for (int first = 0; first < p.rows; first += kWarpSize) {
+    const int row = first + lane_index();
     good = good && queue.put(p.incoming(p.rank, epoch, row) + p.astray, p.outgoing(peer, epoch, row),
                              ExchangeParams::kRowBytes, row < p.rows);
   }
-  good = good && queue.put_value(p.note(p.rank, epoch), static_cast<std::uint64_t>(epoch), member == 0);
-  good = good && queue.signal_add(p.signal(p.rank), 1, member == 0);
+  good = good && queue.put_value(p.note(p.rank, epoch), static_cast<std::uint64_t>(epoch), lane_index() == 0);
+  good = good && queue.signal_add(p.signal(p.rank), 1, lane_index() == 0);
   queue.flush();
   return good;
 }
@@ -67,7 +63,7 @@ DEEP_EP_DEVICE bool wait_for_peer(const ExchangeParams& p, int peer, int epoch) 
   return good;
 }
 
-DEEP_EP_DEVICE void exchange_together(const ExchangeParams& p, int peer) {
+DEEP_EP_DEVICE void exchange(const ExchangeParams& p, int peer) {
   rdma::PortChannel<WholeWarp> queue(p.peers[peer], p.wait);
   std::uint64_t tickets[2] = {0, 0};
   for (int epoch = p.first_epoch; epoch < p.first_epoch + p.epochs; ++epoch) {
@@ -82,32 +78,10 @@ DEEP_EP_DEVICE void exchange_together(const ExchangeParams& p, int peer) {
   queue.close();
 }
 
-DEEP_EP_DEVICE void exchange_alone(const ExchangeParams& p, int peer) {
-  rdma::PortChannel<OneThread> queue(p.peers[peer], p.wait);
-  std::uint64_t tickets[2] = {0, 0};
-  for (int epoch = p.first_epoch; epoch < p.first_epoch + p.epochs; ++epoch) {
-    if (!warp::all(lane_index() != 0 || queue.wait_for(tickets[epoch % 2]))) break;
-    warp::sync();
-    fill(p, peer, epoch);
-    if (!warp::all(lane_index() != 0 || send(p, queue, peer, epoch))) break;
-    if (lane_index() == 0) tickets[epoch % 2] = queue.posted();
-    if (!wait_for_peer(p, peer, epoch)) break;
-    check(p, peer, epoch);
-  }
-  if (lane_index() == 0) {
-    queue.quiet();
-    queue.close();
-  }
-}
-
 DEEP_EP_DEVICE void exchange_body(const ExchangeParams& p, std::byte*) {
   const int peer = block_index();
   if (peer == p.rank || p.peers[peer].queue.depth == 0) return;
-  if (p.one_thread) {
-    exchange_alone(p, peer);
-  } else {
-    exchange_together(p, peer);
-  }
+  exchange(p, peer);
 }
 
 }  // namespace

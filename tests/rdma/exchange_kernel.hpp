@@ -18,7 +18,6 @@ struct ExchangeParams {
   int first_epoch = 1;  ///< counts over launches
   int epochs = 0;
   std::uint64_t astray = 0;               ///< added to where rows go: beyond the peer's heap, they fail
-  bool one_thread = false;                ///< lane 0 posts alone, not the warp together
   const RdmaPeerParams* peers = nullptr;  ///< [num_ranks]
   std::byte* heap = nullptr;              ///< this rank's
   std::uint64_t* wrong_words = nullptr;

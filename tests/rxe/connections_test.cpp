@@ -127,17 +127,21 @@ TEST(RxeConnectionsFault, FailedQueuePairsWorkAgainAfterReconnect) {
 }
 
 TEST(RxeConnections, EachRankHasADevice) {
-  expect_ranks_succeed(2, [](const auto& bootstrap) {
-    Member member(bootstrap, make_host_executor());
-    member.connect({.peers = {1 - bootstrap->rank()}, .channels = 3, .depth = 64}, patient_settings());
-    const std::string device = bootstrap->rank() == 0 ? "rxe0:1" : "rxe1:1";
-    require(contains(member.connections->describe(), "handler cpu, wire verbs, NIC " + device),
-            member.connections->describe());
-    for (int round = 0; round < 3; ++round) {
-      for (int channel = 0; channel < 3; ++channel) member.exchange_rows(channel);
-    }
-    bootstrap->barrier();
-  });
+  for (const int gid_index : {0, 1}) {  // IPv6, IPv4
+    expect_ranks_succeed(2, [&](const auto& bootstrap) {
+      Member member(bootstrap, make_host_executor());
+      rdma::RdmaSettings settings = patient_settings();
+      settings.gid = {.index = gid_index, .index_source = "the test", .index_is_binding = true};
+      member.connect({.peers = {1 - bootstrap->rank()}, .channels = 3, .depth = 64}, settings);
+      const std::string device = bootstrap->rank() == 0 ? "rxe0:1" : "rxe1:1";
+      require(contains(member.connections->describe(), "handler cpu, wire verbs, NIC " + device),
+              member.connections->describe());
+      for (int round = 0; round < 3; ++round) {
+        for (int channel = 0; channel < 3; ++channel) member.exchange_rows(channel);
+      }
+      bootstrap->barrier();
+    });
+  }
 }
 
 TEST(RxeConnections, FourRanksShareTwoDevices) {

@@ -47,15 +47,10 @@ std::uint64_t End::word(std::size_t offset) const {
   return std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_acquire);
 }
 
-Ends::Ends(const Cable& cable, const EndOptions& options) : Ends(cable, options, patient_path(cable.gid_index)) {}
-
-Ends::Ends(const Cable& cable, const EndOptions& options, const PathOptions& path)
-    : first(cable.first_device, options.bytes, options.queue_pairs, options.depth, path),
-      second(cable.second_device, options.bytes, options.queue_pairs, options.depth, path) {
-  for (int i = 0; i < options.queue_pairs; ++i) {
-    first.pair(i).connect(second.pair(i).address());
-    second.pair(i).connect(first.pair(i).address());
-  }
+Ends::Ends(const PathOptions& path)
+    : first("rxe0", std::size_t{4} << 20, 1, 64, path), second("rxe1", std::size_t{4} << 20, 1, 64, path) {
+  first.pair(0).connect(second.pair(0).address());
+  second.pair(0).connect(first.pair(0).address());
 }
 
 WireOperation Ends::write(std::uint64_t id, std::uint64_t from, std::uint64_t to, std::uint32_t bytes) {
@@ -68,21 +63,6 @@ WireOperation Ends::write(std::uint64_t id, std::uint64_t from, std::uint64_t to
           .remote_key = second.remote_key(),
           .local_address = from,
           .remote_address = to};
-}
-
-WireOperation Ends::write_inline(std::uint64_t id, std::span<const std::byte> bytes, std::uint64_t to) {
-  WireOperation operation = write(id, 0, to, static_cast<std::uint32_t>(bytes.size()));
-  operation.kind = WireOperationKind::write_inline;
-  operation.local_key = 0;
-  std::copy(bytes.begin(), bytes.end(), operation.inline_bytes.begin());
-  return operation;
-}
-
-WireOperation Ends::fetch_add(std::uint64_t id, std::uint64_t to, std::uint64_t add) {
-  WireOperation operation = write(id, 0, to, sizeof(std::uint64_t));
-  operation.kind = WireOperationKind::fetch_add;
-  operation.add = add;
-  return operation;
 }
 
 std::vector<WireCompletion> run(Wire& wire, std::span<const WireOperation> operations, std::size_t completions) {

@@ -13,14 +13,6 @@
 
 namespace deep_ep::rdma::verbs::test {
 
-/// Where a test's two ends are.
-struct Cable {
-  std::string name;
-  std::string first_device;
-  std::string second_device;
-  int gid_index = 0;
-};
-
 /// For tests in which everything must arrive: soft-RoCE sends a packet again after 0.27 s, as often as it takes (which
 /// is what a count of 7 means to it), so a busy machine does not look like a dead peer.
 PathOptions patient_path(int gid_index);
@@ -37,7 +29,6 @@ class End {
   std::uint64_t word(std::size_t offset) const;
   VerbsWire& wire() { return *wire_; }
   QueuePair& pair(int i) { return *pairs_[static_cast<std::size_t>(i)]; }
-  int pairs() const { return static_cast<int>(pairs_.size()); }
   std::uint32_t local_key() const { return registration_->local_key(); }
   std::uint32_t remote_key() const { return registration_->remote_key(); }
   const std::shared_ptr<Device>& device() const { return device_; }
@@ -55,21 +46,11 @@ class End {
   std::vector<QueuePair*> pairs_;
 };
 
-struct EndOptions {
-  std::size_t bytes = std::size_t{4} << 20;
-  int queue_pairs = 1;
-  std::uint32_t depth = 64;
-};
-
-/// Two connected ends; pair i of the first talks to pair i of the second.
+/// Two connected ends on the two ends of the cable.
 struct Ends {
-  explicit Ends(const Cable& cable, const EndOptions& options = {});  ///< with a patient path
-  Ends(const Cable& cable, const EndOptions& options, const PathOptions& path);
+  explicit Ends(const PathOptions& path);
 
   WireOperation write(std::uint64_t id, std::uint64_t from, std::uint64_t to, std::uint32_t bytes);
-  WireOperation write_inline(std::uint64_t id, std::span<const std::byte> bytes, std::uint64_t to);
-  /// The old value goes to offset 0 of the first end's memory unless the test says otherwise.
-  WireOperation fetch_add(std::uint64_t id, std::uint64_t to, std::uint64_t add);
 
   End first;
   End second;

@@ -54,11 +54,6 @@ TEST_P(ElasticCombineTest, MoreRanksThanSelections) {
   run(all_kinds({9, 12, 0, 7}, 2));
 }
 
-TEST_P(ElasticCombineTest, OneRank) {
-  DEEP_EP_NEEDS_RANKS(1);
-  run(all_kinds({23}, 5));
-}
-
 TEST_P(ElasticCombineTest, ManySelectionsOfOneRank) {
   DEEP_EP_NEEDS_RANKS(2);
   run({{.tokens = {6, 8}, .local_experts = 1, .topk = 32, .hidden = 520, .biases = 3},
@@ -69,11 +64,6 @@ TEST_P(ElasticCombineTest, AWindowForAFewTokensTakesPasses) {
   DEEP_EP_NEEDS_RANKS(2);
   // Rows of 2176 bytes: room for 7 tokens of both ranks, or for 2 of six selections.
   run(all_kinds({40, 15}, 6), {.heap_bytes = 2 * kMiB, .window_bytes = std::size_t{31} << 10});
-}
-
-TEST_P(ElasticCombineTest, FewWarps) {
-  DEEP_EP_NEEDS_RANKS(2);
-  run(all_kinds({11, 14}, 4), {.heap_bytes = 16 * kMiB}, {.num_sms = 1, .warps_per_block = 1});
 }
 
 TEST_P(ElasticCombineTest, ATableOfAnotherDispatchNamesNoRows) {
@@ -204,23 +194,6 @@ TEST_P(ElasticBarrierTest, NobodyPassesBeforeAllHaveCome) {
       buffer.barrier(rank.call());
       buffer.check();
       require(came >= 3 * round, "a rank has passed barrier " + std::to_string(round) + " alone");
-    }
-    buffer.destroy();
-  });
-}
-
-TEST_P(ElasticBarrierTest, ManyInARowAndAfterOtherCalls) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const ElasticCase one = make_elastic_case({.tokens = {5, 6}});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
-    for (int i = 0; i < 200; ++i) buffer.barrier(rank.call());
-    const ElasticCombineArguments call = upload_elastic(rank, one);
-    for (int i = 0; i < 3; ++i) {
-      check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
-      CallOptions asynchronous = rank.call();
-      asynchronous.async_finish = true;
-      require(buffer.barrier(asynchronous) != nullptr, "an event stands for a barrier with async_finish");
     }
     buffer.destroy();
   });

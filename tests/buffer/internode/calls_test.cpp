@@ -1,9 +1,8 @@
 // Calls of normal mode between nodes that are not a plain round: cached ones, many on their way, under many schedules;
-// ranks that do not agree or do not come; too little memory.
+// ranks that do not agree; too little memory.
 #include <algorithm>
 
 #include "tests/cluster/counting_executor.hpp"
-#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -53,35 +52,6 @@ TEST_P(InternodeCallsTest, CachedCallsMustAgreeBetweenNodes) {
         {"rank", "bytes of a row of x"}, "cached dispatch");
     rank.bootstrap()->barrier();
   });
-}
-
-TEST_P(InternodeCallsTest, ARankThatDoesNotComeIsNamed) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const Case one = make_case(four_ranks_of_two_nodes(6));
-  for (const bool cached : {false, true}) {
-    if (under_sanitizer() && !cached) continue;  // it takes a deadline
-    run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-      BufferOptions short_wait = options();
-      short_wait.timeout_s = short_deadline();
-      Buffer& buffer = rank.buffer(short_wait);
-      const Inputs inputs = upload_inputs(rank, one);
-      const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
-      if (rank.rank() != 2) {
-        // Its node and its rail miss it. Without an exchange of counts, rank 1 misses its own rail, which waits for it.
-        require_throws<TimeoutError>(
-            [&] {
-              if (cached) {
-                buffer.cached_dispatch(again(inputs, first.handle), rank.call());
-              } else {
-                buffer.dispatch(inputs.dispatch, rank.call());
-              }
-              buffer.check();
-            },
-            {"for rank 2"}, "dispatch");
-      }
-      rank.bootstrap()->barrier();
-    });
-  }
 }
 
 /// Rows beyond num_worst_tokens are lost; nobody waits for them, in combine either.

@@ -169,42 +169,5 @@ TEST_P(CombineTest, WeightsComeBackBitForBit) {
   });
 }
 
-TEST_P(CombineTest, ReceivedTensorsCanBeCombinedAsTheyAre) {
-  DEEP_EP_NEEDS_RANKS(3);
-  // Experts that do nothing: every token comes back as often as it was sent, which is exact for small numbers.
-  Case one = make_case({.tokens = {10, 16, 3}, .combine_weights = false});
-  for (auto& input : one.inputs) {
-    oracle::Random random(input.x.size());
-    for (std::size_t i = 0; i < input.x.size(); i += 2) {
-      const std::uint16_t bits = oracle::bf16_bits(static_cast<float>(random.below(33) - 16));
-      std::memcpy(&input.x[i], &bits, 2);
-    }
-  }
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
-    const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    require(buffer.in_heap(dispatched.recv_x.view()), "recv_x lies in the heap when the heap is large enough");
-    CombineArguments arguments;
-    arguments.x = dispatched.recv_x.view();
-    arguments.handle = &dispatched.handle;
-    arguments.mode = CombineMode::pull;
-    const auto got = rank.download<std::uint16_t>(buffer.combine(arguments, rank.call()).combined_x.view());
-    const auto& input = one.inputs[static_cast<std::size_t>(rank.rank())];
-    const std::int64_t hidden = one.shape.hidden;
-    for (std::int64_t t = 0; t < input.tokens; ++t) {
-      int copies = 0;
-      for (int r = 0; r < 3; ++r) copies += input.layout.token_in_rank[static_cast<std::size_t>(t * 3 + r)];
-      for (std::int64_t h = 0; h < hidden; ++h) {
-        const auto at = static_cast<std::size_t>(t * hidden + h);
-        std::uint16_t sent = 0;
-        std::memcpy(&sent, &input.x[at * 2], 2);
-        require(oracle::bf16_value(got[at]) == oracle::bf16_value(sent) * static_cast<float>(copies),
-                "token " + std::to_string(t) + " should come back " + std::to_string(copies) + " times");
-      }
-    }
-    buffer.destroy();
-  });
-}
-
 }  // namespace
 }  // namespace deep_ep::test

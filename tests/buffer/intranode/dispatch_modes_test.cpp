@@ -23,13 +23,6 @@ TEST_P(DispatchModesTest, WorstCaseHasTheExactPrefixAndNoTail) {
   }
 }
 
-TEST_P(DispatchModesTest, WorstCaseMayFitExactly) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Shape shape{.tokens = {12, 12}, .local_experts = 2, .topk = 4};  // every token goes to both ranks
-  ASSERT_EQ(make_case(shape).rows(0), 24);
-  run_rounds(cluster(2), std::vector<Shape>{shape}, {.config = {}, .num_worst_tokens = 24});
-}
-
 TEST_P(DispatchModesTest, WorstCaseOverflowIsRaisedByTheNextCall) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {12, 12}, .local_experts = 2, .topk = 4});

@@ -32,25 +32,6 @@ TEST_P(DispatchTest, RowsOf16BytesTo32KiB) {
   run_rounds(cluster(2), shapes);
 }
 
-TEST_P(DispatchTest, ScalesOfEveryStride) {
-  DEEP_EP_NEEDS_RANKS(3);
-  std::vector<Shape> shapes;
-  for (const DType dtype : {DType::float32, DType::int32}) {
-    for (const ScaleLayout layout : kScaleLayouts) {
-      for (const int scales : ends_of({1, 2, 7, 56})) {
-        shapes.push_back({.tokens = {11, 6, 13},
-                          .dtype = DType::float8_e4m3,
-                          .hidden = 128,
-                          .scales = scales,
-                          .scale_dtype = dtype,
-                          .scale_layout = layout,
-                          .seed = shapes.size() + 1});
-      }
-    }
-  }
-  run_rounds(cluster(3), shapes);
-}
-
 TEST_P(DispatchTest, ManyScalesAndScalesOfOtherTypes) {
   DEEP_EP_NEEDS_RANKS(2);
   const std::vector<Shape> shapes = {
@@ -98,15 +79,6 @@ TEST_P(DispatchTest, EveryRoutingAndTokenCount) {
   run_rounds(cluster(3), shapes);
 }
 
-TEST_P(DispatchTest, WithoutTopk) {
-  DEEP_EP_NEEDS_RANKS(3);
-  run_rounds(
-      cluster(3),
-      std::vector<Shape>{{.tokens = {8, 0, 21}, .with_topk = false},
-                         {.tokens = {8, 3, 21}, .with_topk = false, .dtype = DType::uint8, .hidden = 32, .scales = 2},
-                         {.tokens = {8, 0, 21}, .with_topk = false, .routing = oracle::Routing::all_dropped}});
-}
-
 TEST_P(DispatchTest, MembershipAloneDecidesWhereRowsGo) {
   DEEP_EP_NEEDS_RANKS(2);
   const Shape shape{.tokens = {6, 4}};
@@ -128,17 +100,6 @@ TEST_P(DispatchTest, ExpertAlignment) {
     }
   }
   run_rounds(cluster(2), shapes);
-}
-
-TEST_P(DispatchTest, EveryConfigGivesTheSame) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<Shape> shapes = {{.tokens = {40, 33}, .hidden = 256, .combine_hidden = 256}};
-  for (const int num_sms : {1, 2, 3, 24}) {
-    for (const int warps : {1, 2, 5}) {
-      if (under_thread_sanitizer() && (num_sms != 3 || warps == 2)) continue;
-      run_rounds(cluster(2), shapes, {.config = {.num_sms = num_sms, .warps_per_block = warps}});
-    }
-  }
 }
 
 }  // namespace

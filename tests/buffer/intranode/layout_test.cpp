@@ -41,21 +41,6 @@ TEST_P(LayoutTest, EveryRoutingAndIndexWidth) {
   run_layouts(shapes);
 }
 
-TEST_P(LayoutTest, SmallAndLargeTopk) {
-  DEEP_EP_NEEDS_RANKS(2);
-  std::vector<Shape> shapes;
-  for (const int topk : {1, 2, 7, 31, 32}) {
-    for (const int local_experts : {1, 3, 128}) {
-      shapes.push_back({.tokens = {21, 70},
-                        .local_experts = local_experts,
-                        .topk = topk,
-                        .routing = oracle::Routing::some_dropped,
-                        .hidden = 8});
-    }
-  }
-  run_layouts(shapes);
-}
-
 TEST_P(LayoutTest, ManyTokens) {
   DEEP_EP_NEEDS_RANKS(1);
   run_layouts({{.tokens = {3001}, .local_experts = 256, .topk = 8, .routing = oracle::Routing::skewed, .hidden = 8}});

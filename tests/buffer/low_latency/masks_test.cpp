@@ -1,6 +1,4 @@
-// How low-latency calls react to bad arguments, to ranks that disagree, and to ranks that do not come.
-#include <unistd.h>
-
+// How low-latency calls react to bad arguments, and to ranks that do not come.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -13,12 +11,6 @@ namespace {
 
 class LowLatencyMasksTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyMasksTest);
-
-class LowLatencyLostTest : public ClusterTest {
- protected:
-  bool processes_have_threads() const override { return true; }  // those that look after the others
-};
-DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyLostTest);
 
 LowLatencyCase four_ranks(std::uint64_t seed) {
   return make_low_latency_case(
@@ -157,22 +149,6 @@ TEST_P(LowLatencyMasksTest, TheEndDoesNotWaitForEverForARankThatDoesNotCome) {
   });
 }
 
-TEST_P(LowLatencyMasksTest, ARankThatIsLateByLessThanATimeoutIsNotMasked) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const LowLatencyCase all = four_ranks(8);
-  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    const double timeout_s = scaled(4);
-    Buffer& buffer = rank.buffer(masking_options(timeout_s));
-    dispatch_and_check(rank, buffer, all);
-    rank.bootstrap()->barrier();
-    if (rank.rank() == 3) std::this_thread::sleep_for(std::chrono::duration<double>(timeout_s / 4));
-    for (int i = 0; i < 2; ++i) dispatch_and_check(rank, buffer, all);
-    require_same({0, 0, 0, 0}, query(rank, buffer), "nobody is masked");
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 /// It waits for ranks that do not know of its calls, so its waits say nothing against them.
 TEST_P(LowLatencyMasksTest, ARankThatTheProgramMasksAccusesNobody) {
   DEEP_EP_NEEDS_RANKS(4);
@@ -189,38 +165,6 @@ TEST_P(LowLatencyMasksTest, ARankThatTheProgramMasksAccusesNobody) {
     if (rank.rank() == 3) return;
     require_same({0, 0, 0, 1}, query(rank, buffer), "masks");
     buffer.check();
-  });
-}
-
-/// The program may clear its own masks; low_latency_resume alone ends a verdict.
-TEST_P(LowLatencyMasksTest, TheProgramUndoesNoVerdict) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const LowLatencyCase all = four_ranks(9);
-  const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
-  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
-    dispatch_and_check(rank, buffer, all);
-    if (rank.rank() != 3) {
-      dispatch_and_check(rank, buffer, without);
-      buffer.low_latency_update_mask(3, false, rank.call().stream);
-      require_same({0, 0, 0, 1}, query(rank, buffer), "update_mask");
-      buffer.low_latency_update_mask(rank.rank(), true, rank.call().stream);
-      buffer.low_latency_clear_mask(rank.call().stream);
-      require_same({0, 0, 0, 1}, query(rank, buffer), "clear_mask");
-      dispatch_and_check(rank, buffer, without);
-      buffer.check();
-    }
-    buffer.destroy();
-  });
-}
-
-/// A rank that the others have masked, and that nobody tells, ends its buffer like them.
-TEST_P(LowLatencyMasksTest, TheEndOfARankThatOthersHaveMaskedByHand) {
-  DEEP_EP_NEEDS_RANKS(4);
-  run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(patience()));
-    if (rank.rank() != 3) buffer.low_latency_update_mask(3, true, rank.call().stream);
-    buffer.destroy();
   });
 }
 
@@ -250,71 +194,6 @@ TEST_P(LowLatencyMasksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
     buffer.check();
     buffer.destroy();
-  });
-}
-
-/// With hooks, the send part meets the deadline too: what the lost rank acknowledges falls behind.
-TEST_P(LowLatencyMasksTest, HooksWithALostRank) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const LowLatencyCase all = four_ranks(3);
-  const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
-  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
-    dispatch_and_check(rank, buffer, all);
-    for (int i = 0; i < 4 && rank.rank() != 3; ++i) {
-      const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
-      const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
-      b.hook();
-      check_low_latency_dispatch(rank, without, a);
-      check_low_latency_dispatch(rank, without, b);
-    }
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
-TEST_P(LowLatencyMasksTest, WithoutMaskingTheRankIsNamed) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const LowLatencyCase all = four_ranks(4);
-  run_cluster(cluster(4), [&](Rank& rank) {
-    BufferOptions options = masking_options(short_deadline());
-    options.low_latency.masking = false;
-    Buffer& buffer = rank.buffer(options);
-    dispatch_and_check(rank, buffer, all);
-    if (rank.rank() == 3) return;
-    buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
-    require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 3", "low-latency dispatch"}, "a rank that is lost");
-    require_throws<TimeoutError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
-                                 {"rank 3"}, "every later call");
-    require_throws<InvalidArgument>([&] { buffer.low_latency_clear_mask(rank.call().stream); }, {"low_latency.masking"},
-                                    "masks without masking");
-  });
-}
-
-TEST_P(LowLatencyLostTest, AProcessThatDiesIsMasked) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const LowLatencyCase all = four_ranks(5);
-  const LowLatencyCase without = with_masks(all, masks_of({0, 1, 3}, {2}));
-  ClusterOptions options = cluster(4);
-  options.lost_rank = 2;
-  run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
-    dispatch_and_check(rank, buffer, all);
-    rank.bootstrap()->barrier();  // what it has posted to NICs has arrived
-    if (rank.rank() == 2) _exit(1);
-    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, without);
-    require_same({0, 0, 1, 0}, query(rank, buffer), "masked");
-  });
-}
-
-TEST_P(LowLatencyMasksTest, RanksThatDisagree) {
-  DEEP_EP_NEEDS_RANKS(2);
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 512));
-    const LowLatencyCase one =
-        make_low_latency_case({.tokens = {3, 3}, .max_tokens = 4, .hidden = rank.rank() == 0 ? 512 : 256, .topk = 2});
-    buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
-    require_throws<RankMismatch>([&] { buffer.check(); }, {"hidden", "ranks"}, "different hidden sizes");
   });
 }
 
@@ -412,41 +291,30 @@ TEST_P(LowLatencyMasksTest, Arguments) {
     const BufferOptions options = low_latency_options(2, 4, 256);
     Buffer& buffer = rank.buffer(options);
     const LowLatencyDispatchArguments good = upload_arguments(rank, one);
-    const auto refused = [&](const std::vector<std::string>& words, auto change, CallOptions call) {
+    CallOptions call = rank.call();
+    const auto refused = [&](const std::vector<std::string>& words, auto change) {
       LowLatencyDispatchArguments bad = good;
       change(bad);
       require_throws<InvalidArgument>([&] { buffer.low_latency_dispatch(bad, call); }, words, words.front());
     };
-    CallOptions both = rank.call();
-    both.async_finish = true;
-    refused(
-        {"async_finish", "return_recv_hook"}, [](auto& a) { a.return_recv_hook = true; }, both);
-    refused(
-        {"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; }, rank.call());
-    refused(
-        {"round_scale needs use_fp8"}, [](auto& a) { a.round_scale = !(a.use_fp8 = false); }, rank.call());
-    refused(
-        {"use_fp8 and use_nvfp4"}, [](auto& a) { a.use_fp8 = a.use_nvfp4 = true; }, rank.call());
-    refused(
-        {"arrival_rows is 4", "arrival_counters"}, [](auto& a) { a.arrival_rows = 4; }, rank.call());
-    refused(
-        {"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; }, rank.call());
-    refused(
-        {"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; }, rank.call());
-    refused(
-        {"max_tokens", "low_latency.bytes"}, [](auto& a) { a.max_tokens = 30000; }, rank.call());
-    refused(
-        {"num_experts", "3"}, [](auto& a) { a.num_experts = 3; }, rank.call());
-    refused(
-        {"num_experts"}, [](auto& a) { a.num_experts = 400; }, rank.call());
-    refused(
-        {"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; }, rank.call());
-    refused(
-        {"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; }, rank.call());
-    refused(
-        {"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; }, rank.call());
-    refused(
-        {"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = writable(a.x); }, rank.call());
+    call.async_finish = true;
+    refused({"async_finish", "return_recv_hook"}, [](auto& a) { a.return_recv_hook = true; });
+    call.async_finish = false;
+    refused({"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; });
+    refused({"round_scale needs use_fp8"}, [](auto& a) { a.round_scale = !(a.use_fp8 = false); });
+    refused({"use_fp8 and use_nvfp4"}, [](auto& a) { a.use_fp8 = a.use_nvfp4 = true; });
+    refused({"arrival_rows is 4", "arrival_counters"}, [](auto& a) { a.arrival_rows = 4; });
+    refused({"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; });
+    refused({"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; });
+    refused({"max_tokens", "low_latency.bytes"}, [](auto& a) { a.max_tokens = 30000; });
+    refused({"num_experts", "3"}, [](auto& a) { a.num_experts = 3; });
+    refused({"num_experts"}, [](auto& a) { a.num_experts = 400; });
+    refused({"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; });
+    refused({"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; });
+    refused({"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; });
+    refused({"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = writable(a.x); });
+    require_throws<InvalidArgument>([&] { buffer.low_latency_clear_mask(rank.call().stream); }, {"low_latency.masking"},
+                                    "masks without masking");
     check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(good, rank.call()));
     buffer.destroy();
 
@@ -455,18 +323,6 @@ TEST_P(LowLatencyMasksTest, Arguments) {
                                     {"low_latency_dispatch", "low_latency.bytes"}, "a buffer without memory for it");
     normal.destroy();
   });
-}
-
-TEST(LowLatencyMemoryTest, Hint) {
-  EXPECT_LT(Buffer::low_latency_bytes_hint(128, 7168, 8, 288), std::size_t{256} << 20);
-  EXPECT_THROW(Buffer::low_latency_bytes_hint(0, 7168, 8, 288), InvalidArgument);
-  for (const int ranks : {1, 2, 8, 72}) {
-    for (const int tokens : {1, 100, 1024}) {
-      const std::size_t bytes = Buffer::low_latency_bytes_hint(tokens, 4096, ranks, 256);
-      EXPECT_EQ(bytes % 128, 0u);
-      EXPECT_GE(bytes, 4 * static_cast<std::size_t>(ranks * tokens) * 8192);
-    }
-  }
 }
 
 }  // namespace

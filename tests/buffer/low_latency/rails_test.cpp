@@ -1,5 +1,5 @@
 // Low-latency calls by rails against the oracle: nodes of all kinds, shapes, selections. What they do beside other
-// calls is in low_latency_rails_calls_test.cpp.
+// calls is in rails_calls_test.cpp.
 #include <algorithm>
 #include <optional>
 
@@ -10,7 +10,6 @@
 namespace deep_ep::test {
 namespace {
 
-using oracle::Routing;
 using oracle::RowFormat;
 
 constexpr Nodes kSeveralNodes[] = {{4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
@@ -18,8 +17,7 @@ constexpr Nodes kSeveralNodes[] = {{4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
 class LowLatencyRailsTest : public ClusterTest {
  protected:
   /// One dispatch and three combines after the other, the last one with a hook.
-  void combine(const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
-               const std::vector<Config>& configs = {{}}) const {
+  void combine(const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all) const {
     std::int64_t max_tokens = 1;
     std::int64_t hidden = 1;
     std::vector<RailCase> cases;
@@ -30,15 +28,13 @@ class LowLatencyRailsTest : public ClusterTest {
     }
     run_cluster(cluster(nodes.ranks), [&](Rank& rank) {
       Buffer& buffer = rank.buffer(rail_options(nodes, max_tokens, hidden));
-      for (std::size_t i = 0; i < cases.size(); ++i) {
-        const Config& config = configs[i % configs.size()];
-        const auto dispatched = dispatch_and_check(rank, buffer, cases[i].calls.before, config);
-        combine_both_ways(rank, buffer, cases[i].calls, cases[i].by_rails, dispatched.handle, config);
-        LowLatencyCombineArguments hooked = with_hook(upload_combine(rank, cases[i].calls, dispatched.handle));
-        hooked.config = config;
-        const auto combined = buffer.low_latency_combine(hooked, rank.call());
+      for (const RailCase& one : cases) {
+        const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
+        combine_both_ways(rank, buffer, one.calls, one.by_rails, dispatched.handle);
+        const auto combined =
+            buffer.low_latency_combine(with_hook(upload_combine(rank, one.calls, dispatched.handle)), rank.call());
         combined.hook();
-        check_low_latency_combine(rank, cases[i].calls, cases[i].by_rails, combined.combined_x.view());
+        check_low_latency_combine(rank, one.calls, one.by_rails, combined.combined_x.view());
         rank.release();
       }
       buffer.check();
@@ -94,79 +90,6 @@ TEST_P(LowLatencyRailsTest, EveryFormatAndLayout) {
                                          .layout = LowLatencyLayout::rank_major,
                                          .weights = true}));
   run_dispatches(cluster(4), cases);
-}
-
-/// Tokens that all go to one node, none to their own, or only to their own; and the rails of ranks without tokens have
-/// rows of others to hand on.
-TEST_P(LowLatencyRailsTest, SelectionsOfSomeNodesOnly) {
-  if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
-  const std::vector<std::function<bool(int, int)>> choices = {
-      [](int, int to) { return to == 0; },
-      [](int from, int to) { return from != to; },
-      [](int from, int to) { return from == to; },
-      [](int from, int to) { return to == from || from == 1; },
-      [](int, int) { return false; },
-  };
-  for (const Nodes nodes : {Nodes{4, 2}, Nodes{6, 2}}) {
-    if (!missing(GetParam(), nodes.ranks).empty()) continue;
-    std::vector<LowLatencyCombineCase> cases;
-    for (const auto& allowed : choices) {
-      for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-        LowLatencyCaseShape shape{.tokens = {},
-                                  .max_tokens = 6,
-                                  .hidden = 256,
-                                  .format = RowFormat::bf16,
-                                  .layout = layout,
-                                  .seed = cases.size() + 1};
-        for (int rank = 0; rank < nodes.ranks; ++rank) shape.tokens.push_back(rank % 3 == 1 ? 0 : 6 - rank % 4);
-        cases.push_back(make_combine_case_after(select_nodes(make_low_latency_case(shape), nodes, allowed)));
-      }
-    }
-    combine(nodes, cases);
-  }
-}
-
-/// Owners may leave out, at combine, what they selected at dispatch: parts of nodes that are left out, too.
-TEST_P(LowLatencyRailsTest, SelectionsThatHaveGone) {
-  DEEP_EP_NEEDS_RANKS(4);
-  std::vector<LowLatencyCombineCase> cases;
-  for (const double share : ends_of({0.3, 0.8, 1.0})) {
-    for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-      auto one = make_low_latency_combine_case({.tokens = {7, 9, 0, 4},
-                                                .max_tokens = 45,
-                                                .hidden = 128,
-                                                .topk = 5,
-                                                .routing = cases.size() > 3 ? Routing::uniform : Routing::duplicates,
-                                                .layout = layout,
-                                                .seed = cases.size() + 1});
-      oracle::Random random(cases.size());
-      for (auto& input : one.inputs) {
-        for (auto& expert : input.selection.idx) {
-          if (random.chance(share)) expert = -1 - random.below(3);
-        }
-        for (float& weight : input.selection.weights) weight *= -1.5f;
-      }
-      cases.push_back(std::move(one));
-    }
-  }
-  combine({4, 2}, cases);
-}
-
-TEST_P(LowLatencyRailsTest, MoreTokensThanBlocksAndEveryShareOfWarps) {
-  DEEP_EP_NEEDS_RANKS(4);
-  std::vector<Config> configs = {{.num_sms = 1},
-                                 {.num_sms = 2, .warps_per_block = 1},
-                                 {.num_sms = 3, .warps_per_block = 9},
-                                 {.num_sms = 1, .warps_per_block = 16}};
-  if (under_thread_sanitizer()) configs.resize(1);
-  std::vector<LowLatencyCombineCase> cases;
-  for (std::size_t i = 0; i < configs.size(); ++i) {
-    LowLatencyCaseShape shape{.tokens = {40, 33, 0, 17}, .max_tokens = 40, .hidden = 256, .seed = 10 + i};
-    if (i == 2) shape.hidden = 1280;
-    if (under_thread_sanitizer()) shape.tokens = {9, 12, 0, 7};
-    cases.push_back(make_low_latency_combine_case(shape));
-  }
-  combine({4, 2}, cases, configs);
 }
 
 /// The model looks at the room for tokens, which is the same on all ranks, and not at how many there are.

@@ -1,6 +1,6 @@
 // Rounds on as many ranks as mpirun starts, one process per rank:
 //
-//   mpirun -n 8 deep_ep_rank_test [--host | --cuda] [--nccl] [--rounds N] [--tokens N] [--hidden N]
+//   mpirun -n 8 deep_ep_rank_test [--host | --cuda] [--nccl]
 //
 // Rank i of a host takes its GPU i; unless each has a GPU, all ranks run on the CPU. With --nccl the ranks find each
 // other through NCCL instead of MPI. Ends with 0 when every round of every rank matched the oracle.
@@ -16,43 +16,28 @@
 namespace deep_ep::test {
 namespace {
 
+constexpr int kRounds = 4;
+constexpr std::int64_t kTokens = 24;
+constexpr std::int64_t kHidden = 512;
+
 struct Options {
   enum class Place { automatic, host, cuda } place = Place::automatic;
   bool nccl = false;
-  int rounds = 4;
-  std::int64_t tokens = 24;
-  std::int64_t hidden = 512;
 };
-
-[[noreturn]] void usage(const char* problem) {
-  std::fprintf(stderr,
-               "%s\nusage: deep_ep_rank_test [--host | --cuda] [--nccl] [--rounds N] [--tokens N] [--hidden N]\n",
-               problem);
-  std::exit(2);
-}
 
 Options parse(int count, char** arguments) {
   Options options;
   for (int i = 1; i < count; ++i) {
     const std::string name = arguments[i];
-    const auto number = [&]() -> std::int64_t {
-      if (++i == count) usage((name + " needs a number").c_str());
-      return std::atoll(arguments[i]);
-    };
     if (name == "--host") {
       options.place = Options::Place::host;
     } else if (name == "--cuda") {
       options.place = Options::Place::cuda;
     } else if (name == "--nccl") {
       options.nccl = true;
-    } else if (name == "--rounds") {
-      options.rounds = static_cast<int>(number());
-    } else if (name == "--tokens") {
-      options.tokens = number();
-    } else if (name == "--hidden") {
-      options.hidden = number();
     } else {
-      usage(("unknown argument " + name).c_str());
+      std::fprintf(stderr, "unknown argument %s\nusage: deep_ep_rank_test [--host | --cuda] [--nccl]\n", arguments[i]);
+      std::exit(2);
     }
   }
   return options;
@@ -88,21 +73,21 @@ std::shared_ptr<Bootstrap> make_bootstrap([[maybe_unused]] int rank, [[maybe_unu
 #endif
 }
 
-Shape shape_of_round(int round, int ranks, const Options& options) {
+Shape shape_of_round(int round, int ranks) {
   Shape shape;
   shape.seed = static_cast<std::uint64_t>(round) + 1;
   shape.tokens = oracle::make_token_counts(round % 2 == 0 ? oracle::TokenCounts::equal : oracle::TokenCounts::different,
-                                           ranks, options.tokens, shape.seed);
+                                           ranks, kTokens, shape.seed);
   shape.local_experts = 8;
   shape.topk = 8;
   shape.routing = round % 3 == 2 ? oracle::Routing::skewed : oracle::Routing::some_dropped;
-  shape.hidden = options.hidden;
+  shape.hidden = kHidden;
   if (round % 2 == 1) {
     shape.dtype = DType::float8_e4m3;
     shape.scales = 4;
     shape.scale_layout = ScaleLayout::column_major;
   }
-  shape.combine_hidden = options.hidden;
+  shape.combine_hidden = kHidden;
   shape.bias_0 = round % 4 == 3;
   return shape;
 }
@@ -113,7 +98,7 @@ std::string run(const Options& options, int rank, int ranks) {
   const bool enough_gpus = everywhere(cuda_device_count() > local);
   if (options.place == Options::Place::cuda && !enough_gpus) return "--cuda: some host has fewer GPUs than ranks";
   const bool cuda = enough_gpus && options.place != Options::Place::host;
-  const auto row_bytes = static_cast<std::size_t>(options.hidden) * 2;
+  const auto row_bytes = static_cast<std::size_t>(kHidden) * 2;
   ClusterOptions cluster{
       .ranks = ranks, .where = {cuda ? Target::cuda : Target::host, Placement::processes}, .host = {}};
   cluster.host = {.multiprocessors = 2, .warps_per_block = 2};
@@ -122,10 +107,10 @@ std::string run(const Options& options, int rank, int ranks) {
     executor->make_current();  // NCCL takes the current GPU
     Rank self(rank, cluster, make_bootstrap(rank, ranks, options.nccl), executor);
     // Room for the received rows, for the experts' outputs, and the same again.
-    const std::size_t rows = static_cast<std::size_t>(ranks) * static_cast<std::size_t>(options.tokens) * row_bytes;
+    const std::size_t rows = static_cast<std::size_t>(ranks) * static_cast<std::size_t>(kTokens) * row_bytes;
     Buffer& buffer = self.buffer({.heap_bytes = (std::size_t{64} << 20) + 4 * rows});
-    for (int round = 0; round < options.rounds; ++round) {
-      const Case one = make_case(shape_of_round(round, ranks, options));
+    for (int round = 0; round < kRounds; ++round) {
+      const Case one = make_case(shape_of_round(round, ranks));
       for (const bool heap : {true, false}) run_round(self, buffer, one, {.config = {}, .returned_in_heap = heap});
       self.release();
     }
@@ -133,7 +118,7 @@ std::string run(const Options& options, int rank, int ranks) {
   } catch (const std::exception& error) {
     return error.what();
   }
-  if (rank == 0) std::printf("%d ranks on %s: %d rounds match\n", ranks, cuda ? "GPUs" : "the CPU", options.rounds);
+  if (rank == 0) std::printf("%d ranks on %s: %d rounds match\n", ranks, cuda ? "GPUs" : "the CPU", kRounds);
   return {};
 }
 

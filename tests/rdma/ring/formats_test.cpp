@@ -65,14 +65,6 @@ TEST(RdmaFormats, InlineBytes) {
   EXPECT_EQ(bytes(&entry.segment[2], 32), "8000000d 00000000 00000000 00000000 77000000 00000000 00000000 00000000");
 }
 
-TEST(RdmaFormats, FetchAddBytes) {
-  WorkQueueEntry entry = stale();
-  fetch_add_entry(entry, {65535, 0x1234, kFlagSignalled}, kRemote, kLocal, 1);
-  EXPECT_EQ(bytes(&entry, 64),
-            "00ffff12 00123404 00000008 00000000 00007f11 22334400 00abcdef 00000000 "
-            "00000000 00000001 00000000 00000000 00000008 00112233 00007f55 66778800");
-}
-
 TEST(RdmaFormats, CountersHaveSixteenBits) {
   WorkQueueEntry entry = stale();
   nop_entry(entry, {0x1ffff, 0xffffff, 0});

@@ -115,17 +115,4 @@ void SoftwareNic::step() {
   for (std::size_t i = 0; i < count; ++i) complete(completions[i]);
 }
 
-std::uint64_t SoftwareNic::unrung(std::uint32_t number) const {
-  for (const Ring& ring : rings_) {
-    if (ring.pair.number != number) continue;
-    std::uint64_t index = ring.rung;
-    const auto written = [&](std::uint64_t i) {
-      return rdma::decode_entry(ring.pair.ring[i & (ring.pair.depth - 1)], i, number).mistake.empty();
-    };
-    while (index - ring.rung < ring.pair.depth && written(index)) ++index;
-    return index - ring.rung;
-  }
-  return 0;
-}
-
 }  // namespace deep_ep::test

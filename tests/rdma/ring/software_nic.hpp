@@ -30,9 +30,6 @@ class SoftwareNic {
   /// doorbell that overtook its record, entries that are malformed or were overwritten before they were complete.
   const std::string& violation() const { return violation_; }
 
-  /// Entries of this queue pair that are written but were never rung.
-  std::uint64_t unrung(std::uint32_t number) const;
-
  private:
   struct Ring {
     RdmaQueuePair pair;

@@ -9,7 +9,6 @@ namespace deep_ep::test {
 namespace {
 
 constexpr bool kSanitized = DEEP_EP_TSAN || DEEP_EP_ASAN;
-constexpr std::uint64_t kMany = kSanitized ? 60'000 : 1'000'000;
 
 std::string outcome(const QueueWorldOptions& options, std::uint64_t operations) {
   QueueWorld world(options);

@@ -172,6 +172,16 @@ TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
   EXPECT_EQ(commands(0x504).size(), 2u);
 }
 
+/// Of what the first asks for, the others ask for their own commands and doorbell registers alone.
+TEST_F(NicEndsTest, ManyQueuePairsShareWhatTheyCan) {
+  make();
+  const auto calls = [&](const char* name) { return std::count(fake_.calls.begin(), fake_.calls.end(), name); };
+  EXPECT_EQ(fake_.commands.size(), 5u * kChannels + 4) << "each: CREATE_CQ, CREATE_QP, three states";
+  EXPECT_EQ(calls("alloc_uar dedicated"), kChannels + 1) << "one to try whether kernels can ring";
+  EXPECT_EQ(calls("subscribe_event"), kChannels);
+  for (const char* once : {"create_ah", "query_eqn", "umem_reg_ex dma-buf"}) EXPECT_EQ(calls(once), 1) << once;
+}
+
 TEST_F(NicEndsTest, IdleWhenTheLastEntryIsCompleteOrHasFailed) {
   make();
   EXPECT_TRUE(ends_->idle());

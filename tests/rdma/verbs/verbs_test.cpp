@@ -78,23 +78,6 @@ TEST_F(VerbsTest, UnknownDeviceListsThoseThatExist) {
                    {"'mlx5_3'", "sees: fake_0"}));
 }
 
-TEST_F(VerbsTest, MemoryIsRegisteredStrictlyForWritesAndAtomics) {
-  auto device = open();
-  const auto from_zero =
-      Registration::of_host_memory(device, {.address = memory_.data(), .bytes = 8192, .first_address = 0});
-  const auto by_address = Registration::of_host_memory(device, {.address = memory_.data(), .bytes = 8192});
-  ASSERT_EQ(fake_.registered.size(), 2U);
-  EXPECT_EQ(fake_.registered[0].first_address, 0U);
-  EXPECT_EQ(fake_.registered[1].first_address, reinterpret_cast<std::uint64_t>(memory_.data()));
-  for (const auto& registered : fake_.registered) {
-    EXPECT_EQ(registered.access & IBV_ACCESS_RELAXED_ORDERING, 0U) << "a signal could be seen before its data";
-    EXPECT_NE(registered.access & IBV_ACCESS_REMOTE_ATOMIC, 0U);
-    EXPECT_NE(registered.access & IBV_ACCESS_REMOTE_WRITE, 0U);
-    EXPECT_EQ(registered.access & IBV_ACCESS_REMOTE_READ, 0U) << "nothing reads remotely";
-  }
-  EXPECT_NE(from_zero.remote_key(), by_address.remote_key());
-}
-
 TEST_F(VerbsTest, RefusedMemoryNamesTheLimitThatUsuallyIsTheCause) {
   fake_.refusals["reg_mr_iova2"] = ENOMEM;
   auto device = open();

@@ -18,27 +18,6 @@ constexpr std::size_t kShift = kLargePage;
 alignas(kLargePage) std::byte address_space[2 * kLargePage];
 void* at(std::size_t address) { return address_space + address; }
 
-TEST(DoorbellPagesTest, APageIsMappedOnceForAllItsRegisters) {
-  test::FakePages fake(kShift);
-  DoorbellPages pages(fake.mapper());
-  std::optional<MappedDoorbell> first(pages.map(at(0x0800)));
-  std::optional<MappedDoorbell> second(pages.map(at(0x0900)));
-  EXPECT_EQ(static_cast<void*>(first->get()), at(0x0800 + kShift));
-  EXPECT_EQ(static_cast<void*>(second->get()), at(0x0900 + kShift));
-  EXPECT_EQ(static_cast<void*>(pages.map(at(0x0900)).get()), at(0x0900 + kShift));
-  std::optional<MappedDoorbell> elsewhere(pages.map(at(0x1800)));
-  EXPECT_EQ(fake.mapped, (std::set<void*>{at(0x0000), at(0x1000)}));
-  first.reset();
-  EXPECT_EQ(fake.mapped.size(), 2u);
-  second.reset();
-  EXPECT_EQ(fake.mapped, (std::set<void*>{at(0x1000)}));
-  const MappedDoorbell moved(std::move(*elsewhere));
-  elsewhere.reset();
-  EXPECT_EQ(fake.mapped.size(), 1u);
-  EXPECT_THROW(pages.map(at(0x0804)), InvalidArgument);
-  EXPECT_THROW(pages.map(nullptr), InvalidArgument);
-}
-
 // Devices put their registers on pages of 4 KiB, sixteen of which then lie on one page of the machine.
 TEST(DoorbellPagesTest, OnAMachineWithLargePagesTheseAreMappedOnce) {
   test::FakePages fake(kShift, kLargePage);

@@ -1,7 +1,5 @@
 #include "kernels/common/line_poller.hpp"
 #include "kernels/common/wait.hpp"
-#include "kernels/primitives/block.hpp"
-#include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/line.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/numeric.hpp"
@@ -10,67 +8,6 @@
 
 namespace deep_ep::device {
 namespace {
-
-/// Counts with every kind of addition, passes a turn from block to block, and copies one word per thread.
-DEEP_EP_DEVICE void memory_probe(const probes::MemoryParams& p, std::byte* shared) {
-  fetch_add_relaxed<Scope::gpu>(p.counter, 1);
-  fetch_add_release<Scope::system>(p.counter + 1, 2);
-  add_relaxed<Scope::system>(p.counter32, 3);
-  add_release<Scope::gpu>(p.counter32 + 1, 4);
-  auto* local = reinterpret_cast<std::uint32_t*>(shared);
-  if (thread_index() == 0) store_relaxed<Scope::block>(local, 0);
-  block::sync();
-  fetch_add_acq_rel<Scope::block>(local, 1);
-  block::sync();
-  if (thread_index() == 0) add_relaxed<Scope::gpu>(p.counter32 + 2, load_relaxed<Scope::block>(local));
-
-  // Block b adds b to order[1], an ordinary word, when order[0] says that b - 1 has done so.
-  if (thread_index() == 0) {
-    const std::int64_t turn = block_index();
-    for (int spins = 0; load_acquire<Scope::gpu>(p.order) != turn; ++spins) pause(spins);
-    p.order[1] = 10 * p.order[1] + turn;
-    if (block_index() % 2 == 0) {
-      store_release<Scope::gpu>(p.order, turn + 1);
-    } else {
-      fence<Scope::gpu>();
-      store_relaxed<Scope::gpu>(p.order, turn + 1);
-    }
-    const std::uint64_t start = now_ns();
-    while (now_ns() < start + 1000) pause(0);
-    fetch_add_acq_rel<Scope::system>(p.counter + 2, std::uint64_t{1} << 33);
-  }
-
-  const int i = block_index() * block_threads() + thread_index();
-  Vec16 v = load_stream(p.source + i);
-  v.word[0] += load_weak(&p.source[i].word[1]);
-  v.word[1] += load_stream(&p.source[i].word[2]);
-  store_stream(p.destination + i, v);
-  store_stream(&p.destination[i].word[3], v.word[3] + 1);
-}
-
-/// No fence and no flag: whoever sees the epoch has the payload. The old contents of a cell are known to have been
-/// read.
-DEEP_EP_DEVICE void cell_probe(const probes::CellParams& p, std::byte*) {
-  const int lane = lane_index();
-  std::uint64_t sum = 0;
-  for (int round = 1; round <= p.rounds; ++round) {
-    const auto epoch = static_cast<std::uint64_t>(round);
-    if (block_index() == 0) {
-      for (int spins = 0; load_acquire<Scope::system>(p.read) + 1 < epoch; ++spins) pause(spins);
-      store_cell(p.cells + lane, epoch << 32 | static_cast<std::uint64_t>(lane), epoch);
-    } else {
-      Cell seen = load_cell(p.cells + lane);
-      for (int spins = 0; seen.epoch < epoch; ++spins) {
-        pause(spins);
-        seen = load_cell(p.cells + lane);
-      }
-      sum += seen.payload * epoch;
-      warp::sync();
-      if (lane == 0) store_release<Scope::system>(p.read, epoch);
-    }
-  }
-  if (block_index() == 1) p.results[lane] = sum;
-}
 
 /// What word `at` of the row is in a round.
 DEEP_EP_DEVICE std::uint64_t line_word(std::uint64_t round, std::uint32_t at) {
@@ -129,7 +66,5 @@ DEEP_EP_DEVICE void numeric_probe(const probes::NumericParams& p, std::byte*) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(memory_probe, deep_ep::device::memory_probe)
-DEEP_EP_DEFINE_KERNEL(cell_probe, deep_ep::device::cell_probe)
 DEEP_EP_DEFINE_KERNEL(line_probe, deep_ep::device::line_probe)
 DEEP_EP_DEFINE_KERNEL(numeric_probe, deep_ep::device::numeric_probe)

@@ -17,6 +17,7 @@
   KERNEL(combine,                                  deep_ep::CombineParams,             512) \
   KERNEL(barrier,                                  deep_ep::ElasticBarrierParams,      128) \
   KERNEL(combine_elastic,                          deep_ep::ElasticCombineParams,      512) \
+  KERNEL(copy_received,                            deep_ep::CopyReceivedParams,        256) \
   KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
   KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
   KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
@@ -54,6 +55,7 @@ namespace deep_ep {
 struct LayoutParams;
 struct NotifyParams;
 struct DispatchParams;
+struct CopyReceivedParams;
 struct CombineParams;
 struct ElasticBarrierParams;
 struct ElasticCombineParams;

@@ -19,6 +19,7 @@
   KERNEL(combine_elastic,                          deep_ep::ElasticCombineParams,      512) \
   KERNEL(prefetch_weights,                         deep_ep::LoadBalanceParams,         256) \
   KERNEL(reduce_grads,                             deep_ep::LoadBalanceParams,         512) \
+  KERNEL(copy_received,                            deep_ep::CopyReceivedParams,        256) \
   KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
   KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
   KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
@@ -56,6 +57,7 @@ namespace deep_ep {
 struct LayoutParams;
 struct NotifyParams;
 struct DispatchParams;
+struct CopyReceivedParams;
 struct CombineParams;
 struct ElasticBarrierParams;
 struct ElasticCombineParams;

@@ -3,7 +3,6 @@
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/row_launch.hpp"
 #include "csrc/buffer/row_metadata.hpp"
-#include "csrc/buffer/row_stages.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/rows/params.hpp"
@@ -40,11 +39,12 @@ int most_blocks_for_numbers(const LaunchPolicy& policy) {
 }
 
 /// As many warps as have room for their counters.
-LaunchShape shape_for_numbers(const NumberRowsParams& params, const LaunchPolicy& policy) {
+LaunchShape shape_for_numbers(const NumberRowsParams& params, const LaunchPolicy& policy, bool on_gpu) {
   const auto bytes = [&](int warps) {
     return NumberRowsShared(Carver::without_memory(), warps, params.num_experts, params.num_ranks).bytes;
   };
-  int warps = std::min(policy.warps_per_block, kernels::number_selections::kMaxThreads / kWarp);
+  constexpr int kMostWarps = kernels::number_selections::kMaxThreads / kWarp;
+  int warps = on_gpu ? kMostWarps : std::min(policy.warps_per_block, kMostWarps);
   while (warps > 1 && bytes(warps) > policy.max_shared_bytes) --warps;
   if (bytes(warps) > policy.max_shared_bytes) {
     fail<InvalidArgument>("num_local_experts is {}, allowed: as many as fit {} bytes of shared memory, {} each",
@@ -55,20 +55,6 @@ LaunchShape shape_for_numbers(const NumberRowsParams& params, const LaunchPolicy
   const std::int64_t wanted = (selections + warps * kWarp - 1) / (warps * kWarp);
   const auto blocks = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most_blocks_for_numbers(policy)));
   return {blocks, warps * kWarp, bytes(warps)};
-}
-
-/// A block for each multiprocessor, whose warps share all its memory; `units` of work keep as many warps busy.
-LaunchShape shape_for_spreading(SpreadRowsParams& params, std::int64_t units, const LaunchPolicy& policy) {
-  const int warps = std::min(policy.warps_per_block, kernels::spread_rows::kMaxThreads / kWarp);
-  const auto bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return SpreadRowsShared(Carver::without_memory(), warps, stages, stage_bytes).bytes;
-  };
-  const std::size_t room = policy.max_shared_bytes - bytes(RowStages::kMost, 0);
-  const RowStages stages = RowStages::make(room / static_cast<std::size_t>(warps), std::max(params.row_bytes, 1u));
-  params.stages = stages.count;
-  params.stage_bytes = params.rows == nullptr ? 0 : stages.bytes;
-  return {static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors)), warps * kWarp,
-          bytes(params.stages, params.stage_bytes)};
 }
 
 /// That count the rows for each rank.
@@ -139,7 +125,8 @@ void number_rows(const std::shared_ptr<Executor>& executor, const RowNumbering& 
   params.max_tokens = call.max_tokens;
   params.alignment = call.alignment;
   params.expand = call.expand;
-  params.block_counts = call.scratch.as<std::int32_t>();
+  const bool few = rows * topk <= NumberRowsParams::kFewSelections;
+  params.block_counts = few ? nullptr : call.scratch.as<std::int32_t>();
   params.source_ends = call.source_ends.as<std::int32_t>();
   params.expert_ends = call.expert_ends.as<std::int32_t>();
   params.expert_counts = call.expert_counts.as<std::int32_t>();
@@ -150,10 +137,12 @@ void number_rows(const std::shared_ptr<Executor>& executor, const RowNumbering& 
   params.destination_row = call.destination_row.as<std::int32_t>();
   params.rows_at_owners = call.rows_at_owners.as<std::int32_t>();
   params.selected = call.selected ? call.selected->as<std::byte>() : nullptr;
-  const LaunchShape shape = shape_for_numbers(params, backend->policy());
+  const LaunchShape shape = shape_for_numbers(params, backend->policy(), device.kind == Device::Kind::cuda);
   backend->make_current();
-  backend->kernels().count_selections(
-      params, {shape.blocks, shape.threads, static_cast<std::size_t>(experts) * sizeof(std::int32_t)}, stream);
+  if (!few) {
+    backend->kernels().count_selections(
+        params, {shape.blocks, shape.threads, static_cast<std::size_t>(experts) * sizeof(std::int32_t)}, stream);
+  }
   backend->kernels().number_selections(params, shape, stream);
 }
 
@@ -248,7 +237,8 @@ void spread_rows(const std::shared_ptr<Executor>& executor, const RowSpreading& 
     gap_units = call.expert_counts->size(0);
   }
 
-  const LaunchShape shape = shape_for_spreading(params, rows + gap_units, backend->policy());
+  const LaunchShape shape = shape_for_pipelines(rows + gap_units, params.row_bytes, backend->policy(),
+                                                kernels::spread_rows::kMaxThreads, params.stages, params.stage_bytes);
   backend->make_current();
   backend->kernels().spread_rows(params, shape, stream);
 }

@@ -53,7 +53,7 @@ struct RowNumbering {
 /// How many int32 number_rows wants for itself, with `num_local_experts` experts (L).
 std::int64_t number_rows_scratch(const std::shared_ptr<Executor>& executor, int num_local_experts);
 
-/// Numbers the rows of a dispatch: writes the results that `call` names. Two launches.
+/// Numbers the rows of a dispatch: writes the results that `call` names. One launch, two for many selections.
 void number_rows(const std::shared_ptr<Executor>& executor, const RowNumbering& call, StreamHandle stream);
 
 /// Received rows, and what came beside them, into a layout. One launch. Rows of the results that nothing names are left

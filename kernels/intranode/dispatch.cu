@@ -1,7 +1,8 @@
 // Dispatch: every token's row goes once to each rank that wants it, straight into the tensor the receiver returns.
 //
-// A receiver whose heap had no room for that tensor offers a bounded window instead. Then its rows come in rounds: as
-// many as the window holds, a drain by the receiver's blocks, a credit to the senders, the next ones.
+// A receiver whose heap had no room for that tensor offers its bounded window instead. If that holds all rows, another
+// kernel copies them behind this one (copy_received.cu). Otherwise its rows come in rounds: as many as the window
+// holds, a drain by the receiver's blocks, a credit to the senders, the next ones.
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/common/row_tail.hpp"
 #include "kernels/common/tickets.hpp"

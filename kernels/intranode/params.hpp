@@ -7,6 +7,7 @@
 #include "kernels/common/faults.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
+#include "kernels/common/warp_stages.hpp"
 #include "kernels/intranode/control_window.hpp"
 
 namespace deep_ep {
@@ -83,6 +84,18 @@ struct DispatchParams : SentRows {
 
   // Pipeline of a warp, in shared memory.
   std::uint32_t stage_bytes;  ///< a row travels in pieces of at most this size, multiple of 128
+  int stages;                 ///< 2..8
+};
+
+/// Rows that lie in the window, and where they are to stay.
+struct CopyReceivedParams {
+  RowShape rows;
+  RowTargets from, to;  ///< without what is not wanted
+  std::int64_t num_rows;
+  const std::int32_t* num_valid;  ///< on the device: how many rows came; of the others only selections are copied
+
+  // Pipeline of a warp, in shared memory.
+  std::uint32_t stage_bytes;  ///< multiple of 128
   int stages;                 ///< 2..8
 };
 

@@ -38,9 +38,16 @@ struct AllCounts {
   DEEP_EP_DEVICE void add_rows_before(int destination) const {
     std::int32_t first_row = 0;
     for (int source = 0; source < rank; ++source) first_row += counts_of(source).tokens_per_rank[destination];
-    for (int token = thread_index(); token < call.num_tokens; token += block_threads()) {
-      std::int32_t& row = call.destination_row[std::int64_t{token} * num_ranks + destination];
-      if (row >= 0) row += first_row;
+    if (first_row == 0) return;
+    constexpr int kTogether = 8;  // loads under way at once
+    for (int first = thread_index(); first < call.num_tokens; first += kTogether * block_threads()) {
+      std::int32_t* const rows = call.destination_row + destination;
+      const auto at = [&](int i) { return std::int64_t{first + i * block_threads()} * num_ranks; };
+      std::int32_t row[kTogether];
+      for (int i = 0; i < kTogether; ++i) row[i] = first + i * block_threads() < call.num_tokens ? rows[at(i)] : -1;
+      for (int i = 0; i < kTogether; ++i) {
+        if (row[i] >= 0) rows[at(i)] = row[i] + first_row;
+      }
     }
   }
 

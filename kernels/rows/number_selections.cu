@@ -16,21 +16,32 @@ DEEP_EP_DEVICE std::int32_t rounded_up(std::int32_t count, int alignment) {
   return (count + alignment - 1) / alignment * alignment;
 }
 
-/// What all blocks, and those before this one, have counted of each expert.
+/// What all blocks, and those before this one, have counted of each expert. Warps share the blocks, whose counts they
+/// load in groups.
 DEEP_EP_DEVICE void add_block_counts(const NumberRowsParams& params, const NumberRowsShared& shared) {
-  for (int expert = warp_index(); expert < params.num_experts; expert += block_warps()) {
+  for (int expert = lane_index(); expert < params.num_experts; expert += kWarpSize) {
     std::int32_t before = 0, total = 0;
-    for (int block = lane_index(); block < grid_blocks(); block += kWarpSize) {
+#pragma unroll 8
+    for (int block = warp_index(); block < grid_blocks(); block += block_warps()) {
       const std::int32_t count = load_weak(params.block_counts + std::int64_t{block} * params.num_experts + expert);
       total += count;
-      if (block < block_index()) before += count;
+      before += block < block_index() ? count : 0;
     }
-    before = warp::sum(before);
-    total = warp::sum(total);
-    if (lane_index() == 0) {
-      shared.before[expert] = before;
-      shared.totals[expert] = total;
-    }
+    fetch_add_relaxed<Scope::block>(&shared.before[expert], before);
+    fetch_add_relaxed<Scope::block>(&shared.totals[expert], total);
+  }
+}
+
+/// The same for few selections: each block counts all of them.
+DEEP_EP_DEVICE void count_all_selections(const NumberRowsParams& params, const NumberRowsShared& shared) {
+  const std::int64_t end = valid_rows(params) * params.metadata.num_topk;
+  const std::int64_t begin = selections_of_block(params).begin;
+#pragma unroll 8
+  for (std::int64_t at = thread_index(); at < end; at += block_threads()) {
+    const int expert = expert_of(params.recv_topk_idx.load_cached(at), params.num_experts);
+    if (expert < 0) continue;
+    fetch_add_relaxed<Scope::block>(&shared.totals[expert], 1);
+    if (at < begin) fetch_add_relaxed<Scope::block>(&shared.before[expert], 1);
   }
 }
 
@@ -147,15 +158,22 @@ DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::
   for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) {
     shared.ends[rank] = load_weak(params.ends + rank * params.ends_stride);
   }
+  for (int expert = thread_index(); expert < params.num_experts; expert += block_threads()) {
+    shared.before[expert] = shared.totals[expert] = 0;
+  }
   for (int expert = lane_index(); expert < params.num_experts; expert += kWarpSize) next[expert] = 0;
-  warp::sync();
+  block::sync();
   for (std::int64_t at = mine.begin + lane_index(); at < mine.end; at += kWarpSize) {
     const int expert = expert_of(params.recv_topk_idx.load_cached(at), params.num_experts);
     if (expert >= 0) fetch_add_relaxed<Scope::block>(&next[expert], 1);
   }
 
   // 2. Find each expert's first row, and how many of its selections lie before this block.
-  add_block_counts(params, shared);
+  if (params.block_counts != nullptr) {
+    add_block_counts(params, shared);
+  } else {
+    count_all_selections(params, shared);
+  }
   block::sync();
   if (warp_index() == 0) find_starts(params, shared);
   block::sync();

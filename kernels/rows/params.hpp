@@ -7,7 +7,7 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/topk.hpp"
-#include "kernels/primitives/mbarrier.hpp"
+#include "kernels/common/warp_stages.hpp"
 
 namespace deep_ep {
 
@@ -57,6 +57,7 @@ struct RowMetadata {
 /// Of count_selections and number_selections, which have equally many blocks.
 struct NumberRowsParams {
   static constexpr int kMostBlocks = 128;
+  static constexpr std::int64_t kFewSelections = 16384;  ///< that a block counts sooner than another kernel begins
 
   RowMetadata metadata;        ///< out
   TopkIndices recv_topk_idx;   ///< [num_rows, num_topk]
@@ -68,7 +69,7 @@ struct NumberRowsParams {
   int max_tokens;
   int alignment;
   bool expand;
-  std::int32_t* block_counts;  ///< [blocks, num_experts]: what the first kernel tells the second
+  std::int32_t* block_counts;  ///< [blocks, num_experts]: what the first kernel tells; nullptr: there was none
 
   std::int32_t* source_ends;    ///< out, [num_ranks]
   std::int32_t* expert_ends;    ///< out, [num_experts]
@@ -131,18 +132,6 @@ struct SpreadRowsParams {
   // Pipeline of a warp, in shared memory.
   std::uint32_t stage_bytes;  ///< a row moves in pieces of at most this size, multiple of 128; 0 without rows
   int stages;                 ///< 2..8
-};
-
-/// Shared memory of a block of spread_rows.
-struct SpreadRowsShared {
-  device::Mbarrier* barriers;  ///< [warps * stages]
-  std::byte* memory;
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE SpreadRowsShared(Carver carver, int warps, int stages, std::uint32_t stage_bytes)
-      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages), kLine)),
-        memory(carver.take<std::byte>(static_cast<std::size_t>(warps * stages) * stage_bytes, kLine)),
-        bytes(carver.bytes()) {}
 };
 
 /// Of address_rows, and, where several blocks count, of add_row_counts.

@@ -85,7 +85,7 @@ struct RowSpreader {
   RowPipe pipe;
   std::int64_t valid, step;
 
-  /// A row travels in pieces of at most stage_bytes. `slot`: where the row belongs by the lane's selection, -1: nowhere.
+  /// A row moves in pieces of at most stage_bytes. `slot`: where it belongs by the lane's selection, -1: nowhere.
   struct Unit {
     std::int64_t row;
     std::uint32_t offset;
@@ -144,17 +144,17 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   // Neighbours in order are in different blocks, so that a few rows keep all multiprocessors busy, too.
   const std::int64_t warp = std::int64_t{warp_index()} * grid_blocks() + block_index();
   const std::int64_t valid = params.metadata.valid();
-  const SpreadRowsShared shared(Carver(memory), block_warps(), params.stages, params.stage_bytes);
+  const WarpStages shared(Carver(memory), block_warps(), params.stages, params.stage_bytes);
 
   // 1. Rows, and what is beside them.
   if (params.rows != nullptr || params.scales != nullptr || (params.weights != nullptr && params.expand)) {
     const int first_stage = warp_index() * params.stages;
-    RowSpreader spreader{params,
-                         {shared.barriers + first_stage,
-                          shared.memory + static_cast<std::size_t>(first_stage) * params.stage_bytes,
-                          static_cast<std::uint32_t>(params.stages), params.stage_bytes},
-                         valid,
-                         warps};
+    RowSpreader spreader{
+        params,
+        {shared.barriers + first_stage, shared.memory + static_cast<std::size_t>(first_stage) * params.stage_bytes,
+         static_cast<std::uint32_t>(params.stages), params.stage_bytes},
+        valid,
+        warps};
     if (lane_index() == 0) spreader.pipe.init();
     spreader.spread(warp);
   }

@@ -66,6 +66,23 @@ TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
   });
 }
 
+TEST_P(MemoryTest, RowsThatTheWindowHoldsAreCopiedFromIt) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<Case> cases;
+  for (const Shape& shape : large_rounds()) cases.push_back(make_case(shape));
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 6 * kMiB});
+    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+    for (const Case& one : cases) {
+      for (const std::int64_t worst : {0, 500}) {
+        run_round(rank, buffer, one, {.config = {}, .num_worst_tokens = worst, .returned_in_heap = false});
+      }
+      rank.release();
+    }
+    buffer.destroy();
+  });
+}
+
 TEST_P(MemoryTest, SmallWindowsAreNamed) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {9, 4, 7}, .hidden = 2048, .combine_hidden = 2048});

@@ -94,7 +94,8 @@ TEST(NumberRows, ByExpertThenRowThenSelection) {
   for (const auto& executor : executors_present(2)) {
     for (const Received& want :
          {Received(700, 700, 4, 3, 5, 8), Received(300, 171, 9, 2, 40, 1), Received(5, 0, 2, 1, 3, 4),
-          Received(0, 0, 4, 2, 2, 1), Received(33, 20, 1, 4, 70, 16), Received(40, 40, 2, 3, 4, 1, 9)}) {
+          Received(0, 0, 4, 2, 2, 1), Received(33, 20, 1, 4, 70, 16), Received(40, 40, 2, 3, 4, 1, 9),
+          Received(4100, 4051, 4, 3, 37, 8)}) {  // the last: so many that a kernel counts beforehand
       for (const bool expand : {false, true}) {
         SCOPED_TRACE(std::to_string(want.rows) + " rows, expand " + std::to_string(expand));
         const OnDevice<std::int64_t> recv_idx(*executor, want.recv_topk_idx), idx(*executor, want.topk_idx);

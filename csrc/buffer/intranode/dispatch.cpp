@@ -3,6 +3,7 @@
 
 #include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/normal_mode.hpp"
+#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 
 namespace deep_ep {
@@ -52,20 +53,44 @@ DispatchOutputs Intranode::outputs(const ConstTensorView& x, const std::optional
 }
 
 void Intranode::send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs,
-                     CallScope& scope) {
+                     const std::optional<DispatchOutputs>& landed, CallScope& scope) {
   DispatchParams& params = plan.params;
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
   params.destination_row = handle.destination_row.as<std::int32_t>();
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.output = outputs.targets();
+  params.output = landed ? landed->targets() : outputs.targets();
   params.output_rows = handle.num_recv_rows;
-  if (!outputs.in_heap) plan_window(params, runtime_.window(), setup_);
+  if (!landed && !outputs.in_heap) plan_window(params, runtime_.window(), setup_);
   runtime_.executor()->kernels().dispatch(params, plan.shape, scope.stream());
+  if (landed) copy_received(params, outputs.targets(), scope);
   const Tensor* const used[] = {
       &outputs.x,       &outputs.scales,         &outputs.topk_idx,         &outputs.topk_weights,
       &outputs.src_idx, &handle.destination_row, &handle.rank_prefix_matrix};
   for (const Tensor* tensor : used) scope.hand_out(*tensor);
+}
+
+std::optional<DispatchOutputs> Intranode::landing(const ConstTensorView& x,
+                                                  const std::optional<ConstTensorView>& x_scales,
+                                                  const DispatchArguments* fresh, const DispatchOutputs& outputs,
+                                                  const DispatchPlan& plan) {
+  if (outputs.in_heap) return std::nullopt;
+  return outputs_in_window(x, x_scales, fresh, outputs.x.size(0), plan.params.rows, runtime_.window(),
+                           runtime_.layout().window_bytes);
+}
+
+void Intranode::copy_received(const DispatchParams& dispatch, const RowTargets& results, CallScope& scope) {
+  const int ranks = common_.num_ranks;
+  CopyReceivedParams params{};
+  params.rows = dispatch.rows;
+  params.from = dispatch.output;
+  params.to = results;
+  params.num_rows = dispatch.output_rows;
+  params.num_valid = dispatch.rank_prefix_matrix + (ranks - 1) * ranks + common_.rank;
+  const Backend& executor = *runtime_.executor();
+  const LaunchShape shape = shape_for_pipelines(params.num_rows, params.rows.row_bytes, executor.policy(),
+                                                kernels::copy_received::kMaxThreads, params.stages, params.stage_bytes);
+  executor.kernels().copy_received(params, shape, scope.stream());
 }
 
 DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
@@ -75,13 +100,14 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   CallScope scope(runtime_.calls(), call);
   check_recording(scope, arguments);
 
-  // Who gets what? Then room for it: in the heap, where peers write the rows into place, or else behind the window.
+  // The counts of all ranks; then room for the rows: in the heap, where peers write them into place, or elsewhere, to
+  // which they are copied from the window.
   DispatchResult result;
   result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
   const DispatchOutputs made =
       outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, plan, call, scope);
   result.handle.recv_src_idx = made.src_idx;
-  send(plan, result.handle, made, scope);
+  send(plan, result.handle, made, landing(arguments.x, arguments.x_scales, &arguments, made, plan), scope);
   made.give_to(result, arguments);
   result.event = scope.finish();
   return result;
@@ -95,7 +121,7 @@ CachedDispatchResult Intranode::dispatch(const CachedDispatchArguments& argument
   const DispatchHandle& handle = *arguments.handle;
   const DispatchOutputs made =
       outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, plan, call, scope);
-  send(plan, handle, made, scope);
+  send(plan, handle, made, landing(arguments.x, arguments.x_scales, nullptr, made, plan), scope);
   CachedDispatchResult result;
   made.give_to(result, arguments);
   result.event = scope.finish();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "csrc/buffer/intranode/plan.hpp"
@@ -34,8 +35,16 @@ class Intranode {
   DispatchOutputs outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                           const DispatchArguments* fresh, std::int64_t rows, const DispatchPlan& plan,
                           const CallOptions& call, const CallScope& scope);
-  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
-  void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs, CallScope& scope);
+  /// Room in the window for all rows of outputs that peers cannot write; nothing if they can, or if rows take turns.
+  std::optional<DispatchOutputs> landing(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                                         const DispatchArguments* fresh, const DispatchOutputs& outputs,
+                                         const DispatchPlan& plan);
+  /// Sends the rows to where the handle says, by way of `landed` if that is given, and hands out what `outputs` and the
+  /// handle hold.
+  void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs,
+            const std::optional<DispatchOutputs>& landed, CallScope& scope);
+  /// Rows that a dispatch has landed in the window.
+  void copy_received(const DispatchParams& dispatch, const RowTargets& results, CallScope& scope);
 
   Runtime& runtime_;
   NormalModeSetup setup_;

@@ -42,10 +42,11 @@ TEST_P(DispatchModesTest, TheFirstRowThatDoesNotFitIsWrittenNowhere) {
   const Case one = make_case({.tokens = {12, 13}, .local_experts = 2, .topk = 4});
   run_cluster(cluster(2), [&](Rank& rank) {
     constexpr std::int64_t kRows = 24;
-    Buffer& buffer = rank.buffer();
-    std::vector<Tensor> hoard;
-    for (const bool window : {false, true}) {
-      if (window) hoard = take_whole_heap(rank, buffer);
+    // In the heap; from a window that holds all rows; through one that does not, in rounds.
+    for (const auto& [full, window_bytes] :
+         {std::pair{false, std::size_t{0}}, {true, std::size_t{256} << 10}, {true, std::size_t{3} << 10}}) {
+      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{2} << 20, .window_bytes = window_bytes});
+      const std::vector<Tensor> hoard = full ? take_whole_heap(rank, buffer) : std::vector<Tensor>{};
       Inputs inputs = upload_inputs(rank, one);
       inputs.dispatch.num_worst_tokens = kRows;
       const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());

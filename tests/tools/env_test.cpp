@@ -48,7 +48,6 @@ TEST(EnvScript, OfGoogleA4) {
   const Environment environment = environment_of(patient_of(machine), &profile, true);
   compare("env_a4.sh", to_shell(environment, &profile));
   compare("env_a4.yaml", to_yaml(environment, &profile, false));
-  compare("env_a4.helm.yaml", to_yaml(environment, &profile, true));
 }
 
 TEST(EnvScript, TheScriptOfThePluginWins) {

@@ -1,15 +1,10 @@
-"""Handles of the second interface: dispatched with again, read and written by programs, used on several streams."""
+"""Handles of the second interface: read and written by programs, and as gradients."""
 
 import elastic_reference as reference
 import torch
 from elastic_cases import H, M, check_rows, make_buffer, send, spread_weights
 from reference import make_case
 from test_calls import equal
-from test_errors import Alone
-
-from deep_ep import EventOverlap
-from deep_ep.buffers.elastic import ElasticBuffer
-from deep_ep.buffers.streams import CallStream
 
 
 def handle_attributes(group):
@@ -95,61 +90,6 @@ def tail_of_anything(group):
 
 def test_tail_of_anything(ranks):
     ranks(2).run(tail_of_anything)
-
-
-def test_streams_that_use_a_handle(monkeypatch):
-    """A call that reads a given handle does so on its own stream."""
-    seen = {}
-
-    def finish(self, inputs, outputs):
-        seen.update(inputs=[id(each) for each in inputs], outputs=[id(each) for each in outputs])
-        return EventOverlap()
-
-    buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=M, hidden=H, num_topk=2)
-    x = torch.ones(3, H, dtype=torch.bfloat16)
-    handle = buffer.dispatch(x, torch.zeros(3, 2, dtype=torch.int64), num_experts=2)[3]
-    held = handle._tensors()
-    assert len(held) > 5 and handle.recv_src_metadata is not None
-    monkeypatch.setattr(CallStream, "finish", finish)
-    rows = buffer.dispatch(x, handle=handle)[0]
-    for name in ("inputs", "outputs"):
-        assert {id(each) for each in held} <= set(seen[name])
-    assert id(x) in seen["inputs"] and id(rows) in seen["outputs"]
-    buffer.combine(rows, handle)
-    assert {id(each) for each in held} <= set(seen["inputs"])
-
-
-class Watched:
-    """A native buffer that writes down how many SMs its calls for rows may take."""
-
-    POSITION = {"dispatch": 9, "cached_dispatch": 3, "combine_elastic": 12}
-
-    def __init__(self, native):
-        self.native, self.sms = native, []
-
-    def __getattr__(self, name):
-        call = getattr(self.native, name)
-        if name not in self.POSITION:
-            return call
-
-        def watched(*arguments):
-            self.sms.append(arguments[self.POSITION[name]])
-            return call(*arguments)
-
-        return watched
-
-
-def test_sms_of_a_handle():
-    """Calls with a handle take as many SMs as its dispatch, unless they say how many."""
-    buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=M, hidden=H, num_topk=2)
-    buffer.runtime = Watched(buffer.runtime)
-    x = torch.ones(3, H, dtype=torch.bfloat16)
-    handle = buffer.dispatch(x, torch.zeros(3, 2, dtype=torch.int64), num_experts=2, num_sms=6)[3]
-    rows = buffer.dispatch(x, handle=handle)[0]
-    buffer.combine(rows, handle)
-    buffer.dispatch(x, handle=handle, num_sms=8)
-    buffer.combine(rows, handle, num_sms=4)
-    assert handle.num_sms == 6 and buffer.runtime.sms == [6, 6, 6, 8, 4]
 
 
 def backward(group):

@@ -11,20 +11,7 @@ from reference import make_case
 from test_calls import equal
 from test_errors import Alone
 
-from deep_ep.buffers.elastic import ElasticBuffer
 from deep_ep.errors import RankMismatch
-
-
-def test_one_expert_named_by_every_selection():
-    """As many rows as selections, although there is one expert only."""
-    buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=4, hidden=8, num_topk=2)
-    x, idx = torch.arange(1, 5)[:, None].expand(4, 8).to(torch.bfloat16).contiguous(), torch.zeros(4, 2, dtype=torch.int64)
-    for cpu_sync in (True, False):
-        rows, _, _, handle, _ = buffer.dispatch(x, idx, num_experts=1, do_expand=True, do_cpu_sync=cpu_sync)
-        assert rows.size(0) == 8 and handle.psum_num_recv_tokens_per_expert.tolist() == [8]
-        assert rows[:, 0].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
-        combined, _, _ = buffer.combine(rows, handle)
-        assert combined[:, 0].tolist() == [2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("multiple", [True, False])

@@ -2,7 +2,6 @@
 
 import gc
 import pathlib
-import random
 import subprocess
 import sys
 import threading
@@ -38,59 +37,6 @@ def outlive(group):
 
 def test_tensors_outlive_the_buffer(ranks):
     ranks(3).run(outlive)
-
-
-def resident_bytes():
-    for line in pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Rss:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no Rss")
-
-
-def soak(group, calls, keep_at_most):
-    """Calls in a random order that all ranks share, with results that live for a random time that they do not share."""
-    buffer = Buffer(group, 1 << 24)
-    rank = buffer.rank
-    together, alone = random.Random(1), random.Random(rank)
-    cases = []
-    for seed in range(6):
-        tokens = [together.choice([0, 1, 17, 64]) for _ in range(buffer.group_size)]
-        case = make_case(tokens, hidden=together.choice([8, 64, 128]), seed=seed, num_topk=together.randint(1, 4))
-        received = [reference.dispatched(case, r) for r in range(buffer.group_size)]
-        back = reference.combined(case, rank, [r.x for r in received], [r.topk_weights for r in received])
-        cases.append([case, received[rank], back, send(buffer, case)[4]])
-    kept, after_warm_up = [], 0
-    for number in range(calls):
-        entry = together.choice(cases)
-        case, mine, back, handle = entry
-        kind = together.choice(["send", "cached", "worst", "combine"])
-        if kind == "send":
-            result = send(buffer, case)
-            check_received(result, mine, rank)
-            entry[3] = result[4]
-        elif kind == "cached":
-            result = buffer.dispatch(case.x[rank], handle=handle, config=CONFIG)
-            equal(result[0], mine.x, "cached rows")
-        elif kind == "worst":
-            result = send(buffer, case, num_worst_tokens=64 * buffer.group_size)
-            equal(result[0][: mine.x.size(0)], mine.x, "rows")
-        else:
-            result = buffer.combine(mine.x, handle, mine.topk_weights, config=CONFIG)
-            equal(result[0], back[0], "combined_x")
-            equal(result[1], back[1], "combined_topk_weights")
-        kept.append(result)
-        while len(kept) > alone.randint(0, keep_at_most):
-            kept.pop(alone.randrange(len(kept)))
-        if number == calls // 3:
-            after_warm_up = resident_bytes()
-    kept.clear()
-    gc.collect()
-    return resident_bytes() - after_warm_up
-
-
-def test_soak(ranks):
-    grown = ranks(3).run(soak, 240, 8)
-    assert max(grown) < 24 << 20, f"memory grew by {grown}"
 
 
 class Threads:

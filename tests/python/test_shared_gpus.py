@@ -1,6 +1,5 @@
 """Which GPU a rank takes, and which backend its group has, with as many GPUs as ranks or fewer (CUDA MPS)."""
 
-import elastic_checks
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,37 +36,20 @@ def machine(monkeypatch):
     return pretend
 
 
-def by_elastic_checks(local_rank, ranks):
-    elastic_checks.run_rank(local_rank, elastic_checks.parse(["--num-processes", str(ranks)]))
-
-
-STARTS = {"envs": envs.init_dist, "elastic_checks": by_elastic_checks}
-
-
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 @pytest.mark.parametrize("gpus, ranks, local_rank, backend, device", [
     (8, 8, 5, "nccl", 5), (8, 2, 1, "nccl", 1), (2, 4, 0, "gloo", 0), (2, 4, 3, "gloo", 1), (1, 2, 1, "gloo", 0),
     (2, 16, 14, "gloo", 0),
 ])  # fmt: skip
-def test_each_rank_has_a_gpu(machine, monkeypatch, capsys, start, gpus, ranks, local_rank, backend, device):
+def test_each_rank_has_a_gpu(machine, capsys, gpus, ranks, local_rank, backend, device):
     asked = machine(gpus)
-    monkeypatch.setattr(elastic_checks.threading, "Timer", NoTimer)
     with pytest.raises(Started):
-        start(local_rank, ranks)
+        envs.init_dist(local_rank, ranks)
     assert asked["device"] == torch.device("cuda", device)
     assert (asked["backend"], asked["rank"], asked["world_size"]) == (backend, local_rank, ranks)
     # NCCL is told the device, so it guesses none; gloo takes none.
     assert asked.get("device_id") == (torch.device("cuda", device) if backend == "nccl" else None)
     said = f"deep_ep: {ranks} ranks share {gpus} GPU" in capsys.readouterr().out
     assert said == (backend == "gloo" and local_rank == 0)
-
-
-class NoTimer:
-    def __init__(self, *_):
-        self.daemon = False
-
-    def start(self):
-        pass
 
 
 def test_no_gpu(machine, capsys):

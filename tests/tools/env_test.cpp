@@ -48,7 +48,6 @@ TEST(EnvScript, OfGoogleA4) {
   const Environment environment = environment_of(patient_of(machine), &profile, true);
   compare("env_a4.sh", to_shell(environment, &profile));
   compare("env_a4.yaml", to_yaml(environment, &profile, false));
-  compare("env_a4.helm.yaml", to_yaml(environment, &profile, true));
 }
 
 TEST(EnvScript, TheScriptOfThePluginWins) {
@@ -112,24 +111,6 @@ TEST(EnvScript, WhatIsSetWinsOverTheProfile) {
   EXPECT_EQ(row(environment_of(patient_of(machine), &profile, false), "DEEP_EP_RDMA_TRAFFIC_CLASS").value, "52");
 }
 
-TEST(EnvScript, EveryValueIsExplained) {
-  test::FakeMachine machine;
-  test::write_healthy_machine(machine);
-  machine.write("/usr/local/gib/scripts/set_nccl_env.sh", "");
-  const Profile& profile = profile_of("gke-a4");
-  const std::string text = explain(environment_of(
-      patient_of(machine, {{"NCCL_IB_SL", "3"}, {"DEEP_EP_TIMEOUT_S", "9"}, {"NCCL_IB_TC", "many"}}), &profile, true));
-  for (const char* part :
-       {"DEEP_EP_TIMEOUT_S = 9\n    set\n", "DEEP_EP_HEAP = auto\n    default\n",
-        "NCCL_IB_SL = 3\n    stands for DEEP_EP_RDMA_SERVICE_LEVEL\n",
-        "DEEP_EP_RDMA_TRAFFIC_CLASS = 52\n    profile gke-a4: ",
-        "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1,4:mlx5_4:1,5:mlx5_5:1,6:mlx5_6:1,7:mlx5_7:1\n    detected: ",
-        "NCCL_NET = gIB\n    profile gke-a4: ", "set_nccl_env.sh is there and wins",
-        "note: NCCL_IB_TC='many' is ignored: "}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
-  }
-}
-
 TEST(EnvScript, AWrongVariableIsNotPassedOn) {
   test::FakeMachine machine;
   for (const char* name : {"DEEP_EP_RDMA_TRAFFIC_CLASS", "DEEP_EP_TIMEOUT_S", "DEEP_EP_DEVICE_TO_HCA_MAPPING"}) {
@@ -158,15 +139,6 @@ TEST(EnvReference, EveryVariableOfOthersStandsOnceAndIsExplained) {
       }
     }
   }
-}
-
-TEST(EnvReference, EveryNameOfTheTableIsThere) {
-  const std::string page = reference_page();
-  for (const environment::Variable& variable : environment::variables()) {
-    for (const std::string_view name : variable.names) EXPECT_NE(page.find(name), std::string::npos) << name;
-  }
-  EXPECT_NE(page.find("| `DEEP_EP_RDMA_TRAFFIC_CLASS` | `NVSHMEM_IB_TRAFFIC_CLASS`, `NCCL_IB_TC` |"),
-            std::string::npos);
 }
 
 }  // namespace

@@ -93,25 +93,6 @@ TEST(Explain, KnowsEveryMessageOfThePages) {
   EXPECT_GT(others, 100u);
 }
 
-TEST(Explain, ReadsTablesOfMessagesOnly) {
-  const std::string_view lines[] = {"## Somebody",
-                                    "| exception | Python |",
-                                    "| --- | --- |",
-                                    "| `no message` | x |",
-                                    "",
-                                    "| text | cause | remedy |",
-                                    "| --- | --- | --- |",
-                                    "| `first ... | with a bar`, `second` | [why](a.md#b) | see [x](#y) |",
-                                    "| `third`, `a longer fourth` | why |",
-                                    "text",
-                                    "| `not in a table` | x | y |"};
-  const auto errors = read_error_page(lines, "");
-  ASSERT_EQ(errors.size(), 1u) << "a bar between spaces divides cells, even within quotes";
-  EXPECT_EQ(errors[0].origin, "Somebody");
-  EXPECT_EQ(errors[0].patterns, (std::vector<std::string>{"third", "a longer fourth"}));
-  EXPECT_EQ(read_error_page(lines, "deep_ep").at(0).patterns, std::vector<std::string>{"a longer fourth"});
-}
-
 TEST(Explain, LongAndOddTextsAreNoTrouble) {
   EXPECT_TRUE(explain(std::string(4 << 20, 'a')).empty());
   EXPECT_TRUE(explain(std::string("\xff\xfe\0\x01", 4)).empty());

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <set>
 
 #include "tests/topology/doctor_fixture.hpp"
 #include "tools/doctor/bundle.hpp"
@@ -187,19 +186,6 @@ TEST_F(Sysroot, QuickAnswersInOneLine) {
   machine_.write("/sys/class/infiniband/mlx5_5/ports/1/state", "1: DOWN");
   machine_.write("/sys/class/infiniband/mlx5_5/ports/1/phys_state", "3: Disabled");
   EXPECT_EQ(answer_quickly(patient(), {}).line, "not usable: D4 mlx5_5 port 1 is DOWN (link: Disabled)");
-}
-
-TEST(DoctorChecks, AreNumberedInOrderAndExplained) {
-  int last = 0;
-  std::set<std::string_view> titles;
-  for (const Check& check : all_checks()) {
-    ASSERT_EQ(check.id[0], 'D');
-    const int number = major_of(check.id.substr(1));
-    EXPECT_GT(number, last);
-    last = number;
-    EXPECT_TRUE(titles.insert(check.title).second) << check.title;
-    EXPECT_TRUE(check.meaning.starts_with("so that ")) << check.id;
-  }
 }
 
 // --- damaged copies of machines ---

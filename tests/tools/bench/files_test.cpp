@@ -75,12 +75,5 @@ TEST(Selftest, NoticesRowsThatAreOthers) {
   }
 }
 
-TEST(Selftest, HasUpstreamsCases) {
-  EXPECT_EQ(selftest_cases(1).size(), 24u);
-  EXPECT_EQ(selftest_cases(2).size(), 32u);
-  EXPECT_EQ(name_of(selftest_cases(2).front()), "Running with BF16, without top-k (async=False, previous=False)");
-  EXPECT_EQ(name_of(selftest_cases(2).back()), "Running with FP8, with top-k (async=True, previous=True)");
-}
-
 }  // namespace
 }  // namespace deep_ep::tools

@@ -40,8 +40,6 @@ class Exchange {
   const FaultRecord& fault() const { return faults_[0]; }
   /// Throws unless all rows came, intact.
   void require_all_arrived() const;
-  /// Where in the heap old values of additions may go.
-  std::uint64_t sink(int peer) const { return params_.sink(peer); }
   /// Sends rows beyond the ends of the peers' heaps from now on, or (0) where they belong.
   void send_astray(std::uint64_t by) { params_.astray = by; }
 

@@ -39,9 +39,9 @@ BufferOptions scratch_options(const ScratchWay& way) {
   return options;
 }
 
-/// In every way: five rounds of calls; after each but the last, `between(rank, buffer, memory, rounds so far)`.
-template <class Between>
-void calls_with_scratch(const ClusterOptions& cluster, const Between& between) {
+/// In every way: five rounds of calls, and between them words that look like the next call's.
+TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
+  DEEP_EP_NEEDS_RANKS(kScratchRanks);
   const RailCase one =
       make_rail_case({.tokens = {5, 0, 3, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 5},
                      kScratchNodes);
@@ -50,40 +50,29 @@ void calls_with_scratch(const ClusterOptions& cluster, const Between& between) {
     // A NIC may still write what nobody waits for, as selections of tokens that have no expert here: no harm, but a
     // race.
     if (under_thread_sanitizer() && way.ranks_per_node != kScratchRanks) continue;
-    run_cluster(cluster, [&](Rank& rank) {
+    run_cluster(cluster(kScratchRanks), [&](Rank& rank) {
       Buffer& buffer = rank.buffer(scratch_options(way));
       const TensorView memory = buffer.low_latency_memory();
       require(memory.shape[0] == static_cast<std::int64_t>(buffer.options().low_latency.bytes / 128 * 128), "bytes");
-      const auto round = [&] {
+      for (std::uint64_t round = 1; round <= 5; ++round) {
         const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
         const auto combined =
             buffer.low_latency_combine(upload_combine(rank, one.calls, dispatched.handle), rank.call());
         check_low_latency_combine(rank, one.calls, way.rails == LowLatencyRails::always ? one.by_rails : one.direct,
                                   combined.combined_x.view());
-      };
-      for (std::uint64_t rounds = 1; rounds < 5; ++rounds) {
-        round();
-        between(rank, buffer, memory, rounds);
+        if (round == 5) break;
+        // The number of the next call everywhere: signals, counts and rows seem to have come.
+        const std::vector<std::uint64_t> anything(static_cast<std::size_t>(memory.shape[0]) / sizeof(std::uint64_t),
+                                                  round + 1);
+        buffer.low_latency_clean(rank.stream());
+        rank.executor()->copy(memory.data, anything.data(), anything.size() * sizeof(std::uint64_t), rank.stream());
+        rank.executor()->synchronize(rank.stream());  // of memory that ends here
+        buffer.low_latency_clean(rank.stream());
       }
-      round();
       buffer.check();
       buffer.destroy();
     });
   }
-}
-
-TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
-  DEEP_EP_NEEDS_RANKS(kScratchRanks);
-  const auto between = [](Rank& rank, Buffer& buffer, const TensorView& memory, std::uint64_t rounds) {
-    // The number of the next call everywhere: signals, counts and rows seem to have come.
-    const std::vector<std::uint64_t> anything(static_cast<std::size_t>(memory.shape[0]) / sizeof(std::uint64_t),
-                                              rounds + 1);
-    buffer.low_latency_clean(rank.stream());
-    rank.executor()->copy(memory.data, anything.data(), anything.size() * sizeof(std::uint64_t), rank.stream());
-    rank.executor()->synchronize(rank.stream());  // of memory that ends here
-    buffer.low_latency_clean(rank.stream());
-  };
-  calls_with_scratch(cluster(kScratchRanks), between);
 }
 
 /// What rank 0 posts to rank 1 in combines leaves when the test says so.

@@ -16,7 +16,7 @@ import deep_ep
 import deep_ep.buffer
 import deep_ep.utils
 from deep_ep import Buffer, Config, EventOverlap
-from deep_ep.errors import WrongUse
+from deep_ep.errors import PeerTimeout, WrongUse
 from deep_ep.utils import EventHandle
 
 CALL = "previous_event=None, async_finish=False, allocate_on_comm_stream=False"
@@ -72,6 +72,7 @@ def test_names():
     assert {"Buffer", "Config", "EventOverlap", "EventHandle", "topk_idx_t", "__version__"} <= set(deep_ep.__all__)
     assert all(hasattr(deep_ep, name) for name in deep_ep.__all__)
     assert isinstance(deep_ep.topk_idx_t, torch.dtype)
+    assert issubclass(PeerTimeout, TimeoutError) and issubclass(PeerTimeout, RuntimeError)
     assert deep_ep.buffer.Buffer is Buffer and deep_ep.buffer.Config is Config
     assert deep_ep.buffer.EventHandle is deep_ep.utils.EventHandle
     assert callable(deep_ep.utils.check_nvlink_connections)

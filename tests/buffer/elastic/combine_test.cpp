@@ -128,6 +128,7 @@ TEST_P(ElasticCombineTest, RanksThatDisagreeLearnOfIt) {
 }
 
 TEST_P(ElasticCombineTest, WrongArgumentsAreNamed) {
+  DEEP_EP_NEEDS_RANKS(1);
   const ElasticCase one = make_elastic_case({.tokens = {5}});
   run_cluster(cluster(1), [&](Rank& rank) {
     Buffer& buffer = rank.buffer();

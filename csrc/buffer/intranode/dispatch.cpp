@@ -63,7 +63,7 @@ void Intranode::send(DispatchPlan& plan, const DispatchHandle& handle, const Dis
   params.output_rows = handle.num_recv_rows;
   if (!landed && !outputs.in_heap) plan_window(params, runtime_.window(), setup_);
   runtime_.executor()->kernels().dispatch(params, plan.shape, scope.stream());
-  if (landed) copy_received(params, outputs.targets(), scope);
+  if (landed) copy_received(params, outputs.targets(), plan.shape.blocks, scope);
   const Tensor* const used[] = {
       &outputs.x,       &outputs.scales,         &outputs.topk_idx,         &outputs.topk_weights,
       &outputs.src_idx, &handle.destination_row, &handle.rank_prefix_matrix};
@@ -79,7 +79,8 @@ std::optional<DispatchOutputs> Intranode::landing(const ConstTensorView& x,
                            runtime_.layout().window_bytes);
 }
 
-void Intranode::copy_received(const DispatchParams& dispatch, const RowTargets& results, CallScope& scope) {
+void Intranode::copy_received(const DispatchParams& dispatch, const RowTargets& results, int most_blocks,
+                              CallScope& scope) {
   const int ranks = common_.num_ranks;
   CopyReceivedParams params{};
   params.rows = dispatch.rows;
@@ -88,8 +89,9 @@ void Intranode::copy_received(const DispatchParams& dispatch, const RowTargets& 
   params.num_rows = dispatch.output_rows;
   params.num_valid = dispatch.rank_prefix_matrix + (ranks - 1) * ranks + common_.rank;
   const Backend& executor = *runtime_.executor();
-  const LaunchShape shape = shape_for_pipelines(params.num_rows, params.rows.row_bytes, executor.policy(),
-                                                kernels::copy_received::kMaxThreads, params.stages, params.stage_bytes);
+  LaunchShape shape = shape_for_pipelines(params.num_rows, params.rows.row_bytes, executor.policy(),
+                                          kernels::copy_received::kMaxThreads, params.stages, params.stage_bytes);
+  shape.blocks = std::min(shape.blocks, most_blocks);
   executor.kernels().copy_received(params, shape, scope.stream());
 }
 

@@ -43,8 +43,9 @@ class Intranode {
   /// handle hold.
   void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs,
             const std::optional<DispatchOutputs>& landed, CallScope& scope);
-  /// Rows that a dispatch has landed in the window.
-  void copy_received(const DispatchParams& dispatch, const RowTargets& results, CallScope& scope);
+  /// Rows that a dispatch has landed in the window, by at most as many blocks as sent them: the program may have work
+  /// for the other multiprocessors.
+  void copy_received(const DispatchParams& dispatch, const RowTargets& results, int most_blocks, CallScope& scope);
 
   Runtime& runtime_;
   NormalModeSetup setup_;

@@ -48,27 +48,45 @@ struct LowLatencyCounters {
   }
 };
 
-/// How dispatches with hooks that go by rails are counted by the kernels that hand on their rows: see
-/// dispatch/relay.cu.
-struct LowLatencyRelays {
-  std::uint64_t last;      ///< the last call whose rows have been handed on
+/// How calls of one kind that go by rails with hooks are counted, by the kernels beside them that hand on rows
+/// (dispatch/relay.cu) or add up for other nodes (combine/relay.cu).
+struct LowLatencyRelay {
+  std::uint64_t sent[2];   ///< for even and for odd epochs, the last such call whose send part has run
+  std::uint64_t last;      ///< the last call that has been handed on, or whose sums have been posted
   std::uint32_t finished;  ///< blocks of this kernel that are done; the last one resets it to zero
-};
 
-/// The same of combines with hooks, by the kernels that add up for other nodes: see combine/relay.cu.
-struct LowLatencySums {
-  std::uint64_t sent[2];   ///< for even and for odd epochs, the last such call whose send part has run ...
-  std::uint64_t call[2];   ///< ... and what this rank means by it (call_of)
-  std::uint64_t last;      ///< the last call whose sums have been posted
-  std::uint32_t finished;  ///< blocks of this kernel that are done; the last one resets it to zero
+  /// By one thread of a send part: tells the relay which call this is.
+  DEEP_EP_DEVICE void tell(std::uint64_t epoch) { device::store_relaxed<device::Scope::gpu>(&sent[epoch & 1], epoch); }
+  /// By one thread of the relay: which call is this? Nobody has told, as graphs are replayed; and a later send part may
+  /// be running, as the relay has a stream of its own. But send parts say which calls these were, last and before that.
+  /// Of these it is the first that has been neither received (up to `received`) nor handed on. 0: none, as the send
+  /// part has failed.
+  DEEP_EP_DEVICE std::uint64_t find(std::uint64_t received) const {
+    const std::uint64_t relayed = device::load_relaxed<device::Scope::gpu>(&last);
+    const std::uint64_t done = received > relayed ? received : relayed;
+    std::uint64_t found = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint64_t epoch = device::load_relaxed<device::Scope::gpu>(&sent[half]);
+      if (epoch > done && (found == 0 || epoch < found)) found = epoch;
+    }
+    return found;
+  }
+  /// By one thread of each block of the relay, when the block has synced behind its work. True in the last one, which
+  /// says that the call is done with.
+  DEEP_EP_DEVICE bool end(std::uint64_t epoch) {
+    const auto blocks = static_cast<std::uint32_t>(device::grid_blocks());
+    if (!device::last_to_arrive<device::Scope::gpu>(&finished, blocks) || epoch == 0) return false;
+    device::store_relaxed<device::Scope::gpu>(&last, epoch);
+    return true;
+  }
 };
 
 struct LowLatencyState {
   LowLatencyCounters counters[kLowLatencyKinds];
   CallCount barriers;
   std::uint64_t abort;  ///< see WaitContext; of low-latency calls only
-  LowLatencyRelays relays;
-  LowLatencySums sums;
+  LowLatencyRelay relays[kLowLatencyKinds];
 };
 
 /// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one: these,
@@ -112,6 +130,7 @@ struct LowLatencyParams : ReachParams {
   DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {
     return state->counters[static_cast<int>(kind)];
   }
+  DEEP_EP_DEVICE LowLatencyRelay& relay(LowLatencyKind kind) const { return state->relays[static_cast<int>(kind)]; }
 };
 
 /// What a handle knows of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order.

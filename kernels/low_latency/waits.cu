@@ -50,20 +50,15 @@ DEEP_EP_DEVICE void listen(const LowLatencyWaitsParams& params) {
 DEEP_EP_DEVICE void count_tokens(const LowLatencyWaitsParams& params, std::uint32_t* tokens_of) {
   const int num_experts = params.num_local_experts * params.common.num_ranks;
   for (int token = thread_index(); token < params.num_tokens; token += block_threads()) {
-    std::uint64_t counted[(kMaxRanks + 63) / 64] = {};
-    for (int k = 0; k < params.num_topk; ++k) {
+    const auto rank_of = [&](int k) {
       const int expert = expert_of(params.topk_idx.load_cached(std::int64_t{token} * params.num_topk + k), num_experts);
-      if (expert < 0) continue;
-      const int rank = expert / params.num_local_experts;
-      const std::uint64_t bit = std::uint64_t{1} << (rank % 64);
-      const bool upper = rank >= 64;
-      if (((upper ? counted[1] : counted[0]) & bit) != 0) continue;
-      if (upper) {
-        counted[1] |= bit;
-      } else {
-        counted[0] |= bit;
-      }
-      add_relaxed<Scope::block>(tokens_of + rank, 1);
+      return expert < 0 ? -1 : expert / params.num_local_experts;
+    };
+    for (int k = 0; k < params.num_topk; ++k) {
+      const int rank = rank_of(k);
+      bool first = rank >= 0;
+      for (int before = 0; first && before < k; ++before) first = rank_of(before) != rank;
+      if (first) add_relaxed<Scope::block>(tokens_of + rank, 1);
     }
   }
 }

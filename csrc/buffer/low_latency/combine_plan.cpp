@@ -59,11 +59,10 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   const int posters = poster_blocks(setup, warps);
   const CombineWire wire{params.hidden, params.fp8};
-  const device::low_latency::CombineShared shared(Carver::without_memory(), wire, warps, groups, params.warps_per_row,
-                                                  part.rows_of_group, posters != 0 ? warps : 0);
-  const UnreducedShared of_unreduced(Carver::without_memory(), wire, warps);
-  const std::size_t bytes = unreduced ? of_unreduced.bytes : shared.bytes;
-  part.shape = {part.working_blocks + waiting + posters, warps * 32, bytes};
+  const std::size_t stage_bytes = groups == 0 ? 0 : CombineShared::stage_bytes(wire, params.warps_per_row, unreduced);
+  const CombineShared shared(Carver::without_memory(), warps, stage_bytes, unreduced ? 0 : part.rows_of_group,
+                             posters != 0 ? warps : 0);
+  part.shape = {part.working_blocks + waiting + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
                           params.hidden, params.max_tokens, format_bytes(part.shape.shared_bytes),
@@ -80,7 +79,7 @@ LowLatencyCombinePlan::Relay plan_relay(const LowLatencyCombineParams& params, c
   const int posters = std::min((rails * params.common.lanes + blocks - 1) / blocks, kMostPosters);
   const int warps = std::min(kernels::relay_low_latency_sums::kMaxThreads, setup.policy.max_block_threads) / 32;
   const int adders = setup.on_gpu() ? warps - posters : std::min<int>(params.block_warps, 2);
-  const device::low_latency::SumRelayShared shared(Carver::without_memory(), posters);
+  const device::low_latency::CombineShared shared(Carver::without_memory(), 0, 0, 0, posters);
   return {&KernelTable::relay_low_latency_sums, {blocks, (adders + posters) * 32, shared.bytes}, adders};
 }
 

@@ -1,41 +1,46 @@
-// The owner's side of combine: the rows of a token, one from each rank that has a part in it, are added in fp32, by
-// rank, and rounded.
+// The owner's side of combine: the rows that a token's sum is made of, its terms, are added in fp32 and rounded once.
 //
-// By rails each other node has one row, which the owner's rail there adds up from those of its node, in the same way.
+//   in one launch   a term is a rank's row, which is a sum already; in the order of the ranks
+//   by rails        another node has one such row, which the owner's rail there adds up from those of its node
+//   with hooks      a term is a selection's row as its expert left it, times its weight; in the order of the selections
+//                   (rank-major: a rank's row, by rank)
 //
-// A block takes a token, and its warps share the token's lines. Each warp finds out for itself which ranks have a row,
-// and polls its lines of all those rows at once: they are in its registers as soon as they have arrived.
+// A block takes a token, and its warps share the token's lines; with hooks and few tokens, two blocks. Each warp finds
+// out for itself which terms there are, and polls its lines of all of them at once: they are in its registers as soon
+// as they have arrived.
 #pragma once
 
 #include <type_traits>
 
 #include "kernels/common/line_poller.hpp"
-#include "kernels/low_latency/combine/announce.hpp"
 #include "kernels/low_latency/combine/fp8.hpp"
-#include "kernels/low_latency/transport/reach.hpp"
-#include "kernels/primitives/bits.hpp"
+#include "kernels/low_latency/combine/unreduced.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// The ranks that have a row of a token, in their order, one in each lane.
-struct CombineSources {
-  int count;
-  int rank;              ///< in lane i < count the i-th
-  const std::byte* row;  ///< its row
+/// What a token's sum is made of, in lane i < count the i-th term.
+struct CombineTerms {
+  int count = 0;
+  int rank = -1;        ///< whose row it is
+  int expert = 0;       ///< unreduced
+  float weight = 1.0f;  ///< unreduced
+  bool first_of_rank = true;
+  const std::byte* row = nullptr;
+  std::uint32_t gone = 0;  ///< in each lane bit i: the i-th term does not come
 };
 
 /// Whose tokens a rank adds up: its own, or, by rails, those of a rank of another node. Then it adds up the rows of its
 /// own node, and that rank gets the sum.
 struct CombineTask {
   int owner;
-  int num_tokens;
+  int num_tokens;  ///< negative: the call is over
   bool relays;
 };
 
-template <bool kFp8, bool kRdma>
+template <bool kFp8, bool kRdma, bool kUnreduced = false>
 struct CombineAdder {
   static constexpr bool kRails = kRdma && !kFp8;
-  using Reach = CombineReach<kRdma, kRails>;
+  using Reach = std::conditional_t<kUnreduced, UnreducedReach, CombineReach<kRdma, kRails>>;
   using Sum = std::conditional_t<kFp8, Fp8LineSum, Bf16LineSum>;
   static constexpr int kTogether = 8;  ///< rows that are polled at once, four lines of each
   using Lines = LinePoller<kTogether>;
@@ -43,52 +48,54 @@ struct CombineAdder {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
   Reach reach;
-  int warp;
-  Divisor warps;  ///< of the block
+  int member, members;       ///< this warp, of those that share a token
+  LoadedSelection loaded{};  ///< unreduced: the lane's of one token, loaded before the call was known
+  int loaded_token = -1;
 
-  /// Adds up every `step`-th token from `first` on. By rails first the tokens of other nodes' ranks, whose
-  /// sums have further to go.
+  /// Adds up every `step`-th token from `first` on. By rails first the tokens of other nodes' ranks, whose sums have
+  /// further to go.
   DEEP_EP_DEVICE void add_all(int first, int step) const {
 #pragma unroll 1
     for (int turn = 0; turn < reach.turns(); ++turn) {
-      CombineTask task{params.common.rank, params.num_tokens, false};
+      CombineTask task = own_tokens();
       if constexpr (kRails) {
-        task.owner = reach.owner_of_turn(turn);
-        task.relays = task.owner != params.common.rank;
-        if (task.relays) {
-          if (!reach.await_announced(task.owner)) return;
-          task.num_tokens = FarSelections{params, reach.far_selections(task.owner)}.count(reach, task.owner);
-        }
+        if (reach.owner_of_turn(turn) != task.owner) task = tokens_of(reach.owner_of_turn(turn));
       }
       if (!add_tokens(task, first, step)) return;
     }
   }
 
+  /// By rails: waits for the selections of `owner`, which is of another node.
+  DEEP_EP_DEVICE CombineTask tokens_of(int owner) const {
+    return {owner, FarSelections{params, reach.far_selections(owner)}.await_count(reach, owner), true};
+  }
+
+  DEEP_EP_DEVICE CombineTask own_tokens() const { return {params.common.rank, params.num_tokens, false}; }
   /// The task's tokens among these. False: the call is over.
   DEEP_EP_DEVICE bool add_tokens(const CombineTask& task, int first, int step) const {
 #pragma unroll 1
     for (int token = first; token < task.num_tokens; token += step) {
-      CombineSources sources = find_sources(task, token);
+      CombineTerms terms = find_terms(task, token);
 #pragma unroll 1
-      while (!await_rows(token, sources)) {
+      while (!await_rows(token, terms)) {
         if (warp::any(aborted(params.common.wait))) return false;
-        sources = find_sources(task, token);  // without those that are masked now
+        terms = find_terms(task, token);  // without those that are masked now
       }
-      if (!add_lines(task, token, sources)) return false;
+      if (!add_lines(task, token, terms)) return false;
     }
     return task.num_tokens >= 0;
   }
 
  private:
   /// Waits for the rows whose tags cannot be trusted. False if one does not come.
-  DEEP_EP_DEVICE bool await_rows(int token, const CombineSources& sources) const {
+  DEEP_EP_DEVICE bool await_rows(int token, const CombineTerms& terms) const {
     if (!kRdma) return true;
     bool there = true;
-    if (sources.rank >= 0) {
+    if (terms.rank >= 0) {
       const std::int64_t begin = clock_cycles();
-      there = reach.await_row(sources.rank, token);
-      if (measures(warp) && reach.is_far(sources.rank)) {
-        add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
+      there = reach.await_row(terms.rank, token);
+      if (measures(member) && reach.is_far(terms.rank)) {
+        add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
       }
     }
     return warp::agree(there);
@@ -108,105 +115,149 @@ struct CombineAdder {
     return reach.speaker_of(Selections{params}.rank_of_selection(token, lane));
   }
 
-  DEEP_EP_DEVICE CombineSources find_sources(const CombineTask& task, int token) const {
-    const LowLatencyParams& common = params.common;
+  DEEP_EP_DEVICE CombineTerms find_terms(const CombineTask& task, int token) const {
     const int lane = lane_index();
-    const int rank = rank_of_selection(task, token);
+    int expert = -1;
+    float weight = 1.0f;
+    int rank = -1;
+    if constexpr (kUnreduced) {
+      if (lane < params.num_topk) {
+        const Selections selections{params};
+        const LoadedSelection now = token == loaded_token ? loaded : selections.load(token, lane);
+        if (member == 0) selections.report_unknown(now, token);
+        expert = selections.expert_of(now.index);
+        rank = selections.rank_of(expert);
+        if (!params.rank_major) weight = now.weight;
+      }
+    } else {
+      rank = rank_of_selection(task, token);
+    }
 
-    // Of the selections on one rank, the first stands for it; it comes after those on lower ranks.
-    const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
-    const std::uint32_t wanted = warp::ballot(first && !masked(common, rank));
-    int place = 0;
+    // Where a rank has one row, the first of the selections on it stands for it, and comes after those on lower ranks.
+    const bool by_rank = !kUnreduced || params.rank_major;
+    const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane;
+    const std::uint32_t wanted = warp::ballot(rank >= 0 && (first || !by_rank) && !masked(params.common, rank));
+    int place = by_rank ? 0 : count_bits(wanted & ((1u << lane) - 1));
 #pragma unroll 1
-    for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
+    for (std::uint32_t left = by_rank ? wanted : 0; left != 0; left &= left - 1) {
       place += warp::shuffle(rank, lowest_bit(left)) < rank ? 1 : 0;
     }
-    CombineSources sources{count_bits(wanted), -1, nullptr};
+    CombineTerms terms{.count = count_bits(wanted)};
+    int selection = 0;  // that the lane's term is
 #pragma unroll 1
     for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
-      const int from = lowest_bit(left);
-      const int its_rank = warp::shuffle(rank, from);
-      if (warp::shuffle(place, from) == lane) sources.rank = its_rank;
+      if (warp::shuffle(place, lowest_bit(left)) == lane) selection = lowest_bit(left);
     }
-    if (sources.rank >= 0) sources.row = reach.row_from(task.owner, sources.rank, token);
-    return sources;
+    const int its_rank = warp::shuffle(rank, selection);
+    if constexpr (kUnreduced) {
+      terms.expert = warp::shuffle(expert, selection);
+      terms.weight = warp::shuffle(weight, selection);
+      const std::uint32_t of_term = lane < terms.count ? static_cast<std::uint32_t>(its_rank) : ~0u;
+      terms.first_of_rank = lowest_bit(warp::match_any(of_term)) == lane;
+    }
+    if (lane >= terms.count) return terms;
+    terms.rank = its_rank;
+    if constexpr (kUnreduced) {
+      if (!by_rank) terms.row = reach.row_in_turn(params.common.local, params.num_topk, token, selection);
+    }
+    if (by_rank) terms.row = reach.row_from(task.owner, its_rank, token);
+    return terms;
   }
 
-  /// Waits for line `line` of each lane, of `count` rows: `sources` has them from lane `first` on. In the end
-  /// `lines.missing` says which do not come because their ranks are masked. False: the call is over.
-  DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, int count, std::uint32_t line, bool measures,
+  /// Adds up this warp's lines of the token. False: the call is over.
+  DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, CombineTerms& terms) const {
+    const LineLane lane;
+#pragma unroll 1
+    for (int unit = member; unit < Sum::units(wire); unit += members) {
+      const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
+      Sum sum;
+#pragma unroll 1
+      for (int first = 0; first < terms.count; first += kTogether) {
+        Lines lines;
+        if (!await(token, terms, first, line, measures(unit), lines)) return false;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (first + i >= terms.count || (terms.gone >> (first + i) & 1u) != 0) continue;
+          if constexpr (kUnreduced) {
+            sum.add_weighted(lines.part[i], line, warp::shuffle(terms.weight, first + i));
+          } else {
+            sum.add(lines.part[i], line);
+          }
+        }
+      }
+      if constexpr (kRails) {
+        if (task.relays) {
+          if (terms.count != 0) stage_line(task, token, line, sum.packed());
+          continue;
+        }
+      }
+      sum.store(params.combined_x + std::int64_t{token} * 2 * params.hidden, wire, line);
+    }
+    if constexpr (kRails) {
+      if (task.relays && terms.count != 0) reach.hand_over_sum(task.owner, token, member);
+    }
+    return true;
+  }
+
+  /// Waits for four lines of up to kTogether terms from the `first` on; `line` is this lane's. False: the call is over.
+  DEEP_EP_DEVICE bool await(int token, CombineTerms& terms, int first, std::uint32_t line, bool measures,
                             Lines& lines) const {
     const bool is_line = line < wire.lines();
     const std::uint32_t at = LineLane().byte_at(line);
-    lines.missing = (1u << count) - 1;
-    std::uint32_t lost = 0;
+    const int count = terms.count - first < kTogether ? terms.count - first : kTogether;
     const std::int64_t cycles = clock_cycles();
+    lines.missing = ((1u << count) - 1) & ~(terms.gone >> first);
+    const auto tag = [&](int i) {
+      if constexpr (kUnreduced) {
+        return reach.tag(params.rank_major ? 0 : static_cast<std::uint32_t>(warp::shuffle(terms.expert, first + i)));
+      } else {
+        return reach.epoch;
+      }
+    };
     const auto all_there = [&](const Poll& look) {
       const std::uint32_t before = lines.missing;
       const bool there = lines.poll(
-          ~lost, look.thorough, reach.epoch, [&](int i) { return warp::shuffle(sources.row, first + i) + at; },
+          look.thorough, tag, [&](int i) { return warp::shuffle(terms.row, first + i) + at; },
           [&](int) { return is_line; });
-      if (measures) measure(sources, first, before & ~lines.missing, cycles);
+      if (measures) measure(terms, first, before & ~lines.missing, cycles);
       return there;
     };
     const auto gives_up = [&](const Poll& look) {
 #pragma unroll 1
-      for (std::uint32_t left = lines.missing & ~lost; left != 0; left &= left - 1) {
-        const int i = lowest_bit(left);
-        const Awaited row{warp::shuffle(sources.rank, first + i), Wanted::low_latency_combine_rows, reach.epoch};
-        if (lane_index() == 0 && !masked(params.common, row.peer) && reach.policy().is_late(row, look.begin)) {
-          reach.policy().blame(row, 0);
-        }
-        warp::sync();
-        if (warp::any(masked(params.common, row.peer))) lost |= 1u << i;
+      for (std::uint32_t left = lines.missing; left != 0; left &= left - 1) {
+        const int term = first + lowest_bit(left);
+        if (is_gone(token, terms, term, look.begin)) terms.gone |= 1u << term;
       }
+      lines.missing &= ~(terms.gone >> first);
       return warp::any(aborted(params.common.wait));
     };
     return poll_until(all_there, gives_up);
   }
 
-  /// Of the rows that have come.
-  DEEP_EP_DEVICE void measure(const CombineSources& sources, int first, std::uint32_t came, std::int64_t begin) const {
-    const int i = lane_index() - first;
-    if (i < 0 || i >= kTogether || (came >> i & 1u) == 0) return;
-    add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
+  /// By a whole warp, of a term that does not come: will it never? Its rank is masked, or the dispatch had no room for
+  /// it.
+  DEEP_EP_DEVICE bool is_gone(int token, const CombineTerms& terms, int term, std::uint64_t begin) const {
+    const int rank = warp::shuffle(terms.rank, term);
+    if constexpr (kUnreduced) {
+      const int expert = warp::shuffle(terms.expert, term);
+      return UnreducedSurvey{params, reach}.has_no_row(token, expert, rank, warp::shuffle(terms.row, term), begin);
+    } else {
+      const Awaited row{rank, Wanted::low_latency_combine_rows, reach.epoch};
+      if (lane_index() == 0 && !masked(params.common, rank) && reach.policy().is_late(row, begin)) {
+        reach.policy().blame(row, 0);
+      }
+      warp::sync();
+      return warp::any(masked(params.common, rank));
+    }
   }
 
   DEEP_EP_DEVICE bool measures(int unit) const { return params.wait_cost != nullptr && unit == 0; }
-  DEEP_EP_DEVICE std::byte* result(int token) const {
-    return params.combined_x + std::int64_t{token} * 2 * params.hidden;
-  }
 
-  DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, const CombineSources& sources) const {
-    const LineLane lane;
-    const int steps = (Sum::units(wire) - warp + warps - 1) / warps;
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      const int unit = warp + step * warps;
-      const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
-      Sum sum;
-#pragma unroll 1
-      for (int first = 0; first < sources.count; first += kTogether) {
-        Lines lines;
-        const int count = sources.count - first < kTogether ? sources.count - first : kTogether;
-        if (!await(sources, first, count, line, measures(unit), lines)) return false;
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (first + i < sources.count && (lines.missing >> i & 1u) == 0) sum.add(lines.part[i], line);
-        }
-      }
-      if constexpr (kRails) {
-        if (task.relays) {
-          if (sources.count != 0) stage_line(task, token, line, sum.packed());
-          continue;
-        }
-      }
-      sum.store(result(token), wire, line);
-    }
-    if constexpr (kRails) {
-      if (task.relays && sources.count != 0) reach.hand_over_sum(task.owner, token, warp);
-    }
-    return true;
+  /// Of the terms that have come: of each rank the first.
+  DEEP_EP_DEVICE void measure(const CombineTerms& terms, int first, std::uint32_t came, std::int64_t begin) const {
+    const int i = lane_index() - first;
+    if (i < 0 || i >= kTogether || (came >> i & 1u) == 0 || !terms.first_of_rank) return;
+    add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
   }
 
   /// By rails: stores a line of the node's sum where a poster fetches it.

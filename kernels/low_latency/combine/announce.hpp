@@ -16,16 +16,16 @@ DEEP_EP_DEVICE std::uint32_t call_of(const LowLatencyCombineParams& params) {
 
 /// Ends the call, as `peer` means another one, or selects what was not dispatched (`field` 1). Tells the near ranks, so
 /// that they need not find out by their deadlines.
-template <class Reach>
-DEEP_EP_DEVICE void refuse_call(const Reach& reach, int peer, int field, std::uint64_t ours, std::uint64_t theirs) {
-  const LowLatencyParams& common = reach.common;
+DEEP_EP_DEVICE void refuse_call(const LowLatencyParams& common, std::uint64_t epoch, int peer, int field,
+                                std::uint64_t ours, std::uint64_t theirs) {
   report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, peer, field, ours, theirs);
   if (common.mask != nullptr) return;
 #pragma unroll 1
   for (int rank = 0; rank < common.num_ranks; ++rank) {
-    if (reach.is_far(rank)) continue;
-    std::uint64_t* word = common.window.begun(LowLatencyKind::combine, common.rank).in(common.heaps[rank]);
-    store_relaxed<Scope::system>(word, kRefused | reach.epoch);
+    std::byte* heap = common.heaps[rank];
+    if (heap == nullptr) continue;  // it is far
+    std::uint64_t* word = common.window.begun(LowLatencyKind::combine, common.rank).in(heap);
+    store_relaxed<Scope::system>(word, kRefused | epoch);
   }
 }
 
@@ -95,7 +95,7 @@ struct Selections {
 /// Selections as they travel by RDMA: 64-bit words, first one for the call, then [token][k] as in cells.
 struct FarSelections {
   const LowLatencyCombineParams& params;
-  const std::uint64_t* words;  ///< of a far owner that has announced them
+  const std::uint64_t* words;  ///< of a far owner, once it has announced them
 
   DEEP_EP_DEVICE static std::uint64_t head(const LowLatencyCombineParams& params) {
     return std::uint64_t{call_of(params)} << 32 | static_cast<std::uint32_t>(params.num_tokens);
@@ -116,11 +116,12 @@ struct FarSelections {
   DEEP_EP_DEVICE void check_call(const Reach& reach, int owner) const {
     const std::uint64_t theirs = load_weak(words) >> 32;
     const std::uint32_t ours = call_of(params);
-    if (theirs != ours) refuse_call(reach, owner, 0, ours, theirs);
+    if (theirs != ours) refuse_call(params.common, reach.epoch, owner, 0, ours, theirs);
   }
-  /// By a whole warp: of how many tokens. Negative: the call is over, as the owner means another one.
+  /// By a whole warp: waits for the owner's selections. Of how many tokens; negative: the call is over.
   template <class Reach>
-  DEEP_EP_DEVICE int count(const Reach& reach, int owner) const {
+  DEEP_EP_DEVICE int await_count(const Reach& reach, int owner) const {
+    if (!reach.await_announced(owner)) return -1;
     if (lane_index() == 0) check_call(reach, owner);
     const auto count = static_cast<std::uint32_t>(load_weak(words));
     return warp::all(count <= static_cast<std::uint32_t>(params.max_tokens)) ? static_cast<int>(count) : -1;

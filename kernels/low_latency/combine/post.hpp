@@ -68,9 +68,8 @@ struct CombinePoster {
 
   /// By rails: the sums of this node for the peer's tokens, each added up by the warps of a block.
   DEEP_EP_DEVICE bool post_node_rows() const {
-    if (!reach.await_announced(peer())) return false;
     const FarSelections announced{params, reach.far_selections(peer())};
-    return post_sums(announced, announced.count(reach, peer()), block_warps());
+    return post_sums(announced, announced.await_count(reach, peer()), block_warps());
   }
 
   /// For each lane with `mine`: posts row `row` of the staging memory, for the peer's token `token`, once the `warps`

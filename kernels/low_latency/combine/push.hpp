@@ -7,10 +7,18 @@
 // deferred until all others are done: a rank that is late must not delay what others get, nor make them look late.
 #pragma once
 
-#include "kernels/low_latency/combine/choose.hpp"
+#include "kernels/low_latency/combine/announce.hpp"
 #include "kernels/low_latency/combine/fp8.hpp"
+#include "kernels/low_latency/combine/rows.hpp"
 
 namespace deep_ep::device::low_latency {
+
+/// What a row of combine is made of: the rows that the dispatch brought, as far as the owner still selects them.
+struct CombineChoice {
+  std::uint32_t rows;  ///< bit k: that of selection k
+  float weight;        ///< in lane k
+  bool owed;           ///< the owner waits for a row, even if it is the sum of none
+};
 
 template <bool kFp8, class Reach>
 struct CombinePusher {
@@ -27,6 +35,7 @@ struct CombinePusher {
   /// How long rows wait in turn for their owners, all together, in nanoseconds: an owner that is only a little late
   /// costs no second look at the row, and a late one delays the rows of other owners for no longer than this.
   static constexpr std::uint64_t kPatience = 50'000;
+  static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
   /// Starts the loads that do not depend on the call.
   DEEP_EP_DEVICE void load_first() {
@@ -80,13 +89,12 @@ struct CombinePusher {
 
   /// Makes the choice if the owner announces its selections soon: one that is only a little late is waited for, so that
   /// what was loaded in advance is not wasted. False after a fault, too.
-  DEEP_EP_DEVICE bool choose(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns, std::uint64_t start,
-                             CombineChoice& choice) const {
-    const RowChooser<Reach> chooser{params, reach, call};
+  DEEP_EP_DEVICE bool await_choice(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns,
+                                   std::uint64_t start, CombineChoice& choice) const {
     std::int64_t begin = 0;
     bool chosen = false;
     const auto arrived = [&](const Poll&) {
-      chosen = chooser.choose(row, choice);
+      chosen = choose(reach, row, choice);
       if (chosen || patience_ns == 0) return true;
       if (begin == 0) begin = clock_cycles();
       return false;
@@ -96,6 +104,52 @@ struct CombinePusher {
     });
     if (begin != 0) count_wait(row.source, begin);
     return chosen;
+  }
+
+  /// Finds the rows that the owner's selections mean. False: it has not said yet, or the call is over.
+  DEEP_EP_DEVICE bool choose(const Reach& reach, const CombineRow& row, CombineChoice& choice) const {
+    Selection now{-1, 0.0f};
+    if (!warp::all(lane_index() >= params.num_topk || load_selection(reach, row, now))) return false;
+    const int first_expert = params.common.rank * params.num_local_experts;
+    const int expert = now.expert - first_expert;  // local
+    const bool here = now.expert >= first_expert && expert < params.num_local_experts;
+    if (params.rank_major) {  // all of the sum or nothing
+      const bool wanted = warp::any(here);
+      choice = {wanted ? 1u : 0u, 1.0f, wanted};
+      return true;
+    }
+    // It is the expert of the dispatch, whose row may have had no room, and which then is left out; or the call is
+    // over.
+    const int expert_rows = params.common.num_ranks * params.max_tokens;
+    const std::int32_t in_expert = row.position - expert * expert_rows;  // if it is the row of that expert
+    const bool selected = here && row.position != LowLatencyRowTable::kNoRoom;
+    const bool other = selected && (row.position < 0 || in_expert < 0 || in_expert >= expert_rows);
+    if (other) {
+      refuse_call(params.common, reach.epoch, row.source, 1, static_cast<std::uint64_t>(now.expert),
+                  static_cast<std::uint64_t>(row.token));
+    }
+    if (warp::any(other)) return false;
+    choice = {warp::ballot(selected), now.weight, warp::any(here)};
+    return true;
+  }
+
+  /// The lane's selection, if it is there.
+  DEEP_EP_DEVICE bool load_selection(const Reach& reach, const CombineRow& row, Selection& now) const {
+    if (!reach.is_far(row.source)) {
+      const Cell cell = load_cell(reach.selections_from(row.source, row.token) + lane_index());
+      now = Selection::unpack(cell.payload);
+      if (Selection::epoch_in(cell) < reach.epoch) return false;
+      const std::uint32_t theirs = Selection::call_in(cell);
+      if (theirs == call) return true;
+      refuse_call(params.common, reach.epoch, row.source, 0, call, theirs);
+      return false;
+    }
+    if (!reach.has_announced(row.source)) return false;
+    const FarSelections announced{params, reach.far_selections(row.source)};
+    if (row.index == 0 && lane_index() == 0) announced.check_call(reach, row.source);
+    if (!reach.has_room_on_way_to(row.source)) return false;
+    now = announced.selection(row.token, lane_index());
+    return true;
   }
 
   /// From `begin` until now the group has waited for `source`. Returns now.
@@ -116,18 +170,79 @@ struct CombinePusher {
     return left_out(source);
   }
 
-  /// Sends this warp's share of the row to its owner. False: the owner has not announced its selections yet.
+  /// Sends this warp's share of the row to its owner: the weighted sum of the rows that the dispatch brought. False:
+  /// the owner has not announced its selections yet.
+  ///
+  /// A thread has as many loads in flight as registers allow, whether they are many vectors of one row or few of many.
+  /// The first ones start before the owner has announced which of these rows it wants: nearly always all of them.
   DEEP_EP_DEVICE bool push(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns,
                            std::uint64_t start) const {
     const WarpShare<kFp8> share{warp, params.warps_per_row};
-    const RowSummer<kFp8> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
-    std::byte* to = reach.row_to(row.source, row.index, row.token);
-    const auto chosen = [&](CombineChoice& choice) { return choose(reach, row, patience_ns, start, choice); };
-    const Summed summed =
-        summer.sum(row.position, stage, chosen, [&](int step) { store(share, step, to, reach.epoch); });
+    const int steps = share.steps(wire);
+    std::byte* const to = reach.row_to(row.source, row.index, row.token);
+    CombineChoice choice{};
+    bool chosen = false;
+    std::uint32_t rows = warp::ballot(row.position >= 0);
+
+    // Step by step, and row by row within one: what is loaded next, and what is added next.
+    std::uint32_t rows_to_load = rows, rows_to_add = rows;
+    int step_to_load = 0, step_to_add = 0, step_to_store = 0;
+    float sum[8] = {};
+    int pieces = steps * count_bits(rows);
+    int piece = 0;
+#pragma unroll 1
+    do {
+      Vec16 loaded[kTogether] = {};
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (piece + i >= pieces) continue;
+        const std::int64_t from = warp::shuffle(row.position, lowest_bit(rows_to_load));
+        const int vector = share.vector(wire, step_to_load);
+        if (vector >= 0) {
+          loaded[i] = load_stream(reinterpret_cast<const Vec16*>(params.x) + from * wire.vectors() + vector);
+        }
+        rows_to_load &= rows_to_load - 1;
+        if (rows_to_load != 0) continue;
+        rows_to_load = rows;
+        ++step_to_load;
+      }
+      if (!chosen) {
+        chosen = true;
+        if (!await_choice(reach, row, patience_ns, start, choice)) return false;
+        if (choice.rows != rows) {  // rare: begins again with the rows that are left
+          rows = rows_to_load = rows_to_add = choice.rows;
+          pieces = steps * count_bits(rows);
+          step_to_load = 0;
+          if (rows != 0) continue;
+        }
+        if (rows == 0) break;
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (piece + i >= pieces) continue;
+        add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
+        rows_to_add &= rows_to_add - 1;
+        if (rows_to_add != 0) continue;
+        if (share.vector(wire, step_to_add) >= 0) *share.staged(stage, step_to_add) = pack_sum(sum);
+        for (float& part : sum) part = 0.0f;
+        rows_to_add = rows;
+        ++step_to_add;
+      }
+      piece += kTogether;
+      if (step_to_store < step_to_add) warp::sync();  // the sums are in the stage
+#pragma unroll 1
+      for (; step_to_store < step_to_add; ++step_to_store) store(share, step_to_store, to, reach.epoch);
+    } while (piece < pieces);
+    if (rows == 0 && choice.owed) {
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        if (share.vector(wire, step) >= 0) *share.staged(stage, step) = Vec16{};
+        warp::sync();
+        store(share, step, to, reach.epoch);
+      }
+    }
     warp::sync();  // the stage has been read
-    if (summed == Summed::not_told) return false;
-    reach.hand_over(row.source, row.index, warp, summed == Summed::yes);
+    reach.hand_over(row.source, row.index, warp, choice.owed);
     return true;
   }
 

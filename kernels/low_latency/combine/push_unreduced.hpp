@@ -183,11 +183,4 @@ struct UnreducedPusher {
   }
 };
 
-/// By all threads of all blocks, when their warps have pushed: the last block tells the peers.
-DEEP_EP_DEVICE void tell_all_sent(const UnreducedReach& reach, const LowLatencyEpochs& epochs, std::uint32_t call) {
-  const LowLatencyParams& common = reach.common;
-  if (!last_warp_to_finish(common, epochs, LowLatencyPhase::send)) return;
-  for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) reach.tell_sent(peer, call);
-}
-
 }  // namespace deep_ep::device::low_latency

@@ -8,7 +8,7 @@
 //   own stream           ---- this kernel -------
 //
 // What it waits for: the selections of its rails in other nodes, and rows of its own node. Send parts tell and push
-// these, and these wait for send parts alone (rails.cu); so nobody's hook holds it up. Nor does anything that runs on
+// these, and these wait for send parts alone (combine.cu); so nobody's hook holds it up. Nor does anything that runs on
 // this rank meanwhile, as long as it finds a multiprocessor: kernels that wait for other ranks leave some
 // (room_for_relay in csrc/buffer/low_latency/plan_parts.hpp).
 //
@@ -39,30 +39,11 @@ struct SumReach : CombineReach<true, true> {
   }
 };
 
-/// By one thread. Nobody has told, as graphs are replayed; and a later send part may be running, as this kernel has a
-/// stream of its own. But send parts say which calls these were, last and before that. Of these it is the first that
-/// has been neither received nor summed.
-DEEP_EP_DEVICE SummedCall find_summed_call(const LowLatencyParams& common) {
-  const LowLatencySums& sums = common.state->sums;
-  const std::uint64_t received = load_relaxed<Scope::gpu>(&common.counters(LowLatencyKind::combine).received.calls);
-  const std::uint64_t summed = load_relaxed<Scope::gpu>(&sums.last);
-  const std::uint64_t done = received > summed ? received : summed;
-  SummedCall found{0, 0};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const std::uint64_t epoch = load_relaxed<Scope::gpu>(&sums.sent[half]);
-    if (epoch <= done || (found.epoch != 0 && epoch > found.epoch)) continue;
-    found = {epoch, static_cast<std::uint32_t>(load_relaxed<Scope::gpu>(&sums.call[half]))};
-  }
-  return found;
-}
-
 /// A warp of the kernel: the first ones of each block add, the others post.
 struct SumRelay {
   const LowLatencyCombineParams& params;
   CombineWire wire;
   SumReach reach;
-  std::uint32_t call;  ///< see call_of()
 
   /// Owners that this rank adds up for.
   DEEP_EP_DEVICE int owners() const { return reach.turns() - 1; }
@@ -73,7 +54,7 @@ struct SumRelay {
 #pragma unroll 1
     for (int turn = 0; turn < owners(); ++turn) {
       const int owner = reach.owner_of_turn(turn);
-      if (!adder.add_tokens({owner, await_tokens(owner), true}, block_index(), grid_blocks())) return;
+      if (!adder.add_tokens(adder.tokens_of(owner), block_index(), grid_blocks())) return;
     }
   }
 
@@ -86,7 +67,7 @@ struct SumRelay {
       CallPoster<SumReach> poster(reach, {owner, i / owners()}, words);
       const CombinePoster<SumReach> sums{params, wire, reach, poster};
       const FarSelections announced{params, reach.far_selections(owner)};
-      if (sums.post_sums(announced, await_tokens(owner), params.block_warps)) {
+      if (sums.post_sums(announced, announced.await_count(reach, owner), params.block_warps)) {
         poster.tell_rest([&](int place) { return poster.progress(place); });
       }
       poster.await_earlier();
@@ -94,32 +75,23 @@ struct SumRelay {
       warp::sync();  // the words have been read
     }
   }
-
- private:
-  /// By a whole warp: waits for the owner's selections. Of how many tokens; negative: the call is over.
-  DEEP_EP_DEVICE int await_tokens(int owner) const {
-    if (!reach.await_announced(owner)) return -1;
-    const std::uint64_t head = load_weak(reach.far_selections(owner));
-    const auto theirs = static_cast<std::uint32_t>(head >> 32);
-    const auto count = static_cast<std::uint32_t>(head);
-    const bool same = theirs == call && count <= static_cast<std::uint32_t>(params.max_tokens);
-    if (!same && lane_index() == 0) refuse_call(reach, owner, 0, call, theirs);
-    return warp::all(same) ? static_cast<int>(count) : -1;
-  }
 };
 
 DEEP_EP_DEVICE void relay_sums_body(const LowLatencyCombineParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
+  LowLatencyRelay& calls = common.relay(LowLatencyKind::combine);
   const int adders = params.block_warps;
-  const SumRelayShared shared(Carver(memory), block_warps() - adders);
-  SummedCall& found = *shared.found;
+  const CombineShared shared(Carver(memory), 0, 0, 0, block_warps() - adders);
+  LowLatencyEpochs& epochs = shared.words->epochs;
 
   // 1. Which call is this?
-  if (thread_index() == 0) found = find_summed_call(common);
+  if (thread_index() == 0) {
+    const LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
+    epochs.send = calls.find(load_relaxed<Scope::gpu>(&counters.received.calls));
+  }
   block::sync();
-  const std::uint64_t epoch = found.epoch;
-  const SumRelay relay{
-      params, {.hidden = params.hidden, .fp8 = false}, SumReach(common, epoch, params.row_bytes), found.call};
+  const std::uint64_t epoch = epochs.send;
+  const SumRelay relay{params, {params.hidden, false}, SumReach(common, epoch, params.row_bytes)};
 
   // 2. Add up, and post what has been added up.
   const int posting = warp_index() - adders;
@@ -128,10 +100,7 @@ DEEP_EP_DEVICE void relay_sums_body(const LowLatencyCombineParams& params, std::
 
   // 3. The last block says that the call is done with.
   block::sync();
-  if (thread_index() != 0) return;
-  LowLatencySums& sums = common.state->sums;
-  if (!last_to_arrive<Scope::gpu>(&sums.finished, static_cast<std::uint32_t>(grid_blocks())) || epoch == 0) return;
-  store_relaxed<Scope::gpu>(&sums.last, epoch);
+  if (thread_index() == 0) calls.end(epoch);
 }
 
 }  // namespace deep_ep::device::low_latency

@@ -1,8 +1,8 @@
-// Shared memory of a block of the low-latency combine.
+// Shared memory of a block of the low-latency combine, and how the block learns which call it is in.
 #pragma once
 
+#include "kernels/low_latency/combine/announce.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
-#include "kernels/low_latency/transport/masks.hpp"
 #include "kernels/rdma/poster.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -13,7 +13,7 @@ DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, i
 }
 
 /// What one thread has read for all; then, for each warp, a bit for each row that may fall to it, and where it pushes,
-/// a stage for the sums of its share of a row.
+/// a stage: for the sums of its share of a row, or `unreduced` for a pass that it casts.
 struct CombineShared {
   struct Words {
     LowLatencyEpochs epochs;
@@ -27,14 +27,17 @@ struct CombineShared {
   std::byte* stages;
   std::size_t bytes;
 
-  /// `groups`: of warps that push, 0 without a send part. `rows`: that may fall to a warp. `poster_warps`: 0 where
-  /// nothing is posted.
-  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const CombineWire& wire, int warps, int groups,
-                                    const Divisor& warps_per_row, int rows, int poster_warps)
-      : deferred_words_((static_cast<std::size_t>(rows) + 31) / 32) {
-    stage_bytes_ = groups == 0 ? 0
-                   : wire.fp8  ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
-                               : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
+  /// Bytes of a warp's stage.
+  DEEP_EP_HOST_DEVICE static std::size_t stage_bytes(const CombineWire& wire, const Divisor& warps_per_row,
+                                                     bool unreduced) {
+    if (unreduced) return wire.fp8 ? CombineWire::kFp8PassBytes : 0;
+    return wire.fp8 ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
+                    : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
+  }
+
+  /// `stage_bytes`: 0 without a send part. `rows`: that may fall to a warp. `poster_warps`: 0 where nothing is posted.
+  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int warps, std::size_t stage_bytes, int rows, int poster_warps)
+      : deferred_words_((static_cast<std::size_t>(rows) + 31) / 32), stage_bytes_(stage_bytes) {
     words = carver.take<Words>();
     Carver instead = carver;
     posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
@@ -53,40 +56,19 @@ struct CombineShared {
   std::size_t stage_bytes_;     ///< of a warp
 };
 
-/// The same where nothing is added up before the owner does; a stage to cast rows in where they travel in FP8.
-struct UnreducedShared {
-  CombineShared::Words* words;
-  std::byte* stages;
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE UnreducedShared(Carver carver, const CombineWire& wire, int warps)
-      : words(carver.take<CombineShared::Words>()) {
-    const std::size_t rows = wire.fp8 ? static_cast<std::size_t>(warps) * CombineWire::kFp8PassBytes : 0;
-    stages = carver.take<std::byte>(rows, rows == 0 ? 1 : kLine);
-    bytes = carver.bytes();
+/// Which call is this? By all threads of the block: one warp, the clerk, reads the counters for all. They are loaded
+/// before anything is stored, so that the block waits once.
+DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
+                                            bool clerk) {
+  if (clerk && lane_index() == 0) {
+    const std::uint32_t call = sends(params.phase) ? call_of(params) : 0;
+    const LowLatencyEpochs epochs = params.common.counters(LowLatencyKind::combine).epochs();
+    shared.call = call;
+    shared.epochs = epochs;
+    note_masks(params.common, shared.masks);
   }
-
-  DEEP_EP_DEVICE std::byte* stage(int warp) const {
-    return stages + static_cast<std::size_t>(warp) * CombineWire::kFp8PassBytes;
-  }
-};
-
-/// Which call's sums a relay adds up.
-struct SummedCall {
-  std::uint64_t epoch;  ///< 0: of none, as the send part has failed
-  std::uint32_t call;   ///< see call_of()
-};
-
-/// Shared memory of a block of the relay.
-struct SumRelayShared {
-  SummedCall* found;
-  rdma::PosterWords* posters;  ///< of each warp that posts
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE SumRelayShared(Carver carver, int poster_warps)
-      : found(carver.take<SummedCall>()),
-        posters(carver.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine)),
-        bytes(carver.bytes()) {}
-};
+  block::sync();
+  return shared.epochs;
+}
 
 }  // namespace deep_ep::device::low_latency

@@ -7,60 +7,62 @@
 //                 everybody has sent (one block waits for that alone) -> acknowledgements
 // The last block to finish moves the counters on, and the clerk, which reads them, only reads.
 #include "kernels/kernel_list.hpp"
-#include "kernels/low_latency/combine/add_unreduced.hpp"
+#include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/push_unreduced.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// Which call is this? One warp, the clerk, reads the counters for all. Unlike find_epochs, it does not move them on.
-DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
-                                            bool clerk) {
-  if (clerk && lane_index() == 0) {
-    const std::uint32_t call = sends(params.phase) ? call_of(params) : 0;
-    shared.epochs = params.common.counters(LowLatencyKind::combine).epochs();
-    shared.call = call;
-  }
-  block::sync();
-  return shared.epochs;
-}
-
 /// One part of the call, as params.phase says. Rows travel as bfloat16 or in FP8.
 template <bool kFp8>
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Reach = UnreducedReach;
+  using Adder = CombineAdder<kFp8, false, true>;
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden, kFp8};
   const int warp = warp_index();
   const bool clerk = warp == block_warps() - 1;
-  const UnreducedShared shared(Carver(memory), wire, block_warps());
-  CombineShared::Words& words = *shared.words;
-
   const bool sending = sends(params.phase);
+  const std::size_t stage_bytes = sending ? CombineShared::stage_bytes(wire, params.warps_per_row, true) : 0;
+  const CombineShared shared(Carver(memory), block_warps(), stage_bytes, 0, 0);
+
+  // 1. Loads under way: the first row to push; or the selections of the first token to add, where two blocks share a
+  // token if there are so many, and the last block has none.
   const int groups = block_warps() / params.warps_per_row;
   const int group = warp / params.warps_per_row;
   const bool pushes = sending && group < groups;
-  UnreducedPusher<kFp8> pusher{
-      params, wire, {params, group, groups}, warp % params.warps_per_row, kFp8 ? shared.stage(warp) : nullptr};
-  UnreducedAdder<kFp8> adder(params, wire);
+  UnreducedPusher<kFp8> pusher{params, wire, {params, group, groups}, warp % params.warps_per_row, shared.stage(warp)};
   if (pushes) pusher.load_first(clerk);
-  if (!sending) adder.load_first();
-  const LowLatencyEpochs epochs = read_epochs(params, words, clerk);
-  const Reach reach(common, sending ? epochs.send : epochs.receive, params.row_bytes);
+  const int by_two = 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
+  const int first = block_index() < common.working_blocks ? block_index() >> by_two : params.num_tokens;
+  LoadedSelection loaded{};
+  if (!sending && first < params.num_tokens && lane_index() < params.num_topk) {
+    loaded = Selections{params}.load(first, lane_index());
+  }
 
+  // 2. Which call is this?
+  const LowLatencyEpochs epochs = read_epochs(params, *shared.words, clerk);
+  const UnreducedReach reach(common, sending ? epochs.send : epochs.receive, params.row_bytes);
+
+  // 3. Push, or add.
   if (sending) {
     // An earlier call, in one launch, may not have been acknowledged.
-    for (int peer = lane_index(); clerk && block_index() == 0 && peer < common.num_ranks; peer += kWarpSize) {
-      reach.acknowledge(peer, epochs.receive - 1);
-    }
+    if (clerk && block_index() == 0) reach.acknowledge_all(epochs.receive - 1);
     if (pushes) pusher.push_all(reach);
-    tell_all_sent(reach, epochs, words.call);
-    return;
+  } else {
+    const int member = (block_index() & by_two) * block_warps() + warp;
+    const Adder adder{params, wire, reach, member, block_warps() << by_two, loaded, first};
+    adder.add_all(first, common.working_blocks >> by_two);
+    if (block_index() == grid_blocks() - 1 && warp == 0) UnreducedSurvey{params, reach}.await_all_sent();
   }
-  adder.add_all(reach);
-  if (block_index() == grid_blocks() - 1 && warp == 0) adder.await_all_sent(reach);
-  tell_all_received(reach, epochs);
+
+  // 4. The last block tells the peers: that all rows are there, or that they may send the call after the next.
+  if (!last_warp_to_finish(common, epochs, params.phase)) return;
+  if (!sending) return reach.acknowledge_all(epochs.receive);
+#pragma unroll 1
+  for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
+    reach.tell_sent(peer, shared.words->call);
+  }
 }
 
 }  // namespace deep_ep::device::low_latency

@@ -23,8 +23,8 @@
 
 #include "kernels/common/tickets.hpp"
 #include "kernels/low_latency/combine/announce.hpp"
-#include "kernels/low_latency/combine/wire.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
+#include "kernels/primitives/bits.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -47,8 +47,6 @@ struct UnreducedReach : CombineReach<false, false> {
     return row_in(heap, 0, token * num_topk + k, row_bytes);
   }
 
-  /// Tells `peer` that this rank has received the call. By who knows that all blocks have, and that all rows are there.
-  DEEP_EP_DEVICE void acknowledge_now(int peer) const { this->acknowledge(peer, epoch); }
   /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()). By the
   /// last to arrive at a ticket, who has acquired what all others sent.
   DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t call) const {
@@ -70,6 +68,95 @@ struct UnreducedReach : CombineReach<false, false> {
   /// A word of each source for even and for odd epochs, which only far ranks use otherwise.
   DEEP_EP_DEVICE Place<std::uint64_t> sent_word(int source) const {
     return common.window.progress(LowLatencyKind::combine, epoch, source, 0);
+  }
+};
+
+/// What the ranks have said of the call.
+struct UnreducedSurvey {
+  const LowLatencyCombineParams& params;
+  const UnreducedReach& reach;
+  int disagrees = -1;        ///< the first rank that means another one
+  int unsent = -1;           ///< the first that has not sent everything
+  std::uint32_t theirs = 0;  ///< what `disagrees` means
+
+  /// By one warp of the rank: waits until everybody has sent all its rows, and all mean the same call.
+  DEEP_EP_DEVICE void await_all_sent() const {
+    const std::uint32_t ours = call_of(params);
+#pragma unroll 1
+    for (int peer = lane_index(); peer < params.common.num_ranks; peer += kWarpSize) {
+      std::uint32_t said = 0;
+      bool differs = false;
+      const auto told = [&](const Poll&) {
+        if (reach.has_sent(peer, said)) return true;
+        differs = reach.has_announced_cells(peer);
+        return differs;
+      };
+      if (!wait_until(reach.policy(), {peer, Wanted::low_latency_combine_rows, reach.epoch}, told)) continue;
+      if (differs || said != ours) refuse_call(params.common, reach.epoch, peer, 0, ours, said);
+    }
+  }
+
+  /// By a whole warp, of the row of `expert` of `rank`, which does not come: had the dispatch no room for it? Once its
+  /// rank has sent everything, either it is here, or there was no room, or another expert's lies there. Or a rank that
+  /// means another call, with rows of another size, has written where it lay; so nobody is blamed for a row that is not
+  /// there before all have said which call they mean.
+  DEEP_EP_DEVICE bool has_no_row(int token, int expert, int rank, const std::byte* row, std::uint64_t begin) {
+    const std::uint32_t ours = call_of(params);
+    unsent = rank;
+    bool sent = false;
+    if (lane_index() == 0) {
+      sent = reach.has_sent(rank, theirs);
+      if (sent ? theirs != ours : reach.has_announced_cells(rank)) disagrees = rank;
+    }
+    sent = warp::any(sent && disagrees < 0);
+    warp::sync();  // what other lanes read comes after the rank's word
+    bool found_here = false;
+    if (sent) {
+      std::uint64_t seen = 0;
+      if (lane_index() == 0)
+        seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
+      found_here = warp::any(seen == reach.tag(params.rank_major ? 0 : static_cast<std::uint32_t>(expert)));
+      if (warp::any(seen == reach.tag(UnreducedReach::kNoRow | static_cast<std::uint32_t>(rank)))) return true;
+      ask_all(ours);
+    }
+    if (lane_index() == 0) {
+      const bool other = disagrees < 0 && unsent < 0 && !found_here;  // another expert's row lies there
+      if (disagrees >= 0 || other) {
+        refuse_call(params.common, reach.epoch, other ? rank : disagrees, other ? 2 : 0,
+                    other ? static_cast<std::uint32_t>(expert) : ours,
+                    other ? static_cast<std::uint32_t>(token) : theirs);
+      } else {
+        const Awaited rows{unsent < 0 ? rank : unsent, Wanted::low_latency_combine_rows, reach.epoch};
+        if (reach.policy().is_late(rows, begin)) reach.policy().blame(rows, 0);
+      }
+    }
+    warp::sync();
+    return false;
+  }
+
+ private:
+  /// By a whole warp.
+  DEEP_EP_DEVICE void ask_all(std::uint32_t ours) {
+    disagrees = unsent = -1;
+#pragma unroll 1
+    for (int first = 0; first < params.common.num_ranks; first += kWarpSize) {
+      const int peer = first + lane_index();
+      bool sent = true;
+      bool differs = false;
+      std::uint32_t said = 0;
+      if (peer < params.common.num_ranks) {
+        sent = reach.has_sent(peer, said);
+        differs = sent ? said != ours : reach.has_announced_cells(peer);
+      }
+      const std::uint32_t odd = warp::ballot(differs);
+      const std::uint32_t missing = warp::ballot(!sent);
+      said = warp::shuffle(said, odd == 0 ? 0 : lowest_bit(odd));
+      if (disagrees < 0 && odd != 0) {
+        disagrees = first + lowest_bit(odd);
+        theirs = said;
+      }
+      if (unsent < 0 && missing != 0) unsent = first + lowest_bit(missing);
+    }
   }
 };
 

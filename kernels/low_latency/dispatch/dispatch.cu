@@ -14,17 +14,5 @@
 #include "kernels/low_latency/dispatch/body.hpp"
 #include "kernels/primitives/launch.hpp"
 
-namespace deep_ep::device::low_latency {
-
-DEEP_EP_DEVICE void dispatch_near_body(const LowLatencyDispatchParams& params, std::byte* memory) {
-  dispatch_body<false, false>(params, memory);
-}
-
-DEEP_EP_DEVICE void dispatch_rdma_body(const LowLatencyDispatchParams& params, std::byte* memory) {
-  dispatch_body<true, false>(params, memory);
-}
-
-}  // namespace deep_ep::device::low_latency
-
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_near_body)
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_rdma_body)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, (deep_ep::device::low_latency::dispatch_body<false, false>))
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, (deep_ep::device::low_latency::dispatch_body<true, false>))

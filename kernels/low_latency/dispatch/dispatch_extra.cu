@@ -4,17 +4,5 @@
 #include "kernels/low_latency/dispatch/body.hpp"
 #include "kernels/primitives/launch.hpp"
 
-namespace deep_ep::device::low_latency {
-
-DEEP_EP_DEVICE void dispatch_extra_body(const LowLatencyDispatchParams& params, std::byte* memory) {
-  dispatch_body<false, true>(params, memory);
-}
-
-DEEP_EP_DEVICE void dispatch_extra_rdma_body(const LowLatencyDispatchParams& params, std::byte* memory) {
-  dispatch_body<true, true>(params, memory);
-}
-
-}  // namespace deep_ep::device::low_latency
-
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_extra, deep_ep::device::low_latency::dispatch_extra_body)
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_extra_rdma, deep_ep::device::low_latency::dispatch_extra_rdma_body)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_extra, (deep_ep::device::low_latency::dispatch_body<false, true>))
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_extra_rdma, (deep_ep::device::low_latency::dispatch_body<true, true>))

@@ -5,7 +5,6 @@
 
 #include "kernels/common/line_poller.hpp"
 #include "kernels/low_latency/dispatch/arrivals.hpp"
-#include "kernels/low_latency/dispatch/header.hpp"
 #include "kernels/low_latency/dispatch/shared.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
 
@@ -175,7 +174,7 @@ struct DispatchReceiver {
     const LineLane lane;
     return wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll& look) {
       return lines.poll(
-          Lines::kAll, look.thorough, epoch(), [&](int i) { return lines.row + lane.byte_at(lines.line(i)); },
+          look.thorough, [&](int) { return epoch(); }, [&](int i) { return lines.row + lane.byte_at(lines.line(i)); },
           [&](int i) { return lines.is_line(i); });
     });
   }

@@ -18,31 +18,6 @@
 
 namespace deep_ep::device::low_latency {
 
-/// By one thread: which call is this? Nobody has told, as graphs are replayed; and a later send part may be running, as
-/// this kernel has a stream of its own. But this rank's counts, which it has told itself, too, say what it has sent
-/// last and before that. Of these the call is the first that has been neither received nor handed on, and has this
-/// shape: one with a hook that went directly and still waits for it has another. 0: the send part has failed.
-DEEP_EP_DEVICE std::uint64_t find_relayed_call(const LowLatencyDispatchParams& params) {
-  const LowLatencyParams& common = params.common;
-  Cell sent[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sent[half] = load_cell(common.window.counts(static_cast<std::uint64_t>(half), common.rank).in(common.local));
-  }
-  fence<Scope::gpu>();  // a half is written again only when the call before in it has been received
-  const std::uint64_t received = load_relaxed<Scope::gpu>(&common.counters(LowLatencyKind::dispatch).received.calls);
-  const std::uint64_t relayed = load_relaxed<Scope::gpu>(&common.state->relays.last);
-  const std::uint64_t done = received > relayed ? received : relayed;
-  std::uint64_t call = 0;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const std::uint64_t epoch = sent[half].epoch;
-    if (epoch <= done || CountHead::unpack(sent[half].payload).call_shape != params.call_shape) continue;
-    if (call == 0 || epoch < call) call = epoch;
-  }
-  return call;
-}
-
 /// What this rank's rails in other nodes have told it.
 struct RelayedCounts {
   const LowLatencyDispatchParams& params;
@@ -87,7 +62,11 @@ DEEP_EP_DEVICE void relay_rows_body(const LowLatencyDispatchParams& params, std:
 
   // 1. Which call is this?
   DispatchShared::Words& words = *shared.words;
-  if (thread_index() == 0) words.epochs.send = find_relayed_call(params);
+  LowLatencyRelay& calls = common.relay(LowLatencyKind::dispatch);
+  if (thread_index() == 0) {
+    const LowLatencyCounters& counters = common.counters(LowLatencyKind::dispatch);
+    words.epochs.send = calls.find(load_relaxed<Scope::gpu>(&counters.received.calls));
+  }
 #pragma unroll 1
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     shared.heaps[rank] = common.heaps[rank];
@@ -111,11 +90,7 @@ DEEP_EP_DEVICE void relay_rows_body(const LowLatencyDispatchParams& params, std:
     DispatchRelay<true>{params, shared, row, reach}.relay_rows(group, groups, warp_index() % parts);
   }
   block::sync();
-  if (thread_index() != 0) return;
-  LowLatencyRelays& relays = common.state->relays;
-  if (!last_to_arrive<Scope::gpu>(&relays.finished, static_cast<std::uint32_t>(grid_blocks())) || call == 0) return;
-  if (!aborted(common.wait)) counts.take_off();
-  store_relaxed<Scope::gpu>(&relays.last, call);
+  if (thread_index() == 0 && calls.end(call) && !aborted(common.wait)) counts.take_off();
 }
 
 }  // namespace deep_ep::device::low_latency

@@ -3,7 +3,6 @@
 // theirs: receivers poll them like rows of their own node.
 #pragma once
 
-#include "kernels/low_latency/dispatch/header.hpp"
 #include "kernels/low_latency/dispatch/shared.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
 

@@ -2,12 +2,199 @@
 // other block takes tokens, prepares the row once and stores it to each rank that has an expert of the token.
 #pragma once
 
-#include "kernels/low_latency/dispatch/cast.hpp"
-#include "kernels/low_latency/dispatch/routing.hpp"
+#include "kernels/common/fp8_cast.hpp"
 #include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/params.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
+#include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/numeric.hpp"
+#include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device::low_latency {
+
+/// Where a token's row goes: its slot at each destination, and its place among the rows of each expert. Both follow
+/// from counts over the tokens before it. Every block counts for itself: reading a few hundred selections takes less
+/// time than exchanging results between blocks.
+struct Routing {
+  const LowLatencyDispatchParams& params;
+  std::uint32_t* rows;     ///< [ranks]: tokens counted so far that go to each rank
+  std::uint32_t* entries;  ///< [experts]: selections counted so far
+
+  DEEP_EP_DEVICE int num_experts() const { return params.num_local_experts * params.common.num_ranks; }
+
+  /// Selection `k` of a token, as the caller gave it.
+  DEEP_EP_DEVICE std::int64_t selection(int token, int k) const {
+    return params.topk_idx.load(std::int64_t{token} * params.num_topk + k);
+  }
+  /// An expert, or -1 for none.
+  DEEP_EP_DEVICE int expert_of(std::int64_t selection) const { return deep_ep::expert_of(selection, num_experts()); }
+
+  // A warp counts whole tokens, each lane one selection.
+
+  DEEP_EP_DEVICE int tokens_of_warp() const { return kWarpSize / params.num_topk; }
+  /// The token that this lane would count, if the block's first token is `begin`; its selections are consecutive lanes.
+  DEEP_EP_DEVICE int token_of_lane(int begin) const {
+    const int token = lane_index() / params.num_topk;
+    return token < tokens_of_warp() ? begin + warp_index() * tokens_of_warp() + token : params.num_tokens;
+  }
+  /// The lane's selection of that token; -1 where the token is not before `end`. Separate from count, so that the load
+  /// can be under way early.
+  DEEP_EP_DEVICE std::int64_t load(int begin, int end) const {
+    const int token = token_of_lane(begin);
+    return token < end ? selection(token, lane_index() % params.num_topk) : -1;
+  }
+
+  /// Is the lane's selection, which falls to `part` (a rank, a node; negative: none), the first of its token that does?
+  /// By whole warps.
+  DEEP_EP_DEVICE bool is_first(int part) const {
+    const std::uint32_t token = static_cast<std::uint32_t>(lane_index() / params.num_topk) << 16;
+    const std::uint32_t alone = 0xffff0000u | static_cast<std::uint32_t>(lane_index());
+    const std::uint32_t same = warp::match_any(part < 0 ? alone : token | static_cast<std::uint32_t>(part));
+    return part >= 0 && lowest_bit(same) == lane_index();
+  }
+
+  /// Counts the selections of the tokens from `begin` to before `end`. `first` is what load(begin, end) returned. The
+  /// whole block takes part; the counts are complete after its next sync. Returns whether the lane has met an expert
+  /// that does not exist.
+  DEEP_EP_DEVICE bool count(int begin, int end, std::int64_t first) const {
+    const int step = tokens_of_warp() * block_warps();
+    bool unknown = false;
+#pragma unroll 1
+    for (; begin < end; begin += step) {
+      const std::int64_t next = begin + step < end ? load(begin + step, end) : -1;
+      const int expert = expert_of(first);
+      const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
+      if (is_first(rank)) add_relaxed<Scope::block>(rows + rank, 1);
+      if (expert >= 0) add_relaxed<Scope::block>(entries + expert, 1);
+      unknown = unknown || first >= num_experts();
+      first = next;
+    }
+    return unknown;
+  }
+
+  /// Counts the tokens that go to each group of `width` ranks, in the same manner.
+  DEEP_EP_DEVICE void count_groups(int width, std::uint32_t* groups) const {
+    const int step = tokens_of_warp() * block_warps();
+#pragma unroll 1
+    for (int begin = 0; begin < params.num_tokens; begin += step) {
+      const int expert = expert_of(load(begin, params.num_tokens));
+      const int group = expert < 0 ? -1 : expert / (width * params.num_local_experts);
+      if (is_first(group)) add_relaxed<Scope::block>(groups + group, 1);
+    }
+  }
+
+  /// Has `token` an expert on one of these ranks?
+  DEEP_EP_DEVICE bool goes_to(int token, const RankRange& ranks) const {
+    const std::int64_t first = std::int64_t{ranks.first} * params.num_local_experts;
+    const std::int64_t end = first + std::int64_t{ranks.count} * params.num_local_experts;
+    bool goes = false;
+    for (int k = 0; k < params.num_topk; ++k) {
+      const std::int64_t expert = selection(token, k);
+      goes = goes || (expert >= first && expert < end);
+    }
+    return goes;
+  }
+};
+
+/// The row of one token. The whole block takes part; each thread handles eight channels (a vector) at a time.
+template <bool kExtra>
+struct RowWriter {
+  const LowLatencyDispatchParams& params;
+  LowLatencyRowOf<kExtra> row;
+  const Vec16* x;             ///< the token's row as the caller gave it
+  std::byte* stage;           ///< where it is written as it will travel
+  float global_scale = 1.0f;  ///< of nvfp4
+
+  static constexpr int kVectorChannels = 8;
+  static constexpr int kScaleLanes = kScaleChannels / kVectorChannels;
+
+  DEEP_EP_DEVICE int vectors() const { return params.hidden / kVectorChannels; }
+
+  DEEP_EP_DEVICE Vec16 load(int vector) const { return vector < vectors() ? load_stream(x + vector) : Vec16{}; }
+
+  /// `first` is what load(thread_index()) returned: so that load can start early.
+  DEEP_EP_DEVICE void write(Vec16 first) const {
+    Fp8Scale of_token{};
+    if constexpr (kExtra) {
+      if (row.of_token) of_token = scale_of_token(first);
+    }
+    // Whole warps stay in the loop: lanes compare their channels.
+#pragma unroll 1
+    for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
+      const int vector = base + lane_index();
+      const Vec16 next = load(vector + block_threads());
+      if (kExtra && write_extra(vector, first, of_token)) {
+        // It was one that plain kernels do not make.
+      } else if (row.scaled) {
+        write_fp8(vector, first);
+      } else if (vector < vectors()) {
+        auto* words = reinterpret_cast<std::uint64_t*>(stage + row.payload_at()) + 2 * vector;  // aligned to 8 only
+        words[0] = std::uint64_t{first.word[1]} << 32 | first.word[0];
+        words[1] = std::uint64_t{first.word[3]} << 32 | first.word[2];
+      }
+      first = next;
+    }
+  }
+
+ private:
+  /// False: the row is one that plain kernels make.
+  DEEP_EP_DEVICE bool write_extra(int vector, const Vec16& value, const Fp8Scale& of_token) const {
+    if (row.of_token) store_fp8<true>(vector, value, of_token);
+    if (row.nvfp4) write_nvfp4(vector, value);
+    return row.of_token || row.nvfp4;
+  }
+
+  DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
+    const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest_magnitude(value));
+    const Fp8Scale scale = fp8_scale(bf16_low(amax), params.format != LowLatencyFormat::fp8);
+    store_fp8<false>(vector, value, scale);
+  }
+
+  /// kOfToken: the row has no other scale.
+  template <bool kOfToken>
+  DEEP_EP_DEVICE void store_fp8(int vector, const Vec16& value, const Fp8Scale& scale) const {
+    if (vector >= vectors()) return;
+    reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] = to_e4m3(value, scale.multiplier);
+    if (kOfToken ? vector == 0 : vector % kScaleLanes == 0) {
+      reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale.inverse;
+    }
+  }
+
+  /// By the whole block: the row is gone through once more before it is cast. The payload's place serves to exchange
+  /// what the warps have found.
+  DEEP_EP_DEVICE Fp8Scale scale_of_token(Vec16 value) const {
+    std::uint32_t amax = 0;
+#pragma unroll 1
+    for (int vector = thread_index(); vector < vectors(); vector += block_threads()) {
+      if (vector != thread_index()) value = load(vector);
+      const std::uint32_t next = largest_magnitude(value);
+      amax = next > amax ? next : amax;
+    }
+    amax = largest_of_lanes<kWarpSize>(amax);
+    auto* const found = reinterpret_cast<std::uint32_t*>(stage + row.payload_at());
+    if (lane_index() == 0) found[warp_index()] = amax;
+    block::sync();
+    for (int warp = 0; warp < block_warps(); ++warp) amax = found[warp] > amax ? found[warp] : amax;
+    block::sync();
+    return fp8_scale(bf16_low(amax), params.format == LowLatencyFormat::fp8_token_round_scale);
+  }
+
+  DEEP_EP_DEVICE void write_nvfp4(int vector, const Vec16& value) const {
+    constexpr int kLanes = kNvfp4ScaleChannels / kVectorChannels;
+    const std::uint32_t amax = largest_of_lanes<kLanes>(largest_magnitude(value));
+    if (vector >= vectors()) return;
+    const Nvfp4Scale scale = nvfp4_scale(bf16_low(amax), global_scale);
+    std::uint32_t codes = 0;
+    for (int i = 0; i < 4; ++i) {
+      codes |= e2m1(bf16_low(value.word[i]) * scale.multiplier) << (8 * i);
+      codes |= e2m1(bf16_high(value.word[i]) * scale.multiplier) << (8 * i + 4);
+    }
+    reinterpret_cast<std::uint32_t*>(stage + row.payload_at())[vector] = codes;
+    if (vector % kLanes == 0) stage[row.scales_at() + vector / kLanes] = static_cast<std::byte>(scale.e4m3);
+  }
+};
 
 /// The first cell of the counts: rows, rows to hand on (by rails), and a check that the ranks mean the same call.
 struct CountHead {

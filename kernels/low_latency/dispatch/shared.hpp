@@ -1,6 +1,7 @@
-// Shared memory of a block of the low-latency dispatch.
+// Shared memory of a block of the low-latency dispatch; and how the header of a row is read out of its lines.
 #pragma once
 
+#include "kernels/low_latency/params.hpp"
 #include "kernels/low_latency/transport/masks.hpp"
 #include "kernels/rdma/poster.hpp"
 
@@ -51,5 +52,19 @@ struct DispatchShared {
     bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
   }
 };
+
+// A warp has the header in the lines that it loads at once: the token, and expert, weight and slot of each selection.
+static_assert(sizeof(std::uint32_t) * (1 + 3 * kMaxTopk) <= kWarpLines * kTaggedPayload);
+
+/// Word `word` of the header, of whose lines each lane has a part; another one in every lane. By a whole warp.
+DEEP_EP_DEVICE std::uint32_t header_word(const LinePart& head, int word) {
+  const std::uint32_t at = 4 * static_cast<std::uint32_t>(word);
+  const std::uint32_t in_line = at % kTaggedPayload;
+  const int holder = static_cast<int>(at / kTaggedPayload * kLineLanes + in_line / 16);
+  const std::uint64_t low = warp::shuffle(head.word[0], holder);
+  const std::uint64_t high = warp::shuffle(head.word[1], holder);
+  const std::uint64_t both = in_line % 16 < 8 ? low : high;
+  return static_cast<std::uint32_t>(at % 8 == 0 ? both : both >> 32);
+}
 
 }  // namespace deep_ep::device::low_latency

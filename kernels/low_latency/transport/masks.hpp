@@ -44,19 +44,28 @@ struct FailureLook {
   }
 };
 
-/// The policy of waits, for wait_until() and rdma::Poster. `kRdma` false: no rank is far.
-template <bool kRdma>
+/// Without masking no rank tells that it has begun a combine. There `begun` with this bit says that the rank has ended
+/// the call, as it disagrees with another rank (refuse_call).
+constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
+
+/// The policy of waits, for wait_until() and rdma::Poster. `kRdma` false: no rank is far. `kCombines`: of a combine,
+/// which ranks may refuse.
+template <bool kRdma, bool kCombines = false>
 struct MaskOrEnd {
   const LowLatencyParams& common;
+  std::uint64_t epoch = 0;  ///< of the combine
 
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return may_be_late(begin) &&
-           ends_late_wait(common.wait, awaited.peer, awaited.wanted, begin, FailureLook<kRdma>{common});
+    return may_be_late(begin) && (refused(awaited.peer) || ends_late_wait(common.wait, awaited.peer, awaited.wanted,
+                                                                          begin, FailureLook<kRdma>{common}));
   }
   /// Ends the call; or goes on, where the peer is masked now.
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
+    if (refused(awaited.peer)) {
+      return report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_rows, awaited.peer, 0, 0, 0);
+    }
     if (masked(common, awaited.peer)) return;
     report_fault(common.wait, FaultKind::timeout, awaited.wanted, awaited.peer,
                  common.mask == nullptr ? 0 : kMostTimeouts, awaited.expected, seen);
@@ -67,32 +76,11 @@ struct MaskOrEnd {
     const auto failure = static_cast<std::int32_t>(load_relaxed<Scope::gpu>(&queue.state->failure));
     report_fault(common.wait, FaultKind::rdma_failed, Wanted::rdma_completion, queue.peer, failure, 0, 0);
   }
-};
-
-/// Without masking no rank tells that it has begun a combine. There `begun` with this bit says that the rank has ended
-/// the call, as it disagrees with another rank (refuse_call).
-constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
-
-/// The same in combine, for ranks that may have refused the call. A rank that has refused an earlier one sends nothing
-/// of this one either.
-template <bool kRdma>
-struct MaskOrEndCombine : MaskOrEnd<kRdma> {
-  using MaskOrEnd<kRdma>::common;
-  std::uint64_t epoch;
-
-  DEEP_EP_DEVICE MaskOrEndCombine(const LowLatencyParams& params, std::uint64_t call)
-      : MaskOrEnd<kRdma>{params}, epoch(call) {}
-
-  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return may_be_late(begin) && (refused(awaited.peer) || MaskOrEnd<kRdma>::is_late(awaited, begin));
-  }
-  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    if (!refused(awaited.peer)) return MaskOrEnd<kRdma>::blame(awaited, seen);
-    report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_rows, awaited.peer, 0, 0, 0);
-  }
 
  private:
+  /// A rank that has refused an earlier combine sends nothing of this one either.
   DEEP_EP_DEVICE bool refused(int peer) const {
+    if (!kCombines) return false;
     const std::uint64_t word =
         load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local));
     return (word & kRefused) != 0 && (word & ~kRefused) <= epoch;  // never with masking

@@ -24,13 +24,7 @@ struct CallReach : Reach<kRdma, kRails> {
   /// Of the queue pairs that posters of the call take.
   DEEP_EP_DEVICE static int channel(const LowLatencyParams&, int lane) { return channel_of(kKind, lane); }
 
-  DEEP_EP_DEVICE auto policy() const {
-    if constexpr (kKind == LowLatencyKind::dispatch) {
-      return MaskOrEnd<kRdma>{common};
-    } else {
-      return MaskOrEndCombine<kRdma>{common, epoch};
-    }
-  }
+  DEEP_EP_DEVICE MaskOrEnd<kRdma, kKind == LowLatencyKind::combine> policy() const { return {common, epoch}; }
 
   /// Tells `peer` up to which call this rank has received, ordered after all reads of that call. A far peer is told by
   /// its poster.
@@ -49,6 +43,17 @@ struct CallReach : Reach<kRdma, kRails> {
   DEEP_EP_DEVICE void begin(int peer) const {
     if (this->is_far(peer)) return;
     store_release<Scope::system>(common.window.begun(kKind, common.rank).in(common.heaps[peer]), epoch);
+  }
+
+  /// Acknowledges to all ranks that are not masked, and tells them that this one begins, where it does. By a whole
+  /// warp.
+  DEEP_EP_DEVICE void acknowledge_all(std::uint64_t received, bool begins = false) const {
+#pragma unroll 1
+    for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
+      if (masked(common, peer)) continue;
+      acknowledge(peer, received);
+      if (begins) begin(peer);
+    }
   }
 
   /// Where `peer` says up to which call it has received.

@@ -39,7 +39,7 @@ DEEP_EP_DEVICE void line_probe(const probes::LineParams& p, std::byte*) {
       poll_until(
           [&](const Poll& poll) {
             return lines.poll(
-                LinePoller<2>::kAll, poll.thorough, tag, [&](int i) { return i == 0 ? at : p.row + lane.byte_at(0); },
+                poll.thorough, [&](int) { return tag; }, [&](int i) { return i == 0 ? at : p.row + lane.byte_at(0); },
                 [&](int i) { return i == 0 ? wanted : lane.line == 0; });
           },
           [](const Poll&) { return false; });

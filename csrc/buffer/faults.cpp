@@ -136,6 +136,21 @@ std::string Faults::describe_waited(const FaultRecord& fault) const {
   return describe_lost(fault, rank_, lost, membership_->describe_gone(lost));
 }
 
+FaultRecord Faults::failed_queue_pair() const {
+  FaultRecord record{};
+  if (words_ == nullptr || initial_.masking != 0) return record;  // with masking calls go on without the peer
+  if (membership_ != nullptr && !membership_->gone().empty()) return record;
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    const std::uint32_t failed = __atomic_load_n(&words_->failed[peer], __ATOMIC_ACQUIRE);
+    if (failed == 0) continue;
+    record.kind = FaultKind::rdma_failed;
+    record.peer = peer;
+    record.field = static_cast<std::int32_t>(failed - 1);
+    break;
+  }
+  return record;
+}
+
 void Faults::come_back() {
   if (broken() || !given_up()) return raise();
   Executor& executor = calls_.executor();
@@ -167,13 +182,14 @@ void Faults::raise(Notes notes) {
                                  ? describe_waited(fault)
                                  : describe_fault(refused ? note : fault, rank_, timeout_s_);
     if (refused) note = FaultRecord{};
+    const FaultRecord cause = fault.kind == FaultKind::timeout ? failed_queue_pair() : fault;
+    if (cause.kind == FaultKind::rdma_failed) {
+      break_by_rdma(describe_fault(cause, rank_, timeout_s_));
+      throw SystemError(broken_);
+    }
     if (fault.kind == FaultKind::timeout) {
       const std::string more = explain_ ? explain_() : std::string();
       break_by_timeout(more.empty() ? text : text + ". " + more);
-    }
-    if (fault.kind == FaultKind::rdma_failed) {
-      break_by_rdma(text);
-      throw SystemError(text);
     }
     if (breaks(fault)) {
       broken_ = text;

@@ -79,6 +79,9 @@ class Faults {
   /// this waits a little, or kNobody.
   int find_lost(int waited_for) const;
   std::string describe_waited(const FaultRecord& fault) const;
+  /// Of this rank, as the reason for a wait in vain: what that rank waits for itself may have gone that way. Of kind
+  /// none where none has failed, or where a process has ended, which takes its queue pairs along.
+  FaultRecord failed_queue_pair() const;
 
   const CallContext& calls_;
   int rank_;

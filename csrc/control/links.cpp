@@ -335,6 +335,7 @@ void Plane::apply_to(Member& member, const Message& message) {
       if (!is_of_now || std::ranges::find(member.failed, pair) != member.failed.end()) break;
       if (member.failed.empty()) member.failed_at = member.time;
       member.failed.push_back(pair);
+      judge_member(member);
       break;
     case MessageType::lost:
       // A rank that stood still may have judged before it heard that it is lost itself.
@@ -390,7 +391,7 @@ void Plane::judge_member(Member& member) {
     }
   }
   if (member.options.masks) return;
-  const std::vector<int> lost = judge(member.facts);
+  const std::vector<int> lost = judge(member.facts, member.failed);
   if (lost == member.lost) return;
   for (std::size_t rank = 0; rank < lost.size(); ++rank) {
     if (lost[rank] != kNobody && static_cast<int>(rank) != member.rank) {
@@ -412,6 +413,7 @@ void Plane::look_for_end(Member& member) {
   if (member.told || member.words.ended == nullptr) return;
   const int peer = static_cast<int>(__atomic_load_n(member.words.ended, __ATOMIC_ACQUIRE)) - 1;
   if (peer == kNobody) return;
+  look_for_failures(member);  // first: nobody is to take this end for the cause
   member.told = true;
   Message message = about(member, MessageType::gave_up);
   message.peer = peer;

@@ -1,8 +1,10 @@
 #include "csrc/control/plane.hpp"
 
+#include <linux/sockios.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +19,17 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::control {
+namespace {
+
+constexpr auto kMostOfAGoodbye = std::chrono::seconds(5);
+
+/// Has the system of the other end taken all that was sent?
+bool has_arrived(const UniqueFd& tcp_socket) {
+  int on_the_way = 0;
+  return ::ioctl(tcp_socket.get(), SIOCOUTQ, &on_the_way) == 0 && on_the_way == 0;
+}
+
+}  // namespace
 
 /// All planes of this process, for fork(): no descriptor of theirs stays open in a child, which would keep connections
 /// alive that end with this process.
@@ -218,11 +231,26 @@ Message Plane::about(const Member& member, MessageType type) const {
 }
 
 void Plane::leave(int number) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto place = std::ranges::find_if(members_, [&](const Member& one) { return one.number == number; });
   look_for_end(*place);
   broadcast(about(*place, MessageType::left));
+  // This process may be about to end, and a connection to be down: a goodbye that is lost makes the end a death.
+  for (const auto until = Clock::now() + kMostOfAGoodbye; !home_.left() && Clock::now() < until;) {
+    if (std::ranges::none_of(peers_, [&](const auto& one) { return still_to_hear(*place, one.second); })) break;
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+    lock.lock();
+  }
   members_.erase(place);
+}
+
+bool Plane::still_to_hear(const Member& member, const Peer& peer) {
+  for (std::size_t rank = 0; rank < member.size(); ++rank) {
+    if (!(member.processes[rank] == peer.info.process) || member.left[rank] || member.lost[rank] != kNobody) continue;
+    return !peer.ended && !peer.by_unix && (peer.link != Link::up || !peer.unsent.empty() || !has_arrived(peer.socket));
+  }
+  return false;
 }
 
 std::vector<int> Plane::lost(int number) const {

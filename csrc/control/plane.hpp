@@ -113,6 +113,7 @@ class Plane {
   /// The number of the member. Returns when this process and the others are connected.
   int join(std::uint64_t buffer, int rank, const std::vector<ProcessInfo>& ranks, const Words& words,
            const JoinOptions& options = {});
+  /// Says goodbye, and waits for a moment where a connection is down.
   void leave(int member);
   std::vector<int> lost(int member) const;  ///< as judge() says; with masks each lost rank itself
   std::vector<int> gone(int member) const;
@@ -241,6 +242,8 @@ class Plane {
   void judge_member(Member& member);
   void show_lost(Member& member, int rank, int because);
   void look_for_end(Member& member);
+  /// The peer has not heard yet that this rank has left, and may take its end for a death.
+  static bool still_to_hear(const Member& member, const Peer& peer);
   const Member& member(int number) const;
   Member& member(int number) { return const_cast<Member&>(std::as_const(*this).member(number)); }
   void connect_all(Member& member, const std::vector<ProcessInfo>& ranks, Clock::time_point deadline,

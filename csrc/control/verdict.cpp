@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <tuple>
 
 namespace deep_ep::control {
 namespace {
@@ -13,30 +14,60 @@ int next_in_chain(std::span<const RankFacts> ranks, int rank) {
   return !facts.gone && !facts.silent && names_one ? facts.gave_up_on : kNobody;
 }
 
-/// Of a chain that goes round: its lowest rank, whichever of them one comes from.
-int lowest_of_circle(std::span<const RankFacts> ranks, int on_it) {
-  int lowest = on_it;
-  for (int at = next_in_chain(ranks, on_it); at != on_it; at = next_in_chain(ranks, at)) lowest = std::min(lowest, at);
-  return lowest;
+/// The end that most of the failed queue pairs have in common, of those that `concerns` chooses; kNobody: it chooses
+/// none. A process that has ended takes its queue pairs along. Among equals the rank whose queue pair it is: its NIC
+/// knows what has failed.
+template <class Concerns>
+int end_of_failures(std::span<const RankFacts> ranks, std::span<const FailedPair> failed, Concerns concerns) {
+  const auto weight = [&](int rank) {
+    const auto ends = [&](const FailedPair& pair) { return pair.rank == rank || pair.peer == rank; };
+    const bool gone = ranks[static_cast<std::size_t>(rank)].gone;
+    const bool owns = std::ranges::find(failed, rank, &FailedPair::rank) != failed.end();
+    return std::tuple(gone, std::ranges::count_if(failed, ends), owns, -rank);
+  };
+  int worst = kNobody;
+  for (const FailedPair& pair : failed) {
+    if (!concerns(pair)) continue;
+    for (const int rank : {pair.rank, pair.peer}) {
+      if (worst == kNobody || weight(rank) > weight(worst)) worst = rank;
+    }
+  }
+  return worst;
 }
 
-int end_of_chain(std::span<const RankFacts> ranks, int rank) {
+/// Of a chain that goes round, whichever of its ranks one comes from.
+int cause_of_circle(std::span<const RankFacts> ranks, std::span<const FailedPair> failed, int on_it) {
+  std::vector<int> circle{on_it};
+  for (int at = next_in_chain(ranks, on_it); at != on_it; at = next_in_chain(ranks, at)) circle.push_back(at);
+  if (circle.size() == 1) return on_it;  // it has ended its calls by itself
+  const auto is_on_it = [&](int rank) { return std::ranges::find(circle, rank) != circle.end(); };
+  const int near = end_of_failures(ranks, failed,
+                                   [&](const FailedPair& pair) { return is_on_it(pair.rank) || is_on_it(pair.peer); });
+  if (near != kNobody) return near;
+  // Each rank reports one of its waits: there was another, which leads to the failure.
+  const int any = end_of_failures(ranks, failed, [](const FailedPair&) { return true; });
+  return any != kNobody ? any : *std::ranges::min_element(circle);
+}
+
+int end_of_chain(std::span<const RankFacts> ranks, std::span<const FailedPair> failed, int rank) {
   for (std::size_t steps = 0; steps < ranks.size(); ++steps) {
     const int next = next_in_chain(ranks, rank);
     if (next == kNobody) return rank;
+    const int end = end_of_failures(ranks, failed, [&](const FailedPair& pair) { return pair.rank == rank; });
+    if (end != kNobody) return end;
     rank = next;
   }
-  return lowest_of_circle(ranks, rank);
+  return cause_of_circle(ranks, failed, rank);
 }
 
 }  // namespace
 
-std::vector<int> judge(std::span<const RankFacts> ranks) {
+std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const FailedPair> failed) {
   std::vector<int> lost;
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     const RankFacts& facts = ranks[static_cast<std::size_t>(rank)];
     const bool sends_nothing = facts.gone || facts.silent || next_in_chain(ranks, rank) != kNobody;
-    lost.push_back(sends_nothing ? end_of_chain(ranks, rank) : kNobody);
+    lost.push_back(sends_nothing ? end_of_chain(ranks, failed, rank) : kNobody);
   }
   return lost;
 }

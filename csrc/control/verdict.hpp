@@ -4,6 +4,8 @@
 // and it has reported no wait of its own for as long: a rank that waits itself reports that, so the chain of waits ends
 // at the silent one. Without masks, a rank that has waited for a lost one has ended its calls, and tells that: it sends
 // nothing any more, so those that wait for it wait in vain, too. All of them name the rank at the end of the chain.
+// Ranks that wait for each other in a circle are not the cause if a queue pair has failed: what one of them waits for
+// went that way.
 #pragma once
 
 #include <span>
@@ -21,10 +23,17 @@ struct RankFacts {
   bool operator==(const RankFacts&) const = default;
 };
 
+/// A queue pair of `rank` to `peer` has failed.
+struct FailedPair {
+  int rank = 0;
+  int peer = 0;
+  bool operator==(const FailedPair&) const = default;
+};
+
 /// [rank]: nothing comes of it any more, because of this rank; kNobody: waits for it go on. Late or contradictory
 /// reports (of ranks that gave up on each other, of one that nobody knows to be gone) have the same outcome wherever
-/// they are known.
-std::vector<int> judge(std::span<const RankFacts> ranks);
+/// they are known, in whichever order they came.
+std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const FailedPair> failed = {});
 
 /// The signs that a rank has given.
 struct RankSigns {
@@ -46,8 +55,6 @@ struct Blame {
 /// them is lost: the calls of their programs do not match.
 std::vector<Blame> silent_ranks(std::span<const RankSigns> ranks, std::span<const LateWait> waits);
 
-/// A queue pair of `rank` to `peer` has failed.
-using FailedPair = LateWait;
 /// The ranks to go on without, so that no failed pair is left: first the one with most failed pairs, so that a rank
 /// whose NIC has failed is not taken for healthy, nor those at the other ends for failed. Among equals the one that
 /// others name more often, then the highest.

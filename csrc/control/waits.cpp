@@ -47,7 +47,7 @@ void Plane::look_at_waits(Member& member, Clock::time_point now) {
   if (ends) look_at_own(member);
   std::erase_if(member.waits,
                 [&](const TheirWait& wait) { return member.time - wait.heard > member.timeout() / kForgottenAfter; });
-  if (member.options.masks) look_for_failures(member);
+  look_for_failures(member);
   judge_waits(member);
 }
 
@@ -137,7 +137,7 @@ void Plane::look_for_failures(Member& member) {
   for (int peer = 0; peer < static_cast<int>(std::min(member.size(), member.words.failed.size())); ++peer) {
     const FailedPair pair{member.rank, peer};
     if (load(member.words.failed, static_cast<std::size_t>(peer)) == 0) continue;
-    if (member.lost[static_cast<std::size_t>(peer)] != kNobody) continue;
+    if (member.options.masks && member.lost[static_cast<std::size_t>(peer)] != kNobody) continue;
     if (std::ranges::find(member.failed, pair) != member.failed.end()) continue;
     Message message = about(member, MessageType::failed);
     message.peer = peer;

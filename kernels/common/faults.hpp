@@ -89,6 +89,7 @@ struct ControlState {
   std::int32_t rank, num_ranks;
   std::int32_t masking;              ///< 1: calls go on without lost ranks, 0: waits for these end the call
   std::uint32_t seen;                ///< the value of `changes` that kernels have acted upon
+  std::uint32_t failure_looks;       ///< how often waits have looked for failed queue pairs
   std::uint64_t version;             ///< with masking: moves with each rank that is lost
   std::uint64_t step_ns;             ///< the most that counts of the time between two looks
   std::uint64_t looked[kMaxRanks];   ///< when a wait for this peer has last looked and reported, in now_ns()
@@ -227,7 +228,7 @@ DEEP_EP_DEVICE bool may_be_late(std::uint64_t begin) {
 }
 
 struct NothingElse {
-  DEEP_EP_DEVICE void operator()(int) const {}
+  DEEP_EP_DEVICE void operator()() const {}
 };
 
 /// ends_late_wait(), inlined.
@@ -240,7 +241,7 @@ DEEP_EP_DEVICE bool ends_late_wait_here(const WaitContext& context, int peer, Wa
   std::uint64_t* word = context.control->looked + peer;
   const std::uint64_t looked = load_relaxed<Scope::gpu>(word);
   if (now > looked + kBetweenNs && compare_exchange<Scope::gpu>(word, looked, now) == looked) {
-    when_reporting(peer);
+    when_reporting();
     const std::uint64_t waited = report_wait(context, peer, wanted, begin, looked, now);
     if (context.timeout_ns != 0 && waited > context.timeout_ns) return true;
   }
@@ -248,7 +249,7 @@ DEEP_EP_DEVICE bool ends_late_wait_here(const WaitContext& context, int peer, Wa
 }
 /// Does a wait for `peer` that began at `begin` end, as nothing comes from the peer any more, or as it has lasted for
 /// too long? With a control plane one of the waiting threads reports the wait now and then, and calls
-/// `when_reporting(peer)`.
+/// `when_reporting()`.
 template <class WhenReporting = NothingElse>
 DEEP_EP_DEVICE_CALL bool ends_late_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
                                         WhenReporting when_reporting = {}) {

@@ -4,6 +4,7 @@
 #include "csrc/buffer/faults.hpp"
 #include "csrc/executor/own_stream.hpp"
 #include "deep_ep/error.hpp"
+#include "kernels/rdma/params.hpp"
 #include "tests/memory/fake_executor.hpp"
 
 namespace deep_ep {
@@ -62,6 +63,31 @@ TEST(FaultsRecord, OfTwoTheOneThatNamesTheCause) {
       ADD_FAILURE() << "nothing was raised";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
+    }
+  }
+}
+
+/// What the wait was for may have been lost on the way by which this rank's own data went. With masking calls go on
+/// without the peer, so that says nothing.
+TEST(FaultsRecord, AFailedQueuePairExplainsAWaitInVain) {
+  for (const bool masking : {false, true}) {
+    const auto executor = make_host_executor();
+    const OwnStream stream(*executor);
+    const CallContext calls(executor, stream.get(),
+                            std::make_shared<Arena>(executor, std::make_shared<test::FakeHeap>(1 << 20), 0, 1 << 20));
+    Faults faults(calls, executor, 0, 4, 1.0);
+    const auto words = std::make_shared<ControlWords>();
+    faults.obey(executor, nullptr, words, masking);
+    words->failed[2] = RdmaFailure{.syndrome = 0x13}.packed() + 1;
+    put_on_record(*faults.wait_context().fault, FaultKind::timeout, Wanted::low_latency_combine_rows, 3);
+    for (int times = 0; times < 2; ++times) {
+      try {
+        faults.raise();
+        ADD_FAILURE() << "nothing was raised";
+      } catch (const Error& error) {
+        EXPECT_EQ(dynamic_cast<const SystemError*>(&error) != nullptr, !masking) << error.what();
+        EXPECT_NE(std::string(error.what()).find(masking ? "rank 3" : "rank 2"), std::string::npos) << error.what();
+      }
     }
   }
 }

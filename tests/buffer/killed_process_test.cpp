@@ -1,4 +1,5 @@
 // A process is killed while calls run: the others raise an error that names its rank, long before the time-out.
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/control/sockets.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
 #include "tests/cluster/rank_processes.hpp"
@@ -25,6 +28,24 @@ constexpr int kVictim = 2;
 
 /// Nobody waits so long who is told.
 double long_timeout() { return std::min(scaled(60), cluster_patience() / 2); }
+
+/// DEEP_EP_TEST_KILLED_TIMES names a file for moments of the steady clock, by which the parts of a late error can be
+/// told apart: the kill, the end of the process, the error of each survivor.
+const char* moments_file() { return std::getenv("DEEP_EP_TEST_KILLED_TIMES"); }
+void note_moment(const char* what) {
+  if (moments_file() == nullptr) return;
+  const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
+  std::ofstream(moments_file(), std::ios::app)
+      << rank_process().parent << ' ' << what << ' ' << std::fixed << now.count() << '\n';
+}
+
+/// Notes when the process ends.
+std::jthread watch_end_of(pid_t pid) {
+  return std::jthread([pid, process = control::watch_process(pid)] {
+    pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
+    if (::poll(&ended, 1, 60'000) == 1) note_moment("ended");
+  });
+}
 
 class KilledProcessTest : public ClusterTest {
  protected:
@@ -42,12 +63,14 @@ class KilledProcessTest : public ClusterTest {
       with_timeout.timeout_s = long_timeout();
       Buffer& buffer = rank.buffer(with_timeout);
       calls(rank, buffer);
-      rank.bootstrap()->barrier();
-      std::thread killer;
+      const std::vector<pid_t> pids = all_gather_values(*rank.bootstrap(), ::getpid());
+      std::jthread beside;
+      if (rank.rank() == 0 && moments_file() != nullptr) beside = watch_end_of(pids[kVictim]);
       if (rank.rank() == kVictim) {
-        killer = std::thread([&] {
+        beside = std::jthread([&] {
           std::mt19937 random(static_cast<unsigned>(::getpid()));
           std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
+          note_moment("killed");
           dies();
         });
       }
@@ -57,10 +80,8 @@ class KilledProcessTest : public ClusterTest {
             for (;; last = std::chrono::steady_clock::now()) calls(rank, buffer);
           },
           {"in vain for rank 2", "without seeing", "the process of rank 2 has ended (process "}, "a killed process");
+      note_moment("error");
       const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - last;
-      if (const char* const file = std::getenv("DEEP_EP_TEST_KILLED_TIMES")) {
-        std::ofstream(file, std::ios::app) << waited.count() << '\n';
-      }
       require(waited.count() < long_timeout() / 4, "the error came after " + std::to_string(waited.count()) + " s");
       require_throws<TimeoutError>([&] { calls(rank, buffer); }, {"the process of rank 2 has ended"}, "a later call");
       buffer.destroy();

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 namespace deep_ep::control {
@@ -75,6 +76,46 @@ TEST(Verdict, RandomFactsNameTheEndOfTheChain) {
 
 TEST(Verdict, ASilentRankEndsAChainAsAGoneOneDoes) {
   EXPECT_EQ(judged({gave_up_on(1), RankFacts{.silent = true, .gave_up_on = 2}, kLives}), (Lost{1, 1, kNobody}));
+}
+
+/// Rank 1 could not write to rank 2, and waits for rank 3. Ranks 2 and 3 wait for each other.
+TEST(Verdict, AFailedQueuePairIsTheCauseOfACircle) {
+  const std::vector<RankFacts> ranks{gave_up_on(3), gave_up_on(3), gave_up_on(3), gave_up_on(2)};
+  EXPECT_EQ(judge(ranks, std::vector<FailedPair>{{1, 2}}), (Lost{1, 1, 1, 1}));
+  const std::vector<RankFacts> early{kLives, kLives, gave_up_on(3), gave_up_on(2)};
+  EXPECT_EQ(judge(early, std::vector<FailedPair>{{1, 2}}), (Lost{kNobody, kNobody, 1, 1})) << "rank 1 goes on so far";
+  const std::vector<RankFacts> others{kLives, kLives, kLives, gave_up_on(4), gave_up_on(3)};
+  EXPECT_EQ(judge(others, std::vector<FailedPair>{{1, 2}}), (Lost{kNobody, kNobody, kNobody, 1, 1}));
+}
+
+TEST(Verdict, OfSeveralFailedPairsTheNearestToTheCircleCounts) {
+  const std::vector<RankFacts> ranks{kLives, kLives, gave_up_on(3), gave_up_on(2), kLives};
+  EXPECT_EQ(judge(ranks, std::vector<FailedPair>{{0, 1}, {4, 3}}), (Lost{kNobody, kNobody, 4, 4, kNobody}));
+  EXPECT_EQ(judge(ranks, std::vector<FailedPair>{{2, 0}, {0, 1}}), (Lost{kNobody, kNobody, 0, 0, kNobody}));
+}
+
+TEST(Verdict, AChainEndsWhereAQueuePairHasFailed) {
+  const std::vector<FailedPair> one{{1, 2}};
+  EXPECT_EQ(judge(std::vector{gave_up_on(1), gave_up_on(1), kLives}, one), (Lost{1, 1, kNobody}));
+  EXPECT_EQ(judge(std::vector{gave_up_on(1), gave_up_on(2), kLives}, one), (Lost{1, 1, kNobody}));
+  const std::vector<FailedPair> most{{1, 2}, {0, 2}};
+  EXPECT_EQ(judge(std::vector{gave_up_on(0), gave_up_on(1), kLives, gave_up_on(1)}, most), (Lost{2, 2, kNobody, 2}));
+  EXPECT_EQ(judge(std::vector{gave_up_on(0), gave_up_on(1), kGone, gave_up_on(1)}, one), (Lost{0, 2, 2, 2}))
+      << "a process that has ended took the queue pair along; rank 0 has ended by itself";
+}
+
+TEST(Verdict, TheOrderOfReportsDoesNotMatter) {
+  std::mt19937 random(2);
+  for (int round = 0; round < 500; ++round) {
+    const auto some = [&] { return static_cast<int>(random() % 6); };
+    std::vector<RankFacts> ranks(6);
+    for (RankFacts& facts : ranks) facts.gave_up_on = some();
+    std::vector<FailedPair> failed;
+    for (int i = 0; i < 4; ++i) failed.push_back({some(), some()});
+    const Lost lost = judge(ranks, failed);
+    std::ranges::shuffle(failed, random);
+    EXPECT_EQ(judge(ranks, failed), lost);
+  }
 }
 
 constexpr RankSigns kSilent{.silent = true};

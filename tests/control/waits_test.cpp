@@ -281,6 +281,24 @@ TEST_F(WaitsTest, ANicThatFailsLosesItsOwnRank) {
   EXPECT_EQ(plane(2).verdicts(member(2)).front().why, LostWhy::failed);
 }
 
+/// Rank 1 could not write to rank 2; what each reports first may be another wait.
+TEST_F(WaitsTest, AFailedQueuePairIsToBlameForACircleWheneverItIsHeardOf) {
+  for (const bool fails_first : {true, false}) {
+    make(4, false);
+    buffer_->words[2].end_wait_for(3);
+    buffer_->words[3].end_wait_for(2);
+    if (!fails_first) expect_lost({0, 1}, {2, 3});
+    buffer_->words[1].fail_queue_to(2);
+    if (fails_first) {  // and leaves before its control thread has looked
+      buffer_->words[1].end_wait_for(3);
+      plane(1).leave(member(1));
+    }
+    for (const int rank : {2, 3}) EXPECT_TRUE(eventually([&] { return lost_for(0, rank) == 1; })) << rank;
+    EXPECT_TRUE(eventually([&] { return lost_for(2, 3) == 1 && lost_for(3, 2) == 1; }));
+    EXPECT_TRUE(eventually([&] { return lost_for(0, 1) == (fails_first ? 1 : kNobody); }));
+  }
+}
+
 TEST_F(WaitsTest, ResumingForgetsVerdictsAndLateNewsOfThem) {
   Waits waits(make(3, true));
   waits.begin(0, 2);

@@ -349,6 +349,8 @@ Outcome RankRun::run() {
         break;
       }
       parts_.executor->freezer->disarm();
+      // The handle of a dispatch that fits nobody's is good for nothing: this rank stops here.
+      if (here && plan_.fault == Fault::mismatch && step.kind == Kind::low_latency_dispatch) break;
     }
     if (plan_.masking && plan_.fault == Fault::pause) calls_->resume();
     for (int i = 0; plan_.looks_for_survivors() && i < 2; ++i) calls_->make({.kind = Kind::low_latency_dispatch});

@@ -25,14 +25,18 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
-/// Tells the control thread of a failed queue pair to `peer`. The poster of an earlier call may have ended before it
-/// failed, and the peer may wait for what is lost while this rank waits for the peer.
+/// Tells the control thread of failed queue pairs. Looks at those to each rank in turn, whichever rank is waited for:
+/// the poster of an earlier call may have ended before one failed, and the rank at its other end may wait for what is
+/// lost while this rank waits for that one, or for another that waits for it.
 template <bool kRdma>
 struct FailureLook {
   const LowLatencyParams& common;
 
-  DEEP_EP_DEVICE void operator()(int peer) const {
-    if (common.mask == nullptr || !Reach<kRdma>{common}.is_far(peer)) return;
+  DEEP_EP_DEVICE void operator()() const {
+    if (!kRdma) return;
+    const std::uint32_t looks = fetch_add_relaxed<Scope::gpu>(&common.wait.control->failure_looks, 1u);
+    const auto peer = static_cast<int>(looks % static_cast<std::uint32_t>(common.num_ranks));
+    if (!Reach<kRdma>{common}.is_far(peer)) return;
 #pragma unroll 1
     for (int channel = 0; channel < low_latency_channels(common.lanes); ++channel) {
       const rdma::CompletionEntry& entry = *common.peers[channel * common.num_ranks + peer].queue.completion;

@@ -40,8 +40,8 @@ class ResultTensors {
   };
 
   virtual ~ResultTensors() = default;
-  /// One tensor for each of `wanted`, contiguous, of its type, shape and device, for `order`. Tensors without elements
-  /// have an address, too. Called by the thread that makes a call. Throws OutOfMemory.
+  /// One tensor for each of `wanted`, of its type, shape, strides (without gaps) and device, for `order`. Tensors
+  /// without elements have an address, too. Called by the thread that makes a call. Throws OutOfMemory.
   virtual std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) = 0;
   /// The same in pieces of `heap`, where peers write rows straight into place; never while `order.stream` is being
   /// recorded. Empty: there is no room, or it cannot be had. Tensors that lie elsewhere are not used.

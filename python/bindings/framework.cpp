@@ -144,8 +144,14 @@ Framework::Framework() {
   if (py::hasattr(internals, "_cuda_getCurrentRawStream")) {
     raw_stream_ = kept(internals.attr("_cuda_getCurrentRawStream"));
   }
-  empty_ = kept(torch.attr("empty"));
+  empty_strided_ = kept(torch.attr("empty_strided"));
   empty_names_ = kept(py::make_tuple("dtype", "device"));
+  if (py::hasattr(internals, "_dynamo") && py::hasattr(internals.attr("_dynamo"), "guards")) {
+    const py::object quick = internals.attr("_dynamo").attr("guards");
+    const auto find = [&](const char* name) { return py::hasattr(quick, name) ? kept(quick.attr(name)) : nullptr; };
+    quick_empty_on_cpu_ = find("_empty_strided_cpu");
+    quick_empty_on_gpu_ = find("_empty_strided_cuda");
+  }
   as_strided_ = kept(torch.attr("as_strided"));
   device_ = kept(torch.attr("device"));
   const char* const modes = "DisableTorchFunction";
@@ -223,7 +229,7 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   if (!dtype) refuse_dtype(object, name);
   argument.view.dtype = *dtype;
   argument.object = object;
-  refuse_lazy(argument, name);
+  if (accept != Accept::made_here) refuse_lazy(argument, name);
   return argument;
 }
 
@@ -302,16 +308,34 @@ py::object Framework::dtype_object(DType dtype) const {
   return py::reinterpret_borrow<py::object>(object);
 }
 
-py::object Framework::empty(const py::tuple& shape, DType dtype, const deep_ep::Device& device) const {
-  const bool gpu = device.kind == deep_ep::Device::Kind::cuda;
-  const auto index = static_cast<std::size_t>(gpu ? device.index + 1 : 0);
+py::object Framework::empty(const TensorSpec& wanted) const {
+  const bool none = wanted.elements() == 0;
+  const int dims = none ? 1 : wanted.dims;
+  py::tuple shape(static_cast<std::size_t>(dims)), strides(static_cast<std::size_t>(dims));
+  for (int dim = 0; dim < dims; ++dim) {
+    shape[static_cast<std::size_t>(dim)] = none ? 1 : wanted.size(dim);
+    strides[static_cast<std::size_t>(dim)] = none ? 1 : wanted.stride(dim);
+  }
+  const bool gpu = wanted.device.kind == deep_ep::Device::Kind::cuda;
+  const py::object type = dtype_object(wanted.dtype);
+  PyObject* const quick = gpu ? quick_empty_on_gpu_ : quick_empty_on_cpu_;
+  if (exchange_ != nullptr && quick != nullptr) {
+    auto made = py::reinterpret_steal<py::object>(
+        PyObject_CallFunctionObjArgs(quick, shape.ptr(), strides.ptr(), type.ptr(), nullptr));
+    if (!made) throw py::error_already_set();
+    // It is made for the current GPU, which the end of some other object may just have changed.
+    dlpack::TensorInfo info{};
+    if (exchange_->info_from_object(made.ptr(), &info) != 0) throw py::error_already_set();
+    if (!gpu || info.device.index == wanted.device.index) return made;
+  }
+  const auto index = static_cast<std::size_t>(gpu ? wanted.device.index + 1 : 0);
   if (devices_.size() <= index) devices_.resize(index + 1);
   if (devices_[index] == nullptr) {
-    devices_[index] = kept(gpu ? py::handle(device_)("cuda", device.index) : py::handle(device_)("cpu"));
+    devices_[index] = kept(gpu ? py::handle(device_)("cuda", wanted.device.index) : py::handle(device_)("cpu"));
   }
-  const py::object type = dtype_object(dtype);
-  const std::array<PyObject*, 3> arguments = {shape.ptr(), type.ptr(), devices_[index]};
-  PyObject* made = PyObject_Vectorcall(empty_, arguments.data(), 1, empty_names_);
+  const WithoutModes without_modes(*this);
+  const std::array<PyObject*, 4> arguments = {shape.ptr(), strides.ptr(), type.ptr(), devices_[index]};
+  PyObject* made = PyObject_Vectorcall(empty_strided_, arguments.data(), 2, empty_names_);
   if (made == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(made);
 }

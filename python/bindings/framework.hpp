@@ -28,7 +28,7 @@ struct TensorArgument {
 /// One of any element type.
 struct AnyTensor : TensorArgument {};
 
-enum class Accept { library_types, any_type };
+enum class Accept { library_types, any_type, made_here };
 
 class Framework {
  public:
@@ -36,7 +36,7 @@ class Framework {
   static Framework& instance();
 
   /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know are treated as types of
-  /// their size.
+  /// their size. `made_here`: a tensor that `empty` or its helper made, of which less has to be checked.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
 
   /// A tensor of the framework: the result itself, if it is one, or one that shares the memory and gives it back at its
@@ -48,8 +48,9 @@ class Framework {
   /// The stream that the calling thread's work for this device goes to; nullptr on the CPU.
   StreamHandle current_stream(const Device& device) const;
 
-  /// A new tensor of the framework, for the current stream.
-  py::object empty(const py::tuple& shape, DType dtype, const Device& device) const;
+  /// A new tensor of the framework, for the current stream. Ones without elements get one, as PyTorch gives them no
+  /// address.
+  py::object empty(const TensorSpec& wanted) const;
   /// While it lives, this thread's calls of the framework do not go through modes of Python, as
   /// torch.set_default_device sets one, which take longer than the calls.
   class WithoutModes {
@@ -95,8 +96,10 @@ class Framework {
   PyObject* is_neg_;
   PyObject* is_conj_;
   PyObject* raw_stream_ = nullptr;
-  PyObject* empty_;
+  PyObject* empty_strided_;
   PyObject* empty_names_;
+  PyObject* quick_empty_on_cpu_ = nullptr;  ///< what compiled programs of PyTorch call: in half the time
+  PyObject* quick_empty_on_gpu_ = nullptr;
   PyObject* as_strided_;
   PyObject* device_;
   PyObject* out_of_memory_;

@@ -32,11 +32,8 @@ void require_same(std::size_t index, std::int64_t given, std::int64_t dispatched
 class LowLatencyHandles::Keeper final : public Tensor::Storage {
  public:
   explicit Keeper(LowLatencyHandle handle) : handle_(std::move(handle)) {}
-  void record_stream(StreamHandle stream) override {
-    handle_.src_info.record_stream(stream);
-    handle_.layout_range.record_stream(stream);
-    handle_.row_table.record_stream(stream);
-  }
+  /// The handle's tensors share their memory.
+  void record_stream(StreamHandle stream) override { handle_.src_info.record_stream(stream); }
   const LowLatencyHandle& handle() const { return handle_; }
   std::optional<TensorView> combine_buffer;
 

@@ -35,8 +35,9 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 }  // namespace
 
 Tensor FrameworkResults::tensor_over(py::object object, TensorView view) const {
-  view.data = Framework::instance().borrow(object, "a result").view.data;
-  return {view, std::make_shared<FrameworkStorage>(std::move(object), view, leftovers_)};
+  const TensorView made = Framework::instance().borrow(object, "a result", Accept::made_here).view;
+  view.data = made.data;
+  return {view, std::make_shared<FrameworkStorage>(std::move(object), made, leftovers_)};
 }
 
 std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, const Order& order) {
@@ -50,10 +51,7 @@ std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, c
     const bool cpu = wanted[0].device.kind == Device::Kind::cpu;
     const bool on_current = cpu || framework.current_stream(wanted[0].device) == order.stream;
     if (cpu || (on_current && !order.other)) {
-      const Framework::WithoutModes quick(framework);
-      for (const TensorView& view : wanted) {
-        made.push_back(tensor_over(framework.empty(shape_of(view), view.dtype, view.device), view));
-      }
+      for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view), view));
       return made;
     }
     const py::list tensors = py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value());

@@ -18,7 +18,7 @@ namespace py = pybind11;
 /// The tensor of PyTorch behind a result, for as long as the library has it.
 class FrameworkStorage final : public Tensor::Storage {
  public:
-  /// `made`: the shape of `object`, contiguous.
+  /// `made`: the shape and strides of `object`.
   FrameworkStorage(py::object object, const TensorSpec& made, std::shared_ptr<Leftovers> leftovers)
       : object_(object.release().ptr()), made_(made), leftovers_(std::move(leftovers)) {}
   ~FrameworkStorage() override { Leftovers::add(leftovers_, object_); }

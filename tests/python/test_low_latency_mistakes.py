@@ -3,13 +3,14 @@
 import low_latency_reference as reference
 import pytest
 import torch
+import torch.utils._pytree
 from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
 
 from deep_ep import Buffer
 
 
 def handles(group):
-    """Tuples made of a handle's elements do; copies of src_info do not."""
+    """Handles are tuples, and tuples made of their elements do; copies of src_info do not."""
     buffer = make_buffer(group)
     rank = buffer.rank
     case = ll_case([M] * buffer.group_size)
@@ -19,6 +20,11 @@ def handles(group):
     half = [output[:, :, :256].contiguous() for output in outputs]
     back, _, _ = combine(buffer, case, half[rank], rebuilt)
     reference.close(back, reference.combined(case, rank, half))
+    assert type(handle) is tuple and handle[2:] == (M, 512, 12) and isinstance(handle[1], torch.Tensor)
+    leaves, form = torch.utils._pytree.tree_flatten(handle)
+    assert len(leaves) == 5
+    del handle, rebuilt  # a handle is its elements: nothing hangs on the tuple
+    handle = torch.utils._pytree.tree_unflatten(leaves, form)
     old = handle
     for _ in range(70):  # more than are remembered without tidying up
         dispatch(buffer, case)

@@ -200,9 +200,41 @@ def test_another_buffer_ends_within_a_call():
     x, idx = torch.ones(16, 64, dtype=torch.bfloat16), torch.zeros(16, 1, dtype=torch.int64)
     buffer = Buffer(None, 1 << 20, comm=Alone)
     for call in (lambda: buffer.get_dispatch_layout(idx, 2), lambda: sent(buffer, x, idx, 2)):
-        with EndsAnother() as mode:
-            call()
+        exchange = _native.use_exchange_api(False)  # else no mode sees how results are made
+        try:
+            with EndsAnother() as mode:
+                call()
+        finally:
+            _native.use_exchange_api(exchange)
         assert not mode.others
+
+
+class Count(TorchDispatchMode):
+    """The operations of PyTorch that are made in its block."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("use_fp8", [True, False])
+def test_low_latency_calls_make_no_operations(use_fp8):
+    """Each operation of PyTorch costs a call more than a microsecond, so results are made in their final form."""
+    if not _native.use_exchange_api(True):
+        pytest.skip("this PyTorch is older than the quick ways")
+    buffer = Buffer(None, 0, 1 << 22, low_latency_mode=True, comm=Alone)
+    x, idx = torch.ones(16, 512, dtype=torch.bfloat16), torch.arange(32).reshape(16, 2) % 4
+    outputs, weights = torch.ones(4, 16, 512).to(x), torch.ones(16, 2)
+    with Count() as counted:
+        rows, _, handle, _, _ = low_latency(buffer, x, idx, use_fp8=use_fp8)
+        buffer.low_latency_combine(outputs, idx, weights, handle)
+    assert counted.names == []
+    if use_fp8:
+        assert rows[1].untyped_storage().nbytes() == 4 * 16 * (512 // 128) * 4 and rows[1].transpose(1, 2).is_contiguous()
 
 
 class Segments:

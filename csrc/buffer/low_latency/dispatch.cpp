@@ -6,17 +6,6 @@
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 namespace deep_ep {
-namespace {
-
-/// A tensor whose last two dimensions are those of `contiguous`, exchanged.
-Tensor transposed(const Tensor& contiguous) {
-  TensorView view = contiguous.view();
-  std::swap(view.shape[1], view.shape[2]);
-  std::swap(view.strides[1], view.strides[2]);
-  return {view, contiguous.storage()};
-}
-
-}  // namespace
 
 LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call) {
   check_end(arguments.return_recv_hook, call);
@@ -36,7 +25,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   result.recv_x = rows[0];
   params.recv_x = rows[0].as<std::byte>();
   if (rows.size() > 1) {
-    result.recv_x_scales = arguments.use_nvfp4 ? rows[1] : transposed(rows[1]);
+    result.recv_x_scales = rows[1];
     params.recv_scales = rows[1].as<std::byte>();
   }
   result.recv_count = others[0];

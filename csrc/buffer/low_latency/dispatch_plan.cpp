@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/checks.hpp"
@@ -114,6 +115,12 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
     return unplaced(setup.device, dtype, shape);
   };
+  const auto column_major = [&](DType dtype, std::int64_t columns) {
+    TensorView view = of(dtype, {blocks, columns, rows});
+    std::swap(view.shape[1], view.shape[2]);
+    std::swap(view.strides[1], view.strides[2]);
+    return view;
+  };
   if (params.format == LowLatencyFormat::nvfp4) {
     const LowLatencyTiledScales scales = params.tiled_scales();
     plan.rows = {of(DType::uint8, {blocks, rows, params.hidden / 2}),
@@ -123,10 +130,10 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
     plan.rows = {of(dtype, {blocks, rows, params.hidden})};
   }
   if (is_of_token(params.format)) {
-    plan.rows.push_back(of(DType::float32, {blocks, 1, rows}));
+    plan.rows.push_back(column_major(DType::float32, 1));
   } else if (has_scales(params.format) && params.format != LowLatencyFormat::nvfp4) {
     const LowLatencyScales scales = params.scale_layout();
-    plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
+    plan.rows.push_back(column_major(scales.packed ? DType::int32 : DType::float32, scales.columns()));
   }
   const std::int64_t table_rows = 2 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
   plan.others = {of(DType::int32, {blocks})};

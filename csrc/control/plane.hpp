@@ -92,6 +92,12 @@ struct LostRank {
 struct JoinOptions {
   double timeout_s = 0;  ///< of waits; 0: they last for ever
   bool masks = false;    ///< ranks go on without those that are lost
+
+  std::chrono::nanoseconds timeout() const {
+    constexpr double kMostSeconds = 1e9;  // as in kernels; not all doubles have their nanoseconds in 64 bits
+    const std::chrono::duration<double> seconds(std::min(timeout_s, kMostSeconds));
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(seconds);
+  }
 };
 
 class Plane {
@@ -201,11 +207,7 @@ class Plane {
     std::vector<Message> early;                ///< of a later round
 
     std::size_t size() const { return processes.size(); }
-    std::chrono::nanoseconds timeout() const {
-      constexpr double kMostSeconds = 1e9;  // as in kernels
-      const std::chrono::duration<double> seconds(std::min(options.timeout_s, kMostSeconds));
-      return std::chrono::duration_cast<std::chrono::nanoseconds>(seconds);
-    }
+    std::chrono::nanoseconds timeout() const { return options.timeout(); }
     /// Waits are looked at.
     bool watches() const { return (options.timeout_s > 0 || options.masks) && !words.beats.empty(); }
   };

@@ -140,7 +140,7 @@ TEST(Silence, IsNotTheFaultOfOneThatWaitsItself) {
 }
 
 TEST(Silence, IsBlamedOnceByTheLowestRankThatWaits) {
-  EXPECT_EQ(silent({kSilent, kWaits, kWaits, kLost}, {{2, 0}, {1, 0}, {1, 3}}), (Blames{{0, 1}}));
+  EXPECT_EQ(silent({kSilent, kWaits, kWaits, kWaits, kLost}, {{2, 0}, {1, 0}, {3, 0}, {1, 4}}), (Blames{{0, 1}}));
 }
 
 Blames unreachable(std::size_t ranks, const std::vector<FailedPair>& pairs) {

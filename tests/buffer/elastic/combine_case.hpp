@@ -55,7 +55,12 @@ inline ElasticCase make_elastic_case(const ElasticShape& shape) {
   const int ranks = shape.ranks(), topk = shape.topk;
   const auto k_of = [&](std::int64_t token, int k) { return static_cast<std::size_t>(token * topk + k); };
   ElasticCase one{shape, std::vector<ElasticSide>(static_cast<std::size_t>(ranks))};
-  const auto value = [&] { return oracle::bf16_bits(static_cast<float>(random.unit() * 8 - 4)); };
+  // Sums of the large ones lose the small ones, so that they tell in which order they were added.
+  const auto value = [&] {
+    const float size = random.chance(0.3) ? 0x1p24f : 4.0f;
+    return oracle::bf16_bits(random.chance(0.3) ? (random.chance(0.5) ? size : -size)
+                                                : static_cast<float>(random.unit() * 8 - 4));
+  };
   for (int rank = 0; rank < ranks; ++rank) {
     ElasticSide& side = one.sides[std::size_t(rank)];
     const std::int64_t tokens = shape.tokens[std::size_t(rank)];

@@ -178,6 +178,31 @@ TEST_P(LowLatencyRailHooksTest, NeverCalled) {
   });
 }
 
+/// A rank calls neither of two hooks before the others have received both calls: it has handed on, or added up, for
+/// both of them.
+TEST_P(LowLatencyRailHooksTest, TwoWithoutTheirHooks) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const HookCases cases = hook_cases();
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_hooks());
+    {
+      const HookedCalls calls(rank, buffer, cases);
+      for (const Hooked what : kBothHooked) {
+        const SentCall sent[2] = {calls.send(what, 0), calls.send(what, 0)};
+        const bool is_last = rank.rank() == 3;
+        if (is_last) rank.bootstrap()->barrier();
+        for (const SentCall& call : sent) {
+          call.hook();
+          call.check();
+        }
+        if (!is_last) rank.bootstrap()->barrier();
+      }
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
 /// A rank that never sends is named by those who hand on or add up for it, or with it, and by nobody else: the others
 /// have not called their hooks.
 TEST_P(LowLatencyRailHooksTest, ARankThatNeverSends) {

@@ -1,6 +1,8 @@
 // Engines fill the memory of low-latency calls with zeros between calls, or use it for values of their own.
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -142,6 +144,44 @@ TEST_P(LowLatencyScratchTest, CleaningWaitsForSelectionsThatNobodyWaitsFor) {
     }
     rank.bootstrap()->barrier();
     require(!late, "rank 1 has cleaned while selections were on their way to it");
+    buffer.destroy();
+  });
+}
+
+/// Says when memory is about to be cleaned.
+class ToldExecutor final : public CountingExecutor {
+ public:
+  using CountingExecutor::CountingExecutor;
+  std::function<void()> before_fill;
+
+  void fill(void* memory, int value, std::size_t bytes, StreamHandle stream) override {
+    if (before_fill) before_fill();
+    CountingExecutor::fill(memory, value, bytes, stream);
+  }
+};
+
+/// Rows that a rank sends before another one has cleaned its memory would be lost.
+TEST_P(LowLatencyScratchTest, NobodyGoesOnBeforeAllHaveCleaned) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().target != Target::host || are_processes(GetParam())) GTEST_SKIP() << "the test holds one rank up";
+  std::atomic<bool> goes_on = false;
+  run_cluster(cluster(2), [&](Rank& rank) {
+    const auto executor = std::make_shared<ToldExecutor>(rank.executor());
+    Buffer buffer(rank.bootstrap(), executor, low_latency_options(2, 4, 256));
+    buffer.low_latency_memory();
+    bool early = false;
+    if (rank.rank() == 1) {
+      executor->before_fill = [&] {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(scaled(0.1));
+        while (!goes_on && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+        early = goes_on;
+      };
+    }
+    buffer.low_latency_clean(rank.stream());
+    rank.executor()->synchronize(rank.stream());
+    if (rank.rank() == 0) goes_on = true;
+    rank.bootstrap()->barrier();
+    require(!early, "rank 0 goes on before rank 1 has cleaned");
     buffer.destroy();
   });
 }

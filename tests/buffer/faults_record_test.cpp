@@ -67,7 +67,7 @@ TEST(FaultsRecord, OfTwoTheOneThatNamesTheCause) {
   }
 }
 
-/// What the wait was for may have been lost on the way by which this rank's own data went. With masking calls go on
+/// The data waited for may depend on data that this rank sent, and that its NIC lost. With masking calls go on
 /// without the peer, so that says nothing.
 TEST(FaultsRecord, AFailedQueuePairExplainsAWaitInVain) {
   for (const bool masking : {false, true}) {

@@ -349,7 +349,7 @@ Outcome RankRun::run() {
         break;
       }
       parts_.executor->freezer->disarm();
-      // The handle of a dispatch that fits nobody's is good for nothing: this rank stops here.
+      // The handle of a dispatch that fits no other rank is good for nothing: this rank stops here.
       if (here && plan_.fault == Fault::mismatch && step.kind == Kind::low_latency_dispatch) break;
     }
     if (plan_.masking && plan_.fault == Fault::pause) calls_->resume();

@@ -59,9 +59,9 @@ struct LowLatencyRelay {
   DEEP_EP_DEVICE void tell(std::uint64_t epoch) { device::store_relaxed<device::Scope::gpu>(&sent[epoch & 1], epoch); }
   /// By one thread of the relay: which call is this? Nobody has told, as graphs are replayed; and a later send part may
   /// be running, as the relay has a stream of its own. But send parts say which calls these were, last and before that.
-  /// Of these it is the first that has been neither received (up to `received`) nor handed on. 0: none, as the send
-  /// part has failed.
-  DEEP_EP_DEVICE std::uint64_t find(std::uint64_t received) const {
+  /// Of these it is the first that has been neither received nor handed on. 0: there is none.
+  DEEP_EP_DEVICE std::uint64_t find(const LowLatencyCounters& counters) const {
+    const std::uint64_t received = counters.received.epoch() - 1;
     const std::uint64_t relayed = device::load_relaxed<device::Scope::gpu>(&last);
     const std::uint64_t done = received > relayed ? received : relayed;
     std::uint64_t found = 0;
@@ -282,6 +282,18 @@ struct LowLatencyDispatchParams {
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   bool report_unknown_experts;
   const float* topk_weights;  ///< [num_tokens, num_topk], nullptr: none
+
+  /// A row as it travels, directly or by rails.
+  template <bool kExtra = true>
+  DEEP_EP_HOST_DEVICE LowLatencyRowOf<kExtra> row(bool by_rails) const {
+    return {hidden,
+            num_topk,
+            has_scales(format),
+            weights,
+            by_rails,
+            kExtra && is_of_token(format),
+            kExtra && format == LowLatencyFormat::nvfp4};
+  }
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
   DEEP_EP_HOST_DEVICE int recv_blocks() const { return rank_major ? common.num_ranks : num_local_experts; }

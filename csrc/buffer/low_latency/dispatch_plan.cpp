@@ -29,16 +29,6 @@ LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
   return arguments.round_scale ? LowLatencyFormat::fp8_round_scale : LowLatencyFormat::fp8;
 }
 
-LowLatencyRow row_of(const LowLatencyDispatchParams& params, bool by_rails) {
-  return {.hidden = params.hidden,
-          .num_topk = params.num_topk,
-          .scaled = has_scales(params.format),
-          .weights = params.weights,
-          .by_rails = by_rails,
-          .of_token = is_of_token(params.format),
-          .nvfp4 = params.format == LowLatencyFormat::nvfp4};
-}
-
 /// Grid and shared memory of a part. `params`: complete but for the part's.
 LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& params, int warps, const Config& config,
                          bool beside_relay, const LowLatencySetup& setup) {
@@ -53,7 +43,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   part.working_blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most));
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, experts,
-                                                   sends(phase) ? row_of(params, by_rails).stage_bytes() : 0,
+                                                   sends(phase) ? params.row(by_rails).stage_bytes() : 0,
                                                    posters != 0 ? warps : 0);
   part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
@@ -229,8 +219,8 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.format = format_of(arguments);
   params.rank_major = arguments.layout == LowLatencyLayout::rank_major;
   params.weights = arguments.topk_weights.has_value();
-  const std::size_t direct_bytes = row_of(params, false).bytes();
-  const std::size_t rail_bytes = row_of(params, true).bytes();
+  const std::size_t direct_bytes = params.row(false).bytes();
+  const std::size_t rail_bytes = params.row(true).bytes();
   const bool may_go_by_rails = !arguments.return_recv_hook || setup.hooks_by_rails();
   const int rail_width =
       choose_rails(may_go_by_rails, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);

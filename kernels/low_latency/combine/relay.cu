@@ -85,10 +85,7 @@ DEEP_EP_DEVICE void relay_sums_body(const LowLatencyCombineParams& params, std::
   LowLatencyEpochs& epochs = shared.words->epochs;
 
   // 1. Which call is this?
-  if (thread_index() == 0) {
-    const LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-    epochs.send = calls.find(load_relaxed<Scope::gpu>(&counters.received.calls));
-  }
+  if (thread_index() == 0) epochs.send = calls.find(common.counters(LowLatencyKind::combine));
   block::sync();
   const std::uint64_t epoch = epochs.send;
   const SumRelay relay{params, {params.hidden, false}, SumReach(common, epoch, params.row_bytes)};

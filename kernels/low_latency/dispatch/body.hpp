@@ -66,12 +66,7 @@ template <bool kRdma, bool kExtra>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const Reach<kRdma> ranks{common};
-  LowLatencyRowOf<kExtra> row{params.hidden, params.num_topk, has_scales(params.format), params.weights,
-                              ranks.by_rails()};
-  if constexpr (kExtra) {
-    row.of_token = is_of_token(params.format);
-    row.nvfp4 = params.format == LowLatencyFormat::nvfp4;
-  }
+  const auto row = params.row<kExtra>(ranks.by_rails());
   const bool sending = sends(params.phase);
   const int num_experts = params.num_local_experts * common.num_ranks;
   const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);

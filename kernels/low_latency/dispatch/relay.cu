@@ -55,18 +55,13 @@ struct RelayedCounts {
 
 DEEP_EP_DEVICE void relay_rows_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
-  LowLatencyRow row{params.hidden, params.num_topk, has_scales(params.format), params.weights, true};
-  row.of_token = is_of_token(params.format);
-  row.nvfp4 = params.format == LowLatencyFormat::nvfp4;
+  const LowLatencyRow row = params.row(true);
   const DispatchShared shared(Carver(memory), common.num_ranks, 0, 0, 0);
 
   // 1. Which call is this?
   DispatchShared::Words& words = *shared.words;
   LowLatencyRelay& calls = common.relay(LowLatencyKind::dispatch);
-  if (thread_index() == 0) {
-    const LowLatencyCounters& counters = common.counters(LowLatencyKind::dispatch);
-    words.epochs.send = calls.find(load_relaxed<Scope::gpu>(&counters.received.calls));
-  }
+  if (thread_index() == 0) words.epochs.send = calls.find(common.counters(LowLatencyKind::dispatch));
 #pragma unroll 1
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     shared.heaps[rank] = common.heaps[rank];

@@ -82,7 +82,9 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
   recording_ = !in_place && executor.is_capturing(stream_);
   HomeStream& home = *context_.home_;
   if (!recording_) {
-    if (const EventHandle latest = home.latest()) executor.wait_event(stream_, latest);
+    // The default stream stays the same one; any other handle may by now belong to another stream.
+    const EventHandle latest = stream_ == nullptr ? home.latest_unless_on(stream_) : home.latest();
+    if (latest) executor.wait_event(stream_, latest);
     home.work_begins();
   }
   home.works_on(stream_);

@@ -86,6 +86,13 @@ TEST_F(HostCallsTest, LowLatencyCallsStayFew) {
       count("low-latency combine", [&] { buffer.low_latency_combine(to_combine, rank_.call()); });
   EXPECT_LE(dispatch.total(), pieces(2)) << "rows, and what comes with them";
   EXPECT_LE(combine.total(), pieces(1));
+
+  // The default stream orders its calls by itself.
+  LowLatencyCombineArguments into = to_combine;
+  const LowLatencyCombineResult earlier = buffer.low_latency_combine(to_combine, {});
+  into.out = earlier.combined_x.view();
+  const ExecutorCalls bare = count("combine, nothing made", [&] { buffer.low_latency_combine(into, {}); });
+  EXPECT_EQ(bare.wait_event, 0);
 }
 
 }  // namespace

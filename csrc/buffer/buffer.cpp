@@ -132,7 +132,7 @@ TensorView Buffer::low_latency_memory() const {
 
 std::size_t Buffer::trim() { return InCall(implementation_, "trim")->runtime().trim(); }
 
-void Buffer::check() { InCall(implementation_, "check")->check(); }
+void Buffer::check(bool wait) { InCall(implementation_, "check")->check(wait); }
 
 void Buffer::destroy() {
   std::unique_ptr<Implementation> ending;  // outlives the call

@@ -21,7 +21,7 @@ Buffer::Implementation::Implementation(const std::shared_ptr<Bootstrap>& bootstr
   if (runtime_.layout().internode.bytes != 0) internode_.emplace(runtime_);
   if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
   runtime_.faults().explain_timeouts_by([this] { return describe_health(); });
-  runtime_.bootstrap().barrier();  // nobody signals before everybody is ready
+  runtime_.bootstrap().barrier();  // no rank signals before all ranks are ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", runtime_.rank(), runtime_.num_ranks(),
             to_string(runtime_.device()), format_bytes(runtime_.heap()->bytes()),
             format_bytes(runtime_.layout().window_bytes));
@@ -93,10 +93,10 @@ LowLatency& Buffer::Implementation::low_latency(const char* call) {
       "{} needs low-latency memory, but the buffer's low_latency.bytes is 0: see Buffer::low_latency_bytes_hint", call);
 }
 
-void Buffer::Implementation::check() {
+void Buffer::Implementation::check(bool wait) {
   runtime_.executor()->make_current();
   try {
-    runtime_.calls().settle();
+    if (wait) runtime_.calls().settle();
   } catch (const Interrupted&) {
     runtime_.faults().break_by_interruption();
   }

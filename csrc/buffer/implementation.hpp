@@ -42,7 +42,7 @@ class Buffer::Implementation {
   LowLatency& low_latency(const char* call);
 
   std::string describe() const;
-  void check();
+  void check(bool wait);
   void destroy_collectively();
 
  private:

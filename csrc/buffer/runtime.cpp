@@ -75,12 +75,14 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   check_shared_memory(*backend);
   policy_ = share_device(backend->policy(), identity, agreed.devices);
 
-  const auto with_stream = std::make_shared<BackendWithStream>(std::move(backend), options_.comm_stream);
-  executor_ = std::shared_ptr<Backend>(with_stream, with_stream->executor.get());
-  comm_stream_ = with_stream->stream;
+  agree(*bootstrap_, "making the communication stream", [&] {
+    const auto with_stream = std::make_shared<BackendWithStream>(std::move(backend), options_.comm_stream);
+    executor_ = std::shared_ptr<Backend>(with_stream, with_stream->executor.get());
+    comm_stream_ = with_stream->stream;
+  });
   join_control_plane();
 
-  HeapLayout::make(options_, num_ranks());  // what is wrong of the options is so before anything is made
+  HeapLayout::make(options_, num_ranks());  // throws for wrong options before memory is made
   heap_ = executor_->create_heap(*bootstrap_, {.bytes_for =
                                                    [&](std::span<const int> domains) {
                                                      plan(domains, agreed.keeps_to_path);

@@ -129,11 +129,13 @@ std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Contex
   try {
     memory = share(group);
     if (group.plan.kind == HeapKind::fabric) bootstrap.barrier();  // where it failed on a rank, it fails here on all
-  } catch (const SystemError& error) {
-    // On all ranks alike. GPUs that have fabric handles need not be in one NVLink domain.
+  } catch (const Error& error) {
+    // On all ranks alike: one that found no memory must come to the next exchange, or the others wait for it. GPUs that
+    // have fabric handles need not be in one NVLink domain.
     if (group.plan.kind != HeapKind::fabric || mine.requested != HeapKind::automatic) throw;
     log::warn("rank {}: not all ranks can map each other's memory, those of other hosts are left to RDMA: {}",
               bootstrap.rank(), error.what());
+    memory.reset();  // there may not be room for both
     for (HeapCapabilities& rank : ranks) rank.fabric = false;
     group.plan = plan_with_size(ranks, options);
     memory = share(group);

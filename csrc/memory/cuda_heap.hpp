@@ -9,7 +9,7 @@
 
 namespace deep_ep {
 
-/// Collective. If it fails on one rank, it throws on every rank.
+/// Collective. If it fails on one rank, it throws there, and on the others before their next exchange ends.
 std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Context> context, Bootstrap& bootstrap,
                                               const HeapOptions& options);
 

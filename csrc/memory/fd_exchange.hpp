@@ -31,8 +31,8 @@ std::vector<UniqueFd> take_fds(int rank, OfferedFd mine, std::span<const FdOffer
 /// Gives each rank a descriptor of its own for what `fd` of every other rank of its host stands for; this rank's own
 /// place and those of ranks on other hosts stay empty. Collective; `ranks` says where each lives. Between processes
 /// descriptors travel over unix sockets with random names in the abstract namespace (no files to leave behind), and
-/// only to this user's processes that know a secret exchanged by the bootstrap. Fails on all ranks together. `fd` stays
-/// the caller's and may be closed afterwards.
+/// only to this user's processes that know a secret exchanged by the bootstrap. If it fails on
+/// one rank, the others throw before their next exchange ends. `fd` stays the caller's and may be closed afterwards.
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const ProcessIdentity> ranks,
                                    double timeout_s);
 

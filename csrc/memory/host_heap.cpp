@@ -76,12 +76,12 @@ class HeapsHere {
   inline static std::map<std::uint64_t, std::weak_ptr<Mapping>> heaps_;
 };
 
-/// A rank sends these to the others before it makes its heap,
+/// A rank sends these to the others before it makes its heap.
 struct HostFacts {
   ProcessIdentity process;
   std::uint64_t bytes = 0;
 };
-/// and this about it.
+/// A rank sends this to the others about the heap that it has made.
 struct HostExport {
   std::uint64_t address = 0;
   FdOffer offer;

@@ -19,7 +19,8 @@ struct HeapOptions {
   double timeout_s = 100;               ///< for exchanging the exports
 };
 
-/// Created and destroyed collectively (Backend::create_heap). Zero-filled at creation, before any rank returns.
+/// Created and destroyed collectively (Backend::create_heap). Each rank fills its own with zeroes before it returns;
+/// peers may write there after the next exchange of the ranks.
 class SymmetricHeap {
  public:
   virtual ~SymmetricHeap() = default;

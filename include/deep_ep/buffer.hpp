@@ -211,8 +211,9 @@ class Buffer {
 
   // --------------------------------------------------------------------------------------------------------- end
 
-  /// Waits for all calls so far and raises what their kernels met.
-  void check();
+  /// Waits for all calls so far and raises what their kernels met; without `wait`, raises what those that have ended
+  /// met.
+  void check(bool wait = true);
 
   /// Collective: waits for this rank's work, then for the peers, and frees. Tensors that calls returned stay valid.
   void destroy();

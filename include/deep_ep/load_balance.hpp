@@ -15,7 +15,8 @@ namespace deep_ep {
 
 /// Equal on all ranks: C, L, the number of tensors, their bytes, and the mapping.
 struct WeightPrefetch {
-  /// 1 to 16 tensors [C, any number] of any dtype, written. An expert's part of each has a multiple of 16 bytes.
+  /// 1 to 16 tensors [C, any number] of any dtype, written. An expert's part of each has a multiple of 16
+  /// bytes below 2^31.
   std::vector<TensorView> redundant_expert_weights = {};
   /// As many tensors [L, any number]; an expert's part has as many bytes as a slot.
   std::vector<ConstTensorView> expert_weights = {};

@@ -14,7 +14,7 @@ struct RowPipe {
   std::uint32_t stages, stage_bytes;
   std::uint32_t loaded = 0, stored = 0;  ///< pieces so far
 
-  /// By one lane, before the block's first sync.
+  /// By one lane, before the warp's first load.
   DEEP_EP_DEVICE void init() const {
     for (std::uint32_t stage = 0; stage < stages; ++stage) mbarrier::init(barriers[stage], 1);
     mbarrier::fence_init();

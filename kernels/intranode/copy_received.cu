@@ -1,5 +1,6 @@
-// Rows that a dispatch has landed in the window, to the results, which the heap had no room for. Rows keep their order,
-// so each part is one range of bytes: of rows, in pieces, by bulk copies; of what lies beside them, by threads.
+// The kernel copies rows that a dispatch has landed in the window to the results, which the heap had no room for. Rows
+// keep their order, so each part is one range of bytes: rows go in pieces, by bulk copies; scales, weights and indices
+// by threads.
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/intranode/params.hpp"
 #include "kernels/kernel_list.hpp"

@@ -1,5 +1,5 @@
 // How ranks begin and end a load-balance call. No rank's slots are written, and none of its gradients read, before that
-// rank has reached the call; and none goes on before all have done their part.
+// rank has reached the call; and no rank goes on before all ranks have done their part.
 #pragma once
 
 #include "kernels/common/row_comparison.hpp"
@@ -33,7 +33,7 @@ DEEP_EP_DEVICE bool meet(const LoadBalanceParams& params, const Call& call) {
     const std::uint64_t* own = &control.load_balance_box(common.own_heap(), common.rank).signal;
     good = shapes.agrees(params.wait, own, common.rank, arrival) && good;
   }
-  bulk::fence_global();  // a rank's word also says that bulk stores may overwrite its slots
+  bulk::fence_global();  // the peers' signals also allow bulk stores into their slots
   return whole_block(good, call.scratch);
 }
 

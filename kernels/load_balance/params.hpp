@@ -14,10 +14,10 @@ constexpr int kMostPayloads = 16;
 /// Of gradients, what a warp adds at once.
 constexpr std::uint32_t kGradPieceBytes = 4096;
 
-/// One tensor of an expert: here of each of this rank's own, and at other ranks of each replica.
+/// One of the tensors that an expert is made of.
 struct ExpertPayload {
-  std::byte* own;             ///< [local experts] of `bytes`
-  std::uint64_t slots_at;     ///< of the first slot, in every rank's heap
+  std::byte* own;             ///< this rank's experts, each of `bytes`
+  std::uint64_t slots_at;     ///< where the replicas begin in every rank's heap
   std::uint32_t bytes;        ///< of an expert
   std::uint32_t first_piece;  ///< of an expert's pieces
 };

@@ -1,6 +1,6 @@
-// Received rows into a layout. A warp reads a row once, by a bulk copy into shared memory, and each lane stores it by a
-// bulk copy to its selection's place; the next row loads meanwhile. Rows that no selection names are neither read nor
-// written.
+// The kernel writes received rows into a layout. A warp reads a row once, by a bulk copy into shared memory, and each
+// lane stores it by a bulk copy to its selection's place; the next row loads meanwhile. Rows that no selection names
+// are neither read nor written.
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/bits.hpp"

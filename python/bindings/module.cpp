@@ -115,7 +115,7 @@ void define_buffer(py::module_& module) {
   define(buffer, "number_rows_scratch", &NativeBuffer::number_rows_scratch, {"num_local_experts"});
   define(buffer, "address_rows_scratch", &NativeBuffer::address_rows_scratch, {"rows", "num_ranks"});
   define(buffer, "local_memory", &NativeBuffer::local_memory);
-  define(buffer, "check", &NativeBuffer::check);
+  define(buffer, "check", &NativeBuffer::check, {"wait"});
   define(buffer, "trim", &NativeBuffer::trim);
   define(buffer, "destroy", &NativeBuffer::destroy);
   define(buffer, "drop", &NativeBuffer::drop);

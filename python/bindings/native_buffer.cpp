@@ -237,10 +237,10 @@ py::object NativeBuffer::lend(const TensorView& view) { return Framework::instan
 
 py::object NativeBuffer::local_memory() const { return lend(alive().local_memory()); }
 
-void NativeBuffer::check() {
+void NativeBuffer::check(bool wait) {
   Buffer& buffer = alive();
   without_gil([&] {
-    buffer.check();
+    buffer.check(wait);
     return true;
   });
 }

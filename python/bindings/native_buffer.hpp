@@ -97,7 +97,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// The same over the memory of low-latency calls.
   py::object low_latency_memory() const;
   /// Waits for the GPU work of this buffer, and raises what it met.
-  void check();
+  void check(bool wait);
   std::size_t trim();
   /// Collective.
   void destroy();

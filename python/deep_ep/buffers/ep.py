@@ -20,7 +20,7 @@ from .base import BufferBase, Context
 from .elastic import _DEFAULT_GPU_TIMEOUT, ElasticBuffer
 from .given import AnyEvent, Bias, align, check_tensor
 from .handle import EPHandle
-from .streams import CallStream
+from .streams import CallStream, used_here
 
 __all__ = ["EPBuffer", "EPHandle"]
 
@@ -163,6 +163,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
 
         def place() -> Any:
             rows, local, weights, made = result
+            used_here(*(rows if isinstance(rows, tuple) else (rows,)), local, weights, *made._tensors())
             if sizes is not None:
                 *counts, received = sizes()
                 made._cut(counts, received)
@@ -172,7 +173,6 @@ class EPBuffer(ElasticBuffer, BufferBase):
                 else:
                     rows = _cut(rows, length)
                 local, weights = (None if each is None else _cut(each, length) for each in (local, weights))
-            _used_here(*(rows if isinstance(rows, tuple) else (rows,)), local, weights, *made._tensors())
             return rows, local, weights, made
 
         return self._later(event, place)
@@ -206,7 +206,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
 
         def add_up() -> Any:
             results = combined() if later else combined
-            _used_here(*results)
+            used_here(*results)
             return results
 
         return self._later(event, add_up)
@@ -320,7 +320,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
         def read() -> List[int]:
             copied.synchronize()
             if self.runtime is not None:
-                self.runtime.check()  # a rank that did not come leaves no sizes
+                self.runtime.check(False)  # a rank that did not come leaves no sizes
             return host.tolist()
 
         return read
@@ -333,13 +333,6 @@ def _cut(tensor: torch.Tensor, rows: int, column_major: bool = False) -> torch.T
     strides = (1, align(rows, 4))
     made = torch.empty_strided((rows, tensor.size(1)), strides, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor[:rows])
-
-
-def _used_here(*tensors: Optional[torch.Tensor]) -> None:
-    """The current stream uses them: it may be another one than that of the call."""
-    for each in tensors:
-        if each is not None and each.is_cuda:
-            each.record_stream(torch.cuda.current_stream(each.device))
 
 
 def _experts(name: str, tensors: Tensors) -> List[torch.Tensor]:

@@ -11,6 +11,7 @@ from ..arguments import integer
 from ..errors import InvalidArgument, UseAfterDestroy
 from .given import align, check_rows, check_tensor, known, native_scales, typed
 from .handle import EPHandle
+from .streams import used_here
 
 
 class Journeys:
@@ -195,6 +196,8 @@ class Journeys:
                 recv, recv_beside, self._tables(route)[0], handle.topk_idx, self.rank_idx, local_experts, single,
                 *(*biases, None, None)[:2], combined_x, combined_weights, self._new((tokens, topk)),
             )  # fmt: skip
+            if later:
+                used_here(recv, recv_beside)
             return combined_x, combined_weights
 
         return add_up if later else add_up()

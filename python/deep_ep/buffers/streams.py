@@ -11,6 +11,14 @@ from .._native import EventHandle
 from ..utils.event import EventOverlap
 
 
+def used_here(*tensors: Optional[torch.Tensor]) -> None:
+    """Their memory is not given to other work before the current stream has used them. That stream may be another one than
+    that of the call which made them."""
+    for each in tensors:
+        if each is not None and each.is_cuda:
+            each.record_stream(torch.cuda.current_stream(each.device))
+
+
 class CallEvent(EventOverlap):
     """Also tells the library which stream uses what it handed out: its memory (of handles, and of all results where
     ``results`` is ``"heap"``) does not know ``record_stream``."""

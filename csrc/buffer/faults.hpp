@@ -79,8 +79,9 @@ class Faults {
   /// this waits a little, or kNobody.
   int find_lost(int waited_for) const;
   std::string describe_waited(const FaultRecord& fault) const;
-  /// Of this rank, as the reason for a wait in vain: what that rank waits for itself may have gone that way. Of kind
-  /// none where none has failed, or where a process has ended, which takes its queue pairs along.
+  /// A failed queue pair of this rank, as the reason for a wait in vain: the rank waited for may itself wait for what
+  /// was lost there. Of kind none where no queue pair has failed, or where a process has ended, which takes its queue
+  /// pairs along. Call it after describe_waited(), which gives the verdict time to come.
   FaultRecord failed_queue_pair() const;
 
   const CallContext& calls_;

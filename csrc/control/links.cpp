@@ -413,7 +413,7 @@ void Plane::look_for_end(Member& member) {
   if (member.told || member.words.ended == nullptr) return;
   const int peer = static_cast<int>(__atomic_load_n(member.words.ended, __ATOMIC_ACQUIRE)) - 1;
   if (peer == kNobody) return;
-  look_for_failures(member);  // first: this end is not the cause
+  look_for_failures(member);  // first: others hear of a failed queue pair before they hear that this rank gave up
   member.told = true;
   Message message = about(member, MessageType::gave_up);
   message.peer = peer;

@@ -119,7 +119,7 @@ class Plane {
   /// The number of the member. Returns when this process and the others are connected.
   int join(std::uint64_t buffer, int rank, const std::vector<ProcessInfo>& ranks, const Words& words,
            const JoinOptions& options = {});
-  /// Says goodbye, and waits for a moment where a connection is down.
+  /// Says goodbye. If a TCP connection is down, waits until it is made again, for 5 s at most.
   void leave(int member);
   std::vector<int> lost(int member) const;  ///< as judge() says; with masks each lost rank itself
   std::vector<int> gone(int member) const;

@@ -44,7 +44,7 @@ int cause_of_circle(std::span<const RankFacts> ranks, std::span<const FailedPair
   const int near = end_of_failures(ranks, failed,
                                    [&](const FailedPair& pair) { return is_on_it(pair.rank) || is_on_it(pair.peer); });
   if (near != kNobody) return near;
-  // Each rank reports one of its waits: there was another, which leads to the failure.
+  // Each rank reports one of its waits. Another of its waits leads to the rank with the failed queue pair.
   const int any = end_of_failures(ranks, failed, [](const FailedPair&) { return true; });
   return any != kNobody ? any : *std::ranges::min_element(circle);
 }

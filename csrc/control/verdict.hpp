@@ -5,7 +5,7 @@
 // at the silent one. Without masks, a rank that has waited for a lost one has ended its calls, and tells that: it sends
 // nothing any more, so those that wait for it wait in vain, too. All of them name the rank at the end of the chain.
 // Ranks that wait for each other in a circle are not the cause if a queue pair has failed: what one of them waits for
-// went that way.
+// was lost there.
 #pragma once
 
 #include <span>

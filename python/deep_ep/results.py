@@ -61,7 +61,7 @@ class _Stream:
 
 
 class Results:
-    """Makes tensors. The native buffer asks ``torch.empty`` itself where that is enough.
+    """Makes tensors. The native buffer makes them itself where PyTorch's pools are enough.
 
     PyTorch never gives the segments of a pool back while the pool is in use, cannot join them, and cuts blocks of any size from
     a large one. So the pool takes segments with room for two of the largest calls so far. What it leaves of the heap is for

@@ -59,7 +59,8 @@ TEST(FaultsByRailsTest, WhoHandsOnTellsForWhomItWaits) {
                   .peer = 0};
   const Verdict verdict = run(plan, test::scaled(1));
   for (const Violation& one : verdict.violations) ADD_FAILURE() << plan.describe() << ": " << one.text;
-  EXPECT_NE(verdict.ranks[1].find("for rank 3, which rank 0 waits for, too"), std::string::npos) << verdict.ranks[1];
+  // Rank 3 may end its call before it has sent rank 1 its counts, too, which then waits for it directly.
+  EXPECT_NE(verdict.ranks[1].find(" s for rank 3"), std::string::npos) << verdict.ranks[1];
 }
 
 }  // namespace

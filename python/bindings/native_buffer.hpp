@@ -48,7 +48,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine_elastic(ElasticCombineCall& call);
-  /// On the current stream.
+  /// On the current stream; with `async_finish` on the communication stream, and it returns an event.
   py::object barrier(bool async_finish);
 
   // Replicas of experts.
@@ -96,7 +96,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::object local_memory() const;
   /// The same over the memory of low-latency calls.
   py::object low_latency_memory() const;
-  /// Waits for the GPU work of this buffer, and raises what it met.
+  /// Raises what the GPU work of this buffer met, with `wait` after all of it has ended.
   void check(bool wait);
   std::size_t trim();
   /// Collective.

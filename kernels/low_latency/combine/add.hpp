@@ -18,7 +18,7 @@
 
 namespace deep_ep::device::low_latency {
 
-/// What a token's sum is made of, in lane i < count the i-th term.
+/// The terms of a token's sum: lane i < count holds the i-th.
 struct CombineTerms {
   int count = 0;
   int rank = -1;        ///< whose row it is
@@ -133,7 +133,7 @@ struct CombineAdder {
       rank = rank_of_selection(task, token);
     }
 
-    // Where a rank has one row, the first of the selections on it stands for it, and comes after those on lower ranks.
+    // If a rank has one row, its first selection stands for that row. Terms are in the order of ranks then.
     const bool by_rank = !kUnreduced || params.rank_major;
     const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane;
     const std::uint32_t wanted = warp::ballot(rank >= 0 && (first || !by_rank) && !masked(params.common, rank));

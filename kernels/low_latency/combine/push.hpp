@@ -13,7 +13,7 @@
 
 namespace deep_ep::device::low_latency {
 
-/// What a row of combine is made of: the rows that the dispatch brought, as far as the owner still selects them.
+/// The owner's choice: which of the rows that the dispatch brought it still selects.
 struct CombineChoice {
   std::uint32_t rows;  ///< bit k: that of selection k
   float weight;        ///< in lane k

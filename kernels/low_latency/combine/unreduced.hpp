@@ -71,7 +71,7 @@ struct UnreducedReach : CombineReach<false, false> {
   }
 };
 
-/// What the ranks have said of the call.
+/// Asks what ranks have said of the call.
 struct UnreducedSurvey {
   const LowLatencyCombineParams& params;
   const UnreducedReach& reach;

@@ -14,8 +14,8 @@
 
 namespace deep_ep::device::low_latency {
 
-/// Where a token's row goes: its slot at each destination, and its place among the rows of each expert. Both follow
-/// from counts over the tokens before it. Every block counts for itself: reading a few hundred selections takes less
+/// Finds a token's slot at each destination, and its place among the rows of each expert. Both follow from counts over
+/// the tokens before it. Every block counts for itself: reading a few hundred selections takes less
 /// time than exchanging results between blocks.
 struct Routing {
   const LowLatencyDispatchParams& params;

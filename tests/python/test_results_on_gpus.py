@@ -337,8 +337,6 @@ def what_cpu_ranks_check(ranks):
     for kind in ("auto", "heap"):
         test_results.test_handles_outlive_freed_results(kind)
     ranks.wait()
-    for elastic in (False, True):
-        test_results.each_result(ranks.group, elastic)
     test_results.megatron_overlap(ranks.group, False)
 
 

@@ -27,7 +27,7 @@ from elastic_check_parts import Rank, _checks
 from deep_ep.utils.envs import group_settings
 
 # They list their checks, which run in this order.
-for part in ("values", "streams", "graphs", "memory", "replicas"):
+for part in ("values", "streams", "graphs", "memory", "replicas", "deferred"):
     importlib.import_module(f"elastic_checks_{part}")
 
 

@@ -102,6 +102,20 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   faults.raise();
 }
 
+DispatchOutputs DispatchOutputs::first(std::int64_t rows) const {
+  const auto shortened = [rows](const Tensor& tensor) {
+    if (!tensor.defined()) return Tensor{};
+    TensorView view = tensor.view();
+    view.shape[0] = rows;
+    return Tensor::borrow(view);
+  };
+  return {.x = shortened(x),
+          .scales = shortened(scales),
+          .topk_idx = shortened(topk_idx),
+          .topk_weights = shortened(topk_weights),
+          .src_idx = shortened(src_idx)};
+}
+
 void DispatchOutputs::give_to(DispatchResult& result, const DispatchArguments& arguments) const {
   result.recv_x = x;
   if (arguments.x_scales) result.recv_x_scales = scales;

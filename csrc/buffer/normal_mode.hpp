@@ -20,6 +20,8 @@ struct DispatchOutputs {
     return {x.as<std::byte>(), scales.as<std::uint32_t>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
             src_idx.as<std::int32_t>()};
   }
+  /// The first rows of all tensors, which are borrowed.
+  DispatchOutputs first(std::int64_t rows) const;
   /// Of a dispatch with these arguments.
   void give_to(DispatchResult& result, const DispatchArguments& arguments) const;
   void give_to(CachedDispatchResult& result, const CachedDispatchArguments& arguments) const;

@@ -55,6 +55,7 @@ void check_layout(const DispatchArguments& arguments, const NormalModeSetup& set
   }
   check_range("expert_alignment", arguments.expert_alignment, 1, 1 << 20);
   check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
+  check_range("most_rows", arguments.most_rows, 0, INT32_MAX);
 }
 
 std::int64_t row_bytes(const ConstTensorView& rows) {

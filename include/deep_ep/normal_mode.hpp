@@ -64,6 +64,9 @@ struct DispatchArguments {
   /// 0: exact sizes, for which the host waits. > 0: no host wait, and outputs have this many rows; rows beyond N hold
   /// topk_idx -1 and are otherwise unspecified. If more rows than that arrive, the next call throws OutOfMemory.
   std::int64_t num_worst_tokens = 0;
+  /// With exact sizes: this rank gets at most so many rows; 0: not known. Inside a node, if the window has room for so
+  /// many, rows travel there before the host knows how many come, and then into the outputs. InvalidArgument for more.
+  std::int64_t most_rows = 0;
   Config config = {};  ///< SMs and warps of this rank's call
 
   /// Sets the three tensors of the layout; they must stay alive as if they had been set one by one.

@@ -53,6 +53,10 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
     for (int peer = thread_index(); peer < common.num_ranks && block_index() == 0; peer += block_threads()) {
       announce(params, call.epoch, peer);
     }
+    for (int team = thread_index(); team < static_cast<int>(ElasticCombineShared::kMostShared);
+         team += block_threads()) {
+      shared.arrived[team] = 0;
+    }
     for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
       shared.source_ends[rank] = load_weak(params.source_ends + rank);
     }
@@ -64,7 +68,8 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
 
   // 2. Some warps push, and then all add.
   if (good) {
-    if (warp_index() >= params.adding_warps) ElasticPusher{params, call.epoch}.push_all(shared.source_ends);
+    const bool pushes = block_index() < params.pushing_blocks && warp_index() >= params.adding_warps;
+    if (pushes) ElasticPusher{params, shared, call.epoch}.push_all();
     good = whole_block(ElasticAdder{params, call.epoch}.add_all(), scratch);
   }
 

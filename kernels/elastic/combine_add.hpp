@@ -187,13 +187,17 @@ struct ElasticAdder {
     return reinterpret_cast<std::uint64_t>(params.window.row(heap, part, slot_of(token)));
   }
 
+  DEEP_EP_DEVICE RowShare share_of(int part) const {
+    return {static_cast<std::uint32_t>(part) * RowSum::kPieceBytes,
+            static_cast<std::uint32_t>(params.parts_per_token) * RowSum::kPieceBytes};
+  }
+
   /// Adds a part of the token. `own`: the address of this rank's row of the lane's selection.
   DEEP_EP_DEVICE void add(const Token& token, std::uint64_t own, int part) const {
+    const RowShare share = share_of(part);
     const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
     const auto bias_at = [&](int i) { return params.bias[i] == nullptr ? nullptr : params.bias[i] + at; };
     const std::byte* const bias[2] = {bias_at(0), bias_at(1)};
-    const RowShare share{static_cast<std::uint32_t>(part) * RowSum::kPieceBytes,
-                         static_cast<std::uint32_t>(params.parts_per_token) * RowSum::kPieceBytes};
     std::uint64_t term = term_of(token, own);
     const std::uint32_t own_rows = params.each_selection ? 0 : warp::ballot(own != 0);
     const std::uint32_t own_last = warp::ballot(token.last && is_own(token));
@@ -245,9 +249,10 @@ struct ElasticAdder {
       const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
       const Selection next_selection = selection_of(following);
       const Token token = token_of(params.first_token + static_cast<std::int32_t>(at / parts), selection);
-      const std::uint64_t own = token.own.find(params);  // prefetched while the others' rows arrive
+      const auto part = static_cast<int>(at % parts);
+      const std::uint64_t own = token.own.find(params, share_of(part));  // prefetched while the others' rows arrive
       if (!await(token)) return false;
-      add(token, own, static_cast<int>(at % parts));
+      add(token, own, part);
       at = following;
       selection = next_selection;
       following = warp::shuffle(ticket, 0);

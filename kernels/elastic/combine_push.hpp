@@ -32,11 +32,16 @@ struct ReceivedRow {
     }
     return received;
   }
-  /// The address of the lane's row, 0 for none; it will be read soon.
-  DEEP_EP_DEVICE std::uint64_t find(const ElasticCombineParams& params) const {
+  /// The address of the lane's row, 0 for none; this share of it will be read soon. Only so much of it is fetched ahead
+  /// as the cache holds for all warps of the device.
+  DEEP_EP_DEVICE std::uint64_t find(const ElasticCombineParams& params, const RowShare& share) const {
+    constexpr int kPiecesAhead = 4;
     if (at < 0 || at >= params.num_rows) return 0;
     const std::byte* row = params.x + std::int64_t{at} * params.row_bytes;
-    bulk::prefetch(row, params.row_bytes);
+    std::uint32_t offset = share.first;
+    for (int piece = 0; piece < kPiecesAhead && offset < params.row_bytes; ++piece, offset += share.step) {
+      bulk::prefetch(row + offset, static_cast<std::uint32_t>(RowSum::vectors_at(offset, params.row_bytes)) * 16);
+    }
     return reinterpret_cast<std::uint64_t>(row);
   }
 };
@@ -53,19 +58,31 @@ DEEP_EP_DEVICE float weight_of_selection(const ElasticCombineParams& params, std
 
 struct ElasticPusher {
   const ElasticCombineParams& params;
+  const ElasticCombineShared& shared;
   std::uint64_t epoch;
 
-  /// Sums rows whose addresses the lanes of `holders` have, in the order of the lanes.
-  DEEP_EP_DEVICE void store_sum(std::uint64_t address, std::uint32_t holders, std::byte* to) const {
+  /// This warp's part in rows that several warps of the block push together.
+  struct Team {
+    int number = 0, member = 0, members = 1;
+
+    DEEP_EP_DEVICE RowShare share() const {
+      return {static_cast<std::uint32_t>(member) * RowSum::kPieceBytes,
+              static_cast<std::uint32_t>(members) * RowSum::kPieceBytes};
+    }
+  };
+
+  /// Sums a share of rows whose addresses the lanes of `holders` have, in the order of the lanes.
+  DEEP_EP_DEVICE void store_sum(std::uint64_t address, std::uint32_t holders, std::byte* to,
+                                const RowShare& share) const {
     const auto find = [&](int k) {
       const bool holds = k < kWarpSize && (holders >> k & 1) != 0;
       return FoundRow{holds ? reinterpret_cast<const std::byte*>(address) : nullptr, nullptr};
     };
-    RowReduction(kWarpSize, find).add(to, params.row_bytes, {});
+    RowReduction(kWarpSize, find).add(to, params.row_bytes, share);
   }
 
-  /// By a whole warp: the row, if it belongs to a token of this pass at another rank.
-  DEEP_EP_DEVICE void push(const ReceivedRow& row) const {
+  /// By a whole warp: its share of the row, if that belongs to a token of this pass at another rank.
+  DEEP_EP_DEVICE void push(const ReceivedRow& row, const Team& team) const {
     const IntranodeParams& common = params.common;
     const std::int32_t owner = row.origin < 0 ? common.num_ranks : row.origin / params.max_tokens;
     if (owner >= common.num_ranks || owner == common.rank) return;
@@ -73,30 +90,49 @@ struct ElasticPusher {
     if (slot < 0 || slot >= params.window.tokens) return;
 
     std::byte* heap = common.heaps[owner];
-    const std::uint64_t address = row.find(params);
+    const RowShare share = team.share();
+    const std::uint64_t address = row.find(params, share);
     const std::uint32_t holders = warp::ballot(address != 0);
     std::uint32_t* beside = params.window.beside(heap, common.rank, slot);
     if (params.each_selection) {
       for (std::uint32_t left = holders; left != 0; left &= left - 1) {
         const int k = lowest_bit(left);
-        store_sum(address, std::uint32_t{1} << k, params.window.row(heap, k, slot));
+        store_sum(address, std::uint32_t{1} << k, params.window.row(heap, k, slot), share);
       }
-      if (lane_index() == 0) *beside = holders;
+      if (team.member == 0 && lane_index() == 0) *beside = holders;
     } else {
       const int part = params.part_of(common.rank, row.last_selection % params.num_topk);
-      store_sum(address, holders, params.window.row(heap, part, slot));
-      if (params.weighted && lane_index() < params.num_topk) {
+      store_sum(address, holders, params.window.row(heap, part, slot), share);
+      if (params.weighted && team.member == 0 && lane_index() < params.num_topk) {
         reinterpret_cast<float*>(beside)[lane_index()] = weight_of_selection(params, row.number, lane_index());
       }
     }
     warp::sync();
-    if (lane_index() == 0) store_release<Scope::system>(common.flag_to(owner, slot), round_signal(epoch, 1));
+    if (lane_index() != 0) return;
+    if (team.members > 1 &&
+        !last_to_arrive<Scope::block>(shared.arrived + team.number, static_cast<std::uint32_t>(team.members))) {
+      return;
+    }
+    store_release<Scope::system>(common.flag_to(owner, slot), round_signal(epoch, 1));
+  }
+
+  /// How many warps share a row, so that `rows` rows take all pushing warps, and none of them a second one.
+  DEEP_EP_DEVICE int members_for(std::uint32_t rows) const {
+    const int warps = block_warps() - params.adding_warps;
+    int members = 1;
+    for (int more = 2; more <= warps; more *= 2) {
+      const int teams = warps / more;
+      if (teams > static_cast<int>(ElasticCombineShared::kMostShared)) continue;
+      if (static_cast<std::uint32_t>(teams * params.pushing_blocks) >= rows) members = more;
+    }
+    return members;
   }
 
   /// Pushes rows until none is left. Owners take turns, so that each gets the rows of its first tokens first and can
   /// begin to add; each rank begins with another owner. A warp loads the next row's metadata while it sums this row.
-  /// `ends`: source_ends in shared memory.
-  DEEP_EP_DEVICE void push_all(const std::int32_t* ends) const {
+  /// Few rows are shared out beforehand, each to a team of warps.
+  DEEP_EP_DEVICE void push_all() const {
+    const std::int32_t* const ends = shared.source_ends;
     const int ranks = params.common.num_ranks;
     const auto valid = static_cast<std::int32_t>(params.metadata.valid());
     const auto begin_of = [&](int owner) { return owner == 0 ? 0 : ends[owner - 1]; };
@@ -113,6 +149,15 @@ struct ElasticPusher {
       const std::int32_t row = begin_of(owner) + static_cast<std::int32_t>(turn / others);
       return row < ends[owner] && row < valid ? row : -1;
     };
+    if (const int members = members_for(end); members > 1) {
+      const int warp = warp_index() - params.adding_warps;
+      const Team team{warp / members, warp % members, members};
+      const int teams = (block_warps() - params.adding_warps) / members;
+      // Neighbours in order are in different blocks.
+      const auto turn_of_team = static_cast<std::uint32_t>(team.number * params.pushing_blocks + block_index());
+      if (team.number < teams) push(ReceivedRow::load(params, row_of(turn_of_team)), team);
+      return;
+    }
     std::uint32_t* next = &params.common.state->elastic_next_row;
     std::uint32_t turn = take_next(next);
     std::uint32_t following = take_next(next);
@@ -121,7 +166,7 @@ struct ElasticPusher {
       // Neither of these is needed before this row is done.
       const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
       const ReceivedRow next_row = ReceivedRow::load(params, row_of(following));
-      push(row);
+      push(row, {});
       turn = following;
       row = next_row;
       following = warp::shuffle(ticket, 0);

@@ -34,13 +34,17 @@ struct ReturnWindow {
 
 /// Shared memory of a combine block.
 struct ElasticCombineShared {
+  static constexpr std::size_t kMostShared = 8;  ///< rows that warps of a block share, two or more warps each
+
   std::int32_t* scratch;
   std::int32_t* source_ends;  ///< [num_ranks]
+  std::uint32_t* arrived;     ///< [kMostShared]: warps that have stored their share of a row
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE ElasticCombineShared(Carver carver, int num_ranks)
       : scratch(carver.take<std::int32_t>()),
         source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        arrived(carver.take<std::uint32_t>(kMostShared)),
         bytes(carver.bytes()) {}
 };
 
@@ -72,7 +76,8 @@ struct ElasticCombineParams {
 
   ReturnWindow window;
   std::int32_t first_token;  ///< of the pass, at every rank
-  int adding_warps;          ///< of a block, from the beginning; the others push first
+  int pushing_blocks;        ///< the first ones; the others only add, which touches no other device
+  int adding_warps;          ///< of a pushing block, from the beginning; the others push first
   int parts_per_token;       ///< a token is added in so many parts, by different warps
 
   /// Tokens of this rank in the pass, counted from `first_token`.

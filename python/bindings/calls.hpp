@@ -70,6 +70,7 @@ struct DispatchCall {
     with("topk_weights", arguments.topk_weights);
     with("expert_alignment", arguments.expert_alignment);
     with("num_worst_tokens", arguments.num_worst_tokens);
+    with("most_rows", arguments.most_rows);
     with("num_sms", arguments.config.num_sms);
     with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);

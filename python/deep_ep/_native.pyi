@@ -71,6 +71,7 @@ class Buffer:
         topk_weights: Optional[torch.Tensor],
         expert_alignment: int,
         num_worst_tokens: int,
+        most_rows: int,
         num_sms: int,
         previous_event: Optional[EventHandle],
         async_finish: bool,

@@ -369,6 +369,7 @@ class Buffer(LowLatencyCalls):
             topk_weights,
             expert_alignment,
             num_worst_tokens,
+            0,
             num_sms,
             previous,
             async_finish,

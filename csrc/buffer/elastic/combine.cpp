@@ -75,6 +75,9 @@ ReturnWindow plan_window(const ElasticCombineParams& params, std::size_t at, con
   return window;
 }
 
+constexpr int kAddingBlocks = 2;   ///< that only add, for each block that pushes, as far as there are multiprocessors
+constexpr int kPieceBytes = 1024;  ///< of a row: what a warp adds at once
+
 LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, const NormalModeSetup& setup) {
   const LaunchPolicy& policy = setup.policy;
   constexpr int kMostWarps = kernels::combine_elastic::kMaxThreads / 32;
@@ -82,11 +85,19 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   const int blocks = std::min(sms, policy.multiprocessors);
   const int given = config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block;
   const int warps = config.warps_per_block == 0 && setup.on_gpu() ? kMostWarps : std::min(given, kMostWarps);
-  // Fewer warps push if rows are not added up before: these are more, and too many at once hold each other up.
-  params.adding_warps = setup.num_ranks == 1 ? warps : params.each_selection ? warps * 3 / 4 : warps / 2;
+  // `sms` bounds what touches other devices. To add takes more: most of what is read lies in this device's memory.
+  const int adding_blocks = std::min(policy.multiprocessors - blocks, kAddingBlocks * blocks);
   const int tokens = std::min(params.num_tokens, params.window.tokens);
-  params.parts_per_token = tokens >= 2 * blocks * warps ? 1 : tokens >= blocks * warps ? 2 : 4;
-  return {blocks, warps * 32, ElasticCombineShared(Carver::without_memory(), setup.num_ranks).bytes};
+  // Fewer warps push if rows are not added up before: these are more, and too many at once hold each other up.
+  const bool all_push = adding_blocks >= blocks && (params.expanded || tokens <= blocks * warps);
+  params.pushing_blocks = blocks;
+  params.adding_warps = setup.num_ranks == 1 ? warps : params.each_selection ? warps * 3 / 4 : all_push ? 0 : warps / 2;
+  const int adders = std::max(1, adding_blocks * warps + blocks * params.adding_warps);
+  const int pieces = (static_cast<int>(params.row_bytes) + kPieceBytes - 1) / kPieceBytes;
+  // All adders have something to do, and many tokens are added whole.
+  const int wanted = tokens >= 2 * adders ? 1 : tokens >= adders ? 2 : std::max(2, adders / std::max(1, tokens));
+  params.parts_per_token = std::clamp(wanted, 1, pieces);
+  return {blocks + adding_blocks, warps * 32, ElasticCombineShared(Carver::without_memory(), setup.num_ranks).bytes};
 }
 
 }  // namespace

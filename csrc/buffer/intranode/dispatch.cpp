@@ -8,8 +8,7 @@
 
 namespace deep_ep {
 
-DispatchHandle Intranode::notify(const DispatchArguments& arguments, CallScope& scope,
-                                 std::vector<int>& tokens_per_expert) {
+DispatchHandle Intranode::notify(const DispatchArguments& arguments, CallScope& scope) {
   NotifyPlan plan = plan_notify(arguments, setup_);
   DispatchHandle handle;
   handle.num_tokens = arguments.x.size(0);
@@ -31,39 +30,42 @@ DispatchHandle Intranode::notify(const DispatchArguments& arguments, CallScope& 
   if (exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
   runtime_.executor()->kernels().notify(plan.params, plan.shape, scope.stream());
 
-  if (exact) {
-    wait_for_counts(runtime_, counts, scope);
-    handle.num_recv_rows = counts.num_recv_tokens;
-    tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + plan.params.num_local_experts);
-  } else {
-    handle.num_recv_rows = arguments.num_worst_tokens;
-  }
+  if (!exact) handle.num_recv_rows = arguments.num_worst_tokens;
   return handle;
+}
+
+void Intranode::learn_sizes(const DispatchArguments& arguments, CallScope& scope, DispatchResult& result) {
+  if (arguments.num_worst_tokens != 0) return;
+  const HostCounts& counts = *host_counts_;
+  wait_for_counts(runtime_, counts, scope);
+  result.handle.num_recv_rows = counts.num_recv_tokens;
+  const int experts = result.handle.num_experts / setup_.num_ranks;
+  result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
 }
 
 DispatchOutputs Intranode::outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                                    const DispatchArguments* fresh, std::int64_t rows, const DispatchPlan& plan,
                                    const CallOptions& call, const CallScope& scope) {
   if (call.library_memory) {
-    const std::size_t window = runtime_.layout().window_bytes;
-    auto in_window = outputs_in_window(x, x_scales, fresh, rows, plan.params.rows, runtime_.window(), window);
-    if (in_window) return *std::move(in_window);
+    if (auto lent = in_window(x, x_scales, fresh, rows, plan)) return *std::move(lent);
   }
   return make_outputs(x, x_scales, fresh, rows, scope);
 }
 
 void Intranode::send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs,
-                     const std::optional<DispatchOutputs>& landed, CallScope& scope) {
+                     std::int64_t rows, CallScope& scope) {
   DispatchParams& params = plan.params;
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
   params.destination_row = handle.destination_row.as<std::int32_t>();
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.output = landed ? landed->targets() : outputs.targets();
-  params.output_rows = handle.num_recv_rows;
-  if (!landed && !outputs.in_heap) plan_window(params, runtime_.window(), setup_);
+  params.output = outputs.targets();
+  params.output_rows = rows;
+  if (!outputs.in_heap) plan_window(params, runtime_.window(), setup_);
   runtime_.executor()->kernels().dispatch(params, plan.shape, scope.stream());
-  if (landed) copy_received(params, outputs.targets(), plan.shape.blocks, scope);
+}
+
+void Intranode::hand_out(const DispatchOutputs& outputs, const DispatchHandle& handle, CallScope& scope) {
   const Tensor* const used[] = {
       &outputs.x,       &outputs.scales,         &outputs.topk_idx,         &outputs.topk_weights,
       &outputs.src_idx, &handle.destination_row, &handle.rank_prefix_matrix};
@@ -75,23 +77,29 @@ std::optional<DispatchOutputs> Intranode::landing(const ConstTensorView& x,
                                                   const DispatchArguments* fresh, const DispatchOutputs& outputs,
                                                   const DispatchPlan& plan) {
   if (outputs.in_heap) return std::nullopt;
-  return outputs_in_window(x, x_scales, fresh, outputs.x.size(0), plan.params.rows, runtime_.window(),
+  return in_window(x, x_scales, fresh, outputs.x.size(0), plan);
+}
+
+std::optional<DispatchOutputs> Intranode::in_window(const ConstTensorView& x,
+                                                    const std::optional<ConstTensorView>& x_scales,
+                                                    const DispatchArguments* fresh, std::int64_t rows,
+                                                    const DispatchPlan& plan) const {
+  return outputs_in_window(x, x_scales, fresh, rows, plan.params.rows, runtime_.window(),
                            runtime_.layout().window_bytes);
 }
 
-void Intranode::copy_received(const DispatchParams& dispatch, const RowTargets& results, int most_blocks,
-                              CallScope& scope) {
+void Intranode::copy_received(const DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& landed,
+                              const DispatchOutputs& outputs, CallScope& scope) {
   const int ranks = common_.num_ranks;
   CopyReceivedParams params{};
-  params.rows = dispatch.rows;
-  params.from = dispatch.output;
-  params.to = results;
-  params.num_rows = dispatch.output_rows;
-  params.num_valid = dispatch.rank_prefix_matrix + (ranks - 1) * ranks + common_.rank;
+  params.rows = plan.params.rows;
+  params.from = landed.targets();
+  params.to = outputs.targets();
+  params.num_rows = handle.num_recv_rows;
+  params.num_valid = plan.params.rank_prefix_matrix + (ranks - 1) * ranks + common_.rank;
   const Backend& executor = *runtime_.executor();
-  LaunchShape shape = shape_for_pipelines(params.num_rows, params.rows.row_bytes, executor.policy(),
-                                          kernels::copy_received::kMaxThreads, params.stages, params.stage_bytes);
-  shape.blocks = std::min(shape.blocks, most_blocks);
+  const LaunchShape shape = shape_for_pipelines(params.num_rows, params.rows.row_bytes, executor.policy(),
+                                                kernels::copy_received::kMaxThreads, params.stages, params.stage_bytes);
   executor.kernels().copy_received(params, shape, scope.stream());
 }
 
@@ -103,13 +111,30 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   check_recording(scope, arguments);
 
   // The counts of all ranks; then room for the rows: in the heap, where peers write them into place, or elsewhere, to
-  // which they are copied from the window.
+  // which they are copied from the window. If the window has room for as many rows as may come, they travel before this
+  // host knows how many do: then no rank's kernel waits for another rank's host.
   DispatchResult result;
-  result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
-  const DispatchOutputs made =
-      outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, plan, call, scope);
+  result.handle = notify(arguments, scope);
+  std::optional<DispatchOutputs> landed;
+  if (arguments.num_worst_tokens == 0 && arguments.most_rows != 0) {
+    landed = in_window(arguments.x, arguments.x_scales, &arguments, arguments.most_rows, plan);
+    if (landed) send(plan, result.handle, *landed, arguments.most_rows, scope);
+  }
+  learn_sizes(arguments, scope, result);
+  const std::int64_t rows = result.handle.num_recv_rows;
+  if (landed && rows > arguments.most_rows) {
+    scope.abandon();
+    fail<InvalidArgument>("most_rows is {}, but {} rows come", arguments.most_rows, rows);
+  }
+  const bool early = landed.has_value();
+  const DispatchOutputs made = early && call.library_memory
+                                   ? landed->first(rows)
+                                   : outputs(arguments.x, arguments.x_scales, &arguments, rows, plan, call, scope);
   result.handle.recv_src_idx = made.src_idx;
-  send(plan, result.handle, made, landing(arguments.x, arguments.x_scales, &arguments, made, plan), scope);
+  if (!early) landed = landing(arguments.x, arguments.x_scales, &arguments, made, plan);
+  if (!early) send(plan, result.handle, landed ? *landed : made, rows, scope);
+  if (landed && made.x.data() != landed->x.data()) copy_received(plan, result.handle, *landed, made, scope);
+  hand_out(made, result.handle, scope);
   made.give_to(result, arguments);
   result.event = scope.finish();
   return result;
@@ -123,7 +148,10 @@ CachedDispatchResult Intranode::dispatch(const CachedDispatchArguments& argument
   const DispatchHandle& handle = *arguments.handle;
   const DispatchOutputs made =
       outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, plan, call, scope);
-  send(plan, handle, made, landing(arguments.x, arguments.x_scales, nullptr, made, plan), scope);
+  const std::optional<DispatchOutputs> landed = landing(arguments.x, arguments.x_scales, nullptr, made, plan);
+  send(plan, handle, landed ? *landed : made, handle.num_recv_rows, scope);
+  if (landed) copy_received(plan, handle, *landed, made, scope);
+  hand_out(made, handle, scope);
   CachedDispatchResult result;
   made.give_to(result, arguments);
   result.event = scope.finish();

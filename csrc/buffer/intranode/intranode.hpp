@@ -29,23 +29,30 @@ class Intranode {
   EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call);
 
  private:
-  /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
-  DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
+  /// Exchanges counts. Returns a handle without what only the dispatch itself knows.
+  DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope);
+  /// With exact sizes: waits for the counts, and puts them into the result.
+  void learn_sizes(const DispatchArguments& arguments, CallScope& scope, DispatchResult& result);
   /// Memory for what a dispatch brings.
   DispatchOutputs outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                           const DispatchArguments* fresh, std::int64_t rows, const DispatchPlan& plan,
                           const CallOptions& call, const CallScope& scope);
+  /// Room in the window for so many rows; nothing if it does not hold them.
+  std::optional<DispatchOutputs> in_window(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                                           const DispatchArguments* fresh, std::int64_t rows,
+                                           const DispatchPlan& plan) const;
   /// Room in the window for all rows of outputs that peers cannot write; nothing if they can, or if rows take turns.
   std::optional<DispatchOutputs> landing(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                                          const DispatchArguments* fresh, const DispatchOutputs& outputs,
                                          const DispatchPlan& plan);
-  /// Sends the rows to where the handle says, by way of `landed` if that is given, and hands out what `outputs` and the
-  /// handle hold.
-  void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs,
-            const std::optional<DispatchOutputs>& landed, CallScope& scope);
-  /// Rows that a dispatch has landed in the window, by at most as many blocks as sent them: the program may have work
-  /// for the other multiprocessors.
-  void copy_received(const DispatchParams& dispatch, const RowTargets& results, int most_blocks, CallScope& scope);
+  /// Sends the rows to where the handle says, into `outputs`, which has room for `rows`.
+  void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs, std::int64_t rows,
+            CallScope& scope);
+  /// Copies rows that a dispatch has landed in the window, by all multiprocessors.
+  void copy_received(const DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& landed,
+                     const DispatchOutputs& outputs, CallScope& scope);
+  /// Hands out what the outputs and the handle hold.
+  static void hand_out(const DispatchOutputs& outputs, const DispatchHandle& handle, CallScope& scope);
 
   Runtime& runtime_;
   NormalModeSetup setup_;

@@ -229,7 +229,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             event = runtime.barrier(elsewhere)
         else:  # counts of all ranks are exchanged, even where all are 0
             nothing, nowhere, rows = self._nothing_to_send
-            event = runtime.dispatch(rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, elsewhere, True)[-1]
+            event = runtime.dispatch(rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, 0, None, elsewhere, True)[-1]
         if event is not None:
             event.current_stream_wait()
         self._synchronize(with_cpu_sync)
@@ -354,6 +354,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
                 have counts as none.
             topk_weights: float32 contiguous; ``[N, K]``, or, expanded, one for each row of ``x``.
             bias: ``[T, H]`` bfloat16, or a tuple of two such, each of which may be ``None``.
+            num_sms: at most that many SMs send rows; 0: the handle's. Inside a node up to twice as many others only add up.
 
         Returns:
             ``combined_x`` ``[T, H]`` bfloat16; ``combined_topk_weights`` ``[T, K]`` float32 or ``None``: for each

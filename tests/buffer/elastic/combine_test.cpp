@@ -60,6 +60,19 @@ TEST_P(ElasticCombineTest, ManySelectionsOfOneRank) {
        {.tokens = {6, 8}, .local_experts = 1, .topk = 32, .each_selection = true, .seed = 2}});
 }
 
+TEST_P(ElasticCombineTest, SomeBlocksOnlyAdd) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run(all_kinds({17, 0, 40}, 6), {.heap_bytes = 16 * kMiB}, {.num_sms = 1});
+}
+
+TEST_P(ElasticCombineTest, WarpsShareFewRows) {
+  DEEP_EP_NEEDS_RANKS(2);
+  // Rows of three pieces, for teams of two, four and eight warps.
+  for (const std::vector<std::int64_t>& tokens : {std::vector<std::int64_t>{4, 3}, {2, 2}, {1, 1}}) {
+    run(all_kinds(tokens, 6), {.heap_bytes = 16 * kMiB}, {.num_sms = 1, .warps_per_block = 8});
+  }
+}
+
 TEST_P(ElasticCombineTest, AWindowForAFewTokensTakesPasses) {
   DEEP_EP_NEEDS_RANKS(2);
   // Rows of 2176 bytes: room for 7 tokens of both ranks, or for 2 of six selections.
@@ -158,10 +171,12 @@ TEST_P(ElasticCombineTest, WrongArgumentsAreNamed) {
 
 TEST_P(ElasticCombineTest, EveryScheduleGivesTheSame) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "schedules are the CPU executor's";
-  std::vector<ElasticCase> cases;
+  std::vector<ElasticCase> cases, few;  // few: warps share a row, and some blocks only add
   for (ElasticShape& shape : all_kinds({9, 0, 13}, 3)) {
     shape.max_tokens = 13;
     cases.push_back(make_elastic_case(shape));
+    shape.tokens = {1, 0, 1};
+    few.push_back(make_elastic_case(shape));
   }
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
   const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 2 : 10);
@@ -174,6 +189,12 @@ TEST_P(ElasticCombineTest, EveryScheduleGivesTheSame) {
       for (const ElasticCase& one : cases) {
         check_elastic(rank, one, buffer.combine_elastic(upload_elastic(rank, one), rank.call()));
         buffer.barrier(rank.call());
+        rank.release();
+      }
+      for (const ElasticCase& one : few) {
+        ElasticCombineArguments call = upload_elastic(rank, one);
+        call.config = {.num_sms = 1, .warps_per_block = 6};
+        check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
         rank.release();
       }
       buffer.destroy();

@@ -1,8 +1,11 @@
 // Dispatch for a caller that moves its rows on, and rows of a window that are moved by the call itself.
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 
 #include "csrc/executor/own_stream.hpp"
+#include "deep_ep/result_tensors.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -30,9 +33,10 @@ TEST_P(ElasticDispatchTest, RowsThatAreMovedOnLieInTheWindow) {
     CallOptions call = rank.call();
     call.library_memory = true;
     const Inputs inputs = upload_inputs(rank, one);
-    for (const std::int64_t worst : {0, 60}) {
+    for (const auto& [worst, most] : {std::pair<std::int64_t, std::int64_t>{0, 0}, {0, 60}, {60, 0}}) {
       DispatchArguments arguments = inputs.dispatch;
       arguments.num_worst_tokens = worst;
+      arguments.most_rows = most;
       const DispatchResult result = buffer.dispatch(arguments, call);
       require(in_window(result.recv_x) && in_window(*result.recv_x_scales) && in_window(*result.recv_topk_idx),
               "what came lies in the window");
@@ -47,6 +51,82 @@ TEST_P(ElasticDispatchTest, RowsThatAreMovedOnLieInTheWindow) {
       require_same(rank.download_bytes(result.recv_x.view()), rank.download_bytes(again.recv_x.view()), "rows");
     }
     buffer.destroy();
+  });
+}
+
+/// A framework whose program has no time to make memory before `may_go`.
+class SlowFramework final : public ResultTensors {
+ public:
+  class Owned final : public Tensor::Storage {
+   public:
+    explicit Owned(std::size_t bytes) : memory(new std::byte[std::max<std::size_t>(bytes, 1) + kAlignment]) {}
+    void record_stream(StreamHandle) override {}
+    std::byte* begin() const {
+      const auto at = reinterpret_cast<std::uintptr_t>(memory.get());
+      return memory.get() + (kAlignment - at % kAlignment);
+    }
+
+   private:
+    static constexpr std::uintptr_t kAlignment = 128;
+    std::unique_ptr<std::byte[]> memory;
+  };
+
+  explicit SlowFramework(const std::atomic<bool>& may_go) : may_go_(may_go) {}
+
+  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order&) override {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience());
+    while (!may_go_ && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    require(may_go_, "the other rank has all its rows before this one has memory for its own");
+    std::vector<Tensor> made;
+    for (TensorView view : wanted) {
+      const auto owner = std::make_shared<Owned>(view.bytes());
+      view.data = owner->begin();
+      made.emplace_back(view, owner);
+    }
+    return made;
+  }
+  std::vector<Tensor> make_in_heap(std::span<const TensorView>, const Order&,
+                                   const std::shared_ptr<HeapPieces>&) override {
+    return {};
+  }
+
+ private:
+  const std::atomic<bool>& may_go_;
+};
+
+TEST_P(ElasticDispatchTest, RowsTravelBeforeTheHostKnowsHowManyCome) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().target != Target::host || are_processes(GetParam())) GTEST_SKIP() << "ranks share a flag";
+  const Case one = make_case({.tokens = {12, 19}, .dtype = DType::bfloat16, .hidden = 1800, .scales = 3, .seed = 6});
+  std::atomic<bool> arrived = false;
+  run_cluster(cluster(2), [&](Rank& rank) {
+    BufferOptions options{.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{2} << 20};
+    const Inputs inputs = upload_inputs(rank, one);
+    if (rank.rank() == 1) options.result_tensors = std::make_shared<SlowFramework>(arrived);
+    Buffer& buffer = rank.buffer(options);
+    DispatchArguments arguments = inputs.dispatch;
+    arguments.most_rows = 38;
+    const DispatchResult result = buffer.dispatch(arguments, rank.call());
+    check_dispatch(rank, one, result);
+    arrived = true;
+    buffer.destroy();
+  });
+}
+
+TEST_P(ElasticDispatchTest, MoreRowsThanPromisedAreRefused) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {12, 19}, .dtype = DType::bfloat16, .hidden = 72, .seed = 7});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20});
+    DispatchArguments arguments = upload_inputs(rank, one).dispatch;
+    arguments.most_rows = rank.rank() == 0 ? 3 : 0;
+    if (rank.rank() == 0) {
+      require_throws<InvalidArgument>([&] { buffer.dispatch(arguments, rank.call()); },
+                                      {"most_rows is 3, but", "rows come"}, "dispatch");
+    } else {
+      check_dispatch(rank, one, buffer.dispatch(arguments, rank.call()));
+    }
+    rank.bootstrap()->barrier();
   });
 }
 

@@ -61,13 +61,12 @@ class Failures {
 
 /// Of a chain that goes round.
 int cause_of_circle(const Failures& failures, const std::vector<int>& circle) {
-  if (circle.size() == 1) {  // it has ended its calls by itself
-    const int own = failures.of(circle.front());
-    return own != kNobody ? own : circle.front();
-  }
-  int near = kNobody;
-  for (const int rank : circle) near = failures.worse(near, failures.at(rank));
-  if (near != kNobody) return near;
+  const bool ended_itself = circle.size() == 1;
+  int cause = kNobody;
+  for (const int rank : circle) cause = failures.worse(cause, failures.of(rank));
+  if (cause != kNobody) return cause;
+  for (const int rank : circle) cause = failures.worse(cause, ended_itself ? rank : failures.at(rank));
+  if (cause != kNobody) return cause;
   // Each rank reports one of its waits. Another of its waits leads to the rank with the failed queue pair.
   return failures.any() != kNobody ? failures.any() : *std::ranges::min_element(circle);
 }

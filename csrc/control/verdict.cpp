@@ -14,60 +14,101 @@ int next_in_chain(std::span<const RankFacts> ranks, int rank) {
   return !facts.gone && !facts.silent && names_one ? facts.gave_up_on : kNobody;
 }
 
-/// The end that most of the failed queue pairs have in common, of those that `concerns` chooses; kNobody: it chooses
-/// none. A process that has ended takes its queue pairs along. Among equals the rank whose queue pair it is: its NIC
-/// knows what has failed.
-template <class Concerns>
-int end_of_failures(std::span<const RankFacts> ranks, std::span<const FailedPair> failed, Concerns concerns) {
-  const auto weight = [&](int rank) {
-    const auto ends = [&](const FailedPair& pair) { return pair.rank == rank || pair.peer == rank; };
-    const bool gone = ranks[static_cast<std::size_t>(rank)].gone;
-    const bool owns = std::ranges::find(failed, rank, &FailedPair::rank) != failed.end();
-    return std::tuple(gone, std::ranges::count_if(failed, ends), owns, -rank);
-  };
-  int worst = kNobody;
-  for (const FailedPair& pair : failed) {
-    if (!concerns(pair)) continue;
-    for (const int rank : {pair.rank, pair.peer}) {
-      if (worst == kNobody || weight(rank) > weight(worst)) worst = rank;
+/// Which end of failed queue pairs is the cause: the one that most of all these pairs have in common. A process that
+/// has ended takes its queue pairs along. Among equals the rank whose queue pair it is: its NIC knows what has failed.
+class Failures {
+ public:
+  Failures(std::span<const RankFacts> ranks, std::span<const FailedPair> failed)
+      : ranks_(ranks), ends_(ranks.size()), of_(ranks.size(), kNobody), at_(ranks.size(), kNobody) {
+    for (const FailedPair& pair : failed) {
+      ++ends_[index(pair.rank)].pairs;
+      ++ends_[index(pair.peer)].pairs;
+      ends_[index(pair.rank)].owns = true;
+    }
+    for (const FailedPair& pair : failed) {
+      const int cause = worse(pair.rank, pair.peer);
+      for (int* known : {&of_[index(pair.rank)], &at_[index(pair.rank)], &at_[index(pair.peer)], &any_}) {
+        *known = worse(*known, cause);
+      }
     }
   }
-  return worst;
-}
+  // kNobody: there is no such pair.
+  int of(int rank) const { return of_[index(rank)]; }  ///< of the failed pairs of `rank` ...
+  int at(int rank) const { return at_[index(rank)]; }  ///< ... of these and of those to it ...
+  int any() const { return any_; }                     ///< ... of all
 
-/// Of a chain that goes round, whichever of its ranks one comes from.
-int cause_of_circle(std::span<const RankFacts> ranks, std::span<const FailedPair> failed, int on_it) {
-  std::vector<int> circle{on_it};
-  for (int at = next_in_chain(ranks, on_it); at != on_it; at = next_in_chain(ranks, at)) circle.push_back(at);
-  if (circle.size() == 1) return on_it;  // it has ended its calls by itself
-  const auto is_on_it = [&](int rank) { return std::ranges::find(circle, rank) != circle.end(); };
-  const int near = end_of_failures(ranks, failed,
-                                   [&](const FailedPair& pair) { return is_on_it(pair.rank) || is_on_it(pair.peer); });
-  if (near != kNobody) return near;
-  // Each rank reports one of its waits. Another of its waits leads to the rank with the failed queue pair.
-  const int any = end_of_failures(ranks, failed, [](const FailedPair&) { return true; });
-  return any != kNobody ? any : *std::ranges::min_element(circle);
-}
-
-int end_of_chain(std::span<const RankFacts> ranks, std::span<const FailedPair> failed, int rank) {
-  for (std::size_t steps = 0; steps < ranks.size(); ++steps) {
-    const int next = next_in_chain(ranks, rank);
-    if (next == kNobody) return rank;
-    const int end = end_of_failures(ranks, failed, [&](const FailedPair& pair) { return pair.rank == rank; });
-    if (end != kNobody) return end;
-    rank = next;
+  int worse(int a, int b) const {
+    if (a == kNobody || b == kNobody) return std::max(a, b);
+    const auto weight = [&](int rank) {
+      const Ends& ends = ends_[index(rank)];
+      return std::tuple(ranks_[index(rank)].gone, ends.pairs, ends.owns, -rank);
+    };
+    return weight(a) > weight(b) ? a : b;
   }
-  return cause_of_circle(ranks, failed, rank);
+
+ private:
+  struct Ends {
+    int pairs = 0;
+    bool owns = false;
+  };
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+  std::span<const RankFacts> ranks_;
+  std::vector<Ends> ends_;
+  std::vector<int> of_, at_;
+  int any_ = kNobody;
+};
+
+/// Of a chain that goes round.
+int cause_of_circle(const Failures& failures, const std::vector<int>& circle) {
+  const bool ended_itself = circle.size() == 1;
+  int cause = kNobody;
+  for (const int rank : circle) cause = failures.worse(cause, failures.of(rank));
+  if (cause != kNobody) return cause;
+  for (const int rank : circle) cause = failures.worse(cause, ended_itself ? rank : failures.at(rank));
+  if (cause != kNobody) return cause;
+  // Each rank reports one of its waits. Another of its waits leads to the rank with the failed queue pair.
+  return failures.any() != kNobody ? failures.any() : *std::ranges::min_element(circle);
+}
+
+/// [rank]: the cause of the circle that it is on; kNobody: it is on none.
+std::vector<int> causes_of_circles(std::span<const RankFacts> ranks, const Failures& failures) {
+  std::vector<int> causes(ranks.size(), kNobody);
+  std::vector<int> passed_from(ranks.size(), kNobody);
+  for (int start = 0; start < static_cast<int>(ranks.size()); ++start) {
+    int at = start;
+    for (; at != kNobody && passed_from[static_cast<std::size_t>(at)] == kNobody; at = next_in_chain(ranks, at)) {
+      passed_from[static_cast<std::size_t>(at)] = start;
+    }
+    if (at == kNobody || passed_from[static_cast<std::size_t>(at)] != start) continue;
+    std::vector<int> circle{at};
+    for (int next = next_in_chain(ranks, at); next != at; next = next_in_chain(ranks, next)) circle.push_back(next);
+    const int cause = cause_of_circle(failures, circle);
+    for (const int rank : circle) causes[static_cast<std::size_t>(rank)] = cause;
+  }
+  return causes;
 }
 
 }  // namespace
 
 std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const FailedPair> failed) {
+  const Failures failures(ranks, failed);
+  const std::vector<int> circles = causes_of_circles(ranks, failures);
+  const auto end_of_chain = [&](int rank) {
+    for (;;) {
+      const int next = next_in_chain(ranks, rank);
+      if (next == kNobody) return rank;
+      for (const int cause : {circles[static_cast<std::size_t>(rank)], failures.of(rank)}) {
+        if (cause != kNobody) return cause;
+      }
+      rank = next;
+    }
+  };
   std::vector<int> lost;
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     const RankFacts& facts = ranks[static_cast<std::size_t>(rank)];
     const bool sends_nothing = facts.gone || facts.silent || next_in_chain(ranks, rank) != kNobody;
-    lost.push_back(sends_nothing ? end_of_chain(ranks, failed, rank) : kNobody);
+    lost.push_back(sends_nothing ? end_of_chain(rank) : kNobody);
   }
   return lost;
 }

@@ -104,17 +104,56 @@ TEST(Verdict, AChainEndsWhereAQueuePairHasFailed) {
       << "a process that has ended took the queue pair along; rank 0 has ended by itself";
 }
 
-TEST(Verdict, TheOrderOfReportsDoesNotMatter) {
+TEST(Verdict, OneCircleHasOneCauseThoughSeveralOfItsRanksHaveFailedPairs) {
+  const std::vector<RankFacts> ranks{gave_up_on(1), gave_up_on(2), gave_up_on(0), gave_up_on(0)};
+  EXPECT_EQ(judge(ranks, std::vector<FailedPair>{{1, 3}, {2, 0}}), (Lost{1, 1, 1, 1}));
+}
+
+/// Half of 128 ranks have lost their NICs.
+TEST(Verdict, ManyFailedPairsNameOneRankEach) {
+  constexpr int kRanks = 128;
+  std::vector<RankFacts> ranks;
+  std::vector<FailedPair> failed;
+  Lost expected;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const bool has_lost = rank % 2 != 0;
+    ranks.push_back(gave_up_on(rank ^ 1));
+    for (int peer = 0; has_lost && peer < kRanks; peer += 2) failed.push_back({rank, peer});
+    expected.push_back(rank | 1);
+  }
+  EXPECT_EQ(judge(ranks, failed), expected);
+}
+
+TEST(Verdict, RandomFailuresHaveOneCauseWhereverOneStarts) {
   std::mt19937 random(2);
-  for (int round = 0; round < 500; ++round) {
-    const auto some = [&] { return static_cast<int>(random() % 6); };
-    std::vector<RankFacts> ranks(6);
-    for (RankFacts& facts : ranks) facts.gave_up_on = some();
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<RankFacts> ranks(2 + random() % 8);
+    const auto some = [&] { return static_cast<int>(random() % ranks.size()); };
+    for (RankFacts& facts : ranks) {
+      facts.gone = random() % 8 == 0;
+      if (random() % 4 != 0) facts.gave_up_on = some();
+    }
     std::vector<FailedPair> failed;
     for (int i = 0; i < 4; ++i) failed.push_back({some(), some()});
     const Lost lost = judge(ranks, failed);
     std::ranges::shuffle(failed, random);
-    EXPECT_EQ(judge(ranks, failed), lost);
+    EXPECT_EQ(judge(ranks, failed), lost) << "in another order";
+    const auto next_of = [&](int rank) {
+      const RankFacts& facts = ranks[static_cast<std::size_t>(rank)];
+      return facts.gone ? kNobody : facts.gave_up_on;
+    };
+    for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+      const int next = next_of(rank);
+      if (next == kNobody) continue;
+      int at = next;
+      for (std::size_t steps = 0; steps < ranks.size() && at != rank && at != kNobody; ++steps) at = next_of(at);
+      const bool on_a_circle = at == rank;
+      const bool ends_here = std::ranges::find(failed, rank, &FailedPair::rank) != failed.end();
+      const int of_next = lost[static_cast<std::size_t>(next)];
+      if (on_a_circle || !ends_here) {
+        EXPECT_EQ(lost[static_cast<std::size_t>(rank)], of_next == kNobody ? next : of_next) << round;
+      }
+    }
   }
 }
 

@@ -14,21 +14,6 @@ DEEP_EP_DEVICE std::uint32_t call_of(const LowLatencyCombineParams& params) {
   return params.call_shape ^ static_cast<std::uint32_t>(load_stream(table.epoch()));
 }
 
-/// Ends the call, as `peer` means another one, or selects what was not dispatched (`field` 1). Tells the near ranks, so
-/// that they need not find out by their deadlines.
-DEEP_EP_DEVICE void refuse_call(const LowLatencyParams& common, std::uint64_t epoch, int peer, int field,
-                                std::uint64_t ours, std::uint64_t theirs) {
-  report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, peer, field, ours, theirs);
-  if (common.mask != nullptr) return;
-#pragma unroll 1
-  for (int rank = 0; rank < common.num_ranks; ++rank) {
-    std::byte* heap = common.heaps[rank];
-    if (heap == nullptr) continue;  // it is far
-    std::uint64_t* word = common.window.begun(LowLatencyKind::combine, common.rank).in(heap);
-    store_relaxed<Scope::system>(word, kRefused | epoch);
-  }
-}
-
 /// A selection at the time of combine. A cell has all of call_of(): its lower half beside expert and weight in the
 /// payload, its upper half above the epoch.
 struct Selection {

@@ -52,6 +52,22 @@ struct FailureLook {
 /// the call, as it disagrees with another rank (refuse_call).
 constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
 
+/// Ends the combine `epoch`, as `peer` means another one or selects what was not dispatched (`field` 1), or as it has
+/// ended the call for such a reason. Tells the near ranks, so that they need not find out by their deadlines: of those
+/// that wait for this rank, not all wait for that one. First, so that they do not take it for late before.
+DEEP_EP_DEVICE_CALL void refuse_call(const LowLatencyParams& common, std::uint64_t epoch, int peer, int field,
+                                     std::uint64_t ours, std::uint64_t theirs,
+                                     Wanted wanted = Wanted::low_latency_combine_selection) {
+#pragma unroll 1
+  for (int rank = 0; common.mask == nullptr && rank < common.num_ranks; ++rank) {
+    std::byte* heap = common.heaps[rank];
+    if (heap == nullptr) continue;  // it is far
+    std::uint64_t* word = common.window.begun(LowLatencyKind::combine, common.rank).in(heap);
+    store_relaxed<Scope::system>(word, kRefused | epoch);
+  }
+  report_fault(common.wait, FaultKind::mismatch, wanted, peer, field, ours, theirs);
+}
+
 /// The policy of waits, for wait_until() and rdma::Poster. `kRdma` false: no rank is far. `kCombines`: of a combine,
 /// which ranks may refuse.
 template <bool kRdma, bool kCombines = false>
@@ -68,7 +84,7 @@ struct MaskOrEnd {
   /// Ends the call; or goes on, where the peer is masked now.
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
     if (refused(awaited.peer)) {
-      return report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_rows, awaited.peer, 0, 0, 0);
+      return refuse_call(common, epoch, awaited.peer, 0, 0, 0, Wanted::low_latency_combine_rows);
     }
     if (masked(common, awaited.peer)) return;
     report_fault(common.wait, FaultKind::timeout, awaited.wanted, awaited.peer,

@@ -45,6 +45,7 @@ TEST_F(ArenaTest, ArenaMustLieInsideTheHeap) {
   EXPECT_THROW(make_arena(512, ~std::size_t{0}), InvalidArgument);
   EXPECT_EQ(make_arena(1 << 20, 0)->usage().total, 0u);
   EXPECT_FALSE(make_arena(1 << 20, 0)->allocate(0));
+  EXPECT_FALSE(make_arena(0, 8192)->allocate(~std::size_t{0})) << "rounded up, it is a request for nothing";
 }
 
 TEST_F(ArenaTest, GivingBackTwiceOrSomethingElseIsRefused) {

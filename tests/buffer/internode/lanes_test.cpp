@@ -165,13 +165,22 @@ void run_lanes(const ClusterOptions& cluster, int lanes, int nodes, int width, s
     Inputs inputs = upload_inputs(rank, plain);
     inputs.dispatch.num_worst_tokens = worst;
     const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
-    run_round(rank, buffer, wide);
+    const DispatchResult second = buffer.dispatch(upload_inputs(rank, wide).dispatch, rank.call());
+    check_dispatch(rank, wide, second, {.cached = false, .num_worst_tokens = 0});
+    const Returned of_second = upload_returned(rank, buffer, wide, second.handle, true);
     const Inputs later = upload_inputs(rank, other);
     CachedDispatchArguments again;
     again.x = later.dispatch.x;
     again.x_scales = later.dispatch.x_scales;
     again.handle = &first.handle;
-    const CachedDispatchResult cached = buffer.cached_dispatch(again, rank.call());
+    // A rank has few tokens and gets many rows, or the other way round: here the one that sends much sends again at
+    // once.
+    CachedDispatchResult cached;
+    for (int i = 0; i < 4; ++i) {
+      const CombineResult combined = buffer.combine(of_second.combine, rank.call());
+      cached = buffer.cached_dispatch(again, rank.call());
+      check_combine(rank, wide, combined);
+    }
     const Returned returned = upload_returned(rank, buffer, plain, first.handle, true);
     for (int i = 0; i < 2; ++i) check_combine(rank, plain, buffer.combine(returned.combine, rank.call()));
     check_dispatch(rank, other, with_handle(cached, first.handle), {.cached = true, .num_worst_tokens = worst});

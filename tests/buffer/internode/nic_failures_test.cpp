@@ -9,12 +9,12 @@ namespace {
 class InternodeNicFailuresTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(InternodeNicFailuresTest);
 
-/// Rank 2 gets no rows, or no credit, from its rail, rank 0. That one finds why while the call is under way.
+/// Rank 2 gets no rows, or no credit, from its rail, rank 0. That one finds why while the call is under way, long
+/// before a deadline; then the call is over for the others, too.
 TEST_P(InternodeNicFailuresTest, TheRailIsNamedAndWhoWaitsSaysHowItsNicIs) {
   DEEP_EP_NEEDS_RANKS(4);
   const Case one = make_case({.tokens = {100, 0, 200, 9}, .local_experts = 2, .ranks_per_node = 2, .seed = 1});
   for (const InternodeChannel channel : {InternodeChannel::rows, InternodeChannel::credit}) {
-    if (under_sanitizer() && channel == InternodeChannel::credit) continue;  // it takes a deadline
     run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
       std::shared_ptr<Executor> executor = rank.executor();
       if (rank.rank() == 0) executor = std::make_shared<SpoilingExecutor>(executor, 4, channel, 2);
@@ -22,7 +22,7 @@ TEST_P(InternodeNicFailuresTest, TheRailIsNamedAndWhoWaitsSaysHowItsNicIs) {
       Buffer buffer(rank.bootstrap(), executor,
                     {.heap_bytes = std::size_t{8} << 20,
                      .window_bytes = std::size_t{24} << 10,
-                     .timeout_s = short_deadline(),
+                     .timeout_s = 3600,
                      .ranks_per_node = 2});
       const Inputs inputs = upload_inputs(rank, one);
       const auto call = [&] {

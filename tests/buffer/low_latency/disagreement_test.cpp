@@ -267,6 +267,27 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
   }
 }
 
+/// Rank 2 does not combine. Its rows may be of another size, and lie over the one that rank 1 misses: nobody says that
+/// ranks 0 and 1 disagree.
+TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedBesideARankThatIsLate) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(kRanks, 4, 512);
+    options.timeout_s = short_deadline();
+    Buffer& buffer = rank.buffer(options);
+    const auto change = [&](std::vector<std::int64_t>& experts) {
+      if (rank.rank() == 1) experts[6] = 1;
+    };
+    const auto call = [&] { combine_own_choice(rank, buffer, change, true, rank.rank() == 2 ? 0 : 1); };
+    if (rank.rank() == 2) {
+      call();
+    } else {
+      require_throws<TimeoutError>(call, {"for rank 2"}, "who waits");
+    }
+    rank.bootstrap()->barrier();
+  });
+}
+
 /// Rank 0 had no room for a row of the token that then selects an expert of rank 1. That has nothing to do with it.
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedBesideARowWithoutRoom) {
   DEEP_EP_NEEDS_RANKS(2);

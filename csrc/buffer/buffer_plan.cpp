@@ -9,14 +9,13 @@ namespace deep_ep {
 rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
   rdma::ConnectionOptions options;
   options.peers = reach.far;
-  options.channels = reach.channels();
+  options.channels = low_latency_channels(reach.lanes);
   // Dispatch and combine of two halves of a batch run at the same time, as lanes do.
   options.port_offsets.resize(static_cast<std::size_t>(options.channels));
   const auto offset_of = [&](int channel) -> int& { return options.port_offsets[static_cast<std::size_t>(channel)]; };
   for (int lane = 0; lane < reach.lanes; ++lane) {
     offset_of(channel_of(LowLatencyKind::dispatch, lane)) = lane;
     offset_of(channel_of(LowLatencyKind::combine, lane)) = lane + 1;
-    if (reach.hooks_by_rails()) offset_of(channel_of_sums(reach.lanes, lane)) = lane;
   }
   options.long_messages = false;
   return options;

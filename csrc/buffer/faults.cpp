@@ -31,7 +31,7 @@ Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& execut
       rank_(rank),
       num_ranks_(num_ranks),
       timeout_s_(timeout_s),
-      records_(pinned_memory<FaultRecord>(executor, 2 * kRecords * sizeof(FaultRecord))),
+      records_(pinned_memory<FaultRecord>(executor, kRecords * sizeof(FaultRecord))),
       abort_(device_memory<std::uint64_t>(executor)),
       abort_words_{abort_.get()} {
   executor->fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());
@@ -64,18 +64,7 @@ void Faults::forget_verdicts() const {
   executor.synchronize(calls_.comm_stream());
 }
 
-FaultRecord& Faults::first_fault() const {
-  FaultRecord& of_calls = records_.get()[0];
-  FaultRecord& beside = *record_beside();
-  if (!written(of_calls) || !written(beside)) return written(of_calls) ? of_calls : beside;
-  // Whoever puts a fault on record ends the waits of the others; two are there where they found theirs at about the
-  // same time. Anything else explains a time-out. And a relay waits for what the rank that it names sends itself; a
-  // call may wait for what another one hands on.
-  const bool explains = of_calls.kind == FaultKind::timeout;
-  return explains ? beside : of_calls;
-}
-
-bool Faults::met() const { return written(first_fault()) || given_up(); }
+bool Faults::met() const { return written(records_.get()[0]) || given_up(); }
 
 bool Faults::given_up() const {
   if (initial_.masking == 0) return false;
@@ -83,8 +72,8 @@ bool Faults::given_up() const {
 }
 
 bool Faults::broken() const {
-  const auto by = [](const FaultRecord& fault) { return written(fault) && breaks(fault); };
-  return !broken_.empty() || by(records_.get()[0]) || by(*record_beside());
+  const FaultRecord& fault = records_.get()[0];
+  return !broken_.empty() || (written(fault) && breaks(fault));
 }
 
 void Faults::break_by_timeout(const std::string& why) {
@@ -169,7 +158,7 @@ void Faults::raise(Notes notes) {
   if (!broken_.empty() && broken_by_ == FaultKind::mismatch) throw RankMismatch(broken_);
   if (!broken_.empty() && broken_by_ == FaultKind::none) throw Interrupted(broken_);
   if (!broken_.empty()) throw TimeoutError(broken_);
-  FaultRecord& fault = first_fault();
+  FaultRecord& fault = records_.get()[0];
   FaultRecord& note = records_.get()[1];
   if (given_up() && !written(fault)) {  // until come_back()
     calls_.settle();

@@ -29,9 +29,6 @@ class Faults {
 
   /// For kernels: where they put faults on record, and how long they wait.
   WaitContext wait_context() const;
-  /// For kernels that run beside calls: where they put faults on record instead. A call may end with a fault that
-  /// concerns it alone, whose record is cleared when it is raised; nobody waits for such kernels then.
-  FaultRecord* record_beside() const { return records_.get() + kRecords; }
 
   /// What else a TimeoutError says: it is asked once, when all calls have ended.
   void explain_timeouts_by(std::function<std::string()> explain) { explain_ = std::move(explain); }
@@ -72,8 +69,6 @@ class Faults {
  private:
   /// Has this rank ended a call for all, as its topk_idx names an expert that does not exist? Then the note says which.
   bool refused_unknown_expert(const FaultRecord& fault) const;
-  /// The fault to raise next; not written if there is none.
-  FaultRecord& first_fault() const;
   void end_waits() const;
   /// Because of which rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for which
   /// this waits a little, or kNobody.
@@ -89,8 +84,7 @@ class Faults {
   int num_ranks_;
   double timeout_s_;
   static constexpr std::size_t kRecords = 2;
-  /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for; then the same of kernels beside calls,
-  /// whose faults break the buffer, and who leave no notes.
+  /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for.
   std::shared_ptr<FaultRecord> records_;
   std::shared_ptr<std::uint64_t> abort_;                   ///< device memory: see WaitContext
   std::shared_ptr<const control::Membership> membership_;  ///< may be null

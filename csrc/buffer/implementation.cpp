@@ -122,7 +122,6 @@ void Buffer::Implementation::destroy_collectively() {
   if (runtime_.faults().broken() || runtime_.faults().given_up()) return;
   if (runtime_.options().low_latency.masking) return end_with_masks();
   drain();
-  if (runtime_.faults().broken()) return;  // a relay has waited in vain
   runtime_.bootstrap().begin(Purpose::destroying);
   try {
     runtime_.bootstrap().barrier();  // nobody writes to a peer any more

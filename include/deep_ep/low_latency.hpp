@@ -8,10 +8,10 @@
 //   combine:   rows -> one partial sum for each rank (or, with hooks, as they are) -> the owner adds them -> combined_x
 //
 // A call has two parts: *send* and *receive*. They run as one kernel, or, with `return_recv_hook`, as two: the call
-// enqueues the first, and result.hook() the second. In between no SM is taken (by rails: a few). Outputs, counts and
-// statistics hold only after the receive part, in stream order; inputs must stay alive and unchanged until then. Of
-// each kind (dispatch, combine) two calls may wait for their hooks at once. Hooks may be called late and in any order:
-// each first enqueues the receive parts of its kind that were sent earlier. So does a call without a hook.
+// enqueues the first, and result.hook() the second. In between no SM is taken. Outputs, counts and statistics hold only
+// after the receive part, in stream order; inputs must stay alive and unchanged until then. Of each kind (dispatch,
+// combine) two calls may wait for their hooks at once. Hooks may be called late and in any order: each first enqueues
+// the receive parts of its kind that were sent earlier. So does a call without a hook.
 //
 // Streams and order are those of all calls (buffer.hpp); a hook is a call on the stream that its send part was called
 // with. All ranks make the same calls in the same order, but each rank calls its hooks when it likes. Both parts of a

@@ -37,9 +37,8 @@ struct LowLatencyOptions {
   bool allow_nvlink = true;
   /// automatic: DEEP_EP_LOW_LATENCY_RAILS decides, and where that is auto, the model. Rails need nodes of the same
   /// number of consecutive ranks, two or more, with NVLink in use, and no masking (the rail of a lost rank would be
-  /// lost, too); Buffer::describe says why rows do not take them. Combine in FP8 never does. Calls with
-  /// return_recv_hook do with `always` only, as a small kernel then stays on the GPU until all rows have been handed
-  /// on.
+  /// lost, too); Buffer::describe says why rows do not take them. Combine in FP8 and calls with
+  /// return_recv_hook never do.
   LowLatencyRails rails = LowLatencyRails::automatic;
   /// Connections that the rows of a call take in turn to a rank that is reached by RDMA: 1, 2 or 4. A network that
   /// keeps a connection on one path gets more paths so. 0: DEEP_EP_LOW_LATENCY_LANES decides, and where that is auto,

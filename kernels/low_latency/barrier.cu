@@ -17,7 +17,7 @@ DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, s
 }
 
 /// By all threads: waits until far peers see all that calls have posted to them, as the barrier goes by queue pairs of
-/// its own. (Sums that a relay posts have been received: see clean().)
+/// its own.
 DEEP_EP_DEVICE void drain_calls(const LowLatencyParams& common) {
 #pragma unroll 1
   for (int i = thread_index(); i < common.num_ranks * common.lanes; i += block_threads()) {

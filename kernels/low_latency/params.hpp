@@ -48,61 +48,22 @@ struct LowLatencyCounters {
   }
 };
 
-/// How calls of one kind that go by rails with hooks are counted, by the kernels beside them that hand on rows
-/// (dispatch/relay.cu) or add up for other nodes (combine/relay.cu).
-struct LowLatencyRelay {
-  std::uint64_t sent[2];   ///< for even and for odd epochs, the last such call whose send part has run
-  std::uint64_t last;      ///< the last call that has been handed on, or whose sums have been posted
-  std::uint32_t finished;  ///< blocks of this kernel that are done; the last one resets it to zero
-
-  /// By one thread of a send part: tells the relay which call this is.
-  DEEP_EP_DEVICE void tell(std::uint64_t epoch) { device::store_relaxed<device::Scope::gpu>(&sent[epoch & 1], epoch); }
-  /// By one thread of the relay: which call is this? Nobody has told, as graphs are replayed; and a later send part may
-  /// be running, as the relay has a stream of its own. But send parts say which calls these were, last and before that.
-  /// Of these it is the first that has been neither received nor handed on. 0: there is none.
-  DEEP_EP_DEVICE std::uint64_t find(const LowLatencyCounters& counters) const {
-    const std::uint64_t received = counters.received.epoch() - 1;
-    const std::uint64_t relayed = device::load_relaxed<device::Scope::gpu>(&last);
-    const std::uint64_t done = received > relayed ? received : relayed;
-    std::uint64_t found = 0;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::uint64_t epoch = device::load_relaxed<device::Scope::gpu>(&sent[half]);
-      if (epoch > done && (found == 0 || epoch < found)) found = epoch;
-    }
-    return found;
-  }
-  /// By one thread of each block of the relay, when the block has synced behind its work. True in the last one, which
-  /// says that the call is done with.
-  DEEP_EP_DEVICE bool end(std::uint64_t epoch) {
-    const auto blocks = static_cast<std::uint32_t>(device::grid_blocks());
-    if (!device::last_to_arrive<device::Scope::gpu>(&finished, blocks) || epoch == 0) return false;
-    device::store_relaxed<device::Scope::gpu>(&last, epoch);
-    return true;
-  }
-};
-
 struct LowLatencyState {
   LowLatencyCounters counters[kLowLatencyKinds];
   CallCount barriers;
   std::uint64_t abort;  ///< see WaitContext; of low-latency calls only
-  LowLatencyRelay relays[kLowLatencyKinds];
 };
 
 /// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one: these,
-/// then for each further lane one of each kind of calls; and where combines with hooks go by rails, for each lane one
-/// of the kernels that post sums beside the calls.
+/// then for each further lane one of each kind of calls.
 enum class LowLatencyChannel : int { dispatch, combine, barrier, count };
 DEEP_EP_HOST_DEVICE constexpr int channel_of(LowLatencyKind kind, int lane) {
   if (lane == 0) return static_cast<int>(kind);
   return static_cast<int>(LowLatencyChannel::count) + (lane - 1) * static_cast<int>(kLowLatencyKinds) +
          static_cast<int>(kind);
 }
-DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes, bool sums = false) {
-  return channel_of(LowLatencyKind::dispatch, lanes) + (sums ? lanes : 0);
-}
-DEEP_EP_HOST_DEVICE constexpr int channel_of_sums(int lanes, int lane) {
-  return channel_of(LowLatencyKind::dispatch, lanes) + lane;
+DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes) {
+  return channel_of(LowLatencyKind::dispatch, lanes);
 }
 static_assert(channel_of(LowLatencyKind::combine, 0) == static_cast<int>(LowLatencyChannel::combine) &&
               low_latency_channels(1) == static_cast<int>(LowLatencyChannel::count));
@@ -130,7 +91,6 @@ struct LowLatencyParams : ReachParams {
   DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {
     return state->counters[static_cast<int>(kind)];
   }
-  DEEP_EP_DEVICE LowLatencyRelay& relay(LowLatencyKind kind) const { return state->relays[static_cast<int>(kind)]; }
 };
 
 /// What a handle knows of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order.

@@ -145,8 +145,7 @@ struct LowLatencyWindow {
 /// What this rank's NIC fetches; and by rails, where rows wait that this rank hands on. All of it is double, like the
 /// window: the half of a call is written again two calls later. By then every poster of the call in between has seen
 /// the completions of what it found posted; and a peer that sends rows to hand on, the only thing that peers write
-/// here, has this rank's word that it has finished the call before the last. (Sums that a relay posts: their owner has
-/// received the call before the last.)
+/// here, has this rank's word that it has finished the call before the last.
 struct LowLatencyStaging {
   static constexpr std::size_t kMostWarpsPerRow = 16;   ///< that share a row of combine, or by rails add one
   static constexpr std::size_t kLeastCombineWarps = 2;  ///< of a block

@@ -8,7 +8,7 @@
 //   one to many   sender -- NIC --> its rail in the other node, the relay -- NVLink --> each rank that wants the row
 //   many to one   each rank with a part -- NVLink --> the receiver's rail there, the relay, adds -- NIC --> receiver
 //
-// A relay hands on within its own call or beside it: so either all ranks of a call go by rails or none does.
+// A relay hands on within its own call: so either all ranks of a call go by rails or none does.
 #pragma once
 
 #include "kernels/common/limits.hpp"

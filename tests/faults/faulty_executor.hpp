@@ -68,7 +68,6 @@ class FaultyExecutor final : public test::CountingExecutor {
   bool is_capturing(StreamHandle stream) override { return CountingExecutor::is_capturing(of(stream)); }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     note_table(low_latency_channels(1), low_latency_, destination, source, bytes);
-    note_table(low_latency_channels(1, true), low_latency_, destination, source, bytes);
     note_table(static_cast<int>(InternodeChannel::count), internode_, destination, source, bytes);
     CountingExecutor::copy(destination, source, bytes, of(stream));
   }

@@ -10,8 +10,7 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   check_end(arguments.return_recv_hook, call);
   check_combine(arguments, setup_);
   look_after_earlier_calls();
-  LowLatencyCombinePlan plan =
-      plan_combine(arguments, setup_, beside_relay(LowLatencyKind::combine, arguments.return_recv_hook, call.stream));
+  LowLatencyCombinePlan plan = plan_combine(arguments, setup_);
   make_way(LowLatencyKind::combine, arguments.return_recv_hook);
 
   CallScope scope(runtime_.calls(), call);

@@ -24,10 +24,8 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   return params.rank_major || rows * params.row_bytes <= room;
 }
 
-/// `apart`: sums for other nodes are made by a kernel beside the caller's.
-KernelChoice<LowLatencyCombineParams> choose_kernel(bool fp8, bool rdma, bool unreduced, bool apart) {
+KernelChoice<LowLatencyCombineParams> choose_kernel(bool fp8, bool rdma, bool unreduced) {
   using namespace choices;
-  if (apart) return combine_low_latency_rails;
   if (unreduced) return fp8 ? combine_low_latency_unreduced_fp8 : combine_low_latency_unreduced;
   if (rdma) return fp8 ? combine_low_latency_rdma_fp8 : combine_low_latency_rdma;
   return fp8 ? combine_low_latency_fp8 : combine_low_latency;
@@ -69,18 +67,6 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
                           format_bytes(setup.policy.max_shared_bytes));
   }
   return part;
-}
-
-/// The kernel that adds up for other nodes, beside whatever runs until the hook is called.
-LowLatencyCombinePlan::Relay plan_relay(const LowLatencyCombineParams& params, const LowLatencySetup& setup) {
-  constexpr int kMostPosters = 4;  // of a block; the others come to their turn after these
-  const int rails = params.common.num_ranks / params.common.rail_width - 1;
-  const int blocks = relay_blocks(std::int64_t{rails} * params.max_tokens, 1, setup);
-  const int posters = std::min((rails * params.common.lanes + blocks - 1) / blocks, kMostPosters);
-  const int warps = std::min(kernels::relay_low_latency_sums::kMaxThreads, setup.policy.max_block_threads) / 32;
-  const int adders = setup.on_gpu() ? warps - posters : std::min<int>(params.block_warps, 2);
-  const device::low_latency::CombineShared shared(Carver::without_memory(), 0, 0, 0, posters);
-  return {&KernelTable::relay_low_latency_sums, {blocks, (adders + posters) * 32, shared.bytes}, adders};
 }
 
 }  // namespace
@@ -137,8 +123,7 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
 
-LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup,
-                                   bool beside_relay) {
+LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
   const LowLatencyHandle& handle = *arguments.handle;
   LowLatencyCombinePlan plan;
   LowLatencyCombineParams& params = plan.params;
@@ -151,10 +136,8 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.fp8 = arguments.use_fp8;
   params.row_bytes = device::low_latency::CombineWire{params.hidden, params.fp8}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
-  const int rail_width = params.fp8
-                             ? 0
-                             : choose_rails(!arguments.return_recv_hook || setup.hooks_by_rails(), params.max_tokens,
-                                            params.num_topk, params.row_bytes, params.row_bytes, setup);
+  const int rail_width = choose_rails(!params.fp8 && !arguments.return_recv_hook, params.max_tokens, params.num_topk,
+                                      params.row_bytes, params.row_bytes, setup);
   params.common.set_rails(rail_width);
   const bool unreduced = goes_unreduced(arguments, params, setup);
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
@@ -169,19 +152,14 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
-  const bool apart = arguments.return_recv_hook && rail_width != 0;
-  const auto kernel = choose_kernel(params.fp8, setup.rdma(), unreduced, apart);
+  const auto kernel = choose_kernel(params.fp8, setup.rdma(), unreduced);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int others = poster_blocks(setup, params.block_warps);
   const int sms = most_working_blocks(arguments.config, setup, others);
   params.warps_per_row = warps_per_row(params, sms, unreduced, setup);
-  plan_parts(plan, arguments.return_recv_hook, false, [&](LowLatencyPhase phase) {
-    const int room = room_for_relay(phase, beside_relay, setup);
-    const int left = room == 0 ? sms : most_working_blocks(arguments.config, setup, others, room);
-    return plan_part(phase, params, left, unreduced, setup);
-  });
-  if (apart) plan.relay = plan_relay(params, setup);
+  plan_parts(plan, arguments.return_recv_hook, false,
+             [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, unreduced, setup); });
   return plan;
 }
 

@@ -11,8 +11,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   check_end(arguments.return_recv_hook, call);
   check_dispatch(arguments, setup_);
   look_after_earlier_calls();
-  LowLatencyDispatchPlan plan =
-      plan_dispatch(arguments, setup_, beside_relay(LowLatencyKind::dispatch, arguments.return_recv_hook, call.stream));
+  LowLatencyDispatchPlan plan = plan_dispatch(arguments, setup_);
   make_way(LowLatencyKind::dispatch, arguments.return_recv_hook);
 
   // The rows by themselves, because they are large and often dropped early.

@@ -31,11 +31,11 @@ LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
 
 /// Grid and shared memory of a part. `params`: complete but for the part's.
 LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& params, int warps, const Config& config,
-                         bool beside_relay, const LowLatencySetup& setup) {
+                         const LowLatencySetup& setup) {
   const int ranks = params.common.num_ranks;
   const int experts = params.num_local_experts * ranks;
   const int posters = poster_blocks(setup, warps);
-  const int most = most_working_blocks(config, setup, posters, room_for_relay(phase, beside_relay, setup));
+  const int most = most_working_blocks(config, setup, posters);
   const std::int64_t to_send = sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
   // Few rows are best spread over many SMs.
   const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
@@ -62,17 +62,6 @@ int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Confi
   if (setup.on_gpu() && few) return warps;  // no block has two rows
   if (warps % 4 == 0 && warps >= 16) return 4;
   return warps % 2 == 0 && warps >= 8 ? 2 : 1;
-}
-
-/// The kernel that hands on what other nodes send, beside whatever runs until the hook is called.
-LowLatencyDispatchPlan::Relay plan_relay(const LowLatencyDispatchParams& params, int warps_of_call,
-                                         const LowLatencySetup& setup) {
-  const int warps = setup.on_gpu() ? warps_of_call : std::min(warps_of_call, 2);
-  const int warps_per_row = warps % 4 == 0 && warps >= 16 ? 4 : 1;
-  const std::int64_t nodes = params.common.num_ranks / params.common.rail_width;
-  const device::low_latency::DispatchShared shared(Carver::without_memory(), params.common.num_ranks, 0, 0, 0);
-  const int blocks = relay_blocks((nodes - 1) * params.max_tokens, warps / warps_per_row, setup);
-  return {&KernelTable::relay_low_latency_rows, {blocks, warps * 32, shared.bytes}, warps_per_row};
 }
 
 /// Rows of recv_x that a word of arrival_counters stands for, as a power of two.
@@ -206,8 +195,7 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
 
-LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup,
-                                     bool beside_relay) {
+LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   LowLatencyDispatchPlan plan;
   LowLatencyDispatchParams& params = plan.params;
   params.common = setup.common;
@@ -221,9 +209,8 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.weights = arguments.topk_weights.has_value();
   const std::size_t direct_bytes = params.row(false).bytes();
   const std::size_t rail_bytes = params.row(true).bytes();
-  const bool may_go_by_rails = !arguments.return_recv_hook || setup.hooks_by_rails();
   const int rail_width =
-      choose_rails(may_go_by_rails, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
+      choose_rails(!arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
   params.common.set_rails(rail_width);
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
   const DispatchShape shape{.format = static_cast<int>(params.format),
@@ -255,12 +242,10 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
-  // Without a hook a relay hands on within its own launch. Whoever polls arrival counters may take the SMs between two
+  // A relay hands on within its own launch. Whoever polls arrival counters may take the SMs between two
   // parts.
-  plan_parts(
-      plan, arguments.return_recv_hook, setup.measured && rail_width == 0 && !arguments.arrival_counters,
-      [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, beside_relay, setup); });
-  if (plan.hooked && rail_width != 0) plan.relay = plan_relay(params, warps, setup);
+  plan_parts(plan, arguments.return_recv_hook, setup.measured && rail_width == 0 && !arguments.arrival_counters,
+             [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
   plan_results(plan, setup);
   return plan;
 }

@@ -19,8 +19,6 @@ class HookQueue : public std::enable_shared_from_this<HookQueue> {
   /// @param call for messages. @param one_thread of the buffer: a hook is a call of it.
   HookQueue(const char* call, OneThread& one_thread) : call_(call), one_thread_(one_thread) {}
 
-  /// Does nothing wait?
-  bool empty() const { return waiting_.empty(); }
   /// InvalidArgument if the most parts allowed already wait for their hooks.
   void require_room() const;
   /// Adds a receive part, which `enqueue` enqueues; it holds what the kernel needs until then. Returns its hook, which

@@ -27,45 +27,12 @@ inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& param
   params.rows_of_group = part.rows_of_group;
 }
 
-inline void take_relay(int warps_per_row, LowLatencyDispatchParams& params) { params.warps_per_row = warps_per_row; }
-/// What the receive part waits for is measured.
-inline void take_relay(int warps_per_row, LowLatencyCombineParams& params) {
-  params.block_warps = warps_per_row;
-  params.wait_cost = nullptr;
-}
-
-/// Enqueues the relay of a call behind its send part, which is on `stream`. Returns an event behind the relay; null
-/// where there is none.
+/// Enqueues the part that receives, with what measures it.
 template <class Params>
-EventHandle LowLatency::launch_relay(LowLatencyKind kind, const LowLatencyPlan<Params>& plan, StreamHandle stream) {
-  if (!plan.relay) return nullptr;
-  Backend& executor = *runtime_.executor();
-  const StreamHandle own = relays_[static_cast<std::size_t>(kind)]->get();
-  Params params = plan.params;
-  take_relay(plan.relay->warps_per_row, params);
-  params.common.wait.fault = runtime_.faults().record_beside();
-  executor.wait_event(own, executor.record_event(stream));
-  try {
-    (executor.kernels().*plan.relay->kernel)(params, plan.relay->shape, own);
-    return executor.record_event(own);
-  } catch (...) {
-    // What comes behind the call comes behind what is on the relay's stream, too. Nobody else brings that back into a
-    // recording, which is invalid with a loose end.
-    executor.wait_event(stream, executor.record_event(own));
-    throw;
-  }
-}
-
-/// Enqueues the part that receives, with what measures it. `relayed`: behind the call's relay, or null.
-template <class Params>
-void enqueue_receive(Backend& executor, const LowLatencyPlan<Params>& plan, StreamHandle stream,
-                     const EventHandle& relayed) {
-  const KernelTable& kernels = executor.kernels();
+void enqueue_receive(const KernelTable& kernels, const LowLatencyPlan<Params>& plan, StreamHandle stream) {
   Params params = plan.params;
   take_part(*plan.receive, params);
   if (plan.waits && plan.waits->listens) enqueue_waits(kernels, *plan.waits->listens, stream);
-  // It gives the places back that the relay reads.
-  if (relayed != nullptr) executor.wait_event(stream, relayed);
   (kernels.*plan.kernel)(params, plan.receive->shape, stream);
   if (plan.waits) enqueue_waits(kernels, plan.waits->adds, stream);
 }
@@ -78,17 +45,16 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
   (kernels.*plan.kernel)(plan.params, plan.first.shape, scope.stream());
   if (!plan.hooked) {
     if (plan.receive) {
-      enqueue_receive(*runtime_.executor(), plan, scope.stream(), nullptr);
+      enqueue_receive(kernels, plan, scope.stream());
     } else if (plan.waits) {
       enqueue_waits(kernels, plan.waits->adds, scope.stream());
     }
     return scope.finish();
   }
-  const auto relayed = plan.relay ? std::make_shared<EventHandle>() : nullptr;
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
   // again, but the part must not.
   hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), plan = LowLatencyPlan<Params>(plan),
-                          kept = std::move(kept), relayed, enqueued = false]() mutable {
+                          kept = std::move(kept), enqueued = false]() mutable {
     Backend& executor = *runtime_.executor();
     if (executor.is_capturing(caller_stream) != recorded) {
       fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
@@ -97,12 +63,11 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
                             recorded ? "before the recording ends" : "before the recording begins");
     }
     CallScope receiving(runtime_.calls(), {.stream = caller_stream});
-    if (!enqueued) enqueue_receive(executor, plan, receiving.stream(), relayed ? *relayed : nullptr);
+    if (!enqueued) enqueue_receive(executor.kernels(), plan, receiving.stream());
     enqueued = true;
     receiving.finish();
   });
   try {
-    if (relayed != nullptr) *relayed = launch_relay(kind, plan, scope.stream());
     return scope.finish();
   } catch (...) {
     // The send part is on its way, so the receive part must follow for ranks to go on counting calls alike; but the

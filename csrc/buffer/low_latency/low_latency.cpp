@@ -11,7 +11,6 @@
 namespace deep_ep {
 
 LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
-  Executor& executor = *runtime.executor();
   agree(runtime.bootstrap(), "allocating memory for low-latency calls", [&] {
     state_ = runtime.zeroed_memory<LowLatencyState>();
     runtime.faults().add_abort_word(&state_->abort);
@@ -29,11 +28,6 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.rails_always = runtime.low_latency_reach().rails_always;
   if (runtime.rank() == 0 && setup_.rails_always && setup_.rail_width == 0) {
     log::info("low latency: rails are asked for always, but rows go {}", runtime.low_latency_reach().describe_rails());
-  }
-  if (setup_.hooks_by_rails()) {  // the same on all ranks
-    agree(runtime.bootstrap(), "making streams for what low-latency calls hand on", [&] {
-      for (std::optional<OwnStream>& relays : relays_) relays.emplace(executor);
-    });
   }
   LowLatencyParams& common = setup_.common;
   common.rank = runtime.rank();
@@ -99,15 +93,6 @@ void LowLatency::make_way(LowLatencyKind kind, bool hook) {
   }
 }
 
-bool LowLatency::beside_relay(LowLatencyKind kind, bool hook, StreamHandle stream) const {
-  if (!setup_.hooks_by_rails()) return false;
-  // A recorded call may be replayed while any other waits for its hook.
-  if (runtime_.executor()->is_capturing(stream)) return true;
-  const bool combine_waits = !queue(LowLatencyKind::combine).empty();
-  if (kind == LowLatencyKind::dispatch) return combine_waits;
-  return !queue(LowLatencyKind::dispatch).empty() || (hook && combine_waits);
-}
-
 void LowLatency::clean(StreamHandle stream) {
   look_after_earlier_calls();
   if (shown_) {  // what waits for its hook lies in the memory that is cleaned
@@ -121,7 +106,7 @@ void LowLatency::clean(StreamHandle stream) {
   };
   // Memory is cleaned behind a barrier, as peers may still write what this rank did not wait for (selections of tokens
   // that have no expert here), and before another one, behind which they send rows of later calls. Every rank
-  // makes both, also if its program has not asked for the memory. Relays have nothing under way: all hooks were called.
+  // makes both, also if its program has not asked for the memory.
   barrier(true);
   if (shown_) {
     const LowLatencyWindow& window = setup_.common.window;
@@ -133,18 +118,6 @@ void LowLatency::clean(StreamHandle stream) {
 
 void LowLatency::check() const {
   if (links_ && !masks_) links_->check();
-}
-
-void LowLatency::drain() noexcept {
-  for (const std::optional<OwnStream>& relays : relays_) {
-    if (!relays) continue;
-    try {
-      runtime_.executor()->synchronize(relays->get());
-    } catch (const std::exception& error) {
-      log::warn("buffer: rank {} has not handed on all rows: {}", runtime_.rank(), error.what());
-    }
-  }
-  if (links_) links_->drain();
 }
 
 LowLatencyCounts LowLatency::count_together() {

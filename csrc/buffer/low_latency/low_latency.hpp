@@ -13,7 +13,6 @@
 #include "csrc/buffer/low_latency/rdma_links.hpp"
 #include "csrc/buffer/low_latency/wait_stats.hpp"
 #include "csrc/buffer/runtime.hpp"
-#include "csrc/executor/own_stream.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
 
@@ -50,8 +49,10 @@ class LowLatency {
   std::string health() const { return links_ ? links_->health() : std::string(); }
   /// Throws what an operation of the NIC met, unless that masks a rank.
   void check() const;
-  /// After the last call: waits until the peers have got all, also what this rank hands on.
-  void drain() noexcept;
+  /// After the last call: waits until the peers have got all.
+  void drain() noexcept {
+    if (links_) links_->drain();
+  }
   /// Nothing of this rank touches a peer any more.
   void disconnect() { links_.reset(); }
 
@@ -65,10 +66,6 @@ class LowLatency {
   template <class Params, class Kept>
   EventHandle launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
                      Kept kept, std::function<void()>& hook);
-  template <class Params>
-  EventHandle launch_relay(LowLatencyKind kind, const LowLatencyPlan<Params>& plan, StreamHandle stream);
-  /// May a new call on `stream` have to leave multiprocessors to relays of earlier ones? See plan_dispatch.
-  bool beside_relay(LowLatencyKind kind, bool hook, StreamHandle stream) const;
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
   LowLatencyCounts count_together();
   void resume_together();
@@ -78,9 +75,6 @@ class LowLatency {
   std::optional<RankMasks> masks_;
   std::optional<RdmaLinks> links_;  ///< none: no rank is reached by RDMA
   LowLatencySetup setup_;
-  /// Of kernels that hand on rows beside others, where hooks go by rails: one for each kind of calls, as the rows of a
-  /// combine may come after those of a later dispatch.
-  std::array<std::optional<OwnStream>, kLowLatencyKinds> relays_;
   std::optional<WaitStats> waits_;  ///< none before anybody has asked for them
   bool shown_ = false;              ///< has the program been given `memory`?
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;

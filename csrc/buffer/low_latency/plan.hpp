@@ -28,8 +28,6 @@ struct LowLatencySetup {
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }
-  /// See LowLatencyReach.
-  bool hooks_by_rails() const { return rail_width != 0 && rails_always; }
 };
 
 /// A kernel that does one part of a call, or both.
@@ -56,13 +54,6 @@ struct LowLatencyPlan {
   std::optional<LowLatencyPart> receive;         ///< with a hook, or where somebody listens before it
   bool hooked = false;                           ///< a hook enqueues it
   std::shared_ptr<const LowLatencyWaits> waits;  ///< of a call that is measured
-  /// With a hook, by rails: a kernel that hands on rows, or sums of rows, beside whatever runs between the parts.
-  struct Relay {
-    Launcher<Params> KernelTable::*kernel = nullptr;
-    LaunchShape shape;
-    int warps_per_row = 0;  ///< that hand on a row together, or add one up
-  };
-  std::optional<Relay> relay;
 };
 
 struct LowLatencyDispatchPlan : LowLatencyPlan<LowLatencyDispatchParams> {
@@ -93,11 +84,7 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 }
 
 /// InvalidArgument when the call does not fit the window, or a block.
-/// `beside_relay`: while kernels may run that hand on rows of other calls, and other ranks wait for them before they
-/// wait for this call.
-LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup,
-                                     bool beside_relay = false);
-LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup,
-                                   bool beside_relay = false);
+LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
+LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
 }  // namespace deep_ep

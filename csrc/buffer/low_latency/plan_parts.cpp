@@ -27,26 +27,6 @@ void check_resident(int others, const LowLatencySetup& setup) {
       setup.common.num_far, others + 1, room);
 }
 
-namespace {
-
-int most_relay_blocks(const LowLatencySetup& setup) {
-  if (!setup.on_gpu()) return std::min(setup.policy.multiprocessors, 2);
-  constexpr int kMost = 4;  // should store as fast as a NIC of 50 GB/s brings rows
-  return std::clamp(setup.policy.multiprocessors / 8, 1, kMost);
-}
-
-}  // namespace
-
-int relay_blocks(std::int64_t rows, int rows_at_once, const LowLatencySetup& setup) {
-  const std::int64_t wanted = (rows + rows_at_once - 1) / rows_at_once;
-  return static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most_relay_blocks(setup)));
-}
-
-int room_for_relay(LowLatencyPhase phase, bool beside_relay, const LowLatencySetup& setup) {
-  const bool needed = setup.hooks_by_rails() && (phase == LowLatencyPhase::receive || beside_relay);
-  return needed && setup.on_gpu() ? static_cast<int>(kLowLatencyKinds) * most_relay_blocks(setup) : 0;
-}
-
 int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
                  const LowLatencySetup& setup) {
   const std::size_t needed = static_cast<std::size_t>(max_tokens) * rail_row_bytes;

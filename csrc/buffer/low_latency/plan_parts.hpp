@@ -18,19 +18,10 @@ inline int poster_blocks(const LowLatencySetup& setup, int warps) {
 /// other.
 void check_resident(int others, const LowLatencySetup& setup);
 
-/// Blocks of a kernel that hands on so many rows between the parts of a call with a hook, where a block hands on
-/// `rows_at_once`. Few, as each takes a multiprocessor from what else runs there.
-int relay_blocks(std::int64_t rows, int rows_at_once, const LowLatencySetup& setup);
-/// Multiprocessors that a part leaves to such kernels, one for each kind of calls. They must find some even while
-/// kernels run that wait for other ranks, as these may wait for them: a receive part, and a call that begins while a
-/// relay runs (`beside_relay`).
-int room_for_relay(LowLatencyPhase phase, bool beside_relay, const LowLatencySetup& setup);
-
-/// Blocks for everything else: no more in all than there are SMs, `room` of them left to a relay, or than the caller
-/// allows.
-inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int others, int room = 0) {
-  check_resident(others + room, setup);
-  const int all = setup.policy.multiprocessors - room;
+/// Blocks for everything else: no more in all than there are SMs, or than the caller allows.
+inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int others) {
+  check_resident(others, setup);
+  const int all = setup.policy.multiprocessors;
   return std::max(1, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - others);
 }
 

@@ -38,8 +38,6 @@ LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMe
   return reach;
 }
 
-int LowLatencyReach::channels() const { return low_latency_channels(lanes, hooks_by_rails()); }
-
 std::string LowLatencyReach::describe_rails() const {
   if (rail_width == 0) return fmt::format("not by rails, {}", why_no_rails);
   return fmt::format("by rails between nodes of {} ranks {}", rail_width, rails_always ? "always" : "where they pay");

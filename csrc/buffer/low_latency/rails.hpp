@@ -21,13 +21,6 @@ struct LowLatencyReach {
   const char* why_no_rails = "";  ///< where they may not
   int lanes = 1;                  ///< see LowLatencyOptions::lanes
 
-  /// To each rank that is reached by RDMA.
-  int channels() const;
-
-  /// Calls with hooks may go by rails. A kernel that hands on their rows takes multiprocessors, and nobody has measured
-  /// yet where that pays: only if it is asked for.
-  bool hooks_by_rails() const { return rail_width != 0 && rails_always; }
-
   /// `options` with the rails and lanes that were asked for (asked_for_rails, asked_for_lanes); lanes 0 count as 1.
   static LowLatencyReach find(const BufferOptions& options, const NodeMembership& nodes);
   /// For the log: "by rails ..." or "not by rails, ...".

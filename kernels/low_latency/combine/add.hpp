@@ -57,20 +57,18 @@ struct CombineAdder {
   DEEP_EP_DEVICE void add_all(int first, int step) const {
 #pragma unroll 1
     for (int turn = 0; turn < reach.turns(); ++turn) {
-      CombineTask task = own_tokens();
+      CombineTask task{params.common.rank, params.num_tokens, false};
       if constexpr (kRails) {
-        if (reach.owner_of_turn(turn) != task.owner) task = tokens_of(reach.owner_of_turn(turn));
+        const int owner = reach.owner_of_turn(turn);
+        if (owner != task.owner) {
+          task = {owner, FarSelections{params, reach.far_selections(owner)}.await_count(reach, owner), true};
+        }
       }
       if (!add_tokens(task, first, step)) return;
     }
   }
 
-  /// By rails: waits for the selections of `owner`, which is of another node.
-  DEEP_EP_DEVICE CombineTask tokens_of(int owner) const {
-    return {owner, FarSelections{params, reach.far_selections(owner)}.await_count(reach, owner), true};
-  }
-
-  DEEP_EP_DEVICE CombineTask own_tokens() const { return {params.common.rank, params.num_tokens, false}; }
+ private:
   /// The task's tokens among these. False: the call is over.
   DEEP_EP_DEVICE bool add_tokens(const CombineTask& task, int first, int step) const {
 #pragma unroll 1
@@ -86,7 +84,6 @@ struct CombineAdder {
     return task.num_tokens >= 0;
   }
 
- private:
   /// Waits for the rows whose tags cannot be trusted. False if one does not come.
   DEEP_EP_DEVICE bool await_rows(int token, const CombineTerms& terms) const {
     if (!kRdma) return true;

@@ -10,11 +10,6 @@
 //   owner     lines, as they are polled -> result
 //   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rdma/reach.hpp)
 // There is no barrier of the grid, and ranks wait for each other only here.
-//
-// By rails, calls with hooks leave the node's sums for owners of other nodes to a third launch beside the caller's
-// (relay.cu). Their send part tells the relay which call it is, and waits for room at all ranks and for their
-// selections. Send parts tell these; room is told by send parts, too, the next of the same kind at the latest, and by
-// receive parts before they wait. So it waits for nobody's hook.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/post.hpp"
@@ -38,15 +33,14 @@ DEEP_EP_DEVICE void await_all_begun(const LowLatencyParams& common, std::uint64_
   }
 }
 
-/// Rows travel as bfloat16 or in FP8; by NVLink alone, or to some ranks by RDMA; one part of the call by rails, whose
-/// sums for other nodes another kernel makes. Kernels of their own, so that the others do not carry their registers and
-/// instructions.
-template <bool kFp8, bool kRdma, bool kSumsApart = false>
+/// Rows travel as bfloat16 or in FP8; by NVLink alone, or to some ranks by RDMA. Kernels of their own, so that the
+/// others do not carry their registers and instructions.
+template <bool kFp8, bool kRdma>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
   using Reach = typename CombineAdder<kFp8, kRdma>::Reach;
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden, kFp8};
-  const bool masks = !kSumsApart && common.mask != nullptr;
+  const bool masks = common.mask != nullptr;
   const int warp = warp_index();
   const int groups = sends(params.phase) ? block_warps() / params.warps_per_row : 0;
   const int group = warp / params.warps_per_row;
@@ -55,7 +49,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const CombineShared shared(Carver(memory), params.block_warps, stage_bytes, params.rows_of_group, 0);
   const Reach no_call(common, 0, params.row_bytes);
   if constexpr (kRdma) {
-    if (no_call.posts()) return post_combine<Reach, kSumsApart>(params, wire, shared);
+    if (no_call.posts()) return post_combine<Reach>(params, wire, shared);
   }
 
   // 1. Loads under way.
@@ -82,9 +76,6 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
-  if (kSumsApart && sends(params.phase) && block_index() == 0 && clerk && lane_index() == 0) {
-    common.relay(LowLatencyKind::combine).tell(epochs.send);
-  }
   announcer.announce(sending, shared.words->call);
   if (pushes) pusher.push_all(sending);
   if (clerk && block_index() == 0 && masks && sends(params.phase)) {
@@ -95,10 +86,6 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
   const CombineAdder<kFp8, kRdma> adder{params, wire, Reach(common, epochs.receive, params.row_bytes), warp,
                                         params.block_warps};
-  if constexpr (kSumsApart) {
-    adder.add_tokens(adder.own_tokens(), block_index(), common.working_blocks);
-    return;
-  }
   int first = block_index();
   int step = common.working_blocks;
 #pragma unroll 1
@@ -123,4 +110,3 @@ DEEP_EP_DEFINE_KERNEL(combine_low_latency, (deep_ep::device::low_latency::combin
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_fp8, (deep_ep::device::low_latency::combine_body<true, false>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, (deep_ep::device::low_latency::combine_body<false, true>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma_fp8, (deep_ep::device::low_latency::combine_body<true, true>))
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_rails, (deep_ep::device::low_latency::combine_body<false, true, true>))

@@ -15,30 +15,12 @@ struct CombinePoster {
   const Reach& reach;
   CallPoster<Reach>& poster;
 
-  /// By one warp: posts all that the peer gets from this rank by one lane in one call; with `kSumsApart` without the
-  /// sums of this node, which another kernel posts (relay.cu).
-  template <bool kSumsApart>
+  /// By one warp: posts all that the peer gets from this rank by one lane in one call.
   DEEP_EP_DEVICE void post_all() const {
     if (poster.is_first_lane() && !post_selections()) return;
-    if constexpr (!kSumsApart) {
-      if (reach.by_rails() ? !reach.has_rail_to(peer()) || post_node_rows() : post_rows()) {
-        poster.tell_rest([&](int place) { return poster.progress(place); });
-      }
+    if (reach.by_rails() ? !reach.has_rail_to(peer()) || post_sums() : post_rows()) {
+      poster.tell_rest([&](int place) { return poster.progress(place); });
     }
-  }
-
-  /// By rails: the sums of this node for the peer's `count` tokens, each added up by `warps` warps.
-  DEEP_EP_DEVICE bool post_sums(const FarSelections& announced, int count, int warps) const {
-    for (int begin = 0; begin < count; begin += kWarpSize) {
-      const int token = begin + lane_index();
-      bool mine = false;
-      for (int k = 0; token < count && k < params.num_topk; ++k) {
-        const int rank = announced.rank_of_selection(token, k);
-        mine = mine || (rank >= 0 && reach.is_of_own_node(rank));
-      }
-      if (!post_batch(mine && poster.takes(token), token, token, warps)) return false;
-    }
-    return true;
   }
 
  private:
@@ -67,9 +49,19 @@ struct CombinePoster {
   }
 
   /// By rails: the sums of this node for the peer's tokens, each added up by the warps of a block.
-  DEEP_EP_DEVICE bool post_node_rows() const {
+  DEEP_EP_DEVICE bool post_sums() const {
     const FarSelections announced{params, reach.far_selections(peer())};
-    return post_sums(announced, announced.await_count(reach, peer()), block_warps());
+    const int count = announced.await_count(reach, peer());
+    for (int begin = 0; begin < count; begin += kWarpSize) {
+      const int token = begin + lane_index();
+      bool mine = false;
+      for (int k = 0; token < count && k < params.num_topk; ++k) {
+        const int rank = announced.rank_of_selection(token, k);
+        mine = mine || (rank >= 0 && reach.is_of_own_node(rank));
+      }
+      if (!post_batch(mine && poster.takes(token), token, token, block_warps())) return false;
+    }
+    return true;
   }
 
   /// For each lane with `mine`: posts row `row` of the staging memory, for the peer's token `token`, once the `warps`
@@ -100,8 +92,8 @@ struct CombinePoster {
   }
 };
 
-/// By whole blocks. `kSumsApart`: see CombinePoster.
-template <class Reach, bool kSumsApart = false>
+/// By whole blocks.
+template <class Reach>
 DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const CombineWire& wire,
                                  const CombineShared& shared) {
   const LowLatencyParams& common = params.common;
@@ -130,9 +122,7 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
   bool on = !poster.is_first_lane() || poster.acknowledge(epochs.receive - 1);
   if (sends(params.phase)) {
     on = on && (common.mask == nullptr || !poster.is_first_lane() || poster.begin());
-    if (on && poster.await_room()) {
-      CombinePoster<Reach>{params, wire, reach, poster}.template post_all<kSumsApart>();
-    }
+    if (on && poster.await_room()) CombinePoster<Reach>{params, wire, reach, poster}.post_all();
   }
   poster.await_earlier();
   poster.close();

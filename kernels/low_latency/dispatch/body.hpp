@@ -116,11 +116,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const auto arrive = [&] {
     if (thread_index() == block_threads() - 1) counters.arrive(words.epochs, params.phase);
   };
-  if (!receives(params.phase)) {
-    const bool tells = kRdma && ranks.by_rails() && is_clerk && thread_index() == 0;
-    if (tells) common.relay(kDispatch).tell(words.epochs.send);
-    return arrive();
-  }
+  if (!receives(params.phase)) return arrive();
 
   // 3. Receive.
   const DispatchReceiver<kRdma, kExtra> receiver{params, shared, row};

@@ -81,8 +81,7 @@ struct DispatchRelay {
   }
 
   /// In one lane for each rank that gets the row: its place in that rank's window; else nullptr. There is room: the
-  /// block has the rank's counts of this call, and a rank sends none before it has received the call before the last;
-  /// or the send part has waited for room (relay.cu).
+  /// block has the rank's counts of this call, and a rank sends none before it has received the call before the last.
   DEEP_EP_DEVICE std::byte* destination(int source, const LinePart& head) const {
     const int lane = lane_index();
     const int k = lane < params.num_topk ? lane : 0;

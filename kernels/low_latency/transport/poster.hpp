@@ -72,7 +72,7 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd<true>> {
  private:
   DEEP_EP_DEVICE static rdma::PosterWords& load(rdma::PosterWords& words, const LowLatencyParams& common,
                                                 const PostedLane& to) {
-    words.load(queue_pair(common, Reach::channel(common, to.lane), to.rank));
+    words.load(queue_pair(common, channel_of(Reach::kCall, to.lane), to.rank));
     return words;
   }
   DEEP_EP_DEVICE const LowLatencyWindow& window() const { return reach_.common.window; }

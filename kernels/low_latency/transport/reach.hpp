@@ -21,9 +21,6 @@ struct CallReach : Reach<kRdma, kRails> {
   DEEP_EP_DEVICE CallReach(const LowLatencyParams& params, std::uint64_t call)
       : Reach<kRdma, kRails>{params}, common(params), epoch(call) {}
 
-  /// Of the queue pairs that posters of the call take.
-  DEEP_EP_DEVICE static int channel(const LowLatencyParams&, int lane) { return channel_of(kKind, lane); }
-
   DEEP_EP_DEVICE MaskOrEnd<kRdma, kKind == LowLatencyKind::combine> policy() const { return {common, epoch}; }
 
   /// Tells `peer` up to which call this rank has received, ordered after all reads of that call. A far peer is told by

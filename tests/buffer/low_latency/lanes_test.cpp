@@ -51,10 +51,8 @@ struct LanePosts {
 /// Keeps the table of queue pairs that kernels get.
 class LaneExecutor final : public CountingExecutor {
  public:
-  LaneExecutor(const std::shared_ptr<Executor>& inner, int ranks, int lanes, bool by_rails = false)
-      : CountingExecutor(inner),
-        ranks_(ranks),
-        table_(static_cast<std::size_t>(low_latency_channels(lanes, by_rails) * ranks)) {}
+  LaneExecutor(const std::shared_ptr<Executor>& inner, int ranks, int lanes)
+      : CountingExecutor(inner), ranks_(ranks), table_(static_cast<std::size_t>(low_latency_channels(lanes) * ranks)) {}
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     if (bytes == table_.size() * sizeof(RdmaPeerParams)) std::memcpy(table_.data(), source, bytes);

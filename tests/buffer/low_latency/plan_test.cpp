@@ -71,22 +71,17 @@ TEST(LowLatencyPlan, PostersAreBlocksOfTheirOwnAndForFarRanksOnly) {
   EXPECT_EQ(posters(far), 16);
 }
 
-/// What may wait for other ranks leaves room for a relay, where one of each kind may run. The CPU has room for any
-/// number of blocks, so no call there would stand still.
-TEST(LowLatencyPlan, RelaysFindMultiprocessors) {
+/// Also where rails are asked for always: a call with a hook goes directly.
+TEST(LowLatencyPlan, CallsWithHooksGoDirectly) {
   LowLatencySetup setup = low_latency_setup(true);
-  const LowLatencyCombineInputs inputs(setup);
-  const auto hooked = [&] { return plan_dispatch(with_hook(dispatch_of(128, setup)), setup); };
-  const auto combine = [&] { return plan_combine(inputs.arguments, setup, true).first.shape.blocks; };
-  EXPECT_EQ(hooked().receive->shape.blocks, 132);
-  EXPECT_EQ(combine(), 132);
   setup.rail_width = 4;
   setup.rails_always = true;
-  ASSERT_TRUE(hooked().relay);
-  const int room = 132 - 2 * hooked().relay->shape.blocks;
-  EXPECT_LE(hooked().receive->shape.blocks, room);
-  EXPECT_LE(combine(), room);
-  EXPECT_LE(plan_dispatch(dispatch_of(128, setup), setup, true).first.shape.blocks, room);
+  const LowLatencyCombineInputs inputs(setup);
+  const auto width = [](const auto& plan) { return static_cast<int>(plan.params.common.rail_width); };
+  EXPECT_EQ(width(plan_dispatch(dispatch_of(128, setup), setup)), 4);
+  EXPECT_EQ(width(plan_combine(inputs.arguments, setup)), 4);
+  EXPECT_EQ(width(plan_dispatch(with_hook(dispatch_of(128, setup)), setup)), 0);
+  EXPECT_EQ(width(plan_combine(with_hook(inputs.arguments), setup)), 0);
 }
 
 TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {

@@ -1,4 +1,5 @@
-// Low-latency calls by rails together with others: hooks, FP8, barriers.
+// Low-latency calls by rails together with others, which go directly: hooks, FP8; barriers.
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
 
@@ -30,13 +31,52 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
         check_low_latency_combine(rank, eight_bits, eight_bits.expected(), lossy.combined_x.view());
         b.hook();
         check_low_latency_dispatch(rank, other, b);
-        check_low_latency_combine(rank, one.calls, one.by_rails, later.combined_x.view());
+        check_low_latency_combine(rank, one.calls, one.direct, later.combined_x.view());
       }
       buffer.low_latency_clean(rank.call().stream);
       buffer.check();
       buffer.destroy();
     });
   });
+}
+
+class LowLatencyRailDisagreementTest : public ClusterTest {};
+DEEP_EP_BY_RAILS(LowLatencyRailDisagreementTest);
+
+/// Calls with hooks go directly, those without by rails: ranks that differ in hooks hear of it in either kind of call,
+/// whether one of them has a hook or all but one.
+TEST_P(LowLatencyRailDisagreementTest, OnHooks) {
+  constexpr Nodes kNodes{4, 2};
+  DEEP_EP_NEEDS_RANKS(kNodes.ranks);
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {4, 4, 4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4});
+  for (const bool combines : {false, true}) {
+    for (const bool odd_hook : {false, true}) {
+      run_cluster(cluster_with_absentees(kNodes.ranks), [&](Rank& rank) {
+        BufferOptions options = rail_options(kNodes, 4, 256);
+        options.timeout_s = patience();
+        Buffer& buffer = rank.buffer(options);
+        const bool hook = (rank.rank() == 1) == odd_hook;
+        const auto finish = [](const auto& result) {
+          if (result.hook) result.hook();
+        };
+        LowLatencyHandle handle;
+        if (combines) handle = dispatch_low_latency(rank, buffer, one);
+        require_disagreement(rank, {"return_recv_hook"}, WhoFindsOut::everybody, [&] {
+          if (combines) {
+            LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+            arguments.return_recv_hook = hook;
+            finish(buffer.low_latency_combine(arguments, rank.call()));
+          } else {
+            LowLatencyDispatchArguments arguments = upload_arguments(rank, one.before);
+            arguments.return_recv_hook = hook;
+            finish(buffer.low_latency_dispatch(arguments, rank.call()));
+          }
+          buffer.check();
+        });
+      });
+    }
+  }
 }
 
 }  // namespace

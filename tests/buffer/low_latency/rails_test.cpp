@@ -16,7 +16,7 @@ constexpr Nodes kSeveralNodes[] = {{4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
 
 class LowLatencyRailsTest : public ClusterTest {
  protected:
-  /// One dispatch and three combines after the other, the last one with a hook.
+  /// One dispatch and three combines after the other, the last one with a hook, which goes directly.
   void combine(const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all) const {
     std::int64_t max_tokens = 1;
     std::int64_t hidden = 1;
@@ -34,7 +34,7 @@ class LowLatencyRailsTest : public ClusterTest {
         const auto combined =
             buffer.low_latency_combine(with_hook(upload_combine(rank, one.calls, dispatched.handle)), rank.call());
         combined.hook();
-        check_low_latency_combine(rank, one.calls, one.by_rails, combined.combined_x.view());
+        check_low_latency_combine(rank, one.calls, one.direct, combined.combined_x.view());
         rank.release();
       }
       buffer.check();

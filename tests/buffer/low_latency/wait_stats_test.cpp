@@ -122,41 +122,5 @@ TEST_P(LowLatencyWaitStatsTest, NeedsMemoryForSuchCalls) {
   });
 }
 
-class LowLatencyRailsWaitStatsTest : public ClusterTest {};
-DEEP_EP_BY_RAILS(LowLatencyRailsWaitStatsTest);
-
-/// With a hook the receive part comes after the relay, which waits for the late rank first. Nevertheless the rank on
-/// the same rail says for whom it has waited. As above, the wait grows until it is seen.
-TEST_P(LowLatencyRailsWaitStatsTest, ALateRailIsSeenWithHooks) {
-  constexpr Nodes kNodes{4, 2};
-  constexpr int kLate = 1;
-  constexpr int kItsRail = 3;
-  DEEP_EP_NEEDS_RANKS(kNodes.ranks);
-  const LowLatencyCase one =
-      make_low_latency_case({.tokens = {5, 5, 5, 5}, .max_tokens = 5, .hidden = 256, .local_experts = 1, .topk = 4});
-  run_cluster(cluster(kNodes.ranks), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(rail_options(kNodes, 5, 256));
-    const LowLatencyDispatchArguments dispatch = with_hook(upload_arguments(rank, one));
-    const auto call = [&] { buffer.low_latency_dispatch(dispatch, rank.call()).hook(); };
-    buffer.low_latency_stats(LowLatencyStatsThen::go_on, rank.stream());
-    bool seen = false;
-    for (double wait_s = 0.01; wait_s < 6 && !seen; wait_s *= 2) {
-      if (rank.rank() != kLate) call();
-      rank.bootstrap()->barrier();
-      if (rank.rank() == kLate) {
-        std::this_thread::sleep_for(std::chrono::duration<double>(wait_s));
-        call();
-      }
-      const LowLatencyStats own = buffer.low_latency_stats(LowLatencyStatsThen::reset, rank.stream());
-      const LowLatencyStats its = gather_low_latency_stats(*rank.bootstrap(), own)[kItsRail];
-      require(its.dispatch.calls[kLate] == 1, "a call is counted");
-      seen = its.dispatch.mean_us(kLate) > its.dispatch.mean_us(0) + 1000;
-    }
-    require(seen, "rank 3 has waited for rank 1");
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 }  // namespace
 }  // namespace deep_ep::test

@@ -27,15 +27,11 @@ namespace {
 alignas(test::kMachinePage) std::byte page_of_registers[2 * test::kMachinePage];
 
 /// Ranks of nodes of one rank each.
-ConnectionOptions low_latency_of(int nodes, int lanes, bool hooks) {
+ConnectionOptions low_latency_of(int nodes, int lanes) {
   LowLatencyReach reach;
   reach.far.resize(static_cast<std::size_t>(nodes - 1));
   std::iota(reach.far.begin(), reach.far.end(), 1);
   reach.lanes = lanes;
-  if (hooks) {
-    reach.rail_width = 1;
-    reach.rails_always = true;
-  }
   return low_latency_connections(reach);
 }
 ConnectionOptions internode_of(int nodes, int lanes) {
@@ -98,10 +94,8 @@ TEST_F(ManyNodesTest, EveryQueueHasAPlaceThatTheFirmwareCanName) {
         const auto peers = static_cast<std::size_t>(nodes - 1);
         ASSERT_NO_THROW(
             EXPECT_EQ(ports(internode_of(nodes, lanes)).size(), peers * static_cast<std::size_t>(2 * lanes)));
-        for (const bool hooks : {false, true}) {
-          ASSERT_NO_THROW(EXPECT_EQ(ports(low_latency_of(nodes, lanes, hooks)).size(),
-                                    peers * static_cast<std::size_t>(low_latency_channels(lanes, hooks))));
-        }
+        ASSERT_NO_THROW(EXPECT_EQ(ports(low_latency_of(nodes, lanes)).size(),
+                                  peers * static_cast<std::size_t>(low_latency_channels(lanes))));
       }
     }
   }
@@ -110,19 +104,17 @@ TEST_F(ManyNodesTest, EveryQueueHasAPlaceThatTheFirmwareCanName) {
 TEST_F(ManyNodesTest, LanesToOnePeerLeaveByAllBondedPorts) {
   fake_.lag_state = 1;
   for (const int lanes : {2, 4}) {
-    std::vector<int> rows, dispatch, combine, sums;
+    std::vector<int> rows, dispatch, combine;
     for (int lane = 0; lane < lanes; ++lane) {
       rows.push_back(lane * static_cast<int>(InternodeChannel::count) + static_cast<int>(InternodeChannel::rows));
       dispatch.push_back(channel_of(LowLatencyKind::dispatch, lane));
       combine.push_back(channel_of(LowLatencyKind::combine, lane));
-      sums.push_back(channel_of_sums(lanes, lane));
     }
     const std::set<int> both{1, 2};
     EXPECT_EQ(ports_of(ports(internode_of(2, lanes)), rows, 1), both) << lanes << " lanes";
-    const std::vector<int> calls = ports(low_latency_of(2, lanes, true));
+    const std::vector<int> calls = ports(low_latency_of(2, lanes));
     EXPECT_EQ(ports_of(calls, dispatch, 1), both) << lanes << " lanes";
     EXPECT_EQ(ports_of(calls, combine, 1), both) << lanes << " lanes";
-    EXPECT_EQ(ports_of(calls, sums, 1), both) << lanes << " lanes";
   }
 }
 
@@ -130,7 +122,7 @@ TEST_F(ManyNodesTest, PeersShareBondedPortsAndSoDoKindsOfCalls) {
   fake_.lag_state = 1;
   const std::vector<int> rails = ports(internode_of(3, 1));
   EXPECT_NE(ports_of(rails, {0}, 2, 0), ports_of(rails, {0}, 2, 1)) << "rows to one peer, rows to the other";
-  const std::vector<int> calls = ports(low_latency_of(2, 1, false));
+  const std::vector<int> calls = ports(low_latency_of(2, 1));
   EXPECT_NE(ports_of(calls, {channel_of(LowLatencyKind::dispatch, 0)}, 1),
             ports_of(calls, {channel_of(LowLatencyKind::combine, 0)}, 1));
   fake_.lag_state = 0;

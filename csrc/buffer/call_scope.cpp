@@ -6,7 +6,9 @@
 
 #include "csrc/memory/arena_pieces.hpp"
 #include "csrc/memory/storage.hpp"
+#include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
 #include "kernels/common/limits.hpp"
 
 namespace deep_ep {
@@ -122,6 +124,36 @@ void CallScope::come_after(const ResultTensors::Order& order) const {
   executor.wait_event(stream_, executor.record_event(order.stream));
 }
 
+namespace {
+
+/// Kernels write them as they were asked for.
+void check_made(const char* function, std::span<const TensorView> wanted, std::span<const Tensor> made) {
+  if (made.size() != wanted.size()) {
+    fail<InvalidArgument>("ResultTensors::{} returned {} tensors, allowed: {}", function, made.size(), wanted.size());
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const TensorView& want = wanted[i];
+    const TensorView& came = made[i].view();
+    bool fits =
+        came.data != nullptr && came.dtype == want.dtype && came.device == want.device && came.dims == want.dims;
+    for (int dim = 0; fits && dim < want.dims; ++dim) {
+      const bool steps = want.size(dim) > 1 && want.elements() != 0;
+      fits = came.size(dim) == want.size(dim) && (!steps || came.stride(dim) == want.stride(dim));
+    }
+    if (fits) continue;
+    const auto describe = [](const TensorView& view) {
+      return fmt::format("{} on {}{}", view.describe(), to_string(view.device),
+                         view.data == nullptr ? " without memory" : "");
+    };
+    TensorView placed = want;
+    placed.data = &placed;
+    fail<InvalidArgument>("tensor {} that ResultTensors::{} returned is {}, allowed: {}", i, function, describe(came),
+                          describe(placed));
+  }
+}
+
+}  // namespace
+
 std::vector<Tensor> CallScope::result_tensors(std::span<const TensorView> wanted,
                                               std::span<const TensorView> of_handle) const {
   if (framework_ == nullptr) {
@@ -132,6 +164,7 @@ std::vector<Tensor> CallScope::result_tensors(std::span<const TensorView> wanted
   }
   const ResultTensors::Order order = result_order();
   std::vector<Tensor> made = framework_->make(wanted, order);
+  check_made("make", wanted, made);
   come_after(order);
   if (!of_handle.empty()) {
     for (Tensor& tensor : pool_tensors(of_handle)) made.push_back(std::move(tensor));
@@ -167,6 +200,7 @@ std::optional<std::vector<std::vector<Tensor>>> CallScope::try_framework_in_heap
   const ResultTensors::Order order = result_order();
   std::vector<Tensor> tensors = framework_->make_in_heap(all, order, context_.heap_pieces_);
   if (tensors.empty()) return std::nullopt;
+  check_made("make_in_heap", all, tensors);
   const auto in_heap = [&](const Tensor& tensor) { return context_.heap_pieces_->contains(tensor.data()); };
   if (!std::ranges::all_of(tensors, in_heap)) return std::nullopt;
   come_after(order);

@@ -7,6 +7,7 @@
 #include "csrc/buffer/fault_texts.hpp"
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
+#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
@@ -173,7 +174,8 @@ void Faults::raise(Notes notes) {
     if (refused) note = FaultRecord{};
     const FaultRecord cause = fault.kind == FaultKind::timeout ? failed_queue_pair() : fault;
     if (cause.kind == FaultKind::rdma_failed) {
-      break_by_rdma(describe_fault(cause, rank_, timeout_s_));
+      // The wait may have been in vain for another reason.
+      break_by_rdma(fault.kind == FaultKind::timeout ? rdma::describe_fault(rank_, cause) + "; " + text : text);
       throw SystemError(broken_);
     }
     if (fault.kind == FaultKind::timeout) {

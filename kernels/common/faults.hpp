@@ -59,9 +59,10 @@ struct FaultRecord {
                            ///< waited, 0 is one; unknown_expert: the token
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
                            ///< unknown_expert: the index found;
-                           ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure
+                           ///< rdma_failed: index of the work-queue entry, if `seen` is not 0, and `field` an
+                           ///< RdmaFailure
   std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows that there is room for;
-                           ///< unknown_expert: how many experts there are
+                           ///< unknown_expert: how many experts there are; rdma_failed: entries posted so far
 };
 
 /// Words by which waits of a rank and its control thread (csrc/control/) tell each other. In memory that host and

@@ -29,7 +29,7 @@ TEST(FaultsRecord, AFailedQueuePairExplainsAWaitInVain) {
     Faults faults(calls, executor, 0, 4, 1.0);
     const auto words = std::make_shared<ControlWords>();
     faults.obey(executor, nullptr, words, masking);
-    words->failed[2] = RdmaFailure{.syndrome = 0x13}.packed() + 1;
+    words->failed[2] = RdmaFailure{.syndrome = 0x13, .opcode = device::rdma::kOpcodeWrite}.packed() + 1;
     put_on_record(*faults.wait_context().fault, FaultKind::timeout, Wanted::low_latency_combine_rows, 3);
     for (int times = 0; times < 2; ++times) {
       try {
@@ -37,7 +37,10 @@ TEST(FaultsRecord, AFailedQueuePairExplainsAWaitInVain) {
         ADD_FAILURE() << "nothing was raised";
       } catch (const Error& error) {
         EXPECT_EQ(dynamic_cast<const SystemError*>(&error) != nullptr, !masking) << error.what();
-        EXPECT_NE(std::string(error.what()).find(masking ? "rank 3" : "rank 2"), std::string::npos) << error.what();
+        const std::string wait = "rank 0 waited 1 s for rank 3 without seeing a row (low-latency combine)";
+        const std::string cause = "rank 0: RDMA write to rank 2 failed: syndrome 0x13, remote access error";
+        EXPECT_EQ(std::string(error.what()).find(masking ? wait : cause), 0u) << error.what();
+        EXPECT_NE(std::string(error.what()).find(wait), std::string::npos) << error.what();
       }
     }
   }

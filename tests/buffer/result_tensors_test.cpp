@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/buffer/call_scope.hpp"
@@ -35,6 +37,7 @@ class FakeFramework final : public ResultTensors {
     for (TensorView view : wanted) {
       const auto owner = std::make_shared<Owned>(view.bytes());
       view.data = owner->memory.data();
+      if (mistake) mistake(view);
       made.emplace_back(view, owner);
     }
     return made;
@@ -58,7 +61,8 @@ class FakeFramework final : public ResultTensors {
   int asked_for_heap = 0;
   bool elsewhere = false;
   std::shared_ptr<HeapPieces> pieces;
-  FakeExecutor* enqueues = nullptr;  ///< on the stream, as a framework that fills what it makes
+  std::function<void(TensorView&)> mistake;  ///< changes what it makes
+  FakeExecutor* enqueues = nullptr;          ///< on the stream, as a framework that fills what it makes
 };
 
 class ResultTensorsTest : public ::testing::Test {
@@ -122,6 +126,45 @@ TEST_F(ResultTensorsTest, LieInTheHeapWhereItHasRoomForAll) {
   framework_->elsewhere = true;
   const std::vector<TensorView> few[] = {{small_}};
   EXPECT_FALSE(scope.try_heap_results(few)) << "peers cannot write there";
+}
+
+TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
+  const std::vector<TensorView> wanted = {small_, unplaced({}, DType::bfloat16, {4, 8})};
+  const std::vector<TensorView> pieces[] = {wanted};
+  const auto refusal = [&](const std::function<void(TensorView&)>& mistake, bool heap = false) {
+    framework_->mistake = [&](TensorView& view) {
+      if (view.dims == 2) mistake(view);
+    };
+    framework_->elsewhere = heap;
+    CallScope scope(context_, {.stream = caller_});
+    try {
+      if (heap) {
+        scope.try_heap_results(pieces);
+      } else {
+        scope.result_tensors(wanted);
+      }
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string returned = "tensor 1 that ResultTensors::make returned is ";
+  const std::string allowed = ", allowed: bfloat16[4, 8] on cpu";
+  const auto gaps = [](TensorView& view) { view.strides = {16, 1}; };
+  EXPECT_EQ(refusal(gaps), returned + "bfloat16[4, 8] with strides [16, 1] on cpu" + allowed);
+  EXPECT_NE(refusal(gaps, true).find("ResultTensors::make_in_heap returned is bfloat16[4, 8] with strides [16, 1]"),
+            std::string::npos);
+  EXPECT_EQ(refusal([](TensorView& view) { view.shape[0] = 5; }), returned + "bfloat16[5, 8] on cpu" + allowed);
+  EXPECT_EQ(refusal([](TensorView& view) { view.dtype = DType::float16; }),
+            returned + "float16[4, 8] on cpu" + allowed);
+  EXPECT_EQ(refusal([](TensorView& view) { view.data = nullptr; }),
+            returned + "bfloat16[4, 8] on cpu without memory" + allowed);
+  EXPECT_EQ(refusal([](TensorView&) {}), "");
+  framework_->mistake = {};
+  const TensorView one_row = unplaced({}, DType::uint8, {1, 8});
+  framework_->mistake = [](TensorView& view) { view.strides[0] = 99; };
+  CallScope scope(context_, {.stream = caller_});
+  EXPECT_EQ(scope.result_tensors({&one_row, 1}).size(), 1u) << "the stride of one row means nothing";
 }
 
 TEST_F(ResultTensorsTest, OfAGraphLieInItsOwnMemory) {

@@ -194,13 +194,13 @@ void CpuHandler::fail_ring(Ring& ring, Failure failure) {
   failure.device = device_;
   failure.queue_pair = ring.pair.number;
   // An entry that the kernel has not rung may still be incomplete.
-  failure.opcode = failure.index < ring.taken ? ring.opcode(failure.index) : device::rdma::kOpcodeNop;
+  failure.opcode = *failure.index < ring.taken ? ring.opcode(*failure.index) : device::rdma::kOpcodeNop;
   CompletionEntry& entry = *ring.completion;
   const bool is_completion = failure.syndrome != Syndrome::none;
   entry.vendor_syndrome = failure.vendor_syndrome;
   entry.syndrome = static_cast<std::uint8_t>(is_completion ? failure.syndrome : Syndrome::local_queue_pair);
   entry.opcode_number = device::rdma::swap32(failure.opcode << 24 | ring.pair.number);
-  publish(entry, failure.index, device::rdma::kCompletionError);
+  publish(entry, *failure.index, device::rdma::kCompletionError);
   log::error("{}", describe(failure));
   if (!failure_) failure_ = std::move(failure);
 }

@@ -64,9 +64,10 @@ std::string describe(const Failure& failure) {
   std::string sentence = operation_name(failure.opcode);
   if (failure.peer >= 0) sentence += fmt::format(" to rank {}", failure.peer);
   if (!failure.device.empty()) sentence += fmt::format(" over {}", failure.device);
-  sentence += " failed (";
-  if (failure.queue_pair != 0) sentence += fmt::format("queue pair {:#x}, ", failure.queue_pair);
-  sentence += fmt::format("entry {})", failure.index);
+  std::string place;
+  if (failure.queue_pair != 0) place = fmt::format("queue pair {:#x}", failure.queue_pair);
+  if (failure.index) place += fmt::format("{}entry {}", place.empty() ? "" : ", ", *failure.index);
+  sentence += place.empty() ? " failed" : fmt::format(" failed ({})", place);
   if (failure.syndrome != Syndrome::none) {
     sentence += fmt::format(": syndrome {:#04x}, {}", static_cast<unsigned>(failure.syndrome), text(failure.syndrome));
     if (failure.vendor_syndrome != 0) {
@@ -79,15 +80,16 @@ std::string describe(const Failure& failure) {
 
 std::string describe_fault(int rank, const FaultRecord& fault) {
   const RdmaFailure seen = RdmaFailure::unpack(static_cast<std::uint32_t>(fault.field));
+  const bool knows_entry = fault.seen != 0;  // so many had been posted
   if (seen.syndrome == 0) {
+    const std::string entry = knows_entry ? fmt::format(", entry {} of {}", fault.expected, fault.seen) : std::string();
     return fmt::format(
-        "rank {}: the completion entry of the queue pair to rank {} makes no sense (opcode {}, entry {} of {}): it is "
-        "not "
-        "the device's, or was overwritten",
-        rank, fault.peer, seen.opcode, fault.expected, fault.seen);
+        "rank {}: the completion entry of the queue pair to rank {} makes no sense (opcode {}{}): it is not the "
+        "device's, or was overwritten",
+        rank, fault.peer, seen.opcode, entry);
   }
   const Failure failure{.peer = fault.peer,
-                        .index = fault.expected,
+                        .index = knows_entry ? std::optional(fault.expected) : std::nullopt,
                         .opcode = seen.opcode,
                         .syndrome = static_cast<Syndrome>(seen.syndrome),
                         .vendor_syndrome = static_cast<std::uint8_t>(seen.vendor_syndrome)};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -40,12 +41,12 @@ enum class FailureOf : std::uint8_t { operation, queue_pair, device };
 
 struct Failure {
   FailureOf of = FailureOf::operation;
-  int peer = -1;                       ///< rank at the other end; negative: unknown
-  std::string device = {};             ///< the NIC or wire that reported it; empty: unknown
-  std::uint32_t queue_pair = 0;        ///< 0: unknown
-  std::uint64_t index = 0;             ///< of the entry, since the queue pair was made
-  std::uint32_t opcode = 0;            ///< of the entry
-  Syndrome syndrome = Syndrome::none;  ///< none: no completion said so, but `detail` does
+  int peer = -1;                           ///< rank at the other end; negative: unknown
+  std::string device = {};                 ///< the NIC or wire that reported it; empty: unknown
+  std::uint32_t queue_pair = 0;            ///< 0: unknown
+  std::optional<std::uint64_t> index = 0;  ///< of the entry, since the queue pair was made; nothing: unknown
+  std::uint32_t opcode = 0;                ///< of the entry
+  Syndrome syndrome = Syndrome::none;      ///< none: no completion said so, but `detail` does
   std::uint8_t vendor_syndrome = 0;
   std::string detail = {};  ///< more about the cause; may be empty
 };

@@ -4,8 +4,8 @@ Experts are spread over the ranks. Each rank routes its tokens, dispatch brings 
 the experts run as plain PyTorch matrix products, and combine brings their weighted sum back. In the backward pass the
 two change places: what dispatch did to rows, combine does to their gradients, and the reverse.
 
-    python examples/python/moe_layer.py                   4 ranks on the CPU
-    torchrun --nproc-per-node 8 examples/python/moe_layer.py   with GPUs: one rank on each
+    python3 examples/python/moe_layer.py    4 ranks on the CPU
+    python3 -m torch.distributed.run --nproc-per-node 8 examples/python/moe_layer.py    with GPUs: one rank on each
 
 Every rank checks output and gradients against the same layer computed on one rank.
 """

@@ -1,7 +1,7 @@
 """The second interface where it meets streams, events, CUDA graphs and memory: checks that run on GPUs, one rank each.
 
     python tests/python/elastic_checks.py [--num-processes 2] [--only graph,memory]
-    torchrun --nproc-per-node 2 tests/python/elastic_checks.py
+    python3 -m torch.distributed.run --nproc-per-node 2 tests/python/elastic_checks.py
 
 Each check prints one line, PASS, FAIL with the reason, or SKIP, and the next one runs in any case. The exit status is 1 if
 one failed. What tensors must hold comes from ``elastic_reference``, bit for bit. ``--cpu``: what needs no GPU, on CPU

@@ -1,33 +1,28 @@
-"""The program of README.md, as it stands there, on two ranks."""
+"""The program of README.md and the command that starts it, as they stand there, on two ranks."""
 
 import os
 import pathlib
 import re
-import socket
+import shlex
 import subprocess
 import sys
 
+from common import free_port
 from time_scale import scaled
 
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
 
 
 def test_the_program_of_the_first_screen(tmp_path):
-    program = tmp_path / "layer.py"
-    program.write_text(re.search(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)[1])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = []
+    text = README.read_text()
+    (tmp_path / "layer.py").write_text(re.search(r"^```python\n(.*?)^```", text, re.M | re.S)[1])
+    python, *arguments = shlex.split(re.search(r"^Start it with `(.*? layer\.py)`", text, re.M)[1])
+    assert python == "python3", "pip and the launcher of another Python would not find the package"
+    arguments[arguments.index("--nproc-per-node") + 1] = "2"
+    variables = {"CUDA_VISIBLE_DEVICES": "", "PET_MASTER_PORT": str(free_port())}  # a machine may have one GPU for two ranks
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True, timeout=scaled(120)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
-        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        variables["CUDA_VISIBLE_DEVICES"] = ""  # a machine may have one GPU for two ranks
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, str(program)], env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-        )
-    for rank, process in enumerate(ranks):
-        output = process.communicate(timeout=scaled(60))[0]
-        assert process.returncode == 0, output
-        assert re.search(rf"^rank {rank}: [1-9]\d* rows came for 128 tokens, torch.Size\(\[128, 7168\]\)$", output, re.M), output
+        assert re.search(rf"rank {rank}: [1-9]\d* rows came for 128 tokens, torch.Size\(\[128, 7168\]\)", done.stdout), done.stdout

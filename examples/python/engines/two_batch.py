@@ -5,7 +5,7 @@ send and the receive part of a call the other micro-batch has the GPU to itself.
 SGLang's have: ``dispatch_a`` sends, ``dispatch_b`` receives, and so for combine.
 
     cd examples/python && python -m engines.two_batch        2 ranks on the CPU
-    cd examples/python && torchrun --nproc-per-node 2 -m engines.two_batch        a GPU each
+    cd examples/python && python3 -m torch.distributed.run --nproc-per-node 2 -m engines.two_batch        a GPU each
 
 At the end it measures what that gains, with matrix products for attention and experts. On the CPU that says nothing of
 GPUs: the library's kernels run on the processors that they are to overlap with, and only waits for the other rank can.

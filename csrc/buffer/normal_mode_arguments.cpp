@@ -25,18 +25,30 @@ void check_rows(const Arguments& arguments, const NormalModeSetup& setup) {
 }
 
 void check_layout(const DispatchArguments& arguments, const NormalModeSetup& setup) {
-  const auto given = [](const char* name, const ConstTensorView& tensor) {
-    if (tensor.dims == 0) fail<InvalidArgument>("{} is missing: dispatch needs the layout", name);
+  const std::int64_t tokens = arguments.x.size(0);
+  const bool laid_out = arguments.num_experts == 0;
+  const auto given = [laid_out](const char* name, const ConstTensorView& tensor) {
+    if (laid_out && tensor.dims == 0) fail<InvalidArgument>("{} is missing: dispatch needs the layout", name);
+    if (!laid_out && tensor.dims != 0) fail<InvalidArgument>("{} is given, allowed: only without num_experts", name);
   };
   given("num_tokens_per_rank", arguments.num_tokens_per_rank);
   given("is_token_in_rank", arguments.is_token_in_rank);
   given("num_tokens_per_expert", arguments.num_tokens_per_expert);
-  const std::int64_t tokens = arguments.x.size(0);
-  check_tensor("num_tokens_per_rank", arguments.num_tokens_per_rank, setup.device, {DType::int32}, {setup.num_ranks});
-  check_tensor("is_token_in_rank", arguments.is_token_in_rank, setup.device, {DType::boolean, DType::uint8},
-               {tokens, setup.num_ranks});
-  check_tensor("num_tokens_per_expert", arguments.num_tokens_per_expert, setup.device, {DType::int32}, {kAnySize});
-  const std::int64_t experts = arguments.num_tokens_per_expert.size(0);
+  if (laid_out) {
+    check_tensor("num_tokens_per_rank", arguments.num_tokens_per_rank, setup.device, {DType::int32}, {setup.num_ranks});
+    check_tensor("is_token_in_rank", arguments.is_token_in_rank, setup.device, {DType::boolean, DType::uint8},
+                 {tokens, setup.num_ranks});
+    check_tensor("num_tokens_per_expert", arguments.num_tokens_per_expert, setup.device, {DType::int32}, {kAnySize});
+  } else {
+    const std::int64_t most = std::int64_t{setup.num_ranks} * setup.max_local_experts;
+    check_range("num_experts", arguments.num_experts, setup.num_ranks, most);
+    if (arguments.num_experts % setup.num_ranks != 0) {
+      fail<InvalidArgument>("num_experts is {}, it must be a multiple of the {} ranks", arguments.num_experts,
+                            setup.num_ranks);
+    }
+    if (!arguments.topk_idx) throw InvalidArgument("topk_idx is missing: without the layout it says where rows go");
+  }
+  const std::int64_t experts = num_experts(arguments);
   if (experts == 0 || experts % setup.num_ranks != 0 || experts / setup.num_ranks > setup.max_local_experts) {
     fail<InvalidArgument>(
         "num_tokens_per_expert counts {} experts, allowed: a multiple of the {} ranks, at most {} a rank", experts,
@@ -67,7 +79,7 @@ CallShape call_shape(const DispatchArguments& arguments) {
   const auto& scales = arguments.x_scales;
   const auto& topk_idx = arguments.topk_idx;
   return {{row_bytes(arguments.x), scales ? row_bytes(*scales) : 0, topk_idx ? topk_idx->size(1) : 0,
-           topk_idx ? static_cast<std::int64_t>(size_of(topk_idx->dtype)) : 0, arguments.num_tokens_per_expert.size(0),
+           topk_idx ? static_cast<std::int64_t>(size_of(topk_idx->dtype)) : 0, num_experts(arguments),
            static_cast<std::int64_t>(arguments.x.dtype), scales ? static_cast<std::int64_t>(scales->dtype) : 0,
            kProtocolVersion, arguments.topk_weights ? 1 : 0}};
 }
@@ -142,12 +154,17 @@ NotifyCall notify_call(const DispatchArguments& arguments, const NormalModeSetup
   NotifyCall call{};
   call.shape = call_shape(arguments);
   call.num_tokens = static_cast<int>(arguments.x.size(0));
-  call.num_local_experts = static_cast<int>(arguments.num_tokens_per_expert.size(0)) / setup.num_ranks;
+  call.num_local_experts = num_experts(arguments) / setup.num_ranks;
   call.expert_alignment = arguments.expert_alignment;
-  call.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
-  call.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
-  call.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
-  call.refuse_unknown_experts = setup.reject_unknown_experts;
+  if (arguments.num_experts == 0) {
+    call.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
+    call.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
+    call.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
+    call.refuse_unknown_experts = setup.reject_unknown_experts;
+  } else {
+    call.topk_idx = {arguments.topk_idx->data, arguments.topk_idx->dtype == DType::int64};
+    call.num_topk = static_cast<int>(arguments.topk_idx->size(1));
+  }
   return call;
 }
 
@@ -159,7 +176,7 @@ SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& se
     params.rows.num_topk = static_cast<int>(arguments.topk_idx->size(1));
     params.rows.topk_idx_is_64_bit = params.topk_idx.is_64_bit;
   }
-  params.num_local_experts = static_cast<int>(arguments.num_tokens_per_expert.size(0)) / setup.num_ranks;
+  params.num_local_experts = num_experts(arguments) / setup.num_ranks;
   params.send_src_idx = true;
   params.fill_tail = arguments.num_worst_tokens > 0 && arguments.topk_idx.has_value();
   return params;

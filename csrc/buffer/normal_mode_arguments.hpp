@@ -22,6 +22,11 @@ struct NormalModeSetup {
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
 };
 
+/// Of arguments that have been checked, or are about to be.
+inline int num_experts(const DispatchArguments& arguments) {
+  return arguments.num_experts != 0 ? arguments.num_experts : static_cast<int>(arguments.num_tokens_per_expert.size(0));
+}
+
 // Throw InvalidArgument.
 void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup);
 void check_dispatch(const CachedDispatchArguments& arguments, const NormalModeSetup& setup);

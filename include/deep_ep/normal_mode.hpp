@@ -52,10 +52,13 @@ struct DispatchArguments {
   /// [T, S] float32 or int32, any strides, S any number: travels with the rows of x, usually 8-bit ones.
   std::optional<ConstTensorView> x_scales = {};
 
-  // The layout, from get_dispatch_layout or made alike.
+  // The layout, from get_dispatch_layout or made alike; or num_experts instead, inside a node.
   ConstTensorView num_tokens_per_rank = {};    ///< [R] int32
   ConstTensorView is_token_in_rank = {};       ///< [T, R] boolean or uint8; it alone decides where rows go
   ConstTensorView num_tokens_per_expert = {};  ///< [E] int32
+
+  /// E, without the layout: topk_idx says where rows go; an index beyond the experts selects nothing. 0: layout given.
+  int num_experts = 0;
 
   std::optional<ConstTensorView> topk_idx = {};      ///< [T, K] int32 or int64, K <= 32; negative: no selection
   std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32; not without topk_idx

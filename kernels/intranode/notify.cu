@@ -9,9 +9,41 @@
 
 namespace deep_ep::device {
 
-/// Writes this block's share of our counts into every peer's slot, then raises the peers' signals.
+/// By a whole block, without layout: numbers this rank's tokens that select experts of `destination`, and counts the
+/// selections of each expert. Returns how many tokens there are.
+DEEP_EP_DEVICE std::int32_t number_selecting(const NotifyParams& params, int destination, NotifyShared& shared) {
+  constexpr int kTogether = 8;  // loads of a token under way at once
+  const int experts = params.num_local_experts, num_ranks = params.common.num_ranks;
+  for (int expert = thread_index(); expert < experts; expert += block_threads()) shared.expert_counts[expert] = 0;
+  block::sync();
+  const auto selects = [&](int token) {
+    bool member = false;
+    for (int first = 0; first < params.num_topk; first += kTogether) {
+      std::int64_t index[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const std::int64_t at = std::int64_t{token} * params.num_topk + first + i;
+        index[i] = first + i < params.num_topk ? params.topk_idx.load_cached(at) : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int local = expert_of(index[i], experts * num_ranks) - destination * experts;
+        if (index[i] < 0 || local < 0 || local >= experts) continue;
+        member = true;
+        fetch_add_relaxed<Scope::block>(&shared.expert_counts[local], 1);
+      }
+    }
+    return member;
+  };
+  return number_members(params.num_tokens, shared.members_in_warp, selects, [&](int token, int number) {
+    params.destination_row[std::int64_t{token} * num_ranks + destination] = number;
+  });
+}
+
+/// Writes this block's share of our counts into every peer's slot, then raises the peers' signals. `experts`: how many
+/// selections each expert of the destination has.
 DEEP_EP_DEVICE void publish_counts(const NotifyParams& params, std::uint64_t epoch, int destination, int count,
-                                   const NotifyShared& shared) {
+                                   const std::int32_t* experts, const NotifyShared& shared) {
   const IntranodeParams& common = params.common;
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     const NotifySlot slot = common.control.notify_slot(common.heaps[peer], epoch, common.rank);
@@ -22,7 +54,7 @@ DEEP_EP_DEVICE void publish_counts(const NotifyParams& params, std::uint64_t epo
   }
   const NotifySlot slot = common.control.notify_slot(common.heaps[destination], epoch, common.rank);
   for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
-    slot.tokens_per_expert[expert] = params.num_tokens_per_expert[destination * params.num_local_experts + expert];
+    slot.tokens_per_expert[expert] = experts[expert];
   }
   block::sync();
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
@@ -56,12 +88,16 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   // 1. Number our tokens for each destination.
   // 2. Exchange counts.
   for (int destination = block_index(); begun && destination < common.num_ranks; destination += grid_blocks()) {
-    const std::int32_t count = number_for_rank(params, common.num_ranks, destination, shared.members_in_warp);
+    const bool laid_out = params.is_token_in_rank != nullptr;
+    const std::int32_t count = laid_out ? number_for_rank(params, common.num_ranks, destination, shared.members_in_warp)
+                                        : number_selecting(params, destination, shared);
+    const std::int32_t* experts = shared.expert_counts;
+    if (laid_out) experts = params.num_tokens_per_expert + std::int64_t{destination} * params.num_local_experts;
     if (destination == 0) {
       if (thread_index() == 0) shared.unknown_expert = unknown_expert;
       block::sync();
     }
-    publish_counts(params, epoch, destination, count, shared);
+    publish_counts(params, epoch, destination, count, experts, shared);
   }
   const bool arrived = begun && await_counts(params, epoch, shared);
 

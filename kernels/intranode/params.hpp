@@ -67,6 +67,7 @@ struct NotifyShared {
   std::int64_t unknown_expert;  ///< of the block that tells: see CallShape
   std::int32_t members_in_warp[32];
   std::int32_t scratch;
+  std::int32_t expert_counts[1];  ///< [num_local_experts], without layout; allocated behind the struct
 };
 
 struct DispatchParams : SentRows {

@@ -55,7 +55,8 @@ struct DispatchCall {
       "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], "
       "Tuple[torch.Tensor, ...], Optional[EventHandle]]";
   AnyTensor x;
-  TensorArgument is_token_in_rank;  ///< goes into the handle, too
+  std::optional<TensorArgument> is_token_in_rank;  ///< goes into the handle, too
+  std::optional<ConstTensorView> num_tokens_per_rank, num_tokens_per_expert;
   DispatchArguments arguments;
   CallOptions options;
 
@@ -63,9 +64,10 @@ struct DispatchCall {
   void list(With& with) {
     with("x", x);
     with("x_scales", arguments.x_scales);
-    with("num_tokens_per_rank", arguments.num_tokens_per_rank);
+    with("num_tokens_per_rank", num_tokens_per_rank);
     with("is_token_in_rank", is_token_in_rank);
-    with("num_tokens_per_expert", arguments.num_tokens_per_expert);
+    with("num_tokens_per_expert", num_tokens_per_expert);
+    with("num_experts", arguments.num_experts);
     with("topk_idx", arguments.topk_idx);
     with("topk_weights", arguments.topk_weights);
     with("expert_alignment", arguments.expert_alignment);

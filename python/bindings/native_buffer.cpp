@@ -156,17 +156,20 @@ py::tuple NativeBuffer::dispatch(DispatchCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
   call.arguments.x = call.x.view;
-  call.arguments.is_token_in_rank = call.is_token_in_rank.view;
+  if (call.is_token_in_rank) call.arguments.is_token_in_rank = call.is_token_in_rank->view;
+  if (call.num_tokens_per_rank) call.arguments.num_tokens_per_rank = *call.num_tokens_per_rank;
+  if (call.num_tokens_per_expert) call.arguments.num_tokens_per_expert = *call.num_tokens_per_expert;
   complete(call.options);
   const DispatchResult result = without_gil([&] { return buffer.dispatch(call.arguments, call.options); });
 
   py::list counts(result.num_recv_tokens_per_expert.size());
   for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = py::int_(result.num_recv_tokens_per_expert[i]);
-  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
-                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights), counts,
-                        hand_out_handle(result.handle, call.is_token_in_rank.object),
-                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
-                                     result.recv_topk_idx, result.recv_topk_weights, result.handle.rank_prefix_matrix));
+  return py::make_tuple(
+      framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
+      framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights), counts,
+      hand_out_handle(result.handle, call.is_token_in_rank ? call.is_token_in_rank->object : py::none()),
+      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_topk_idx,
+                   result.recv_topk_weights, result.handle.rank_prefix_matrix));
 }
 
 py::tuple NativeBuffer::cached_dispatch(CachedDispatchCall& call) {

@@ -365,6 +365,7 @@ class Buffer(LowLatencyCalls):
             num_tokens_per_rank,
             is_token_in_rank,
             num_tokens_per_expert,
+            0,
             topk_idx,
             topk_weights,
             expert_alignment,

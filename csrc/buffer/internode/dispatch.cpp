@@ -91,6 +91,7 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
 }
 
 DispatchResult Internode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
+  if (arguments.num_experts != 0) throw InvalidArgument("num_experts is given, allowed: only inside a node");
   check_dispatch(arguments, setup_);
   runtime_.faults().raise(Faults::Notes::but_unknown_experts);
   const SentRows rows = sent_rows(arguments, setup_);

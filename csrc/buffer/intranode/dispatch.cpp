@@ -12,7 +12,7 @@ DispatchHandle Intranode::notify(const DispatchArguments& arguments, CallScope& 
   NotifyPlan plan = plan_notify(arguments, setup_);
   DispatchHandle handle;
   handle.num_tokens = arguments.x.size(0);
-  handle.num_experts = static_cast<int>(arguments.num_tokens_per_expert.size(0));
+  handle.num_experts = num_experts(arguments);
   handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
   const std::array wanted = {unplaced(setup_.device, DType::int32, {setup_.num_ranks, setup_.num_ranks}),
                              unplaced(setup_.device, DType::int32, {handle.num_tokens, setup_.num_ranks})};

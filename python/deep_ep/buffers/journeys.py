@@ -54,11 +54,13 @@ class Journeys:
         sms = num_sms or self.get_theoretical_num_sms(num_experts, topk)
         worst = 0 if cpu_sync else most * self.num_ranks
 
-        per_rank, _, per_expert, in_rank, event = runtime.get_dispatch_layout(topk_idx, num_experts, None, stream.switched)
-        stream.part(event)
+        per_rank = per_expert = in_rank = None
+        if self.num_rdma_ranks > 1:  # inside a node selections say where rows go
+            per_rank, _, per_expert, in_rank, event = runtime.get_dispatch_layout(topk_idx, num_experts, None, stream.switched)
+            stream.part(event)
         recv_x, recv_scales, recv_idx, recv_weights, counts, route, event = runtime.dispatch(
-            rows, native_scales(scales), per_rank, in_rank, per_expert, topk_idx, topk_weights, alignment, worst, most * self.num_ranks, sms, None,
-            stream.switched, self._moves_on(expand),
+            rows, native_scales(scales), per_rank, in_rank, per_expert, num_experts if in_rank is None else 0, topk_idx, topk_weights,
+            alignment, worst, most * self.num_ranks, sms, None, stream.switched, self._moves_on(expand),
         )  # fmt: skip
         stream.part(event)
         if cpu_sync:
@@ -184,7 +186,7 @@ class Journeys:
         runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank, scratch)
         most_rows = most * (topk if single else min(topk, self.num_ranks))
         recv, recv_beside, _, _, _, route, event = runtime.dispatch(
-            x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), 0, sms, None, stream.switched, not later
+            x, beside, per_rank, in_rank, per_rank, 0, None, None, 1, max(most_rows, 1), 0, sms, None, stream.switched, not later
         )
         stream.part(event)
         hidden, weighted = x.size(1), topk_weights is not None

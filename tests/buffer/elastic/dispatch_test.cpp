@@ -130,6 +130,49 @@ TEST_P(ElasticDispatchTest, MoreRowsThanPromisedAreRefused) {
   });
 }
 
+/// The same dispatch, without its layout.
+DispatchArguments without_layout(const Case& one, DispatchArguments arguments) {
+  arguments.num_tokens_per_rank = arguments.is_token_in_rank = arguments.num_tokens_per_expert = {};
+  arguments.num_experts = one.shape.experts();
+  return arguments;
+}
+
+TEST_P(ElasticDispatchTest, WithoutALayoutSelectionsSayWhereRowsGo) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<Case> cases;
+  for (const int topk : {1, 8, 11, 32}) {
+    for (const auto routing : oracle::kRoutings) {
+      cases.push_back(make_case({.tokens = {12, 0, 19},
+                                 .local_experts = 12,
+                                 .topk = topk,
+                                 .idx_dtype = topk == 8 ? DType::int32 : DType::int64,
+                                 .routing = routing,
+                                 .alignment = 4,
+                                 .seed = cases.size() + 1}));
+    }
+  }
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20});
+    for (const Case& one : cases) {
+      const DispatchArguments arguments = without_layout(one, upload_inputs(rank, one).dispatch);
+      check_dispatch(rank, one, buffer.dispatch(arguments, rank.call()));
+    }
+    DispatchArguments wrong = without_layout(cases[0], upload_inputs(rank, cases[0]).dispatch);
+    const auto refused = [&](const std::string& words) {
+      require_throws<InvalidArgument>([&] { buffer.dispatch(wrong, rank.call()); }, {words}, words);
+    };
+    wrong.num_experts = 37;
+    refused("num_experts is 37, it must be a multiple of the 3 ranks");
+    wrong.num_experts = 36;
+    wrong.topk_idx = wrong.topk_weights = {};
+    refused("topk_idx is missing: without the layout");
+    wrong = upload_inputs(rank, cases[0]).dispatch;
+    wrong.num_experts = 36;
+    refused("num_tokens_per_rank is given, allowed: only without num_experts");
+    buffer.destroy();
+  });
+}
+
 TEST_P(ElasticDispatchTest, RowsThatTheWindowDoesNotHoldLieInTheHeap) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = wide_rows(4);

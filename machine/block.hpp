@@ -2,7 +2,6 @@
 // instruction to its last, so nothing here is locked or atomic.
 #pragma once
 
-#include <array>
 #include <deque>
 #include <memory>
 #include <string>
@@ -37,8 +36,7 @@ class Block final : public Machine {
   void interleave() override;
   void warp_sync() override;
   const std::byte* warp_exchange(WarpOp op, const void* value, int bytes) override;
-  void barrier_sync(int id, int threads) override;
-  void barrier_arrive(int id, int threads) override;
+  void block_sync() override;
   void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override;
   void mbarrier_fence_init() override;
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) override;
@@ -70,8 +68,6 @@ class Block final : public Machine {
   // Meeting points: block_sync.cpp.
   void release(MeetingPoint& point);
   const std::byte* meet(WarpOp op, const void* value, int bytes);
-  void arrive(Barrier& barrier, int id, int threads, bool waits);
-  Barrier& barrier(int id) { return barriers_[static_cast<std::size_t>(id)]; }
   void run_loads(MbarrierState& state, bool all);
   void advance(MbarrierState& state);
 
@@ -92,7 +88,7 @@ class Block final : public Machine {
   MbarrierTable mbarriers_;
   std::vector<std::unique_ptr<Fiber>> fibers_;  ///< by thread index
   std::vector<Warp> warps_;
-  std::array<Barrier, 16> barriers_;
+  Barrier barrier_;
   ReadyQueue ready_;
 
   Context* worker_ = nullptr;

@@ -10,11 +10,8 @@ std::string Block::describe_wait(const Fiber& fiber) const {
       const auto& warp = *static_cast<const Warp*>(fiber.wait_object);
       return fmt::format("wait for their warp ({} of {} lanes came)", warp.arrived, Warp::kLanes);
     }
-    case Fiber::Wait::barrier: {
-      const auto& barrier = *static_cast<const Barrier*>(fiber.wait_object);
-      return fmt::format("wait at barrier {} ({} of {} threads came)", &barrier - barriers_.data(), barrier.arrived,
-                         barrier.expected);
-    }
+    case Fiber::Wait::barrier:
+      return fmt::format("wait for their block ({} of {} threads came)", barrier_.arrived, fiber.state.block_threads);
     case Fiber::Wait::mbarrier:
       return fmt::format("wait for parity {} of {}", fiber.wait_parity,
                          mbarriers_.describe(*static_cast<const MbarrierState*>(fiber.wait_object)));

@@ -29,8 +29,6 @@ const char* name_of(WarpOp op) {
       return "sum";
     case WarpOp::max:
       return "max";
-    case WarpOp::min:
-      return "min";
     case WarpOp::inclusive_sum:
       return "inclusive_sum";
     case WarpOp::match:
@@ -96,56 +94,29 @@ const std::byte* Block::warp_exchange(WarpOp op, const void* value, int bytes) {
   return meet(op, value, bytes);
 }
 
-// ---- Barriers ----
+// ---- The barrier of the block ----
 
-/// Counts the current thread; with `waits`, returns when the barrier's threads have come.
-void Block::arrive(Barrier& barrier, int id, int threads, bool waits) {
-  const int block_threads = current_->state.block_threads;
-  if (id < 0 || id > 15 || threads < Warp::kLanes || threads > block_threads || threads % Warp::kLanes != 0) {
-    fail<Error>("barrier {} for {} threads; allowed: barriers 1 to 15 and multiples of 32 up to the block's {} threads",
-                id, threads, block_threads);
-  }
-  progress();
-  if (barrier.arrived == 0) {
-    barrier.expected = threads;
-  } else if (barrier.expected != threads) {
-    fail<Error>("barrier {} is meant for {} threads by this thread and for {} by others", id, threads,
-                barrier.expected);
-  }
-  if (++barrier.arrived == barrier.expected) {
-    shared_.flush();
-    for (Fiber* fiber : barrier.waiting) wake(*fiber);
-    barrier.waiting.clear();
-    barrier.arrived = 0;
-    ++barrier.generation;
-  } else if (waits) {
-    barrier.waiting.push_back(current_);
-    park(Fiber::Wait::barrier, &barrier);
-  } else {
-    shared_.flush();  // this thread goes on and may write again
-  }
-}
-
-void Block::barrier_sync(int id, int threads) {
+void Block::block_sync() {
   MeetingPoint* point = nullptr;
   {
     const MachineScope scope(current_->tsan_context, worker_tsan_context_);
     maybe_interleave();
-    Barrier& b = barrier(id);
-    point = &b.sync_point[b.generation & 1u];
+    point = &barrier_.sync_point[barrier_.generation & 1u];
     release(*point);
-    arrive(b, id, threads, /*waits=*/true);
+    progress();
+    if (++barrier_.arrived == current_->state.block_threads) {
+      shared_.flush();
+      for (Fiber* fiber : barrier_.waiting) wake(*fiber);
+      barrier_.waiting.clear();
+      barrier_.arrived = 0;
+      ++barrier_.generation;
+    } else {
+      barrier_.waiting.push_back(current_);
+      park(Fiber::Wait::barrier, &barrier_);
+    }
     proxies_.acquire(*current_, *point);
   }
   tsan::acquire(point);
-}
-
-void Block::barrier_arrive(int id, int threads) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-  maybe_interleave();
-  Barrier& b = barrier(id);
-  release(b.sync_point[b.generation & 1u]);
-  arrive(b, id, threads, /*waits=*/false);
 }
 
 // ---- Mbarriers. Their word is read in the thread's own context: using one without a barrier after init is a race ----

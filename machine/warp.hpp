@@ -24,10 +24,9 @@ struct Warp {
   MeetingPoint sync_point[2];
 };
 
-/// A barrier of the block: number 0 or a named one.
+/// The barrier of a block.
 struct Barrier {
   int arrived = 0;
-  int expected = 0;
   unsigned generation = 0;
   std::vector<Fiber*> waiting;
   MeetingPoint sync_point[2];

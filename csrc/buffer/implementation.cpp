@@ -66,11 +66,13 @@ CombineResult Buffer::Implementation::combine_elastic(const ElasticCombineArgume
 EventHandle Buffer::Implementation::barrier(const CallOptions& call) { return intranode("barrier").barrier(call); }
 
 EventHandle Buffer::Implementation::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {
-  return intranode("prefetch_weights").prefetch_weights(weights, call);
+  static_cast<void>(inside_one_node("prefetch_weights"));  // in each node by itself, of equally many ranks
+  return intranode_->prefetch_weights(weights, call);
 }
 
 EventHandle Buffer::Implementation::reduce_grads(const GradReduction& grads, const CallOptions& call) {
-  return intranode("reduce_grads").reduce_grads(grads, call);
+  static_cast<void>(inside_one_node("reduce_grads"));  // in each node by itself, of equally many ranks
+  return intranode_->reduce_grads(grads, call);
 }
 
 Intranode& Buffer::Implementation::intranode(const char* call) {

@@ -121,17 +121,17 @@ class Buffer {
   // --------------------------------------------------------------------------- replicas of experts: see
   // load_balance.hpp
 
-  /// Collective: copies the weights of each expert into the slots that the mapping gives to its replicas. Nothing else
+  /// Collective in a node: copies the weights of each expert into the slots that the mapping gives to its replicas. Nothing else
   /// is written. No slot of a rank is written before that rank's call is reached in stream order, and the call is
-  /// complete when all ranks' weights have arrived. No host wait; may be recorded into a CUDA graph.
+  /// complete when all weights of the node have arrived. No host wait; may be recorded into a CUDA graph.
   /// @returns an event, set with async_finish.
-  /// @throws InvalidArgument between nodes.
+  /// @throws InvalidArgument between nodes that are not of equally many consecutive ranks.
   EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call = {});
-  /// Collective: adds the gradients of each replica to those of its expert, in fp32, by ascending rank and slot, so
+  /// Collective in a node: adds the gradients of each replica to those of its expert, in fp32, by ascending rank and slot, so
   /// that equal inputs give equal bits. Slots are only read, none before its rank's call is reached, and the call is
   /// complete when all ranks have read. No host wait; may be recorded into a CUDA graph.
   /// @returns an event, set with async_finish.
-  /// @throws InvalidArgument between nodes.
+  /// @throws InvalidArgument as prefetch_weights.
   EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call = {});
 
   // ------------------------------------------------------------------- low-latency mode: see low_latency.hpp

@@ -22,7 +22,7 @@ DEEP_EP_DEVICE bool meet(const LoadBalanceParams& params, const Call& call) {
   }
   for (int peer = thread_index(); peer < common.num_ranks && call.begun; peer += block_threads()) {
     const Mailbox<LoadBalanceCall>& box = control.load_balance_box(common.own_heap(), peer);
-    const Awaited arrival{peer, Wanted::load_balance_call, call.epoch};
+    const Awaited arrival{params.first_rank + peer, Wanted::load_balance_call, call.epoch};
     if (!wait_signal(params.wait, &box.signal, arrival)) {
       good = false;
       continue;
@@ -31,7 +31,7 @@ DEEP_EP_DEVICE bool meet(const LoadBalanceParams& params, const Call& call) {
     shapes.compare(RowField::kind, static_cast<std::int64_t>(params.shape),
                    static_cast<std::int64_t>(box.message.shape));
     const std::uint64_t* own = &control.load_balance_box(common.own_heap(), common.rank).signal;
-    good = shapes.agrees(params.wait, own, common.rank, arrival) && good;
+    good = shapes.agrees(params.wait, own, params.first_rank + common.rank, arrival) && good;
   }
   bulk::fence_global();  // the peers' signals also allow bulk stores into their slots
   return whole_block(good, call.scratch);
@@ -49,7 +49,7 @@ DEEP_EP_DEVICE void leave_together(const LoadBalanceParams& params, const Call& 
     }
     for (int peer = thread_index(); peer < common.num_ranks && done; peer += block_threads()) {
       wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::load_balance_done),
-                  {peer, Wanted::load_balance_done, call.epoch});
+                  {params.first_rank + peer, Wanted::load_balance_done, call.epoch});
     }
     if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->load_balance_next_piece, std::uint32_t{0});
   });

@@ -23,11 +23,12 @@ struct ExpertPayload {
 };
 
 struct LoadBalanceParams {
-  IntranodeParams common;
+  IntranodeParams common;  ///< of the node: as if there were no other ranks
+  int first_rank;          ///< of the node, among all ranks
   WaitContext wait;
   std::uint64_t shape;  ///< a number made of all that must agree: which kernel, numbers, where slots lie
 
-  const std::int32_t* mapping;  ///< [num_ranks, num_slots]: the expert of each slot
+  const std::int32_t* mapping;  ///< [ranks of the node, num_slots]: the expert of each slot
   int num_slots;                ///< of a rank
   int num_local_experts;
 

@@ -27,12 +27,6 @@ struct Max {
     return a < b ? b : a;
   }
 };
-struct Min {
-  template <class T>
-  DEEP_EP_HOST_DEVICE T operator()(T a, T b) const {
-    return b < a ? b : a;
-  }
-};
 
 #if DEEP_EP_TARGET_CUDA
 // Applies a 32-bit shuffle to every word of a value.
@@ -165,22 +159,6 @@ DEEP_EP_DEVICE T max(T value) {
   }
 #else
   return detail::reduce(host_machine::WarpOp::max, value, detail::Max{});
-#endif
-}
-
-/// Smallest value of the lanes, in every lane.
-template <class T>
-DEEP_EP_DEVICE T min(T value) {
-#if DEEP_EP_TARGET_CUDA
-  if constexpr (std::is_integral_v<T> && sizeof(T) == 4) {
-    return __reduce_min_sync(0xffffffffu, value);
-  } else {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) value = detail::Min{}(value, shuffle_xor(value, mask));
-    return value;
-  }
-#else
-  return detail::reduce(host_machine::WarpOp::min, value, detail::Min{});
 #endif
 }
 

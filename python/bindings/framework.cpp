@@ -308,7 +308,7 @@ py::object Framework::dtype_object(DType dtype) const {
   return py::reinterpret_borrow<py::object>(object);
 }
 
-py::object Framework::empty(const TensorSpec& wanted) const {
+py::object Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const {
   const bool none = wanted.elements() == 0;
   const int dims = none ? 1 : wanted.dims;
   py::tuple shape(static_cast<std::size_t>(dims)), strides(static_cast<std::size_t>(dims));
@@ -333,7 +333,7 @@ py::object Framework::empty(const TensorSpec& wanted) const {
   if (devices_[index] == nullptr) {
     devices_[index] = kept(gpu ? py::handle(device_)("cuda", wanted.device.index) : py::handle(device_)("cpu"));
   }
-  const WithoutModes without_modes(*this);
+  if (!without_modes) without_modes.emplace(*this);
   const std::array<PyObject*, 4> arguments = {shape.ptr(), strides.ptr(), type.ptr(), devices_[index]};
   PyObject* made = PyObject_Vectorcall(empty_strided_, arguments.data(), 2, empty_names_);
   if (made == nullptr) throw py::error_already_set();

@@ -48,9 +48,6 @@ class Framework {
   /// The stream that the calling thread's work for this device goes to; nullptr on the CPU.
   StreamHandle current_stream(const Device& device) const;
 
-  /// A new tensor of the framework, for the current stream. Ones without elements get one, as PyTorch gives them no
-  /// address.
-  py::object empty(const TensorSpec& wanted) const;
   /// While it lives, this thread's calls of the framework do not go through modes of Python, as
   /// torch.set_default_device sets one, which take longer than the calls.
   class WithoutModes {
@@ -63,6 +60,9 @@ class Framework {
    private:
     py::object guard_;
   };
+  /// A new tensor of the framework, for the current stream. Ones without elements get one, as PyTorch gives them no
+  /// address. The first one that goes through modes fills `without_modes`, for all that the caller makes.
+  py::object empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const;
   /// The torch.dtype.
   py::object dtype_object(DType dtype) const;
   /// The class of what the framework raises where memory ends.

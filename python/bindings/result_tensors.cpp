@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -51,7 +52,8 @@ std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, c
     const bool cpu = wanted[0].device.kind == Device::Kind::cpu;
     const bool on_current = cpu || framework.current_stream(wanted[0].device) == order.stream;
     if (cpu || (on_current && !order.other)) {
-      for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view), view));
+      std::optional<Framework::WithoutModes> without_modes;
+      for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view, without_modes), view));
       return made;
     }
     const py::list tensors = py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value());

@@ -10,7 +10,7 @@ from test_ep_buffer import make_buffer
 from test_errors import Alone, plain_sentence
 
 from deep_ep import BufferAllocator, EPBuffer
-from deep_ep.errors import RankMismatch
+from deep_ep.errors import InvalidArgument, RankMismatch
 
 MIB = 1 << 20
 SENTINEL = 0xA5
@@ -156,6 +156,13 @@ def test_ranks_that_disagree(ranks):
     ranks(2).run(disagree)
 
 
+def test_without_memory_for_replicas():
+    buffer = EPBuffer(Alone, 2 * MIB, explicitly_destroy=True)
+    storage = buffer.runtime.lb_storage
+    assert buffer.num_lb_bytes == 0 and storage.dtype == torch.uint8 and storage.shape == (0,)
+    buffer.destroy()
+
+
 def test_plan():
     plan = BufferAllocator()
     small, words, nothing = plan.allocate((3, 5), torch.float32), plan.allocate((), torch.int64), plan.allocate((0, 7), torch.bool)
@@ -231,15 +238,31 @@ def test_wrong_use():
 
 
 def two_nodes(group):
-    with ranks_a_node(1):
-        buffer = EPBuffer(group, 2 * MIB, lb_allocation_plan_or_num_bytes=256 * MIB)
-    pool = buffer.runtime.lb_storage[:64].view(2, 32)
-    mapping = torch.full((2, 2), -1, dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="lb_prefetch_weights: the 2 ranks are of 2 nodes, allowed: ranks of one node"):
-        buffer.lb_prefetch_weights(pool, torch.zeros(1, 32, dtype=torch.uint8), mapping)
-    with pytest.raises(RuntimeError, match="lb_reduce_grads: the 2 ranks are of 2 nodes"):
-        buffer.lb_reduce_grads(pool.view(torch.float32), torch.zeros(1, 8), mapping)
+    """Each node has its own experts and mappings, and makes more calls than the one before."""
+    with ranks_a_node(2):
+        buffer = EPBuffer(group, 2 * MIB, lb_allocation_plan_or_num_bytes=2 * MIB)
+    node, rank = divmod(group.rank(), 2)
+    assert buffer.get_physical_domain_size() == (2, 2)
+    pool = buffer.runtime.lb_storage[: 3 * 4096].view(3, 4096)
+    grads = buffer.runtime.lb_storage[1 * MIB :][: 3 * 64].view(torch.float32).view(3, 16)
+    own = torch.stack([weights_of(100 * node + 2 * rank + local, 0, 4096) for local in range(2)])
+    for seed in range(2 + node):
+        mapping = make_mapping(2, 3, 2, 10 * node + seed)
+        pool.fill_(SENTINEL)
+        grads.fill_(group.rank() + 1)
+        buffer.lb_prefetch_weights(pool, own, mapping).wait()
+        sums = torch.zeros(2, 16)
+        buffer.lb_reduce_grads(grads, sums, mapping).wait()
+        for slot in range(3):
+            expert = holder(mapping, rank, slot, 2)
+            want = torch.full((4096,), SENTINEL, dtype=torch.uint8) if expert is None else weights_of(100 * node + expert, 0, 4096)
+            assert torch.equal(pool[slot], want)
+        for local in range(2):
+            held = [2 * node + peer + 1 for peer in range(2) for slot in range(3) if holder(mapping, peer, slot, 2) == 2 * rank + local]
+            assert torch.equal(sums[local], torch.full((16,), float(sum(held))))
+    with pytest.raises(InvalidArgument, match=r"redundancy_mapping.*its shape must be \[2, any\]"):
+        buffer.lb_prefetch_weights(pool, own, torch.full((4, 3), -1, dtype=torch.int32))
 
 
 def test_between_nodes(ranks):
-    ranks(2).run(two_nodes)
+    ranks(4).run(two_nodes)

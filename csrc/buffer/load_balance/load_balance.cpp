@@ -22,9 +22,17 @@ class LoadBalancePlan {
                   const ConstTensorView& mapping, int num_sms)
       : runtime_(runtime), setup_(setup), num_sms_(num_sms) {
     check_range("num_sms", num_sms, 0, defaults::kMostSms);
-    check_tensor("redundancy_mapping", mapping, setup.device, {DType::int32}, {setup.num_ranks, kAnySize});
-    check_range("number of slots in redundancy_mapping", mapping.size(1), 1, INT32_MAX / setup.num_ranks);
+    const NodeMembership& nodes = runtime.nodes();
     params.common = common;
+    if (nodes.num_nodes > 1) {
+      const int width = nodes.ranks_of_each_node();
+      params.first_rank = common.rank / width * width;
+      params.common.rank -= params.first_rank;
+      params.common.num_ranks = width;
+      params.common.heaps += params.first_rank;
+    }
+    check_tensor("redundancy_mapping", mapping, setup.device, {DType::int32}, {num_ranks(), kAnySize});
+    check_range("number of slots in redundancy_mapping", mapping.size(1), 1, INT32_MAX / num_ranks());
     params.mapping = mapping.as<std::int32_t>();
     params.num_slots = static_cast<int>(mapping.size(1));
   }
@@ -43,7 +51,7 @@ class LoadBalancePlan {
     const std::int64_t experts = params.num_local_experts == 0 ? kAnySize : params.num_local_experts;
     check_tensor(own_name.c_str(), own, setup_.device, dtypes, {experts, kAnySize});
     check_alignment(own_name.c_str(), own);
-    check_range(("number of experts in " + own_name).c_str(), own.size(0), 1, INT32_MAX / setup_.num_ranks);
+    check_range(("number of experts in " + own_name).c_str(), own.size(0), 1, INT32_MAX / num_ranks());
     const auto row_bytes = [](const ConstTensorView& of) { return of.size(1) * std::int64_t(size_of(of.dtype)); };
     if (row_bytes(own) != row_bytes(slots)) {
       fail<InvalidArgument>("{} has {} bytes for an expert, allowed: the {} of a slot of {}", own_name, row_bytes(own),
@@ -80,6 +88,7 @@ class LoadBalancePlan {
   LoadBalanceParams params{};
 
  private:
+  int num_ranks() const { return params.common.num_ranks; }  ///< of the node
   /// FNV-1a, by words.
   void mix(std::uint64_t word) { params.shape = (params.shape ^ word) * 0x100000001b3; }
 

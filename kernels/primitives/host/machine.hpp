@@ -20,7 +20,6 @@ enum class WarpOp : std::uint8_t {
   ballot,
   sum,
   max,
-  min,
   inclusive_sum,
   match
 };
@@ -45,9 +44,8 @@ class Machine {
   /// exchange. Does not order memory (neither does a shuffle on a GPU).
   virtual const std::byte* warp_exchange(WarpOp op, const void* value, int bytes) = 0;
 
-  /// Barrier 0 is the whole block's, 1 to 15 are named.
-  virtual void barrier_sync(int id, int threads) = 0;
-  virtual void barrier_arrive(int id, int threads) = 0;
+  /// Returns when all threads of the block came. Orders memory among them.
+  virtual void block_sync() = 0;
 
   virtual void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) = 0;
   virtual void mbarrier_fence_init() = 0;

@@ -90,9 +90,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
         )
         self.context: Optional[Context] = Context(self.get_physical_domain_size(), self.num_bytes)
         self._lb_sms = 0
-        storage = torch.empty(0, dtype=torch.uint8, device=self._device)
-        if self.num_lb_bytes:  # before any other memory of the heap, so at one offset on all ranks
-            storage = self._alive().allocate_lb_storage(self.num_lb_bytes)
+        # Before any other memory of the heap, so at one offset on all ranks.
+        storage = self._alive().allocate_lb_storage(self.num_lb_bytes)
         if isinstance(plan, BufferAllocator):
             plan.materialize(storage)
 
@@ -226,15 +225,16 @@ class EPBuffer(ElasticBuffer, BufferBase):
         num_sms: int = 0,
         previous_event: AnyEvent = None,
     ) -> EventOverlap:
-        """Collective: copies weights of experts over NVLink into the slots of their replicas.
+        """Collective in each NVLink domain: copies weights of experts over NVLink into the slots of their replicas.
 
         Args:
             redundant_expert_weights: a tensor, or a list of 1 to 16: ``[C, ...]`` contiguous, C slots of this rank, in the
-                memory of ``lb_allocation_plan_or_num_bytes`` at the same offset on all ranks.
+                memory of ``lb_allocation_plan_or_num_bytes`` at the same offset on all ranks of the domain.
             expert_weights: as many: ``[L, ...]`` contiguous, of the L experts that this rank owns. In bytes an expert is as
                 large as a slot, a multiple of 16.
-            redundancy_mapping: ``[R, C]`` int32 contiguous, the same on all ranks: the expert of each rank's slots. What is
-                no expert, as -1, leaves its slot as it is. Read on the device: it must not change before the event.
+            redundancy_mapping: ``[D, C]`` int32 contiguous, the same on the D ranks of the domain: the expert of each rank's
+                slots, those of the domain's rank d being ``d * L`` to ``d * L + L - 1``. What is no expert, as -1, leaves its
+                slot as it is. Read on the device: it must not change before the event.
             num_sms: at most so many, an odd number counts as the next even one; 0: ``lb_get_theoretical_num_sms``.
             previous_event: the call comes behind it instead of behind the current stream's work.
 
@@ -246,7 +246,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
         slots = _experts("redundant_expert_weights", redundant_expert_weights)
         own = _experts("expert_weights", expert_weights)
         call = self._alive().prefetch_weights
-        return self._load_balance("lb_prefetch_weights", call, slots, own, redundancy_mapping, num_sms, previous_event)
+        return self._load_balance(call, slots, own, redundancy_mapping, num_sms, previous_event)
 
     @torch.no_grad()
     def lb_reduce_grads(
@@ -257,12 +257,12 @@ class EPBuffer(ElasticBuffer, BufferBase):
         num_sms: int = 0,
         previous_event: AnyEvent = None,
     ) -> EventOverlap:
-        """Collective: adds the gradients of replicas, which it only reads, to those of their experts, in float32, by ascending
+        """Collective in each NVLink domain: adds the gradients of replicas, which it only reads, to those of their experts, in float32, by ascending
         rank and slot.
 
         Args:
             redundant_expert_grads: ``[C, n]`` float32 contiguous, in the memory of ``lb_allocation_plan_or_num_bytes`` at the
-                same offset on all ranks.
+                same offset on all ranks of the domain.
             expert_grads: ``[L, n]`` float32 contiguous; the sums are added to what is there.
             redundancy_mapping, num_sms, previous_event: as for ``lb_prefetch_weights``.
 
@@ -272,14 +272,9 @@ class EPBuffer(ElasticBuffer, BufferBase):
         check_tensor("redundant_expert_grads", redundant_expert_grads, (torch.float32,), 2)
         check_tensor("expert_grads", expert_grads, (torch.float32,), 2)
         call, slots, own = self._alive().reduce_grads, redundant_expert_grads.detach(), expert_grads.detach()
-        return self._load_balance("lb_reduce_grads", call, slots, own, redundancy_mapping, num_sms, previous_event)
+        return self._load_balance(call, slots, own, redundancy_mapping, num_sms, previous_event)
 
-    def _load_balance(self, name, call, slots, own, mapping, num_sms, previous_event):
-        if self.num_rdma_ranks != 1:
-            raise InvalidArgument(
-                f"{name}: the {self.num_ranks} ranks are of {self.num_rdma_ranks} nodes, allowed: ranks of one node, as experts "
-                "move over NVLink only"
-            )
+    def _load_balance(self, call, slots, own, mapping, num_sms, previous_event):
         check_tensor("redundancy_mapping", mapping, (torch.int32,), 2)
         sms = _even(num_sms) or self.lb_get_theoretical_num_sms()
         stream = CallStream(self._comm_stream, event_of("previous_event", previous_event), None, True)

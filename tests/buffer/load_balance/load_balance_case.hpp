@@ -11,7 +11,7 @@
 namespace deep_ep::test {
 
 struct LoadBalanceShape {
-  int ranks = 2;
+  int ranks = 2;  ///< of a node
   int slots = 4;  ///< of a rank
   int local_experts = 3;
   std::vector<std::int64_t> bytes = {4096};  ///< of an expert, in each tensor; of gradients the first
@@ -82,7 +82,7 @@ class LoadBalanceRank {
       std::vector<std::byte> own;
       for (int local = 0; local < shape.local_experts; ++local) {
         for (std::int64_t at = 0; at < shape.bytes[i]; ++at) {
-          own.push_back(weight_byte(rank_.rank() * shape.local_experts + local, i, at));
+          own.push_back(weight_byte(own_rank(shape) * shape.local_experts + local, i, at));
         }
       }
       call.expert_weights.push_back(rank_.upload(own, DType::uint8, {shape.local_experts, shape.bytes[i]}));
@@ -100,7 +100,7 @@ class LoadBalanceRank {
     for (std::size_t i = 0; i < shape.bytes.size(); ++i) {
       std::vector<std::byte> wanted;
       for (int slot = 0; slot < shape.slots; ++slot) {
-        const int expert = one.expert(rank_.rank(), slot);
+        const int expert = one.expert(own_rank(shape), slot);
         for (std::int64_t at = 0; at < shape.bytes[i]; ++at) {
           wanted.push_back(expert < 0 ? kUntouched : weight_byte(expert, i, at));
         }
@@ -111,7 +111,7 @@ class LoadBalanceRank {
 
   void reduce(const LoadBalanceCase& one, int num_sms = 0) {
     const LoadBalanceShape& shape = one.shape;
-    const int rank = rank_.rank();
+    const int rank = own_rank(shape);
     std::vector<float> pool, own;
     const auto append = [](std::vector<float>& to, const std::vector<float>& from) {
       to.insert(to.end(), from.begin(), from.end());
@@ -143,6 +143,8 @@ class LoadBalanceRank {
     require_same(pool, rank_.download<float>(slots), "redundant_expert_grads", elements);
   }
 
+  /// In its node.
+  int own_rank(const LoadBalanceShape& shape) const { return rank_.rank() % shape.ranks; }
   /// The call without weights; slots are untouched.
   WeightPrefetch begin(const LoadBalanceCase& one, int num_sms = 0) {
     WeightPrefetch call;

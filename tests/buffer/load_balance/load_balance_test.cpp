@@ -182,15 +182,43 @@ TEST_P(LoadBalanceTest, WrongArgumentsAreNamed) {
   });
 }
 
-TEST_P(LoadBalanceTest, BetweenNodesItIsRefused) {
-  DEEP_EP_NEEDS_RANKS(2);
+/// Each has mappings of its own, and makes more calls than the one before.
+TEST_P(LoadBalanceTest, NodesCallByThemselves) {
+  DEEP_EP_NEEDS_RANKS(4);
   if (GetParam().target != Target::host) GTEST_SKIP() << "two nodes on one host are played on the CPU";
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 32 * kMiB, .ranks_per_node = 1});
-    const std::vector<std::string> words = {"is for ranks of one node, but the 2 ranks are of 2 nodes"};
-    require_throws<InvalidArgument>([&] { buffer.prefetch_weights({}, rank.call()); }, words, "prefetch_weights");
-    require_throws<InvalidArgument>([&] { buffer.reduce_grads({}, rank.call()); }, words, "reduce_grads");
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 32 * kMiB, .ranks_per_node = 2});
+    const auto node = static_cast<std::uint64_t>(rank.rank() / 2);
+    LoadBalanceShape shape{.slots = 5, .bytes = {70000, 64}};
+    LoadBalanceRank side(rank, buffer, shape);
+    for (std::uint64_t round = 0; round < 2 + node; ++round) {
+      shape.seed = 1 + 10 * node + round;
+      const LoadBalanceCase one = make_load_balance_case(shape);
+      side.prefetch(one);
+      side.reduce(one);
+      rank.release();
+    }
+    WeightPrefetch call = side.prepare(make_load_balance_case(shape));
+    call.redundancy_mapping = rank.upload(std::vector<std::int32_t>(20, -1), DType::int32, {4, 5});
+    require_throws<InvalidArgument>([&] { buffer.prefetch_weights(call, rank.call()); },
+                                    {"redundancy_mapping", "its shape must be [2, any]"}, "the mapping of all nodes");
     buffer.destroy();
+  });
+}
+
+TEST_P(LoadBalanceTest, ARankOfAnotherNodeThatDoesNotComeIsNamed) {
+  DEEP_EP_NEEDS_RANKS(4);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "two nodes on one host are played on the CPU";
+  const LoadBalanceCase one = make_load_balance_case({.bytes = {64}});
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 32 * kMiB, .timeout_s = short_deadline(), .ranks_per_node = 2});
+    LoadBalanceRank side(rank, buffer, one.shape);
+    const auto call = [&] {
+      buffer.prefetch_weights(side.prepare(one), rank.call());
+      buffer.check();
+    };
+    if (rank.rank() == 2) require_throws<TimeoutError>(call, {"rank 2 waited", "for rank 3"}, "prefetch_weights");
+    rank.bootstrap()->barrier();
   });
 }
 

@@ -78,6 +78,19 @@ def noise(rows=4096):
             torch.full((size,), float("nan"), dtype=torch.bfloat16, device="cuda")
 
 
+def recorded_graph(step):
+    """A graph of ``step``, which has run once before, and its results."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return graph, results
+
+
 def expanded_rows(case, want, size, values):
     rows = torch.full((size, H), float("nan"), dtype=torch.bfloat16)
     filled = reference.rows_of_selections(want, values, M)

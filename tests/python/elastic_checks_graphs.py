@@ -3,7 +3,7 @@
 import elastic_reference as reference
 import torch
 from elastic_cases import check_rows
-from elastic_check_parts import H, K, M, check, expanded_rows, flat_rows, kept_weights, on_host
+from elastic_check_parts import H, K, M, check, expanded_rows, flat_rows, kept_weights, on_host, recorded_graph
 from test_calls import equal
 from test_elastic_random import check_drawn
 
@@ -27,14 +27,7 @@ def recorded(ranks, buffer, expand, asynchronous):
             pass
         return rows.clone(), None if local is None else local.clone(), received.clone(), combined, back
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = step()
+    graph, outputs = recorded_graph(step)
     return graph, (x, idx, weights, y), outputs
 
 

@@ -1,7 +1,7 @@
 """Checks of replicas of experts: whose slots are written when, and calls recorded into a CUDA graph."""
 
 import torch
-from elastic_check_parts import SPIN, check
+from elastic_check_parts import SPIN, check, recorded_graph
 
 from deep_ep import BufferAllocator, EPBuffer
 
@@ -82,14 +82,7 @@ def replicas_in_a_graph(ranks):
         buffer.lb_prefetch_weights(slots, own, mapping).wait()
         buffer.lb_reduce_grads(grads, sums, mapping).wait()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = recorded_graph(step)
     for number in range(1, 5):
         mapping.copy_(mapping_of(ranks, number))
         own.copy_(weights_of(ranks, number))

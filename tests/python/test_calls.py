@@ -229,17 +229,6 @@ def test_events(ranks):
     ranks(3).run(events)
 
 
-def grad_required(group):
-    buffer = Buffer(group, SIZE)
-    case = make_case([3, 4, 5])
-    x = case.x[buffer.rank].clone().requires_grad_()
-    equal(send(buffer, case, x)[0], reference.dispatched(case, buffer.rank).x, "rows")
-
-
-def test_tensors_that_require_grad(ranks):
-    ranks(3).run(grad_required)
-
-
 def older_pytorch(group):
     was = deep_ep._native.use_exchange_api(False)
     try:

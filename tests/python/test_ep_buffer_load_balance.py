@@ -88,35 +88,6 @@ def test_prefetch(ranks, ranks_of, sizes, slots, local_experts):
     ranks(ranks_of).run(prefetch, sizes, slots, local_experts)
 
 
-def reduce(group, elements, slots, local_experts):
-    ranks, rank = group.size(), group.rank()
-    plan = BufferAllocator()
-    pool = plan.allocate((slots, elements), torch.float32)
-    buffer = EPBuffer(group, 2 * MIB, lb_allocation_plan_or_num_bytes=plan)
-    of_slot = lambda q, s: torch.randn(elements, generator=torch.Generator().manual_seed(1000 * q + s))  # noqa: E731
-    for seed in range(4):
-        mapping = make_mapping(ranks, slots, local_experts, seed)
-        for slot in range(slots):
-            pool[slot] = of_slot(rank, slot)
-        before = pool.clone()
-        grads = torch.randn(local_experts, elements, generator=torch.Generator().manual_seed(seed + rank))
-        want = grads.clone()
-        for q in range(ranks):  # in this order, each sum rounded: bits are compared
-            for slot in range(slots):
-                expert = holder(mapping, q, slot, local_experts)
-                if expert is not None and expert // local_experts == rank:
-                    want[expert % local_experts] += of_slot(q, slot)
-        buffer.lb_reduce_grads(pool, grads, mapping, previous_event=buffer.capture() if seed % 2 else None).wait()
-        assert torch.equal(grads, want), f"seed {seed}"
-        assert torch.equal(pool, before), f"seed {seed}: gradients of replicas have changed"
-        buffer.barrier()  # before they are filled again
-
-
-@pytest.mark.parametrize("ranks_of, elements, slots, local_experts", [(2, 5000, 5, 3), (4, 1032, 4, 2), (4, 24, 37, 1)])
-def test_reduce(ranks, ranks_of, elements, slots, local_experts):
-    ranks(ranks_of).run(reduce, elements, slots, local_experts)
-
-
 def between_other_calls(group):
     """Between a dispatch and its combine, before a deferred wait, and many times in a row."""
     buffer = make_buffer(group, lb_allocation_plan_or_num_bytes=2 * MIB)

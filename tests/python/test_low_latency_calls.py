@@ -35,56 +35,8 @@ def test_selections(ranks, options):
     ranks(3).run(round_trip, [M, 2, 4], options)
 
 
-def without_nvlink(group):
-    """The same bits, whether NVLink is used or forbidden."""
-    case = ll_case([M, 1, 3])
-    outputs = outputs_of(case)
-    received = []
-    for allowed in (True, False):
-        buffer = make_buffer(group, allow_nvlink_for_low_latency_mode=allowed)
-        result = dispatch(buffer, case, return_recv_hook=True)
-        result[4]()
-        reference.check_dispatched(case, buffer.rank, M, result, use_fp8=True)
-        back, _, _ = combine(buffer, case, outputs[buffer.rank], result[2])
-        received.append(back)
-        buffer.clean_low_latency_buffer(M, 512, case.num_experts)
-    assert torch.equal(*received), "other bits without NVLink"
-
-
-def test_without_nvlink(ranks):
-    ranks(3).run(without_nvlink)
-
-
 def test_one_rank(ranks):
     ranks(1).run(round_trip, [5], {})
-
-
-def shapes_and_modes(group):
-    """One buffer: other shapes, the normal mode and cleaning in between."""
-    buffer = make_buffer(group, hidden=1024, max_tokens=16)
-    rank, ranks = buffer.rank, buffer.group_size
-    for max_tokens, hidden, experts_per_rank in ((16, 128, 4), (3, 1024, 1), (16, 896, 2), (5, 512, 8)):
-        case = ll_case([max_tokens] * ranks, hidden=hidden, experts_per_rank=experts_per_rank, num_topk=2, seed=hidden)
-        result = dispatch(buffer, case, max_tokens)
-        reference.check_dispatched(case, rank, max_tokens, result, use_fp8=True)
-        outputs = outputs_of(case, max_tokens, hidden)
-        reference.close(
-            combine(buffer, case, outputs[rank], result[2])[0], reference.combined(case, rank, outputs)
-        )
-        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(case.topk_idx[rank], case.num_experts)
-        rows, _, _, _, handle, _ = buffer.dispatch(
-            case.x[rank], num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
-            config=deep_ep.Config(4),
-        )  # fmt: skip
-        back = buffer.combine(rows, handle, config=deep_ep.Config(4))[0]
-        copies = in_rank.sum(dim=1, keepdim=True)
-        reference.close(back, (case.x[rank].float() * copies).to(torch.bfloat16))
-        buffer.clean_low_latency_buffer(max_tokens, hidden, case.num_experts)
-        buffer.clean_low_latency_buffer(max_tokens, hidden, case.num_experts)
-
-
-def test_shapes_and_modes(ranks):
-    ranks(3).run(shapes_and_modes)
 
 
 def masking(group):

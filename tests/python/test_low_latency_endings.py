@@ -1,4 +1,4 @@
-"""When low-latency calls are over: events, hooks, arrival counters, and results that outlive the buffer."""
+"""When low-latency calls are over: events, hooks, arrival counters."""
 
 import gc
 import weakref
@@ -18,14 +18,16 @@ def endings(group):
     wanted = reference.combined(case, rank, outputs)
 
     waits = torch.zeros(buffer.group_size, dtype=torch.int64)
+    received = torch.zeros(case.local_experts, dtype=torch.int32)
     rows, count, handle, event, hook = dispatch(
-        buffer, case, use_fp8=False, async_finish=True, dispatch_wait_recv_cost_stats=waits
-    )
+        buffer, case, use_fp8=False, async_finish=True, dispatch_wait_recv_cost_stats=waits,
+        cumulative_local_expert_recv_stats=received,
+    )  # fmt: skip
     assert hook is None
-    for kept in (waits, case.x[rank], case.topk_idx[rank], rows):
+    for kept in (waits, received, case.x[rank], case.topk_idx[rank], rows):
         assert any(tensor is kept for tensor in event.extra_tensors)
     event.current_stream_wait()
-    reference.check_dispatched(case, rank, M, (rows, count, handle, event, hook))
+    reference.check_dispatched(case, rank, M, (rows, count, handle, event, hook), stats=received)
     back, event, hook = combine(buffer, case, outputs[rank], handle, async_finish=True, combine_wait_recv_cost_stats=waits)
     del handle
     for kept in (waits, outputs[rank], case.topk_idx[rank], case.topk_weights[rank], back):
@@ -135,22 +137,3 @@ def arrival_counters(group):
 
 def test_arrival_counters(ranks):
     ranks(2).run(arrival_counters)
-
-
-def many_calls(group):
-    """Results that outlive the next calls, and the buffer."""
-    buffer = make_buffer(group)
-    rank = buffer.rank
-    cases = [ll_case([M] * buffer.group_size, seed=seed) for seed in range(12)]
-    kept = [dispatch(buffer, case, use_fp8=False) for case in cases]
-    outputs = [outputs_of(case, seed=seed) for seed, case in enumerate(cases)]
-    back = [combine(buffer, case, output[rank], result[2])[0] for case, output, result in zip(cases, outputs, kept)]
-    del buffer
-    gc.collect()
-    for case, output, result, combined in zip(cases, outputs, kept, back):
-        reference.check_dispatched(case, rank, M, result)
-        reference.close(combined, reference.combined(case, rank, output))
-
-
-def test_many_calls(ranks):
-    ranks(3).run(many_calls)

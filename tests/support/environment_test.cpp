@@ -57,34 +57,6 @@ TEST(Environment, EveryVariableIsDescribedAndItsDefaultIsInEffect) {
   }
 }
 
-TEST(Environment, TheFirstNameThatIsSetAndUnderstoodCounts) {
-  environment::Reader reader(source_of({{"NVSHMEM_IB_SL", "16"}, {"NCCL_IB_SL", "2"}}));
-  const environment::Value value = reader.value("DEEP_EP_RDMA_SERVICE_LEVEL");
-  EXPECT_EQ(value.text, "2");
-  EXPECT_EQ(value.name, "NCCL_IB_SL");
-  EXPECT_EQ(reader.taken(), std::vector<std::string>{"NCCL_IB_SL=2"});
-  EXPECT_EQ(reader.ignored(), std::vector<std::string>{"NVSHMEM_IB_SL='16' is ignored: not a number from 0 to 15"});
-
-  environment::Reader own(source_of({{"DEEP_EP_RDMA_SERVICE_LEVEL", "0x3"}, {"NVSHMEM_IB_SL", "nonsense"}}));
-  EXPECT_EQ(own.unsigned_integer("DEEP_EP_RDMA_SERVICE_LEVEL"), 3u);
-  EXPECT_TRUE(own.ignored().empty()) << "nobody asks for it";
-  EXPECT_TRUE(own.taken().empty()) << "only variables of others are told of";
-
-  environment::Reader wrong(source_of({{"DEEP_EP_RDMA_SERVICE_LEVEL", "16"}, {"NVSHMEM_IB_SL", "1"}}));
-  EXPECT_EQ(refusal([&] { wrong.unsigned_integer("DEEP_EP_RDMA_SERVICE_LEVEL"); }),
-            "environment variable DEEP_EP_RDMA_SERVICE_LEVEL='16': not a number from 0 to 15");
-}
-
-TEST(Environment, ValuesOfOthersAreTranslated) {
-  environment::Reader handler(source_of({{"NVSHMEM_IBGDA_NIC_HANDLER", "cpu_host_memory"}}));
-  EXPECT_EQ(handler.choice("DEEP_EP_NIC_HANDLER"), "cpu");
-  EXPECT_EQ(handler.taken(), std::vector<std::string>{"NVSHMEM_IBGDA_NIC_HANDLER=cpu_host_memory"});
-  environment::Reader own(source_of({{"DEEP_EP_NIC_HANDLER", "cpu_host_memory"}}));
-  EXPECT_THROW(own.choice("DEEP_EP_NIC_HANDLER"), InvalidArgument) << "it is a word of another library";
-  environment::Reader nothing(source_of({{"NVSHMEM_IB_GID_INDEX", "-1"}, {"NCCL_IB_GID_INDEX", "3"}}));
-  EXPECT_EQ(nothing.value("DEEP_EP_RDMA_GID_INDEX").name, "NCCL_IB_GID_INDEX");
-}
-
 TEST(Environment, WhatOthersSwitchOff) {
   const auto word = [](const char* name, Variables variables) {
     return environment::Reader(source_of(variables)).choice(name);

@@ -57,20 +57,6 @@ struct LowLatencyCombineInputs {
   LowLatencyCombineArguments arguments;
 };
 
-TEST(LowLatencyPlan, PostersAreBlocksOfTheirOwnAndForFarRanksOnly) {
-  LowLatencySetup far = low_latency_setup(true);
-  const auto posters = [](const LowLatencySetup& setup) {
-    LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
-    arguments.config.warps_per_block = 1;
-    const LowLatencyPart part = plan_dispatch(arguments, setup).first;
-    return part.shape.blocks - part.working_blocks;
-  };
-  EXPECT_EQ(posters(low_latency_setup()), 0);
-  EXPECT_EQ(posters(far), 4);
-  far.common.lanes = 4;
-  EXPECT_EQ(posters(far), 16);
-}
-
 /// Also where rails are asked for always: a call with a hook goes directly.
 TEST(LowLatencyPlan, CallsWithHooksGoDirectly) {
   LowLatencySetup setup = low_latency_setup(true);

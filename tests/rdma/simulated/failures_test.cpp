@@ -1,8 +1,6 @@
 // What a simulated NIC does with entries and doorbells written by hand: also those that no device accepts.
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -96,37 +94,6 @@ TEST_F(HandWritten, NothingFails) {
   EXPECT_EQ(words()[8], 7u);
   EXPECT_EQ(words()[9], 5u);
   EXPECT_FALSE(ends_->failure().has_value());
-}
-
-TEST_F(HandWritten, TheSixteenBitIndexWraps) {
-  if (under_sanitizer() || std::getenv("DEEP_EP_HOST_SEED") != nullptr) GTEST_SKIP() << "takes half a minute";
-  std::uint64_t additions = 0;
-  while (posted_[0] < 0x10000 + 2 * kDepth) {
-    for (std::uint32_t i = 1; i < kDepth; ++i) {
-      post(0, [](auto& entry, const auto& header) { nop_entry(entry, header); });
-    }
-    add(72);
-    ring();
-    wait_until_all_is_done();
-    ASSERT_EQ(words()[9], 5 * ++additions);
-  }
-  EXPECT_FALSE(ends_->failure().has_value());
-}
-
-class SlowHandWritten : public HandWritten {
- protected:
-  SlowHandWritten() : HandWritten({.latency_us = 100000, .most_adds = 1}) {}
-};
-TEST_F(SlowHandWritten, TheEndWaitsForNothing) {
-  for (int i = 0; i < 32; ++i) add(72);
-  const auto begin = std::chrono::steady_clock::now();
-  ring();
-  const Deadline deadline(patience());
-  while (__atomic_load_n(&words()[9], __ATOMIC_ACQUIRE) == 0 && !deadline.expired()) std::this_thread::yield();
-  ends_.reset();
-  EXPECT_EQ(words()[9], 5u * 32) << "what was taken is finished";
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(took.count(), scaled(2.5)) << "one behind the other they take 3.2 s";
 }
 
 /// With completions at once, and delayed ones.

@@ -36,7 +36,14 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
   fibers_.reserve(static_cast<std::size_t>(shape.threads));
   for (int thread = 0; thread < shape.threads; ++thread) {
     fibers_.push_back(pool_.take(kernel_->owner));
-    fibers_.back()->prepare(*this, {this, thread, index_, shape.threads, shape.blocks, random_.enabled()});
+    fibers_.back()->prepare(*this, {.machine = this,
+                                    .thread = thread,
+                                    .block = index_,
+                                    .block_threads = shape.threads,
+                                    .grid_blocks = shape.blocks,
+                                    .shared = shared_.data(),
+                                    .shared_bytes = shape.shared_bytes,
+                                    .perturbed = random_.enabled()});
     ready_.push(*fibers_.back());
   }
   live_ = shape.threads;

@@ -76,4 +76,9 @@ void Block::publish(const void* shared, std::uint32_t bytes) {
   shared_.publish(shared, bytes);
 }
 
+void Block::refuse_shared(const void* shared) {
+  fail<Error>("an access at gpu or system scope to {}; allowed: global memory, at block scope also shared memory",
+              shared_.name(shared));
+}
+
 }  // namespace deep_ep::host_machine

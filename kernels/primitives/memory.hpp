@@ -1,5 +1,5 @@
 // Loads, stores and atomics with a stated order and scope. Flags and counters go through the first half, rows and other
-// payload through the second. On the host all scopes are the same.
+// payload through the second. On the host all scopes order alike, and the wider two refuse shared memory, as GPUs do.
 #pragma once
 
 #include <cstring>

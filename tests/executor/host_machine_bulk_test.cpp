@@ -62,6 +62,24 @@ TEST(HostShared, WritesBehindTheEndAreReported) {
 }
 #endif
 
+TEST(HostShared, ScopesWiderThanTheBlockAreReported) {
+  Machine machine;
+  std::uint32_t global = 0;
+  const auto failure_of = [&](auto access) {
+    return machine.failure_of({1, 32, 64}, [&](std::byte* shared) {
+      if (thread_index() == 0) access(reinterpret_cast<std::uint32_t*>(shared + 16));
+    });
+  };
+  EXPECT_EQ(failure_of([&](std::uint32_t* word) {
+              store_relaxed<Scope::block>(word, 0u);
+              fetch_add_acq_rel<Scope::block>(word, 1u);
+              fetch_add_acq_rel<Scope::system>(&global, load_relaxed<Scope::block>(word));
+            }),
+            "");
+  const auto text = failure_of([](std::uint32_t* word) { store_relaxed<Scope::gpu>(word, 0u); });
+  EXPECT_NE(text.find("an access at gpu or system scope to shared+16"), std::string::npos) << text;
+}
+
 TEST(HostBulk, LoadArrivesWhenWaitedForAndNotBefore) {
   Row global = row_of(kNew);
   Row before{}, after{};

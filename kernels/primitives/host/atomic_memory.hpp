@@ -104,44 +104,62 @@ T compare_exchange(T* p, T expected, T desired) {
 
 // What memory.hpp calls, by the names that they have in ptx_memory.hpp.
 
-template <device::Scope, class W>
+/// On a GPU wider scopes than a block's name global memory.
+template <device::Scope S>
+void check_space(const void* p) {
+  if (S == device::Scope::block || current_thread == nullptr) return;
+  const auto offset = reinterpret_cast<std::uintptr_t>(p) - reinterpret_cast<std::uintptr_t>(current_thread->shared);
+  if (offset < current_thread->shared_bytes) current_thread->machine->refuse_shared(p);
+}
+
+template <device::Scope S, class W>
 W load_acquire(const W* p) {
+  check_space<S>(p);
   return load(p, __ATOMIC_ACQUIRE);
 }
-template <device::Scope, class W>
+template <device::Scope S, class W>
 W load_relaxed(const W* p) {
+  check_space<S>(p);
   return load(p, __ATOMIC_RELAXED);
 }
-template <device::Scope, class W>
+template <device::Scope S, class W>
 void store_release(W* p, W value) {
+  check_space<S>(p);
   store(p, value, __ATOMIC_RELEASE);
 }
-template <device::Scope, class W>
+template <device::Scope S, class W>
 void store_relaxed(W* p, W value) {
+  check_space<S>(p);
   store(p, value, __ATOMIC_RELAXED);
 }
-template <device::Scope, class W>
+template <device::Scope S, class W>
 W fetch_add_relaxed(W* p, W value) {
+  check_space<S>(p);
   return fetch_add(p, value, __ATOMIC_RELAXED);
 }
-template <device::Scope, class W>
+template <device::Scope S, class W>
 W fetch_add_release(W* p, W value) {
+  check_space<S>(p);
   return fetch_add(p, value, __ATOMIC_RELEASE);
 }
-template <device::Scope, class W>
+template <device::Scope S, class W>
 W fetch_add_acq_rel(W* p, W value) {
+  check_space<S>(p);
   return fetch_add(p, value, __ATOMIC_ACQ_REL);
 }
-template <device::Scope, class W>
+template <device::Scope S, class W>
 void add_relaxed(W* p, W value) {
+  check_space<S>(p);
   fetch_add(p, value, __ATOMIC_RELAXED);
 }
-template <device::Scope, class W>
+template <device::Scope S, class W>
 void add_release(W* p, W value) {
+  check_space<S>(p);
   fetch_add(p, value, __ATOMIC_RELEASE);
 }
-template <device::Scope, class W>
+template <device::Scope S, class W>
 W compare_exchange(W* p, W expected, W desired) {
+  check_space<S>(p);
   return compare_exchange(p, expected, desired);
 }
 template <device::Scope>

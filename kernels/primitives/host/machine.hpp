@@ -12,17 +12,7 @@
 namespace deep_ep::host_machine {
 
 /// Which warp-wide operation a lane has come to. All 32 lanes must come to the same one.
-enum class WarpOp : std::uint8_t {
-  sync,
-  shuffle,
-  shuffle_up,
-  shuffle_xor,
-  ballot,
-  sum,
-  max,
-  inclusive_sum,
-  match
-};
+enum class WarpOp : std::uint8_t { sync, shuffle, shuffle_up, shuffle_xor, ballot, sum, max, inclusive_sum, match };
 
 /// Distance between two lanes' values in what warp_exchange returns; also the largest value.
 inline constexpr int kExchangeSlot = 16;
@@ -61,6 +51,9 @@ class Machine {
   virtual void bulk_wait(int groups_left) = 0;
   virtual void bulk_fence_global() = 0;
   virtual void publish(const void* shared, std::uint32_t bytes) = 0;
+
+  /// Throws: an access at GPU or system scope, for which a GPU takes global memory alone, has met `shared`.
+  [[noreturn]] virtual void refuse_shared(const void* shared) = 0;
 };
 
 /// Who is running. One per fiber, made by the machine.
@@ -70,6 +63,8 @@ struct ThreadState {
   int block = 0;
   int block_threads = 0;
   int grid_blocks = 0;
+  const std::byte* shared = nullptr;  ///< memory of the block
+  std::size_t shared_bytes = 0;
   bool perturbed = false;  ///< a seeded schedule: interleave() does something
   bool acquired = false;   ///< since it met others or fenced: its bulk copies need a proxy fence
   // For ThreadSanitizer, which does not know fences: see atomic_memory.hpp.

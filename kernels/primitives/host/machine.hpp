@@ -12,17 +12,7 @@
 namespace deep_ep::host_machine {
 
 /// Which warp-wide operation a lane has come to. All 32 lanes must come to the same one.
-enum class WarpOp : std::uint8_t {
-  sync,
-  shuffle,
-  shuffle_up,
-  shuffle_xor,
-  ballot,
-  sum,
-  max,
-  inclusive_sum,
-  match
-};
+enum class WarpOp : std::uint8_t { sync, shuffle, shuffle_up, shuffle_xor, ballot, sum, max, inclusive_sum, match };
 
 /// Distance between two lanes' values in what warp_exchange returns; also the largest value.
 inline constexpr int kExchangeSlot = 16;

@@ -19,8 +19,7 @@ class FreezingMachine final : public Machine {
   const std::byte* warp_exchange(WarpOp op, const void* value, int bytes) override {
     return next().warp_exchange(op, value, bytes);
   }
-  void barrier_sync(int id, int threads) override { next().barrier_sync(id, threads); }
-  void barrier_arrive(int id, int threads) override { next().barrier_arrive(id, threads); }
+  void block_sync() override { next().block_sync(); }
   void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override { next().mbarrier_init(word, arrivals); }
   void mbarrier_fence_init() override { next().mbarrier_fence_init(); }
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t bytes) override { next().mbarrier_arrive(word, bytes); }

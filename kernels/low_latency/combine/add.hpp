@@ -56,11 +56,11 @@ struct CombineAdder {
   /// further to go.
   DEEP_EP_DEVICE void add_all(int first, int step) const {
 #pragma unroll 1
-    for (int turn = 0; turn < reach.turns(); ++turn) {
+    for (int turn = 1; turn <= reach.num_nodes(); ++turn) {
       CombineTask task{params.common.rank, params.num_tokens, false};
       if constexpr (kRails) {
-        const int owner = reach.owner_of_turn(turn);
-        if (owner != task.owner) {
+        if (turn != reach.num_nodes()) {
+          const int owner = reach.rail_in((reach.own_node() + turn) % reach.num_nodes());
           task = {owner, FarSelections{params, reach.far_selections(owner)}.await_count(reach, owner), true};
         }
       }
@@ -90,10 +90,9 @@ struct CombineAdder {
     bool there = true;
     if (terms.rank >= 0) {
       const std::int64_t begin = clock_cycles();
-      there = reach.await_row(terms.rank, token);
-      if (measures(member) && reach.is_far(terms.rank)) {
-        add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
-      }
+      const bool far = reach.is_far(terms.rank);
+      there = !far || reach.await_progress(terms.rank, token + 1, Wanted::low_latency_combine_rows);
+      if (measures(member) && far) add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
     }
     return warp::agree(there);
   }
@@ -157,7 +156,10 @@ struct CombineAdder {
     if constexpr (kUnreduced) {
       if (!by_rank) terms.row = reach.row_in_turn(params.common.local, params.num_topk, token, selection);
     }
-    if (by_rank) terms.row = reach.row_from(task.owner, its_rank, token);
+    if (by_rank) terms.row = reach.row(params.common.local, its_rank, token);
+    if constexpr (kRails) {
+      if (task.relays) terms.row = reach.row_of_member(params.common.local, task.owner, its_rank, token);
+    }
     return terms;
   }
 
@@ -191,7 +193,7 @@ struct CombineAdder {
       sum.store(params.combined_x + std::int64_t{token} * 2 * params.hidden, wire, line);
     }
     if constexpr (kRails) {
-      if (task.relays && terms.count != 0) reach.hand_over_sum(task.owner, token, member);
+      if (task.relays && terms.count != 0) reach.hand_over(task.owner, token, member);
     }
     return true;
   }
@@ -262,7 +264,8 @@ struct CombineAdder {
     const LineLane lane;
     const LinePart part{{std::uint64_t{packed.word[1]} << 32 | packed.word[0],
                          lane.has_tag() ? reach.epoch : std::uint64_t{packed.word[3]} << 32 | packed.word[2]}};
-    store_line(reach.staged_row(task.owner, token) + lane.byte_at(line), part, line < wire.lines());
+    store_line(reach.staged_row(task.owner, token).in(params.common.local) + lane.byte_at(line), part,
+               line < wire.lines());
   }
 };
 

@@ -106,7 +106,8 @@ struct FarSelections {
   /// By a whole warp: waits for the owner's selections. Of how many tokens; negative: the call is over.
   template <class Reach>
   DEEP_EP_DEVICE int await_count(const Reach& reach, int owner) const {
-    if (!reach.await_announced(owner)) return -1;
+    constexpr Wanted kWanted = Wanted::low_latency_combine_selection;
+    if (!warp::agree(lane_index() != 0 || reach.await_progress(owner, 0, kWanted))) return -1;
     if (lane_index() == 0) check_call(reach, owner);
     const auto count = static_cast<std::uint32_t>(load_weak(words));
     return warp::all(count <= static_cast<std::uint32_t>(params.max_tokens)) ? static_cast<int>(count) : -1;
@@ -136,27 +137,28 @@ struct Announcer {
   /// have not said so only when all others have been told: they must not suffer from one that does not come.
   DEEP_EP_DEVICE void announce(const Reach& reach, std::uint32_t call) const {
     if (!any) return;
+    const LowLatencyParams& common = params.common;
     const Selections selections{params};
     bool late = true;
 #pragma unroll 1
     for (int round = 0; late && round < 2; ++round) {  // saying it twice does no harm
       late = false;
 #pragma unroll 1
-      for (int token = block_index(); token < params.num_tokens; token += params.common.working_blocks) {
+      for (int token = block_index(); token < params.num_tokens; token += common.working_blocks) {
 #pragma unroll 1
         for (int cell = thread; cell < cells(); cell += block_threads()) {
           const bool is_first = round == 0 && token == block_index() && cell == thread;
           const int peer = cell / params.num_topk;
           const int k = cell % params.num_topk;
-          Cell* to = masked(params.common, peer) ? nullptr : reach.selections_to(peer, token);
-          if (to == nullptr) continue;
+          if (masked(common, peer) || reach.is_far(peer)) continue;
           if (!reach.has_room(is_first ? acknowledged : reach.load_acknowledged(peer))) {
             late = round == 0 || late;
             if (round == 0 || !reach.await_room(peer)) continue;
           }
           const LoadedSelection loaded = is_first ? first : selections.load(token, k);
-          store_cell(to + k, selections.packed(loaded).packed(call), Selection::stamp(reach.epoch, call));
-          if (peer == params.common.rank) selections.report_unknown(loaded, token);
+          Cell* const to = common.window.selections(reach.epoch, common.rank, token).in(common.heaps[peer]) + k;
+          store_cell(to, selections.packed(loaded).packed(call), Selection::stamp(reach.epoch, call));
+          if (peer == common.rank) selections.report_unknown(loaded, token);
         }
       }
     }

@@ -8,6 +8,12 @@
 
 namespace deep_ep::device::low_latency {
 
+/// Where this block of posters gathers the selections of this rank.
+template <class Reach>
+DEEP_EP_DEVICE Place<std::uint64_t> staged_selections(const Reach& reach) {
+  return reach.common.staging.selections(reach.epoch, block_index() - reach.common.working_blocks);
+}
+
 template <class Reach>
 struct CombinePoster {
   const LowLatencyCombineParams& params;
@@ -29,7 +35,8 @@ struct CombinePoster {
 
   DEEP_EP_DEVICE bool post_selections() const {
     const std::uint32_t bytes = FarSelections::bytes(params);
-    if (!poster.put(reach.far_selections_to(), reach.staged_selections(), bytes, lane_index() == 0)) return false;
+    const Place<std::uint64_t> to{common().window.selections(reach.epoch, common().rank, 0).offset};
+    if (!poster.put(to, staged_selections(reach), bytes, lane_index() == 0)) return false;
     if (!poster.progress(0)) return false;
     poster.flush();
     return true;
@@ -68,10 +75,10 @@ struct CombinePoster {
   /// that share it have staged it.
   DEEP_EP_DEVICE bool post_batch(bool mine, int row, std::int32_t token, int warps) const {
     if (!mine) row = 0;
-    const Place<std::byte> from = reach.staged_place(peer(), row);
-    const Place<std::byte> to = reach.posted_to(token);
+    const Place<std::byte> from = reach.staged_row(peer(), row);
+    const Place<std::byte> to = common().window.row(Reach::kCall, reach.epoch, common().rank, token, reach.row_bytes);
     return poster.post_rows(
-        mine, token + 1, [&] { return state_of(reach.ready(peer(), row, 0), warps); },
+        mine, token + 1, [&] { return state_of(reach.staged_flag(peer(), row, 0), warps); },
         [&](bool posts) { return poster.put(to, from, wire.bytes(), posts); },
         [&](int place) { return poster.progress(place); });
   }
@@ -107,7 +114,7 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
   const Reach reach(common, epochs.send, params.row_bytes);
   if (sends(params.phase) && reach.posts_first_lanes()) {
     const Selections selections{params};
-    std::uint64_t* staged = reach.staged_selections().in(common.local);
+    std::uint64_t* staged = staged_selections(reach).in(common.local);
     if (thread_index() == 0) staged[0] = FarSelections::head(params);
     for (int i = thread_index(); i < params.num_tokens * params.num_topk; i += block_threads()) {
       staged[1 + i] = selections.packed(selections.load(i / params.num_topk, i % params.num_topk)).packed(0);

@@ -136,7 +136,7 @@ struct CombinePusher {
   /// The lane's selection, if it is there.
   DEEP_EP_DEVICE bool load_selection(const Reach& reach, const CombineRow& row, Selection& now) const {
     if (!reach.is_far(row.source)) {
-      const Cell cell = load_cell(reach.selections_from(row.source, row.token) + lane_index());
+      const Cell cell = load_cell(reach.selections(row.source, row.token) + lane_index());
       now = Selection::unpack(cell.payload);
       if (Selection::epoch_in(cell) < reach.epoch) return false;
       const std::uint32_t theirs = Selection::call_in(cell);
@@ -147,7 +147,11 @@ struct CombinePusher {
     if (!reach.has_announced(row.source)) return false;
     const FarSelections announced{params, reach.far_selections(row.source)};
     if (row.index == 0 && lane_index() == 0) announced.check_call(reach, row.source);
-    if (!reach.has_room_on_way_to(row.source)) return false;
+    // By rails the row goes to another rank, which has to have made room, too: nearly always long ago.
+    if (reach.by_rails() && !reach.has_rail_to(row.source) &&
+        !reach.has_room(reach.load_acknowledged(reach.relay_of(row.source)))) {
+      return false;
+    }
     now = announced.selection(row.token, lane_index());
     return true;
   }
@@ -163,7 +167,10 @@ struct CombinePusher {
   /// Is `source` left out? When its time has run out, it is from now on (or the call ends).
   DEEP_EP_DEVICE bool gives_up(const Reach& reach, int source, std::uint64_t start) const {
     if (lane_index() == 0 && !masked(params.common, source)) {
-      const Awaited missing = reach.missing_for(source);
+      const bool announced = reach.by_rails() && reach.is_far(source) && reach.has_announced(source);
+      const Awaited missing = announced
+                                  ? Awaited{reach.relay_of(source), Wanted::low_latency_combine_credit, reach.epoch - 2}
+                                  : Awaited{source, Wanted::low_latency_combine_selection, reach.epoch};
       if (reach.policy().is_late(missing, start)) reach.policy().blame(missing, 0);
     }
     warp::sync();
@@ -179,7 +186,7 @@ struct CombinePusher {
                            std::uint64_t start) const {
     const WarpShare<kFp8> share{warp, params.warps_per_row};
     const int steps = share.steps(wire);
-    std::byte* const to = reach.row_to(row.source, row.index, row.token);
+    std::byte* const to = destination(reach, row);
     CombineChoice choice{};
     bool chosen = false;
     std::uint32_t rows = warp::ballot(row.position >= 0);
@@ -242,8 +249,18 @@ struct CombinePusher {
       }
     }
     warp::sync();  // the stage has been read
-    reach.hand_over(row.source, row.index, warp, choice.owed);
+    if (reach.is_far(row.source) && !reach.by_rails()) reach.hand_over(row.source, row.index, warp, choice.owed);
     return true;
+  }
+
+  /// In tagged lines: in the window of the owner, or of the rank that adds up the rows for it; or where a poster finds
+  /// it.
+  DEEP_EP_DEVICE std::byte* destination(const Reach& reach, const CombineRow& row) const {
+    const LowLatencyParams& common = params.common;
+    const int owner = row.source;
+    if (!reach.is_far(owner)) return reach.row(common.heaps[owner], common.rank, row.token);
+    if (!reach.by_rails()) return reach.staged_row(owner, row.index).in(common.local);
+    return reach.row_of_member(common.heaps[reach.relay_of(owner)], owner, common.rank, row.token);
   }
 
   /// Sends the owner what a step has completed.

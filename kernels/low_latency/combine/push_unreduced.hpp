@@ -110,7 +110,7 @@ struct UnreducedPusher {
     for (std::uint32_t rows = warp::ballot(here); rows != 0; rows &= rows - 1, ++turn) {
       if ((turn & ((1 << sharing) - 1)) != member) continue;
       const int k = lowest_bit(rows);
-      std::byte* to = params.rank_major ? reach.row_to(row.source, row.index, row.token)
+      std::byte* to = params.rank_major ? reach.row(heap, params.common.rank, row.token)
                                         : reach.row_in_turn(heap, params.num_topk, row.token, k);
       const std::int32_t position = warp::shuffle(row.position, k);
       const std::uint64_t tag = reach.tag(warp::shuffle(expert, k));

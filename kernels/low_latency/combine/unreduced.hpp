@@ -44,7 +44,7 @@ struct UnreducedReach : CombineReach<false, false> {
 
   /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner.
   DEEP_EP_DEVICE std::byte* row_in_turn(std::byte* heap, int num_topk, int token, int k) const {
-    return row_in(heap, 0, token * num_topk + k, row_bytes);
+    return row(heap, 0, token * num_topk + k);
   }
 
   /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()). By the
@@ -61,7 +61,7 @@ struct UnreducedReach : CombineReach<false, false> {
   }
   /// Has `peer` announced selections? Then it takes this call for one in one launch.
   DEEP_EP_DEVICE bool has_announced_cells(int peer) const {
-    return Selection::epoch_in(load_cell(selections_from(peer, 0))) == epoch;
+    return Selection::epoch_in(load_cell(selections(peer, 0))) == epoch;
   }
 
  private:

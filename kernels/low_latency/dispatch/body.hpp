@@ -18,7 +18,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
     note_masks(common, shared.words->masks);
   }
   if (common.mask != nullptr) block::sync();
-  const CallReach<kDispatch, false, false> reach(common, 0);
+  const CallReach<kDispatch, false, false> reach(common, 0, 0);
 #pragma unroll 1
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     shared.heaps[rank] = common.heaps[rank];
@@ -31,15 +31,19 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
 /// node; then, when this rank has handed on what it has to, those that others hand on to it.
 template <bool kRdma, bool kExtra>
 DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma, kExtra>& receiver, int group, int groups, int part) {
+  const LowLatencyParams& common = receiver.params.common;
   const DispatchReach<kRdma> reach = receiver.reach();
+  const int turns = reach.by_rails() ? 2 : 1;
 #pragma unroll 1
-  for (int turn = 0; turn < reach.turns(); ++turn) {
+  for (int turn = 0; turn < turns; ++turn) {
     if constexpr (kRdma) {
       if (turn == 1) {
         DispatchRelay<kExtra>{receiver.params, receiver.shared, receiver.row, reach}.relay_rows(group, groups, part);
       }
     }
-    receiver.receive_rows_of(reach.first_of_turn(turn), reach.sources_of_turn(turn), group, groups, part);
+    const Divisor& sources = turns == 1 ? common.num_ranks : turn == 0 ? common.rail_width : common.other_nodes_ranks;
+    const int first = turns == 1 ? 0 : (reach.own_node() + turn) * common.rail_width;
+    receiver.receive_rows_of(first, sources, group, groups, part);
   }
 }
 
@@ -96,8 +100,9 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
     if (!acknowledges) return;
 #pragma unroll 1
     for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
-      const bool left_out = load_relaxed<Scope::block>(&shared.left_out[peer]) != 0;
-      if (!left_out) sender.reach().acknowledge_fenced(peer, words.epochs.receive - 1);
+      if (load_relaxed<Scope::block>(&shared.left_out[peer]) != 0 || ranks.is_far(peer)) continue;
+      std::uint64_t* word = common.window.acknowledged(kDispatch, common.rank).in(common.heaps[peer]);
+      store_relaxed<Scope::system>(word, words.epochs.receive - 1);
     }
   };
   if (!sending && is_clerk) acknowledge();

@@ -9,10 +9,11 @@ namespace deep_ep::device::low_latency {
 
 template <bool kExtra>
 struct DispatchPoster {
+  using Reach = DispatchReach<true>;
   const DispatchSender<true, kExtra>& sender;
   const LowLatencyDispatchParams& params;
-  DispatchReach<true> reach;
-  CallPoster<DispatchReach<true>>& poster;
+  Reach reach;
+  CallPoster<Reach>& poster;
   RankRange served;  ///< the ranks whose rows the peer gets
 
   /// By one warp: posts all that the peer gets from this rank by one lane in one call.
@@ -51,7 +52,13 @@ struct DispatchPoster {
 
   /// Rows go in the order of their slots.
   DEEP_EP_DEVICE void post_rows() const {
+    const LowLatencyParams& common = params.common;
     const auto progress = [&](int place) { return poster.progress(place); };
+    // Where row `slot` goes: to the rank that receives it, or by rails to the one that hands it on.
+    const auto place_of = [&](int slot) {
+      if (!reach.by_rails()) return common.window.row(Reach::kCall, reach.epoch, common.rank, slot, reach.row_bytes);
+      return common.staging.relayed_row(Reach::kCall, reach.epoch, reach.own_node(), slot, reach.row_bytes);
+    };
     int slots = 0;
     for (int begin = 0; begin < params.num_tokens; begin += kWarpSize) {
       const int token = begin + lane_index();
@@ -60,10 +67,11 @@ struct DispatchPoster {
       const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
       const bool on = poster.post_rows(
           mine && poster.takes(slot), slot + 1,
-          [&] { return reach.is_staged(mine ? token : 0) ? rdma::StagedRow::staged : rdma::StagedRow::awaited; },
-          [&](bool posts) {
-            return poster.put(reach.posted_to(slot), reach.staged_place(token), reach.row_bytes, posts);
+          [&] {
+            const bool there = load_acquire<Scope::gpu>(reach.staged_flag(mine ? token : 0)) >= reach.epoch;
+            return there ? rdma::StagedRow::staged : rdma::StagedRow::awaited;
           },
+          [&](bool posts) { return poster.put(place_of(slot), reach.staged_row(token), reach.row_bytes, posts); },
           progress);
       if (!on) return;
       slots += count_bits(all);

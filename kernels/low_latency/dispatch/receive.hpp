@@ -27,7 +27,7 @@ struct DispatchReceiver {
   static constexpr int kBatch = 4;  ///< line parts that a lane holds: four warps hold an FP8 row of 7168 channels
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.receive; }
-  DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), shared.heaps, row.bytes()}; }
+  DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), row.bytes()}; }
   DEEP_EP_DEVICE int capacity() const { return params.common.num_ranks * params.max_tokens; }
   DEEP_EP_DEVICE std::uint32_t& entries(int source, int local) const {
     return shared.entries[source * params.num_local_experts + local];
@@ -170,7 +170,7 @@ struct DispatchReceiver {
 
   /// Waits for those that are missing. False: they will not come.
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
-    const Awaited awaited{reach().awaited_for(source), Wanted::low_latency_dispatch_rows, epoch()};
+    const Awaited awaited{reach().deliverer(source), Wanted::low_latency_dispatch_rows, epoch()};
     const LineLane lane;
     return wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll& look) {
       return lines.poll(
@@ -218,7 +218,7 @@ struct DispatchReceiver {
       // Rare: there are more than fit into the first lines.
       if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return true;
       line += kWarpLines;
-      const Awaited awaited{reach().awaited_for(source), Wanted::low_latency_dispatch_rows, epoch()};
+      const Awaited awaited{reach().deliverer(source), Wanted::low_latency_dispatch_rows, epoch()};
       const bool there = wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll&) {
         part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
         return all_tagged(part, epoch(), line < lines.lines);
@@ -250,10 +250,11 @@ struct DispatchReceiver {
   /// Receives one warp's part of a row.
   DEEP_EP_DEVICE void receive_row(int source, int slot, int part) const {
     // 1. The lines.
-    if (!reach().await_row(source, slot)) return;
+    // By NVLink tags may always be trusted, and so by rails: the relay has waited.
+    if (reach().is_far(source) && !reach().by_rails() && !reach().await_posted(source, slot)) return;
     const int first = static_cast<int>(row.payload_at() / kTaggedPayload) + part * kWarpLines + LineLane().line;
     Lines lines{{},
-                reach().row_from(source, slot),
+                reach().row(params.common.local, source, slot),
                 row.lines(),
                 static_cast<std::uint32_t>(first),
                 static_cast<std::uint32_t>(params.warps_per_row * kWarpLines)};

@@ -43,8 +43,8 @@ struct DispatchRelay {
 
   /// Hands on one warp's part of a row.
   DEEP_EP_DEVICE void relay_row(int node, int slot, int part) const {
-    const std::byte* from = reach.await_relayed(node, slot);
-    if (from == nullptr) return;
+    if (!reach.await_posted(reach.rail_in(node), slot)) return;
+    const std::byte* const from = reach.relayed_row(params.common.local, node, slot);
 
     // 1. Where does it go?
     const LineLane lane;
@@ -94,7 +94,7 @@ struct DispatchRelay {
     }
     const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
     const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
-    return leads ? reach.relayed_to(rank, source, at) : nullptr;
+    return leads ? reach.row(shared.heaps[rank], source, at) : nullptr;
   }
 };
 

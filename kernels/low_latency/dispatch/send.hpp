@@ -225,7 +225,7 @@ struct DispatchSender {
   float global_scale;  ///< kExtra: of nvfp4
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.send; }
-  DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), shared.heaps, row.bytes()}; }
+  DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), row.bytes()}; }
 
   /// Starts all loads that the next token needs, of `counted` tokens that are counted already.
   DEEP_EP_DEVICE void load(int next, int counted) {
@@ -275,7 +275,7 @@ struct DispatchSender {
   DEEP_EP_DEVICE void await_room() const {
 #pragma unroll 1
     for (int rank = thread_index(); rank < params.common.num_ranks; rank += block_threads()) {
-      if (shared.left_out[rank] != 0 || had_room(rank)) continue;
+      if (shared.left_out[rank] != 0 || reach().is_far(rank) || had_room(rank)) continue;
       if (!reach().await_room(rank)) store_relaxed<Scope::block>(&shared.left_out[rank], 1);
     }
   }
@@ -291,7 +291,11 @@ struct DispatchSender {
     const std::uint32_t same_expert = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(expert));
     const std::uint32_t same_rank = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(rank));
     const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && shared.left_out[rank] == 0;
-    std::byte* to = leads ? reach().row_to(rank, static_cast<int>(routing.rows[rank])) : nullptr;
+    const DispatchReach<kRdma> reach = this->reach();
+    std::byte* to = nullptr;
+    if (leads && !reach.is_far(rank)) {
+      to = reach.row(shared.heaps[rank], params.common.rank, static_cast<int>(routing.rows[rank]));
+    }
     const std::uint32_t stored = warp::ballot(to != nullptr);
     if (to != nullptr) shared.destinations[count_bits(stored & below)] = to;
     const bool staged = kRdma && warp::any(leads && to == nullptr);
@@ -299,7 +303,7 @@ struct DispatchSender {
     if (lane == 0) {
       shared.words->destinations = count_bits(stored) + (staged ? 1 : 0);
       shared.words->staged = staged ? 1 : 0;
-      if (staged) shared.destinations[count_bits(stored)] = reach().staged_row(token);
+      if (staged) shared.destinations[count_bits(stored)] = reach.staged_row(token).in(params.common.local);
       header[LowLatencyRow::kToken] = static_cast<std::uint32_t>(token);
     }
 
@@ -336,7 +340,9 @@ struct DispatchSender {
   /// The row is in the staging memory, if it is for far ranks.
   DEEP_EP_DEVICE void hand_over() const {
     block::sync();
-    if (thread_index() == 0 && shared.words->staged != 0) reach().hand_over(token);
+    if (thread_index() == 0 && shared.words->staged != 0) {
+      store_release<Scope::system>(reach().staged_flag(token), epoch());
+    }
   }
 
   /// Sends all tokens of this block, the first of which is loaded. The counts are zero.
@@ -395,8 +401,9 @@ struct DispatchSender {
     for (int i = thread_index(); i < cells * params.common.num_ranks; i += block_threads()) {
       const int rank = i / cells;
       const int cell = i % cells;
-      Cell* counts = had_room(rank) != room || shared.left_out[rank] != 0 ? nullptr : reach().counts_to(rank);
-      if (counts != nullptr) store_cell(counts + cell, count_payload(rank, cell), epoch());
+      if (had_room(rank) != room || shared.left_out[rank] != 0 || reach().is_far(rank)) continue;
+      Cell* const counts = params.common.window.counts(epoch(), params.common.rank).in(shared.heaps[rank]);
+      store_cell(counts + cell, count_payload(rank, cell), epoch());
     }
   }
 

@@ -61,10 +61,10 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd<true>> {
 
   /// Waits for room at the peer, acquiring. What was posted is on its way meanwhile: two ranks may wait for each other.
   DEEP_EP_DEVICE bool await_room() {
-    bool there = lane_index() != 0 || reach_.has_room(load_acquire<Scope::system>(reach_.acknowledged(peer())));
+    bool there = lane_index() != 0 || reach_.has_room(reach_.load_acknowledged(peer()));
     if (!warp::all(there)) {
       flush();
-      there = lane_index() != 0 || reach_.await_acknowledged(peer());
+      there = lane_index() != 0 || reach_.await_room(peer());
     }
     return warp::agree(there);
   }

@@ -30,8 +30,7 @@ class Simulation final : public host_machine::Machine {
 
   void warp_sync() override { refuse(); }
   const std::byte* warp_exchange(host_machine::WarpOp, const void*, int) override { return refuse(), nullptr; }
-  void barrier_sync(int, int) override { refuse(); }
-  void barrier_arrive(int, int) override { refuse(); }
+  void block_sync() override { refuse(); }
   void mbarrier_init(std::uint64_t&, std::uint32_t) override { refuse(); }
   void mbarrier_fence_init() override { refuse(); }
   void mbarrier_arrive(std::uint64_t&, std::uint32_t) override { refuse(); }

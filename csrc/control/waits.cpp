@@ -90,10 +90,9 @@ void Plane::look_at_own(Member& member) {
         longest == kNobody || lasted > member.own[static_cast<std::size_t>(longest)].lasted(member.time);
     if (!late && lasted >= timeout / kBeforeReports && is_longest) longest = peer;
   }
-  if (!reports) return;
-  member.reported = member.time;
-  // One is enough to show that this rank waits itself.
-  if (longest != kNobody) {
+  // One is enough to show that this rank waits itself. If none has shown a beat since the last look, the next beat is
+  // reported: on a busy machine beats may come more seldom than reports are due.
+  if (reports && longest != kNobody) {
     report(member, longest, member.own[static_cast<std::size_t>(longest)].lasted(member.time), false);
   }
 }
@@ -105,6 +104,7 @@ void Plane::report(Member& member, int peer, nanoseconds lasted, bool late) {
   message.flag = late ? 1 : 0;
   const auto p = static_cast<std::size_t>(peer);
   if (p < member.words.wanted.size()) message.wanted = load(member.words.wanted, p);
+  if (message.ns != 0) member.reported = member.time;
   broadcast(message);
 }
 

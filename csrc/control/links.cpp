@@ -53,9 +53,7 @@ void Plane::step(Clock::time_point now) {
     }
   }
   std::erase_if(peers_, [&](const auto& one) {
-    const auto sits = [&](const Member& member) {
-      return std::ranges::find(member.processes, one.first) != member.processes.end();
-    };
+    const auto sits = [&](const Member& member) { return member.has(one.first); };
     return one.second.known && std::ranges::none_of(members_, sits);
   });
   callers_.remove_if([&](Caller& one) { return now >= one.until || (one.trusted && attach(one)); });
@@ -216,10 +214,8 @@ void Plane::has_ended(Peer& peer, bool seen_here) {
   if (!seen_here) return;
   // Others cannot see it. No rank needs to hear of a process whose ranks have said goodbye.
   const bool misses = std::ranges::any_of(members_, [&](const Member& member) {
-    for (std::size_t rank = 0; rank < member.processes.size(); ++rank) {
-      if (member.processes[rank] == peer.info.process && !member.left[rank]) return true;
-    }
-    return false;
+    const auto misses_it = [&](const Rank& rank) { return rank.process == peer.info.process && !rank.left; };
+    return std::ranges::any_of(member.ranks, misses_it);
   });
   if (misses) broadcast({.type = MessageType::ended, .rank = kNobody, .process = peer.info.process});
 }
@@ -295,16 +291,15 @@ void Plane::handle_message(const Peer& from, const Message& message) {
 
 void Plane::apply(const Token& process, const Message& message) {
   for (Member& member : members_) {
-    const auto rank = static_cast<std::size_t>(message.rank);
-    if (member.buffer != message.buffer || rank >= member.size()) continue;
-    if (member.processes[rank] == process) apply_to(member, message);
+    if (member.buffer != message.buffer || message.rank < 0 || message.rank >= member.size()) continue;
+    if (member.at(message.rank).process == process) apply_to(member, message);
   }
   if (message.type == MessageType::waits && message.ns != 0) show_sign(process, message);
 }
 
 void Plane::apply_to(Member& member, const Message& message) {
-  const auto rank = static_cast<std::size_t>(message.rank);
-  const bool is_rank = message.peer >= 0 && message.peer < static_cast<int>(member.size());
+  Rank& rank = member.at(message.rank);
+  const bool is_rank = message.peer >= 0 && message.peer < member.size();
   const bool is_of_now = is_rank && message.round == member.round;
   if (is_rank && message.round > member.round && message.type != MessageType::waits) {
     if (member.early.size() < kMostRecent) member.early.push_back(message);  // this rank is about to resume, too
@@ -313,18 +308,18 @@ void Plane::apply_to(Member& member, const Message& message) {
   const FailedPair pair{message.rank, message.peer};
   switch (message.type) {
     case MessageType::left:
-      member.left[rank] = true;
+      rank.left = true;
       break;
     case MessageType::arrived:
-      member.arrived[rank] = true;
+      rank.arrived = true;
       break;
     case MessageType::gave_up:
       if (member.options.masks) {
         lose(member, {.rank = message.rank, .why = LostWhy::ended, .by = message.rank});
         break;
       }
-      if (member.facts[rank].gave_up_on != kNobody) break;
-      member.facts[rank].gave_up_on = message.peer;
+      if (rank.facts.gave_up_on != kNobody) break;
+      rank.facts.gave_up_on = message.peer;
       if (is_rank) member.verdicts.push_back({.rank = message.peer, .why = LostWhy{message.why}, .by = message.rank});
       judge_member(member);
       break;
@@ -339,7 +334,7 @@ void Plane::apply_to(Member& member, const Message& message) {
       break;
     case MessageType::lost:
       // A rank that stood still may have judged before it heard that it is lost itself.
-      if (!is_of_now || !member.options.masks || (member.lost[rank] != kNobody && message.peer != message.rank)) break;
+      if (!is_of_now || !member.options.masks || (rank.lost != kNobody && message.peer != message.rank)) break;
       lose(member, {.rank = message.peer,
                     .why = LostWhy{message.why},
                     .by = message.by,
@@ -352,7 +347,7 @@ void Plane::apply_to(Member& member, const Message& message) {
       if (message.flag != 0) {
         member.left_out.push_back(pair);
       } else {  // what that rank owes begins now
-        member.signs[rank] = member.time;
+        rank.sign = member.time;
         std::erase_if(member.waits,
                       [&](const TheirWait& wait) { return wait.rank == message.peer && wait.peer == message.rank; });
       }
@@ -378,12 +373,16 @@ void Plane::broadcast(const Message& message) {
   apply(process_, message);  // this rank, and others that are threads of this process
 }
 
+bool Plane::is_gone(const Rank& rank) const {
+  const auto place = peers_.find(rank.process);
+  return place != peers_.end() && place->second.known && !rank.left;
+}
+
 void Plane::judge_member(Member& member) {
-  for (std::size_t rank = 0; rank < member.size(); ++rank) {
-    const auto place = peers_.find(member.processes[rank]);
-    if (place == peers_.end() || !place->second.known || member.left[rank] || member.facts[rank].gone) continue;
-    member.facts[rank].gone = true;
-    const LostRank verdict{.rank = static_cast<int>(rank), .why = LostWhy::gone, .by = member.rank};
+  for (int rank = 0; rank < member.size(); ++rank) {
+    if (member.at(rank).facts.gone || !is_gone(member.at(rank))) continue;
+    member.at(rank).facts.gone = true;
+    const LostRank verdict{.rank = rank, .why = LostWhy::gone, .by = member.rank};
     if (member.options.masks) {
       lose(member, verdict);
     } else {
@@ -391,14 +390,14 @@ void Plane::judge_member(Member& member) {
     }
   }
   if (member.options.masks) return;
-  const std::vector<int> lost = judge(member.facts, member.failed);
-  if (lost == member.lost) return;
-  for (std::size_t rank = 0; rank < lost.size(); ++rank) {
-    if (lost[rank] != kNobody && static_cast<int>(rank) != member.rank) {
-      show_lost(member, static_cast<int>(rank), lost[rank]);
-    }
+  std::vector<RankFacts> facts;
+  for (const Rank& rank : member.ranks) facts.push_back(rank.facts);
+  const std::vector<int> lost = judge(facts, member.failed);
+  if (std::ranges::equal(lost, member.ranks, {}, {}, &Rank::lost)) return;
+  for (int rank = 0; rank < member.size(); ++rank) {
+    const int because = member.at(rank).lost = lost[static_cast<std::size_t>(rank)];
+    if (because != kNobody && rank != member.rank) show_lost(member, rank, because);
   }
-  member.lost = lost;
   if (member.words.changes != nullptr) __atomic_fetch_add(member.words.changes, 1, __ATOMIC_RELEASE);
 }
 

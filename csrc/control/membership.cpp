@@ -49,11 +49,6 @@ Membership::Membership(std::shared_ptr<Plane> plane, std::vector<ProcessInfo> ra
 
 Membership::~Membership() { plane_->leave(member_); }
 
-int Membership::lost_for(int rank) const {
-  const std::vector<int> lost = plane_->lost(member_);
-  return rank >= 0 && rank < static_cast<int>(lost.size()) ? lost[static_cast<std::size_t>(rank)] : kNobody;
-}
-
 bool Membership::is_gone(int rank) const {
   const std::vector<int> ranks = gone();
   if (std::ranges::find(ranks, rank) != ranks.end()) return true;

@@ -155,12 +155,8 @@ int Plane::join(std::uint64_t buffer, int rank, const std::vector<ProcessInfo>& 
   member.words = words;
   member.options = options;
   member.looked = Clock::now();
-  member.facts.resize(ranks.size());
-  member.left.resize(ranks.size());
-  member.arrived.resize(ranks.size());
-  member.lost.assign(ranks.size(), kNobody);
-  member.own.resize(ranks.size());
-  member.signs.assign(ranks.size(), -member.timeout());  // silent so far
+  // Silent so far.
+  for (const ProcessInfo& info : ranks) member.ranks.push_back({.process = info.process, .sign = -member.timeout()});
   try {
     connect_all(member, ranks, deadline, lock);
   } catch (...) {
@@ -175,7 +171,6 @@ void Plane::connect_all(Member& member, const std::vector<ProcessInfo>& ranks, C
   const ProcessInfo& own = ranks[static_cast<std::size_t>(member.rank)];
   for (std::size_t other = 0; other < ranks.size(); ++other) {
     const ProcessInfo& info = ranks[other];
-    member.processes.push_back(info.process);
     if (info.process == process_) continue;
     Peer& peer = peers_[info.process];
     if (!peer.ended && peer.info.process == info.process) continue;
@@ -192,9 +187,8 @@ void Plane::connect_all(Member& member, const std::vector<ProcessInfo>& ranks, C
   start_thread();
   wake();
   for (;;) {
-    const auto missing = std::ranges::find_if(peers_, [&](const auto& one) {
-      return !one.second.was_up && std::ranges::find(member.processes, one.first) != member.processes.end();
-    });
+    const auto missing =
+        std::ranges::find_if(peers_, [&](const auto& one) { return !one.second.was_up && member.has(one.first); });
     if (missing == peers_.end()) return;
     if (missing->second.ended || Clock::now() > deadline) throw SystemError(why_not_connected(member, missing->second));
     lock.unlock();
@@ -246,25 +240,25 @@ void Plane::leave(int number) {
 }
 
 bool Plane::still_to_hear(const Member& member, const Peer& peer) {
-  for (std::size_t rank = 0; rank < member.size(); ++rank) {
-    if (!(member.processes[rank] == peer.info.process) || member.left[rank] || member.lost[rank] != kNobody) continue;
+  for (const Rank& rank : member.ranks) {
+    if (!(rank.process == peer.info.process) || rank.left || rank.lost != kNobody) continue;
     return !peer.ended && !peer.by_unix && (peer.link != Link::up || !peer.unsent.empty() || !has_arrived(peer.socket));
   }
   return false;
 }
 
-std::vector<int> Plane::lost(int number) const {
+int Plane::lost_for(int number, int rank) const {
   const std::lock_guard lock(mutex_);
-  return member(number).lost;
+  const Member& member = this->member(number);
+  return rank >= 0 && rank < member.size() ? member.at(rank).lost : kNobody;
 }
 
 std::vector<int> Plane::gone(int number) const {
   const std::lock_guard lock(mutex_);
   std::vector<int> ranks;
   const Member& member = this->member(number);
-  for (std::size_t rank = 0; rank < member.size(); ++rank) {
-    const auto place = peers_.find(member.processes[rank]);
-    if (place != peers_.end() && place->second.known && !member.left[rank]) ranks.push_back(static_cast<int>(rank));
+  for (int rank = 0; rank < member.size(); ++rank) {
+    if (is_gone(member.at(rank))) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -293,11 +287,11 @@ std::vector<int> Plane::awaited_at_end(int number) const {
   const std::lock_guard lock(mutex_);
   const Member& member = this->member(number);
   std::vector<int> ranks;
-  if (member.lost[static_cast<std::size_t>(member.rank)] != kNobody) return ranks;  // the others do not wait, either
-  for (int rank = 0; rank < static_cast<int>(member.size()); ++rank) {
-    const auto r = static_cast<std::size_t>(rank);
+  if (member.at(member.rank).lost != kNobody) return ranks;  // the others do not wait, either
+  for (int rank = 0; rank < member.size(); ++rank) {
+    const Rank& one = member.at(rank);
     const bool left_out = leaves_out(member, member.rank, rank);
-    if (!member.arrived[r] && !member.left[r] && member.lost[r] == kNobody && !left_out) ranks.push_back(rank);
+    if (!one.arrived && !one.left && one.lost == kNobody && !left_out) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -306,15 +300,17 @@ void Plane::resume(int number) {
   const std::lock_guard lock(mutex_);
   Member& member = this->member(number);
   ++member.round;
-  std::ranges::fill(member.lost, kNobody);
+  for (Rank& rank : member.ranks) {
+    rank.lost = kNobody;
+    rank.own = {};
+    rank.facts.gone = false;  // judged again below
+  }
   member.verdicts.clear();
-  member.own.assign(member.size(), {});
   member.waits.clear();
   member.failed.clear();
   member.left_out.clear();
   member.since = {};
   member.told = false;
-  for (RankFacts& facts : member.facts) facts.gone = false;  // judged again below
   for (const std::span<std::uint32_t> words : {member.words.lost, member.words.failed}) {
     for (std::uint32_t& word : words) __atomic_store_n(&word, 0, __ATOMIC_RELAXED);
   }

@@ -121,7 +121,7 @@ class Plane {
            const JoinOptions& options = {});
   /// Says goodbye. If a TCP connection is down, waits until it is made again, for 5 s at most.
   void leave(int member);
-  std::vector<int> lost(int member) const;  ///< as judge() says; with masks each lost rank itself
+  int lost_for(int member, int rank) const;  ///< as judge() says; with masks each lost rank itself
   std::vector<int> gone(int member) const;
   std::vector<LostRank> verdicts(int member) const;  ///< in the order in which they were heard
   void leave_out(int member, int rank, bool on);
@@ -167,12 +167,12 @@ class Plane {
   struct OwnWait {
     std::uint32_t beats = 0;
     bool lasts = false;
-    MemberTime since{}, moved{};    ///< of beats
-    MemberTime longest_at{};        ///< when the longest wait was heard of last
-    MemberTime first{}, longest{};  ///< as kernels say; the first counts for a step at most
+    MemberTime since{}, moved{};  ///< of beats
+    MemberTime longest{};         ///< as kernels say
+    MemberTime longest_at{};      ///< when that was heard of last
     int late_looks = 0;
     bool told_late = false;
-    MemberTime lasted(MemberTime now) const { return std::min(longest, now - since + first); }
+    MemberTime lasted(MemberTime now) const { return std::min(longest, now - since); }
   };
   /// The report of a rank on its wait for another one.
   struct TheirWait {
@@ -181,16 +181,21 @@ class Plane {
     std::uint32_t wanted = 0;
     MemberTime lasted{}, heard{};
   };
+  struct Rank {
+    Token process;
+    bool left = false, arrived = false;
+    RankFacts facts;
+    int lost = kNobody;  ///< as in Words
+    OwnWait own;         ///< of this rank for it
+    MemberTime sign{};   ///< when it has last reported a wait
+  };
   struct Member {
     int number = 0;
     std::uint64_t buffer = 0;
     int rank = 0;
-    std::vector<Token> processes;  ///< [rank]
+    std::vector<Rank> ranks;
     Words words;
     JoinOptions options;
-    std::vector<RankFacts> facts;
-    std::vector<bool> left, arrived;
-    std::vector<int> lost;           ///< [rank], as in Words
     std::vector<LostRank> verdicts;  ///< of ranks at the ends of chains
     bool told = false;               ///< that this rank has given up
     Clock::time_point since{};       ///< when a rank was lost first
@@ -198,17 +203,18 @@ class Plane {
     std::uint32_t round = 0;  ///< see Message
     Clock::time_point looked{};
     MemberTime time{}, reported{};
-    std::vector<OwnWait> own;       ///< [peer]
-    std::vector<MemberTime> signs;  ///< [rank]: when it has last reported a wait
     std::vector<TheirWait> waits;
     std::vector<FailedPair> failed, left_out;  ///< left_out: the program of `rank` leaves `peer` out
     MemberTime failed_at{};                    ///< the first of them
     MemberTime blamed_since{};                 ///< a rank is about to be lost
     std::vector<Message> early;                ///< of a later round
 
-    std::size_t size() const { return processes.size(); }
+    int size() const { return static_cast<int>(ranks.size()); }
+    Rank& at(int r) { return ranks[static_cast<std::size_t>(r)]; }
+    const Rank& at(int r) const { return ranks[static_cast<std::size_t>(r)]; }
+    bool has(const Token& process) const { return std::ranges::find(ranks, process, &Rank::process) != ranks.end(); }
     std::chrono::nanoseconds timeout() const { return options.timeout(); }
-    /// Waits are looked at.
+    /// Waits are looked at. Without deadlines and masks nothing follows from them.
     bool watches() const { return (options.timeout_s > 0 || options.masks) && !words.beats.empty(); }
   };
   using Peers = std::map<Token, Peer, bool (*)(const Token&, const Token&)>;
@@ -259,6 +265,7 @@ class Plane {
   void report(Member& member, int peer, std::chrono::nanoseconds lasted, bool late);
   void look_for_failures(Member& member);
   static bool leaves_out(const Member& member, int rank, int peer);
+  bool is_gone(const Rank& rank) const;  ///< its process has ended, and it had not left the buffer
   void judge_waits(Member& member);
   void hear_of_wait(Member& member, const Message& message);
   void show_sign(const Token& process, const Message& message);
@@ -298,7 +305,7 @@ class Membership {
   Membership& operator=(const Membership&) = delete;
 
   /// The rank because of which nothing comes from `rank` any more; kNobody: something may come.
-  int lost_for(int rank) const;
+  int lost_for(int rank) const { return plane_->lost_for(member_, rank); }
   /// The ranks whose processes have ended.
   std::vector<int> gone() const { return plane_->gone(member_); }
   bool is_gone(int rank) const;

@@ -55,9 +55,9 @@ void Plane::look_at_own(Member& member) {
   const nanoseconds timeout = member.timeout();
   const bool reports = member.time - member.reported >= timeout / kReports;
   int longest = kNobody;
-  for (int peer = 0; peer < static_cast<int>(member.size()); ++peer) {
+  for (int peer = 0; peer < member.size(); ++peer) {
     const auto p = static_cast<std::size_t>(peer);
-    OwnWait& wait = member.own[p];
+    OwnWait& wait = member.at(peer).own;
     const std::uint32_t beats = load(member.words.beats, p);
     const nanoseconds said(load(member.words.waits, p));
     if (beats == wait.beats) {
@@ -71,8 +71,7 @@ void Plane::look_at_own(Member& member) {
     const bool is_shorter = said < wait.longest;
     if (!wait.lasts || (is_shorter && member.time - wait.longest_at > timeout / kEndsAfter)) {
       if (wait.told_late) report(member, peer, nanoseconds::zero(), false);
-      wait = {
-          .lasts = true, .since = member.time, .longest_at = member.time, .first = std::min(said, timeout / kSteps)};
+      wait = {.lasts = true, .since = member.time, .longest_at = member.time};
     } else if (!is_shorter) {
       wait.longest_at = member.time;
     }
@@ -86,15 +85,13 @@ void Plane::look_at_own(Member& member) {
       wait.told_late = true;
       report(member, peer, lasted, true);
     }
-    const bool is_longest =
-        longest == kNobody || lasted > member.own[static_cast<std::size_t>(longest)].lasted(member.time);
+    const bool is_longest = longest == kNobody || lasted > member.at(longest).own.lasted(member.time);
     if (!late && lasted >= timeout / kBeforeReports && is_longest) longest = peer;
   }
-  if (!reports) return;
-  member.reported = member.time;
-  // One is enough to show that this rank waits itself.
-  if (longest != kNobody) {
-    report(member, longest, member.own[static_cast<std::size_t>(longest)].lasted(member.time), false);
+  // One is enough to show that this rank waits itself. If none has shown a beat since the last look, the next beat is
+  // reported: on a busy machine beats may come more seldom than reports are due.
+  if (reports && longest != kNobody) {
+    report(member, longest, member.at(longest).own.lasted(member.time), false);
   }
 }
 
@@ -105,6 +102,7 @@ void Plane::report(Member& member, int peer, nanoseconds lasted, bool late) {
   message.flag = late ? 1 : 0;
   const auto p = static_cast<std::size_t>(peer);
   if (p < member.words.wanted.size()) message.wanted = load(member.words.wanted, p);
+  if (message.ns != 0) member.reported = member.time;
   broadcast(message);
 }
 
@@ -124,20 +122,20 @@ void Plane::show_sign(const Token& process, const Message& message) {
   for (Member& member : members_) {
     // A rank that waits in another buffer is not silent in this one. If a process has several ranks of a buffer, the
     // message does not say which of them waits.
-    const bool one_rank = std::ranges::count(member.processes, process) == 1;
-    for (std::size_t rank = 0; rank < member.size(); ++rank) {
-      if (!(member.processes[rank] == process)) continue;
-      const bool itself = member.buffer == message.buffer && static_cast<int>(rank) == message.rank;
-      if (one_rank || itself) member.signs[rank] = member.time;
+    const bool one_rank = std::ranges::count(member.ranks, process, &Rank::process) == 1;
+    for (int rank = 0; rank < member.size(); ++rank) {
+      if (!(member.at(rank).process == process)) continue;
+      const bool itself = member.buffer == message.buffer && rank == message.rank;
+      if (one_rank || itself) member.at(rank).sign = member.time;
     }
   }
 }
 
 void Plane::look_for_failures(Member& member) {
-  for (int peer = 0; peer < static_cast<int>(std::min(member.size(), member.words.failed.size())); ++peer) {
+  for (int peer = 0; peer < std::min(member.size(), static_cast<int>(member.words.failed.size())); ++peer) {
     const FailedPair pair{member.rank, peer};
     if (load(member.words.failed, static_cast<std::size_t>(peer)) == 0) continue;
-    if (member.options.masks && member.lost[static_cast<std::size_t>(peer)] != kNobody) continue;
+    if (member.options.masks && member.at(peer).lost != kNobody) continue;
     if (std::ranges::find(member.failed, pair) != member.failed.end()) continue;
     Message message = about(member, MessageType::failed);
     message.peer = peer;
@@ -150,11 +148,10 @@ bool Plane::leaves_out(const Member& member, int rank, int peer) {
 }
 
 void Plane::judge_waits(Member& member) {
-  std::vector<RankSigns> signs(member.size());
-  for (std::size_t rank = 0; rank < signs.size(); ++rank) {
-    signs[rank] = {
-        .lost = member.lost[rank] != kNobody,
-        .silent = member.timeout() > nanoseconds::zero() && member.time - member.signs[rank] >= member.timeout()};
+  std::vector<RankSigns> signs;
+  for (const Rank& rank : member.ranks) {
+    signs.push_back({.lost = rank.lost != kNobody,
+                     .silent = member.timeout() > nanoseconds::zero() && member.time - rank.sign >= member.timeout()});
   }
   std::vector<LateWait> late;
   for (const TheirWait& wait : member.waits) {
@@ -165,9 +162,8 @@ void Plane::judge_waits(Member& member) {
   if (!member.options.masks) {
     bool changed = false;
     for (const Blame& blame : silent) {
-      const auto rank = static_cast<std::size_t>(blame.rank);
       // This rank knows better: it is about to go on.
-      if (blame.rank == member.rank || std::exchange(member.facts[rank].silent, true)) continue;
+      if (blame.rank == member.rank || std::exchange(member.at(blame.rank).facts.silent, true)) continue;
       member.verdicts.push_back({.rank = blame.rank, .why = LostWhy::silent, .by = blame.by});
       changed = true;
     }
@@ -180,8 +176,9 @@ void Plane::judge_waits(Member& member) {
     member.blamed_since = member.time;
     return;
   }
-  for (std::size_t rank = 0; rank < signs.size(); ++rank) {  // these decide nothing
-    if (member.left[rank] || leaves_out(member, member.rank, static_cast<int>(rank))) signs[rank].lost = true;
+  for (int rank = 0; rank < member.size(); ++rank) {  // these decide nothing
+    if (member.at(rank).left || leaves_out(member, member.rank, rank))
+      signs[static_cast<std::size_t>(rank)].lost = true;
   }
   // One with failed queue pairs may still decide; a silent one may be stopped.
   const int turn = std::min(deciders_before(member.rank, signs, silent), kMostDecidersInTurn);
@@ -200,9 +197,8 @@ void Plane::judge_waits(Member& member) {
 }
 
 void Plane::lose(Member& member, const LostRank& verdict) {
-  const auto rank = static_cast<std::size_t>(verdict.rank);
-  if (member.lost[rank] != kNobody) return;
-  member.lost[rank] = verdict.rank;
+  if (member.at(verdict.rank).lost != kNobody) return;
+  member.at(verdict.rank).lost = verdict.rank;
   member.verdicts.push_back(verdict);
   std::erase_if(member.failed,
                 [&](const FailedPair& pair) { return pair.rank == verdict.rank || pair.peer == verdict.rank; });

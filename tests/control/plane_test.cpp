@@ -151,7 +151,7 @@ TEST(PlaneOverTcp, AResetEndsNothingAndIsMadeGood) {
   for (const int rank : {0, 2}) {  // by then they have heard of rank 1, one way or the other
     const int member = buffer.members[static_cast<std::size_t>(rank)];
     EXPECT_TRUE(eventually([&] { return planes[rank].awaited_at_end(member) == std::vector<int>({0, 2}); }));
-    EXPECT_EQ(planes[rank].lost(member)[1], kNobody) << rank;
+    EXPECT_EQ(planes[rank].lost_for(member, 1), kNobody) << rank;
   }
   planes.end(2);
   EXPECT_TRUE(eventually([&] { return buffer.words[0].lost_for(2) == 2; }));

@@ -2,8 +2,6 @@
 #include "deep_ep/rows.hpp"
 
 #include <cmath>
-#include <cstring>
-#include <limits>
 
 #include "tests/kernels/on_device.hpp"
 #include "tests/kernels/test_kernel.hpp"

@@ -38,7 +38,6 @@
   KERNEL(add_waits_low_latency,                    deep_ep::LowLatencyWaitsParams,     256) \
   KERNEL(line_test,                                deep_ep::LineTestParams,            256) \
   KERNEL(sum_rows,                                 deep_ep::SumRowsParams,             256) \
-  KERNEL(gather_rows,                              deep_ep::GatherRowsParams,          256) \
   KERNEL(count_selections,                         deep_ep::NumberRowsParams,          512) \
   KERNEL(number_selections,                        deep_ep::NumberRowsParams,          512) \
   KERNEL(spread_rows,                              deep_ep::SpreadRowsParams,          256) \
@@ -69,7 +68,6 @@ struct LowLatencyMasksParams;
 struct LowLatencyWaitsParams;
 struct LineTestParams;
 struct SumRowsParams;
-struct GatherRowsParams;
 struct NumberRowsParams;
 struct SpreadRowsParams;
 struct AddressRowsParams;

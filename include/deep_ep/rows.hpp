@@ -1,5 +1,4 @@
-// Rows in other orders, and sums of rows, within the memory of one device: what lies between an engine's layout of rows
-// and that of a Buffer. Nothing here talks to other ranks, or waits for them.
+// Sums of rows within the memory of one device. Nothing here talks to other ranks, or waits for them.
 #pragma once
 
 #include <memory>
@@ -23,21 +22,5 @@ namespace deep_ep {
 void sum_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& rows, const ConstTensorView& index,
               const std::optional<ConstTensorView>& bias_0, const std::optional<ConstTensorView>& bias_1,
               const TensorView& sums, StreamHandle stream);
-
-/// gathered[i] = rows[index[i]]; zero bytes where index[i] is kZeroRow, and untouched where it is kNoRow.
-///
-/// \param executor  of make_cuda_executor or make_host_executor; all tensors are on its device, and contiguous
-/// \param rows      [N, ...] of any dtype; a row is a multiple of 4 bytes, and begins at one
-/// \param index     [T] int64: rows, kZeroRow or kNoRow; what is not below N counts as kNoRow
-/// \param gathered  [T, ...] of the dtype and shape of `rows` otherwise; may not overlap it
-/// \param stream    the work is enqueued there; the host does not wait
-/// \throws InvalidArgument  naming the argument
-void gather_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& rows, const ConstTensorView& index,
-                 const TensorView& gathered, StreamHandle stream);
-
-/// In an index: the row stays as it is.
-constexpr std::int64_t kNoRow = -1;
-/// In an index: the row becomes zero.
-constexpr std::int64_t kZeroRow = -2;
 
 }  // namespace deep_ep

@@ -178,7 +178,10 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
     }
     if (params.fill_tail) fill_tail(params.output, params.rows, received, params.output_rows);
 
-    // 2. Learn where the others want theirs.
+    // 2. Learn where the others want theirs. What is sent first comes nearer meanwhile.
+    if (const int own = DispatchSender::own_token(params); own >= 0 && own < params.num_tokens && lane_index() == 0) {
+      bulk::prefetch(params.x + std::int64_t{own} * params.rows.row_bytes, params.rows.row_bytes);
+    }
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
       good = learn_target(params, call.epoch, peer, shared.targets[peer]) && good;
     }

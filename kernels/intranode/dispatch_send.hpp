@@ -38,10 +38,18 @@ struct DispatchSender {
                           load_stream(params.destination_row + std::int64_t{token} * num_ranks + rank), round);
   }
 
-  /// Takes tokens until one has something to send in this round. num_tokens: none is left.
-  DEEP_EP_DEVICE Unit take(std::uint32_t round) const {
-    for (;;) {
-      const std::uint32_t taken = take_next(&params.common.state->dispatch_next_token);
+  /// The warp's own token, if there is a warp for each; -1: warps take turns. Then nobody waits for a ticket.
+  DEEP_EP_DEVICE static int own_token(const DispatchParams& params) {
+    if (params.num_tokens > grid_blocks() * block_warps()) return -1;
+    return warp_index() * grid_blocks() + block_index();
+  }
+
+  /// Takes tokens until one has something to send in this round. num_tokens: none is left. `first`: of the round.
+  DEEP_EP_DEVICE Unit take(std::uint32_t round, bool first) const {
+    const int own = own_token(params);
+    for (;; first = false) {
+      const auto taken = own < 0 ? take_next(&params.common.state->dispatch_next_token)
+                                 : static_cast<std::uint32_t>(first ? own : params.num_tokens);
       if (taken >= static_cast<std::uint32_t>(params.num_tokens)) return Unit{params.num_tokens, 0, -1};
       const auto token = static_cast<int>(taken);
       const std::int64_t place = place_at(token, lane_index(), round);
@@ -57,7 +65,7 @@ struct DispatchSender {
     if (unit.offset + params.stage_bytes < params.rows.row_bytes) {
       return Unit{unit.token, unit.offset + params.stage_bytes, unit.place};
     }
-    return take(round);
+    return take(round, false);
   }
 
   DEEP_EP_DEVICE std::uint32_t bytes_of(const Unit& unit) const {
@@ -146,7 +154,7 @@ struct DispatchSender {
   /// Sends what this warp has to send in this round. Afterwards every store of the warp is complete.
   DEEP_EP_DEVICE void send(std::uint32_t round) {
     const bool sidecar = params.rows.num_scales > 0 || params.topk_idx.data != nullptr || params.send_src_idx;
-    Unit unit = take(round);
+    Unit unit = take(round, true);
     if (unit.token < params.num_tokens) load(unit, units);
     while (unit.token < params.num_tokens) {
       const Unit following = next(unit, round);

@@ -26,16 +26,6 @@ struct SumRowsParams {
   std::uint32_t row_bytes;  ///< multiple of 16
 };
 
-struct GatherRowsParams {
-  const std::byte* rows;
-  std::int64_t num_rows;
-  const std::int64_t* index;  ///< [num_gathered], see gather_rows()
-  std::byte* gathered;        ///< out
-  std::int64_t num_gathered;
-  std::uint32_t row_bytes;  ///< multiple of unit_bytes
-  int unit_bytes;           ///< 16 or 4: what a lane moves at once
-};
-
 /// Metadata of received rows.
 struct RowMetadata {
   static constexpr int kColumnsBefore = 2;  ///< of the selections'

@@ -1,9 +1,7 @@
-// sum_rows and gather_rows: what an engine's layout of rows needs, on every executor present.
+// sum_rows on every executor present.
 #include "deep_ep/rows.hpp"
 
 #include <cmath>
-#include <cstring>
-#include <limits>
 
 #include "tests/kernels/on_device.hpp"
 #include "tests/kernels/test_kernel.hpp"
@@ -30,7 +28,7 @@ TEST(SumRows, AddsInOrderAndRoundsOnce) {
       for (const int biases : {0, 1, 2}) {
         std::vector<std::uint16_t> rows = numbers(kRows * width, 1);
         rows[0] = bf16_of(-0.0f);
-        std::vector<std::int64_t> index(kSums * kTerms, kNoRow);
+        std::vector<std::int64_t> index(kSums * kTerms, -1);
         for (std::int64_t i = 0; i < kSums * kTerms; ++i) {
           if (i >= 2 * kTerms && i % 3 != 0) index[static_cast<std::size_t>(i)] = i * 5 % kRows;
         }
@@ -64,35 +62,6 @@ TEST(SumRows, AddsInOrderAndRoundsOnce) {
   }
 }
 
-TEST(GatherRows, MovesZeroesAndLeavesAlone) {
-  for (const auto& executor : executors_present(4)) {
-    for (const std::int64_t width : {1, 3, 4, 1000, 3584}) {  // of 4-byte elements: rows of 4 to 14336 bytes
-      constexpr std::int64_t kRows = 6;
-      std::vector<std::int32_t> rows(static_cast<std::size_t>(kRows * width));
-      for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int32_t>(i + 1);
-      std::vector<std::int64_t> index;
-      const int copies = width < 100 ? 30 : 1;  // 30: more rows than there are warps
-      for (int copy = 0; copy < copies; ++copy) {
-        index.insert(index.end(), {5, kNoRow, 0, 0, kZeroRow, 3, kNoRow, kZeroRow, kRows, 2});
-      }
-      const auto count = static_cast<std::int64_t>(index.size());
-      const OnDevice<std::int32_t> from(*executor, rows);
-      const OnDevice<std::int32_t> to(*executor, std::vector<std::int32_t>(index.size() * std::size_t(width), -7));
-      const OnDevice<std::int64_t> which(*executor, index);
-      gather_rows(executor, from.view(DType::int32, {kRows, width}), which.view(DType::int64, {count}),
-                  to.view(DType::int32, {count, width}), nullptr);
-      const std::vector<std::int32_t> got = to.read();
-      for (std::int64_t i = 0; i < count * width; ++i) {
-        const std::int64_t row = index[static_cast<std::size_t>(i / width)];
-        const std::int32_t wanted = row == kNoRow || row >= kRows ? -7
-                                    : row == kZeroRow             ? 0
-                                                      : rows[static_cast<std::size_t>(row * width + i % width)];
-        ASSERT_EQ(got[static_cast<std::size_t>(i)], wanted) << "element " << i << " of rows of " << width;
-      }
-    }
-  }
-}
-
 TEST(SumRows, NamesWhatIsWrong) {
   const auto executor = make_host_executor();
   std::vector<std::uint16_t> memory(1024);
@@ -114,19 +83,6 @@ TEST(SumRows, NamesWhatIsWrong) {
               sum_rows(executor, rows, view(DType::int64, {2, 2}), rows, std::nullopt, rows, nullptr);
             }).find("bias_0 is bfloat16[4, 16]"),
             std::string::npos);
-  EXPECT_NE(refusal([&] {
-              gather_rows(executor, rows, view(DType::int64, {3}), view(DType::bfloat16, {4, 16}), nullptr);
-            }).find("gathered has 4 rows, allowed: the 3 of index"),
-            std::string::npos);
-  EXPECT_NE(refusal([&] {
-              gather_rows(executor, rows, view(DType::int64, {4}), view(DType::bfloat16, {4, 8}), nullptr);
-            }).find("rows like those of"),
-            std::string::npos);
-  EXPECT_NE(
-      refusal([&] {
-        gather_rows(executor, view(DType::uint8, {4, 3}), view(DType::int64, {4}), view(DType::uint8, {4, 3}), nullptr);
-      }).find("multiples of 4 bytes"),
-      std::string::npos);
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ struct SharedMemoryLimit {
   std::atomic<std::size_t> bytes[kDevices] = {};
 };
 
-inline void check_launch(cudaError_t status, const char* kernel, const LaunchShape& shape) {
+[[gnu::visibility("hidden")]] inline void check_launch(cudaError_t status, const char* kernel,
+                                                       const LaunchShape& shape) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // a launch error is not sticky: do not let the next caller find it
   throw SystemError("launching kernel " + std::string(kernel) + " with " + std::to_string(shape.blocks) +
@@ -57,14 +58,15 @@ void launch(void (*kernel)(typename Kernel::Params), const typename Kernel::Para
   check_launch(cudaLaunchKernelEx(&config, kernel, params), Kernel::kName, shape);
 }
 
-/// Asking for a function's attributes loads it.
-template <class Params>
-void load(void (*kernel)(Params), const char* name) {
+/// Asking for a function's attributes loads it. An instance for each kernel, not for each type of parameters: a program
+/// with kernels of its own has its own runtime, which does not know those of the library.
+template <class Kernel>
+void load(void (*kernel)(typename Kernel::Params)) {
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
   if (status == cudaSuccess) return;
   cudaGetLastError();
-  throw SystemError("loading kernel " + std::string(name) + ": " + cudaGetErrorString(status));
+  throw SystemError("loading kernel " + std::string(Kernel::kName) + ": " + cudaGetErrorString(status));
 }
 
 }  // namespace deep_ep::cuda
@@ -80,5 +82,5 @@ void load(void (*kernel)(Params), const char* name) {
   void launch_##name(const kernels::name::Params& params, const LaunchShape& shape, void* stream) { \
     launch<kernels::name>(name##_kernel, params, shape, stream);                                    \
   }                                                                                                 \
-  void load_##name() { load(name##_kernel, kernels::name::kName); }                                 \
+  void load_##name() { load<kernels::name>(name##_kernel); }                                        \
   }

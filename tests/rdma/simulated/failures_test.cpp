@@ -96,6 +96,21 @@ TEST_F(HandWritten, NothingFails) {
   EXPECT_FALSE(ends_->failure().has_value());
 }
 
+/// One entry tells of the end of those before it, whose words the test then reads without any order of its own.
+TEST_F(HandWritten, ACompletionComesBehindTheAdditionsBeforeIt) {
+  for (std::uint64_t round = 1; round <= 20; ++round) {
+    for (int i = 0; i < 3; ++i) {
+      post(0, [&](auto& entry, const auto& header) {
+        fetch_add_entry(entry, {header.index, header.number, 0}, {72, peers_[0].signal_key}, pair().sink, 5);
+      });
+    }
+    post(0, [](auto& entry, const auto& header) { nop_entry(entry, header); });
+    ring();
+    wait_until_all_is_done();
+    ASSERT_EQ(words()[9], round * 15);
+  }
+}
+
 /// With completions at once, and delayed ones.
 class SimulatedFailures : public HandWritten, public testing::WithParamInterface<double> {
  protected:

@@ -13,7 +13,8 @@ namespace deep_ep::device {
 /// By all threads of a block: numbers the tokens that `is_member(token)` holds for, and tells `place(token, number)`,
 /// with -1 for the others. A thread asks about the tokens that it tells about: thread_index() plus multiples of
 /// block_threads(). Returns how many members there are. `members_in_warp`: 32 words of shared memory. A thread asks
-/// about several tokens before it tells about the first of them, so that their loads are under way at once.
+/// about several tokens before it tells about the first of them, so that their loads are under way at once. Warps ask
+/// as a whole, each about 32 tokens in their order, also about some behind the last, which are no members.
 template <class IsMember, class Place>
 DEEP_EP_DEVICE int number_members(int num_tokens, std::int32_t* members_in_warp, IsMember is_member, Place place) {
   constexpr int kTogether = 8;
@@ -27,7 +28,7 @@ DEEP_EP_DEVICE int number_members(int num_tokens, std::int32_t* members_in_warp,
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const int other = token + i * block_threads();
-        asked |= other < num_tokens && is_member(other) ? 1u << i : 0u;
+        asked |= is_member(other) ? 1u << i : 0u;
       }
     }
     const bool member = (asked >> turn % kTogether & 1) != 0;

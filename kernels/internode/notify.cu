@@ -41,7 +41,9 @@ struct Notify {
       const std::uint8_t* in_rank =
           params.is_token_in_rank + std::int64_t{token} * grid().num_ranks + node * grid().width;
       bool member = false;
-      for (int index = 0; index < grid().width; ++index) member = member || in_rank[index] != 0;
+      for (int index = 0; token < params.num_tokens && index < grid().width; ++index) {
+        member = member || in_rank[index] != 0;
+      }
       return member;
     };
     const int count = number_members(params.num_tokens, shared.members_in_warp, is_member, [&](int token, int number) {

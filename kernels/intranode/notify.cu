@@ -12,28 +12,37 @@ namespace deep_ep::device {
 /// By a whole block, without layout: numbers this rank's tokens that select experts of `destination`, and counts the
 /// selections of each expert. Returns how many tokens there are.
 DEEP_EP_DEVICE std::int32_t number_selecting(const NotifyParams& params, int destination, NotifyShared& shared) {
-  constexpr int kTogether = 8;  // loads of a token under way at once
-  const int experts = params.num_local_experts, num_ranks = params.common.num_ranks;
+  constexpr int kTogether = 8;  // loads under way at once
+  const int experts = params.num_local_experts, num_ranks = params.common.num_ranks, num_topk = params.num_topk;
   for (int expert = thread_index(); expert < experts; expert += block_threads()) shared.expert_counts[expert] = 0;
   block::sync();
+  // A warp loads the selections of its 32 tokens in the order of memory. Lane i keeps which ones of the i-th 32 select
+  // such experts; those of a token lie in one such word, or two.
+  const std::int64_t end = std::int64_t{params.num_tokens} * num_topk;
   const auto selects = [&](int token) {
-    bool member = false;
-    for (int first = 0; first < params.num_topk; first += kTogether) {
+    const std::int64_t begin = std::int64_t{token - lane_index()} * num_topk + lane_index();
+    std::uint32_t kept = 0;
+    for (int first = 0; first < num_topk; first += kTogether) {
       std::int64_t index[kTogether];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        const std::int64_t at = std::int64_t{token} * params.num_topk + first + i;
-        index[i] = first + i < params.num_topk ? params.topk_idx.load_cached(at) : -1;
+        const std::int64_t at = begin + (first + i) * kWarpSize;
+        index[i] = first + i < num_topk && at < end ? params.topk_idx.load_cached(at) : -1;
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const int local = expert_of(index[i], experts * num_ranks) - destination * experts;
-        if (index[i] < 0 || local < 0 || local >= experts) continue;
-        member = true;
-        fetch_add_relaxed<Scope::block>(&shared.expert_counts[local], 1);
+        const bool selected = index[i] >= 0 && local >= 0 && local < experts;
+        const std::uint32_t all = warp::ballot(selected);
+        if (lane_index() == first + i) kept = all;
+        if (selected) fetch_add_relaxed<Scope::block>(&shared.expert_counts[local], 1);
       }
     }
-    return member;
+    const int bit = lane_index() * num_topk;
+    const std::uint64_t low = warp::shuffle(kept, bit / kWarpSize);
+    const std::uint64_t high = warp::shuffle(kept, bit / kWarpSize + 1);
+    const std::uint64_t of_token = (high << 32 | low) >> bit % kWarpSize;
+    return (of_token & ((std::uint64_t{1} << num_topk) - 1)) != 0;
   };
   return number_members(params.num_tokens, shared.members_in_warp, selects, [&](int token, int number) {
     params.destination_row[std::int64_t{token} * num_ranks + destination] = number;

@@ -20,7 +20,8 @@ DEEP_EP_DEVICE std::int32_t number_for_rank(const NotifyCall& call, int num_rank
                                             std::int32_t* members_in_warp) {
   const auto at = [&](int token) { return std::int64_t{token} * num_ranks + destination; };
   const int count = number_members(
-      call.num_tokens, members_in_warp, [&](int token) { return call.is_token_in_rank[at(token)] != 0; },
+      call.num_tokens, members_in_warp,
+      [&](int token) { return token < call.num_tokens && call.is_token_in_rank[at(token)] != 0; },
       [&](int token, int number) { call.destination_row[at(token)] = number; });
   return count == call.num_tokens_per_rank[destination] ? count : -1;
 }

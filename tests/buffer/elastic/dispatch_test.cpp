@@ -142,7 +142,7 @@ TEST_P(ElasticDispatchTest, WithoutALayoutSelectionsSayWhereRowsGo) {
   std::vector<Case> cases;
   for (const int topk : {1, 8, 11, 32}) {
     for (const auto routing : oracle::kRoutings) {
-      cases.push_back(make_case({.tokens = {12, 0, 19},
+      cases.push_back(make_case({.tokens = {70, 0, 37},
                                  .local_experts = 12,
                                  .topk = topk,
                                  .idx_dtype = topk == 8 ? DType::int32 : DType::int64,

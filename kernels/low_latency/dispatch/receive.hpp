@@ -17,7 +17,7 @@ struct ReceiverRole {
   bool measures = false;  ///< how long it waits for each source
 };
 
-/// kExtra: with what plain calls do not pay for, see dispatch_extra.cu.
+/// kExtra: with what plain calls do not pay for, see dispatch.cu.
 template <bool kRdma, bool kExtra>
 struct DispatchReceiver {
   const LowLatencyDispatchParams& params;

@@ -52,7 +52,7 @@ DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma, kExtra>& receiver
   for (int turn = 0; turn < turns; ++turn) {
     if constexpr (kRdma) {
       if (turn == 1) {
-        DispatchRelay<kExtra>{receiver.params, receiver.shared, receiver.row, reach}.relay_rows(group, groups, part);
+        DispatchRelay{receiver.params, receiver.shared, receiver.row, reach}.relay_rows(group, groups, part);
       }
     }
     const Divisor& sources = turns == 1 ? common.num_ranks : turn == 0 ? common.rail_width : common.other_nodes_ranks;

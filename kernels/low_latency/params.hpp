@@ -135,13 +135,11 @@ constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in
 /// A row of dispatch as it travels, in tagged lines: a header of words (the token's index at its source, for each
 /// selection the expert and its place among the source's entries that name this expert, weights, and by rails the row's
 /// slot on the expert's rank), words of scales (float32, also for UE8M0; NVFP4: four E4M3), payload.
-/// kExtra: it may have any format; else those of plain kernels.
-template <bool kExtra>
-struct LowLatencyRowOf {
+struct LowLatencyRow {
   int hidden, num_topk;
   bool scaled, weights;
   bool by_rails = false;
-  bool of_token = false, nvfp4 = false;  ///< kExtra
+  bool of_token = false, nvfp4 = false;  ///< known to be false in plain kernels: see row()
 
   // Words of the header.
   static constexpr int kToken = 0;
@@ -153,18 +151,14 @@ struct LowLatencyRowOf {
   // Offsets in the row, without tags.
   DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return 4 * static_cast<std::uint32_t>(header_words()); }
   DEEP_EP_HOST_DEVICE std::uint32_t scale_words() const {
-    if constexpr (kExtra) {
-      if (nvfp4) return static_cast<std::uint32_t>(hidden) / (4 * kNvfp4ScaleChannels);
-      if (of_token) return 1;
-    }
+    if (nvfp4) return static_cast<std::uint32_t>(hidden) / (4 * kNvfp4ScaleChannels);
+    if (of_token) return 1;
     return scaled ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
   }
   DEEP_EP_HOST_DEVICE std::uint32_t scales_end() const { return scales_at() + scale_words() * 4; }
   DEEP_EP_HOST_DEVICE std::uint32_t payload_at() const { return (scales_end() + 7) / 8 * 8; }
   DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const {
-    if constexpr (kExtra) {
-      if (nvfp4) return static_cast<std::uint32_t>(hidden) / 2;
-    }
+    if (nvfp4) return static_cast<std::uint32_t>(hidden) / 2;
     return static_cast<std::uint32_t>(hidden) * (scaled ? 1 : 2);
   }
   DEEP_EP_HOST_DEVICE std::uint32_t data_bytes() const { return payload_at() + payload_bytes(); }
@@ -181,7 +175,6 @@ struct LowLatencyRowOf {
     return expert | place << 16;
   }
 };
-using LowLatencyRow = LowLatencyRowOf<true>;
 
 /// Scales of received rows, as grouped GEMMs load them: [blocks][columns][rows] words of 32 bits, with blocks and rows
 /// as in recv_x. A word is a float, or with UE8M0 the exponents of four neighbouring scales.
@@ -243,9 +236,9 @@ struct LowLatencyDispatchParams {
   bool report_unknown_experts;
   const float* topk_weights;  ///< [num_tokens, num_topk], nullptr: none
 
-  /// A row as it travels, directly or by rails.
+  /// A row as it travels, directly or by rails. kExtra: it may have any format; else those of plain kernels.
   template <bool kExtra = true>
-  DEEP_EP_HOST_DEVICE LowLatencyRowOf<kExtra> row(bool by_rails) const {
+  DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails) const {
     return {hidden,
             num_topk,
             has_scales(format),

@@ -13,8 +13,8 @@
 #include <type_traits>
 
 #include "kernels/common/line_poller.hpp"
-#include "kernels/low_latency/combine/fp8.hpp"
 #include "kernels/low_latency/combine/unreduced.hpp"
+#include "kernels/low_latency/combine/wire.hpp"
 
 namespace deep_ep::device::low_latency {
 

@@ -2,7 +2,6 @@
 // expert side: the rows that pushing groups have staged, in the order of the owner's tokens.
 #pragma once
 
-#include "kernels/low_latency/combine/announce.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/low_latency/transport/poster.hpp"
 

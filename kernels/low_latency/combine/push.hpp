@@ -1,15 +1,13 @@
 // The expert side of combine: for each row that the dispatch brought, this rank weights, sums and rounds what its
 // experts made of the token, and sends it to the token's owner as one row.
 //
-// Groups of warps take rows in turn (rows.hpp), and every owner's rows go in token order, so that it can begin to add.
-// The warps of a group share a row by its lines and need nothing from each other: each looks for the owner's
+// Groups of warps take rows in turn (ReceivedRows), and every owner's rows go in token order, so that it can begin to
+// add. The warps of a group share a row by its lines and need nothing from each other: each looks for the owner's
 // selections, sums its channels and stores its lines. Rows whose owner has not announced its selections for a while are
 // deferred until all others are done: a rank that is late must not delay what others get, nor make them look late.
 #pragma once
 
-#include "kernels/low_latency/combine/announce.hpp"
-#include "kernels/low_latency/combine/fp8.hpp"
-#include "kernels/low_latency/combine/rows.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
 
 namespace deep_ep::device::low_latency {
 

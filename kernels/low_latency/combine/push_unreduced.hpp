@@ -2,8 +2,7 @@
 #pragma once
 
 #include "kernels/common/wait.hpp"
-#include "kernels/low_latency/combine/fp8.hpp"
-#include "kernels/low_latency/combine/rows.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/low_latency/combine/unreduced.hpp"
 
 namespace deep_ep::device::low_latency {

@@ -9,7 +9,6 @@
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/push_unreduced.hpp"
-#include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {

@@ -17,12 +17,12 @@ struct ReceiverRole {
   bool measures = false;  ///< how long it waits for each source
 };
 
-/// kExtra: with what plain calls do not pay for, see dispatch_extra.cu.
+/// kExtra: with what plain calls do not pay for, see dispatch.cu.
 template <bool kRdma, bool kExtra>
 struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
-  LowLatencyRowOf<kExtra> row;
+  LowLatencyRow row;
 
   static constexpr int kBatch = 4;  ///< line parts that a lane holds: four warps hold an FP8 row of 7168 channels
 
@@ -194,10 +194,8 @@ struct DispatchReceiver {
         const int local = local_expert(warp::shuffle(selection, lowest_bit(left)));
         const int block = params.rank_major ? source : local;
         std::int64_t first = scales.first(block, to - block * scales.rows);
-        if constexpr (kExtra) {
-          if (row.of_token) first = to;
-          if (row.nvfp4) first = params.tiled_scales().first(block, to - block * scales.rows);
-        }
+        if (row.of_token) first = to;
+        if (row.nvfp4) first = params.tiled_scales().first(block, to - block * scales.rows);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const std::uint32_t at = lane.payload_at(line) + 4 * static_cast<std::uint32_t>(i);
@@ -205,9 +203,7 @@ struct DispatchReceiver {
           const std::uint32_t scale = (at - row.scales_at()) / 4;
           const auto bits = static_cast<std::uint32_t>(part.word[i / 2] >> (32 * (i % 2)));
           std::int64_t word = first + scales.behind(scale);
-          if constexpr (kExtra) {
-            if (row.nvfp4) word = first + std::int64_t{scale} * LowLatencyTiledScales::kTileRows;
-          }
+          if (row.nvfp4) word = first + std::int64_t{scale} * LowLatencyTiledScales::kTileRows;
           if (scales.packed) {  // the exponent of a power of two
             params.recv_scales[word * 4 + scale % 4] = static_cast<std::byte>(bits >> 23);
           } else {

@@ -8,11 +8,10 @@
 
 namespace deep_ep::device::low_latency {
 
-template <bool kExtra>
 struct DispatchRelay {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
-  LowLatencyRowOf<kExtra> row;
+  LowLatencyRow row;
   DispatchReach<true> reach;
 
   static constexpr int kBatch = 4;  ///< lines that a lane loads at once

@@ -99,10 +99,9 @@ struct Routing {
 };
 
 /// The row of one token. The whole block takes part; each thread handles eight channels (a vector) at a time.
-template <bool kExtra>
 struct RowWriter {
   const LowLatencyDispatchParams& params;
-  LowLatencyRowOf<kExtra> row;
+  LowLatencyRow row;
   const Vec16* x;             ///< the token's row as the caller gave it
   std::byte* stage;           ///< where it is written as it will travel
   float global_scale = 1.0f;  ///< of nvfp4
@@ -116,16 +115,13 @@ struct RowWriter {
 
   /// `first` is what load(thread_index()) returned: so that load can start early.
   DEEP_EP_DEVICE void write(Vec16 first) const {
-    Fp8Scale of_token{};
-    if constexpr (kExtra) {
-      if (row.of_token) of_token = scale_of_token(first);
-    }
+    const Fp8Scale of_token = row.of_token ? scale_of_token(first) : Fp8Scale{};
     // Whole warps stay in the loop: lanes compare their channels.
 #pragma unroll 1
     for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
       const int vector = base + lane_index();
       const Vec16 next = load(vector + block_threads());
-      if (kExtra && write_extra(vector, first, of_token)) {
+      if (write_extra(vector, first, of_token)) {
         // It was one that plain kernels do not make.
       } else if (row.scaled) {
         write_fp8(vector, first);
@@ -214,7 +210,7 @@ template <bool kRdma, bool kExtra>
 struct DispatchSender {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
-  LowLatencyRowOf<kExtra> row;
+  LowLatencyRow row;
   Routing routing;
 
   // Loaded early, see load().
@@ -243,10 +239,9 @@ struct DispatchSender {
   /// The last warp decides where rows go: it seldom has any channels of the row to write.
   DEEP_EP_DEVICE static bool decides() { return warp_index() == block_warps() - 1; }
 
-  DEEP_EP_DEVICE RowWriter<kExtra> writer(std::byte* stage) const {
+  DEEP_EP_DEVICE RowWriter writer(std::byte* stage) const {
     const auto* x = reinterpret_cast<const Vec16*>(params.x + std::int64_t{token} * params.hidden * 2);
-    if constexpr (kExtra) return {params, row, x, stage, global_scale};
-    return {params, row, x, stage};
+    return {params, row, x, stage, global_scale};
   }
 
   /// By whole blocks, which sync after it.

@@ -305,7 +305,7 @@ void Plane::apply_to(Member& member, const Message& message) {
     if (member.early.size() < kMostRecent) member.early.push_back(message);  // this rank is about to resume, too
     return;
   }
-  const FailedPair pair{message.rank, message.peer};
+  const RankPair pair{message.rank, message.peer};
   switch (message.type) {
     case MessageType::left:
       rank.left = true;
@@ -343,7 +343,7 @@ void Plane::apply_to(Member& member, const Message& message) {
       break;
     case MessageType::leaves_out:
       if (!is_of_now) break;
-      std::erase_if(member.left_out, [&](const FailedPair& one) { return one == pair; });
+      std::erase_if(member.left_out, [&](const RankPair& one) { return one == pair; });
       if (message.flag != 0) {
         member.left_out.push_back(pair);
       } else {  // what that rank owes begins now

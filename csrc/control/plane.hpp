@@ -204,10 +204,10 @@ class Plane {
     Clock::time_point looked{};
     MemberTime time{}, reported{};
     std::vector<TheirWait> waits;
-    std::vector<FailedPair> failed, left_out;  ///< left_out: the program of `rank` leaves `peer` out
-    MemberTime failed_at{};                    ///< the first of them
-    MemberTime blamed_since{};                 ///< a rank is about to be lost
-    std::vector<Message> early;                ///< of a later round
+    std::vector<RankPair> failed, left_out;  ///< left_out: the program of `rank` leaves `peer` out
+    MemberTime failed_at{};                  ///< the first of them
+    MemberTime blamed_since{};               ///< a rank is about to be lost
+    std::vector<Message> early;              ///< of a later round
 
     int size() const { return static_cast<int>(ranks.size()); }
     Rank& at(int r) { return ranks[static_cast<std::size_t>(r)]; }

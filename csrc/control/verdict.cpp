@@ -18,14 +18,14 @@ int next_in_chain(std::span<const RankFacts> ranks, int rank) {
 /// has ended takes its queue pairs along. Among equals the rank whose queue pair it is: its NIC knows what has failed.
 class Failures {
  public:
-  Failures(std::span<const RankFacts> ranks, std::span<const FailedPair> failed)
+  Failures(std::span<const RankFacts> ranks, std::span<const RankPair> failed)
       : ranks_(ranks), ends_(ranks.size()), of_(ranks.size(), kNobody), at_(ranks.size(), kNobody) {
-    for (const FailedPair& pair : failed) {
+    for (const RankPair& pair : failed) {
       ++ends_[index(pair.rank)].pairs;
       ++ends_[index(pair.peer)].pairs;
       ends_[index(pair.rank)].owns = true;
     }
-    for (const FailedPair& pair : failed) {
+    for (const RankPair& pair : failed) {
       const int cause = worse(pair.rank, pair.peer);
       for (int* known : {&of_[index(pair.rank)], &at_[index(pair.rank)], &at_[index(pair.peer)], &any_}) {
         *known = worse(*known, cause);
@@ -91,7 +91,7 @@ std::vector<int> causes_of_circles(std::span<const RankFacts> ranks, const Failu
 
 }  // namespace
 
-std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const FailedPair> failed) {
+std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const RankPair> failed) {
   const Failures failures(ranks, failed);
   const std::vector<int> circles = causes_of_circles(ranks, failures);
   const auto end_of_chain = [&](int rank) {
@@ -113,13 +113,13 @@ std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const FailedP
   return lost;
 }
 
-std::vector<Blame> silent_ranks(std::span<const RankSigns> ranks, std::span<const LateWait> waits) {
+std::vector<Blame> silent_ranks(std::span<const RankSigns> ranks, std::span<const RankPair> waits) {
   std::vector<Blame> found;
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     const RankSigns& signs = ranks[static_cast<std::size_t>(rank)];
     if (signs.lost || !signs.silent) continue;
     int by = kNobody;
-    for (const LateWait& wait : waits) {
+    for (const RankPair& wait : waits) {
       if (wait.peer != rank || wait.rank == rank || ranks[static_cast<std::size_t>(wait.rank)].lost) continue;
       if (by == kNobody || wait.rank < by) by = wait.rank;
     }
@@ -128,7 +128,7 @@ std::vector<Blame> silent_ranks(std::span<const RankSigns> ranks, std::span<cons
   return found;
 }
 
-std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span<const FailedPair> pairs) {
+std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span<const RankPair> pairs) {
   struct Ends {
     int pairs = 0;  ///< that failed, by whichever end
     int named = 0;  ///< as the peer
@@ -139,7 +139,7 @@ std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span
   std::vector<Blame> found;
   for (;;) {
     std::vector<Ends> ends(ranks.size());
-    for (const FailedPair& pair : pairs) {
+    for (const RankPair& pair : pairs) {
       if (lost(pair.rank) || lost(pair.peer)) continue;
       ++ends[static_cast<std::size_t>(pair.rank)].pairs;
       ++ends[static_cast<std::size_t>(pair.peer)].pairs;
@@ -150,7 +150,7 @@ std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span
     if (place == ends.rend() || place->pairs == 0) return found;
     const int worst = static_cast<int>(ends.rend() - place) - 1;
     const auto report =
-        std::ranges::find_if(pairs, [&](const FailedPair& pair) { return pair.peer == worst && !lost(pair.rank); });
+        std::ranges::find_if(pairs, [&](const RankPair& pair) { return pair.peer == worst && !lost(pair.rank); });
     found.push_back({worst, report == pairs.end() ? worst : report->rank});
     lost(worst) = true;
   }

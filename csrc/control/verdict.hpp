@@ -23,42 +23,37 @@ struct RankFacts {
   bool operator==(const RankFacts&) const = default;
 };
 
-/// A queue pair of `rank` to `peer` has failed.
-struct FailedPair {
+/// A queue pair of `rank` to `peer` that has failed; or a wait of `rank` for `peer`.
+struct RankPair {
   int rank = 0;
   int peer = 0;
-  bool operator==(const FailedPair&) const = default;
+  bool operator==(const RankPair&) const = default;
 };
 
 /// [rank]: nothing comes of it any more, because of this rank; kNobody: waits for it go on. Late or contradictory
 /// reports (of ranks that gave up on each other, of one that nobody knows to be gone) have the same outcome wherever
 /// they are known, in whichever order they came.
-std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const FailedPair> failed = {});
+std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const RankPair> failed = {});
 
 /// The signs that a rank has given.
 struct RankSigns {
   bool lost = false;    ///< the verdict has been given already, or its process has ended
   bool silent = false;  ///< it has reported no wait for a whole time-out
 };
-/// A wait that `rank` has reported, for longer than the time-out.
-struct LateWait {
-  int rank = 0;
-  int peer = 0;
-  bool operator==(const LateWait&) const = default;
-};
 struct Blame {
   int rank = 0;
   int by = kNobody;  ///< the rank whose report decided
   bool operator==(const Blame&) const = default;
 };
-/// The ranks that are lost by silence, in order. Ranks that all wait for each other report that they do, and none of
-/// them is lost: the calls of their programs do not match.
-std::vector<Blame> silent_ranks(std::span<const RankSigns> ranks, std::span<const LateWait> waits);
+/// The ranks that are lost by silence, in order. `waits`: those that have been reported for longer than the time-out.
+/// Ranks that all wait for each other report that they do, and none of them is lost: the calls of their programs do not
+/// match.
+std::vector<Blame> silent_ranks(std::span<const RankSigns> ranks, std::span<const RankPair> waits);
 
 /// The ranks to go on without, so that no failed pair is left: first the one with most failed pairs, so that a rank
 /// whose NIC has failed is not taken for healthy, nor those at the other ends for failed. Among equals the one that
 /// others name more often, then the highest.
-std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span<const FailedPair> pairs);
+std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span<const RankPair> pairs);
 
 /// With masks: how many ranks decide before `rank` does, the lower ones that are neither lost nor `blamed`. The next
 /// one decides where the first does not: its thread may stand still, though no rank waits for it.

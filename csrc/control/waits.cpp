@@ -133,7 +133,7 @@ void Plane::show_sign(const Token& process, const Message& message) {
 
 void Plane::look_for_failures(Member& member) {
   for (int peer = 0; peer < std::min(member.size(), static_cast<int>(member.words.failed.size())); ++peer) {
-    const FailedPair pair{member.rank, peer};
+    const RankPair pair{member.rank, peer};
     if (load(member.words.failed, static_cast<std::size_t>(peer)) == 0) continue;
     if (member.options.masks && member.at(peer).lost != kNobody) continue;
     if (std::ranges::find(member.failed, pair) != member.failed.end()) continue;
@@ -144,7 +144,7 @@ void Plane::look_for_failures(Member& member) {
 }
 
 bool Plane::leaves_out(const Member& member, int rank, int peer) {
-  return std::ranges::find(member.left_out, FailedPair{rank, peer}) != member.left_out.end();
+  return std::ranges::find(member.left_out, RankPair{rank, peer}) != member.left_out.end();
 }
 
 void Plane::judge_waits(Member& member) {
@@ -153,7 +153,7 @@ void Plane::judge_waits(Member& member) {
     signs.push_back({.lost = rank.lost != kNobody,
                      .silent = member.timeout() > nanoseconds::zero() && member.time - rank.sign >= member.timeout()});
   }
-  std::vector<LateWait> late;
+  std::vector<RankPair> late;
   for (const TheirWait& wait : member.waits) {
     // The peer's program leaves the waiting rank out, so nothing comes from the peer.
     if (wait.late && !leaves_out(member, wait.peer, wait.rank)) late.push_back({wait.rank, wait.peer});
@@ -201,7 +201,7 @@ void Plane::lose(Member& member, const LostRank& verdict) {
   member.at(verdict.rank).lost = verdict.rank;
   member.verdicts.push_back(verdict);
   std::erase_if(member.failed,
-                [&](const FailedPair& pair) { return pair.rank == verdict.rank || pair.peer == verdict.rank; });
+                [&](const RankPair& pair) { return pair.rank == verdict.rank || pair.peer == verdict.rank; });
   Message message = about(member, MessageType::lost);
   message.peer = verdict.rank;
   message.by = verdict.by;

@@ -121,15 +121,15 @@ class Buffer {
   // --------------------------------------------------------------------------- replicas of experts: see
   // load_balance.hpp
 
-  /// Collective in a node: copies the weights of each expert into the slots that the mapping gives to its replicas. Nothing else
-  /// is written. No slot of a rank is written before that rank's call is reached in stream order, and the call is
-  /// complete when all weights of the node have arrived. No host wait; may be recorded into a CUDA graph.
+  /// Collective in a node: copies the weights of each expert into the slots that the mapping gives to its replicas.
+  /// Nothing else is written. No slot of a rank is written before that rank's call is reached in stream order, and the
+  /// call is complete when all weights of the node have arrived. No host wait; may be recorded into a CUDA graph.
   /// @returns an event, set with async_finish.
   /// @throws InvalidArgument between nodes that are not of equally many consecutive ranks.
   EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call = {});
-  /// Collective in a node: adds the gradients of each replica to those of its expert, in fp32, by ascending rank and slot, so
-  /// that equal inputs give equal bits. Slots are only read, none before its rank's call is reached, and the call is
-  /// complete when all ranks have read. No host wait; may be recorded into a CUDA graph.
+  /// Collective in a node: adds the gradients of each replica to those of its expert, in fp32, by ascending rank and
+  /// slot, so that equal inputs give equal bits. Slots are only read, none before its rank's call is reached, and the
+  /// call is complete when all ranks have read. No host wait; may be recorded into a CUDA graph.
   /// @returns an event, set with async_finish.
   /// @throws InvalidArgument as prefetch_weights.
   EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call = {});

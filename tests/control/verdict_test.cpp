@@ -81,24 +81,24 @@ TEST(Verdict, ASilentRankEndsAChainAsAGoneOneDoes) {
 /// Rank 1 could not write to rank 2, and waits for rank 3. Ranks 2 and 3 wait for each other.
 TEST(Verdict, AFailedQueuePairIsTheCauseOfACircle) {
   const std::vector<RankFacts> ranks{gave_up_on(3), gave_up_on(3), gave_up_on(3), gave_up_on(2)};
-  EXPECT_EQ(judge(ranks, std::vector<FailedPair>{{1, 2}}), (Lost{1, 1, 1, 1}));
+  EXPECT_EQ(judge(ranks, std::vector<RankPair>{{1, 2}}), (Lost{1, 1, 1, 1}));
   const std::vector<RankFacts> early{kLives, kLives, gave_up_on(3), gave_up_on(2)};
-  EXPECT_EQ(judge(early, std::vector<FailedPair>{{1, 2}}), (Lost{kNobody, kNobody, 1, 1})) << "rank 1 goes on so far";
+  EXPECT_EQ(judge(early, std::vector<RankPair>{{1, 2}}), (Lost{kNobody, kNobody, 1, 1})) << "rank 1 goes on so far";
   const std::vector<RankFacts> others{kLives, kLives, kLives, gave_up_on(4), gave_up_on(3)};
-  EXPECT_EQ(judge(others, std::vector<FailedPair>{{1, 2}}), (Lost{kNobody, kNobody, kNobody, 1, 1}));
+  EXPECT_EQ(judge(others, std::vector<RankPair>{{1, 2}}), (Lost{kNobody, kNobody, kNobody, 1, 1}));
 }
 
 TEST(Verdict, OfSeveralFailedPairsTheNearestToTheCircleCounts) {
   const std::vector<RankFacts> ranks{kLives, kLives, gave_up_on(3), gave_up_on(2), kLives};
-  EXPECT_EQ(judge(ranks, std::vector<FailedPair>{{0, 1}, {4, 3}}), (Lost{kNobody, kNobody, 4, 4, kNobody}));
-  EXPECT_EQ(judge(ranks, std::vector<FailedPair>{{2, 0}, {0, 1}}), (Lost{kNobody, kNobody, 0, 0, kNobody}));
+  EXPECT_EQ(judge(ranks, std::vector<RankPair>{{0, 1}, {4, 3}}), (Lost{kNobody, kNobody, 4, 4, kNobody}));
+  EXPECT_EQ(judge(ranks, std::vector<RankPair>{{2, 0}, {0, 1}}), (Lost{kNobody, kNobody, 0, 0, kNobody}));
 }
 
 TEST(Verdict, AChainEndsWhereAQueuePairHasFailed) {
-  const std::vector<FailedPair> one{{1, 2}};
+  const std::vector<RankPair> one{{1, 2}};
   EXPECT_EQ(judge(std::vector{gave_up_on(1), gave_up_on(1), kLives}, one), (Lost{1, 1, kNobody}));
   EXPECT_EQ(judge(std::vector{gave_up_on(1), gave_up_on(2), kLives}, one), (Lost{1, 1, kNobody}));
-  const std::vector<FailedPair> most{{1, 2}, {0, 2}};
+  const std::vector<RankPair> most{{1, 2}, {0, 2}};
   EXPECT_EQ(judge(std::vector{gave_up_on(0), gave_up_on(1), kLives, gave_up_on(1)}, most), (Lost{2, 2, kNobody, 2}));
   EXPECT_EQ(judge(std::vector{gave_up_on(0), gave_up_on(1), kGone, gave_up_on(1)}, one), (Lost{0, 2, 2, 2}))
       << "a process that has ended took the queue pair along; rank 0 has ended by itself";
@@ -106,14 +106,14 @@ TEST(Verdict, AChainEndsWhereAQueuePairHasFailed) {
 
 TEST(Verdict, OneCircleHasOneCauseThoughSeveralOfItsRanksHaveFailedPairs) {
   const std::vector<RankFacts> ranks{gave_up_on(1), gave_up_on(2), gave_up_on(0), gave_up_on(0)};
-  EXPECT_EQ(judge(ranks, std::vector<FailedPair>{{1, 3}, {2, 0}}), (Lost{1, 1, 1, 1}));
+  EXPECT_EQ(judge(ranks, std::vector<RankPair>{{1, 3}, {2, 0}}), (Lost{1, 1, 1, 1}));
 }
 
 /// Half of 128 ranks have lost their NICs.
 TEST(Verdict, ManyFailedPairsNameOneRankEach) {
   constexpr int kRanks = 128;
   std::vector<RankFacts> ranks;
-  std::vector<FailedPair> failed;
+  std::vector<RankPair> failed;
   Lost expected;
   for (int rank = 0; rank < kRanks; ++rank) {
     const bool has_lost = rank % 2 != 0;
@@ -133,7 +133,7 @@ TEST(Verdict, RandomFailuresHaveOneCauseWhereverOneStarts) {
       facts.gone = random() % 8 == 0;
       if (random() % 4 != 0) facts.gave_up_on = some();
     }
-    std::vector<FailedPair> failed;
+    std::vector<RankPair> failed;
     for (int i = 0; i < 4; ++i) failed.push_back({some(), some()});
     const Lost lost = judge(ranks, failed);
     std::ranges::shuffle(failed, random);
@@ -148,7 +148,7 @@ TEST(Verdict, RandomFailuresHaveOneCauseWhereverOneStarts) {
       int at = next;
       for (std::size_t steps = 0; steps < ranks.size() && at != rank && at != kNobody; ++steps) at = next_of(at);
       const bool on_a_circle = at == rank;
-      const bool ends_here = std::ranges::find(failed, rank, &FailedPair::rank) != failed.end();
+      const bool ends_here = std::ranges::find(failed, rank, &RankPair::rank) != failed.end();
       const int of_next = lost[static_cast<std::size_t>(next)];
       if (on_a_circle || !ends_here) {
         EXPECT_EQ(lost[static_cast<std::size_t>(rank)], of_next == kNobody ? next : of_next) << round;
@@ -162,7 +162,7 @@ constexpr RankSigns kWaits{};
 constexpr RankSigns kLost{.lost = true, .silent = true};
 using Blames = std::vector<Blame>;
 
-Blames silent(const std::vector<RankSigns>& ranks, const std::vector<LateWait>& waits) {
+Blames silent(const std::vector<RankSigns>& ranks, const std::vector<RankPair>& waits) {
   return silent_ranks(ranks, waits);
 }
 
@@ -182,7 +182,7 @@ TEST(Silence, IsBlamedOnceByTheLowestRankThatWaits) {
   EXPECT_EQ(silent({kSilent, kWaits, kWaits, kWaits, kLost}, {{2, 0}, {1, 0}, {3, 0}, {1, 4}}), (Blames{{0, 1}}));
 }
 
-Blames unreachable(std::size_t ranks, const std::vector<FailedPair>& pairs) {
+Blames unreachable(std::size_t ranks, const std::vector<RankPair>& pairs) {
   return unreachable_ranks(std::vector<RankSigns>(ranks), pairs);
 }
 
@@ -197,7 +197,7 @@ TEST(FailedPairs, NameTheRankThatMostOfThemHaveInCommon) {
 TEST(FailedPairs, LeaveNonePairBehindAndDoNotLoseMoreThanThat) {
   EXPECT_EQ(unreachable(6, {{0, 5}, {1, 5}, {2, 4}}), (Blames{{5, 0}, {4, 2}}));
   const std::vector<RankSigns> ranks{kWaits, kWaits, kLost};
-  EXPECT_EQ(unreachable_ranks(ranks, std::vector<FailedPair>{{0, 2}, {1, 2}}), Blames{});
+  EXPECT_EQ(unreachable_ranks(ranks, std::vector<RankPair>{{0, 2}, {1, 2}}), Blames{});
 }
 
 TEST(DecidingRank, IsTheLowestThatGoesOn) {

@@ -17,7 +17,8 @@ namespace deep_ep::device {
 template <Scope S = Scope::system>
 DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected, std::uint32_t pieces = 1) {
   if (fetch_add_acq_rel<S>(ticket, pieces) + pieces != expected) return false;
-  store_relaxed<Scope::gpu>(ticket, std::uint32_t{0});
+  // A ticket of one block may lie in shared memory, which wider scopes cannot name.
+  store_relaxed<S == Scope::block ? Scope::block : Scope::gpu>(ticket, std::uint32_t{0});
   return true;
 }
 

@@ -35,13 +35,11 @@ struct ReceivedRow {
   /// The address of the lane's row, 0 for none; this share of it will be read soon. Only so much of it is fetched ahead
   /// as the cache holds for all warps of the device.
   DEEP_EP_DEVICE std::uint64_t find(const ElasticCombineParams& params, const RowShare& share) const {
-    constexpr int kPiecesAhead = 4;
+    constexpr std::uint32_t kAhead = 4 * RowSum::kPieceBytes;
     if (at < 0 || at >= params.num_rows) return 0;
     const std::byte* row = params.x + std::int64_t{at} * params.row_bytes;
-    std::uint32_t offset = share.first;
-    for (int piece = 0; piece < kPiecesAhead && offset < params.row_bytes; ++piece, offset += share.step) {
-      bulk::prefetch(row + offset, static_cast<std::uint32_t>(RowSum::vectors_at(offset, params.row_bytes)) * 16);
-    }
+    const std::uint32_t rest = params.row_bytes - share.first;
+    if (share.first < params.row_bytes) bulk::prefetch(row + share.first, rest < kAhead ? rest : kAhead);
     return reinterpret_cast<std::uint64_t>(row);
   }
 };
@@ -61,12 +59,14 @@ struct ElasticPusher {
   const ElasticCombineShared& shared;
   std::uint64_t epoch;
 
-  /// This warp's part in rows that several warps of the block push together.
+  /// This warp's part in rows that several warps of the block push together, a power of two.
   struct Team {
-    int number = 0, member = 0, members = 1;
+    int members, first_warp;
 
+    DEEP_EP_DEVICE int number() const { return (warp_index() - first_warp) / members; }
+    DEEP_EP_DEVICE int member() const { return (warp_index() - first_warp) & (members - 1); }
     DEEP_EP_DEVICE RowShare share() const {
-      return {static_cast<std::uint32_t>(member) * RowSum::kPieceBytes,
+      return {static_cast<std::uint32_t>(member()) * RowSum::kPieceBytes,
               static_cast<std::uint32_t>(members) * RowSum::kPieceBytes};
     }
   };
@@ -99,18 +99,18 @@ struct ElasticPusher {
         const int k = lowest_bit(left);
         store_sum(address, std::uint32_t{1} << k, params.window.row(heap, k, slot), share);
       }
-      if (team.member == 0 && lane_index() == 0) *beside = holders;
+      if (team.member() == 0 && lane_index() == 0) *beside = holders;
     } else {
       const int part = params.part_of(common.rank, row.last_selection % params.num_topk);
       store_sum(address, holders, params.window.row(heap, part, slot), share);
-      if (params.weighted && team.member == 0 && lane_index() < params.num_topk) {
+      if (params.weighted && team.member() == 0 && lane_index() < params.num_topk) {
         reinterpret_cast<float*>(beside)[lane_index()] = weight_of_selection(params, row.number, lane_index());
       }
     }
     warp::sync();
     if (lane_index() != 0) return;
     if (team.members > 1 &&
-        !last_to_arrive<Scope::block>(shared.arrived + team.number, static_cast<std::uint32_t>(team.members))) {
+        !last_to_arrive<Scope::block>(shared.arrived + team.number(), static_cast<std::uint32_t>(team.members))) {
       return;
     }
     store_release<Scope::system>(common.flag_to(owner, slot), round_signal(epoch, 1));
@@ -149,24 +149,24 @@ struct ElasticPusher {
       const std::int32_t row = begin_of(owner) + static_cast<std::int32_t>(turn / others);
       return row < ends[owner] && row < valid ? row : -1;
     };
-    if (const int members = members_for(end); members > 1) {
-      const int warp = warp_index() - params.adding_warps;
-      const Team team{warp / members, warp % members, members};
-      const int teams = (block_warps() - params.adding_warps) / members;
-      // Neighbours in order are in different blocks.
-      const auto turn_of_team = static_cast<std::uint32_t>(team.number * params.pushing_blocks + block_index());
-      if (team.number < teams) push(ReceivedRow::load(params, row_of(turn_of_team)), team);
-      return;
-    }
+    const int members = members_for(end);
+    const Team team{members, params.adding_warps};
     std::uint32_t* next = &params.common.state->elastic_next_row;
-    std::uint32_t turn = take_next(next);
-    std::uint32_t following = take_next(next);
+    std::uint32_t turn = 0;
+    std::uint32_t following = end;
+    if (members == 1) {
+      turn = take_next(next);
+      following = take_next(next);
+    } else {  // neighbours in order are in different blocks
+      turn = static_cast<std::uint32_t>(team.number() * params.pushing_blocks + block_index());
+    }
     ReceivedRow row = ReceivedRow::load(params, row_of(turn));
     while (turn < end) {
       // Neither of these is needed before this row is done.
-      const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
+      const bool draws = members == 1 && lane_index() == 0;
+      const std::uint32_t ticket = draws ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : end;
       const ReceivedRow next_row = ReceivedRow::load(params, row_of(following));
-      push(row, {});
+      push(row, team);
       turn = following;
       row = next_row;
       following = warp::shuffle(ticket, 0);

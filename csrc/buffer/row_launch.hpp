@@ -42,12 +42,4 @@ inline std::int64_t pieces_of_sums(std::int64_t sums, std::int64_t row_bytes) {
   return sums * ((row_bytes + kBytesOfWarp - 1) / kBytesOfWarp);
 }
 
-/// For sums of rows that are in this device's memory. The caller has made the device current.
-inline void launch_sum_rows(const Backend& backend, const SumRowsParams& params, StreamHandle stream) {
-  backend.kernels().sum_rows(params,
-                             shape_for_warps(pieces_of_sums(params.num_sums, params.row_bytes), backend.policy(),
-                                             kernels::sum_rows::kMaxThreads),
-                             stream);
-}
-
 }  // namespace deep_ep

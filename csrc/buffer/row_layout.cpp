@@ -261,15 +261,13 @@ void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTen
   SumRowsParams params{};
   params.rows = rows.as<std::byte>();
   params.num_rows = rows.size(0);
-  params.index = {slots.data + RowMetadata::kColumnsBefore, false};
-  params.index_stride = slots.stride;
+  params.metadata = slots;
   params.sums = sums.as<std::byte>();
-  params.num_sums = slots.num_rows;
-  params.num_wanted = slots.num_valid;
-  params.terms = slots.num_topk;
   params.row_bytes = static_cast<std::uint32_t>(rows.size(1) * 2);
+  const std::int64_t pieces = pieces_of_sums(slots.num_rows, params.row_bytes);
   backend->make_current();
-  launch_sum_rows(*backend, params, stream);
+  backend->kernels().sum_rows(params, shape_for_warps(pieces, backend->policy(), kernels::sum_rows::kMaxThreads),
+                              stream);
 }
 
 std::int64_t address_rows_scratch(const std::shared_ptr<Executor>& executor, std::int64_t rows, int num_ranks) {

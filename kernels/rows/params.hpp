@@ -1,5 +1,5 @@
 // Arguments of the kernels that add up and move rows within a device's memory. What tensors hold is said in
-// deep_ep/rows.hpp and deep_ep/row_layout.hpp.
+// deep_ep/row_layout.hpp.
 #pragma once
 
 #include <cstddef>
@@ -10,21 +10,6 @@
 #include "kernels/common/warp_stages.hpp"
 
 namespace deep_ep {
-
-struct SumRowsParams {
-  static constexpr int kMostTerms = 32;  ///< a lane finds one
-
-  const std::byte* rows;  ///< [num_rows] of bfloat16
-  std::int64_t num_rows;
-  TopkIndices index;          ///< [num_sums, terms]: a row; what is none: no term
-  std::int64_t index_stride;  ///< from one sum's to the next one's
-  const std::byte* bias[2];   ///< [num_sums] rows, nullptr: none
-  std::byte* sums;            ///< out, [num_sums] rows
-  std::int64_t num_sums;
-  const std::int32_t* num_wanted;  ///< nullptr, or where it is said that fewer sums are wanted
-  int terms;
-  std::uint32_t row_bytes;  ///< multiple of 16
-};
 
 /// Metadata of received rows.
 struct RowMetadata {
@@ -42,6 +27,14 @@ struct RowMetadata {
     const std::int64_t valid = device::load_weak(num_valid);
     return valid < num_rows ? valid : num_rows;
   }
+};
+
+struct SumRowsParams {
+  const std::byte* rows;  ///< [num_rows] of bfloat16
+  std::int64_t num_rows;
+  RowMetadata metadata;
+  std::byte* sums;          ///< out, a row for each valid one of the metadata
+  std::uint32_t row_bytes;  ///< multiple of 16
 };
 
 /// Of count_selections and number_selections, which have equally many blocks.

@@ -1,4 +1,4 @@
-// Sums of rows in this device's memory.
+// Sums of the rows of the expanded layout that each received row has.
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/rows/row_pieces.hpp"
@@ -6,16 +6,12 @@
 namespace deep_ep::device {
 
 DEEP_EP_DEVICE void sum_rows_body(const SumRowsParams& params, std::byte* /*shared*/) {
-  std::int64_t sums = params.num_sums;
-  if (params.num_wanted != nullptr) {
-    const std::int64_t wanted = load_weak(params.num_wanted);
-    sums = wanted < sums ? wanted : sums;
-  }
-  for_each_piece(sums, params.row_bytes, [&](std::int64_t row, std::uint32_t offset, int vectors) {
-    const std::int64_t term =
-        lane_index() < params.terms ? params.index.load_cached(row * params.index_stride + lane_index()) : -1;
+  const RowMetadata& metadata = params.metadata;
+  const std::byte* const no_bias[2] = {nullptr, nullptr};
+  for_each_piece(metadata.valid(), params.row_bytes, [&](std::int64_t row, std::uint32_t offset, int vectors) {
+    const std::int64_t term = lane_index() < metadata.num_topk ? load_weak(metadata.slots(row) + lane_index()) : -1;
     sum_piece(row_address(params.rows, term, params.row_bytes), warp::ballot(term >= 0 && term < params.num_rows),
-              params.bias, row * params.row_bytes + offset, offset, params.sums, vectors);
+              no_bias, row * params.row_bytes + offset, offset, params.sums, vectors);
   });
 }
 

@@ -26,8 +26,8 @@ constexpr Misleading kMisleading[] = {
 };
 
 TEST(SumReturnedRows, BySelectionAndWithoutRowsThatNobodySent) {
-  constexpr std::int64_t kTokens = 3, kTopk = 4, kWidth = 264, kRows = 9;
-  constexpr int kRanks = 3, kExperts = 2;  // rank 0: experts 0 and 1
+  constexpr std::int64_t kTokens = 3, kTopk = 4, kWidth = 1032, kRows = 9;  // rows of three pieces
+  constexpr int kRanks = 3, kExperts = 2;                                   // rank 0: experts 0 and 1
   // Ranks of the selections: 1 0 1 -; - 2 2 0; - - - -. Of the first token's last ones the rank 1 comes after rank 0.
   const std::vector<std::int64_t> idx = {2, 0, 3, -1, -5, 4, 5, 1, -1, -1, -1, -1};
   constexpr std::size_t kAround = 100;  // elements before and behind the scratch
@@ -52,7 +52,7 @@ TEST(SumReturnedRows, BySelectionAndWithoutRowsThatNobodySent) {
       std::fill_n(memory.begin() + kAround, kTokens * kTopk, 3);
       memory[kAround + 7] = stale;
       const OnDevice<std::uint16_t> x(*executor, rows), first(*executor, bias),
-          sums(*executor, std::vector<std::uint16_t>(bias.size(), 1));
+          sums(*executor, std::vector<std::uint16_t>(bias.size() + kWidth, 1));  // and what is not theirs
       const OnDevice<std::int32_t> told(*executor, beside), matrix(*executor, prefix),
           weights(*executor, Words(kTokens * kTopk, kUnwritten)), scratch(*executor, memory);
       const OnDevice<std::int64_t> selections(*executor, idx);
@@ -80,6 +80,7 @@ TEST(SumReturnedRows, BySelectionAndWithoutRowsThatNobodySent) {
           sum += float_of(rows[std::size_t(row * kWidth + i % kWidth)]);
         ASSERT_EQ(got[std::size_t(i)], bf16_of(sum)) << "element " << i;
       }
+      for (std::size_t i = bias.size(); i < got.size(); ++i) ASSERT_EQ(got[i], 1) << "behind the sums";
       if (!each_selection) {
         EXPECT_EQ(weights.read(), (Words{0, 31, 2, 0, 0, 11, 12, 0, 0, 0, 0, 0}));
       }

@@ -124,6 +124,11 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   const std::int64_t rows = result.handle.num_recv_rows;
   if (landed && rows > arguments.most_rows) {
     scope.abandon();
+    runtime_.calls().settle();
+    try {
+      runtime_.faults().raise();
+    } catch (const OutOfMemory&) {  // the kernel's note of the same, which the next call would report
+    }
     fail<InvalidArgument>("most_rows is {}, but {} rows come", arguments.most_rows, rows);
   }
   const bool early = landed.has_value();

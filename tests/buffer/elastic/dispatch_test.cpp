@@ -126,6 +126,9 @@ TEST_P(ElasticDispatchTest, MoreRowsThanPromisedAreRefused) {
     } else {
       check_dispatch(rank, one, buffer.dispatch(arguments, rank.call()));
     }
+    arguments.most_rows = 0;
+    check_dispatch(rank, one, buffer.dispatch(arguments, rank.call()));
+    buffer.check();
     rank.bootstrap()->barrier();
   });
 }

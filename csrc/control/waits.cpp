@@ -62,8 +62,9 @@ void Plane::look_at_own(Member& member) {
     const nanoseconds said(load(member.words.waits, p));
     if (beats == wait.beats) {
       if (!wait.lasts || member.time - wait.moved <= timeout / kEndsAfter) continue;
-      if (wait.told_late) report(member, peer, nanoseconds::zero(), false);
-      wait = {.beats = beats};
+      if (std::exchange(wait.told_late, false)) report(member, peer, nanoseconds::zero(), false);
+      // A long one goes on if the next beat says so: on a very busy machine beats come as seldom as that.
+      if (wait.longest < timeout / kBeforeReports) wait = {.beats = beats};
       continue;
     }
     // Of waits that last at the same time, the longest counts. Once it has not been heard of for a while it has ended,

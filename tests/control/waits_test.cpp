@@ -185,6 +185,14 @@ TEST_F(WaitsTest, BeatsMayComeMoreSeldomThanReportsAreDue) {
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(lost(rank), Ranks{});
 }
 
+TEST_F(WaitsTest, BeatsMayComeMoreSeldomThanWaitsEnd) {
+  Waits waits(make(3, true));
+  Waits slow(*buffer_, std::chrono::milliseconds(static_cast<int>(timeout_s() * 1e3 / 3)));
+  slow.begin(1, 2);
+  waits.begin(0, 1);
+  expect_lost({0, 1, 2}, {2});
+}
+
 TEST_F(WaitsTest, ARankThatWaitsInAnotherBufferIsNotSilent) {
   Planes planes(2, true);
   const JoinOptions options{.timeout_s = timeout_s(), .masks = true};

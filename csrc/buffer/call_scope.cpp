@@ -57,8 +57,10 @@ void CallContext::settle() const {
 }
 
 std::size_t CallContext::trim() const {
-  cache_->give_back_all();
+  // Memory that only calls have used goes back behind them.
   settle();
+  cache_->give_back_all();
+  executor_->synchronize(comm_stream_);
   return executor_->trim();
 }
 

@@ -104,6 +104,9 @@ struct CallOptions {
   /// in the window, if it holds them, and only until the buffer's next call: for a caller that copies them elsewhere
   /// before. How much of the heap is in use makes no difference then.
   bool library_memory = false;
+  /// `stream` may use the tensors of a low-latency dispatch's handle. Otherwise a caller that lets a stream use them
+  /// says so before, by Tensor::record_stream of src_info, and calls that do not look at them save an event.
+  bool records_handle = true;
 };
 
 }  // namespace deep_ep

@@ -50,7 +50,7 @@ class Block final : public Machine {
   void bulk_wait(int groups_left) override;
   void bulk_fence_global() override;
   void publish(const void* shared, std::uint32_t bytes) override;
-  [[noreturn]] void refuse_shared(const void* shared) override;
+  void refuse_shared(const void* shared) override;
 
  private:
   // Scheduling: block.cpp.

@@ -184,9 +184,9 @@ class Plane {
   struct Rank {
     Token process;
     bool left = false, arrived = false;
-    RankFacts facts;
+    RankFacts facts{};
     int lost = kNobody;  ///< as in Words
-    OwnWait own;         ///< of this rank for it
+    OwnWait own{};       ///< of this rank for it
     MemberTime sign{};   ///< when it has last reported a wait
   };
   struct Member {

@@ -53,7 +53,7 @@ class Machine {
   virtual void publish(const void* shared, std::uint32_t bytes) = 0;
 
   /// Throws: an access at GPU or system scope, for which a GPU takes global memory alone, has met `shared`.
-  [[noreturn]] virtual void refuse_shared(const void* shared) = 0;
+  virtual void refuse_shared(const void* shared) = 0;
 };
 
 /// Who is running. One per fiber, made by the machine.

@@ -10,40 +10,54 @@
 
 namespace deep_ep::device {
 
+/// Of a block that numbers tokens, in shared memory.
+struct Numbering {
+  static constexpr int kTurns = 8;  ///< tokens that a thread asks about at once, so that their loads are under way
+
+  std::int32_t members[kTurns][32];  ///< of each warp, in each turn
+};
+
 /// By all threads of a block: numbers the tokens that `is_member(token)` holds for, and tells `place(token, number)`,
 /// with -1 for the others. A thread asks about the tokens that it tells about: thread_index() plus multiples of
-/// block_threads(). Returns how many members there are. `members_in_warp`: 32 words of shared memory. A thread asks
-/// about several tokens before it tells about the first of them, so that their loads are under way at once. Warps ask
-/// as a whole, each about 32 tokens in their order, also about some behind the last, which are no members.
+/// block_threads(). Returns how many members there are. Warps ask as a whole, each about 32 tokens in their order, also
+/// about some behind the last, which are no members.
 template <class IsMember, class Place>
-DEEP_EP_DEVICE int number_members(int num_tokens, std::int32_t* members_in_warp, IsMember is_member, Place place) {
-  constexpr int kTogether = 8;
-  int before_block = 0;
-  std::uint32_t asked = 0;
-  int turn = 0;
-  for (int first = 0; first < num_tokens; first += block_threads(), ++turn) {
-    const int token = first + thread_index();
-    if (turn % kTogether == 0) {
-      asked = 0;
+DEEP_EP_DEVICE int number_members(int num_tokens, Numbering& shared, IsMember is_member, Place place) {
+  constexpr int kTurns = Numbering::kTurns;
+  int before_turn = 0;
+  for (int first = 0; first < num_tokens; first += kTurns * block_threads()) {
+    // 1. Each warp counts its members.
+    std::uint32_t asked = 0;
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int other = token + i * block_threads();
-        asked |= is_member(other) ? 1u << i : 0u;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int token = first + turn * block_threads() + thread_index();
+      asked |= token - lane_index() < num_tokens && is_member(token) ? 1u << turn : 0u;
+    }
+    const auto members_of = [&](int turn) { return warp::ballot((asked >> turn & 1) != 0); };
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int count = count_bits(members_of(turn));
+      if (lane_index() == turn) shared.members[turn][warp_index()] = count;
+    }
+    block::sync();
+
+    // 2. Add those of the turns, warps and lanes before.
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int token = first + turn * block_threads() + thread_index();
+      if (token - thread_index() < num_tokens) {  // for all threads alike
+        const int count = lane_index() < block_warps() ? shared.members[turn][lane_index()] : 0;
+        const int through = warp::inclusive_sum(count);
+        const int before = before_turn + warp::shuffle(through - count, warp_index());
+        const std::uint32_t members = members_of(turn) & ((2u << lane_index()) - 1);  // of this lane and those before
+        const bool member = (asked >> turn & 1) != 0;
+        if (token < num_tokens) place(token, member ? before + count_bits(members) - 1 : -1);
+        before_turn += warp::shuffle(through, kWarpSize - 1);
       }
     }
-    const bool member = (asked >> turn % kTogether & 1) != 0;
-    const std::uint32_t members = warp::ballot(member);
-    if (lane_index() == 0) members_in_warp[warp_index()] = count_bits(members);
-    block::sync();
-    int before = before_block + count_bits(members & ((1u << lane_index()) - 1));
-    for (int warp = 0; warp < block_warps(); ++warp) {
-      if (warp < warp_index()) before += members_in_warp[warp];
-      before_block += members_in_warp[warp];
-    }
-    if (token < num_tokens) place(token, member ? before : -1);
-    block::sync();  // the next turn writes members_in_warp again
+    block::sync();  // the next turns write the counts again
   }
-  return before_block;
+  return before_turn;
 }
 
 }  // namespace deep_ep::device

@@ -32,7 +32,7 @@ struct Notify {
   }
 
   DEEP_EP_DEVICE void number_for_rank(int rank) const {
-    const std::int32_t count = device::number_for_rank(params, grid().num_ranks, rank, shared.members_in_warp);
+    const std::int32_t count = device::number_for_rank(params, grid().num_ranks, rank, shared.numbering);
     if (thread_index() == 0) staged().tokens_per_rank[rank] = count;
   }
   /// The same for node `node`: a token goes there once, however many of its ranks want it.
@@ -46,7 +46,7 @@ struct Notify {
       }
       return member;
     };
-    const int count = number_members(params.num_tokens, shared.members_in_warp, is_member, [&](int token, int number) {
+    const int count = number_members(params.num_tokens, shared.numbering, is_member, [&](int token, int number) {
       params.node_row[std::int64_t{token} * grid().nodes() + node] = number;
     });
     if (thread_index() == 0) staged().tokens_per_node[node] = count;

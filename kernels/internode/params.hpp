@@ -5,6 +5,7 @@
 
 #include "kernels/common/call.hpp"
 #include "kernels/common/faults.hpp"
+#include "kernels/common/numbering.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/internode/rings.hpp"
@@ -59,7 +60,7 @@ struct InternodeNotifyParams : NotifyCall {
 };
 
 struct InternodeNotifyShared {
-  std::int32_t members_in_warp[32];
+  device::Numbering numbering;
   std::int32_t scratch;
 };
 

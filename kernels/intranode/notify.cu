@@ -44,7 +44,7 @@ DEEP_EP_DEVICE std::int32_t number_selecting(const NotifyParams& params, int des
     const std::uint64_t of_token = (high << 32 | low) >> bit % kWarpSize;
     return (of_token & ((std::uint64_t{1} << num_topk) - 1)) != 0;
   };
-  return number_members(params.num_tokens, shared.members_in_warp, selects, [&](int token, int number) {
+  return number_members(params.num_tokens, shared.numbering, selects, [&](int token, int number) {
     params.destination_row[std::int64_t{token} * num_ranks + destination] = number;
   });
 }
@@ -98,7 +98,7 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   // 2. Exchange counts.
   for (int destination = block_index(); begun && destination < common.num_ranks; destination += grid_blocks()) {
     const bool laid_out = params.is_token_in_rank != nullptr;
-    const std::int32_t count = laid_out ? number_for_rank(params, common.num_ranks, destination, shared.members_in_warp)
+    const std::int32_t count = laid_out ? number_for_rank(params, common.num_ranks, destination, shared.numbering)
                                         : number_selecting(params, destination, shared);
     const std::int32_t* experts = shared.expert_counts;
     if (laid_out) experts = params.num_tokens_per_expert + std::int64_t{destination} * params.num_local_experts;

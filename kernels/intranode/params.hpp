@@ -5,6 +5,7 @@
 
 #include "kernels/common/call.hpp"
 #include "kernels/common/faults.hpp"
+#include "kernels/common/numbering.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/common/warp_stages.hpp"
@@ -65,7 +66,7 @@ struct NotifyParams : NotifyCall {
 /// Shared memory of a notify block.
 struct NotifyShared {
   std::int64_t unknown_expert;  ///< of the block that tells: see CallShape
-  std::int32_t members_in_warp[32];
+  device::Numbering numbering;
   std::int32_t scratch;
   std::int32_t expert_counts[1];  ///< [num_local_experts], without layout; allocated behind the struct
 };

@@ -16,11 +16,10 @@ namespace deep_ep::device {
 
 /// By a whole block: numbers this rank's tokens for rank `destination`, in their order. Returns how many there are; -1
 /// if the caller has counted otherwise, which travels in place of the count, so that all ranks know.
-DEEP_EP_DEVICE std::int32_t number_for_rank(const NotifyCall& call, int num_ranks, int destination,
-                                            std::int32_t* members_in_warp) {
+DEEP_EP_DEVICE std::int32_t number_for_rank(const NotifyCall& call, int num_ranks, int destination, Numbering& shared) {
   const auto at = [&](int token) { return std::int64_t{token} * num_ranks + destination; };
   const int count = number_members(
-      call.num_tokens, members_in_warp,
+      call.num_tokens, shared,
       [&](int token) { return token < call.num_tokens && call.is_token_in_rank[at(token)] != 0; },
       [&](int token, int number) { call.destination_row[at(token)] = number; });
   return count == call.num_tokens_per_rank[destination] ? count : -1;

@@ -43,7 +43,7 @@ class LowLatencyHandles::Keeper final : public Tensor::Storage {
   LowLatencyHandle handle_;
 };
 
-/// What lies in a tuple in the place of its two tensors until the program looks at the tuple.
+/// Stands in a tuple for its two tensors until the program looks at the tuple.
 struct LowLatencyHandles::Unmade {
   static constexpr const char* kName = "deep_ep: tensors of a low-latency handle";
 

@@ -19,7 +19,7 @@ def test_on_cpu_ranks(ranks):
     for results, lines, rank in ranks(2).run(on_cpu_ranks):
         assert {name for name, result in results.items() if result == "PASS"} == {
             "arguments_drawn_at_random", "arguments_in_inference_mode", "several_buffers_and_sizes", "results_outlive_the_buffer",
-            "barrier_waits_for_the_last", "replicas_of_a_late_rank",
+            "barrier_waits_for_the_last", "replicas_of_a_late_rank", "deferred_calls_with_a_late_rank",
         }  # fmt: skip
         assert {result for name, result in results.items() if "graph" in name} == {"SKIP"}
         assert len(lines) == (0 if rank else len(results))

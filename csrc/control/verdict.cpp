@@ -98,9 +98,9 @@ std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const RankPai
     for (;;) {
       const int next = next_in_chain(ranks, rank);
       if (next == kNobody) return rank;
-      for (const int cause : {circles[static_cast<std::size_t>(rank)], failures.of(rank)}) {
-        if (cause != kNobody) return cause;
-      }
+      const int circle = circles[static_cast<std::size_t>(rank)];
+      const int cause = circle != kNobody ? circle : failures.of(rank);
+      if (cause != kNobody) return cause;
       rank = next;
     }
   };

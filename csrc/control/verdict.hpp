@@ -31,7 +31,7 @@ struct RankPair {
 };
 
 /// [rank]: nothing comes of it any more, because of this rank; kNobody: waits for it go on. Late or contradictory
-/// reports (of ranks that gave up on each other, of one that nobody knows to be gone) have the same outcome wherever
+/// reports (of ranks that gave up on each other, of one that no rank knows to be gone) have the same outcome wherever
 /// they are known, in whichever order they came.
 std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const RankPair> failed = {});
 

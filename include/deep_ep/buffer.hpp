@@ -125,7 +125,7 @@ class Buffer {
   /// Nothing else is written. No slot of a rank is written before that rank's call is reached in stream order, and the
   /// call is complete when all weights of the node have arrived. No host wait; may be recorded into a CUDA graph.
   /// @returns an event, set with async_finish.
-  /// @throws InvalidArgument between nodes that are not of equally many consecutive ranks.
+  /// @throws InvalidArgument if there are several nodes and they do not have equally many, consecutive ranks.
   EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call = {});
   /// Collective in a node: adds the gradients of each replica to those of its expert, in fp32, by ascending rank and
   /// slot, so that equal inputs give equal bits. Slots are only read, none before its rank's call is reached, and the

@@ -1,6 +1,6 @@
-// Replicas of experts on other ranks than their own (DeepEP V2.5's lb_prefetch_weights and lb_reduce_grads). Of several
-// nodes, each has its own experts, replicas and calls. Symbols: R ranks of a node, L experts that each of them owns, C
-// slots for replicas on each of them.
+// Replicas of experts on other ranks than their own (DeepEP V2.5's lb_prefetch_weights and lb_reduce_grads). With
+// several nodes, each node has its own experts, replicas and calls. Symbols: R ranks of a node, L experts that each of
+// them owns, C slots for replicas on each of them.
 //
 // All tensors are contiguous (row-major) and lie on the buffer's device. Those of slots lie in the heap
 // (Buffer::allocate_tensor), at the same offset on all ranks: as they do where all ranks allocate the same tensors, in

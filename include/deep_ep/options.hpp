@@ -37,8 +37,8 @@ struct LowLatencyOptions {
   bool allow_nvlink = true;
   /// automatic: DEEP_EP_LOW_LATENCY_RAILS decides, and where that is auto, the model. Rails need nodes of the same
   /// number of consecutive ranks, two or more, with NVLink in use, and no masking (the rail of a lost rank would be
-  /// lost, too); Buffer::describe says why rows do not take them. Combine in FP8 and calls with
-  /// return_recv_hook never do.
+  /// lost, too); Buffer::describe says why rows do not take them. Combine in FP8 and calls with return_recv_hook
+  /// never take them.
   LowLatencyRails rails = LowLatencyRails::automatic;
   /// Connections that the rows of a call take in turn to a rank that is reached by RDMA: 1, 2 or 4. A network that
   /// keeps a connection on one path gets more paths so. 0: DEEP_EP_LOW_LATENCY_LANES decides, and where that is auto,
@@ -104,8 +104,8 @@ struct CallOptions {
   /// in the window, if it holds them, and only until the buffer's next call: for a caller that copies them elsewhere
   /// before. How much of the heap is in use makes no difference then.
   bool library_memory = false;
-  /// `stream` may use the tensors of a low-latency dispatch's handle. Otherwise a caller that lets a stream use them
-  /// says so before, by Tensor::record_stream of src_info, and calls that do not look at them save an event.
+  /// `stream` may use the tensors of a low-latency dispatch's handle. false saves an event per call. A caller then
+  /// calls Tensor::record_stream of src_info before it lets a stream use them.
   bool records_handle = true;
 };
 

@@ -116,7 +116,7 @@ struct ElasticPusher {
     store_release<Scope::system>(common.flag_to(owner, slot), round_signal(epoch, 1));
   }
 
-  /// How many warps share a row, so that `rows` rows take all pushing warps, and none of them a second one.
+  /// How many warps share a row, so that `rows` rows occupy all pushing warps, and no warp takes a second row.
   DEEP_EP_DEVICE int members_for(std::uint32_t rows) const {
     const int warps = block_warps() - params.adding_warps;
     int members = 1;

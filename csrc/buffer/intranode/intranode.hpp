@@ -37,7 +37,7 @@ class Intranode {
   DispatchOutputs outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                           const DispatchArguments* fresh, std::int64_t rows, const DispatchPlan& plan,
                           const CallOptions& call, const CallScope& scope);
-  /// Room in the window for so many rows; nothing if it does not hold them.
+  /// Room in the window for `rows`; nothing if it does not hold them.
   std::optional<DispatchOutputs> in_window(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                                            const DispatchArguments* fresh, std::int64_t rows,
                                            const DispatchPlan& plan) const;

@@ -100,8 +100,8 @@ struct DispatchReach : CallReach<LowLatencyKind::dispatch, kRdma, kRdma> {
   DEEP_EP_DEVICE bool await_posted(int source, int slot) const {
     return this->template await_progress<WholeWarp>(source, slot + 1, Wanted::low_latency_dispatch_rows);
   }
-  /// For whom to wait if a row of `source` is missing: by rails the relay of this node that hands it on, which itself
-  /// tells for whom it has waited.
+  /// The rank to wait for if a row of `source` is missing: by rails the relay of this node that hands it on. A relay
+  /// itself tells for which rank it has waited.
   DEEP_EP_DEVICE int deliverer(int source) const {
     const bool handed_on = this->by_rails() && this->is_far(source) && !this->has_rail_to(source);
     return handed_on ? this->relay_of(source) : source;

@@ -57,10 +57,8 @@ void CallContext::settle() const {
 }
 
 std::size_t CallContext::trim() const {
-  // Memory that only calls have used goes back behind them.
-  settle();
   cache_->give_back_all();
-  executor_->synchronize(comm_stream_);
+  settle();
   return executor_->trim();
 }
 

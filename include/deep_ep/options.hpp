@@ -104,9 +104,6 @@ struct CallOptions {
   /// in the window, if it holds them, and only until the buffer's next call: for a caller that copies them elsewhere
   /// before. How much of the heap is in use makes no difference then.
   bool library_memory = false;
-  /// `stream` may use the tensors of a low-latency dispatch's handle. false saves an event per call. A caller then
-  /// calls Tensor::record_stream of src_info before it lets a stream use them.
-  bool records_handle = true;
 };
 
 }  // namespace deep_ep

@@ -72,7 +72,6 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
   call.arguments.layout = call.rank_major ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
   complete(call.options);
-  call.options.records_handle = false;  // handles_ does, when the program looks at the tensors
   LowLatencyDispatchResult result =
       on_stream([&] { return buffer.low_latency_dispatch(call.arguments, call.options); });
   py::object rows = framework.hand_out(result.recv_x);
@@ -82,8 +81,7 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
                    result.recv_topk_idx, result.recv_topk_weights, result.handle.src_info);
   return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        handles_.hand_out(result.handle, call.options.stream), event,
-                        hook_object(std::move(result.hook)));
+                        handles_.hand_out(result.handle), event, hook_object(std::move(result.hook)));
 }
 
 py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {

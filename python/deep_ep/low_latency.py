@@ -166,9 +166,8 @@ class LowLatencyCalls:
             ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
             token; all others are undefined;
             the handle: ``src_info`` ``[L, R * M]`` int32, the token index at the source; ``layout_range`` ``[L, R]``
-            int64, ``(first row << 32) | rows`` of each source; M; H; E: a tuple whose two tensors are made when the program
-            looks at them, on the stream that is current then. Tuples made of the same tensors work as well, copies of
-            ``src_info`` do not; the event; the hook or ``None``.
+            int64, ``(first row << 32) | rows`` of each source; M; H; E. Tuples made of the same tensors work as well,
+            copies of ``src_info`` do not; the event; the hook or ``None``.
         """
         rows, count, _, _, handle, event, hook = self._low_latency().low_latency_dispatch(
             x,

@@ -4,14 +4,9 @@
 
 #include <chrono>
 #include <iostream>
-#include <list>
-#include <memory>
-#include <span>
-#include <vector>
 
 #include "csrc/memory/memory_cache.hpp"
 #include "deep_ep/bootstrap.hpp"
-#include "deep_ep/result_tensors.hpp"
 #include "tests/cluster/case.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/exchange.hpp"
@@ -98,43 +93,6 @@ TEST_F(HostCallsTest, LowLatencyCallsStayFew) {
   into.out = earlier.combined_x.view();
   const ExecutorCalls bare = count("combine, nothing made", [&] { buffer.low_latency_combine(into, {}); });
   EXPECT_EQ(bare.wait_event, 0);
-}
-
-/// A framework with memory of its own, which it keeps.
-class KeepingFramework final : public ResultTensors {
- public:
-  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order&) override {
-    std::vector<Tensor> made;
-    for (TensorView view : wanted) {
-      view.data = memory_.emplace_back(view.bytes()).data();
-      made.push_back(Tensor::borrow(view));
-    }
-    return made;
-  }
-  std::vector<Tensor> make_in_heap(std::span<const TensorView>, const Order&,
-                                   const std::shared_ptr<HeapPieces>&) override {
-    return {};
-  }
-
- private:
-  std::list<std::vector<std::byte>> memory_;
-};
-
-TEST_F(HostCallsTest, HandleThatNobodyLooksAtCostsNothing) {
-  if (!MemoryCache::kReuses) GTEST_SKIP() << "under AddressSanitizer every call allocates";
-  const auto one = make_low_latency_combine_case({.tokens = {4}, .max_tokens = 4, .hidden = 256, .topk = 2});
-  BufferOptions options = low_latency_options(1, 4, 256);
-  options.result_tensors = std::make_shared<KeepingFramework>();
-  Buffer& buffer = rank_.buffer(options);
-  const LowLatencyDispatchArguments to_dispatch = upload_arguments(rank_, one.before);
-  CallOptions call = rank_.call();
-  const auto dispatch = [&] { buffer.low_latency_dispatch(to_dispatch, call); };
-  const ExecutorCalls seen = count("low-latency dispatch", dispatch);
-  call.records_handle = false;
-  const ExecutorCalls unseen = count("low-latency dispatch, handle unseen", dispatch);
-  EXPECT_EQ(unseen.record_event, seen.record_event - 1) << "behind the last use of the handle's memory";
-  EXPECT_EQ(unseen.wait_event, seen.wait_event - 1) << "for it at the next use";
-  EXPECT_EQ(unseen.is_capturing, seen.is_capturing - 1);
 }
 
 }  // namespace

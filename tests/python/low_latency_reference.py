@@ -65,7 +65,7 @@ def check_dispatched(case, rank, max_tokens, result, stats=None, use_fp8=False, 
         assert scales.shape == (local_experts, ranks * max_tokens, width) and scales.dtype == dtype
         assert scales.stride() == (ranks * max_tokens * width, 1, ranks * max_tokens)
         assert scales.transpose(1, 2).is_contiguous()
-    assert isinstance(handle, tuple) and len(handle) == 5 and handle[2:] == (max_tokens, hidden, case.num_experts)
+    assert type(handle) is tuple and len(handle) == 5 and handle[2:] == (max_tokens, hidden, case.num_experts)
     assert all(type(number) is int for number in handle[2:])
     src_info, layout_range = handle[:2]
     assert src_info.dtype == torch.int32 and src_info.shape == (local_experts, ranks * max_tokens)

@@ -1,9 +1,5 @@
 """Wrong use of low-latency calls, and of their handles."""
 
-import copy
-import gc
-import pickle
-
 import low_latency_reference as reference
 import pytest
 import torch
@@ -24,9 +20,9 @@ def handles(group):
     half = [output[:, :, :256].contiguous() for output in outputs]
     back, _, _ = combine(buffer, case, half[rank], rebuilt)
     reference.close(back, reference.combined(case, rank, half))
-    assert isinstance(handle, tuple) and handle[2:] == (M, 512, 12) and isinstance(handle[1], torch.Tensor)
+    assert type(handle) is tuple and handle[2:] == (M, 512, 12) and isinstance(handle[1], torch.Tensor)
     leaves, form = torch.utils._pytree.tree_flatten(handle)
-    assert len(leaves) == 5 and torch.utils._pytree.tree_structure(handle) == form
+    assert len(leaves) == 5
     del handle, rebuilt  # a handle is its elements: nothing hangs on the tuple
     handle = torch.utils._pytree.tree_unflatten(leaves, form)
     old = handle
@@ -51,70 +47,6 @@ def handles(group):
 
 def test_handles(ranks):
     ranks(3).run(handles)
-
-
-def handles_looked_at(group):
-    """The two tensors are made when a program looks at a handle, by whatever of a tuple's ways."""
-    buffer = make_buffer(group, explicitly_destroy=True)
-    case = ll_case([M] * buffer.group_size)
-    experts = 4 * buffer.group_size
-
-    def tensors(handle):
-        return [element for element in gc.get_referents(handle) if isinstance(element, torch.Tensor)]
-
-    def fresh():
-        handle = dispatch(buffer, case)[2]
-        assert len(handle) == 5 and isinstance(handle, tuple) and tensors(handle) == []
-        return handle
-
-    def is_whole(elements):
-        src_info, layout_range, *shape = elements
-        assert src_info.dtype == torch.int32 and layout_range.dtype == torch.int64 and shape == [M, 512, experts]
-
-    outputs = outputs_of(case)
-    handle = fresh()
-    for _ in range(2):
-        reference.close(
-            combine(buffer, case, outputs[buffer.rank], handle)[0], reference.combined(case, buffer.rank, outputs)
-        )
-    assert tensors(handle) == []  # combine does not look
-    looks = [
-        lambda handle: handle,
-        lambda handle: handle[:],
-        lambda handle: [handle[i] for i in range(-5, 0)],
-        lambda handle: [*handle],
-        lambda handle: (lambda *elements: elements)(*handle),
-        lambda handle: tuple(handle),
-        lambda handle: list(reversed(handle))[::-1],
-        lambda handle: handle + (),
-        lambda handle: () + handle,
-        lambda handle: (0, *handle)[1:],
-        lambda handle: (handle * 2)[:5],
-        lambda handle: (2 * handle)[5:],
-        lambda handle: copy.copy(handle),
-        lambda handle: torch.utils._pytree.tree_map(lambda leaf: leaf, (handle,))[0],
-    ]
-    for look in looks:
-        is_whole(look(fresh()))
-    is_whole(pickle.loads(pickle.dumps(fresh())))
-    assert fresh() != (None,) and (None,) != fresh() and experts in fresh()[2:] and fresh()[2:].index(experts) == 2
-    assert repr(fresh()).startswith("(tensor(") and hash(fresh()) != hash(())
-    handle = fresh()
-    first, again = handle[0], handle[0]
-    assert first is again and len(tensors(handle)) == 2
-    # Of another buffer, before and after a look.
-    other = make_buffer(group)
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"handle\[0\]"):
-            combine(other, case, outputs[buffer.rank], fresh())
-    # It outlives its buffer.
-    handle = fresh()
-    buffer.destroy()
-    is_whole(handle)
-
-
-def test_handles_looked_at(ranks):
-    ranks(2).run(handles_looked_at)
 
 
 def wrong_use(group):

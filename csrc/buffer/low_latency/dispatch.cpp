@@ -50,8 +50,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
     params.recv_topk_weights = others[2].as<float>();
   }
   if (setup_.measured) waits_->measure(plan);
-  for (const Tensor* tensor : {&rows[0], &others[0]}) scope.hand_out(*tensor);
-  if (call.records_handle) scope.hand_out(kept[0]);
+  for (const Tensor* tensor : {&rows[0], &others[0], &kept[0]}) scope.hand_out(*tensor);
 
   result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::tuple(rows, others, arguments.owner),
                         result.hook);

@@ -98,11 +98,11 @@ TEST(SumExpandedRows, OfValidRowsOnly) {
   for (const auto& executor : executors_present(9)) {
     const std::vector<std::uint16_t> rows = [] {
       std::vector<std::uint16_t> values;
-      for (int row = 0; row < 4; ++row) values.insert(values.end(), kWidth, bf16_of(float(1 << row)));
+      for (int row = 0; row < 10; ++row) values.insert(values.end(), kWidth, bf16_of(float(1 << row)));
       return values;
     }();
     const OnDevice<std::uint16_t> x(*executor, rows), sums(*executor, std::vector<std::uint16_t>(5 * kWidth, 1));
-    // Row 9 is not there, and the last row of the table is not valid.
+    // x has four rows, so row 9 is not there; and the last row of the table is not valid.
     const OnDevice<std::int32_t> table(
         *executor, {0, 0, 3, -1, 1, 0, 0, -1, -1, 0, 0, 0, 9, 2, -1, 0, 0, -1, -1, -1, 0, 0, 1, 1, 1}),
         ends(*executor, {2, 4});

@@ -237,9 +237,6 @@ void spread_rows(const std::shared_ptr<Executor>& executor, const RowSpreading& 
     gap_units = call.expert_counts->size(0);
   }
 
-  // Larger results than a second-level cache holds would only drive out of it rows that are still to be read.
-  constexpr std::int64_t kMostInCache = 32 << 20;
-  params.once = params.num_spread * params.row_bytes > kMostInCache;
   const LaunchShape shape = shape_for_pipelines(rows + gap_units, params.row_bytes, backend->policy(),
                                                 kernels::spread_rows::kMaxThreads, params.stages, params.stage_bytes);
   backend->make_current();

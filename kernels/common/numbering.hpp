@@ -10,7 +10,7 @@
 
 namespace deep_ep::device {
 
-/// What a block keeps in shared memory while it numbers tokens.
+/// Shared memory of a block that numbers tokens.
 struct Numbering {
   static constexpr int kTurns = 8;  ///< tokens that a thread asks about at once, so that their loads are under way
 

@@ -12,7 +12,6 @@ struct RowPipe {
   Mbarrier* barriers;  ///< [stages]
   std::byte* memory;
   std::uint32_t stages, stage_bytes;
-  bool once = false;                     ///< many rows, which are read once: the cache need not keep them
   std::uint32_t loaded = 0, stored = 0;  ///< pieces so far
 
   /// By one lane, before the warp's first load.
@@ -30,12 +29,7 @@ struct RowPipe {
     if (lane_index() == 0) {
       Mbarrier& barrier = barriers[loaded % stages];
       mbarrier::arrive_expect_bytes(barrier, bytes);
-      std::byte* const stage = memory + loaded % stages * stage_bytes;
-      if (once) {
-        bulk::load_once(stage, from, bytes, barrier);
-      } else {
-        bulk::load(stage, from, bytes, barrier);
-      }
+      bulk::load(memory + loaded % stages * stage_bytes, from, bytes, barrier);
     }
     ++loaded;
   }
@@ -46,13 +40,7 @@ struct RowPipe {
   DEEP_EP_DEVICE void store(std::uint32_t bytes, ToEach to_each) {
     mbarrier::wait(barriers[stored % stages], stored / stages & 1);
     const std::byte* from = memory + stored % stages * stage_bytes;
-    to_each([&](std::byte* to) {
-      if (once) {
-        bulk::store_once(to, from, bytes);
-      } else {
-        bulk::store(to, from, bytes);
-      }
-    });
+    to_each([&](std::byte* to) { bulk::store(to, from, bytes); });
     bulk::commit();
     ++stored;
   }

@@ -43,22 +43,6 @@ DEEP_EP_DEVICE void load(void* shared, const void* global, std::uint32_t bytes, 
 #endif
 }
 
-/// The same of what is read once: the second-level cache gives it up before what else it holds.
-DEEP_EP_DEVICE void load_once(void* shared, const void* global, std::uint32_t bytes, Mbarrier& barrier) {
-#if DEEP_EP_TARGET_CUDA
-  asm volatile(
-      "{\n.reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-      "policy;\n}" ::"r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
-      "l"(__cvta_generic_to_global(global)), "r"(bytes),
-      "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&barrier)))
-      : "memory");
-#else
-  load(shared, global, bytes, barrier);
-#endif
-}
-
 /// Copies from shared to global memory (a peer's too), as part of this thread's open group.
 DEEP_EP_DEVICE void store(void* global, const void* shared, std::uint32_t bytes) {
 #if DEEP_EP_TARGET_CUDA
@@ -67,21 +51,6 @@ DEEP_EP_DEVICE void store(void* global, const void* shared, std::uint32_t bytes)
                : "memory");
 #else
   host_machine::current_thread->machine->bulk_store(global, shared, bytes);
-#endif
-}
-
-/// The same of more than the second-level cache holds, which gives it up before what else it holds.
-DEEP_EP_DEVICE void store_once(void* global, const void* shared, std::uint32_t bytes) {
-#if DEEP_EP_TARGET_CUDA
-  asm volatile(
-      "{\n.reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, policy;\n}" ::"l"(
-          __cvta_generic_to_global(global)),
-      "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))), "r"(bytes)
-      : "memory");
-#else
-  store(global, shared, bytes);
 #endif
 }
 

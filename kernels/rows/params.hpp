@@ -111,7 +111,6 @@ struct SpreadRowsParams {
   const std::int32_t* expert_counts;  ///< [num_experts]; nullptr: gaps stay as they are
   int num_experts;
   int alignment;
-  bool once;  ///< see RowPipe
 
   // Pipeline of a warp, in shared memory.
   std::uint32_t stage_bytes;  ///< a row moves in pieces of at most this size, multiple of 128; 0 without rows

@@ -10,30 +10,14 @@
 
 namespace deep_ep::device {
 
-/// The first scales of a row, two of each lane. They are loaded while the row before is stored.
-struct FirstScales {
-  static constexpr int kPasses = 2;
-  std::uint32_t scale[kPasses];
-
-  DEEP_EP_DEVICE static std::uint32_t load(const SpreadRowsParams& params, std::int64_t row, int column) {
-    const bool there = params.scales != nullptr && column < params.num_scales;
-    return there ? load_weak(params.scales + row * params.scale_stride + column) : 0;
-  }
-  DEEP_EP_DEVICE static FirstScales of_row(const SpreadRowsParams& params, std::int64_t row) {
-    return {load(params, row, lane_index()), load(params, row, lane_index() + kWarpSize)};
-  }
-};
-
 /// By a whole warp: what lies beside a row. `slot` of the lanes in `found`: where the row belongs.
-DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t row, const FirstScales& scales,
-                                  std::int64_t slot, std::uint32_t found) {
+DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t row, std::int64_t slot,
+                                  std::uint32_t found) {
   if (params.scales != nullptr) {
     for (int first = 0; first < params.num_scales; first += kWarpSize) {
       const int column = first + lane_index();
       const bool there = column < params.num_scales;
-      const std::uint32_t scale = first == 0           ? scales.scale[0]
-                                  : first == kWarpSize ? scales.scale[1]
-                                                       : FirstScales::load(params, row, column);
+      const std::uint32_t scale = there ? load_weak(params.scales + row * params.scale_stride + column) : 0;
       for (std::uint32_t rest = found; rest != 0; rest &= rest - 1) {
         const std::int64_t to = warp::shuffle(slot, lowest_bit(rest));
         if (there) params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = scale;
@@ -100,14 +84,12 @@ struct RowSpreader {
   const SpreadRowsParams& params;
   RowPipe pipe;
   std::int64_t valid, step;
-  std::int64_t row_ahead = -1, slot_ahead = -1;
 
   /// A row moves in pieces of at most stage_bytes. `slot`: where it belongs by the lane's selection, -1: nowhere.
   struct Unit {
     std::int64_t row;
     std::uint32_t offset;
     std::int64_t slot;
-    FirstScales scales;
   };
 
   DEEP_EP_DEVICE std::int64_t slot_of(std::int64_t row) const {
@@ -116,21 +98,17 @@ struct RowSpreader {
     const std::int64_t slot = load_weak(params.metadata.slots(row) + lane_index());
     return slot < params.num_spread ? slot : -1;
   }
-  /// The first row from `row` on that belongs somewhere; `valid`: there is none. Where the row behind it belongs is
-  /// loaded at once, and is known when it is asked for.
-  DEEP_EP_DEVICE Unit take(std::int64_t row) {
+  /// The first row from `row` on that belongs somewhere; `valid`: there is none.
+  DEEP_EP_DEVICE Unit take(std::int64_t row) const {
     for (; row < valid; row += step) {
-      const std::int64_t slot = row == row_ahead ? slot_ahead : slot_of(row);
-      const FirstScales scales = FirstScales::of_row(params, row);
-      row_ahead = row + step;
-      if (row_ahead < valid) slot_ahead = slot_of(row_ahead);
-      if (warp::any(slot >= 0)) return {row, 0, slot, scales};
+      const std::int64_t slot = slot_of(row);
+      if (warp::any(slot >= 0)) return {row, 0, slot};
     }
-    return {valid, 0, -1, {}};
+    return {valid, 0, -1};
   }
-  DEEP_EP_DEVICE Unit next(const Unit& unit) {
+  DEEP_EP_DEVICE Unit next(const Unit& unit) const {
     if (unit.offset + params.stage_bytes < params.row_bytes) {
-      return {unit.row, unit.offset + params.stage_bytes, unit.slot, unit.scales};
+      return {unit.row, unit.offset + params.stage_bytes, unit.slot};
     }
     return take(unit.row + step);
   }
@@ -149,7 +127,7 @@ struct RowSpreader {
     while (unit.row < valid) {
       const Unit following = next(unit);
       load(following);
-      if (unit.offset == 0) spread_beside(params, unit.row, unit.scales, unit.slot, warp::ballot(unit.slot >= 0));
+      if (unit.offset == 0) spread_beside(params, unit.row, unit.slot, warp::ballot(unit.slot >= 0));
       if (params.rows != nullptr) {
         pipe.store(bytes_of(unit), [&](auto store) {
           if (unit.slot >= 0) store(params.spread_rows + unit.slot * params.row_bytes + unit.offset);
@@ -174,7 +152,7 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
     RowSpreader spreader{
         params,
         {shared.barriers + first_stage, shared.memory + static_cast<std::size_t>(first_stage) * params.stage_bytes,
-         static_cast<std::uint32_t>(params.stages), params.stage_bytes, params.once},
+         static_cast<std::uint32_t>(params.stages), params.stage_bytes},
         valid,
         warps};
     if (lane_index() == 0) spreader.pipe.init();

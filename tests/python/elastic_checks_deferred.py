@@ -1,7 +1,7 @@
 """Checks of calls with a deferred epilogue: a late rank between call and wait, another stream that waits, CUDA graphs."""
 
 import torch
-from elastic_check_parts import H, K, SPIN, M, check, noise
+from elastic_check_parts import H, K, SPIN, M, check, noise, recorded_graph
 from test_ep_buffer_deferred import same
 
 from deep_ep import EPBuffer
@@ -89,14 +89,7 @@ def deferred_calls_in_a_graph(ranks):
         rows, _, _, handle = event.wait()
         return buffer.combine(rows, handle, bias=bias, **DEFERRED).wait()[0]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        combined = step()
+    graph, combined = recorded_graph(step)
     for seed in range(21, 25):
         new_x, new_idx, new_weights, _ = inputs(ranks, seed)
         x.copy_(new_x)

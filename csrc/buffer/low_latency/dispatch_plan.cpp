@@ -242,7 +242,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
-  // A relay hands on within its own launch. Whoever polls arrival counters may take the SMs between two
+  // A relay hands on within its own launch. A program that polls arrival counters may take the SMs between two
   // parts.
   plan_parts(plan, arguments.return_recv_hook, setup.measured && rail_width == 0 && !arguments.arrival_counters,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });

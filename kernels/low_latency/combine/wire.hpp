@@ -117,8 +117,8 @@ DEEP_EP_DEVICE Vec16 pack_sum(const float (&sum)[8]) {
   return packed;
 }
 
-/// What a lane adds up of a line of bfloat16 rows; in a line's last lane the tag is added to a sum that nobody looks
-/// at.
+/// A lane's sum of its part of a line of bfloat16 rows. The last lane of a line also adds the tag, to a sum that is not
+/// used.
 struct Bf16LineSum {
   float sum[8] = {};
 
@@ -159,8 +159,8 @@ struct Bf16LineSum {
 // lines of many rows at once, as they do with bfloat16. Eight lines have seven groups: one warp casts so much at a
 // time.
 
-/// Where the lane's channels of line `line` belong, in groups counted as the lines are: from the row's beginning or
-/// from that of a pass.
+/// Places of a lane's channels, in groups. Groups are counted as lines are: from the row's beginning or from that of a
+/// pass.
 struct Fp8Lane {
   static constexpr int kChannels = 16;
   static constexpr int kChannelLanes = kLineLanes - 1;            ///< of a line
@@ -222,7 +222,7 @@ DEEP_EP_DEVICE void store_fp8_pass(const CombineWire& wire, const std::byte* sta
   }
 }
 
-/// What a lane adds up of a line of rows in FP8. By whole warps: a line's last lane has the scales.
+/// A lane's sum of its part of a line of rows in FP8. By whole warps: a line's last lane has the scales.
 struct Fp8LineSum {
   float sum[Fp8Lane::kChannels] = {};
 

@@ -124,8 +124,8 @@ struct CombineReach : CallReach<LowLatencyKind::combine, kRdma, kRails> {
     return load_acquire<Scope::system>(this->progress(far_owner, 0)) >> 16 >= this->epoch;
   }
 
-  /// Where a poster finds row `index` for a far owner; and a word of each warp that shares it, which says so once its
-  /// part is there.
+  /// The place from which a poster sends row `index` to a far owner; and a word of each warp that shares the row, which
+  /// says that the warp's part is there.
   DEEP_EP_DEVICE Place<std::byte> staged_row(int owner, int index) const {
     return this->common.staging.combine_row(this->epoch, owner, index, this->row_bytes);
   }

@@ -4,7 +4,7 @@ which target they are compiled for.
 
 usage: include_arrows.py [ROOT]
 
-Every folder knows only the ones below it (docs/architecture.md), but for one circle of two, named below. A folder
+Every folder knows only the ones below it (docs/explanation/architecture.md), but for one circle of two, named below. A folder
 without a line in MAY_INCLUDE is a mistake too, so that a new one is thought about.
 """
 

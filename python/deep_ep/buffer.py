@@ -98,7 +98,7 @@ class Buffer(LowLatencyCalls):
                 ``"ordinary"``: PyTorch's, outside the buffer: each received row is copied once more, from a window.
                 ``"heap"``: the library's, in the buffer: rows land in place with any version of PyTorch and in CUDA
                 graphs, too, but ``untyped_storage().resize_`` raises, and ``record_stream`` does nothing: let the stream
-                that drops a result come after all that use it. docs/python.md compares them.
+                that drops a result come after all that use it. docs/reference/python.md compares them.
             allow_mnnvl, use_fabric: accepted without effect. GPU memory that other nodes can map is used wherever all
                 ranks support it.
         """

@@ -147,7 +147,7 @@ class LowLatencyCalls:
             arrival_counters: ``[L, W]`` int64, zeros at first: words by which a kernel on another stream sees which rows
                 are there while the call still receives. The n-th call with this tensor brings each word to
                 ``n << 24`` when its rows are there; a call that fails makes them negative. Not part of upstream's
-                interface; not with ``enable_shrink``. docs/low-latency.md has the order and an example.
+                interface; not with ``enable_shrink``. docs/explanation/low-latency.md has the order and an example.
             arrival_rows: how many rows a word stands for, a power of two (W = R * M / that, rounded up); 0: all of an
                 expert (W = 1).
             scale_per_token: with ``use_fp8``, one scale for each token. Not part of upstream's interface.
@@ -281,7 +281,7 @@ class LowLatencyCalls:
             topk_idx, topk_weights: ``[T, K]`` of this rank's tokens, contiguous; indices as dispatched, or -1 where a
                 selection is to be left out now. Must stay unchanged until the hook has run.
             handle: of the dispatch; any number of combines may use it.
-            use_logfmt: accepted for upstream's callers, without effect: rows travel as without it (docs/low-latency.md).
+            use_logfmt: accepted for upstream's callers, without effect: rows travel as without it (docs/explanation/low-latency.md).
             zero_copy: the rows are already in the tensor that ``get_next_low_latency_combine_buffer`` gave for this handle,
                 and ``x`` is that tensor, or one of the same shape, which stands for it. Not with ``use_logfmt``.
             out: ``[T, H]`` bfloat16 contiguous: written and returned.
@@ -294,7 +294,7 @@ class LowLatencyCalls:
         Returns:
             ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank
             adds those parts in float32, ranks ascending, and rounds. With ``return_recv_hook``, within a node, this rank
-            adds all rows in float32, selections ascending, and rounds once (docs/low-latency.md says when).
+            adds all rows in float32, selections ascending, and rounds once (docs/explanation/low-latency.md says when).
             Bitwise reproducible. The event; the hook or ``None``.
         """
         combined_x, event, hook = self._low_latency().low_latency_combine(

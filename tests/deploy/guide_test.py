@@ -1,4 +1,4 @@
-"""docs/gke.md and docs/testbed.md: their commands are run, as they stand, with stand-ins for what reaches a cluster; folders
+"""docs/how-to/gke.md and docs/how-to/testbed.md: their commands are run, as they stand, with stand-ins for what reaches a cluster; folders
 and values are rendered by the real programs, and what the guides name is there."""
 
 import json

@@ -82,7 +82,7 @@ std::vector<std::string> quoted(std::string_view cell) {
   }
 }
 
-/// "[RDMA](rdma.md#x)" becomes "RDMA (docs/rdma.md#x)"; a link within the page loses its address.
+/// "[RDMA](rdma.md#x)" becomes "RDMA (docs/how-to/rdma.md#x)"; a link within the page loses its address.
 std::string without_links(std::string_view cell) {
   std::string text;
   while (true) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <span>
 
@@ -93,7 +94,7 @@ std::string without_links(std::string_view cell) {
     const std::string_view target = cell.substr(middle + 2, close - middle - 2);
     text += cell.substr(0, open);
     text += cell.substr(open + 1, middle - open - 1);
-    if (!target.starts_with('#')) text += " (docs/" + std::string(target) + ")";
+    if (!target.starts_with('#')) text += " (" + (std::filesystem::path("docs") / target).lexically_normal().string() + ")";
     cell.remove_prefix(close + 1);
   }
 }

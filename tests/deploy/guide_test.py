@@ -10,7 +10,7 @@ import unittest
 
 from support import CHART, DEPLOY, ROOT, documents, environment, load_all, main, needs, render, run, stand_in, tool
 
-GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("gke.md", "testbed.md")}
+GUIDES = {name: (ROOT / "docs/how-to" / name).read_text() for name in ("gke.md", "testbed.md")}
 # Nothing is there before it is made.
 GCLOUD = r"""
 echo "$*" >>"$CALLS"

@@ -28,7 +28,9 @@ struct BufferPlan {
   /// little room.
   static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);
 
-  /// Low-latency calls', then normal mode's.
+  /// Places in connections().
+  static constexpr std::size_t kLowLatency = 0;
+  static constexpr std::size_t kNormalMode = 1;
   std::array<rdma::ConnectionOptions, 2> connections() const;
   std::size_t queue_pairs() const;
 };

@@ -95,7 +95,8 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
     check_lines(*bootstrap_, executor_, *heap_, comm_stream_, {.timeout_s = timeout_s_});
   }
   if (plan_.layout.internode.bytes != 0 || !plan_.reach.far.empty()) {  // the same on all ranks
-    wire_ = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
+    const auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
+    connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), wire);
   }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
@@ -109,6 +110,7 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
 }
 
 Runtime::~Runtime() {
+  connections_.clear();
   heap_->unmap_peers();
   bootstrap_->leave();
 }

@@ -22,7 +22,6 @@ class LocalWire final : public Wire {
   /// write needs one, this rank's and the peers'; ranks agree on the keys (local_key_of_rank()). InvalidArgument: key
   /// in use.
   void add_memory(std::uint32_t key, void* base, std::size_t bytes);
-  bool knows(std::uint32_t key) const { return regions_.contains(key); }
   void add_queue_pair(std::uint32_t number);
 
   std::string_view name() const override { return "local"; }

@@ -59,7 +59,7 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
 }
 
 std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                    const SymmetricHeap& heap, const EndsOptions& options) {
+                                    const SymmetricHeap& heap, const ConnectionOptions& options) {
   if (nic.gpu_memory && nic.writes_ordering == WritesOrdering::none) {
     fail<SystemError>(
         "NIC {} cannot serve this GPU: the GPU does not keep the order of what NICs write (attribute "

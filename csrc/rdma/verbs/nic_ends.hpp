@@ -63,16 +63,16 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
 /// will do, `gpu` if kernels can drive the device (it is tried out), else `cpu`, with one warning that says why.
 /// SystemError: the device refuses, or `gpu` was asked for and is impossible.
 std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                    const SymmetricHeap& heap, const EndsOptions& options);
+                                    const SymmetricHeap& heap, const ConnectionOptions& options);
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                      std::shared_ptr<Registration> heap, const EndsOptions& options);
+                                      std::shared_ptr<Registration> heap, const ConnectionOptions& options);
 
 /// Handler `gpu`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory if the device cannot use that.
 /// SystemError: kernels of this executor cannot drive this device, and why.
 std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                     std::shared_ptr<Registration> heap, const EndsOptions& options);
+                                     std::shared_ptr<Registration> heap, const ConnectionOptions& options);
 
 /// The words of pinned memory where old values of additions go, at their own addresses.
 Registration register_sinks(const NicAccess& nic, const RingMemory& rings);

@@ -62,7 +62,7 @@ class NicEndsTest : public testing::Test {
   void make() {
     NicAccess nic = nic_;
     nic.device = Device::open("fake_0", fake_.functions);
-    ends_ = make_nic_ends(nic, executor_, *heap_, {.peers = {1, 1}, .depth = kDepth, .batch = 16});
+    ends_ = make_nic_ends(nic, executor_, *heap_, {.peers = {1}, .channels = 2, .depth = kDepth, .batch = 16});
     table_.clear();
     for (std::size_t end = 0; end < kChannels; ++end) table_.push_back(ends_->connect(end, ends_->address(end)));
     ends_->start();

@@ -60,7 +60,7 @@ void require_register(const rdma::verbs::NicAccess& nic) {
 /// Opens the NIC, changed by `adjust` where given, and makes queue pairs on it.
 rdma::nic_test::MakeEnds on_nic(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor,
                                 const rdma::RdmaSettings& settings, double retry_s, Adjust adjust) {
-  return [=](const SymmetricHeap& heap, const rdma::EndsOptions& options) {
+  return [=](const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
     rdma::verbs::NicAccess access = rdma::verbs::open_nic(nic, *executor, settings);
     access.path = giving_up_within(access.path, retry_s);
     if (adjust != nullptr) adjust(access);
@@ -161,7 +161,8 @@ Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
         {.name = fmt::format("wire {} (no NIC), {}", rdma::name_of(wire), kind == Device::Kind::cuda ? "GPU 0" : "CPU"),
          .executor = executor,
          .make =
-             [=, rank = choice.rank, nic = wanted.nic](const SymmetricHeap& heap, const rdma::EndsOptions& options) {
+             [=, rank = choice.rank, nic = wanted.nic](const SymmetricHeap& heap,
+                                                       const rdma::ConnectionOptions& options) {
                return simulated ? rdma::make_simulated_ends(executor, heap, rank, options, nic)
                                 : rdma::make_local_ends(executor, heap, rank, options);
              },

@@ -153,44 +153,10 @@ void Runtime::unmap_peers_together() {
   bootstrap_->barrier();
 }
 
-void Runtime::spread_rows(const RowSpreading& rows, const CallOptions& call) {
-  CallScope scope(*calls_, call);
-  deep_ep::spread_rows(executor_, rows, scope.stream());
-  scope.finish();
-}
-
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
          static_cast<const std::byte*>(tensor.data) >= window() + layout().window_bytes;
-}
-
-std::size_t Runtime::trim() {
-  executor_->make_current();
-  if (executor_->is_capturing(comm_stream_)) {
-    throw InvalidArgument("trim: calls are being recorded into a CUDA graph, and the host waits for calls");
-  }
-  return calls_->trim();
-}
-
-TensorView Runtime::local_memory() const {
-  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - layout().window_at());
-  return TensorView::contiguous(window(), DType::uint8, {bytes}, device());
-}
-
-Tensor Runtime::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
-  faults_->raise();
-  const TensorView wanted = unplaced(device(), dtype, shape);
-  // Nobody gets an event here, so the caller's stream waits until the memory is free.
-  CallScope scope(*calls_, {.stream = stream});
-  const auto made = scope.try_heap_tensors({&wanted, 1});
-  if (!made) {
-    fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",
-                      wanted.describe(), format_bytes(options_.heap_bytes));
-  }
-  scope.hand_out(made->front());
-  scope.finish();
-  return made->front();
 }
 
 }  // namespace deep_ep

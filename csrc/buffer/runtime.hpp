@@ -67,11 +67,8 @@ class Runtime {
     return memory;
   }
 
-  Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream);
-  void spread_rows(const RowSpreading& rows, const CallOptions& call);
+  /// In the part of the heap that peers may read: see Buffer::in_heap.
   bool in_heap(const ConstTensorView& tensor) const;
-  TensorView local_memory() const;
-  std::size_t trim();
 
   /// Collective: afterwards no rank maps a peer any more.
   void unmap_peers_together();

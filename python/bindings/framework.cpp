@@ -83,6 +83,17 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
 }
 
+/// Its shape and its strides.
+std::pair<py::tuple, py::tuple> tuples_of(const TensorSpec& spec) {
+  const auto dims = static_cast<std::size_t>(spec.dims);
+  std::pair<py::tuple, py::tuple> tuples{dims, dims};
+  for (std::size_t dim = 0; dim < dims; ++dim) {
+    tuples.first[dim] = spec.shape[dim];
+    tuples.second[dim] = spec.strides[dim];
+  }
+  return tuples;
+}
+
 /// A reference that is never given back.
 PyObject* kept(const py::object& object) { return py::object(object).release().ptr(); }
 
@@ -308,14 +319,10 @@ py::object Framework::dtype_object(DType dtype) const {
   return py::reinterpret_borrow<py::object>(object);
 }
 
-py::object Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const {
-  const bool none = wanted.elements() == 0;
-  const int dims = none ? 1 : wanted.dims;
-  py::tuple shape(static_cast<std::size_t>(dims)), strides(static_cast<std::size_t>(dims));
-  for (int dim = 0; dim < dims; ++dim) {
-    shape[static_cast<std::size_t>(dim)] = none ? 1 : wanted.size(dim);
-    strides[static_cast<std::size_t>(dim)] = none ? 1 : wanted.stride(dim);
-  }
+Framework::Made Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const {
+  const TensorSpec spec =
+      wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
+  const auto [shape, strides] = tuples_of(spec);
   const bool gpu = wanted.device.kind == deep_ep::Device::Kind::cuda;
   const py::object type = dtype_object(wanted.dtype);
   PyObject* const quick = gpu ? quick_empty_on_gpu_ : quick_empty_on_cpu_;
@@ -326,7 +333,9 @@ py::object Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes
     // It is made for the current GPU, which the end of some other object may just have changed.
     dlpack::TensorInfo info{};
     if (exchange_->info_from_object(made.ptr(), &info) != 0) throw py::error_already_set();
-    if (!gpu || info.device.index == wanted.device.index) return made;
+    if (!gpu || info.device.index == wanted.device.index) {
+      return {std::move(made), {spec, static_cast<std::byte*>(info.data) + info.byte_offset}};
+    }
   }
   const auto index = static_cast<std::size_t>(gpu ? wanted.device.index + 1 : 0);
   if (devices_.size() <= index) devices_.resize(index + 1);
@@ -337,7 +346,9 @@ py::object Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes
   const std::array<PyObject*, 4> arguments = {shape.ptr(), strides.ptr(), type.ptr(), devices_[index]};
   PyObject* made = PyObject_Vectorcall(empty_strided_, arguments.data(), 2, empty_names_);
   if (made == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(made);
+  auto object = py::reinterpret_steal<py::object>(made);
+  const TensorView view = borrow(object, "a result", Accept::made_here).view;
+  return {std::move(object), view};
 }
 
 py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as) const {
@@ -347,11 +358,7 @@ py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as)
   if (result == nullptr) return shared(tensor, dtype);
   py::object object = result->object();
   if (!result->looks_like(view)) {
-    py::tuple shape(static_cast<std::size_t>(view.dims)), strides(static_cast<std::size_t>(view.dims));
-    for (int dim = 0; dim < view.dims; ++dim) {
-      shape[static_cast<std::size_t>(dim)] = view.size(dim);
-      strides[static_cast<std::size_t>(dim)] = view.stride(dim);
-    }
+    const auto [shape, strides] = tuples_of(view);
     object = py::handle(as_strided_)(object, shape, strides);
   }
   // Types that the library does not know travel as types of their size.

@@ -14,10 +14,8 @@ void record_current_stream(const Tensor& tensor, CurrentStream current_stream) n
   if (device.kind != deep_ep::Device::Kind::cuda || current_stream == nullptr) return;
   try {
     void* stream = nullptr;
-    if (current_stream(dlpack::kCuda, device.index, &stream) == 0 &&
-        !gpu_executor(device.index)->is_capturing(stream)) {
-      tensor.record_stream(stream);
-    }
+    if (current_stream(dlpack::kCuda, device.index, &stream) != 0 || tensor.storage()->knows_stream(stream)) return;
+    if (!gpu_executor(device.index)->is_capturing(stream)) tensor.record_stream(stream);
   } catch (const std::exception&) {
     // At exit the driver may be gone; the memory goes with it.
   }

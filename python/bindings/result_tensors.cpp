@@ -35,10 +35,14 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
-Tensor FrameworkResults::tensor_over(py::object object, TensorView view) const {
+Tensor FrameworkResults::tensor_over(Framework::Made made, TensorView view) const {
+  view.data = made.view.data;
+  return {view, std::make_shared<FrameworkStorage>(std::move(made.object), made.view, leftovers_)};
+}
+
+Tensor FrameworkResults::tensor_over(py::object object, const TensorView& view) const {
   const TensorView made = Framework::instance().borrow(object, "a result", Accept::made_here).view;
-  view.data = made.data;
-  return {view, std::make_shared<FrameworkStorage>(std::move(object), made, leftovers_)};
+  return tensor_over({std::move(object), made}, view);
 }
 
 std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, const Order& order) {

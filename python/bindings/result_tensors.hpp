@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "deep_ep/result_tensors.hpp"
+#include "python/bindings/framework.hpp"
 #include "python/bindings/leftovers.hpp"
 
 namespace deep_ep::bindings {
@@ -58,7 +59,8 @@ class FrameworkResults final : public ResultTensors {
                                    const std::shared_ptr<HeapPieces>& heap) override;
 
  private:
-  Tensor tensor_over(py::object object, TensorView view) const;
+  Tensor tensor_over(Framework::Made made, TensorView view) const;
+  Tensor tensor_over(py::object object, const TensorView& view) const;
 
   PyObject* helper_;
   std::shared_ptr<Leftovers> leftovers_;

@@ -18,7 +18,7 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   if (arguments.out) {
     result.combined_x = Tensor::borrow(*arguments.out);
   } else {
-    const TensorView wanted = unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden});
+    const std::vector wanted = {unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden})};
     result.combined_x = scope.result_tensors({&wanted, 1}).front();
     scope.hand_out(result.combined_x);
   }

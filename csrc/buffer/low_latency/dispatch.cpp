@@ -1,4 +1,6 @@
 // low_latency_dispatch: room for what comes, launch.
+#include <array>
+#include <span>
 #include <tuple>
 
 #include "csrc/buffer/checks.hpp"
@@ -16,9 +18,10 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
 
   // The rows by themselves, because they are large and often dropped early.
   CallScope scope(runtime_.calls(), call);
-  const std::vector<Tensor> rows = scope.result_tensors(plan.rows);
-  const std::vector<Tensor> others = scope.result_tensors(plan.others, plan.kept);
-  const Tensor* const kept = others.data() + plan.others.size();
+  const std::vector<Tensor> made = scope.result_tensors(std::array{plan.rows, plan.others}, plan.kept);
+  const std::span rows(made.data(), plan.rows.size());
+  const std::span others(rows.data() + rows.size(), plan.others.size());
+  const std::span kept(others.data() + others.size(), plan.kept.size());
   LowLatencyDispatchParams& params = plan.params;
   LowLatencyDispatchResult result;
   result.recv_x = rows[0];
@@ -52,7 +55,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   if (setup_.measured) waits_->measure(plan);
   for (const Tensor* tensor : {&rows[0], &others[0], &kept[0]}) scope.hand_out(*tensor);
 
-  result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::tuple(rows, others, arguments.owner),
+  result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::tuple(made, arguments.owner),
                         result.hook);
   if (too_many_tokens(arguments)) {
     if (result.hook) result.hook();

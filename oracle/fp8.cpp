@@ -62,6 +62,17 @@ float cast_fp8(std::span<const std::uint16_t> block, bool round_scale, std::span
   return scale;
 }
 
+float cast_fp8_aligned(std::span<const std::uint16_t> block, std::span<std::uint8_t> out) {
+  float amax = 1e-10f;
+  for (const std::uint16_t bits : block) {
+    const float magnitude = std::fabs(bf16_value(bits));
+    amax = std::isnan(magnitude) ? magnitude : std::max(amax, magnitude);
+  }
+  const float scale = amax / kLargest;
+  for (std::size_t i = 0; i < block.size(); ++i) out[i] = e4m3_bits(bf16_value(block[i]) / scale);
+  return scale;
+}
+
 std::uint8_t ue8m0_bits(float power_of_two) {
   const auto bits = std::bit_cast<std::uint32_t>(power_of_two);
   if ((bits & 0x807fffffu) != 0) throw std::invalid_argument("oracle: UE8M0 of what is no positive power of two");

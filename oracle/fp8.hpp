@@ -17,6 +17,9 @@ float e4m3_value(std::uint8_t bits);
 /// is not less than that.
 float cast_fp8(std::span<const std::uint16_t> block, bool round_scale, std::span<std::uint8_t> out);
 
+/// As quantisers for training define it: amax is at least 1e-10, scale = amax / 448, and each value is divided by it.
+float cast_fp8_aligned(std::span<const std::uint16_t> block, std::span<std::uint8_t> out);
+
 /// The biased exponent of a scale that is a power of two: UE8M0.
 std::uint8_t ue8m0_bits(float power_of_two);
 

@@ -254,6 +254,8 @@ const char* name_of(RowFormat format) {
       return "fp8_token_rounded";
     case RowFormat::nvfp4:
       return "nvfp4";
+    case RowFormat::fp8_aligned:
+      return "fp8_aligned";
   }
   return "?";
 }
@@ -284,7 +286,8 @@ FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format) {
   const std::size_t block = is_of_token(format) ? row.size() : kFp8Block;
   for (std::size_t begin = 0; begin < row.size(); begin += block) {
     const auto out = std::span(values).subspan(begin, block);
-    result.scales.push_back(cast_fp8(row.subspan(begin, block), rounds, out));
+    const auto in = row.subspan(begin, block);
+    result.scales.push_back(format == RowFormat::fp8_aligned ? cast_fp8_aligned(in, out) : cast_fp8(in, rounds, out));
   }
   const auto bytes = std::as_bytes(std::span(values));
   result.x.assign(bytes.begin(), bytes.end());

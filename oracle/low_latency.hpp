@@ -35,11 +35,12 @@ enum class RowFormat : std::uint8_t {
   fp8_ue8m0,    ///< the same, as packed exponents
   fp8_token,    ///< one float scale for the row
   fp8_token_rounded,
-  nvfp4,  ///< with kGlobalScale
+  nvfp4,        ///< with kGlobalScale
+  fp8_aligned,  ///< float scales, by true divisions
 };
-inline constexpr RowFormat kRowFormats[] = {RowFormat::bf16,      RowFormat::fp8,       RowFormat::fp8_rounded,
-                                            RowFormat::fp8_ue8m0, RowFormat::fp8_token, RowFormat::fp8_token_rounded,
-                                            RowFormat::nvfp4};
+inline constexpr RowFormat kRowFormats[] = {RowFormat::bf16,      RowFormat::fp8,        RowFormat::fp8_rounded,
+                                            RowFormat::fp8_ue8m0, RowFormat::fp8_token,  RowFormat::fp8_token_rounded,
+                                            RowFormat::nvfp4,     RowFormat::fp8_aligned};
 const char* name_of(RowFormat format);
 /// One that is no power of two.
 inline constexpr float kGlobalScale = 40.5f;
@@ -50,7 +51,9 @@ constexpr std::int64_t row_bytes(RowFormat format, std::int64_t hidden) {
 }
 /// Float scales of a row.
 constexpr std::int64_t float_scales(RowFormat format, std::int64_t hidden) {
-  if (format == RowFormat::fp8 || format == RowFormat::fp8_rounded) return hidden / 128;
+  if (format == RowFormat::fp8 || format == RowFormat::fp8_rounded || format == RowFormat::fp8_aligned) {
+    return hidden / 128;
+  }
   return format == RowFormat::fp8_token || format == RowFormat::fp8_token_rounded ? 1 : 0;
 }
 /// Words of four scales.

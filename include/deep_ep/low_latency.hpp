@@ -76,6 +76,9 @@ struct LowLatencyDispatchArguments {
   bool round_scale = false;      ///< scales are powers of two; needs use_fp8
   bool use_ue8m0 = false;        ///< scales are exponents, four in an int32, the first lowest; needs round_scale
   bool scale_per_token = false;  ///< with use_fp8: one float32 scale for each token; without use_ue8m0
+  /// Casts as quantisers for training do, so that both see the same bits: true divisions, a smaller floor. Without
+  /// use_fp8, and with round_scale, it has no effect. Not with scale_per_token.
+  bool align_fp8_quantization = false;
   /// Cast to NVFP4: each 16 channels to e2m1 with an e4m3 scale of their own. Not with the other forms, so use_fp8 must
   /// be false.
   bool use_nvfp4 = false;

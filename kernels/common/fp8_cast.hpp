@@ -29,16 +29,20 @@ DEEP_EP_DEVICE std::uint32_t largest_of_lanes(std::uint32_t amax) {
   return amax;
 }
 
-/// The eight channels times `multiplier` as float8_e4m3, the first in the lowest byte.
-DEEP_EP_DEVICE std::uint64_t to_e4m3(const Vec16& value, float multiplier) {
+/// The eight channels, each as `scaled` makes it, as float8_e4m3, the first in the lowest byte.
+template <class Scaled>
+DEEP_EP_DEVICE std::uint64_t to_e4m3_by(const Vec16& value, Scaled scaled) {
   std::uint32_t words[2];
   for (int i = 0; i < 2; ++i) {
     const std::uint32_t a = value.word[2 * i];
     const std::uint32_t b = value.word[2 * i + 1];
-    words[i] = static_cast<std::uint32_t>(pack_e4m3(bf16_low(a) * multiplier, bf16_high(a) * multiplier)) |
-               static_cast<std::uint32_t>(pack_e4m3(bf16_low(b) * multiplier, bf16_high(b) * multiplier)) << 16;
+    words[i] = static_cast<std::uint32_t>(pack_e4m3(scaled(bf16_low(a)), scaled(bf16_high(a)))) |
+               static_cast<std::uint32_t>(pack_e4m3(scaled(bf16_low(b)), scaled(bf16_high(b)))) << 16;
   }
   return static_cast<std::uint64_t>(words[1]) << 32 | words[0];
+}
+DEEP_EP_DEVICE std::uint64_t to_e4m3(const Vec16& value, float multiplier) {
+  return to_e4m3_by(value, [multiplier](float channel) { return channel * multiplier; });
 }
 
 }  // namespace deep_ep::device

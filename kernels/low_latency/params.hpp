@@ -118,8 +118,17 @@ struct LowLatencyRowTable {
 };
 
 /// Form of the rows that a dispatch sends.
-/// The last three are made by kernels with extras only.
-enum class LowLatencyFormat : int { bf16, fp8, fp8_round_scale, fp8_ue8m0, fp8_token, fp8_token_round_scale, nvfp4 };
+/// The last four are made by kernels with extras only.
+enum class LowLatencyFormat : int {
+  bf16,
+  fp8,
+  fp8_round_scale,
+  fp8_ue8m0,
+  fp8_token,
+  fp8_token_round_scale,
+  nvfp4,
+  fp8_aligned
+};
 
 DEEP_EP_HOST_DEVICE constexpr bool has_scales(LowLatencyFormat format) { return format != LowLatencyFormat::bf16; }
 DEEP_EP_HOST_DEVICE constexpr bool is_extra(LowLatencyFormat format) { return format >= LowLatencyFormat::fp8_token; }
@@ -139,7 +148,7 @@ struct LowLatencyRow {
   int hidden, num_topk;
   bool scaled, weights;
   bool by_rails = false;
-  bool of_token = false, nvfp4 = false;  ///< known to be false in plain kernels: see row()
+  bool of_token = false, nvfp4 = false, aligned = false;  ///< known to be false in plain kernels: see row()
 
   // Words of the header.
   static constexpr int kToken = 0;
@@ -245,7 +254,8 @@ struct LowLatencyDispatchParams {
             weights,
             by_rails,
             kExtra && is_of_token(format),
-            kExtra && format == LowLatencyFormat::nvfp4};
+            kExtra && format == LowLatencyFormat::nvfp4,
+            kExtra && format == LowLatencyFormat::fp8_aligned};
   }
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.

@@ -112,6 +112,15 @@ DEEP_EP_DEVICE float rounded_product(float a, float b) {
 #endif
 }
 
+/// Rounded once, on GPUs by no shorter way.
+DEEP_EP_DEVICE float rounded_quotient(float a, float b) {
+#if DEEP_EP_TARGET_CUDA
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
 /// How 128 channels with this largest magnitude become float8_e4m3: channel * multiplier, and what undoes it.
 struct Fp8Scale {
   float multiplier;
@@ -131,12 +140,12 @@ DEEP_EP_DEVICE Fp8Scale fp8_scale(float amax, bool power_of_two) {
     const std::uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1u : 0u);  // biased
     return {float_from_bits((254u - exponent) << 23), float_from_bits(exponent << 23)};
   }
-#if DEEP_EP_TARGET_CUDA
-  return {__fdiv_rn(kLargest, amax), inverse};
-#else
-  return {kLargest / amax, inverse};
-#endif
+  return {rounded_quotient(kLargest, amax), inverse};
 }
+
+/// The definition of quantisers for training: amax is at least 1e-10; amax / 448 travels, and a channel is cast as
+/// channel / that, each rounded once.
+DEEP_EP_DEVICE float aligned_fp8_scale(float amax) { return rounded_quotient(amax < 1e-10f ? 1e-10f : amax, 448.0f); }
 
 // float4 e2m1 and NVFP4: blocks of 16 channels with an e4m3 scale each, and one float32 scale for all of them.
 
@@ -167,11 +176,7 @@ DEEP_EP_DEVICE Nvfp4Scale nvfp4_scale(float amax, float global) {
   const float value = scale == 0x7f ? float_from_bits(0x7fffffffu)
                       : scale < 8   ? static_cast<float>(scale) * 0x1p-9f
                                     : float_from_bits((scale + (120u << 3)) << 20);
-#if DEEP_EP_TARGET_CUDA
-  return {__fdiv_rn(global, value), scale};
-#else
-  return {global / value, scale};
-#endif
+  return {rounded_quotient(global, value), scale};
 }
 
 }  // namespace deep_ep::device

@@ -303,6 +303,7 @@ struct LowLatencyDispatchCall {
     with("scale_per_token", arguments.scale_per_token);
     with("use_nvfp4", arguments.use_nvfp4);
     with("x_global_scale", arguments.x_global_scale);
+    with("align_fp8_quantization", arguments.align_fp8_quantization);
   }
 };
 

@@ -243,6 +243,7 @@ class Buffer:
         scale_per_token: bool,
         use_nvfp4: bool,
         x_global_scale: Optional[torch.Tensor],
+        align_fp8_quantization: bool,
         /,
     ) -> Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine(

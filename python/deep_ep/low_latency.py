@@ -80,7 +80,7 @@ class LowLatencyCalls:
         dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: Literal[True] = True,
         round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
         arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
-        use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None,
+        use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
     ) -> Tuple[Tuple[torch.Tensor, torch.Tensor], torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
 
     @overload
@@ -90,7 +90,7 @@ class LowLatencyCalls:
         dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, *, use_fp8: Literal[False],
         round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
         arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
-        use_nvfp4: Literal[False] = False, x_global_scale: Optional[torch.Tensor] = None,
+        use_nvfp4: Literal[False] = False, x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
     ) -> Tuple[torch.Tensor, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
 
     @overload
@@ -100,7 +100,7 @@ class LowLatencyCalls:
         dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, *, use_fp8: bool = True,
         round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
         arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
-        use_nvfp4: Literal[True], x_global_scale: Optional[torch.Tensor] = None,
+        use_nvfp4: Literal[True], x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
     ) -> Tuple[Tuple[torch.Tensor, torch.Tensor], torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
 
     @overload
@@ -110,7 +110,7 @@ class LowLatencyCalls:
         dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
         round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
         arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
-        use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None,
+        use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
     ) -> Tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
 
     def low_latency_dispatch(
@@ -131,6 +131,7 @@ class LowLatencyCalls:
         scale_per_token: bool = False,
         use_nvfp4: bool = False,
         x_global_scale: Optional[torch.Tensor] = None,
+        align_fp8_quantization: bool = False,
     ) -> Tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]:
         """Sends every token to each of its experts.
 
@@ -155,6 +156,8 @@ class LowLatencyCalls:
                 it. It takes the place of ``use_fp8``, which may stay at its default.
             x_global_scale: one float32, ``[]`` or ``[1]``, with ``use_nvfp4``: a channel is about value * scale / this.
                 ``None``: 1.
+            align_fp8_quantization: cast as the per-token-group quantisers of SGLang and Megatron do, bit for bit: true
+                divisions, amax at least 1e-10. Only with ``use_fp8`` and without ``round_scale``; else without effect.
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
@@ -188,6 +191,7 @@ class LowLatencyCalls:
             scale_per_token,
             use_nvfp4,
             _as_vector(x_global_scale),
+            align_fp8_quantization,
         )
         rows = _as_grouped_gemm(rows) if use_nvfp4 else rows
         kept = None
@@ -215,6 +219,7 @@ class LowLatencyCalls:
         scale_per_token: bool = False,
         use_nvfp4: bool = False,
         x_global_scale: Optional[torch.Tensor] = None,
+        align_fp8_quantization: bool = False,
     ) -> Tuple[Any, torch.Tensor, torch.Tensor, MaybeTensor, LowLatencyHandle, EventOverlap, Hook]:
         """Sends every token once to each rank that owns at least one of its experts: less to copy for experts that can
         take rows by index. Not part of upstream's interface.
@@ -251,6 +256,7 @@ class LowLatencyCalls:
             scale_per_token,
             use_nvfp4,
             _as_vector(x_global_scale),
+            align_fp8_quantization,
         )
         rows = _as_grouped_gemm(rows) if use_nvfp4 else rows
         kept = None

@@ -190,6 +190,10 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
   if (arguments.use_nvfp4) {
     arguments.x_global_scale = rank.upload(std::vector<float>{oracle::kGlobalScale}, DType::float32, {1});
   }
+  // Without effect on the last two.
+  arguments.align_fp8_quantization = shape.format == oracle::RowFormat::fp8_aligned ||
+                                     shape.format == oracle::RowFormat::fp8_rounded ||
+                                     shape.format == oracle::RowFormat::nvfp4;
   arguments.use_ue8m0 = shape.format == oracle::RowFormat::fp8_ue8m0;
   arguments.layout = shape.layout;
   return arguments;

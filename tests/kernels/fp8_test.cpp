@@ -41,13 +41,14 @@ TEST(Fp8, CastAndScalesAreBitExact) {
   for (const auto& executor : executors_present()) {
     SCOPED_TRACE(to_string(executor->device()));
     Shared<float> input(*executor, count), multiplier(*executor, count), inverse(*executor, count),
-        rounded_multiplier(*executor, count), rounded_inverse(*executor, count), unpacked(*executor, count);
+        rounded_multiplier(*executor, count), rounded_inverse(*executor, count), unpacked(*executor, count),
+        aligned(*executor, count);
     Shared<std::uint16_t> pairs(*executor, count / 2);
     std::copy(values.begin(), values.end(), input.data());
     const StreamHandle stream = executor->create_stream();
     kernel(*executor, stream, {1, 128, 0},
            {static_cast<int>(count), input.data(), pairs.data(), unpacked.data(), multiplier.data(), inverse.data(),
-            rounded_multiplier.data(), rounded_inverse.data()});
+            rounded_multiplier.data(), rounded_inverse.data(), aligned.data()});
     executor->synchronize(stream);
     executor->destroy_stream(stream);
     for (std::size_t i = 0; i < count; ++i) {
@@ -61,6 +62,8 @@ TEST(Fp8, CastAndScalesAreBitExact) {
       if (!(std::fabs(values[i]) < 3.39e38f)) continue;
       const float amax = std::fmax(std::fabs(values[i]), 1e-4f);
       ASSERT_EQ(inverse[i], static_cast<float>(static_cast<double>(amax) * static_cast<double>(1.0f / 448.0f)));
+      const double floored = std::fmax(std::fabs(values[i]), 1e-10f);
+      ASSERT_EQ(aligned[i], static_cast<float>(floored / 448.0)) << std::hexfloat << values[i];
       ASSERT_EQ(multiplier[i], static_cast<float>(448.0 / static_cast<double>(amax))) << std::hexfloat << amax;
       const int exponent = static_cast<int>(std::ceil(std::log2(static_cast<double>(inverse[i]))));
       ASSERT_EQ(rounded_inverse[i], std::ldexp(1.0f, exponent)) << std::hexfloat << amax;

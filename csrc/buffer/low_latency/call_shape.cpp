@@ -17,10 +17,11 @@ struct Field {
 /// From the highest bits below kUnknownExpertShape down.
 constexpr std::array kFields = {
     Field{"the number of tokens (rows of x)", 1, {"at most max_tokens", "more than max_tokens"}},
-    Field{"the format of rows (use_fp8, round_scale, use_ue8m0, scale_per_token, use_nvfp4)",
+    Field{"the format of rows (use_fp8, round_scale, use_ue8m0, scale_per_token, use_nvfp4, align_fp8_quantization)",
           3,
           {"bfloat16", "FP8 with float32 scales", "FP8 with scales of powers of two", "FP8 with UE8M0 scales",
-           "FP8 with a scale for each token", "FP8 with a scale for each token, a power of two", "NVFP4"}},
+           "FP8 with a scale for each token", "FP8 with a scale for each token, a power of two", "NVFP4",
+           "FP8 aligned with training"}},
     Field{"topk_weights", 1, {"not given", "given"}},
     Field{"layout", 1, {"expert_major", "rank_major"}},
     Field{"the way between nodes (return_recv_hook)", 1, {"direct", "by rails"}},

@@ -12,7 +12,7 @@
 // receives. Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 //
 // Kernels of their own have what plain calls do not pay for: ranks reached by RDMA; and as extras arrival counters
-// (arrivals.hpp), rows with one FP8 scale, NVFP4 rows.
+// (arrivals.hpp), rows with one FP8 scale, NVFP4 rows, FP8 rows aligned with training.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/dispatch/post.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"

@@ -139,13 +139,23 @@ struct RowWriter {
   DEEP_EP_DEVICE bool write_extra(int vector, const Vec16& value, const Fp8Scale& of_token) const {
     if (row.of_token) store_fp8<true>(vector, value, of_token);
     if (row.nvfp4) write_nvfp4(vector, value);
-    return row.of_token || row.nvfp4;
+    if (row.aligned) write_aligned(vector, value);
+    return row.of_token || row.nvfp4 || row.aligned;
   }
 
   DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
     const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest_magnitude(value));
     const Fp8Scale scale = fp8_scale(bf16_low(amax), params.format != LowLatencyFormat::fp8);
     store_fp8<false>(vector, value, scale);
+  }
+
+  DEEP_EP_DEVICE void write_aligned(int vector, const Vec16& value) const {
+    const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest_magnitude(value));
+    if (vector >= vectors()) return;
+    const float scale = aligned_fp8_scale(bf16_low(amax));
+    reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] =
+        to_e4m3_by(value, [scale](float channel) { return rounded_quotient(channel, scale); });
+    if (vector % kScaleLanes == 0) reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale;
   }
 
   /// kOfToken: the row has no other scale.

@@ -19,6 +19,7 @@ DEEP_EP_DEVICE void fp8_probe(const probes::Fp8Params& p, std::byte*) {
     p.inverse[i] = plain.inverse;
     p.rounded_multiplier[i] = rounded.multiplier;
     p.rounded_inverse[i] = rounded.inverse;
+    p.aligned[i] = aligned_fp8_scale(amax);
   }
 }
 

@@ -11,7 +11,7 @@ struct Fp8Params {
   std::uint16_t* pairs;  ///< [count / 2]: two values as e4m3
   float* unpacked;       ///< [count]: the pairs' values
   /// [count]: of the magnitude of each value as the largest of a block
-  float *multiplier, *inverse, *rounded_multiplier, *rounded_inverse;
+  float *multiplier, *inverse, *rounded_multiplier, *rounded_inverse, *aligned;
 };
 
 }  // namespace deep_ep::probes

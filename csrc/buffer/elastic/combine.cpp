@@ -92,7 +92,9 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   const bool all_push = adding_blocks >= blocks && (params.expanded || tokens <= blocks * warps);
   params.pushing_blocks = blocks;
   params.adding_warps = setup.num_ranks == 1 ? warps : params.each_selection ? warps * 3 / 4 : all_push ? 0 : warps / 2;
-  const int adders = std::max(1, adding_blocks * warps + blocks * params.adding_warps);
+  params.pushers = blocks * (warps - params.adding_warps);
+  params.adders = adding_blocks * warps + blocks * params.adding_warps;
+  const int adders = std::max(1, params.adders);
   const int pieces = (static_cast<int>(params.row_bytes) + kPieceBytes - 1) / kPieceBytes;
   // All adders have something to do, and many tokens are added whole.
   const int wanted = tokens >= 2 * adders ? 1 : tokens >= adders ? 2 : std::max(2, adders / std::max(1, tokens));

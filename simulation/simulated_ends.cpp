@@ -5,8 +5,8 @@
 
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
-#include "csrc/rdma/ring/entry_decoder.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/rdma/ring/wire.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "simulation/kernels/simulated_pieces.hpp"

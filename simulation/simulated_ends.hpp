@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "csrc/memory/symmetric_heap.hpp"
-#include "csrc/rdma/discovery/wire_setting.hpp"
+#include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/ends.hpp"
 
 namespace deep_ep {

@@ -12,7 +12,7 @@
 #include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/memory/node_membership.hpp"
-#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"

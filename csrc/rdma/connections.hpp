@@ -12,7 +12,7 @@
 
 #include "csrc/memory/process_identity.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
-#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/ends.hpp"
 #include "kernels/rdma/params.hpp"

@@ -32,11 +32,13 @@ class VerbsEnds final : public Ends {
  public:
   VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
             const ConnectionOptions& options)
-      : name_(nic.name),
-        cpus_(nic.cpus),
+      : name_(nic.nic.name()),
+        cpus_(nic.nic.nic.cpus),
         heap_(std::move(heap)),
-        rings_(executor,
-               {.count = options.ends(), .depth = options.depth, .batch = options.batch, .numa_node = nic.numa_node}),
+        rings_(executor, {.count = options.ends(),
+                          .depth = options.depth,
+                          .batch = options.batch,
+                          .numa_node = nic.nic.nic.pci.numa_node}),
         sinks_(register_sinks(nic, rings_)) {
     const std::uint32_t depth = send_depth(*nic.device, options);
     wire_ = std::make_unique<VerbsWire>(nic.device, static_cast<std::uint32_t>(options.ends()) * depth);

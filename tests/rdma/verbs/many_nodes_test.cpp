@@ -43,8 +43,8 @@ class ManyNodesTest : public testing::Test {
   ManyNodesTest() {
     fake_.uar.reg_addr = fake_.uar.base_addr = page_of_registers;
     nic_.path = {.port = 1, .gid_index = 3};
-    nic_.name = "fake_0:1";
-    nic_.mlx5 = nic_.gpu_memory = true;
+    nic_.nic.nic = {.name = "fake_0", .capability = Capability::mlx5};
+    nic_.gpu_memory = true;
     nic_.handler = NicHandler::gpu;
     nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
     nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };

@@ -29,7 +29,7 @@ class DevxEnds final : public Ends {
  public:
   DevxEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
            const ConnectionOptions& options)
-      : name_(nic.name),
+      : name_(nic.nic.name()),
         options_(options),
         heap_(std::move(heap)),
         pages_(nic.page_mapper),
@@ -187,7 +187,7 @@ class DevxEnds final : public Ends {
                                                                 .batch = options_.batch,
                                                                 .on_gpu = on_gpu,
                                                                 .alignment = devx::kRingAlignment,
-                                                                .numa_node = nic.numa_node});
+                                                                .numa_node = nic.nic.nic.pci.numa_node});
     const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions(), nic.page_bytes);
     const std::size_t bytes = rings_->layout().bytes;
     const auto memory = std::make_shared<const devx::Umem>(device->register_memory(
@@ -241,8 +241,9 @@ class DevxEnds final : public Ends {
 std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                      std::shared_ptr<Registration> heap, const ConnectionOptions& options) {
   if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
-  if (!nic.mlx5) {
-    fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format", nic.name);
+  if (!nic.mlx5()) {
+    fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format",
+                      nic.nic.name());
   }
   return std::make_unique<DevxEnds>(nic, executor, std::move(heap), options);
 }

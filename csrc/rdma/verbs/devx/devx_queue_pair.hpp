@@ -11,7 +11,6 @@
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
 #include "csrc/rdma/verbs/devx/event_channel.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
-#include "csrc/rdma/verbs/devx/port_traits.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 

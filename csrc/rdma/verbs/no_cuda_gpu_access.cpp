@@ -1,9 +1,12 @@
-// Stands in for cuda_page_mapper.cpp in builds without CUDA.
-#include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
+#include "csrc/rdma/verbs/gpu_access.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
+
+WritesOrdering gpu_writes_ordering(int) { return WritesOrdering::none; }
+
+DmaBufExporter gpu_dma_buf_exporter(DmaBufMapping) { return {}; }
 
 PageMapper gpu_page_mapper(int device) {
   return {[device](void*) -> void* {

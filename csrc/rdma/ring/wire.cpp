@@ -1,4 +1,4 @@
-#include "csrc/rdma/ring/entry_decoder.hpp"
+#include "csrc/rdma/ring/wire.hpp"
 
 #include <cstring>
 

@@ -1,6 +1,8 @@
-// GPU memory as a dma-buf: which lets a NIC reach it without nvidia-peermem.
+// What CUDA does for NICs: GPU memory as a dma-buf, which lets a NIC reach it without nvidia-peermem, and doorbell
+// pages in a GPU's address space.
 #pragma once
 
+#include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
 
 namespace deep_ep::rdma::verbs {
@@ -21,5 +23,8 @@ enum class DmaBufMapping {
 /// allocation that begins and ends at host pages, and throws SystemError with the driver's answer. Empty in builds
 /// without CUDA.
 DmaBufExporter gpu_dma_buf_exporter(DmaBufMapping mapping = DmaBufMapping::drivers_choice);
+
+/// The CUDA runtime (cudaHostRegister for I/O memory) on one GPU. Refuses everything in builds without CUDA.
+PageMapper gpu_page_mapper(int device);
 
 }  // namespace deep_ep::rdma::verbs

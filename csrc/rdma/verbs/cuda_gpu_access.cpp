@@ -3,9 +3,10 @@
 #include <cuda_runtime_api.h>
 
 #include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/context.hpp"
 #include "csrc/executor/cuda/driver.hpp"
 #include "csrc/executor/cuda/driver_entry.hpp"
-#include "csrc/rdma/verbs/dma_buf.hpp"
+#include "csrc/rdma/verbs/gpu_access.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
@@ -43,6 +44,39 @@ UniqueFd export_dma_buf(void* address, std::size_t bytes, unsigned long long fla
   return UniqueFd(descriptor);
 }
 
+void unmap_page(void* page) {
+  if (cudaHostUnregister(page) != cudaSuccess) cudaGetLastError();
+}
+
+void* map_page(void* page, int device) {
+  const cuda::Context context(device);
+  const cuda::CurrentContext current(context);
+  constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterIoMemory;
+  const cudaError_t result = cudaHostRegister(page, host_page_bytes(), kFlags);
+  if (result == cudaErrorNotPermitted || result == cudaErrorNotSupported) {
+    cudaGetLastError();  // not sticky: the next caller must not find it
+    fail<SystemError>(
+        "GPU {} may not map the NIC's doorbell page ({}). Load the NVIDIA driver with "
+        "NVreg_RegistryDwords=\"PeerMappingOverride=1;\", or run with more privileges (CAP_SYS_RAWIO, a privileged "
+        "container)",
+        device, cudaGetErrorString(result));
+  }
+  if (result != cudaSuccess) {
+    cudaGetLastError();
+    // Not OutOfMemory, which this is not about: the driver answers with it where it finds no place for I/O memory.
+    fail<SystemError>("GPU {} cannot map the NIC's doorbell page: cudaHostRegister: {}", device,
+                      cudaGetErrorString(result));
+  }
+  void* address = nullptr;
+  try {
+    cuda::check(cudaHostGetDevicePointer(&address, page, 0), device, "cudaHostGetDevicePointer of a doorbell page");
+  } catch (...) {
+    unmap_page(page);
+    throw;
+  }
+  return address;
+}
+
 }  // namespace
 
 WritesOrdering gpu_writes_ordering(int device) {
@@ -56,6 +90,10 @@ WritesOrdering gpu_writes_ordering(int device) {
 DmaBufExporter gpu_dma_buf_exporter(DmaBufMapping mapping) {
   const unsigned long long flags = mapping == DmaBufMapping::pcie ? kMappingOverPcie : 0;
   return [flags](void* address, std::size_t bytes) { return export_dma_buf(address, bytes, flags); };
+}
+
+PageMapper gpu_page_mapper(int device) {
+  return {[device](void* page) { return map_page(page, device); }, unmap_page};
 }
 
 }  // namespace deep_ep::rdma::verbs

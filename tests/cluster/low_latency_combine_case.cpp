@@ -75,12 +75,8 @@ LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCas
   const oracle::LowLatencyCombineInput& input = one.inputs[index(rank.rank())];
   const std::int64_t tokens = input.selection.tokens;
   LowLatencyCombineArguments arguments;
-  if (shape.layout == LowLatencyLayout::rank_major) {
-    arguments.x = rank.upload(input.x, DType::bfloat16, {shape.ranks(), shape.max_tokens, one.hidden});
-  } else {
-    arguments.x =
-        rank.upload(input.x, DType::bfloat16, {shape.local_experts, shape.ranks() * shape.max_tokens, one.hidden});
-  }
+  arguments.x =
+      rank.upload(input.x, DType::bfloat16, {shape.local_experts, shape.ranks() * shape.max_tokens, one.hidden});
   if (shape.idx_dtype == DType::int64) {
     arguments.topk_idx = rank.upload(input.selection.idx, DType::int64, {tokens, shape.topk});
   } else {

@@ -21,8 +21,8 @@ constexpr BenchKind kLowLatency = {
     .quick_gpu = {.tokens = 32, .hidden = 7168, .experts = 288, .rounds = 10, .warmup = 3},
     .quick_cpu = {.tokens = 4, .hidden = 256, .experts = 16, .rounds = 2, .warmup = 1},
     .limits = {.fewest_tokens = 1, .most_tokens = 8192, .hidden_multiple = 128, .most_experts = 65535},
-    .dtype_help = "Dispatched rows: fp8 (cast by the call), bf16 or both; fp8-token (one scale for each), nvfp4",
-    .more_dtypes = true,
+    .dtype_help = "Dispatched rows: fp8 (cast by the call), bf16 or both; nvfp4",
+    .has_nvfp4 = true,
 };
 
 /// One rank's part in the measurements for one number of tokens. Operations are "dispatch", "combine" and
@@ -55,7 +55,6 @@ class LowLatencyMeasurer {
     };
     dispatch("fp8", RowFormat::fp8, true);
     dispatch("bf16", RowFormat::bf16, true);
-    dispatch("fp8-token", RowFormat::fp8_token);
     dispatch("nvfp4", RowFormat::nvfp4);
     for (const auto kind : {LowLatencyCombine::plain, LowLatencyCombine::zero_copy}) measure_combine(kind);
     if (options_.combine_fp8) measure_combine(LowLatencyCombine::fp8);

@@ -98,7 +98,6 @@ LowLatencyDispatchResult LowLatencyRank::dispatch(oracle::RowFormat format, bool
   arguments.num_experts = shape_.experts;
   arguments.use_nvfp4 = format == oracle::RowFormat::nvfp4;
   arguments.use_fp8 = format != oracle::RowFormat::bf16 && !arguments.use_nvfp4;
-  arguments.scale_per_token = format == oracle::RowFormat::fp8_token;
   if (arguments.use_nvfp4) arguments.x_global_scale = global_scale_.view();
   if (arrivals_) {
     arguments.arrival_counters = arrivals_->view();

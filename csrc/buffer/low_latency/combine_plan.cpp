@@ -21,13 +21,13 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   if (!arguments.return_recv_hook || setup.rdma() || setup.common.mask != nullptr) return false;
   const std::size_t rows = static_cast<std::size_t>(params.max_tokens) * static_cast<std::size_t>(int{params.num_topk});
   const std::size_t room = params.common.window.source_bytes * static_cast<std::size_t>(int{params.common.num_ranks});
-  return params.rank_major || rows * params.row_bytes <= room;
+  return rows * params.row_bytes <= room;
 }
 
 KernelChoice<LowLatencyCombineParams> choose_kernel(bool fp8, bool rdma, bool unreduced) {
   using namespace choices;
-  if (unreduced) return fp8 ? combine_low_latency_unreduced_fp8 : combine_low_latency_unreduced;
-  if (rdma) return fp8 ? combine_low_latency_rdma_fp8 : combine_low_latency_rdma;
+  if (unreduced) return combine_low_latency_unreduced;
+  if (rdma) return combine_low_latency_rdma;
   return fp8 ? combine_low_latency_fp8 : combine_low_latency;
 }
 
@@ -72,7 +72,6 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
 }  // namespace
 
 HandleRows HandleRows::of(const LowLatencyHandle& handle, int num_ranks) {
-  if (handle.layout == LowLatencyLayout::rank_major) return {num_ranks, handle.max_tokens};
   return {handle.num_experts / num_ranks, std::int64_t{num_ranks} * handle.max_tokens};
 }
 
@@ -132,7 +131,6 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.num_topk = handle.num_topk;
   params.hidden = static_cast<int>(arguments.x.size(2));
   params.num_local_experts = handle.num_experts / setup.common.num_ranks;
-  params.rank_major = handle.layout == LowLatencyLayout::rank_major;
   params.fp8 = arguments.use_fp8;
   params.row_bytes = device::low_latency::CombineWire{params.hidden, params.fp8}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
@@ -141,7 +139,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.common.set_rails(rail_width);
   const bool unreduced = goes_unreduced(arguments, params, setup);
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     params.rank_major ? 1 : 0, params.fp8 ? 1 : 0, unreduced ? 1 : 0, rail_width});
+                                     params.fp8 ? 1 : 0, unreduced ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));

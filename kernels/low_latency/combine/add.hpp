@@ -3,7 +3,6 @@
 //   in one launch   a term is a rank's row, which is a sum already; in the order of the ranks
 //   by rails        another node has one such row, which the owner's rail there adds up from those of its node
 //   with hooks      a term is a selection's row as its expert left it, times its weight; in the order of the selections
-//                   (rank-major: a rank's row, by rank)
 //
 // A block takes a token, and its warps share the token's lines; with hooks and few tokens, two blocks. Each warp finds
 // out for itself which terms there are, and polls its lines of all of them at once: they are in its registers as soon
@@ -123,19 +122,18 @@ struct CombineAdder {
         if (member == 0) selections.report_unknown(now, token);
         expert = selections.expert_of(now.index);
         rank = selections.rank_of(expert);
-        if (!params.rank_major) weight = now.weight;
+        weight = now.weight;
       }
     } else {
       rank = rank_of_selection(task, token);
     }
 
     // If a rank has one row, its first selection stands for that row. Terms are in the order of ranks then.
-    const bool by_rank = !kUnreduced || params.rank_major;
     const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane;
-    const std::uint32_t wanted = warp::ballot(rank >= 0 && (first || !by_rank) && !masked(params.common, rank));
-    int place = by_rank ? 0 : count_bits(wanted & ((1u << lane) - 1));
+    const std::uint32_t wanted = warp::ballot(rank >= 0 && (first || kUnreduced) && !masked(params.common, rank));
+    int place = kUnreduced ? count_bits(wanted & ((1u << lane) - 1)) : 0;
 #pragma unroll 1
-    for (std::uint32_t left = by_rank ? wanted : 0; left != 0; left &= left - 1) {
+    for (std::uint32_t left = kUnreduced ? 0 : wanted; left != 0; left &= left - 1) {
       place += warp::shuffle(rank, lowest_bit(left)) < rank ? 1 : 0;
     }
     CombineTerms terms{.count = count_bits(wanted)};
@@ -154,9 +152,10 @@ struct CombineAdder {
     if (lane >= terms.count) return terms;
     terms.rank = its_rank;
     if constexpr (kUnreduced) {
-      if (!by_rank) terms.row = reach.row_in_turn(params.common.local, params.num_topk, token, selection);
+      terms.row = reach.row_in_turn(params.common.local, params.num_topk, token, selection);
+    } else {
+      terms.row = reach.row(params.common.local, its_rank, token);
     }
-    if (by_rank) terms.row = reach.row(params.common.local, its_rank, token);
     if constexpr (kRails) {
       if (task.relays) terms.row = reach.row_of_member(params.common.local, task.owner, its_rank, token);
     }
@@ -208,7 +207,7 @@ struct CombineAdder {
     lines.missing = ((1u << count) - 1) & ~(terms.gone >> first);
     const auto tag = [&](int i) {
       if constexpr (kUnreduced) {
-        return reach.tag(params.rank_major ? 0 : static_cast<std::uint32_t>(warp::shuffle(terms.expert, first + i)));
+        return reach.tag(static_cast<std::uint32_t>(warp::shuffle(terms.expert, first + i)));
       } else {
         return reach.epoch;
       }

@@ -33,8 +33,8 @@ DEEP_EP_DEVICE void await_all_begun(const LowLatencyParams& common, std::uint64_
   }
 }
 
-/// Rows travel as bfloat16 or in FP8; by NVLink alone, or to some ranks by RDMA. Kernels of their own, so that the
-/// others do not carry their registers and instructions.
+/// Rows travel as bfloat16 or in FP8; by NVLink alone, or to some ranks by RDMA. By NVLink alone, the two forms have
+/// kernels of their own: with the registers of the other one, bfloat16 rows would have fewer warps.
 template <bool kFp8, bool kRdma>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
   using Reach = typename CombineAdder<kFp8, kRdma>::Reach;
@@ -104,9 +104,12 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 }
 
+DEEP_EP_DEVICE void combine_rdma(const LowLatencyCombineParams& params, std::byte* memory) {
+  return params.fp8 ? combine_body<true, true>(params, memory) : combine_body<false, true>(params, memory);
+}
+
 }  // namespace deep_ep::device::low_latency
 
 DEEP_EP_DEFINE_KERNEL(combine_low_latency, (deep_ep::device::low_latency::combine_body<false, false>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_fp8, (deep_ep::device::low_latency::combine_body<true, false>))
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, (deep_ep::device::low_latency::combine_body<false, true>))
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma_fp8, (deep_ep::device::low_latency::combine_body<true, true>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, deep_ep::device::low_latency::combine_rdma)

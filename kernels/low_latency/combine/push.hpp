@@ -111,11 +111,6 @@ struct CombinePusher {
     const int first_expert = params.common.rank * params.num_local_experts;
     const int expert = now.expert - first_expert;  // local
     const bool here = now.expert >= first_expert && expert < params.num_local_experts;
-    if (params.rank_major) {  // all of the sum or nothing
-      const bool wanted = warp::any(here);
-      choice = {wanted ? 1u : 0u, 1.0f, wanted};
-      return true;
-    }
     // It is the expert of the dispatch, whose row may have had no room, and which then is left out; or the call is
     // over.
     const int expert_rows = params.common.num_ranks * params.max_tokens;

@@ -97,20 +97,16 @@ struct UnreducedPusher {
     std::byte* heap = params.common.heaps[row.source];
     const int expert_rows = params.common.num_ranks * params.max_tokens;
     const auto rank = static_cast<std::uint32_t>(params.common.rank);
-    std::uint32_t expert = 0;
-    if (!params.rank_major) {
-      expert = row.position < 0 ? UnreducedReach::kNoRow | rank
-                                : rank * static_cast<std::uint32_t>(params.num_local_experts) +
-                                      static_cast<std::uint32_t>(row.position / expert_rows);
-    }
+    const std::uint32_t expert = row.position < 0 ? UnreducedReach::kNoRow | rank
+                                                  : rank * static_cast<std::uint32_t>(params.num_local_experts) +
+                                                        static_cast<std::uint32_t>(row.position / expert_rows);
     const bool here = row.position >= 0 || row.position == LowLatencyRowTable::kNoRoom;
     int turn = 0;
 #pragma unroll 1
     for (std::uint32_t rows = warp::ballot(here); rows != 0; rows &= rows - 1, ++turn) {
       if ((turn & ((1 << sharing) - 1)) != member) continue;
       const int k = lowest_bit(rows);
-      std::byte* to = params.rank_major ? reach.row(heap, params.common.rank, row.token)
-                                        : reach.row_in_turn(heap, params.num_topk, row.token, k);
+      std::byte* to = reach.row_in_turn(heap, params.num_topk, row.token, k);
       const std::int32_t position = warp::shuffle(row.position, k);
       const std::uint64_t tag = reach.tag(warp::shuffle(expert, k));
       if constexpr (kFp8) {

@@ -119,9 +119,7 @@ struct ReceivedRows {
     row.rows = load_stream(table().rows(row.source));
     row.token = load_stream(table().token(row.source, row.index));
     row.position = -1;
-    if (params.rank_major) {
-      if (lane_index() == 0) row.position = row.source * params.max_tokens + row.index;
-    } else if (lane_index() < params.num_topk) {
+    if (lane_index() < params.num_topk) {
       row.position = load_stream(table().position(row.source, row.index, lane_index()));
     }
     return row;

@@ -64,7 +64,10 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   }
 }
 
+DEEP_EP_DEVICE void combine_unreduced(const LowLatencyCombineParams& params, std::byte* memory) {
+  return params.fp8 ? combine_unreduced_body<true>(params, memory) : combine_unreduced_body<false>(params, memory);
+}
+
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, deep_ep::device::low_latency::combine_unreduced_body<false>)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced_fp8, deep_ep::device::low_latency::combine_unreduced_body<true>)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, deep_ep::device::low_latency::combine_unreduced)

@@ -6,8 +6,7 @@
 // others send.
 //
 //   - The rows of a token lie in the owner's part of the window for combine's rows of all ranks together, one for each
-//     selection of the dispatch: [token][selection]. Rank-major there is one row for each rank, at the same place as in
-//     calls in one launch.
+//     selection of the dispatch: [token][selection].
 //   - A row's tags say which expert it is of: an owner that selects another one does not take it.
 //   - Who has sent all its rows tells all ranks so, and which call that was (sent()). A receive part ends when
 //     everybody has. So when a rank acknowledges a call, no row of it is under way any more, not even one that the rank
@@ -36,7 +35,7 @@ struct UnreducedReach : CombineReach<false, false> {
   static constexpr std::uint32_t kNoRow = 0x10000;
   static_assert(kMostLowLatencyExperts < static_cast<int>(kNoRow) && kMaxRanks <= static_cast<int>(kNoRow));
 
-  /// What is written into the lines of a row of `expert`; rank-major: of expert 0; without a row: kNoRow | rank. Never
+  /// What is written into the lines of a row of `expert`; without a row: kNoRow | rank. Never
   /// what a call in one launch would write, so that nobody takes a row for a sum.
   DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t expert) const {
     return std::uint64_t{expert} << 47 | std::uint64_t{1} << 46 | epoch;
@@ -115,7 +114,7 @@ struct UnreducedSurvey {
       std::uint64_t seen = 0;
       if (lane_index() == 0)
         seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
-      found_here = warp::any(seen == reach.tag(params.rank_major ? 0 : static_cast<std::uint32_t>(expert)));
+      found_here = warp::any(seen == reach.tag(static_cast<std::uint32_t>(expert)));
       if (warp::any(seen == reach.tag(UnreducedReach::kNoRow | static_cast<std::uint32_t>(rank)))) return true;
       ask_all(ours);
     }

@@ -21,15 +21,15 @@ struct Arrivals {
 
   DEEP_EP_DEVICE bool wanted() const { return params.arrivals != nullptr; }
 
-  /// By a whole warp: its part of a row is stored at `places`, lane i's at row `row` of block `block`.
-  DEEP_EP_DEVICE void tell_stored(std::uint32_t places, int block, int row, int part) const {
+  /// By a whole warp: its part of a row is stored at `places`, lane i's at row `row` of local expert `local`.
+  DEEP_EP_DEVICE void tell_stored(std::uint32_t places, int local, int row, int part) const {
     if (!wanted()) return;
     warp::sync();  // behind it, what one lane releases are the stores of all
     if ((places >> lane_index() & 1) == 0) return;
     const int parts = params.warps_per_row;
     const int share = kArrivalRow / parts;
     const int adds = part == parts - 1 ? kArrivalRow - share * part : share;
-    add_release<Scope::gpu>(word(block, row >> params.arrival_shift), adds);
+    add_release<Scope::gpu>(word(local, row >> params.arrival_shift), adds);
   }
 
   /// By one block, when it has written all counts and synced.
@@ -37,13 +37,13 @@ struct Arrivals {
     if (!wanted()) return;
     const int words = params.arrival_words;
 #pragma unroll 1
-    for (int i = thread_index(); i < params.recv_blocks() * words; i += block_threads()) {
-      const int block = i / words;
+    for (int i = thread_index(); i < params.num_local_experts * words; i += block_threads()) {
+      const int local = i / words;
       const std::int64_t first = std::int64_t{i % words} << params.arrival_shift;
       const std::int64_t most = std::int64_t{1} << params.arrival_shift;
-      const std::int64_t left = params.recv_count[block] - first;
+      const std::int64_t left = params.recv_count[local] - first;
       const std::int64_t rows = left < 0 ? 0 : left < most ? left : most;
-      add_release<Scope::gpu>(word(block, i % words), kArrivalStep - rows * kArrivalRow);
+      add_release<Scope::gpu>(word(local, i % words), kArrivalStep - rows * kArrivalRow);
     }
   }
 
@@ -51,14 +51,14 @@ struct Arrivals {
   DEEP_EP_DEVICE void tell_failure() const {
     if (!wanted() || !aborted(params.common.wait)) return;
 #pragma unroll 1
-    for (int i = lane_index(); i < params.recv_blocks() * params.arrival_words; i += kWarpSize) {
+    for (int i = lane_index(); i < params.num_local_experts * params.arrival_words; i += kWarpSize) {
       store_relaxed<Scope::gpu>(params.arrivals + i, kArrivalFailed);
     }
   }
 
  private:
-  DEEP_EP_DEVICE std::int64_t* word(int block, int index) const {
-    return params.arrivals + std::int64_t{block} * params.arrival_words + index;
+  DEEP_EP_DEVICE std::int64_t* word(int local, int index) const {
+    return params.arrivals + std::int64_t{local} * params.arrival_words + index;
   }
 };
 

@@ -11,8 +11,7 @@
 // By rails (rdma/reach.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it
 // receives. Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 //
-// Kernels of their own have what plain calls do not pay for: ranks reached by RDMA; and as extras arrival counters
-// (arrivals.hpp), rows with one FP8 scale, NVFP4 rows.
+// Calls that reach ranks by RDMA have a kernel of their own, so that the others do not carry its instructions.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/dispatch/post.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
@@ -43,8 +42,8 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
 
 /// By every warp: all rows, where it is `part` of the `group`-th of `groups` groups. By rails first those of its own
 /// node; then, when this rank has handed on what it has to, those that others hand on to it.
-template <bool kRdma, bool kExtra>
-DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma, kExtra>& receiver, int group, int groups, int part) {
+template <bool kRdma>
+DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma>& receiver, int group, int groups, int part) {
   const LowLatencyParams& common = receiver.params.common;
   const DispatchReach<kRdma> reach = receiver.reach();
   const int turns = reach.by_rails() ? 2 : 1;
@@ -62,8 +61,8 @@ DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma, kExtra>& receiver
 }
 
 /// See masks.hpp: what this block is to receive again, alone.
-template <bool kRdma, bool kExtra>
-DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma, kExtra>& receiver) {
+template <bool kRdma>
+DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma>& receiver) {
   const LowLatencyParams& common = receiver.params.common;
   MaskWords& words = receiver.shared.words->masks;
   finish_with_masks(common, kDispatch, words);
@@ -79,17 +78,17 @@ DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma, kExtra>
 }
 
 /// kRdma: some ranks are reached by RDMA.
-template <bool kRdma, bool kExtra>
+template <bool kRdma>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const Reach<kRdma> ranks{common};
-  const auto row = params.row<kExtra>(ranks.by_rails());
+  const auto row = params.row(ranks.by_rails());
   const bool sending = sends(params.phase);
   const int num_experts = params.num_local_experts * common.num_ranks;
   const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);
   const bool is_clerk = block_index() == 0;
   const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
-  DispatchSender<kRdma, kExtra> sender{
+  DispatchSender<kRdma> sender{
       params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {}, -1, -1, 1.0f};
   if constexpr (kRdma) {
     if (ranks.posts()) return post_dispatch(sender);
@@ -137,7 +136,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (!receives(params.phase)) return arrive();
 
   // 3. Receive.
-  const DispatchReceiver<kRdma, kExtra> receiver{params, shared, row};
+  const DispatchReceiver<kRdma> receiver{params, shared, row};
   ReceiverRole role{.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk};
   const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
@@ -147,7 +146,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
     receiver.learn_counts(role);
     if (!again) arrive();
     if (words.failed == 0 && (!again || role.writes)) receive_rows(receiver, group, groups, warp_index() % parts);
-    if constexpr (kExtra) Arrivals{params}.tell_failure();
+    Arrivals{params}.tell_failure();
     if (common.mask == nullptr || again) return;
     role = agree_on_masks(receiver);
     if (!role.writes && !role.adds) return;
@@ -158,7 +157,5 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, (deep_ep::device::low_latency::dispatch_body<false, false>))
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, (deep_ep::device::low_latency::dispatch_body<true, false>))
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_extra, (deep_ep::device::low_latency::dispatch_body<false, true>))
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_extra_rdma, (deep_ep::device::low_latency::dispatch_body<true, true>))
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_body<false>)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_body<true>)

@@ -7,10 +7,9 @@
 
 namespace deep_ep::device::low_latency {
 
-template <bool kExtra>
 struct DispatchPoster {
   using Reach = DispatchReach<true>;
-  const DispatchSender<true, kExtra>& sender;
+  const DispatchSender<true>& sender;
   const LowLatencyDispatchParams& params;
   Reach reach;
   CallPoster<Reach>& poster;
@@ -81,8 +80,7 @@ struct DispatchPoster {
 };
 
 /// By whole blocks.
-template <bool kExtra>
-DEEP_EP_DEVICE void post_dispatch(DispatchSender<true, kExtra>& sender) {
+DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   const LowLatencyDispatchParams& params = sender.params;
   const LowLatencyParams& common = params.common;
   const DispatchShared& shared = sender.shared;
@@ -109,7 +107,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true, kExtra>& sender) {
   CallPoster poster(reach, to, shared.posters[warp_index()]);
   const bool told = !poster.is_first_lane() || poster.acknowledge(epochs.receive - 1);
   if (sending && told && poster.await_room()) {
-    DispatchPoster<kExtra>{sender, params, reach, poster, ranks.served_by(to.rank)}.post_all();
+    DispatchPoster{sender, params, reach, poster, ranks.served_by(to.rank)}.post_all();
   }
   poster.await_earlier();
   poster.close();

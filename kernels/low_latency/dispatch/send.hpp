@@ -115,14 +115,13 @@ struct RowWriter {
 
   /// `first` is what load(thread_index()) returned: so that load can start early.
   DEEP_EP_DEVICE void write(Vec16 first) const {
-    const Fp8Scale of_token = row.of_token ? scale_of_token(first) : Fp8Scale{};
     // Whole warps stay in the loop: lanes compare their channels.
 #pragma unroll 1
     for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
       const int vector = base + lane_index();
       const Vec16 next = load(vector + block_threads());
-      if (write_extra(vector, first, of_token)) {
-        // It was one that plain kernels do not make.
+      if (row.nvfp4) {
+        write_nvfp4(vector, first);
       } else if (row.scaled) {
         write_fp8(vector, first);
       } else if (vector < vectors()) {
@@ -135,46 +134,14 @@ struct RowWriter {
   }
 
  private:
-  /// False: the row is one that plain kernels make.
-  DEEP_EP_DEVICE bool write_extra(int vector, const Vec16& value, const Fp8Scale& of_token) const {
-    if (row.of_token) store_fp8<true>(vector, value, of_token);
-    if (row.nvfp4) write_nvfp4(vector, value);
-    return row.of_token || row.nvfp4;
-  }
-
   DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
     const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest_magnitude(value));
     const Fp8Scale scale = fp8_scale(bf16_low(amax), params.format != LowLatencyFormat::fp8);
-    store_fp8<false>(vector, value, scale);
-  }
-
-  /// kOfToken: the row has no other scale.
-  template <bool kOfToken>
-  DEEP_EP_DEVICE void store_fp8(int vector, const Vec16& value, const Fp8Scale& scale) const {
     if (vector >= vectors()) return;
     reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] = to_e4m3(value, scale.multiplier);
-    if (kOfToken ? vector == 0 : vector % kScaleLanes == 0) {
+    if (vector % kScaleLanes == 0) {
       reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale.inverse;
     }
-  }
-
-  /// By the whole block: the row is gone through once more before it is cast. The payload's place serves to exchange
-  /// what the warps have found.
-  DEEP_EP_DEVICE Fp8Scale scale_of_token(Vec16 value) const {
-    std::uint32_t amax = 0;
-#pragma unroll 1
-    for (int vector = thread_index(); vector < vectors(); vector += block_threads()) {
-      if (vector != thread_index()) value = load(vector);
-      const std::uint32_t next = largest_magnitude(value);
-      amax = next > amax ? next : amax;
-    }
-    amax = largest_of_lanes<kWarpSize>(amax);
-    auto* const found = reinterpret_cast<std::uint32_t*>(stage + row.payload_at());
-    if (lane_index() == 0) found[warp_index()] = amax;
-    block::sync();
-    for (int warp = 0; warp < block_warps(); ++warp) amax = found[warp] > amax ? found[warp] : amax;
-    block::sync();
-    return fp8_scale(bf16_low(amax), params.format == LowLatencyFormat::fp8_token_round_scale);
   }
 
   DEEP_EP_DEVICE void write_nvfp4(int vector, const Vec16& value) const {
@@ -206,7 +173,7 @@ struct CountHead {
   }
 };
 
-template <bool kRdma, bool kExtra>
+template <bool kRdma>
 struct DispatchSender {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
@@ -218,7 +185,7 @@ struct DispatchSender {
   Vec16 vector;
   std::int64_t own;    ///< of the deciding warp: the lane's selection of the token
   std::int64_t other;  ///< of the first tokens to count
-  float global_scale;  ///< kExtra: of nvfp4
+  float global_scale;  ///< of nvfp4
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.send; }
   DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), row.bytes()}; }
@@ -228,7 +195,7 @@ struct DispatchSender {
     token = next;
     if (token >= params.num_tokens) return;
     vector = writer(nullptr).load(thread_index());
-    if constexpr (kExtra) global_scale = params.global_scale != nullptr ? load_stream(params.global_scale) : 1.0f;
+    global_scale = params.global_scale != nullptr ? load_stream(params.global_scale) : 1.0f;
     own = decides() && lane_index() < params.num_topk ? routing.selection(token, lane_index()) : -1;
     other = routing.load(counted, token);
   }
@@ -308,10 +275,6 @@ struct DispatchSender {
     header[row.selection_word(lane)] =
         LowLatencyRow::pack(expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert), place);
     if (row.by_rails) header[row.slot_word(lane)] = expert < 0 ? 0 : routing.rows[rank];
-    if (row.weights) {
-      header[row.weight_word(lane)] =
-          bits_of(load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + lane));
-    }
   }
 
   /// Stores the stage to each destination. A warp takes a few lines of the row and stores them everywhere, so that all

@@ -53,8 +53,8 @@ struct DispatchShared {
   }
 };
 
-// A warp has the header in the lines that it loads at once: the token, and expert, weight and slot of each selection.
-static_assert(sizeof(std::uint32_t) * (1 + 3 * kMaxTopk) <= kWarpLines * kTaggedPayload);
+// A warp has the header in the lines that it loads at once: the token, and expert and slot of each selection.
+static_assert(sizeof(std::uint32_t) * (1 + 2 * kMaxTopk) <= kWarpLines * kTaggedPayload);
 
 /// Word `word` of the header, of whose lines each lane has a part; another one in every lane. By a whole warp.
 DEEP_EP_DEVICE std::uint32_t header_word(const LinePart& head, int word) {

@@ -14,9 +14,8 @@ DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineCallsTest);
 
 using Expected = std::vector<oracle::LowLatencyCombined>;
 
-LowLatencyCombineCase small_case(int ranks, std::uint64_t seed,
-                                 LowLatencyLayout layout = LowLatencyLayout::expert_major) {
-  LowLatencyCaseShape shape{.max_tokens = 7, .hidden = 256, .topk = 3, .layout = layout, .seed = seed};
+LowLatencyCombineCase small_case(int ranks, std::uint64_t seed) {
+  LowLatencyCaseShape shape{.max_tokens = 7, .hidden = 256, .topk = 3, .seed = seed};
   oracle::Random random(seed);
   shape.tokens.clear();
   for (int r = 0; r < ranks; ++r) shape.tokens.push_back(1 + random.below(6));
@@ -71,10 +70,8 @@ Expected without(const LowLatencyCombineCase& one, int whom) {
 
 TEST_P(LowLatencyCombineCallsTest, MaskedByHand) {
   DEEP_EP_NEEDS_RANKS(3);
-  for (const auto& [layout, fp8] :
-       {std::pair{LowLatencyLayout::expert_major, false}, std::pair{LowLatencyLayout::rank_major, false},
-        std::pair{LowLatencyLayout::expert_major, true}}) {
-    LowLatencyCombineCase one = small_case(3, 7, layout);
+  for (const bool fp8 : {false, true}) {
+    LowLatencyCombineCase one = small_case(3, 7);
     one.options.fp8 = fp8;
     const Expected all = one.expected();
     const Expected rest = without(one, 1);

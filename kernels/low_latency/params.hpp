@@ -7,7 +7,8 @@
 #include "kernels/common/topk.hpp"
 #include "kernels/low_latency/window.hpp"
 #include "kernels/primitives/line.hpp"
-#include "kernels/rdma/reach.hpp"
+#include "kernels/primitives/divisor.hpp"
+#include "kernels/rdma/params.hpp"
 
 namespace deep_ep {
 
@@ -79,7 +80,20 @@ struct LowLatencyTold {
 constexpr int kMostTimeouts = 8;
 
 /// What every kernel of the family gets.
-struct LowLatencyParams : ReachParams {
+struct LowLatencyParams {
+  int rank = 0;
+  Divisor num_ranks;
+  std::byte* local = nullptr;  ///< this rank's heap
+  /// Heap of every rank as this rank maps it, nullptr for one that is far; readable by kernels.
+  std::byte* const* heaps = nullptr;
+  const RdmaPeerParams* peers = nullptr;                ///< [channel][num_ranks]; nullptr: nobody is far
+  std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
+  int num_far = 0;
+  int lanes = 1;              ///< to each far rank: queue pairs that rows take in turn, a power of two
+  Divisor rail_width = 0;     ///< ranks of a node, where rows of this call go by rails; else 0
+  Divisor other_nodes_ranks;  ///< by rails: ranks of other nodes
+  /// Blocks of the grid that do all but posting. Those behind them post to far ranks, over one lane in each warp.
+  int working_blocks = 0;
   LowLatencyWindow window;
   LowLatencyStaging staging;       ///< where somebody is far
   LowLatencyTold* told = nullptr;  ///< [num_ranks], device memory; where somebody is far
@@ -88,6 +102,14 @@ struct LowLatencyParams : ReachParams {
   WaitContext posts;              ///< of waits for queue pairs: with masking a failed one does not end the call
   std::uint64_t* mask = nullptr;  ///< ControlState::mask. nullptr: ranks are never masked
 
+  void set_rails(int width) {
+    rail_width = width;
+    other_nodes_ranks = num_ranks - width;
+  }
+  void set_far(int far_rank) {
+    far_ranks[far_rank / 32] |= 1u << far_rank % 32;
+    ++num_far;
+  }
   DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {
     return state->counters[static_cast<int>(kind)];
   }
@@ -294,6 +316,50 @@ struct LowLatencyMasksParams {
   LowLatencyMasksStep step;
   int rank = -1;                   ///< that is masked, or unmasked; -1: all
   std::int32_t* status = nullptr;  ///< [num_ranks], written by a query: 1 where the program or the verdict masks
+};
+
+/// What one source has cost this rank in calls of one kind. Zero to begin with.
+struct LowLatencyWaited {
+  std::uint64_t calls;   ///< in which this rank waited for the source, or would have
+  std::int64_t cycles;   ///< in all of them
+  std::int64_t longest;  ///< in one of them
+};
+
+/// What was found out while a call waited for the counts of one source.
+struct LowLatencyHeard {
+  std::int64_t cycles;
+  std::int64_t came;  ///< 0: nothing came so far, or nobody listened
+};
+
+/// A launch takes one of them.
+enum class LowLatencyWaitsStep : int {
+  listen,  ///< before dispatch's receive part: when do the counts of each source come?
+  add,     ///< after a receive part
+  clock,   ///< how fast does the clock run in which the others count?
+};
+
+struct LowLatencyWaitsParams {
+  LowLatencyParams common;
+  LowLatencyWaitsStep step;
+  LowLatencyKind kind;
+  std::uint64_t patience_ns;  ///< `listen` ends then; the receive part goes on waiting
+
+  // Of one call; the step that adds sets it to zero. [num_ranks] each.
+  std::int64_t* cost;  ///< as the receive part measures it: its wait_cost
+  LowLatencyHeard* heard;
+
+  // Where `add` adds.
+  LowLatencyWaited* waited;  ///< [num_ranks]
+  std::int64_t* given;       ///< [num_ranks], the caller's statistics; nullptr: none
+
+  // Of a combine.
+  int blocks;  ///< that receive
+  int num_tokens;
+  Divisor num_topk;
+  Divisor num_local_experts;
+  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
+
+  std::int64_t* clock;  ///< [2], written: cycles, and the nanoseconds that they took
 };
 
 }  // namespace deep_ep

@@ -6,8 +6,8 @@
 // its own: a rank that comes in time would seem as late as its neighbour in the warp. So `listen` waits before
 // dispatch's receive part does, and looks at the clock at once.
 #include "kernels/kernel_list.hpp"
-#include "kernels/low_latency/transport/masks.hpp"
-#include "kernels/low_latency/waits.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
+#include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {

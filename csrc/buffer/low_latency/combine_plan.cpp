@@ -15,7 +15,7 @@ constexpr int kGpuWarpsPerRow = 8;
 constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;
 
-/// Does the call send rows that nobody has added up (kernels/low_latency/combine/unreduced.hpp)? The same on all ranks.
+/// Does the call send rows that nobody has added up (kernels/low_latency/combine/unreduced.cu)? The same on all ranks.
 bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatencyCombineParams& params,
                     const LowLatencySetup& setup) {
   if (!arguments.return_recv_hook || setup.rdma() || setup.common.mask != nullptr) return false;

@@ -7,7 +7,7 @@
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
 #include "csrc/support/format.hpp"
-#include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/dispatch/send.hpp"
 
 namespace deep_ep {
 namespace {

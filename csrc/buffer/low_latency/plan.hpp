@@ -10,7 +10,6 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
-#include "kernels/low_latency/waits.hpp"
 
 namespace deep_ep {
 

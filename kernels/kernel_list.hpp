@@ -27,7 +27,6 @@
   KERNEL(dispatch_low_latency_rdma,                deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(combine_low_latency,                      deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_rdma,                 deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_fp8,                  deep_ep::LowLatencyCombineParams,   384) \
   KERNEL(combine_low_latency_unreduced,            deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(barrier_low_latency,                      deep_ep::LowLatencyBarrierParams,   128) \
   KERNEL(masks_low_latency,                        deep_ep::LowLatencyMasksParams,     128) \

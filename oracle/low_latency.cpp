@@ -77,63 +77,22 @@ struct Part {
   std::vector<float> sent;        ///< as the owner gets it
   std::vector<double> exact;      ///< without rounding
   std::vector<double> magnitude;  ///< sum of the terms' magnitudes
-  double encoding_error = 0;      ///< relative, of one value
-  std::vector<double> floor;      ///< absolute, beside that: of values that are small beside others of their group
 };
-
-/// What the cast to FP8 may cost a value: half a step of three bits of mantissa, and a little for its products in fp32
-/// ...
-constexpr double kFp8Error = 0x1p-4 + 0x1p-20;
-/// ... or, far below the largest magnitude of its 128 channels, half a step of the smallest numbers.
-constexpr double kFp8Floor = 0x1p-10 + 0x1p-26;
-
-struct Fp8Row {
-  std::vector<float> values;  ///< as they arrive
-  std::vector<double> floor;
-};
-
-Fp8Row fp8_round_trip(std::span<const std::uint16_t> row) {
-  const FormattedRow formatted = format_row(row, RowFormat::fp8);
-  Fp8Row result;
-  for (std::size_t h = 0; h < row.size(); ++h) {
-    const float scale = formatted.scales[h / kFp8Block];
-    result.values.push_back(e4m3_value(static_cast<std::uint8_t>(formatted.x[h])) * scale);
-    result.floor.push_back(kFp8Floor * static_cast<double>(scale));
-  }
-  return result;
-}
 
 Part make_part(std::span<const WeightedRow> rows, std::int64_t hidden, const LowLatencyCombineOptions& options) {
   const auto width = static_cast<std::size_t>(hidden);
   std::vector<float> sums(width, 0.0f);
-  Part part{.sent = {},
-            .exact = std::vector<double>(width, 0.0),
-            .magnitude = std::vector<double>(width, 0.0),
-            .floor = std::vector<double>(width, 0.0)};
-  if (options.fp8) part.encoding_error = kFp8Error;
-  const bool rows_are_cast = options.fp8 && options.unreduced;
+  Part part{.sent = {}, .exact = std::vector<double>(width, 0.0), .magnitude = std::vector<double>(width, 0.0)};
   for (const WeightedRow& row : rows) {
-    const Fp8Row cast = rows_are_cast ? fp8_round_trip(row.x) : Fp8Row{};
     for (std::size_t h = 0; h < width; ++h) {
-      const float exact = bf16_value(row.x[h]);
-      const float value = rows_are_cast ? cast.values[h] : exact;
-      if (rows_are_cast) part.floor[h] += std::fabs(static_cast<double>(row.weight)) * cast.floor[h];
+      const float value = bf16_value(row.x[h]);
       sums[h] = options.fused ? std::fma(row.weight, value, sums[h]) : sums[h] + row.weight * value;
-      const double product = static_cast<double>(row.weight) * static_cast<double>(exact);
+      const double product = static_cast<double>(row.weight) * static_cast<double>(value);
       part.exact[h] += product;
       part.magnitude[h] += std::fabs(product);
     }
   }
-  std::vector<std::uint16_t> rounded;
-  rounded.reserve(sums.size());
-  for (const float sum : sums) rounded.push_back(bf16_bits(sum));
-  if (options.fp8 && !rows_are_cast) {
-    const Fp8Row cast = fp8_round_trip(rounded);
-    part.sent = cast.values;
-    part.floor = cast.floor;
-  } else {
-    for (const std::uint16_t bits : rounded) part.sent.push_back(bf16_value(bits));
-  }
+  for (const float sum : sums) part.sent.push_back(bf16_value(bf16_bits(sum)));
   return part;
 }
 
@@ -147,8 +106,8 @@ class RowSum {
     for (std::size_t h = 0; h < sums_.size(); ++h) {
       sums_[h] += part.sent[h];
       exact_[h] += part.exact[h];
-      // fp32 sums of at most 32 terms, the rounding to bfloat16, the encoding.
-      tolerance_[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8 + part.encoding_error) + part.floor[h];
+      // fp32 sums of at most 32 terms, the rounding to bfloat16.
+      tolerance_[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8);
     }
   }
 
@@ -347,8 +306,8 @@ LowLatencyCombined low_latency_combine_token(int owner, std::span<const std::vec
                                              std::int64_t hidden, const LowLatencyCombineOptions& options) {
   const int ranks = static_cast<int>(rows_of_ranks.size());
   const int width = options.ranks_per_node;
-  if (width < 0 || (width > 0 && (ranks % width != 0 || options.fp8))) {
-    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; rows in FP8 do not go by rails");
+  if (width < 0 || (width > 0 && ranks % width != 0)) {
+    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks");
   }
   RowSum sum(hidden);
   std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one

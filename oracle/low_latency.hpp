@@ -105,14 +105,11 @@ struct LowLatencyCombineInput {
 
 struct LowLatencyCombineOptions {
   bool fused = false;  ///< each term by one fused multiply-add, as GPUs do it; else product and sum round separately
-  /// Rows travel in FP8, 128 channels with a float32 scale of their own (cast_fp8): parts, or with `unreduced` the
-  /// experts' rows. Their products with the scales are rounded to fp32, and then added.
-  bool fp8 = false;
   /// The owner adds all rows itself, in fp32, selections ascending, and rounds once.
   bool unreduced = false;
   Masks masks{};
   /// By rails: so many consecutive ranks make a node, and a node that is not the owner's sends one part. 0: every rank
-  /// sends its own. It divides the number of ranks. Not with fp8.
+  /// sends its own. It divides the number of ranks.
   int ranks_per_node = 0;
 };
 

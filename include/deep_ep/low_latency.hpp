@@ -77,8 +77,8 @@ struct LowLatencyDispatchArguments {
   /// [R] int64: each entry grows by the clock cycles spent waiting for the source.
   std::optional<TensorView> wait_recv_cost_stats = {};
   /// [L, W] int64: words by which another kernel sees, while the call still receives, which rows are there; each stands
-  /// for arrival_rows rows, W of them for all. deep_ep/arrivals.hpp says what they hold, and when. InvalidArgument for a
-  /// buffer with masking.
+  /// for arrival_rows rows, W of them for all. deep_ep/arrivals.hpp says what they hold, and when. InvalidArgument for
+  /// a buffer with masking.
   std::optional<TensorView> arrival_counters = {};
   /// A power of two below 2^20, with arrival_counters. 0: W is 1, and a word stands for all rows of its expert.
   int arrival_rows = 0;
@@ -94,12 +94,13 @@ struct LowLatencyDispatchArguments {
 /// The result of Buffer::low_latency_dispatch; with return_recv_hook the tensors hold it behind the hook only.
 struct LowLatencyDispatchResult {
   /// [L, R * M, H] bfloat16 or float8_e4m3; NVFP4: uint8 [L, R * M, H / 2] with the first of two values in the lower
-  /// half of a byte. Rows 0 .. recv_count[l] - 1 of each expert are valid, by source rank, then by token. The contents of
-  /// the others are undefined.
+  /// half of a byte. Rows 0 .. recv_count[l] - 1 of each expert are valid, by source rank, then by token. The contents
+  /// of the others are undefined.
   Tensor recv_x = {};
   /// float32 [L, R * M, H / 128] or int32 [L, R * M, H / 512] for the rows of recv_x; the last two dimensions are
-  /// column-major. NVFP4: uint8 [L, tiles, H / 64, 512], in the order in which tensor cores load them: a tile is 128 rows of recv_x (the last one may be longer than that), and scale c % 4 of row r of
-  /// a tile lies at 16 * (r % 32) + 4 * (r / 32) of the 512 bytes for c / 4.
+  /// column-major. NVFP4: uint8 [L, tiles, H / 64, 512], in the order in which tensor cores load them: a tile is 128
+  /// rows of recv_x (the last one may be longer than that), and scale c % 4 of row r of a tile lies at 16 * (r % 32) +
+  /// 4 * (r / 32) of the 512 bytes for c / 4.
   std::optional<Tensor> recv_x_scales = {};
   Tensor recv_count = {};        ///< [L] int32
   LowLatencyHandle handle = {};  ///< for combine
@@ -108,7 +109,7 @@ struct LowLatencyDispatchResult {
   std::function<void()> hook = {};
 };
 
-/// Equal on all ranks: H, use_fp8, the dispatch that the handle is of, and what that had in common.
+/// Equal on all ranks: H, the dispatch that the handle is of, and what that had in common.
 /// RankMismatch where they are not.
 struct LowLatencyCombineArguments {
   /// The experts' output, bfloat16, rows where the dispatch's recv_x had them, from a multiple of 16 bytes on. Only
@@ -120,9 +121,6 @@ struct LowLatencyCombineArguments {
   ConstTensorView topk_weights = {};         ///< [T, K] float32: rows are multiplied by them
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
   bool use_logfmt = false;  ///< accepted for DeepEP's callers, without effect: rows travel as without it
-  /// Rows travel in FP8, with a float32 scale for each 128 channels: half the bytes, but an error of up to 1/16 of each
-  /// value that travels, or of 2^-10 / 448 of the largest of its 128, if that is more.
-  bool use_fp8 = false;
   /// [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory.
   std::optional<TensorView> out = {};
   std::optional<TensorView> wait_recv_cost_stats = {};  ///< [R] int64, as for dispatch

@@ -6,8 +6,8 @@
 #include "kernels/common/call.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/low_latency/window.hpp"
-#include "kernels/primitives/line.hpp"
 #include "kernels/primitives/divisor.hpp"
+#include "kernels/primitives/line.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep {
@@ -283,7 +283,6 @@ struct LowLatencyCombineParams {
   Divisor num_topk;
   int hidden;
   Divisor num_local_experts;
-  bool fp8;                  ///< rows travel as 128 channels in e4m3 with a float32 scale; else in bfloat16
   std::uint32_t row_bytes;   ///< of a row as it travels
   std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
 

@@ -323,7 +323,6 @@ struct LowLatencyCombineCall {
     with("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
     with("async_finish", options.async_finish);
     with("return_recv_hook", arguments.return_recv_hook);
-    with("use_fp8", arguments.use_fp8);
   }
 };
 

@@ -254,7 +254,6 @@ class Buffer:
         combine_wait_recv_cost_stats: Optional[torch.Tensor],
         async_finish: bool,
         return_recv_hook: bool,
-        use_fp8: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine_buffer(self, handle: Tuple[Any, ...], /) -> Any: ...

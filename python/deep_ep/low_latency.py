@@ -7,7 +7,7 @@ from typing import Any, Callable, Literal, Optional, Tuple, overload
 import torch
 
 from . import _native
-from .arguments import MaybeTensor, integer, type_name
+from .arguments import integer, type_name
 from .errors import InvalidArgument, UseAfterDestroy
 from .low_latency_stats import LowLatencyStats, WaitTimes
 from .utils import EventOverlap
@@ -202,8 +202,6 @@ class LowLatencyCalls:
         return_recv_hook: bool = False,
         out: Optional[torch.Tensor] = None,
         combine_wait_recv_cost_stats: Optional[torch.Tensor] = None,
-        *,
-        use_fp8: bool = False,
     ) -> Tuple[torch.Tensor, EventOverlap, Hook]:
         """Adds up, for each token, its experts' rows times its weights.
 
@@ -218,9 +216,6 @@ class LowLatencyCalls:
             out: ``[T, H]`` bfloat16 contiguous: written and returned.
             combine_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
             return_recv_hook: within a node equal on all ranks.
-            use_fp8: rows travel as ``float8_e4m3fn`` with a float32 scale for each 128 channels: half the bytes, but each
-                value that travels may be off by 1/16, or by 2e-6 of the largest of its 128. Where one of them is NaN or
-                infinite, all become NaN. Equal on all ranks. Not part of upstream's interface.
 
         Returns:
             ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank
@@ -239,7 +234,6 @@ class LowLatencyCalls:
             combine_wait_recv_cost_stats,
             async_finish,
             return_recv_hook,
-            use_fp8,
         )
         kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
         return combined_x, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]

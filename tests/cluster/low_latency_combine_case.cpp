@@ -85,7 +85,6 @@ LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCas
   }
   arguments.topk_weights = rank.upload(input.selection.weights, DType::float32, {tokens, shape.topk});
   arguments.handle = &handle;
-  arguments.use_fp8 = one.options.fp8;
   return arguments;
 }
 
@@ -103,8 +102,7 @@ void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
                 std::to_string(mine.sum[i]) + " within " + std::to_string(mine.tolerance[i]));
   }
   const double distance = cosine_distance(seen, mine.sum);
-  const double most = one.options.fp8 ? 1e-3 : 1e-5;
-  require(distance < most, what + ": the result is off by " + std::to_string(distance));
+  require(distance < 1e-5, what + ": the result is off by " + std::to_string(distance));
 }
 
 }  // namespace deep_ep::test

@@ -49,8 +49,7 @@ SIGNATURES = {
     "use_ue8m0=False, async_finish=False, return_recv_hook=False, arrival_counters=None, arrival_rows=0, "
     "use_nvfp4=False, x_global_scale=None",
     Buffer.low_latency_combine: "self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False, "
-    "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None, *, "
-    "use_fp8=False",
+    "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None",
     Buffer.low_latency_update_mask_buffer: "self, rank_to_mask, mask=False",
     Buffer.low_latency_query_mask_buffer: "self, mask_status",
     Buffer.low_latency_clean_mask_buffer: "self",

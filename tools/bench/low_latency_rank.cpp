@@ -52,8 +52,6 @@ const char* name_of(LowLatencyCombine kind) {
       return "plain";
     case LowLatencyCombine::zero_copy:
       return "zero copy";
-    case LowLatencyCombine::fp8:
-      return "FP8";
   }
   return "?";
 }
@@ -114,7 +112,6 @@ LowLatencyCombineResult LowLatencyRank::combine(LowLatencyCombine kind, bool hoo
   arguments.topk_idx = selection_.view();
   arguments.topk_weights = weights_.view();
   arguments.handle = &handle_;
-  arguments.use_fp8 = kind == LowLatencyCombine::fp8;
   arguments.return_recv_hook = hook;
   return buffer_.low_latency_combine(arguments, {.stream = stream_});
 }
@@ -201,7 +198,7 @@ std::vector<int> LowLatencyRank::rail_widths(LowLatencyCombine kind) const {
   const auto& low_latency = options_.low_latency;
   std::vector<int> widths;
   const bool none = low_latency.rails == LowLatencyRails::never || !low_latency.allow_nvlink || low_latency.masking;
-  if (none || kind == LowLatencyCombine::fp8) return widths;
+  if (none) return widths;
   for (int width = 2; width < shape_.ranks; ++width) {
     const bool possible = options_.ranks_per_node == 0 ? shape_.ranks % width == 0 : width == options_.ranks_per_node;
     if (possible) widths.push_back(width);
@@ -225,12 +222,11 @@ void LowLatencyRank::check_combined(LowLatencyCombine kind, const LowLatencyComb
     const auto seen = std::span(sums).subspan(at(token, shape.hidden), x.size());
     const auto expected_with = [&](int width) {
       oracle::LowLatencyCombineOptions options;
-      options.fp8 = kind == LowLatencyCombine::fp8;
       options.ranks_per_node = width;
       return oracle::low_latency_combine_token(rank_, rows, shape.hidden, options);
     };
     const oracle::LowLatencyCombined expected = expected_with(0);
-    // Sums of small whole numbers: only the roundings to BF16 and FP8 count.
+    // Sums of small whole numbers: only the roundings to BF16 count.
     const std::size_t wrong = first_wrong(seen, expected);
     if (wrong == x.size()) continue;
     const bool by_rails =
@@ -240,7 +236,6 @@ void LowLatencyRank::check_combined(LowLatencyCombine kind, const LowLatencyComb
     std::vector<std::vector<oracle::WeightedRow>> together(rows.size());
     together[at(rank_, 1)].assign(static_cast<std::size_t>(shape.topk), {x, 1.0f});
     oracle::LowLatencyCombineOptions options;
-    options.fp8 = kind == LowLatencyCombine::fp8;
     options.unreduced = true;
     const auto unreduced = oracle::low_latency_combine_token(rank_, together, shape.hidden, options);
     if (first_wrong(seen, unreduced) == x.size()) continue;

@@ -12,7 +12,7 @@
 namespace deep_ep::tools {
 
 /// How combine gets its rows and sends them.
-enum class LowLatencyCombine { plain, zero_copy, fp8 };
+enum class LowLatencyCombine { plain, zero_copy };
 const char* name_of(LowLatencyCombine kind);
 
 class LowLatencyRank {

@@ -17,10 +17,10 @@ struct Field {
 /// From the highest bits below kUnknownExpertShape down.
 constexpr std::array kFields = {
     Field{"the number of tokens (rows of x)", 1, {"at most max_tokens", "more than max_tokens"}},
-    Field{"the format of rows (use_fp8, round_scale, use_ue8m0, use_nvfp4)",
-          3,
-          {"bfloat16", "FP8 with float32 scales", "FP8 with scales of powers of two", "FP8 with UE8M0 scales",
-           "NVFP4"}},
+    Field{
+        "the format of rows (use_fp8, round_scale, use_ue8m0, use_nvfp4)",
+        3,
+        {"bfloat16", "FP8 with float32 scales", "FP8 with scales of powers of two", "FP8 with UE8M0 scales", "NVFP4"}},
     Field{"the way between nodes (return_recv_hook)", 1, {"direct", "by rails"}},
     Field{"top-k", 5, {}},
 };

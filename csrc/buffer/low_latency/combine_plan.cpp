@@ -24,11 +24,10 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   return rows * params.row_bytes <= room;
 }
 
-KernelChoice<LowLatencyCombineParams> choose_kernel(bool fp8, bool rdma, bool unreduced) {
+KernelChoice<LowLatencyCombineParams> choose_kernel(bool rdma, bool unreduced) {
   using namespace choices;
   if (unreduced) return combine_low_latency_unreduced;
-  if (rdma) return combine_low_latency_rdma;
-  return fp8 ? combine_low_latency_fp8 : combine_low_latency;
+  return rdma ? combine_low_latency_rdma : combine_low_latency;
 }
 
 /// `unreduced`: groups share the selections of a row, too, where there are enough of them.
@@ -56,8 +55,8 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   const int posters = poster_blocks(setup, warps);
-  const CombineWire wire{params.hidden, params.fp8};
-  const std::size_t stage_bytes = groups == 0 ? 0 : CombineShared::stage_bytes(wire, params.warps_per_row, unreduced);
+  const CombineWire wire{params.hidden};
+  const std::size_t stage_bytes = groups == 0 || unreduced ? 0 : WarpShare{0, params.warps_per_row}.stage_bytes(wire);
   const CombineShared shared(Carver::without_memory(), warps, stage_bytes, unreduced ? 0 : part.rows_of_group,
                              posters != 0 ? warps : 0);
   part.shape = {part.working_blocks + waiting + posters, warps * 32, shared.bytes};
@@ -131,15 +130,14 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.num_topk = handle.num_topk;
   params.hidden = static_cast<int>(arguments.x.size(2));
   params.num_local_experts = handle.num_experts / setup.common.num_ranks;
-  params.fp8 = arguments.use_fp8;
-  params.row_bytes = device::low_latency::CombineWire{params.hidden, params.fp8}.bytes();
+  params.row_bytes = device::low_latency::CombineWire{params.hidden}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
-  const int rail_width = choose_rails(!params.fp8 && !arguments.return_recv_hook, params.max_tokens, params.num_topk,
-                                      params.row_bytes, params.row_bytes, setup);
+  const int rail_width = choose_rails(!arguments.return_recv_hook, params.max_tokens, params.num_topk, params.row_bytes,
+                                      params.row_bytes, setup);
   params.common.set_rails(rail_width);
   const bool unreduced = goes_unreduced(arguments, params, setup);
-  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     params.fp8 ? 1 : 0, unreduced ? 1 : 0, rail_width});
+  params.call_shape = call_shape_of(
+      {params.max_tokens, params.num_topk, params.hidden, params.num_local_experts, unreduced ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
@@ -150,7 +148,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
-  const auto kernel = choose_kernel(params.fp8, setup.rdma(), unreduced);
+  const auto kernel = choose_kernel(setup.rdma(), unreduced);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int others = poster_blocks(setup, params.block_warps);

@@ -101,8 +101,7 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   }
   const std::int64_t table_rows = 2 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
   plan.others = {of(DType::int32, {blocks})};
-  plan.kept = {of(DType::int32, {blocks, rows}),
-               of(DType::int64, {blocks, ranks}),
+  plan.kept = {of(DType::int32, {blocks, rows}), of(DType::int64, {blocks, ranks}),
                of(DType::int32, {table_rows, ranks})};
 }
 

@@ -19,8 +19,8 @@
 namespace deep_ep::device::low_latency {
 
 /// The reach of combine where rows travel as the experts left them: see unreduced.cu.
-struct UnreducedReach : CombineReach<false, false> {
-  using CombineReach<false, false>::CombineReach;
+struct UnreducedReach : CombineReach<false> {
+  using CombineReach<false>::CombineReach;
 
   /// With a rank instead of an expert: that rank's dispatch had no room for the row. Its lines are there all the same,
   /// and count for nothing.
@@ -192,11 +192,9 @@ struct CombineTask {
   bool relays;
 };
 
-template <bool kFp8, bool kRdma, bool kUnreduced = false>
+template <bool kRdma, bool kUnreduced = false>
 struct CombineAdder {
-  static constexpr bool kRails = kRdma && !kFp8;
-  using Reach = std::conditional_t<kUnreduced, UnreducedReach, CombineReach<kRdma, kRails>>;
-  using Sum = std::conditional_t<kFp8, Fp8LineSum, Bf16LineSum>;
+  using Reach = std::conditional_t<kUnreduced, UnreducedReach, CombineReach<kRdma>>;
   static constexpr int kTogether = 8;  ///< rows that are polled at once, four lines of each
   using Lines = LinePoller<kTogether>;
 
@@ -213,7 +211,7 @@ struct CombineAdder {
 #pragma unroll 1
     for (int turn = 1; turn <= reach.num_nodes(); ++turn) {
       CombineTask task{params.common.rank, params.num_tokens, false};
-      if constexpr (kRails) {
+      if constexpr (kRdma) {
         if (turn != reach.num_nodes()) {
           const int owner = reach.rail_in((reach.own_node() + turn) % reach.num_nodes());
           task = {owner, FarSelections{params, reach.far_selections(owner)}.await_count(reach, owner), true};
@@ -257,7 +255,7 @@ struct CombineAdder {
   DEEP_EP_DEVICE int rank_of_selection(const CombineTask& task, int token) const {
     const int lane = lane_index();
     if (lane >= params.num_topk) return -1;
-    if constexpr (kRails) {
+    if constexpr (kRdma) {
       if (task.relays) {
         const int rank = FarSelections{params, reach.far_selections(task.owner)}.rank_of_selection(token, lane);
         return rank >= 0 && reach.is_of_own_node(rank) ? rank : -1;
@@ -312,7 +310,7 @@ struct CombineAdder {
     } else {
       terms.row = reach.row(params.common.local, its_rank, token);
     }
-    if constexpr (kRails) {
+    if constexpr (kRdma) {
       if (task.relays) terms.row = reach.row_of_member(params.common.local, task.owner, its_rank, token);
     }
     return terms;
@@ -322,9 +320,9 @@ struct CombineAdder {
   DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, CombineTerms& terms) const {
     const LineLane lane;
 #pragma unroll 1
-    for (int unit = member; unit < Sum::units(wire); unit += members) {
+    for (int unit = member; unit < wire.pieces(); unit += members) {
       const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
-      Sum sum;
+      LineSum sum;
 #pragma unroll 1
       for (int first = 0; first < terms.count; first += kTogether) {
         Lines lines;
@@ -333,13 +331,13 @@ struct CombineAdder {
         for (int i = 0; i < kTogether; ++i) {
           if (first + i >= terms.count || (terms.gone >> (first + i) & 1u) != 0) continue;
           if constexpr (kUnreduced) {
-            sum.add_weighted(lines.part[i], line, warp::shuffle(terms.weight, first + i));
+            sum.add_weighted(lines.part[i], warp::shuffle(terms.weight, first + i));
           } else {
-            sum.add(lines.part[i], line);
+            sum.add(lines.part[i]);
           }
         }
       }
-      if constexpr (kRails) {
+      if constexpr (kRdma) {
         if (task.relays) {
           if (terms.count != 0) stage_line(task, token, line, sum.packed());
           continue;
@@ -347,7 +345,7 @@ struct CombineAdder {
       }
       sum.store(params.combined_x + std::int64_t{token} * 2 * params.hidden, wire, line);
     }
-    if constexpr (kRails) {
+    if constexpr (kRdma) {
       if (task.relays && terms.count != 0) reach.hand_over(task.owner, token, member);
     }
     return true;

@@ -163,19 +163,19 @@ DEEP_EP_DEVICE void await_all_begun(const LowLatencyParams& common, std::uint64_
   }
 }
 
-/// Rows travel as bfloat16 or in FP8; by NVLink alone, or to some ranks by RDMA. By NVLink alone, the two forms have
-/// kernels of their own: with the registers of the other one, bfloat16 rows would have fewer warps.
-template <bool kFp8, bool kRdma>
+/// kRdma: some ranks are reached by RDMA. A kernel of its own, so that the other one does not carry its registers and
+/// instructions.
+template <bool kRdma>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Reach = typename CombineAdder<kFp8, kRdma>::Reach;
+  using Reach = CombineReach<kRdma>;
   const LowLatencyParams& common = params.common;
-  const CombineWire wire{params.hidden, kFp8};
+  const CombineWire wire{params.hidden};
   const bool masks = common.mask != nullptr;
   const int warp = warp_index();
   const int groups = sends(params.phase) ? block_warps() / params.warps_per_row : 0;
   const int group = warp / params.warps_per_row;
   const bool pushes = group < groups;
-  const std::size_t stage_bytes = groups == 0 ? 0 : CombineShared::stage_bytes(wire, params.warps_per_row, false);
+  const std::size_t stage_bytes = groups == 0 ? 0 : WarpShare{0, params.warps_per_row}.stage_bytes(wire);
   const CombineShared shared(Carver(memory), params.block_warps, stage_bytes, params.rows_of_group, 0);
   const Reach no_call(common, 0, params.row_bytes);
   if constexpr (kRdma) {
@@ -183,14 +183,14 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 
   // 1. Loads under way.
-  CombinePusher<kFp8, Reach> pusher{params,
-                                    wire,
-                                    group,
-                                    groups,
-                                    warp % params.warps_per_row,
-                                    shared.words->call,
-                                    shared.deferred(warp),
-                                    shared.stage(warp)};
+  CombinePusher<Reach> pusher{params,
+                              wire,
+                              group,
+                              groups,
+                              warp % params.warps_per_row,
+                              shared.words->call,
+                              shared.deferred(warp),
+                              shared.stage(warp)};
   if (pushes) pusher.load_first();
   const Announcer<Reach> announcer(params, no_call, sends(params.phase));
 
@@ -214,8 +214,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  const CombineAdder<kFp8, kRdma> adder{params, wire, Reach(common, epochs.receive, params.row_bytes), warp,
-                                        params.block_warps};
+  const CombineAdder<kRdma> adder{params, wire, Reach(common, epochs.receive, params.row_bytes), warp,
+                                  params.block_warps};
   int first = block_index();
   int step = common.working_blocks;
 #pragma unroll 1
@@ -234,12 +234,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 }
 
-DEEP_EP_DEVICE void combine_rdma(const LowLatencyCombineParams& params, std::byte* memory) {
-  return params.fp8 ? combine_body<true, true>(params, memory) : combine_body<false, true>(params, memory);
-}
-
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(combine_low_latency, (deep_ep::device::low_latency::combine_body<false, false>))
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_fp8, (deep_ep::device::low_latency::combine_body<true, false>))
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, deep_ep::device::low_latency::combine_rdma)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency, deep_ep::device::low_latency::combine_body<false>)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, deep_ep::device::low_latency::combine_body<true>)

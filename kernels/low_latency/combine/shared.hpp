@@ -178,7 +178,7 @@ DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, i
 }
 
 /// What one thread has read for all; then, for each warp, a bit for each row that may fall to it, and where it pushes,
-/// a stage: for the sums of its share of a row, or `unreduced` for a pass that it casts.
+/// a stage for the sums of its share of a row.
 struct CombineShared {
   struct Words {
     LowLatencyEpochs epochs;
@@ -192,15 +192,8 @@ struct CombineShared {
   std::byte* stages;
   std::size_t bytes;
 
-  /// Bytes of a warp's stage.
-  DEEP_EP_HOST_DEVICE static std::size_t stage_bytes(const CombineWire& wire, const Divisor& warps_per_row,
-                                                     bool unreduced) {
-    if (unreduced) return wire.fp8 ? CombineWire::kFp8PassBytes : 0;
-    return wire.fp8 ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
-                    : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
-  }
-
-  /// `stage_bytes`: 0 without a send part. `rows`: that may fall to a warp. `poster_warps`: 0 where nothing is posted.
+  /// `stage_bytes`: of a warp; 0 where it sums nothing. `rows`: that may fall to a warp. `poster_warps`: 0 where
+  /// nothing is posted.
   DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int warps, std::size_t stage_bytes, int rows, int poster_warps)
       : deferred_words_((static_cast<std::size_t>(rows) + 31) / 32), stage_bytes_(stage_bytes) {
     words = carver.take<Words>();

@@ -39,7 +39,6 @@ namespace deep_ep::device::low_latency {
 /// than rows, so many share the selections of a row: a group that copies one after the other waits for memory each
 /// time. Owners that have not yet acknowledged the call before the last have to wait for their rows until all others
 /// have theirs.
-template <bool kFp8>
 struct UnreducedPusher {
   static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
   static constexpr int kRanksOfLane = (kMaxRanks + kWarpSize - 1) / kWarpSize;
@@ -48,7 +47,6 @@ struct UnreducedPusher {
   const CombineWire& wire;
   ReceivedRows received;
   int warp;                ///< in the group
-  std::byte* stage;        ///< FP8 only
   CombineRow first{};      ///< the first row to push
   std::int32_t most = 0;   ///< rows of any source that this lane has seen
   std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began ...
@@ -137,17 +135,13 @@ struct UnreducedPusher {
       std::byte* to = reach.row_in_turn(heap, params.num_topk, row.token, k);
       const std::int32_t position = warp::shuffle(row.position, k);
       const std::uint64_t tag = reach.tag(warp::shuffle(expert, k));
-      if constexpr (kFp8) {
-        cast(position, to, tag);
-      } else {
-        copy(position, to, tag);
-      }
+      copy(position, to, tag);
     }
   }
 
   /// This warp's share of the lines of row `position` of x; of zeros where that is negative.
   DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
-    const WarpShare<false> share{warp, params.warps_per_row};
+    const WarpShare share{warp, params.warps_per_row};
     const int steps = share.steps(wire);
     const LineLane lane;
     const auto line_of = [&](int step) {
@@ -169,29 +163,6 @@ struct UnreducedPusher {
     }
   }
 
-  /// The same in FP8, pass by pass.
-  DEEP_EP_DEVICE void cast(std::int32_t position, std::byte* to, std::uint64_t tag) const {
-    constexpr int kSteps = WarpShare<true>::kSteps;
-    const WarpShare<true> share{warp, params.warps_per_row};
-    const std::int64_t number = position < 0 ? 0 : position;
-    const Vec16* row = reinterpret_cast<const Vec16*>(params.x) + number * wire.vectors();
-#pragma unroll 1
-    for (int step = 0; step < share.steps(wire); step += kSteps) {
-      Vec16 loaded[kSteps] = {};
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        const int vector = share.vector(wire, step + i);
-        if (position >= 0 && vector >= 0) loaded[i] = load_stream(row + vector);
-      }
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        if (share.vector(wire, step + i) >= 0) *share.staged(stage, i) = loaded[i];
-      }
-      warp::sync();
-      store_fp8_pass(wire, stage, share.pass(step), to, tag);
-    }
-  }
-
   /// This lane's part of a line. Lines begin at multiples of 8 bytes of a row.
   DEEP_EP_DEVICE LinePart load_part(std::int32_t position, std::uint32_t line, std::uint64_t tag) const {
     const LineLane lane;
@@ -206,24 +177,22 @@ struct UnreducedPusher {
   }
 };
 
-/// One part of the call, as params.phase says. Rows travel as bfloat16 or in FP8.
-template <bool kFp8>
+/// One part of the call, as params.phase says.
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Adder = CombineAdder<kFp8, false, true>;
+  using Adder = CombineAdder<false, true>;
   const LowLatencyParams& common = params.common;
-  const CombineWire wire{params.hidden, kFp8};
+  const CombineWire wire{params.hidden};
   const int warp = warp_index();
   const bool clerk = warp == block_warps() - 1;
   const bool sending = sends(params.phase);
-  const std::size_t stage_bytes = sending ? CombineShared::stage_bytes(wire, params.warps_per_row, true) : 0;
-  const CombineShared shared(Carver(memory), block_warps(), stage_bytes, 0, 0);
+  const CombineShared shared(Carver(memory), block_warps(), 0, 0, 0);
 
   // 1. Loads under way: the first row to push; or the selections of the first token to add, where two blocks share a
   // token if there are so many, and the last block has none.
   const int groups = block_warps() / params.warps_per_row;
   const int group = warp / params.warps_per_row;
   const bool pushes = sending && group < groups;
-  UnreducedPusher<kFp8> pusher{params, wire, {params, group, groups}, warp % params.warps_per_row, shared.stage(warp)};
+  UnreducedPusher pusher{params, wire, {params, group, groups}, warp % params.warps_per_row};
   if (pushes) pusher.load_first(clerk);
   const int by_two = 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
   const int first = block_index() < common.working_blocks ? block_index() >> by_two : params.num_tokens;
@@ -257,10 +226,6 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   }
 }
 
-DEEP_EP_DEVICE void combine_unreduced(const LowLatencyCombineParams& params, std::byte* memory) {
-  return params.fp8 ? combine_unreduced_body<true>(params, memory) : combine_unreduced_body<false>(params, memory);
-}
-
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, deep_ep::device::low_latency::combine_unreduced)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, deep_ep::device::low_latency::combine_unreduced_body)

@@ -232,7 +232,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
     note_masks(common, shared.words->masks);
   }
   if (common.mask != nullptr) block::sync();
-  const CallReach<kDispatch, false, false> reach(common, 0, 0);
+  const CallReach<kDispatch, false> reach(common, 0, 0);
 #pragma unroll 1
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     shared.heaps[rank] = common.heaps[rank];
@@ -289,8 +289,8 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);
   const bool is_clerk = block_index() == 0;
   const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
-  DispatchSender<kRdma> sender{
-      params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {}, -1, -1, 1.0f};
+  DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {},
+                               -1,     -1,     1.0f};
   if constexpr (kRdma) {
     if (ranks.posts()) return post_dispatch(sender);
   }

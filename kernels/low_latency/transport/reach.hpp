@@ -54,8 +54,8 @@ struct PostedLane {
   int rank, lane;
 };
 
-/// How each rank is reached. `kRdma` false: nobody is far. `kRails` false: no call goes by rails.
-template <bool kRdma, bool kRails = kRdma>
+/// How each rank is reached. `kRdma` false: nobody is far.
+template <bool kRdma>
 struct Reach {
   const LowLatencyParams& common;
 
@@ -64,7 +64,7 @@ struct Reach {
     return kRdma && common.peers != nullptr &&
            (common.far_ranks[static_cast<unsigned>(rank) / 32] >> static_cast<unsigned>(rank) % 32 & 1) != 0;
   }
-  DEEP_EP_DEVICE bool by_rails() const { return kRails && common.rail_width != 0; }
+  DEEP_EP_DEVICE bool by_rails() const { return kRdma && common.rail_width != 0; }
 
   /// Is this a block that posts?
   DEEP_EP_DEVICE bool posts() const { return kRdma && block_index() >= common.working_blocks; }
@@ -199,15 +199,15 @@ struct MaskOrEnd {
 };
 
 /// What both kinds of calls have in common: one rank's reach in one call. `row_bytes`: of a row as it travels.
-template <LowLatencyKind kKind, bool kRdma, bool kRails>
-struct CallReach : Reach<kRdma, kRails> {
+template <LowLatencyKind kKind, bool kRdma>
+struct CallReach : Reach<kRdma> {
   static constexpr LowLatencyKind kCall = kKind;
-  using Reach<kRdma, kRails>::common;
+  using Reach<kRdma>::common;
   std::uint64_t epoch;
   std::uint32_t row_bytes;
 
   DEEP_EP_DEVICE CallReach(const LowLatencyParams& params, std::uint64_t call, std::uint32_t bytes)
-      : Reach<kRdma, kRails>{params}, epoch(call), row_bytes(bytes) {}
+      : Reach<kRdma>{params}, epoch(call), row_bytes(bytes) {}
 
   DEEP_EP_DEVICE MaskOrEnd<kRdma, kKind == LowLatencyKind::combine> policy() const { return {common, epoch}; }
 
@@ -261,8 +261,8 @@ struct CallReach : Reach<kRdma, kRails> {
 };
 
 template <bool kRdma>
-struct DispatchReach : CallReach<LowLatencyKind::dispatch, kRdma, kRdma> {
-  using CallReach<LowLatencyKind::dispatch, kRdma, kRdma>::CallReach;
+struct DispatchReach : CallReach<LowLatencyKind::dispatch, kRdma> {
+  using CallReach<LowLatencyKind::dispatch, kRdma>::CallReach;
 
   /// The row of a token, for all that posters post it to; and the word that holds the epoch once it is there.
   DEEP_EP_DEVICE Place<std::byte> staged_row(int token) const {
@@ -295,9 +295,9 @@ struct DispatchReach : CallReach<LowLatencyKind::dispatch, kRdma, kRdma> {
   }
 };
 
-template <bool kRdma, bool kRails>
-struct CombineReach : CallReach<LowLatencyKind::combine, kRdma, kRails> {
-  using CallReach<LowLatencyKind::combine, kRdma, kRails>::CallReach;
+template <bool kRdma>
+struct CombineReach : CallReach<LowLatencyKind::combine, kRdma> {
+  using CallReach<LowLatencyKind::combine, kRdma>::CallReach;
 
   /// The selections of a near owner's token; each says by its epoch whether it is there.
   DEEP_EP_DEVICE const Cell* selections(int owner, int token) const {

@@ -150,8 +150,7 @@ TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   const Words words = {"low_latency_combine", "return_recv_hook"};
   for (const bool hooks : {false, true}) {
-    expect_combine_mismatch([&](auto& arguments, const auto&) { arguments.return_recv_hook = !hooks; }, words,
-                            hooks);
+    expect_combine_mismatch([&](auto& arguments, const auto&) { arguments.return_recv_hook = !hooks; }, words, hooks);
   }
 }
 
@@ -197,14 +196,6 @@ TEST_P(LowLatencyDisagreementTest, OnTheSizeOfRowsOfCombine) {
           buffer.low_latency_combine(arguments, rank.call()).hook();
         },
         {"low_latency_combine: ranks", "1", "differ in", "hidden"});
-  }
-}
-
-TEST_P(LowLatencyDisagreementTest, OnFp8) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  for (const bool hooks : {false, true}) {
-    expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_fp8 = true; },
-                            {"low_latency_combine", "use_fp8"}, hooks);
   }
 }
 

@@ -79,7 +79,7 @@ class LowLatencyMeasurer {
     LowLatencyCombineResult result;
     const auto call = [&](bool hook) { result = rank_.combine(kind, hook); };
     measure_call(figure_of(common_, shape_, "combine", "bf16", name_of(kind)), combine_bytes(), result, call,
-                 [&] { rank_.check_combined(kind, result); });
+                 [&] { rank_.check_combined(result); });
   }
 
   /// The figure that upstream's test calls "Dispatch + combine bandwidth".

@@ -194,7 +194,7 @@ void LowLatencyRank::check_dispatched(oracle::RowFormat format, const LowLatency
 }
 
 /// How many ranks a node may have if combine may go by rails.
-std::vector<int> LowLatencyRank::rail_widths(LowLatencyCombine kind) const {
+std::vector<int> LowLatencyRank::rail_widths() const {
   const auto& low_latency = options_.low_latency;
   std::vector<int> widths;
   const bool none = low_latency.rails == LowLatencyRails::never || !low_latency.allow_nvlink || low_latency.masking;
@@ -206,11 +206,11 @@ std::vector<int> LowLatencyRank::rail_widths(LowLatencyCombine kind) const {
   return widths;
 }
 
-void LowLatencyRank::check_combined(LowLatencyCombine kind, const LowLatencyCombineResult& result) {
+void LowLatencyRank::check_combined(const LowLatencyCombineResult& result) {
   const WorkloadShape& shape = shape_;
   const auto sums = to_host<std::uint16_t>(executor_, result.combined_x.view(), stream_);
   const std::vector<std::int64_t> selection = make_selection(shape, rank_);
-  const std::vector<int> widths = rail_widths(kind);
+  const std::vector<int> widths = rail_widths();
   std::vector<std::uint16_t> x(static_cast<std::size_t>(shape.hidden));
   for (std::int64_t token = 0; token < shape.tokens; ++token) {
     fill_row_bf16(rank_, token, x);

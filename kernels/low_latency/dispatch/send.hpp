@@ -2,7 +2,6 @@
 // other block takes tokens, prepares the row once and stores it to each rank that has an expert of the token.
 #pragma once
 
-#include "kernels/common/fp8_cast.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
 #include "kernels/primitives/bits.hpp"
@@ -156,6 +155,42 @@ struct Routing {
     return goes;
   }
 };
+
+// Steps of casts, by lanes of a warp that have eight channels (a vector) at a time.
+
+/// The largest magnitude, of bfloat16 bits: those have the same order as the numbers, and NaN is above all.
+DEEP_EP_DEVICE std::uint32_t largest_magnitude(const Vec16& value) {
+  std::uint32_t amax = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t low = value.word[i] & 0x7fffu;
+    const std::uint32_t high = value.word[i] >> 16 & 0x7fffu;
+    amax = low > amax ? low : amax;
+    amax = high > amax ? high : amax;
+  }
+  return amax;
+}
+
+/// Of so many neighbouring lanes.
+template <int kLanes>
+DEEP_EP_DEVICE std::uint32_t largest_of_lanes(std::uint32_t amax) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    const std::uint32_t other = warp::shuffle_xor(amax, distance);
+    amax = other > amax ? other : amax;
+  }
+  return amax;
+}
+
+/// The eight channels times `multiplier` as float8_e4m3, the first in the lowest byte.
+DEEP_EP_DEVICE std::uint64_t to_e4m3(const Vec16& value, float multiplier) {
+  std::uint32_t words[2];
+  for (int i = 0; i < 2; ++i) {
+    const std::uint32_t a = value.word[2 * i];
+    const std::uint32_t b = value.word[2 * i + 1];
+    words[i] = static_cast<std::uint32_t>(pack_e4m3(bf16_low(a) * multiplier, bf16_high(a) * multiplier)) |
+               static_cast<std::uint32_t>(pack_e4m3(bf16_low(b) * multiplier, bf16_high(b) * multiplier)) << 16;
+  }
+  return static_cast<std::uint64_t>(words[1]) << 32 | words[0];
+}
 
 /// The row of one token. The whole block takes part; each thread handles eight channels (a vector) at a time.
 struct RowWriter {

@@ -103,8 +103,8 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
       }
       if (fault.wanted == Wanted::low_latency_combine_selection) {
         return fmt::format(
-            "low_latency_combine: ranks {} and {} differ in the dispatch that their handles are of, in its layout, "
-            "max_tokens, hidden, top-k, num_experts, use_fp8 or return_recv_hook; they must be equal on all ranks. The "
+            "low_latency_combine: ranks {} and {} differ in the dispatch that their handles are of, "
+            "max_tokens, hidden, top-k, num_experts or return_recv_hook; they must be equal on all ranks. The "
             "ranks no longer agree: destroy the buffer",
             rank, fault.peer);
       }

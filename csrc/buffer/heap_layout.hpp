@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "deep_ep/buffer.hpp"
-#include "kernels/internode/window.hpp"
+#include "kernels/internode/params.hpp"
 #include "kernels/intranode/control_window.hpp"
 #include "kernels/low_latency/window.hpp"
 

@@ -56,7 +56,7 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   // Calls with hooks keep a combine's rows of all sources together, one for each selection: room for so many.
   constexpr std::size_t kSelections = 8;
   const std::size_t unreduced = static_cast<std::size_t>(max_tokens) * kSelections *
-                                device::low_latency::CombineWire{static_cast<int>(hidden), false}.bytes();
+                                device::low_latency::CombineWire{static_cast<int>(hidden)}.bytes();
   // Signals take an eighth and a little more; they grow with the whole.
   constexpr std::size_t kStep = std::size_t{1} << 20;
   const auto ranks = static_cast<std::size_t>(num_ranks);

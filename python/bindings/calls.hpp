@@ -276,10 +276,9 @@ struct ReduceGradsCall {
 
 struct LowLatencyDispatchCall {
   static constexpr const char* kReturns =
-      "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], "
-      "Optional[torch.Tensor], Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]";
+      "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Tuple[Any, ...], "
+      "Optional[EventHandle], Optional[ReceiveHook]]";
   LowLatencyDispatchArguments arguments;
-  bool rank_major = false;
   CallOptions options;
   py::args given;  ///< all of them, for what must keep them
 
@@ -287,7 +286,6 @@ struct LowLatencyDispatchCall {
   void list(With& with) {
     with("x", arguments.x);
     with("topk_idx", arguments.topk_idx);
-    with("topk_weights", arguments.topk_weights);
     with("max_tokens", arguments.max_tokens);
     with("num_experts", arguments.num_experts);
     with("cumulative_local_expert_recv_stats", arguments.cumulative_local_expert_recv_stats);
@@ -295,12 +293,10 @@ struct LowLatencyDispatchCall {
     with("use_fp8", arguments.use_fp8);
     with("round_scale", arguments.round_scale);
     with("use_ue8m0", arguments.use_ue8m0);
-    with("rank_major", rank_major);
     with("async_finish", options.async_finish);
     with("return_recv_hook", arguments.return_recv_hook);
     with("arrival_counters", arguments.arrival_counters);
     with("arrival_rows", arguments.arrival_rows);
-    with("scale_per_token", arguments.scale_per_token);
     with("use_nvfp4", arguments.use_nvfp4);
     with("x_global_scale", arguments.x_global_scale);
     with("align_fp8_quantization", arguments.align_fp8_quantization);
@@ -328,7 +324,6 @@ struct LowLatencyCombineCall {
     with("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
     with("async_finish", options.async_finish);
     with("return_recv_hook", arguments.return_recv_hook);
-    with("use_fp8", arguments.use_fp8);
   }
 };
 

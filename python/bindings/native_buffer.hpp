@@ -76,8 +76,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     return deep_ep::address_rows_scratch(executor_, rows, num_ranks);
   }
 
-  /// (rows or (rows, scales), recv_count, recv_topk_idx, recv_topk_weights, handle, event, hook): see
-  /// deep_ep/low_latency.py.
+  /// (rows or (rows, scales), recv_count, handle, event, hook): see deep_ep/low_latency.py.
   py::tuple low_latency_dispatch(LowLatencyDispatchCall& call);
   /// (combined_x, event, hook)
   py::tuple low_latency_combine(LowLatencyCombineCall& call);

@@ -70,18 +70,15 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
     call.arguments.round_scale = false;
   }
   if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
-  call.arguments.layout = call.rank_major ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
   complete(call.options);
   LowLatencyDispatchResult result =
       on_stream([&] { return buffer.low_latency_dispatch(call.arguments, call.options); });
   py::object rows = framework.hand_out(result.recv_x);
   if (result.recv_x_scales) rows = py::make_tuple(rows, framework.hand_out(*result.recv_x_scales));
-  const py::object event =
-      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_count,
-                   result.recv_topk_idx, result.recv_topk_weights, result.handle.src_info);
-  return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count),
-                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        handles_.hand_out(result.handle), event, hook_object(std::move(result.hook)));
+  const py::object event = event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
+                                        result.recv_count, result.handle.src_info);
+  return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count), handles_.hand_out(result.handle), event,
+                        hook_object(std::move(result.hook)));
 }
 
 py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {

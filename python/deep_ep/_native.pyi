@@ -227,7 +227,6 @@ class Buffer:
         self,
         x: torch.Tensor,
         topk_idx: torch.Tensor,
-        topk_weights: Optional[torch.Tensor],
         max_tokens: int,
         num_experts: int,
         cumulative_local_expert_recv_stats: Optional[torch.Tensor],
@@ -235,17 +234,15 @@ class Buffer:
         use_fp8: bool,
         round_scale: bool,
         use_ue8m0: bool,
-        rank_major: bool,
         async_finish: bool,
         return_recv_hook: bool,
         arrival_counters: Optional[torch.Tensor],
         arrival_rows: int,
-        scale_per_token: bool,
         use_nvfp4: bool,
         x_global_scale: Optional[torch.Tensor],
         align_fp8_quantization: bool,
         /,
-    ) -> Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]: ...
+    ) -> Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine(
         self,
         x: torch.Tensor,
@@ -258,7 +255,6 @@ class Buffer:
         combine_wait_recv_cost_stats: Optional[torch.Tensor],
         async_finish: bool,
         return_recv_hook: bool,
-        use_fp8: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine_buffer(self, handle: Tuple[Any, ...], /) -> Any: ...

@@ -13,7 +13,6 @@
 #include "kernels/load_balance/params.hpp"
 #include "kernels/low_latency/line_test.hpp"
 #include "kernels/low_latency/params.hpp"
-#include "kernels/low_latency/waits.hpp"
 #include "kernels/rows/params.hpp"
 #include "simulation/kernels/nic_test.hpp"
 #include "simulation/kernels/simulated_nic.hpp"

@@ -47,10 +47,9 @@ SIGNATURES = {
     Buffer.low_latency_dispatch: "self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, "
     "cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True, round_scale=False, "
     "use_ue8m0=False, async_finish=False, return_recv_hook=False, arrival_counters=None, arrival_rows=0, "
-    "scale_per_token=False, use_nvfp4=False, x_global_scale=None, align_fp8_quantization=False",
+    "use_nvfp4=False, x_global_scale=None, align_fp8_quantization=False",
     Buffer.low_latency_combine: "self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False, "
-    "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None, *, "
-    "use_fp8=False",
+    "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None",
     Buffer.low_latency_update_mask_buffer: "self, rank_to_mask, mask=False",
     Buffer.low_latency_query_mask_buffer: "self, mask_status",
     Buffer.low_latency_clean_mask_buffer: "self",

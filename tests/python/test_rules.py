@@ -115,9 +115,7 @@ def test_results_are_typed_as_what_was_given(function):
     assert returned(function)[-1] is EventOverlap
 
 
-@pytest.mark.parametrize(
-    "function", [Buffer.low_latency_dispatch, Buffer.low_latency_dispatch_rank_major, Buffer.low_latency_combine]
-)
+@pytest.mark.parametrize("function", [Buffer.low_latency_dispatch, Buffer.low_latency_combine])
 def test_hooks_are_callable_for_type_checkers(function):
     assert returned(function)[-1] == typing.Callable[[], None] and returned(function)[-2] is EventOverlap
 

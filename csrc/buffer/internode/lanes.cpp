@@ -8,7 +8,6 @@
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/internode/params.hpp"
-#include "kernels/internode/rings.hpp"
 
 namespace deep_ep {
 

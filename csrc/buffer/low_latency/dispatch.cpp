@@ -35,7 +35,6 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   result.handle = {.src_info = kept[0],
                    .layout_range = kept[1],
                    .row_table = kept[2],
-                   .layout = arguments.layout,
                    .num_tokens = params.num_tokens,
                    .max_tokens = params.max_tokens,
                    .num_topk = params.num_topk,
@@ -44,14 +43,6 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   params.src_info = kept[0].as<std::int32_t>();
   params.layout_range = kept[1].as<std::int64_t>();
   params.row_table = kept[2].as<std::int32_t>();
-  if (params.rank_major) {
-    result.recv_topk_idx = others[1];
-    params.recv_topk_idx = others[1].as<std::int32_t>();
-  }
-  if (params.weights) {
-    result.recv_topk_weights = others[2];
-    params.recv_topk_weights = others[2].as<float>();
-  }
   if (setup_.measured) waits_->measure(plan);
   for (const Tensor* tensor : {&rows[0], &others[0], &kept[0]}) scope.hand_out(*tensor);
 

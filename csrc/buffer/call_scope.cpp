@@ -5,7 +5,7 @@
 #include <iterator>
 #include <utility>
 
-#include "csrc/memory/arena_pieces.hpp"
+#include "csrc/memory/arena.hpp"
 #include "csrc/memory/storage.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"

@@ -1,5 +1,4 @@
-#include "csrc/memory/cuda_heap.hpp"
-
+// The symmetric heap on GPUs: three ways to share memory.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -9,12 +8,14 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/context.hpp"
 #include "csrc/memory/cuda_vmm.hpp"
 #include "csrc/memory/fd_exchange.hpp"
 #include "csrc/memory/heap_choice.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/logging.hpp"
+#include "deep_ep/bootstrap.hpp"
 
 namespace deep_ep {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/context.hpp"
 #include "csrc/executor/cuda/driver.hpp"
 
 namespace deep_ep::cuda {

@@ -330,10 +330,6 @@ const RdmaPeerParams& Connections::peer(int channel, int rank) const {
   return peers_.at(static_cast<std::size_t>(channel * num_ranks_ + rank));
 }
 
-bool Connections::reaches(int rank) const {
-  return std::find(options_.peers.begin(), options_.peers.end(), rank) != options_.peers.end();
-}
-
 void Connections::check() const {
   if (!connected_) throw SystemError("the RDMA connections are gone: making new ones has failed");
   if (ends_ == nullptr) return;

@@ -94,9 +94,6 @@ class Connections {
   const RdmaPeerParams* device_peers() const { return device_peers_.get(); }
   /// The same, as the host sees it.
   const RdmaPeerParams& peer(int channel, int rank) const;
-  bool reaches(int rank) const;
-  /// False after new connections could not be made: kernels must not use the old ones, which are gone.
-  bool connected() const { return connected_; }
 
   /// Throws SystemError for the first operation that failed, as far as the host sees it: the `cpu` handler sees all,
   /// the `gpu` handler those of rings in host memory (kernels put the others on record), and queue pairs of which
@@ -133,7 +130,7 @@ class Connections {
   int num_ranks_ = 0;
   std::vector<RdmaPeerParams> peers_;  ///< [channels][ranks]
   std::shared_ptr<RdmaPeerParams> device_peers_;
-  bool connected_ = false;
+  bool connected_ = false;      ///< else new connections could not be made, and the old ones are gone
   std::unique_ptr<Ends> ends_;  ///< null where nobody is reached; last: uses the rest
 };
 

@@ -11,7 +11,7 @@
 
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/executor/own_stream.hpp"
-#include "csrc/memory/arena_pieces.hpp"
+#include "csrc/memory/arena.hpp"
 #include "tests/memory/fake_executor.hpp"
 
 namespace deep_ep {

@@ -1,11 +1,8 @@
 #include <cuda.h>
-#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
-#include "csrc/executor/cuda/check.hpp"
 #include "csrc/executor/cuda/context.hpp"
 #include "csrc/executor/cuda/driver.hpp"
-#include "csrc/executor/cuda/driver_entry.hpp"
 #include "csrc/rdma/verbs/gpu_access.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -13,19 +10,11 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-PFN_cuMemGetHandleForAddressRange_v11070 find_export() {
-  void* address = nullptr;
-  if (cuda::find_driver_entry("cuMemGetHandleForAddressRange", 11070, address) != cudaSuccess) {
-    cudaGetLastError();  // the next CUDA call must not report it
-  }
-  return reinterpret_cast<PFN_cuMemGetHandleForAddressRange_v11070>(address);
-}
-
 /// CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE, which headers before CUDA 12.8 lack.
 constexpr unsigned long long kMappingOverPcie = 1;
 
 UniqueFd export_dma_buf(void* address, std::size_t bytes, unsigned long long flags) {
-  static const auto export_range = find_export();
+  const auto export_range = cuda::driver().mem_range_handle;
   if (export_range == nullptr) {
     fail<SystemError>("the CUDA driver has no cuMemGetHandleForAddressRange of CUDA 11.7 or later");
   }

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "csrc/rdma/queue_pair_address.hpp"
-#include "csrc/support/random.hpp"
+#include "csrc/support/token.hpp"
 
 struct ibv_context;
 struct ibv_pd;

@@ -10,27 +10,24 @@
 
 namespace deep_ep::rdma::verbs {
 
+// clang-format off
 // The functions of libibverbs, by their names without "ibv_". NEED: every rdma-core from 28 on has them. PREFER: null
 // where it has not, and whoever calls them has a fallback: memory is addressed by its own address only, and GPU memory
 // is peer memory.
-#define DEEP_EP_VERBS_FUNCTIONS(NEED, PREFER)                                                                 \
-  NEED(get_device_list)                                                                                       \
-  NEED(free_device_list)                                                                                      \
-  NEED(get_device_name)                                                                                       \
-  NEED(open_device) NEED(close_device) NEED(query_device) NEED(query_port) NEED(query_gid) NEED(alloc_pd)     \
-      NEED(dealloc_pd) NEED(reg_mr) PREFER(reg_mr_iova2) PREFER(reg_dmabuf_mr) NEED(dereg_mr) NEED(create_cq) \
-          NEED(destroy_cq) NEED(create_qp) NEED(modify_qp) NEED(query_qp) NEED(destroy_qp) NEED(create_ah)    \
-              NEED(destroy_ah) NEED(get_async_event) NEED(ack_async_event) NEED(event_type_str) NEED(wc_status_str)
+#define DEEP_EP_VERBS_FUNCTIONS(NEED, PREFER)                                                                \
+  NEED(get_device_list) NEED(free_device_list) NEED(get_device_name) NEED(open_device) NEED(close_device)    \
+  NEED(query_device) NEED(query_port) NEED(query_gid) NEED(alloc_pd) NEED(dealloc_pd) NEED(reg_mr)           \
+  PREFER(reg_mr_iova2) PREFER(reg_dmabuf_mr) NEED(dereg_mr) NEED(create_cq) NEED(destroy_cq) NEED(create_qp) \
+  NEED(modify_qp) NEED(query_qp) NEED(destroy_qp) NEED(create_ah) NEED(destroy_ah) NEED(get_async_event)     \
+  NEED(ack_async_event) NEED(event_type_str) NEED(wc_status_str)
 
 // Of libmlx5: NEED and PREFER without "mlx5dv_devx_" (the newest is umem_reg_ex of rdma-core 35; without qp_query there
 // are no counters), DIRECT without "mlx5dv_".
-#define DEEP_EP_MLX5_FUNCTIONS(DIRECT, NEED, PREFER)                                                     \
-  DIRECT(is_supported)                                                                                   \
-  DIRECT(init_obj)                                                                                       \
-  NEED(general_cmd)                                                                                      \
-  NEED(obj_create) NEED(obj_modify) NEED(obj_query) NEED(obj_destroy) PREFER(qp_query) NEED(umem_reg_ex) \
-      NEED(umem_dereg) NEED(alloc_uar) NEED(free_uar) NEED(query_eqn) NEED(create_event_channel)         \
-          NEED(destroy_event_channel) NEED(subscribe_devx_event) NEED(get_event)
+#define DEEP_EP_MLX5_FUNCTIONS(DIRECT, NEED, PREFER)                                                          \
+  DIRECT(is_supported) DIRECT(init_obj) NEED(general_cmd) NEED(obj_create) NEED(obj_modify) NEED(obj_query)   \
+  NEED(obj_destroy) PREFER(qp_query) NEED(umem_reg_ex) NEED(umem_dereg) NEED(alloc_uar) NEED(free_uar)        \
+  NEED(query_eqn) NEED(create_event_channel) NEED(destroy_event_channel) NEED(subscribe_devx_event) NEED(get_event)
+// clang-format on
 
 #define DEEP_EP_OF_VERBS(name) decltype(&::ibv_##name) name;
 #define DEEP_EP_OF_MLX5(name) decltype(&::mlx5dv_##name) name;

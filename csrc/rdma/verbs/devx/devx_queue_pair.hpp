@@ -55,8 +55,7 @@ class DevxQueuePair {
   void report_to(EventChannel& channel) const { channel.subscribe(queue_pair_); }
 
  private:
-  CompletionQueueCommand completion_queue_command(const DevxQueuePairOptions& options) const;
-  QueuePairCommand queue_pair_command(const DevxQueuePairOptions& options) const;
+  QueueMemory memory_of(const DevxQueuePairOptions& options) const;
 
   // In the order in which the firmware needs them; they are destroyed in the opposite order.
   std::shared_ptr<DevxDevice> device_;

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "csrc/rdma/verbs/device.hpp"
-#include "csrc/rdma/verbs/devx/mailbox.hpp"
+#include "csrc/rdma/verbs/devx/layout.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
 
 struct mlx5dv_devx_obj;

@@ -1,9 +1,9 @@
 // How much memory a buffer wants, and what a Config means by 0.
 #include <algorithm>
 
+#include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
-#include "csrc/buffer/heap_layout.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/memory/arena.hpp"
 #include "csrc/support/format.hpp"

@@ -4,10 +4,7 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/buffer/device_share.hpp"
-#include "csrc/buffer/internode/lanes.hpp"
 #include "csrc/buffer/line_check.hpp"
-#include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 
@@ -35,6 +32,14 @@ void check_ranks(const Bootstrap& bootstrap) {
   if (num_ranks < 1 || num_ranks > kMaxRanks || rank < 0 || rank >= num_ranks) {
     fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank, num_ranks, kMaxRanks);
   }
+}
+
+/// See InternodeOptions::heap_bytes.
+BufferOptions with_memory_for(int num_nodes, BufferOptions options) {
+  if (num_nodes == 1 || options.internode.heap_bytes == 0) return options;
+  options.heap_bytes = options.internode.heap_bytes;
+  options.window_bytes = options.internode.window_bytes;
+  return options;
 }
 
 void check_shared_memory(const Executor& executor) {
@@ -82,13 +87,16 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   });
   join_control_plane();
 
-  HeapLayout::make(options_, num_ranks());  // throws for wrong options before memory is made
+  for (const int nodes : {1, 2}) {  // throws for wrong options before memory is made
+    HeapLayout::make(with_memory_for(nodes, options_), num_ranks());
+  }
   heap_ = executor_->create_heap(*bootstrap_, {.bytes_for =
                                                    [&](std::span<const int> domains) {
                                                      plan(domains, agreed.keeps_to_path);
                                                      return layout().bytes();
                                                    },
                                                .timeout_s = timeout_s_});
+  options_ = with_memory_for(nodes_.num_nodes, options_);
   if (options_.low_latency.bytes != 0) options_.low_latency.lanes = plan_.reach.lanes;
   // Within a host that is known of NVLink.
   if (heap_->kind() == HeapKind::fabric && options_.low_latency.bytes != 0) {
@@ -140,7 +148,7 @@ void Runtime::join_control_plane() {
 
 void Runtime::plan(std::span<const int> domains, const std::vector<bool>& keeps_to_path) {
   nodes_ = NodeMembership::of_domains(rank(), domains, options_.ranks_per_node);
-  BufferOptions with_lanes = options_;
+  BufferOptions with_lanes = with_memory_for(nodes_.num_nodes, options_);
   LowLatencyOptions& low_latency = with_lanes.low_latency;
   if (low_latency.bytes != 0 && low_latency.lanes == 0) {
     low_latency.lanes = lanes_of_all(low_latency, nodes_, keeps_to_path);

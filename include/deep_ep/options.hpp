@@ -55,6 +55,10 @@ struct InternodeOptions {
   int lanes = 0;
   /// No more lanes than this. 0: no bound.
   int num_qps_per_rank = 0;
+  /// With several nodes these take the place of BufferOptions::heap_bytes and window_bytes; equal on all ranks. 0 bytes
+  /// of the heap: they do not.
+  std::size_t heap_bytes = 0;
+  std::size_t window_bytes = 0;  ///< see heap_bytes
 };
 
 /// The options of a Buffer. All fields but timeout_s, reject_unknown_experts, comm_stream, num_qps_per_rank,

@@ -24,6 +24,8 @@ struct BufferSetup {
     with("device", device);
     with("heap_bytes", options.heap_bytes);
     with("window_bytes", options.window_bytes);
+    with("heap_bytes_between_nodes", options.internode.heap_bytes);
+    with("window_bytes_between_nodes", options.internode.window_bytes);
     with("comm_stream", comm_stream);
     with("low_latency_bytes", options.low_latency.bytes);
     with("low_latency_masking", options.low_latency.masking);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "python/bindings/event.hpp"
 #include "python/bindings/result_tensors.hpp"
 
 namespace deep_ep::bindings {
@@ -96,6 +98,59 @@ std::pair<py::tuple, py::tuple> tuples_of(const TensorSpec& spec) {
 
 /// A reference that is never given back.
 PyObject* kept(const py::object& object) { return py::object(object).release().ptr(); }
+
+/// nullptr: the framework cannot be asked without the GIL.
+using CurrentStream = int (*)(dlpack::DeviceType, std::int32_t, void**);
+
+/// The stream on which a program drops a tensor is often one that used it.
+void record_current_stream(const Tensor& tensor, CurrentStream current_stream) noexcept {
+  const deep_ep::Device device = tensor.view().device;
+  if (device.kind != deep_ep::Device::Kind::cuda || current_stream == nullptr) return;
+  try {
+    void* stream = nullptr;
+    if (current_stream(dlpack::kCuda, device.index, &stream) != 0 || tensor.storage()->knows_stream(stream)) return;
+    if (!gpu_executor(device.index)->is_capturing(stream)) tensor.record_stream(stream);
+  } catch (const std::exception&) {
+    // At exit the driver may be gone; the memory goes with it.
+  }
+}
+
+/// Memory of the library in the hands of the framework, which gives it back through DLPack. Its context is itself;
+/// `give_back` ends it.
+struct HandedOut {
+  HandedOut(const Tensor& given, CurrentStream stream)
+      : tensor(given), shape(given.view().shape), strides(given.view().strides), current_stream(stream) {
+    versioned.version = {1, 0};
+    versioned.context = plain.context = this;
+    versioned.deleter = [](dlpack::ManagedTensorVersioned* self) { give_back(static_cast<HandedOut*>(self->context)); };
+    plain.deleter = [](dlpack::ManagedTensor* self) { give_back(static_cast<HandedOut*>(self->context)); };
+  }
+  HandedOut(const HandedOut&) = delete;
+  HandedOut& operator=(const HandedOut&) = delete;
+
+  void fill(dlpack::TensorInfo& info, const dlpack::DataType& dtype) {
+    const TensorView& view = tensor.view();
+    const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
+    info = {view.data,
+            {gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0},
+            view.dims,
+            dtype,
+            shape.data(),
+            strides.data(),
+            0};
+  }
+  static void give_back(HandedOut* handed_out) noexcept {
+    const std::unique_ptr<HandedOut> owner(handed_out);
+    record_current_stream(owner->tensor, owner->current_stream);
+  }
+
+  dlpack::ManagedTensorVersioned versioned{};
+  dlpack::ManagedTensor plain{};
+  Tensor tensor;
+  std::array<std::int64_t, TensorView::kMaxDims> shape;
+  std::array<std::int64_t, TensorView::kMaxDims> strides;
+  CurrentStream current_stream;
+};
 
 /// Asks for bytes: several tensors of a call share them.
 class FrameworkAllocator final : public ResultAllocator {
@@ -320,8 +375,7 @@ py::object Framework::dtype_object(DType dtype) const {
 }
 
 Framework::Made Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const {
-  const TensorSpec spec =
-      wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
+  const TensorSpec spec = wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
   const auto [shape, strides] = tuples_of(spec);
   const bool gpu = wanted.device.kind == deep_ep::Device::Kind::cuda;
   const py::object type = dtype_object(wanted.dtype);

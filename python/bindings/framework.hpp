@@ -13,7 +13,6 @@
 #include "deep_ep/result_allocator.hpp"
 #include "deep_ep/tensor.hpp"
 #include "python/bindings/dlpack.hpp"
-#include "python/bindings/handed_out.hpp"
 
 namespace deep_ep::bindings {
 

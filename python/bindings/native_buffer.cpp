@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "deep_ep/error.hpp"
-#include "python/bindings/executors.hpp"
 #include "python/bindings/framework.hpp"
 #include "python/bindings/result_tensors.hpp"
 
@@ -123,10 +122,7 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
 template <class Work>
 void NativeBuffer::on_rows(Work&& work) {
   const StreamHandle stream = Framework::instance().current_stream(device_);
-  on_stream([&] {
-    work(stream);
-    return true;
-  });
+  on_stream([&] { work(stream); });
 }
 
 void NativeBuffer::number_rows(NumberRowsCall& call) {
@@ -242,10 +238,7 @@ py::object NativeBuffer::local_memory() const { return lend(alive().local_memory
 
 void NativeBuffer::check(bool wait) {
   Buffer& buffer = alive();
-  without_gil([&] {
-    buffer.check(wait);
-    return true;
-  });
+  without_gil([&] { buffer.check(wait); });
 }
 
 std::size_t NativeBuffer::trim() {

@@ -41,6 +41,8 @@ class Buffer:
         device: int,
         heap_bytes: int,
         window_bytes: int,
+        heap_bytes_between_nodes: int,
+        window_bytes_between_nodes: int,
         comm_stream: int,
         low_latency_bytes: int,
         low_latency_masking: bool,

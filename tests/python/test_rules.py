@@ -15,7 +15,7 @@ from time_scale import scaled
 import deep_ep
 from deep_ep import Buffer, ElasticBuffer, EventOverlap
 from deep_ep.buffers import elastic
-from deep_ep.errors import InvalidArgument
+from deep_ep.errors import Error, InvalidArgument
 
 OPTIMISED = """
 import torch
@@ -63,10 +63,12 @@ def one_rank_has_a_wrong_setting(group):
         if dist.get_rank(group) == 1:
             os.environ["DEEP_EP_RANKS_PER_NODE"] = "two"
         try:
-            with pytest.raises(InvalidArgument, match="rank 1: environment variable DEEP_EP_RANKS_PER_NODE='two': not a whole"):
+            with pytest.raises(Error, match="environment variable DEEP_EP_RANKS_PER_NODE='two': not a whole") as raised:
                 make()
         finally:
             os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
+        assert isinstance(raised.value, InvalidArgument) == (dist.get_rank(group) == 1)
+        assert dist.get_rank(group) == 1 or "failed on rank 1" in str(raised.value)
         if dist.get_rank(group) == 1:
             os.environ["NVSHMEM_QP_DEPTH"] = "deep"
         try:

@@ -4,7 +4,6 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/buffer_plan.hpp"
-#include "csrc/buffer/internode/lanes.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"

@@ -1,7 +1,6 @@
 // low_latency_combine, and the memory that experts may write its input to.
 #include <tuple>
 
-#include "csrc/buffer/low_latency/launch.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 namespace deep_ep {

@@ -4,7 +4,6 @@
 #include <tuple>
 
 #include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/low_latency/launch.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 namespace deep_ep {

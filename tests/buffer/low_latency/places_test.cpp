@@ -5,7 +5,7 @@
 #include <functional>
 #include <thread>
 
-#include "csrc/buffer/heap_layout.hpp"
+#include "csrc/buffer/buffer_plan.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"

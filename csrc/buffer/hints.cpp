@@ -8,7 +8,7 @@
 #include "csrc/memory/arena.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
-#include "kernels/low_latency/combine/wire.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,7 +16,7 @@ namespace deep_ep {
 /// Plain data, so that it can be part of a message.
 struct Token {
   std::array<std::uint64_t, 2> words{};
-  bool operator==(const Token&) const = default;
+  auto operator<=>(const Token&) const = default;
 };
 
 inline Token random_token() { return random_bits<Token>(); }

@@ -5,6 +5,7 @@
 #include <sys/random.h>
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -25,7 +26,7 @@ T random_bits() {
 /// Plain data, so that it can be part of a message.
 struct Token {
   std::array<std::uint64_t, 2> words{};
-  bool operator==(const Token&) const = default;
+  auto operator<=>(const Token&) const = default;
 };
 
 inline Token random_token() { return random_bits<Token>(); }

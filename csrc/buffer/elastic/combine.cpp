@@ -99,7 +99,13 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   // All adders have something to do, and many tokens are added whole.
   const int wanted = tokens >= 2 * adders ? 1 : tokens >= adders ? 2 : std::max(2, adders / std::max(1, tokens));
   params.parts_per_token = std::clamp(wanted, 1, pieces);
-  return {blocks + adding_blocks, warps * 32, ElasticCombineShared(Carver::without_memory(), setup.num_ranks).bytes};
+  // Few rows are stored as they are added up, each by several warps.
+  const int pushing_warps = warps - params.adding_warps;
+  const std::int64_t most_rows =
+      std::int64_t{std::min(params.max_tokens, params.window.tokens)} * (setup.num_ranks - 1);
+  params.staging_warps = most_rows > std::int64_t{blocks} * (pushing_warps / 2) ? pushing_warps : 0;
+  return {blocks + adding_blocks, warps * 32,
+          ElasticCombineShared(Carver::without_memory(), setup.num_ranks, params.staging_warps).bytes};
 }
 
 }  // namespace

@@ -13,9 +13,7 @@ struct RoundedSum {
   Vec16 vectors[RowSum::kVectors];
 
   DEEP_EP_DEVICE explicit RoundedSum(const RowSum& of) {
-    for (int v = 0; v < RowSum::kVectors; ++v) {
-      for (int i = 0; i < 4; ++i) vectors[v].word[i] = pack_bf16(of.sum[v][2 * i], of.sum[v][2 * i + 1]);
-    }
+    for (int v = 0; v < RowSum::kVectors; ++v) vectors[v] = of.rounded(v);
   }
   DEEP_EP_DEVICE void add_to(RowSum& sum) const {
     for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, vectors[v]);

@@ -103,9 +103,13 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   const int pushing_warps = warps - params.adding_warps;
   const std::int64_t most_rows =
       std::int64_t{std::min(params.max_tokens, params.window.tokens)} * (setup.num_ranks - 1);
-  params.staging_warps = most_rows > std::int64_t{blocks} * (pushing_warps / 2) ? pushing_warps : 0;
-  return {blocks + adding_blocks, warps * 32,
-          ElasticCombineShared(Carver::without_memory(), setup.num_ranks, params.staging_warps).bytes};
+  const auto shared_bytes = [&](int staging_warps) {
+    return ElasticCombineShared(Carver::without_memory(), setup.num_ranks, staging_warps).bytes;
+  };
+  const bool stages =
+      most_rows > std::int64_t{blocks} * (pushing_warps / 2) && shared_bytes(pushing_warps) <= policy.max_shared_bytes;
+  params.staging_warps = stages ? pushing_warps : 0;
+  return {blocks + adding_blocks, warps * 32, shared_bytes(params.staging_warps)};
 }
 
 }  // namespace

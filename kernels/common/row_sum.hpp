@@ -3,8 +3,6 @@
 // peer's memory were slower on H200, however many SMs issued them.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/numeric.hpp"
@@ -49,15 +47,14 @@ struct RowSum {
   }
 
   /// Adds `vectors` vectors, beginning `offset` bytes into each row whose address a lane of `holders` holds, in the
-  /// order of the lanes. kRows pieces are under way at once.
-  template <int kRows = kTogether>
+  /// order of the lanes.
   DEEP_EP_DEVICE void add_rows(std::uint64_t address, std::uint32_t holders, std::uint32_t offset, int vectors) {
 #pragma unroll 1
     while (holders != 0) {
-      Vec16 loaded[kRows][kVectors];
+      Vec16 loaded[kTogether][kVectors];
       const int rows = count_bits(holders);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
+      for (int i = 0; i < kTogether; ++i) {
         const auto* from =
             reinterpret_cast<const Vec16*>(warp::shuffle(address, i < rows ? lowest_bit(holders) : 0) + offset);
         holders &= holders - 1;
@@ -69,7 +66,7 @@ struct RowSum {
         }
       }
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
+      for (int i = 0; i < kTogether; ++i) {
         if (i >= rows) break;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) add(v, loaded[i][v]);
@@ -77,23 +74,14 @@ struct RowSum {
     }
   }
 
-  DEEP_EP_DEVICE Vec16 rounded(int v) const {
-    Vec16 packed;
-    for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[v][2 * i], sum[v][2 * i + 1]);
-    return packed;
-  }
   /// Rounds, and stores `vectors` vectors from `to` on.
   DEEP_EP_DEVICE void store(std::byte* to, int vectors) const {
     for (int v = 0; v < kVectors; ++v) {
       const int vector = lane_index() + v * kWarpSize;
-      if (vector < vectors) store_stream(reinterpret_cast<Vec16*>(to) + vector, rounded(v));
-    }
-  }
-  /// The same to shared memory.
-  DEEP_EP_DEVICE void store_shared(std::byte* to, int vectors) const {
-    for (int v = 0; v < kVectors; ++v) {
-      const int vector = lane_index() + v * kWarpSize;
-      if (vector < vectors) reinterpret_cast<Vec16*>(to)[vector] = rounded(v);
+      if (vector >= vectors) continue;
+      Vec16 packed;
+      for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[v][2 * i], sum[v][2 * i + 1]);
+      store_stream(reinterpret_cast<Vec16*>(to) + vector, packed);
     }
   }
 };
@@ -127,18 +115,6 @@ struct RowShare {
   std::uint32_t first = 0, step = RowSum::kPieceBytes;
 };
 
-/// Where sums go: straight to memory. A sink is told of the pieces that come next, `begin`, and that they have come.
-struct RowInMemory {
-  static constexpr int kTogether = RowSum::kTogether;  ///< pieces under way at once
-  std::byte* row;
-
-  DEEP_EP_DEVICE void begin() const {}
-  DEEP_EP_DEVICE void store(const RowSum& sum, int /*piece*/, std::uint32_t at, int vectors) const {
-    sum.store(row + at, vectors);
-  }
-  DEEP_EP_DEVICE void finish(std::uint32_t /*at*/, std::uint32_t /*bytes*/) const {}
-};
-
 /// By a whole warp: the sum of the biases and of the rows that up to `most` sources have, in the order of the sources.
 /// `find(source)` says where a row is, and is asked by the lane whose index is the source's, or differs from it by a
 /// multiple of 32.
@@ -160,11 +136,6 @@ struct RowReduction {
 
   /// Adds up a share of rows of `bytes` bytes, and stores the rounded sum in the row at `to`.
   DEEP_EP_DEVICE void add(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
-    add(RowInMemory{to}, bytes, share);
-  }
-  /// The same to a sink.
-  template <class Sink>
-  DEEP_EP_DEVICE void add(Sink&& to, std::uint32_t bytes, const RowShare& share) const {
     const int rows = biases() + count_bits(holders);
     if (most > kWarpSize || rows > 4) {
       add_piecewise(to, bytes, share);
@@ -193,10 +164,9 @@ struct RowReduction {
 
   /// Of at most kRows rows: so many pieces of each are under way at once that there are kTogether in all. Those that
   /// are not there count as zeros, which change no sum that begins with zero.
-  template <int kRows, class Sink>
-  DEEP_EP_DEVICE void add_together(Sink& to, std::uint32_t bytes, const RowShare& share) const {
-    constexpr int kTogether = std::remove_cvref_t<Sink>::kTogether;
-    constexpr int kPieces = kTogether < kRows ? 1 : kTogether / kRows;
+  template <int kRows>
+  DEEP_EP_DEVICE void add_together(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+    constexpr int kPieces = RowSum::kTogether / kRows;
     const int rows = biases() + count_bits(holders);
     std::uint64_t row[kRows];
     std::uint32_t left = holders;
@@ -228,7 +198,6 @@ struct RowReduction {
           }
         }
       }
-      to.begin();
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         const std::uint32_t at = offset + static_cast<std::uint32_t>(piece) * share.step;
@@ -238,17 +207,13 @@ struct RowReduction {
 #pragma unroll
           for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, loaded[piece][i][v]);
         }
-        to.store(sum, piece, at, vectors_of(at));
+        sum.store(to + at, vectors_of(at));
       }
-      to.finish(offset, shorter(bytes - offset, kPieces * share.step));
     }
   }
 
-  DEEP_EP_DEVICE static std::uint32_t shorter(std::uint32_t a, std::uint32_t b) { return a < b ? a : b; }
-
   /// Of many rows.
-  template <class Sink>
-  DEEP_EP_DEVICE void add_piecewise(Sink& to, std::uint32_t bytes, const RowShare& share) const {
+  DEEP_EP_DEVICE void add_piecewise(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
 #pragma unroll 1
     for (std::uint32_t offset = share.first; offset < bytes; offset += share.step) {
       const int vectors = RowSum::vectors_at(offset, bytes);
@@ -256,16 +221,12 @@ struct RowReduction {
       for (const std::byte* each : bias) {
         if (each != nullptr) sum.add_stream(each + offset, vectors);
       }
-      constexpr int kTogether = std::remove_cvref_t<Sink>::kTogether;
-      sum.add_rows<kTogether>(reinterpret_cast<std::uint64_t>(first.x), holders, offset, vectors);
+      sum.add_rows(reinterpret_cast<std::uint64_t>(first.x), holders, offset, vectors);
       for (int at = kWarpSize; at < most; at += kWarpSize) {
         const FoundRow later = find(at + lane_index());
-        sum.add_rows<kTogether>(reinterpret_cast<std::uint64_t>(later.x), warp::ballot(later.x != nullptr), offset,
-                                vectors);
+        sum.add_rows(reinterpret_cast<std::uint64_t>(later.x), warp::ballot(later.x != nullptr), offset, vectors);
       }
-      to.begin();
-      to.store(sum, 0, offset, vectors);
-      to.finish(offset, shorter(bytes - offset, RowSum::kPieceBytes));
+      sum.store(to + offset, vectors);
     }
   }
 };

@@ -33,7 +33,6 @@ DEEP_EP_DEVICE bool hear(const ElasticCombineParams& params, std::uint64_t epoch
   const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), epoch, rank);
   const Awaited addresses{rank, Wanted::combine_addresses, epoch};
   if (!wait_signal(ReportLateHere{{params.wait}}, &box.signal, addresses)) return false;
-  bulk::fence_global();  // bulk stores go to the window that is free now
   RowComparison rows_of_both;
   rows_of_both.compare(RowField::row_bytes, params.row_bytes, box.message.row_bytes);
   rows_of_both.compare(RowField::num_topk, params.num_topk, box.message.num_topk);
@@ -46,7 +45,7 @@ DEEP_EP_DEVICE bool hear(const ElasticCombineParams& params, std::uint64_t epoch
 /// Meets the other ranks, whose windows are then free, and pushes. False after a fault.
 DEEP_EP_DEVICE bool meet_and_push(const ElasticCombineParams& params, const ElasticCombineShared& shared,
                                   std::uint64_t epoch) {
-  ElasticPusher pusher(params, shared, round_signal(epoch, 1));
+  ElasticPusher pusher(params, shared, epoch);
   bool good = true;
   for (int peer = thread_index(); peer < params.common.num_ranks; peer += block_threads()) {
     good = hear(params, epoch, peer) && good;
@@ -58,7 +57,7 @@ DEEP_EP_DEVICE bool meet_and_push(const ElasticCombineParams& params, const Elas
 
 DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
-  const ElasticCombineShared shared(Carver(memory), common.num_ranks, params.staging_warps);
+  const ElasticCombineShared shared(Carver(memory), common.num_ranks);
   for (int team = thread_index(); team < static_cast<int>(ElasticCombineShared::kMostShared); team += block_threads()) {
     shared.arrived[team] = 0;
   }
@@ -75,7 +74,7 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
     }
     // 2. Some warps push, and then all add. Blocks that only add need no word of others but their rows' flags.
     if (block_index() >= params.pushing_blocks || meet_and_push(params, shared, call.epoch)) {
-      ElasticAdder{params, round_signal(call.epoch, 1)}.add_all();
+      ElasticAdder{params, call.epoch}.add_all();
     }
   }
   call.end<Scope::gpu>([&] {

@@ -13,7 +13,9 @@ struct RoundedSum {
   Vec16 vectors[RowSum::kVectors];
 
   DEEP_EP_DEVICE explicit RoundedSum(const RowSum& of) {
-    for (int v = 0; v < RowSum::kVectors; ++v) vectors[v] = of.rounded(v);
+    for (int v = 0; v < RowSum::kVectors; ++v) {
+      for (int i = 0; i < 4; ++i) vectors[v].word[i] = pack_bf16(of.sum[v][2 * i], of.sum[v][2 * i + 1]);
+    }
   }
   DEEP_EP_DEVICE void add_to(RowSum& sum) const {
     for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, vectors[v]);
@@ -123,7 +125,7 @@ struct OwnSum {
 
 struct ElasticAdder {
   const ElasticCombineParams& params;
-  std::uint64_t signal;  ///< that flags of rows are raised to
+  std::uint64_t epoch;
 
   /// A selection of a token, in the lane with its index.
   struct Selection {
@@ -134,9 +136,8 @@ struct ElasticAdder {
   struct Token {
     std::int32_t number;
     int rank;         ///< of the selection's expert; -1: none
-    bool last;            ///< the rank has no later selection
-    ReceivedRow own;      ///< on this rank, of the token
-    std::int32_t own_at;  ///< its number
+    bool last;        ///< the rank has no later selection
+    ReceivedRow own;  ///< on this rank, of the token
   };
 
   DEEP_EP_DEVICE std::int32_t slot_of(const Token& token) const { return token.number - params.first_token; }
@@ -148,7 +149,7 @@ struct ElasticAdder {
     return {params.topk_idx.load_cached(at), load_weak(params.rows_at_owners + at)};
   }
   DEEP_EP_DEVICE Token token_of(std::int32_t number, const Selection& selection) const {
-    Token token{number, expert_of(selection.index, params.num_local_experts * params.common.num_ranks), false, {}, -1};
+    Token token{number, expert_of(selection.index, params.num_local_experts * params.common.num_ranks), false, {}};
     if (token.rank >= 0) token.rank /= params.num_local_experts;
     // A lane without a selection has a number of its own, which no rank has.
     const auto rank = static_cast<std::uint32_t>(token.rank >= 0 ? token.rank : -1 - lane_index());
@@ -160,10 +161,7 @@ struct ElasticAdder {
     if (row < 0 || row >= params.metadata.valid()) return token;
     const ReceivedRow received = ReceivedRow::load(params, row);
     // A row of another token does not count: rows_at_owners of another dispatch would name one.
-    if (received.origin == params.common.rank * params.max_tokens + number) {
-      token.own = received;
-      token.own_at = row;
-    }
+    if (received.origin == params.common.rank * params.max_tokens + number) token.own = received;
     return token;
   }
 
@@ -172,7 +170,7 @@ struct ElasticAdder {
     bool good = true;
     if (token.last && !is_own(token)) {
       good = wait_signal(ReportLateHere{{params.wait}}, params.common.flag_from(token.rank, slot_of(token)),
-                         {token.rank, Wanted::combine_rows, signal});
+                         {token.rank, Wanted::combine_rows, round_signal(epoch, 1)});
     }
     return warp::agree(good);
   }
@@ -188,7 +186,7 @@ struct ElasticAdder {
       return reinterpret_cast<std::uint64_t>(params.window.row(heap, lane_index(), slot_of(token)));
     }
     if (!token.last || is_own(token)) return 0;
-    const int part = params.parts_are_ranks() ? token.rank : lane_index();
+    const int part = params.part_of(token.rank, lane_index());
     return reinterpret_cast<std::uint64_t>(params.window.row(heap, part, slot_of(token)));
   }
 
@@ -228,7 +226,7 @@ struct ElasticAdder {
     if (lane >= params.num_topk) return;
     float weight = 0;
     if (is_own(token)) {
-      if (token.own_at >= 0) weight = weight_of_selection(params, token.own_at, lane);
+      if (token.own.number >= 0) weight = weight_of_selection(params, token.own.number, lane);
     } else if (token.rank >= 0) {
       const std::uint32_t* beside = params.window.beside(params.common.own_heap(), token.rank, slot_of(token));
       weight = load_weak(reinterpret_cast<const float*>(beside) + lane);

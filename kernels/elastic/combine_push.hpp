@@ -13,14 +13,18 @@ namespace deep_ep::device {
 
 /// The metadata of a received row, in a warp's registers.
 struct ReceivedRow {
-  std::int32_t origin = -1;  ///< token and source
-  std::int32_t at = -1;      ///< in x: of the lane's selection, or, not expanded, the first lane's; -1: none
+  std::int32_t number = -1;
+  std::int32_t origin = -1;         ///< token and source
+  std::int32_t last_selection = 0;  ///< of this rank
+  std::int32_t at = -1;             ///< in x: of the lane's selection, or, not expanded, the first lane's; -1: none
 
   /// By a whole warp. `row` -1: there is none.
   DEEP_EP_DEVICE static ReceivedRow load(const ElasticCombineParams& params, std::int32_t row) {
     ReceivedRow received;
     if (row < 0) return received;
+    received.number = row;
     received.origin = load_weak(params.metadata.row(row));
+    received.last_selection = load_weak(params.metadata.row(row) + 1);
     if (!params.expanded) {
       received.at = lane_index() == 0 ? row : -1;
     } else if (lane_index() < params.num_topk) {
@@ -50,95 +54,30 @@ DEEP_EP_DEVICE float weight_of_selection(const ElasticCombineParams& params, std
   return load_weak(params.weights + at);
 }
 
-/// Sums on their way to other ranks, by bulk stores from shared memory: many ordinary stores over NVLink at once hold up
-/// the loads of their multiprocessor. A row's flag goes up while the sums of the next one are made.
-struct SumsUnderWay {
-  static constexpr std::uint32_t kStages = ElasticCombineShared::kStages;
-  static constexpr std::uint32_t kStageBytes = ElasticCombineShared::kStageBytes;
-  static constexpr int kTogether = kStageBytes / RowSum::kPieceBytes;
-  static constexpr std::uint32_t kBehind = 2;  ///< stores under way behind a row whose flag goes up
-
-  std::byte* memory;              ///< [kStages] of kStageBytes
-  std::uint64_t signal;           ///< that flags are raised to
-  std::byte* row = nullptr;       ///< at its owner
-  std::uint64_t* flag = nullptr;  ///< of the row before, not up yet
-  std::uint32_t stores = 0;       ///< begun
-  std::uint32_t behind = 0;       ///< of these, behind that row
-
-  DEEP_EP_DEVICE std::byte* stage() const { return memory + stores % kStages * kStageBytes; }
-
-  DEEP_EP_DEVICE void begin() const {
-    bulk::wait_read<kStages - 1>();
-    warp::sync();
-  }
-  DEEP_EP_DEVICE void store(const RowSum& sum, int piece, std::uint32_t /*at*/, int vectors) const {
-    sum.store_shared(stage() + static_cast<std::uint32_t>(piece) * RowSum::kPieceBytes, vectors);
-  }
-  DEEP_EP_DEVICE void finish(std::uint32_t at, std::uint32_t bytes) {
-    bulk::publish(stage(), bytes);
-    warp::sync();
-    if (lane_index() == 0) {
-      bulk::store(row + at, stage(), bytes);
-      bulk::commit();
-    }
-    ++stores;
-    if (flag != nullptr && ++behind == kBehind) raise<kBehind>();
-  }
-  template <std::uint32_t kLeft>
-  DEEP_EP_DEVICE void raise() {
-    if (flag != nullptr && lane_index() == 0) {
-      bulk::wait<kLeft>();
-      bulk::fence_global();
-      store_release<Scope::system>(flag, signal);
-    }
-    flag = nullptr;
-  }
-  /// The row is on its way, and what travels beside it is stored.
-  DEEP_EP_DEVICE void raise_later(std::uint64_t* flag_of_row) {
-    raise<0>();
-    flag = flag_of_row;
-    behind = 0;
-  }
-};
-struct NothingUnderWay {};
-
 class ElasticPusher {
  public:
   /// Fetches what the first row takes, which needs no other rank.
   DEEP_EP_DEVICE ElasticPusher(const ElasticCombineParams& combine, const ElasticCombineShared& block,
-                               std::uint64_t flags_go_to)
-      : params(combine), shared(block), signal(flags_go_to) {
+                               std::uint64_t this_epoch)
+      : params(combine), shared(block), epoch(this_epoch) {
     share_out();
     ReceivedRow::load(params, row_of(turns.turn)).find(params, team.share(params));
   }
 
-  /// Pushes rows until none is left.
+  /// Pushes rows until none is left. A warp loads the next row's metadata while it sums this row.
   DEEP_EP_DEVICE void push_all() {
-    if (params.staging_warps != 0 && team.members == 1) {
-      SumsUnderWay under_way{sums_of_warp(), signal};
-      push_rows(under_way);
-      under_way.raise<0>();
-    } else {
-      NothingUnderWay nothing;
-      push_rows(nothing);
-    }
-  }
-
- private:
-  /// A warp loads the next row's metadata while it sums this row.
-  template <class UnderWay>
-  DEEP_EP_DEVICE void push_rows(UnderWay& under_way) {
     ReceivedRow row = ReceivedRow::load(params, row_of(turns.turn));
     while (turns.turn < end) {
       // Neither of these is needed before this row is done.
       const std::uint32_t drawn = turns.draw(work());
       const ReceivedRow next_row = ReceivedRow::load(params, row_of(turns.following));
-      push(row, turns.turn, under_way);
+      push(row, team);
       turns.advance(drawn);
       row = next_row;
     }
   }
 
+ private:
   /// This warp's part in rows that several warps of the block push together, a power of two.
   struct Team {
     int members;
@@ -156,31 +95,17 @@ class ElasticPusher {
   };
 
   /// Sums a share of rows whose addresses the lanes of `holders` have, in the order of the lanes.
-  template <class UnderWay>
-  DEEP_EP_DEVICE void store_sum(std::uint64_t address, std::uint32_t holders, std::byte* to, const RowShare& share,
-                                UnderWay& under_way) const {
+  DEEP_EP_DEVICE void store_sum(std::uint64_t address, std::uint32_t holders, std::byte* to,
+                                const RowShare& share) const {
     const auto find = [&](int k) {
       const bool holds = k < kWarpSize && (holders >> k & 1) != 0;
       return FoundRow{holds ? reinterpret_cast<const std::byte*>(address) : nullptr, nullptr};
     };
-    const RowReduction reduction(kWarpSize, find);
-    if constexpr (std::is_same_v<UnderWay, SumsUnderWay>) {
-      under_way.row = to;
-      reduction.add(under_way, params.row_bytes, RowShare{});
-    } else {
-      reduction.add(to, params.row_bytes, share);
-    }
+    RowReduction(kWarpSize, find).add(to, params.row_bytes, share);
   }
 
-  /// The part of a window in which this rank's sum of the row lies.
-  DEEP_EP_DEVICE int part_of(std::int32_t number) const {
-    if (params.parts_are_ranks()) return params.common.rank;
-    return load_weak(params.metadata.row(number) + 1) % params.num_topk;
-  }
-
-  /// By a whole warp: its share of the row of turn `turn`, if that belongs to a token of this pass at another rank.
-  template <class UnderWay>
-  DEEP_EP_DEVICE void push(const ReceivedRow& row, std::uint32_t turn, UnderWay& under_way) const {
+  /// By a whole warp: its share of the row, if that belongs to a token of this pass at another rank.
+  DEEP_EP_DEVICE void push(const ReceivedRow& row, const Team& team) const {
     const IntranodeParams& common = params.common;
     const std::int32_t owner = row.origin < 0 ? common.num_ranks : row.origin / params.max_tokens;
     if (owner >= common.num_ranks || owner == common.rank) return;
@@ -195,29 +120,23 @@ class ElasticPusher {
     if (params.each_selection) {
       for (std::uint32_t left = holders; left != 0; left &= left - 1) {
         const int k = lowest_bit(left);
-        store_sum(address, std::uint32_t{1} << k, params.window.row(heap, k, slot), share, under_way);
+        store_sum(address, std::uint32_t{1} << k, params.window.row(heap, k, slot), share);
       }
       if (team.member(params) == 0 && lane_index() == 0) *beside = holders;
     } else {
-      std::byte* const to = params.window.row(heap, part_of(row_of(turn)), slot);
-      store_sum(address, holders, to, share, under_way);
+      const int part = params.part_of(common.rank, row.last_selection % params.num_topk);
+      store_sum(address, holders, params.window.row(heap, part, slot), share);
       if (params.weighted && team.member(params) == 0 && lane_index() < params.num_topk) {
-        reinterpret_cast<float*>(beside)[lane_index()] = weight_of_selection(params, row_of(turn), lane_index());
+        reinterpret_cast<float*>(beside)[lane_index()] = weight_of_selection(params, row.number, lane_index());
       }
     }
     warp::sync();
-    std::uint64_t* const flag = common.flag_to(owner, slot);
-    if constexpr (std::is_same_v<UnderWay, SumsUnderWay>) {
-      under_way.raise_later(flag);
-    } else if (lane_index() == 0 && all_have_stored()) {
-      store_release<Scope::system>(flag, signal);
+    if (lane_index() != 0) return;
+    if (team.members > 1 &&
+        !last_to_arrive<Scope::block>(shared.arrived + team.number(params), static_cast<std::uint32_t>(team.members))) {
+      return;
     }
-  }
-
-  /// By a lane of a warp that has stored its share: is that the last of the row?
-  DEEP_EP_DEVICE bool all_have_stored() const {
-    const auto members = static_cast<std::uint32_t>(team.members);
-    return members == 1 || last_to_arrive<Scope::block>(shared.arrived + team.number(params), members);
+    store_release<Scope::system>(common.flag_to(owner, slot), round_signal(epoch, 1));
   }
 
   /// How many warps share a row, so that `rows` rows occupy all pushing warps, and no warp takes a second row.
@@ -261,17 +180,13 @@ class ElasticPusher {
     turns = Turns::of_warp(work(), team.number(params) * params.pushing_blocks + block_index());
     if (team.members > 1) turns.following = end;
   }
-  DEEP_EP_DEVICE std::byte* sums_of_warp() const {
-    const int warp = warp_index() - params.adding_warps;
-    return shared.sums + (warp < 0 ? 0 : warp) * std::ptrdiff_t{SumsUnderWay::kStages * SumsUnderWay::kStageBytes};
-  }
   DEEP_EP_DEVICE SharedWork work() const {
     return {&params.common.state->elastic_next_row, end, params.pushers};
   }
 
   const ElasticCombineParams& params;
   const ElasticCombineShared& shared;
-  std::uint64_t signal;  ///< that flags are raised to
+  std::uint64_t epoch;
   std::uint32_t end = 0;
   Team team{1};
   Turns turns{0, 0};

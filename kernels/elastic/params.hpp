@@ -34,21 +34,17 @@ struct ReturnWindow {
 
 /// Shared memory of a combine block.
 struct ElasticCombineShared {
-  static constexpr int kStages = 2;               ///< of a warp's sums on their way
-  static constexpr std::uint32_t kStageBytes = 4096;
   static constexpr std::size_t kMostShared = 8;  ///< rows that warps of a block share, two or more warps each
 
   std::int32_t* scratch;
   std::int32_t* source_ends;  ///< [num_ranks], of rows that the metadata has
   std::uint32_t* arrived;     ///< [kMostShared]: warps that have stored their share of a row
-  std::byte* sums;            ///< [warps that push through shared memory] of kSumBytes
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE ElasticCombineShared(Carver carver, int num_ranks, int staging_warps)
+  DEEP_EP_HOST_DEVICE ElasticCombineShared(Carver carver, int num_ranks)
       : scratch(carver.take<std::int32_t>()),
         source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
         arrived(carver.take<std::uint32_t>(kMostShared)),
-        sums(carver.take<std::byte>(static_cast<std::size_t>(staging_warps) * kStages * kStageBytes, kLine)),
         bytes(carver.bytes()) {}
 };
 
@@ -83,7 +79,6 @@ struct ElasticCombineParams {
   int pushing_blocks;        ///< the first ones; the others only add, which touches no other device
   int adding_warps;          ///< of a pushing block, from the beginning; the others push first
   int pushers, adders;       ///< warps in all: those that push, and those that do nothing but add
-  int staging_warps;         ///< of a pushing block, the last ones: all that push, or none
   int parts_per_token;       ///< a token is added in so many parts, by different warps
 
   DEEP_EP_DEVICE bool pushes(int block, int warp) const { return block < pushing_blocks && warp >= adding_warps; }
@@ -92,9 +87,11 @@ struct ElasticCombineParams {
     const std::int32_t rest = num_tokens - first_token;
     return rest < 0 ? 0 : rest < window.tokens ? rest : window.tokens;
   }
-  /// A token's row from a source lies in the part that the source's number names, or else its last selection: whichever
+  /// The part in which a token's row from `source` lies: the number of the source or of its last selection, whichever
   /// has fewer values.
-  DEEP_EP_DEVICE bool parts_are_ranks() const { return window.parts == common.num_ranks; }
+  DEEP_EP_DEVICE int part_of(int source, int last_selection) const {
+    return window.parts == common.num_ranks ? source : last_selection;
+  }
 };
 
 }  // namespace deep_ep

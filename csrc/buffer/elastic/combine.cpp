@@ -96,20 +96,12 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   params.adders = adding_blocks * warps + blocks * params.adding_warps;
   const int adders = std::max(1, params.adders);
   const int pieces = (static_cast<int>(params.row_bytes) + kPieceBytes - 1) / kPieceBytes;
-  // All adders have something to do, and many tokens are added whole.
-  const int wanted = tokens >= 2 * adders ? 1 : tokens >= adders ? 2 : std::max(2, adders / std::max(1, tokens));
+  // All adders have something to do. Many tokens are added whole, unless several rows of each lie on this rank: then the
+  // first ones would take as long as all adders need to read theirs, and so would the last ones.
+  const int of_many = params.expanded ? pieces : tokens >= 2 * adders ? 1 : 2;
+  const int wanted = tokens >= adders ? of_many : std::max(2, adders / std::max(1, tokens));
   params.parts_per_token = std::clamp(wanted, 1, pieces);
-  // Few rows are stored as they are added up, each by several warps.
-  const int pushing_warps = warps - params.adding_warps;
-  const std::int64_t most_rows =
-      std::int64_t{std::min(params.max_tokens, params.window.tokens)} * (setup.num_ranks - 1);
-  const auto shared_bytes = [&](int staging_warps) {
-    return ElasticCombineShared(Carver::without_memory(), setup.num_ranks, staging_warps).bytes;
-  };
-  const bool stages =
-      most_rows > std::int64_t{blocks} * (pushing_warps / 2) && shared_bytes(pushing_warps) <= policy.max_shared_bytes;
-  params.staging_warps = stages ? pushing_warps : 0;
-  return {blocks + adding_blocks, warps * 32, shared_bytes(params.staging_warps)};
+  return {blocks + adding_blocks, warps * 32, ElasticCombineShared(Carver::without_memory(), setup.num_ranks).bytes};
 }
 
 }  // namespace

@@ -76,6 +76,13 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   return InCall(implementation_, "combine")->combine(arguments, call);
 }
 
+ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
+  return InCall(implementation_, "dispatch_elastic")->dispatch_elastic(arguments, call);
+}
+ElasticCachedDispatchResult Buffer::dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
+                                                     const CallOptions& call) {
+  return InCall(implementation_, "dispatch_elastic")->dispatch_elastic(arguments, call);
+}
 CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
   return InCall(implementation_, "combine_elastic")->combine_elastic(arguments, call);
 }

@@ -33,6 +33,10 @@ class Buffer::Implementation {
   CachedDispatchResult cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
   // The second interface.
+  template <class Arguments>
+  auto dispatch_elastic(const Arguments& arguments, const CallOptions& call) {
+    return intranode("dispatch_elastic").dispatch_elastic(arguments, call);
+  }
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
   EventHandle barrier(const CallOptions& call);
   // Replicas of experts.

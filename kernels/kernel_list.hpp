@@ -16,6 +16,7 @@
   KERNEL(dispatch,                                 deep_ep::DispatchParams,            512) \
   KERNEL(combine,                                  deep_ep::CombineParams,             512) \
   KERNEL(barrier,                                  deep_ep::ElasticBarrierParams,      128) \
+  KERNEL(dispatch_elastic,                         deep_ep::ElasticDispatchParams,     512) \
   KERNEL(combine_elastic,                          deep_ep::ElasticCombineParams,      512) \
   KERNEL(prefetch_weights,                         deep_ep::LoadBalanceParams,         256) \
   KERNEL(reduce_grads,                             deep_ep::LoadBalanceParams,         512) \
@@ -51,6 +52,7 @@ struct DispatchParams;
 struct CopyReceivedParams;
 struct CombineParams;
 struct ElasticBarrierParams;
+struct ElasticDispatchParams;
 struct ElasticCombineParams;
 struct LoadBalanceParams;
 struct InternodeNotifyParams;

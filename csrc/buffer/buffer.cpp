@@ -277,6 +277,13 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   return in.inside_one_node() ? in->intranode->combine(arguments, call) : in->internode->combine(arguments, call);
 }
 
+ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
+  return Implementation::Call(implementation_, "dispatch_elastic").intranode().dispatch_elastic(arguments, call);
+}
+ElasticCachedDispatchResult Buffer::dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
+                                                     const CallOptions& call) {
+  return Implementation::Call(implementation_, "dispatch_elastic").intranode().dispatch_elastic(arguments, call);
+}
 CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
   return Implementation::Call(implementation_, "combine_elastic").intranode().combine_elastic(arguments, call);
 }

@@ -95,20 +95,6 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   faults.raise();
 }
 
-DispatchOutputs DispatchOutputs::first(std::int64_t rows) const {
-  const auto shortened = [rows](const Tensor& tensor) {
-    if (!tensor.defined()) return Tensor{};
-    TensorView view = tensor.view();
-    view.shape[0] = rows;
-    return Tensor::borrow(view);
-  };
-  return {.x = shortened(x),
-          .scales = shortened(scales),
-          .topk_idx = shortened(topk_idx),
-          .topk_weights = shortened(topk_weights),
-          .src_idx = shortened(src_idx)};
-}
-
 void DispatchOutputs::give_to(DispatchResult& result, const DispatchArguments& arguments) const {
   result.recv_x = x;
   if (arguments.x_scales) result.recv_x_scales = scales;
@@ -121,8 +107,8 @@ void DispatchOutputs::give_to(CachedDispatchResult& result, const CachedDispatch
   if (arguments.x_scales) result.recv_x_scales = scales;
 }
 
-void check_recording(const CallScope& scope, const DispatchArguments& arguments) {
-  if (!scope.recording() || arguments.num_worst_tokens != 0) return;
+void check_recording(const CallScope& scope, bool exact) {
+  if (!scope.recording() || !exact) return;
   throw InvalidArgument(
       "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
       "dispatch needs none)");

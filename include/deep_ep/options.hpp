@@ -104,9 +104,7 @@ struct CallOptions {
   StreamHandle stream = nullptr;    ///< the caller's current stream
   EventHandle previous_event = {};  ///< the call comes after this, not after the work of `stream`
   bool async_finish = false;        ///< do not make `stream` wait for the call; the result carries an event
-  /// Results lie in the library's memory. Inside a node, rows that dispatch receives and recv_src_idx of the handle lie
-  /// in the window, if it holds them, and only until the buffer's next call: for a caller that copies them elsewhere
-  /// before. How much of the heap is in use makes no difference then.
+  /// Results lie in the library's memory.
   bool library_memory = false;
 };
 

@@ -66,16 +66,22 @@ struct Turns {
   }
 };
 
-/// last_to_arrive for whole blocks: all threads of the block take part and get the same answer. `scratch` is a word of
-/// shared memory that is not in use.
+/// last_to_arrive for `blocks` whole blocks: all threads of the block take part and get the same answer. `scratch` is a
+/// word of shared memory that is not in use.
 template <Scope S = Scope::system>
-DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* scratch) {
+DEEP_EP_DEVICE bool last_of_blocks(std::uint32_t* ticket, int blocks, std::int32_t* scratch) {
   block::sync();  // the block's work is done, and so is the last use of `scratch`
-  if (thread_index() == 0) *scratch = last_to_arrive<S>(ticket, static_cast<std::uint32_t>(grid_blocks())) ? 1 : 0;
+  if (thread_index() == 0) *scratch = last_to_arrive<S>(ticket, static_cast<std::uint32_t>(blocks)) ? 1 : 0;
   block::sync();
   const bool last = *scratch != 0;
   block::sync();  // `scratch` may be written again
   return last;
+}
+
+/// The same for all blocks of the grid.
+template <Scope S = Scope::system>
+DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* scratch) {
+  return last_of_blocks<S>(ticket, grid_blocks(), scratch);
 }
 
 /// True in all threads of the block when `good` is true in every one. `scratch` as above.

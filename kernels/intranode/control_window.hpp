@@ -29,6 +29,7 @@ struct NotifySlot {
 /// Plain signals, one per source and purpose.
 enum class IntranodeSignal : int {
   notify,
+  selections,
   dispatch_rows,
   dispatch_credit,
   combine_done,

@@ -69,12 +69,10 @@ struct DispatchCall {
     with("num_tokens_per_rank", num_tokens_per_rank);
     with("is_token_in_rank", is_token_in_rank);
     with("num_tokens_per_expert", num_tokens_per_expert);
-    with("num_experts", arguments.num_experts);
     with("topk_idx", arguments.topk_idx);
     with("topk_weights", arguments.topk_weights);
     with("expert_alignment", arguments.expert_alignment);
     with("num_worst_tokens", arguments.num_worst_tokens);
-    with("most_rows", arguments.most_rows);
     with("num_sms", arguments.config.num_sms);
     with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);
@@ -219,6 +217,64 @@ struct SumReturnedRowsCall {
     with("sums", returned.sums);
     with("weights", returned.weights);
     with("scratch", returned.scratch);
+  }
+};
+
+struct ElasticDispatchCall {
+  static constexpr const char* kReturns =
+      "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, "
+      "Tuple[torch.Tensor, ...], Optional[EventHandle]]";
+  AnyTensor x;
+  ElasticDispatchArguments arguments;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("x", x);
+    with("x_scales", arguments.x_scales);
+    with("topk_idx", arguments.topk_idx);
+    with("topk_weights", arguments.topk_weights);
+    with("stats", arguments.stats);
+    with("num_experts", arguments.num_experts);
+    with("max_tokens", arguments.max_tokens);
+    with("expert_alignment", arguments.expert_alignment);
+    with("exact", arguments.exact);
+    with("expand", arguments.expand);
+    with("zero_padding", arguments.zero_padding);
+    with("column_major_scales", arguments.column_major_scales);
+    with("copy_selections", arguments.copy_selections);
+    with("num_sms", arguments.config.num_sms);
+    with("async_finish", options.async_finish);
+  }
+};
+
+struct ElasticCachedDispatchCall {
+  static constexpr const char* kReturns =
+      "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], "
+      "Optional[EventHandle]]";
+  AnyTensor x;
+  bool indices_are_64_bit = true;
+  ElasticCachedDispatchArguments arguments;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("x", x);
+    with("x_scales", arguments.x_scales);
+    with("topk_weights", arguments.topk_weights);
+    with("sent_to", arguments.sent_to);
+    with("metadata", arguments.metadata);
+    with("source_ends", arguments.source_ends);
+    with("local", arguments.local);
+    with("expert_counts", arguments.expert_counts);
+    with("max_tokens", arguments.max_tokens);
+    with("expert_alignment", arguments.expert_alignment);
+    with("expand", arguments.expand);
+    with("num_expanded", arguments.num_expanded);
+    with("indices_are_64_bit", indices_are_64_bit);
+    with("column_major_scales", arguments.column_major_scales);
+    with("num_sms", arguments.config.num_sms);
+    with("async_finish", options.async_finish);
   }
 };
 

@@ -126,6 +126,8 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
   define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);
   define_call(buffer, "combine", &NativeBuffer::combine);
+  define_call(buffer, "dispatch_elastic", &NativeBuffer::dispatch_elastic);
+  define_call(buffer, "cached_dispatch_elastic", &NativeBuffer::cached_dispatch_elastic);
   define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
   define(buffer, "barrier", &NativeBuffer::barrier, {"async_finish"});
   define(buffer, "allocate_lb_storage", &NativeBuffer::allocate_lb_storage, {"bytes"});

@@ -46,6 +46,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   // The second interface, inside a node.
 
+  /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts per expert, rows of the expanded layout, handle,
+  /// event). The handle is a tuple of the tensors of ElasticDispatchHandle.
+  py::tuple dispatch_elastic(ElasticDispatchCall& call);
+  /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, event)
+  py::tuple cached_dispatch_elastic(ElasticCachedDispatchCall& call);
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine_elastic(ElasticCombineCall& call);
   /// On the current stream; with `async_finish` on the communication stream, and it returns an event.

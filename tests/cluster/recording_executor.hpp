@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "kernels/elastic/dispatch_params.hpp"
 #include "kernels/elastic/params.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/intranode/params.hpp"

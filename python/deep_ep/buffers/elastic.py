@@ -227,7 +227,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             event = runtime.barrier(elsewhere)
         else:  # counts of all ranks are exchanged, even where all are 0
             nothing, nowhere, rows = self._nothing_to_send
-            event = runtime.dispatch(rows, None, nothing, nowhere, nothing, 0, None, None, 1, 1, 0, 0, None, elsewhere, True)[-1]
+            event = runtime.dispatch(rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, elsewhere, True)[-1]
         if event is not None:
             event.current_stream_wait()
         self._synchronize(with_cpu_sync)

@@ -28,7 +28,7 @@ MAY_INCLUDE = {
     "kernels/common": ["include", "kernels/primitives"],
     "kernels/normal": ["include", "kernels/primitives", "kernels/common"],
     "kernels/rdma": ["include", "kernels/primitives", "kernels/common", "kernels/kernel_list.hpp"],
-    "kernels/elastic": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/rows",
+    "kernels/elastic": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/rows", "kernels/normal",
                         "kernels/kernel_list.hpp"],  # the second interface over the memory of the first
     "kernels/load_balance": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/kernel_list.hpp"],
     "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/normal", "kernels/rdma", "kernels/kernel_list.hpp"],

@@ -9,9 +9,9 @@
 // counted is added up; (3) the warp goes through its share again and numbers.
 #pragma once
 
-#include "kernels/common/call_comparison.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/elastic/dispatch_params.hpp"
+#include "kernels/normal/notify.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/rows/shares.hpp"

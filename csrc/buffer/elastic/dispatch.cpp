@@ -190,7 +190,7 @@ ElasticOutputs make_elastic_outputs(const ConstTensorView& x, const std::optiona
   if (!expand && indices) want(outputs.topk_idx, unplaced(device, *indices, {rows, topk}));
   if (weighted && expand) want(outputs.topk_weights, unplaced(device, DType::float32, {moved}));
   if (weighted && !expand) want(outputs.topk_weights, unplaced(device, DType::float32, {rows, topk}));
-  std::vector<Tensor> tensors = scope.result_tensors(wanted);
+  std::vector<Tensor> tensors = scope.result_tensors({&wanted, 1});
   for (std::size_t i = 0; i < made.size(); ++i) {
     *made[i] = tensors[i];
     scope.hand_out(tensors[i]);

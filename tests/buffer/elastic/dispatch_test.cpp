@@ -87,7 +87,8 @@ TEST_P(ElasticDispatchTest, ManyTokensAreNumberedByManyBlocks) {
   ClusterOptions options = cluster(2);
   options.host = {.multiprocessors = 6, .warps_per_block = 4};
   const Case one = make_case({.tokens = {900, 1100}, .local_experts = 5, .topk = 8, .hidden = 16, .alignment = 8});
-  run_kinds(options, {{one, {.stats = true}}, {one, {.exact = false, .expand = true}}}, {.heap_bytes = 16 * kMebibyte});
+  run_kinds(options, {{one, {.stats = true}}, {one, {.exact = false, .expand = true}}}, {.heap_bytes = 16 * kMebibyte},
+            {.num_sms = 2});
 }
 
 TEST_P(ElasticDispatchTest, OneMultiprocessorSendsAndNumbers) {
@@ -254,7 +255,14 @@ TEST_P(ElasticDispatchTest, WideRowsThroughTheWindow) {
   run_cluster(cluster(3), [&](Rank& rank) {
     Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{64} << 10});
     const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+    for (const Tensor& piece : hoard) {
+      rank.write(piece.view(), std::vector<std::byte>(piece.view().bytes(), std::byte{0x5a}));
+    }
     check_dispatch(rank, one, buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call()));
+    for (const Tensor& piece : hoard) {
+      require_same(std::vector<std::byte>(piece.view().bytes(), std::byte{0x5a}),
+                   rank.download<std::byte>(piece.view()), "memory of others");
+    }
     buffer.destroy();
   });
 }

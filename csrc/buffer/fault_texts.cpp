@@ -52,6 +52,8 @@ const char* text_of(Wanted wanted) {
       return "the selections of a token (low-latency combine)";
     case Wanted::low_latency_combine_rows:
       return "a row (low-latency combine)";
+    case Wanted::low_latency_combine_signal:
+      return "a signal for rows of x (low-latency combine)";
     case Wanted::low_latency_barrier:
       return "its arrival at the barrier (low_latency_clean)";
     case Wanted::internode_rows:
@@ -93,6 +95,12 @@ std::string describe_shape_value(int field, std::uint64_t value) {
 std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost) {
   switch (fault.kind) {
     case FaultKind::timeout: {
+      if (fault.wanted == Wanted::low_latency_combine_signal) {
+        return fmt::format(
+            "low_latency_combine: rank {} waited {} s for its own program to raise element {} of the signals, of local "
+            "expert {}, to {}; it is {}. The ranks no longer agree: destroy the buffer",
+            rank, timeout_s, fault.field, fault.expected >> 32, fault.expected & 0xffffffffu, fault.seen);
+      }
       const double waited = timeout_s * std::max(fault.field, 1);
       const int named = lost.value_or(fault.peer);
       const std::string relay =

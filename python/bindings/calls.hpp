@@ -312,6 +312,8 @@ struct LowLatencyCombineCall {
   py::tuple handle;
   bool zero_copy = false;
   std::optional<TensorArgument> out;
+  bool overlaps = false;
+  LowLatencyOverlap overlap;
   LowLatencyCombineArguments arguments;
   CallOptions options;
   py::args given;  ///< all of them, for what must keep them
@@ -329,6 +331,11 @@ struct LowLatencyCombineCall {
     with("async_finish", options.async_finish);
     with("return_recv_hook", arguments.return_recv_hook);
     with("use_fp8", arguments.use_fp8);
+    with("overlaps", overlaps);
+    with("signals", overlap.signals);
+    with("signal_rows", overlap.signal_rows);
+    with("expected", overlap.expected);
+    with("num_sms", overlap.num_sms);
   }
 };
 

@@ -259,6 +259,11 @@ class Buffer:
         async_finish: bool,
         return_recv_hook: bool,
         use_fp8: bool,
+        overlaps: bool,
+        signals: Optional[torch.Tensor],
+        signal_rows: int,
+        expected: int,
+        num_sms: int,
         /,
     ) -> Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine_buffer(self, handle: Tuple[Any, ...], /) -> Any: ...

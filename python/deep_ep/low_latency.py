@@ -8,7 +8,7 @@ import torch
 
 from . import _native
 from .arguments import MaybeTensor, integer, type_name
-from .errors import InvalidArgument, UseAfterDestroy
+from .errors import InvalidArgument, UseAfterDestroy, WrongUse
 from .low_latency_stats import LowLatencyStats, WaitTimes
 from .utils import EventOverlap
 
@@ -219,7 +219,6 @@ class LowLatencyCalls:
         scale_per_token: bool = False,
         use_nvfp4: bool = False,
         x_global_scale: Optional[torch.Tensor] = None,
-        align_fp8_quantization: bool = False,
     ) -> Tuple[Any, torch.Tensor, torch.Tensor, MaybeTensor, LowLatencyHandle, EventOverlap, Hook]:
         """Sends every token once to each rank that owns at least one of its experts: less to copy for experts that can
         take rows by index. Not part of upstream's interface.
@@ -256,7 +255,7 @@ class LowLatencyCalls:
             scale_per_token,
             use_nvfp4,
             _as_vector(x_global_scale),
-            align_fp8_quantization,
+            False,
         )
         rows = _as_grouped_gemm(rows) if use_nvfp4 else rows
         kept = None
@@ -279,6 +278,14 @@ class LowLatencyCalls:
         combine_wait_recv_cost_stats: Optional[torch.Tensor] = None,
         *,
         use_fp8: bool = False,
+        overlap: bool = False,
+        packed_recv_count: Optional[torch.Tensor] = None,
+        comp_signal: Optional[torch.Tensor] = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: int = 3,
+        src_signals: Optional[torch.Tensor] = None,
+        src_signal_expect_value: int = 0,
     ) -> Tuple[torch.Tensor, EventOverlap, Hook]:
         """Adds up, for each token, its experts' rows times its weights.
 
@@ -296,6 +303,18 @@ class LowLatencyCalls:
             use_fp8: rows travel as ``float8_e4m3fn`` with a float32 scale for each 128 channels: half the bytes, but each
                 value that travels may be off by 1/16, or by 2e-6 of the largest of its 128. Where one of them is NaN or
                 infinite, all become NaN. Equal on all ranks. Not part of upstream's interface.
+            overlap: single-batch overlap, as SGLang asks for it: the GEMM that writes ``x`` runs beside the send part and
+                raises signals; combine sends each row once its signal is there, those that are there first. With
+                ``return_recv_hook`` only, among ranks that reach each other by NVLink; ``NotImplementedError``
+                elsewhere. Without it the following have no effect. The result is the same. A signal that is not raised
+                by the deadline ends the call with an error that names it.
+            comp_signal, block_m, threshold, num_sms, packed_recv_count: SGLang's form on Hopper. int32, at least
+                ``[L * ceil(R * M / block_m)]``: element ``l * ceil(R * M / block_m) + b`` reaches ``threshold`` when
+                rows ``b * block_m`` and so on of expert l are there. The send part takes ``num_sms`` SMs at most.
+                ``packed_recv_count`` is not read: the handle knows which rows came.
+            src_signals, src_signal_expect_value: the form on Blackwell. uint32 or int32 ``[L]``: element l reaches
+                ``src_signal_expect_value`` when all rows of expert l are there; ``None``: they are. The send part takes
+                32 SMs at most.
 
         Returns:
             ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank
@@ -303,6 +322,22 @@ class LowLatencyCalls:
             adds all rows in float32, selections ascending, and rounds once (docs/low-latency.md says when).
             Bitwise reproducible. The event; the hook or ``None``.
         """
+        signals, rows, expected, sms = None, 0, 1, 0
+        if overlap:
+            if not return_recv_hook or async_finish:
+                raise WrongUse("overlap=True needs return_recv_hook=True and async_finish=False")
+            if comp_signal is not None and src_signals is not None:
+                raise InvalidArgument("comp_signal and src_signals are both given, allowed: one of them")
+            if comp_signal is not None:
+                signals, rows, expected = comp_signal, integer("block_m", block_m, 1), integer("threshold", threshold, 1)
+                sms = integer("num_sms", num_sms, 1)
+            elif packed_recv_count is not None:
+                raise InvalidArgument("packed_recv_count is given, so comp_signal must be: it is None")
+            else:
+                sms = 32
+                if src_signals is not None:
+                    signals = src_signals.view(torch.int32)
+                    expected = integer("src_signal_expect_value", src_signal_expect_value, 1)
         combined_x, event, hook = self._low_latency().low_latency_combine(
             x,
             topk_idx,
@@ -315,6 +350,11 @@ class LowLatencyCalls:
             async_finish,
             return_recv_hook,
             use_fp8,
+            overlap,
+            signals,
+            rows,
+            expected,
+            sms,
         )
         kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
         return combined_x, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]

@@ -141,9 +141,6 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   if (arguments.scale_per_token && (!arguments.use_fp8 || arguments.use_ue8m0)) {
     throw InvalidArgument("scale_per_token needs use_fp8 and no use_ue8m0, which packs four scales of a row");
   }
-  if (arguments.scale_per_token && arguments.align_fp8_quantization && !arguments.round_scale) {
-    throw InvalidArgument("align_fp8_quantization needs a scale for each 128 channels, so no scale_per_token");
-  }
   if (arguments.round_scale && !arguments.use_fp8) {
     throw InvalidArgument("round_scale needs use_fp8: rows in bfloat16 have no scales");
   }

@@ -64,7 +64,8 @@ struct UnreducedPusher {
     });
   }
 
- private:
+  // Steps of it.
+
   DEEP_EP_DEVICE static int owner(int i) { return i * kWarpSize + lane_index(); }
 
   DEEP_EP_DEVICE void find_room(const UnreducedReach& reach, bool begins) {
@@ -121,7 +122,9 @@ struct UnreducedPusher {
     }
   }
 
-  /// This warp's share of the lines of row `position` of x; of zeros where that is negative.
+  /// This warp's share of the lines of row `position` of x; of zeros where that is negative. kWhileWritten: other rows
+  /// of x may still be written.
+  template <bool kWhileWritten = false>
   DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
     const WarpShare<false> share{warp, params.warps_per_row};
     const int steps = share.steps(wire);
@@ -134,7 +137,7 @@ struct UnreducedPusher {
       LinePart part[kTogether];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        part[i] = begin + i < steps ? load_part(position, line_of(begin + i), tag) : LinePart{};
+        part[i] = begin + i < steps ? load_part<kWhileWritten>(position, line_of(begin + i), tag) : LinePart{};
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
@@ -146,6 +149,7 @@ struct UnreducedPusher {
   }
 
   /// The same in FP8, pass by pass.
+  template <bool kWhileWritten = false>
   DEEP_EP_DEVICE void cast(std::int32_t position, std::byte* to, std::uint64_t tag) const {
     constexpr int kSteps = WarpShare<true>::kSteps;
     const WarpShare<true> share{warp, params.warps_per_row};
@@ -157,7 +161,7 @@ struct UnreducedPusher {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         const int vector = share.vector(wire, step + i);
-        if (position >= 0 && vector >= 0) loaded[i] = load_stream(row + vector);
+        if (position >= 0 && vector >= 0) loaded[i] = load_x<kWhileWritten>(row + vector);
       }
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
@@ -168,7 +172,13 @@ struct UnreducedPusher {
     }
   }
 
+  template <bool kWhileWritten, class T>
+  DEEP_EP_DEVICE static T load_x(const T* from) {
+    return kWhileWritten ? load_weak(from) : load_stream(from);
+  }
+
   /// This lane's part of a line. Lines begin at multiples of 8 bytes of a row.
+  template <bool kWhileWritten>
   DEEP_EP_DEVICE LinePart load_part(std::int32_t position, std::uint32_t line, std::uint64_t tag) const {
     const LineLane lane;
     const auto bytes = 2 * static_cast<std::uint32_t>(params.hidden);
@@ -176,8 +186,8 @@ struct UnreducedPusher {
     LinePart part{{0, lane.has_tag() ? tag : 0}};
     if (position < 0) return part;
     const auto* words = reinterpret_cast<const std::uint64_t*>(params.x + std::int64_t{position} * bytes + at);
-    if (at < bytes) part.word[0] = load_stream(words);
-    if (!lane.has_tag() && at + 8 < bytes) part.word[1] = load_stream(words + 1);
+    if (at < bytes) part.word[0] = load_x<kWhileWritten>(words);
+    if (!lane.has_tag() && at + 8 < bytes) part.word[1] = load_x<kWhileWritten>(words + 1);
     return part;
   }
 };

@@ -3,12 +3,13 @@
 //
 //   send part     counters, row table, acknowledgements (one load time) -> rows of x (one load time) -> lines to the
 //                 owners; all blocks are done -> word to all ranks
+//                 Where signals say which rows of x are there, they come before these.
 //   receive part  counters, selections (one load time) -> lines, as they are polled -> result; all blocks have read,
 //                 everybody has sent (one block waits for that alone) -> acknowledgements
 // The last block to finish moves the counters on, and the clerk, which reads them, only reads.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
-#include "kernels/low_latency/combine/push_unreduced.hpp"
+#include "kernels/low_latency/combine/push_signalled.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -23,15 +24,19 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   const bool clerk = warp == block_warps() - 1;
   const bool sending = sends(params.phase);
   const std::size_t stage_bytes = sending ? CombineShared::stage_bytes(wire, params.warps_per_row, true) : 0;
-  const CombineShared shared(Carver(memory), block_warps(), stage_bytes, 0, 0);
+  const bool signalled = sending && params.signals.words != nullptr;
+  const CombineShared shared(Carver(memory), block_warps(), stage_bytes, 0, 0,
+                             signalled ? params.signals.selections : 0);
 
   // 1. Loads under way: the first row to push; or the selections of the first token to add, where two blocks share a
   // token if there are so many, and the last block has none.
   const int groups = block_warps() / params.warps_per_row;
   const int group = warp / params.warps_per_row;
   const bool pushes = sending && group < groups;
-  UnreducedPusher<kFp8> pusher{params, wire, {params, group, groups}, warp % params.warps_per_row, shared.stage(warp)};
-  if (pushes) pusher.load_first(clerk);
+  SignalledPusher<kFp8> pusher{{params, wire, {params, group, groups}, warp % params.warps_per_row, shared.stage(warp)},
+                               shared};
+  if (pushes && !signalled) pusher.load_first(clerk);
+  if (thread_index() == 0) shared.words->listed = 0;
   const int by_two = 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
   const int first = block_index() < common.working_blocks ? block_index() >> by_two : params.num_tokens;
   LoadedSelection loaded{};
@@ -47,7 +52,13 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   if (sending) {
     // An earlier call, in one launch, may not have been acknowledged.
     if (clerk && block_index() == 0) reach.acknowledge_all(epochs.receive - 1);
-    if (pushes) pusher.push_all(reach);
+    if (signalled) {
+      pusher.list_selections();
+      block::sync();
+      pusher.push_listed(reach);
+    } else if (pushes) {
+      pusher.push_all(reach);
+    }
   } else {
     const int member = (block_index() & by_two) * block_warps() + warp;
     const Adder adder{params, wire, reach, member, block_warps() << by_two, loaded, first};

@@ -363,8 +363,9 @@ class HybridEPBuffer:
         of_here = self._spread(routing_map.to(torch.uint8)).to(torch.bool)
         # Received rows are in the order of global tokens.
         number = of_here.any(dim=1).to(torch.int64)
-        row = torch.where(number > 0, number.cumsum(0) - 1, number.numel())
-        order = torch.full((number.numel() + 1,), -1, dtype=torch.int64, device=hidden.device)
+        most = max(number.numel(), rows.size(0))  # without tokens there may be a row all the same
+        row = torch.where(number > 0, number.cumsum(0) - 1, most)
+        order = torch.full((most + 1,), -1, dtype=torch.int64, device=hidden.device)
         order.scatter_(0, row, torch.arange(number.numel(), device=hidden.device))
         route = _Route(buffer, handle, order, order[: rows.size(0)], of_here)
         return rows, row_scales, route
@@ -383,9 +384,9 @@ class HybridEPBuffer:
     def _spread(self, of_tokens: torch.Tensor) -> torch.Tensor:
         """``[T, E]`` of each rank to ``[R * T, El]``, by global token."""
         tokens, experts = of_tokens.shape
-        return self._exchange(of_tokens.view(tokens, self.group_size, -1).transpose(0, 1).contiguous()).view(
-            self.group_size * tokens, experts // self.group_size
-        )
+        local = experts // self.group_size
+        theirs = self._exchange(of_tokens.view(tokens, self.group_size, local).transpose(0, 1).contiguous())
+        return theirs.view(self.group_size * tokens, local)
 
     def _gather(self, of_rows: Optional[torch.Tensor], route: _Route) -> torch.Tensor:
         """The way back, of ``[rows, El]``: float32 ``[T, E]``."""
@@ -393,14 +394,15 @@ class HybridEPBuffer:
         of_tokens = torch.zeros((total + 1, experts), dtype=torch.float32, device=route.map.device)
         if of_rows is not None:
             of_tokens[torch.where(route.tokens >= 0, route.tokens, total)] = of_rows
-        back = self._exchange(of_tokens[:total].view(self.group_size, -1, experts))
-        return back.transpose(0, 1).reshape(-1, self.group_size * experts)
+        tokens = total // self.group_size
+        back = self._exchange(of_tokens[:total].view(self.group_size, tokens, experts))
+        return back.transpose(0, 1).reshape(tokens, self.group_size * experts)
 
     @staticmethod
     def _by_row(of_tokens: torch.Tensor, route: _Route, otherwise: Any) -> torch.Tensor:
         """``[R * T, El]`` by global token to ``[rows, El]`` by received row."""
         if not of_tokens.size(0):
-            return of_tokens[: route.tokens.size(0)]
+            return torch.full((route.tokens.size(0), of_tokens.size(1)), otherwise, dtype=of_tokens.dtype, device=of_tokens.device)
         return torch.where((route.tokens >= 0)[:, None], of_tokens[route.tokens.clamp(min=0)], otherwise)
 
     @staticmethod
@@ -437,7 +439,8 @@ class HybridEPBuffer:
         received = handle.psum_num_recv_tokens_per_scaleup_rank[-1:]
         number = received.clone() if non_blocking else self._on_host(received)
         here = torch.zeros_like(route.map)
-        here[: route.tokens.size(0)] = self._by_row(route.map, route, False)
+        filled = min(here.size(0), route.tokens.size(0))
+        here[:filled] = self._by_row(route.map, route, False)[:filled]
         going = handle.dst_buffer_slot_idx[:, : self.group_size]
         arriving, leaving = route.map.any(dim=1), handle.topk_idx[:, : self.group_size] >= 0
         first = (going, arriving, leaving, number, here)

@@ -100,7 +100,7 @@ def there_and_back(group, seeds):
     buffer = HybridEPBuffer(group, H, 16, 4)
     for seed in seeds:
         choose = random.Random(seed)
-        case = Case(ranks, choose.choice([1, 5, 17]), choose.choice([1, 3, 4]), seed, choose.choice([0.0, 0.1, 0.4, 1.0]))
+        case = Case(ranks, choose.choice([0, 1, 5, 17]), choose.choice([1, 3, 4]), seed, choose.choice([0.0, 0.1, 0.4, 1.0]))
         step = choose.choice([None, 0, 1, 4, 8])
         non_blocking = choose.random() < 0.6
         pad = step or 1
@@ -141,7 +141,7 @@ def there_and_back(group, seeds):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_there_and_back(ranks, size):
-    ranks(size).run(there_and_back, list(range(16)))
+    ranks(size).run(there_and_back, list(range(20)))
 
 
 def without_permuting(group):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs deep_ep into a folder of its own, from this checkout or from a package; needs root for nothing but missing
-# build packages. docs/install.md says more.
+# build packages. docs/how-to/install.md says more.
 #
 #   ./install.sh [--prefix DIR] [--gpu auto|yes|no]   builds this checkout and installs it
 #   ./install.sh --from FILE.tar.gz [--prefix DIR]    installs what cpack made

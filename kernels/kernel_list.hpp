@@ -16,6 +16,7 @@
   KERNEL(dispatch,                                 deep_ep::DispatchParams,            512) \
   KERNEL(combine,                                  deep_ep::CombineParams,             512) \
   KERNEL(barrier,                                  deep_ep::ElasticBarrierParams,      128) \
+  KERNEL(dispatch_elastic,                         deep_ep::ElasticDispatchParams,     512) \
   KERNEL(combine_elastic,                          deep_ep::ElasticCombineParams,      512) \
   KERNEL(prefetch_weights,                         deep_ep::LoadBalanceParams,         256) \
   KERNEL(reduce_grads,                             deep_ep::LoadBalanceParams,         512) \
@@ -25,14 +26,9 @@
   KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
   KERNEL(dispatch_low_latency,                     deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(dispatch_low_latency_rdma,                deep_ep::LowLatencyDispatchParams,  512) \
-  KERNEL(dispatch_low_latency_extra,               deep_ep::LowLatencyDispatchParams,  512) \
-  KERNEL(dispatch_low_latency_extra_rdma,          deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(combine_low_latency,                      deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_rdma,                 deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_fp8,                  deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_rdma_fp8,             deep_ep::LowLatencyCombineParams,   384) \
   KERNEL(combine_low_latency_unreduced,            deep_ep::LowLatencyCombineParams,   512) \
-  KERNEL(combine_low_latency_unreduced_fp8,        deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(barrier_low_latency,                      deep_ep::LowLatencyBarrierParams,   128) \
   KERNEL(masks_low_latency,                        deep_ep::LowLatencyMasksParams,     128) \
   KERNEL(add_waits_low_latency,                    deep_ep::LowLatencyWaitsParams,     256) \
@@ -56,6 +52,7 @@ struct DispatchParams;
 struct CopyReceivedParams;
 struct CombineParams;
 struct ElasticBarrierParams;
+struct ElasticDispatchParams;
 struct ElasticCombineParams;
 struct LoadBalanceParams;
 struct InternodeNotifyParams;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/memory/host_heap.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"

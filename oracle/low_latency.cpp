@@ -25,20 +25,16 @@ std::span<const std::uint16_t> row_of(const std::vector<std::uint16_t>& x, std::
 }
 
 /// Output of one rank with all its rows empty.
-LowLatencyReceived empty_output(const LowLatencyShape& shape, RowFormat format, bool rank_major, int topk) {
-  const std::int64_t places = rank_major ? shape.ranks : shape.local_experts();
-  const std::int64_t rows = places * (rank_major ? shape.max_tokens : shape.expert_rows());
+LowLatencyReceived empty_output(const LowLatencyShape& shape, RowFormat format) {
+  const std::int64_t experts = shape.local_experts();
+  const std::int64_t rows = experts * shape.expert_rows();
   LowLatencyReceived output;
-  output.count.assign(static_cast<std::size_t>(places), 0);
-  output.layout_range.assign(static_cast<std::size_t>(rank_major ? places : places * shape.ranks), 0);
+  output.count.assign(static_cast<std::size_t>(experts), 0);
+  output.layout_range.assign(static_cast<std::size_t>(experts * shape.ranks), 0);
   output.src_info.assign(static_cast<std::size_t>(rows), -1);
   output.x.resize(at(rows, row_bytes(format, shape.hidden)));
   if (shape.hidden != 0) output.scales.resize(at(rows, float_scales(format, shape.hidden)));
   output.packed_scales.resize(at(rows, packed_scales(format, shape.hidden)));
-  if (rank_major) {
-    output.topk_idx.assign(at(rows, topk), -1);
-    output.topk_weights.assign(at(rows, topk), 0.0f);
-  }
   return output;
 }
 
@@ -52,11 +48,9 @@ void place(LowLatencyReceived& output, std::int64_t row, std::int64_t token, con
   output.src_info[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(token);
 }
 
-bool is_of_token(RowFormat format) { return format == RowFormat::fp8_token || format == RowFormat::fp8_token_rounded; }
-
 std::int64_t packed_range(std::int64_t begin, std::int64_t count) { return begin << 32 | count; }
 
-/// Rows of `source` for `destination`, expert-major.
+/// Rows of `source` for `destination`.
 void fill_experts(LowLatencyDispatched& result, LowLatencyReceived& output, const LowLatencyInput& input, int source,
                   int destination, RowFormat format) {
   const LowLatencyShape& shape = result.shape;
@@ -78,95 +72,27 @@ void fill_experts(LowLatencyDispatched& result, LowLatencyReceived& output, cons
   }
 }
 
-/// The same, rank-major.
-void fill_rank(LowLatencyDispatched& result, LowLatencyReceived& output, const LowLatencyInput& input, int source,
-               int destination, RowFormat format) {
-  const LowLatencyShape& shape = result.shape;
-  const int topk = input.selection.topk;
-  std::int32_t& count = output.count[static_cast<std::size_t>(source)];
-  for (std::int64_t t = 0; t < input.selection.tokens; ++t) {
-    const std::int64_t row = source * shape.max_tokens + count;
-    bool sent = false;
-    for (int k = 0; k < topk; ++k) {
-      const std::int64_t expert = input.selection.idx[at(t, topk, k)];
-      const std::int64_t local = expert - std::int64_t{destination} * shape.local_experts();
-      if (expert < 0 || local < 0 || local >= shape.local_experts()) continue;
-      sent = true;
-      output.topk_idx[at(row, topk, k)] = static_cast<std::int32_t>(local);
-      if (!input.selection.weights.empty()) {
-        output.topk_weights[at(row, topk, k)] = input.selection.weights[at(t, topk, k)];
-      }
-      result.selection_row[static_cast<std::size_t>(source)][at(t, topk, k)] = row;
-    }
-    if (!sent) continue;
-    place(output, row, t, format_row(row_of(input.x, t, shape.hidden), format));
-    ++count;
-  }
-  output.layout_range[static_cast<std::size_t>(source)] = packed_range(0, count);
-}
-
 /// One rank's part of one token.
 struct Part {
   std::vector<float> sent;        ///< as the owner gets it
   std::vector<double> exact;      ///< without rounding
   std::vector<double> magnitude;  ///< sum of the terms' magnitudes
-  double encoding_error = 0;      ///< relative, of one value
-  std::vector<double> floor;      ///< absolute, beside that: of values that are small beside others of their group
 };
-
-/// What the cast to FP8 may cost a value: half a step of three bits of mantissa, and a little for its products in fp32
-/// ...
-constexpr double kFp8Error = 0x1p-4 + 0x1p-20;
-/// ... or, far below the largest magnitude of its 128 channels, half a step of the smallest numbers.
-constexpr double kFp8Floor = 0x1p-10 + 0x1p-26;
-
-struct Fp8Row {
-  std::vector<float> values;  ///< as they arrive
-  std::vector<double> floor;
-};
-
-Fp8Row fp8_round_trip(std::span<const std::uint16_t> row) {
-  const FormattedRow formatted = format_row(row, RowFormat::fp8);
-  Fp8Row result;
-  for (std::size_t h = 0; h < row.size(); ++h) {
-    const float scale = formatted.scales[h / kFp8Block];
-    result.values.push_back(e4m3_value(static_cast<std::uint8_t>(formatted.x[h])) * scale);
-    result.floor.push_back(kFp8Floor * static_cast<double>(scale));
-  }
-  return result;
-}
 
 Part make_part(std::span<const WeightedRow> rows, std::int64_t hidden, const LowLatencyCombineOptions& options) {
   const auto width = static_cast<std::size_t>(hidden);
   std::vector<float> sums(width, 0.0f);
-  Part part{.sent = {},
-            .exact = std::vector<double>(width, 0.0),
-            .magnitude = std::vector<double>(width, 0.0),
-            .floor = std::vector<double>(width, 0.0)};
-  if (options.fp8) part.encoding_error = kFp8Error;
-  const bool rows_are_cast = options.fp8 && options.unreduced;
+  Part part{.sent = {}, .exact = std::vector<double>(width, 0.0), .magnitude = std::vector<double>(width, 0.0)};
   for (const WeightedRow& row : rows) {
-    const Fp8Row cast = rows_are_cast ? fp8_round_trip(row.x) : Fp8Row{};
     for (std::size_t h = 0; h < width; ++h) {
-      const float exact = bf16_value(row.x[h]);
-      const float value = rows_are_cast ? cast.values[h] : exact;
-      if (rows_are_cast) part.floor[h] += std::fabs(static_cast<double>(row.weight)) * cast.floor[h];
+      const float value = bf16_value(row.x[h]);
       sums[h] = options.fused ? std::fma(row.weight, value, sums[h]) : sums[h] + row.weight * value;
-      const double product = static_cast<double>(row.weight) * static_cast<double>(exact);
+      const double product = static_cast<double>(row.weight) * static_cast<double>(value);
       part.exact[h] += product;
       part.magnitude[h] += std::fabs(product);
     }
   }
-  std::vector<std::uint16_t> rounded;
-  rounded.reserve(sums.size());
-  for (const float sum : sums) rounded.push_back(bf16_bits(sum));
-  if (options.fp8 && !rows_are_cast) {
-    const Fp8Row cast = fp8_round_trip(rounded);
-    part.sent = cast.values;
-    part.floor = cast.floor;
-  } else {
-    for (const std::uint16_t bits : rounded) part.sent.push_back(bf16_value(bits));
-  }
+  for (const float sum : sums) part.sent.push_back(bf16_value(bf16_bits(sum)));
   return part;
 }
 
@@ -180,8 +106,8 @@ class RowSum {
     for (std::size_t h = 0; h < sums_.size(); ++h) {
       sums_[h] += part.sent[h];
       exact_[h] += part.exact[h];
-      // fp32 sums of at most 32 terms, the rounding to bfloat16, the encoding.
-      tolerance_[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8 + part.encoding_error) + part.floor[h];
+      // fp32 sums of at most 32 terms, the rounding to bfloat16.
+      tolerance_[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8);
     }
   }
 
@@ -228,10 +154,9 @@ std::vector<WeightedRow> rows_of_rank(const LowLatencyDispatched& dispatched,
     const auto from_rank = static_cast<int>(expert / shape.local_experts());
     if ((rank && from_rank != *rank) || masked(masks, shape.ranks, owner, from_rank)) continue;
     const std::int64_t row = dispatched.selection_row[o][at(token, topk, k)];
-    if (row < 0 || (dispatched.rank_major && !rows.empty())) continue;  // rank-major: one row for all of them
-    const bool weighted = !dispatched.rank_major && !selection.weights.empty();
+    if (row < 0) continue;
     rows.push_back({row_of(inputs[static_cast<std::size_t>(from_rank)].x, row, shape.hidden),
-                    weighted ? selection.weights[at(token, topk, k)] : 1.0f});
+                    selection.weights.empty() ? 1.0f : selection.weights[at(token, topk, k)]});
   }
   return rows;
 }
@@ -248,10 +173,6 @@ const char* name_of(RowFormat format) {
       return "fp8_rounded";
     case RowFormat::fp8_ue8m0:
       return "fp8_ue8m0";
-    case RowFormat::fp8_token:
-      return "fp8_token";
-    case RowFormat::fp8_token_rounded:
-      return "fp8_token_rounded";
     case RowFormat::nvfp4:
       return "nvfp4";
     case RowFormat::fp8_aligned:
@@ -282,12 +203,11 @@ FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format) {
     return result;
   }
   std::vector<std::uint8_t> values(row.size());
-  const bool rounds = format != RowFormat::fp8 && format != RowFormat::fp8_token;
-  const std::size_t block = is_of_token(format) ? row.size() : kFp8Block;
-  for (std::size_t begin = 0; begin < row.size(); begin += block) {
-    const auto out = std::span(values).subspan(begin, block);
-    const auto in = row.subspan(begin, block);
-    result.scales.push_back(format == RowFormat::fp8_aligned ? cast_fp8_aligned(in, out) : cast_fp8(in, rounds, out));
+  for (std::size_t begin = 0; begin < row.size(); begin += kFp8Block) {
+    const auto out = std::span(values).subspan(begin, kFp8Block);
+    const auto in = row.subspan(begin, kFp8Block);
+    result.scales.push_back(format == RowFormat::fp8_aligned ? cast_fp8_aligned(in, out)
+                                                             : cast_fp8(in, format != RowFormat::fp8, out));
   }
   const auto bytes = std::as_bytes(std::span(values));
   result.x.assign(bytes.begin(), bytes.end());
@@ -318,9 +238,8 @@ std::vector<std::uint16_t> unformat_row(const FormattedRow& row, RowFormat forma
     }
     return result;
   }
-  const bool of_token = is_of_token(format);
   for (std::size_t i = 0; i < row.x.size(); ++i) {
-    const std::size_t block = of_token ? 0 : i / kFp8Block;
+    const std::size_t block = i / kFp8Block;
     float scale = 0;
     if (format == RowFormat::fp8_ue8m0) {
       const auto packed = static_cast<std::uint32_t>(row.packed_scales[block / 4]);
@@ -334,34 +253,28 @@ std::vector<std::uint16_t> unformat_row(const FormattedRow& row, RowFormat forma
 }
 
 LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const LowLatencyInput> inputs,
-                                          RowFormat format, bool rank_major, const Masks& masks) {
+                                          RowFormat format, const Masks& masks) {
   if (static_cast<int>(inputs.size()) != shape.ranks || shape.experts % shape.ranks != 0) {
     throw std::invalid_argument("oracle: as many inputs as ranks, and a multiple of that of experts");
   }
   LowLatencyDispatched result;
   result.shape = shape;
-  result.rank_major = rank_major;
-  int topk = 0;
   for (const LowLatencyInput& input : inputs) {
-    topk = std::max(topk, input.selection.topk);
     if (input.selection.tokens > shape.max_tokens) throw std::invalid_argument("oracle: more than max_tokens tokens");
     result.selection.push_back(input.selection.idx);
     result.selection_row.emplace_back(input.selection.idx.size(), -1);
   }
   for (int destination = 0; destination < shape.ranks; ++destination) {
-    LowLatencyReceived output = empty_output(shape, format, rank_major, topk);
+    LowLatencyReceived output = empty_output(shape, format);
     for (int source = 0; source < shape.ranks; ++source) {
       if (masked(masks, shape.ranks, source, destination) || masked(masks, shape.ranks, destination, source)) {
-        if (!rank_major) {  // an empty block still begins where the next one does
-          for (int l = 0; l < shape.local_experts(); ++l) {
-            output.layout_range[at(l, shape.ranks, source)] =
-                packed_range(output.count[static_cast<std::size_t>(l)], 0);
-          }
+        for (int l = 0; l < shape.local_experts(); ++l) {  // an empty block still begins where the next one does
+          output.layout_range[at(l, shape.ranks, source)] = packed_range(output.count[static_cast<std::size_t>(l)], 0);
         }
         continue;
       }
       const LowLatencyInput& input = inputs[static_cast<std::size_t>(source)];
-      (rank_major ? fill_rank : fill_experts)(result, output, input, source, destination, format);
+      fill_experts(result, output, input, source, destination, format);
     }
     result.received.push_back(std::move(output));
   }
@@ -372,8 +285,6 @@ std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& 
                                                     std::span<const LowLatencyCombineInput> inputs,
                                                     const LowLatencyCombineOptions& options) {
   const LowLatencyShape& shape = dispatched.shape;
-  LowLatencyCombineOptions how = options;
-  how.unreduced = options.unreduced && !dispatched.rank_major;  // the ranks' rows are what travels
   std::vector<LowLatencyCombined> results(inputs.size());
   std::vector<std::vector<WeightedRow>> rows(static_cast<std::size_t>(shape.ranks));
   for (int owner = 0; owner < shape.ranks; ++owner) {
@@ -382,11 +293,11 @@ std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& 
       for (int rank = 0; rank < shape.ranks; ++rank) {
         rows[static_cast<std::size_t>(rank)] = rows_of_rank(dispatched, inputs, options.masks, owner, t, rank);
       }
-      if (how.unreduced) {  // all at the owner, as if they were its own
+      if (options.unreduced) {  // all at the owner, as if they were its own
         for (auto& of_rank : rows) of_rank.clear();
         rows[o] = rows_of_rank(dispatched, inputs, options.masks, owner, t, std::nullopt);
       }
-      const LowLatencyCombined one = low_latency_combine_token(owner, rows, shape.hidden, how);
+      const LowLatencyCombined one = low_latency_combine_token(owner, rows, shape.hidden, options);
       results[o].x.insert(results[o].x.end(), one.x.begin(), one.x.end());
       results[o].sum.insert(results[o].sum.end(), one.sum.begin(), one.sum.end());
       results[o].tolerance.insert(results[o].tolerance.end(), one.tolerance.begin(), one.tolerance.end());
@@ -399,8 +310,8 @@ LowLatencyCombined low_latency_combine_token(int owner, std::span<const std::vec
                                              std::int64_t hidden, const LowLatencyCombineOptions& options) {
   const int ranks = static_cast<int>(rows_of_ranks.size());
   const int width = options.ranks_per_node;
-  if (width < 0 || (width > 0 && (ranks % width != 0 || options.fp8))) {
-    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; rows in FP8 do not go by rails");
+  if (width < 0 || (width > 0 && ranks % width != 0)) {
+    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks");
   }
   RowSum sum(hidden);
   std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one

@@ -23,7 +23,7 @@ struct LowLatencyShape {
   std::int64_t max_tokens = 0;
 
   int local_experts() const { return experts / ranks; }
-  /// Rows of one expert's part of the expert-major output.
+  /// Rows of one expert's part of the output.
   std::int64_t expert_rows() const { return ranks * max_tokens; }
 };
 
@@ -33,14 +33,11 @@ enum class RowFormat : std::uint8_t {
   fp8,          ///< float scales
   fp8_rounded,  ///< float scales that are powers of two
   fp8_ue8m0,    ///< the same, as packed exponents
-  fp8_token,    ///< one float scale for the row
-  fp8_token_rounded,
   nvfp4,        ///< with kGlobalScale
   fp8_aligned,  ///< float scales, by true divisions
 };
-inline constexpr RowFormat kRowFormats[] = {RowFormat::bf16,      RowFormat::fp8,        RowFormat::fp8_rounded,
-                                            RowFormat::fp8_ue8m0, RowFormat::fp8_token,  RowFormat::fp8_token_rounded,
-                                            RowFormat::nvfp4,     RowFormat::fp8_aligned};
+inline constexpr RowFormat kRowFormats[] = {RowFormat::bf16,      RowFormat::fp8,   RowFormat::fp8_rounded,
+                                            RowFormat::fp8_ue8m0, RowFormat::nvfp4, RowFormat::fp8_aligned};
 const char* name_of(RowFormat format);
 /// One that is no power of two.
 inline constexpr float kGlobalScale = 40.5f;
@@ -51,10 +48,8 @@ constexpr std::int64_t row_bytes(RowFormat format, std::int64_t hidden) {
 }
 /// Float scales of a row.
 constexpr std::int64_t float_scales(RowFormat format, std::int64_t hidden) {
-  if (format == RowFormat::fp8 || format == RowFormat::fp8_rounded || format == RowFormat::fp8_aligned) {
-    return hidden / 128;
-  }
-  return format == RowFormat::fp8_token || format == RowFormat::fp8_token_rounded ? 1 : 0;
+  const bool each_block = format == RowFormat::fp8 || format == RowFormat::fp8_rounded || format == RowFormat::fp8_aligned;
+  return each_block ? hidden / 128 : 0;
 }
 /// Words of four scales.
 constexpr std::int64_t packed_scales(RowFormat format, std::int64_t hidden) {
@@ -81,25 +76,20 @@ FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format);
 /// bfloat16 bits of a formatted row: value * scale, rounded once.
 std::vector<std::uint16_t> unformat_row(const FormattedRow& row, RowFormat format);
 
-/// What one rank receives. `places` below is L with P = R * M rows each (expert-major) or R with P = M rows each
-/// (rank-major).
+/// What one rank receives; P = R * M below.
 struct LowLatencyReceived {
-  std::vector<std::int32_t> count;          ///< [places]: valid rows
-  std::vector<std::int64_t> layout_range;   ///< (first row << 32) | rows: [L, R], or [R]
-  std::vector<std::int32_t> src_info;       ///< [places, P]: token at the source, -1 where no row is
-  std::vector<std::byte> x;                 ///< [places, P, bytes of a row]
-  std::vector<float> scales;                ///< [places, P, scales of a row], logical order (the library's is another)
+  std::vector<std::int32_t> count;          ///< [L]: valid rows
+  std::vector<std::int64_t> layout_range;   ///< [L, R]: (first row << 32) | rows
+  std::vector<std::int32_t> src_info;       ///< [L, P]: token at the source, -1 where no row is
+  std::vector<std::byte> x;                 ///< [L, P, bytes of a row]
+  std::vector<float> scales;                ///< [L, P, scales of a row], logical order (the library's is another)
   std::vector<std::int32_t> packed_scales;  ///< the same
-  std::vector<std::int32_t> topk_idx;       ///< rank-major: [R, M, K] local experts, -1: another rank's, or none
-  std::vector<float> topk_weights;          ///< rank-major: [R, M, K], 0 where the index is -1
 };
 
 struct LowLatencyDispatched {
   LowLatencyShape shape;
-  bool rank_major = false;
   std::vector<LowLatencyReceived> received;  ///< one per rank
-  /// For each source [tokens, K]: row in the owner's [places * P], -1 where there is none. Rank-major: all selections
-  /// of a token on one rank share a row.
+  /// For each source [tokens, K]: row in the owner's [L * P], -1 where there is none.
   std::vector<std::vector<std::int64_t>> selection_row;
   std::vector<std::vector<std::int64_t>> selection;  ///< for each source [tokens, K]: the experts as dispatched
 };
@@ -107,24 +97,21 @@ struct LowLatencyDispatched {
 /// Rows of an expert: by source rank, then by token, then by position among the token's selections (an expert that a
 /// token names twice gets it twice).
 LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const LowLatencyInput> inputs,
-                                          RowFormat format, bool rank_major = false, const Masks& masks = {});
+                                          RowFormat format, const Masks& masks = {});
 
 /// What one rank hands to combine.
 struct LowLatencyCombineInput {
-  std::vector<std::uint16_t> x;  ///< [places, P, H] bfloat16 bits
+  std::vector<std::uint16_t> x;  ///< [L, P, H] bfloat16 bits
   Selection selection;           ///< of the rank's own tokens, now: entries that have become negative are left out
 };
 
 struct LowLatencyCombineOptions {
   bool fused = false;  ///< each term by one fused multiply-add, as GPUs do it; else product and sum round separately
-  /// Rows travel in FP8, 128 channels with a float32 scale of their own (cast_fp8): parts, or with `unreduced` the
-  /// experts' rows. Their products with the scales are rounded to fp32, and then added.
-  bool fp8 = false;
-  /// The owner adds all rows itself, in fp32, selections ascending, and rounds once. Rank-major there is no difference.
+  /// The owner adds all rows itself, in fp32, selections ascending, and rounds once.
   bool unreduced = false;
   Masks masks{};
   /// By rails: so many consecutive ranks make a node, and a node that is not the owner's sends one part. 0: every rank
-  /// sends its own. It divides the number of ranks. Not with fp8.
+  /// sends its own. It divides the number of ranks.
   int ranks_per_node = 0;
 };
 
@@ -139,7 +126,6 @@ struct LowLatencyCombined {
   std::vector<double> tolerance;
 };
 
-/// Rank-major: rows are the ranks' parts already; weights play no role.
 std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& dispatched,
                                                     std::span<const LowLatencyCombineInput> inputs,
                                                     const LowLatencyCombineOptions& options = {});

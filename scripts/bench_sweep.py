@@ -208,7 +208,7 @@ def first_comments(arguments):
         "# source: scripts/bench_sweep.py", f"# date: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
         f"# hardware: {'GPUs of this host' if arguments.on == 'cuda' else 'CPU, not a measure of speed'}",
         f"# software: deep_ep {version}", f"# command: {shlex.join(['bench_sweep.py', *sys.argv[1:]])}",
-        "# gb_per_s: as DeepEP's tests count, see docs/benchmarks.md",
+        "# gb_per_s: as DeepEP's tests count, see docs/reference/bench.md",
     ]  # fmt: skip
 
 

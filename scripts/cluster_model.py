@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predicts dispatch and combine between nodes from measured rates: bytes over rates, and nothing else (docs/model.md).
+"""Predicts dispatch and combine between nodes from measured rates: bytes over rates, and nothing else (docs/explanation/model.md).
 
 A prediction: no NIC has carried these calls yet.
 """

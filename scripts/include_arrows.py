@@ -4,7 +4,7 @@ which target they are compiled for.
 
 usage: include_arrows.py [ROOT]
 
-Every folder knows only the ones below it (docs/architecture.md), but for one circle of two, named below. A folder
+Every folder knows only the ones below it (docs/explanation/architecture.md), but for one circle of two, named below. A folder
 without a line in MAY_INCLUDE is a mistake too, so that a new one is thought about.
 """
 
@@ -28,7 +28,7 @@ MAY_INCLUDE = {
     "kernels/common": ["include", "kernels/primitives"],
     "kernels/normal": ["include", "kernels/primitives", "kernels/common"],
     "kernels/rdma": ["include", "kernels/primitives", "kernels/common", "kernels/kernel_list.hpp"],
-    "kernels/elastic": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/rows",
+    "kernels/elastic": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/rows", "kernels/normal",
                         "kernels/kernel_list.hpp"],  # the second interface over the memory of the first
     "kernels/load_balance": ["include", "kernels/primitives", "kernels/common", "kernels/intranode", "kernels/kernel_list.hpp"],
     "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/normal", "kernels/rdma", "kernels/kernel_list.hpp"],

@@ -5,8 +5,8 @@
 
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
-#include "csrc/rdma/ring/entry_decoder.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/rdma/ring/wire.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "simulation/kernels/simulated_pieces.hpp"
@@ -50,14 +50,13 @@ std::string describe_speed(const SimulatedSpeed& speed) {
 class SimulatedEnds final : public Ends {
  public:
   SimulatedEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
-                const EndsOptions& options, const SimulatedNic& nic)
+                const ConnectionOptions& options, const SimulatedNic& nic)
       : executor_(backend_of(executor)),
         on_gpu_(executor->device().kind == Device::Kind::cuda),
         rank_(rank),
-        peers_(options.peers),
+        options_(options),
         remote_keys_(count()),
-        rings_(executor,
-               {.count = options.peers.size(), .depth = options.depth, .batch = options.batch, .on_gpu = true}),
+        rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch, .on_gpu = true}),
         regions_(1 + heap.peers().size()),
         sinks_(device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
         doorbells_(device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
@@ -72,7 +71,7 @@ class SimulatedEnds final : public Ends {
     check_room();
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
     regions_[1 + static_cast<std::size_t>(rank)] = {heap.local(), heap.bytes()};
-    for (const int peer : peers_) {
+    for (const int peer : options_.peers) {
       if (peer == rank) continue;  // a NIC that talks to itself
       std::byte* const mapped = heap.peers()[static_cast<std::size_t>(peer)];
       if (mapped == nullptr) {
@@ -89,7 +88,7 @@ class SimulatedEnds final : public Ends {
   }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
-    RdmaQueuePair queue = rings_.queue_pair(end, number_of(end), peers_[end]);
+    RdmaQueuePair queue = rings_.queue_pair(end, number_of(end), options_.peer(end));
     queue.kind = RdmaDoorbell::device_register;
     queue.doorbell = doorbells_.get() + end;
     queue.doorbell_record = rings_.doorbell_record(end);
@@ -126,7 +125,7 @@ class SimulatedEnds final : public Ends {
       if (__atomic_load_n(&seen.claimed, __ATOMIC_ACQUIRE) == 0) continue;
       device::rdma::Operation entry{.length = seen.length, .mistake = seen.mistake};
       take_header(device::rdma::high_half(seen.header), device::rdma::low_half(seen.header), entry);
-      return Failure{.peer = peers_[end],
+      return Failure{.peer = options_.peer(end),
                      .device = kName,
                      .queue_pair = number_of(end),
                      .index = seen.index,
@@ -150,7 +149,7 @@ class SimulatedEnds final : public Ends {
  private:
   static constexpr const char* kName = "wire simulated";
 
-  std::size_t count() const { return peers_.size(); }
+  std::size_t count() const { return options_.ends(); }
   std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
   int fewest_threads() const { return SimulatedNicParams::fewest_threads(blocks_); }
   std::size_t shared_bytes(int threads) const {
@@ -186,7 +185,7 @@ class SimulatedEnds final : public Ends {
   std::shared_ptr<Backend> executor_;
   bool on_gpu_;
   int rank_;
-  std::vector<int> peers_;                  ///< of each end
+  ConnectionOptions options_;
   std::vector<std::uint32_t> remote_keys_;  ///< of each end, when it is connected
   RingMemory rings_;
   std::vector<SimulatedRegion> regions_;  ///< by key
@@ -205,7 +204,7 @@ class SimulatedEnds final : public Ends {
 }  // namespace
 
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
-                                          int rank, const EndsOptions& options, const SimulatedNic& nic) {
+                                          int rank, const ConnectionOptions& options, const SimulatedNic& nic) {
   return std::make_unique<SimulatedEnds>(executor, heap, rank, options, nic);
 }
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "csrc/memory/symmetric_heap.hpp"
-#include "csrc/rdma/discovery/wire_setting.hpp"
+#include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/ends.hpp"
 
 namespace deep_ep {
@@ -16,6 +16,6 @@ namespace deep_ep::rdma {
 
 /// SystemError where a peer's heap is not mapped, or there are more queue pairs than the kernel can serve.
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
-                                          int rank, const EndsOptions& options, const SimulatedNic& nic);
+                                          int rank, const ConnectionOptions& options, const SimulatedNic& nic);
 
 }  // namespace deep_ep::rdma

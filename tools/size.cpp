@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "csrc/buffer/buffer_plan.hpp"
-#include "csrc/buffer/internode/lanes.hpp"
-#include "csrc/buffer/low_latency/lanes.hpp"
+#include "csrc/buffer/options.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
 #include "csrc/support/format.hpp"

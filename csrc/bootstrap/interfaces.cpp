@@ -51,7 +51,6 @@ std::vector<InterfaceAddress> interface_addresses() {
   if (::getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(list, &::freeifaddrs);
   std::vector<InterfaceAddress> found;
-  std::vector<InterfaceAddress> loopback;
   for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
     if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
     const int family = one->ifa_addr->sa_family;
@@ -59,9 +58,10 @@ std::vector<InterfaceAddress> interface_addresses() {
     InterfaceAddress address{.interface = one->ifa_name};
     address.size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     std::memcpy(&address.address, one->ifa_addr, address.size);
-    ((one->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : found).push_back(std::move(address));
+    address.loopback = (one->ifa_flags & IFF_LOOPBACK) != 0;
+    found.push_back(std::move(address));
   }
-  found.insert(found.end(), loopback.begin(), loopback.end());
+  std::ranges::stable_partition(found, [](const InterfaceAddress& one) { return !one.loopback; });
   return found;
 }
 

@@ -41,6 +41,7 @@ struct InterfaceAddress {
   std::string interface;
   sockaddr_storage address{};
   socklen_t size = 0;
+  bool loopback = false;
 };
 /// Of all interfaces that are up, in the order of the system; loopback last.
 std::vector<InterfaceAddress> interface_addresses();

@@ -1,14 +1,13 @@
 // Ranks that mpirun (or a resource manager) started.
 #include <mpi.h>
 
+#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <thread>
 
-#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -44,41 +43,42 @@ void initialize_if_needed() {
   });
 }
 
-class MpiBootstrap final : public Bootstrap {
+class MpiGroup {
  public:
-  MpiBootstrap(MPI_Comm communicator, double timeout_s) : timeout_s_(timeout_s) {
+  MpiGroup(MPI_Comm communicator, double timeout_s) : timeout_s_(timeout_s) {
     // A duplicate: our messages never meet the program's, and its error handler stays as it is.
     check(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
     check(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
   }
-
-  ~MpiBootstrap() override {
+  ~MpiGroup() {
     // With a collective still in flight the communicator has to stay.
     if (!broken_ && !finalized()) MPI_Comm_free(&communicator_);
   }
+  MpiGroup(const MpiGroup&) = delete;
+  MpiGroup& operator=(const MpiGroup&) = delete;
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
 
-  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
-    const std::uint64_t bytes = mine.size();
-    const std::vector<std::byte> gathered = gather(std::as_bytes(std::span(&bytes, 1)));
-    std::vector<std::uint64_t> sizes(static_cast<std::size_t>(size_));
-    std::memcpy(sizes.data(), gathered.data(), gathered.size());
-    require_equal_sizes(sizes);
-    if (bytes > INT_MAX) {
-      fail<InvalidArgument>("all_gather over MPI: {} a rank, allowed: below 2 GiB", format_bytes(bytes));
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
+    if (broken_) {
+      fail<TimeoutError>("bootstrap over MPI: rank {} of {} gave up waiting before; make a new one", rank_, size_);
     }
-    return mine.empty() ? std::vector<std::byte>() : gather(mine);
-  }
-
-  void barrier() override {
-    require_intact();
+    if (mine.size() > INT_MAX) {
+      fail<InvalidArgument>("all_gather over MPI: {} a rank, allowed: below 2 GiB", format_bytes(mine.size()));
+    }
     auto request = std::make_unique<Request>();
-    check(MPI_Ibarrier(communicator_, &request->handle), "MPI_Ibarrier");
-    finish(std::move(request), "MPI_Ibarrier");
+    request->mine.assign(mine.begin(), mine.end());
+    request->all.resize(all.size());
+    const int count = static_cast<int>(mine.size());
+    check(MPI_Iallgather(request->mine.data(), count, MPI_BYTE, request->all.data(), count, MPI_BYTE, communicator_,
+                         &request->handle),
+          "MPI_Iallgather");
+    // finish() waits; the analyzer does not see it through the struct.
+    request = finish(std::move(request), "MPI_Iallgather");  // NOLINT(clang-analyzer-optin.mpi.MPI-Checker)
+    std::copy(request->all.begin(), request->all.end(), all.begin());
   }
 
  private:
@@ -87,25 +87,6 @@ class MpiBootstrap final : public Bootstrap {
     std::vector<std::byte> mine;
     std::vector<std::byte> all;
   };
-
-  std::vector<std::byte> gather(std::span<const std::byte> mine) {
-    require_intact();
-    auto request = std::make_unique<Request>();
-    request->mine.assign(mine.begin(), mine.end());
-    request->all.resize(mine.size() * static_cast<std::size_t>(size_));
-    const int count = static_cast<int>(mine.size());
-    check(MPI_Iallgather(request->mine.data(), count, MPI_BYTE, request->all.data(), count, MPI_BYTE, communicator_,
-                         &request->handle),
-          "MPI_Iallgather");
-    // finish() waits; the analyzer does not see it through the struct.
-    return finish(std::move(request), "MPI_Iallgather")->all;  // NOLINT(clang-analyzer-optin.mpi.MPI-Checker)
-  }
-
-  void require_intact() const {
-    if (broken_) {
-      fail<TimeoutError>("bootstrap over MPI: rank {} of {} gave up waiting before; make a new one", rank_, size_);
-    }
-  }
 
   // Polled, because a blocking call could not keep the promise that every wait has a deadline.
   std::unique_ptr<Request> finish(std::unique_ptr<Request> request, const char* call) {
@@ -139,8 +120,11 @@ class MpiBootstrap final : public Bootstrap {
 std::shared_ptr<Bootstrap> make_mpi_bootstrap(const void* communicator, std::optional<double> timeout_s) {
   const double seconds = timeout_in_effect(timeout_s);
   initialize_if_needed();
-  return std::make_shared<MpiBootstrap>(
+  const auto group = std::make_shared<MpiGroup>(
       communicator == nullptr ? MPI_COMM_WORLD : *static_cast<const MPI_Comm*>(communicator), seconds);
+  return make_callback_bootstrap(
+      group->rank(), group->size(),
+      [group](std::span<const std::byte> mine, std::span<std::byte> all) { group->all_gather(mine, all); });
 }
 
 }  // namespace deep_ep

@@ -59,10 +59,10 @@ class CurrentDevice {
   bool changed_ = false;
 };
 
-class NcclBootstrap final : public Bootstrap {
+class NcclGroup {
  public:
   // From a unique id: the communicator is ours.
-  NcclBootstrap(const ncclUniqueId& id, int rank, int size, double timeout_s)
+  NcclGroup(const ncclUniqueId& id, int rank, int size, double timeout_s)
       : timeout_s_(timeout_s), owned_(true), rank_(rank), size_(size) {
     check(cudaGetDevice(&device_), "cudaGetDevice", -1);
     // cudaGetDevice alone does not create the context that NCCL needs.
@@ -81,7 +81,7 @@ class NcclBootstrap final : public Bootstrap {
   }
 
   // From a communicator of the caller.
-  NcclBootstrap(ncclComm_t communicator, double timeout_s)
+  NcclGroup(ncclComm_t communicator, double timeout_s)
       : timeout_s_(timeout_s), communicator_(communicator), owned_(false) {
     check(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank");
     check(ncclCommCount(communicator_, &size_), "ncclCommCount");
@@ -90,7 +90,7 @@ class NcclBootstrap final : public Bootstrap {
     create_stream();
   }
 
-  ~NcclBootstrap() override {
+  ~NcclGroup() {
     try {
       const CurrentDevice current(device_);
       close();
@@ -99,30 +99,18 @@ class NcclBootstrap final : public Bootstrap {
     }
   }
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
 
-  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
-    const CurrentDevice current(device_);
-    const std::uint64_t bytes = mine.size();
-    const std::vector<std::byte> gathered = gather(std::as_bytes(std::span(&bytes, 1)));
-    std::vector<std::uint64_t> sizes(static_cast<std::size_t>(size_));
-    std::memcpy(sizes.data(), gathered.data(), gathered.size());
-    require_equal_sizes(sizes);
-    return mine.empty() ? std::vector<std::byte>() : gather(mine);
-  }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
 
- private:
-  void create_stream() {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
-  }
-
-  std::vector<std::byte> gather(std::span<const std::byte> mine) {
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
     if (broken_) {
       fail<TimeoutError>("bootstrap over NCCL: rank {} of {} failed or gave up before; make a new one", rank_, size_);
     }
+    const CurrentDevice current(device_);
     const Deadline deadline(timeout_s_);
-    std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(size_));
     reserve(all.size() + mine.size());
     std::byte* send = staging_ + all.size();
     // Anything that fails from here on leaves work in flight on the stream.
@@ -134,7 +122,11 @@ class NcclBootstrap final : public Bootstrap {
           device_);
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize", device_);
     broken_ = false;
-    return all;
+  }
+
+ private:
+  void create_stream() {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
   }
 
   void reserve(std::size_t bytes) {
@@ -215,6 +207,12 @@ class NcclBootstrap final : public Bootstrap {
   std::size_t staging_bytes_ = 0;
 };
 
+std::shared_ptr<Bootstrap> bootstrap_of(const std::shared_ptr<NcclGroup>& group) {
+  return make_callback_bootstrap(
+      group->rank(), group->size(),
+      [group](std::span<const std::byte> mine, std::span<std::byte> all) { group->all_gather(mine, all); });
+}
+
 }  // namespace
 
 std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique_id, int rank, int size,
@@ -225,12 +223,12 @@ std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique
     fail<InvalidArgument>("unique_id has {} bytes, allowed: {}", unique_id.size(), sizeof(id));
   }
   std::memcpy(&id, unique_id.data(), sizeof(id));
-  return std::make_shared<NcclBootstrap>(id, rank, size, timeout_in_effect(timeout_s));
+  return bootstrap_of(std::make_shared<NcclGroup>(id, rank, size, timeout_in_effect(timeout_s)));
 }
 
 std::shared_ptr<Bootstrap> make_nccl_bootstrap(void* communicator, std::optional<double> timeout_s) {
   if (communicator == nullptr) throw InvalidArgument("communicator is null; an ncclComm_t is needed");
-  return std::make_shared<NcclBootstrap>(static_cast<ncclComm_t>(communicator), timeout_in_effect(timeout_s));
+  return bootstrap_of(std::make_shared<NcclGroup>(static_cast<ncclComm_t>(communicator), timeout_in_effect(timeout_s)));
 }
 
 std::vector<std::byte> make_nccl_unique_id() {

@@ -1,10 +1,94 @@
 #include "csrc/buffer/buffer_plan.hpp"
 
-#include "csrc/buffer/internode/lanes.hpp"
+#include <algorithm>
+#include <bit>
+
+#include "csrc/buffer/defaults.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
+namespace {
+
+constexpr int kMostWindowTokens = 8192;
+
+ControlWindow control_window(int num_ranks, const BufferOptions& options, std::size_t window_bytes) {
+  constexpr std::size_t kSmallestRow = 128;
+  const std::size_t rows = window_bytes / (kSmallestRow * static_cast<std::size_t>(num_ranks));
+  return {num_ranks, options.max_local_experts, static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens))};
+}
+
+const char* why_no_rails(const BufferOptions& options, const NodeMembership& nodes, bool one_node) {
+  if (options.low_latency.rails == LowLatencyRails::never) return "as asked for";
+  if (!options.low_latency.allow_nvlink) return "as NVLink is not allowed";
+  if (one_node) return "as there is one node";
+  if (options.low_latency.masking) return "as ranks may be masked";
+  if (nodes.ranks_of_each_node() >= 2) return "";
+  return "as nodes are not all of equally many consecutive ranks, two or more";
+}
+
+}  // namespace
+
+std::size_t HeapLayout::most_signal_bytes(int num_ranks, int max_local_experts) {
+  return ControlWindow(num_ranks, max_local_experts, kMostWindowTokens).bytes();
+}
+
+HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks) {
+  HeapLayout layout;
+  const std::size_t window =
+      options.window_bytes != 0 ? options.window_bytes : defaults::window_bytes(options.heap_bytes);
+  layout.control = control_window(num_ranks, options, window);
+  if (options.heap_bytes < window || options.heap_bytes - window < layout.control.bytes()) {
+    fail<OutOfMemory>("heap_bytes is {}, but the signals of {} ranks take {} and the window {}: at least {} are needed",
+                      options.heap_bytes, num_ranks, format_bytes(layout.control.bytes()), format_bytes(window),
+                      layout.control.bytes() + window);
+  }
+  layout.window_bytes = window / kLine * kLine;
+  layout.low_latency =
+      LowLatencyWindow::make(layout.control.bytes(), options.low_latency.bytes, num_ranks, options.max_local_experts);
+  if (options.low_latency.bytes != 0 && (layout.low_latency.slots == 0 || layout.low_latency.source_bytes == 0)) {
+    fail<InvalidArgument>(
+        "low_latency.bytes is {}, which does not even hold the signals of {} ranks with {} local experts: see "
+        "Buffer::low_latency_bytes_hint",
+        options.low_latency.bytes, num_ranks, options.max_local_experts);
+  }
+  layout.asked_bytes = options.heap_bytes + layout.low_latency.bytes;
+  return layout;
+}
+
+LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMembership& nodes) {
+  LowLatencyReach reach;
+  if (options.low_latency.bytes == 0) return reach;
+  reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);
+  reach.rails_always = options.low_latency.rails == LowLatencyRails::always;
+  if (options.low_latency.lanes != 0) reach.lanes = options.low_latency.lanes;
+  reach.why_no_rails = deep_ep::why_no_rails(options, nodes, reach.far.empty());
+  if (*reach.why_no_rails == '\0') reach.rail_width = nodes.ranks_of_each_node();
+  return reach;
+}
+
+std::string LowLatencyReach::describe_rails() const {
+  if (rail_width == 0) return fmt::format("not by rails, {}", why_no_rails);
+  return fmt::format("by rails between nodes of {} ranks {}", rail_width, rails_always ? "always" : "where they pay");
+}
+
+int lanes_for(int far, bool keeps_to_path) {
+  constexpr int kWantedFlows = 32;
+  int lanes = 1;
+  while (keeps_to_path && far != 0 && lanes < kMostLowLatencyLanes && far * lanes < kWantedFlows) lanes *= 2;
+  return lanes;
+}
+
+int lanes_of_all(const LowLatencyOptions& options, NodeMembership nodes, const std::vector<bool>& keeps_to_path) {
+  int lanes = 1;
+  for (nodes.rank = 0; nodes.rank < static_cast<int>(nodes.node.size()); ++nodes.rank) {
+    const int far = static_cast<int>(nodes.reached_by_rdma(options.allow_nvlink).size());
+    lanes = std::max(lanes, lanes_for(far, keeps_to_path[static_cast<std::size_t>(nodes.rank)]));
+  }
+  return lanes;
+}
 
 rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
   rdma::ConnectionOptions options;
@@ -32,15 +116,26 @@ rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes) {
   return options;
 }
 
+std::uint32_t internode_depth(int lanes) {
+  return std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(Rings::kMostChunks / lanes));
+}
+
 BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& nodes) {
   const int num_ranks = static_cast<int>(nodes.node.size());
   BufferPlan plan;
-  plan.layout = HeapLayout::make(options, num_ranks);
+  HeapLayout& layout = plan.layout;
+  layout = HeapLayout::make(options, num_ranks);
   plan.reach = LowLatencyReach::find(options, nodes);
   plan.grid = {nodes.rank, num_ranks, nodes.ranks_of_each_node()};
   if (options.internode.lanes != 0) plan.internode_lanes = options.internode.lanes;
-  if (!plan.reach.far.empty()) plan.layout.add_staging(plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
-  if (plan.grid.width != 0) plan.layout.add_internode(plan.grid, options.max_local_experts);
+  // What NICs fetch from, and, where nodes are reached by rails, rows to hand on.
+  if (!plan.reach.far.empty()) {
+    layout.staging = LowLatencyStaging::make(layout.staging_at(), layout.low_latency,
+                                             plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
+  }
+  if (plan.grid.width != 0) {
+    layout.internode = InternodeWindow::make(layout.internode_at(), plan.grid, options.max_local_experts);
+  }
   return plan;
 }
 

@@ -1,22 +1,74 @@
-// What a buffer allocates for what its ranks exchange, and how many queue pairs it makes: follows from its options and
-// from who is on which node, before anything is allocated.
+// What a buffer allocates for what its ranks exchange, how low-latency calls reach other ranks, and which queue pairs
+// it makes: follows from its options and from which rank is on which node, before anything is allocated.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
-#include "csrc/buffer/heap_layout.hpp"
-#include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/rdma/connections.hpp"
+#include "deep_ep/buffer.hpp"
+#include "kernels/internode/params.hpp"
+#include "kernels/intranode/control_window.hpp"
+#include "kernels/low_latency/window.hpp"
 
 namespace deep_ep {
+
+/// Where everything lies in a rank's heap: the same on all ranks, so that an offset of one is an offset of all. In this
+/// order: signals of normal mode, memory of low-latency calls (signals, then rows), what NICs fetch from, signals of
+/// normal mode between nodes, the bounded window, and up to the end the arena for received tensors.
+struct HeapLayout {
+  ControlWindow control;
+  LowLatencyWindow low_latency;  ///< bytes 0: none
+  LowLatencyStaging staging;     ///< bytes 0: none
+  InternodeWindow internode;     ///< bytes 0: none
+  std::size_t window_bytes = 0;
+  std::size_t asked_bytes = 0;  ///< heap_bytes of the options, and what low_latency.bytes takes
+
+  /// Without staging. OutOfMemory and InvalidArgument where the options leave too little room.
+  static HeapLayout make(const BufferOptions& options, int num_ranks);
+  /// The most that signals of normal mode take, whatever the size of the window.
+  static std::size_t most_signal_bytes(int num_ranks, int max_local_experts);
+
+  std::size_t staging_at() const { return control.bytes() + low_latency.bytes; }
+  std::size_t internode_at() const { return staging_at() + staging.bytes; }
+  std::size_t window_at() const { return internode_at() + internode.bytes; }
+  std::size_t arena_at() const { return window_at() + window_bytes; }
+  std::size_t bytes() const { return asked_bytes + staging.bytes + internode.bytes; }
+};
+
+/// Which ranks low-latency calls of a rank reach by RDMA, and whether their rows may go by rails: see LowLatencyRails.
+struct LowLatencyReach {
+  std::vector<int> far;           ///< ranks that are reached by RDMA
+  int rail_width = 0;             ///< ranks of a node, where calls may go by rails; else 0
+  bool rails_always = false;      ///< wherever they may; else where they pay
+  const char* why_no_rails = "";  ///< where they may not
+  int lanes = 1;                  ///< see LowLatencyOptions::lanes
+
+  /// `options` as all ranks agree on them; lanes 0 count as 1.
+  static LowLatencyReach find(const BufferOptions& options, const NodeMembership& nodes);
+  /// For the log: "by rails ..." or "not by rails, ...".
+  std::string describe_rails() const;
+};
+
+/// Lanes of low-latency calls of a rank that reaches `far` ranks by RDMA. A connection is one flow, which an Ethernet
+/// network sends by one of several paths (`keeps_to_path`); with few flows some paths get several and others none. So
+/// on Ethernet: lanes until a rank has 32 flows, at most kMostLowLatencyLanes.
+int lanes_for(int far, bool keeps_to_path);
+/// As many as the rank wants that wants most. `keeps_to_path`: of each rank.
+int lanes_of_all(const LowLatencyOptions& options, NodeMembership nodes, const std::vector<bool>& keeps_to_path);
 
 /// Queue pairs of low-latency calls to the ranks that they reach by RDMA.
 rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach);
 /// Queue pairs of normal mode to the rails in other nodes, by `lanes` lanes; none in a grid of width 0.
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes);
+/// Their depth: no fewer entries than a call can have posted to a lane's rows that are not complete (the shape, and for
+/// each chunk that a ring holds of the lane a write and an addition). A poster would wait for its NIC otherwise, and
+/// with it all that its warp serves.
+std::uint32_t internode_depth(int lanes);
 
 struct BufferPlan {
   HeapLayout layout;
@@ -28,7 +80,9 @@ struct BufferPlan {
   /// little room.
   static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);
 
-  /// Low-latency calls', then normal mode's.
+  /// Places in connections().
+  static constexpr std::size_t kLowLatency = 0;
+  static constexpr std::size_t kNormalMode = 1;
   std::array<rdma::ConnectionOptions, 2> connections() const;
   std::size_t queue_pairs() const;
 };

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <utility>
 
-#include "csrc/memory/arena_pieces.hpp"
+#include "csrc/memory/arena.hpp"
 #include "csrc/memory/storage.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -58,6 +59,7 @@ void CallContext::settle() const {
 
 std::size_t CallContext::trim() const {
   cache_->give_back_all();
+  if (program_memory_ != nullptr) program_memory_->give_back_spares();
   settle();
   return executor_->trim();
 }
@@ -126,6 +128,12 @@ void CallScope::come_after(const ResultTensors::Order& order) const {
 
 namespace {
 
+std::vector<TensorView> all_of(CallScope::Pieces pieces) {
+  std::vector<TensorView> all;
+  for (const std::vector<TensorView>& piece : pieces) all.insert(all.end(), piece.begin(), piece.end());
+  return all;
+}
+
 /// Kernels write them as they were asked for.
 void check_made(const char* function, std::span<const TensorView> wanted, std::span<const Tensor> made) {
   if (made.size() != wanted.size()) {
@@ -154,49 +162,51 @@ void check_made(const char* function, std::span<const TensorView> wanted, std::s
 
 }  // namespace
 
-std::vector<Tensor> CallScope::result_tensors(std::span<const TensorView> wanted,
-                                              std::span<const TensorView> of_handle) const {
+std::vector<Tensor> CallScope::result_tensors(Pieces wanted, std::span<const TensorView> of_handle) const {
+  std::vector<Tensor> made;
+  const auto add = [&made](std::vector<Tensor> tensors) {
+    std::ranges::move(tensors, std::back_inserter(made));
+  };
   if (framework_ == nullptr) {
-    if (of_handle.empty()) return pool_tensors(wanted);
-    std::vector<TensorView> all(wanted.begin(), wanted.end());
-    all.insert(all.end(), of_handle.begin(), of_handle.end());
-    return pool_tensors(all);
+    for (std::size_t piece = 0; piece + 1 < wanted.size(); ++piece) {
+      if (!wanted[piece].empty()) add(pool_tensors(wanted[piece]));
+    }
+    std::vector<TensorView> last = wanted.back();
+    last.insert(last.end(), of_handle.begin(), of_handle.end());
+    if (!last.empty()) add(pool_tensors(last));
+    return made;
   }
+  const std::vector<TensorView> all = all_of(wanted);
   const ResultTensors::Order order = result_order();
-  std::vector<Tensor> made = framework_->make(wanted, order);
-  check_made("make", wanted, made);
+  made = framework_->make(all, order);
+  check_made("make", all, made);
   come_after(order);
-  if (!of_handle.empty()) {
-    for (Tensor& tensor : pool_tensors(of_handle)) made.push_back(std::move(tensor));
-  }
+  if (!of_handle.empty()) add(pool_tensors(of_handle));
   return made;
 }
 
-std::optional<std::vector<std::vector<Tensor>>> CallScope::try_heap_results(Pieces wanted) const {
+std::optional<std::vector<Tensor>> CallScope::try_heap_results(Pieces wanted) const {
   if (framework_ != nullptr) return try_framework_in_heap(wanted);
-  std::vector<std::vector<Tensor>> made(wanted.size());
-  for (std::size_t piece = 0; piece < wanted.size(); ++piece) {
-    if (wanted[piece].empty()) continue;
-    if (auto tensors = try_heap_tensors(wanted[piece])) {
-      made[piece] = *std::move(tensors);
+  std::vector<Tensor> made;
+  for (const std::vector<TensorView>& piece : wanted) {
+    if (piece.empty()) continue;
+    if (auto tensors = try_heap_tensors(piece)) {
+      std::ranges::move(*tensors, std::back_inserter(made));
       continue;
     }
     // The call will not use them after all. Otherwise a graph that is being recorded would keep their memory.
-    for (const std::vector<Tensor>& unused : made) {
-      for (const Tensor& tensor : unused) {
-        if (auto* ours = dynamic_cast<StreamStorage*>(tensor.storage().get())) ours->never_used();
-      }
+    for (const Tensor& unused : made) {
+      if (auto* ours = dynamic_cast<StreamStorage*>(unused.storage().get())) ours->never_used();
     }
     return std::nullopt;
   }
   return made;
 }
 
-std::optional<std::vector<std::vector<Tensor>>> CallScope::try_framework_in_heap(Pieces wanted) const {
+std::optional<std::vector<Tensor>> CallScope::try_framework_in_heap(Pieces wanted) const {
   // A recorded call's memory is the graph's for good, and the pool of the heap is for all calls.
   if (recording_) return std::nullopt;
-  std::vector<TensorView> all;
-  for (const std::vector<TensorView>& piece : wanted) all.insert(all.end(), piece.begin(), piece.end());
+  const std::vector<TensorView> all = all_of(wanted);
   const ResultTensors::Order order = result_order();
   std::vector<Tensor> tensors = framework_->make_in_heap(all, order, context_.heap_pieces_);
   if (tensors.empty()) return std::nullopt;
@@ -204,12 +214,7 @@ std::optional<std::vector<std::vector<Tensor>>> CallScope::try_framework_in_heap
   const auto in_heap = [&](const Tensor& tensor) { return context_.heap_pieces_->contains(tensor.data()); };
   if (!std::ranges::all_of(tensors, in_heap)) return std::nullopt;
   come_after(order);
-  std::vector<std::vector<Tensor>> made(wanted.size());
-  auto next = tensors.begin();
-  for (std::size_t piece = 0; piece < wanted.size(); ++piece) {
-    for (std::size_t i = 0; i < wanted[piece].size(); ++i) made[piece].push_back(std::move(*next++));
-  }
-  return made;
+  return tensors;
 }
 
 void CallScope::hand_out(const Tensor& tensor) const {

@@ -72,13 +72,13 @@ class CallScope {
   std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
   Tensor pool_tensor(const TensorView& wanted) const { return pool_tensors({&wanted, 1}).front(); }
 
-  /// Tensors that the call returns: each is one of the program's framework, or they are pool_tensors; and those of its
-  /// handle behind them, which are pool_tensors.
-  std::vector<Tensor> result_tensors(std::span<const TensorView> wanted,
-                                     std::span<const TensorView> of_handle = {}) const;
-  /// Results that peers write if all of them fit the heap, piece by piece; nothing if they do not.
+  /// Tensors that share a piece of the library's memory. What a call gets for all pieces stands in one row.
   using Pieces = std::span<const std::vector<TensorView>>;
-  std::optional<std::vector<std::vector<Tensor>>> try_heap_results(Pieces wanted) const;
+  /// Tensors that the call returns: of the program's framework, which is asked once for all, or pool_tensors; behind
+  /// them those of its handle, which are pool_tensors, in one piece with the last ones where these are.
+  std::vector<Tensor> result_tensors(Pieces wanted, std::span<const TensorView> of_handle = {}) const;
+  /// Results that peers write if all of them fit the heap, piece by piece; nothing if they do not.
+  std::optional<std::vector<Tensor>> try_heap_results(Pieces wanted) const;
 
   /// The caller's stream will use the tensor, too: its memory is not reused before that work ends. One of several
   /// tensors that share their memory is enough.
@@ -94,7 +94,7 @@ class CallScope {
   /// Behind what a framework has done: the executor is this call's, and its stream comes behind what was enqueued for
   /// the memory of the tensors.
   void come_after(const ResultTensors::Order& order) const;
-  std::optional<std::vector<std::vector<Tensor>>> try_framework_in_heap(Pieces wanted) const;
+  std::optional<std::vector<Tensor>> try_framework_in_heap(Pieces wanted) const;
 
   const CallContext& context_;
   ResultTensors* framework_;  ///< that makes results; nullptr: the library

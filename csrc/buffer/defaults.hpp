@@ -11,7 +11,7 @@
 namespace deep_ep::defaults {
 
 // Tuning of calls: see Config. Few SMs saturate NVLink, on 8 H200: dispatch is as fast with 8 as with 24, combine with
-// 16. The curves are in docs/measurements/. Other numbers of ranks have not been tuned.
+// 16. The curves are in results/measurements/. Other numbers of ranks have not been tuned.
 constexpr int kDispatchSms = 10;
 constexpr int kCombineSms = 16;
 constexpr int kLoadBalanceSms = 16;

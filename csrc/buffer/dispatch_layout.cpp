@@ -1,7 +1,6 @@
 #include "csrc/buffer/dispatch_layout.hpp"
 
 #include <algorithm>
-#include <array>
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/executor/kernel_table.hpp"
@@ -58,11 +57,11 @@ DispatchLayout DispatchLayouts::count(const ConstTensorView& topk_idx, int num_e
   const LaunchShape shape = plan_launch(params, executor.policy());
 
   CallScope scope(runtime_.calls(), call);
-  const std::array wanted = {unplaced(device, DType::int32, {params.num_ranks}),
-                             unplaced(device, DType::int32, {num_experts}),
-                             unplaced(device, DType::int32, {params.num_nodes}),
-                             unplaced(device, DType::boolean, {params.num_tokens, params.num_ranks})};
-  const std::vector<Tensor> made = scope.result_tensors(wanted);
+  const std::vector wanted = {unplaced(device, DType::int32, {params.num_ranks}),
+                              unplaced(device, DType::int32, {num_experts}),
+                              unplaced(device, DType::int32, {params.num_nodes}),
+                              unplaced(device, DType::boolean, {params.num_tokens, params.num_ranks})};
+  const std::vector<Tensor> made = scope.result_tensors({&wanted, 1});
   params.num_tokens_per_rank = made[0].as<std::int32_t>();
   params.num_tokens_per_expert = made[1].as<std::int32_t>();
   params.num_tokens_per_node = made[2].as<std::int32_t>();

@@ -13,63 +13,40 @@
 namespace deep_ep {
 namespace {
 
-/// Completes "without seeing ...".
+/// Of Wanted, in its order: completes "without seeing ...".
+constexpr std::array kWanted = {
+    "nothing",
+    "its token counts (dispatch, notify kernel)",
+    "where it wants its rows (dispatch kernel)",
+    "its rows (dispatch kernel)",
+    "room in its window (dispatch kernel)",
+    "where its rows are (combine kernel)",
+    "a pushed row (combine kernel)",
+    "room in its window (combine kernel)",
+    "its confirmation that it has read our rows (combine kernel)",
+    "its arrival at the barrier (barrier kernel)",
+    "its arrival at the call (prefetch_weights or reduce_grads kernel)",
+    "its end of the call (prefetch_weights or reduce_grads kernel)",
+    "its confirmation of the dispatch before the last (low-latency dispatch)",
+    "its counts (low-latency dispatch)",
+    "a row (low-latency dispatch)",
+    "its confirmation of the combine before the last (low-latency combine)",
+    "the selections of a token (low-latency combine)",
+    "a row (low-latency combine)",
+    "a signal for rows of x (low-latency combine)",
+    "its arrival at the barrier (low_latency_clean)",
+    "its rows over the network (dispatch or combine between nodes)",
+    "room in its landing ring (dispatch or combine between nodes)",
+    "a row in our window (dispatch or combine between nodes, rows outside the heap)",
+    "room in its window (dispatch or combine between nodes, rows outside the heap)",
+    "its end of the call (dispatch or combine between nodes)",
+    "the NIC's report that our RDMA operations have reached it",
+};
+static_assert(kWanted.size() == static_cast<std::size_t>(Wanted::rdma_completion) + 1);
+
 const char* text_of(Wanted wanted) {
-  switch (wanted) {
-    case Wanted::nothing:
-      return "nothing";
-    case Wanted::counts:
-      return "its token counts (dispatch, notify kernel)";
-    case Wanted::dispatch_addresses:
-      return "where it wants its rows (dispatch kernel)";
-    case Wanted::dispatch_rows:
-      return "its rows (dispatch kernel)";
-    case Wanted::dispatch_credit:
-      return "room in its window (dispatch kernel)";
-    case Wanted::combine_addresses:
-      return "where its rows are (combine kernel)";
-    case Wanted::combine_rows:
-      return "a pushed row (combine kernel)";
-    case Wanted::combine_credit:
-      return "room in its window (combine kernel)";
-    case Wanted::combine_done:
-      return "its confirmation that it has read our rows (combine kernel)";
-    case Wanted::barrier:
-      return "its arrival at the barrier (barrier kernel)";
-    case Wanted::load_balance_call:
-      return "its arrival at the call (prefetch_weights or reduce_grads kernel)";
-    case Wanted::load_balance_done:
-      return "its end of the call (prefetch_weights or reduce_grads kernel)";
-    case Wanted::low_latency_dispatch_credit:
-      return "its confirmation of the dispatch before the last (low-latency dispatch)";
-    case Wanted::low_latency_dispatch_counts:
-      return "its counts (low-latency dispatch)";
-    case Wanted::low_latency_dispatch_rows:
-      return "a row (low-latency dispatch)";
-    case Wanted::low_latency_combine_credit:
-      return "its confirmation of the combine before the last (low-latency combine)";
-    case Wanted::low_latency_combine_selection:
-      return "the selections of a token (low-latency combine)";
-    case Wanted::low_latency_combine_rows:
-      return "a row (low-latency combine)";
-    case Wanted::low_latency_combine_signal:
-      return "a signal for rows of x (low-latency combine)";
-    case Wanted::low_latency_barrier:
-      return "its arrival at the barrier (low_latency_clean)";
-    case Wanted::internode_rows:
-      return "its rows over the network (dispatch or combine between nodes)";
-    case Wanted::internode_credit:
-      return "room in its landing ring (dispatch or combine between nodes)";
-    case Wanted::internode_near_rows:
-      return "a row in our window (dispatch or combine between nodes, rows outside the heap)";
-    case Wanted::internode_near_room:
-      return "room in its window (dispatch or combine between nodes, rows outside the heap)";
-    case Wanted::internode_done:
-      return "its end of the call (dispatch or combine between nodes)";
-    case Wanted::rdma_completion:
-      return "the NIC's report that our RDMA operations have reached it";
-  }
-  return "an unknown event";
+  const auto index = static_cast<std::size_t>(wanted);
+  return index < kWanted.size() ? kWanted[index] : "an unknown event";
 }
 
 constexpr std::array<const char*, CallShape::kCompared> kShapeFields = {
@@ -133,8 +110,8 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
       }
       if (fault.wanted == Wanted::low_latency_combine_selection) {
         return fmt::format(
-            "low_latency_combine: ranks {} and {} differ in the dispatch that their handles are of, in its layout, "
-            "max_tokens, hidden, top-k, num_experts, use_fp8 or return_recv_hook; they must be equal on all ranks. The "
+            "low_latency_combine: ranks {} and {} differ in the dispatch that their handles are of, "
+            "max_tokens, hidden, top-k, num_experts or return_recv_hook; they must be equal on all ranks. The "
             "ranks no longer agree: destroy the buffer",
             rank, fault.peer);
       }

@@ -74,26 +74,19 @@ bool Faults::given_up() const {
 
 bool Faults::broken() const {
   const FaultRecord& fault = records_.get()[0];
-  return !broken_.empty() || (written(fault) && breaks(fault));
+  return broken_ != nullptr || (written(fault) && breaks(fault));
 }
 
 void Faults::break_by_timeout(const std::string& why) {
-  broken_ = why;
-  broken_by_ = FaultKind::timeout;
-  throw TimeoutError(why);
-}
-
-void Faults::break_by_rdma(const std::string& why) {
-  broken_ = why;
-  broken_by_ = FaultKind::rdma_failed;
+  broken_ = std::make_exception_ptr(TimeoutError(why));
+  std::rethrow_exception(broken_);
 }
 
 void Faults::break_by_interruption() {
-  broken_ = fmt::format(
-      "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_);
-  broken_by_ = FaultKind::none;
+  broken_ = std::make_exception_ptr(Interrupted(fmt::format(
+      "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_)));
   end_waits();
-  throw Interrupted(broken_);
+  std::rethrow_exception(broken_);
 }
 
 void Faults::end_waits() const {
@@ -155,10 +148,7 @@ bool Faults::refused_unknown_expert(const FaultRecord& fault) const {
 }
 
 void Faults::raise(Notes notes) {
-  if (!broken_.empty() && broken_by_ == FaultKind::rdma_failed) throw SystemError(broken_);
-  if (!broken_.empty() && broken_by_ == FaultKind::mismatch) throw RankMismatch(broken_);
-  if (!broken_.empty() && broken_by_ == FaultKind::none) throw Interrupted(broken_);
-  if (!broken_.empty()) throw TimeoutError(broken_);
+  if (broken_ != nullptr) std::rethrow_exception(broken_);
   FaultRecord& fault = records_.get()[0];
   FaultRecord& note = records_.get()[1];
   if (given_up() && !written(fault)) {  // until come_back()
@@ -176,22 +166,20 @@ void Faults::raise(Notes notes) {
     if (cause.kind == FaultKind::rdma_failed) {
       // The wait may have been in vain for another reason.
       break_by_rdma(fault.kind == FaultKind::timeout ? rdma::describe_fault(rank_, cause) + "; " + text : text);
-      throw SystemError(broken_);
+      std::rethrow_exception(broken_);
     }
     if (fault.kind == FaultKind::timeout) {
       const std::string more = explain_ ? explain_() : std::string();
       break_by_timeout(more.empty() ? text : text + ". " + more);
     }
     if (breaks(fault)) {
-      broken_ = text;
-      broken_by_ = FaultKind::mismatch;
-      if (refused) throw InvalidArgument(text);
-      throw RankMismatch(text);
+      broken_ = std::make_exception_ptr(RankMismatch(text));
+    } else {
+      Executor& executor = calls_.executor();
+      executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());
+      executor.synchronize(calls_.comm_stream());
+      fault = FaultRecord{};
     }
-    Executor& executor = calls_.executor();
-    executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());
-    executor.synchronize(calls_.comm_stream());
-    fault = FaultRecord{};
     if (refused) throw InvalidArgument(text);
     throw RankMismatch(text);
   }

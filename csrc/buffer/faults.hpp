@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/control/plane.hpp"
+#include "deep_ep/error.hpp"
 #include "kernels/common/faults.hpp"
 
 namespace deep_ep {
@@ -59,7 +61,7 @@ class Faults {
   /// Breaks the buffer. Every later call throws: TimeoutError, or SystemError after a failure of RDMA. (After a
   /// mismatch that breaks it, RankMismatch.)
   [[noreturn]] void break_by_timeout(const std::string& why);
-  void break_by_rdma(const std::string& why);
+  void break_by_rdma(const std::string& why) { broken_ = std::make_exception_ptr(SystemError(why)); }
   /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws. On
   /// the CPU they have ended then: the caller's tensors may go away.
   [[noreturn]] void break_by_interruption();
@@ -93,8 +95,7 @@ class Faults {
   ControlState initial_{};                                 ///< what was there first
   std::vector<std::uint64_t*> abort_words_;
   std::function<std::string()> explain_;  ///< may be empty
-  std::string broken_;                    ///< why; empty: not broken
-  FaultKind broken_by_ = FaultKind::none;
+  std::exception_ptr broken_;             ///< what every later call throws; null: the buffer is not broken
 };
 
 }  // namespace deep_ep

@@ -1,14 +1,14 @@
 // How much memory a buffer wants, and what a Config means by 0.
 #include <algorithm>
 
+#include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
-#include "csrc/buffer/heap_layout.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/memory/arena.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
-#include "kernels/low_latency/combine/wire.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
@@ -56,7 +56,7 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   // Calls with hooks keep a combine's rows of all sources together, one for each selection: room for so many.
   constexpr std::size_t kSelections = 8;
   const std::size_t unreduced = static_cast<std::size_t>(max_tokens) * kSelections *
-                                device::low_latency::CombineWire{static_cast<int>(hidden), false}.bytes();
+                                device::low_latency::CombineWire{static_cast<int>(hidden)}.bytes();
   // Signals take an eighth and a little more; they grow with the whole.
   constexpr std::size_t kStep = std::size_t{1} << 20;
   const auto ranks = static_cast<std::size_t>(num_ranks);

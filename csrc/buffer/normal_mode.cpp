@@ -13,38 +13,31 @@ namespace deep_ep {
 
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                              const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope) {
-  const Device& device = x.device;
   // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
   // others share one piece of memory.
-  enum Piece : std::size_t { kRows, kOthers, kKept, kPieces };
-  std::array<std::vector<TensorView>, kPieces> wanted;
+  std::array<std::vector<TensorView>, 3> wanted;
+  auto& [rows_alone, beside, kept] = wanted;
   DispatchOutputs outputs;
-  std::vector<Tensor*> others;
+  std::vector<Tensor*> places = {&outputs.x};
+  rows_alone = {unplaced(x.device, x.dtype, {rows, x.size(1)})};
   const auto want_beside = [&](Tensor& tensor, DType dtype, std::int64_t width) {
-    others.push_back(&tensor);
-    wanted[kOthers].push_back(unplaced(device, dtype, {rows, width}));
+    places.push_back(&tensor);
+    beside.push_back(unplaced(x.device, dtype, {rows, width}));
   };
-  wanted[kRows] = {unplaced(device, x.dtype, {rows, x.size(1)})};
   if (x_scales) want_beside(outputs.scales, x_scales->dtype, x_scales->size(1));
+  if (fresh != nullptr && fresh->topk_idx) {
+    want_beside(outputs.topk_idx, fresh->topk_idx->dtype, fresh->topk_idx->size(1));
+    want_beside(outputs.topk_weights, DType::float32, fresh->topk_idx->size(1));
+  }
   if (fresh != nullptr) {
-    wanted[kKept] = {unplaced(device, DType::int32, {rows})};
-    if (fresh->topk_idx) {
-      want_beside(outputs.topk_idx, fresh->topk_idx->dtype, fresh->topk_idx->size(1));
-      want_beside(outputs.topk_weights, DType::float32, fresh->topk_idx->size(1));
-    }
+    places.push_back(&outputs.src_idx);
+    kept = {unplaced(x.device, DType::int32, {rows})};
   }
 
   auto made = scope.try_heap_results(wanted);
   outputs.in_heap = made.has_value();
-  if (!made) {
-    made.emplace(kPieces);
-    for (std::size_t piece = 0; piece < kPieces; ++piece) {
-      if (!wanted[piece].empty()) (*made)[piece] = scope.result_tensors(wanted[piece]);
-    }
-  }
-  outputs.x = (*made)[kRows].front();
-  if (!(*made)[kKept].empty()) outputs.src_idx = (*made)[kKept].front();
-  for (std::size_t i = 0; i < others.size(); ++i) *others[i] = (*made)[kOthers][i];
+  if (!made) made = scope.result_tensors(wanted);
+  for (std::size_t i = 0; i < places.size(); ++i) *places[i] = std::move((*made)[i]);
   return outputs;
 }
 
@@ -102,20 +95,6 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   faults.raise();
 }
 
-DispatchOutputs DispatchOutputs::first(std::int64_t rows) const {
-  const auto shortened = [rows](const Tensor& tensor) {
-    if (!tensor.defined()) return Tensor{};
-    TensorView view = tensor.view();
-    view.shape[0] = rows;
-    return Tensor::borrow(view);
-  };
-  return {.x = shortened(x),
-          .scales = shortened(scales),
-          .topk_idx = shortened(topk_idx),
-          .topk_weights = shortened(topk_weights),
-          .src_idx = shortened(src_idx)};
-}
-
 void DispatchOutputs::give_to(DispatchResult& result, const DispatchArguments& arguments) const {
   result.recv_x = x;
   if (arguments.x_scales) result.recv_x_scales = scales;
@@ -128,23 +107,21 @@ void DispatchOutputs::give_to(CachedDispatchResult& result, const CachedDispatch
   if (arguments.x_scales) result.recv_x_scales = scales;
 }
 
-void check_recording(const CallScope& scope, const DispatchArguments& arguments) {
-  if (!scope.recording() || arguments.num_worst_tokens != 0) return;
+void check_recording(const CallScope& scope, bool exact) {
+  if (!scope.recording() || !exact) return;
   throw InvalidArgument(
       "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
       "dispatch needs none)");
 }
 
 CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope) {
-  const auto make = [&](DType dtype, std::int64_t width) {
-    const TensorView wanted = unplaced(x.device, dtype, {tokens, width});
-    Tensor tensor = scope.result_tensors({&wanted, 1}).front();
-    scope.hand_out(tensor);
-    return tensor;
-  };
+  std::vector<std::vector<TensorView>> wanted = {{unplaced(x.device, DType::bfloat16, {tokens, x.size(1)})}};
+  if (weights != 0) wanted.push_back({unplaced(x.device, DType::float32, {tokens, weights})});
+  const std::vector<Tensor> made = scope.result_tensors(wanted);
+  for (const Tensor& tensor : made) scope.hand_out(tensor);
   CombineResult result;
-  result.combined_x = make(DType::bfloat16, x.size(1));
-  if (weights != 0) result.combined_topk_weights = make(DType::float32, weights);
+  result.combined_x = made[0];
+  if (weights != 0) result.combined_topk_weights = made[1];
   return result;
 }
 

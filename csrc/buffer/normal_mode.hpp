@@ -20,8 +20,6 @@ struct DispatchOutputs {
     return {x.as<std::byte>(), scales.as<std::uint32_t>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
             src_idx.as<std::int32_t>()};
   }
-  /// The first rows of all tensors, which are borrowed.
-  DispatchOutputs first(std::int64_t rows) const;
   /// Of a dispatch with these arguments.
   void give_to(DispatchResult& result, const DispatchArguments& arguments) const;
   void give_to(CachedDispatchResult& result, const CachedDispatchArguments& arguments) const;
@@ -43,7 +41,7 @@ std::optional<DispatchOutputs> outputs_in_window(const ConstTensorView& x,
 void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope);
 
 /// InvalidArgument for a dispatch with exact sizes that is being recorded.
-void check_recording(const CallScope& scope, const DispatchArguments& arguments);
+void check_recording(const CallScope& scope, bool exact);
 
 /// Memory for the sums of `tokens` tokens, rows like those of `x`, with so many weights each, handed out to the caller.
 CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope);

@@ -24,16 +24,27 @@ struct NormalModeSetup {
 
 /// Of arguments that have been checked, or are about to be.
 inline int num_experts(const DispatchArguments& arguments) {
-  return arguments.num_experts != 0 ? arguments.num_experts : static_cast<int>(arguments.num_tokens_per_expert.size(0));
+  return static_cast<int>(arguments.num_tokens_per_expert.size(0));
 }
 
 // Throw InvalidArgument.
 void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup);
 void check_dispatch(const CachedDispatchArguments& arguments, const NormalModeSetup& setup);
+/// What every dispatch brings: rows, and maybe scales.
+void check_sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales, const Config& config,
+                     const NormalModeSetup& setup);
+void check_selections(const ConstTensorView& topk_idx, const std::optional<ConstTensorView>& topk_weights,
+                      std::int64_t tokens, const NormalModeSetup& setup);
 void check_combine(const CombineArguments& arguments, const NormalModeSetup& setup);
 
 // Without what is only known later: memory that the call is given, and where it puts faults on record.
+/// What all ranks must agree on before rows may move.
+CallShape call_shape(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                     const std::optional<ConstTensorView>& topk_idx, const std::optional<ConstTensorView>& topk_weights,
+                     int num_experts);
 NotifyCall notify_call(const DispatchArguments& arguments, const NormalModeSetup& setup);
+/// Rows and their scales alone.
+SentRows sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales);
 SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& setup);
 SentRows sent_rows(const CachedDispatchArguments& arguments, const NormalModeSetup& setup);
 

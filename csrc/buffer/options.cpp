@@ -2,28 +2,35 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/buffer/internode/lanes.hpp"
-#include "csrc/buffer/low_latency/lanes.hpp"
-#include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/memory/node_membership.hpp"
-#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
+#include "kernels/internode/params.hpp"
+#include "kernels/low_latency/window.hpp"
 
 namespace deep_ep {
 namespace {
 
 void check_size(const char* name, std::size_t bytes) {
   if (bytes > kMostOptionBytes) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMostOptionBytes);
+}
+
+void check_lanes(int asked) {
+  if (asked == 0 || asked == 1 || asked == 2 || asked == kMostLowLatencyLanes) return;
+  fail<InvalidArgument>("low_latency.lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_LOW_LATENCY_LANES", asked,
+                        kMostLowLatencyLanes);
 }
 
 const char* name_of(LowLatencyRails rails) { return rails == LowLatencyRails::always ? "always" : "never"; }
@@ -52,9 +59,34 @@ bool may_use_nvlink() {
   return false;
 }
 
+/// The heap's layout follows from these, so they must be equal.
+struct Number {
+  const char* name;
+  std::uint64_t (*of)(const BufferOptions& options);
+};
+#define DEEP_EP_NUMBER(option)                                                                       \
+  Number {                                                                                           \
+#option, [](const BufferOptions& options) { return static_cast<std::uint64_t>(options.option); } \
+  }
+constexpr std::array kNumbers = {
+    DEEP_EP_NUMBER(heap_bytes),
+    DEEP_EP_NUMBER(window_bytes),
+    DEEP_EP_NUMBER(max_local_experts),
+    DEEP_EP_NUMBER(low_latency.bytes),
+    DEEP_EP_NUMBER(low_latency.masking),
+    DEEP_EP_NUMBER(low_latency.allow_nvlink),
+    DEEP_EP_NUMBER(low_latency.rails),
+    DEEP_EP_NUMBER(low_latency.lanes),
+    DEEP_EP_NUMBER(internode.lanes),
+    DEEP_EP_NUMBER(internode.heap_bytes),
+    DEEP_EP_NUMBER(internode.window_bytes),
+    DEEP_EP_NUMBER(ranks_per_node),
+};
+#undef DEEP_EP_NUMBER
+
 /// The facts that a rank sends to all others.
 struct Facts {
-  std::array<std::uint64_t, 10> options{};
+  std::array<std::uint64_t, kNumbers.size()> options{};
   double timeout_s = 0;
   DeviceIdentity device;
   ProcessIdentity process;
@@ -72,36 +104,64 @@ double longest_timeout(std::span<const Facts> all, int rank) {
   return longest;
 }
 
-/// The heap's layout follows from these, so they must be equal.
-std::array<std::uint64_t, 10> numbers_of(const BufferOptions& options) {
-  return {options.heap_bytes,
-          options.window_bytes,
-          static_cast<std::uint64_t>(options.max_local_experts),
-          options.low_latency.bytes,
-          options.low_latency.masking ? std::uint64_t{1} : 0,
-          options.low_latency.allow_nvlink ? std::uint64_t{1} : 0,
-          static_cast<std::uint64_t>(options.low_latency.rails),
-          static_cast<std::uint64_t>(options.low_latency.lanes),
-          static_cast<std::uint64_t>(options.internode.lanes),
-          static_cast<std::uint64_t>(options.ranks_per_node)};
-}
-
 void check_same_options(std::span<const Facts> all, std::size_t own) {
-  constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
-                                 "low_latency.bytes", "low_latency.masking", "low_latency.allow_nvlink",
-                                 "low_latency.rails", "low_latency.lanes",   "internode.lanes",
-                                 "ranks_per_node"};
   const auto& mine = all[own].options;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (all[rank].options[i] == mine[i]) continue;
-      fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks", kNames[i],
-                         mine[i], own, all[rank].options[i], rank);
+      fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
+                         kNumbers[i].name, mine[i], own, all[rank].options[i], rank);
     }
   }
 }
 
 }  // namespace
+
+int asked_for_lanes(int asked) {
+  check_lanes(asked);
+  if (asked != 0) return asked;
+  return parse_number<int>(environment::choice("DEEP_EP_LOW_LATENCY_LANES")).value_or(0);  // auto
+}
+
+int asked_for_internode_lanes(const InternodeOptions& options) {
+  const int asked = options.lanes;
+  const int bound = options.num_qps_per_rank;
+  if (bound < 0) {
+    fail<InvalidArgument>(
+        "internode.num_qps_per_rank is {}, allowed: at least 1, or 0 for as many as the library wants", bound);
+  }
+  const int most = bound == 0
+                       ? kMostInternodeLanes
+                       : std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(bound))));
+  if (asked == 0) {
+    return std::min(parse_number<int>(environment::choice("DEEP_EP_INTERNODE_LANES")).value_or(1), most);
+  }
+  if (asked != 1 && asked != 2 && asked != kMostInternodeLanes) {
+    fail<InvalidArgument>("internode.lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_INTERNODE_LANES", asked,
+                          kMostInternodeLanes);
+  }
+  if (asked > most) {
+    fail<InvalidArgument>("internode.lanes is {}, but internode.num_qps_per_rank is {}, allowed: at most that many",
+                          asked, bound);
+  }
+  return asked;
+}
+
+LowLatencyRails asked_for_rails(LowLatencyRails asked) {
+  if (asked != LowLatencyRails::automatic) return asked;
+  const std::string word = environment::choice("DEEP_EP_LOW_LATENCY_RAILS");
+  if (word == "always") return LowLatencyRails::always;
+  return word == "never" ? LowLatencyRails::never : LowLatencyRails::automatic;
+}
+
+LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::span<const DeviceIdentity> all) {
+  if (mine.multiprocessors == 0) return policy;
+  const auto here = std::count_if(all.begin(), all.end(), [&](const auto& other) { return other.uuid == mine.uuid; });
+  const int common = here > 1 ? mine.multiprocessors - mine.multiprocessors / 8 : mine.multiprocessors;
+  const int part = common / std::max(1, static_cast<int>(here)) - mine.kept;
+  policy.multiprocessors = std::clamp(policy.multiprocessors, 1, std::max(1, part));
+  return policy;
+}
 
 AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device) {
   AgreedOptions agreed{.options = options, .timeout_s = 0, .devices = {}, .processes = {}, .keeps_to_path = {}};
@@ -111,6 +171,8 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
   agree(bootstrap, "reading the options of a Buffer", [&] {
     check_size("heap_bytes", options.heap_bytes);
     check_size("window_bytes", options.window_bytes);
+    check_size("internode.heap_bytes", options.internode.heap_bytes);
+    check_size("internode.window_bytes", options.internode.window_bytes);
     check_low_latency(options.low_latency);
     facts.timeout_s = timeout_in_effect(options.timeout_s);
     mine.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, bootstrap.size());
@@ -121,7 +183,7 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
       mine.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
       if (mine.low_latency.lanes == 0) facts.keeps_to_path = rdma::nics_are_on_ethernet();
     }
-    facts.options = numbers_of(mine);
+    for (std::size_t i = 0; i < kNumbers.size(); ++i) facts.options[i] = kNumbers[i].of(mine);
     facts.process = this_process();
   });
   const std::vector<Facts> all = all_gather_values(bootstrap, facts);

@@ -1,7 +1,8 @@
-// The options of a Buffer as all ranks agree on them.
+// The options of a Buffer as all ranks agree on them, and what the program leaves to the environment or to the library.
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "csrc/executor/backend.hpp"
@@ -20,11 +21,26 @@ struct AgreedOptions {
   /// Of each rank.
   std::vector<DeviceIdentity> devices;
   std::vector<ProcessIdentity> processes;
-  std::vector<bool> keeps_to_path;  ///< see LaneFacts; asked where lanes are to be found
+  std::vector<bool> keeps_to_path;  ///< see lanes_for; asked where lanes are to be found
 };
 
 /// Collective: one exchange of all that a rank knows before memory is made. Throws on every rank when the options are
 /// wrong on one, or differ where they must not.
 AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device = {});
+
+// What a program asks for, or, where it leaves that open, the environment. InvalidArgument.
+
+/// LowLatencyOptions::lanes: 0 where DEEP_EP_LOW_LATENCY_LANES is auto.
+int asked_for_lanes(int asked);
+/// InternodeOptions::lanes: no more than num_qps_per_rank allows.
+int asked_for_internode_lanes(const InternodeOptions& options);
+LowLatencyRails asked_for_rails(LowLatencyRails asked);
+
+/// The policy of a rank with `mine`, where all ranks have said what they run on. Kernels of ranks that share a GPU wait
+/// for each other too, so all their blocks must run side by side: each rank has an equal part of its multiprocessors at
+/// most, whatever its context has: with CUDA MPS and no percentage set, every context has all of them. An eighth is
+/// left free for other kernels of the ranks: four contexts with 32 of 132 each, which is what CUDA MPS makes of 25 %,
+/// stopped each other on an H200, with 29 they do not.
+LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::span<const DeviceIdentity> all);
 
 }  // namespace deep_ep

@@ -4,10 +4,7 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/buffer/device_share.hpp"
-#include "csrc/buffer/internode/lanes.hpp"
 #include "csrc/buffer/line_check.hpp"
-#include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 
@@ -35,6 +32,14 @@ void check_ranks(const Bootstrap& bootstrap) {
   if (num_ranks < 1 || num_ranks > kMaxRanks || rank < 0 || rank >= num_ranks) {
     fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank, num_ranks, kMaxRanks);
   }
+}
+
+/// See InternodeOptions::heap_bytes.
+BufferOptions with_memory_for(int num_nodes, BufferOptions options) {
+  if (num_nodes == 1 || options.internode.heap_bytes == 0) return options;
+  options.heap_bytes = options.internode.heap_bytes;
+  options.window_bytes = options.internode.window_bytes;
+  return options;
 }
 
 void check_shared_memory(const Executor& executor) {
@@ -82,20 +87,24 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   });
   join_control_plane();
 
-  HeapLayout::make(options_, num_ranks());  // throws for wrong options before memory is made
+  for (const int nodes : {1, 2}) {  // throws for wrong options before memory is made
+    HeapLayout::make(with_memory_for(nodes, options_), num_ranks());
+  }
   heap_ = executor_->create_heap(*bootstrap_, {.bytes_for =
                                                    [&](std::span<const int> domains) {
                                                      plan(domains, agreed.keeps_to_path);
                                                      return layout().bytes();
                                                    },
                                                .timeout_s = timeout_s_});
+  options_ = with_memory_for(nodes_.num_nodes, options_);
   if (options_.low_latency.bytes != 0) options_.low_latency.lanes = plan_.reach.lanes;
   // Within a host that is known of NVLink.
   if (heap_->kind() == HeapKind::fabric && options_.low_latency.bytes != 0) {
     check_lines(*bootstrap_, executor_, *heap_, comm_stream_, {.timeout_s = timeout_s_});
   }
   if (plan_.layout.internode.bytes != 0 || !plan_.reach.far.empty()) {  // the same on all ranks
-    wire_ = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
+    const auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
+    connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), wire);
   }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
@@ -109,6 +118,7 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
 }
 
 Runtime::~Runtime() {
+  connections_.clear();
   heap_->unmap_peers();
   bootstrap_->leave();
 }
@@ -138,7 +148,7 @@ void Runtime::join_control_plane() {
 
 void Runtime::plan(std::span<const int> domains, const std::vector<bool>& keeps_to_path) {
   nodes_ = NodeMembership::of_domains(rank(), domains, options_.ranks_per_node);
-  BufferOptions with_lanes = options_;
+  BufferOptions with_lanes = with_memory_for(nodes_.num_nodes, options_);
   LowLatencyOptions& low_latency = with_lanes.low_latency;
   if (low_latency.bytes != 0 && low_latency.lanes == 0) {
     low_latency.lanes = lanes_of_all(low_latency, nodes_, keeps_to_path);
@@ -151,44 +161,10 @@ void Runtime::unmap_peers_together() {
   bootstrap_->barrier();
 }
 
-void Runtime::spread_rows(const RowSpreading& rows, const CallOptions& call) {
-  CallScope scope(*calls_, call);
-  deep_ep::spread_rows(executor_, rows, scope.stream());
-  scope.finish();
-}
-
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
          static_cast<const std::byte*>(tensor.data) >= window() + layout().window_bytes;
-}
-
-std::size_t Runtime::trim() {
-  executor_->make_current();
-  if (executor_->is_capturing(comm_stream_)) {
-    throw InvalidArgument("trim: calls are being recorded into a CUDA graph, and the host waits for calls");
-  }
-  return calls_->trim();
-}
-
-TensorView Runtime::local_memory() const {
-  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - layout().window_at());
-  return TensorView::contiguous(window(), DType::uint8, {bytes}, device());
-}
-
-Tensor Runtime::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
-  faults_->raise();
-  const TensorView wanted = unplaced(device(), dtype, shape);
-  // Nobody gets an event here, so the caller's stream waits until the memory is free.
-  CallScope scope(*calls_, {.stream = stream});
-  const auto made = scope.try_heap_tensors({&wanted, 1});
-  if (!made) {
-    fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",
-                      wanted.describe(), format_bytes(options_.heap_bytes));
-  }
-  scope.hand_out(made->front());
-  scope.finish();
-  return made->front();
 }
 
 }  // namespace deep_ep

@@ -48,8 +48,8 @@ class Runtime {
   const NodeGrid& node_grid() const { return plan_.grid; }
   int internode_lanes() const { return plan_.internode_lanes; }
   const LowLatencyReach& low_latency_reach() const { return plan_.reach; }
-  /// The wire of all connections; only for a plan with queue pairs.
-  const rdma::AgreedWire& wire() const { return *wire_; }
+  /// Of a plan with queue pairs, once for each place in BufferPlan::connections().
+  std::unique_ptr<rdma::Connections> take_connections(std::size_t place) { return std::move(connections_[place]); }
 
   const CallContext& calls() const { return *calls_; }
   Faults& faults() { return *faults_; }
@@ -67,11 +67,8 @@ class Runtime {
     return memory;
   }
 
-  Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream);
-  void spread_rows(const RowSpreading& rows, const CallOptions& call);
+  /// In the part of the heap that peers may read: see Buffer::in_heap.
   bool in_heap(const ConstTensorView& tensor) const;
-  TensorView local_memory() const;
-  std::size_t trim();
 
   /// Collective: afterwards no rank maps a peer any more.
   void unmap_peers_together();
@@ -92,10 +89,10 @@ class Runtime {
   LaunchPolicy policy_;
   StreamHandle comm_stream_ = nullptr;
   BufferPlan plan_;
-  std::optional<rdma::AgreedWire> wire_;
   std::shared_ptr<SymmetricHeap> heap_;
   NodeMembership nodes_;
   std::optional<CallContext> calls_;
+  std::vector<std::unique_ptr<rdma::Connections>> connections_;  ///< until their modes have taken them
   std::optional<Faults> faults_;
   OneThread one_thread_;
 };

@@ -14,8 +14,6 @@
 // none does, though the rank that decided may end half way. A verdict stands until Membership::resume().
 #pragma once
 
-#include <poll.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -24,6 +22,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -40,13 +40,14 @@
 
 namespace deep_ep::control {
 
+class Membership;
+
 struct Settings {
   bool on = true;            ///< DEEP_EP_CONTROL
   PortRange ports;           ///< DEEP_EP_CONTROL_PORTS
   bool unix_sockets = true;  ///< within a network namespace; tests switch them off
   double connect_s = 30;     ///< how long the processes of a buffer take at most to connect
 };
-Settings read_settings();
 
 /// A process describes itself. Plain data, which travels through the bootstrap.
 struct ProcessInfo {
@@ -59,9 +60,11 @@ struct ProcessInfo {
   std::uint64_t buffer = 0;  ///< rank 0's names the buffer
   Addresses tcp = {};
 };
+/// "process 77 on node-a"
+std::string describe(const ProcessInfo& info);
 
 /// Words of a buffer that its rank's waits read and write. They live as long as the membership. Spans are [ranks] or
-/// longer, or empty: then waits report nothing.
+/// longer.
 struct Words {
   std::uint32_t* changes = nullptr;  ///< grows with each verdict; written last, with release order; 0: no rank is lost
   const std::uint32_t* ended = nullptr;  ///< a wait writes 1 + the rank because of which it ended
@@ -74,32 +77,14 @@ struct Words {
   std::span<std::uint32_t> failed = {};        ///< [peer]: not 0: a queue pair to it has failed
 };
 
-enum class LostWhy : std::uint32_t {
-  unknown,
-  gone,    ///< its process has ended
-  silent,  ///< others have waited for it for longer than the time-out, and it has reported no wait of its own
-  ended,   ///< it has ended its calls
-  failed,  ///< it cannot be reached by RDMA
-};
-struct LostRank {
-  int rank = 0;
-  LostWhy why = LostWhy::unknown;
-  int by = kNobody;          ///< the rank whose report decided
-  std::uint32_t wanted = 0;  ///< silent: what that rank waited for ...
-  double waited_s = 0;       ///< ... and for how long
-};
-
 struct JoinOptions {
   double timeout_s = 0;  ///< of waits; 0: they last for ever
   bool masks = false;    ///< ranks go on without those that are lost
 
-  std::chrono::nanoseconds timeout() const {
-    constexpr double kMostSeconds = 1e9;  // as in kernels; not all doubles have their nanoseconds in 64 bits
-    const std::chrono::duration<double> seconds(std::min(timeout_s, kMostSeconds));
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(seconds);
-  }
+  std::chrono::nanoseconds timeout() const;
 };
 
+/// The connections, and the thread.
 class Plane {
  public:
   using Clock = std::chrono::steady_clock;
@@ -110,27 +95,18 @@ class Plane {
   Plane(const Plane&) = delete;
   Plane& operator=(const Plane&) = delete;
 
-  /// Opens what others call: a Unix socket, and with `by_tcp` a TCP port. Not where it only `describes` this process.
-  ProcessInfo info(bool by_tcp, bool describes = false);
+  /// Opens what others call: a Unix socket, and with `by_tcp` a TCP port.
+  ProcessInfo info(bool by_tcp);
   bool reaches_by_unix(const ProcessInfo& from, const ProcessInfo& to) const {
     return settings_.unix_sockets && from.identity.same_network(to.identity);
   }
-
-  /// The number of the member. Returns when this process and the others are connected.
-  int join(std::uint64_t buffer, int rank, const std::vector<ProcessInfo>& ranks, const Words& words,
-           const JoinOptions& options = {});
-  /// Says goodbye. If a TCP connection is down, waits until it is made again, for 5 s at most.
-  void leave(int member);
-  int lost_for(int member, int rank) const;  ///< as judge() says; with masks each lost rank itself
-  std::vector<int> gone(int member) const;
-  std::vector<LostRank> verdicts(int member) const;  ///< in the order in which they were heard
-  void leave_out(int member, int rank, bool on);
-  void arrive(int member);
-  std::vector<int> awaited_at_end(int member) const;  ///< neither arrived, nor left, nor lost, nor left out
-  void resume(int member);
+  /// Without a goodbye, as when the process ends.
+  void stop();
 
  private:
-  enum class Link : std::uint8_t { none, connecting, greeting, up };
+  friend class Membership;
+  /// connecting, greeting: a call that this process makes. ended: the process has.
+  enum class Link : std::uint8_t { none, connecting, greeting, up, ended };
   struct Peer {
     ProcessInfo info;
     int rank = 0;  ///< a rank of it, for messages
@@ -138,140 +114,53 @@ class Plane {
     bool calls = false;  ///< we call it; otherwise it calls us
     UniqueFd process;    ///< pidfd
     UniqueFd socket;
-    UniqueFd probe;          ///< TCP, where it calls us: whether its port can be reached from here
-    bool reachable = false;  ///< it could: so a refused call means that the process has ended
     Link link = Link::none;
+    Clock::time_point next{};  ///< none: of the next call. A call: its end. ended: its data has had time to arrive
+    bool known = false;        ///< that time is over
     bool was_up = false;
-    Clock::time_point next{};  ///< attempt, or the end of this one
-    std::size_t address = 0;   ///< of info.tcp
-    int error = 0;             ///< of the last attempt
-    int refusals = 0;          ///< in a row
-    Clock::time_point refused_since{};
+    bool answered = false;    ///< a call to this address: so refused ones mean that the process has ended
+    std::size_t address = 0;  ///< of info.tcp
+    int error = 0;            ///< of the last call
+    std::optional<Clock::time_point> refused_since;
     std::vector<std::byte> received, unsent;
-    bool ended = false;
-    bool known = false;  ///< it has ended, and the data that it had sent has had time to arrive
-    Clock::time_point ended_at{};
+
+    bool has_address() const { return address < info.tcp.size() && info.tcp[address].size != 0; }
   };
   struct Caller {
     UniqueFd socket;
-    Clock::time_point until{};
-    Hello hello;
-    std::size_t received = 0;
     bool by_unix = false;
+    Clock::time_point until{};
+    Hello hello = {};
+    std::size_t received = 0;
     bool trusted = false;
   };
-  /// The time of a member. It moves on in steps of a part of the time-out at most, so that a process that stood still
-  /// has not waited.
-  using MemberTime = std::chrono::nanoseconds;
-  /// The reports of this rank's kernels on their waits for one peer.
-  struct OwnWait {
-    std::uint32_t beats = 0;
-    bool lasts = false;
-    MemberTime since{}, moved{};  ///< of beats
-    MemberTime longest{};         ///< as kernels say
-    MemberTime longest_at{};      ///< when that was heard of last
-    int late_looks = 0;
-    bool told_late = false;
-    MemberTime lasted(MemberTime now) const { return std::min(longest, now - since); }
-  };
-  /// The report of a rank on its wait for another one.
-  struct TheirWait {
-    int rank = 0, peer = 0;
-    bool late = false;
-    std::uint32_t wanted = 0;
-    MemberTime lasted{}, heard{};
-  };
-  struct Rank {
-    Token process;
-    bool left = false, arrived = false;
-    RankFacts facts{};
-    int lost = kNobody;  ///< as in Words
-    OwnWait own{};       ///< of this rank for it
-    MemberTime sign{};   ///< when it has last reported a wait
-  };
-  struct Member {
-    int number = 0;
-    std::uint64_t buffer = 0;
-    int rank = 0;
-    std::vector<Rank> ranks;
-    Words words;
-    JoinOptions options;
-    std::vector<LostRank> verdicts;  ///< of ranks at the ends of chains
-    bool told = false;               ///< that this rank has given up
-    Clock::time_point since{};       ///< when a rank was lost first
-    // Deadlines: see waits.cpp.
-    std::uint32_t round = 0;  ///< see Message
-    Clock::time_point looked{};
-    MemberTime time{}, reported{};
-    std::vector<TheirWait> waits;
-    std::vector<RankPair> failed, left_out;  ///< left_out: the program of `rank` leaves `peer` out
-    MemberTime failed_at{};                  ///< the first of them
-    MemberTime blamed_since{};               ///< a rank is about to be lost
-    std::vector<Message> early;              ///< of a later round
 
-    int size() const { return static_cast<int>(ranks.size()); }
-    Rank& at(int r) { return ranks[static_cast<std::size_t>(r)]; }
-    const Rank& at(int r) const { return ranks[static_cast<std::size_t>(r)]; }
-    bool has(const Token& process) const { return std::ranges::find(ranks, process, &Rank::process) != ranks.end(); }
-    std::chrono::nanoseconds timeout() const { return options.timeout(); }
-    /// Waits are looked at. Without deadlines and masks nothing follows from them.
-    bool watches() const { return (options.timeout_s > 0 || options.masks) && !words.beats.empty(); }
-  };
-  using Peers = std::map<Token, Peer, bool (*)(const Token&, const Token&)>;
-  friend struct Forks;
-
-  void run();
   void start_thread();
+  void run();
   void wake() const;
   // All below with the mutex held.
   void close_descriptors();
-  void step(Clock::time_point now);
-  int next_step_ms(Clock::time_point now) const;
-  void handle(std::span<const pollfd> polled);
-  void call(Peer& peer, Clock::time_point now);
-  void connected(Peer& peer, Clock::time_point now);
-  void failed(Peer& peer, int error, Clock::time_point now);
-  void probe(Peer& peer);
-  void probed(Peer& peer);
-  /// A process of this host that has been called answers when it comes to it; another call would look like its end.
-  static bool has_no_limit(const Peer& peer) { return peer.by_unix && peer.link == Link::greeting; }
-  void up(Peer& peer);
+  void connect(const Membership& member, std::unique_lock<std::mutex>& lock);
+  std::string why_not_connected(const Membership& member, const Peer& peer) const;
+  Clock::time_point step(Clock::time_point now);
+  static bool may_call(const Peer& peer);
+  void call(Peer& peer);
+  void serve(Peer& peer, int events);
+  void connected(Peer& peer);
+  void failed(Peer& peer, int error);
+  void set_link(Peer& peer, Link link, Clock::duration until_next = {});
+  void send(Peer& peer, const void* bytes, std::size_t size);
   void read(Peer& peer);
   void take(Peer& peer, std::span<const std::byte> bytes);
-  void disconnected(Peer& peer);
   void has_ended(Peer& peer, bool seen_here);
   void accept_from(int listener, bool by_unix);
-  bool read_hello(Caller& caller);
+  void read_hello(Caller& caller);
   bool attach(Caller& caller);
-  void handle_message(const Peer& from, const Message& message);
-  void apply(const Token& process, const Message& message);
   void broadcast(const Message& message);
-  void send(Peer& peer, const void* bytes, std::size_t size);
-  void judge_member(Member& member);
-  void show_lost(Member& member, int rank, int because);
-  void look_for_end(Member& member);
-  /// The peer has not heard yet that this rank has left, and may take its end for a death.
-  static bool still_to_hear(const Member& member, const Peer& peer);
-  const Member& member(int number) const;
-  Member& member(int number) { return const_cast<Member&>(std::as_const(*this).member(number)); }
-  void connect_all(Member& member, const std::vector<ProcessInfo>& ranks, Clock::time_point deadline,
-                   std::unique_lock<std::mutex>& lock);
-  Message about(const Member& member, MessageType type) const;
-  void apply_to(Member& member, const Message& message);
-  // Of waits.cpp.
-  void look_at_waits(Member& member, Clock::time_point now);
-  std::chrono::milliseconds between_looks(const Member& member) const;
-  void look_at_own(Member& member);
-  void report(Member& member, int peer, std::chrono::nanoseconds lasted, bool late);
-  void look_for_failures(Member& member);
-  static bool leaves_out(const Member& member, int rank, int peer);
-  bool is_gone(const Rank& rank) const;  ///< its process has ended, and it had not left the buffer
-  void judge_waits(Member& member);
-  void hear_of_wait(Member& member, const Message& message);
-  void show_sign(const Token& process, const Message& message);
-  void lose(Member& member, const LostRank& verdict);
-  std::string why_not_connected(const Member& member, const Peer& peer) const;
+  void apply(const Token& process, const Message& message);
 
+  inline static std::mutex planes_mutex_;
+  inline static std::set<Plane*> planes_;  ///< of this process
   const Settings settings_;
   const HomeProcess home_;
   const Token process_ = random_token();
@@ -279,64 +168,142 @@ class Plane {
   UniqueFd wake_;
   UniqueFd unix_listener_;
   TcpListener tcp_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::thread thread_;
   bool ending_ = false;
-  Peers peers_;
+  std::map<Token, Peer> peers_;
   std::list<Caller> callers_;
-  std::list<Member> members_;
-  int members_so_far_ = 0;
+  std::vector<Membership*> members_;
   Clock::time_point listens_again_{};  ///< later, where there are no descriptors left
   std::vector<Message> recent_;        ///< the last ones, for connections that are made again
 };
 
-/// "process 77 on node-a"
-std::string describe(const ProcessInfo& info);
-
-/// A buffer's part in the control plane.
+/// A rank's part of a buffer in the control plane: what is known of the other ranks, and the verdicts on them.
 class Membership {
  public:
   /// Collective. Null where the control plane is off on some rank; with masks that is an InvalidArgument on all.
   static std::unique_ptr<Membership> join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap, const Words& words,
                                           const JoinOptions& options = {});
-  /// Says goodbye.
+  /// Returns when the processes of the other ranks and this one are connected.
+  Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int rank, std::span<const ProcessInfo> ranks,
+             const Words& words, const JoinOptions& options = {});
+  /// Says goodbye. If a TCP connection is down, waits until it is made again, for 5 s at most.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  /// The rank because of which nothing comes from `rank` any more; kNobody: something may come.
-  int lost_for(int rank) const { return plane_->lost_for(member_, rank); }
+  /// The rank because of which nothing comes from `rank` any more; kNobody: something may come. With masks each lost
+  /// rank itself.
+  int lost_for(int rank) const;
   /// The ranks whose processes have ended.
-  std::vector<int> gone() const { return plane_->gone(member_); }
+  std::vector<int> gone() const;
   bool is_gone(int rank) const;
   /// "the process of rank 3 has ended (process 77 on node-a)"
   std::string describe_end(int rank) const;
-  /// "the process of rank 3 has ended (process 77 on node-a)"; of several, all are named. `also`: so has that of this
-  /// rank, which another one has seen before; kNobody: none. Empty where none has.
+  /// The same of all whose processes have ended. `also`: so has that of this rank, which another one has seen before;
+  /// kNobody: none. Empty where none has.
   std::string describe_gone(int also = kNobody) const;
   /// Verdicts, in the order in which they were heard. In the end all ranks have the same set of them.
-  std::vector<LostRank> lost() const { return plane_->verdicts(member_); }
-  /// With masks: the others go on without this rank.
-  bool given_up() const { return lost_for(rank_) != kNobody; }
+  std::vector<LostRank> lost() const;
 
   // With masks.
 
   /// This rank's program leaves `rank` out from now on, or does so no longer. A wait of `rank` for this one says
   /// nothing about this one meanwhile.
-  void leave_out(int rank, bool on) { plane_->leave_out(member_, rank, on); }
-  /// At the end of the buffer. Returns when all ranks that are not lost, nor left out by this rank's program, have come
-  /// here or have left the buffer: true. After `most_s` (0: for ever) a warning names those that have not come: false.
+  void leave_out(int rank, bool on);
+  /// At the end of the buffer: says goodbye, and returns when all ranks that are not lost, nor left out by this rank's
+  /// program, have done so: true. After `most_s` (0: for ever) a warning names those that have not: false.
   bool meet(double most_s);
+  void leave();
+  std::vector<int> awaited_at_end() const;
   /// By all ranks, between two barriers of the bootstrap: forgets the verdicts so far.
-  void resume() { plane_->resume(member_); }
+  void resume();
 
  private:
-  Membership(std::shared_ptr<Plane> plane, std::vector<ProcessInfo> ranks, int rank, int member);
+  friend class Plane;
+  /// The time of a member. It moves on in steps of a part of the time-out at most, so that a process that stood still
+  /// has not waited.
+  using Time = std::chrono::nanoseconds;
+  using Clock = Plane::Clock;
+  /// The reports of this rank's kernels on their waits for one peer.
+  struct OwnWait {
+    std::uint32_t beats = 0;
+    bool lasts = false;
+    Time since{}, moved{};  ///< of beats
+    Time longest{};         ///< as kernels say
+    Time longest_at{};      ///< when that was heard of last
+    int late_looks = 0;
+    bool told_late = false;
+    Time lasted(Time now) const { return std::min(longest, now - since); }
+  };
+  struct Rank {
+    ProcessInfo info;
+    bool left = false;
+    RankFacts facts{};
+    int lost = kNobody;       ///< as in Words
+    OwnWait own{};            ///< of this rank for it
+    Time sign{};              ///< when it has last reported a wait ...
+    int waits_for = kNobody;  ///< ... and for which rank
+  };
+  struct TheirWait {
+    LostRank report;
+    bool late = false;
+    Time heard{};
+  };
 
-  std::shared_ptr<Plane> plane_;
-  std::vector<ProcessInfo> ranks_;
-  int rank_;
-  int member_;
+  int size() const { return static_cast<int>(ranks_.size()); }
+  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  const Rank& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  // All below with the plane's mutex held.
+  std::vector<int> ranks_that(auto are_so) const {
+    std::vector<int> found;
+    for (int rank = 0; rank < size(); ++rank) {
+      if (are_so(at(rank))) found.push_back(rank);
+    }
+    return found;
+  }
+  bool has(const Token& process, bool and_misses = false) const;  ///< a rank of it; misses: that has not left
+  const Plane::Peer* peer_of(const Rank& rank) const;
+  bool has_gone(const Rank& rank) const;  ///< its process has ended, and it had not left the buffer
+  bool is_to_hear(const Rank& rank) const;
+  bool leaves_out(int rank, int peer) const { return known_.left_out.contains({rank, peer}); }
+  void tell(MessageType type, const LostRank& other = {}, bool flag = false);
+  Clock::time_point step(Clock::time_point now);
+  void hear(const Token& process, const Message& message);
+  void apply(const Message& message);
+  void judge();
+  void add(const LostRank& verdict);
+  void lose(const LostRank& verdict);
+  void show_lost(int rank, int because);
+  void look_for_end();
+  // Of waits.cpp.
+  void look(Clock::time_point now);
+  void look_at_own();
+  void report(int peer, Time lasted, bool late);
+  void look_for_failures();
+  void judge_waits();
+
+  const std::shared_ptr<Plane> plane_;
+  const std::uint64_t buffer_;
+  const int rank_;
+  const Words words_;
+  const bool masks_;
+  const Time timeout_;
+  std::vector<Rank> ranks_;
+  std::uint32_t round_ = 0;     ///< see Message
+  std::vector<Message> early_;  ///< of a later round
+  Clock::time_point looked_;    ///< at waits
+  Time time_{}, reported_{};
+  /// Of this round.
+  struct Known {
+    std::vector<LostRank> verdicts = {};  ///< of ranks at the ends of chains
+    bool told = false;                    ///< that this rank has given up
+    Clock::time_point since{};            ///< when a rank was lost first
+    std::map<RankPair, TheirWait> waits = {};
+    std::set<RankPair> failed = {}, left_out = {};  ///< left_out: the program of `rank` leaves `peer` out
+    Time failed_at{};                               ///< the first of them
+    Time blamed_since{};                            ///< a rank is about to be lost
+  } known_;
 };
 
 }  // namespace deep_ep::control

@@ -24,97 +24,59 @@ namespace {
 
 constexpr int kQueue = 1024;  ///< callers that the system holds until they are taken
 
-const sockaddr* socket_address(const Address& address) {
-  return reinterpret_cast<const sockaddr*>(address.bytes.data());
-}
-int family_of(const Address& address) { return socket_address(address)->sa_family; }
+const sockaddr* socket_address(const Address& address) { return reinterpret_cast<const sockaddr*>(&address.at); }
 
-Address make_address(const void* address, std::size_t size) {
-  Address made{.size = static_cast<std::uint32_t>(size)};
-  std::memcpy(made.bytes.data(), address, std::min(size, made.bytes.size()));
-  return made;
-}
-
-void set_port(Address& address, std::uint16_t port) {
-  // At the same place in both families.
+/// At the same place in both families.
+in_port_t& port_of(sockaddr_storage& address) {
   static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
-  const std::uint16_t in_order = htons(port);
-  std::memcpy(address.bytes.data() + offsetof(sockaddr_in, sin_port), &in_order, sizeof in_order);
-}
-
-bool is_link_local(const InterfaceAddress& one) {
-  if (one.address.ss_family != AF_INET6) return false;
-  return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(one.address).sin6_addr);
-}
-bool is_loopback(const InterfaceAddress& one) {
-  if (one.address.ss_family == AF_INET6) {
-    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(one.address).sin6_addr);
-  }
-  return (ntohl(reinterpret_cast<const sockaddr_in&>(one.address).sin_addr.s_addr) >> 24) == 127;
+  return reinterpret_cast<sockaddr_in&>(address).sin_port;
 }
 
 /// By which others may call; loopback only where there is nothing else.
 std::vector<Address> own_addresses(const SocketChoice& choice) {
   std::vector<Address> found;
-  const std::vector<InterfaceAddress> all = interface_addresses();
-  for (const bool loopback : {false, true}) {
-    for (const InterfaceAddress& one : all) {
-      if (is_loopback(one) != loopback || is_link_local(one) || found.size() == kMostAddresses) continue;
-      if (choice.family != AF_UNSPEC && one.address.ss_family != choice.family) continue;
-      if (choice.interfaces && !choice.interfaces->matches(one.interface)) continue;
-      found.push_back(make_address(&one.address, one.size));
-    }
-    if (!found.empty()) break;
+  for (const InterfaceAddress& one : interface_addresses()) {  // loopback comes last
+    const bool link_local = one.address.ss_family == AF_INET6 &&
+                            IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(one.address).sin6_addr);
+    if (link_local || (one.loopback && !found.empty()) || found.size() == kMostAddresses) continue;
+    if (choice.family != AF_UNSPEC && one.address.ss_family != choice.family) continue;
+    if (!choice.interfaces || choice.interfaces->matches(one.interface)) found.push_back({one.size, one.address});
   }
   return found;
 }
 
-UniqueFd try_to_listen(Address where) {
-  UniqueFd socket(::socket(family_of(where), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) return socket;
+UniqueFd new_socket(int family) { return UniqueFd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+
+UniqueFd try_to_listen(const Address& where) {
+  UniqueFd socket = new_socket(where.at.ss_family);
   const int no = 0;
-  if (family_of(where) == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  if (where.at.ss_family == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
   if (::bind(socket.get(), socket_address(where), where.size) == 0 && ::listen(socket.get(), kQueue) == 0)
     return socket;
   return {};
 }
 
-Address any_address(int family) {
-  if (family == AF_INET6) {
-    sockaddr_in6 any{};
-    any.sin6_family = AF_INET6;
-    return make_address(&any, sizeof any);
-  }
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  return make_address(&any, sizeof any);
+Address any_address(sa_family_t family) {
+  Address any{.size = sizeof(sockaddr_in), .at = {}};
+  if (family == AF_INET6) any.size = sizeof(sockaddr_in6);
+  any.at.ss_family = family;
+  return any;
 }
 
-std::uint16_t port_of(int socket) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
-  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
-}
-
-struct UnixName {
-  sockaddr_un address{};
-  socklen_t size = 0;
-};
 /// Abstract: it has no file, and goes with the socket.
-UnixName unix_name(const Token& process) {
-  UnixName name;
-  name.address.sun_family = AF_UNIX;
+Address unix_name(const Token& process) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
   const std::string text = fmt::format("deep_ep.control.{}", deep_ep::to_string(process));
-  std::memcpy(name.address.sun_path + 1, text.data(), text.size());
-  name.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  return name;
+  std::memcpy(name.sun_path + 1, text.data(), text.size());
+  Address address{.size = static_cast<std::uint32_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size()), .at = {}};
+  std::memcpy(&address.at, &name, address.size);
+  return address;
 }
 
 /// Connects without waiting: the outcome shows when the socket can be written to.
-UniqueFd begin_to_connect(UniqueFd socket, const sockaddr* to, socklen_t size) {
-  if (!socket) return socket;
-  if (::connect(socket.get(), to, size) == 0 || errno == EINPROGRESS) return socket;
+UniqueFd begin_to_connect(UniqueFd socket, const Address& to) {
+  if (::connect(socket.get(), socket_address(to), to.size) == 0 || errno == EINPROGRESS) return socket;
   const int error = errno;
   socket = {};
   errno = error;
@@ -164,22 +126,19 @@ TcpListener listen_by_tcp(const PortRange& ports) {
   int refusal = EADDRNOTAVAIL;
   for (Address& place : places) {
     for (unsigned port = ports.first; port <= ports.last; ++port) {
-      set_port(place, static_cast<std::uint16_t>(port));
+      port_of(place.at) = htons(static_cast<std::uint16_t>(port));
       TcpListener listener{.socket = try_to_listen(place), .addresses = {}, .choice = choice};
       refusal = errno;
       if (!listener.socket) continue;
-      if (chosen) {
-        listener.addresses.front() = place;
-      } else {
-        std::ranges::copy(own, listener.addresses.begin());
-      }
-      for (Address& address : listener.addresses) {
-        if (address.size != 0) set_port(address, port_of(listener.socket.get()));
-      }
+      std::ranges::copy(chosen ? std::vector{place} : own, listener.addresses.begin());
+      sockaddr_storage bound{};
+      socklen_t size = sizeof bound;
+      ::getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&bound), &size);
+      for (Address& address : listener.addresses) port_of(address.at) = port_of(bound);
       return listener;
     }
   }
-  set_port(places.front(), ports.first);
+  port_of(places.front().at) = htons(ports.first);
   fail<SystemError>(
       "control connections: cannot listen at {}{}: {}. DEEP_EP_CONTROL_PORTS must have a free port for each process of "
       "this host",
@@ -188,12 +147,7 @@ TcpListener listen_by_tcp(const PortRange& ports) {
 }
 
 UniqueFd listen_by_unix(const Token& process) {
-  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const UnixName name = unix_name(process);
-  if (socket && ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name.address), name.size) == 0 &&
-      ::listen(socket.get(), kQueue) == 0) {
-    return socket;
-  }
+  if (UniqueFd socket = try_to_listen(unix_name(process))) return socket;
   fail<SystemError>("control connections: cannot listen on a Unix socket: {}", errno_text(errno));
 }
 
@@ -206,32 +160,27 @@ bool is_of_this_user(int unix_socket) {
 }
 
 UniqueFd call_by_tcp(const Address& address, const SocketChoice& choice) {
-  UniqueFd socket(::socket(family_of(address), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd socket = new_socket(address.at.ss_family);
   Address to = address;
   addrinfo info{};
-  info.ai_family = family_of(address);
-  info.ai_addr = reinterpret_cast<sockaddr*>(to.bytes.data());
+  info.ai_family = to.at.ss_family;
+  info.ai_addr = reinterpret_cast<sockaddr*>(&to.at);
   info.ai_addrlen = to.size;
   if (socket) leave_by_chosen_interface(socket.get(), info, choice);
-  return begin_to_connect(std::move(socket), socket_address(address), address.size);
+  return begin_to_connect(std::move(socket), to);
 }
 
-UniqueFd call_by_unix(const Token& process) {
-  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const UnixName name = unix_name(process);
-  return begin_to_connect(std::move(socket), reinterpret_cast<const sockaddr*>(&name.address), name.size);
-}
+UniqueFd call_by_unix(const Token& process) { return begin_to_connect(new_socket(AF_UNIX), unix_name(process)); }
 
 void keep_alive(int tcp_socket) {
-  const int on = 1;
-  const int idle_s = 30;
-  const int between_s = 10;
-  const int probes = 6;
-  ::setsockopt(tcp_socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  ::setsockopt(tcp_socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
-  ::setsockopt(tcp_socket, IPPROTO_TCP, TCP_KEEPINTVL, &between_s, sizeof between_s);
-  ::setsockopt(tcp_socket, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-  ::setsockopt(tcp_socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  const auto set = [&](int level, int option, int value) {
+    ::setsockopt(tcp_socket, level, option, &value, sizeof value);
+  };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 30);   // s
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 10);  // s
+  set(IPPROTO_TCP, TCP_KEEPCNT, 6);
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
 UniqueFd watch_process(int pid) {

@@ -24,10 +24,10 @@ struct PortRange {
 /// "40000" or "40000-40100". InvalidArgument says what is wrong.
 PortRange parse_ports(std::string_view text);
 
-/// Plain data, which travels. Room for IPv4 and IPv6.
+/// Plain data, which travels.
 struct Address {
   std::uint32_t size = 0;  ///< 0: there is none
-  std::array<std::uint8_t, sizeof(sockaddr_in6)> bytes{};
+  sockaddr_storage at{};
 };
 /// "10.0.0.7 port 40001"
 std::string to_string(const Address& address);

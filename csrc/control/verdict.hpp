@@ -8,6 +8,7 @@
 // was lost there.
 #pragma once
 
+#include <compare>
 #include <span>
 #include <vector>
 
@@ -20,14 +21,13 @@ struct RankFacts {
   bool gone = false;         ///< its process has ended, and the rank had not left the buffer
   bool silent = false;       ///< others have waited for it for longer than the time-out
   int gave_up_on = kNobody;  ///< it has ended its calls, as it waited for this rank in vain
-  bool operator==(const RankFacts&) const = default;
 };
 
 /// A queue pair of `rank` to `peer` that has failed; or a wait of `rank` for `peer`.
 struct RankPair {
   int rank = 0;
   int peer = 0;
-  bool operator==(const RankPair&) const = default;
+  auto operator<=>(const RankPair&) const = default;
 };
 
 /// [rank]: nothing comes of it any more, because of this rank; kNobody: waits for it go on. Late or contradictory
@@ -37,8 +37,9 @@ std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const RankPai
 
 /// The signs that a rank has given.
 struct RankSigns {
-  bool lost = false;    ///< the verdict has been given already, or its process has ended
-  bool silent = false;  ///< it has reported no wait for a whole time-out
+  bool lost = false;        ///< the verdict has been given already, or its process has ended
+  bool silent = false;      ///< it has reported no wait for a whole time-out
+  int waits_for = kNobody;  ///< its last report
 };
 struct Blame {
   int rank = 0;
@@ -47,7 +48,8 @@ struct Blame {
 };
 /// The ranks that are lost by silence, in order. `waits`: those that have been reported for longer than the time-out.
 /// Ranks that all wait for each other report that they do, and none of them is lost: the calls of their programs do not
-/// match.
+/// match. Nor is a silent rank lost whose last reports lead to another silent one: that one may be all that it waits
+/// for, and its own control thread may merely get no time to say so.
 std::vector<Blame> silent_ranks(std::span<const RankSigns> ranks, std::span<const RankPair> waits);
 
 /// The ranks to go on without, so that no failed pair is left: first the one with most failed pairs, so that a rank

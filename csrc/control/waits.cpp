@@ -22,197 +22,142 @@ constexpr int kEndsAfter = 4;        ///< a wait that shows no beat for this par
 constexpr int kForgottenAfter = 2;   ///< so has another rank's, of which nothing is heard for this part
 constexpr int kLooksToBeLate = 2;    ///< a wait that is over may have been seen once
 constexpr int kBetweenDeciders = 8;  ///< the next rank decides after this part of a time-out ...
-constexpr auto kLeastBetweenDeciders = milliseconds(20);
+constexpr nanoseconds kLeastBetweenDeciders = milliseconds(20);
 constexpr int kMostDecidersInTurn = 8;  ///< ... and all that are left at once after so many parts
-constexpr auto kMostBetweenLooks = milliseconds(250);
-constexpr auto kMostBetweenLooksWithMasks = milliseconds(20);
+constexpr nanoseconds kMostBetweenLooks = milliseconds(250);
+constexpr nanoseconds kMostBetweenLooksWithMasks = milliseconds(20);
 /// After the first failure of a queue pair: others may be about to fail, and show which end it is.
 constexpr auto kToSettle = milliseconds(50);
 
-auto load(const auto& words, std::size_t index) { return __atomic_load_n(&words[index], __ATOMIC_RELAXED); }
+auto load(const auto& words, int rank) {
+  return __atomic_load_n(&words[static_cast<std::size_t>(rank)], __ATOMIC_RELAXED);
+}
 
 }  // namespace
 
-milliseconds Plane::between_looks(const Member& member) const {
-  const auto part = std::chrono::ceil<milliseconds>(member.timeout() / kLooks);
-  return std::clamp(part, milliseconds(1), member.options.masks ? kMostBetweenLooksWithMasks : kMostBetweenLooks);
+/// Does what is due, and says when the next thing is.
+Membership::Clock::time_point Membership::step(Clock::time_point now) {
+  look_for_end();
+  Clock::time_point next = now + std::chrono::seconds(60);
+  // Other ranks may wait for this rank: they must hear at once that its wait has ended. After 10 s nothing is urgent.
+  if (!known_.told && !masks_ && known_.since != Clock::time_point{}) {
+    next = now + milliseconds(now - known_.since < std::chrono::seconds(10) ? 2 : 50);
+  }
+  if (timeout_ == Time{} && !masks_) return next;  // nothing follows from waits
+  const Time between =
+      std::clamp<Time>(timeout_ / kLooks, milliseconds(1), masks_ ? kMostBetweenLooksWithMasks : kMostBetweenLooks);
+  if (now >= looked_ + between) look(now);
+  return std::min(next, looked_ + between);
 }
 
-void Plane::look_at_waits(Member& member, Clock::time_point now) {
-  if (!member.watches() || now < member.looked + between_looks(member)) return;
-  const bool ends = member.timeout() > nanoseconds::zero();  // waits have deadlines
-  const nanoseconds step = ends ? member.timeout() / kSteps : nanoseconds(kMostBetweenLooks);
-  member.time += std::min<nanoseconds>(now - member.looked, step);
-  member.looked = now;
-  if (ends) look_at_own(member);
-  std::erase_if(member.waits,
-                [&](const TheirWait& wait) { return member.time - wait.heard > member.timeout() / kForgottenAfter; });
-  look_for_failures(member);
-  judge_waits(member);
+void Membership::look(Clock::time_point now) {
+  const bool ends = timeout_ > Time{};  // waits have deadlines
+  const Time step = ends ? timeout_ / kSteps : kMostBetweenLooks;
+  time_ += std::min<Time>(now - looked_, step);
+  looked_ = now;
+  if (ends) look_at_own();
+  std::erase_if(known_.waits, [&](const auto& one) { return time_ - one.second.heard > timeout_ / kForgottenAfter; });
+  look_for_failures();
+  judge_waits();
 }
 
-void Plane::look_at_own(Member& member) {
-  const nanoseconds timeout = member.timeout();
-  const bool reports = member.time - member.reported >= timeout / kReports;
+void Membership::look_at_own() {
+  const bool reports = time_ - reported_ >= timeout_ / kReports;
   int longest = kNobody;
-  for (int peer = 0; peer < member.size(); ++peer) {
-    const auto p = static_cast<std::size_t>(peer);
-    OwnWait& wait = member.at(peer).own;
-    const std::uint32_t beats = load(member.words.beats, p);
-    const nanoseconds said(load(member.words.waits, p));
+  for (int peer = 0; peer < size(); ++peer) {
+    OwnWait& wait = at(peer).own;
+    const std::uint32_t beats = load(words_.beats, peer);
+    const Time said(load(words_.waits, peer));
     if (beats == wait.beats) {
-      if (!wait.lasts || member.time - wait.moved <= timeout / kEndsAfter) continue;
-      if (std::exchange(wait.told_late, false)) report(member, peer, nanoseconds::zero(), false);
+      if (!wait.lasts || time_ - wait.moved <= timeout_ / kEndsAfter) continue;
+      if (std::exchange(wait.told_late, false)) report(peer, {}, false);
       // A long one goes on if the next beat says so: on a very busy machine beats come as seldom as that.
-      if (wait.longest < timeout / kBeforeReports) wait = {.beats = beats};
+      if (wait.longest < timeout_ / kBeforeReports) wait = {.beats = beats};
       continue;
     }
     // Of waits that last at the same time, the longest counts. Once it has not been heard of for a while it has ended,
     // though shorter ones for the same peer go on.
     const bool is_shorter = said < wait.longest;
-    if (!wait.lasts || (is_shorter && member.time - wait.longest_at > timeout / kEndsAfter)) {
-      if (wait.told_late) report(member, peer, nanoseconds::zero(), false);
-      wait = {.lasts = true, .since = member.time, .longest_at = member.time};
+    if (!wait.lasts || (is_shorter && time_ - wait.longest_at > timeout_ / kEndsAfter)) {
+      if (wait.told_late) report(peer, {}, false);
+      wait = {.lasts = true, .since = time_, .longest_at = time_};
     } else if (!is_shorter) {
-      wait.longest_at = member.time;
+      wait.longest_at = time_;
     }
     wait.beats = beats;
-    wait.moved = member.time;
+    wait.moved = time_;
     wait.longest = std::max(wait.longest, said);
-    const nanoseconds lasted = wait.lasted(member.time);
-    if (lasted >= timeout) ++wait.late_looks;
+    const Time lasted = wait.lasted(time_);
+    if (lasted >= timeout_) ++wait.late_looks;
     const bool late = wait.late_looks >= kLooksToBeLate;
     if (late && (reports || !wait.told_late)) {
       wait.told_late = true;
-      report(member, peer, lasted, true);
+      report(peer, lasted, true);
     }
-    const bool is_longest = longest == kNobody || lasted > member.at(longest).own.lasted(member.time);
-    if (!late && lasted >= timeout / kBeforeReports && is_longest) longest = peer;
+    const bool is_longest = longest == kNobody || lasted > at(longest).own.lasted(time_);
+    if (!late && lasted >= timeout_ / kBeforeReports && is_longest) longest = peer;
   }
   // One is enough to show that this rank waits itself. If none has shown a beat since the last look, the next beat is
   // reported: on a busy machine beats may come more seldom than reports are due.
-  if (reports && longest != kNobody) {
-    report(member, longest, member.at(longest).own.lasted(member.time), false);
+  if (reports && longest != kNobody) report(longest, at(longest).own.lasted(time_), false);
+}
+
+void Membership::report(int peer, Time lasted, bool late) {
+  const std::chrono::duration<double> seconds = lasted;
+  if (lasted != Time{}) reported_ = time_;
+  tell(MessageType::waits, {.rank = peer, .wanted = load(words_.wanted, peer), .waited_s = seconds.count()}, late);
+}
+
+void Membership::look_for_failures() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (load(words_.failed, peer) == 0) continue;
+    if (masks_ && at(peer).lost != kNobody) continue;
+    if (!known_.failed.contains({rank_, peer})) tell(MessageType::failed, {.rank = peer});
   }
 }
 
-void Plane::report(Member& member, int peer, nanoseconds lasted, bool late) {
-  Message message = about(member, MessageType::waits);
-  message.peer = peer;
-  message.ns = static_cast<std::uint64_t>(lasted.count());
-  message.flag = late ? 1 : 0;
-  const auto p = static_cast<std::size_t>(peer);
-  if (p < member.words.wanted.size()) message.wanted = load(member.words.wanted, p);
-  if (message.ns != 0) member.reported = member.time;
-  broadcast(message);
-}
-
-void Plane::hear_of_wait(Member& member, const Message& message) {
-  std::erase_if(member.waits,
-                [&](const TheirWait& wait) { return wait.rank == message.rank && wait.peer == message.peer; });
-  if (message.ns == 0) return;
-  member.waits.push_back({.rank = message.rank,
-                          .peer = message.peer,
-                          .late = message.flag != 0,
-                          .wanted = message.wanted,
-                          .lasted = nanoseconds(message.ns),
-                          .heard = member.time});
-}
-
-void Plane::show_sign(const Token& process, const Message& message) {
-  for (Member& member : members_) {
-    // A rank that waits in another buffer is not silent in this one. If a process has several ranks of a buffer, the
-    // message does not say which of them waits.
-    const bool one_rank = std::ranges::count(member.ranks, process, &Rank::process) == 1;
-    for (int rank = 0; rank < member.size(); ++rank) {
-      if (!(member.at(rank).process == process)) continue;
-      const bool itself = member.buffer == message.buffer && rank == message.rank;
-      if (one_rank || itself) member.at(rank).sign = member.time;
-    }
-  }
-}
-
-void Plane::look_for_failures(Member& member) {
-  for (int peer = 0; peer < std::min(member.size(), static_cast<int>(member.words.failed.size())); ++peer) {
-    const RankPair pair{member.rank, peer};
-    if (load(member.words.failed, static_cast<std::size_t>(peer)) == 0) continue;
-    if (member.options.masks && member.at(peer).lost != kNobody) continue;
-    if (std::ranges::find(member.failed, pair) != member.failed.end()) continue;
-    Message message = about(member, MessageType::failed);
-    message.peer = peer;
-    broadcast(message);
-  }
-}
-
-bool Plane::leaves_out(const Member& member, int rank, int peer) {
-  return std::ranges::find(member.left_out, RankPair{rank, peer}) != member.left_out.end();
-}
-
-void Plane::judge_waits(Member& member) {
+void Membership::judge_waits() {
   std::vector<RankSigns> signs;
-  for (const Rank& rank : member.ranks) {
+  for (const Rank& rank : ranks_) {
     signs.push_back({.lost = rank.lost != kNobody,
-                     .silent = member.timeout() > nanoseconds::zero() && member.time - rank.sign >= member.timeout()});
+                     .silent = timeout_ > Time{} && time_ - rank.sign >= timeout_,
+                     .waits_for = rank.waits_for});
   }
   std::vector<RankPair> late;
-  for (const TheirWait& wait : member.waits) {
-    // The peer's program leaves the waiting rank out, so nothing comes from the peer.
-    if (wait.late && !leaves_out(member, wait.peer, wait.rank)) late.push_back({wait.rank, wait.peer});
+  for (const auto& [pair, wait] : known_.waits) {
+    const bool is_owed = !leaves_out(pair.peer, pair.rank);  // else nothing comes from the peer
+    if (wait.late && is_owed) late.push_back(pair);
   }
-  std::vector<Blame> silent = silent_ranks(signs, late);
-  if (!member.options.masks) {
-    bool changed = false;
-    for (const Blame& blame : silent) {
-      // This rank knows better: it is about to go on.
-      if (blame.rank == member.rank || std::exchange(member.at(blame.rank).facts.silent, true)) continue;
-      member.verdicts.push_back({.rank = blame.rank, .why = LostWhy::silent, .by = blame.by});
-      changed = true;
-    }
-    if (changed) judge_member(member);
-    return;
-  }
+  const std::vector<Blame> silent = silent_ranks(signs, late);
   std::vector<Blame> unreachable;
-  if (member.time - member.failed_at >= kToSettle) unreachable = unreachable_ranks(signs, member.failed);
+  if (masks_ && time_ - known_.failed_at >= kToSettle) {
+    unreachable = unreachable_ranks(signs, std::vector(known_.failed.begin(), known_.failed.end()));
+  }
   if (silent.empty() && unreachable.empty()) {
-    member.blamed_since = member.time;
+    known_.blamed_since = time_;
     return;
   }
-  for (int rank = 0; rank < member.size(); ++rank) {  // these decide nothing
-    if (member.at(rank).left || leaves_out(member, member.rank, rank))
-      signs[static_cast<std::size_t>(rank)].lost = true;
-  }
-  // One with failed queue pairs may still decide; a silent one may be stopped.
-  const int turn = std::min(deciders_before(member.rank, signs, silent), kMostDecidersInTurn);
-  const nanoseconds between = std::max<nanoseconds>(member.timeout() / kBetweenDeciders, kLeastBetweenDeciders);
-  if (member.time - member.blamed_since < turn * between) return;
-  for (const Blame& blame : silent) {
-    LostRank verdict{.rank = blame.rank, .why = LostWhy::silent, .by = blame.by};
-    for (const TheirWait& wait : member.waits) {
-      if (wait.rank != blame.by || wait.peer != blame.rank) continue;
-      verdict.wanted = wait.wanted;
-      verdict.waited_s = std::chrono::duration<double>(wait.lasted).count();
+  if (masks_) {
+    for (int rank = 0; rank < size(); ++rank) {  // these decide nothing
+      if (at(rank).left || leaves_out(rank_, rank)) signs[static_cast<std::size_t>(rank)].lost = true;
     }
-    lose(member, verdict);
+    // One with failed queue pairs may still decide; a silent one may be stopped.
+    const int turn = std::min(deciders_before(rank_, signs, silent), kMostDecidersInTurn);
+    if (time_ - known_.blamed_since < turn * std::max(timeout_ / kBetweenDeciders, kLeastBetweenDeciders)) return;
   }
-  for (const Blame& blame : unreachable) lose(member, {.rank = blame.rank, .why = LostWhy::failed, .by = blame.by});
-}
-
-void Plane::lose(Member& member, const LostRank& verdict) {
-  if (member.at(verdict.rank).lost != kNobody) return;
-  member.at(verdict.rank).lost = verdict.rank;
-  member.verdicts.push_back(verdict);
-  std::erase_if(member.failed,
-                [&](const RankPair& pair) { return pair.rank == verdict.rank || pair.peer == verdict.rank; });
-  Message message = about(member, MessageType::lost);
-  message.peer = verdict.rank;
-  message.by = verdict.by;
-  message.why = static_cast<std::uint32_t>(verdict.why);
-  message.wanted = verdict.wanted;
-  message.ns = static_cast<std::uint64_t>(verdict.waited_s * 1e9);
-  broadcast(message);  // before this rank's own kernels hear of it
-  const bool is_own = verdict.rank == member.rank;
-  show_lost(member, verdict.rank, is_own && verdict.by != kNobody ? verdict.by : verdict.rank);
-  if (member.words.changes != nullptr) __atomic_fetch_add(member.words.changes, 1, __ATOMIC_RELEASE);
+  for (const Blame& blame : silent) {
+    LostRank verdict = known_.waits[{blame.by, blame.rank}].report;
+    verdict.why = LostWhy::silent;
+    verdict.by = blame.by;
+    if (masks_) {
+      lose(verdict);
+    } else if (blame.rank != rank_ && !std::exchange(at(blame.rank).facts.silent, true)) {
+      // Not this rank itself: it knows better, and is about to go on.
+      add(verdict);
+    }
+  }
+  for (const Blame& blame : unreachable) lose({.rank = blame.rank, .why = LostWhy::failed, .by = blame.by});
+  if (!masks_) judge();
 }
 
 }  // namespace deep_ep::control

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/context.hpp"
 #include "csrc/executor/cuda/driver.hpp"
 
 namespace deep_ep::cuda {
@@ -45,10 +45,10 @@ VmmMemory VmmMemory::import(const Context& context, int fd) {
   return {context, handle};
 }
 
-VmmMemory VmmMemory::import(const Context& context, const CUmemFabricHandle& fabric) {
+VmmMemory VmmMemory::import(const Context& context, const FabricHandle& fabric) {
   CUmemGenericAllocationHandle handle = 0;
-  CUmemFabricHandle copy = fabric;
-  check(driver().mem_import(&handle, &copy, CU_MEM_HANDLE_TYPE_FABRIC), context.device(),
+  FabricHandle copy = fabric;
+  check(driver().mem_import(&handle, copy.data(), CU_MEM_HANDLE_TYPE_FABRIC), context.device(),
         "cuMemImportFromShareableHandle(FABRIC)");
   return {context, handle};
 }
@@ -67,9 +67,10 @@ UniqueFd VmmMemory::export_fd() const {
   return UniqueFd(fd);
 }
 
-CUmemFabricHandle VmmMemory::export_fabric() const {
-  CUmemFabricHandle fabric{};
-  check(driver().mem_export(&fabric, handle_, CU_MEM_HANDLE_TYPE_FABRIC, 0), context_->device(),
+FabricHandle VmmMemory::export_fabric() const {
+  static_assert(sizeof(CUmemFabricHandle) == sizeof(FabricHandle));
+  FabricHandle fabric{};
+  check(driver().mem_export(fabric.data(), handle_, CU_MEM_HANDLE_TYPE_FABRIC, 0), context_->device(),
         "cuMemExportToShareableHandle(FABRIC)");
   return fabric;
 }
@@ -117,14 +118,14 @@ bool supports_posix_fd(const Context& context) {
          has(context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 }
 
-bool supports_fabric(const Context& context) {
+void try_fabric(const Context& context, std::optional<VmmMemory>& piece, FabricHandle& handle) {
   try {
-    if (!has(context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)) return false;
+    if (!has(context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)) return;
     const std::size_t bytes = granularity(context, CU_MEM_HANDLE_TYPE_FABRIC);
-    VmmMemory::create(context, bytes, CU_MEM_HANDLE_TYPE_FABRIC).export_fabric();
-    return true;
+    piece.emplace(VmmMemory::create(context, bytes, CU_MEM_HANDLE_TYPE_FABRIC));
+    handle = piece->export_fabric();
   } catch (const Error&) {
-    return false;  // an older driver, or no permission to use the fabric
+    piece.reset();  // an older driver, or no permission to use the fabric
   }
 }
 

@@ -4,8 +4,10 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <optional>
 
 #include "csrc/executor/cuda/context.hpp"
+#include "csrc/memory/heap_choice.hpp"
 #include "csrc/support/unique_fd.hpp"
 
 namespace deep_ep::cuda {
@@ -16,14 +18,14 @@ class VmmMemory {
   /// `bytes`: a multiple of granularity(). Usable by RDMA devices where the GPU supports that.
   static VmmMemory create(const Context& context, std::size_t bytes, CUmemAllocationHandleType type);
   static VmmMemory import(const Context& context, int fd);
-  static VmmMemory import(const Context& context, const CUmemFabricHandle& handle);
+  static VmmMemory import(const Context& context, const FabricHandle& handle);
 
   VmmMemory(VmmMemory&& other) noexcept;
   VmmMemory& operator=(VmmMemory&&) = delete;
   ~VmmMemory();
 
   UniqueFd export_fd() const;
-  CUmemFabricHandle export_fabric() const;
+  FabricHandle export_fabric() const;
 
   CUmemGenericAllocationHandle handle() const { return handle_; }
   const Context& context() const { return *context_; }
@@ -61,7 +63,8 @@ class VmmMapping {
 /// What sizes must be a multiple of.
 std::size_t granularity(const Context& context, CUmemAllocationHandleType type);
 bool supports_posix_fd(const Context& context);
-/// Tries it: the device attribute is also set on machines without a fabric service.
-bool supports_fabric(const Context& context);
+/// Makes a small piece of memory with a fabric handle, `handle`. None where that is impossible: the device attribute is
+/// also set on machines without a fabric service.
+void try_fabric(const Context& context, std::optional<VmmMemory>& piece, FabricHandle& handle);
 
 }  // namespace deep_ep::cuda

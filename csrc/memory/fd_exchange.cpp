@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -255,6 +256,18 @@ std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const
   agree(bootstrap, "exchanging file descriptors",
         [&] { received = take_fds(bootstrap.rank(), std::move(mine), offers, ranks, timeout_s); });
   return received;
+}
+
+UniqueFd make_sealed_memory(const char* name, std::size_t bytes) {
+  UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) fail<SystemError>("memfd_create: {}", errno_text(errno));
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    fail<SystemError>("ftruncate to {}: {}", format_bytes(bytes), errno_text(errno));
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    fail<SystemError>("F_ADD_SEALS: {}", errno_text(errno));
+  }
+  return fd;
 }
 
 }  // namespace deep_ep

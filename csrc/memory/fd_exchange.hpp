@@ -36,4 +36,9 @@ std::vector<UniqueFd> take_fds(int rank, OfferedFd mine, std::span<const FdOffer
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const ProcessIdentity> ranks,
                                    double timeout_s);
 
+/// A file in memory, full of zeros, whose size nobody can change any more: in a process that has mapped it, access to a
+/// part that another process has cut off would be SIGBUS.
+/// @param name for /proc. @throws SystemError.
+UniqueFd make_sealed_memory(const char* name, std::size_t bytes);
+
 }  // namespace deep_ep

@@ -69,7 +69,8 @@ std::vector<int> memory_domains(HeapKind kind, std::span<const HeapCapabilities>
   return domains;
 }
 
-HeapPlan plan_heap(std::span<const HeapCapabilities> ranks) {
+HeapPlan plan_heap(std::span<const HeapCapabilities> ranks,
+                   const std::function<std::size_t(std::span<const int> domains)>& bytes_for) {
   std::uint64_t granularity = 1;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].bytes != ranks[0].bytes) {
@@ -85,7 +86,8 @@ HeapPlan plan_heap(std::span<const HeapCapabilities> ranks) {
   HeapPlan plan;
   plan.kind = choose(ranks);
   // Granularities are powers of two, so the largest is a multiple of each.
-  plan.bytes = (std::max<std::uint64_t>(ranks[0].bytes, 1) + granularity - 1) / granularity * granularity;
+  const std::uint64_t bytes = bytes_for ? bytes_for(memory_domains(plan.kind, ranks)) : ranks[0].bytes;
+  plan.bytes = (std::max<std::uint64_t>(bytes, 1) + granularity - 1) / granularity * granularity;
   return plan;
 }
 

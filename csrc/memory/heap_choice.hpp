@@ -1,7 +1,10 @@
 // Which kind of heap a group of GPU ranks gets. Plain data and plain rules, so that they are tested without a GPU.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -11,15 +14,19 @@
 
 namespace deep_ep {
 
+/// A handle by which memory is shared over NVLink across hosts, as the driver exports it.
+using FabricHandle = std::array<std::byte, 64>;
+
 /// What one rank asks for and can do; all-gathered, so that every rank decides on the same facts.
 struct HeapCapabilities {
   ProcessIdentity process;
   std::int32_t device = 0;
   bool posix_fd = false;  ///< virtual memory management with file descriptors
-  bool fabric = false;    ///< fabric handles were tried and work
+  bool fabric = false;    ///< it has fabric handles
   HeapKind requested = HeapKind::automatic;
   std::uint64_t bytes = 0;
   std::uint64_t granularity = 1;
+  FabricHandle fabric_trial{};  ///< of a small piece of its memory, where `fabric`
 };
 
 struct HeapPlan {
@@ -31,7 +38,9 @@ struct HeapPlan {
 /// fabric, otherwise cuda_ipc. For ranks of several hosts fabric, so that all map each other; where that is impossible,
 /// the same as for one host, and only ranks of one host map each other. Throws the same exception on every rank:
 /// RankMismatch if ranks ask for different things, or SystemError, naming a rank, if a kind cannot work.
-HeapPlan plan_heap(std::span<const HeapCapabilities> ranks);
+/// `bytes_for`: see HeapOptions.
+HeapPlan plan_heap(std::span<const HeapCapabilities> ranks,
+                   const std::function<std::size_t(std::span<const int> domains)>& bytes_for = {});
 
 /// Do ranks map each other's memory with this kind of heap?
 bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilities& b);

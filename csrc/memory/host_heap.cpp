@@ -1,5 +1,4 @@
-#include "csrc/memory/host_heap.hpp"
-
+// The symmetric heap on machines without a GPU.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,7 +15,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/memory/fd_exchange.hpp"
-#include "csrc/memory/sealed_memory.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -26,44 +25,25 @@ namespace deep_ep {
 
 namespace {
 
-class Mapping {
- public:
-  Mapping() = default;
-  Mapping(void* address, std::size_t bytes) : address_(static_cast<std::byte*>(address)), bytes_(bytes) {}
-  Mapping(Mapping&& other) noexcept : address_(std::exchange(other.address_, nullptr)), bytes_(other.bytes_) {}
-  Mapping& operator=(Mapping&& other) noexcept {
-    std::swap(address_, other.address_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~Mapping() {
-    if (address_ != nullptr) munmap(address_, bytes_);
-  }
-  std::byte* address() const { return address_; }
+/// The last owner unmaps it.
+using Mapped = std::shared_ptr<std::byte>;
 
- private:
-  std::byte* address_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
-Mapping map_shared(int fd, std::size_t bytes, const std::string& what) {
+Mapped map_shared(int fd, std::size_t bytes, const std::string& what) {
   void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (address == MAP_FAILED) fail<SystemError>("mapping {} of {}: {}", format_bytes(bytes), what, errno_text(errno));
-  return {address, bytes};
+  return {static_cast<std::byte*>(address), [bytes](std::byte* gone) { munmap(gone, bytes); }};
 }
 
 /// Heaps of this process, by address. Threads that are ranks use a peer's heap where its owner has it, and keep it as
 /// long as another process would keep its own mapping: a NIC of theirs may still write there when the owner has left.
 class HeapsHere {
  public:
-  static std::shared_ptr<Mapping> add(Mapping mapping) {
-    auto kept = std::make_shared<Mapping>(std::move(mapping));
+  static void add(const Mapped& heap) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(heaps_, [](const auto& heap) { return heap.second.expired(); });
-    heaps_[reinterpret_cast<std::uintptr_t>(kept->address())] = kept;
-    return kept;
+    std::erase_if(heaps_, [](const auto& one) { return one.second.expired(); });
+    heaps_[reinterpret_cast<std::uintptr_t>(heap.get())] = heap;
   }
-  static std::shared_ptr<Mapping> find(std::uint64_t address) {
+  static Mapped find(std::uint64_t address) {
     const std::lock_guard lock(mutex_);
     const auto found = heaps_.find(address);
     auto kept = found == heaps_.end() ? nullptr : found->second.lock();
@@ -73,7 +53,7 @@ class HeapsHere {
 
  private:
   inline static std::mutex mutex_;
-  inline static std::map<std::uint64_t, std::weak_ptr<Mapping>> heaps_;
+  inline static std::map<std::uint64_t, std::weak_ptr<std::byte>> heaps_;
 };
 
 /// A rank sends these to the others before it makes its heap.
@@ -117,7 +97,7 @@ class HostHeap final : public SymmetricHeap {
     });
   }
 
-  std::byte* local() const override { return local_->address(); }
+  std::byte* local() const override { return local_.get(); }
   std::size_t bytes() const override { return bytes_; }
   HeapKind kind() const override { return HeapKind::posix_fd; }
   std::span<std::byte* const> peers() const override { return peers_; }
@@ -127,7 +107,8 @@ class HostHeap final : public SymmetricHeap {
  private:
   UniqueFd create() {
     UniqueFd fd = make_sealed_memory("deep_ep_heap", bytes_);
-    local_ = HeapsHere::add(map_shared(fd.get(), bytes_, "its own heap"));
+    local_ = map_shared(fd.get(), bytes_, "its own heap");
+    HeapsHere::add(local_);
     return fd;
   }
 
@@ -168,19 +149,18 @@ class HostHeap final : public SymmetricHeap {
       if (ranks[peer].process.same_process(identity)) {
         mappings_.push_back(HeapsHere::find(all[peer].address));
       } else if (fds[peer]) {
-        mappings_.push_back(
-            std::make_shared<Mapping>(map_shared(fds[peer].get(), bytes_, fmt::format("the heap of rank {}", peer))));
+        mappings_.push_back(map_shared(fds[peer].get(), bytes_, fmt::format("the heap of rank {}", peer)));
       } else {
         peers_.push_back(nullptr);  // on another host
         continue;
       }
-      peers_.push_back(mappings_.back()->address());
+      peers_.push_back(mappings_.back().get());
     }
   }
 
   std::size_t bytes_ = 0;
-  std::shared_ptr<Mapping> local_;
-  std::vector<std::shared_ptr<Mapping>> mappings_;  ///< of the heaps of all ranks on this host
+  Mapped local_;
+  std::vector<Mapped> mappings_;  ///< of the heaps of all ranks on this host
   std::vector<std::byte*> peers_;
 };
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "csrc/support/home_process.hpp"
-#include "csrc/support/random.hpp"
+#include "csrc/support/token.hpp"
 
 namespace deep_ep {
 namespace {

@@ -18,6 +18,11 @@ void StreamStorage::record_stream(StreamHandle stream, bool recording) {
   if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
 }
 
+bool StreamStorage::knows_stream(StreamHandle stream) const {
+  const std::lock_guard lock(mutex_);
+  return std::find(streams_.begin(), streams_.end(), stream) != streams_.end();
+}
+
 void StreamStorage::never_used() {
   const std::lock_guard lock(mutex_);
   in_graph_ = false;

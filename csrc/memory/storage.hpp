@@ -29,6 +29,7 @@ namespace deep_ep {
 class StreamStorage : public Tensor::Storage {
  public:
   void record_stream(StreamHandle stream) override;
+  bool knows_stream(StreamHandle stream) const override;
   /// The same for a caller who knows whether the stream is recording a graph.
   void record_stream(StreamHandle stream, bool recording);
   /// Nothing enqueued or recorded so far touches the memory: it goes back like that, and no graph keeps it.
@@ -52,7 +53,7 @@ class StreamStorage : public Tensor::Storage {
 
  private:
   std::shared_ptr<HomeStream> home_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<StreamHandle> streams_;
   bool in_graph_;
 };

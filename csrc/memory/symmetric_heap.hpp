@@ -4,16 +4,24 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
+#include "csrc/memory/process_identity.hpp"
+
 namespace deep_ep {
+
+class Bootstrap;
+namespace cuda {
+class Context;
+}
 
 enum class HeapKind : std::uint8_t { automatic, posix_fd, fabric, cuda_ipc };
 
 struct HeapOptions {
   std::size_t bytes = 0;  ///< rounded up to the allocation granularity; equal on all ranks
   /// Instead of `bytes`, where they depend on which ranks will share memory. `domains`: of each rank the lowest rank
-  /// that it shares memory with. Asked before memory is made, and again where memory could not be shared so widely.
+  /// that it shares memory with. Asked before memory is made, and again where memory cannot be shared so widely.
   std::function<std::size_t(std::span<const int> domains)> bytes_for = {};
   HeapKind kind = HeapKind::automatic;  ///< DEEP_EP_HEAP overrides `automatic`; the host executor ignores it
   double timeout_s = 100;               ///< for exchanging the exports
@@ -47,5 +55,17 @@ class SymmetricHeap {
   /// Unmaps what belongs to peers, so that their owners may free it after a barrier. Idempotent.
   virtual void unmap_peers() noexcept = 0;
 };
+
+/// On the CPU: anonymous shared memory. Collective. Ranks of the same process see a peer's heap at the address where
+/// its owner has it (ThreadSanitizer compares addresses); other processes of the host get descriptors of it, through
+/// sockets of their network namespace; other hosts do not map it. Memory is allocated when it is touched. `identity`
+/// says where this rank lives.
+std::unique_ptr<SymmetricHeap> make_host_heap(Bootstrap& bootstrap, const HeapOptions& options,
+                                              const ProcessIdentity& identity = this_process());
+
+/// On GPUs: heap_choice.hpp says which way of sharing memory is used when. Collective. If it fails on one rank, it
+/// throws there, and on the others before their next exchange ends.
+std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Context> context, Bootstrap& bootstrap,
+                                              const HeapOptions& options);
 
 }  // namespace deep_ep

@@ -1,21 +1,20 @@
 #include "csrc/rdma/connections.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstring>
 #include <exception>
-#include <optional>
-#include <span>
 #include <thread>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/executor/own_stream.hpp"
-#include "csrc/rdma/connecting.hpp"
+#include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
-#include "csrc/rdma/wire_choice.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -63,7 +62,113 @@ std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes
   }
 }
 
+/// How connecting went on one rank; all-gathered.
+struct Outcome {
+  bool failed = false;
+  bool may_fall_back = false;
+  std::array<char, 400> why{};
+};
+
+/// Of each set the addresses of the ends at the other sides: end (channel, b) of rank a is connected to end (channel,
+/// a) of rank b. A rank says of each set what its ends have in common, and their numbers: [channels][ranks].
+std::vector<std::vector<QueuePairAddress>> exchange_addresses(Bootstrap& bootstrap,
+                                                              std::span<const ConnectionOptions> sets,
+                                                              std::span<const ConnectedEnds> made) {
+  const auto ranks = static_cast<std::size_t>(bootstrap.size());
+  std::vector<QueuePairAddress> common(sets.size());
+  std::vector<std::uint32_t> numbers;
+  for (std::size_t set = 0; set < sets.size(); ++set) {
+    const std::size_t first = numbers.size();
+    numbers.resize(first + static_cast<std::size_t>(sets[set].channels) * ranks);
+    for (std::size_t end = 0; made[set].ends != nullptr && end < sets[set].ends(); ++end) {
+      common[set] = made[set].ends->address(end);
+      const auto place = static_cast<std::size_t>(sets[set].channel(end)) * ranks;
+      numbers[first + place + static_cast<std::size_t>(sets[set].peer(end))] = common[set].queue_pair;
+    }
+  }
+  const std::size_t common_bytes = common.size() * sizeof(QueuePairAddress);
+  std::vector<std::byte> mine(common_bytes + numbers.size() * sizeof(std::uint32_t));
+  std::memcpy(mine.data(), common.data(), common_bytes);
+  std::memcpy(mine.data() + common_bytes, numbers.data(), mine.size() - common_bytes);
+  const std::vector<std::byte> all = bootstrap.all_gather(mine);
+
+  std::vector<std::vector<QueuePairAddress>> theirs(sets.size());
+  std::size_t first = 0;
+  for (std::size_t set = 0; set < sets.size(); ++set) {
+    for (std::size_t end = 0; end < sets[set].ends(); ++end) {
+      const std::byte* of_peer = all.data() + static_cast<std::size_t>(sets[set].peer(end)) * mine.size();
+      const auto place = static_cast<std::size_t>(sets[set].channel(end)) * ranks;
+      QueuePairAddress& address = theirs[set].emplace_back();
+      std::memcpy(static_cast<void*>(&address), of_peer + set * sizeof address, sizeof address);
+      const std::size_t number = first + place + static_cast<std::size_t>(bootstrap.rank());
+      std::memcpy(&address.queue_pair, of_peer + common_bytes + number * sizeof(std::uint32_t), sizeof(std::uint32_t));
+    }
+    first += static_cast<std::size_t>(sets[set].channels) * ranks;
+  }
+  return theirs;
+}
+
+/// What kernels need to reach the peers: [channels][ranks].
+std::vector<RdmaPeerParams> connect_ends(const ConnectionOptions& options, int num_ranks,
+                                         std::span<const QueuePairAddress> theirs, Ends* ends) {
+  std::vector<RdmaPeerParams> peers(static_cast<std::size_t>(options.channels * num_ranks));
+  if (ends == nullptr) return peers;
+  for (std::size_t end = 0; end < options.ends(); ++end) {
+    peers[static_cast<std::size_t>(options.channel(end) * num_ranks + options.peer(end))] =
+        ends->connect(end, theirs[end]);
+  }
+  ends->start();
+  return peers;
+}
+
 }  // namespace
+
+WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
+  const WireKind wanted = ranks[0].wanted.kind;
+  const auto first = std::find_if(ranks.begin(), ranks.end(), [](const WireFacts& rank) { return rank.needs_rdma; });
+  std::size_t elsewhere = ranks.size();
+  std::size_t without_nic = ranks.size();
+  bool needs_gpu_handler = false;
+  bool needs_cpu_handler = false;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].wanted.kind != wanted) {
+      fail<RankMismatch>("DEEP_EP_RDMA_WIRE is {} on rank 0 but {} on rank {}; it must be equal on all ranks",
+                         name_of(wanted), name_of(ranks[rank].wanted.kind), rank);
+    }
+    if (ranks[rank].wanted.nic != ranks[0].wanted.nic) {
+      fail<RankMismatch>("DEEP_EP_RDMA_WIRE is simulated with other keys on rank 0 than on rank {}; they must be equal",
+                         rank);
+    }
+    if (!ranks[rank].needs_rdma) continue;
+    needs_gpu_handler |= ranks[rank].handler == NicHandler::gpu;
+    needs_cpu_handler |= ranks[rank].handler == NicHandler::cpu;
+    if (elsewhere == ranks.size() && !ranks[rank].process.same_host(first->process)) elsewhere = rank;
+    if (without_nic == ranks.size() && ranks[rank].why_no_nic[0] != '\0') without_nic = rank;
+  }
+  if (first == ranks.end()) return WireKind::local;
+  if (wanted == WireKind::local || wanted == WireKind::simulated) {
+    if (elsewhere != ranks.size()) {
+      fail<SystemError>(
+          "DEEP_EP_RDMA_WIRE={} is impossible: rank {} (host {}) and rank {} (host {}) are not on one host",
+          name_of(wanted), first - ranks.begin(), first->process.host.data(), elsewhere,
+          ranks[elsewhere].process.host.data());
+    }
+    if (wanted == WireKind::local && needs_gpu_handler) {
+      throw SystemError("DEEP_EP_NIC_HANDLER=gpu is impossible with DEEP_EP_RDMA_WIRE=local: no NIC");
+    }
+    if (wanted == WireKind::simulated && needs_cpu_handler) {
+      throw SystemError("DEEP_EP_NIC_HANDLER=cpu is impossible with DEEP_EP_RDMA_WIRE=simulated: kernels ring it");
+    }
+    return wanted;
+  }
+  if (without_nic == ranks.size()) return WireKind::verbs;
+  const char* why = ranks[without_nic].why_no_nic.data();
+  if (wanted == WireKind::automatic && elsewhere == ranks.size() && !needs_gpu_handler) {
+    why_local = fmt::format("rank {} (host {}): {}", without_nic, ranks[without_nic].process.host.data(), why);
+    return WireKind::local;
+  }
+  fail<SystemError>("rank {} (host {}): {}", without_nic, ranks[without_nic].process.host.data(), why);
+}
 
 AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, bool needs_rdma,
                              std::span<const ProcessIdentity> processes, std::optional<RdmaSettings> settings) {
@@ -99,89 +204,130 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
   return wire;
 }
 
-EndsOptions ends_options(const ConnectionOptions& options) {
-  EndsOptions ends{.peers = {},
-                   .port_offsets = {},
-                   .depth = options.depth,
-                   .batch = options.batch,
-                   .long_messages = options.long_messages};
-  for (int channel = 0; channel < options.channels; ++channel) {
-    const int offset =
-        options.port_offsets.empty() ? channel : options.port_offsets.at(static_cast<std::size_t>(channel));
-    for (std::size_t place = 0; place < options.peers.size(); ++place) {
-      ends.peers.push_back(options.peers[place]);
-      ends.port_offsets.push_back(offset + static_cast<int>(place));
+std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
+                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make) {
+  for (NicHandler handler = wanted;;) {
+    std::vector<ConnectedEnds> made(sets.size());
+    agree(bootstrap, "making RDMA queue pairs", [&] {
+      for (std::size_t set = 0; set < sets.size(); ++set) {
+        if (!sets[set].peers.empty()) made[set].ends = make(handler, sets[set]);
+      }
+    });
+    const std::vector<std::vector<QueuePairAddress>> theirs = exchange_addresses(bootstrap, sets, made);
+    const auto connect_all = [&] {
+      for (std::size_t set = 0; set < sets.size(); ++set) {
+        made[set].peers = connect_ends(sets[set], bootstrap.size(), theirs[set], made[set].ends.get());
+      }
+    };
+    if (!may_fall_back) {
+      agree(bootstrap, "connecting RDMA queue pairs", connect_all);
+      return made;
     }
+    Outcome mine;
+    std::exception_ptr thrown;
+    const auto by_kernels = [](const ConnectedEnds& one) { return one.ends != nullptr && one.ends->rung_by_kernels(); };
+    try {
+      connect_all();
+    } catch (const std::exception& error) {
+      thrown = std::current_exception();
+      mine.failed = true;
+      mine.may_fall_back = handler == NicHandler::automatic && std::ranges::any_of(made, by_kernels) &&
+                           dynamic_cast<const SystemError*>(&error) != nullptr;
+      std::string(error.what()).copy(mine.why.data(), mine.why.size() - 1);
+    }
+    const std::vector<Outcome> all = all_gather_values(bootstrap, mine);
+    const auto failed = std::ranges::find_if(all, &Outcome::failed);
+    if (failed == all.end()) return made;
+    if (std::ranges::any_of(all, [](const Outcome& rank) { return rank.failed && !rank.may_fall_back; })) {
+      if (thrown) std::rethrow_exception(thrown);
+      fail<SystemError>("connecting RDMA queue pairs failed on rank {}: {}", failed - all.begin(), failed->why.data());
+    }
+    if (handler != NicHandler::automatic) continue;
+    handler = NicHandler::cpu;
+    if (std::ranges::all_of(made, [](const ConnectedEnds& one) { return one.ends == nullptr; })) continue;
+    log::warn("RDMA: a CPU thread executes what kernels post (DEEP_EP_NIC_HANDLER=cpu), because on rank {}: {}",
+              failed - all.begin(), failed->why.data());
   }
-  return ends;
 }
 
-Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
-                         ConnectionOptions options, AgreedWire wire)
+Connections::Connections(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
+                         ConnectionOptions options, AgreedWire wire, int num_ranks)
     : executor_(std::move(executor)),
       heap_(std::move(heap)),
       options_(std::move(options)),
       wire_(std::move(wire)),
-      num_ranks_(bootstrap.size()) {
-  if (options_.batch == 0) options_.batch = std::min(options_.depth / 2, 64U);
-  agree(bootstrap, "checking the RDMA connections asked for",
-        [&] { check_options(options_, bootstrap.rank(), num_ranks_); });
-  const std::size_t count = static_cast<std::size_t>(options_.channels) * static_cast<std::size_t>(num_ranks_);
-  try {
-    agree(bootstrap, "allocating the table of RDMA connections",
-          [&] { device_peers_ = static_cast<RdmaPeerParams*>(executor_->allocate(count * sizeof(RdmaPeerParams))); });
-    peers_.resize(count);
-    connect(bootstrap);
-  } catch (...) {
-    ends_.reset();
-    executor_->free(device_peers_);
-    throw;
-  }
-}
+      num_ranks_(num_ranks),
+      peers_(static_cast<std::size_t>(options_.channels * num_ranks)),
+      device_peers_(device_memory<RdmaPeerParams>(executor_, peers_.size() * sizeof(RdmaPeerParams))) {}
 
-Connections::~Connections() {
-  ends_.reset();
-  executor_->free(device_peers_);
-}
-
-void Connections::connect(Bootstrap& bootstrap) {
-  executor_->make_current();
-  const auto make = [&](NicHandler handler) -> std::unique_ptr<Ends> {
-    if (options_.peers.empty()) return nullptr;
-    const EndsOptions options = ends_options(options_);
-    if (wire_.kind == WireKind::local) return make_local_ends(executor_, *heap_, bootstrap.rank(), options);
-    if (wire_.kind == WireKind::simulated) {
-      return make_simulated_ends(executor_, *heap_, bootstrap.rank(), options, wire_.settings.wire.nic);
+std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap, std::shared_ptr<Executor> executor,
+                                                            std::shared_ptr<SymmetricHeap> heap,
+                                                            std::span<const ConnectionOptions> sets,
+                                                            const AgreedWire& wire) {
+  std::vector<ConnectionOptions> checked(sets.begin(), sets.end());
+  agree(bootstrap, "checking the RDMA connections asked for", [&] {
+    for (ConnectionOptions& options : checked) {
+      if (options.batch == 0) options.batch = std::min(options.depth / 2, 64U);
+      check_options(options, bootstrap.rank(), bootstrap.size());
     }
-    verbs::NicAccess access = verbs::open_nic(wire_.nic.value(), *executor_, wire_.settings);
-    access.handler = handler;
-    return verbs::make_nic_ends(access, executor_, *heap_, options);
-  };
-  ConnectedEnds connected = make_connected_ends(bootstrap, options_, wire_.handler, wire_.may_fall_back, make);
-  peers_ = std::move(connected.peers);
-  agree(bootstrap, "copying the table of RDMA connections", [&] {
-    const OwnStream stream(*executor_);
-    executor_->copy(device_peers_, peers_.data(), peers_.size() * sizeof(RdmaPeerParams), stream.get());
-    executor_->synchronize(stream.get());
   });
-  ends_ = std::move(connected.ends);
-  connected_ = true;
-  log::info("rdma: rank {}: {}", bootstrap.rank(), describe());
+  std::vector<std::unique_ptr<Connections>> made;
+  agree(bootstrap, "allocating the table of RDMA connections", [&] {
+    for (ConnectionOptions& options : checked) {
+      made.emplace_back(new Connections(executor, heap, std::move(options), wire, bootstrap.size()));
+    }
+  });
+  std::vector<Connections*> all;
+  for (const auto& one : made) all.push_back(one.get());
+  connect(bootstrap, all);
+  return made;
+}
+
+Connections::~Connections() = default;
+
+void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> sets) {
+  Connections& any = *sets.front();
+  any.executor_->make_current();
+  const AgreedWire& wire = any.wire_;
+  const auto make_ends = [&](NicHandler handler, const ConnectionOptions& options) {
+    if (wire.kind == WireKind::local) return make_local_ends(any.executor_, *any.heap_, bootstrap.rank(), options);
+    if (wire.kind == WireKind::simulated) {
+      return make_simulated_ends(any.executor_, *any.heap_, bootstrap.rank(), options, wire.settings.wire.nic);
+    }
+    verbs::NicAccess access = verbs::open_nic(wire.nic.value(), *any.executor_, wire.settings);
+    access.handler = handler;
+    return verbs::make_nic_ends(access, any.executor_, *any.heap_, options);
+  };
+  std::vector<ConnectionOptions> options;
+  for (const Connections* one : sets) options.push_back(one->options_);
+  std::vector<ConnectedEnds> connected =
+      make_connected_ends(bootstrap, options, wire.handler, wire.may_fall_back, make_ends);
+  agree(bootstrap, "copying the table of RDMA connections", [&] {
+    const OwnStream stream(*any.executor_);
+    for (std::size_t set = 0; set < sets.size(); ++set) {
+      Connections& one = *sets[set];
+      one.peers_ = std::move(connected[set].peers);
+      any.executor_->copy(one.device_peers_.get(), one.peers_.data(), one.peers_.size() * sizeof(RdmaPeerParams),
+                          stream.get());
+    }
+    any.executor_->synchronize(stream.get());
+  });
+  for (std::size_t set = 0; set < sets.size(); ++set) {
+    sets[set]->ends_ = std::move(connected[set].ends);
+    sets[set]->connected_ = true;
+    log::info("rdma: rank {}: {}", bootstrap.rank(), sets[set]->describe());
+  }
 }
 
 void Connections::reconnect(Bootstrap& bootstrap) {
   connected_ = false;
   ends_.reset();
-  connect(bootstrap);
+  connect(bootstrap, std::array{this});
   bootstrap.barrier();  // where it has failed on a rank, it fails on all
 }
 
 const RdmaPeerParams& Connections::peer(int channel, int rank) const {
   return peers_.at(static_cast<std::size_t>(channel * num_ranks_ + rank));
-}
-
-bool Connections::reaches(int rank) const {
-  return std::find(options_.peers.begin(), options_.peers.end(), rank) != options_.peers.end();
 }
 
 void Connections::check() const {

@@ -1,8 +1,9 @@
-// A rank's RDMA connections: to every peer that it reaches by RDMA, an exclusive queue pair for each channel.
+// A rank's RDMA connections: over which wire ranks reach each other, and to every peer that a rank reaches by RDMA an
+// exclusive queue pair for each channel.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,8 +12,9 @@
 
 #include "csrc/memory/process_identity.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
-#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
+#include "csrc/rdma/ends.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep {
@@ -22,21 +24,19 @@ class Executor;
 
 namespace deep_ep::rdma {
 
-struct ConnectionOptions {
-  /// Ranks reached by RDMA, never this one. If rank a names rank b, b names a.
-  std::vector<int> peers = {};
-  /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
-  int channels = 1;
-  /// Of each channel, for NICs whose physical ports are bonded: a channel reaches the peer at place p of `peers` by the
-  /// physical port (offset + p) modulo the number of ports. Channels that carry rows at the same time have consecutive
-  /// offsets. Empty: the channels' numbers.
-  std::vector<int> port_offsets = {};
-  std::uint32_t depth = 1024;  ///< entries of each queue pair; a power of two from 64 to 32768
-  /// Entries after which a kernel rings unasked, 1 to depth / 2. 0: half the depth, at most 64, so that the rows of a
-  /// warp and the word behind them go by one doorbell.
-  std::uint32_t batch = 0;
-  bool long_messages = true;  ///< see EndsOptions
+/// What one rank knows of its wire; all-gathered, so that every rank decides on the same facts.
+struct WireFacts {
+  ProcessIdentity process;
+  WireSetting wanted;
+  bool needs_rdma = false;  ///< it reaches at least one rank by RDMA
+  NicHandler handler = NicHandler::automatic;
+  std::array<char, 400> why_no_nic{};  ///< empty: it has one
 };
+
+/// automatic: `verbs` if every rank that needs RDMA has a NIC, or if they are on several hosts; else `local`, with the
+/// first reason in `why_local`. Throws the same on every rank: RankMismatch when they ask for different wires,
+/// SystemError, naming a rank, when a wire cannot work. Without a rank that needs RDMA: `local`.
+WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local);
 
 /// The wire of a buffer's RDMA traffic, as all ranks agree on it.
 struct AgreedWire {
@@ -54,11 +54,21 @@ struct AgreedWire {
                           std::span<const ProcessIdentity> processes, std::optional<RdmaSettings> settings = {});
 };
 
-class Ends;
-struct EndsOptions;
+/// Makes the ends of this rank for a set of queue pairs and a handler.
+using MakeEnds = std::function<std::unique_ptr<Ends>(NicHandler handler, const ConnectionOptions& options)>;
 
-/// An end for each channel and peer, channel by channel.
-EndsOptions ends_options(const ConnectionOptions& options);
+struct ConnectedEnds {
+  std::unique_ptr<Ends> ends;         ///< null where the set reaches nobody
+  std::vector<RdmaPeerParams> peers;  ///< [channels][ranks], for kernels
+};
+
+/// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them; addresses of
+/// all sets go in one exchange. Connecting is what a device or fabric may refuse although all else worked: where that
+/// happens to ends that kernels ring, and nobody insists on them, every rank that leaves the handler open makes its
+/// ends again, for the handler `cpu`. Otherwise throws, on every rank. `may_fall_back`: some rank leaves the handler
+/// open and has a device, the same on all ranks; else no exchange is spent on how connecting went.
+std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
+                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make);
 
 /// Made collectively by all ranks of the bootstrap, including those that reach nobody by RDMA. Peers are reached in the
 /// whole heap; work requests address it by offsets. Signals may lie anywhere in it: it is registered with strict
@@ -69,22 +79,21 @@ EndsOptions ends_options(const ConnectionOptions& options);
 /// ended. What they posted may still be under way and would be lost: see drain().
 class Connections {
  public:
-  /// InvalidArgument for options out of range, RankMismatch if the ranks do not fit together, SystemError if a NIC
-  /// refuses; on every rank if it fails on one.
-  Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
-              ConnectionOptions options, AgreedWire wire);
+  /// One object for each set of queue pairs; they are connected together. InvalidArgument for options out of range,
+  /// RankMismatch if the ranks do not fit together, SystemError if a NIC refuses; on every rank if it fails on one.
+  static std::vector<std::unique_ptr<Connections>> make(Bootstrap& bootstrap, std::shared_ptr<Executor> executor,
+                                                        std::shared_ptr<SymmetricHeap> heap,
+                                                        std::span<const ConnectionOptions> sets,
+                                                        const AgreedWire& wire);
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
   /// [channels][ranks] in memory that kernels of this rank read; the address stays the same for life. Entries of
   /// ranks that are not reached by RDMA have queue.depth == 0 and nothing else.
-  const RdmaPeerParams* device_peers() const { return device_peers_; }
+  const RdmaPeerParams* device_peers() const { return device_peers_.get(); }
   /// The same, as the host sees it.
   const RdmaPeerParams& peer(int channel, int rank) const;
-  bool reaches(int rank) const;
-  /// False after new connections could not be made: kernels must not use the old ones, which are gone.
-  bool connected() const { return connected_; }
 
   /// Throws SystemError for the first operation that failed, as far as the host sees it: the `cpu` handler sees all,
   /// the `gpu` handler those of rings in host memory (kernels put the others on record), and queue pairs of which
@@ -103,14 +112,16 @@ class Connections {
   void drain_at_end(int rank, double timeout_s) const noexcept;
 
   /// Collective, while no kernel of any rank uses the connections: destroys all queue pairs and makes new ones. Failed
-  /// ones work again; nothing is outstanding. Throws like the constructor; kernels must not use the connections then.
+  /// ones work again; nothing is outstanding. Throws like make(); kernels must not use the connections then.
   void reconnect(Bootstrap& bootstrap);
 
   /// "7 peers x 3 channels, handler cpu, wire local".
   std::string describe() const;
 
  private:
-  void connect(Bootstrap& bootstrap);
+  Connections(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, ConnectionOptions options,
+              AgreedWire wire, int num_ranks);
+  static void connect(Bootstrap& bootstrap, std::span<Connections* const> sets);
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;
@@ -118,8 +129,8 @@ class Connections {
   AgreedWire wire_;
   int num_ranks_ = 0;
   std::vector<RdmaPeerParams> peers_;  ///< [channels][ranks]
-  RdmaPeerParams* device_peers_ = nullptr;
-  bool connected_ = false;
+  std::shared_ptr<RdmaPeerParams> device_peers_;
+  bool connected_ = false;      ///< else new connections could not be made, and the old ones are gone
   std::unique_ptr<Ends> ends_;  ///< null where nobody is reached; last: uses the rest
 };
 

@@ -13,12 +13,30 @@
 
 namespace deep_ep::rdma {
 
-struct EndsOptions {
-  std::vector<int> peers = {};         ///< rank at the other side of each end; a rank may be there several times
-  std::vector<int> port_offsets = {};  ///< of each end among a NIC's bonded ports; empty: 0, 1, 2, ...
-  std::uint32_t depth = 0;             ///< entries of each ring; a power of two from 64 to 32768
-  std::uint32_t batch = 0;             ///< entries after which a kernel rings unasked, 1 to depth / 2
-  bool long_messages = true;           ///< throughput counts, of messages of many rows: for a simulated NIC
+/// A set of queue pairs: one for each channel and peer.
+struct ConnectionOptions {
+  /// Ranks reached by RDMA, never this one. If rank a names rank b, b names a.
+  std::vector<int> peers = {};
+  /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
+  int channels = 1;
+  /// Of each channel, for NICs whose physical ports are bonded: a channel reaches the peer at place p of `peers` by the
+  /// physical port (offset + p) modulo the number of ports. Channels that carry rows at the same time have consecutive
+  /// offsets. Empty: the channels' numbers.
+  std::vector<int> port_offsets = {};
+  std::uint32_t depth = 1024;  ///< entries of each ring; a power of two from 64 to 32768
+  /// Entries after which a kernel rings unasked, 1 to depth / 2. For Connections 0 is half the depth, at most 64, so
+  /// that the rows of a warp and the word behind them go by one doorbell.
+  std::uint32_t batch = 0;
+  bool long_messages = true;  ///< throughput counts, of messages of many rows: for a simulated NIC
+
+  /// Ends are numbered channel by channel, in the order of `peers`.
+  std::size_t ends() const { return peers.size() * static_cast<std::size_t>(channels); }
+  int peer(std::size_t end) const { return peers[end % peers.size()]; }
+  int channel(std::size_t end) const { return static_cast<int>(end / peers.size()); }
+  int port_offset(std::size_t end) const {
+    const int offset = port_offsets.empty() ? channel(end) : port_offsets.at(end / peers.size());
+    return offset + static_cast<int>(end % peers.size());
+  }
 };
 
 struct QueuePairReport {
@@ -26,13 +44,13 @@ struct QueuePairReport {
   bool well = false;  ///< it can send, and all that was posted is complete and counted by the device
 };
 
-/// Made for a list of peers, then all are connected, then start() is called, then kernels use them. The heap and its
-/// mappings outlive them. Destroying them stops whoever executes first.
+/// Made for a set of queue pairs, then all are connected, then start() is called, then kernels use them. The heap and
+/// its mappings outlive them. Destroying them stops whoever executes first.
 class Ends {
  public:
   virtual ~Ends() = default;
 
-  /// For the peer's connect().
+  /// For the peer's connect(). Ends of one object differ only in the number of the queue pair.
   virtual QueuePairAddress address(std::size_t end) const = 0;
   /// `peer` is the address of the end at the other side. Returns what kernels need. RankMismatch where the two cannot
   /// talk.

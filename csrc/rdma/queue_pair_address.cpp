@@ -1,10 +1,8 @@
 #include "csrc/rdma/queue_pair_address.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
@@ -80,28 +78,6 @@ bool has_global_route(const QueuePairAddress& own, const QueuePairAddress& peer)
 std::uint16_t destination_lid(const QueuePairAddress& own, const QueuePairAddress& peer) {
   const bool by_router = both_have_gids(own, peer) && !same_subnet(own.gid, peer.gid) && has_floating_lid(peer.gid);
   return by_router ? static_cast<std::uint16_t>(peer.gid[4] << 8 | peer.gid[5]) : peer.lid;
-}
-
-std::vector<QueuePairAddress> exchange_addresses(Bootstrap& bootstrap, int channels, std::span<const int> peers,
-                                                 std::span<const QueuePairAddress> mine) {
-  // Every rank tells all: a table [channels][ranks].
-  const auto count = static_cast<std::size_t>(channels) * static_cast<std::size_t>(bootstrap.size());
-  const auto place = [&](int channel, int rank) { return static_cast<std::size_t>(channel * bootstrap.size() + rank); };
-  std::vector<QueuePairAddress> table(count);
-  std::size_t end = 0;
-  for (int channel = 0; channel < channels; ++channel) {
-    for (const int peer : peers) table[place(channel, peer)] = mine[end++];
-  }
-  const std::vector<std::byte> bytes = bootstrap.all_gather(std::as_bytes(std::span(table)));
-  std::vector<QueuePairAddress> all(count * static_cast<std::size_t>(bootstrap.size()));
-  std::memcpy(static_cast<void*>(all.data()), bytes.data(), bytes.size());
-  std::vector<QueuePairAddress> theirs;
-  for (int channel = 0; channel < channels; ++channel) {
-    for (const int peer : peers) {
-      theirs.push_back(all[static_cast<std::size_t>(peer) * count + place(channel, bootstrap.rank())]);
-    }
-  }
-  return theirs;
 }
 
 }  // namespace deep_ep::rdma

@@ -2,17 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <vector>
 
 #include "csrc/rdma/discovery/gid.hpp"
-
-namespace deep_ep {
-class Bootstrap;
-}
 
 namespace deep_ep::rdma {
 
@@ -48,10 +42,5 @@ bool has_global_route(const QueuePairAddress& own, const QueuePairAddress& peer)
 /// The LID that packets to the peer go to: its own, or between subnets the one of the router, where its GID names it
 /// (fec0::, "floating LID").
 std::uint16_t destination_lid(const QueuePairAddress& own, const QueuePairAddress& peer);
-
-/// Collective. `mine`: addresses of this rank's ends, [channels][peers]. Returns those of the ends at the other sides,
-/// in the same order: end (channel, b) of rank a is connected to end (channel, a) of rank b.
-std::vector<QueuePairAddress> exchange_addresses(Bootstrap& bootstrap, int channels, std::span<const int> peers,
-                                                 std::span<const QueuePairAddress> mine);
 
 }  // namespace deep_ep::rdma

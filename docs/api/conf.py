@@ -14,7 +14,8 @@ sys.path.insert(0, str(root / "python"))
 project = "deep_ep"
 copyright = "the deep_ep authors"
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "docs/**.md", "results/README.md", "machine/README.md"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md", "docs/**.md", "results/**.md", "machine/README.md", "simulation/README.md",
+                    "tests/python/engines.md", "tests/mutants/README.md", "tests/rdma/review.md"]
 extensions = ["myst_parser", "breathe", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = "deep_ep"

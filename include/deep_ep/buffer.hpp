@@ -103,6 +103,14 @@ class Buffer {
 
   // ---------------------------------------------------------- the second interface: see elastic.hpp, row_layout.hpp
 
+  /// Sends every token to the ranks that own its experts. A row crosses to a rank once.
+  /// @throws InvalidArgument between nodes, and with `exact` while the stream is being recorded into a CUDA graph.
+  /// @throws OutOfMemory when the window has no room for the selections and one token's rows.
+  ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call = {});
+  /// Sends rows where those of an earlier dispatch went. No host wait; may be recorded into a CUDA graph.
+  /// @throws InvalidArgument between nodes. @throws OutOfMemory as the first one.
+  ElasticCachedDispatchResult dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
+                                               const CallOptions& call = {});
   /// Adds up, for each token, the rows that the ranks of its experts hold. No host wait; may be recorded into a CUDA
   /// graph.
   /// @returns sums of bias_0, bias_1 and then, with `each_selection`, the rows of all selections in their order;

@@ -1,17 +1,89 @@
-// The combine of DeepEP's second interface (ElasticBuffer), among ranks of one node. Symbols as in buffer.hpp and
-// row_layout.hpp: M most tokens of a rank, N received rows with their metadata.
+// Dispatch and combine of DeepEP's second interface (ElasticBuffer), among ranks of one node. Symbols as in buffer.hpp
+// and row_layout.hpp: M most tokens of a rank, N received rows with their metadata, X rows of the expanded layout.
 //
 // Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device. All of them are read on the
 // device, when the call's kernel runs.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "deep_ep/config.hpp"
+#include "deep_ep/executor.hpp"
 #include "deep_ep/normal_mode.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
+
+/// A dispatch. Equal on all ranks: dtype and width of every tensor, E, M, which of the optional tensors are given, and
+/// `config.num_sms`. RankMismatch where they are not.
+struct ElasticDispatchArguments {
+  ConstTensorView x = {};                            ///< [T, H], as DispatchArguments::x
+  std::optional<ConstTensorView> x_scales = {};      ///< [T, S], as DispatchArguments::x_scales
+  ConstTensorView topk_idx = {};                     ///< [T, K] int32 or int64; what is no expert selects nothing
+  std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32
+  std::optional<TensorView> stats = {};              ///< [E / R] int32: to which the counts are added
+  int num_experts = 0;                               ///< E
+  int max_tokens = 0;                                ///< M
+  int expert_alignment = 1;                          ///< as DispatchArguments::expert_alignment
+  /// The host waits, and results have exact sizes. Otherwise N is R * M, X is what as many may need, and rows behind
+  /// the last one hold nothing; their indices are -1.
+  bool exact = true;
+  bool expand = false;               ///< results are of the expanded layout
+  bool zero_padding = false;         ///< with `expand`: its gaps are zero
+  bool column_major_scales = false;  ///< received scales have strides (1, rows rounded up to 4)
+  bool copy_selections = false;      ///< the handle has a copy of topk_idx
+  Config config = {};                ///< SMs and warps of this rank's call; further SMs number rows
+};
+
+/// For later calls: the results of RowNumbering, and where rows went.
+struct ElasticDispatchHandle {
+  Tensor source_ends = {}, expert_ends = {}, expert_counts = {};
+  Tensor metadata = {}, local = {}, rows_at_owners = {};
+  Tensor sent_to = {};   ///< [T, R] uint8: to which ranks each token's row went
+  Tensor topk_idx = {};  ///< with `copy_selections`
+};
+
+/// Tensors hold their contents behind the call, in stream order.
+struct ElasticDispatchResult {
+  Tensor recv_x = {};  ///< [N, H] by source rank, then by token; expanded: [X, H]
+  std::optional<Tensor> recv_x_scales = {};
+  std::optional<Tensor> recv_topk_idx = {};          ///< not expanded: [N, K], index among this rank's experts, or -1
+  std::optional<Tensor> recv_topk_weights = {};      ///< [N, K], 0 where the index is -1; expanded: [X]
+  std::vector<int> num_recv_tokens_per_expert = {};  ///< [E / R], rounded up; empty without `exact`
+  std::int64_t num_expanded = 0;                     ///< X
+  ElasticDispatchHandle handle = {};
+  EventHandle event = {};  ///< set with async_finish
+};
+
+/// A dispatch whose rows go where those of an earlier one went. The host does not wait.
+struct ElasticCachedDispatchArguments {
+  ConstTensorView x = {};  ///< as many rows as then; H and dtype are free
+  std::optional<ConstTensorView> x_scales = {};
+  std::optional<ConstTensorView> topk_weights = {};   ///< [T, K] float32
+  ConstTensorView sent_to = {};                       ///< of the handle; the same for those that follow
+  ConstTensorView metadata = {};                      ///< [N, K + 2] int32; the columns of a row next to each other
+  ConstTensorView source_ends = {};                   ///< [R] int32
+  ConstTensorView local = {};                         ///< [N, K] int32
+  std::optional<ConstTensorView> expert_counts = {};  ///< [E / R] int32, with `expand`: gaps become zero
+  int max_tokens = 0;                                 ///< M
+  int expert_alignment = 1;                           ///< of the gaps
+  bool expand = false;
+  std::int64_t num_expanded = 0;     ///< X, with `expand`
+  DType index_dtype = DType::int64;  ///< of recv_topk_idx
+  bool column_major_scales = false;
+  Config config = {};
+};
+
+/// As ElasticDispatchResult.
+struct ElasticCachedDispatchResult {
+  Tensor recv_x = {};
+  std::optional<Tensor> recv_x_scales = {};
+  std::optional<Tensor> recv_topk_idx = {};
+  std::optional<Tensor> recv_topk_weights = {};
+  EventHandle event = {};
+};
 
 /// Equal on all ranks: H, K, E, M, `each_selection`, and whether there are weights.
 struct ElasticCombineArguments {

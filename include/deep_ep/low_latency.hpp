@@ -33,30 +33,22 @@
 
 namespace deep_ep {
 
-/// How received rows are arranged.
-enum class LowLatencyLayout : std::uint8_t {
-  expert_major,  ///< a row for each (token, local expert): recv_x [L, R * M, H]
-  rank_major,    ///< a row for each token: recv_x [R, M, H] by source rank, with the row's local experts beside it
-};
-
 /// A dispatch, as combine needs to know it. Copies share the tensors.
 struct LowLatencyHandle {
-  /// expert_major: [L, R * M] int32, token index at its source for each valid row; rank_major: [R, M] int32.
+  /// [L, R * M] int32: token index at its source for each valid row.
   Tensor src_info = {};
-  /// Which rows of recv_x come from which source, as (first row << 32) | number of rows. expert_major: [L, R] int64;
-  /// rank_major: [R] int64, the first row being 0.
+  /// [L, R] int64: which rows of recv_x come from which source, as (first row << 32) | number of rows.
   Tensor layout_range = {};
   /// [2 + M + M * K, R] int32, a column for each source: how many tokens it sent; their indices at the source (M
   /// places); and for each of those tokens where the rows of its K selections lie in recv_x (-1: on another rank).
   /// Last, in the first column, the dispatch's number, by which combine finds out that ranks use handles of different
   /// ones.
   Tensor row_table = {};
-  LowLatencyLayout layout = LowLatencyLayout::expert_major;  ///< of the dispatch's recv_x
-  int num_tokens = 0;                                        ///< T, of this rank
-  int max_tokens = 0;                                        ///< M
-  int num_topk = 0;                                          ///< K
-  int num_experts = 0;                                       ///< E
-  std::int64_t hidden = 0;                                   ///< H
+  int num_tokens = 0;       ///< T, of this rank
+  int max_tokens = 0;       ///< M
+  int num_topk = 0;         ///< K
+  int num_experts = 0;      ///< E
+  std::int64_t hidden = 0;  ///< H
 };
 
 /// Equal on all ranks: everything but T, the tensors' contents, the statistics, and config.
@@ -65,17 +57,14 @@ struct LowLatencyDispatchArguments {
   ConstTensorView x = {};
   /// [T, K] int32 or int64, K <= 32; negative: no selection. A token may name an expert twice: it gets two rows.
   ConstTensorView topk_idx = {};
-  /// [T, K] float32: travels with the rows. rank_major only, InvalidArgument otherwise.
-  std::optional<ConstTensorView> topk_weights = {};
   /// M, 1 or more; M * K is at most 65535. For what fits see Buffer::low_latency_bytes_hint.
   int max_tokens = 0;
   int num_experts = 0;  ///< E, a multiple of R, at most 65535
   /// Cast each 128 channels to float8_e4m3 with a float32 scale of their own. Neither this nor use_nvfp4: rows travel
   /// in bfloat16. Both: InvalidArgument.
   bool use_fp8 = true;
-  bool round_scale = false;      ///< scales are powers of two; needs use_fp8
-  bool use_ue8m0 = false;        ///< scales are exponents, four in an int32, the first lowest; needs round_scale
-  bool scale_per_token = false;  ///< with use_fp8: one float32 scale for each token; without use_ue8m0
+  bool round_scale = false;  ///< scales are powers of two; needs use_fp8
+  bool use_ue8m0 = false;    ///< scales are exponents, four in an int32, the first lowest; needs round_scale
   /// Casts as quantisers for training do, so that both see the same bits: true divisions, a smaller floor. Without
   /// use_fp8, and with round_scale, it has no effect.
   bool align_fp8_quantization = false;
@@ -86,16 +75,15 @@ struct LowLatencyDispatchArguments {
   /// x_global_scale. None: 1. (448 * 6 / the largest magnitude of all uses the whole range.) Receivers must know the
   /// senders'.
   std::optional<ConstTensorView> x_global_scale = {};
-  LowLatencyLayout layout = LowLatencyLayout::expert_major;  ///< of recv_x, here and in combine
   /// [L] int32: each entry grows by the number of rows that the expert received.
   std::optional<TensorView> cumulative_local_expert_recv_stats = {};
   /// [R] int64: each entry grows by the clock cycles spent waiting for the source.
   std::optional<TensorView> wait_recv_cost_stats = {};
-  /// [L, W] (rank_major: [R, W]) int64: words by which another kernel sees, while the call still receives, which rows
-  /// are there; each stands for arrival_rows rows, W of them for all. deep_ep/arrivals.hpp says what they hold, and
-  /// when. InvalidArgument for a buffer with masking.
+  /// [L, W] int64: words by which another kernel sees, while the call still receives, which rows are there; each stands
+  /// for arrival_rows rows, W of them for all. deep_ep/arrivals.hpp says what they hold, and when. InvalidArgument for
+  /// a buffer with masking.
   std::optional<TensorView> arrival_counters = {};
-  /// A power of two below 2^20, with arrival_counters. 0: W is 1, and a word stands for all rows of its expert (rank).
+  /// A power of two below 2^20, with arrival_counters. 0: W is 1, and a word stands for all rows of its expert.
   int arrival_rows = 0;
   /// Send only; the result's hook enqueues the receive part. Not with CallOptions::async_finish. InvalidArgument when
   /// two dispatches already wait for their hooks.
@@ -108,21 +96,16 @@ struct LowLatencyDispatchArguments {
 
 /// The result of Buffer::low_latency_dispatch; with return_recv_hook the tensors hold it behind the hook only.
 struct LowLatencyDispatchResult {
-  /// bfloat16 or float8_e4m3; NVFP4: uint8, [.., .., H / 2] with the first of two values in the lower half of a byte.
-  /// expert_major: [L, R * M, H], rows 0 .. recv_count[l] - 1 of each expert are valid, by
-  /// source rank, then by token. rank_major: [R, M, H], rows 0 .. recv_count[s] - 1 of each source are valid, by token.
-  /// The contents of the others are undefined.
+  /// [L, R * M, H] bfloat16 or float8_e4m3; NVFP4: uint8 [L, R * M, H / 2] with the first of two values in the lower
+  /// half of a byte. Rows 0 .. recv_count[l] - 1 of each expert are valid, by source rank, then by token. The contents
+  /// of the others are undefined.
   Tensor recv_x = {};
-  /// float32 [.., .., H / 128] (scale_per_token: [.., .., 1]) or int32 [.., .., H / 512] for the rows of recv_x; the
-  /// last two dimensions are column-major. NVFP4: uint8 [L or R, tiles, H / 64, 512], in the order in which tensor
-  /// cores load them: a tile is 128 rows of recv_x (the last one may be longer than that), and scale c % 4 of row r of
-  /// a tile lies at 16 * (r % 32) + 4 * (r / 32) of the 512 bytes for c / 4.
+  /// float32 [L, R * M, H / 128] or int32 [L, R * M, H / 512] for the rows of recv_x; the last two dimensions are
+  /// column-major. NVFP4: uint8 [L, tiles, H / 64, 512], in the order in which tensor cores load them: a tile is 128
+  /// rows of recv_x (the last one may be longer than that), and scale c % 4 of row r of a tile lies at 16 * (r % 32) +
+  /// 4 * (r / 32) of the 512 bytes for c / 4.
   std::optional<Tensor> recv_x_scales = {};
-  Tensor recv_count = {};  ///< int32: [L] (expert_major) or [R] (rank_major)
-  /// rank_major: [R, M, K] int32, this rank's expert of each selection, -1: on another rank or none.
-  std::optional<Tensor> recv_topk_idx = {};
-  /// rank_major, where weights were sent: [R, M, K] float32, 0 where the index is -1.
-  std::optional<Tensor> recv_topk_weights = {};
+  Tensor recv_count = {};        ///< [L] int32
   LowLatencyHandle handle = {};  ///< for combine
   EventHandle event = {};        ///< set with async_finish
   /// Set with return_recv_hook: enqueues the receive part; a second call does nothing.
@@ -143,22 +126,18 @@ struct LowLatencyOverlap {
   int num_sms = 0;  ///< the send part takes so many at most: the kernel that it waits for needs others. 0: as config
 };
 
-/// Equal on all ranks: H, use_fp8, the dispatch that the handle is of, and what that had in common.
+/// Equal on all ranks: H, the dispatch that the handle is of, and what that had in common.
 /// RankMismatch where they are not.
 struct LowLatencyCombineArguments {
   /// The experts' output, bfloat16, rows where the dispatch's recv_x had them, from a multiple of 16 bytes on. Only
-  /// valid rows are read. H may differ from the dispatch's. rank_major: each row already is the weighted sum over its
-  /// local experts.
+  /// valid rows are read. H may differ from the dispatch's.
   ConstTensorView x = {};
   /// [T, K]: as dispatched; a selection that has since become negative is left out. RankMismatch where one names
   /// another expert. (Where its rank got no row of the token at all, TimeoutError names that rank.)
   ConstTensorView topk_idx = {};
-  ConstTensorView topk_weights = {};         ///< [T, K] float32; expert_major: rows are multiplied by them
+  ConstTensorView topk_weights = {};         ///< [T, K] float32: rows are multiplied by them
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
   bool use_logfmt = false;  ///< accepted for DeepEP's callers, without effect: rows travel as without it
-  /// Rows travel in FP8, with a float32 scale for each 128 channels: half the bytes, but an error of up to 1/16 of each
-  /// value that travels, or of 2^-10 / 448 of the largest of its 128, if that is more.
-  bool use_fp8 = false;
   /// [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory.
   std::optional<TensorView> out = {};
   std::optional<TensorView> wait_recv_cost_stats = {};  ///< [R] int64, as for dispatch

@@ -52,13 +52,10 @@ struct DispatchArguments {
   /// [T, S] float32 or int32, any strides, S any number: travels with the rows of x, usually 8-bit ones.
   std::optional<ConstTensorView> x_scales = {};
 
-  // The layout, from get_dispatch_layout or made alike; or num_experts instead, inside a node.
+  // The layout, from get_dispatch_layout or made alike.
   ConstTensorView num_tokens_per_rank = {};    ///< [R] int32
   ConstTensorView is_token_in_rank = {};       ///< [T, R] boolean or uint8; it alone decides where rows go
   ConstTensorView num_tokens_per_expert = {};  ///< [E] int32
-
-  /// E, without the layout: topk_idx says where rows go; an index beyond the experts selects nothing. 0: layout given.
-  int num_experts = 0;
 
   std::optional<ConstTensorView> topk_idx = {};      ///< [T, K] int32 or int64, K <= 32; negative: no selection
   std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32; not without topk_idx
@@ -67,9 +64,6 @@ struct DispatchArguments {
   /// 0: exact sizes, for which the host waits. > 0: no host wait, and outputs have this many rows; rows beyond N hold
   /// topk_idx -1 and are otherwise unspecified. If more rows than that arrive, the next call throws OutOfMemory.
   std::int64_t num_worst_tokens = 0;
-  /// With exact sizes: this rank gets at most so many rows; 0: not known. Inside a node, if the window has room for so
-  /// many, rows travel there before the host knows how many come, and then into the outputs. InvalidArgument for more.
-  std::int64_t most_rows = 0;
   Config config = {};  ///< SMs and warps of this rank's call
 
   /// Sets the three tensors of the layout; they must stay alive as if they had been set one by one.

@@ -55,6 +55,10 @@ struct InternodeOptions {
   int lanes = 0;
   /// No more lanes than this. 0: no bound.
   int num_qps_per_rank = 0;
+  /// With several nodes these take the place of BufferOptions::heap_bytes and window_bytes; equal on all ranks. 0 bytes
+  /// of the heap: they do not.
+  std::size_t heap_bytes = 0;
+  std::size_t window_bytes = 0;  ///< see heap_bytes
 };
 
 /// The options of a Buffer. All fields but timeout_s, reject_unknown_experts, comm_stream, num_qps_per_rank,
@@ -100,9 +104,7 @@ struct CallOptions {
   StreamHandle stream = nullptr;    ///< the caller's current stream
   EventHandle previous_event = {};  ///< the call comes after this, not after the work of `stream`
   bool async_finish = false;        ///< do not make `stream` wait for the call; the result carries an event
-  /// Results lie in the library's memory. Inside a node, rows that dispatch receives and recv_src_idx of the handle lie
-  /// in the window, if it holds them, and only until the buffer's next call: for a caller that copies them elsewhere
-  /// before. How much of the heap is in use makes no difference then.
+  /// Results lie in the library's memory.
   bool library_memory = false;
 };
 

@@ -41,10 +41,11 @@ struct Call {
     return {counter, scratch, epoch, whole_block(!aborted(wait), scratch)};
   }
 
-  /// By all threads of the block, when its work is done. The last block does `finish()` for all of them.
-  template <class Finish>
+  /// By all threads of the block, when its work is done. The last block does `finish()` for all of them. Scope::gpu is
+  /// cheaper, and enough where that raises no signals.
+  template <Scope S = Scope::system, class Finish>
   DEEP_EP_DEVICE void end(Finish finish) const {
-    if (!last_block_to_arrive(&counter.arrived, scratch)) return;
+    if (!last_block_to_arrive<S>(&counter.arrived, scratch)) return;
     finish();
     block::sync();
     if (thread_index() == 0 && begun) counter.count(epoch);

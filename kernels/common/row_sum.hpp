@@ -11,6 +11,23 @@
 
 namespace deep_ep::device {
 
+/// Adds eight values of bfloat16 to a lane's sums.
+DEEP_EP_DEVICE void add_bf16(float (&sum)[8], const Vec16& vector) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum[2 * i] += bf16_low(vector.word[i]);
+    sum[2 * i + 1] += bf16_high(vector.word[i]);
+  }
+}
+
+/// Rounds them.
+DEEP_EP_DEVICE Vec16 pack_sum(const float (&sum)[8]) {
+  Vec16 packed;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+  return packed;
+}
+
 /// A piece of a row: a whole warp's registers.
 struct RowSum {
   static constexpr int kVectors = 2;   ///< 16-byte vectors of a piece that a lane works on
@@ -31,12 +48,7 @@ struct RowSum {
     }
   }
 
-  DEEP_EP_DEVICE void add(int v, const Vec16& vector) {
-    for (int i = 0; i < 4; ++i) {
-      sum[v][2 * i] += bf16_low(vector.word[i]);
-      sum[v][2 * i + 1] += bf16_high(vector.word[i]);
-    }
-  }
+  DEEP_EP_DEVICE void add(int v, const Vec16& vector) { add_bf16(sum[v], vector); }
 
   /// Adds `vectors` vectors from `from`, which nobody writes meanwhile.
   DEEP_EP_DEVICE void add_stream(const std::byte* from, int vectors) {
@@ -78,10 +90,7 @@ struct RowSum {
   DEEP_EP_DEVICE void store(std::byte* to, int vectors) const {
     for (int v = 0; v < kVectors; ++v) {
       const int vector = lane_index() + v * kWarpSize;
-      if (vector >= vectors) continue;
-      Vec16 packed;
-      for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[v][2 * i], sum[v][2 * i + 1]);
-      store_stream(reinterpret_cast<Vec16*>(to) + vector, packed);
+      if (vector < vectors) store_stream(reinterpret_cast<Vec16*>(to) + vector, pack_sum(sum[v]));
     }
   }
 };

@@ -104,15 +104,13 @@ struct NotifyCall {
   int num_tokens;
   int num_local_experts;
   int expert_alignment;
-  const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]; nullptr: no layout, selections say it
+  const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
   const std::int32_t* num_tokens_per_rank;    ///< [num_ranks], checked against the membership
   const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
-  TopkIndices topk_idx;                       ///< without layout: [num_tokens, num_topk]
-  int num_topk;
-  bool refuse_unknown_experts;       ///< that layouts before have put on record
-  std::int32_t* destination_row;     ///< out, [num_tokens, num_ranks]
-  std::int32_t* rank_prefix_matrix;  ///< out, [num_ranks, num_ranks]
-  HostCounts* host_counts;           ///< out, nullptr when the host does not wait
+  bool refuse_unknown_experts;                ///< that layouts before have put on record
+  std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
+  std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, num_ranks]
+  HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
 };
 
 /// What a dispatch sends. Plain data, set by the host.

@@ -27,15 +27,61 @@ DEEP_EP_DEVICE std::uint32_t take_next(std::uint32_t* next) {
   return warp::shuffle(lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0, 0);
 }
 
-/// last_to_arrive for whole blocks: all threads of the block take part and get the same answer. `scratch` is a word of
-/// shared memory that is not in use.
-DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* scratch) {
+/// Work that warps share: each begins with two pieces that its number gives it, so that nobody draws these, and whoever
+/// comes first draws the others.
+struct SharedWork {
+  std::uint32_t* drawn;  ///< pieces so far
+  std::uint32_t end;     ///< pieces
+  int warps;
+
+  /// Draws a piece, for all lanes to know once lane 0 tells them.
+  DEEP_EP_DEVICE std::uint32_t draw() const {
+    if (lane_index() != 0) return end;
+    return 2 * static_cast<std::uint32_t>(warps) + fetch_add_relaxed<Scope::gpu>(drawn, std::uint32_t{1});
+  }
+};
+
+/// The pieces that a warp takes. It knows the next one while it works on one.
+struct Turns {
+  std::uint32_t turn, following;
+
+  /// Of warp `number`.
+  DEEP_EP_DEVICE static Turns of_warp(const SharedWork& work, int number) {
+    const auto first = static_cast<std::uint32_t>(number);
+    return {first, first + static_cast<std::uint32_t>(work.warps)};
+  }
+  /// Of a warp beside these, which comes later.
+  DEEP_EP_DEVICE static Turns of_late_warp(const SharedWork& work) {
+    if (2 * static_cast<std::uint32_t>(work.warps) >= work.end) return {work.end, work.end};
+    const std::uint32_t first = work.draw(), second = work.draw();
+    return {warp::shuffle(first, 0), warp::shuffle(second, 0)};
+  }
+  /// Draws another piece, which is not needed before advance().
+  DEEP_EP_DEVICE std::uint32_t draw(const SharedWork& work) const {
+    return following < work.end ? work.draw() : work.end;
+  }
+  DEEP_EP_DEVICE void advance(std::uint32_t drawn) {
+    turn = following;
+    following = warp::shuffle(drawn, 0);
+  }
+};
+
+/// last_to_arrive for `blocks` whole blocks: all threads of the block take part and get the same answer. `scratch` is a
+/// word of shared memory that is not in use.
+template <Scope S = Scope::system>
+DEEP_EP_DEVICE bool last_of_blocks(std::uint32_t* ticket, int blocks, std::int32_t* scratch) {
   block::sync();  // the block's work is done, and so is the last use of `scratch`
-  if (thread_index() == 0) *scratch = last_to_arrive(ticket, static_cast<std::uint32_t>(grid_blocks())) ? 1 : 0;
+  if (thread_index() == 0) *scratch = last_to_arrive<S>(ticket, static_cast<std::uint32_t>(blocks)) ? 1 : 0;
   block::sync();
   const bool last = *scratch != 0;
   block::sync();  // `scratch` may be written again
   return last;
+}
+
+/// The same for all blocks of the grid.
+template <Scope S = Scope::system>
+DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* scratch) {
+  return last_of_blocks<S>(ticket, grid_blocks(), scratch);
 }
 
 /// True in all threads of the block when `good` is true in every one. `scratch` as above.

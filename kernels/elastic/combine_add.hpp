@@ -30,11 +30,12 @@ struct OwnSum {
   std::uint64_t own, term;  ///< of the lane; 0: none
   std::uint32_t own_rows;
   std::uint32_t before, behind;  ///< terms before the rank's sum and behind it
-  const std::byte* const (&bias)[2];
+  const ElasticCombineParams& params;
+  std::int64_t at;  ///< of the token's row in biases and result
 
   DEEP_EP_DEVICE void add_biases(RowSum& sum, std::uint32_t offset, int vectors) const {
-    for (const std::byte* each : bias) {
-      if (each != nullptr) sum.add_stream(each + offset, vectors);
+    for (const std::byte* bias : params.bias) {
+      if (bias != nullptr) sum.add_stream(bias + at + offset, vectors);
     }
   }
 
@@ -55,7 +56,8 @@ struct OwnSum {
   }
 
   /// Adds up a share of at most kFew rows, which are under way at once.
-  DEEP_EP_DEVICE void add_few(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+  DEEP_EP_DEVICE void add_few(const RowShare& share) const {
+    const std::uint32_t bytes = params.row_bytes;
     const int first = count_bits(own_rows), second = first + count_bits(before), rows = second + count_bits(behind);
     const std::uint64_t ordered = in_order();
 #pragma unroll 1
@@ -67,9 +69,9 @@ struct OwnSum {
         const auto* from = reinterpret_cast<const Vec16*>(warp::shuffle(ordered, i) + offset);
 #pragma unroll
         for (int v = 0; v < RowSum::kVectors; ++v) {
-          const int at = lane_index() + v * kWarpSize;
+          const int vector = lane_index() + v * kWarpSize;
           loaded[i][v] = {};
-          if (i < rows && at < vectors) loaded[i][v] = load_weak(from + at);
+          if (i < rows && vector < vectors) loaded[i][v] = load_weak(from + vector);
         }
       }
       RowSum of_rank;
@@ -90,12 +92,13 @@ struct OwnSum {
         for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, loaded[i][v]);
       }
       if (second == kFew) rounded.add_to(sum);
-      sum.store(to + offset, vectors);
+      sum.store(params.combined_x + at + offset, vectors);
     }
   }
 
   /// Adds up a share of any number of rows.
-  DEEP_EP_DEVICE void add_many(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+  DEEP_EP_DEVICE void add_many(const RowShare& share) const {
+    const std::uint32_t bytes = params.row_bytes;
 #pragma unroll 1
     for (std::uint32_t offset = share.first; offset < bytes; offset += share.step) {
       const int vectors = RowSum::vectors_at(offset, bytes);
@@ -107,15 +110,15 @@ struct OwnSum {
       sum.add_rows(term, before, offset, vectors);
       rounded.add_to(sum);
       sum.add_rows(term, behind, offset, vectors);
-      sum.store(to + offset, vectors);
+      sum.store(params.combined_x + at + offset, vectors);
     }
   }
 
-  DEEP_EP_DEVICE void add(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+  DEEP_EP_DEVICE void add(const RowShare& share) const {
     if (count_bits(own_rows) + count_bits(before) + count_bits(behind) <= kFew) {
-      add_few(to, bytes, share);
+      add_few(share);
     } else {
-      add_many(to, bytes, share);
+      add_many(share);
     }
   }
 };
@@ -196,16 +199,13 @@ struct ElasticAdder {
   DEEP_EP_DEVICE void add(const Token& token, std::uint64_t own, int part) const {
     const RowShare share = share_of(part);
     const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
-    const auto bias_at = [&](int i) { return params.bias[i] == nullptr ? nullptr : params.bias[i] + at; };
-    const std::byte* const bias[2] = {bias_at(0), bias_at(1)};
     std::uint64_t term = term_of(token, own);
     const std::uint32_t own_rows = params.each_selection ? 0 : warp::ballot(own != 0);
     const std::uint32_t own_last = warp::ballot(token.last && is_own(token));
     if (count_bits(own_rows) > 1 && own_last != 0) {
       const std::uint32_t terms = warp::ballot(term != 0);
       const std::uint32_t before = (std::uint32_t{1} << lowest_bit(own_last)) - 1;
-      OwnSum{own, term, own_rows, terms & before, terms & ~before, bias}.add(params.combined_x + at, params.row_bytes,
-                                                                             share);
+      OwnSum{own, term, own_rows, terms & before, terms & ~before, params, at}.add(share);
     } else {
       if (own_rows != 0) {  // one row is its own sum
         const std::uint64_t row = warp::shuffle(own, lowest_bit(own_rows));
@@ -214,7 +214,8 @@ struct ElasticAdder {
       const auto find = [&](int k) {
         return FoundRow{k < kWarpSize ? reinterpret_cast<const std::byte*>(term) : nullptr, nullptr};
       };
-      RowReduction(kWarpSize, find, bias[0], bias[1]).add(params.combined_x + at, params.row_bytes, share);
+      const auto bias_at = [&](int i) { return params.bias[i] == nullptr ? nullptr : params.bias[i] + at; };
+      RowReduction(kWarpSize, find, bias_at(0), bias_at(1)).add(params.combined_x + at, params.row_bytes, share);
     }
     if (part == 0 && params.weighted) add_weights(token);
   }
@@ -233,31 +234,40 @@ struct ElasticAdder {
     params.combined_weights[std::int64_t{token.number} * params.num_topk + lane] = weight;
   }
 
-  /// Adds parts of tokens until none is left. False after a fault.
-  DEEP_EP_DEVICE bool add_all() const {
-    std::uint32_t* next = &params.common.state->combine_next_part;
+  DEEP_EP_DEVICE SharedWork work() const {
+    const std::int32_t parts = params.tokens_in_pass() * params.parts_per_token;
+    return {&params.common.state->combine_next_part, static_cast<std::uint32_t>(parts), params.adders};
+  }
+  /// The parts that this warp adds. Blocks that only add have the first ones.
+  DEEP_EP_DEVICE Turns share_out() const {
+    if (params.pushes(block_index(), warp_index())) return Turns::of_late_warp(work());
+    const int blocks = grid_blocks() - params.pushing_blocks, block = block_index() - params.pushing_blocks;
+    return Turns::of_warp(work(), block >= 0 ? warp_index() * blocks + block
+                                             : blocks * block_warps() + warp_index() * params.pushing_blocks +
+                                                   block_index());
+  }
+
+  /// Adds parts of tokens until none is left, or a fault ends the call.
+  DEEP_EP_DEVICE void add_all() const {
     const auto parts = static_cast<std::uint32_t>(params.parts_per_token);
-    const std::uint32_t end = static_cast<std::uint32_t>(params.tokens_in_pass()) * parts;
+    const std::uint32_t end = work().end;
     const auto selection_of = [&](std::uint32_t at) {
       return at < end ? selection_at(params.first_token + static_cast<std::int32_t>(at / parts)) : Selection{};
     };
-    std::uint32_t at = take_next(next);
-    std::uint32_t following = take_next(next);
-    Selection selection = selection_of(at);
-    while (at < end) {
+    Turns turns = share_out();
+    Selection selection = selection_of(turns.turn);
+    while (turns.turn < end) {
       // Neither of these is needed before this part is done.
-      const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
-      const Selection next_selection = selection_of(following);
-      const Token token = token_of(params.first_token + static_cast<std::int32_t>(at / parts), selection);
-      const auto part = static_cast<int>(at % parts);
+      const std::uint32_t drawn = turns.draw(work());
+      const Selection next_selection = selection_of(turns.following);
+      const Token token = token_of(params.first_token + static_cast<std::int32_t>(turns.turn / parts), selection);
+      const auto part = static_cast<int>(turns.turn % parts);
       const std::uint64_t own = token.own.find(params, share_of(part));  // prefetched while the others' rows arrive
-      if (!await(token)) return false;
+      if (!await(token)) return;
       add(token, own, part);
-      at = following;
+      turns.advance(drawn);
       selection = next_selection;
-      following = warp::shuffle(ticket, 0);
     }
-    return true;
   }
 };
 

@@ -54,19 +54,42 @@ DEEP_EP_DEVICE float weight_of_selection(const ElasticCombineParams& params, std
   return load_weak(params.weights + at);
 }
 
-struct ElasticPusher {
-  const ElasticCombineParams& params;
-  const ElasticCombineShared& shared;
-  std::uint64_t epoch;
+class ElasticPusher {
+ public:
+  /// Fetches what the first row takes, which needs no other rank.
+  DEEP_EP_DEVICE ElasticPusher(const ElasticCombineParams& combine, const ElasticCombineShared& block,
+                               std::uint64_t this_epoch)
+      : params(combine), shared(block), epoch(this_epoch) {
+    share_out();
+    ReceivedRow::load(params, row_of(turns.turn)).find(params, team.share(params));
+  }
 
+  /// Pushes rows until none is left. A warp loads the next row's metadata while it sums this row.
+  DEEP_EP_DEVICE void push_all() {
+    ReceivedRow row = ReceivedRow::load(params, row_of(turns.turn));
+    while (turns.turn < end) {
+      // Neither of these is needed before this row is done.
+      const std::uint32_t drawn = turns.draw(work());
+      const ReceivedRow next_row = ReceivedRow::load(params, row_of(turns.following));
+      push(row, team);
+      turns.advance(drawn);
+      row = next_row;
+    }
+  }
+
+ private:
   /// This warp's part in rows that several warps of the block push together, a power of two.
   struct Team {
-    int members, first_warp;
+    int members;
 
-    DEEP_EP_DEVICE int number() const { return (warp_index() - first_warp) / members; }
-    DEEP_EP_DEVICE int member() const { return (warp_index() - first_warp) & (members - 1); }
-    DEEP_EP_DEVICE RowShare share() const {
-      return {static_cast<std::uint32_t>(member()) * RowSum::kPieceBytes,
+    DEEP_EP_DEVICE int number(const ElasticCombineParams& params) const {
+      return (warp_index() - params.adding_warps) / members;
+    }
+    DEEP_EP_DEVICE int member(const ElasticCombineParams& params) const {
+      return (warp_index() - params.adding_warps) & (members - 1);
+    }
+    DEEP_EP_DEVICE RowShare share(const ElasticCombineParams& params) const {
+      return {static_cast<std::uint32_t>(member(params)) * RowSum::kPieceBytes,
               static_cast<std::uint32_t>(members) * RowSum::kPieceBytes};
     }
   };
@@ -90,7 +113,7 @@ struct ElasticPusher {
     if (slot < 0 || slot >= params.window.tokens) return;
 
     std::byte* heap = common.heaps[owner];
-    const RowShare share = team.share();
+    const RowShare share = team.share(params);
     const std::uint64_t address = row.find(params, share);
     const std::uint32_t holders = warp::ballot(address != 0);
     std::uint32_t* beside = params.window.beside(heap, common.rank, slot);
@@ -99,18 +122,18 @@ struct ElasticPusher {
         const int k = lowest_bit(left);
         store_sum(address, std::uint32_t{1} << k, params.window.row(heap, k, slot), share);
       }
-      if (team.member() == 0 && lane_index() == 0) *beside = holders;
+      if (team.member(params) == 0 && lane_index() == 0) *beside = holders;
     } else {
       const int part = params.part_of(common.rank, row.last_selection % params.num_topk);
       store_sum(address, holders, params.window.row(heap, part, slot), share);
-      if (params.weighted && team.member() == 0 && lane_index() < params.num_topk) {
+      if (params.weighted && team.member(params) == 0 && lane_index() < params.num_topk) {
         reinterpret_cast<float*>(beside)[lane_index()] = weight_of_selection(params, row.number, lane_index());
       }
     }
     warp::sync();
     if (lane_index() != 0) return;
     if (team.members > 1 &&
-        !last_to_arrive<Scope::block>(shared.arrived + team.number(), static_cast<std::uint32_t>(team.members))) {
+        !last_to_arrive<Scope::block>(shared.arrived + team.number(params), static_cast<std::uint32_t>(team.members))) {
       return;
     }
     store_release<Scope::system>(common.flag_to(owner, slot), round_signal(epoch, 1));
@@ -128,50 +151,45 @@ struct ElasticPusher {
     return members;
   }
 
-  /// Pushes rows until none is left. Owners take turns, so that each gets the rows of its first tokens first and can
-  /// begin to add; each rank begins with another owner. A warp loads the next row's metadata while it sums this row.
-  /// Few rows are shared out beforehand, each to a team of warps.
-  DEEP_EP_DEVICE void push_all() const {
-    const std::int32_t* const ends = shared.source_ends;
+  DEEP_EP_DEVICE std::int32_t begin_of(int owner) const { return owner == 0 ? 0 : shared.source_ends[owner - 1]; }
+
+  /// Of turn `turn`, -1: none. Owners take turns, so that each gets the rows of its first tokens first and can begin to
+  /// add; each rank begins with another owner.
+  DEEP_EP_DEVICE std::int32_t row_of(std::uint32_t turn) const {
+    if (turn >= end) return -1;
     const int ranks = params.common.num_ranks;
-    const auto valid = static_cast<std::int32_t>(params.metadata.valid());
-    const auto begin_of = [&](int owner) { return owner == 0 ? 0 : ends[owner - 1]; };
+    const auto others = static_cast<std::uint32_t>(ranks - 1);
+    const int owner = (params.common.rank + 1 + static_cast<int>(turn % others)) % ranks;
+    const std::int32_t number = begin_of(owner) + static_cast<std::int32_t>(turn / others);
+    return number < shared.source_ends[owner] ? number : -1;
+  }
+
+  /// Few rows are shared out beforehand, each to a team of warps.
+  DEEP_EP_DEVICE void share_out() {
+    const int ranks = params.common.num_ranks;
     std::int32_t most = 0;  // rows of an owner
     for (int owner = lane_index(); owner < ranks; owner += kWarpSize) {
-      const std::int32_t rows = owner == params.common.rank ? 0 : ends[owner] - begin_of(owner);
+      const std::int32_t rows = owner == params.common.rank ? 0 : shared.source_ends[owner] - begin_of(owner);
       most = rows > most ? rows : most;
     }
-    const auto others = static_cast<std::uint32_t>(ranks - 1);
-    const std::uint32_t end = static_cast<std::uint32_t>(warp::max(most)) * others;
-    const auto row_of = [&](std::uint32_t turn) {
-      if (turn >= end) return -1;
-      const int owner = (params.common.rank + 1 + static_cast<int>(turn % others)) % ranks;
-      const std::int32_t row = begin_of(owner) + static_cast<std::int32_t>(turn / others);
-      return row < ends[owner] && row < valid ? row : -1;
-    };
-    const int members = members_for(end);
-    const Team team{members, params.adding_warps};
-    std::uint32_t* next = &params.common.state->elastic_next_row;
-    std::uint32_t turn = 0;
-    std::uint32_t following = end;
-    if (members == 1) {
-      turn = take_next(next);
-      following = take_next(next);
-    } else {  // neighbours in order are in different blocks
-      turn = static_cast<std::uint32_t>(team.number() * params.pushing_blocks + block_index());
-    }
-    ReceivedRow row = ReceivedRow::load(params, row_of(turn));
-    while (turn < end) {
-      // Neither of these is needed before this row is done.
-      const bool draws = members == 1 && lane_index() == 0;
-      const std::uint32_t ticket = draws ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : end;
-      const ReceivedRow next_row = ReceivedRow::load(params, row_of(following));
-      push(row, team);
-      turn = following;
-      row = next_row;
-      following = warp::shuffle(ticket, 0);
-    }
+    end = static_cast<std::uint32_t>(warp::max(most)) * static_cast<std::uint32_t>(ranks - 1);
+    team = {members_for(end)};
+    turns = {end, end};
+    if (!params.pushes(block_index(), warp_index())) return;
+    // Neighbours in order are in different blocks.
+    turns = Turns::of_warp(work(), team.number(params) * params.pushing_blocks + block_index());
+    if (team.members > 1) turns.following = end;
   }
+  DEEP_EP_DEVICE SharedWork work() const {
+    return {&params.common.state->elastic_next_row, end, params.pushers};
+  }
+
+  const ElasticCombineParams& params;
+  const ElasticCombineShared& shared;
+  std::uint64_t epoch;
+  std::uint32_t end = 0;
+  Team team{1};
+  Turns turns{0, 0};
 };
 
 }  // namespace deep_ep::device

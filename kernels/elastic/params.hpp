@@ -37,7 +37,7 @@ struct ElasticCombineShared {
   static constexpr std::size_t kMostShared = 8;  ///< rows that warps of a block share, two or more warps each
 
   std::int32_t* scratch;
-  std::int32_t* source_ends;  ///< [num_ranks]
+  std::int32_t* source_ends;  ///< [num_ranks], of rows that the metadata has
   std::uint32_t* arrived;     ///< [kMostShared]: warps that have stored their share of a row
   std::size_t bytes;
 
@@ -78,8 +78,10 @@ struct ElasticCombineParams {
   std::int32_t first_token;  ///< of the pass, at every rank
   int pushing_blocks;        ///< the first ones; the others only add, which touches no other device
   int adding_warps;          ///< of a pushing block, from the beginning; the others push first
+  int pushers, adders;       ///< warps in all: those that push, and those that do nothing but add
   int parts_per_token;       ///< a token is added in so many parts, by different warps
 
+  DEEP_EP_DEVICE bool pushes(int block, int warp) const { return block < pushing_blocks && warp >= adding_warps; }
   /// Tokens of this rank in the pass, counted from `first_token`.
   DEEP_EP_DEVICE std::int32_t tokens_in_pass() const {
     const std::int32_t rest = num_tokens - first_token;

@@ -4,7 +4,7 @@
 
 #include "kernels/common/row_sum.hpp"
 #include "kernels/common/rows.hpp"
-#include "kernels/internode/token_ring.hpp"
+#include "kernels/internode/serving.hpp"
 
 namespace deep_ep {
 

@@ -1,26 +1,235 @@
 // Dispatch between nodes: a token crosses the network once for each node that wants it, to the rank with the sender's
 // index there, which spreads it by NVLink. A row's way:
 //
-//   1. A sending warp takes the token and loads its row (dispatch_send.hpp).
+//   1. A sending warp takes the token and loads its row.
 //   2. It stores the row into its final place on each rank of this node that wants it, and, packed with all that
 //      travels beside it and its final places there, into the staging ring of each other node that does
-//      (dispatch_spread.hpp).
+//      (dispatch_rows.hpp).
 //   3. When a chunk of the staging ring is whole, a poster writes it into the landing ring of the rail (posting.hpp).
-//   4. There a forwarding warp loads it and stores it into its final places (dispatch_forward.hpp).
+//   4. There a forwarding warp loads it and stores it into its final places.
 //
 // A rank whose output does not lie in the heap gets its rows by local rings instead, and its fetching warps copy them
-// to their final places (dispatch_fetch.hpp).
+// to their final places.
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/common/row_tail.hpp"
 #include "kernels/common/tickets.hpp"
-#include "kernels/internode/dispatch_fetch.hpp"
-#include "kernels/internode/dispatch_forward.hpp"
-#include "kernels/internode/dispatch_send.hpp"
+#include "kernels/internode/dispatch_rows.hpp"
 #include "kernels/internode/posting.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::internode {
+
+// The sending warps of dispatch. Each takes the next token, loads its row once, and stores it to every rank of this
+// node that wants it, straight into its final place, and into the staging ring of every other node that does.
+//
+// Tokens are taken in order, and a ring's chunks are freed in order. So the oldest token that waits for room finds
+// some, whatever the others wait for.
+
+struct DispatchSender {
+  RowSpreader& to;
+
+  DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
+
+  DEEP_EP_DEVICE TokenRow none() const { return {&to.params, transfer().num_tokens}; }
+  DEEP_EP_DEVICE bool is_row(const TokenRow& row) const { return row.token < transfer().num_tokens; }
+
+  /// The next token that any destination wants, or no row.
+  DEEP_EP_DEVICE TokenRow take() const {
+    for (;;) {
+      const std::uint32_t token = take_next(&transfer().common.state->next_token);
+      if (token >= static_cast<std::uint32_t>(transfer().num_tokens)) return none();
+      TokenRow row{&to.params, static_cast<int>(token)};
+      row.place = to.place_at(row, lane_index());
+      bool wanted = row.place >= 0;
+      for (int at = lane_index() + kWarpSize; at < to.destinations(row); at += kWarpSize) {
+        wanted = wanted || to.place_at(row, at) >= 0;
+      }
+      for (int index = lane_index(); to.by_rings && index < to.grid().width; index += kWarpSize) {
+        wanted = wanted || to.place_by_ring(row, index) >= 0;
+      }
+      if (warp::any(wanted)) return row;
+    }
+  }
+
+  /// Waits until the row's slots in the staging rings may be written. False after a fault.
+  DEEP_EP_DEVICE bool await_room(const TokenRow& row) const {
+    bool good = true;
+    to.for_each(row, [&](int destination, std::int32_t place) {
+      const int chunk = to.rings().chunk_of(place);
+      if (!to.is_node(destination) || chunk < to.rings().chunks) return;
+      const int number = destination - to.grid().width;
+      // The poster knows for which rank it waits.
+      good = poll_until([&](Poll&) { return is_stageable(transfer(), to.call, number, chunk); },
+                        [&](const Poll&) { return aborted(transfer().wait); }) &&
+             good;
+      bulk::fence_global();  // what the NIC has read may be overwritten by bulk stores
+    });
+    return warp::agree(good);
+  }
+
+  /// The row is stored, as soon as this warp's bulk stores are complete: counts it in the chunks that it belongs to.
+  DEEP_EP_DEVICE void count_staged(TokenRow& row) const {
+    if (!is_row(row)) return;
+    bulk::wait<0>();
+    bulk::fence_global();
+    warp::sync();  // what the other lanes have stored comes before, too
+    to.for_each(row, [&](int destination, std::int32_t place) {
+      if (!to.is_node(destination)) return;
+      const int counter = to.rings().counter(destination - to.grid().width, to.rings().chunk_of(place));
+      fetch_add_release<Scope::gpu>(transfer().common.staged + counter, std::uint32_t{1});
+    });
+    row = none();
+  }
+
+  /// Sends tokens until none is left. False after a fault.
+  DEEP_EP_DEVICE bool send_all() const {
+    TokenRow row = take();
+    TokenRow stored = none();  // whose last piece may not be complete yet
+    if (is_row(row)) to.load(row.x(), 0);
+    while (is_row(row)) {
+      TokenRow next = none();
+      const auto load_next = [&] {
+        next = take();
+        if (is_row(next)) to.load(next.x(), 0);
+      };
+      const auto may_store = [&] {
+        count_staged(stored);  // before waiting for room: others may wait for this row
+        return await_room(row);
+      };
+      if (!to.spread(row, load_next, may_store)) return false;
+      stored = row;
+      row = next;
+    }
+    count_staged(stored);
+    return true;
+  }
+};
+
+// The forwarding warps of dispatch: they load rows that have landed from other nodes, each once, and store them into
+// their final places on the ranks of this node.
+
+struct DispatchForwarder {
+  RowSpreader& to;
+  std::int32_t* next;  ///< [other nodes], of the warp
+
+  DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
+  DEEP_EP_DEVICE const NodeGrid& grid() const { return to.grid(); }
+  DEEP_EP_DEVICE const Rings& rings() const { return to.rings(); }
+  DEEP_EP_DEVICE int rows_from(int number) const { return transfer().counts.from_node[grid().other(number)]; }
+  DEEP_EP_DEVICE PackedRow slot(int number, int row) const {
+    return {rings().landing(number, row).in(transfer().common.own_heap()), to.params.rows};
+  }
+
+  /// For combine: where row number `relayed` of those that came from other nodes has gone.
+  DEEP_EP_DEVICE void note_places(const SlotRow& row, std::int64_t relayed) const {
+    if (!to.params.send_src_idx || relayed >= transfer().relay_rows_room) return;
+    for (int index = lane_index(); index < grid().width; index += kWarpSize) {
+      to.params.relay_rows[relayed * grid().width + index] = to.final_place(row, index);
+    }
+  }
+
+  // A warp takes a share of a chunk at a time: with whole chunks, one warp would forward all of the last one.
+
+  DEEP_EP_DEVICE bool forward(int number, int share) const {
+    const int chunk = share / rings().shares;
+    const int in_chunk = share % rings().shares * Rings::kShareRows;
+    const int left = rings().rows_in(chunk, rows_from(number)) - in_chunk;
+    if (left <= 0) return true;  // of a last chunk that is not full
+    const int rows = left < Rings::kShareRows ? left : Rings::kShareRows;
+    const int begin = chunk * rings().chunk_rows + in_chunk;
+    bulk::fence_global();  // the chunk has landed: bulk loads may read it
+    to.load(slot(number, begin).at, 0);
+    // While the row is loading. The shape arrived before any row; each warp compares it for itself. A warp drops rows
+    // of another shape, as they would name places of other rows; the poster puts the fault on record.
+    const std::uint64_t theirs = load_relaxed<Scope::system>(shape_of(transfer(), number, rings().lane_of(chunk)));
+    if (!shapes_agree(expected_shape(transfer(), to.call, number), theirs)) {
+      to.pipe.drop();
+    } else {
+      const std::int64_t relayed = rows_before(grid(), transfer().counts.from_node, number);
+      for (int at = begin; at < begin + rows; ++at) {
+        SlotRow row{slot(number, at)};
+        row.place = to.place_at(row, lane_index());
+        note_places(row, relayed + at);
+        const auto load_next = [&] {
+          if (at + 1 < begin + rows) to.load(slot(number, at + 1).at, 0);
+        };
+        if (!to.spread(row, load_next, [] { return true; })) return false;
+      }
+    }
+    // All of it is in shared memory or in registers: the slots may be written again.
+    warp::sync();
+    if (lane_index() == 0) {
+      fetch_add_release<Scope::gpu>(transfer().common.read + rings().counter(number, chunk),
+                                    static_cast<std::uint32_t>(rows));
+    }
+    return true;
+  }
+
+  /// Forwards this warp's shares, which are every `step`th one. False after a fault.
+  DEEP_EP_DEVICE bool forward_all(int first, int step) const {
+    const auto landed = [&](int number, int share) {
+      return landed_through(transfer(), to.call, number, share / rings().shares);
+    };
+    const bool good = serve(
+        grid().others(), transfer().wait, next, first, step,
+        [&](int number) { return rings().chunks_for(rows_from(number)) * rings().shares; },
+        [&](int number) { return landed(number, next[number]).is_reached(); },
+        [&](int number, int share) { return forward(number, share); }, landed);
+    bulk::wait<0>();
+    bulk::fence_global();
+    return good;
+  }
+};
+
+// The fetching warps of dispatch, on a rank whose output the heap had no room for: the ranks of its node store its rows
+// in its local rings, and these warps copy them to their final places. They wait for no rank that might wait for them.
+
+struct DispatchFetcher {
+  const InternodeDispatchParams& params;
+  std::uint64_t call;
+  const std::int32_t* rows;  ///< [width]: how many each rank of this node stores
+  std::int32_t* next;        ///< [width], of the warp
+
+  DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
+  DEEP_EP_DEVICE TokenRing ring(int writer) const { return {params.transfer, call, writer, writer, grid().index()}; }
+
+  /// Rows that rank `writer` of this node stores in our local ring: its own, and those of its rails.
+  DEEP_EP_DEVICE static std::int32_t rows_by(const InternodeDispatchParams& params, int writer) {
+    const NodeGrid& grid = params.transfer.common.grid;
+    const auto clip = [&](std::int32_t end) { return end < params.output_rows ? end : params.output_rows; };
+    std::int64_t rows = 0;
+    for (int node = 0; node < grid.nodes(); ++node) {
+      const int source = node * grid.width + writer;
+      const std::int32_t end = params.rank_prefix_matrix[source * grid.num_ranks + grid.rank];
+      const std::int32_t begin =
+          end - deep_ep::rows_between(params.rank_prefix_matrix, grid.num_ranks, source, grid.rank);
+      rows += clip(end) - clip(begin);
+    }
+    return static_cast<std::int32_t>(rows);
+  }
+
+  DEEP_EP_DEVICE void fetch(int writer, std::int32_t n) const {
+    const SlotRow row{{ring(writer).slot(n), params.rows}};
+    const RowTargets::Row to = params.output.row(params.rows, row.place_of(grid().node(), grid().index()));
+    Sidecar(params, row).store(to, grid().rank);
+    copy_row(to.x(), row.x(), params.rows.row_bytes);
+    warp::sync();  // all lanes have read it
+    if (lane_index() == 0) ring(writer).release(n);
+  }
+
+  /// Fetches this warp's rows, which are every `step`th one of each writer. False after a fault.
+  DEEP_EP_DEVICE bool fetch_all(int first, int step) const {
+    return serve(
+        grid().width, params.transfer.wait, next, first, step, [&](int writer) { return rows[writer]; },
+        [&](int writer) { return ring(writer).row(next[writer]).is_reached(); },
+        [&](int writer, std::int32_t n) {
+          fetch(writer, n);
+          return true;
+        },
+        [&](int writer, std::int32_t n) { return ring(writer).row(n); });
+  }
+};
 
 /// Publishes to rank `index` of this node where this rank wants its rows.
 DEEP_EP_DEVICE void publish_targets(const InternodeDispatchParams& params, std::uint64_t epoch, int index) {

@@ -29,7 +29,7 @@ DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoc
                ? 0
                : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - heap);
   };
-  Mailbox<CombineAddresses>& box = common.control.combine_box(common.heaps[peer], common.rank);
+  Mailbox<CombineAddresses>& box = common.control.combine_box(common.heaps[peer], epoch, common.rank);
   box.message = {.x = offset(params.x),
                  .topk_weights = offset(params.topk_weights),
                  .window = static_cast<std::uint64_t>(params.window.part(peer) - heap),
@@ -50,7 +50,7 @@ DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoc
 DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch, int rank, const RowsWithPeer& rows,
                                CombinePeer& peer) {
   const IntranodeParams& common = params.common;
-  const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), rank);
+  const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), epoch, rank);
   const Awaited addresses{rank, Wanted::combine_addresses, epoch};
   if (!wait_signal(ReportLateHere{{params.wait}}, &box.signal, addresses)) return false;
   const CombineAddresses& told = box.message;
@@ -59,7 +59,7 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
   rows_of_both.compare(RowField::num_topk, params.num_topk, told.num_topk);
   rows_of_both.compare(RowField::rows_to_peer, rows.to_peer, told.rows_from_reader);
   rows_of_both.compare(RowField::rows_from_peer, rows.from_peer, told.rows_to_reader);
-  const std::uint64_t* own = &common.control.combine_box(common.own_heap(), common.rank).signal;
+  const std::uint64_t* own = &common.control.combine_box(common.own_heap(), epoch, common.rank).signal;
   if (!rows_of_both.agrees(params.wait, own, common.rank, addresses)) return false;
   std::byte* heap = common.heaps[rank];
   // Our own rows are read where they lie, also where no peer can read them: they were written before the call.

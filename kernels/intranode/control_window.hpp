@@ -29,6 +29,7 @@ struct NotifySlot {
 /// Plain signals, one per source and purpose.
 enum class IntranodeSignal : int {
   notify,
+  selections,
   dispatch_rows,
   dispatch_credit,
   combine_done,
@@ -48,7 +49,7 @@ class ControlWindow {
     const auto ranks = static_cast<std::size_t>(num_ranks);
     Carver carver = Carver::without_memory();
     dispatch_boxes_ = carver.place<Mailbox<DispatchAddresses>>(ranks);
-    combine_boxes_ = carver.place<Mailbox<CombineAddresses>>(ranks);
+    combine_boxes_ = carver.place<Mailbox<CombineAddresses>>(2 * ranks);
     load_balance_boxes_ = carver.place<Mailbox<LoadBalanceCall>>(ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
     notify_slot_bytes_ = NotifySlot(Carver::without_memory(), num_ranks, max_local_experts).bytes;
@@ -63,8 +64,10 @@ class ControlWindow {
   DEEP_EP_DEVICE Mailbox<DispatchAddresses>& dispatch_box(std::byte* heap, int source) const {
     return reinterpret_cast<Mailbox<DispatchAddresses>*>(heap + dispatch_boxes_)[source];
   }
-  DEEP_EP_DEVICE Mailbox<CombineAddresses>& combine_box(std::byte* heap, int source) const {
-    return reinterpret_cast<Mailbox<CombineAddresses>*>(heap + combine_boxes_)[source];
+  /// What `source` tells in call `epoch`, two in turn like those of notify_slot().
+  DEEP_EP_DEVICE Mailbox<CombineAddresses>& combine_box(std::byte* heap, std::uint64_t epoch, int source) const {
+    const auto index = static_cast<int>(epoch & 1) * num_ranks_ + source;
+    return reinterpret_cast<Mailbox<CombineAddresses>*>(heap + combine_boxes_)[index];
   }
   DEEP_EP_DEVICE Mailbox<LoadBalanceCall>& load_balance_box(std::byte* heap, int source) const {
     return reinterpret_cast<Mailbox<LoadBalanceCall>*>(heap + load_balance_boxes_)[source];

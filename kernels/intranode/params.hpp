@@ -20,6 +20,9 @@ struct KernelState {
   std::uint32_t dispatch_round_ticket;
   std::uint32_t dispatch_drain_ticket;
   std::uint32_t combine_round_ticket[kWindowRounds];  ///< in turn: as many rounds may be under way at once
+  // Of blocks of the second interface's dispatch: those that tell selections, those that number them.
+  std::uint32_t telling_ticket, selections_ticket;
+  std::uint64_t selections_counted;  ///< the last call in which all of the latter have counted
   // The next token, or part of one, that a warp may take; zero between calls. SMs differ in speed: if tokens were
   // shared out beforehand, the call would be as slow as the slowest.
   std::uint32_t dispatch_next_token;
@@ -68,7 +71,6 @@ struct NotifyShared {
   std::int64_t unknown_expert;  ///< of the block that tells: see CallShape
   device::Numbering numbering;
   std::int32_t scratch;
-  std::int32_t expert_counts[1];  ///< [num_local_experts], without layout; allocated behind the struct
 };
 
 struct DispatchParams : SentRows {

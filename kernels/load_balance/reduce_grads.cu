@@ -1,7 +1,7 @@
 // Gradients of replicas are added to those of this rank's experts, in fp32, in the order of ranks and slots.
 //
 // A warp holds a piece of an expert's gradients in registers and adds the same piece of each replica to it. It loads
-// from other ranks' memory by ordinary loads, many at once: bulk loads from a peer are slower (docs/measurements/).
+// from other ranks' memory by ordinary loads, many at once: bulk loads from a peer are slower (results/measurements/).
 #include "kernels/kernel_list.hpp"
 #include "kernels/load_balance/meeting.hpp"
 #include "kernels/load_balance/pieces.hpp"

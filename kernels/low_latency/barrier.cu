@@ -9,11 +9,10 @@ namespace deep_ep::device::low_latency {
 DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, std::uint64_t epoch) {
   const Place<std::uint64_t> place = common.window.barrier(common.rank);
   if (!Reach<true>{common}.is_far(peer)) return store_release<Scope::system>(place.in(common.heaps[peer]), epoch);
-  rdma::Poster<OneThread, MaskOrEnd<true>> poster(
-      queue_pair(common, static_cast<int>(LowLatencyChannel::barrier), peer), common.posts, {common});
-  rdma::ToldWord word = poster.word(place, common.told[peer].barrier);
-  poster.tell(word, epoch);
-  poster.close();
+  const RdmaPeerParams& pair = queue_pair(common, static_cast<int>(LowLatencyChannel::barrier), peer);
+  rdma::PortChannel<OneThread> port(pair, common.posts);
+  port.signal(place, common.told[peer].barrier, epoch);
+  if (!port.close()) MaskOrEnd<true>{common}.blame_queue(pair.queue);
 }
 
 /// By all threads: waits until far peers see all that calls have posted to them, as the barrier goes by queue pairs of
@@ -26,10 +25,12 @@ DEEP_EP_DEVICE void drain_calls(const LowLatencyParams& common) {
     if (!Reach<true>{common}.is_far(peer)) continue;
 #pragma unroll 1
     for (int kind = 0; kind < static_cast<int>(kLowLatencyKinds) && !masked(common, peer); ++kind) {
-      const int channel = channel_of(static_cast<LowLatencyKind>(kind), lane);
-      rdma::Poster<OneThread, MaskOrEnd<true>> poster(queue_pair(common, channel, peer), common.posts, {common});
-      poster.settle(common.window.barrier(common.rank));
-      poster.close();
+      const RdmaPeerParams& pair = queue_pair(common, channel_of(static_cast<LowLatencyKind>(kind), lane), peer);
+      rdma::PortChannel<OneThread> port(pair, common.posts);
+      // An addition of nothing comes behind all that was posted.
+      port.signal_add(common.window.barrier(common.rank).offset, 0);
+      port.quiet();
+      if (!port.close()) MaskOrEnd<true>{common}.blame_queue(pair.queue);
     }
   }
   block::sync();

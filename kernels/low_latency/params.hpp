@@ -6,8 +6,9 @@
 #include "kernels/common/call.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/low_latency/window.hpp"
+#include "kernels/primitives/divisor.hpp"
 #include "kernels/primitives/line.hpp"
-#include "kernels/rdma/reach.hpp"
+#include "kernels/rdma/params.hpp"
 
 namespace deep_ep {
 
@@ -79,7 +80,20 @@ struct LowLatencyTold {
 constexpr int kMostTimeouts = 8;
 
 /// What every kernel of the family gets.
-struct LowLatencyParams : ReachParams {
+struct LowLatencyParams {
+  int rank = 0;
+  Divisor num_ranks;
+  std::byte* local = nullptr;  ///< this rank's heap
+  /// Heap of every rank as this rank maps it, nullptr for one that is far; readable by kernels.
+  std::byte* const* heaps = nullptr;
+  const RdmaPeerParams* peers = nullptr;                ///< [channel][num_ranks]; nullptr: nobody is far
+  std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
+  int num_far = 0;
+  int lanes = 1;              ///< to each far rank: queue pairs that rows take in turn, a power of two
+  Divisor rail_width = 0;     ///< ranks of a node, where rows of this call go by rails; else 0
+  Divisor other_nodes_ranks;  ///< by rails: ranks of other nodes
+  /// Blocks of the grid that do all but posting. Those behind them post to far ranks, over one lane in each warp.
+  int working_blocks = 0;
   LowLatencyWindow window;
   LowLatencyStaging staging;       ///< where somebody is far
   LowLatencyTold* told = nullptr;  ///< [num_ranks], device memory; where somebody is far
@@ -88,6 +102,14 @@ struct LowLatencyParams : ReachParams {
   WaitContext posts;              ///< of waits for queue pairs: with masking a failed one does not end the call
   std::uint64_t* mask = nullptr;  ///< ControlState::mask. nullptr: ranks are never masked
 
+  void set_rails(int width) {
+    rail_width = width;
+    other_nodes_ranks = num_ranks - width;
+  }
+  void set_far(int far_rank) {
+    far_ranks[far_rank / 32] |= 1u << far_rank % 32;
+    ++num_far;
+  }
   DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {
     return state->counters[static_cast<int>(kind)];
   }
@@ -105,8 +127,7 @@ struct LowLatencyRowTable {
   /// The row's token at its source.
   DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const { return base + num_ranks + at(source, row); }
   /// Where in recv_x, counted in rows, selection `k` of the row lies; -1: on another rank;
-  /// kNoRoom: the expert has more rows than fit. expert_major: in block
-  /// position / (R * M), which is the local expert. rank_major: the same row for every selection.
+  /// kNoRoom: the expert has more rows than fit. It is in block position / (R * M), which is the local expert.
   DEEP_EP_HOST_DEVICE std::int32_t* position(int source, int row, int k) const {
     return base + num_ranks + std::int64_t{num_ranks} * max_tokens + at(source, row) * num_topk + k;
   }
@@ -118,50 +139,33 @@ struct LowLatencyRowTable {
 };
 
 /// Form of the rows that a dispatch sends.
-/// The last four are made by kernels with extras only.
-enum class LowLatencyFormat : int {
-  bf16,
-  fp8,
-  fp8_round_scale,
-  fp8_ue8m0,
-  fp8_token,
-  fp8_token_round_scale,
-  nvfp4,
-  fp8_aligned
-};
+enum class LowLatencyFormat : int { bf16, fp8, fp8_round_scale, fp8_ue8m0, nvfp4, fp8_aligned };
 
 DEEP_EP_HOST_DEVICE constexpr bool has_scales(LowLatencyFormat format) { return format != LowLatencyFormat::bf16; }
-DEEP_EP_HOST_DEVICE constexpr bool is_extra(LowLatencyFormat format) { return format >= LowLatencyFormat::fp8_token; }
-/// A row has one scale.
-DEEP_EP_HOST_DEVICE constexpr bool is_of_token(LowLatencyFormat format) {
-  return format == LowLatencyFormat::fp8_token || format == LowLatencyFormat::fp8_token_round_scale;
-}
 
 /// Channels that share a scale.
 constexpr int kScaleChannels = 128;
 constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in a word
 
 /// A row of dispatch as it travels, in tagged lines: a header of words (the token's index at its source, for each
-/// selection the expert and its place among the source's entries that name this expert, weights, and by rails the row's
-/// slot on the expert's rank), words of scales (float32, also for UE8M0; NVFP4: four E4M3), payload.
+/// selection the expert and its place among the source's entries that name this expert, and by rails the row's slot on
+/// the expert's rank), words of scales (float32, also for UE8M0; NVFP4: four E4M3), payload.
 struct LowLatencyRow {
   int hidden, num_topk;
-  bool scaled, weights;
+  bool scaled;
   bool by_rails = false;
-  bool of_token = false, nvfp4 = false, aligned = false;  ///< known to be false in plain kernels: see row()
+  bool nvfp4 = false, aligned = false;
 
   // Words of the header.
   static constexpr int kToken = 0;
   DEEP_EP_HOST_DEVICE int selection_word(int k) const { return 1 + k; }
-  DEEP_EP_HOST_DEVICE int weight_word(int k) const { return 1 + num_topk + k; }
-  DEEP_EP_HOST_DEVICE int slot_word(int k) const { return 1 + num_topk * (weights ? 2 : 1) + k; }
-  DEEP_EP_HOST_DEVICE int header_words() const { return 1 + num_topk * (1 + (weights ? 1 : 0) + (by_rails ? 1 : 0)); }
+  DEEP_EP_HOST_DEVICE int slot_word(int k) const { return 1 + num_topk + k; }
+  DEEP_EP_HOST_DEVICE int header_words() const { return 1 + num_topk * (by_rails ? 2 : 1); }
 
   // Offsets in the row, without tags.
   DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return 4 * static_cast<std::uint32_t>(header_words()); }
   DEEP_EP_HOST_DEVICE std::uint32_t scale_words() const {
     if (nvfp4) return static_cast<std::uint32_t>(hidden) / (4 * kNvfp4ScaleChannels);
-    if (of_token) return 1;
     return scaled ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
   }
   DEEP_EP_HOST_DEVICE std::uint32_t scales_end() const { return scales_at() + scale_words() * 4; }
@@ -233,8 +237,6 @@ struct LowLatencyDispatchParams {
   Divisor num_local_experts;
   Divisor count_cells;  ///< that tell one rank how many rows it gets: one, and one for each two of its experts
   LowLatencyFormat format;
-  bool rank_major;
-  bool weights;              ///< top-k weights travel with the rows
   std::uint32_t call_shape;  ///< a hash of the above, without kUnknownExpertShape: ranks that disagree find out
   Divisor warps_per_row;     ///< of the receive part; divides the warps of a block
 
@@ -243,43 +245,35 @@ struct LowLatencyDispatchParams {
   const std::byte* x;    ///< [num_tokens, hidden] bfloat16
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   bool report_unknown_experts;
-  const float* topk_weights;  ///< [num_tokens, num_topk], nullptr: none
 
-  /// A row as it travels, directly or by rails. kExtra: it may have any format; else those of plain kernels.
-  template <bool kExtra = true>
+  /// A row as it travels, directly or by rails.
   DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails) const {
     return {hidden,
             num_topk,
             has_scales(format),
-            weights,
             by_rails,
-            kExtra && is_of_token(format),
-            kExtra && format == LowLatencyFormat::nvfp4,
-            kExtra && format == LowLatencyFormat::fp8_aligned};
+            format == LowLatencyFormat::nvfp4,
+            format == LowLatencyFormat::fp8_aligned};
   }
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
-  DEEP_EP_HOST_DEVICE int recv_blocks() const { return rank_major ? common.num_ranks : num_local_experts; }
-  DEEP_EP_HOST_DEVICE int block_rows() const { return rank_major ? max_tokens : common.num_ranks * max_tokens; }
+  DEEP_EP_HOST_DEVICE int expert_rows() const { return common.num_ranks * max_tokens; }
   DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const {
-    return {static_cast<std::uint32_t>(hidden) / kScaleChannels, block_rows(), format == LowLatencyFormat::fp8_ue8m0};
+    return {static_cast<std::uint32_t>(hidden) / kScaleChannels, expert_rows(), format == LowLatencyFormat::fp8_ue8m0};
   }
   DEEP_EP_HOST_DEVICE LowLatencyTiledScales tiled_scales() const {
-    return {hidden / (4 * kNvfp4ScaleChannels), block_rows()};
+    return {hidden / (4 * kNvfp4ScaleChannels), expert_rows()};
   }
-  std::byte* recv_x;            ///< [L, R * M] or [R, M] rows
-  std::byte* recv_scales;       ///< [L, hidden / 128 (UE8M0: / 512), R * M] or [R, .., M] words; nullptr: bf16
-  std::int32_t* recv_count;     ///< [L] or [R]
-  std::int32_t* src_info;       ///< [L, R * M] or [R, M]
-  std::int64_t* layout_range;   ///< [L, R] or [R]
-  std::int32_t* row_table;      ///< see LowLatencyRowTable
-  std::int32_t* recv_topk_idx;  ///< rank_major: [R, M, K]
-  float* recv_topk_weights;     ///< rank_major with weights: [R, M, K]
-  std::int32_t* recv_stats;     ///< [L], added to; nullptr: none
-  std::int64_t* wait_cost;      ///< [R], added to; nullptr: none
+  std::byte* recv_x;           ///< [L, R * M] rows
+  std::byte* recv_scales;      ///< [L, hidden / 128 (UE8M0: / 512), R * M] words; nullptr: bf16
+  std::int32_t* recv_count;    ///< [L]
+  std::int32_t* src_info;      ///< [L, R * M]
+  std::int64_t* layout_range;  ///< [L, R]
+  std::int32_t* row_table;     ///< see LowLatencyRowTable
+  std::int32_t* recv_stats;    ///< [L], added to; nullptr: none
+  std::int64_t* wait_cost;     ///< [R], added to; nullptr: none
 
-  // Behind all else: only kernels with extras look at these.
-  std::int64_t* arrivals;  ///< [L or R, arrival_words], added to: see deep_ep/arrivals.hpp; nullptr: none
+  std::int64_t* arrivals;  ///< [L, arrival_words], added to: see deep_ep/arrivals.hpp; nullptr: none
   int arrival_words;
   int arrival_shift;          ///< a word stands for 1 << arrival_shift rows
   const float* global_scale;  ///< [1], of nvfp4; nullptr: 1
@@ -303,8 +297,6 @@ struct LowLatencyCombineParams {
   Divisor num_topk;
   int hidden;
   Divisor num_local_experts;
-  bool rank_major;
-  bool fp8;                  ///< rows travel as 128 channels in e4m3 with a float32 scale; else in bfloat16
   std::uint32_t row_bytes;   ///< of a row as it travels
   std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
 
@@ -339,6 +331,50 @@ struct LowLatencyMasksParams {
   LowLatencyMasksStep step;
   int rank = -1;                   ///< that is masked, or unmasked; -1: all
   std::int32_t* status = nullptr;  ///< [num_ranks], written by a query: 1 where the program or the verdict masks
+};
+
+/// What one source has cost this rank in calls of one kind. Zero to begin with.
+struct LowLatencyWaited {
+  std::uint64_t calls;   ///< in which this rank waited for the source, or would have
+  std::int64_t cycles;   ///< in all of them
+  std::int64_t longest;  ///< in one of them
+};
+
+/// What was found out while a call waited for the counts of one source.
+struct LowLatencyHeard {
+  std::int64_t cycles;
+  std::int64_t came;  ///< 0: nothing came so far, or nobody listened
+};
+
+/// A launch takes one of them.
+enum class LowLatencyWaitsStep : int {
+  listen,  ///< before dispatch's receive part: when do the counts of each source come?
+  add,     ///< after a receive part
+  clock,   ///< how fast does the clock run in which the others count?
+};
+
+struct LowLatencyWaitsParams {
+  LowLatencyParams common;
+  LowLatencyWaitsStep step;
+  LowLatencyKind kind;
+  std::uint64_t patience_ns;  ///< `listen` ends then; the receive part goes on waiting
+
+  // Of one call; the step that adds sets it to zero. [num_ranks] each.
+  std::int64_t* cost;  ///< as the receive part measures it: its wait_cost
+  LowLatencyHeard* heard;
+
+  // Where `add` adds.
+  LowLatencyWaited* waited;  ///< [num_ranks]
+  std::int64_t* given;       ///< [num_ranks], the caller's statistics; nullptr: none
+
+  // Of a combine.
+  int blocks;  ///< that receive
+  int num_tokens;
+  Divisor num_topk;
+  Divisor num_local_experts;
+  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
+
+  std::int64_t* clock;  ///< [2], written: cycles, and the nanoseconds that they took
 };
 
 }  // namespace deep_ep

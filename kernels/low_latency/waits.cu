@@ -6,8 +6,8 @@
 // its own: a rank that comes in time would seem as late as its neighbour in the warp. So `listen` waits before
 // dispatch's receive part does, and looks at the clock at once.
 #include "kernels/kernel_list.hpp"
-#include "kernels/low_latency/transport/masks.hpp"
-#include "kernels/low_latency/waits.hpp"
+#include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -15,7 +15,7 @@ namespace deep_ep::device::low_latency {
 /// Have the counts of `source`, or what precedes them from far, come?
 DEEP_EP_DEVICE bool counts_came(const LowLatencyParams& common, std::uint64_t epoch, int source) {
   const LowLatencyWindow& window = common.window;
-  if (!Reach<true, false>{common}.is_far(source)) {
+  if (!Reach<true>{common}.is_far(source)) {
     return load_cell(window.counts(epoch, source).in(common.local)).epoch >= epoch;
   }
   const std::uint64_t* progress = window.progress(LowLatencyKind::dispatch, epoch, source, 0).in(common.local);

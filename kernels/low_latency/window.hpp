@@ -6,9 +6,9 @@
 // combine, for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size,
 // always in tagged lines (line.hpp), so that the tags of all calls lie at the same places.
 //
-// Everything in it is written by one source (by rails, rdma/reach.hpp, by another rank in its stead) and read by the
-// rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a
-// far rank adds to come first: programs may fill with zeros what is behind them.
+// Everything in it is written by one source (by rails, transport/reach.hpp, by another rank in its stead) and read by
+// the rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those
+// that a far rank adds to come first: programs may fill with zeros what is behind them.
 #pragma once
 
 #include <cstddef>

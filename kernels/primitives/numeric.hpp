@@ -19,11 +19,6 @@ DEEP_EP_HOST_DEVICE std::uint32_t bits_of(float value) {
   return bits;
 }
 
-/// Exact.
-DEEP_EP_HOST_DEVICE float bf16_to_float(std::uint16_t value) {
-  return float_from_bits(static_cast<std::uint32_t>(value) << 16);
-}
-
 /// To nearest, ties to even; overflow gives infinity; every NaN becomes 0x7fff (what cvt.rn.bf16.f32 does).
 DEEP_EP_DEVICE std::uint16_t float_to_bf16(float value) {
 #if DEEP_EP_TARGET_CUDA
@@ -75,31 +70,6 @@ DEEP_EP_DEVICE std::uint16_t pack_e4m3(float low, float high) {
     return sign | ((rounded >> 20) - ((127u - 7u) << 3));
   };
   return static_cast<std::uint16_t>(convert(low) | convert(high) << 8);
-#endif
-}
-
-/// Two values, exactly; 0x7f and 0xff are NaN.
-DEEP_EP_DEVICE void unpack_e4m3(std::uint32_t pair, float& low, float& high) {
-#if DEEP_EP_TARGET_CUDA
-  asm("{\n.reg .b16 low, high;\n.reg .b32 both;\n"
-      "cvt.rn.f16x2.e4m3x2 both, %2;\n"
-      "mov.b32 {low, high}, both;\n"
-      "cvt.f32.f16 %0, low;\n"
-      "cvt.f32.f16 %1, high;\n}"
-      : "=f"(low), "=f"(high)
-      : "h"(static_cast<std::uint16_t>(pair)));
-#else
-  const auto convert = [](std::uint32_t bits) {
-    const std::uint32_t sign = (bits & 0x80u) << 24;
-    const std::uint32_t magnitude = bits & 0x7fu;
-    if (magnitude == 0x7f) return float_from_bits(0x7fffffffu);
-    // The exponent of floats begins 120 lower; below the smallest normal number steps are 2^-9.
-    const float value =
-        magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-9f : float_from_bits((magnitude + (120u << 3)) << 20);
-    return float_from_bits(bits_of(value) | sign);
-  };
-  low = convert(pair & 0xffu);
-  high = convert(pair >> 8 & 0xffu);
 #endif
 }
 

@@ -29,6 +29,21 @@ DEEP_EP_DEVICE RdmaFailure failure_in(const CompletionEntry& entry, std::uint32_
   return {entry.syndrome, entry.vendor_syndrome, swap32(entry.opcode_number) >> 24};
 }
 
+/// What every entry needs: in shared memory, one for each warp that posts.
+struct alignas(16) PosterWords {
+  RdmaPeerParams pair;  ///< a copy
+
+  /// By a whole warp: copies `from`.
+  DEEP_EP_DEVICE void load(const RdmaPeerParams& from) {
+    constexpr int kWords = static_cast<int>(sizeof(RdmaPeerParams) / sizeof(std::uint64_t));
+    static_assert(sizeof(RdmaPeerParams) % sizeof(std::uint64_t) == 0);
+    for (int i = lane_index(); i < kWords; i += kWarpSize) {
+      reinterpret_cast<std::uint64_t*>(&pair)[i] = load_stream(reinterpret_cast<const std::uint64_t*>(&from) + i);
+    }
+    warp::sync();
+  }
+};
+
 /// Group is OneThread or WholeWarp. In a warp all lanes make every call; those whose `wanted` is false post nothing,
 /// and the others post in the order of the lanes. Offsets are in bytes from the beginning of the heaps. Functions that
 /// return bool return false, in all members, once the queue pair has failed or a wait of this rank has met its

@@ -9,12 +9,9 @@
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "kernels/rows/shares.hpp"
+#include "kernels/rows/starts.hpp"
 
 namespace deep_ep::device {
-
-DEEP_EP_DEVICE std::int32_t rounded_up(std::int32_t count, int alignment) {
-  return (count + alignment - 1) / alignment * alignment;
-}
 
 /// What all blocks, and those before this one, have counted of each expert. Warps share the blocks, whose counts they
 /// load in groups.
@@ -42,18 +39,6 @@ DEEP_EP_DEVICE void count_all_selections(const NumberRowsParams& params, const N
     if (expert < 0) continue;
     fetch_add_relaxed<Scope::block>(&shared.totals[expert], 1);
     if (at < begin) fetch_add_relaxed<Scope::block>(&shared.before[expert], 1);
-  }
-}
-
-/// By one warp: where each expert's rows begin.
-DEEP_EP_DEVICE void find_starts(const NumberRowsParams& params, const NumberRowsShared& shared) {
-  std::int32_t start = 0;
-  for (int first = 0; first < params.num_experts; first += kWarpSize) {
-    const int expert = first + lane_index();
-    const std::int32_t rows = expert < params.num_experts ? rounded_up(shared.totals[expert], params.alignment) : 0;
-    const std::int32_t end = start + warp::inclusive_sum(rows);
-    if (expert < params.num_experts) shared.starts[expert] = end - rows;
-    start = warp::shuffle(end, kWarpSize - 1);
   }
 }
 
@@ -175,7 +160,7 @@ DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::
     count_all_selections(params, shared);
   }
   block::sync();
-  if (warp_index() == 0) find_starts(params, shared);
+  if (warp_index() == 0) find_starts(shared.totals, params.num_experts, params.alignment, shared.starts);
   block::sync();
   if (block_index() == 0) write_totals(params, shared);
 

@@ -8,6 +8,7 @@
 #include "kernels/common/carver.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/common/warp_stages.hpp"
+#include "kernels/rows/landing.hpp"
 
 namespace deep_ep {
 
@@ -86,9 +87,16 @@ struct NumberRowsShared {
 };
 
 struct SpreadRowsParams {
-  RowMetadata metadata;  ///< not expanded: without data
+  RowMetadata metadata;  ///< not expanded: without data, unless rows have landed
   bool expand;
   std::int64_t num_spread;  ///< rows of the results
+
+  /// Given: rows are not in order, but lie in the window of this heap, where the metadata says that they are from; so
+  /// does what is beside them. Only those of the pass are moved.
+  std::byte* heap;
+  LandingWindow window;
+  int rank, num_ranks;
+  const std::byte* own_rows;  ///< of this rank's tokens
 
   const std::byte* rows;  ///< nullptr: not wanted; the same for the others
   std::byte* spread_rows;

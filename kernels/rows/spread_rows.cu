@@ -1,6 +1,6 @@
-// The kernel writes received rows into a layout. A warp reads a row once, by a bulk copy into shared memory, and each
-// lane stores it by a bulk copy to its selection's place; the next row loads meanwhile. Rows that no selection names
-// are neither read nor written.
+// The kernel writes received rows into a layout. They lie one after the other, or where their senders have put them. A
+// warp reads a row once, by a bulk copy into shared memory, and each lane stores it by a bulk copy to its selection's
+// place; the next row loads meanwhile. Rows that no selection names are neither read nor written.
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/bits.hpp"
@@ -10,7 +10,8 @@
 
 namespace deep_ep::device {
 
-/// By a whole warp: what lies beside a row. `slot` of the lanes in `found`: where the row belongs.
+/// By a whole warp: what lies beside a row, at place `row` of scales and weights. `slot` of the lanes in `found`: where
+/// the row belongs.
 DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t row, std::int64_t slot,
                                   std::uint32_t found) {
   if (params.scales != nullptr) {
@@ -26,6 +27,13 @@ DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t r
   }
   if (params.weights != nullptr && params.expand && (found >> lane_index() & 1) != 0) {
     params.spread_weights[slot] = load_weak(params.weights + row * params.weight_stride + lane_index());
+  }
+  if (params.weights != nullptr && !params.expand && params.heap != nullptr) {
+    const std::int64_t at = warp::shuffle(slot, 0) * params.metadata.num_topk + lane_index();
+    if (lane_index() < params.metadata.num_topk) {
+      const bool held = load_weak(params.local + at) >= 0;
+      params.spread_weights[at] = held ? load_weak(params.weights + row * params.weight_stride + lane_index()) : 0;
+    }
   }
 }
 
@@ -73,6 +81,7 @@ DEEP_EP_DEVICE void copy_selections(const SpreadRowsParams& params, std::int64_t
     }
     if (params.weights == nullptr) continue;
     const std::int64_t row = at / num_topk;
+    if (params.heap != nullptr && row < valid) continue;  // as its row comes
     const bool held = row < valid && local >= 0;
     params.spread_weights[at] =
         held ? load_weak(params.weights + row * params.weight_stride + (at - row * num_topk)) : 0;
@@ -90,6 +99,8 @@ struct RowSpreader {
     std::int64_t row;
     std::uint32_t offset;
     std::int64_t slot;
+    std::int64_t beside;  ///< the place of what lies beside it
+    const std::byte* from;
   };
 
   DEEP_EP_DEVICE std::int64_t slot_of(std::int64_t row) const {
@@ -98,17 +109,31 @@ struct RowSpreader {
     const std::int64_t slot = load_weak(params.metadata.slots(row) + lane_index());
     return slot < params.num_spread ? slot : -1;
   }
+  /// Where a row lies, and what is beside it. False: not in this pass.
+  DEEP_EP_DEVICE bool find(Unit& unit) const {
+    unit.beside = unit.row;
+    unit.from = params.rows + unit.row * params.row_bytes;
+    if (params.heap == nullptr) return true;
+    const std::int32_t origin = load_weak(params.metadata.row(unit.row));
+    const int source = origin < 0 ? params.num_ranks : origin / params.window.max_tokens;
+    const std::int32_t token = origin - source * params.window.max_tokens;
+    if (source >= params.num_ranks || !params.window.holds(token)) return false;
+    unit.beside = params.window.place_beside(source, token);
+    unit.from = source == params.rank ? params.own_rows + std::int64_t{token} * params.row_bytes
+                                      : params.window.row(params.heap, source, params.rank, token);
+    return true;
+  }
   /// The first row from `row` on that belongs somewhere; `valid`: there is none.
   DEEP_EP_DEVICE Unit take(std::int64_t row) const {
     for (; row < valid; row += step) {
-      const std::int64_t slot = slot_of(row);
-      if (warp::any(slot >= 0)) return {row, 0, slot};
+      Unit unit{row, 0, slot_of(row), 0, nullptr};
+      if (find(unit) && warp::any(unit.slot >= 0)) return unit;
     }
-    return {valid, 0, -1};
+    return {valid, 0, -1, 0, nullptr};
   }
   DEEP_EP_DEVICE Unit next(const Unit& unit) const {
     if (unit.offset + params.stage_bytes < params.row_bytes) {
-      return {unit.row, unit.offset + params.stage_bytes, unit.slot};
+      return {unit.row, unit.offset + params.stage_bytes, unit.slot, unit.beside, unit.from};
     }
     return take(unit.row + step);
   }
@@ -118,7 +143,7 @@ struct RowSpreader {
   }
   DEEP_EP_DEVICE void load(const Unit& unit) {
     if (params.rows == nullptr || unit.row >= valid) return;
-    pipe.load(params.rows + unit.row * params.row_bytes + unit.offset, bytes_of(unit));
+    pipe.load(unit.from + unit.offset, bytes_of(unit));
   }
 
   DEEP_EP_DEVICE void spread(std::int64_t first) {
@@ -127,7 +152,7 @@ struct RowSpreader {
     while (unit.row < valid) {
       const Unit following = next(unit);
       load(following);
-      if (unit.offset == 0) spread_beside(params, unit.row, unit.slot, warp::ballot(unit.slot >= 0));
+      if (unit.offset == 0) spread_beside(params, unit.beside, unit.slot, warp::ballot(unit.slot >= 0));
       if (params.rows != nullptr) {
         pipe.store(bytes_of(unit), [&](auto store) {
           if (unit.slot >= 0) store(params.spread_rows + unit.slot * params.row_bytes + unit.offset);

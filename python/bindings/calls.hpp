@@ -24,6 +24,8 @@ struct BufferSetup {
     with("device", device);
     with("heap_bytes", options.heap_bytes);
     with("window_bytes", options.window_bytes);
+    with("heap_bytes_between_nodes", options.internode.heap_bytes);
+    with("window_bytes_between_nodes", options.internode.window_bytes);
     with("comm_stream", comm_stream);
     with("low_latency_bytes", options.low_latency.bytes);
     with("low_latency_masking", options.low_latency.masking);
@@ -67,12 +69,10 @@ struct DispatchCall {
     with("num_tokens_per_rank", num_tokens_per_rank);
     with("is_token_in_rank", is_token_in_rank);
     with("num_tokens_per_expert", num_tokens_per_expert);
-    with("num_experts", arguments.num_experts);
     with("topk_idx", arguments.topk_idx);
     with("topk_weights", arguments.topk_weights);
     with("expert_alignment", arguments.expert_alignment);
     with("num_worst_tokens", arguments.num_worst_tokens);
-    with("most_rows", arguments.most_rows);
     with("num_sms", arguments.config.num_sms);
     with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);
@@ -220,6 +220,64 @@ struct SumReturnedRowsCall {
   }
 };
 
+struct ElasticDispatchCall {
+  static constexpr const char* kReturns =
+      "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, "
+      "Tuple[torch.Tensor, ...], Optional[EventHandle]]";
+  AnyTensor x;
+  ElasticDispatchArguments arguments;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("x", x);
+    with("x_scales", arguments.x_scales);
+    with("topk_idx", arguments.topk_idx);
+    with("topk_weights", arguments.topk_weights);
+    with("stats", arguments.stats);
+    with("num_experts", arguments.num_experts);
+    with("max_tokens", arguments.max_tokens);
+    with("expert_alignment", arguments.expert_alignment);
+    with("exact", arguments.exact);
+    with("expand", arguments.expand);
+    with("zero_padding", arguments.zero_padding);
+    with("column_major_scales", arguments.column_major_scales);
+    with("copy_selections", arguments.copy_selections);
+    with("num_sms", arguments.config.num_sms);
+    with("async_finish", options.async_finish);
+  }
+};
+
+struct ElasticCachedDispatchCall {
+  static constexpr const char* kReturns =
+      "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], "
+      "Optional[EventHandle]]";
+  AnyTensor x;
+  bool indices_are_64_bit = true;
+  ElasticCachedDispatchArguments arguments;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("x", x);
+    with("x_scales", arguments.x_scales);
+    with("topk_weights", arguments.topk_weights);
+    with("sent_to", arguments.sent_to);
+    with("metadata", arguments.metadata);
+    with("source_ends", arguments.source_ends);
+    with("local", arguments.local);
+    with("expert_counts", arguments.expert_counts);
+    with("max_tokens", arguments.max_tokens);
+    with("expert_alignment", arguments.expert_alignment);
+    with("expand", arguments.expand);
+    with("num_expanded", arguments.num_expanded);
+    with("indices_are_64_bit", indices_are_64_bit);
+    with("column_major_scales", arguments.column_major_scales);
+    with("num_sms", arguments.config.num_sms);
+    with("async_finish", options.async_finish);
+  }
+};
+
 struct ElasticCombineCall {
   static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]";
   ElasticCombineArguments arguments;
@@ -276,10 +334,9 @@ struct ReduceGradsCall {
 
 struct LowLatencyDispatchCall {
   static constexpr const char* kReturns =
-      "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], "
-      "Optional[torch.Tensor], Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]";
+      "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Tuple[Any, ...], "
+      "Optional[EventHandle], Optional[ReceiveHook]]";
   LowLatencyDispatchArguments arguments;
-  bool rank_major = false;
   CallOptions options;
   py::args given;  ///< all of them, for what must keep them
 
@@ -287,7 +344,6 @@ struct LowLatencyDispatchCall {
   void list(With& with) {
     with("x", arguments.x);
     with("topk_idx", arguments.topk_idx);
-    with("topk_weights", arguments.topk_weights);
     with("max_tokens", arguments.max_tokens);
     with("num_experts", arguments.num_experts);
     with("cumulative_local_expert_recv_stats", arguments.cumulative_local_expert_recv_stats);
@@ -295,12 +351,10 @@ struct LowLatencyDispatchCall {
     with("use_fp8", arguments.use_fp8);
     with("round_scale", arguments.round_scale);
     with("use_ue8m0", arguments.use_ue8m0);
-    with("rank_major", rank_major);
     with("async_finish", options.async_finish);
     with("return_recv_hook", arguments.return_recv_hook);
     with("arrival_counters", arguments.arrival_counters);
     with("arrival_rows", arguments.arrival_rows);
-    with("scale_per_token", arguments.scale_per_token);
     with("use_nvfp4", arguments.use_nvfp4);
     with("x_global_scale", arguments.x_global_scale);
     with("align_fp8_quantization", arguments.align_fp8_quantization);
@@ -330,7 +384,6 @@ struct LowLatencyCombineCall {
     with("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
     with("async_finish", options.async_finish);
     with("return_recv_hook", arguments.return_recv_hook);
-    with("use_fp8", arguments.use_fp8);
     with("overlaps", overlaps);
     with("signals", overlap.signals);
     with("signal_rows", overlap.signal_rows);

@@ -1,9 +1,20 @@
 #include "python/bindings/event.hpp"
 
-#include "python/bindings/executors.hpp"
+#include <map>
+#include <mutex>
+
 #include "python/bindings/framework.hpp"
 
 namespace deep_ep::bindings {
+
+std::shared_ptr<Executor> gpu_executor(int device) {
+  static auto* mutex = new std::mutex;
+  static auto* executors = new std::map<int, std::shared_ptr<Executor>>;
+  const std::lock_guard lock(*mutex);
+  std::shared_ptr<Executor>& executor = (*executors)[device];
+  if (!executor) executor = make_cuda_executor(device);
+  return executor;
+}
 
 Event Event::of_current_stream() {
   Event event;

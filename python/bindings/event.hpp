@@ -1,6 +1,7 @@
-// EventHandle of the Python interface.
+// EventHandle and ReceiveHook of the Python interface, and the executors that events are of.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -9,6 +10,10 @@
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep::bindings {
+
+/// One executor per GPU for the whole process, as events cross from one buffer to another: made at the first call for a
+/// device, never destroyed: at interpreter exit other objects may still need it.
+std::shared_ptr<Executor> gpu_executor(int device);
 
 /// A point in a GPU's work. On the CPU there is nothing to wait for: calls end before they return.
 class Event {
@@ -36,6 +41,23 @@ class Event {
   std::shared_ptr<Executor> executor_;
   EventHandle event_;
   std::vector<std::weak_ptr<Tensor::Storage>> results_;
+};
+
+/// The hook of a low-latency call with return_recv_hook: enqueues the receive part when called; a second call does
+/// nothing. The buffer keeps all that this part needs, also when the hook is dropped.
+class ReceiveHook {
+ public:
+  /// `receive` is called with the GIL.
+  explicit ReceiveHook(std::function<void()> receive) : receive_(std::move(receive)) {}
+  void call() {
+    if (!receive_) return;
+    const std::function<void()> receive = receive_;  // the program may drop the hook meanwhile
+    receive();
+    receive_ = nullptr;  // only now: a hook that failed may come again
+  }
+
+ private:
+  std::function<void()> receive_;
 };
 
 }  // namespace deep_ep::bindings

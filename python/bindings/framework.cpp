@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "python/bindings/event.hpp"
 #include "python/bindings/result_tensors.hpp"
 
 namespace deep_ep::bindings {
@@ -83,8 +85,72 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
 }
 
+/// Its shape and its strides.
+std::pair<py::tuple, py::tuple> tuples_of(const TensorSpec& spec) {
+  const auto dims = static_cast<std::size_t>(spec.dims);
+  std::pair<py::tuple, py::tuple> tuples{dims, dims};
+  for (std::size_t dim = 0; dim < dims; ++dim) {
+    tuples.first[dim] = spec.shape[dim];
+    tuples.second[dim] = spec.strides[dim];
+  }
+  return tuples;
+}
+
 /// A reference that is never given back.
 PyObject* kept(const py::object& object) { return py::object(object).release().ptr(); }
+
+/// nullptr: the framework cannot be asked without the GIL.
+using CurrentStream = int (*)(dlpack::DeviceType, std::int32_t, void**);
+
+/// The stream on which a program drops a tensor is often one that used it.
+void record_current_stream(const Tensor& tensor, CurrentStream current_stream) noexcept {
+  const deep_ep::Device device = tensor.view().device;
+  if (device.kind != deep_ep::Device::Kind::cuda || current_stream == nullptr) return;
+  try {
+    void* stream = nullptr;
+    if (current_stream(dlpack::kCuda, device.index, &stream) != 0 || tensor.storage()->knows_stream(stream)) return;
+    if (!gpu_executor(device.index)->is_capturing(stream)) tensor.record_stream(stream);
+  } catch (const std::exception&) {
+    // At exit the driver may be gone; the memory goes with it.
+  }
+}
+
+/// Memory of the library in the hands of the framework, which gives it back through DLPack. Its context is itself;
+/// `give_back` ends it.
+struct HandedOut {
+  HandedOut(const Tensor& given, CurrentStream stream)
+      : tensor(given), shape(given.view().shape), strides(given.view().strides), current_stream(stream) {
+    versioned.version = {1, 0};
+    versioned.context = plain.context = this;
+    versioned.deleter = [](dlpack::ManagedTensorVersioned* self) { give_back(static_cast<HandedOut*>(self->context)); };
+    plain.deleter = [](dlpack::ManagedTensor* self) { give_back(static_cast<HandedOut*>(self->context)); };
+  }
+  HandedOut(const HandedOut&) = delete;
+  HandedOut& operator=(const HandedOut&) = delete;
+
+  void fill(dlpack::TensorInfo& info, const dlpack::DataType& dtype) {
+    const TensorView& view = tensor.view();
+    const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
+    info = {view.data,
+            {gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0},
+            view.dims,
+            dtype,
+            shape.data(),
+            strides.data(),
+            0};
+  }
+  static void give_back(HandedOut* handed_out) noexcept {
+    const std::unique_ptr<HandedOut> owner(handed_out);
+    record_current_stream(owner->tensor, owner->current_stream);
+  }
+
+  dlpack::ManagedTensorVersioned versioned{};
+  dlpack::ManagedTensor plain{};
+  Tensor tensor;
+  std::array<std::int64_t, TensorView::kMaxDims> shape;
+  std::array<std::int64_t, TensorView::kMaxDims> strides;
+  CurrentStream current_stream;
+};
 
 /// Asks for bytes: several tensors of a call share them.
 class FrameworkAllocator final : public ResultAllocator {
@@ -308,14 +374,9 @@ py::object Framework::dtype_object(DType dtype) const {
   return py::reinterpret_borrow<py::object>(object);
 }
 
-py::object Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const {
-  const bool none = wanted.elements() == 0;
-  const int dims = none ? 1 : wanted.dims;
-  py::tuple shape(static_cast<std::size_t>(dims)), strides(static_cast<std::size_t>(dims));
-  for (int dim = 0; dim < dims; ++dim) {
-    shape[static_cast<std::size_t>(dim)] = none ? 1 : wanted.size(dim);
-    strides[static_cast<std::size_t>(dim)] = none ? 1 : wanted.stride(dim);
-  }
+Framework::Made Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const {
+  const TensorSpec spec = wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
+  const auto [shape, strides] = tuples_of(spec);
   const bool gpu = wanted.device.kind == deep_ep::Device::Kind::cuda;
   const py::object type = dtype_object(wanted.dtype);
   PyObject* const quick = gpu ? quick_empty_on_gpu_ : quick_empty_on_cpu_;
@@ -326,7 +387,9 @@ py::object Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes
     // It is made for the current GPU, which the end of some other object may just have changed.
     dlpack::TensorInfo info{};
     if (exchange_->info_from_object(made.ptr(), &info) != 0) throw py::error_already_set();
-    if (!gpu || info.device.index == wanted.device.index) return made;
+    if (!gpu || info.device.index == wanted.device.index) {
+      return {std::move(made), {spec, static_cast<std::byte*>(info.data) + info.byte_offset}};
+    }
   }
   const auto index = static_cast<std::size_t>(gpu ? wanted.device.index + 1 : 0);
   if (devices_.size() <= index) devices_.resize(index + 1);
@@ -337,7 +400,9 @@ py::object Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes
   const std::array<PyObject*, 4> arguments = {shape.ptr(), strides.ptr(), type.ptr(), devices_[index]};
   PyObject* made = PyObject_Vectorcall(empty_strided_, arguments.data(), 2, empty_names_);
   if (made == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(made);
+  auto object = py::reinterpret_steal<py::object>(made);
+  const TensorView view = borrow(object, "a result", Accept::made_here).view;
+  return {std::move(object), view};
 }
 
 py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as) const {
@@ -347,11 +412,7 @@ py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as)
   if (result == nullptr) return shared(tensor, dtype);
   py::object object = result->object();
   if (!result->looks_like(view)) {
-    py::tuple shape(static_cast<std::size_t>(view.dims)), strides(static_cast<std::size_t>(view.dims));
-    for (int dim = 0; dim < view.dims; ++dim) {
-      shape[static_cast<std::size_t>(dim)] = view.size(dim);
-      strides[static_cast<std::size_t>(dim)] = view.stride(dim);
-    }
+    const auto [shape, strides] = tuples_of(view);
     object = py::handle(as_strided_)(object, shape, strides);
   }
   // Types that the library does not know travel as types of their size.

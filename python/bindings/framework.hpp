@@ -13,7 +13,6 @@
 #include "deep_ep/result_allocator.hpp"
 #include "deep_ep/tensor.hpp"
 #include "python/bindings/dlpack.hpp"
-#include "python/bindings/handed_out.hpp"
 
 namespace deep_ep::bindings {
 
@@ -36,7 +35,7 @@ class Framework {
   static Framework& instance();
 
   /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know are treated as types of
-  /// their size. `made_here`: a tensor that `empty` or its helper made, of which less has to be checked.
+  /// their size. `made_here`: a tensor of ours, of which less has to be checked.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
 
   /// A tensor of the framework: the result itself, if it is one, or one that shares the memory and gives it back at its
@@ -60,9 +59,14 @@ class Framework {
    private:
     py::object guard_;
   };
-  /// A new tensor of the framework, for the current stream. Ones without elements get one, as PyTorch gives them no
-  /// address. The first one that goes through modes fills `without_modes`, for all that the caller makes.
-  py::object empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const;
+  /// A new tensor of the framework.
+  struct Made {
+    py::object object;
+    TensorView view;  ///< as `object` has it
+  };
+  /// For the current stream. Ones without elements get one, as PyTorch gives them no address. The first one that goes
+  /// through modes fills `without_modes`, for all that the caller makes.
+  Made empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const;
   /// The torch.dtype.
   py::object dtype_object(DType dtype) const;
   /// The class of what the framework raises where memory ends.

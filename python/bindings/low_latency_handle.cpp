@@ -34,6 +34,7 @@ class LowLatencyHandles::Keeper final : public Tensor::Storage {
   explicit Keeper(LowLatencyHandle handle) : handle_(std::move(handle)) {}
   /// The handle's tensors share their memory.
   void record_stream(StreamHandle stream) override { handle_.src_info.record_stream(stream); }
+  bool knows_stream(StreamHandle stream) const override { return handle_.src_info.storage()->knows_stream(stream); }
   const LowLatencyHandle& handle() const { return handle_; }
   std::optional<TensorView> combine_buffer;
 

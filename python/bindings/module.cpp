@@ -2,21 +2,21 @@
 // which scripts/native_stub makes deep_ep/_native.pyi.
 #include <pybind11/pybind11.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/environment.hpp"
+#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/version.hpp"
 #include "python/bindings/arguments.hpp"
 #include "python/bindings/bootstrap.hpp"
 #include "python/bindings/calls.hpp"
-#include "python/bindings/errors.hpp"
 #include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
 #include "python/bindings/log_lines.hpp"
-#include "python/bindings/low_latency_hook.hpp"
 #include "python/bindings/native_buffer.hpp"
 
 namespace deep_ep::bindings {
@@ -71,6 +71,33 @@ std::string environment_text(const std::string& name) { return deep_ep::environm
 
 bool use_exchange_api(bool use) { return Framework::instance().use_exchange_api(use); }
 
+/// The library's exceptions as those of deep_ep/errors.py.
+void register_errors() {
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    const auto raise = [](const char* name, const std::exception& error) {
+      const py::object type = py::module_::import("deep_ep.errors").attr(name);
+      PyErr_SetString(type.ptr(), error.what());
+    };
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const RankMismatch& error) {
+      raise("RankMismatch", error);
+    } catch (const Unsupported& error) {
+      raise("Unsupported", error);
+    } catch (const InvalidArgument& error) {
+      raise("InvalidArgument", error);
+    } catch (const OutOfMemory& error) {
+      raise("OutOfMemory", error);
+    } catch (const TimeoutError& error) {
+      raise("PeerTimeout", error);
+    } catch (const UseAfterDestroy& error) {
+      raise("UseAfterDestroy", error);
+    } catch (const Error& error) {
+      raise("Error", error);
+    }
+  });
+}
+
 void define_events(py::module_& module) {
   py::class_<Event>(
       module, "EventHandle",
@@ -101,6 +128,8 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
   define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);
   define_call(buffer, "combine", &NativeBuffer::combine);
+  define_call(buffer, "dispatch_elastic", &NativeBuffer::dispatch_elastic);
+  define_call(buffer, "cached_dispatch_elastic", &NativeBuffer::cached_dispatch_elastic);
   define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
   define(buffer, "barrier", &NativeBuffer::barrier, {"async_finish"});
   define(buffer, "allocate_lb_storage", &NativeBuffer::allocate_lb_storage, {"bytes"});

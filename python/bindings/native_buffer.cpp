@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "deep_ep/error.hpp"
-#include "python/bindings/executors.hpp"
 #include "python/bindings/framework.hpp"
 #include "python/bindings/result_tensors.hpp"
 
@@ -41,6 +41,12 @@ Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& d
                     name, view.describe(), to_string(view.device), dims, to_string(device)));
   }
   return Tensor::borrow(view);
+}
+
+py::list list_of(const std::vector<int>& numbers) {
+  py::list list(numbers.size());
+  for (std::size_t i = 0; i < numbers.size(); ++i) list[i] = py::int_(numbers[i]);
+  return list;
 }
 
 py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_rank) {
@@ -123,10 +129,7 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
 template <class Work>
 void NativeBuffer::on_rows(Work&& work) {
   const StreamHandle stream = Framework::instance().current_stream(device_);
-  on_stream([&] {
-    work(stream);
-    return true;
-  });
+  on_stream([&] { work(stream); });
 }
 
 void NativeBuffer::number_rows(NumberRowsCall& call) {
@@ -162,11 +165,10 @@ py::tuple NativeBuffer::dispatch(DispatchCall& call) {
   complete(call.options);
   const DispatchResult result = without_gil([&] { return buffer.dispatch(call.arguments, call.options); });
 
-  py::list counts(result.num_recv_tokens_per_expert.size());
-  for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = py::int_(result.num_recv_tokens_per_expert[i]);
   return py::make_tuple(
       framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
-      framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights), counts,
+      framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
+      list_of(result.num_recv_tokens_per_expert),
       hand_out_handle(result.handle, call.is_token_in_rank ? call.is_token_in_rank->object : py::none()),
       event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_topk_idx,
                    result.recv_topk_weights, result.handle.rank_prefix_matrix));
@@ -193,6 +195,41 @@ py::tuple NativeBuffer::combine(CombineCall& call) {
   const CombineResult result = without_gil([&] { return buffer.combine(call.arguments, call.options); });
   return py::make_tuple(framework.hand_out(result.combined_x), framework.hand_out(result.combined_topk_weights),
                         event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
+}
+
+py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
+  Buffer& buffer = alive();
+  const Framework& framework = Framework::instance();
+  call.arguments.x = call.x.view;
+  complete(call.options);
+  const ElasticDispatchResult result =
+      without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
+  const ElasticDispatchHandle& handle = result.handle;
+  const py::object selections =
+      handle.topk_idx.defined() ? framework.hand_out(handle.topk_idx) : py::object(py::none());
+  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
+                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
+                        list_of(result.num_recv_tokens_per_expert), result.num_expanded,
+                        py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
+                                       framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
+                                       framework.hand_out(handle.local), framework.hand_out(handle.rows_at_owners),
+                                       framework.hand_out(handle.sent_to), selections),
+                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
+                                     result.recv_topk_idx, result.recv_topk_weights, handle.metadata));
+}
+
+py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call) {
+  Buffer& buffer = alive();
+  const Framework& framework = Framework::instance();
+  call.arguments.x = call.x.view;
+  call.arguments.index_dtype = call.indices_are_64_bit ? DType::int64 : DType::int32;
+  complete(call.options);
+  const ElasticCachedDispatchResult result =
+      without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
+  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
+                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
+                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
+                                     result.recv_topk_idx, result.recv_topk_weights));
 }
 
 py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
@@ -242,10 +279,7 @@ py::object NativeBuffer::local_memory() const { return lend(alive().local_memory
 
 void NativeBuffer::check(bool wait) {
   Buffer& buffer = alive();
-  without_gil([&] {
-    buffer.check(wait);
-    return true;
-  });
+  without_gil([&] { buffer.check(wait); });
 }
 
 std::size_t NativeBuffer::trim() {

@@ -8,15 +8,15 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/interrupt.hpp"
 #include "python/bindings/calls.hpp"
 #include "python/bindings/event.hpp"
-#include "python/bindings/leftovers.hpp"
 #include "python/bindings/low_latency_handle.hpp"
-#include "python/bindings/low_latency_hook.hpp"
+#include "python/bindings/result_tensors.hpp"
 
 namespace deep_ep::bindings {
 
@@ -46,6 +46,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   // The second interface, inside a node.
 
+  /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts per expert, rows of the expanded layout, handle,
+  /// event). The handle is a tuple of the tensors of ElasticDispatchHandle.
+  py::tuple dispatch_elastic(ElasticDispatchCall& call);
+  /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, event)
+  py::tuple cached_dispatch_elastic(ElasticCachedDispatchCall& call);
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine_elastic(ElasticCombineCall& call);
   /// On the current stream; with `async_finish` on the communication stream, and it returns an event.
@@ -76,8 +81,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     return deep_ep::address_rows_scratch(executor_, rows, num_ranks);
   }
 
-  /// (rows or (rows, scales), recv_count, recv_topk_idx, recv_topk_weights, handle, event, hook): see
-  /// deep_ep/low_latency.py.
+  /// (rows or (rows, scales), recv_count, handle, event, hook): see deep_ep/low_latency.py.
   py::tuple low_latency_dispatch(LowLatencyDispatchCall& call);
   /// (combined_x, event, hook)
   py::tuple low_latency_combine(LowLatencyCombineCall& call);
@@ -119,15 +123,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// Runs `work` so that other Python threads go on, even while the library waits for a peer. On the CPU the results
   /// are ready afterwards.
   template <class Work>
-  auto without_gil(Work&& work);
+  auto without_gil(Work&& work, bool settles = false);
   /// The same for what works on the caller's stream: on the CPU it has ended afterwards, too.
   template <class Work>
   auto on_stream(Work&& work) {
-    return without_gil([&] {
-      auto result = work();
-      settle_on_cpu();
-      return result;
-    });
+    return without_gil(std::forward<Work>(work), true);
   }
   /// Work on rows within this device: `work` is told the stream.
   template <class Work>
@@ -151,7 +151,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 };
 
 template <class Work>
-auto NativeBuffer::without_gil(Work&& work) {
+auto NativeBuffer::without_gil(Work&& work, bool settles) {
   std::optional<py::error_already_set> raised;
   const py::gil_scoped_release released;
   const InterruptScope interruptible([&] {
@@ -161,13 +161,21 @@ auto NativeBuffer::without_gil(Work&& work) {
     raised.emplace();  // KeyboardInterrupt, or what another handler of signals raised
     return true;
   });
+  const auto end = [&] {
+    if (device_.kind != Device::Kind::cpu) return;
+    if (settles) settle_on_cpu();
+    alive().check();
+    leftovers_->clear();
+  };
   try {
-    auto result = work();
-    if (device_.kind == Device::Kind::cpu) {
-      alive().check();
-      leftovers_->clear();
+    if constexpr (std::is_void_v<decltype(work())>) {
+      work();
+      end();
+    } else {
+      auto result = work();
+      end();
+      return result;
     }
-    return result;
   } catch (const Interrupted&) {
     if (!raised) throw;
     throw py::error_already_set(*raised);

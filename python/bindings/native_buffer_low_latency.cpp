@@ -42,7 +42,6 @@ std::vector<Number> numbers_of(const py::object& list) {
 }  // namespace
 
 void NativeBuffer::settle_on_cpu() {
-  if (device_.kind != Device::Kind::cpu) return;
   try {
     executor_->synchronize(nullptr);
   } catch (const Interrupted&) {
@@ -54,10 +53,7 @@ py::object NativeBuffer::hook_object(std::function<void()> receive) {
   if (!receive) return py::none();
   return py::cast(ReceiveHook([self = shared_from_this(), receive = std::move(receive)] {
     self->alive();  // the buffer may have been destroyed since the send part
-    self->on_stream([&] {
-      receive();
-      return true;
-    });
+    self->on_stream([&] { receive(); });
   }));
 }
 
@@ -70,18 +66,15 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
     call.arguments.round_scale = false;
   }
   if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
-  call.arguments.layout = call.rank_major ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
   complete(call.options);
   LowLatencyDispatchResult result =
       on_stream([&] { return buffer.low_latency_dispatch(call.arguments, call.options); });
   py::object rows = framework.hand_out(result.recv_x);
   if (result.recv_x_scales) rows = py::make_tuple(rows, framework.hand_out(*result.recv_x_scales));
-  const py::object event =
-      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_count,
-                   result.recv_topk_idx, result.recv_topk_weights, result.handle.src_info);
-  return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count),
-                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        handles_.hand_out(result.handle), event, hook_object(std::move(result.hook)));
+  const py::object event = event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
+                                        result.recv_count, result.handle.src_info);
+  return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count), handles_.hand_out(result.handle), event,
+                        hook_object(std::move(result.hook)));
 }
 
 py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
@@ -126,10 +119,7 @@ py::object NativeBuffer::low_latency_memory() const { return lend(alive().low_la
 void NativeBuffer::low_latency_clean() {
   Buffer& buffer = alive();
   const StreamHandle stream = Framework::instance().current_stream(device_);
-  on_stream([&] {
-    buffer.low_latency_clean(stream);
-    return true;
-  });
+  on_stream([&] { buffer.low_latency_clean(stream); });
 }
 
 py::tuple NativeBuffer::low_latency_stats(bool reset, bool stop) {
@@ -161,37 +151,25 @@ py::tuple find_late_ranks(const py::tuple& of_ranks, double threshold_us) {
 void NativeBuffer::low_latency_update_mask(int rank, bool masked) {
   Buffer& buffer = alive();
   const StreamHandle stream = Framework::instance().current_stream(device_);
-  on_stream([&] {
-    buffer.low_latency_update_mask(rank, masked, stream);
-    return true;
-  });
+  on_stream([&] { buffer.low_latency_update_mask(rank, masked, stream); });
 }
 
 void NativeBuffer::low_latency_query_mask(py::handle mask_status) {
   Buffer& buffer = alive();
   const StreamHandle stream = Framework::instance().current_stream(device_);
   const TensorView status = Framework::instance().borrow(mask_status, "mask_status").view;
-  on_stream([&] {
-    buffer.low_latency_query_mask(status, stream);
-    return true;
-  });
+  on_stream([&] { buffer.low_latency_query_mask(status, stream); });
 }
 
 void NativeBuffer::low_latency_clear_mask() {
   Buffer& buffer = alive();
   const StreamHandle stream = Framework::instance().current_stream(device_);
-  on_stream([&] {
-    buffer.low_latency_clear_mask(stream);
-    return true;
-  });
+  on_stream([&] { buffer.low_latency_clear_mask(stream); });
 }
 
 void NativeBuffer::low_latency_resume() {
   Buffer& buffer = alive();
-  without_gil([&] {
-    buffer.low_latency_resume();
-    return true;
-  });
+  without_gil([&] { buffer.low_latency_resume(); });
 }
 
 }  // namespace deep_ep::bindings

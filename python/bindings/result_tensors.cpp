@@ -1,18 +1,43 @@
 #include "python/bindings/result_tensors.hpp"
 
 #include <fmt/format.h>
+#include <sys/types.h>
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "deep_ep/error.hpp"
-#include "python/bindings/framework.hpp"
-#include "python/bindings/heap_segments.hpp"
 
 namespace deep_ep::bindings {
 namespace {
+
+thread_local std::shared_ptr<HeapPieces> current_heap;  // NOLINT: one thread, one call
+
+/// Segments that are out, each with the heap that it is of, which lives as long.
+struct SegmentsOut {
+  static SegmentsOut& instance() {
+    static auto* out = new SegmentsOut;  // PyTorch frees after static objects have ended
+    return *out;
+  }
+  std::mutex mutex;
+  std::unordered_map<void*, std::shared_ptr<HeapPieces>> heap_of;
+};
+
+/// While it lives, segments that PyTorch asks for in this thread come from `heap`.
+class SegmentsFrom {
+ public:
+  explicit SegmentsFrom(const std::shared_ptr<HeapPieces>& heap) : before_(std::exchange(current_heap, heap)) {}
+  ~SegmentsFrom() { current_heap = std::move(before_); }
+  SegmentsFrom(const SegmentsFrom&) = delete;
+  SegmentsFrom& operator=(const SegmentsFrom&) = delete;
+
+ private:
+  std::shared_ptr<HeapPieces> before_;
+};
 
 /// Tensors without elements get one, as PyTorch gives them no address.
 py::tuple shape_of(const TensorView& view) {
@@ -35,10 +60,41 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
-Tensor FrameworkResults::tensor_over(py::object object, TensorView view) const {
+void let_go(PyObject* object) {
+  if (Py_IsInitialized() == 0) return;  // at exit the interpreter has taken it
+  const py::gil_scoped_acquire gil;
+  Py_DECREF(object);
+}
+
+void Leftovers::add(const std::shared_ptr<Leftovers>& leftovers, PyObject* object) {
+  if (leftovers == nullptr) return let_go(object);
+  if (Py_IsInitialized() == 0) return;
+  const py::gil_scoped_acquire gil;
+  if (Py_REFCNT(object) > 1) {
+    Py_DECREF(object);
+    return;
+  }
+  const std::lock_guard lock(leftovers->mutex_);
+  leftovers->objects_.push_back(object);
+}
+
+void Leftovers::clear() {
+  std::vector<PyObject*> objects;
+  {
+    const std::lock_guard lock(mutex_);
+    objects = std::exchange(objects_, {});
+  }
+  for (PyObject* object : objects) let_go(object);
+}
+
+Tensor FrameworkResults::tensor_over(Framework::Made made, TensorView view) const {
+  view.data = made.view.data;
+  return {view, std::make_shared<FrameworkStorage>(std::move(made.object), made.view, leftovers_)};
+}
+
+Tensor FrameworkResults::tensor_over(py::object object, const TensorView& view) const {
   const TensorView made = Framework::instance().borrow(object, "a result", Accept::made_here).view;
-  view.data = made.data;
-  return {view, std::make_shared<FrameworkStorage>(std::move(object), made, leftovers_)};
+  return tensor_over({std::move(object), made}, view);
 }
 
 std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, const Order& order) {
@@ -91,3 +147,36 @@ std::vector<Tensor> FrameworkResults::make_in_heap(std::span<const TensorView> w
 }
 
 }  // namespace deep_ep::bindings
+
+// The functions that torch.cuda.memory.CUDAPluggableAllocator looks up by name. nullptr: PyTorch has no such memory.
+
+extern "C" __attribute__((visibility("default"))) void* deep_ep_allocate_segment(ssize_t bytes, int /*device*/,
+                                                                                 void* stream) {
+  using namespace deep_ep::bindings;
+  if (current_heap == nullptr || bytes <= 0) return nullptr;
+  try {
+    void* const segment = current_heap->take(static_cast<std::size_t>(bytes), stream);
+    if (segment == nullptr) return nullptr;
+    SegmentsOut& out = SegmentsOut::instance();
+    const std::lock_guard lock(out.mutex);
+    out.heap_of.insert_or_assign(segment, current_heap);
+    return segment;
+  } catch (const std::exception&) {
+    return nullptr;  // PyTorch says so to the call, which takes other memory
+  }
+}
+
+extern "C" __attribute__((visibility("default"))) void deep_ep_free_segment(void* segment, ssize_t /*bytes*/,
+                                                                            int /*device*/, void* stream) {
+  using namespace deep_ep::bindings;
+  std::shared_ptr<deep_ep::HeapPieces> heap;
+  {
+    SegmentsOut& out = SegmentsOut::instance();
+    const std::lock_guard lock(out.mutex);
+    const auto found = out.heap_of.find(segment);
+    if (found == out.heap_of.end()) return;
+    heap = std::move(found->second);
+    out.heap_of.erase(found);
+  }
+  heap->give_back(segment, stream);
+}

@@ -4,16 +4,35 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "deep_ep/result_tensors.hpp"
-#include "python/bindings/leftovers.hpp"
+#include "python/bindings/framework.hpp"
 
 namespace deep_ep::bindings {
 
 namespace py = pybind11;
+
+/// Lets go of an object from any thread, with or without the GIL.
+void let_go(PyObject* object);
+
+/// Memory on the CPU is not freed in stream order. So an object without another owner is kept until the work has ended.
+/// Thread-safe.
+class Leftovers {
+ public:
+  ~Leftovers() { clear(); }
+  /// Lets go of `object`, which work may use: at `clear`, if it has no other owner. Without `leftovers`: now.
+  static void add(const std::shared_ptr<Leftovers>& leftovers, PyObject* object);
+  /// The work has ended. Without the GIL.
+  void clear();
+
+ private:
+  std::mutex mutex_;
+  std::vector<PyObject*> objects_;
+};
 
 /// The tensor of PyTorch behind a result, for as long as the library has it.
 class FrameworkStorage final : public Tensor::Storage {
@@ -58,7 +77,8 @@ class FrameworkResults final : public ResultTensors {
                                    const std::shared_ptr<HeapPieces>& heap) override;
 
  private:
-  Tensor tensor_over(py::object object, TensorView view) const;
+  Tensor tensor_over(Framework::Made made, TensorView view) const;
+  Tensor tensor_over(py::object object, const TensorView& view) const;
 
   PyObject* helper_;
   std::shared_ptr<Leftovers> leftovers_;

@@ -98,7 +98,7 @@ class Buffer(LowLatencyCalls):
                 ``"ordinary"``: PyTorch's, outside the buffer: each received row is copied once more, from a window.
                 ``"heap"``: the library's, in the buffer: rows land in place with any version of PyTorch and in CUDA
                 graphs, too, but ``untyped_storage().resize_`` raises, and ``record_stream`` does nothing: let the stream
-                that drops a result come after all that use it. docs/python.md compares them.
+                that drops a result come after all that use it. docs/reference/python.md compares them.
             allow_mnnvl, use_fabric: accepted without effect. GPU memory that other nodes can map is used wherever all
                 ranks support it.
         """
@@ -128,8 +128,6 @@ class Buffer(LowLatencyCalls):
         if self._on_gpu and group is not None:
             check_nvlink_connections(group, peers.all_gather)
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
-        if peers.num_nodes(device) > 1:  # combine copies rows into it, and what does not fit is lost
-            memory = 2 * memory + (0 if low_latency_mode else num_rdma_bytes)
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
             peers,
@@ -141,6 +139,8 @@ class Buffer(LowLatencyCalls):
             allow_nvlink=allow_nvlink_for_low_latency_mode or not (low_latency_mode and num_rdma_bytes > 0),
             num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
             results=results,
+            # There combine copies rows into it, and what does not fit is lost.
+            between_nodes=(2 * memory + (0 if low_latency_mode else num_rdma_bytes), 0),
         )
         self._num_nodes: int = self.runtime.num_nodes()
         if low_latency_mode or self._num_nodes > 1:
@@ -365,12 +365,10 @@ class Buffer(LowLatencyCalls):
             num_tokens_per_rank,
             is_token_in_rank,
             num_tokens_per_expert,
-            0,
             topk_idx,
             topk_weights,
             expert_alignment,
             num_worst_tokens,
-            0,
             num_sms,
             previous,
             async_finish,

@@ -104,7 +104,7 @@ class HybridEPBuffer:
         self.rank: int = group.rank()
         if self.group_size > _MOST_COLUMNS:
             raise Unsupported(f"HybridEPBuffer: the group has {self.group_size} ranks, allowed: at most {_MOST_COLUMNS}")
-        # What lies between nodes is the library's business: results are those of one domain.
+        # The library alone cares which ranks share a node: results are those of one domain.
         self.local_rank: int = self.rank
         self.node_rank: int = 0
         self.num_of_nodes: int = 1

@@ -7,7 +7,7 @@ from typing import Any, Callable, Literal, Optional, Tuple, overload
 import torch
 
 from . import _native
-from .arguments import MaybeTensor, integer, type_name
+from .arguments import integer, type_name
 from .errors import InvalidArgument, UseAfterDestroy, WrongUse
 from .low_latency_stats import LowLatencyStats, WaitTimes
 from .utils import EventOverlap
@@ -79,7 +79,7 @@ class LowLatencyCalls:
         cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
         dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: Literal[True] = True,
         round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
-        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0,
         use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
     ) -> Tuple[Tuple[torch.Tensor, torch.Tensor], torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
 
@@ -89,7 +89,7 @@ class LowLatencyCalls:
         cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
         dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, *, use_fp8: Literal[False],
         round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
-        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0,
         use_nvfp4: Literal[False] = False, x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
     ) -> Tuple[torch.Tensor, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
 
@@ -99,7 +99,7 @@ class LowLatencyCalls:
         cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
         dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, *, use_fp8: bool = True,
         round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
-        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0,
         use_nvfp4: Literal[True], x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
     ) -> Tuple[Tuple[torch.Tensor, torch.Tensor], torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
 
@@ -109,7 +109,7 @@ class LowLatencyCalls:
         cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
         dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
         round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
-        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0,
         use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
     ) -> Tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
 
@@ -128,7 +128,6 @@ class LowLatencyCalls:
         return_recv_hook: bool = False,
         arrival_counters: Optional[torch.Tensor] = None,
         arrival_rows: int = 0,
-        scale_per_token: bool = False,
         use_nvfp4: bool = False,
         x_global_scale: Optional[torch.Tensor] = None,
         align_fp8_quantization: bool = False,
@@ -148,10 +147,9 @@ class LowLatencyCalls:
             arrival_counters: ``[L, W]`` int64, zeros at first: words by which a kernel on another stream sees which rows
                 are there while the call still receives. The n-th call with this tensor brings each word to
                 ``n << 24`` when its rows are there; a call that fails makes them negative. Not part of upstream's
-                interface; not with ``enable_shrink``. docs/low-latency.md has the order and an example.
+                interface; not with ``enable_shrink``. docs/explanation/low-latency.md has the order and an example.
             arrival_rows: how many rows a word stands for, a power of two (W = R * M / that, rounded up); 0: all of an
                 expert (W = 1).
-            scale_per_token: with ``use_fp8``, one scale for each token. Not part of upstream's interface.
             use_nvfp4: cast each 16 channels to 4-bit floating point with an 8-bit scale of their own, as SGLang asks for
                 it. It takes the place of ``use_fp8``, which may stay at its default.
             x_global_scale: one float32, ``[]`` or ``[1]``, with ``use_nvfp4``: a channel is about value * scale / this.
@@ -161,8 +159,7 @@ class LowLatencyCalls:
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
-            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``, float32 ``[L, R * M, 1]`` with ``scale_per_token``), the
-            last two dimensions column-major; with ``use_nvfp4`` uint8 ``[R * M, H / 2, L]``, a view of memory in which
+            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``), the last two dimensions column-major; with ``use_nvfp4`` uint8 ``[R * M, H / 2, L]``, a view of memory in which
             an expert's rows lie together, two values in a byte, the first in the lower half, and uint8 scales
             ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in which tensor cores load them: scale ``c``
             of row ``r`` of expert ``l`` is ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
@@ -172,10 +169,9 @@ class LowLatencyCalls:
             int64, ``(first row << 32) | rows`` of each source; M; H; E. Tuples made of the same tensors work as well,
             copies of ``src_info`` do not; the event; the hook or ``None``.
         """
-        rows, count, _, _, handle, event, hook = self._low_latency().low_latency_dispatch(
+        rows, count, handle, event, hook = self._low_latency().low_latency_dispatch(
             x,
             topk_idx,
-            None,
             num_max_dispatch_tokens_per_rank,
             num_experts,
             cumulative_local_expert_recv_stats,
@@ -183,12 +179,10 @@ class LowLatencyCalls:
             use_fp8,
             round_scale,
             use_ue8m0,
-            False,
             async_finish,
             return_recv_hook,
             arrival_counters,
             arrival_rows,
-            scale_per_token,
             use_nvfp4,
             _as_vector(x_global_scale),
             align_fp8_quantization,
@@ -199,70 +193,6 @@ class LowLatencyCalls:
             kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats,
                     arrival_counters, x_global_scale)
         return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
-
-    def low_latency_dispatch_rank_major(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        num_max_dispatch_tokens_per_rank: int,
-        num_experts: int,
-        topk_weights: Optional[torch.Tensor] = None,
-        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
-        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None,
-        use_fp8: bool = True,
-        round_scale: bool = False,
-        use_ue8m0: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        arrival_counters: Optional[torch.Tensor] = None,
-        arrival_rows: int = 0,
-        scale_per_token: bool = False,
-        use_nvfp4: bool = False,
-        x_global_scale: Optional[torch.Tensor] = None,
-    ) -> Tuple[Any, torch.Tensor, torch.Tensor, MaybeTensor, LowLatencyHandle, EventOverlap, Hook]:
-        """Sends every token once to each rank that owns at least one of its experts: less to copy for experts that can
-        take rows by index. Not part of upstream's interface.
-
-        Args: as ``low_latency_dispatch``, and ``topk_weights`` ``[T, K]`` float32, which travel with the rows;
-            ``arrival_counters`` ``[R, W]``, where W is M / ``arrival_rows``, rounded up.
-
-        Returns:
-            The rows ``[R, M, H]`` by source rank, in the form of ``low_latency_dispatch`` (with ``use_nvfp4``
-            ``[M, H / 2, R]``); ``recv_count`` ``[R]`` int32,
-            the valid rows of each rank; ``recv_topk_idx`` ``[R, M, K]`` int32, this rank's expert of each selection or
-            -1; ``recv_topk_weights`` ``[R, M, K]`` float32, 0 where the index is -1, or ``None``; the handle:
-            ``src_info`` ``[R, M]``, ``layout_range`` ``[R]``, M, H, E; the event; the hook.
-
-            ``low_latency_combine`` with this handle expects ``[R, M, H]`` rows that are already weighted sums over this
-            rank's experts.
-        """
-        rows, count, idx, weights, handle, event, hook = self._low_latency().low_latency_dispatch(
-            x,
-            topk_idx,
-            topk_weights,
-            num_max_dispatch_tokens_per_rank,
-            num_experts,
-            cumulative_local_expert_recv_stats,
-            dispatch_wait_recv_cost_stats,
-            use_fp8,
-            round_scale,
-            use_ue8m0,
-            True,
-            async_finish,
-            return_recv_hook,
-            arrival_counters,
-            arrival_rows,
-            scale_per_token,
-            use_nvfp4,
-            _as_vector(x_global_scale),
-            False,
-        )
-        rows = _as_grouped_gemm(rows) if use_nvfp4 else rows
-        kept = None
-        if async_finish:
-            kept = (x, topk_idx, topk_weights, rows, count, idx, weights, handle, cumulative_local_expert_recv_stats,
-                    dispatch_wait_recv_cost_stats, arrival_counters, x_global_scale)
-        return rows, count, idx, weights, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def low_latency_combine(
         self,
@@ -277,7 +207,6 @@ class LowLatencyCalls:
         out: Optional[torch.Tensor] = None,
         combine_wait_recv_cost_stats: Optional[torch.Tensor] = None,
         *,
-        use_fp8: bool = False,
         overlap: bool = False,
         packed_recv_count: Optional[torch.Tensor] = None,
         comp_signal: Optional[torch.Tensor] = None,
@@ -294,15 +223,12 @@ class LowLatencyCalls:
             topk_idx, topk_weights: ``[T, K]`` of this rank's tokens, contiguous; indices as dispatched, or -1 where a
                 selection is to be left out now. Must stay unchanged until the hook has run.
             handle: of the dispatch; any number of combines may use it.
-            use_logfmt: accepted for upstream's callers, without effect: rows travel as without it (docs/low-latency.md).
+            use_logfmt: accepted for upstream's callers, without effect: rows travel as without it (docs/explanation/low-latency.md).
             zero_copy: the rows are already in the tensor that ``get_next_low_latency_combine_buffer`` gave for this handle,
                 and ``x`` is that tensor, or one of the same shape, which stands for it. Not with ``use_logfmt``.
             out: ``[T, H]`` bfloat16 contiguous: written and returned.
             combine_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
             return_recv_hook: within a node equal on all ranks.
-            use_fp8: rows travel as ``float8_e4m3fn`` with a float32 scale for each 128 channels: half the bytes, but each
-                value that travels may be off by 1/16, or by 2e-6 of the largest of its 128. Where one of them is NaN or
-                infinite, all become NaN. Equal on all ranks. Not part of upstream's interface.
             overlap: single-batch overlap, as SGLang asks for it: the GEMM that writes ``x`` runs beside the send part and
                 raises signals; combine sends each row once its signal is there, those that are there first. With
                 ``return_recv_hook`` only, among ranks that reach each other by NVLink; ``NotImplementedError``
@@ -319,7 +245,7 @@ class LowLatencyCalls:
         Returns:
             ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank
             adds those parts in float32, ranks ascending, and rounds. With ``return_recv_hook``, within a node, this rank
-            adds all rows in float32, selections ascending, and rounds once (docs/low-latency.md says when).
+            adds all rows in float32, selections ascending, and rounds once (docs/explanation/low-latency.md says when).
             Bitwise reproducible. The event; the hook or ``None``.
         """
         signals, rows, expected, sms = None, 0, 1, 0
@@ -349,7 +275,6 @@ class LowLatencyCalls:
             combine_wait_recv_cost_stats,
             async_finish,
             return_recv_hook,
-            use_fp8,
             overlap,
             signals,
             rows,

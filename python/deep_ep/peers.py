@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import socket
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
@@ -12,14 +10,13 @@ import torch.distributed as dist
 
 from . import _native
 from .arguments import type_name
-from .errors import InvalidArgument, RankMismatch
+from .errors import InvalidArgument
 from .exchanges import GroupExchanges
 from .results import results_for
 
 _PAGE = 2 << 20
 _TEXT_BYTES = 500
-_PROBE_BYTES = 64 << 20
-_WRONG = "?"
+_SMALL_HEAP = 64 << 20
 
 
 def is_group(group: Any) -> bool:
@@ -64,50 +61,6 @@ class Peers:
             self.bootstrap = None  # type: ignore[assignment]  # so this rank leaves the buffer, even while the exception is kept
             raise
 
-    def num_nodes(self, device: int) -> int:
-        """Collective: how many groups of ranks there are that reach each other by RDMA only. Ranks of one host share a
-        node, unless DEEP_EP_RANKS_PER_NODE divides them; about ranks of several hosts (one NVLink domain may span
-        them) a small native buffer is asked."""
-        try:
-            number = _native.environment_number("DEEP_EP_RANKS_PER_NODE")
-            by_hand = str(number or "")  # 0 and nothing say the same
-        except InvalidArgument as error:  # of this rank alone, maybe: the others must not wait for it
-            by_hand = f"{_WRONG}{error}"
-        mine = f"{by_hand}/{socket.gethostname()}/{_boot_id()}"
-        everybody = self.all_gather(mine.encode())
-        settings = [theirs.decode(errors="replace").rsplit("/", 2)[0] for theirs in everybody]
-        for rank, setting in enumerate(settings):
-            if setting.startswith(_WRONG):
-                raise InvalidArgument(f"rank {rank}: {setting[len(_WRONG):]}")
-        for rank, setting in enumerate(settings):
-            if setting != by_hand:  # with different answers ranks would wait for each other
-                raise RankMismatch(
-                    f"DEEP_EP_RANKS_PER_NODE is '{by_hand}' here and '{setting}' on rank {rank}, allowed: the same on all ranks"
-                )
-        if by_hand:
-            return -(-self.size // int(by_hand))
-        if len(set(everybody)) == 1:
-            return 1
-        probe, _ = native_buffer(Peers.of_another_buffer(self), device, _PROBE_BYTES)
-        nodes = probe.num_nodes()
-        probe.destroy()
-        return nodes
-
-    @staticmethod
-    def of_another_buffer(peers: "Peers") -> "Peers":
-        """The same ranks, for a buffer beside the one that ``peers`` is for."""
-        other = copy.copy(peers)
-        other.bootstrap = peers._exchanges.bootstrap.for_buffer()
-        return other
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
 
 def device_index(group: Optional[Any]) -> int:
     """The current CUDA device, or -1 where the program does not use CUDA."""
@@ -118,6 +71,14 @@ def device_index(group: Optional[Any]) -> int:
     if nccl or torch.cuda.is_initialized() or torch.empty(0).is_cuda:
         return torch.cuda.current_device()
     return -1
+
+
+def num_nodes(peers: Peers, device: int) -> int:
+    """Collective: how many groups of ranks there are that reach each other by RDMA only. A small buffer tells."""
+    native, _ = native_buffer(peers, device, _SMALL_HEAP)
+    nodes = native.num_nodes()
+    native.destroy()
+    return nodes
 
 
 def native_buffer(
@@ -131,22 +92,25 @@ def native_buffer(
     num_qps_per_rank: int = 0,
     results: str = "heap",
     window_bytes: int = 0,
+    between_nodes: Optional[Tuple[int, int]] = None,
     stream: Optional[torch.cuda.Stream] = None,
 ) -> Tuple["_native.Buffer", Optional[torch.cuda.Stream]]:
     """Collective: a buffer with ``memory`` bytes for received tensors, and its communication stream. ``timeout_s`` below
     0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``results``: as for ``Buffer``;
-    ``window_bytes``: of the heap, for what comes in passes; 0: as the library wants; ``stream``: the communication stream,
-    by default a new one."""
-    heap_bytes = _native.heap_bytes_for(peers.size, memory)
-    heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
+    ``window_bytes``: of the heap, for what comes in passes; 0: as the library wants; ``between_nodes``: takes the
+    place of ``memory`` and ``window_bytes`` with several nodes; ``stream``: the communication stream, by
+    default a new one."""
+    memory_between, window_between = between_nodes or (memory, window_bytes)
     # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
     if stream is None and device >= 0:
         stream = torch.cuda.Stream(device=device, priority=-1)
     native = _native.Buffer(
         peers.bootstrap,
         device,
-        heap_bytes,
+        _heap_bytes(peers, memory),
         window_bytes,
+        _heap_bytes(peers, memory_between),
+        window_between,
         0 if stream is None else stream.cuda_stream,
         low_latency_bytes,
         masking,
@@ -156,6 +120,10 @@ def native_buffer(
         results_for(results, device, stream),
     )
     return native, stream
+
+
+def _heap_bytes(peers: Peers, memory: int) -> int:
+    return -(-_native.heap_bytes_for(peers.size, memory) // _PAGE) * _PAGE
 
 
 def destroy_together(runtime: "_native.Buffer", group: Any) -> None:

@@ -5,7 +5,7 @@
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/warp.hpp"
-#include "kernels/rdma/poster.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::nic_test {
 

@@ -73,7 +73,7 @@ void Bench::connect(const MakeEnds& make, int pairs) {
   const auto count = 2 * static_cast<std::size_t>(pairs);
   std::vector<QueuePairAddress> mine(count);
   agree(bootstrap_, "making queue pairs", [&] {
-    ends_ = make(*heap_, {.peers = std::vector<int>(count, next), .depth = kDepth, .batch = kBatch});
+    ends_ = make(*heap_, {.peers = {next}, .channels = static_cast<int>(count), .depth = kDepth, .batch = kBatch});
     for (std::size_t end = 0; end < count; ++end) mine[end] = ends_->address(end);
   });
   const std::vector<std::byte> bytes = bootstrap_.all_gather(std::as_bytes(std::span(mine)));

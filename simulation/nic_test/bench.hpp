@@ -22,7 +22,7 @@ inline constexpr std::uint32_t kDepth = 1024;
 inline constexpr std::uint32_t kBatch = 64;
 
 /// Makes the ends of one side; throws where the device refuses.
-using MakeEnds = std::function<std::unique_ptr<Ends>(const SymmetricHeap& heap, const EndsOptions& options)>;
+using MakeEnds = std::function<std::unique_ptr<Ends>(const SymmetricHeap& heap, const ConnectionOptions& options)>;
 
 struct Task {
   NicTestTask what = NicTestTask::entries;

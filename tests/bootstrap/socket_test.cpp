@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/bootstrap/job_token.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/error.hpp"

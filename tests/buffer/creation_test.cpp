@@ -45,9 +45,9 @@ struct Cost {
   int heaps = 0;
 };
 
-Cost cost_of(const BufferOptions& options) {
-  std::vector<Cost> costs(4);
-  expect_ranks_succeed(4, [&](const auto& bootstrap) {
+Cost cost_of(const BufferOptions& options, int ranks = 4) {
+  std::vector<Cost> costs(static_cast<std::size_t>(ranks));
+  expect_ranks_succeed(ranks, [&](const auto& bootstrap) {
     const auto counted = std::make_shared<CountedBootstrap>(bootstrap);
     const auto executor = std::make_shared<CountedHeaps>(make_host_executor());
     Buffer buffer(counted, executor, options);
@@ -71,6 +71,19 @@ TEST(Creation, BetweenNodesTakesEightExchangesAndOneHeap) {
   const Cost within = cost_of(options);
   EXPECT_LE(within.exchanges, 5);
   EXPECT_EQ(within.heaps, 1);
+}
+
+TEST(Creation, ManyQueuePairsTakeNoMoreExchanges) {
+  const Setting wire("DEEP_EP_RDMA_WIRE", "local");
+  BufferOptions options;
+  options.heap_bytes = std::size_t{64} << 20;
+  options.low_latency.bytes = std::size_t{4} << 20;
+  options.low_latency.lanes = 4;
+  options.internode.lanes = 4;
+  options.ranks_per_node = 1;
+  const Cost many = cost_of(options, 12);  // 11 x (9 + 8) queue pairs a rank
+  EXPECT_LE(many.exchanges, 7);
+  EXPECT_EQ(many.heaps, 1);
 }
 
 }  // namespace

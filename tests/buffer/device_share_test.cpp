@@ -1,4 +1,4 @@
-#include "csrc/buffer/device_share.hpp"
+#include "csrc/buffer/options.hpp"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 // memory.
 #include <thread>
 
-#include "csrc/buffer/heap_layout.hpp"
+#include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/options.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/memory/fake_executor.hpp"
@@ -45,6 +45,29 @@ TEST_P(OptionsTest, LocalMemoryIsTheHeapLessItsSignals) {
             "tensors of the heap lie in it");
     require(buffer.in_heap(tensor.view()), "combine may pull from a tensor of the heap");
     buffer.destroy();
+  });
+}
+
+TEST_P(OptionsTest, BetweenNodesTheHeapMayHaveAnotherSize) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run_cluster(cluster(2), [](Rank& rank) {
+    for (const int ranks_per_node : {2, 1}) {
+      constexpr std::size_t kInside = std::size_t{16} << 20, kBetween = std::size_t{48} << 20;
+      Buffer& buffer = rank.buffer({.heap_bytes = kInside,
+                                    .ranks_per_node = ranks_per_node,
+                                    .internode = {.heap_bytes = kBetween, .window_bytes = std::size_t{2} << 20}});
+      const bool between = ranks_per_node == 1;
+      const std::size_t bytes = buffer.local_memory().bytes();
+      require((bytes > kInside) == between, "its size is that of " + std::to_string(buffer.num_nodes()) + " nodes");
+      require(buffer.options().heap_bytes == (between ? kBetween : kInside), "the options say so");
+      require((buffer.options().window_bytes != 0) == between, "and the window");
+      buffer.destroy();
+    }
+    const std::size_t bytes = (rank.rank() == 0 ? std::size_t{16} : std::size_t{17}) << 20;
+    require_throws<RankMismatch>([&] { rank.own_buffer({.internode = {.heap_bytes = bytes}}); },
+                                 {"internode.heap_bytes is", "on rank 0", "on rank 1"}, "other heaps");
+    require_throws<OutOfMemory>([&] { rank.own_buffer({.internode = {.heap_bytes = 128}}); }, {"heap_bytes is 128"},
+                                "refused inside a node, too");
   });
 }
 

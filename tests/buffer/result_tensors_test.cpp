@@ -11,7 +11,7 @@
 
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/executor/own_stream.hpp"
-#include "csrc/memory/arena_pieces.hpp"
+#include "csrc/memory/arena.hpp"
 #include "tests/memory/fake_executor.hpp"
 
 namespace deep_ep {
@@ -75,7 +75,7 @@ class ResultTensorsTest : public ::testing::Test {
   void expect_order(const CallOptions& options, StreamHandle stream, std::optional<StreamHandle> other) {
     framework_->orders.clear();
     CallScope scope(context_, options);
-    scope.result_tensors({&small_, 1});
+    scope.result_tensors(one_);
     scope.finish();
     ASSERT_EQ(framework_->orders.size(), 1u);
     EXPECT_EQ(framework_->orders[0].stream, stream);
@@ -90,6 +90,7 @@ class ResultTensorsTest : public ::testing::Test {
       std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, std::size_t{1} << 20);
   CallContext context_{executor_, comm_, arena_, ForResults{.tensors = framework_}};
   TensorView small_ = unplaced({}, DType::uint8, {100}), large_ = unplaced({}, DType::uint8, {600 << 10});
+  const std::vector<TensorView> one_[1] = {{small_}};
 };
 
 TEST_F(ResultTensorsTest, AreMadeForTheStreamThatTheCallComesAfter) {
@@ -105,7 +106,7 @@ TEST_F(ResultTensorsTest, TheCallComesBehindWhatTheFrameworkEnqueues) {
   framework_->enqueues = executor_.get();
   CallScope scope(context_, {.stream = caller_, .async_finish = true});
   of(comm_).waited_for.clear();
-  scope.result_tensors({&small_, 1});
+  scope.result_tensors(one_);
   EXPECT_TRUE(waits_for(comm_, caller_));
   of(comm_).waited_for.clear();
   const std::vector<TensorView> pieces[] = {{small_}};
@@ -118,10 +119,8 @@ TEST_F(ResultTensorsTest, LieInTheHeapWhereItHasRoomForAll) {
   CallScope scope(context_, {.stream = caller_});
   const auto made = scope.try_heap_results(pieces);
   ASSERT_TRUE(made);
-  EXPECT_EQ((*made)[0].size(), 1u);
-  EXPECT_TRUE((*made)[1].empty());
-  ASSERT_EQ((*made)[2].size(), 2u);
-  EXPECT_EQ((*made)[2][0].view().bytes(), large_.bytes());
+  ASSERT_EQ(made->size(), 3u);
+  EXPECT_EQ((*made)[1].view().bytes(), large_.bytes());
   EXPECT_FALSE(scope.try_heap_results(pieces)) << "the heap is full";
   framework_->elsewhere = true;
   const std::vector<TensorView> few[] = {{small_}};
@@ -141,7 +140,7 @@ TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
       if (heap) {
         scope.try_heap_results(pieces);
       } else {
-        scope.result_tensors(wanted);
+        scope.result_tensors(pieces);
       }
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
@@ -161,10 +160,10 @@ TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
             returned + "bfloat16[4, 8] on cpu without memory" + allowed);
   EXPECT_EQ(refusal([](TensorView&) {}), "");
   framework_->mistake = {};
-  const TensorView one_row = unplaced({}, DType::uint8, {1, 8});
+  const std::vector<TensorView> one_row[] = {{unplaced({}, DType::uint8, {1, 8})}};
   framework_->mistake = [](TensorView& view) { view.strides[0] = 99; };
   CallScope scope(context_, {.stream = caller_});
-  EXPECT_EQ(scope.result_tensors({&one_row, 1}).size(), 1u) << "the stride of one row means nothing";
+  EXPECT_EQ(scope.result_tensors(one_row).size(), 1u) << "the stride of one row means nothing";
 }
 
 TEST_F(ResultTensorsTest, OfAGraphLieInItsOwnMemory) {
@@ -177,9 +176,24 @@ TEST_F(ResultTensorsTest, OfAGraphLieInItsOwnMemory) {
   of(caller_).capturing = of(comm_).capturing = false;
 }
 
+TEST_F(ResultTensorsTest, OfAllPiecesAreAskedForAtOnce) {
+  const std::vector<TensorView> pieces[] = {{small_}, {}, {large_, small_}};
+  CallScope scope(context_, {.stream = caller_});
+  const auto made = scope.result_tensors(pieces);
+  EXPECT_EQ(framework_->orders.size(), 1u);
+  ASSERT_EQ(made.size(), 3u);
+  EXPECT_EQ(made[1].view().bytes(), large_.bytes());
+
+  CallScope own(context_, {.stream = caller_, .library_memory = true});
+  const auto of_the_library = own.result_tensors(pieces, {&small_, 1});
+  ASSERT_EQ(of_the_library.size(), 4u);
+  EXPECT_NE(of_the_library[0].storage(), of_the_library[1].storage()) << "pieces end by themselves";
+  EXPECT_EQ(of_the_library[1].storage(), of_the_library[3].storage()) << "the handle's lie in the last one";
+}
+
 TEST_F(ResultTensorsTest, OfTheHandleAreTheLibrarys) {
   CallScope scope(context_, {.stream = caller_});
-  const auto made = scope.result_tensors({&small_, 1}, {&large_, 1});
+  const auto made = scope.result_tensors(one_, {&large_, 1});
   ASSERT_EQ(made.size(), 2u);
   EXPECT_NE(dynamic_cast<FakeFramework::Owned*>(made[0].storage().get()), nullptr);
   EXPECT_EQ(dynamic_cast<FakeFramework::Owned*>(made[1].storage().get()), nullptr);
@@ -188,7 +202,7 @@ TEST_F(ResultTensorsTest, OfTheHandleAreTheLibrarys) {
 
 TEST_F(ResultTensorsTest, ACallMayKeepToTheLibrarysMemory) {
   CallScope scope(context_, {.stream = caller_, .library_memory = true});
-  const auto made = scope.result_tensors({&small_, 1});
+  const auto made = scope.result_tensors(one_);
   const std::vector<TensorView> pieces[] = {{small_}};
   const auto in_heap = scope.try_heap_results(pieces);
   ASSERT_TRUE(in_heap);

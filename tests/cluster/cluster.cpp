@@ -16,7 +16,7 @@
 namespace deep_ep::test {
 namespace {
 
-/// Before anything calls CUDA: the wire `local` must not run while a kernel is being loaded (docs/rdma.md).
+/// Before anything calls CUDA: the wire `local` must not run while a kernel is being loaded (docs/how-to/rdma.md).
 [[maybe_unused]] const int kLoadKernelsFirst = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 
 /// How many ranks may share a GPU, by CUDA MPS: DEEP_EP_TEST_RANKS_PER_GPU. One if it is not set.

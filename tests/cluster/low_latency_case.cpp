@@ -99,10 +99,9 @@ void check_row_table(Rank& rank, const LowLatencyCase& one, const LowLatencyDisp
 }  // namespace
 
 std::string LowLatencyCaseShape::describe() const {
-  return fmt::format("tokens {}, max_tokens {}, hidden {}, local experts {}, top-{}, routing {}, {}, {}{}, seed {}",
+  return fmt::format("tokens {}, max_tokens {}, hidden {}, local experts {}, top-{}, routing {}, {}, seed {}",
                      fmt::join(tokens, " "), max_tokens, hidden, local_experts, topk, oracle::name_of(routing),
-                     oracle::name_of(format), layout == LowLatencyLayout::rank_major ? "rank-major" : "expert-major",
-                     weights ? " with weights" : "", seed);
+                     oracle::name_of(format), seed);
 }
 
 LowLatencyCase make_low_latency_case(const LowLatencyCaseShape& shape) {
@@ -133,7 +132,7 @@ LowLatencyCase with_masks(const LowLatencyCase& one, const oracle::Masks& masks)
   result.shape.masks = masks;
   result.dispatched = oracle::low_latency_dispatch(
       {.ranks = shape.ranks(), .experts = shape.experts(), .hidden = shape.hidden, .max_tokens = shape.max_tokens},
-      one.inputs, shape.format, shape.layout == LowLatencyLayout::rank_major, masks);
+      one.inputs, shape.format, masks);
   return result;
 }
 
@@ -156,8 +155,6 @@ LowLatencyCaseShape random_low_latency_shape(int ranks, std::uint64_t seed, cons
   }
   shape.format = random.pick(oracle::kRowFormats);
   if (shape.format == oracle::RowFormat::fp8_ue8m0) shape.hidden = (shape.hidden + 511) / 512 * 512;
-  shape.layout = random.chance(0.3) ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
-  shape.weights = shape.layout == LowLatencyLayout::rank_major && random.chance(0.7);
   shape.idx_dtype = random.chance(0.3) ? DType::int32 : DType::int64;
   shape.seed = seed;
   return shape;
@@ -175,17 +172,11 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
     const std::vector<std::int32_t> narrow(input.selection.idx.begin(), input.selection.idx.end());
     arguments.topk_idx = rank.upload(narrow, DType::int32, {tokens, shape.topk});
   }
-  if (shape.weights) {
-    arguments.topk_weights = rank.upload(input.selection.weights, DType::float32, {tokens, shape.topk});
-  }
   arguments.max_tokens = static_cast<int>(shape.max_tokens);
   arguments.num_experts = shape.experts();
   arguments.use_fp8 = shape.format != oracle::RowFormat::bf16 && shape.format != oracle::RowFormat::nvfp4;
-  arguments.round_scale = shape.format == oracle::RowFormat::fp8_rounded ||
-                          shape.format == oracle::RowFormat::fp8_ue8m0 ||
-                          shape.format == oracle::RowFormat::fp8_token_rounded;
-  arguments.scale_per_token =
-      shape.format == oracle::RowFormat::fp8_token || shape.format == oracle::RowFormat::fp8_token_rounded;
+  arguments.round_scale =
+      shape.format == oracle::RowFormat::fp8_rounded || shape.format == oracle::RowFormat::fp8_ue8m0;
   arguments.use_nvfp4 = shape.format == oracle::RowFormat::nvfp4;
   if (arguments.use_nvfp4) {
     arguments.x_global_scale = rank.upload(std::vector<float>{oracle::kGlobalScale}, DType::float32, {1});
@@ -195,7 +186,6 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
                                      shape.format == oracle::RowFormat::fp8_rounded ||
                                      shape.format == oracle::RowFormat::nvfp4;
   arguments.use_ue8m0 = shape.format == oracle::RowFormat::fp8_ue8m0;
-  arguments.layout = shape.layout;
   return arguments;
 }
 
@@ -228,19 +218,6 @@ void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const Low
     require_same(valid_rows(expected.scales, count, scales),
                  valid_rows(download_scales<float>(rank, result.recv_x_scales->view()), count, scales), "scales",
                  scales);
-  }
-  const bool rank_major = shape.layout == LowLatencyLayout::rank_major;
-  require(result.recv_topk_idx.has_value() == rank_major, "recv_topk_idx comes with the rank-major layout");
-  if (rank_major) {
-    require_same(valid_rows(expected.topk_idx, count, shape.topk),
-                 valid_rows(rank.download<std::int32_t>(result.recv_topk_idx->view()), count, shape.topk),
-                 "recv_topk_idx", shape.topk);
-  }
-  require(result.recv_topk_weights.has_value() == shape.weights, "recv_topk_weights come where weights were sent");
-  if (shape.weights) {
-    require_same(valid_rows(expected.topk_weights, count, shape.topk),
-                 valid_rows(rank.download<float>(result.recv_topk_weights->view()), count, shape.topk),
-                 "recv_topk_weights", shape.topk);
   }
   if (shape.masks.empty()) check_row_table(rank, one, result);
 }

@@ -20,8 +20,6 @@ struct LowLatencyCaseShape {
   int topk = 4;
   oracle::Routing routing = oracle::Routing::uniform;
   oracle::RowFormat format = oracle::RowFormat::fp8;
-  LowLatencyLayout layout = LowLatencyLayout::expert_major;
-  bool weights = false;  ///< rank_major: they travel
   DType idx_dtype = DType::int64;
   oracle::Masks masks{};
   std::uint64_t seed = 1;

@@ -75,12 +75,8 @@ LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCas
   const oracle::LowLatencyCombineInput& input = one.inputs[index(rank.rank())];
   const std::int64_t tokens = input.selection.tokens;
   LowLatencyCombineArguments arguments;
-  if (shape.layout == LowLatencyLayout::rank_major) {
-    arguments.x = rank.upload(input.x, DType::bfloat16, {shape.ranks(), shape.max_tokens, one.hidden});
-  } else {
-    arguments.x =
-        rank.upload(input.x, DType::bfloat16, {shape.local_experts, shape.ranks() * shape.max_tokens, one.hidden});
-  }
+  arguments.x =
+      rank.upload(input.x, DType::bfloat16, {shape.local_experts, shape.ranks() * shape.max_tokens, one.hidden});
   if (shape.idx_dtype == DType::int64) {
     arguments.topk_idx = rank.upload(input.selection.idx, DType::int64, {tokens, shape.topk});
   } else {
@@ -89,7 +85,6 @@ LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCas
   }
   arguments.topk_weights = rank.upload(input.selection.weights, DType::float32, {tokens, shape.topk});
   arguments.handle = &handle;
-  arguments.use_fp8 = one.options.fp8;
   return arguments;
 }
 
@@ -107,8 +102,7 @@ void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
                 std::to_string(mine.sum[i]) + " within " + std::to_string(mine.tolerance[i]));
   }
   const double distance = cosine_distance(seen, mine.sum);
-  const double most = one.options.fp8 ? 1e-3 : 1e-5;
-  require(distance < most, what + ": the result is off by " + std::to_string(distance));
+  require(distance < 1e-5, what + ": the result is off by " + std::to_string(distance));
 }
 
 }  // namespace deep_ep::test

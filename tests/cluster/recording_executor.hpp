@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "kernels/elastic/dispatch_params.hpp"
 #include "kernels/elastic/params.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/intranode/params.hpp"
@@ -13,7 +14,6 @@
 #include "kernels/load_balance/params.hpp"
 #include "kernels/low_latency/line_test.hpp"
 #include "kernels/low_latency/params.hpp"
-#include "kernels/low_latency/waits.hpp"
 #include "kernels/rows/params.hpp"
 #include "simulation/kernels/nic_test.hpp"
 #include "simulation/kernels/simulated_nic.hpp"

@@ -2,6 +2,7 @@
 #include "csrc/control/plane.hpp"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -40,7 +41,7 @@ TEST_P(PlaneTest, AnEndWithoutGoodbyeIsToldToAllRanks) {
   for (const int rank : {0, 1, 3}) {
     const SharedWords& words = buffer.words[static_cast<std::size_t>(rank)];
     EXPECT_TRUE(eventually([&] { return words.lost_for(2) == 2; })) << rank;
-    EXPECT_EQ(planes[rank].gone(buffer.members[static_cast<std::size_t>(rank)]), std::vector<int>{2});
+    EXPECT_EQ(buffer[rank].gone(), std::vector<int>{2});
     for (const int other : {0, 1, 3}) EXPECT_EQ(words.lost_for(other), kNobody);
   }
 }
@@ -48,11 +49,11 @@ TEST_P(PlaneTest, AnEndWithoutGoodbyeIsToldToAllRanks) {
 TEST_P(PlaneTest, LeavingIsNotDying) {
   Planes planes(3, by_unix());
   Planes::Buffer& buffer = planes.join(1, {0, 1, 2});
-  planes[1].leave(buffer.members[1]);
+  buffer.leave(1);
   planes.end(1);
   planes.end(2);  // seen after the other one, on the same connections' threads
   EXPECT_TRUE(eventually([&] { return buffer.words[0].lost_for(2) == 2; }));
-  EXPECT_EQ(planes[0].gone(buffer.members[0]), std::vector<int>{2});
+  EXPECT_EQ(buffer[0].gone(), std::vector<int>{2});
   EXPECT_EQ(buffer.words[0].lost_for(1), kNobody);
 }
 
@@ -60,7 +61,7 @@ TEST_P(PlaneTest, ARankThatHasLeftOneBufferIsMissedInAnother) {
   Planes planes(2, by_unix());
   Planes::Buffer& first = planes.join(1, {0, 1});
   Planes::Buffer& second = planes.join(2, {1, 0});  // the same processes, as other ranks
-  planes[1].leave(first.members[1]);
+  first.leave(1);
   planes.end(1);
   EXPECT_TRUE(eventually([&] { return second.words[1].lost_for(0) == 0; }));
   EXPECT_EQ(first.words[0].lost_for(1), kNobody);
@@ -75,7 +76,7 @@ TEST_P(PlaneTest, ChainsNameTheRankAtTheirEnd) {
   buffer.words[1].end_wait_for(2);
   EXPECT_TRUE(eventually([&] { return buffer.words[0].lost_for(1) == 2; }));
   // Rank 1 lives. Over TCP rank 0 may see the end of rank 2 later.
-  EXPECT_TRUE(eventually([&] { return planes[0].gone(buffer.members[0]) == std::vector<int>{2}; }));
+  EXPECT_TRUE(eventually([&] { return buffer[0].gone() == std::vector<int>{2}; }));
 }
 
 TEST_P(PlaneTest, ARankThatLeavesAtOnceStillTellsWhomItGaveUpOn) {
@@ -84,7 +85,7 @@ TEST_P(PlaneTest, ARankThatLeavesAtOnceStillTellsWhomItGaveUpOn) {
   planes.end(2);
   ASSERT_TRUE(eventually([&] { return buffer.words[1].lost_for(2) == 2; }));
   buffer.words[1].end_wait_for(2);
-  planes[1].leave(buffer.members[1]);
+  buffer.leave(1);
   EXPECT_TRUE(eventually([&] { return buffer.words[0].lost_for(1) == 2; }));
 }
 
@@ -102,8 +103,8 @@ TEST_P(PlaneTest, ProcessesMeetAgainInANewBuffer) {
   Planes planes(2, by_unix());
   for (std::uint64_t number = 1; number < 4; ++number) {
     Planes::Buffer& buffer = planes.join(number, {0, 1});
-    planes[0].leave(buffer.members[0]);
-    planes[1].leave(buffer.members[1]);
+    buffer.leave(0);
+    buffer.leave(1);
     EXPECT_EQ(buffer.words[0].lost_for(1), kNobody);
   }
 }
@@ -142,16 +143,14 @@ TEST(PlaneOverTcp, AResetEndsNothingAndIsMadeGood) {
     reset_all();
     ASSERT_TRUE(eventually([&] { return tcp_connections().size() == connections; }));
   }
-  for (const int rank : {0, 1, 2})
-    EXPECT_EQ(planes[rank].gone(buffer.members[static_cast<std::size_t>(rank)]), std::vector<int>{});
+  for (const int rank : {0, 1, 2}) EXPECT_EQ(buffer[rank].gone(), std::vector<int>{});
   // A goodbye waits for the connection, though the process ends then; and an end without one is still seen.
   reset_all();
-  planes[1].leave(buffer.members[1]);
+  buffer.leave(1);
   planes.end(1);
   for (const int rank : {0, 2}) {  // by then they have heard of rank 1, one way or the other
-    const int member = buffer.members[static_cast<std::size_t>(rank)];
-    EXPECT_TRUE(eventually([&] { return planes[rank].awaited_at_end(member) == std::vector<int>({0, 2}); }));
-    EXPECT_EQ(planes[rank].lost_for(member, 1), kNobody) << rank;
+    EXPECT_TRUE(eventually([&] { return buffer[rank].awaited_at_end() == std::vector<int>({0, 2}); }));
+    EXPECT_EQ(buffer[rank].lost_for(1), kNobody) << rank;
   }
   planes.end(2);
   EXPECT_TRUE(eventually([&] { return buffer.words[0].lost_for(2) == 2; }));
@@ -228,10 +227,10 @@ TEST(PlaneOverTcp, ACutOfTheControlNetworkLosesNobody) {
     relay.cut(false);
     make_calls(1);
     // They hear of each other as before.
-    planes[0].leave(buffer.members[0]);
-    planes[1].arrive(buffer.members[1]);
-    EXPECT_TRUE(eventually([&] { return planes[1].awaited_at_end(buffer.members[1]).empty(); }));
-    planes[1].leave(buffer.members[1]);
+    buffer.leave(0);
+    buffer[1].leave();
+    EXPECT_TRUE(eventually([&] { return buffer[1].awaited_at_end().empty(); }));
+    buffer.leave(1);
   }
 }
 
@@ -263,7 +262,7 @@ TEST(PlaneOverTcp, AConnectionBetweenHostsThatEndsSaysNothingByItself) {
   planes.end(1);
   // Calls are taken, but nobody answers: that may be a proxy, or a process that will. Only time could tell.
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  EXPECT_EQ(planes[0].gone(buffer.members[0]), std::vector<int>{});
+  EXPECT_EQ(buffer[0].gone(), std::vector<int>{});
 }
 
 TEST(PlaneOverTcp, AProcessOfTheOtherHostConfirmsAnEnd) {
@@ -272,7 +271,7 @@ TEST(PlaneOverTcp, AProcessOfTheOtherHostConfirmsAnEnd) {
   const std::vector<UniqueFd> kept = keep_listening();
   planes.end(1);
   EXPECT_TRUE(eventually([&] { return buffer.words[0].lost_for(1) == 1; }));
-  EXPECT_EQ(planes[0].gone(buffer.members[0]), std::vector<int>{1});
+  EXPECT_EQ(buffer[0].gone(), std::vector<int>{1});
 }
 
 /// Nobody takes calls at such a place: the socket is there, and does not listen.
@@ -285,7 +284,7 @@ struct RefusingPlace {
     socklen_t size = sizeof own;
     EXPECT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&own), &size), 0);
     there[0].size = sizeof own;
-    std::memcpy(there[0].bytes.data(), &own, sizeof own);
+    std::memcpy(&there[0].at, &own, sizeof own);
     where = "127.0.0.1 port " + std::to_string(ntohs(own.sin_port));
   }
   UniqueFd silent;
@@ -295,15 +294,16 @@ struct RefusingPlace {
 
 TEST(PlaneOverTcp, APortThatRefusesIsAnErrorThatNamesIt) {
   const RefusingPlace place;
-  Plane caller({.on = true, .ports = {}, .unix_sockets = false, .connect_s = 0.3});
-  Plane called({.on = true, .ports = {}, .unix_sockets = false, .connect_s = 0.3});
-  std::vector<ProcessInfo> infos{caller.info(true), called.info(true)};
+  const Settings settings{.on = true, .ports = {}, .unix_sockets = false, .connect_s = 0.3};
+  const std::vector<std::shared_ptr<Plane>> planes{std::make_shared<Plane>(settings),
+                                                   std::make_shared<Plane>(settings)};
+  std::vector<ProcessInfo> infos{planes[0]->info(true), planes[1]->info(true)};
   for (ProcessInfo& info : infos) info.tcp = place.there;
   std::string said;
   for (const int rank : {0, 1}) {
     SharedWords words;
     try {
-      (rank == 0 ? caller : called).join(1, rank, infos, words.words());
+      const Membership member(planes[static_cast<std::size_t>(rank)], 1, rank, infos, words.words());
       ADD_FAILURE() << "connected";
     } catch (const SystemError& error) {
       said += error.what();
@@ -312,6 +312,16 @@ TEST(PlaneOverTcp, APortThatRefusesIsAnErrorThatNamesIt) {
   EXPECT_NE(said.find("did not reach rank"), std::string::npos) << said;
   EXPECT_NE(said.find(place.where), std::string::npos) << said;
   EXPECT_NE(said.find("did not call rank"), std::string::npos) << said;
+}
+
+/// No other process of its host tells of it.
+TEST(PlaneOverTcp, TheEndOfACallerIsNoticedByTheProcessThatItCalled) {
+  Planes planes(2, false);
+  const Planes::Buffer& buffer = planes.join(1, {0, 1});
+  const std::size_t caller = planes.info(0).process < planes.info(1).process ? 0 : 1;
+  planes.end(static_cast<int>(caller));
+  const SharedWords& words = buffer.words[1 - caller];
+  EXPECT_TRUE(eventually([&] { return words.lost_for(static_cast<int>(caller)) == static_cast<int>(caller); }));
 }
 
 /// The process that was called may find another machine at the caller's address.
@@ -446,8 +456,7 @@ struct Process {
   int rank;
   Bootstrap& bootstrap;
   SharedWords& words;
-  Plane& plane;
-  int member;
+  const Membership& member;
 };
 
 /// `sees_pids`: processes have descriptors of each other.
@@ -458,13 +467,12 @@ void run_ranks(bool by_unix, const std::function<void(Process)>& body, bool sees
   const std::vector<std::string> errors = deep_ep::run_processes(kRanks, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, kRanks, deep_ep::test::long_patience());
     SharedWords words;
-    Plane plane(test::settings_of(by_unix));
-    ProcessInfo mine = plane.info(!by_unix);
+    const auto plane = std::make_shared<Plane>(test::settings_of(by_unix));
+    ProcessInfo mine = plane->info(!by_unix);
     if (!sees_pids) mine.pid_namespace = 0;
-    const int member = plane.join(1, rank, all_gather_values(*bootstrap, mine), words.words());
+    const Membership member(plane, 1, rank, all_gather_values(*bootstrap, mine), words.words());
     bootstrap->barrier();
-    body({rank, *bootstrap, words, plane, member});
-    plane.leave(member);
+    body({rank, *bootstrap, words, member});
   });
   for (int rank = 0; rank < kVictim; ++rank) EXPECT_EQ(errors[static_cast<std::size_t>(rank)], "") << rank;
 }
@@ -474,7 +482,7 @@ void expect_to_be_missed(bool by_unix, const std::function<void()>& dies, bool s
   const auto body = [&](const Process& process) {
     if (process.rank == kVictim) return dies();
     if (!eventually([&] { return process.words.lost_for(kVictim) == kVictim; })) throw SystemError("not received of");
-    if (process.plane.gone(process.member) != std::vector<int>{kVictim}) throw SystemError("others are gone, too");
+    if (process.member.gone() != std::vector<int>{kVictim}) throw SystemError("others are gone, too");
   };
   run_ranks(by_unix, body, sees_pids);
 }
@@ -528,7 +536,7 @@ TEST_P(PlaneTest, AStoppedProcessIsNotMissed) {
       ::kill(pids[kVictim], SIGSTOP);
       // A false sign of its end would come at once; nothing has to come.
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
-      if (!process.plane.gone(process.member).empty()) throw SystemError("a stopped process counts as ended");
+      if (!process.member.gone().empty()) throw SystemError("a stopped process counts as ended");
       ::kill(pids[kVictim], SIGCONT);
     }
     process.bootstrap.barrier();

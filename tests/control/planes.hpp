@@ -68,19 +68,26 @@ inline Settings settings_of(bool by_unix, bool on = true) {
 class Planes {
  public:
   Planes(int number, bool by_unix) : by_unix_(by_unix) {
-    for (int i = 0; i < number; ++i) planes_.push_back(std::make_unique<Plane>(settings_of(by_unix)));
+    for (int i = 0; i < number; ++i) planes_.push_back(std::make_shared<Plane>(settings_of(by_unix)));
   }
+  ~Planes() {
+    for (const auto& plane : planes_) plane->stop();
+  }
+  Planes(const Planes&) = delete;
+  Planes& operator=(const Planes&) = delete;
 
   Plane& operator[](int plane) { return *planes_[static_cast<std::size_t>(plane)]; }
   /// Without a goodbye.
-  void end(int plane) { planes_[static_cast<std::size_t>(plane)].reset(); }
+  void end(int plane) { (*this)[plane].stop(); }
   ProcessInfo info(int plane) { return (*this)[plane].info(!by_unix_); }
 
   /// A buffer of these planes, one rank each: the members, the words, and the exceptions of the ranks.
   struct Buffer {
-    explicit Buffer(std::size_t ranks) : words(ranks), members(ranks, -1), errors(ranks) {}
+    explicit Buffer(std::size_t ranks) : words(ranks), members(ranks), errors(ranks) {}
+    Membership& operator[](int rank) const { return *members[static_cast<std::size_t>(rank)]; }
+    void leave(int rank) { members[static_cast<std::size_t>(rank)].reset(); }
     std::vector<SharedWords> words;
-    std::vector<int> members;
+    std::vector<std::unique_ptr<Membership>> members;
     std::vector<std::string> errors;
   };
   /// `planes`: of each rank; -1: the rank is none of these planes. They look at the words as long as they live.
@@ -93,7 +100,8 @@ class Planes {
       threads.emplace_back([&, rank] {
         try {
           buffer.members[rank] =
-              (*this)[planes[rank]].join(number, static_cast<int>(rank), infos, buffer.words[rank].words(), options);
+              std::make_unique<Membership>(planes_[static_cast<std::size_t>(planes[rank])], number,
+                                           static_cast<int>(rank), infos, buffer.words[rank].words(), options);
         } catch (const std::exception& error) {
           buffer.errors[rank] = error.what();
         }
@@ -112,7 +120,7 @@ class Planes {
  private:
   bool by_unix_;
   std::deque<Buffer> buffers_;
-  std::vector<std::unique_ptr<Plane>> planes_;
+  std::vector<std::shared_ptr<Plane>> planes_;
 };
 
 }  // namespace deep_ep::control::test

@@ -42,7 +42,7 @@ class StrangersTest : public testing::TestWithParam<bool> {
   /// The job is as it was: nobody is lost, new buffers are made, and an end is seen.
   void expect_health() {
     for (const int rank : {0, 1, 2}) {
-      EXPECT_EQ(planes_[rank].gone(buffer_.members[static_cast<std::size_t>(rank)]), std::vector<int>{});
+      EXPECT_EQ(buffer_[rank].gone(), std::vector<int>{});
     }
     planes_.join(2, {0, 1});
     planes_.end(2);

@@ -178,6 +178,16 @@ TEST(Silence, IsNotTheFaultOfOneThatWaitsItself) {
   EXPECT_EQ(silent({kWaits, kWaits}, {{0, 1}, {1, 0}}), Blames{});
 }
 
+/// Its control thread may get no time to report that it waits on.
+TEST(Silence, OfOneWhoseLastWordLeadsToAnotherSilentRankIsNoFault) {
+  const auto last_waits_for = [](int rank) { return RankSigns{.silent = true, .waits_for = rank}; };
+  const std::vector<RankPair> all{{0, 1}, {0, 2}, {0, 3}};
+  EXPECT_EQ(silent({kWaits, last_waits_for(2), last_waits_for(3), kSilent}, all), (Blames{{3, 0}}));
+  EXPECT_EQ(silent({kWaits, last_waits_for(2), kWaits, kSilent}, all), (Blames{{1, 0}, {3, 0}})) << "rank 2 reports";
+  EXPECT_EQ(silent({kWaits, last_waits_for(2), kSilent, kLost}, {{0, 1}}), (Blames{{1, 0}})) << "nobody misses rank 2";
+  EXPECT_EQ(silent({kWaits, last_waits_for(2), last_waits_for(1), kLost}, all), (Blames{{1, 0}, {2, 0}})) << "a circle";
+}
+
 TEST(Silence, IsBlamedOnceByTheLowestRankThatWaits) {
   EXPECT_EQ(silent({kSilent, kWaits, kWaits, kWaits, kLost}, {{2, 0}, {1, 0}, {3, 0}, {1, 4}}), (Blames{{0, 1}}));
 }

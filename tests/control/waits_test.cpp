@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -116,8 +117,7 @@ class WaitsTest : public testing::Test {
   void expect_lost(const Ranks& at, const Ranks& expected) {
     for (const int rank : at) EXPECT_TRUE(eventually([&] { return lost(rank) == expected; })) << rank;
   }
-  int member(int rank) const { return buffer_->members[static_cast<std::size_t>(rank)]; }
-  Plane& plane(int rank) { return (*planes_)[rank]; }
+  Membership& member(int rank) const { return (*buffer_)[rank]; }
 
   double timeout_ = timeout_s();
   std::optional<Planes> planes_;
@@ -132,7 +132,7 @@ TEST_F(WaitsTest, ASilentRankIsLostAtTheDeadline) {
     waits.begin(1, 2);
     EXPECT_TRUE(eventually([&] { return lost_for(0, 2) == 2 && lost_for(1, 2) == 2; }));
     EXPECT_GE(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), timeout_s());
-    const std::vector<LostRank> verdicts = plane(0).verdicts(member(0));
+    const std::vector<LostRank> verdicts = member(0).lost();
     ASSERT_EQ(verdicts.size(), 1u);
     EXPECT_EQ(verdicts[0].rank, 2);
     EXPECT_EQ(verdicts[0].why, LostWhy::silent);
@@ -212,7 +212,7 @@ TEST_F(WaitsTest, WithMasksAnEndIsAVerdictForAllAtOnce) {
   make(4, true);
   planes_->end(2);
   expect_lost({0, 1, 3}, {2});
-  EXPECT_EQ(plane(3).verdicts(member(3)).front().why, LostWhy::gone);
+  EXPECT_EQ(member(3).lost().front().why, LostWhy::gone);
   planes_->end(0);  // the rank that decides
   expect_lost({1, 3}, {0, 2});
 }
@@ -220,7 +220,7 @@ TEST_F(WaitsTest, WithMasksAnEndIsAVerdictForAllAtOnce) {
 TEST_F(WaitsTest, WithMasksARankThatHasEndedItsCallsIsLost) {
   make(3, true).words[1].end_wait_for(1);
   expect_lost({0, 1, 2}, {1});
-  EXPECT_EQ(plane(2).verdicts(member(2)).front().why, LostWhy::ended);
+  EXPECT_EQ(member(2).lost().front().why, LostWhy::ended);
 }
 
 TEST_F(WaitsTest, TheNextRankDecidesOnASilentDecider) {
@@ -242,6 +242,34 @@ TEST(DecidingRank, ThatDoesNotAnswerIsFollowedByTheNext) {
   waits.begin(1, 2);
   EXPECT_TRUE(eventually([&] { return buffer.words[1].lost_for(2) == 2; }));
   EXPECT_EQ(buffer.words[1].lost_for(0), kNobody);
+}
+
+/// Rank 1 says that it waits for rank 2, and then nothing for longer than the time-out. Rank 2 says nothing at all.
+TEST_F(WaitsTest, ARankWhoseControlThreadStandsStillGetsTimeWhenTheOneThatItWaitedForIsLost) {
+  for (const bool masks : {false, true}) {
+    Planes planes(2, true);
+    ScriptedProcess starved(planes.info(0));
+    const std::vector<ProcessInfo> infos{planes.info(0), starved.info(), planes.info(1)};
+    for (const std::size_t rank : {0, 2}) starved.connect_to(infos[rank]);
+    Planes::Buffer& buffer = planes.join(1, {0, -1, 1}, infos, {.timeout_s = timeout_s(), .masks = masks});
+    const auto lost = [&] {
+      Ranks ranks;
+      for (const LostRank& one : buffer[0].lost()) ranks.push_back(one.rank);
+      return ranks;
+    };
+    const LostRank waits_for_2{.rank = 2, .waited_s = 0.2 * timeout_s()};
+    for (const std::size_t connection : {0, 1}) {
+      starved.tell(connection, {.type = MessageType::waits, .buffer = 1, .rank = 1, .about = waits_for_2});
+    }
+    sleep_timeouts(1.5);
+    Waits waits(buffer);
+    waits.begin(0, 1);
+    waits.begin(0, 2);
+    EXPECT_TRUE(eventually([&] { return !lost().empty(); }));
+    sleep_timeouts(0.4);
+    EXPECT_EQ(lost(), Ranks{2});
+    EXPECT_TRUE(eventually([&] { return lost() == Ranks({2, 1}); })) << "it goes on to say nothing";
+  }
 }
 
 TEST_F(WaitsTest, AWaitThatIsOverDoesNotMakeShorterOnesLate) {
@@ -282,11 +310,11 @@ TEST_F(WaitsTest, ALostRankLosesNobodyElse) {
 
 TEST_F(WaitsTest, ARankWhoseProgramLeavesAnotherOutIsNotBlamedByIt) {
   Waits waits(make(3, true));
-  plane(0).leave_out(member(0), 2, true);
+  member(0).leave_out(2, true);
   waits.begin(2, 0);
   sleep_timeouts(2);
   EXPECT_EQ(lost(1), Ranks{});
-  plane(0).leave_out(member(0), 2, false);
+  member(0).leave_out(2, false);
   expect_lost({0, 1, 2}, {0});
 }
 
@@ -295,7 +323,7 @@ TEST_F(WaitsTest, ANicThatFailsLosesItsOwnRank) {
   for (const int peer : {0, 1}) buffer.words[3].fail_queue_to(peer);
   buffer.words[1].fail_queue_to(3);
   expect_lost({0, 1, 2, 3}, {3});
-  EXPECT_EQ(plane(2).verdicts(member(2)).front().why, LostWhy::failed);
+  EXPECT_EQ(member(2).lost().front().why, LostWhy::failed);
 }
 
 /// Rank 1 could not write to rank 2; what each reports first may be another wait.
@@ -308,7 +336,7 @@ TEST_F(WaitsTest, AFailedQueuePairIsToBlameForACircleWheneverItIsHeardOf) {
     buffer_->words[1].fail_queue_to(2);
     if (fails_first) {  // and leaves before its control thread has looked
       buffer_->words[1].end_wait_for(3);
-      plane(1).leave(member(1));
+      buffer_->leave(1);
     }
     for (const int rank : {2, 3}) EXPECT_TRUE(eventually([&] { return lost_for(0, rank) == 1; })) << rank;
     EXPECT_TRUE(eventually([&] { return lost_for(2, 3) == 1 && lost_for(3, 2) == 1; }));
@@ -322,12 +350,12 @@ TEST_F(WaitsTest, ResumingForgetsVerdictsAndLateNewsOfThem) {
   expect_lost({0, 1, 2}, {2});
   waits.end(0, 2);
   const std::uint32_t before = buffer_->words[0].verdicts();
-  for (const int rank : {0, 1}) plane(rank).resume(member(rank));
+  for (const int rank : {0, 1}) member(rank).resume();
   // Rank 2 has not resumed: what it still says of its verdicts is of before.
   buffer_->words[2].fail_queue_to(1);
   sleep_timeouts(1);
   for (const int rank : {0, 1}) EXPECT_EQ(lost(rank), Ranks{});
-  plane(2).resume(member(2));
+  member(2).resume();
   EXPECT_EQ(lost(2), Ranks{});
   EXPECT_GT(buffer_->words[0].verdicts(), before);
   waits.begin(1, 2);
@@ -336,21 +364,21 @@ TEST_F(WaitsTest, ResumingForgetsVerdictsAndLateNewsOfThem) {
 
 TEST_F(WaitsTest, RanksMeetAtTheEndWithoutThoseThatAreLost) {
   make(4, true);
-  const auto awaited = [&](int rank) { return plane(rank).awaited_at_end(member(rank)); };
-  for (const int rank : {0, 1}) plane(rank).arrive(member(rank));
+  const auto awaited = [&](int rank) { return member(rank).awaited_at_end(); };
+  for (const int rank : {0, 1}) member(rank).leave();
   EXPECT_TRUE(eventually([&] { return awaited(0) == Ranks({2, 3}) && awaited(1) == Ranks({2, 3}); }));
   planes_->end(2);
   EXPECT_TRUE(eventually([&] { return awaited(0) == Ranks{3} && awaited(1) == Ranks{3}; }));
-  plane(0).leave_out(member(0), 3, true);
+  member(0).leave_out(3, true);
   EXPECT_EQ(awaited(0), Ranks{});
-  plane(3).leave(member(3));
+  buffer_->leave(3);
   EXPECT_TRUE(eventually([&] { return awaited(1) == Ranks{}; }));
 }
 
 TEST_F(WaitsTest, ARankThatIsLostMeetsNobodyAtTheEnd) {
   make(3, true).words[2].end_wait_for(2);
   expect_lost({0, 1, 2}, {2});
-  EXPECT_EQ(plane(2).awaited_at_end(member(2)), Ranks{});
+  EXPECT_EQ(member(2).awaited_at_end(), Ranks{});
 }
 
 TEST_F(WaitsTest, RanksThatAreThreadsOfOneProcessDecideToo) {
@@ -364,42 +392,73 @@ TEST_F(WaitsTest, RanksThatAreThreadsOfOneProcessDecideToo) {
   }
 }
 
-/// Rank 1 stops the process of rank 0 in the middle of a short wait, for twice the time-out. Its clocks go on.
-TEST(WaitsOfProcesses, AStopOfTheWholeProcessIsNoWait) {
+/// One of two ranks with masks, each a process.
+struct WaitingProcess {
+  int rank;
+  test::SharedWords& words;
+  const Membership& member;
+  const std::vector<pid_t>& pids;
+
+  /// Its kernels wait for the other rank for so many time-outs.
+  void wait(double timeouts) const {
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::chrono::nanoseconds lasted{}; lasted < std::chrono::duration<double>(timeouts * timeout_s());) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      lasted = std::chrono::steady_clock::now() - begin;
+      words.say_waits(1 - rank, lasted);
+    }
+  }
+};
+void run_two_processes(const std::function<void(const WaitingProcess&)>& body) {
   if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
-  const std::string name = "control-stop-" + std::to_string(::getpid());
+  static int groups = 0;
+  const std::string name = "control-stop-" + std::to_string(::getpid()) + "-" + std::to_string(groups++);
   const std::vector<std::string> errors = deep_ep::run_processes(2, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, deep_ep::test::long_patience());
-    Plane plane(test::settings_of(true));
+    const auto plane = std::make_shared<Plane>(test::settings_of(true));
     test::SharedWords words;
-    const int member = plane.join(1, rank, all_gather_values(*bootstrap, plane.info(false)), words.words(),
-                                  {.timeout_s = timeout_s(), .masks = true});
+    const Membership member(plane, 1, rank, all_gather_values(*bootstrap, plane->info(false)), words.words(),
+                            {.timeout_s = timeout_s(), .masks = true});
     const std::vector<pid_t> pids = all_gather_values(*bootstrap, ::getpid());
     bootstrap->barrier();
-    if (rank == 0) {
-      const auto begin = std::chrono::steady_clock::now();
-      const auto lasted = [&] { return std::chrono::steady_clock::now() - begin; };
-      while (lasted() < std::chrono::duration<double>(2 * timeout_s())) {  // until it has been stopped
-        words.say_waits(1, lasted());
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-      for (int beat = 0; beat < 20; ++beat) {  // what it waits for has come, but takes a moment
-        words.say_waits(1, lasted());
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
+    body({rank, words, member, pids});
+    bootstrap->barrier();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+/// Rank 1 stops the process of rank 0 in the middle of a short wait, for twice the time-out. Its clocks go on.
+TEST(WaitsOfProcesses, AStopOfTheWholeProcessIsNoWait) {
+  run_two_processes([](const WaitingProcess& process) {
+    if (process.rank == 0) {
+      process.wait(2.4);  // of which it has been stopped for 2; then what it waits for has come
       sleep_timeouts(1);
     } else {
       sleep_timeouts(0.3);
-      ::kill(pids[0], SIGSTOP);
+      ::kill(process.pids[0], SIGSTOP);
       sleep_timeouts(2);
-      ::kill(pids[0], SIGCONT);
+      ::kill(process.pids[0], SIGCONT);
+      sleep_timeouts(1);
     }
-    bootstrap->barrier();
-    if (!plane.verdicts(member).empty()) throw SystemError("a rank is lost");
-    bootstrap->barrier();
-    plane.leave(member);
+    if (!process.member.lost().empty()) throw SystemError("a rank is lost");
   });
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(WaitsOfProcesses, ARankThatIsStoppedForLongerThanTheTimeOutIsLostAndForLessIsNot) {
+  run_two_processes([](const WaitingProcess& process) {
+    if (process.rank == 1) {
+      for (const double timeouts : {0.5, 2.0}) {
+        if (!process.member.lost().empty()) throw SystemError("lost after half a time-out");
+        ::kill(process.pids[0], SIGSTOP);
+        process.wait(timeouts);
+        ::kill(process.pids[0], SIGCONT);
+        sleep_timeouts(0.5);
+      }
+    }
+    const auto is_told = [&] { return process.words.lost_for(0) == 1 - process.rank; };
+    if (!eventually(is_told)) throw SystemError("not told that rank 0 is lost");
+    if (process.member.lost().size() != 1) throw SystemError("rank 1 is lost, too");
+  });
 }
 
 /// Rank 0 decides that rank 3 is lost, and its process ends when it has told the ranks of a bit mask.
@@ -410,7 +469,7 @@ TEST(DecidingRank, ThatEndsHalfWayHasToldNobodyOrAll) {
     const std::vector<ProcessInfo> infos{decider.info(), planes.info(0), planes.info(1), planes.info(2)};
     for (std::size_t rank = 1; rank < infos.size(); ++rank) decider.connect_to(infos[rank]);
     const Planes::Buffer& buffer = planes.join(1, {-1, 0, 1, 2}, infos, {.timeout_s = 0, .masks = true});
-    const Message lost{.type = MessageType::lost, .buffer = 1, .rank = 0, .peer = 3, .by = 1};
+    const Message lost{.type = MessageType::lost, .buffer = 1, .rank = 0, .about = {.rank = 3, .by = 1}};
     for (std::size_t rank = 1; rank < infos.size(); ++rank) {
       if ((told >> (rank - 1) & 1u) != 0) decider.tell(rank - 1, lost);
     }

@@ -1,4 +1,4 @@
-"""docs/gke.md and docs/testbed.md: their commands are run, as they stand, with stand-ins for what reaches a cluster; folders
+"""docs/how-to/gke.md and docs/how-to/testbed.md: their commands are run, as they stand, with stand-ins for what reaches a cluster; folders
 and values are rendered by the real programs, and what the guides name is there."""
 
 import json
@@ -10,7 +10,7 @@ import unittest
 
 from support import CHART, DEPLOY, ROOT, documents, environment, load_all, main, needs, render, run, stand_in, tool
 
-GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("gke.md", "testbed.md")}
+GUIDES = {name: (ROOT / "docs/how-to" / name).read_text() for name in ("gke.md", "testbed.md")}
 # Nothing is there before it is made.
 GCLOUD = r"""
 echo "$*" >>"$CALLS"

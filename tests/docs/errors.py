@@ -20,7 +20,7 @@ ESCAPES = {r"\"": '"', r"\\": "\\", r"\n": " "}
 
 
 def normal(text):
-    """Placeholders as `...`, spaces single: the way docs/troubleshooting.md quotes."""
+    """Placeholders as `...`, spaces single: the way docs/reference/errors.md quotes."""
     text = re.sub(r"\{\{", "\0", re.sub(r"\}\}", "\1", text))
     text = re.sub(r"\{[^{}]*\}", "...", text).replace("\0", "{").replace("\1", "}")
     return re.sub(r"\s+", " ", text).strip()

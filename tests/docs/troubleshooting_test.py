@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/troubleshooting.md and the errors of the code say the same.
+"""docs/reference/errors.md and the errors of the code say the same.
 
 1. Every text in the first column of its tables is a text of the code (`...` stands for anything).
 2. Every error of the code is quoted there, or is on the list of internal ones.
@@ -11,7 +11,7 @@ import sys
 
 import errors
 
-PAGE = errors.ROOT / "docs/troubleshooting.md"
+PAGE = errors.ROOT / "docs/reference/errors.md"
 INTERNAL = errors.ROOT / "tests/docs/internal_errors.txt"
 
 
@@ -48,14 +48,14 @@ def main():
 
     for number, text, compiled in patterns:
         if not any(compiled.search(candidate) for candidate in existing):
-            problems.append(f"docs/troubleshooting.md:{number}: no text of the code is like this: {text}")
+            problems.append(f"docs/reference/errors.md:{number}: no text of the code is like this: {text}")
 
     used = set()
     for where, kind, text in thrown:
         listed = [i for i in internal if f"{where}: {text}".startswith(i) or f"*: {text}".startswith(i)]
         used.update(listed)
         if not listed and not any(covers(quote, compiled, text) for _, quote, compiled in patterns):
-            problems.append(f"{where}: {kind}, neither in docs/troubleshooting.md nor in {INTERNAL.name}: {text}")
+            problems.append(f"{where}: {kind}, neither in docs/reference/errors.md nor in {INTERNAL.name}: {text}")
     problems += [f"tests/docs/{INTERNAL.name}: no error is like this any more: {i}" for i in internal if i not in used]
 
     print("\n".join(problems) or f"{len(thrown)} errors, {len(quoted)} quoted texts: they agree")

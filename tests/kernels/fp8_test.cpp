@@ -41,23 +41,17 @@ TEST(Fp8, CastAndScalesAreBitExact) {
   for (const auto& executor : executors_present()) {
     SCOPED_TRACE(to_string(executor->device()));
     Shared<float> input(*executor, count), multiplier(*executor, count), inverse(*executor, count),
-        rounded_multiplier(*executor, count), rounded_inverse(*executor, count), unpacked(*executor, count),
-        aligned(*executor, count);
+        rounded_multiplier(*executor, count), rounded_inverse(*executor, count), aligned(*executor, count);
     Shared<std::uint16_t> pairs(*executor, count / 2);
     std::copy(values.begin(), values.end(), input.data());
     const StreamHandle stream = executor->create_stream();
     kernel(*executor, stream, {1, 128, 0},
-           {static_cast<int>(count), input.data(), pairs.data(), unpacked.data(), multiplier.data(), inverse.data(),
+           {static_cast<int>(count), input.data(), pairs.data(), multiplier.data(), inverse.data(),
             rounded_multiplier.data(), rounded_inverse.data(), aligned.data()});
     executor->synchronize(stream);
     executor->destroy_stream(stream);
     for (std::size_t i = 0; i < count; ++i) {
       ASSERT_EQ(pairs[i / 2] >> (i % 2 * 8) & 0xff, oracle::e4m3_bits(values[i])) << std::hexfloat << values[i];
-      const float back = oracle::e4m3_value(oracle::e4m3_bits(values[i]));  // every value of the format, and NaN
-      ASSERT_EQ(std::isnan(unpacked[i]), std::isnan(back));
-      if (!std::isnan(back)) {
-        ASSERT_EQ(std::bit_cast<std::uint32_t>(unpacked[i]), std::bit_cast<std::uint32_t>(back));
-      }
       // bfloat16 cannot hold more than this.
       if (!(std::fabs(values[i]) < 3.39e38f)) continue;
       const float amax = std::fmax(std::fabs(values[i]), 1e-4f);

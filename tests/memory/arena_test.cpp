@@ -118,7 +118,9 @@ TEST_F(ArenaTest, StorageGivesBackBehindEveryOtherStreamThatUsedIt) {
   auto storage = ArenaStorage::allocate(arena, 100, home_);
   ASSERT_TRUE(storage);
   EXPECT_EQ(ArenaStorage::allocate(arena, 100, home_), nullptr);
+  EXPECT_FALSE(storage->knows_stream(other));
   storage->record_stream(other);
+  EXPECT_TRUE(storage->knows_stream(other));
   storage->record_stream(other);
   storage.reset();
   storage = ArenaStorage::allocate(arena, 100, home_);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/memory/host_heap.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/processes.hpp"

@@ -1,4 +1,4 @@
-#include "csrc/memory/sealed_memory.hpp"
+#include "csrc/memory/fd_exchange.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

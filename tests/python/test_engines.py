@@ -1,4 +1,4 @@
-"""docs/engines.md is true: symbols and keywords exist, tests exist; and the calls of engines, in their order and style."""
+"""tests/python/engines.md is true: symbols and keywords exist, tests exist; and the calls of engines, in their order and style."""
 
 import ast
 import importlib
@@ -20,7 +20,7 @@ from deep_ep.buffers.elastic import ElasticBuffer
 from deep_ep.utils import EventHandle
 
 HERE = pathlib.Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs/engines.md"
+PAGE = HERE.parents[1] / "tests/python/engines.md"
 
 
 def rows_of_page():

@@ -333,6 +333,7 @@ COMBINE = [("sum_rows", 5), ("address_rows", 1), ("notify", 2), ("dispatch", 40)
 
 @pytest.mark.parametrize("call, journey, epilogue", [
     (DISPATCH, 33, 7), (DISPATCH[:3], 33, 1e-3), (COMBINE, 48, 8), ([("notify", 2), ("combine", 9)], 11, 1e-3),
+    ([("dispatch_elastic", 30), ("spread_rows", 4)], 30, 4),
     ([("notify_internode", 1), ("dispatch_and_notify_internode", 5), ("spread_rows", 1)], 6, 1),
 ])  # fmt: skip
 def test_kernels_of_upstreams_are_ours_of_the_call(call, journey, epilogue):

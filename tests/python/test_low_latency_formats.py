@@ -40,15 +40,10 @@ def nvfp4(group):
         factors = eight_bits.view(torch.float8_e4m3fn).float() / (1 if scale is None else scale)
         assert scale is None or any(tensor is scale for tensor in event.extra_tensors)
         check_rows(case, buffer, count, handle, E2M1[codes.long()] * factors.repeat_interleave(16, dim=-1))
-    rows = buffer.low_latency_dispatch_rank_major(
-        case.x[buffer.rank], case.topk_idx[buffer.rank], M, case.num_experts, use_nvfp4=True
-    )[0][0]
-    assert rows.shape == (M, 256, buffer.group_size) and rows.permute(2, 0, 1).is_contiguous()
     for error, options in (
         ("x_global_scale", {"x_global_scale": torch.ones(1)}),
         ("x_global_scale", {"use_nvfp4": True, "x_global_scale": torch.ones(2)}),
         ("use_nvfp4", {"use_nvfp4": True, "round_scale": True}),
-        ("scale_per_token", {"use_fp8": False, "scale_per_token": True}),
     ):
         with pytest.raises(ValueError, match=error):
             dispatch(buffer, case, **options)
@@ -56,18 +51,6 @@ def nvfp4(group):
 
 def test_nvfp4(ranks):
     ranks(2).run(nvfp4)
-
-
-def scale_per_token(group):
-    buffer = make_buffer(group)
-    case = ll_case([M] * buffer.group_size)
-    (rows, scales), count, handle, _, _ = dispatch(buffer, case, scale_per_token=True)
-    assert rows.dtype == torch.float8_e4m3fn and scales.shape == (*rows.shape[:2], 1)
-    check_rows(case, buffer, count, handle, rows.float() * scales)
-
-
-def test_scale_per_token(ranks):
-    ranks(2).run(scale_per_token)
 
 
 def edge_rows(generator):
@@ -121,73 +104,9 @@ def logfmt(group):
     case = ll_case([M] * buffer.group_size)
     handle = dispatch(buffer, case)[2]
     rows = outputs_of(case)[buffer.rank]
-    for options in ({}, {"use_fp8": True}):
-        plain, _, _ = combine(buffer, case, rows, handle, **options)
-        assert torch.equal(plain, combine(buffer, case, rows, handle, use_logfmt=True, **options)[0])
+    plain, _, _ = combine(buffer, case, rows, handle)
+    assert torch.equal(plain, combine(buffer, case, rows, handle, use_logfmt=True)[0])
 
 
 def test_logfmt_has_no_effect(ranks):
     ranks(2).run(logfmt)
-
-
-def combine_in_fp8(group):
-    buffer = make_buffer(group, hidden=1536)
-    rank = buffer.rank
-    case = ll_case([M] * buffer.group_size, hidden=1536)
-    handle = dispatch(buffer, case)[2]
-    outputs = outputs_of(case, hidden=1536)
-    exact, _, _ = combine(buffer, case, outputs[rank], handle)
-    short, _, _ = combine(buffer, case, outputs[rank], handle, use_fp8=True)
-    again, _, _ = combine(buffer, case, outputs[rank], handle, use_fp8=True)
-    assert torch.equal(short, again) and not torch.equal(short, exact)
-    hooked, _, hook = combine(buffer, case, outputs[rank], handle, use_fp8=True, return_recv_hook=True)
-    hook()
-    for result in (short, hooked):
-        a, b = exact.double(), result.double()
-        assert 1 - 2 * (a * b).sum() / (a * a + b * b).sum() < 1e-3
-
-
-def test_combine_in_fp8(ranks):
-    ranks(2).run(combine_in_fp8)
-
-
-def rank_major(group):
-    buffer = make_buffer(group)
-    rank, ranks = buffer.rank, buffer.group_size
-    case = ll_case([M, 2, 5][:ranks])
-    local = case.local_experts
-    for form in ({"use_fp8": False}, {"async_finish": True}):
-        fp8 = "use_fp8" not in form
-        rows, count, idx, weights, handle, event, hook = buffer.low_latency_dispatch_rank_major(
-            case.x[rank], case.topk_idx[rank], M, case.num_experts, case.topk_weights[rank], **form
-        )
-        assert hook is None and (event.event is not None) == fp8 and count.shape == (ranks,)
-        assert not fp8 or any(tensor is case.x[rank] for tensor in event.extra_tensors)
-        data = rows[0] if fp8 else rows
-        assert data.shape == (ranks, M, 512) and handle[0].shape == (ranks, M) and handle[1].shape == (ranks,)
-        output = torch.full((ranks, M, 512), float("nan"), dtype=torch.bfloat16)
-        for source in range(ranks):
-            chosen = case.topk_idx[source]
-            mine = (chosen >= 0) & (chosen // local == rank)
-            tokens = mine.any(dim=1).nonzero().flatten()
-            number = tokens.numel()
-            assert count[source] == number and handle[0][source][:number].tolist() == tokens.tolist()
-            assert handle[1][source] == number
-            wanted = torch.where(mine, chosen - rank * local, -1)[tokens]
-            assert torch.equal(idx[source][:number].long(), wanted)
-            assert torch.equal(weights[source][:number], torch.where(mine, case.topk_weights[source], 0.0)[tokens])
-            x = case.x[source][tokens]
-            if not fp8:
-                assert torch.equal(rows[source][:number], x)
-            else:
-                values, scales = reference.cast_fp8(x)
-                assert torch.equal(rows[0][source][:number].view(torch.uint8), values.view(torch.uint8))
-                assert torch.equal(rows[1][source][:number], scales)
-            output[source][:number] = x.float() * weights[source][:number].sum(dim=1, keepdim=True)
-        back, _, _ = combine(buffer, case, output, handle)
-        kept = case.topk_weights[rank].masked_fill(case.topk_idx[rank] < 0, 0).sum(dim=1, keepdim=True)
-        reference.close(back, (case.x[rank].float() * kept).to(torch.bfloat16))
-
-
-def test_rank_major(ranks):
-    ranks(3).run(rank_major)

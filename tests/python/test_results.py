@@ -56,10 +56,6 @@ def results_of_every_call(buffer):
         rows, count, handle, _, _ = low_latency(buffer, x, idx, **options)
         yield from (*rows, count) if isinstance(rows, tuple) else (rows, count)
     yield buffer.low_latency_combine(torch.ones(4, 16, 512).to(x), idx, torch.ones(16, 2), handle)[0]
-    rows, count, local, weights, _, _, _ = buffer.low_latency_dispatch_rank_major(
-        x, idx, 16, 4, torch.ones(16, 2), use_fp8=False
-    )
-    yield from (rows, count, local, weights)
 
 
 def bits(tensor):

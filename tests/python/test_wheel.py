@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not FILE, reason="DEEP_EP_WHEEL names no wheel")
 # Parts of every system, and nothing of C++.
 ALLOWED = {"libgcc_s.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1",
            "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}  # fmt: skip
-# The manylinux tag that docs/python.md promises of builds on Debian 12; newer systems build for themselves and later.
+# The manylinux tag that docs/reference/python.md promises of builds on Debian 12; newer systems build for themselves and later.
 NEWEST_GLIBC = 34 if DEBIAN_12 else max(34, int(os.confstr("CS_GNU_LIBC_VERSION").split(".")[1]))
 
 DISPATCH = """

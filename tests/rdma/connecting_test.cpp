@@ -1,11 +1,12 @@
 // What all ranks do when a device of one of them refuses to connect.
-#include "csrc/rdma/connecting.hpp"
-
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "csrc/rdma/connections.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/processes.hpp"
@@ -53,13 +54,13 @@ std::vector<std::string> connect(const ConnectingCase& given) {
     const int rank = bootstrap->rank();
     const NicHandler wanted = given.wanted[static_cast<std::size_t>(rank)];
     const int peer = rank < 2 ? 1 - rank : -1;  // further ranks reach nobody
-    const auto make = [&](NicHandler handler) -> std::unique_ptr<rdma::Ends> {
-      if (peer < 0) return nullptr;
+    const auto make = [&](NicHandler handler, const rdma::ConnectionOptions&) {
       const bool by_kernels = handler != NicHandler::cpu;
       return std::make_unique<FakeEnds>(by_kernels, by_kernels && rank == given.refused ? given.refusal : nullptr);
     };
     const rdma::ConnectionOptions options{.peers = peer < 0 ? std::vector<int>{} : std::vector<int>{peer}};
-    const auto connected = rdma::make_connected_ends(*bootstrap, options, wanted, true, make);
+    const auto all = rdma::make_connected_ends(*bootstrap, std::array{options}, wanted, true, make);
+    const rdma::ConnectedEnds& connected = all.front();
     results[static_cast<std::size_t>(rank)] =
         peer < 0 ? "nobody"
                  : connected.ends->describe() + " to the peer's " +
@@ -89,6 +90,60 @@ TEST(ConnectingTest, NothingElseIsTriedWhereThatHelpsNobody) {
   for (const std::string& text : connect({{kAny, kAny}, 1, [] { throw RankMismatch("other fabrics"); }})) {
     EXPECT_TRUE(contains(text, "other fabrics")) << "no handler would connect these";
   }
+}
+
+/// A number that no other end has.
+std::uint32_t number(std::size_t set, int rank, int channel, int peer) {
+  return static_cast<std::uint32_t>(1000 * (set + 1)) + static_cast<std::uint32_t>(100 * rank + 10 * channel + peer);
+}
+
+/// Ends whose addresses say which they are, and which refuse any but those at their other sides.
+class NamedEnds final : public rdma::Ends {
+ public:
+  NamedEnds(std::size_t set, int rank, rdma::ConnectionOptions options, int& connected)
+      : set_(set), rank_(rank), options_(std::move(options)), connected_(connected) {}
+  rdma::QueuePairAddress address(std::size_t end) const override {
+    return {.queue_pair = number(set_, rank_, options_.channel(end), options_.peer(end)),
+            .heap_key = 7 * static_cast<std::uint32_t>(rank_)};
+  }
+  RdmaPeerParams connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
+    const int other = options_.peer(end);
+    if (peer.queue_pair != number(set_, other, options_.channel(end), rank_) ||
+        peer.heap_key != 7 * static_cast<std::uint32_t>(other)) {
+      throw std::runtime_error("another end");
+    }
+    ++connected_;
+    return {};
+  }
+  void start() override {}
+  std::optional<rdma::Failure> failure() const override { return {}; }
+  bool idle() const override { return true; }
+  std::string describe() const override { return "named"; }
+
+ private:
+  std::size_t set_;
+  int rank_;
+  rdma::ConnectionOptions options_;
+  int& connected_;
+};
+
+TEST(ConnectingTest, EveryEndLearnsOfTheOneAtItsOtherSide) {
+  // Rank 1 is reached by all, ranks 0 and 2 do not reach each other, rank 3 reaches nobody. The other set is a ring.
+  const std::vector<std::vector<int>> star = {{1}, {2, 0}, {1}, {}};
+  expect_ranks_succeed(4, [&](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
+    const std::array sets{
+        rdma::ConnectionOptions{.peers = star[static_cast<std::size_t>(rank)], .channels = 3},
+        rdma::ConnectionOptions{.peers = {(rank + 1) % 4, (rank + 3) % 4}, .channels = 2},
+    };
+    int connected = 0;
+    const auto make = [&](NicHandler, const rdma::ConnectionOptions& options) {
+      return std::make_unique<NamedEnds>(options.channels == 3 ? 0U : 1U, rank, options, connected);
+    };
+    const auto made = rdma::make_connected_ends(*bootstrap, sets, kAny, false, make);
+    if (connected != static_cast<int>(sets[0].ends() + sets[1].ends())) throw std::runtime_error("not every end");
+    if ((made[0].ends == nullptr) != sets[0].peers.empty()) throw std::runtime_error("ends to nobody");
+  });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A rank with a heap, connections and an exchange of rows over them.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -45,7 +46,8 @@ struct Member {
   void connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSettings> settings = {}) {
     const std::vector<ProcessIdentity> processes = all_gather_values(*bootstrap, this_process());
     auto wire = rdma::AgreedWire::agree(*bootstrap, *executor, !options.peers.empty(), processes, std::move(settings));
-    connections = std::make_unique<rdma::Connections>(*bootstrap, executor, heap, std::move(options), std::move(wire));
+    connections =
+        std::move(rdma::Connections::make(*bootstrap, executor, heap, std::array{std::move(options)}, wire).front());
   }
   /// Throws unless all rows of all epochs come.
   void exchange_rows(int channel, int epochs = 3) {

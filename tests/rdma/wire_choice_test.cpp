@@ -1,4 +1,4 @@
-#include "csrc/rdma/wire_choice.hpp"
+#include "csrc/rdma/connections.hpp"
 
 #include <gtest/gtest.h>
 

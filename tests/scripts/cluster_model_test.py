@@ -1,4 +1,4 @@
-"""scripts/cluster_model.py: what it counts, against counting by hand and by drawing, and against docs/model.md."""
+"""scripts/cluster_model.py: what it counts, against counting by hand and by drawing, and against docs/explanation/model.md."""
 
 import argparse
 import json
@@ -64,7 +64,7 @@ class ClusterModel(unittest.TestCase):
         self.assertTrue(0.98 * made["wire_gb_per_s"] < without_sidecar < made["wire_gb_per_s"])
 
     def test_the_page_has_its_figures(self):
-        page = (ROOT / "docs/model.md").read_text()
+        page = (ROOT / "docs/explanation/model.md").read_text()
         for operation, size in (("dispatch bf16", 14464), ("combine", 14464), ("dispatch fp8", 7552)):
             self.assertEqual(model.row_bytes(case(), operation)[1], size)
             self.assertIn(str(size), page)

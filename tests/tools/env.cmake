@@ -16,9 +16,9 @@ deep_ep_add_shell_test(env_sourced_twice "set -eu; d=$(mktemp -d); export DEEP_E
   \"$0\" env --profile gke-a4 --nccl > $d/first; unset DEEP_EP_LOG_FILE NCCL_IB_TC; . $d/first; env > $d/once; . $d/first; env > $d/twice
   diff $d/once $d/twice; test \"$DEEP_EP_LOG_FILE $NCCL_NET $NCCL_IB_TC \${TORCH_NCCL_USE_COMM_NONBLOCKING-none}\" = \"it's \\$x gIB 52 none\"
   \"$0\" env --profile gke-a4 --nccl > $d/second; . $d/second; env > $d/thrice; diff $d/once $d/thrice; if grep LD_PRELOAD $d/*; then exit 1; fi; rm -r $d")
-# docs/environment.md is this output.
-deep_ep_add_shell_test(env_page "\"$0\" env --markdown | diff ${PROJECT_SOURCE_DIR}/docs/environment.md - ||
-  { echo 'write it anew: build/host/bin/deep_ep env --markdown > docs/environment.md'; exit 1; }")
+# docs/reference/environment.md is this output.
+deep_ep_add_shell_test(env_page "\"$0\" env --markdown | diff ${PROJECT_SOURCE_DIR}/docs/reference/environment.md - ||
+  { echo 'write it anew: build/host/bin/deep_ep env --markdown > docs/reference/environment.md'; exit 1; }")
 # The first line is one word; the commit is that of the sources, where they are in git.
 deep_ep_add_shell_test(version_is_whole "\"$0\" --version | head -n 1 | grep -Ex '${PROJECT_VERSION}(-g[0-9a-f]{7,}(-dirty)?)?' &&
   for fact in cuda 'gpu code' transports bootstraps compiler; do \"$0\" --version | grep -q \"^  $fact  *[^ ]\" || exit 1; done")

@@ -1,5 +1,5 @@
-# cmake -D TOOL=deep_ep -D PAGE=docs/doctor.md -P doctor_docs_test.cmake
-# The table of checks in docs/doctor.md is that of `deep_ep doctor --list-checks`.
+# cmake -D TOOL=deep_ep -D PAGE=docs/reference/doctor.md -P doctor_docs_test.cmake
+# The table of checks in docs/reference/doctor.md is that of `deep_ep doctor --list-checks`.
 execute_process(COMMAND "${TOOL}" doctor --list-checks OUTPUT_VARIABLE listed RESULT_VARIABLE status)
 if(NOT status EQUAL 0)
   message(FATAL_ERROR "--list-checks ended with status ${status}")
@@ -14,12 +14,12 @@ foreach(line IN LISTS lines)
   string(REGEX MATCH "^(D[0-9]+) +([^:]+): (.*)$" whole "${line}")
   string(FIND "${page}" "\n| ${CMAKE_MATCH_1} | ${CMAKE_MATCH_2} | ${CMAKE_MATCH_3} |" at)
   if(at EQUAL -1)
-    message(SEND_ERROR "docs/doctor.md has no row: | ${CMAKE_MATCH_1} | ${CMAKE_MATCH_2} | ${CMAKE_MATCH_3} | ...")
+    message(SEND_ERROR "docs/reference/doctor.md has no row: | ${CMAKE_MATCH_1} | ${CMAKE_MATCH_2} | ${CMAKE_MATCH_3} | ...")
   endif()
   math(EXPR count "${count} + 1")
 endforeach()
 string(REGEX MATCHALL "\n\\| D[0-9]+ \\|" rows "${page}")
 list(LENGTH rows rows)
 if(NOT rows EQUAL count OR count LESS 9)
-  message(SEND_ERROR "docs/doctor.md has ${rows} rows of checks, the command has ${count}")
+  message(SEND_ERROR "docs/reference/doctor.md has ${rows} rows of checks, the command has ${count}")
 endif()

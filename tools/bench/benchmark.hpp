@@ -56,7 +56,7 @@ struct BenchKind {
   BenchSizes quick_cpu;
   BenchLimits limits;
   const char* dtype_help;
-  bool more_dtypes = false;  ///< also fp8-token and nvfp4
+  bool has_nvfp4 = false;
 };
 
 void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options);

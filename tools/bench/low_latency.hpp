@@ -19,7 +19,6 @@ struct LowLatencyBenchOptions : BenchOptions {
   bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
   bool arrivals = false;       ///< dispatches are given arrival counters
-  bool combine_fp8 = false;    ///< also combine with rows in FP8
 
   bool who_is_late = false;  ///< instead of times: which ranks wait for which
   bool trace = false;        ///< the same, with each call in two parts

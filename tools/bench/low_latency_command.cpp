@@ -21,12 +21,12 @@ constexpr BenchKind kLowLatency = {
     .quick_gpu = {.tokens = 32, .hidden = 7168, .experts = 288, .rounds = 10, .warmup = 3},
     .quick_cpu = {.tokens = 4, .hidden = 256, .experts = 16, .rounds = 2, .warmup = 1},
     .limits = {.fewest_tokens = 1, .most_tokens = 8192, .hidden_multiple = 128, .most_experts = 65535},
-    .dtype_help = "Dispatched rows: fp8 (cast by the call), bf16 or both; fp8-token (one scale for each), nvfp4",
-    .more_dtypes = true,
+    .dtype_help = "Dispatched rows: fp8 (cast by the call), bf16 or both; nvfp4",
+    .has_nvfp4 = true,
 };
 
 /// One rank's part in the measurements for one number of tokens. Operations are "dispatch", "combine" and
-/// "dispatch+combine"; parts "whole", "send", "receive" and "graph"; modes of combine "plain", "zero copy" and "FP8".
+/// "dispatch+combine"; parts "whole", "send", "receive" and "graph"; modes of combine "plain" and "zero copy".
 /// Rates are those of the time back to back or, if there is none, of aligned rounds.
 class LowLatencyMeasurer {
  public:
@@ -55,10 +55,8 @@ class LowLatencyMeasurer {
     };
     dispatch("fp8", RowFormat::fp8, true);
     dispatch("bf16", RowFormat::bf16, true);
-    dispatch("fp8-token", RowFormat::fp8_token);
     dispatch("nvfp4", RowFormat::nvfp4);
     for (const auto kind : {LowLatencyCombine::plain, LowLatencyCombine::zero_copy}) measure_combine(kind);
-    if (options_.combine_fp8) measure_combine(LowLatencyCombine::fp8);
     measure_both();
     rank_.destroy();
   }
@@ -80,8 +78,8 @@ class LowLatencyMeasurer {
   void measure_combine(LowLatencyCombine kind) {
     LowLatencyCombineResult result;
     const auto call = [&](bool hook) { result = rank_.combine(kind, hook); };
-    measure_call(figure_of(common_, shape_, "combine", "bf16", name_of(kind)), combine_bytes(kind), result, call,
-                 [&] { rank_.check_combined(kind, result); });
+    measure_call(figure_of(common_, shape_, "combine", "bf16", name_of(kind)), combine_bytes(), result, call,
+                 [&] { rank_.check_combined(result); });
   }
 
   /// The figure that upstream's test calls "Dispatch + combine bandwidth".
@@ -89,7 +87,7 @@ class LowLatencyMeasurer {
     LowLatencyDispatchResult dispatched;
     LowLatencyCombineResult combined;
     const Bytes dispatch = dispatch_bytes(RowFormat::fp8);
-    const Bytes combine = combine_bytes(LowLatencyCombine::plain);
+    const Bytes combine = combine_bytes();
     const auto call = [&] {
       dispatched = rank_.dispatch(RowFormat::fp8);
       combined = rank_.combine(LowLatencyCombine::plain);
@@ -151,10 +149,7 @@ class LowLatencyMeasurer {
     // Upstream counts 16 bytes on top of each 8-bit row.
     return bytes(format == RowFormat::bf16 ? row : row + 16, row);
   }
-  Bytes combine_bytes(LowLatencyCombine kind) const {
-    const std::int64_t row = kind == LowLatencyCombine::fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16();
-    return bytes(row, row);
-  }
+  Bytes combine_bytes() const { return bytes(shape_.row_bytes_bf16(), shape_.row_bytes_bf16()); }
   Bytes bytes(std::int64_t selected_row, std::int64_t wire_row) const {
     return {static_cast<double>(shape_.tokens * shape_.topk) * static_cast<double>(selected_row),
             static_cast<double>(task_.routes.total_between_ranks()) * static_cast<double>(wire_row) / shape_.ranks};
@@ -204,8 +199,8 @@ std::string explanation(const LowLatencyBenchOptions& options, Device::Kind devi
 void refuse_other_options(const CLI::App& command, const LowLatencyBenchOptions& options) {
   const auto given = [&](const char* option) { return command.count(option) != 0; };
   const char* const instead = options.trace ? "--trace" : "--who-is-late";
-  for (const char* const of_times : {"--check", "--csv", "--compare", "--fail-below", "--dtype", "--arrivals",
-                                     "--combine-fp8", "--no-hooks", "--no-graphs"}) {
+  for (const char* const of_times :
+       {"--check", "--csv", "--compare", "--fail-below", "--dtype", "--arrivals", "--no-hooks", "--no-graphs"}) {
     if (!options.who_is_late || !given(of_times)) continue;
     fail<InvalidArgument>("{} measures no times, and {} says how to: leave out one of them", instead, of_times);
   }
@@ -277,7 +272,7 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
   command->add_flag("--trace", o.trace,
                     "--who-is-late with each call in two parts; --json says when they end, for scripts/bench_plot.py");
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
-  command->add_flag("--combine-fp8", o.combine_fp8, "Also measure combine with rows in FP8");
+  add_gone_options(*command, {{"--combine-fp8", "combine's rows are bfloat16"}});
   command->callback([command, options, &action] {
     action = [command, options] {
       options->who_is_late = options->who_is_late || options->trace;

@@ -52,8 +52,6 @@ const char* name_of(LowLatencyCombine kind) {
       return "plain";
     case LowLatencyCombine::zero_copy:
       return "zero copy";
-    case LowLatencyCombine::fp8:
-      return "FP8";
   }
   return "?";
 }
@@ -98,7 +96,6 @@ LowLatencyDispatchResult LowLatencyRank::dispatch(oracle::RowFormat format, bool
   arguments.num_experts = shape_.experts;
   arguments.use_nvfp4 = format == oracle::RowFormat::nvfp4;
   arguments.use_fp8 = format != oracle::RowFormat::bf16 && !arguments.use_nvfp4;
-  arguments.scale_per_token = format == oracle::RowFormat::fp8_token;
   if (arguments.use_nvfp4) arguments.x_global_scale = global_scale_.view();
   if (arrivals_) {
     arguments.arrival_counters = arrivals_->view();
@@ -115,7 +112,6 @@ LowLatencyCombineResult LowLatencyRank::combine(LowLatencyCombine kind, bool hoo
   arguments.topk_idx = selection_.view();
   arguments.topk_weights = weights_.view();
   arguments.handle = &handle_;
-  arguments.use_fp8 = kind == LowLatencyCombine::fp8;
   arguments.return_recv_hook = hook;
   return buffer_.low_latency_combine(arguments, {.stream = stream_});
 }
@@ -198,11 +194,11 @@ void LowLatencyRank::check_dispatched(oracle::RowFormat format, const LowLatency
 }
 
 /// How many ranks a node may have if combine may go by rails.
-std::vector<int> LowLatencyRank::rail_widths(LowLatencyCombine kind) const {
+std::vector<int> LowLatencyRank::rail_widths() const {
   const auto& low_latency = options_.low_latency;
   std::vector<int> widths;
   const bool none = low_latency.rails == LowLatencyRails::never || !low_latency.allow_nvlink || low_latency.masking;
-  if (none || kind == LowLatencyCombine::fp8) return widths;
+  if (none) return widths;
   for (int width = 2; width < shape_.ranks; ++width) {
     const bool possible = options_.ranks_per_node == 0 ? shape_.ranks % width == 0 : width == options_.ranks_per_node;
     if (possible) widths.push_back(width);
@@ -210,11 +206,11 @@ std::vector<int> LowLatencyRank::rail_widths(LowLatencyCombine kind) const {
   return widths;
 }
 
-void LowLatencyRank::check_combined(LowLatencyCombine kind, const LowLatencyCombineResult& result) {
+void LowLatencyRank::check_combined(const LowLatencyCombineResult& result) {
   const WorkloadShape& shape = shape_;
   const auto sums = to_host<std::uint16_t>(executor_, result.combined_x.view(), stream_);
   const std::vector<std::int64_t> selection = make_selection(shape, rank_);
-  const std::vector<int> widths = rail_widths(kind);
+  const std::vector<int> widths = rail_widths();
   std::vector<std::uint16_t> x(static_cast<std::size_t>(shape.hidden));
   for (std::int64_t token = 0; token < shape.tokens; ++token) {
     fill_row_bf16(rank_, token, x);
@@ -226,12 +222,11 @@ void LowLatencyRank::check_combined(LowLatencyCombine kind, const LowLatencyComb
     const auto seen = std::span(sums).subspan(at(token, shape.hidden), x.size());
     const auto expected_with = [&](int width) {
       oracle::LowLatencyCombineOptions options;
-      options.fp8 = kind == LowLatencyCombine::fp8;
       options.ranks_per_node = width;
       return oracle::low_latency_combine_token(rank_, rows, shape.hidden, options);
     };
     const oracle::LowLatencyCombined expected = expected_with(0);
-    // Sums of small whole numbers: only the roundings to BF16 and FP8 count.
+    // Sums of small whole numbers: only the roundings to BF16 count.
     const std::size_t wrong = first_wrong(seen, expected);
     if (wrong == x.size()) continue;
     const bool by_rails =
@@ -241,7 +236,6 @@ void LowLatencyRank::check_combined(LowLatencyCombine kind, const LowLatencyComb
     std::vector<std::vector<oracle::WeightedRow>> together(rows.size());
     together[at(rank_, 1)].assign(static_cast<std::size_t>(shape.topk), {x, 1.0f});
     oracle::LowLatencyCombineOptions options;
-    options.fp8 = kind == LowLatencyCombine::fp8;
     options.unreduced = true;
     const auto unreduced = oracle::low_latency_combine_token(rank_, together, shape.hidden, options);
     if (first_wrong(seen, unreduced) == x.size()) continue;

@@ -12,7 +12,7 @@
 namespace deep_ep::tools {
 
 /// How combine gets its rows and sends them.
-enum class LowLatencyCombine { plain, zero_copy, fp8 };
+enum class LowLatencyCombine { plain, zero_copy };
 const char* name_of(LowLatencyCombine kind);
 
 class LowLatencyRank {
@@ -44,13 +44,13 @@ class LowLatencyRank {
   void check_dispatched(oracle::RowFormat format, const LowLatencyDispatchResult& result);
   /// Every sum, bit for bit. If calls may go by rails, their results, which round once more for each node, are right as
   /// well.
-  void check_combined(LowLatencyCombine kind, const LowLatencyCombineResult& result);
+  void check_combined(const LowLatencyCombineResult& result);
 
   /// Collective; the object must not be used any more.
   void destroy();
 
  private:
-  std::vector<int> rail_widths(LowLatencyCombine kind) const;
+  std::vector<int> rail_widths() const;
 
   const WorkloadShape& shape_;
   int rank_;

@@ -31,7 +31,7 @@ void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options
   add_number(command, "--experts,--num-experts", options.experts, 1, kind.limits.most_experts,
              fmt::format("Experts of all ranks (default {})", gpu.experts));
   std::vector<std::string> dtypes = {"fp8", "bf16", "both"};
-  if (kind.more_dtypes) dtypes.insert(dtypes.end(), {"fp8-token", "nvfp4"});
+  if (kind.has_nvfp4) dtypes.emplace_back("nvfp4");
   command.add_option("--dtype", options.dtype, kind.dtype_help)->check(CLI::IsMember(dtypes))->capture_default_str();
   add_number(command, "--iterations", options.rounds.count, 1, 100000,
              fmt::format("Timed rounds (default {}; {} on the CPU)", gpu.rounds, cpu.rounds));

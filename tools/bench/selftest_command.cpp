@@ -114,7 +114,7 @@ void run_cases(const RankTask& task, const SelftestCommand& command, SelftestSta
     run_case(fmt::format("Low-latency combine, {} hook", kind), [&] {
       const LowLatencyCombineResult result = low_latency.combine(LowLatencyCombine::plain, hook);
       finish(result, hook);
-      low_latency.check_combined(LowLatencyCombine::plain, result);
+      low_latency.check_combined(result);
     });
   }
   low_latency.destroy();

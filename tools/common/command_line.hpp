@@ -39,7 +39,8 @@ inline void add_device_option(CLI::App& command, std::string& device) {
 inline void add_gone_options(CLI::App& command, const std::map<const char*, const char*>& gone) {
   for (const auto& [name, instead] : gone) {
     const std::string text = fmt::format("{}: {} has no such option any more: {}", name, command.get_name(), instead);
-    command.add_option(name)->group("")->each([text](const std::string&) { throw CLI::ParseError(text, 2); });
+    const auto refuse = [text](const std::string&) { throw CLI::ParseError(text, 2); };
+    command.add_option_function<std::string>(name, refuse)->group("")->expected(0, 1);
   }
 }
 

@@ -56,8 +56,8 @@ std::set<std::pair<std::string, int>> mapped_ports(const Patient& patient) {
   std::set<std::pair<std::string, int>> ports;
   const auto visible = topology::visible_gpus(patient.gpus, patient.environment("CUDA_VISIBLE_DEVICES"));
   for (const std::size_t gpu : visible.gpus) {
-    const auto& port = patient.map.rows[gpu].port;
-    if (port) ports.emplace(patient.map.nics[port->nic].name, port->port);
+    const auto& nic = patient.map.rows[gpu].nic;
+    if (nic) ports.emplace(nic->nic.name, nic->port);
   }
   return ports;
 }

@@ -28,8 +28,8 @@ std::string driver_of(const Patient& patient) {
 // Whether the GPUs' rows use this GID.
 bool is_chosen(const Patient& patient, const rdma::Nic& nic, const rdma::NicPort& port, const rdma::GidEntry& gid) {
   for (const rdma::NicMapRow& row : patient.map.rows) {
-    if (row.port && patient.map.nics[row.port->nic].name == nic.name && row.port->port == port.number) {
-      return row.port->gid.index == gid.index;
+    if (row.nic && row.nic->nic.name == nic.name && row.nic->port == port.number) {
+      return row.nic->gid.index == gid.index;
     }
   }
   const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
@@ -91,11 +91,11 @@ json row_json(const rdma::NicMap& map, std::size_t gpu) {
                  {"gpu_pci", map.gpus[gpu].pci.address ? json(map.gpus[gpu].pci.address->text()) : json()},
                  {"nic", json()},
                  {"problem", row.problem}};
-  if (!row.port) return result;
-  result["nic"] = map.nics[row.port->nic].name;
-  result["port"] = row.port->port;
-  result["gid_index"] = row.port->gid.index;
-  result["distance"] = topology::short_name(row.distance.proximity);
+  if (!row.nic) return result;
+  result["nic"] = row.nic->nic.name;
+  result["port"] = row.nic->port;
+  result["gid_index"] = row.nic->gid.index;
+  result["distance"] = topology::short_name(row.nic->distance.proximity);
   result["from_mapping"] = row.from_mapping;
   return result;
 }

@@ -19,11 +19,10 @@ std::string mapping_of(const Patient& patient) {
   std::string text;
   for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
     const auto& gpu = patient.map.gpus[i];
-    const auto& port = patient.map.rows[i].port;
+    const auto& nic = patient.map.rows[i].nic;
     if (!gpu.cuda_id) continue;
-    if (!port) return "";
-    text +=
-        fmt::format("{}{}:{}:{}", text.empty() ? "" : ",", *gpu.cuda_id, patient.map.nics[port->nic].name, port->port);
+    if (!nic) return "";
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", *gpu.cuda_id, nic->name());
   }
   return text;
 }
@@ -32,8 +31,8 @@ std::string mapping_of(const Patient& patient) {
 std::string nics_for_nccl(const Patient& patient) {
   std::vector<std::string> names;
   for (const auto& row : patient.map.rows) {
-    if (!row.port) continue;
-    std::string name = fmt::format("{}:{}", patient.map.nics[row.port->nic].name, row.port->port);
+    if (!row.nic) continue;
+    std::string name = row.nic->name();
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   return names.empty() ? "" : fmt::format("={}", fmt::join(names, ","));
@@ -106,7 +105,7 @@ Environment environment_of(const Patient& patient, const Profile* profile, bool 
   }
   for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
     const auto& row = patient.map.rows[i];
-    if (!row.port && patient.map.gpus[i].cuda_id) {
+    if (!row.nic && patient.map.gpus[i].cuda_id) {
       result.notes.push_back(fmt::format("{}: no NIC: {}", patient.map.gpus[i].text(), row.problem));
     }
   }

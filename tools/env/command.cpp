@@ -127,7 +127,7 @@ void add_env_command(CLI::App& app, Action& action) {
   command->add_flag("--nccl", options->nccl, "With --profile: NCCL's own variables as well");
   command->add_flag("--explain", options->explain, "Print every value and where it comes from");
   command->add_option("--sysroot", options->sysroot, "Look at the files below this folder instead of this machine's");
-  // docs/environment.md is its output; a test compares.
+  // docs/reference/environment.md is its output; a test compares.
   command->add_flag("--markdown", options->markdown)->group("");
   command->callback([options, &action] { action = [options] { return run_env(*options); }; });
 }

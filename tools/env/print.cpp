@@ -45,7 +45,7 @@ std::string script_note(const Environment& environment) {
                            environment.nccl_script);
 }
 
-// --- docs/environment.md ---
+// --- docs/reference/environment.md ---
 
 /// Bars and angle brackets have a meaning in tables.
 std::string cell(std::string_view text) {
@@ -73,7 +73,7 @@ constexpr std::string_view kIntroduction =
     R"(# Environment variables
 
 Made by the tool from the tables that the library and the doctor read; a test compares. After a change of those:
-`build/host/bin/deep_ep env --markdown > docs/environment.md`.
+`build/host/bin/deep_ep env --markdown > docs/reference/environment.md`.
 
 No variable is needed. If several are set that mean the same, the library's own wins, then the others in the order
 given. A wrong value of an own variable is an error that names it; a value of another library's that is not understood

@@ -88,14 +88,19 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   // `sms` bounds what touches other devices. To add takes more: most of what is read lies in this device's memory.
   const int adding_blocks = std::min(policy.multiprocessors - blocks, kAddingBlocks * blocks);
   const int tokens = std::min(params.num_tokens, params.window.tokens);
-  // Fewer warps push if rows are not added up before: these are more, and too many at once hold each other up.
-  const bool all_push = adding_blocks >= blocks && (params.expanded || tokens <= blocks * warps);
+  // Many rows are pushed by fewer warps: more at once hold each other up, and each row is under way for longer. If each
+  // selection's row travels, there are more of them.
+  const bool all_push = adding_blocks >= blocks && tokens <= blocks * warps;
   params.pushing_blocks = blocks;
   params.adding_warps = setup.num_ranks == 1 ? warps : params.each_selection ? warps * 3 / 4 : all_push ? 0 : warps / 2;
-  const int adders = std::max(1, adding_blocks * warps + blocks * params.adding_warps);
+  params.pushers = blocks * (warps - params.adding_warps);
+  params.adders = adding_blocks * warps + blocks * params.adding_warps;
+  const int adders = std::max(1, params.adders);
   const int pieces = (static_cast<int>(params.row_bytes) + kPieceBytes - 1) / kPieceBytes;
-  // All adders have something to do, and many tokens are added whole.
-  const int wanted = tokens >= 2 * adders ? 1 : tokens >= adders ? 2 : std::max(2, adders / std::max(1, tokens));
+  // All adders have something to do. Many tokens are added whole, unless several rows of each lie on this rank: then the
+  // first ones would take as long as all adders need to read theirs, and so would the last ones.
+  const int of_many = params.expanded ? pieces : tokens >= 2 * adders ? 1 : 2;
+  const int wanted = tokens >= adders ? of_many : std::max(2, adders / std::max(1, tokens));
   params.parts_per_token = std::clamp(wanted, 1, pieces);
   return {blocks + adding_blocks, warps * 32, ElasticCombineShared(Carver::without_memory(), setup.num_ranks).bytes};
 }

@@ -91,13 +91,12 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
 }
 
 DispatchResult Internode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
-  if (arguments.num_experts != 0) throw InvalidArgument("num_experts is given, allowed: only inside a node");
   check_dispatch(arguments, setup_);
   runtime_.faults().raise(Faults::Notes::but_unknown_experts);
   const SentRows rows = sent_rows(arguments, setup_);
   check_room_for_dispatch(rows.rows);
   CallScope scope(runtime_.calls(), call);
-  check_recording(scope, arguments);
+  check_recording(scope, arguments.num_worst_tokens == 0);
 
   // Who gets what? And room for it: in the heap, where peers write the rows into place, or else by the local rings.
   const auto make_room = [&](std::int64_t rows) {

@@ -4,7 +4,6 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/buffer_plan.hpp"
-#include "csrc/buffer/internode/lanes.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -22,8 +21,7 @@ Internode::Internode(Runtime& runtime)
              .reject_unknown_experts = runtime.options().reject_unknown_experts,
              .heap_bytes = runtime.heap()->bytes(),
              .window_bytes = runtime.layout().window_bytes},
-      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(),
-                   internode_connections(grid_, runtime.internode_lanes()), runtime.wire()) {
+      connections_(runtime.take_connections(BufferPlan::kNormalMode)) {
   const int lanes = runtime.internode_lanes();
   const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
   const auto others = static_cast<std::size_t>(grid_.others());
@@ -49,7 +47,7 @@ Internode::Internode(Runtime& runtime)
     common_.heaps = heaps_.get();
     common_.window = runtime.layout().internode;
     common_.lanes = lanes;
-    common_.peers = connections_.device_peers();
+    common_.peers = connections_->device_peers();
     common_.state = state_.get();
     common_.rails = rails_.get();
     common_.staged = counters_.get();
@@ -60,8 +58,8 @@ Internode::Internode(Runtime& runtime)
 }
 
 std::string Internode::describe() const {
-  return common_.lanes == 1 ? connections_.describe()
-                            : fmt::format("{} lanes, {}", common_.lanes, connections_.describe());
+  return common_.lanes == 1 ? connections_->describe()
+                            : fmt::format("{} lanes, {}", common_.lanes, connections_->describe());
 }
 
 Rings Internode::rings_for(std::size_t row_bytes) const {

@@ -28,11 +28,11 @@ class Internode {
   /// For people: by how many queue pairs, and over which NIC.
   std::string describe() const;
   /// What has become of all that was posted.
-  std::string health() const { return connections_.health(); }
+  std::string health() const { return connections_->health(); }
   /// Throws SystemError for an operation that has failed.
-  void check() const { connections_.check(); }
+  void check() const { connections_->check(); }
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
-  void drain() noexcept { connections_.drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
+  void drain() noexcept { connections_->drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
 
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
@@ -59,7 +59,7 @@ class Internode {
   Runtime& runtime_;
   NodeGrid grid_;
   NormalModeSetup setup_;  ///< what checks of arguments ask for
-  rdma::Connections connections_;
+  std::unique_ptr<rdma::Connections> connections_;
   std::shared_ptr<InternodeState> state_;
   std::shared_ptr<RailState> rails_;
   std::shared_ptr<std::uint32_t> counters_;

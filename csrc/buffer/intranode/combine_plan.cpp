@@ -9,7 +9,7 @@
 namespace deep_ep {
 namespace {
 
-// About 32 pushing warps in all saturate NVLink; more get in each other's way (docs/measurements/). Few blocks have
+// About 32 pushing warps in all saturate NVLink; more get in each other's way (results/measurements/). Few blocks have
 // more of them each, but not so many that too few warps are left to add.
 constexpr int kGpuWarps = kernels::combine::kMaxThreads / 32;
 constexpr int kGpuPushingWarpsInAll = 32;

@@ -43,15 +43,6 @@ void Intranode::learn_sizes(const DispatchArguments& arguments, CallScope& scope
   result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
 }
 
-DispatchOutputs Intranode::outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                                   const DispatchArguments* fresh, std::int64_t rows, const DispatchPlan& plan,
-                                   const CallOptions& call, const CallScope& scope) {
-  if (call.library_memory) {
-    if (auto lent = in_window(x, x_scales, fresh, rows, plan)) return *std::move(lent);
-  }
-  return make_outputs(x, x_scales, fresh, rows, scope);
-}
-
 void Intranode::send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs,
                      std::int64_t rows, CallScope& scope) {
   DispatchParams& params = plan.params;
@@ -77,14 +68,7 @@ std::optional<DispatchOutputs> Intranode::landing(const ConstTensorView& x,
                                                   const DispatchArguments* fresh, const DispatchOutputs& outputs,
                                                   const DispatchPlan& plan) {
   if (outputs.in_heap) return std::nullopt;
-  return in_window(x, x_scales, fresh, outputs.x.size(0), plan);
-}
-
-std::optional<DispatchOutputs> Intranode::in_window(const ConstTensorView& x,
-                                                    const std::optional<ConstTensorView>& x_scales,
-                                                    const DispatchArguments* fresh, std::int64_t rows,
-                                                    const DispatchPlan& plan) const {
-  return outputs_in_window(x, x_scales, fresh, rows, plan.params.rows, runtime_.window(),
+  return outputs_in_window(x, x_scales, fresh, outputs.x.size(0), plan.params.rows, runtime_.window(),
                            runtime_.layout().window_bytes);
 }
 
@@ -108,37 +92,19 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   runtime_.faults().raise(Faults::Notes::but_unknown_experts);
   DispatchPlan plan = plan_dispatch(arguments, setup_);
   CallScope scope(runtime_.calls(), call);
-  check_recording(scope, arguments);
+  check_recording(scope, arguments.num_worst_tokens == 0);
 
   // The counts of all ranks; then room for the rows: in the heap, where peers write them into place, or elsewhere, to
-  // which they are copied from the window. If the window has room for as many rows as may come, they travel before this
-  // host knows how many do: then no rank's kernel waits for another rank's host.
+  // which they are copied from the window.
   DispatchResult result;
   result.handle = notify(arguments, scope);
-  std::optional<DispatchOutputs> landed;
-  if (arguments.num_worst_tokens == 0 && arguments.most_rows != 0) {
-    landed = in_window(arguments.x, arguments.x_scales, &arguments, arguments.most_rows, plan);
-    if (landed) send(plan, result.handle, *landed, arguments.most_rows, scope);
-  }
   learn_sizes(arguments, scope, result);
   const std::int64_t rows = result.handle.num_recv_rows;
-  if (landed && rows > arguments.most_rows) {
-    scope.abandon();
-    runtime_.calls().settle();
-    try {
-      runtime_.faults().raise();
-    } catch (const OutOfMemory&) {  // the kernel's note of the same, which the next call would report
-    }
-    fail<InvalidArgument>("most_rows is {}, but {} rows come", arguments.most_rows, rows);
-  }
-  const bool early = landed.has_value();
-  const DispatchOutputs made = early && call.library_memory
-                                   ? landed->first(rows)
-                                   : outputs(arguments.x, arguments.x_scales, &arguments, rows, plan, call, scope);
+  const DispatchOutputs made = make_outputs(arguments.x, arguments.x_scales, &arguments, rows, scope);
   result.handle.recv_src_idx = made.src_idx;
-  if (!early) landed = landing(arguments.x, arguments.x_scales, &arguments, made, plan);
-  if (!early) send(plan, result.handle, landed ? *landed : made, rows, scope);
-  if (landed && made.x.data() != landed->x.data()) copy_received(plan, result.handle, *landed, made, scope);
+  const std::optional<DispatchOutputs> landed = landing(arguments.x, arguments.x_scales, &arguments, made, plan);
+  send(plan, result.handle, landed ? *landed : made, rows, scope);
+  if (landed) copy_received(plan, result.handle, *landed, made, scope);
   hand_out(made, result.handle, scope);
   made.give_to(result, arguments);
   result.event = scope.finish();
@@ -151,8 +117,7 @@ CachedDispatchResult Intranode::dispatch(const CachedDispatchArguments& argument
   DispatchPlan plan = plan_dispatch(arguments, setup_);
   CallScope scope(runtime_.calls(), call);
   const DispatchHandle& handle = *arguments.handle;
-  const DispatchOutputs made =
-      outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, plan, call, scope);
+  const DispatchOutputs made = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
   const std::optional<DispatchOutputs> landed = landing(arguments.x, arguments.x_scales, nullptr, made, plan);
   send(plan, handle, landed ? *landed : made, handle.num_recv_rows, scope);
   if (landed) copy_received(plan, handle, *landed, made, scope);

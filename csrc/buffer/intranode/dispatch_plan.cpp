@@ -37,11 +37,10 @@ DispatchPlan plan_any_dispatch(const Arguments& arguments, const NormalModeSetup
 }  // namespace
 
 NotifyPlan plan_notify(const DispatchArguments& arguments, const NormalModeSetup& setup) {
-  const std::size_t expert_counts = static_cast<std::size_t>(num_experts(arguments) / setup.num_ranks);
   return {.params = {notify_call(arguments, setup), {}},
           .shape = {std::min(setup.num_ranks, setup.policy.multiprocessors),
                     setup.on_gpu() ? kernels::notify::kMaxThreads : setup.policy.warps_per_block * 32,
-                    sizeof(NotifyShared) + expert_counts * sizeof(std::int32_t)}};
+                    sizeof(NotifyShared)}};
 }
 
 DispatchPlan plan_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup) {

@@ -13,6 +13,8 @@
 namespace deep_ep {
 
 struct DispatchOutputs;
+struct ElasticDispatchParams;
+struct SpreadRowsParams;
 
 class Intranode {
  public:
@@ -22,6 +24,9 @@ class Intranode {
   CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
   // Of the second interface: csrc/buffer/elastic/.
+  ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call);
+  ElasticCachedDispatchResult dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
+                                               const CallOptions& call);
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
   EventHandle barrier(const CallOptions& call);
   // csrc/buffer/load_balance/.
@@ -33,14 +38,6 @@ class Intranode {
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope);
   /// With exact sizes: waits for the counts, and puts them into the result.
   void learn_sizes(const DispatchArguments& arguments, CallScope& scope, DispatchResult& result);
-  /// Memory for what a dispatch brings.
-  DispatchOutputs outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                          const DispatchArguments* fresh, std::int64_t rows, const DispatchPlan& plan,
-                          const CallOptions& call, const CallScope& scope);
-  /// Room in the window for `rows`; nothing if it does not hold them.
-  std::optional<DispatchOutputs> in_window(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                                           const DispatchArguments* fresh, std::int64_t rows,
-                                           const DispatchPlan& plan) const;
   /// Room in the window for all rows of outputs that peers cannot write; nothing if they can, or if rows take turns.
   std::optional<DispatchOutputs> landing(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                                          const DispatchArguments* fresh, const DispatchOutputs& outputs,
@@ -51,6 +48,8 @@ class Intranode {
   /// Copies rows that a dispatch has landed in the window, by all multiprocessors.
   void copy_received(const DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& landed,
                      const DispatchOutputs& outputs, CallScope& scope);
+  /// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
+  void move_elastic(ElasticDispatchParams& sent, SpreadRowsParams& moving, const Config& config, CallScope& scope);
   /// Hands out what the outputs and the handle hold.
   static void hand_out(const DispatchOutputs& outputs, const DispatchHandle& handle, CallScope& scope);
 

@@ -17,17 +17,14 @@ struct Field {
 /// From the highest bits below kUnknownExpertShape down.
 constexpr std::array kFields = {
     Field{"the number of tokens (rows of x)", 1, {"at most max_tokens", "more than max_tokens"}},
-    Field{"the format of rows (use_fp8, round_scale, use_ue8m0, scale_per_token, use_nvfp4, align_fp8_quantization)",
+    Field{"the format of rows (use_fp8, round_scale, use_ue8m0, use_nvfp4, align_fp8_quantization)",
           3,
-          {"bfloat16", "FP8 with float32 scales", "FP8 with scales of powers of two", "FP8 with UE8M0 scales",
-           "FP8 with a scale for each token", "FP8 with a scale for each token, a power of two", "NVFP4",
+          {"bfloat16", "FP8 with float32 scales", "FP8 with scales of powers of two", "FP8 with UE8M0 scales", "NVFP4",
            "FP8 aligned with training"}},
-    Field{"topk_weights", 1, {"not given", "given"}},
-    Field{"layout", 1, {"expert_major", "rank_major"}},
     Field{"the way between nodes (return_recv_hook)", 1, {"direct", "by rails"}},
     Field{"top-k", 5, {}},
 };
-constexpr int kBits = 12;
+constexpr int kBits = 10;
 constexpr int kShared = 31;  ///< by the fields and the hash
 
 std::string text_of(const Field& field, std::uint32_t value) {
@@ -37,8 +34,7 @@ std::string text_of(const Field& field, std::uint32_t value) {
 }  // namespace
 
 std::uint32_t DispatchShape::packed(std::uint32_t hash_of_rest) const {
-  const std::array values = {too_many_tokens ? 1 : 0, format,           weights ? 1 : 0,
-                             rank_major ? 1 : 0,      by_rails ? 1 : 0, num_topk - 1};
+  const std::array values = {too_many_tokens ? 1 : 0, format, by_rails ? 1 : 0, num_topk - 1};
   std::uint32_t fields = 0;
   for (std::size_t i = 0; i < kFields.size(); ++i)
     fields = fields << kFields[i].bits | static_cast<unsigned>(values[i]);

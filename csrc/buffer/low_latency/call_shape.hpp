@@ -19,11 +19,11 @@ inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
   return hash;
 }
 
-/// Of a dispatch: below kUnknownExpertShape twelve bits for what has few values, so that a message can say what
+/// Of a dispatch: below kUnknownExpertShape ten bits for what has few values, so that a message can say what
 /// differs, above a hash of the rest.
 struct DispatchShape {
   int format;  ///< LowLatencyFormat
-  bool weights, rank_major, by_rails;
+  bool by_rails;
   int num_topk;
   bool too_many_tokens = false;  ///< this rank will raise: peers must hear of it
 

@@ -1,7 +1,6 @@
 // low_latency_combine, and the memory that experts may write its input to.
 #include <tuple>
 
-#include "csrc/buffer/low_latency/launch.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 namespace deep_ep {
@@ -18,7 +17,7 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   if (arguments.out) {
     result.combined_x = Tensor::borrow(*arguments.out);
   } else {
-    const TensorView wanted = unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden});
+    const std::vector wanted = {unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden})};
     result.combined_x = scope.result_tensors({&wanted, 1}).front();
     scope.hand_out(result.combined_x);
   }

@@ -15,20 +15,19 @@ constexpr int kGpuWarpsPerRow = 8;
 constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;
 
-/// Does the call send rows that nobody has added up (kernels/low_latency/combine/unreduced.hpp)? The same on all ranks.
+/// Does the call send rows that nobody has added up (kernels/low_latency/combine/unreduced.cu)? The same on all ranks.
 bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatencyCombineParams& params,
                     const LowLatencySetup& setup) {
   if (!arguments.return_recv_hook || setup.rdma() || setup.common.mask != nullptr) return false;
   const std::size_t rows = static_cast<std::size_t>(params.max_tokens) * static_cast<std::size_t>(int{params.num_topk});
   const std::size_t room = params.common.window.source_bytes * static_cast<std::size_t>(int{params.common.num_ranks});
-  return params.rank_major || rows * params.row_bytes <= room;
+  return rows * params.row_bytes <= room;
 }
 
-KernelChoice<LowLatencyCombineParams> choose_kernel(bool fp8, bool rdma, bool unreduced) {
+KernelChoice<LowLatencyCombineParams> choose_kernel(bool rdma, bool unreduced) {
   using namespace choices;
-  if (unreduced) return fp8 ? combine_low_latency_unreduced_fp8 : combine_low_latency_unreduced;
-  if (rdma) return fp8 ? combine_low_latency_rdma_fp8 : combine_low_latency_rdma;
-  return fp8 ? combine_low_latency_fp8 : combine_low_latency;
+  if (unreduced) return combine_low_latency_unreduced;
+  return rdma ? combine_low_latency_rdma : combine_low_latency;
 }
 
 /// `unreduced`: groups share the selections of a row, too, where there are enough of them.
@@ -90,8 +89,8 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
     part.selections = rows_of_group(ranks, params.max_tokens, part.working_blocks) * int{params.num_topk};
   }
   const int posters = poster_blocks(setup, warps);
-  const CombineWire wire{params.hidden, params.fp8};
-  const std::size_t stage_bytes = groups == 0 ? 0 : CombineShared::stage_bytes(wire, params.warps_per_row, unreduced);
+  const CombineWire wire{params.hidden};
+  const std::size_t stage_bytes = groups == 0 || unreduced ? 0 : WarpShare{0, params.warps_per_row}.stage_bytes(wire);
   const CombineShared shared(Carver::without_memory(), warps, stage_bytes, unreduced ? 0 : part.rows_of_group,
                              posters != 0 ? warps : 0, part.selections);
   part.shape = {part.working_blocks + waiting + posters, warps * 32, shared.bytes};
@@ -106,7 +105,6 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
 }  // namespace
 
 HandleRows HandleRows::of(const LowLatencyHandle& handle, int num_ranks) {
-  if (handle.layout == LowLatencyLayout::rank_major) return {num_ranks, handle.max_tokens};
   return {handle.num_experts / num_ranks, std::int64_t{num_ranks} * handle.max_tokens};
 }
 
@@ -167,12 +165,10 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.num_topk = handle.num_topk;
   params.hidden = static_cast<int>(arguments.x.size(2));
   params.num_local_experts = handle.num_experts / setup.common.num_ranks;
-  params.rank_major = handle.layout == LowLatencyLayout::rank_major;
-  params.fp8 = arguments.use_fp8;
-  params.row_bytes = device::low_latency::CombineWire{params.hidden, params.fp8}.bytes();
+  params.row_bytes = device::low_latency::CombineWire{params.hidden}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
-  const int rail_width = choose_rails(!params.fp8 && !arguments.return_recv_hook, params.max_tokens, params.num_topk,
-                                      params.row_bytes, params.row_bytes, setup);
+  const int rail_width = choose_rails(!arguments.return_recv_hook, params.max_tokens, params.num_topk, params.row_bytes,
+                                      params.row_bytes, setup);
   params.common.set_rails(rail_width);
   const bool unreduced = goes_unreduced(arguments, params, setup);
   if (arguments.overlap && !unreduced) {
@@ -181,8 +177,8 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
         "{}: make it larger",
         params.max_tokens, int{params.num_topk}, format_bytes(params.row_bytes), setup.low_latency_bytes);
   }
-  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     params.rank_major ? 1 : 0, params.fp8 ? 1 : 0, unreduced ? 1 : 0, rail_width});
+  params.call_shape = call_shape_of(
+      {params.max_tokens, params.num_topk, params.hidden, params.num_local_experts, unreduced ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
@@ -193,7 +189,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
-  const auto kernel = choose_kernel(params.fp8, setup.rdma(), unreduced);
+  const auto kernel = choose_kernel(setup.rdma(), unreduced);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int others = poster_blocks(setup, params.block_warps);

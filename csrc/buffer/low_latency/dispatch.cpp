@@ -1,8 +1,9 @@
 // low_latency_dispatch: room for what comes, launch.
+#include <array>
+#include <span>
 #include <tuple>
 
 #include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/low_latency/launch.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 namespace deep_ep {
@@ -16,9 +17,10 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
 
   // The rows by themselves, because they are large and often dropped early.
   CallScope scope(runtime_.calls(), call);
-  const std::vector<Tensor> rows = scope.result_tensors(plan.rows);
-  const std::vector<Tensor> others = scope.result_tensors(plan.others, plan.kept);
-  const Tensor* const kept = others.data() + plan.others.size();
+  const std::vector<Tensor> made = scope.result_tensors(std::array{plan.rows, plan.others}, plan.kept);
+  const std::span rows(made.data(), plan.rows.size());
+  const std::span others(rows.data() + rows.size(), plan.others.size());
+  const std::span kept(others.data() + others.size(), plan.kept.size());
   LowLatencyDispatchParams& params = plan.params;
   LowLatencyDispatchResult result;
   result.recv_x = rows[0];
@@ -32,7 +34,6 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   result.handle = {.src_info = kept[0],
                    .layout_range = kept[1],
                    .row_table = kept[2],
-                   .layout = arguments.layout,
                    .num_tokens = params.num_tokens,
                    .max_tokens = params.max_tokens,
                    .num_topk = params.num_topk,
@@ -41,18 +42,10 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   params.src_info = kept[0].as<std::int32_t>();
   params.layout_range = kept[1].as<std::int64_t>();
   params.row_table = kept[2].as<std::int32_t>();
-  if (params.rank_major) {
-    result.recv_topk_idx = others[1];
-    params.recv_topk_idx = others[1].as<std::int32_t>();
-  }
-  if (params.weights) {
-    result.recv_topk_weights = others[2];
-    params.recv_topk_weights = others[2].as<float>();
-  }
   if (setup_.measured) waits_->measure(plan);
   for (const Tensor* tensor : {&rows[0], &others[0], &kept[0]}) scope.hand_out(*tensor);
 
-  result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::tuple(rows, others, arguments.owner),
+  result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::tuple(made, arguments.owner),
                         result.hook);
   if (too_many_tokens(arguments)) {
     if (result.hook) result.hook();

@@ -7,24 +7,14 @@
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
 #include "csrc/support/format.hpp"
-#include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/dispatch/send.hpp"
 
 namespace deep_ep {
 namespace {
 
-KernelChoice<LowLatencyDispatchParams> choose_kernel(bool rdma, bool extra) {
-  using namespace choices;
-  if (extra && rdma) return dispatch_low_latency_extra_rdma;
-  if (extra) return dispatch_low_latency_extra;
-  return rdma ? dispatch_low_latency_rdma : dispatch_low_latency;
-}
-
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
   if (arguments.use_nvfp4) return LowLatencyFormat::nvfp4;
   if (!arguments.use_fp8) return LowLatencyFormat::bf16;
-  if (arguments.scale_per_token) {
-    return arguments.round_scale ? LowLatencyFormat::fp8_token_round_scale : LowLatencyFormat::fp8_token;
-  }
   if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
   if (arguments.align_fp8_quantization && !arguments.round_scale) return LowLatencyFormat::fp8_aligned;
   return arguments.round_scale ? LowLatencyFormat::fp8_round_scale : LowLatencyFormat::fp8;
@@ -71,8 +61,8 @@ int arrival_shift(const LowLatencyDispatchArguments& arguments) {
   return arguments.arrival_rows == 0 ? kAll : std::countr_zero(static_cast<unsigned>(arguments.arrival_rows));
 }
 
-/// `blocks` of `rows` rows each.
-void check_arrivals(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup, std::int64_t blocks,
+/// `experts` with room for `rows` rows each.
+void check_arrivals(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup, std::int64_t experts,
                     std::int64_t rows) {
   if (setup.common.mask != nullptr) {
     throw InvalidArgument("arrival_counters need a buffer made without low_latency.masking, which may take back rows");
@@ -84,22 +74,16 @@ void check_arrivals(const LowLatencyDispatchArguments& arguments, const LowLaten
   }
   if (step == 0) check_range("rows that one word of arrival_counters stands for", rows, 1, kMostRows);
   const std::int64_t words = ((rows - 1) >> arrival_shift(arguments)) + 1;
-  check_tensor("arrival_counters", *arguments.arrival_counters, setup.device, {DType::int64}, {blocks, words});
+  check_tensor("arrival_counters", *arguments.arrival_counters, setup.device, {DType::int64}, {experts, words});
 }
 
 void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const LowLatencyDispatchParams& params = plan.params;
   const std::int64_t ranks = params.common.num_ranks;
-  const std::int64_t blocks = params.recv_blocks();
-  const std::int64_t rows = params.block_rows();
+  const std::int64_t blocks = params.num_local_experts;
+  const std::int64_t rows = params.expert_rows();
   const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
     return unplaced(setup.device, dtype, shape);
-  };
-  const auto column_major = [&](DType dtype, std::int64_t columns) {
-    TensorView view = of(dtype, {blocks, columns, rows});
-    std::swap(view.shape[1], view.shape[2]);
-    std::swap(view.strides[1], view.strides[2]);
-    return view;
   };
   if (params.format == LowLatencyFormat::nvfp4) {
     const LowLatencyTiledScales scales = params.tiled_scales();
@@ -109,19 +93,17 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
     const DType dtype = has_scales(params.format) ? DType::float8_e4m3 : DType::bfloat16;
     plan.rows = {of(dtype, {blocks, rows, params.hidden})};
   }
-  if (is_of_token(params.format)) {
-    plan.rows.push_back(column_major(DType::float32, 1));
-  } else if (has_scales(params.format) && params.format != LowLatencyFormat::nvfp4) {
+  if (has_scales(params.format) && params.format != LowLatencyFormat::nvfp4) {
     const LowLatencyScales scales = params.scale_layout();
-    plan.rows.push_back(column_major(scales.packed ? DType::int32 : DType::float32, scales.columns()));
+    TensorView view = of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows});
+    std::swap(view.shape[1], view.shape[2]);  // column-major
+    std::swap(view.strides[1], view.strides[2]);
+    plan.rows.push_back(view);
   }
   const std::int64_t table_rows = 2 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
   plan.others = {of(DType::int32, {blocks})};
-  plan.kept = {of(DType::int32, {blocks, rows}),
-               params.rank_major ? of(DType::int64, {ranks}) : of(DType::int64, {blocks, ranks}),
+  plan.kept = {of(DType::int32, {blocks, rows}), of(DType::int64, {blocks, ranks}),
                of(DType::int32, {table_rows, ranks})};
-  if (params.rank_major) plan.others.push_back(of(DType::int32, {blocks, rows, params.num_topk}));
-  if (params.weights) plan.others.push_back(of(DType::float32, {blocks, rows, params.num_topk}));
 }
 
 }  // namespace
@@ -132,14 +114,11 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   if (arguments.use_fp8 && arguments.use_nvfp4) {
     throw InvalidArgument("use_fp8 and use_nvfp4 are both true, allowed: at most one of them (use_fp8 is by default)");
   }
-  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0 || arguments.scale_per_token)) {
-    throw InvalidArgument("use_nvfp4 is without round_scale, use_ue8m0 and scale_per_token: its scales are E4M3");
+  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0)) {
+    throw InvalidArgument("use_nvfp4 is without round_scale and use_ue8m0: its scales are E4M3");
   }
   if (arguments.use_ue8m0 && !(arguments.use_fp8 && arguments.round_scale)) {
     throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
-  }
-  if (arguments.scale_per_token && (!arguments.use_fp8 || arguments.use_ue8m0)) {
-    throw InvalidArgument("scale_per_token needs use_fp8 and no use_ue8m0, which packs four scales of a row");
   }
   if (arguments.round_scale && !arguments.use_fp8) {
     throw InvalidArgument("round_scale needs use_fp8: rows in bfloat16 have no scales");
@@ -160,13 +139,6 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   check_alignment("x", x);
   check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {x.size(0), kAnySize});
   check_range("width of topk_idx", arguments.topk_idx.size(1), 1, kMaxTopk);
-  if (arguments.topk_weights) {
-    if (arguments.layout != LowLatencyLayout::rank_major) {
-      throw InvalidArgument("topk_weights travel in the rank_major layout only");
-    }
-    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32},
-                 {x.size(0), arguments.topk_idx.size(1)});
-  }
   // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
   const std::int64_t topk = arguments.topk_idx.size(1);
   if (arguments.max_tokens < 1 || arguments.max_tokens > kMostLowLatencyTokens / topk) {
@@ -189,9 +161,7 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
     check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64}, {num_ranks});
   }
   if (arguments.arrival_counters) {
-    const bool rank_major = arguments.layout == LowLatencyLayout::rank_major;
-    check_arrivals(arguments, setup, rank_major ? num_ranks : num_local_experts,
-                   std::int64_t{rank_major ? 1 : num_ranks} * arguments.max_tokens);
+    check_arrivals(arguments, setup, num_local_experts, std::int64_t{num_ranks} * arguments.max_tokens);
   }
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
@@ -206,8 +176,6 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.num_local_experts = arguments.num_experts / setup.common.num_ranks;
   params.count_cells = 1 + (params.num_local_experts + 1) / 2;
   params.format = format_of(arguments);
-  params.rank_major = arguments.layout == LowLatencyLayout::rank_major;
-  params.weights = arguments.topk_weights.has_value();
   const std::size_t direct_bytes = params.row(false).bytes();
   const std::size_t rail_bytes = params.row(true).bytes();
   const int rail_width =
@@ -215,8 +183,6 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.common.set_rails(rail_width);
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
   const DispatchShape shape{.format = static_cast<int>(params.format),
-                            .weights = params.weights,
-                            .rank_major = params.rank_major,
                             .by_rails = rail_width != 0,
                             .num_topk = params.num_topk,
                             .too_many_tokens = too_many_tokens(arguments)};
@@ -226,7 +192,6 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.x = arguments.x.as<std::byte>();
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
   params.report_unknown_experts = setup.reject_unknown_experts;
-  if (params.weights) params.topk_weights = arguments.topk_weights->as<float>();
   if (arguments.cumulative_local_expert_recv_stats) {
     params.recv_stats = arguments.cumulative_local_expert_recv_stats->as<std::int32_t>();
   }
@@ -239,7 +204,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
 
   if (arguments.x_global_scale) params.global_scale = arguments.x_global_scale->as<float>();
 
-  const auto kernel = choose_kernel(setup.rdma(), arguments.arrival_counters.has_value() || is_extra(params.format));
+  const auto kernel = setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency;
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

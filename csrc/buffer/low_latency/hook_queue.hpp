@@ -1,11 +1,15 @@
 // Receive parts of low-latency calls that wait for their hooks.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "csrc/buffer/one_thread.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 
@@ -20,12 +24,27 @@ class HookQueue : public std::enable_shared_from_this<HookQueue> {
   HookQueue(const char* call, OneThread& one_thread) : call_(call), one_thread_(one_thread) {}
 
   /// InvalidArgument if the most parts allowed already wait for their hooks.
-  void require_room() const;
+  void require_room() const {
+    if (waiting_.size() < kMostWaiting) return;
+    fail<InvalidArgument>(
+        "{}: {} calls with return_recv_hook still wait for their hooks, at most {} may; call one first", call_,
+        waiting_.size(), kMostWaiting);
+  }
   /// Adds a receive part, which `enqueue` enqueues; it holds what the kernel needs until then. Returns its hook, which
   /// does that after those that were sent before it; nothing if that has happened.
-  std::function<void()> add(std::function<void()> enqueue);
+  std::function<void()> add(std::function<void()> enqueue) {
+    waiting_.push_back(std::make_shared<Part>(Part{std::move(enqueue)}));
+    return [queue = weak_from_this(), part = waiting_.back()] {
+      const auto alive = queue.lock();
+      if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
+      const OneThread::Use use(alive->one_thread_, "a hook of low-latency calls");
+      alive->receive(part);
+    };
+  }
   /// Enqueues all that wait: before a call that receives at once.
-  void receive_all();
+  void receive_all() {
+    while (!waiting_.empty()) receive_first();
+  }
   /// Forgets all that wait.
   void drop_all() { waiting_.clear(); }
 
@@ -34,8 +53,15 @@ class HookQueue : public std::enable_shared_from_this<HookQueue> {
     std::function<void()> enqueue;
   };
 
-  void receive(const std::shared_ptr<Part>& part);
-  void receive_first();
+  void receive(const std::shared_ptr<Part>& part) {
+    if (std::find(waiting_.begin(), waiting_.end(), part) == waiting_.end()) return;
+    while (part->enqueue) receive_first();
+  }
+  void receive_first() {
+    waiting_.front()->enqueue();
+    waiting_.front()->enqueue = nullptr;
+    waiting_.pop_front();
+  }
 
   const char* call_;
   OneThread& one_thread_;

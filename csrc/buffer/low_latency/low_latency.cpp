@@ -48,6 +48,14 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   if (links_) links_->add_to(common);
 }
 
+std::string LowLatency::describe() const {
+  const LowLatencyWindow& window = runtime_.layout().low_latency;
+  std::string text = fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, ",
+                                 window.slots, format_bytes(window.source_bytes), masks_ ? "masked" : "errors");
+  if (links_) return text + links_->describe();
+  return text + fmt::format("NVLink reaches every rank, {}", runtime_.low_latency_reach().describe_rails());
+}
+
 TensorView LowLatency::memory() {
   shown_ = true;
   const LowLatencyWindow& window = runtime_.layout().low_latency;

@@ -10,7 +10,6 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
-#include "kernels/low_latency/waits.hpp"
 
 namespace deep_ep {
 
@@ -60,7 +59,7 @@ struct LowLatencyPlan {
 struct LowLatencyDispatchPlan : LowLatencyPlan<LowLatencyDispatchParams> {
   // Types and shapes of the results.
   std::vector<TensorView> rows;    ///< recv_x, and the scales
-  std::vector<TensorView> others;  ///< recv_count; rank_major: recv_topk_idx; and with weights: recv_topk_weights
+  std::vector<TensorView> others;  ///< recv_count
   std::vector<TensorView> kept;    ///< of the handle: src_info, layout_range, row_table
 };
 

@@ -1,6 +1,7 @@
 #include "csrc/buffer/low_latency/plan_parts.hpp"
 
-#include "csrc/buffer/low_latency/rails.hpp"
+#include <cmath>
+
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
@@ -31,13 +32,21 @@ int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, 
                  const LowLatencySetup& setup) {
   const std::size_t needed = static_cast<std::size_t>(max_tokens) * rail_row_bytes;
   if (setup.rail_width == 0 || !may || needed > setup.common.window.source_bytes) return 0;
-  const RailTraffic traffic{.ranks = setup.common.num_ranks,
-                            .ranks_per_node = setup.rail_width,
-                            .topk = num_topk,
-                            .max_tokens = max_tokens,
-                            .row_bytes = row_bytes,
-                            .rail_row_bytes = rail_row_bytes};
-  return setup.rails_always || rails_pay(traffic) ? setup.rail_width : 0;
+  if (setup.rails_always) return setup.rail_width;
+  // Do rails save more time of the NIC than the additional hop takes? Directly a rank sends to other nodes a row for
+  // each rank that is selected, by rails one for each node, if every expert is equally likely to be selected.
+  constexpr double kNicBytesPerNs = 50;  // a 400 Gbit/s port
+  constexpr double kHopNs = 5000;        // what a call within a node takes beyond its bytes
+  const int ranks = setup.common.num_ranks;
+  const int nodes = ranks / setup.rail_width;
+  // The rows of a token, where it has one for each of `others` of so many equal parts, of which some of its selections
+  // fall to at least one.
+  const auto bytes = [&](int others, int parts, std::size_t bytes_of_row) {
+    const double selected = 1 - std::pow(1 - 1.0 / parts, num_topk);
+    return max_tokens * others * selected * static_cast<double>(bytes_of_row);
+  };
+  const double saved = bytes(ranks - setup.rail_width, ranks, row_bytes) - bytes(nodes - 1, nodes, rail_row_bytes);
+  return saved > kHopNs * kNicBytesPerNs ? setup.rail_width : 0;
 }
 
 }  // namespace deep_ep

@@ -8,8 +8,7 @@ namespace deep_ep {
 RdmaLinks::RdmaLinks(Runtime& runtime)
     : runtime_(runtime),
       far_(runtime.low_latency_reach().far),
-      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(),
-                   low_latency_connections(runtime.low_latency_reach()), runtime.wire()) {
+      connections_(runtime.take_connections(BufferPlan::kLowLatency)) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
   const auto mapped = runtime.heap()->peers();
   std::vector<std::byte*> heaps(mapped.begin(), mapped.end());
@@ -25,11 +24,11 @@ RdmaLinks::RdmaLinks(Runtime& runtime)
 
 std::string RdmaLinks::describe() const {
   return fmt::format("{} of {} ranks are reached by RDMA, {}: {}", far_.size(), runtime_.num_ranks(),
-                     runtime_.low_latency_reach().describe_rails(), connections_.describe());
+                     runtime_.low_latency_reach().describe_rails(), connections_->describe());
 }
 
 void RdmaLinks::add_to(LowLatencyParams& params) const {
-  params.peers = connections_.device_peers();
+  params.peers = connections_->device_peers();
   params.told = told_.get();
   params.staging = runtime_.layout().staging;
   params.lanes = runtime_.low_latency_reach().lanes;
@@ -37,7 +36,7 @@ void RdmaLinks::add_to(LowLatencyParams& params) const {
 }
 
 void RdmaLinks::resume(const LowLatencyCounts& counts) {
-  connections_.reconnect(runtime_.bootstrap());  // what was under way is lost: nobody adds any more
+  connections_->reconnect(runtime_.bootstrap());  // what was under way is lost: nobody adds any more
   LowLatencyTold told{};
   told.barrier = counts.barriers;
   for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {

@@ -32,11 +32,11 @@ class RdmaLinks {
 
   /// For people: whom they reach, whether by rails, over which NIC.
   std::string describe() const;
-  std::string health() const { return connections_.health(); }
+  std::string health() const { return connections_->health(); }
   /// Throws SystemError for an operation that has failed.
-  void check() const { connections_.check(); }
+  void check() const { connections_->check(); }
   /// After the last call. Its kernels have ended, but what they posted may not have reached the peers, who wait for it.
-  void drain() noexcept { connections_.drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
+  void drain() noexcept { connections_->drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
   /// After all ranks have ended their work: new queue pairs, and all that was told over the old ones as it would be
   /// after so many calls.
   void resume(const LowLatencyCounts& counts);
@@ -44,7 +44,7 @@ class RdmaLinks {
  private:
   Runtime& runtime_;
   const std::vector<int>& far_;  ///< ranks that are reached by RDMA
-  rdma::Connections connections_;
+  std::unique_ptr<rdma::Connections> connections_;
   std::shared_ptr<LowLatencyTold> told_;  ///< device memory, [num_ranks]
   std::shared_ptr<std::byte*> heaps_;     ///< device memory, [num_ranks]
 };

@@ -7,12 +7,12 @@
 #include <string>
 
 #include "csrc/executor/backend.hpp"
-#include "csrc/executor/cuda/check.hpp"
 #include "csrc/executor/cuda/context.hpp"
 #include "csrc/executor/cuda/driver.hpp"
 #include "csrc/executor/cuda/event_pool.hpp"
 #include "csrc/executor/cuda/stream_memory.hpp"
-#include "csrc/memory/cuda_heap.hpp"
+#include "csrc/executor/kernel_table.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/environment.hpp"
 #include "deep_ep/error.hpp"
 
@@ -287,6 +287,19 @@ int cuda_device_count() noexcept {
   while (usable < count && cuda::is_new_enough(usable)) ++usable;
   cudaGetLastError();
   return usable;
+}
+
+const KernelTable& cuda_kernels() {
+#define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = cuda::launch_##name,
+  static const KernelTable table{DEEP_EP_KERNELS(DEEP_EP_LAUNCHER)};
+#undef DEEP_EP_LAUNCHER
+  return table;
+}
+
+void load_cuda_kernels() {
+#define DEEP_EP_LOAD(name, Params, max_threads) cuda::load_##name();
+  DEEP_EP_KERNELS(DEEP_EP_LOAD)
+#undef DEEP_EP_LOAD
 }
 
 }  // namespace deep_ep

@@ -2,23 +2,44 @@
 
 #include <cuda_runtime_api.h>
 
-#include "csrc/executor/cuda/driver_entry.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::cuda {
 namespace {
 
+/// Through the runtime of CUDA 12.4 and later. `address` is null where the driver has no such function, or cannot be
+/// asked.
+cudaError_t find_driver_entry(const char* name, unsigned version, void*& address) {
+  address = nullptr;
+  cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  const cudaError_t result = cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &status);
+  if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) address = nullptr;
+#else
+  // This runtime gives the newest signature that it knows; the driver's own query takes a version.
+  void* query = nullptr;
+  const cudaError_t result = cudaGetDriverEntryPoint("cuGetProcAddress", &query, cudaEnableDefault, &status);
+  if (result == cudaSuccess && status == cudaDriverEntryPointSuccess && query != nullptr) {
+    CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    const CUresult asked = reinterpret_cast<PFN_cuGetProcAddress_v12000>(query)(
+        name, &address, static_cast<int>(version), CU_GET_PROC_ADDRESS_DEFAULT, &found);
+    if (asked != CUDA_SUCCESS || found != CU_GET_PROC_ADDRESS_SUCCESS) address = nullptr;
+  }
+#endif
+  return result;
+}
+
 template <class Function>
-void find(Function& function, const char* name, unsigned version) {
+void find(Function& function, const char* name, unsigned version, bool needed) {
   void* address = nullptr;
   const cudaError_t result = find_driver_entry(name, version, address);
-  if (result != cudaSuccess) {
-    cudaGetLastError();
+  if (result != cudaSuccess) cudaGetLastError();  // the next CUDA call must not report it
+  if (result != cudaSuccess && needed) {
     fail<SystemError>("the CUDA driver was asked for {}: {} ({})", name, cudaGetErrorString(result),
                       cudaGetErrorName(result));
   }
-  if (address == nullptr) {
+  if (address == nullptr && needed) {
     fail<SystemError>("the CUDA driver has no {} of CUDA {}.{} or later", name, version / 1000, version % 1000 / 10);
   }
   function = reinterpret_cast<Function>(address);
@@ -26,27 +47,11 @@ void find(Function& function, const char* name, unsigned version) {
 
 Driver load() {
   Driver driver{};
-  find(driver.init, "cuInit", 2000);
-  find(driver.get_error_name, "cuGetErrorName", 6000);
-  find(driver.get_error_string, "cuGetErrorString", 6000);
-  find(driver.device_get, "cuDeviceGet", 2000);
-  find(driver.device_get_attribute, "cuDeviceGetAttribute", 2000);
-  find(driver.primary_context_retain, "cuDevicePrimaryCtxRetain", 7000);
-  find(driver.primary_context_release, "cuDevicePrimaryCtxRelease", 11000);
-  find(driver.context_get_current, "cuCtxGetCurrent", 4000);
-  find(driver.context_push, "cuCtxPushCurrent", 4000);
-  find(driver.context_pop, "cuCtxPopCurrent", 4000);
-  find(driver.context_affinity, "cuCtxGetExecAffinity", 11040);
-  find(driver.mem_get_granularity, "cuMemGetAllocationGranularity", 10020);
-  find(driver.mem_create, "cuMemCreate", 10020);
-  find(driver.mem_release, "cuMemRelease", 10020);
-  find(driver.mem_address_reserve, "cuMemAddressReserve", 10020);
-  find(driver.mem_address_free, "cuMemAddressFree", 10020);
-  find(driver.mem_map, "cuMemMap", 10020);
-  find(driver.mem_unmap, "cuMemUnmap", 10020);
-  find(driver.mem_set_access, "cuMemSetAccess", 10020);
-  find(driver.mem_export, "cuMemExportToShareableHandle", 10020);
-  find(driver.mem_import, "cuMemImportFromShareableHandle", 10020);
+#define DEEP_EP_NEED(member, function, version) find(driver.member, #function, version, true);
+#define DEEP_EP_MAY(member, function, version) find(driver.member, #function, version, false);
+  DEEP_EP_DRIVER_FUNCTIONS(DEEP_EP_NEED, DEEP_EP_MAY)
+#undef DEEP_EP_NEED
+#undef DEEP_EP_MAY
   // The runtime does this too, but nobody knows when.
   const CUresult ready = driver.init(0);
   if (ready != CUDA_SUCCESS)

@@ -7,30 +7,36 @@
 
 namespace deep_ep::cuda {
 
+// NEED(member, function, version): the version picks the signature, the one that the function had in that CUDA version,
+// as in its PFN_ type's name. MAY: null where the driver has no such function, or cannot be asked.
+#define DEEP_EP_DRIVER_FUNCTIONS(NEED, MAY)                       \
+  NEED(init, cuInit, 2000)                                        \
+  NEED(get_error_name, cuGetErrorName, 6000)                      \
+  NEED(get_error_string, cuGetErrorString, 6000)                  \
+  NEED(device_get, cuDeviceGet, 2000)                             \
+  NEED(device_get_attribute, cuDeviceGetAttribute, 2000)          \
+  NEED(primary_context_retain, cuDevicePrimaryCtxRetain, 7000)    \
+  NEED(primary_context_release, cuDevicePrimaryCtxRelease, 11000) \
+  NEED(context_get_current, cuCtxGetCurrent, 4000)                \
+  NEED(context_push, cuCtxPushCurrent, 4000)                      \
+  NEED(context_pop, cuCtxPopCurrent, 4000)                        \
+  NEED(context_affinity, cuCtxGetExecAffinity, 11040)             \
+  NEED(mem_get_granularity, cuMemGetAllocationGranularity, 10020) \
+  NEED(mem_create, cuMemCreate, 10020)                            \
+  NEED(mem_release, cuMemRelease, 10020)                          \
+  NEED(mem_address_reserve, cuMemAddressReserve, 10020)           \
+  NEED(mem_address_free, cuMemAddressFree, 10020)                 \
+  NEED(mem_map, cuMemMap, 10020)                                  \
+  NEED(mem_unmap, cuMemUnmap, 10020)                              \
+  NEED(mem_set_access, cuMemSetAccess, 10020)                     \
+  NEED(mem_export, cuMemExportToShareableHandle, 10020)           \
+  NEED(mem_import, cuMemImportFromShareableHandle, 10020)         \
+  MAY(mem_range_handle, cuMemGetHandleForAddressRange, 11070)
+
 struct Driver {
-  PFN_cuInit_v2000 init;
-  PFN_cuGetErrorName_v6000 get_error_name;
-  PFN_cuGetErrorString_v6000 get_error_string;
-
-  PFN_cuDeviceGet_v2000 device_get;
-  PFN_cuDeviceGetAttribute_v2000 device_get_attribute;
-  PFN_cuDevicePrimaryCtxRetain_v7000 primary_context_retain;
-  PFN_cuDevicePrimaryCtxRelease_v11000 primary_context_release;
-  PFN_cuCtxGetCurrent_v4000 context_get_current;
-  PFN_cuCtxPushCurrent_v4000 context_push;
-  PFN_cuCtxPopCurrent_v4000 context_pop;
-  PFN_cuCtxGetExecAffinity_v11040 context_affinity;
-
-  PFN_cuMemGetAllocationGranularity_v10020 mem_get_granularity;
-  PFN_cuMemCreate_v10020 mem_create;
-  PFN_cuMemRelease_v10020 mem_release;
-  PFN_cuMemAddressReserve_v10020 mem_address_reserve;
-  PFN_cuMemAddressFree_v10020 mem_address_free;
-  PFN_cuMemMap_v10020 mem_map;
-  PFN_cuMemUnmap_v10020 mem_unmap;
-  PFN_cuMemSetAccess_v10020 mem_set_access;
-  PFN_cuMemExportToShareableHandle_v10020 mem_export;
-  PFN_cuMemImportFromShareableHandle_v10020 mem_import;
+#define DEEP_EP_MEMBER(member, function, version) PFN_##function##_v##version member;
+  DEEP_EP_DRIVER_FUNCTIONS(DEEP_EP_MEMBER, DEEP_EP_MEMBER)
+#undef DEEP_EP_MEMBER
 };
 
 /// Looked up once. Throws SystemError, naming the function, where the driver is missing or too old.

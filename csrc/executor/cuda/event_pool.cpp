@@ -1,6 +1,6 @@
 #include "csrc/executor/cuda/event_pool.hpp"
 
-#include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/context.hpp"
 
 namespace deep_ep::cuda {
 

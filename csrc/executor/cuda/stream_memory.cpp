@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/context.hpp"
 
 namespace deep_ep::cuda {
 

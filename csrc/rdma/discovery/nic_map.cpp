@@ -1,12 +1,15 @@
 #include "csrc/rdma/discovery/nic_map.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 
-#include "csrc/rdma/discovery/assignment.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
 namespace {
@@ -43,8 +46,8 @@ std::int64_t distance_cost(const Distance& distance) {
 std::string port_name(const Nic& nic, int port) { return fmt::format("{} port {}", nic.name, port); }
 
 // Why this port cannot be used at all; otherwise empty, and `usable` is filled.
-std::string check_port(const Nic& nic, const NicPort& port, const GidPolicy& policy, UsablePort& usable,
-                       std::vector<std::string>& warnings) {
+std::string check_port(const Nic& nic, const NicPort& port, const GidPolicy& policy,
+                       std::optional<NicAssignment>& usable, std::vector<std::string>& warnings) {
   if (nic.capability == Capability::unsupported) return name_of(nic.capability);
   if (!nic.accessible) {
     return nic.uverbs.empty() ? "it has no device file in /dev/infiniband (is ib_uverbs loaded?)"
@@ -57,8 +60,7 @@ std::string check_port(const Nic& nic, const NicPort& port, const GidPolicy& pol
   const GidChoice choice = choose_gid(port.gids, port.ethernet(), policy);
   if (!choice.gid) return fmt::format("port {}: {}", port.number, choice.problem);
   if (!choice.warning.empty()) warnings.push_back(fmt::format("{}: {}", port_name(nic, port.number), choice.warning));
-  usable.port = port.number;
-  usable.gid = *choice.gid;
+  usable = NicAssignment{.nic = nic, .port = port.number, .gid = *choice.gid};
   return {};
 }
 
@@ -80,7 +82,7 @@ class Mapper {
     }
     for (std::size_t gpu = 0; gpu < map_.gpus.size(); ++gpu) {
       NicMapRow& row = map_.rows[gpu];
-      if (row.port) row.distance = topology::distance(map_.gpus[gpu].pci, map_.nics[row.port->nic].pci);
+      if (row.nic) row.nic->distance = topology::distance(map_.gpus[gpu].pci, row.nic->nic.pci);
     }
     list_unused();
     warn_of_sharing();
@@ -140,45 +142,40 @@ class Mapper {
       return refuse(fmt::format("{} has {} port{}, no port {}", nic->name, nic->ports.size(),
                                 nic->ports.size() == 1 ? "" : "s", entry.port));
     }
-    UsablePort usable;
-    usable.nic = static_cast<std::size_t>(nic - map_.nics.begin());
-    const std::string reason = check_port(*nic, *port, settings_.gid, usable, map_.warnings);
+    const std::string reason = check_port(*nic, *port, settings_.gid, row.nic, map_.warnings);
     if (!reason.empty()) return refuse(fmt::format("{}: {}", nic->name, reason));
-    row.port = usable;
     row.from_mapping = true;
   }
 
   // --- the automatic choice ---
 
-  double rate(const UsablePort& candidate) const { return map_.nics[candidate.nic].port(candidate.port)->rate_gbps; }
+  static double rate(const NicAssignment& candidate) { return candidate.of_port().rate_gbps; }
 
   void find_candidates() {
-    for (std::size_t i = 0; i < map_.nics.size(); ++i) {
-      const Nic& nic = map_.nics[i];
-      if (nic.ports.empty()) reasons_[i] = "it has no port";
+    for (const Nic& nic : map_.nics) {
+      if (nic.ports.empty()) reasons_[nic.name] = "it has no port";
       for (const NicPort& port : nic.ports) {
         if (!settings_.nics.allows(nic.name, port.number)) {
-          reasons_.try_emplace(i,
+          reasons_.try_emplace(nic.name,
                                fmt::format("{}={} does not allow it", settings_.nics.source(), settings_.nics.text()));
           continue;
         }
-        UsablePort usable;
-        usable.nic = i;
+        std::optional<NicAssignment> usable;
         const std::string reason = check_port(nic, port, settings_.gid, usable, map_.warnings);
-        if (reason.empty()) {
-          candidates_.push_back(usable);
-          reasons_.erase(i);
+        if (usable) {
+          candidates_.push_back(*std::move(usable));
+          reasons_.erase(nic.name);
           break;  // one port per NIC: ports of one device share its PCIe link
         }
-        reasons_[i] = reason;
+        reasons_[nic.name] = reason;
       }
     }
     if (settings_.nics.is_set() || candidates_.empty()) return;
     double fastest = 0;
-    for (const UsablePort& candidate : candidates_) fastest = std::max(fastest, rate(candidate));
-    std::erase_if(candidates_, [&](const UsablePort& candidate) {
+    for (const NicAssignment& candidate : candidates_) fastest = std::max(fastest, rate(candidate));
+    std::erase_if(candidates_, [&](const NicAssignment& candidate) {
       if (rate(candidate) == 0 || rate(candidate) * 2 >= fastest) return false;
-      reasons_[candidate.nic] = fmt::format(
+      reasons_[candidate.nic.name] = fmt::format(
           "{} Gb/s where others have {} Gb/s: taken for a storage or management NIC; DEEP_EP_HCA_LIST may "
           "name it",
           rate(candidate), fastest);
@@ -199,7 +196,7 @@ class Mapper {
   // How many usable NICs of the same card come before this one.
   std::int64_t function_rank(std::size_t candidate) const {
     const auto card = [&](std::size_t i) {
-      const auto& address = map_.nics[candidates_[i].nic].pci.address;
+      const auto& address = candidates_[i].nic.pci.address;
       return address ? std::optional(std::tuple(address->domain, address->bus, address->device)) : std::nullopt;
     };
     std::int64_t rank = 0;
@@ -228,24 +225,22 @@ class Mapper {
     const std::vector<std::size_t> columns = cheapest_assignment(cost);
     for (NicMapRow& row : map_.rows) row.problem = "it belongs to another container";
     for (std::size_t row = 0; row < gpus.size(); ++row) {
-      map_.rows[gpus[row]].port = candidates_[columns[row] % candidates_.size()];
+      map_.rows[gpus[row]].nic = candidates_[columns[row] % candidates_.size()];
       map_.rows[gpus[row]].problem.clear();
     }
   }
 
   Distance distance(std::size_t gpu, std::size_t candidate) const {
-    return topology::distance(map_.gpus[gpu].pci, map_.nics[candidates_[candidate].nic].pci);
+    return topology::distance(map_.gpus[gpu].pci, candidates_[candidate].nic.pci);
   }
 
   // --- what to tell ---
 
   void list_unused() {
-    for (std::size_t i = 0; i < map_.nics.size(); ++i) {
-      const bool used = std::any_of(map_.rows.begin(), map_.rows.end(),
-                                    [&](const NicMapRow& row) { return row.port && row.port->nic == i; });
-      if (used) continue;
-      const auto reason = reasons_.find(i);
-      map_.unused.push_back(fmt::format("{}: {}", map_.nics[i].name,
+    for (const Nic& nic : map_.nics) {
+      if (!users_of([&](const NicAssignment& used) { return used.nic.name == nic.name; }).empty()) continue;
+      const auto reason = reasons_.find(nic.name);
+      map_.unused.push_back(fmt::format("{}: {}", nic.name,
                                         reason != reasons_.end() ? reason->second
                                         : settings_.mapping.empty()
                                             ? "all GPUs have a NIC already"
@@ -253,33 +248,41 @@ class Mapper {
     }
   }
 
-  void warn_of_sharing() {
-    std::map<std::pair<std::size_t, int>, std::vector<std::size_t>> users;
+  /// The GPUs with a NIC of which `like` is true.
+  template <class Like>
+  std::vector<std::string> users_of(const Like& like) const {
+    std::vector<std::string> users;
     for (std::size_t gpu = 0; gpu < map_.rows.size(); ++gpu) {
-      if (const auto& port = map_.rows[gpu].port) users[{port->nic, port->port}].push_back(gpu);
+      if (map_.rows[gpu].nic && like(*map_.rows[gpu].nic)) users.push_back(map_.gpus[gpu].text());
     }
-    for (const auto& [key, gpus] : users) {
-      if (gpus.size() < 2) continue;
-      std::string names;
-      for (const std::size_t gpu : gpus) names += fmt::format("{}{}", names.empty() ? "" : ", ", map_.gpus[gpu].text());
-      map_.warnings.push_back(fmt::format("{} carries the traffic of {} GPUs, each gets a share of its bandwidth: {}",
-                                          port_name(map_.nics[key.first], key.second), gpus.size(), names));
+    return users;
+  }
+
+  void warn_of_sharing() {
+    for (const Nic& nic : map_.nics) {
+      for (const NicPort& port : nic.ports) {
+        const std::vector<std::string> users =
+            users_of([&](const NicAssignment& used) { return used.nic.name == nic.name && used.port == port.number; });
+        if (users.size() < 2) continue;
+        map_.warnings.push_back(fmt::format("{} carries the traffic of {} GPUs, each gets a share of its bandwidth: {}",
+                                            port_name(nic, port.number), users.size(), fmt::join(users, ", ")));
+      }
     }
   }
 
   void warn_of_distance() {
     for (std::size_t gpu = 0; gpu < map_.rows.size(); ++gpu) {
       const NicMapRow& row = map_.rows[gpu];
-      if (!row.port || row.distance.proximity == Proximity::unknown) continue;
-      const std::string pair =
-          fmt::format("{} and {} are {} apart ({})", map_.gpus[gpu].text(), map_.nics[row.port->nic].name,
-                      topology::short_name(row.distance.proximity), topology::explanation(row.distance.proximity));
-      if (settings_.gpu_direct_limit && row.distance.proximity > *settings_.gpu_direct_limit) {
+      if (!row.nic || row.nic->distance.proximity == Proximity::unknown) continue;
+      const Proximity proximity = row.nic->distance.proximity;
+      const std::string pair = fmt::format("{} and {} are {} apart ({})", map_.gpus[gpu].text(), row.nic->nic.name,
+                                           topology::short_name(proximity), topology::explanation(proximity));
+      if (settings_.gpu_direct_limit && proximity > *settings_.gpu_direct_limit) {
         map_.warnings.push_back(
             fmt::format("{}, farther than NCCL_NET_GDR_LEVEL={} allows NCCL; here the NIC reads and "
                         "writes GPU memory at any distance",
                         pair, topology::short_name(*settings_.gpu_direct_limit)));
-      } else if (row.distance.proximity == Proximity::system) {
+      } else if (proximity == Proximity::system) {
         map_.warnings.push_back(fmt::format("{}: expect a fraction of the NIC's bandwidth", pair));
       }
     }
@@ -287,20 +290,76 @@ class Mapper {
 
   const RdmaSettings& settings_;
   NicMap map_;
-  std::vector<UsablePort> candidates_;
-  std::map<std::size_t, std::string> reasons_;  // why a NIC is not a candidate
+  std::vector<NicAssignment> candidates_;
+  std::map<std::string, std::string> reasons_;  // why a NIC is not a candidate
 };
+
+void log_map(const NicMap& map) {
+  for (std::size_t gpu = 0; gpu < map.rows.size(); ++gpu) log::info("rdma: {}", map.line(gpu));
+  for (const std::string& nic : map.unused) log::info("rdma: not used: {}", nic);
+  for (const std::string& warning : map.warnings) log::warn("rdma: {}", warning);
+}
 
 }  // namespace
 
 std::string NicMap::line(std::size_t gpu) const {
   const NicMapRow& row = rows.at(gpu);
-  if (!row.port) return fmt::format("{} -> no NIC: {}", gpus[gpu].text(), row.problem);
-  const Nic& nic = nics[row.port->nic];
-  const GidEntry& gid = row.port->gid;
-  return fmt::format("{} -> {}, {} Gb/s, GID {} ({}, {}{}{}), {}", gpus[gpu].text(), port_name(nic, row.port->port),
-                     nic.port(row.port->port)->rate_gbps, gid.index, name_of(gid.type), gid.address(),
-                     gid.netdev.empty() ? "" : ", ", gid.netdev, topology::short_name(row.distance.proximity));
+  if (!row.nic) return fmt::format("{} -> no NIC: {}", gpus[gpu].text(), row.problem);
+  const auto& [nic, port, gid, distance] = *row.nic;
+  return fmt::format("{} -> {}, {} Gb/s, GID {} ({}, {}{}{}), {}", gpus[gpu].text(), port_name(nic, port),
+                     row.nic->of_port().rate_gbps, gid.index, name_of(gid.type), gid.address(),
+                     gid.netdev.empty() ? "" : ", ", gid.netdev, topology::short_name(distance.proximity));
+}
+
+// Rows are added one at a time; each finds the cheapest chain of changes that frees a column (shortest augmenting path,
+// Dijkstra over reduced costs). The last column is a sentinel: it holds the row that is being added.
+std::vector<std::size_t> cheapest_assignment(const std::vector<std::vector<std::int64_t>>& cost) {
+  constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() / 4;
+  const std::size_t rows = cost.size();
+  const std::size_t columns = cost.empty() ? 0 : cost.front().size();
+  if (columns < rows) throw std::logic_error("an assignment needs at least as many columns as rows");
+  std::vector<std::int64_t> row_potential(rows + 1);
+  std::vector<std::int64_t> column_potential(columns + 1);
+  std::vector<std::size_t> row_of(columns + 1, rows);  // rows: free
+  for (std::size_t added = 0; added < rows; ++added) {
+    std::vector<std::int64_t> distance(columns, kFar);
+    std::vector<std::size_t> from(columns, columns);
+    std::vector<bool> reached(columns + 1, false);
+    std::size_t column = columns;
+    row_of[column] = added;
+    while (row_of[column] != rows) {
+      reached[column] = true;
+      const std::size_t row = row_of[column];
+      std::size_t nearest = columns;
+      for (std::size_t other = 0; other < columns; ++other) {
+        if (reached[other]) continue;
+        const std::int64_t reduced = cost[row][other] - row_potential[row] - column_potential[other];
+        if (reduced < distance[other]) {
+          distance[other] = reduced;
+          from[other] = column;
+        }
+        if (nearest == columns || distance[other] < distance[nearest]) nearest = other;
+      }
+      const std::int64_t by = distance[nearest];
+      for (std::size_t other = 0; other <= columns; ++other) {
+        if (reached[other]) {
+          row_potential[row_of[other]] += by;
+          column_potential[other] -= by;
+        } else if (other < columns) {
+          distance[other] -= by;
+        }
+      }
+      column = nearest;
+    }
+    // Back along the path: every column takes the row of the column before it.
+    for (; column != columns; column = from[column]) row_of[column] = row_of[from[column]];
+    row_of[columns] = rows;
+  }
+  std::vector<std::size_t> column_of(rows);
+  for (std::size_t column = 0; column < columns; ++column) {
+    if (row_of[column] != rows) column_of[row_of[column]] = column;
+  }
+  return column_of;
 }
 
 NicMap map_gpus_to_nics(std::vector<Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings) {
@@ -311,6 +370,83 @@ std::vector<Gpu> ranks_without_gpu(int ranks) {
   std::vector<Gpu> result(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) result[static_cast<std::size_t>(rank)].cuda_id = rank;
   return result;
+}
+
+const NicMap& machine_nic_map() {
+  // Never destroyed: threads that outlive main() may still ask.
+  static const NicMap* map = [] {
+    const topology::SystemRoot root;
+    const RdmaSettings settings = read_settings();
+    auto* made = new NicMap(map_gpus_to_nics(topology::find_gpus(root), find_nics(root), settings));
+    if (!settings.taken.empty()) log::info("rdma: in effect: {}", fmt::join(settings.taken, ", "));
+    log_map(*made);
+    return made;
+  }();
+  return *map;
+}
+
+std::string why_no_rdma(const NicMap& map) {
+  if (map.nics.empty()) {
+    return "this machine has no RDMA device (/sys/class/infiniband is empty or missing): load the driver of its NIC, "
+           "or "
+           "give the container its devices";
+  }
+  if (std::any_of(map.rows.begin(), map.rows.end(), [](const NicMapRow& row) { return row.nic.has_value(); }))
+    return {};
+  return fmt::format("no RDMA device of this machine can be used: {}", fmt::join(map.unused, "; "));
+}
+
+NicAssignment assignment_of(const NicMap& map, std::size_t gpu) {
+  const NicMapRow& row = map.rows.at(gpu);
+  if (!row.nic) {
+    const std::string reason = why_no_rdma(map);
+    fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more",
+                      reason.empty() || row.problem.starts_with("DEEP_EP_")
+                          ? fmt::format("{} has no NIC: {}", map.gpus[gpu].text(), row.problem)
+                          : reason);
+  }
+  return *row.nic;
+}
+
+NicAssignment nic_of_cuda_device(int ordinal) {
+  const NicMap& map = machine_nic_map();
+  if (map.nics.empty()) fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more", why_no_rdma(map));
+  const auto address = topology::cuda_device_address(ordinal);
+  const auto gpu = std::find_if(map.gpus.begin(), map.gpus.end(), [&](const topology::Gpu& candidate) {
+    return address && candidate.pci.address == address;
+  });
+  if (gpu == map.gpus.end()) {
+    fail<SystemError>("RDMA was asked for, but {}",
+                      address ? fmt::format("the GPU at {} (CUDA device {}) is neither in /proc/driver/nvidia/gpus nor "
+                                            "in /sys/bus/pci/devices",
+                                            address->text(), ordinal)
+                              : fmt::format("CUDA does not say where its device {} is", ordinal));
+  }
+  return assignment_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
+}
+
+bool nics_are_on_ethernet(const topology::SystemRoot& root, const environment::Source& source) noexcept {
+  try {
+    const WireKind wire = read_settings(source).wire.kind;
+    if (wire != WireKind::automatic && wire != WireKind::verbs) return false;
+    const std::vector<Nic> nics = find_nics(root);
+    return std::any_of(nics.begin(), nics.end(), [](const Nic& nic) {
+      return nic.pci.address && nic.capability != Capability::unsupported &&
+             std::any_of(nic.ports.begin(), nic.ports.end(),
+                         [](const NicPort& port) { return port.active() && port.ethernet(); });
+    });
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+NicAssignment nic_of_host_rank(int local_rank, int local_ranks) {
+  if (local_rank < 0 || local_rank >= local_ranks) {
+    fail<InvalidArgument>("local rank is {}, allowed: 0 to {}", local_rank, local_ranks - 1);
+  }
+  const NicMap map = map_gpus_to_nics(ranks_without_gpu(local_ranks), find_nics({}), read_settings());
+  if (local_rank == 0) log_map(map);
+  return assignment_of(map, static_cast<std::size_t>(local_rank));
 }
 
 }  // namespace deep_ep::rdma

@@ -1,29 +1,36 @@
-// Which NIC carries the traffic of which GPU.
+// Which NIC carries the traffic of which GPU: the rules, and the map of this machine, which is found and logged once
+// per process and asked by GPU or by rank.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "csrc/rdma/discovery/nics.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
+#include "csrc/support/format.hpp"
 #include "csrc/topology/gpus.hpp"
+#include "csrc/topology/system_root.hpp"
 
 namespace deep_ep::rdma {
 
-/// A port that the library can use, with the GID it would use there.
-struct UsablePort {
-  std::size_t nic = 0;  ///< position in NicMap::nics
-  int port = 1;
-  GidEntry gid;
+/// The NIC of a GPU, or of a rank without one: all that is needed to open it and to make queue pairs there.
+struct NicAssignment {
+  Nic nic;
+  int port = 1;  ///< one of the NIC's
+  GidEntry gid;  ///< of that port
+  topology::Distance distance = {};
+
+  const NicPort& of_port() const { return *nic.port(port); }
+  std::string name() const { return fmt::format("{}:{}", nic.name, port); }  ///< "mlx5_2:1"
 };
 
 struct NicMapRow {
-  std::optional<UsablePort> port;  ///< nothing: `problem` says why
-  topology::Distance distance;
-  bool from_mapping = false;  ///< DEEP_EP_DEVICE_TO_HCA_MAPPING named it
-  std::string problem;
+  std::optional<NicAssignment> nic;  ///< nothing: `problem` says why
+  bool from_mapping = false;         ///< DEEP_EP_DEVICE_TO_HCA_MAPPING named it
+  std::string problem = {};
 };
 
 struct NicMap {
@@ -48,7 +55,32 @@ struct NicMap {
 /// Never throws: the rows and the warnings say what is wrong, because it concerns only those who use that row.
 NicMap map_gpus_to_nics(std::vector<topology::Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings);
 
+/// The cheapest way to give every row a column of its own: result[row] = column. `cost[row][column]`, all rows of one
+/// length, at least as many columns as rows. Hungarian method with potentials: O(rows² · columns).
+std::vector<std::size_t> cheapest_assignment(const std::vector<std::vector<std::int64_t>>& cost);
+
 /// Ranks that run on the CPU, in the place of GPUs: rank i is "CUDA id" i of a mapping, and close to no NIC.
 std::vector<topology::Gpu> ranks_without_gpu(int ranks);
+
+/// The map of this machine and environment; worked out and logged at the first call. A wrong variable: InvalidArgument.
+const NicMap& machine_nic_map();
+
+/// NIC of the GPU that CUDA knows under this ordinal. SystemError, with one clear text, if the machine has no RDMA
+/// device, none that can be used, or none for this GPU.
+NicAssignment nic_of_cuda_device(int ordinal);
+
+/// NIC of one of `local_ranks` ranks that run on the CPU of this machine. Errors as above.
+NicAssignment nic_of_host_rank(int local_rank, int local_ranks);
+
+/// Does RDMA of this machine go by NICs of its own on Ethernet? No for software NICs, and where the wire is no NIC.
+/// Wrong variables are for others to report.
+bool nics_are_on_ethernet(const topology::SystemRoot& root = {},
+                          const environment::Source& source = environment::of_process) noexcept;
+
+/// The same over any map, for tests.
+NicAssignment assignment_of(const NicMap& map, std::size_t gpu);
+
+/// "this machine has no RDMA device ...", or why none of its devices can be used; empty if one can.
+std::string why_no_rdma(const NicMap& map);
 
 }  // namespace deep_ep::rdma

@@ -14,14 +14,14 @@ namespace deep_ep::rdma {
 
 struct NicPort {
   int number = 1;
-  std::string state;           ///< "ACTIVE", "DOWN", "INIT", ...
-  std::string physical_state;  ///< "LinkUp", "Disabled", "Polling", ...
-  double rate_gbps = 0;        ///< bits; 0: the kernel does not say
-  std::string link_layer;      ///< "Ethernet" or "InfiniBand"
-  std::vector<GidEntry> gids;  ///< those that are not zero
+  std::string state = {};           ///< "ACTIVE", "DOWN", "INIT", ...
+  std::string physical_state = {};  ///< "LinkUp", "Disabled", "Polling", ...
+  double rate_gbps = 0;             ///< bits; 0: the kernel does not say
+  std::string link_layer = {};      ///< "Ethernet" or "InfiniBand"
+  std::vector<GidEntry> gids = {};  ///< those that are not zero
   /// RoCE: what the administrator set for all connections, where NVIDIA's driver has such a setting. Queue pairs made
   /// by DevX do not get it by themselves.
-  std::optional<std::uint8_t> traffic_class;
+  std::optional<std::uint8_t> traffic_class = {};
 
   bool active() const { return state == "ACTIVE"; }
   bool ethernet() const { return link_layer == "Ethernet"; }
@@ -35,17 +35,17 @@ enum class Capability : std::uint8_t {
 };
 
 struct Nic {
-  std::string name;       ///< "mlx5_0", or whatever udev made of it
-  std::string driver;     ///< kernel driver: "mlx5_core", "bnxt_en", "rdma_rxe"; empty if unknown
-  std::string node_type;  ///< "CA", "RNIC", "usNIC UDP", "Unspecified"
-  std::string firmware;
-  std::string board;
-  std::string uverbs;       ///< "uverbs0", the character device in /dev/infiniband; empty if there is none
+  std::string name = {};       ///< "mlx5_0", or whatever udev made of it
+  std::string driver = {};     ///< kernel driver: "mlx5_core", "bnxt_en", "rdma_rxe"; empty if unknown
+  std::string node_type = {};  ///< "CA", "RNIC", "usNIC UDP", "Unspecified"
+  std::string firmware = {};
+  std::string board = {};
+  std::string uverbs = {};  ///< "uverbs0", the character device in /dev/infiniband; empty if there is none
   bool accessible = false;  ///< this process may open that
   bool virtual_function = false;
-  std::vector<int> cpus;      ///< those of its NUMA node; empty if unknown
-  topology::PciLocation pci;  ///< without an address for software NICs
-  std::vector<NicPort> ports;
+  std::vector<int> cpus = {};      ///< those of its NUMA node; empty if unknown
+  topology::PciLocation pci = {};  ///< without an address for software NICs
+  std::vector<NicPort> ports = {};
   Capability capability = Capability::unsupported;
 
   const NicPort* port(int number) const;

@@ -31,9 +31,9 @@ void warn_of_lazy_loading() {
 
 class LocalEnds final : public Ends {
  public:
-  LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank, const EndsOptions& options,
-            const WrapWire& wrap)
-      : rank_(rank), rings_(executor, {.count = options.peers.size(), .depth = options.depth, .batch = options.batch}) {
+  LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
+            const ConnectionOptions& options, const WrapWire& wrap)
+      : rank_(rank), rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch}) {
     const bool cuda = executor->device().kind == Device::Kind::cuda;
     if (cuda) {
       backend_of(executor)->load_kernels();
@@ -43,6 +43,7 @@ class LocalEnds final : public Ends {
     wire->add_memory(kSinkKey, rings_.sinks(), rings_.sink_bytes());
     wire->add_memory(local_key_of_rank(rank), heap.local(), heap.bytes());
     for (const int peer : options.peers) {
+      if (peer == rank) continue;  // a rank that talks to itself
       std::byte* const mapped = heap.peers()[static_cast<std::size_t>(peer)];
       if (mapped == nullptr) {
         fail<SystemError>(
@@ -50,11 +51,10 @@ class LocalEnds final : public Ends {
             "one host",
             rank, peer);
       }
-      // Several ends of one peer share its heap.
-      if (!wire->knows(local_key_of_rank(peer))) {
-        wire->add_memory(local_key_of_rank(peer), mapped, heap.bytes());
-      }
-      pairs_.push_back({.number = static_cast<std::uint32_t>(1 + pairs_.size()), .peer = peer});
+      wire->add_memory(local_key_of_rank(peer), mapped, heap.bytes());
+    }
+    for (std::size_t end = 0; end < options.ends(); ++end) {
+      pairs_.push_back({.number = static_cast<std::uint32_t>(1 + end), .peer = options.peer(end)});
       wire->add_queue_pair(pairs_.back().number);
     }
     wire_ = wrap ? wrap(std::move(wire)) : std::move(wire);
@@ -88,7 +88,7 @@ class LocalEnds final : public Ends {
 }  // namespace
 
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
-                                      const EndsOptions& options, const WrapWire& wrap) {
+                                      const ConnectionOptions& options, const WrapWire& wrap) {
   return std::make_unique<LocalEnds>(executor, heap, rank, options, wrap);
 }
 

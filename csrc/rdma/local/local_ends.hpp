@@ -19,6 +19,6 @@ using WrapWire = std::function<std::unique_ptr<Wire>(std::unique_ptr<Wire>)>;
 
 /// SystemError where a peer's heap is not mapped.
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
-                                      const EndsOptions& options, const WrapWire& wrap = {});
+                                      const ConnectionOptions& options, const WrapWire& wrap = {});
 
 }  // namespace deep_ep::rdma

@@ -7,10 +7,34 @@
 #include <memory>
 #include <unordered_map>
 
-#include "csrc/rdma/local/local_memory.hpp"
 #include "csrc/rdma/ring/wire.hpp"
 
+namespace deep_ep {
+class Executor;
+}
+
 namespace deep_ep::rdma {
+
+/// How the wire touches heaps: memory of the host directly, memory of GPUs through an executor.
+/// Used by one thread. Operations take effect in the order of the calls.
+class LocalMemory {
+ public:
+  virtual ~LocalMemory() = default;
+  /// May go on reading and writing after it returns, until finish().
+  virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
+  /// Adds to a word, with release of everything copied before; the old value goes to `before`.
+  virtual void fetch_add(void* word, std::uint64_t add, void* before) = 0;
+  /// Waits until all operations so far are complete.
+  virtual void finish() = 0;
+};
+
+/// Heaps that this process addresses as ordinary memory. Additions are atomic among all processes.
+std::unique_ptr<LocalMemory> make_host_memory();
+
+/// Heaps that only copies of `executor` reach, on a stream of its own; host memory that the executor pinned works, too.
+/// An addition reads the word, adds on the host and writes it back, so only one wire may add to a word (every signal of
+/// this library has one producer).
+std::unique_ptr<LocalMemory> make_executor_memory(std::shared_ptr<Executor> executor);
 
 /// Checks what a device checks: keys, bounds, alignment of additions. Operations are executed in post(), in its order.
 /// Memory and queue pairs are made known before the handler starts to use them.
@@ -22,7 +46,6 @@ class LocalWire final : public Wire {
   /// write needs one, this rank's and the peers'; ranks agree on the keys (local_key_of_rank()). InvalidArgument: key
   /// in use.
   void add_memory(std::uint32_t key, void* base, std::size_t bytes);
-  bool knows(std::uint32_t key) const { return regions_.contains(key); }
   void add_queue_pair(std::uint32_t number);
 
   std::string_view name() const override { return "local"; }

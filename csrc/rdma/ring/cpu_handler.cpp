@@ -7,7 +7,7 @@
 #include <chrono>
 #include <exception>
 
-#include "csrc/rdma/ring/entry_decoder.hpp"
+#include "csrc/rdma/ring/wire.hpp"
 #include "csrc/support/backoff.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/memory/executor_memory.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/topology/memory_place.hpp"
 #include "deep_ep/error.hpp"
@@ -42,27 +43,15 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
     : executor_(std::move(executor)), stream_(*executor_), options_(options) {
   check_ring(options_.depth, options_.batch);
   layout_ = RingLayout::of(options_.depth, options_.alignment);
-  try {
-    const topology::MemoryNear near(options_.numa_node);
-    const std::size_t bytes = options_.count * layout_.bytes + options_.alignment;
-    allocation_ = options_.on_gpu ? executor_->allocate(bytes) : executor_->allocate_pinned(bytes);
-    const auto address = reinterpret_cast<std::uintptr_t>(allocation_);
-    rings_ = static_cast<std::byte*>(allocation_) + (round_up(address, options_.alignment) - address);
-    states_ = static_cast<RdmaQueueState*>(executor_->allocate(options_.count * sizeof(RdmaQueueState)));
-    sinks_ = static_cast<std::uint64_t*>(executor_->allocate_pinned(sink_bytes()));
-    fill();
-  } catch (...) {
-    free();
-    throw;
-  }
-}
-
-RingMemory::~RingMemory() { free(); }
-
-void RingMemory::free() noexcept {
-  executor_->free_pinned(sinks_);
-  executor_->free(states_);
-  options_.on_gpu ? executor_->free(allocation_) : executor_->free_pinned(allocation_);
+  const topology::MemoryNear near(options_.numa_node);
+  const std::size_t bytes = options_.count * layout_.bytes + options_.alignment;
+  allocation_ =
+      options_.on_gpu ? device_memory<std::byte>(executor_, bytes) : pinned_memory<std::byte>(executor_, bytes);
+  const auto address = reinterpret_cast<std::uintptr_t>(allocation_.get());
+  rings_ = allocation_.get() + (round_up(address, options_.alignment) - address);
+  states_ = device_memory<RdmaQueueState>(executor_, options_.count * sizeof(RdmaQueueState));
+  sinks_ = pinned_memory<std::uint64_t>(executor_, sink_bytes());
+  fill();
 }
 
 void RingMemory::fill() {
@@ -73,7 +62,7 @@ void RingMemory::fill() {
   }
   const std::uint64_t first = options_.first_index;
   const std::vector<RdmaQueueState> states(options_.count, {first, first, 0});
-  executor_->copy(states_, states.data(), states.size() * sizeof(RdmaQueueState), stream_.get());
+  executor_->copy(states_.get(), states.data(), states.size() * sizeof(RdmaQueueState), stream_.get());
   executor_->synchronize(stream_.get());
   for (std::size_t i = 0; i < options_.count && !options_.on_gpu; ++i) *producer_index(i) = first;
 }
@@ -83,7 +72,7 @@ RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, int pe
   pair.ring = ring(i);
   pair.completion = completion(i);
   pair.doorbell = producer_index(i);
-  pair.state = states_ + i;
+  pair.state = states_.get() + i;
   pair.kind = RdmaDoorbell::producer_index;
   pair.number = number;
   pair.depth = options_.depth;
@@ -109,7 +98,7 @@ bool RingMemory::host_reads_rings() const { return !options_.on_gpu || executor_
 std::vector<RingStatus> RingMemory::status() const {
   std::vector<RingStatus> status(options_.count);
   for (std::size_t i = 0; i < options_.count; ++i) {
-    executor_->copy(&status[i].state, states_ + i, sizeof(RdmaQueueState), stream_.get());
+    executor_->copy(&status[i].state, states_.get() + i, sizeof(RdmaQueueState), stream_.get());
     if (!host_reads_rings()) {
       executor_->copy(&status[i].completion, completion(i), sizeof status[i].completion, stream_.get());
     }

@@ -54,7 +54,6 @@ class RingMemory {
  public:
   /// InvalidArgument: see check_ring().
   RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options);
-  ~RingMemory();
   RingMemory(const RingMemory&) = delete;
   RingMemory& operator=(const RingMemory&) = delete;
 
@@ -74,7 +73,7 @@ class RingMemory {
     return reinterpret_cast<std::uint32_t*>(begin(i) + layout_.doorbell) + 1;
   }
   /// Words of pinned memory, one a queue pair, where old values of additions go.
-  std::uint64_t* sinks() const { return sinks_; }
+  std::uint64_t* sinks() const { return sinks_.get(); }
   std::size_t sink_bytes() const { return options_.count * sizeof(std::uint64_t); }
 
   /// What kernels need for the handler `cpu`; the sink is the caller's to fill in.
@@ -89,16 +88,15 @@ class RingMemory {
   std::byte* begin(std::size_t i) const { return rings_ + i * layout_.bytes; }
   bool host_reads_rings() const;
   void fill();
-  void free() noexcept;
 
   std::shared_ptr<Executor> executor_;
   OwnStream stream_;  ///< for transfers
   RingOptions options_;
   RingLayout layout_;
-  void* allocation_ = nullptr;
+  std::shared_ptr<std::byte> allocation_;
   std::byte* rings_ = nullptr;
-  RdmaQueueState* states_ = nullptr;
-  std::uint64_t* sinks_ = nullptr;
+  std::shared_ptr<RdmaQueueState> states_;
+  std::shared_ptr<std::uint64_t> sinks_;
 };
 
 }  // namespace deep_ep::rdma

@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "csrc/rdma/ring/failure.hpp"
+#include "kernels/rdma/decode.hpp"
 
 namespace deep_ep::rdma {
 
@@ -45,6 +47,19 @@ struct WireCompletion {
   Syndrome syndrome = Syndrome::none;  ///< none: success
   std::uint8_t vendor_syndrome = 0;    ///< the device's own code (ibv_wc::vendor_err), 0 where there is none
 };
+
+/// A work-queue entry of mlx5 format as an operation: what the device itself does for the `gpu` handler.
+struct DecodedEntry {
+  std::uint32_t opcode = 0;
+  WireOperation operation;  ///< a no-operation is a write_inline of no bytes
+  std::string mistake;      ///< not empty: why no device would accept the entry; `operation` does nothing then
+};
+
+/// Decodes the entry that must be number `index` of this queue pair, see kernels/rdma/decode.hpp.
+DecodedEntry decode_entry(const device::rdma::WorkQueueEntry& entry, std::uint64_t index, std::uint32_t queue_pair);
+
+/// What is wrong with an entry or doorbell, in words; empty where nothing is. Of the operation, what it says counts.
+std::string describe_mistake(const device::rdma::Operation& operation, std::uint64_t index);
 
 /// A wire belongs to one handler, whose thread alone calls `post` and `poll`; concrete wires have functions
 /// that make queue pairs known to them, before the handler starts.

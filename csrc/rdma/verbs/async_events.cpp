@@ -19,52 +19,41 @@ namespace {
 
 AsyncEvent translate(const Device& device, const ibv_async_event& raw) {
   AsyncEvent event;
+  event.name = device.functions().event_type_str(raw.event_type);
+  event.text = fmt::format("RDMA device {}: {}", device.name(), event.name);
   switch (raw.event_type) {
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
     case IBV_EVENT_PATH_MIG_ERR:
       event.kind = AsyncEventKind::queue_pair_failed;
-      event.queue_pair = raw.element.qp->qp_num;
-      break;
+      [[fallthrough]];
     case IBV_EVENT_COMM_EST:
     case IBV_EVENT_SQ_DRAINED:
     case IBV_EVENT_PATH_MIG:
     case IBV_EVENT_QP_LAST_WQE_REACHED:
       event.queue_pair = raw.element.qp->qp_num;
+      event.text += fmt::format(", queue pair {:#x}", event.queue_pair);
       break;
     case IBV_EVENT_CQ_ERR:  // An overrun completion queue loses completions for good.
     case IBV_EVENT_DEVICE_FATAL:
       event.kind = AsyncEventKind::device_failed;
       break;
-    case IBV_EVENT_PORT_ACTIVE:
-      event.kind = AsyncEventKind::port_active;
-      event.port = raw.element.port_num;
-      break;
     case IBV_EVENT_PORT_ERR:
       event.kind = AsyncEventKind::port_error;
-      event.port = raw.element.port_num;
-      break;
+      [[fallthrough]];
+    case IBV_EVENT_PORT_ACTIVE:
     case IBV_EVENT_LID_CHANGE:
     case IBV_EVENT_PKEY_CHANGE:
     case IBV_EVENT_SM_CHANGE:
     case IBV_EVENT_CLIENT_REREGISTER:
     case IBV_EVENT_GID_CHANGE:
-      event.port = raw.element.port_num;
+      event.text += fmt::format(", port {}", raw.element.port_num);
       break;
     default:
       break;
   }
-  event.name = device.functions().event_type_str(raw.event_type);
-  event.text = fmt::format("RDMA device {}: {}", device.name(), event.name);
-  if (event.queue_pair != 0) event.text += fmt::format(", queue pair {:#x}", event.queue_pair);
-  if (event.port != 0) event.text += fmt::format(", port {}", event.port);
   return event;
-}
-
-bool is_trouble(AsyncEventKind kind) {
-  return kind == AsyncEventKind::port_error || kind == AsyncEventKind::queue_pair_failed ||
-         kind == AsyncEventKind::device_failed;
 }
 
 }  // namespace
@@ -128,7 +117,7 @@ AsyncEvent AsyncEventWatcher::read_one() {
 }
 
 void AsyncEventWatcher::hand_on(const AsyncEvent& event) {
-  log::at(is_trouble(event.kind) ? log::Level::warn : log::Level::info, "{}", event.text);
+  log::at(event.kind != AsyncEventKind::other ? log::Level::warn : log::Level::info, "{}", event.text);
   if (handler_) handler_(event);
 }
 

@@ -13,19 +13,17 @@
 namespace deep_ep::rdma::verbs {
 
 enum class AsyncEventKind : std::uint8_t {
-  port_active,
-  port_error,         ///< the link went down: sends are retried until their timeout
   queue_pair_failed,  ///< it is in the error state; `queue_pair` says which
   device_failed,      ///< nothing on the device completes any more
-  other,              ///< only logged
+  port_error,         ///< the link went down: sends are retried until their timeout
+  other,
 };
 
 struct AsyncEvent {
   AsyncEventKind kind = AsyncEventKind::other;
   std::uint32_t queue_pair = 0;  ///< 0 where the event is not about one
-  int port = 0;                  ///< 0 where the event is not about one
   std::string name;              ///< as libibverbs calls the event
-  std::string text;              ///< device, event as libibverbs calls it, queue pair or port
+  std::string text;              ///< for people: device, event, queue pair or port
 };
 
 /// Further events of a device, which come by a descriptor of their own.

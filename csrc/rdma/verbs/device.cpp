@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -15,37 +16,6 @@
 
 namespace deep_ep::rdma::verbs {
 namespace {
-
-/// The list that libibverbs hands out, freed at the end of a scope.
-class DeviceList {
- public:
-  explicit DeviceList(const VerbsFunctions& functions) : functions_(functions) {
-    errno = 0;
-    devices_ = functions_.get_device_list(&count_);
-    // A kernel without RDMA answers with an error; that is "no device" as well.
-    if (devices_ == nullptr) count_ = 0;
-  }
-  ~DeviceList() {
-    if (devices_ != nullptr) functions_.free_device_list(devices_);
-  }
-  DeviceList(const DeviceList&) = delete;
-  DeviceList& operator=(const DeviceList&) = delete;
-
-  int count() const { return count_; }
-  ibv_device* device(int i) const { return devices_[i]; }
-  std::string name(int i) const { return functions_.get_device_name(devices_[i]); }
-  std::vector<std::string> names() const {
-    std::vector<std::string> result;
-    result.reserve(static_cast<std::size_t>(count_));
-    for (int i = 0; i < count_; ++i) result.push_back(name(i));
-    return result;
-  }
-
- private:
-  const VerbsFunctions& functions_;
-  ibv_device** devices_ = nullptr;
-  int count_ = 0;
-};
 
 std::string_view port_state_name(ibv_port_state state) {
   switch (state) {
@@ -78,18 +48,22 @@ std::shared_ptr<Device> Device::open(const std::string& name, const VerbsFunctio
 }
 
 Device::Device(std::string name, const VerbsFunctions& functions) : name_(std::move(name)), functions_(functions) {
-  const DeviceList list(functions_);
-  for (int i = 0; i < list.count() && context_ == nullptr; ++i) {
-    if (list.name(i) != name_) continue;
+  int count = 0;
+  // A kernel without RDMA answers with an error; that is "no device" as well.
+  const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> list(functions_.get_device_list(&count),
+                                                                  functions_.free_device_list);
+  std::vector<std::string> names;
+  for (int i = 0; list != nullptr && i < count && context_ == nullptr; ++i) {
+    names.emplace_back(functions_.get_device_name(list.get()[i]));
+    if (names.back() != name_) continue;
     errno = 0;
-    context_ = functions_.open_device(list.device(i));
+    context_ = functions_.open_device(list.get()[i]);
     if (context_ == nullptr) {
       fail<SystemError>("RDMA device {}: ibv_open_device: {} (needs read and write access to /dev/infiniband/uverbs*)",
                         name_, errno_text(errno));
     }
   }
   if (context_ == nullptr) {
-    const std::vector<std::string> names = list.names();
     if (names.empty()) {
       fail<InvalidArgument>("RDMA device '{}' is not on this machine: libibverbs sees no device at all", name_);
     }

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "csrc/rdma/queue_pair_address.hpp"
+#include "csrc/support/token.hpp"
 
 struct ibv_context;
 struct ibv_pd;
@@ -56,6 +57,9 @@ class Device {
   ibv_context* context() const { return context_; }
   ibv_pd* protection_domain() const { return protection_domain_; }
   const DeviceLimits& limits() const { return limits_; }
+  /// The number of the first packet of each queue pair: random for each opening, so that late packets of an old
+  /// connection, whose queue pair had the same number, do not fit.
+  std::uint32_t first_packet() const { return first_packet_; }
 
   /// Ports count from 1. SystemError when the device refuses.
   PortStatus port(int port) const;
@@ -71,6 +75,7 @@ class Device {
   ibv_context* context_ = nullptr;
   ibv_pd* protection_domain_ = nullptr;
   DeviceLimits limits_;
+  std::uint32_t first_packet_ = random_bits<std::uint32_t>() & 0xffffff;
 };
 
 }  // namespace deep_ep::rdma::verbs

@@ -10,60 +10,41 @@
 
 namespace deep_ep::rdma::verbs {
 
-/// Pointers marked "or null" came after rdma-core 28 or are missing in some builds; whoever calls them has a fallback.
-struct VerbsFunctions {
-  decltype(&::ibv_get_device_list) get_device_list;
-  decltype(&::ibv_free_device_list) free_device_list;
-  decltype(&::ibv_get_device_name) get_device_name;
-  decltype(&::ibv_open_device) open_device;
-  decltype(&::ibv_close_device) close_device;
-  decltype(&::ibv_query_device) query_device;
-  decltype(&::ibv_query_port) query_port;  ///< fills only the old fields; see query_port() below
-  decltype(&::ibv_query_gid) query_gid;
-  decltype(&::ibv_alloc_pd) alloc_pd;
-  decltype(&::ibv_dealloc_pd) dealloc_pd;
-  decltype(&::ibv_reg_mr) reg_mr;
-  decltype(&::ibv_reg_mr_iova2) reg_mr_iova2;    ///< or null: then memory is addressed by its own address only
-  decltype(&::ibv_reg_dmabuf_mr) reg_dmabuf_mr;  ///< or null: then peer memory
-  decltype(&::ibv_dereg_mr) dereg_mr;
-  decltype(&::ibv_create_cq) create_cq;
-  decltype(&::ibv_destroy_cq) destroy_cq;
-  decltype(&::ibv_create_qp) create_qp;
-  decltype(&::ibv_modify_qp) modify_qp;
-  decltype(&::ibv_query_qp) query_qp;
-  decltype(&::ibv_destroy_qp) destroy_qp;
-  decltype(&::ibv_create_ah) create_ah;
-  decltype(&::ibv_destroy_ah) destroy_ah;
-  decltype(&::ibv_get_async_event) get_async_event;
-  decltype(&::ibv_ack_async_event) ack_async_event;
-  decltype(&::ibv_event_type_str) event_type_str;
-  decltype(&::ibv_wc_status_str) wc_status_str;
-};
+// clang-format off
+// The functions of libibverbs, by their names without "ibv_". NEED: every rdma-core from 28 on has them. PREFER: null
+// where it has not, and whoever calls them has a fallback: memory is addressed by its own address only, and GPU memory
+// is peer memory.
+#define DEEP_EP_VERBS_FUNCTIONS(NEED, PREFER)                                                                \
+  NEED(get_device_list) NEED(free_device_list) NEED(get_device_name) NEED(open_device) NEED(close_device)    \
+  NEED(query_device) NEED(query_port) NEED(query_gid) NEED(alloc_pd) NEED(dealloc_pd) NEED(reg_mr)           \
+  PREFER(reg_mr_iova2) PREFER(reg_dmabuf_mr) NEED(dereg_mr) NEED(create_cq) NEED(destroy_cq) NEED(create_qp) \
+  NEED(modify_qp) NEED(query_qp) NEED(destroy_qp) NEED(create_ah) NEED(destroy_ah) NEED(get_async_event)     \
+  NEED(ack_async_event) NEED(event_type_str) NEED(wc_status_str)
 
-/// The newest one needed is mlx5dv_devx_umem_reg_ex of rdma-core 35; later ones may be null.
+// Of libmlx5: NEED and PREFER without "mlx5dv_devx_" (the newest is umem_reg_ex of rdma-core 35; without qp_query there
+// are no counters), DIRECT without "mlx5dv_".
+#define DEEP_EP_MLX5_FUNCTIONS(DIRECT, NEED, PREFER)                                                          \
+  DIRECT(is_supported) DIRECT(init_obj) NEED(general_cmd) NEED(obj_create) NEED(obj_modify) NEED(obj_query)   \
+  NEED(obj_destroy) PREFER(qp_query) NEED(umem_reg_ex) NEED(umem_dereg) NEED(alloc_uar) NEED(free_uar)        \
+  NEED(query_eqn) NEED(create_event_channel) NEED(destroy_event_channel) NEED(subscribe_devx_event) NEED(get_event)
+// clang-format on
+
+#define DEEP_EP_OF_VERBS(name) decltype(&::ibv_##name) name;
+#define DEEP_EP_OF_MLX5(name) decltype(&::mlx5dv_##name) name;
+#define DEEP_EP_OF_DEVX(name) decltype(&::mlx5dv_devx_##name) name;
+struct VerbsFunctions {
+  DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_OF_VERBS, DEEP_EP_OF_VERBS)
+};
 struct Mlx5Functions {
-  decltype(&::mlx5dv_is_supported) is_supported;
-  decltype(&::mlx5dv_init_obj) init_obj;
-  decltype(&::mlx5dv_devx_general_cmd) general_cmd;
-  decltype(&::mlx5dv_devx_obj_create) obj_create;
-  decltype(&::mlx5dv_devx_obj_modify) obj_modify;
-  decltype(&::mlx5dv_devx_obj_query) obj_query;
-  decltype(&::mlx5dv_devx_obj_destroy) obj_destroy;
-  decltype(&::mlx5dv_devx_qp_query) qp_query;  ///< or null: no counters
-  decltype(&::mlx5dv_devx_umem_reg_ex) umem_reg_ex;
-  decltype(&::mlx5dv_devx_umem_dereg) umem_dereg;
-  decltype(&::mlx5dv_devx_alloc_uar) alloc_uar;
-  decltype(&::mlx5dv_devx_free_uar) free_uar;
-  decltype(&::mlx5dv_devx_query_eqn) query_eqn;
-  decltype(&::mlx5dv_devx_create_event_channel) create_event_channel;
-  decltype(&::mlx5dv_devx_destroy_event_channel) destroy_event_channel;
-  decltype(&::mlx5dv_devx_subscribe_devx_event) subscribe_event;
-  decltype(&::mlx5dv_devx_get_event) get_event;
+  DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_OF_MLX5, DEEP_EP_OF_DEVX, DEEP_EP_OF_DEVX)
   // Of rdma-core 54, so in no header that may be older; or null: no NIC has a data-direct function.
   ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t first_address,
                            int descriptor, int access, int mlx5_access);
   int (*get_data_direct_sysfs_path)(ibv_context* context, char* path, std::size_t bytes);
 };
+#undef DEEP_EP_OF_VERBS
+#undef DEEP_EP_OF_MLX5
+#undef DEEP_EP_OF_DEVX
 /// Of reg_dmabuf_mr's `mlx5_access`: by the data-direct function (MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT).
 constexpr int kAccessDataDirect = 1;
 

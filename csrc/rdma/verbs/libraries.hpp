@@ -8,12 +8,11 @@ namespace deep_ep::rdma::verbs {
 
 /// One library that was opened at run time, or could not be.
 struct LoadedLibrary {
-  std::string name;            ///< "libibverbs.so.1"
-  bool usable = false;         ///< opened, and no symbol that is needed is missing
-  std::string path = {};       ///< the file, symbolic links resolved; empty when it was not opened
-  std::string version = {};    ///< of the file's name: "1.14.44.0" of libibverbs.so.1.14.44.0; may be empty
-  std::string rdma_core = {};  ///< the release of rdma-core that the version names: "44.0"; may be empty
-  std::string error = {};      ///< why it is not usable
+  std::string name;                         ///< "libibverbs.so.1"
+  bool usable = false;                      ///< opened, and no symbol that is needed is missing
+  std::string path = {};                    ///< the file, symbolic links resolved; empty when it was not opened
+  std::string rdma_core = {};               ///< its release, by the file's name: "44.0"; may be empty
+  std::string error = {};                   ///< why it is not usable
   std::vector<std::string> fallbacks = {};  ///< functions that this release lacks; a fallback is used instead
 };
 
@@ -31,11 +30,7 @@ void require_libraries();
 /// One line for each library, for logs and `deep_ep doctor`.
 std::vector<std::string> describe(const LibraryReport& report);
 
-/// The part of a library's file name after ".so.", and the rdma-core release in it. Both empty if there is none.
-struct LibraryVersion {
-  std::string version;
-  std::string rdma_core;
-};
-LibraryVersion version_of_file(const std::string& path);
+/// The rdma-core release in a library's file name: "44.0" of libibverbs.so.1.14.44.0. Empty if there is none.
+std::string rdma_core_of_file(const std::string& path);
 
 }  // namespace deep_ep::rdma::verbs

@@ -3,8 +3,6 @@
 #include <utility>
 
 #include "csrc/rdma/ring/ring_memory.hpp"
-#include "csrc/rdma/verbs/data_direct.hpp"
-#include "csrc/rdma/verbs/dma_buf.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/support/format.hpp"
@@ -25,7 +23,7 @@ namespace {
 
 /// Nothing where the settings do not want it, too.
 std::optional<DataDirect> data_direct_of(const NicAccess& nic, const RdmaSettings& settings) {
-  if (!nic.mlx5 || !nic.gpu_memory || !settings.dma_buf || !settings.data_direct) return {};
+  if (!nic.mlx5() || !nic.gpu_memory || !settings.dma_buf || !settings.data_direct) return {};
   if (!report_libraries().mlx5.usable) return {};
   return find_data_direct(*nic.device, mlx5_functions(), gpu_dma_buf_exporter(DmaBufMapping::pcie));
 }
@@ -35,20 +33,17 @@ std::optional<DataDirect> data_direct_of(const NicAccess& nic, const RdmaSetting
 PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignment) {
   PathOptions path = settings.path;
   path.port = assignment.port;
-  path.gid_index = assignment.gid_index;
-  if (!settings.has_traffic_class) path.traffic_class = assignment.traffic_class.value_or(path.traffic_class);
+  path.gid_index = assignment.gid.index;
+  if (!settings.has_traffic_class) path.traffic_class = assignment.of_port().traffic_class.value_or(path.traffic_class);
   return path;
 }
 
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings) {
   NicAccess access;
-  access.device = Device::open(assignment.nic);
+  access.nic = assignment;
+  access.device = Device::open(assignment.nic.name);
   access.path = path_by(settings, assignment);
-  access.name = fmt::format("{}:{}", assignment.nic, assignment.port);
-  access.mlx5 = assignment.capability == Capability::mlx5;
   access.gpu_memory = executor.device().kind == deep_ep::Device::Kind::cuda;
-  access.cpus = assignment.cpus;
-  access.numa_node = assignment.numa_node;
   access.handler = settings.nic_handler;
   if (access.gpu_memory) access.writes_ordering = gpu_writes_ordering(executor.device().index);
   access.exporter = exporter_by(settings);
@@ -59,12 +54,12 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
 }
 
 std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                    const SymmetricHeap& heap, const EndsOptions& options) {
+                                    const SymmetricHeap& heap, const ConnectionOptions& options) {
   if (nic.gpu_memory && nic.writes_ordering == WritesOrdering::none) {
     fail<SystemError>(
         "NIC {} cannot serve this GPU: the GPU does not keep the order of what NICs write (attribute "
         "GPU_DIRECT_RDMA_WRITES_ORDERING is 0), so that a signal could be seen before its data",
-        nic.name);
+        nic.nic.name());
   }
   const MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
   const auto registration = std::make_shared<Registration>(

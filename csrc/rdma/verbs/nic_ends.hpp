@@ -5,14 +5,13 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "csrc/memory/symmetric_heap.hpp"
-#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/rdma/ends.hpp"
 #include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
-#include "csrc/rdma/verbs/dma_buf.hpp"
+#include "csrc/rdma/verbs/gpu_access.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
 
 namespace deep_ep {
@@ -28,16 +27,13 @@ struct Mlx5Functions;
 
 /// An opened NIC, with what is needed to let it reach the rank's memory and be driven by its kernels.
 struct NicAccess {
+  NicAssignment nic;
   std::shared_ptr<Device> device;
   PathOptions path;
-  std::string name;         ///< "mlx5_2:1", for messages
-  bool mlx5 = false;        ///< by its kernel driver
   bool gpu_memory = false;  ///< heap and rings are a GPU's
   DmaBufExporter exporter;  ///< for GPU memory
   std::optional<DataDirect> data_direct;
   WritesOrdering writes_ordering = WritesOrdering::all;
-  std::vector<int> cpus;                       ///< near the NIC, for threads that serve it; empty: any
-  int numa_node = -1;                          ///< of the NIC, for memory that it reads; -1: any
   std::size_t page_bytes = host_page_bytes();  ///< of this machine
   NicHandler handler = NicHandler::automatic;
   /// For tests of the handler `gpu` on a GPU: which of the device's doorbells, and whether rings lie in host memory.
@@ -47,6 +43,8 @@ struct NicAccess {
   /// Called when the handler `gpu` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
   PageMapper page_mapper;
+
+  bool mlx5() const { return nic.nic.capability == Capability::mlx5; }
 };
 
 /// How GPU memory becomes a dma-buf; one that refuses where the settings have turned that off.
@@ -63,16 +61,16 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
 /// will do, `gpu` if kernels can drive the device (it is tried out), else `cpu`, with one warning that says why.
 /// SystemError: the device refuses, or `gpu` was asked for and is impossible.
 std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                    const SymmetricHeap& heap, const EndsOptions& options);
+                                    const SymmetricHeap& heap, const ConnectionOptions& options);
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                      std::shared_ptr<Registration> heap, const EndsOptions& options);
+                                      std::shared_ptr<Registration> heap, const ConnectionOptions& options);
 
 /// Handler `gpu`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory if the device cannot use that.
 /// SystemError: kernels of this executor cannot drive this device, and why.
 std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                     std::shared_ptr<Registration> heap, const EndsOptions& options);
+                                     std::shared_ptr<Registration> heap, const ConnectionOptions& options);
 
 /// The words of pinned memory where old values of additions go, at their own addresses.
 Registration register_sinks(const NicAccess& nic, const RingMemory& rings);

@@ -3,27 +3,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <random>
 #include <utility>
 
 #include "csrc/rdma/discovery/gid.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "csrc/support/random.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
 namespace {
-
-constexpr std::uint32_t kPacketNumberMask = 0xffffff;
-
-/// A new connection starts at a random number, so that late packets of an old one, whose queue pair had the same
-/// number, do not fit.
-std::uint32_t random_packet_number() {
-  thread_local std::minstd_rand generator(random_bits<std::uint32_t>());
-  return static_cast<std::uint32_t>(generator()) & kPacketNumberMask;
-}
 
 void check_range(const char* name, std::uint32_t value, std::uint32_t low, std::uint32_t high) {
   if (value < low || value > high) fail<InvalidArgument>("{} is {}, allowed: {} to {}", name, value, low, high);
@@ -78,7 +67,7 @@ QueuePairAddress local_address(const Device& device, const PathOptions& path) {
   address.link_layer = port.link_layer;
   address.needs_global_route = port.needs_global_route ? 1 : 0;
   address.gid = device.gid(path.port, path.gid_index);
-  address.packet_number = random_packet_number();
+  address.packet_number = device.first_packet();
   address.outstanding_reads_in = device.limits().outstanding_reads_in;
   const bool needs_gid = port.link_layer == LinkLayer::ethernet || port.needs_global_route;
   if (needs_gid && GidEntry{.bytes = address.gid}.is_zero()) {

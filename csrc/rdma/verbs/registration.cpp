@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <string>
@@ -118,6 +119,15 @@ std::string_view to_string(RegistrationPath path) {
   return "unknown";
 }
 
+std::optional<DataDirect> find_data_direct(const Device& device, const Mlx5Functions& functions,
+                                           const DmaBufExporter& over_pcie) {
+  if (!over_pcie || functions.reg_dmabuf_mr == nullptr || functions.get_data_direct_sysfs_path == nullptr) return {};
+  std::array<char, 512> path{};
+  if (functions.get_data_direct_sysfs_path(device.context(), path.data(), path.size()) != 0) return {};
+  log::info("RDMA device {}: has a data-direct function, {}", device.name(), path.data());
+  return DataDirect{&functions, over_pcie};
+}
+
 Registration Registration::of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range) {
   check(range);
   ibv_mr* region = register_by_address(*device, range);
@@ -159,27 +169,13 @@ Registration Registration::of_gpu_memory(std::shared_ptr<Device> device, const M
 
 Registration::Registration(std::shared_ptr<Device> device, ibv_mr* region, const MemoryRange& range,
                            RegistrationPath path)
-    : device_(std::move(device)), region_(region), first_address_(start_of(range)), path_(path) {}
-
-Registration::Registration(Registration&& other) noexcept
-    : device_(std::move(other.device_)),
-      region_(std::exchange(other.region_, nullptr)),
-      first_address_(other.first_address_),
-      path_(other.path_) {}
-
-Registration& Registration::operator=(Registration&& other) noexcept {
-  std::swap(device_, other.device_);
-  std::swap(region_, other.region_);
-  std::swap(first_address_, other.first_address_);
-  std::swap(path_, other.path_);
-  return *this;
-}
-
-Registration::~Registration() {
-  if (region_ == nullptr) return;
-  const int error = device_->functions().dereg_mr(region_);
-  if (error != 0) log::warn("RDMA device {}: ibv_dereg_mr: {}", device_->name(), errno_text(error));
-}
+    : region_(region,
+              [device = std::move(device)](ibv_mr* gone) {
+                const int error = device->functions().dereg_mr(gone);
+                if (error != 0) log::warn("RDMA device {}: ibv_dereg_mr: {}", device->name(), errno_text(error));
+              }),
+      first_address_(start_of(range)),
+      path_(path) {}
 
 std::uint32_t Registration::local_key() const { return region_->lkey; }
 std::uint32_t Registration::remote_key() const { return region_->rkey; }

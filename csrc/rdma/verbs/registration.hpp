@@ -37,11 +37,17 @@ struct MemoryRange {
 /// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
 using DmaBufExporter = std::function<UniqueFd(void* address, std::size_t bytes)>;
 
-/// The data-direct function of a NIC: see data_direct.hpp.
+/// A NIC's data-direct function: a second PCIe function, beside the GPU, by which the NIC reaches GPU memory where its
+/// own is behind the CPU. Needs rdma-core 54 and CUDA 12.8.
 struct DataDirect {
   const Mlx5Functions* functions = nullptr;
   DmaBufExporter exporter;  ///< of dma-bufs that lead over PCIe
 };
+
+/// Nothing where the NIC has no such function, or libmlx5 knows none. `over_pcie` exports memory of a GPU as that
+/// function sees it. `functions` must outlive the result.
+std::optional<DataDirect> find_data_direct(const Device& device, const Mlx5Functions& functions,
+                                           const DmaBufExporter& over_pcie);
 
 /// A registration with strict ordering, because signals may lie anywhere in the memory: what is written after data is
 /// seen after the data. Destroying it unregisters the memory, which must still exist.
@@ -55,10 +61,6 @@ class Registration {
   static Registration of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range,
                                     const DmaBufExporter& exporter, const DataDirect* data_direct = nullptr);
 
-  Registration(Registration&& other) noexcept;
-  Registration& operator=(Registration&& other) noexcept;
-  ~Registration();
-
   std::uint32_t local_key() const;
   std::uint32_t remote_key() const;
   /// What work requests use for the first byte.
@@ -68,8 +70,7 @@ class Registration {
  private:
   Registration(std::shared_ptr<Device> device, ibv_mr* region, const MemoryRange& range, RegistrationPath path);
 
-  std::shared_ptr<Device> device_;
-  ibv_mr* region_ = nullptr;
+  std::shared_ptr<ibv_mr> region_;  ///< keeps the device open
   std::uint64_t first_address_ = 0;
   RegistrationPath path_ = RegistrationPath::host;
 };

@@ -13,11 +13,11 @@ namespace deep_ep::rdma::verbs {
 namespace {
 
 /// Depth of the device's queues. A ring may be deeper: the wire takes what there is room for.
-std::uint32_t send_depth(const Device& device, const EndsOptions& options) {
+std::uint32_t send_depth(const Device& device, const ConnectionOptions& options) {
   constexpr std::uint32_t kLeast = 16;
   constexpr std::uint32_t kEnough = 512;  // more under way does not make a connection faster
   const DeviceLimits& limits = device.limits();
-  const auto pairs = static_cast<std::uint32_t>(options.peers.size());
+  const auto pairs = static_cast<std::uint32_t>(options.ends());
   const std::uint32_t share = limits.completion_queue_depth / pairs;
   if (share < kLeast || limits.queue_pair_depth < kLeast) {
     fail<SystemError>(
@@ -31,20 +31,20 @@ std::uint32_t send_depth(const Device& device, const EndsOptions& options) {
 class VerbsEnds final : public Ends {
  public:
   VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
-            const EndsOptions& options)
-      : name_(nic.name),
-        cpus_(nic.cpus),
+            const ConnectionOptions& options)
+      : name_(nic.nic.name()),
+        cpus_(nic.nic.nic.cpus),
         heap_(std::move(heap)),
-        rings_(executor, {.count = options.peers.size(),
+        rings_(executor, {.count = options.ends(),
                           .depth = options.depth,
                           .batch = options.batch,
-                          .numa_node = nic.numa_node}),
+                          .numa_node = nic.nic.nic.pci.numa_node}),
         sinks_(register_sinks(nic, rings_)) {
     const std::uint32_t depth = send_depth(*nic.device, options);
-    wire_ = std::make_unique<VerbsWire>(nic.device, static_cast<std::uint32_t>(options.peers.size()) * depth);
-    for (const int peer : options.peers) {
+    wire_ = std::make_unique<VerbsWire>(nic.device, static_cast<std::uint32_t>(options.ends()) * depth);
+    for (std::size_t end = 0; end < options.ends(); ++end) {
       pairs_.push_back(&wire_->add_queue_pair({.send_depth = depth}, nic.path));
-      served_.push_back({.number = pairs_.back()->number(), .peer = peer});
+      served_.push_back({.number = pairs_.back()->number(), .peer = options.peer(end)});
     }
   }
 
@@ -82,7 +82,7 @@ class VerbsEnds final : public Ends {
 }  // namespace
 
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                      std::shared_ptr<Registration> heap, const EndsOptions& options) {
+                                      std::shared_ptr<Registration> heap, const ConnectionOptions& options) {
   return std::make_unique<VerbsEnds>(nic, executor, std::move(heap), options);
 }
 

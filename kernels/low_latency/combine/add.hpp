@@ -3,7 +3,6 @@
 //   in one launch   a term is a rank's row, which is a sum already; in the order of the ranks
 //   by rails        another node has one such row, which the owner's rail there adds up from those of its node
 //   with hooks      a term is a selection's row as its expert left it, times its weight; in the order of the selections
-//                   (rank-major: a rank's row, by rank)
 //
 // A block takes a token, and its warps share the token's lines; with hooks and few tokens, two blocks. Each warp finds
 // out for itself which terms there are, and polls its lines of all of them at once: they are in its registers as soon
@@ -13,10 +12,166 @@
 #include <type_traits>
 
 #include "kernels/common/line_poller.hpp"
-#include "kernels/low_latency/combine/unreduced.hpp"
-#include "kernels/low_latency/combine/wire.hpp"
+#include "kernels/common/tickets.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
+#include "kernels/primitives/bits.hpp"
 
 namespace deep_ep::device::low_latency {
+
+/// The reach of combine where rows travel as the experts left them: see unreduced.cu.
+struct UnreducedReach : CombineReach<false> {
+  using CombineReach<false>::CombineReach;
+
+  /// With a rank instead of an expert: that rank's dispatch had no room for the row. Its lines are there all the same,
+  /// and count for nothing.
+  static constexpr std::uint32_t kNoRow = 0x10000;
+  static_assert(kMostLowLatencyExperts < static_cast<int>(kNoRow) && kMaxRanks <= static_cast<int>(kNoRow));
+
+  /// What is written into the lines of a row of `expert`; without a row: kNoRow | rank. Never what a call in
+  /// one launch would write, so that nobody takes a row for a sum.
+  DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t expert) const {
+    return std::uint64_t{expert} << 47 | std::uint64_t{1} << 46 | epoch;
+  }
+
+  /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner.
+  DEEP_EP_DEVICE std::byte* row_in_turn(std::byte* heap, int num_topk, int token, int k) const {
+    return row(heap, 0, token * num_topk + k);
+  }
+
+  /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()). By the
+  /// last to arrive at a ticket, who has acquired what all others sent.
+  DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t call) const {
+    std::uint64_t* word = sent_word(common.rank).in(common.heaps[peer]);
+    store_release<Scope::system>(word, epoch << 32 | call);
+  }
+  /// By one thread: has `peer` sent all its rows? Acquires them, and says which call it meant.
+  DEEP_EP_DEVICE bool has_sent(int peer, std::uint32_t& call) const {
+    const std::uint64_t word = load_acquire<Scope::system>(sent_word(peer).in(common.local));
+    call = static_cast<std::uint32_t>(word);
+    return word >> 32 == (epoch & 0xffffffffu);
+  }
+  /// Has `peer` announced selections? Then it takes this call for one in one launch.
+  DEEP_EP_DEVICE bool has_announced_cells(int peer) const {
+    return Selection::epoch_in(load_cell(selections(peer, 0))) == epoch;
+  }
+
+ private:
+  /// A word of each source for even and for odd epochs, which only far ranks use otherwise.
+  DEEP_EP_DEVICE Place<std::uint64_t> sent_word(int source) const {
+    return common.window.progress(LowLatencyKind::combine, epoch, source, 0);
+  }
+};
+
+/// Asks what ranks have said of the call.
+struct UnreducedSurvey {
+  const LowLatencyCombineParams& params;
+  const UnreducedReach& reach;
+  int disagrees = -1;        ///< the first rank that means another one
+  int unsent = -1;           ///< the first that has not sent everything
+  std::uint32_t theirs = 0;  ///< what `disagrees` means
+
+  /// By one warp of the rank: waits until everybody has sent all its rows, and all mean the same call.
+  DEEP_EP_DEVICE void await_all_sent() const {
+    const std::uint32_t ours = call_of(params);
+#pragma unroll 1
+    for (int peer = lane_index(); peer < params.common.num_ranks; peer += kWarpSize) {
+      std::uint32_t said = 0;
+      bool differs = false;
+      const auto told = [&](const Poll&) {
+        if (reach.has_sent(peer, said)) return true;
+        differs = reach.has_announced_cells(peer);
+        return differs;
+      };
+      if (!wait_until(reach.policy(), {peer, Wanted::low_latency_combine_rows, reach.epoch}, told)) continue;
+      if (differs || said != ours) refuse_call(params.common, reach.epoch, peer, 0, ours, said);
+    }
+  }
+
+  /// By a whole warp, of the row of `expert` of `rank`, which does not come: had the dispatch no room for it? Once its
+  /// rank has sent everything, either it is here, or there was no room, or another expert's lies there. Or a rank that
+  /// means another call, with rows of another size, has written where it lay; so nobody is blamed for a row that is not
+  /// there before all have said which call they mean.
+  DEEP_EP_DEVICE bool has_no_row(int token, int expert, int rank, const std::byte* row, std::uint64_t begin) {
+    const std::uint32_t ours = call_of(params);
+    unsent = rank;
+    bool sent = false;
+    if (lane_index() == 0) {
+      sent = reach.has_sent(rank, theirs);
+      if (sent ? theirs != ours : reach.has_announced_cells(rank)) disagrees = rank;
+    }
+    sent = warp::any(sent && disagrees < 0);
+    warp::sync();  // what other lanes read comes after the rank's word
+    bool found_here = false;
+    if (sent) {
+      std::uint64_t seen = 0;
+      if (lane_index() == 0)
+        seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
+      found_here = warp::any(seen == reach.tag(static_cast<std::uint32_t>(expert)));
+      if (warp::any(seen == reach.tag(UnreducedReach::kNoRow | static_cast<std::uint32_t>(rank)))) return true;
+      ask_all(ours);
+    }
+    if (lane_index() == 0) {
+      const bool other = disagrees < 0 && unsent < 0 && !found_here;  // another expert's row lies there
+      if (disagrees >= 0 || other) {
+        refuse_call(params.common, reach.epoch, other ? rank : disagrees, other ? 2 : 0,
+                    other ? static_cast<std::uint32_t>(expert) : ours,
+                    other ? static_cast<std::uint32_t>(token) : theirs);
+      } else {
+        const Awaited rows{unsent < 0 ? rank : unsent, Wanted::low_latency_combine_rows, reach.epoch};
+        if (reach.policy().is_late(rows, begin)) reach.policy().blame(rows, 0);
+      }
+    }
+    warp::sync();
+    return false;
+  }
+
+ private:
+  /// By a whole warp.
+  DEEP_EP_DEVICE void ask_all(std::uint32_t ours) {
+    disagrees = unsent = -1;
+#pragma unroll 1
+    for (int first = 0; first < params.common.num_ranks; first += kWarpSize) {
+      const int peer = first + lane_index();
+      bool sent = true;
+      bool differs = false;
+      std::uint32_t said = 0;
+      if (peer < params.common.num_ranks) {
+        sent = reach.has_sent(peer, said);
+        differs = sent ? said != ours : reach.has_announced_cells(peer);
+      }
+      const std::uint32_t odd = warp::ballot(differs);
+      const std::uint32_t missing = warp::ballot(!sent);
+      said = warp::shuffle(said, odd == 0 ? 0 : lowest_bit(odd));
+      if (disagrees < 0 && odd != 0) {
+        disagrees = first + lowest_bit(odd);
+        theirs = said;
+      }
+      if (unsent < 0 && missing != 0) unsent = first + lowest_bit(missing);
+    }
+  }
+};
+
+/// By all threads of all blocks, when their warps have done their part `phase` of the call. True in the one warp, in
+/// all lanes, that comes last and speaks for the rank; in none if the call is over. It also counts the call: all blocks
+/// know by then which it is. What others wrote in a send part is ordered before, and what they read in a receive part.
+DEEP_EP_DEVICE bool last_warp_to_finish(const LowLatencyParams& common, const LowLatencyEpochs& epochs,
+                                        LowLatencyPhase phase) {
+  block::sync();
+  if (warp_index() != 0) return false;
+  bool speaks = false;
+  if (lane_index() == 0) {
+    LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
+    const auto blocks = static_cast<std::uint32_t>(grid_blocks());
+    const bool last = sends(phase) ? last_to_arrive<Scope::system>(&counters.finished, blocks)
+                                   : last_to_arrive<Scope::gpu>(&counters.finished, blocks);
+    if (last && sends(phase)) counters.sent.count(epochs.send);
+    if (last && !sends(phase)) counters.received.count(epochs.receive);
+    speaks = last && !aborted(common.wait);
+  }
+  speaks = warp::any(speaks);
+  warp::sync();
+  return speaks;
+}
 
 /// The terms of a token's sum: lane i < count holds the i-th.
 struct CombineTerms {
@@ -37,11 +192,9 @@ struct CombineTask {
   bool relays;
 };
 
-template <bool kFp8, bool kRdma, bool kUnreduced = false>
+template <bool kRdma, bool kUnreduced = false>
 struct CombineAdder {
-  static constexpr bool kRails = kRdma && !kFp8;
-  using Reach = std::conditional_t<kUnreduced, UnreducedReach, CombineReach<kRdma, kRails>>;
-  using Sum = std::conditional_t<kFp8, Fp8LineSum, Bf16LineSum>;
+  using Reach = std::conditional_t<kUnreduced, UnreducedReach, CombineReach<kRdma>>;
   static constexpr int kTogether = 8;  ///< rows that are polled at once, four lines of each
   using Lines = LinePoller<kTogether>;
 
@@ -58,7 +211,7 @@ struct CombineAdder {
 #pragma unroll 1
     for (int turn = 1; turn <= reach.num_nodes(); ++turn) {
       CombineTask task{params.common.rank, params.num_tokens, false};
-      if constexpr (kRails) {
+      if constexpr (kRdma) {
         if (turn != reach.num_nodes()) {
           const int owner = reach.rail_in((reach.own_node() + turn) % reach.num_nodes());
           task = {owner, FarSelections{params, reach.far_selections(owner)}.await_count(reach, owner), true};
@@ -102,7 +255,7 @@ struct CombineAdder {
   DEEP_EP_DEVICE int rank_of_selection(const CombineTask& task, int token) const {
     const int lane = lane_index();
     if (lane >= params.num_topk) return -1;
-    if constexpr (kRails) {
+    if constexpr (kRdma) {
       if (task.relays) {
         const int rank = FarSelections{params, reach.far_selections(task.owner)}.rank_of_selection(token, lane);
         return rank >= 0 && reach.is_of_own_node(rank) ? rank : -1;
@@ -123,19 +276,18 @@ struct CombineAdder {
         if (member == 0) selections.report_unknown(now, token);
         expert = selections.expert_of(now.index);
         rank = selections.rank_of(expert);
-        if (!params.rank_major) weight = now.weight;
+        weight = now.weight;
       }
     } else {
       rank = rank_of_selection(task, token);
     }
 
     // If a rank has one row, its first selection stands for that row. Terms are in the order of ranks then.
-    const bool by_rank = !kUnreduced || params.rank_major;
     const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane;
-    const std::uint32_t wanted = warp::ballot(rank >= 0 && (first || !by_rank) && !masked(params.common, rank));
-    int place = by_rank ? 0 : count_bits(wanted & ((1u << lane) - 1));
+    const std::uint32_t wanted = warp::ballot(rank >= 0 && (first || kUnreduced) && !masked(params.common, rank));
+    int place = kUnreduced ? count_bits(wanted & ((1u << lane) - 1)) : 0;
 #pragma unroll 1
-    for (std::uint32_t left = by_rank ? wanted : 0; left != 0; left &= left - 1) {
+    for (std::uint32_t left = kUnreduced ? 0 : wanted; left != 0; left &= left - 1) {
       place += warp::shuffle(rank, lowest_bit(left)) < rank ? 1 : 0;
     }
     CombineTerms terms{.count = count_bits(wanted)};
@@ -154,10 +306,11 @@ struct CombineAdder {
     if (lane >= terms.count) return terms;
     terms.rank = its_rank;
     if constexpr (kUnreduced) {
-      if (!by_rank) terms.row = reach.row_in_turn(params.common.local, params.num_topk, token, selection);
+      terms.row = reach.row_in_turn(params.common.local, params.num_topk, token, selection);
+    } else {
+      terms.row = reach.row(params.common.local, its_rank, token);
     }
-    if (by_rank) terms.row = reach.row(params.common.local, its_rank, token);
-    if constexpr (kRails) {
+    if constexpr (kRdma) {
       if (task.relays) terms.row = reach.row_of_member(params.common.local, task.owner, its_rank, token);
     }
     return terms;
@@ -167,9 +320,9 @@ struct CombineAdder {
   DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, CombineTerms& terms) const {
     const LineLane lane;
 #pragma unroll 1
-    for (int unit = member; unit < Sum::units(wire); unit += members) {
+    for (int unit = member; unit < wire.pieces(); unit += members) {
       const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
-      Sum sum;
+      LineSum sum;
 #pragma unroll 1
       for (int first = 0; first < terms.count; first += kTogether) {
         Lines lines;
@@ -178,13 +331,13 @@ struct CombineAdder {
         for (int i = 0; i < kTogether; ++i) {
           if (first + i >= terms.count || (terms.gone >> (first + i) & 1u) != 0) continue;
           if constexpr (kUnreduced) {
-            sum.add_weighted(lines.part[i], line, warp::shuffle(terms.weight, first + i));
+            sum.add_weighted(lines.part[i], warp::shuffle(terms.weight, first + i));
           } else {
-            sum.add(lines.part[i], line);
+            sum.add(lines.part[i]);
           }
         }
       }
-      if constexpr (kRails) {
+      if constexpr (kRdma) {
         if (task.relays) {
           if (terms.count != 0) stage_line(task, token, line, sum.packed());
           continue;
@@ -192,7 +345,7 @@ struct CombineAdder {
       }
       sum.store(params.combined_x + std::int64_t{token} * 2 * params.hidden, wire, line);
     }
-    if constexpr (kRails) {
+    if constexpr (kRdma) {
       if (task.relays && terms.count != 0) reach.hand_over(task.owner, token, member);
     }
     return true;
@@ -208,7 +361,7 @@ struct CombineAdder {
     lines.missing = ((1u << count) - 1) & ~(terms.gone >> first);
     const auto tag = [&](int i) {
       if constexpr (kUnreduced) {
-        return reach.tag(params.rank_major ? 0 : static_cast<std::uint32_t>(warp::shuffle(terms.expert, first + i)));
+        return reach.tag(static_cast<std::uint32_t>(warp::shuffle(terms.expert, first + i)));
       } else {
         return reach.epoch;
       }

@@ -18,7 +18,7 @@ struct CombineChoice {
   bool owed;           ///< the owner waits for a row, even if it is the sum of none
 };
 
-template <bool kFp8, class Reach>
+template <class Reach>
 struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -111,11 +111,6 @@ struct CombinePusher {
     const int first_expert = params.common.rank * params.num_local_experts;
     const int expert = now.expert - first_expert;  // local
     const bool here = now.expert >= first_expert && expert < params.num_local_experts;
-    if (params.rank_major) {  // all of the sum or nothing
-      const bool wanted = warp::any(here);
-      choice = {wanted ? 1u : 0u, 1.0f, wanted};
-      return true;
-    }
     // It is the expert of the dispatch, whose row may have had no room, and which then is left out; or the call is
     // over.
     const int expert_rows = params.common.num_ranks * params.max_tokens;
@@ -182,7 +177,7 @@ struct CombinePusher {
   /// The first ones start before the owner has announced which of these rows it wants: nearly always all of them.
   DEEP_EP_DEVICE bool push(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns,
                            std::uint64_t start) const {
-    const WarpShare<kFp8> share{warp, params.warps_per_row};
+    const WarpShare share{warp, params.warps_per_row};
     const int steps = share.steps(wire);
     std::byte* const to = destination(reach, row);
     CombineChoice choice{};
@@ -262,18 +257,12 @@ struct CombinePusher {
   }
 
   /// Sends the owner what a step has completed.
-  DEEP_EP_DEVICE void store(const WarpShare<kFp8>& share, int step, std::byte* to, std::uint64_t epoch) const {
-    if constexpr (kFp8) {
-      constexpr int kSteps = WarpShare<true>::kSteps;
-      if (step % kSteps != kSteps - 1) return;
-      store_fp8_pass(wire, share.stage_of(stage, step), share.pass(step), to, epoch);
-    } else {
-      const LineLane lane;
-      const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
-      const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
-      const LinePart part = tagged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
-      store_line(to + lane.byte_at(line), part, line < wire.lines());
-    }
+  DEEP_EP_DEVICE void store(const WarpShare& share, int step, std::byte* to, std::uint64_t epoch) const {
+    const LineLane lane;
+    const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
+    const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
+    const LinePart part = tagged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
+    store_line(to + lane.byte_at(line), part, line < wire.lines());
   }
 };
 

@@ -7,34 +7,338 @@
 //   receive part  counters, selections (one load time) -> lines, as they are polled -> result; all blocks have read,
 //                 everybody has sent (one block waits for that alone) -> acknowledgements
 // The last block to finish moves the counters on, and the clerk, which reads them, only reads.
+//
+// The send part of a call in one launch has to know the owner's selections and weights, so it waits until every owner
+// has begun. A send part by itself must not: it sends every row that the dispatch brought, as the expert left it, and
+// the owner multiplies and adds when it receives. Nobody announces selections, and nobody who is late holds up what
+// others send.
+//
+//   - The rows of a token lie in the owner's part of the window for combine's rows of all ranks together, one for each
+//     selection of the dispatch: [token][selection].
+//   - A row's tags say which expert it is of: an owner that selects another one does not take it.
+//   - Who has sent all its rows tells all ranks so, and which call that was (sent()). A receive part ends when
+//     everybody has. So when a rank acknowledges a call, no row of it is under way any more, not even one that the rank
+//     did not want; and whoever finds that acknowledgement may write wherever rows of combine lie, two calls later.
+//   - A sender writes to an owner when that has acknowledged the call before the last. That is all it waits for.
+//   - A rank acknowledges at the end of its receive part, and not only when its next call begins, as elsewhere: with
+//     two calls in flight that next call is the very one whose rows would wait for it.
+//
+// For ranks that all reach each other by NVLink, without masking, where the rows fit the window. Other calls with hooks
+// send as calls in one launch do. (A masked rank that comes late would write into places of others; what posters and
+// relays post are sums.)
+#include "kernels/common/wait.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
-#include "kernels/low_latency/combine/push_signalled.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// One part of the call, as params.phase says. Rows travel as bfloat16 or in FP8.
-template <bool kFp8>
+// The expert side of combine where nothing is added up before the owner does: each row goes to its owner as it is.
+
+/// Groups of warps take rows in turn, and the warps of a group share a row by its lines. Where there are more groups
+/// than rows, so many share the selections of a row: a group that copies one after the other waits for memory each
+/// time. Owners that have not yet acknowledged the call before the last have to wait for their rows until all others
+/// have theirs.
+struct UnreducedPusher {
+  static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
+  static constexpr int kRanksOfLane = (kMaxRanks + kWarpSize - 1) / kWarpSize;
+
+  const LowLatencyCombineParams& params;
+  const CombineWire& wire;
+  ReceivedRows received;
+  int warp;                ///< in the group
+  CombineRow first{};      ///< the first row to push
+  std::int32_t most = 0;   ///< rows of any source that this lane has seen
+  std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began ...
+  bool looked = false;     ///< ... if this warp has looked then
+  int sharing = 0;         ///< so many groups share a row: a power of two, by its exponent
+  std::uint32_t left = 0;  ///< bit i: the lane's i-th owner, rank i * 32 + lane, has not got its rows
+  std::uint32_t open = 0;  ///< the same: it gets them now
+
+  /// Starts the loads that do not depend on the call. The clerk does not look for room yet: nothing of a warp comes
+  /// before what it has acquired, and the block waits for what the clerk loads next.
+  DEEP_EP_DEVICE void load_first(bool clerk) {
+    const UnreducedReach no_call(params.common, 0, params.row_bytes);
+    const int groups = received.step();
+    const int rows = params.common.num_ranks * params.max_tokens;
+    while (rows << (sharing + 1) <= groups && 1 << sharing < params.num_topk) ++sharing;
+    first = received.load_row(received.first_item() >> sharing);
+    most = received.most_rows();
+    looked = !clerk;
+    if (looked && owner(0) < params.common.num_ranks) seen = no_call.load_acknowledged(owner(0));
+  }
+
+  /// By whole warps. False: the call is over.
+  DEEP_EP_DEVICE bool push_all(const UnreducedReach& reach) {
+#pragma unroll
+    for (int i = 0; i < kRanksOfLane; ++i) left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
+    const int end = warp::max(most) * params.common.num_ranks << sharing;
+    bool begins = looked;
+    const auto all_pushed = [&](const Poll&) {
+      find_room(reach, begins);
+      begins = false;
+      if (warp::any(open != 0)) push_open(reach, end);
+      left &= ~open;
+      return !warp::any(left != 0);
+    };
+    return poll_until<16>(all_pushed, [&](const Poll& look) {
+      if (left != 0) {
+        const Awaited credit{owner(lowest_bit(left)), Wanted::low_latency_combine_credit, reach.epoch - 2};
+        if (reach.policy().is_late(credit, look.begin)) reach.policy().blame(credit, 0);
+      }
+      return warp::any(aborted(params.common.wait));
+    });
+  }
+
+  // Steps of it.
+
+  DEEP_EP_DEVICE static int owner(int i) { return i * kWarpSize + lane_index(); }
+
+  DEEP_EP_DEVICE void find_room(const UnreducedReach& reach, bool begins) {
+    open = 0;
+#pragma unroll 1
+    for (std::uint32_t bits = left; bits != 0; bits &= bits - 1) {
+      const int i = lowest_bit(bits);
+      if (reach.has_room(begins && i == 0 ? seen : reach.load_acknowledged(owner(i)))) open |= 1u << i;
+    }
+    warp::sync();  // what follows in other lanes comes after the owner's reads
+  }
+  DEEP_EP_DEVICE bool is_open(int source) const {
+    return (warp::shuffle(open, source % kWarpSize) >> (source / kWarpSize) & 1u) != 0;
+  }
+
+  DEEP_EP_DEVICE void push_open(const UnreducedReach& reach, int end) {
+    int item = received.first_item();
+    CombineRow next = first.rows >= 0 ? first : received.load_row(item >> sharing);
+    first.rows = -1;  // it has been used
+#pragma unroll 1
+    for (; item < end; item += received.step()) {
+      const CombineRow row = next;
+      next = received.load_row((item + received.step()) >> sharing);
+      if (row.index < row.rows && is_open(row.source)) push(reach, row, item & ((1 << sharing) - 1));
+    }
+  }
+
+  /// Those of the row's selections on this rank that are the group's.
+  DEEP_EP_DEVICE void push(const UnreducedReach& reach, const CombineRow& row, int member) const {
+    std::byte* heap = params.common.heaps[row.source];
+    const int expert_rows = params.common.num_ranks * params.max_tokens;
+    const auto rank = static_cast<std::uint32_t>(params.common.rank);
+    const std::uint32_t expert = row.position < 0 ? UnreducedReach::kNoRow | rank
+                                                  : rank * static_cast<std::uint32_t>(params.num_local_experts) +
+                                                        static_cast<std::uint32_t>(row.position / expert_rows);
+    const bool here = row.position >= 0 || row.position == LowLatencyRowTable::kNoRoom;
+    int turn = 0;
+#pragma unroll 1
+    for (std::uint32_t rows = warp::ballot(here); rows != 0; rows &= rows - 1, ++turn) {
+      if ((turn & ((1 << sharing) - 1)) != member) continue;
+      const int k = lowest_bit(rows);
+      std::byte* to = reach.row_in_turn(heap, params.num_topk, row.token, k);
+      const std::int32_t position = warp::shuffle(row.position, k);
+      const std::uint64_t tag = reach.tag(warp::shuffle(expert, k));
+      copy(position, to, tag);
+    }
+  }
+
+  /// This warp's share of the lines of row `position` of x; of zeros where that is negative. kWhileWritten: other rows
+  /// of x may still be written.
+  template <bool kWhileWritten = false>
+  DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
+    const WarpShare share{warp, params.warps_per_row};
+    const int steps = share.steps(wire);
+    const LineLane lane;
+    const auto line_of = [&](int step) {
+      return static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
+    };
+#pragma unroll 1
+    for (int begin = 0; begin < steps; begin += kTogether) {
+      LinePart part[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        part[i] = begin + i < steps ? load_part<kWhileWritten>(position, line_of(begin + i), tag) : LinePart{};
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (begin + i >= steps) continue;
+        const std::uint32_t line = line_of(begin + i);
+        store_line(to + lane.byte_at(line), part[i], line < wire.lines());
+      }
+    }
+  }
+
+  template <bool kWhileWritten, class T>
+  DEEP_EP_DEVICE static T load_x(const T* from) {
+    return kWhileWritten ? load_weak(from) : load_stream(from);
+  }
+
+  /// This lane's part of a line. Lines begin at multiples of 8 bytes of a row.
+  template <bool kWhileWritten>
+  DEEP_EP_DEVICE LinePart load_part(std::int32_t position, std::uint32_t line, std::uint64_t tag) const {
+    const LineLane lane;
+    const auto bytes = 2 * static_cast<std::uint32_t>(params.hidden);
+    const std::uint32_t at = lane.payload_at(line);
+    LinePart part{{0, lane.has_tag() ? tag : 0}};
+    if (position < 0) return part;
+    const auto* words = reinterpret_cast<const std::uint64_t*>(params.x + std::int64_t{position} * bytes + at);
+    if (at < bytes) part.word[0] = load_x<kWhileWritten>(words);
+    if (!lane.has_tag() && at + 8 < bytes) part.word[1] = load_x<kWhileWritten>(words + 1);
+    return part;
+  }
+};
+
+// The expert side of combine while the program still computes the rows (single-batch overlap): its GEMM runs beside the
+// send part, on other SMs, and raises signals. A row is read once its signal is there, and none that is there waits for
+// another: every block lists its selections, and its warps go round among those that are left.
+
+struct SignalledPusher : UnreducedPusher {
+  const CombineShared& shared;
+
+  /// By all threads of the block, with shared.words->listed at 0: lists the block's selections that have a row on this
+  /// rank. The block syncs after it.
+  DEEP_EP_DEVICE void list_selections() const {
+    const LowLatencyRowTable table = received.table();
+    const int rows = params.common.num_ranks * params.max_tokens;
+    const int step = params.common.working_blocks;
+#pragma unroll 1
+    for (int i = thread_index();; i += block_threads()) {
+      const int row = block_index() + i / params.num_topk * step;
+      if (row >= rows) return;
+      const int source = row % params.common.num_ranks;  // neighbouring rows belong to different owners
+      const int index = row / params.common.num_ranks;
+      const int k = i % params.num_topk;
+      if (index >= load_stream(table.rows(source))) continue;
+      if (load_stream(table.position(source, index, k)) == -1) continue;
+      const std::uint32_t place = fetch_add_relaxed<Scope::block>(&shared.words->listed, 1u);
+      shared.list[place] = static_cast<std::uint32_t>(row * params.num_topk + k);
+    }
+  }
+
+  /// By whole warps: each has every so many-th of the block's selections. False: the call is over.
+  DEEP_EP_DEVICE bool push_listed(const UnreducedReach& reach) {
+    const int warps = block_warps();
+    int count = (static_cast<int>(shared.words->listed) - warp_index() + warps - 1) / warps;
+#pragma unroll
+    for (int i = 0; i < kRanksOfLane; ++i) {
+      left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
+    }
+    std::uint32_t opened = 0;
+    const auto all_pushed = [&](const Poll&) {
+      find_room(reach, false);
+      left &= ~open;
+      opened |= open;
+      open = opened;
+      count = push_ready(reach, count);
+      return count == 0;
+    };
+    return poll_until<16>(all_pushed, [&](const Poll& look) {
+      if (left != 0) {
+        const Awaited credit{owner(lowest_bit(left)), Wanted::low_latency_combine_credit, reach.epoch - 2};
+        if (reach.policy().is_late(credit, look.begin)) reach.policy().blame(credit, 0);
+      }
+      warp::sync();
+      if (lane_index() == 0) look_at_first(reach, look.begin);
+      return warp::any(aborted(params.common.wait));
+    });
+  }
+
+ private:
+  struct Selected {
+    int source, index, k;
+    std::int32_t position;  ///< negative: its expert had no room for the row
+  };
+
+  DEEP_EP_DEVICE std::uint32_t* entry(int i) const { return shared.list + warp_index() + i * block_warps(); }
+
+  DEEP_EP_DEVICE Selected load(std::uint32_t listed) const {
+    const auto number = static_cast<int>(listed);
+    const int row = number / params.num_topk;
+    Selected of{row % params.common.num_ranks, row / params.common.num_ranks, number % params.num_topk, -1};
+    of.position = load_stream(received.table().position(of.source, of.index, of.k));
+    return of;
+  }
+
+  /// The word that says that the row is there.
+  DEEP_EP_DEVICE int word_of(std::int32_t position) const {
+    const int expert_rows = params.common.num_ranks * params.max_tokens;
+    const LowLatencySignals& signals = params.signals;
+    return position / expert_rows * signals.words_of_expert + position % expert_rows / signals.rows_of_word;
+  }
+  /// Acquires the row.
+  DEEP_EP_DEVICE std::uint32_t signal(int word) const { return load_acquire<Scope::gpu>(params.signals.words + word); }
+
+  /// Pushes those of the warp's first `count` selections whose rows are there. Returns how many are left; these come
+  /// first then.
+  DEEP_EP_DEVICE int push_ready(const UnreducedReach& reach, int count) const {
+    const std::uint32_t below = (1u << lane_index()) - 1;
+    int kept = 0;
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += kWarpSize) {
+      const bool wanted = begin + lane_index() < count;
+      const std::uint32_t listed = wanted ? *entry(begin + lane_index()) : 0;
+      const Selected of = load(listed);
+      const bool open = is_open(of.source);
+      const bool ready = wanted && open && (of.position < 0 || signal(word_of(of.position)) >= params.signals.expected);
+      const std::uint32_t rest = warp::ballot(wanted && !ready);
+      std::uint32_t now = warp::ballot(ready);
+      warp::sync();  // all have read their entries, and the rows are acquired for every lane
+      if (wanted && !ready) *entry(kept + count_bits(rest & below)) = listed;
+      kept += count_bits(rest);
+#pragma unroll 1
+      for (; now != 0; now &= now - 1) {
+        const int lane = lowest_bit(now);
+        push_row(reach, {warp::shuffle(of.source, lane), warp::shuffle(of.index, lane), warp::shuffle(of.k, lane),
+                         warp::shuffle(of.position, lane)});
+      }
+    }
+    warp::sync();
+    return kept;
+  }
+
+  DEEP_EP_DEVICE void push_row(const UnreducedReach& reach, const Selected& of) const {
+    const int token = load_stream(received.table().token(of.source, of.index));
+    const auto rank = static_cast<std::uint32_t>(params.common.rank);
+    const std::uint32_t expert =
+        of.position < 0 ? UnreducedReach::kNoRow | rank
+                        : rank * static_cast<std::uint32_t>(params.num_local_experts) +
+                              static_cast<std::uint32_t>(of.position / (params.common.num_ranks * params.max_tokens));
+    std::byte* to = reach.row_in_turn(params.common.heaps[of.source], params.num_topk, token, of.k);
+    copy<true>(of.position, to, reach.tag(expert));
+  }
+
+  /// By one thread: ends the call if the first selection that is left has waited for its signal for too long.
+  DEEP_EP_DEVICE void look_at_first(const UnreducedReach& reach, std::uint64_t begin) const {
+    const Selected of = load(*entry(0));
+    const std::uint32_t expected = params.signals.expected;
+    if (of.position < 0) return;
+    const int word = word_of(of.position);
+    const std::uint32_t seen = signal(word);
+    if (seen >= expected) return;
+    const Awaited awaited{params.common.rank, Wanted::low_latency_combine_signal, expected};
+    if (!reach.policy().is_late(awaited, begin)) return;
+    const auto expert = static_cast<std::uint64_t>(word / params.signals.words_of_expert);
+    report_fault(params.common.wait, FaultKind::timeout, awaited.wanted, awaited.peer, word, expert << 32 | expected,
+                 seen);
+  }
+};
+
+/// One part of the call, as params.phase says.
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Adder = CombineAdder<kFp8, false, true>;
+  using Adder = CombineAdder<false, true>;
   const LowLatencyParams& common = params.common;
-  const CombineWire wire{params.hidden, kFp8};
+  const CombineWire wire{params.hidden};
   const int warp = warp_index();
   const bool clerk = warp == block_warps() - 1;
   const bool sending = sends(params.phase);
-  const std::size_t stage_bytes = sending ? CombineShared::stage_bytes(wire, params.warps_per_row, true) : 0;
   const bool signalled = sending && params.signals.words != nullptr;
-  const CombineShared shared(Carver(memory), block_warps(), stage_bytes, 0, 0,
-                             signalled ? params.signals.selections : 0);
+  const CombineShared shared(Carver(memory), block_warps(), 0, 0, 0, signalled ? params.signals.selections : 0);
 
   // 1. Loads under way: the first row to push; or the selections of the first token to add, where two blocks share a
   // token if there are so many, and the last block has none.
   const int groups = block_warps() / params.warps_per_row;
   const int group = warp / params.warps_per_row;
   const bool pushes = sending && group < groups;
-  SignalledPusher<kFp8> pusher{{params, wire, {params, group, groups}, warp % params.warps_per_row, shared.stage(warp)},
-                               shared};
+  SignalledPusher pusher{{params, wire, {params, group, groups}, warp % params.warps_per_row}, shared};
   if (pushes && !signalled) pusher.load_first(clerk);
   if (thread_index() == 0) shared.words->listed = 0;
   const int by_two = 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
@@ -77,5 +381,4 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, deep_ep::device::low_latency::combine_unreduced_body<false>)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced_fp8, deep_ep::device::low_latency::combine_unreduced_body<true>)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, deep_ep::device::low_latency::combine_unreduced_body)

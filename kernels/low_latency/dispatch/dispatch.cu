@@ -8,18 +8,218 @@
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
 //   4. Store the row to the experts.                                                HBM
-// By rails (rdma/reach.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it
+// By rails (transport/reach.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it
 // receives. Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 //
-// Kernels of their own have what plain calls do not pay for: ranks reached by RDMA; and as extras arrival counters
-// (arrivals.hpp), rows with one FP8 scale, NVFP4 rows, FP8 rows aligned with training.
+// Calls that reach ranks by RDMA have a kernel of their own, so that the others do not carry its instructions.
 #include "kernels/kernel_list.hpp"
-#include "kernels/low_latency/dispatch/post.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
-#include "kernels/low_latency/dispatch/relay.hpp"
+#include "kernels/low_latency/dispatch/send.hpp"
+#include "kernels/low_latency/transport/poster.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
+
+// By rails: hands on the rows that ranks of other nodes have sent to this rank for its whole node, to each rank that
+// has an expert of theirs, this one included. The rows already carry their tags, and say which slot of each rank is
+// theirs: receivers poll them like rows of their own node.
+
+struct DispatchRelay {
+  const LowLatencyDispatchParams& params;
+  const DispatchShared& shared;
+  LowLatencyRow row;
+  DispatchReach<true> reach;
+
+  static constexpr int kBatch = 4;  ///< lines that a lane loads at once
+
+  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. The nodes take turns, as their rows
+  /// arrive at the same time.
+  DEEP_EP_DEVICE void relay_rows(int group, int groups, int part) const {
+    const int nodes = reach.num_nodes();
+    std::uint32_t most = 0;
+#pragma unroll 1
+    for (int node = 0; node < nodes; ++node) {
+      const std::uint32_t rows = rows_from(node);
+      most = rows > most ? rows : most;
+    }
+    const int all = static_cast<int>(most) * nodes;
+#pragma unroll 1
+    for (int i = group; i < all; i += groups) {
+      const int node = i % nodes;
+      const int slot = i / nodes;
+      if (static_cast<std::uint32_t>(slot) < rows_from(node)) relay_row(node, slot, part);
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE std::uint32_t rows_from(int node) const {
+    return node == reach.own_node() ? 0 : shared.relayed[reach.rail_in(node)];
+  }
+
+  /// Hands on one warp's part of a row.
+  DEEP_EP_DEVICE void relay_row(int node, int slot, int part) const {
+    if (!reach.await_posted(reach.rail_in(node), slot)) return;
+    const std::byte* const from = reach.relayed_row(params.common.local, node, slot);
+
+    // 1. Where does it go?
+    const LineLane lane;
+    const auto of_head = static_cast<std::uint32_t>(lane.line);
+    const LinePart head = load_line(from + lane.byte_at(of_head), of_head < row.lines());
+    std::byte* const to = destination(reach.rail_in(node), head);
+    const std::uint32_t destinations = warp::ballot(to != nullptr);
+
+    // 2. Store it there.
+    const auto step = static_cast<std::uint32_t>(params.warps_per_row * kWarpLines);
+#pragma unroll 1
+    for (std::uint32_t first = static_cast<std::uint32_t>(part * kWarpLines); first < row.lines();
+         first += kBatch * step) {
+      LinePart held[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const std::uint32_t line = line_of(first, i, step);
+        held[i] = load_line(from + lane.byte_at(line), line < row.lines());
+      }
+#pragma unroll 1
+      for (std::uint32_t left = destinations; left != 0; left &= left - 1) {
+        std::byte* begin = warp::shuffle(to, lowest_bit(left));
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const std::uint32_t line = line_of(first, i, step);
+          store_line(begin + lane.byte_at(line), held[i], line < row.lines());
+        }
+      }
+    }
+  }
+
+  DEEP_EP_DEVICE static std::uint32_t line_of(std::uint32_t first, int i, std::uint32_t step) {
+    return first + static_cast<std::uint32_t>(LineLane().line) + static_cast<std::uint32_t>(i) * step;
+  }
+
+  /// In one lane for each rank that gets the row: its place in that rank's window; else nullptr. There is room: the
+  /// block has the rank's counts of this call, and a rank sends none before it has received the call before the last.
+  DEEP_EP_DEVICE std::byte* destination(int source, const LinePart& head) const {
+    const int lane = lane_index();
+    const int k = lane < params.num_topk ? lane : 0;
+    const std::uint32_t expert = header_word(head, row.selection_word(k)) & 0xffffu;
+    const std::uint32_t slot = header_word(head, row.slot_word(k));
+    int rank = -1;
+    if (lane < params.num_topk && expert != LowLatencyRow::kNoExpert) {
+      const int owner = static_cast<int>(expert) / params.num_local_experts;
+      if (reach.is_of_own_node(owner)) rank = owner;
+    }
+    const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
+    const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
+    return leads ? reach.row(shared.heaps[rank], source, at) : nullptr;
+  }
+};
+
+// The blocks of the low-latency dispatch that post to far ranks. Senders stage the row of a token once for all of them;
+// here each warp posts the rows that one rank gets over one lane, and counts them by itself.
+
+struct DispatchPoster {
+  using Reach = DispatchReach<true>;
+  const DispatchSender<true>& sender;
+  const LowLatencyDispatchParams& params;
+  Reach reach;
+  CallPoster<Reach>& poster;
+  RankRange served;  ///< the ranks whose rows the peer gets
+
+  /// By one warp: posts all that the peer gets from this rank by one lane in one call.
+  DEEP_EP_DEVICE void post_all() const {
+    const bool counts = poster.is_first_lane();
+    if (counts && !post_counts()) return;
+    if (served.count != 0) post_rows();
+    // The peer learns of the counts with the first rows, or here: also when the call is over for this rank, as ranks
+    // that disagree find that out by each other's counts.
+    if (counts && poster.progress(0)) poster.flush();
+  }
+
+ private:
+  DEEP_EP_DEVICE bool post_counts() const {
+    const LowLatencyParams& common = params.common;
+    const int peer = poster.peer();
+    const int cells = params.count_cells;
+    const Place<Cell> staged = common.staging.counts(reach.epoch, peer);
+    const std::uint32_t relayed = reach.has_rail_to(peer) ? rows_to(peer) : 0;
+    for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
+      store_cell(staged.in(common.local) + cell, sender.count_payload(peer, cell, relayed), reach.epoch);
+    }
+    const auto bytes = static_cast<std::uint32_t>(cells) * static_cast<std::uint32_t>(sizeof(Cell));
+    const Place<Cell> to = common.window.counts(reach.epoch, common.rank);
+    if (!poster.put(to, staged, bytes, lane_index() == 0)) return false;
+    // Rows may not be staged yet. Without any, the counts go with what tells the peer of them: one doorbell.
+    if (rows_to(peer) != 0) poster.flush();
+    return true;
+  }
+
+  /// How many rows go to the peer, for itself or for its node.
+  DEEP_EP_DEVICE std::uint32_t rows_to(int peer) const {
+    if (reach.has_rail_to(peer)) return sender.shared.relayed[reach.node_of(peer)];
+    return reach.by_rails() ? 0 : sender.routing.rows[peer];
+  }
+
+  /// Rows go in the order of their slots.
+  DEEP_EP_DEVICE void post_rows() const {
+    const LowLatencyParams& common = params.common;
+    // Where row `slot` goes: to the rank that receives it, or by rails to the one that hands it on.
+    const auto place_of = [&](int slot) {
+      if (!reach.by_rails()) return common.window.row(Reach::kCall, reach.epoch, common.rank, slot, reach.row_bytes);
+      return common.staging.relayed_row(Reach::kCall, reach.epoch, reach.own_node(), slot, reach.row_bytes);
+    };
+    int slots = 0;
+    for (int begin = 0; begin < params.num_tokens; begin += kWarpSize) {
+      const int token = begin + lane_index();
+      const bool mine = token < params.num_tokens && sender.routing.goes_to(token, served);
+      const std::uint32_t all = warp::ballot(mine);
+      const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
+      const bool on = poster.post_rows(
+          mine && poster.takes(slot), slot + 1,
+          [&] {
+            const bool there = load_acquire<Scope::gpu>(reach.staged_flag(mine ? token : 0)) >= reach.epoch;
+            return there ? StagedRow::staged : StagedRow::awaited;
+          },
+          [&](bool posts) { return poster.put(place_of(slot), reach.staged_row(token), reach.row_bytes, posts); });
+      if (!on) return;
+      slots += count_bits(all);
+    }
+    poster.tell_rest();
+  }
+};
+
+/// By whole blocks.
+DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
+  const LowLatencyDispatchParams& params = sender.params;
+  const LowLatencyParams& common = params.common;
+  const DispatchShared& shared = sender.shared;
+  const Reach<true> ranks{common};
+  const bool sending = sends(params.phase);
+
+  // 1. Which call is this? What goes where?
+  if (sending) sender.load_counts();
+  if (sending) sender.clear_counts();
+  for (int node = thread_index(); node < ranks.num_nodes(); node += block_threads()) shared.relayed[node] = 0;
+  LowLatencyCounters& counters = common.counters(LowLatencyKind::dispatch);
+  if (thread_index() == 0) shared.words->epochs = counters.epochs();
+  block::sync();
+  const LowLatencyEpochs epochs = shared.words->epochs;
+  if (thread_index() == 0) counters.arrive(epochs, params.phase);
+  if (sending) sender.count_all();
+  if (sending && ranks.by_rails()) sender.routing.count_groups(common.rail_width, shared.relayed);
+  block::sync();
+
+  // 2. Each warp serves one rank, or one lane to it.
+  const PostedLane to = ranks.posted();
+  if (to.rank < 0 || warp::any(masked(common, to.rank))) return;
+  const DispatchReach<true> reach = sender.reach();
+  CallPoster poster(reach, to, shared.posters[warp_index()]);
+  const bool told = !poster.is_first_lane() || poster.acknowledge(epochs.receive - 1);
+  if (sending && told && poster.await_room()) {
+    DispatchPoster{sender, params, reach, poster, ranks.served_by(to.rank)}.post_all();
+  }
+  poster.await_earlier();
+  poster.close();
+}
 
 constexpr LowLatencyKind kDispatch = LowLatencyKind::dispatch;
 
@@ -32,7 +232,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
     note_masks(common, shared.words->masks);
   }
   if (common.mask != nullptr) block::sync();
-  const CallReach<kDispatch, false, false> reach(common, 0, 0);
+  const CallReach<kDispatch, false> reach(common, 0, 0);
 #pragma unroll 1
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     shared.heaps[rank] = common.heaps[rank];
@@ -43,8 +243,8 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
 
 /// By every warp: all rows, where it is `part` of the `group`-th of `groups` groups. By rails first those of its own
 /// node; then, when this rank has handed on what it has to, those that others hand on to it.
-template <bool kRdma, bool kExtra>
-DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma, kExtra>& receiver, int group, int groups, int part) {
+template <bool kRdma>
+DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma>& receiver, int group, int groups, int part) {
   const LowLatencyParams& common = receiver.params.common;
   const DispatchReach<kRdma> reach = receiver.reach();
   const int turns = reach.by_rails() ? 2 : 1;
@@ -61,9 +261,9 @@ DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma, kExtra>& receiver
   }
 }
 
-/// See masks.hpp: what this block is to receive again, alone.
-template <bool kRdma, bool kExtra>
-DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma, kExtra>& receiver) {
+/// See finish_with_masks(): what this block is to receive again, alone.
+template <bool kRdma>
+DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma>& receiver) {
   const LowLatencyParams& common = receiver.params.common;
   MaskWords& words = receiver.shared.words->masks;
   finish_with_masks(common, kDispatch, words);
@@ -79,18 +279,18 @@ DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma, kExtra>
 }
 
 /// kRdma: some ranks are reached by RDMA.
-template <bool kRdma, bool kExtra>
+template <bool kRdma>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const Reach<kRdma> ranks{common};
-  const auto row = params.row<kExtra>(ranks.by_rails());
+  const auto row = params.row(ranks.by_rails());
   const bool sending = sends(params.phase);
   const int num_experts = params.num_local_experts * common.num_ranks;
   const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);
   const bool is_clerk = block_index() == 0;
   const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
-  DispatchSender<kRdma, kExtra> sender{
-      params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {}, -1, -1, 1.0f};
+  DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {},
+                               -1,     -1,     1.0f};
   if constexpr (kRdma) {
     if (ranks.posts()) return post_dispatch(sender);
   }
@@ -137,7 +337,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (!receives(params.phase)) return arrive();
 
   // 3. Receive.
-  const DispatchReceiver<kRdma, kExtra> receiver{params, shared, row};
+  const DispatchReceiver<kRdma> receiver{params, shared, row};
   ReceiverRole role{.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk};
   const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
@@ -147,7 +347,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
     receiver.learn_counts(role);
     if (!again) arrive();
     if (words.failed == 0 && (!again || role.writes)) receive_rows(receiver, group, groups, warp_index() % parts);
-    if constexpr (kExtra) Arrivals{params}.tell_failure();
+    Arrivals{params}.tell_failure();
     if (common.mask == nullptr || again) return;
     role = agree_on_masks(receiver);
     if (!role.writes && !role.adds) return;
@@ -158,7 +358,5 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, (deep_ep::device::low_latency::dispatch_body<false, false>))
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, (deep_ep::device::low_latency::dispatch_body<true, false>))
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_extra, (deep_ep::device::low_latency::dispatch_body<false, true>))
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_extra_rdma, (deep_ep::device::low_latency::dispatch_body<true, true>))
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_body<false>)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_body<true>)

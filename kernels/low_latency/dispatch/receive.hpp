@@ -3,12 +3,69 @@
 // they have arrived.
 #pragma once
 
+#include "deep_ep/arrivals.hpp"
 #include "kernels/common/line_poller.hpp"
-#include "kernels/low_latency/dispatch/arrivals.hpp"
-#include "kernels/low_latency/dispatch/shared.hpp"
-#include "kernels/low_latency/transport/reach.hpp"
+#include "kernels/low_latency/dispatch/send.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device::low_latency {
+
+// Arrival counters: words that say which rows of recv_x are there, for kernels that begin while others still arrive
+// (deep_ep/arrivals.hpp has the protocol).
+//
+// Every warp that has a part in a row adds to the word of each of the row's places, with release at GPU scope, when its
+// stores to that place are behind it. Together they add kArrivalRow. The block that knows how many rows there are adds
+// what a word still lacks to kArrivalStep. Additions commute: the word passes a multiple of kArrivalStep with the last
+// of them, whichever that is, and whoever acquires it then sees what all of them released.
+
+struct Arrivals {
+  const LowLatencyDispatchParams& params;
+
+  static constexpr int kArrivalRow = 16;  ///< what a row adds: as many warps share it at most
+
+  DEEP_EP_DEVICE bool wanted() const { return params.arrivals != nullptr; }
+
+  /// By a whole warp: its part of a row is stored at `places`, lane i's at row `row` of local expert `local`.
+  DEEP_EP_DEVICE void tell_stored(std::uint32_t places, int local, int row, int part) const {
+    if (!wanted()) return;
+    warp::sync();  // behind it, what one lane releases are the stores of all
+    if ((places >> lane_index() & 1) == 0) return;
+    const int parts = params.warps_per_row;
+    const int share = kArrivalRow / parts;
+    const int adds = part == parts - 1 ? kArrivalRow - share * part : share;
+    add_release<Scope::gpu>(word(local, row >> params.arrival_shift), adds);
+  }
+
+  /// By one block, when it has written all counts and synced.
+  DEEP_EP_DEVICE void tell_counts() const {
+    if (!wanted()) return;
+    const int words = params.arrival_words;
+#pragma unroll 1
+    for (int i = thread_index(); i < params.num_local_experts * words; i += block_threads()) {
+      const int local = i / words;
+      const std::int64_t first = std::int64_t{i % words} << params.arrival_shift;
+      const std::int64_t most = std::int64_t{1} << params.arrival_shift;
+      const std::int64_t left = params.recv_count[local] - first;
+      const std::int64_t rows = left < 0 ? 0 : left < most ? left : most;
+      add_release<Scope::gpu>(word(local, i % words), kArrivalStep - rows * kArrivalRow);
+    }
+  }
+
+  /// By every warp at its end: if the call has failed, nobody may wait for the rows that will not come.
+  DEEP_EP_DEVICE void tell_failure() const {
+    if (!wanted() || !aborted(params.common.wait)) return;
+#pragma unroll 1
+    for (int i = lane_index(); i < params.num_local_experts * params.arrival_words; i += kWarpSize) {
+      store_relaxed<Scope::gpu>(params.arrivals + i, kArrivalFailed);
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE std::int64_t* word(int local, int index) const {
+    return params.arrivals + std::int64_t{local} * params.arrival_words + index;
+  }
+};
 
 /// What one block does besides receiving rows.
 struct ReceiverRole {
@@ -17,8 +74,7 @@ struct ReceiverRole {
   bool measures = false;  ///< how long it waits for each source
 };
 
-/// kExtra: with what plain calls do not pay for, see dispatch.cu.
-template <bool kRdma, bool kExtra>
+template <bool kRdma>
 struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
@@ -77,13 +133,13 @@ struct DispatchReceiver {
       overflow = overflow || taken < sent;
       end = begin + taken;
       entries(source, local) = begin;
-      if (role.writes && !params.rank_major) {
+      if (role.writes) {
         params.layout_range[std::int64_t{local} * num_ranks + source] =
             static_cast<std::int64_t>(static_cast<std::uint64_t>(begin) << 32 | taken);
       }
     }
     if (role.adds && params.recv_stats != nullptr) params.recv_stats[local] += static_cast<std::int32_t>(end);
-    if (!role.writes || params.rank_major) return;
+    if (!role.writes) return;
     params.recv_count[local] = static_cast<std::int32_t>(end);
     if (overflow) {
       note_fault(params.common.wait, FaultKind::overflow, Wanted::low_latency_dispatch_rows, params.common.rank, local,
@@ -95,12 +151,7 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void settle(int source, const ReceiverRole& role) const {
     std::uint32_t& rows = shared.rows[source];
     if (left_out(source)) rows = 0;
-    if (!role.writes) return;
-    *table().rows(source) = static_cast<std::int32_t>(rows);
-    if (params.rank_major) {
-      params.recv_count[source] = static_cast<std::int32_t>(rows);
-      params.layout_range[source] = static_cast<std::int64_t>(rows);
-    }
+    if (role.writes) *table().rows(source) = static_cast<std::int32_t>(rows);
   }
 
   /// Learns how many rows come. Words::failed says whether the call is over.
@@ -117,9 +168,7 @@ struct DispatchReceiver {
     for (int source = thread_index(); source < num_ranks; source += block_threads()) settle(source, role);
     if (role.writes && thread_index() == 0) *table().epoch() = static_cast<std::int32_t>(epoch());
     block::sync();
-    if constexpr (kExtra) {
-      if (role.writes) Arrivals{params}.tell_counts();
-    }
+    if (role.writes) Arrivals{params}.tell_counts();
   }
 
   // ---- Rows ----
@@ -192,10 +241,8 @@ struct DispatchReceiver {
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
         const int to = warp::shuffle(position, lowest_bit(left));
         const int local = local_expert(warp::shuffle(selection, lowest_bit(left)));
-        const int block = params.rank_major ? source : local;
-        std::int64_t first = scales.first(block, to - block * scales.rows);
-        if (row.of_token) first = to;
-        if (row.nvfp4) first = params.tiled_scales().first(block, to - block * scales.rows);
+        std::int64_t first = scales.first(local, to - local * scales.rows);
+        if (row.nvfp4) first = params.tiled_scales().first(local, to - local * scales.rows);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const std::uint32_t at = lane.payload_at(line) + 4 * static_cast<std::uint32_t>(i);
@@ -264,9 +311,8 @@ struct DispatchReceiver {
       // 2. Where the row goes.
       if (first_batch) {
         selection = header_word(lines.head(), row.selection_word(lane < params.num_topk ? lane : 0));
-        if (lane < params.num_topk) position = place(source, slot, selection);
+        if (lane < params.num_topk) position = place(source, selection);
         places = warp::ballot(position >= 0);
-        if (params.rank_major) places &= ~places + 1;  // once, whatever the number of experts
       }
 
       // 3. Store it at each place. Then the next lines, if there are more.
@@ -277,12 +323,10 @@ struct DispatchReceiver {
 
     // 4. The rest: every warp stores the scales at its share of the places, the last one also stores the words.
     const bool scaled = !row.scaled || store_scales(source, lines, selection, position, share_of(places, part));
-    if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, selection, position);
-    if constexpr (kExtra) {
-      if (!scaled) return;  // the call is over
-      const int block = params.rank_major ? source : local_expert(selection);
-      Arrivals{params}.tell_stored(places, block, position - block * params.block_rows(), part);
-    }
+    if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, position);
+    if (!scaled) return;  // the call is over
+    const int local = local_expert(selection);
+    Arrivals{params}.tell_stored(places, local, position - local * params.expert_rows(), part);
   }
 
   /// Of the bits of `places`, those that fall to `part`.
@@ -297,37 +341,22 @@ struct DispatchReceiver {
   }
 
   /// The row of recv_x that belongs to the lane's selection; -1: on another rank; kNoRoom: there is none.
-  DEEP_EP_DEVICE std::int32_t place(int source, int slot, std::uint32_t selection) const {
+  DEEP_EP_DEVICE std::int32_t place(int source, std::uint32_t selection) const {
     const int local = local_expert(selection);
     if ((selection & 0xffffu) == LowLatencyRow::kNoExpert || local < 0 || local >= params.num_local_experts) return -1;
-    if (params.rank_major) return source * params.max_tokens + slot;
     const std::uint32_t index = entries(source, local) + (selection >> 16);
     if (index >= static_cast<std::uint32_t>(capacity())) return LowLatencyRowTable::kNoRoom;
     return local * capacity() + static_cast<std::int32_t>(index);
   }
 
   /// What the caller and combine need to know of the row.
-  DEEP_EP_DEVICE void note_row(const LinePart& head, int source, int slot, std::uint32_t selection,
-                               std::int32_t position) const {
+  DEEP_EP_DEVICE void note_row(const LinePart& head, int source, int slot, std::int32_t position) const {
     const int lane = lane_index();
-    const bool selects = lane < params.num_topk;
     const auto token = static_cast<std::int32_t>(header_word(head, LowLatencyRow::kToken));
-    const std::uint32_t weight = row.weights ? header_word(head, row.weight_word(selects ? lane : 0)) : 0;
-    const std::int64_t row_index = std::int64_t{source} * params.max_tokens + slot;
-    if (lane == 0) {
-      *table().token(source, slot) = token;
-      if (params.rank_major) params.src_info[row_index] = token;
-    }
-    if (!selects) return;
+    if (lane == 0) *table().token(source, slot) = token;
+    if (lane >= params.num_topk) return;
     *table().position(source, slot, lane) = position;
-    if (!params.rank_major) {
-      if (position >= 0) params.src_info[position] = token;
-      return;
-    }
-    const std::int64_t at = row_index * params.num_topk + lane;
-    const int local = local_expert(selection);
-    params.recv_topk_idx[at] = position >= 0 ? local : -1;
-    if (row.weights) params.recv_topk_weights[at] = position >= 0 ? float_from_bits(weight) : 0.0f;
+    if (position >= 0) params.src_info[position] = token;
   }
 };
 

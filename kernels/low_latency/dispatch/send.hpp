@@ -2,8 +2,6 @@
 // other block takes tokens, prepares the row once and stores it to each rank that has an expert of the token.
 #pragma once
 
-#include "kernels/common/fp8_cast.hpp"
-#include "kernels/low_latency/dispatch/shared.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
 #include "kernels/primitives/bits.hpp"
@@ -13,6 +11,66 @@
 #include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device::low_latency {
+
+struct DispatchShared {
+  struct Words {
+    LowLatencyEpochs epochs;
+    MaskWords masks;
+    std::int32_t destinations;    ///< of the current token
+    std::int32_t staged;          ///< one of them is the staging memory, for far ranks
+    std::int32_t failed;          ///< a wait was called off: the call is over
+    std::int32_t unknown_expert;  ///< in blocks that send counts, not 0: this rank refuses the call
+  };
+
+  Words* words;
+  std::byte** destinations;     ///< [kMaxTopk]: where the current token's row goes, in the window of each rank
+  std::byte** heaps;            ///< [ranks]
+  std::uint64_t* acknowledged;  ///< [ranks], sending: what each rank had acknowledged when the block began
+  std::int32_t* left_out;       ///< [ranks]: not 0: nothing is sent to this rank, nothing expected from it
+  /// [ranks]. Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
+  std::uint32_t* rows;
+  /// [experts], behind `rows`. Sending: entries counted so far that name each expert. Receiving, [rank][local expert]:
+  /// rows that each source has for each of our experts, then where they begin.
+  std::uint32_t* entries;
+  /// [ranks], by rails. Receiving: rows of each source that this rank hands on. In blocks that post: tokens counted so
+  /// far that go to each node.
+  std::uint32_t* relayed;
+  std::byte* stage;            ///< the row to send, without tags
+  rdma::PosterWords* posters;  ///< in blocks that post, instead of the stage: of each warp
+  std::size_t bytes;
+
+  /// `stage_bytes`: 0 where nothing is sent. `poster_warps`: 0 where nothing is posted.
+  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, int num_ranks, int num_experts, std::size_t stage_bytes,
+                                     int poster_warps) {
+    const auto ranks = static_cast<std::size_t>(num_ranks);
+    words = carver.take<Words>();
+    destinations = carver.take<std::byte*>(kMaxTopk);
+    heaps = carver.take<std::byte*>(ranks);
+    acknowledged = carver.take<std::uint64_t>(ranks);
+    left_out = carver.take<std::int32_t>(ranks);
+    rows = carver.take<std::uint32_t>(ranks);
+    entries = carver.take<std::uint32_t>(static_cast<std::size_t>(num_experts));
+    relayed = carver.take<std::uint32_t>(ranks);
+    Carver instead = carver;
+    stage = carver.take<std::byte>(stage_bytes, kLine);
+    posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
+    bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
+  }
+};
+
+// A warp has the header in the lines that it loads at once: the token, and expert and slot of each selection.
+static_assert(sizeof(std::uint32_t) * (1 + 2 * kMaxTopk) <= kWarpLines * kTaggedPayload);
+
+/// Word `word` of the header, of whose lines each lane has a part; another one in every lane. By a whole warp.
+DEEP_EP_DEVICE std::uint32_t header_word(const LinePart& head, int word) {
+  const std::uint32_t at = 4 * static_cast<std::uint32_t>(word);
+  const std::uint32_t in_line = at % kTaggedPayload;
+  const int holder = static_cast<int>(at / kTaggedPayload * kLineLanes + in_line / 16);
+  const std::uint64_t low = warp::shuffle(head.word[0], holder);
+  const std::uint64_t high = warp::shuffle(head.word[1], holder);
+  const std::uint64_t both = in_line % 16 < 8 ? low : high;
+  return static_cast<std::uint32_t>(at % 8 == 0 ? both : both >> 32);
+}
 
 /// Finds a token's slot at each destination, and its place among the rows of each expert. Both follow from counts over
 /// the tokens before it. Every block counts for itself: reading a few hundred selections takes less
@@ -98,6 +156,46 @@ struct Routing {
   }
 };
 
+// Steps of casts, by lanes of a warp that have eight channels (a vector) at a time.
+
+/// The largest magnitude, of bfloat16 bits: those have the same order as the numbers, and NaN is above all.
+DEEP_EP_DEVICE std::uint32_t largest_magnitude(const Vec16& value) {
+  std::uint32_t amax = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t low = value.word[i] & 0x7fffu;
+    const std::uint32_t high = value.word[i] >> 16 & 0x7fffu;
+    amax = low > amax ? low : amax;
+    amax = high > amax ? high : amax;
+  }
+  return amax;
+}
+
+/// Of so many neighbouring lanes.
+template <int kLanes>
+DEEP_EP_DEVICE std::uint32_t largest_of_lanes(std::uint32_t amax) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    const std::uint32_t other = warp::shuffle_xor(amax, distance);
+    amax = other > amax ? other : amax;
+  }
+  return amax;
+}
+
+/// The eight channels, each as `scaled` makes it, as float8_e4m3, the first in the lowest byte.
+template <class Scaled>
+DEEP_EP_DEVICE std::uint64_t to_e4m3_by(const Vec16& value, Scaled scaled) {
+  std::uint32_t words[2];
+  for (int i = 0; i < 2; ++i) {
+    const std::uint32_t a = value.word[2 * i];
+    const std::uint32_t b = value.word[2 * i + 1];
+    words[i] = static_cast<std::uint32_t>(pack_e4m3(scaled(bf16_low(a)), scaled(bf16_high(a)))) |
+               static_cast<std::uint32_t>(pack_e4m3(scaled(bf16_low(b)), scaled(bf16_high(b)))) << 16;
+  }
+  return static_cast<std::uint64_t>(words[1]) << 32 | words[0];
+}
+DEEP_EP_DEVICE std::uint64_t to_e4m3(const Vec16& value, float multiplier) {
+  return to_e4m3_by(value, [multiplier](float channel) { return channel * multiplier; });
+}
+
 /// The row of one token. The whole block takes part; each thread handles eight channels (a vector) at a time.
 struct RowWriter {
   const LowLatencyDispatchParams& params;
@@ -115,14 +213,15 @@ struct RowWriter {
 
   /// `first` is what load(thread_index()) returned: so that load can start early.
   DEEP_EP_DEVICE void write(Vec16 first) const {
-    const Fp8Scale of_token = row.of_token ? scale_of_token(first) : Fp8Scale{};
     // Whole warps stay in the loop: lanes compare their channels.
 #pragma unroll 1
     for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
       const int vector = base + lane_index();
       const Vec16 next = load(vector + block_threads());
-      if (write_extra(vector, first, of_token)) {
-        // It was one that plain kernels do not make.
+      if (row.nvfp4) {
+        write_nvfp4(vector, first);
+      } else if (row.aligned) {
+        write_aligned(vector, first);
       } else if (row.scaled) {
         write_fp8(vector, first);
       } else if (vector < vectors()) {
@@ -135,18 +234,14 @@ struct RowWriter {
   }
 
  private:
-  /// False: the row is one that plain kernels make.
-  DEEP_EP_DEVICE bool write_extra(int vector, const Vec16& value, const Fp8Scale& of_token) const {
-    if (row.of_token) store_fp8<true>(vector, value, of_token);
-    if (row.nvfp4) write_nvfp4(vector, value);
-    if (row.aligned) write_aligned(vector, value);
-    return row.of_token || row.nvfp4 || row.aligned;
-  }
-
   DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
     const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest_magnitude(value));
     const Fp8Scale scale = fp8_scale(bf16_low(amax), params.format != LowLatencyFormat::fp8);
-    store_fp8<false>(vector, value, scale);
+    if (vector >= vectors()) return;
+    reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] = to_e4m3(value, scale.multiplier);
+    if (vector % kScaleLanes == 0) {
+      reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale.inverse;
+    }
   }
 
   DEEP_EP_DEVICE void write_aligned(int vector, const Vec16& value) const {
@@ -156,35 +251,6 @@ struct RowWriter {
     reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] =
         to_e4m3_by(value, [scale](float channel) { return rounded_quotient(channel, scale); });
     if (vector % kScaleLanes == 0) reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale;
-  }
-
-  /// kOfToken: the row has no other scale.
-  template <bool kOfToken>
-  DEEP_EP_DEVICE void store_fp8(int vector, const Vec16& value, const Fp8Scale& scale) const {
-    if (vector >= vectors()) return;
-    reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] = to_e4m3(value, scale.multiplier);
-    if (kOfToken ? vector == 0 : vector % kScaleLanes == 0) {
-      reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale.inverse;
-    }
-  }
-
-  /// By the whole block: the row is gone through once more before it is cast. The payload's place serves to exchange
-  /// what the warps have found.
-  DEEP_EP_DEVICE Fp8Scale scale_of_token(Vec16 value) const {
-    std::uint32_t amax = 0;
-#pragma unroll 1
-    for (int vector = thread_index(); vector < vectors(); vector += block_threads()) {
-      if (vector != thread_index()) value = load(vector);
-      const std::uint32_t next = largest_magnitude(value);
-      amax = next > amax ? next : amax;
-    }
-    amax = largest_of_lanes<kWarpSize>(amax);
-    auto* const found = reinterpret_cast<std::uint32_t*>(stage + row.payload_at());
-    if (lane_index() == 0) found[warp_index()] = amax;
-    block::sync();
-    for (int warp = 0; warp < block_warps(); ++warp) amax = found[warp] > amax ? found[warp] : amax;
-    block::sync();
-    return fp8_scale(bf16_low(amax), params.format == LowLatencyFormat::fp8_token_round_scale);
   }
 
   DEEP_EP_DEVICE void write_nvfp4(int vector, const Vec16& value) const {
@@ -216,7 +282,7 @@ struct CountHead {
   }
 };
 
-template <bool kRdma, bool kExtra>
+template <bool kRdma>
 struct DispatchSender {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
@@ -228,7 +294,7 @@ struct DispatchSender {
   Vec16 vector;
   std::int64_t own;    ///< of the deciding warp: the lane's selection of the token
   std::int64_t other;  ///< of the first tokens to count
-  float global_scale;  ///< kExtra: of nvfp4
+  float global_scale;  ///< of nvfp4
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.send; }
   DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), row.bytes()}; }
@@ -238,7 +304,7 @@ struct DispatchSender {
     token = next;
     if (token >= params.num_tokens) return;
     vector = writer(nullptr).load(thread_index());
-    if constexpr (kExtra) global_scale = params.global_scale != nullptr ? load_stream(params.global_scale) : 1.0f;
+    global_scale = params.global_scale != nullptr ? load_stream(params.global_scale) : 1.0f;
     own = decides() && lane_index() < params.num_topk ? routing.selection(token, lane_index()) : -1;
     other = routing.load(counted, token);
   }
@@ -318,10 +384,6 @@ struct DispatchSender {
     header[row.selection_word(lane)] =
         LowLatencyRow::pack(expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert), place);
     if (row.by_rails) header[row.slot_word(lane)] = expert < 0 ? 0 : routing.rows[rank];
-    if (row.weights) {
-      header[row.weight_word(lane)] =
-          bits_of(load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + lane));
-    }
   }
 
   /// Stores the stage to each destination. A warp takes a few lines of the row and stores them everywhere, so that all

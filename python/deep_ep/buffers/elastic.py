@@ -140,12 +140,6 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
-        # Inside a node rows come back through the window, for which the hint has as much room as for what dispatch brings.
-        window = memory // 2
-        if peers.num_nodes(device) > 1:  # between nodes combine copies rows into it
-            memory *= 2
-            # As the library has it, of what is left without memory for replicas.
-            window = min(memory // 4, 1 << 30) if self.num_lb_bytes else 0
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
             peers,
@@ -153,7 +147,11 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             memory + self.num_lb_bytes,
             timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
             results=results,
-            window_bytes=window,
+            # Inside a node rows come back through the window, for which the hint has as much room as for what dispatch
+            # brings. Between nodes combine copies rows into the heap, and the window is as the library has it, of what
+            # is left without memory for replicas.
+            window_bytes=memory // 2,
+            between_nodes=(2 * memory + self.num_lb_bytes, min(memory // 2, 1 << 30) if self.num_lb_bytes else 0),
             stream=self._shared_stream,
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
@@ -229,7 +227,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             event = runtime.barrier(elsewhere)
         else:  # counts of all ranks are exchanged, even where all are 0
             nothing, nowhere, rows = self._nothing_to_send
-            event = runtime.dispatch(rows, None, nothing, nowhere, nothing, 0, None, None, 1, 1, 0, 0, None, elsewhere, True)[-1]
+            event = runtime.dispatch(rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, elsewhere, True)[-1]
         if event is not None:
             event.current_stream_wait()
         self._synchronize(with_cpu_sync)

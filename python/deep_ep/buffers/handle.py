@@ -105,9 +105,8 @@ class EPHandle:
         self.recv_src_metadata = self.recv_src_metadata[:received].clone()
         if self._local is not None:
             self._local = self._local[:received].clone()
-        if self._route is not None:  # of one node, or of several: the tokens of received rows at their sources
-            at = 3 if len(self._route) == 6 else 7
-            self._route = (*self._route[:at], self._route[at][:received], *self._route[at + 1 :])
+        if self._route is not None and len(self._route) == 10:  # of several nodes: tokens of received rows at their sources
+            self._route = (*self._route[:7], self._route[7][:received], *self._route[8:])
 
     def _tensors(self) -> List[torch.Tensor]:
         mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]

@@ -52,15 +52,26 @@ class Journeys:
             if stats.numel() != local_experts:
                 raise InvalidArgument(f"cumulative_local_expert_recv_stats has {stats.numel()} elements, allowed: {local_experts}")
         sms = num_sms or self.get_theoretical_num_sms(num_experts, topk)
-        worst = 0 if cpu_sync else most * self.num_ranks
-
-        per_rank = per_expert = in_rank = None
-        if self.num_rdma_ranks > 1:  # inside a node selections say where rows go
-            per_rank, _, per_expert, in_rank, event = runtime.get_dispatch_layout(topk_idx, num_experts, None, stream.switched)
+        if self.num_rdma_ranks == 1:
+            recv_x, recv_scales, recv_idx, recv_weights, counts, num_expanded, made, event = runtime.dispatch_elastic(
+                rows, native_scales(scales), topk_idx, topk_weights, stats, num_experts, most, alignment, cpu_sync, expand,
+                zero_padding, column_major, copy_selections, sms, stream.switched,
+            )  # fmt: skip
             stream.part(event)
+            source_ends, expert_ends, expert_counts, metadata, local, rows_at_owners, sent_to, selections = made
+            handle = EPHandle(
+                expand, num_experts, alignment, most, sms, selections if copy_selections else topk_idx, metadata.size(0),
+                num_expanded, counts, source_ends, expert_ends, expert_counts, metadata, rows_at_owners,
+            )  # fmt: skip
+            handle._route, handle._local = (sent_to,), local
+            return recv_x, typed(recv_scales, scales), recv_idx, recv_weights, handle
+
+        worst = 0 if cpu_sync else most * self.num_ranks
+        per_rank, _, per_expert, in_rank, event = runtime.get_dispatch_layout(topk_idx, num_experts, None, stream.switched)
+        stream.part(event)
         recv_x, recv_scales, recv_idx, recv_weights, counts, route, event = runtime.dispatch(
-            rows, native_scales(scales), per_rank, in_rank, per_expert, num_experts if in_rank is None else 0, topk_idx, topk_weights,
-            alignment, worst, most * self.num_ranks, sms, None, stream.switched, self._moves_on(expand),
+            rows, native_scales(scales), per_rank, in_rank, per_expert, topk_idx, topk_weights,
+            alignment, worst, sms, None, stream.switched, True,
         )  # fmt: skip
         stream.part(event)
         if cpu_sync:
@@ -86,12 +97,8 @@ class Journeys:
         )  # fmt: skip
         if expand:
             return self._expanded(recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major)
-        if self.num_rdma_ranks > 1:
-            # Between nodes what does not fit into the buffer takes a slower way: what programs hold must not fill it.
-            return self._copied(recv_x, recv_scales, recv_weights, scales, handle, column_major)
-        if column_major and recv_scales is not None:
-            recv_scales = self._copied(None, recv_scales, None, scales, handle, True, with_indices=False)[1]
-        return recv_x, typed(recv_scales, scales), recv_idx, recv_weights, handle
+        # What does not fit into the buffer takes a slower way: what programs hold must not fill it.
+        return self._copied(recv_x, recv_scales, recv_weights, scales, handle, column_major)
 
     def _cached_dispatch(
         self, stream, rows, scales, topk_weights, handle, num_sms, expand, zero_padding, column_major
@@ -109,11 +116,22 @@ class Journeys:
             check_tensor("topk_weights", topk_weights, (torch.float32,), 2)
             if tuple(topk_weights.shape) != (tokens, topk):
                 raise InvalidArgument(f"topk_weights is of shape {tuple(topk_weights.shape)}, allowed: {(tokens, topk)}")
+        if self.num_rdma_ranks == 1:
+            recv_x, recv_scales, recv_idx, recv_weights, event = runtime.cached_dispatch_elastic(
+                rows, beside, topk_weights, handle._route[0], handle.recv_src_metadata,
+                handle.psum_num_recv_tokens_per_scaleup_rank, handle._local,
+                handle.num_unaligned_recv_tokens_per_expert if expand and zero_padding else None, handle.num_max_tokens_per_rank,
+                handle.expert_alignment, expand, handle.num_expanded_tokens, handle.topk_idx.dtype == torch.int64, column_major,
+                num_sms or handle.num_sms, stream.switched,
+            )  # fmt: skip
+            stream.part(event)
+            return recv_x, typed(recv_scales, scales), recv_idx, recv_weights, handle
+        if topk_weights is not None:
             # As bits: a copy of numbers need not keep those of a NaN.
             bits = topk_weights.view(torch.int32)
             beside = bits if beside is None else torch.cat([beside.view(torch.int32), bits], dim=1)
         recv_x, together, event = runtime.cached_dispatch(
-            rows, beside, handle._route, num_sms or handle.num_sms, None, stream.switched, self._moves_on(expand)
+            rows, beside, handle._route, num_sms or handle.num_sms, None, stream.switched, True
         )
         stream.part(event)
         recv_scales, recv_weights = (together, None) if topk_weights is None else (None, together)
@@ -121,17 +139,7 @@ class Journeys:
             recv_scales, recv_weights = together[:, : scales.size(1)], together[:, scales.size(1) :]
         if expand:
             return self._expanded(recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major)
-        kept = (None, None)
-        if self.num_rdma_ranks == 1:  # what arrived as it is wanted stays where it is
-            kept = recv_x, None if column_major or topk_weights is not None else recv_scales
-        moved = [None if stays is not None else each for each, stays in zip((recv_x, recv_scales), kept)]
-        recv_rows, new_scales, local, recv_weights, handle = self._copied(*moved, recv_weights, scales, handle, column_major)
-        new_scales = new_scales if kept[1] is None else typed(kept[1], scales)
-        return recv_rows if kept[0] is None else kept[0], new_scales, local, recv_weights, handle
-
-    def _moves_on(self, expand: bool) -> bool:
-        """Whether received rows are not what dispatch returns: then they may lie in the library's memory."""
-        return expand or self.num_rdma_ranks > 1
+        return self._copied(recv_x, recv_scales, recv_weights, scales, handle, column_major)
 
     def _expanded(self, recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major):
         """What ``dispatch`` returns but for the event, in the expanded layout."""
@@ -146,13 +154,13 @@ class Journeys:
         )  # fmt: skip
         return rows, typed(spread_scales, scales), None, weights, handle
 
-    def _copied(self, recv_x, recv_scales, recv_weights, scales, handle, column_major, with_indices=True):
+    def _copied(self, recv_x, recv_scales, recv_weights, scales, handle, column_major):
         """What ``dispatch`` returns but for the event, not expanded: each row where it is, in new memory."""
         received, topk = handle._local.shape
-        rows = None if recv_x is None else torch.empty_like(recv_x)
+        rows = torch.empty_like(recv_x)
         new_scales = self._scales_like(recv_scales, received, column_major)
         weights = None if recv_weights is None else self._new((received, topk), torch.float32)
-        indices = self._new((received, topk), handle.topk_idx.dtype) if with_indices else None
+        indices = self._new((received, topk), handle.topk_idx.dtype)
         self._alive().spread_rows(
             handle.psum_num_recv_tokens_per_scaleup_rank, None, handle._local, *known(recv_x, rows), recv_scales,
             new_scales, recv_weights, weights, indices, None, 1,
@@ -186,7 +194,7 @@ class Journeys:
         runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank, scratch)
         most_rows = most * (topk if single else min(topk, self.num_ranks))
         recv, recv_beside, _, _, _, route, event = runtime.dispatch(
-            x, beside, per_rank, in_rank, per_rank, 0, None, None, 1, max(most_rows, 1), 0, sms, None, stream.switched, not later
+            x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched, not later
         )
         stream.part(event)
         hidden, weighted = x.size(1), topk_weights is not None

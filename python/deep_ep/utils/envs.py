@@ -113,10 +113,10 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
 
 def get_physical_domain_size(group: Any) -> Tuple[int, int]:
     """Collective: (nodes, ranks of each), where ranks of a node reach each other's memory."""
-    from ..peers import Peers, device_index
+    from ..peers import Peers, device_index, num_nodes
 
     peers = Peers(group)
-    nodes = peers.num_nodes(device_index(group))
+    nodes = num_nodes(peers, device_index(group))
     return nodes, peers.size // nodes
 
 

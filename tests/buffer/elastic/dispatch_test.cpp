@@ -1,4 +1,5 @@
-// Dispatch for a caller that moves its rows on, and rows of a window that are moved by the call itself.
+// Dispatch of the second interface, bit for bit against plain loops, and rows of a window that are moved by the call
+// itself.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -6,6 +7,8 @@
 
 #include "csrc/executor/own_stream.hpp"
 #include "deep_ep/result_tensors.hpp"
+#include "tests/buffer/elastic/dispatch_case.hpp"
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -14,44 +17,180 @@ namespace {
 class ElasticDispatchTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(ElasticDispatchTest);
 
-Case wide_rows(std::uint64_t seed) {
-  return make_case({.tokens = {12, 0, 19}, .dtype = DType::bfloat16, .hidden = 1800, .scales = 3, .seed = seed});
+/// With and without everything that has code of its own.
+std::vector<std::pair<Case, ElasticKind>> dispatch_kinds(const std::vector<std::int64_t>& tokens, int topk) {
+  std::vector<std::pair<Case, ElasticKind>> kinds;
+  for (int number = 0; number < 12; ++number) {
+    const ElasticKind kind{.exact = number % 2 == 0,
+                           .expand = number % 3 == 0,
+                           .weights = number % 4 != 1,
+                           .stats = number % 3 == 1,
+                           .copy = number % 5 == 0,
+                           .column_major = number % 4 == 2};
+    kinds.emplace_back(make_case({.tokens = tokens,
+                                  .local_experts = number % 4 == 3 ? 40 : 3,
+                                  .topk = topk,
+                                  .idx_dtype = number % 2 == 0 ? DType::int64 : DType::int32,
+                                  .routing = oracle::kRoutings[std::size_t(number) % std::size(oracle::kRoutings)],
+                                  .dtype = number % 2 == 0 ? DType::bfloat16 : DType::uint8,
+                                  .hidden = number % 3 == 2 ? 1040 : 80,
+                                  .scales = number % 3 == 0   ? 0
+                                            : number % 3 == 1 ? 5
+                                                              : 140,
+                                  .scale_dtype = DType::int32,
+                                  .scale_layout = kScaleLayouts[std::size_t(number) % std::size(kScaleLayouts)],
+                                  .alignment = number % 2 == 0 ? 1 : 16,
+                                  .seed = std::uint64_t(number) + 1}),
+                       kind);
+  }
+  return kinds;
 }
 
-TEST_P(ElasticDispatchTest, RowsThatAreMovedOnLieInTheWindow) {
-  DEEP_EP_NEEDS_RANKS(3);
-  const Case one = wide_rows(3);
-  run_cluster(cluster(3), [&](Rank& rank) {
-    constexpr std::size_t kWindow = std::size_t{2} << 20;
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = kWindow});
-    const auto in_window = [&](const Tensor& tensor) {
-      const auto* window = static_cast<const std::byte*>(buffer.local_memory().data);
-      const auto* data = static_cast<const std::byte*>(tensor.data());
-      return data >= window && data + tensor.view().bytes() <= window + kWindow;
-    };
-    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
-    CallOptions call = rank.call();
-    call.library_memory = true;
-    const Inputs inputs = upload_inputs(rank, one);
-    for (const auto& [worst, most] : {std::pair<std::int64_t, std::int64_t>{0, 0}, {0, 60}, {60, 0}}) {
-      DispatchArguments arguments = inputs.dispatch;
-      arguments.num_worst_tokens = worst;
-      arguments.most_rows = most;
-      const DispatchResult result = buffer.dispatch(arguments, call);
-      require(in_window(result.recv_x) && in_window(*result.recv_x_scales) && in_window(*result.recv_topk_idx),
-              "what came lies in the window");
-      check_dispatch(rank, one, result, {.num_worst_tokens = worst});
-      if (worst != 0) continue;
-      CachedDispatchArguments cached;
-      cached.x = arguments.x;
-      cached.x_scales = arguments.x_scales;
-      cached.handle = &result.handle;
-      const CachedDispatchResult again = buffer.cached_dispatch(cached, call);
-      require(in_window(again.recv_x), "the rows of a cached dispatch lie in the window");
-      require_same(rank.download_bytes(result.recv_x.view()), rank.download_bytes(again.recv_x.view()), "rows");
+void run_kinds(const ClusterOptions& options, const std::vector<std::pair<Case, ElasticKind>>& kinds,
+               const BufferOptions& buffer_options, const Config& config = {}) {
+  run_cluster(options, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(buffer_options);
+    for (const auto& [one, kind] : kinds) {
+      ElasticDispatchArguments arguments = elastic_arguments(rank, one, kind);
+      arguments.config = config;
+      const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
+      check_elastic(rank, one, kind, result);
+      ElasticCachedDispatchArguments cached = cached_arguments(one, kind, arguments, result);
+      cached.config = config;
+      check_elastic_rows(rank, one, kind, buffer.dispatch_elastic(cached, rank.call()));
+      rank.release();
     }
     buffer.destroy();
   });
+}
+
+constexpr std::size_t kMebibyte = std::size_t{1} << 20;
+
+TEST_P(ElasticDispatchTest, EveryKind) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run_kinds(cluster(3), dispatch_kinds({70, 0, 37}, 6), {.heap_bytes = 16 * kMebibyte});
+}
+
+TEST_P(ElasticDispatchTest, OneSelectionOrMany) {
+  DEEP_EP_NEEDS_RANKS(2);
+  for (const int topk : {1, 7, 32})
+    run_kinds(cluster(2), dispatch_kinds({33, 40}, topk), {.heap_bytes = 16 * kMebibyte});
+}
+
+TEST_P(ElasticDispatchTest, OneRank) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run_kinds(cluster(1), dispatch_kinds({50}, 4), {.heap_bytes = 16 * kMebibyte});
+}
+
+TEST_P(ElasticDispatchTest, ManyTokensAreNumberedByManyBlocks) {
+  DEEP_EP_NEEDS_RANKS(2);
+  ClusterOptions options = cluster(2);
+  options.host = {.multiprocessors = 6, .warps_per_block = 4};
+  const Case one = make_case({.tokens = {900, 1100}, .local_experts = 5, .topk = 8, .hidden = 16, .alignment = 8});
+  run_kinds(options, {{one, {.stats = true}}, {one, {.exact = false, .expand = true}}}, {.heap_bytes = 16 * kMebibyte});
+}
+
+TEST_P(ElasticDispatchTest, OneMultiprocessorSendsAndNumbers) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "a device with one multiprocessor";
+  ClusterOptions options = cluster(2);
+  options.host = {.multiprocessors = 1, .warps_per_block = 2};
+  run_kinds(options, dispatch_kinds({20, 31}, 5), {.heap_bytes = 16 * kMebibyte});
+}
+
+TEST_P(ElasticDispatchTest, AWindowForAFewTokensTakesPasses) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run_kinds(cluster(3), dispatch_kinds({70, 0, 37}, 4),
+            {.heap_bytes = 4 * kMebibyte, .window_bytes = std::size_t{30} << 10});
+}
+
+TEST_P(ElasticDispatchTest, EveryScheduleGivesTheSame) {
+  if (GetParam().target != Target::host) GTEST_SKIP() << "schedules are the CPU executor's";
+  const auto kinds = dispatch_kinds({9, 0, 13}, 3);
+  const Case many = make_case({.tokens = {90, 110, 40}, .local_experts = 5, .topk = 31, .hidden = 16});
+  under_schedules({.usually = 10, .sanitized = 2}, [&](std::uint64_t seed) {
+    ClusterOptions options = cluster(3);
+    options.host = {.multiprocessors = 4, .warps_per_block = 3, .seed = seed};
+    run_kinds(options, kinds, {.heap_bytes = 4 * kMebibyte, .window_bytes = std::size_t{24} << 10}, {.num_sms = 2});
+    run_kinds(options, {{many, {}}}, {.heap_bytes = 4 * kMebibyte}, {.num_sms = 2});
+  });
+}
+
+TEST_P(ElasticDispatchTest, WithoutRoomForATokenIsAnError) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {3, 2}, .hidden = 1024});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 2 * kMebibyte, .window_bytes = std::size_t{2} << 10});
+    require_throws<OutOfMemory>([&] { buffer.dispatch_elastic(elastic_arguments(rank, one, {}), rank.call()); },
+                                {"the window of 2.00 KiB does not hold", "for a token's rows from each rank"},
+                                "dispatch");
+    buffer.destroy();
+  });
+}
+
+TEST_P(ElasticDispatchTest, RanksThatDisagreeLearnOfIt) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {5, 6}, .local_experts = 4, .hidden = 80});
+  const auto changed = [](int change, ElasticDispatchArguments arguments) {
+    if (change == 0) ++arguments.max_tokens;
+    if (change == 1) arguments.num_experts += 2;
+    if (change == 2) arguments.topk_weights.reset();
+    return arguments;
+  };
+  const std::string words[] = {"dispatch: maximum of tokens of a rank is", "dispatch: number of experts is",
+                               "dispatch: topk_weights is"};
+  for (int change = 0; change < 3; ++change) {
+    run_cluster(cluster(2), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte});
+      const ElasticDispatchArguments same = elastic_arguments(rank, one, {});
+      const ElasticDispatchArguments mine = rank.rank() == 0 ? same : changed(change, same);
+      require_throws<RankMismatch>([&] { buffer.dispatch_elastic(mine, rank.call()); }, {words[change]}, words[change]);
+      rank.bootstrap()->barrier();
+    });
+  }
+}
+
+TEST_P(ElasticDispatchTest, ARankThatDoesNotComeIsNamed) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = make_case({.tokens = {5, 6, 7}});
+  run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte, .timeout_s = short_deadline()});
+    if (rank.rank() != 2) {
+      require_throws<TimeoutError>([&] { buffer.dispatch_elastic(elastic_arguments(rank, one, {}), rank.call()); },
+                                   {"for rank 2", "where it wants its rows (dispatch kernel)"}, "dispatch");
+    }
+    rank.bootstrap()->barrier();
+  });
+}
+
+TEST_P(ElasticDispatchTest, WrongArgumentsAreNamed) {
+  DEEP_EP_NEEDS_RANKS(1);
+  const Case one = make_case({.tokens = {5}, .scales = 2});
+  run_cluster(cluster(1), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte});
+    const ElasticDispatchArguments right = elastic_arguments(rank, one, {});
+    const ElasticDispatchResult result = buffer.dispatch_elastic(right, rank.call());
+    const ElasticCachedDispatchArguments again = cached_arguments(one, {}, right, result);
+    const auto refused = [&](const std::string& words, auto arguments, auto&& spoil) {
+      spoil(arguments);
+      require_throws<InvalidArgument>([&] { buffer.dispatch_elastic(arguments, rank.call()); }, {words}, words);
+    };
+    refused("number of tokens is 5", right, [](auto& call) { call.max_tokens = 4; });
+    refused("num_experts is 0", right, [](auto& call) { call.num_experts = 0; });
+    refused("expert_alignment is 0", right, [](auto& call) { call.expert_alignment = 0; });
+    refused("stats", right,
+            [&](auto& call) { call.stats = rank.upload(std::vector<std::int32_t>(3), DType::int32, {3}); });
+    refused("topk_weights", right, [](auto& call) { call.topk_weights = call.x; });
+    refused("number of tokens is 5", again, [](auto& call) { call.max_tokens = 4; });
+    refused("sent_to", again, [](auto& call) { call.sent_to = call.x; });
+    refused("local", again, [](auto& call) { call.local.shape[0] = call.local.shape[0] - 1; });
+    refused("num_expanded is -1", again, [](auto& call) { call.num_expanded = -1; });
+    buffer.destroy();
+  });
+}
+
+Case wide_rows(std::uint64_t seed) {
+  return make_case({.tokens = {12, 0, 19}, .dtype = DType::bfloat16, .hidden = 1800, .scales = 3, .seed = seed});
 }
 
 /// A framework whose program has no time to make memory before `may_go`.
@@ -101,91 +240,10 @@ TEST_P(ElasticDispatchTest, RowsTravelBeforeTheHostKnowsHowManyCome) {
   std::atomic<bool> arrived = false;
   run_cluster(cluster(2), [&](Rank& rank) {
     BufferOptions options{.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{2} << 20};
-    const Inputs inputs = upload_inputs(rank, one);
     if (rank.rank() == 1) options.result_tensors = std::make_shared<SlowFramework>(arrived);
     Buffer& buffer = rank.buffer(options);
-    DispatchArguments arguments = inputs.dispatch;
-    arguments.most_rows = 38;
-    const DispatchResult result = buffer.dispatch(arguments, rank.call());
-    check_dispatch(rank, one, result);
+    check_elastic(rank, one, {}, buffer.dispatch_elastic(elastic_arguments(rank, one, {}), rank.call()));
     arrived = true;
-    buffer.destroy();
-  });
-}
-
-TEST_P(ElasticDispatchTest, MoreRowsThanPromisedAreRefused) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case one = make_case({.tokens = {12, 19}, .dtype = DType::bfloat16, .hidden = 72, .seed = 7});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20});
-    DispatchArguments arguments = upload_inputs(rank, one).dispatch;
-    arguments.most_rows = rank.rank() == 0 ? 3 : 0;
-    if (rank.rank() == 0) {
-      require_throws<InvalidArgument>([&] { buffer.dispatch(arguments, rank.call()); },
-                                      {"most_rows is 3, but", "rows come"}, "dispatch");
-    } else {
-      check_dispatch(rank, one, buffer.dispatch(arguments, rank.call()));
-    }
-    arguments.most_rows = 0;
-    check_dispatch(rank, one, buffer.dispatch(arguments, rank.call()));
-    buffer.check();
-    rank.bootstrap()->barrier();
-  });
-}
-
-/// The same dispatch, without its layout.
-DispatchArguments without_layout(const Case& one, DispatchArguments arguments) {
-  arguments.num_tokens_per_rank = arguments.is_token_in_rank = arguments.num_tokens_per_expert = {};
-  arguments.num_experts = one.shape.experts();
-  return arguments;
-}
-
-TEST_P(ElasticDispatchTest, WithoutALayoutSelectionsSayWhereRowsGo) {
-  DEEP_EP_NEEDS_RANKS(3);
-  std::vector<Case> cases;
-  for (const int topk : {1, 8, 11, 32}) {
-    for (const auto routing : oracle::kRoutings) {
-      cases.push_back(make_case({.tokens = {70, 0, 37},
-                                 .local_experts = 12,
-                                 .topk = topk,
-                                 .idx_dtype = topk == 8 ? DType::int32 : DType::int64,
-                                 .routing = routing,
-                                 .alignment = 4,
-                                 .seed = cases.size() + 1}));
-    }
-  }
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20});
-    for (const Case& one : cases) {
-      const DispatchArguments arguments = without_layout(one, upload_inputs(rank, one).dispatch);
-      check_dispatch(rank, one, buffer.dispatch(arguments, rank.call()));
-    }
-    DispatchArguments wrong = without_layout(cases[0], upload_inputs(rank, cases[0]).dispatch);
-    const auto refused = [&](const std::string& words) {
-      require_throws<InvalidArgument>([&] { buffer.dispatch(wrong, rank.call()); }, {words}, words);
-    };
-    wrong.num_experts = 37;
-    refused("num_experts is 37, it must be a multiple of the 3 ranks");
-    wrong.num_experts = 36;
-    wrong.topk_idx = wrong.topk_weights = {};
-    refused("topk_idx is missing: without the layout");
-    wrong = upload_inputs(rank, cases[0]).dispatch;
-    wrong.num_experts = 36;
-    refused("num_tokens_per_rank is given, allowed: only without num_experts");
-    buffer.destroy();
-  });
-}
-
-TEST_P(ElasticDispatchTest, RowsThatTheWindowDoesNotHoldLieInTheHeap) {
-  DEEP_EP_NEEDS_RANKS(3);
-  const Case one = wide_rows(4);
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{32} << 10});
-    CallOptions call = rank.call();
-    call.library_memory = true;
-    const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, call);
-    require(buffer.in_heap(result.recv_x.view()), "there is room in the heap only");
-    check_dispatch(rank, one, result);
     buffer.destroy();
   });
 }

@@ -1,9 +1,9 @@
 // Several lanes to each rail: chunks take them in turn, and nothing is ordered between them.
-#include "csrc/buffer/internode/lanes.hpp"
-
 #include <cstring>
 #include <vector>
 
+#include "csrc/buffer/buffer_plan.hpp"
+#include "csrc/buffer/options.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "kernels/internode/params.hpp"
 #include "tests/cluster/counting_executor.hpp"
@@ -30,8 +30,7 @@ TEST(InternodeLanes, TheOptionComesBeforeTheVariableAndNumQpsPerRankBoundsBoth) 
   EXPECT_EQ(asked_with("4", 0, 1), 1);
   EXPECT_EQ(asked_with("1", 4, 0), 4);
   EXPECT_EQ(asked_with("1", 2, 2), 2);
-  EXPECT_EQ(most_internode_lanes(0), kMostInternodeLanes);
-  EXPECT_EQ(most_internode_lanes(1 << 30), kMostInternodeLanes);
+  EXPECT_EQ(asked_with("4", 0, 1 << 30), kMostInternodeLanes);
   require_throws<InvalidArgument>([&] { asked_with("3", 0, 0); }, {"DEEP_EP_INTERNODE_LANES", "'3'", "1|2|4"},
                                   "variable");
   require_throws<InvalidArgument>([&] { asked_with("2", 3, 0); }, {"internode.lanes is 3", "1, 2, 4"}, "option");

@@ -1,5 +1,5 @@
 // How lanes share a ring.
-#include "kernels/internode/rings.hpp"
+#include "kernels/internode/params.hpp"
 
 #include <gtest/gtest.h>
 

@@ -23,9 +23,8 @@ class ArrivalsConsumer {
  public:
   ArrivalsConsumer(Rank& rank, const LowLatencyCaseShape& shape, int rows_of_word)
       : rank_(rank), rows_of_word_(rows_of_word) {
-    const bool rank_major = shape.layout == LowLatencyLayout::rank_major;
-    blocks_ = rank_major ? shape.ranks() : shape.local_experts;
-    rows_ = shape.max_tokens * (rank_major ? 1 : shape.ranks());
+    blocks_ = shape.local_experts;
+    rows_ = shape.max_tokens * shape.ranks();
     words_of_block_ = rows_of_word == 0 ? 1 : (rows_ + rows_of_word - 1) / rows_of_word;
     words_ = rank.upload(std::vector<std::int64_t>(index(blocks_ * words_of_block_)), DType::int64,
                          {blocks_, words_of_block_});
@@ -164,8 +163,6 @@ std::vector<LowLatencyCaseShape> arrival_shapes(int ranks) {
     shapes.push_back(shape);
   }
   shapes.push_back({.tokens = equal_tokens(ranks, 7), .max_tokens = 9, .hidden = 512, .topk = 3});
-  shapes.back().layout = LowLatencyLayout::rank_major;
-  shapes.back().weights = true;
   return shapes;
 }
 
@@ -227,7 +224,7 @@ TEST_P(LowLatencyRailsArrivalsTest, RowsThatAreHandedOn) {
 TEST(LowLatencyArrivalsScheduleTest, EverySeedShowsCompleteRows) {
   const std::vector<LowLatencyCaseShape> shapes = {
       {.tokens = {5, 0, 7}, .max_tokens = 7, .hidden = 256, .topk = 3, .routing = oracle::Routing::some_dropped},
-      {.tokens = {4, 1, 4}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major, .weights = true}};
+      {.tokens = {4, 1, 4}, .max_tokens = 4}};
   under_schedules({.usually = 25, .sanitized = 3, .thread_sanitized = 2}, [&](std::uint64_t seed) {
     ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
     options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed};

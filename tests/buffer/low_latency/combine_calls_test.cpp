@@ -14,9 +14,8 @@ DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineCallsTest);
 
 using Expected = std::vector<oracle::LowLatencyCombined>;
 
-LowLatencyCombineCase small_case(int ranks, std::uint64_t seed,
-                                 LowLatencyLayout layout = LowLatencyLayout::expert_major) {
-  LowLatencyCaseShape shape{.max_tokens = 7, .hidden = 256, .topk = 3, .layout = layout, .seed = seed};
+LowLatencyCombineCase small_case(int ranks, std::uint64_t seed) {
+  LowLatencyCaseShape shape{.max_tokens = 7, .hidden = 256, .topk = 3, .seed = seed};
   oracle::Random random(seed);
   shape.tokens.clear();
   for (int r = 0; r < ranks; ++r) shape.tokens.push_back(1 + random.below(6));
@@ -71,30 +70,25 @@ Expected without(const LowLatencyCombineCase& one, int whom) {
 
 TEST_P(LowLatencyCombineCallsTest, MaskedByHand) {
   DEEP_EP_NEEDS_RANKS(3);
-  for (const auto& [layout, fp8] :
-       {std::pair{LowLatencyLayout::expert_major, false}, std::pair{LowLatencyLayout::rank_major, false},
-        std::pair{LowLatencyLayout::expert_major, true}}) {
-    LowLatencyCombineCase one = small_case(3, 7, layout);
-    one.options.fp8 = fp8;
-    const Expected all = one.expected();
-    const Expected rest = without(one, 1);
-    run_cluster(cluster(3), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(masking_options(3, patience()));
-      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-      const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-      if (rank.rank() != 1) {
-        buffer.low_latency_update_mask(1, true, rank.call().stream);
-        for (int i = 0; i < 3; ++i) {
-          const auto result = buffer.low_latency_combine(arguments, rank.call());
-          check_low_latency_combine(rank, one, rest, result.combined_x.view());
-        }
+  const LowLatencyCombineCase one = small_case(3, 7);
+  const Expected all = one.expected();
+  const Expected rest = without(one, 1);
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(3, patience()));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+    if (rank.rank() != 1) {
+      buffer.low_latency_update_mask(1, true, rank.call().stream);
+      for (int i = 0; i < 3; ++i) {
+        const auto result = buffer.low_latency_combine(arguments, rank.call());
+        check_low_latency_combine(rank, one, rest, result.combined_x.view());
       }
-      buffer.low_latency_resume();
-      check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
-      buffer.check();
-      buffer.destroy();
-    });
-  }
+    }
+    buffer.low_latency_resume();
+    check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+    buffer.check();
+    buffer.destroy();
+  });
 }
 
 TEST_P(LowLatencyCombineCallsTest, Arguments) {

@@ -57,7 +57,6 @@ TEST_P(LowLatencyCombineTest, RandomShapes) {
           .local_experts = static_cast<int>(1 + random.below(6)),
           .topk = static_cast<int>(1 + random.below(10)),
           .routing = random.pick(oracle::kRoutings)};
-      shape.layout = random.chance(0.3) ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
       shape.idx_dtype = random.chance(0.5) ? DType::int64 : DType::int32;
       shape.seed = random.next();
       // A token that names an expert twice takes two of its rows.
@@ -91,30 +90,27 @@ TEST_P(LowLatencyCombineTest, EveryTopkAndWidth) {
 TEST_P(LowLatencyCombineTest, SelectionsThatHaveGone) {
   DEEP_EP_NEEDS_RANKS(3);
   std::vector<LowLatencyCombineCase> cases;
-  for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-    for (const double share : ends_of({0.2, 0.7, 1.0})) {
-      for (const Routing routing : {Routing::uniform, Routing::duplicates}) {
-        auto one = make_low_latency_combine_case({.tokens = {9, 6, 4},
-                                                  .max_tokens = 54,
-                                                  .hidden = 128,
-                                                  .topk = 6,
-                                                  .routing = routing,
-                                                  .layout = layout,
-                                                  .seed = cases.size() + 1});
-        oracle::Random random(cases.size());
-        for (auto& input : one.inputs) {
-          oracle::Selection& now = input.selection;
-          for (std::int64_t t = 0; t < now.tokens; ++t) {
-            const auto row = now.idx.begin() + t * now.topk;
-            // Weights may be others than at dispatch.
-            for (int k = 0; k < now.topk; ++k) {
-              now.weights[static_cast<std::size_t>(t * now.topk + k)] *= -1.5f;
-              if (random.chance(share)) row[k] = -1 - random.below(3);
-            }
+  for (const double share : ends_of({0.2, 0.7, 1.0})) {
+    for (const Routing routing : {Routing::uniform, Routing::duplicates}) {
+      auto one = make_low_latency_combine_case({.tokens = {9, 6, 4},
+                                                .max_tokens = 54,
+                                                .hidden = 128,
+                                                .topk = 6,
+                                                .routing = routing,
+                                                .seed = cases.size() + 1});
+      oracle::Random random(cases.size());
+      for (auto& input : one.inputs) {
+        oracle::Selection& now = input.selection;
+        for (std::int64_t t = 0; t < now.tokens; ++t) {
+          const auto row = now.idx.begin() + t * now.topk;
+          // Weights may be others than at dispatch.
+          for (int k = 0; k < now.topk; ++k) {
+            now.weights[static_cast<std::size_t>(t * now.topk + k)] *= -1.5f;
+            if (random.chance(share)) row[k] = -1 - random.below(3);
           }
         }
-        cases.push_back(std::move(one));
       }
+      cases.push_back(std::move(one));
     }
   }
   run(cluster(3), cases);

@@ -50,11 +50,8 @@ class LowLatencyDisagreementTest : public ClusterTest {
 
   /// `change` may choose between the handles of two dispatches.
   using Change = std::function<void(LowLatencyCombineArguments&, const LowLatencyHandle& other)>;
-  void expect_combine_mismatch(const Change& change, const Words& words,
-                               LowLatencyLayout layout = LowLatencyLayout::expert_major, bool hooks = false) {
-    LowLatencyCaseShape dispatched = shape();
-    dispatched.layout = layout;
-    const LowLatencyCombineCase one = make_low_latency_combine_case(dispatched);
+  void expect_combine_mismatch(const Change& change, const Words& words, bool hooks = false) {
+    const LowLatencyCombineCase one = make_low_latency_combine_case(shape());
     expect_mismatch(
         [&](Rank& rank, Buffer& buffer, bool odd) {
           const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
@@ -74,8 +71,6 @@ TEST_P(LowLatencyDisagreementTest, OnArgumentsOfDispatch) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   expect_dispatch_mismatch([](auto& arguments) { arguments.round_scale = arguments.use_ue8m0 = true; },
                            {"low_latency_dispatch", "use_ue8m0", "UE8M0 scales", "float32 scales", "rank 1"});
-  expect_dispatch_mismatch([](auto& arguments) { arguments.layout = LowLatencyLayout::rank_major; },
-                           {"layout", "rank_major", "expert_major", "rank 1"});
   expect_dispatch_mismatch([](auto& arguments) { arguments.num_experts = 9; }, {"num_experts", "1"});
 }
 
@@ -123,9 +118,7 @@ TEST_P(LowLatencyDisagreementTest, OnTheDispatchThatIsCombined) {
   const auto other_handle = [](LowLatencyCombineArguments& arguments, const LowLatencyHandle& other) {
     arguments.handle = &other;
   };
-  for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-    for (const bool hooks : {false, true}) expect_combine_mismatch(other_handle, words, layout, hooks);
-  }
+  for (const bool hooks : {false, true}) expect_combine_mismatch(other_handle, words, hooks);
 }
 
 /// As the handle of a dispatch that came so many calls later would: what ranks tell each other has all of the number.
@@ -157,8 +150,7 @@ TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   const Words words = {"low_latency_combine", "return_recv_hook"};
   for (const bool hooks : {false, true}) {
-    expect_combine_mismatch([&](auto& arguments, const auto&) { arguments.return_recv_hook = !hooks; }, words,
-                            LowLatencyLayout::expert_major, hooks);
+    expect_combine_mismatch([&](auto& arguments, const auto&) { arguments.return_recv_hook = !hooks; }, words, hooks);
   }
 }
 
@@ -204,14 +196,6 @@ TEST_P(LowLatencyDisagreementTest, OnTheSizeOfRowsOfCombine) {
           buffer.low_latency_combine(arguments, rank.call()).hook();
         },
         {"low_latency_combine: ranks", "1", "differ in", "hidden"});
-  }
-}
-
-TEST_P(LowLatencyDisagreementTest, OnFp8) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  for (const bool hooks : {false, true}) {
-    expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_fp8 = true; },
-                            {"low_latency_combine", "use_fp8"}, LowLatencyLayout::expert_major, hooks);
   }
 }
 

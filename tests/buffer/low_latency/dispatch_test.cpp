@@ -31,17 +31,15 @@ LowLatencyCaseShape random_shape(int ranks, std::uint64_t seed) {
   return random_low_latency_shape(ranks, seed, {.tokens = 9, .many_tokens = 40, .hidden = 8192, .local_experts = 7});
 }
 
-TEST_P(LowLatencyDispatchTest, EveryFormatAndLayout) {
+TEST_P(LowLatencyDispatchTest, EveryFormat) {
   DEEP_EP_NEEDS_RANKS(2);
   std::vector<LowLatencyCaseShape> shapes;
   for (const RowFormat format : oracle::kRowFormats) {
-    for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
+    for (const DType idx_dtype : {DType::int64, DType::int32}) {
       LowLatencyCaseShape shape = equal_shape(2, 5);
       shape.hidden = 1024;
       shape.format = format;
-      shape.layout = layout;
-      shape.weights = layout == LowLatencyLayout::rank_major;
-      shape.idx_dtype = layout == LowLatencyLayout::rank_major ? DType::int32 : DType::int64;
+      shape.idx_dtype = idx_dtype;
       shape.seed = shapes.size() + 1;
       shapes.push_back(shape);
     }
@@ -147,8 +145,7 @@ TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
       {.tokens = {2, 3, 1}, .max_tokens = 3, .hidden = 128, .topk = 2, .format = RowFormat::bf16},
       {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .topk = 4, .format = RowFormat::fp8_ue8m0},
       {.tokens = {3, 5, 0}, .max_tokens = 5, .hidden = 256, .topk = 3, .format = RowFormat::nvfp4},
-      {.tokens = {2, 0, 6}, .max_tokens = 6, .hidden = 384, .topk = 2, .format = RowFormat::fp8_token},
-      {.tokens = {4, 1, 4}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major, .weights = true},
+      {.tokens = {2, 0, 6}, .max_tokens = 6, .hidden = 384, .topk = 2},
       // Scales on three times as many lines as a warp takes at once.
       {.tokens = {2, 1, 2}, .max_tokens = 2, .hidden = 16384, .topk = 2, .format = RowFormat::nvfp4}};
   under_schedules({.usually = 25, .sanitized = 3, .thread_sanitized = 1}, [&](std::uint64_t seed) {
@@ -162,7 +159,7 @@ TEST_P(LowLatencyProcessesTest, FourRanks) {
   DEEP_EP_NEEDS_RANKS(4);
   LowLatencyCaseShape shape{.tokens = {5, 0, 7, 2}, .max_tokens = 7, .hidden = 1024, .topk = 3};
   LowLatencyCaseShape other = shape;
-  other.layout = LowLatencyLayout::rank_major;
+  other.topk = 2;
   other.format = RowFormat::bf16;
   run_all(cluster(4), {shape, other, shape});
 }

@@ -17,13 +17,8 @@ std::vector<LowLatencyCase> some_cases() {
       make_low_latency_case({.tokens = {5, 3}, .max_tokens = 6, .hidden = 512, .topk = 3, .seed = 1}),
       make_low_latency_case(
           {.tokens = {2, 4}, .max_tokens = 4, .hidden = 1024, .topk = 2, .format = oracle::RowFormat::bf16, .seed = 2}),
-      make_low_latency_case({.tokens = {0, 6},
-                             .max_tokens = 6,
-                             .hidden = 128,
-                             .local_experts = 2,
-                             .topk = 3,
-                             .layout = LowLatencyLayout::rank_major,
-                             .seed = 3})};
+      make_low_latency_case(
+          {.tokens = {0, 6}, .max_tokens = 6, .hidden = 128, .local_experts = 2, .topk = 3, .seed = 3})};
 }
 
 BufferOptions options_for_cases() { return low_latency_options(2, 8, 1024); }

@@ -1,11 +1,11 @@
 // Several connections to each rank that is reached by RDMA: how many, what goes by which, and that nothing relies on an
 // order among them.
-#include "csrc/buffer/low_latency/lanes.hpp"
-
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "csrc/buffer/buffer_plan.hpp"
+#include "csrc/buffer/options.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
@@ -31,7 +31,7 @@ TEST(LowLatencyLaneChoice, TheProgramThenTheVariable) {
 }
 
 TEST(LowLatencyLaneChoice, MoreWhereFewFlowsShareSeveralPaths) {
-  const auto lanes = [](int far, bool keeps_to_path) { return lanes_for({far, keeps_to_path}); };
+  const auto lanes = [](int far, bool keeps_to_path) { return lanes_for(far, keeps_to_path); };
   for (const int far : {0, 1, 8, 100}) EXPECT_EQ(lanes(far, false), 1);
   EXPECT_EQ(lanes(0, true), 1) << "nobody is reached";
   EXPECT_EQ(lanes(1, true), 4);

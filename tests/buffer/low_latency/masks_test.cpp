@@ -46,7 +46,7 @@ TEST_P(LowLatencyMasksTest, MaskedByHand) {
   oracle::Masks masks = masks_of({0, 2, 3}, {1});
   for (const std::size_t other : {0u, 2u, 3u}) masks[4 + other] = 1;
   std::vector<LowLatencyCase> apart;
-  for (const auto format : {all.shape.format, oracle::RowFormat::nvfp4, oracle::RowFormat::fp8_token}) {
+  for (const auto format : {all.shape.format, oracle::RowFormat::nvfp4}) {
     LowLatencyCase one = all;
     one.shape.format = format;
     apart.push_back(with_masks(one, masks));
@@ -309,7 +309,6 @@ TEST_P(LowLatencyMasksTest, Arguments) {
     refused({"max_tokens", "low_latency.bytes"}, [](auto& a) { a.max_tokens = 30000; });
     refused({"num_experts", "3"}, [](auto& a) { a.num_experts = 3; });
     refused({"num_experts"}, [](auto& a) { a.num_experts = 400; });
-    refused({"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; });
     refused({"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; });
     refused({"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; });
     refused({"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = writable(a.x); });

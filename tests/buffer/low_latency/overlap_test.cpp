@@ -69,7 +69,6 @@ TEST(LowLatencyOverlapScheduleTest, EverySeedGivesTheSame) {
            {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 1024, .local_experts = 1, .topk = 2}}) {
     cases.push_back(make_low_latency_combine_case(shape));
   }
-  cases.back().options.fp8 = true;
   under_schedules({.usually = 25, .sanitized = 3, .thread_sanitized = 2}, [&](std::uint64_t seed) {
     run_cluster(on_host(3, seed), [&](Rank& rank) {
       Buffer& buffer = rank.buffer(low_latency_options(3, 18, 1024));

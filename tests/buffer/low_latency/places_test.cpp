@@ -5,7 +5,7 @@
 #include <functional>
 #include <thread>
 
-#include "csrc/buffer/heap_layout.hpp"
+#include "csrc/buffer/buffer_plan.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
@@ -97,7 +97,7 @@ class LowLatencyWindowTest : public testing::Test {
 
 TEST_F(LowLatencyWindowTest, AllIsReceivedAgainWithoutTheRank) {
   LowLatencyCaseShape shape{.tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7};
-  LowLatencyRow row{.hidden = 256, .num_topk = 3, .scaled = true, .weights = false};
+  LowLatencyRow row{.hidden = 256, .num_topk = 3, .scaled = true};
   for (const bool line : {false, true}) {
     if (line) {  // one with nothing but scales, behind the four lines that a warp takes at once
       shape.hidden = row.hidden = kMostHidden;

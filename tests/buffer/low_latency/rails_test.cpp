@@ -64,19 +64,16 @@ TEST_P(LowLatencyRailsTest, CombineOfRandomShapes) {
   }
 }
 
-TEST_P(LowLatencyRailsTest, EveryFormatAndLayout) {
+TEST_P(LowLatencyRailsTest, EveryFormat) {
   DEEP_EP_NEEDS_RANKS(4);
   std::vector<LowLatencyCase> cases;
   for (const RowFormat format : oracle::kRowFormats) {
-    for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-      const bool rank_major = layout == LowLatencyLayout::rank_major;
+    for (const DType idx_dtype : {DType::int64, DType::int32}) {
       cases.push_back(make_low_latency_case({.tokens = {5, 0, 3, 4},
                                              .max_tokens = 5,
                                              .hidden = 1024,
                                              .format = format,
-                                             .layout = layout,
-                                             .weights = rank_major && format != RowFormat::fp8,
-                                             .idx_dtype = rank_major ? DType::int32 : DType::int64,
+                                             .idx_dtype = idx_dtype,
                                              .seed = cases.size() + 1}));
     }
   }
@@ -86,9 +83,7 @@ TEST_P(LowLatencyRailsTest, EveryFormatAndLayout) {
                                          .hidden = 128,
                                          .local_experts = 8,
                                          .topk = 32,
-                                         .format = RowFormat::bf16,
-                                         .layout = LowLatencyLayout::rank_major,
-                                         .weights = true}));
+                                         .format = RowFormat::bf16}));
   run_dispatches(cluster(4), cases);
 }
 

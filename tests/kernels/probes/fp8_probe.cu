@@ -9,7 +9,6 @@ namespace {
 DEEP_EP_DEVICE void fp8_probe(const probes::Fp8Params& p, std::byte*) {
   for (int i = thread_index(); i < p.count / 2; i += block_threads()) {
     p.pairs[i] = pack_e4m3(p.values[2 * i], p.values[2 * i + 1]);
-    unpack_e4m3(p.pairs[i], p.unpacked[2 * i], p.unpacked[2 * i + 1]);
   }
   for (int i = thread_index(); i < p.count; i += block_threads()) {
     const float amax = float_from_bits(bits_of(p.values[i]) & 0x7fffffffu);

@@ -9,7 +9,6 @@ struct Fp8Params {
   int count;  ///< even
   const float* values;
   std::uint16_t* pairs;  ///< [count / 2]: two values as e4m3
-  float* unpacked;       ///< [count]: the pairs' values
   /// [count]: of the magnitude of each value as the largest of a block
   float *multiplier, *inverse, *rounded_multiplier, *rounded_inverse, *aligned;
 };

@@ -1,4 +1,4 @@
-#include "csrc/rdma/discovery/assignment.hpp"
+#include "csrc/rdma/discovery/nic_map.hpp"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,6 @@
 #include <map>
 #include <set>
 
-#include "csrc/rdma/discovery/machine.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/support/variables.hpp"
 #include "tests/topology/fake_machine.hpp"
@@ -22,7 +21,7 @@ NicMap map_of(const test::FakeMachine& machine, const Variables& variables = {})
 
 std::vector<std::string> nics_of(const NicMap& map) {
   std::vector<std::string> names;
-  for (const NicMapRow& row : map.rows) names.push_back(row.port ? map.nics[row.port->nic].name : "");
+  for (const NicMapRow& row : map.rows) names.push_back(row.nic ? row.nic->nic.name : "");
   return names;
 }
 
@@ -51,20 +50,20 @@ TEST_F(NicMapTest, EveryGpuOfTheSeedsMachineGetsItsOwnNicWithoutAnyVariable) {
   const NicMap map = map_of(machine_);
   EXPECT_EQ(nics_of(map), kOneToOne);
   for (std::size_t gpu = 0; gpu < 8; ++gpu) {
-    EXPECT_EQ(map.rows[gpu].distance.proximity, topology::Proximity::same_switch);
+    EXPECT_EQ(map.rows[gpu].nic->distance.proximity, topology::Proximity::same_switch);
     EXPECT_FALSE(map.rows[gpu].from_mapping);
-    EXPECT_EQ(map.rows[gpu].port->gid.index, 3);
+    EXPECT_EQ(map.rows[gpu].nic->gid.index, 3);
   }
   EXPECT_TRUE(map.warnings.empty());
   EXPECT_TRUE(map.unused.empty());
   EXPECT_EQ(map.line(2), "GPU 2 (0000:23:00.0) -> mlx5_2 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.2.1, eth3), PIX");
   const NicAssignment assignment = assignment_of(map, 2);
-  EXPECT_EQ(assignment.nic, "mlx5_2");
-  EXPECT_EQ(assignment.gid_index, 3);
-  EXPECT_EQ(assignment.gid, *parse_gid("0000:0000:0000:0000:0000:ffff:0a00:0201"));
-  EXPECT_TRUE(assignment.ethernet);
-  EXPECT_EQ(assignment.rate_gbps, 400);
-  EXPECT_EQ(assignment.capability, Capability::mlx5);
+  EXPECT_EQ(assignment.nic.name, "mlx5_2");
+  EXPECT_EQ(assignment.gid.index, 3);
+  EXPECT_EQ(assignment.gid.bytes, *parse_gid("0000:0000:0000:0000:0000:ffff:0a00:0201"));
+  EXPECT_TRUE(assignment.of_port().ethernet());
+  EXPECT_EQ(assignment.of_port().rate_gbps, 400);
+  EXPECT_EQ(assignment.nic.capability, Capability::mlx5);
 }
 
 TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
@@ -83,9 +82,9 @@ TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
   machine_.write(fmt::format("/sys/devices/system/node/node{}/cpulist", nics[0].pci.numa_node), "0-2,8,10-11\n");
   EXPECT_EQ(find_nics(machine_.root())[0].cpus, (std::vector<int>{0, 1, 2, 8, 10, 11}));
   const NicAssignment assigned = assignment_of(map_of(machine_), 0);
-  EXPECT_EQ(assigned.traffic_class, 106);
-  EXPECT_EQ(assigned.cpus.size(), 6u);
-  EXPECT_EQ(assigned.numa_node, nics[0].pci.numa_node);
+  EXPECT_EQ(assigned.of_port().traffic_class, 106);
+  EXPECT_EQ(assigned.nic.cpus.size(), 6u);
+  EXPECT_EQ(assigned.nic.pci.numa_node, nics[0].pci.numa_node);
 }
 
 TEST_F(NicMapTest, NetworksThatKeepAConnectionOnOnePath) {

@@ -29,7 +29,7 @@ using rdma::nic_test::MakeEnds;
 using rdma::nic_test::Outcome;
 
 MakeEnds with_mistake(const std::shared_ptr<Executor>& executor, Mistake mistake, int rank = 0) {
-  return [=](const SymmetricHeap& heap, const rdma::EndsOptions& options) {
+  return [=](const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
     return rdma::make_local_ends(executor, heap, rank, options, [=](std::unique_ptr<rdma::Wire> wire) {
       return std::make_unique<FaultyWire>(std::move(wire), mistake);
     });
@@ -38,7 +38,9 @@ MakeEnds with_mistake(const std::shared_ptr<Executor>& executor, Mistake mistake
 
 template <class Thrown>
 MakeEnds throwing(const std::string& text) {
-  return [text](const SymmetricHeap&, const rdma::EndsOptions&) -> std::unique_ptr<rdma::Ends> { throw Thrown(text); };
+  return [text](const SymmetricHeap&, const rdma::ConnectionOptions&) -> std::unique_ptr<rdma::Ends> {
+    throw Thrown(text);
+  };
 }
 
 rdma::nic_test::Subject subject_of(Mistake mistake, int rank = 0) {
@@ -162,8 +164,8 @@ TEST_F(NicTest, TheDeviceIsAskedAboutTheQueuePairsThatFailed) {
   for (const Mistake mistake : {Mistake::never_completes, Mistake::drops_an_addition, Mistake::none}) {
     const bool well = mistake == Mistake::none;
     rdma::nic_test::Subject subject = subject_of(mistake);
-    subject.make = [make = subject.make, well, made = std::make_shared<int>(0)](const SymmetricHeap& heap,
-                                                                                const rdma::EndsOptions& options) {
+    subject.make = [make = subject.make, well, made = std::make_shared<int>(0)](
+                       const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
       ++*made;
       return std::make_unique<EndsWithReport>(make(heap, options), *made, well || *made > 1);
     };

@@ -2,7 +2,7 @@
 
 #include <endian.h>
 
-#include "csrc/rdma/ring/entry_decoder.hpp"
+#include "csrc/rdma/ring/wire.hpp"
 #include "csrc/support/format.hpp"
 
 namespace deep_ep::test {

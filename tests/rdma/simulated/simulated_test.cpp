@@ -60,7 +60,8 @@ class RandomMember {
     simulated.kind = rdma::WireKind::simulated;
     simulated.handler = rdma::NicHandler::gpu;
     simulated.settings = settings;
-    connections_ = std::make_unique<rdma::Connections>(*bootstrap, executor_, heap_, options, std::move(simulated));
+    connections_ =
+        std::move(rdma::Connections::make(*bootstrap, executor_, heap_, std::array{options}, simulated).front());
     params_.rank = bootstrap->rank();
     params_.num_ranks = bootstrap->size();
     params_.peers = connections_->device_peers();
@@ -114,15 +115,16 @@ class RandomMember {
 
 /// All of it passes, but what is skipped.
 void pass_the_nic_test(const std::shared_ptr<Executor>& here, const rdma::SimulatedNic& nic, bool on_gpu) {
-  const rdma::nic_test::Subject subject{
-      .name = "simulated",
-      .executor = here,
-      .make = [&](const SymmetricHeap& heap,
-                  const rdma::EndsOptions& options) { return rdma::make_simulated_ends(here, heap, 0, options, nic); },
-      .others = {},
-      .no_others = "none",
-      .link_gbps = 0,
-      .wants_gpu_handler = true};
+  const rdma::nic_test::Subject subject{.name = "simulated",
+                                        .executor = here,
+                                        .make =
+                                            [&](const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
+                                              return rdma::make_simulated_ends(here, heap, 0, options, nic);
+                                            },
+                                        .others = {},
+                                        .no_others = "none",
+                                        .link_gbps = 0,
+                                        .wants_gpu_handler = true};
   const rdma::nic_test::Limits limits{.wait_s = patience(),
                                       .entries = on_gpu ? 70000u : 2000u,
                                       .entries_s = scaled(10),

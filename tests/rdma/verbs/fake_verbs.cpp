@@ -309,8 +309,8 @@ void fill(Mlx5Functions& f) {
     return fake->refuses("create_event_channel") ? nullptr : made(&fake->channel);
   };
   f.destroy_event_channel = [](mlx5dv_devx_event_channel*) { ended(); };
-  f.subscribe_event = [](mlx5dv_devx_event_channel*, mlx5dv_devx_obj* handle, std::uint16_t bytes,
-                         std::uint16_t events[], std::uint64_t cookie) {
+  f.subscribe_devx_event = [](mlx5dv_devx_event_channel*, mlx5dv_devx_obj* handle, std::uint16_t bytes,
+                              std::uint16_t events[], std::uint64_t cookie) {
     if (fake->refuses("subscribe_event")) return -1;
     const auto number = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(handle));
     fake->subscribed[number].insert(events, events + bytes / sizeof(events[0]));

@@ -43,8 +43,8 @@ class ManyNodesTest : public testing::Test {
   ManyNodesTest() {
     fake_.uar.reg_addr = fake_.uar.base_addr = page_of_registers;
     nic_.path = {.port = 1, .gid_index = 3};
-    nic_.name = "fake_0:1";
-    nic_.mlx5 = nic_.gpu_memory = true;
+    nic_.nic.nic = {.name = "fake_0", .capability = Capability::mlx5};
+    nic_.gpu_memory = true;
     nic_.handler = NicHandler::gpu;
     nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
     nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
@@ -61,9 +61,8 @@ class ManyNodesTest : public testing::Test {
     NicAccess nic = nic_;
     nic.device = Device::open("fake_0", fake_.functions);
     fake_.commands.clear();
-    const EndsOptions wanted = ends_options(options);
-    const std::unique_ptr<Ends> ends = make_nic_ends(nic, executor_, *heap_, wanted);
-    for (std::size_t end = 0; end < wanted.peers.size(); ++end) ends->connect(end, ends->address(end));
+    const std::unique_ptr<Ends> ends = make_nic_ends(nic, executor_, *heap_, options);
+    for (std::size_t end = 0; end < options.ends(); ++end) ends->connect(end, ends->address(end));
     std::vector<int> ports;
     for (const auto& command : fake_.commands) {
       if (command.opcode() == 0x502) ports.push_back(static_cast<int>(command.get(0xc0 + 0x04, 4)));

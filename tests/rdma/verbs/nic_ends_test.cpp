@@ -44,8 +44,7 @@ class NicEndsTest : public testing::Test {
     fake_.uar.reg_addr = registers + kRegister;
     fake_.uar.base_addr = registers;
     nic_.path = {.port = 1, .gid_index = 3};
-    nic_.name = "fake_0:1";
-    nic_.mlx5 = true;
+    nic_.nic.nic = {.name = "fake_0", .capability = Capability::mlx5};
     nic_.gpu_memory = true;
     nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
     nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
@@ -62,7 +61,7 @@ class NicEndsTest : public testing::Test {
   void make() {
     NicAccess nic = nic_;
     nic.device = Device::open("fake_0", fake_.functions);
-    ends_ = make_nic_ends(nic, executor_, *heap_, {.peers = {1, 1}, .depth = kDepth, .batch = 16});
+    ends_ = make_nic_ends(nic, executor_, *heap_, {.peers = {1}, .channels = 2, .depth = kDepth, .batch = 16});
     table_.clear();
     for (std::size_t end = 0; end < kChannels; ++end) table_.push_back(ends_->connect(end, ends_->address(end)));
     ends_->start();
@@ -378,14 +377,15 @@ TEST_F(NicEndsTest, CountersThatTheFirmwareRefusesAreAskedForOnce) {
 
 TEST_F(NicEndsTest, TheAdministratorsTrafficClassCountsWhereNoVariableIsSet) {
   RdmaSettings settings;
-  NicAssignment assignment{.nic = "mlx5_0", .port = 2, .gid_index = 3, .traffic_class = 106};
+  NicAssignment assignment{
+      .nic = {.name = "mlx5_0", .ports = {{.number = 2, .traffic_class = 106}}}, .port = 2, .gid = {.index = 3}};
   EXPECT_EQ(path_by(settings, assignment).traffic_class, 106);
   EXPECT_EQ(path_by(settings, assignment).port, 2);
   EXPECT_EQ(path_by(settings, assignment).gid_index, 3);
   settings.has_traffic_class = true;
   EXPECT_EQ(path_by(settings, assignment).traffic_class, 0) << "0 is a value too";
   settings.has_traffic_class = false;
-  assignment.traffic_class.reset();
+  assignment.nic.ports[0].traffic_class.reset();
   EXPECT_EQ(path_by(settings, assignment).traffic_class, 0);
 }
 
@@ -393,12 +393,12 @@ TEST_F(NicEndsTest, GpuIsTakenAtItsWord) {
   nic_.handler = NicHandler::gpu;
   pages_.refusal = "GPU 0 may not map the page";
   EXPECT_EQ(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: GPU 0 may not map the page");
-  nic_.mlx5 = false;
+  nic_.nic.nic.capability = Capability::verbs;
   EXPECT_EQ(
       refusal(),
       "DEEP_EP_NIC_HANDLER=gpu is impossible here: NIC fake_0:1 is not one of NVIDIA's ConnectX or BlueField: its "
       "rings have another format");
-  nic_.mlx5 = true;
+  nic_.nic.nic.capability = Capability::mlx5;
   nic_.gpu_memory = false;
   EXPECT_EQ(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: this rank's kernels run on the CPU");
   nic_.gpu_memory = true;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <span>
 
@@ -63,7 +64,7 @@ std::string read_standard_input() {
 
 // Made by the build: embed_table.cmake.
 constexpr std::string_view kOwn[] = {
-#include <troubleshooting_page.inc>
+#include <errors_page.inc>
 };
 constexpr std::string_view kForeign[] = {
 #include <foreign-errors_page.inc>
@@ -82,7 +83,7 @@ std::vector<std::string> quoted(std::string_view cell) {
   }
 }
 
-/// "[RDMA](rdma.md#x)" becomes "RDMA (docs/rdma.md#x)"; a link within the page loses its address.
+/// "[RDMA](rdma.md#x)" on a page of docs/reference becomes "RDMA (docs/reference/rdma.md#x)"; a link within the page loses its address.
 std::string without_links(std::string_view cell) {
   std::string text;
   while (true) {
@@ -93,7 +94,7 @@ std::string without_links(std::string_view cell) {
     const std::string_view target = cell.substr(middle + 2, close - middle - 2);
     text += cell.substr(0, open);
     text += cell.substr(open + 1, middle - open - 1);
-    if (!target.starts_with('#')) text += " (docs/" + std::string(target) + ")";
+    if (!target.starts_with('#')) text += " (" + (std::filesystem::path("docs/reference") / target).lexically_normal().string() + ")";
     cell.remove_prefix(close + 1);
   }
 }

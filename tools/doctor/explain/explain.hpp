@@ -10,8 +10,8 @@
 
 namespace deep_ep::tools {
 
-/// A message of this library or of another program: a row of the tables of docs/troubleshooting.md and
-/// docs/foreign-errors.md. `...` in a pattern stands for whatever varies.
+/// A message of this library or of another program: a row of the tables of docs/reference/errors.md and
+/// docs/reference/foreign-errors.md. `...` in a pattern stands for whatever varies.
 struct KnownError {
   std::string origin;  ///< who says it: "deep_ep", "NCCL", "libibverbs", ...
   std::vector<std::string> patterns;

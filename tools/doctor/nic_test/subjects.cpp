@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/support/format.hpp"
@@ -60,7 +60,7 @@ void require_register(const rdma::verbs::NicAccess& nic) {
 /// Opens the NIC, changed by `adjust` where given, and makes queue pairs on it.
 rdma::nic_test::MakeEnds on_nic(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor,
                                 const rdma::RdmaSettings& settings, double retry_s, Adjust adjust) {
-  return [=](const SymmetricHeap& heap, const rdma::EndsOptions& options) {
+  return [=](const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
     rdma::verbs::NicAccess access = rdma::verbs::open_nic(nic, *executor, settings);
     access.path = giving_up_within(access.path, retry_s);
     if (adjust != nullptr) adjust(access);
@@ -71,13 +71,14 @@ rdma::nic_test::MakeEnds on_nic(const rdma::NicAssignment& nic, const std::share
 
 Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor, const std::string& by,
                     const rdma::RdmaSettings& settings, const SubjectChoice& choice) {
-  Subject subject{.name = fmt::format("{}:{}, rung by {}", nic.nic, nic.port, by),
+  Subject subject{.name = fmt::format("{}, rung by {}", nic.name(), by),
                   .executor = executor,
                   .make = on_nic(nic, executor, settings, choice.retry_s, nullptr),
                   .others = {},
                   .no_others = "handler cpu: there is no doorbell register, and rings lie in host memory",
-                  .link_gbps = nic.rate_gbps};
-  const bool has_registers = executor->device().kind == Device::Kind::cuda && nic.capability == rdma::Capability::mlx5;
+                  .link_gbps = nic.of_port().rate_gbps};
+  const bool has_registers =
+      executor->device().kind == Device::Kind::cuda && nic.nic.capability == rdma::Capability::mlx5;
   subject.wants_gpu_handler = has_registers && settings.nic_handler != rdma::NicHandler::cpu;
   if (choice.between_machines) {
     subject.no_others = "a NIC's doorbells and rings are tested without --listen and --peer";
@@ -99,7 +100,7 @@ void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subje
     const std::string by = fmt::format("GPU {}", gpu);
     try {
       const rdma::NicAssignment nic = rdma::nic_of_cuda_device(gpu);
-      const auto [first, is_new] = rung_by.emplace(fmt::format("{}:{}", nic.nic, nic.port), by);
+      const auto [first, is_new] = rung_by.emplace(nic.name(), by);
       if (!is_new) {
         found.left_out.push_back(rdma::nic_test::skipped(
             "nic", fmt::format("{} has {}, which {} has tested", by, first->first, first->second)));
@@ -119,10 +120,9 @@ void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjec
                                                   patient.nics, patient.settings);
   std::set<std::string> names;
   for (std::size_t rank = 0; rank < map.rows.size(); ++rank) {
-    if (!map.rows[rank].port) continue;
-    const rdma::NicAssignment nic = rdma::assignment_of(map, rank);
-    if (!names.insert(fmt::format("{}:{}", nic.nic, nic.port)).second) continue;
-    found.subjects.push_back(nic_subject(nic, make_host_executor(), "the CPU", patient.settings, choice));
+    const auto& nic = map.rows[rank].nic;
+    if (!nic || !names.insert(nic->name()).second) continue;
+    found.subjects.push_back(nic_subject(*nic, make_host_executor(), "the CPU", patient.settings, choice));
   }
   leave_out(map.unused, found);
 }
@@ -161,7 +161,8 @@ Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
         {.name = fmt::format("wire {} (no NIC), {}", rdma::name_of(wire), kind == Device::Kind::cuda ? "GPU 0" : "CPU"),
          .executor = executor,
          .make =
-             [=, rank = choice.rank, nic = wanted.nic](const SymmetricHeap& heap, const rdma::EndsOptions& options) {
+             [=, rank = choice.rank, nic = wanted.nic](const SymmetricHeap& heap,
+                                                       const rdma::ConnectionOptions& options) {
                return simulated ? rdma::make_simulated_ends(executor, heap, rank, options, nic)
                                 : rdma::make_local_ends(executor, heap, rank, options);
              },

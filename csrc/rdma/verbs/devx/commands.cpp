@@ -27,10 +27,10 @@ Mailbox with_opcode(Opcode opcode, std::uint32_t bits) {
 /// As contexts of queues have it: the page size as a power of two of 4 KiB.
 std::uint64_t log_page(std::size_t page_bytes) { return std::bit_width(page_bytes / 4096) - 1U; }
 
-void check_place(const char* what, const UmemPlace& place, std::size_t page_bytes) {
+void check_place(const char* what, std::uint64_t offset, std::size_t page_bytes) {
   const std::size_t unit = page_bytes / 64;
-  if (place.offset % unit != 0) {
-    throw std::logic_error(fmt::format("{} at offset {}, allowed: multiples of {}", what, place.offset, unit));
+  if (offset % unit != 0) {
+    throw std::logic_error(fmt::format("{} at offset {}, allowed: multiples of {}", what, offset, unit));
   }
 }
 
@@ -80,51 +80,53 @@ Mailbox query_capabilities_command(std::uint16_t op_mod) {
   return mailbox;
 }
 
-Mailbox create_completion_queue_command(const CompletionQueueCommand& command) {
+Mailbox create_completion_queue_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t event_queue) {
   namespace cqc = layout::cqc;
-  check_place("a completion queue", command.entry, command.page_bytes);
+  const std::uint64_t entry = memory.offset + memory.layout.completion;
+  check_place("a completion queue", entry, memory.page_bytes);
   const auto of_queue = [](Field field) { return within(layout::create_cq::context, field); };
   Mailbox mailbox = with_opcode(Opcode::create_cq, layout::command::context_bits);
   mailbox.set(layout::create_cq::cq_umem_valid, 1)
-      .set(layout::create_cq::cq_umem_id, command.entry.id)
-      .set(layout::create_cq::cq_umem_offset, command.entry.offset)
+      .set(layout::create_cq::cq_umem_id, memory.umem)
+      .set(layout::create_cq::cq_umem_offset, entry)
       .set(of_queue(cqc::cqe_sz), 0)  // 64 bytes
       .set(of_queue(cqc::cc), 1)
       .set(of_queue(cqc::oi), 1)
       .set(of_queue(cqc::log_cq_size), 0)
-      .set(of_queue(cqc::log_page_size), log_page(command.page_bytes))
-      .set(of_queue(cqc::uar_page), command.uar_page)
-      .set(of_queue(cqc::c_eqn), command.event_queue)
+      .set(of_queue(cqc::log_page_size), log_page(memory.page_bytes))
+      .set(of_queue(cqc::uar_page), uar_page)
+      .set(of_queue(cqc::c_eqn), event_queue)
       .set(of_queue(cqc::dbr_umem_valid), 1)
-      .set(of_queue(cqc::dbr_umem_id), command.doorbell_record.id)
-      .set(of_queue(cqc::dbr_addr), command.doorbell_record.offset);
+      .set(of_queue(cqc::dbr_umem_id), memory.umem)
+      .set(of_queue(cqc::dbr_addr), memory.offset + memory.layout.unused_record);
   return mailbox;
 }
 
-Mailbox create_queue_pair_command(const QueuePairCommand& command) {
+Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t protection_domain,
+                                  std::uint32_t completion_queue, std::uint32_t user_index) {
   namespace qpc = layout::qpc;
-  check_place("a ring", command.ring, command.page_bytes);
+  check_place("a ring", memory.offset, memory.page_bytes);
   Mailbox mailbox = with_opcode(Opcode::create_qp, layout::command::context_bits);
   mailbox.set(layout::queue_pair::wq_umem_valid, 1)
-      .set(layout::queue_pair::wq_umem_id, command.ring.id)
-      .set(layout::queue_pair::wq_umem_offset, command.ring.offset)
+      .set(layout::queue_pair::wq_umem_id, memory.umem)
+      .set(layout::queue_pair::wq_umem_offset, memory.offset)
       .set(of_context(qpc::st), qpc::st_reliable_connection)
       .set(of_context(qpc::pm_state), qpc::pm_state_migrated)
-      .set(of_context(qpc::pd), command.protection_domain)
-      .set(of_context(qpc::uar_page), command.uar_page)
-      .set(of_context(qpc::cqn_snd), command.completion_queue)
-      .set(of_context(qpc::cqn_rcv), command.completion_queue)
-      .set(of_context(qpc::log_sq_size), command.log_depth)
+      .set(of_context(qpc::pd), protection_domain)
+      .set(of_context(qpc::uar_page), uar_page)
+      .set(of_context(qpc::cqn_snd), completion_queue)
+      .set(of_context(qpc::cqn_rcv), completion_queue)
+      .set(of_context(qpc::log_sq_size), static_cast<std::uint64_t>(std::countr_zero(memory.layout.depth)))
       .set(of_context(qpc::log_rq_size), 0)
       .set(of_context(qpc::rq_type), qpc::rq_type_zero_size)
       .set(of_context(qpc::ts_format), qpc::ts_format_default)
       .set(of_context(qpc::cs_req), 0)  // Inline answers would land in completion entries.
       .set(of_context(qpc::cs_res), 0)
-      .set(of_context(qpc::user_index), command.user_index)
-      .set(of_context(qpc::log_page_size), log_page(command.page_bytes))
+      .set(of_context(qpc::user_index), user_index)
+      .set(of_context(qpc::log_page_size), log_page(memory.page_bytes))
       .set(of_context(qpc::dbr_umem_valid), 1)
-      .set(of_context(qpc::dbr_umem_id), command.doorbell_record.id)
-      .set(of_context(qpc::dbr_addr), command.doorbell_record.offset);
+      .set(of_context(qpc::dbr_umem_id), memory.umem)
+      .set(of_context(qpc::dbr_addr), memory.offset + memory.layout.doorbell);
   return mailbox;
 }
 
@@ -174,6 +176,46 @@ Mailbox query_queue_pair_command(std::uint32_t queue_pair) {
   Mailbox mailbox = with_opcode(Opcode::query_qp, layout::command::short_bits);
   mailbox.set(layout::queue_pair::qpn, queue_pair);
   return mailbox;
+}
+
+Mailbox::Mailbox(std::uint32_t bits) : bytes_(bits / 8) {}
+
+void Mailbox::check(Field field) const {
+  if (field.width == 0 || field.width > 64 || field.bit + field.width > 8 * bytes_.size()) {
+    throw std::logic_error(fmt::format("no field of {} bits at bit {:#x} of a mailbox of {} bytes", field.width,
+                                       field.bit, bytes_.size()));
+  }
+}
+
+Mailbox& Mailbox::set(Field field, std::uint64_t value) {
+  check(field);
+  if (field.width < 64 && value >> field.width != 0) {
+    throw std::logic_error(fmt::format("{:#x} does not fit into {} bits at bit {:#x}", value, field.width, field.bit));
+  }
+  for (std::uint32_t i = 0; i < field.width; ++i) {
+    const std::uint32_t bit = field.bit + field.width - 1 - i;
+    const auto mask = static_cast<std::uint8_t>(0x80U >> bit % 8);
+    std::uint8_t& byte = bytes_[bit / 8];
+    byte = static_cast<std::uint8_t>((value >> i & 1) != 0 ? byte | mask : byte & ~mask);
+  }
+  return *this;
+}
+
+std::uint64_t Mailbox::get(Field field) const {
+  check(field);
+  std::uint64_t value = 0;
+  for (std::uint32_t bit = field.bit; bit < field.bit + field.width; ++bit) {
+    value = value << 1 | (bytes_[bit / 8] >> (7 - bit % 8) & 1);
+  }
+  return value;
+}
+
+Mailbox& Mailbox::set_bytes(std::uint32_t bit, std::span<const std::uint8_t> bytes) {
+  if (bit % 8 != 0 || bit / 8 + bytes.size() > bytes_.size()) {
+    throw std::logic_error(fmt::format("no {} bytes at bit {:#x} of a mailbox", bytes.size(), bit));
+  }
+  std::copy(bytes.begin(), bytes.end(), bytes_.begin() + bit / 8);
+  return *this;
 }
 
 }  // namespace deep_ep::rdma::verbs::devx

@@ -5,35 +5,18 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/layout.hpp"
-#include "csrc/rdma/verbs/devx/mailbox.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 
-/// A place in memory that is registered as a UMEM.
-struct UmemPlace {
-  std::uint32_t id = 0;
-  std::uint64_t offset = 0;  ///< bytes
-};
-
-struct CompletionQueueCommand {
-  UmemPlace entry;                ///< the one entry: the queue is collapsed, every completion overwrites it
-  UmemPlace doorbell_record;      ///< never written: nothing is armed, and an overrun is the normal case
-  std::size_t page_bytes = 4096;  ///< of the UMEM of the entry
-  std::uint32_t event_queue = 0;
-  std::uint32_t uar_page = 0;
-};
-
-struct QueuePairCommand {
-  UmemPlace ring;
-  std::size_t page_bytes = 4096;  ///< of the ring's UMEM
-  UmemPlace doorbell_record;      ///< of receive queue and send queue, 4 bytes each
-  std::uint32_t log_depth = 0;    ///< of the ring, in blocks of 64 bytes
-  std::uint32_t protection_domain = 0;
-  std::uint32_t completion_queue = 0;
-  std::uint32_t uar_page = 0;
-  std::uint32_t user_index = 0;  ///< comes back in error completions
+/// The memory of one queue pair.
+struct QueueMemory {
+  std::uint32_t umem = 0;
+  std::size_t page_bytes = 4096;  ///< of the UMEM
+  std::uint64_t offset = 0;       ///< in it, in bytes
+  RingLayout layout = {};
 };
 
 /// One end's view of the connection.
@@ -50,8 +33,12 @@ struct ConnectionCommand {
 };
 
 Mailbox query_capabilities_command(std::uint16_t op_mod);
-Mailbox create_completion_queue_command(const CompletionQueueCommand& command);
-Mailbox create_queue_pair_command(const QueuePairCommand& command);
+/// The one entry is overwritten by every completion: the queue is collapsed. Its doorbell record is never written:
+/// nothing is armed, and an overrun is the normal case.
+Mailbox create_completion_queue_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t event_queue);
+/// `user_index` comes back in error completions.
+Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t protection_domain,
+                                  std::uint32_t completion_queue, std::uint32_t user_index);
 Mailbox reset_to_init_command(const ConnectionCommand& command);
 Mailbox init_to_ready_to_receive_command(const ConnectionCommand& command);
 Mailbox ready_to_send_command(const ConnectionCommand& command);

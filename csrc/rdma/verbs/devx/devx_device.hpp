@@ -19,6 +19,17 @@ inline constexpr std::size_t kRingAlignment = 65536;
 
 using MacAddress = std::array<std::uint8_t, 6>;
 
+/// What queue pairs made by DevX must be told of their port, and queue pairs made by the kernel get from it.
+struct PortTraits {
+  /// Of the port's hw_counters: without it, losses and retries of a queue pair are counted nowhere. 0: not known.
+  std::uint8_t counter_set = 0;
+  /// Physical ports that are bonded, where queue pairs choose between them; otherwise 0.
+  std::uint8_t bonded_ports = 0;
+};
+
+/// Never throws because the device does not answer: what is not known is left out, and logged.
+PortTraits port_traits(const Context& context, const PathOptions& path);
+
 class DevxDevice {
  public:
   /// Checks that the device can do what the rings need (completion format 1, 8-byte fetch-and-add in the order of bytes

@@ -28,9 +28,9 @@ void try_ringing(const NicAccess& nic, DoorbellPages& pages) {
 class DevxEnds final : public Ends {
  public:
   DevxEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
-           const EndsOptions& options)
-      : name_(nic.name),
-        peers_(options.peers),
+           const ConnectionOptions& options)
+      : name_(nic.nic.name()),
+        options_(options),
         heap_(std::move(heap)),
         pages_(nic.page_mapper),
         device_(nic.device),
@@ -38,12 +38,12 @@ class DevxEnds final : public Ends {
     try_ringing(nic, pages_);
     const bool on_gpu = nic.gpu_memory && !nic.rings_in_host_memory.value_or(false);
     try {
-      make(nic, executor, options, on_gpu);
+      make(nic, executor, on_gpu);
     } catch (const Error& error) {
       if (!on_gpu || nic.rings_in_host_memory) throw;
       log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", name_,
                 error.what());
-      make(nic, executor, options, false);
+      make(nic, executor, false);
     }
     sinks_ = std::make_unique<Registration>(register_sinks(nic, *rings_));
     events_ = std::make_unique<AsyncEventWatcher>(
@@ -59,7 +59,7 @@ class DevxEnds final : public Ends {
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     pairs_[end]->connect(peer);
-    RdmaQueuePair queue = rings_->queue_pair(end, pairs_[end]->number(), peers_[end]);
+    RdmaQueuePair queue = rings_->queue_pair(end, pairs_[end]->number(), options_.peer(end));
     queue.kind = RdmaDoorbell::device_register;
     queue.doorbell = doorbells_[end].get();
     queue.doorbell_record = rings_->doorbell_record(end);
@@ -133,7 +133,7 @@ class DevxEnds final : public Ends {
  private:
   Failure failure_of(std::size_t end, const device::rdma::CompletionEntry& completion, std::uint32_t tail) const {
     // The device reports the lowest 16 bits of the index.
-    return {.peer = peers_[end],
+    return {.peer = options_.peer(end),
             .device = name_,
             .queue_pair = pairs_[end]->number(),
             .index = device::rdma::tail_counter(tail),
@@ -151,7 +151,7 @@ class DevxEnds final : public Ends {
     const std::lock_guard lock(reported_mutex_);
     if (pair == pairs_.end() || reported_) return;
     reported_ = Failure{.of = FailureOf::queue_pair,
-                        .peer = peers_[static_cast<std::size_t>(pair - pairs_.begin())],
+                        .peer = options_.peer(static_cast<std::size_t>(pair - pairs_.begin())),
                         .device = name_,
                         .queue_pair = event.queue_pair,
                         .detail = fmt::format("the device reports '{}'", event.name)};
@@ -166,7 +166,7 @@ class DevxEnds final : public Ends {
     if (device::rdma::tail_opcode(ring.completion.tail) == device::rdma::kCompletionError) {
       return rdma::describe(failure_of(end, ring.completion, ring.completion.tail));
     }
-    const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end]->number(), peers_[end]);
+    const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end]->number(), options_.peer(end));
     if (const auto seen = reported(); seen && seen->queue_pair == pairs_[end]->number()) return rdma::describe(*seen);
     if (progress.state != devx::QueuePairState::ready_to_send) {
       return fmt::format("{} is in the state '{}'", name, to_string(progress.state));
@@ -178,30 +178,28 @@ class DevxEnds final : public Ends {
                        ring.outstanding(), unseen, unfetched);
   }
 
-  void make(const NicAccess& nic, const std::shared_ptr<Executor>& executor, const EndsOptions& options, bool on_gpu) {
+  void make(const NicAccess& nic, const std::shared_ptr<Executor>& executor, bool on_gpu) {
     doorbells_.clear();
     pairs_.clear();
     rings_.reset();
-    rings_ = std::make_unique<RingMemory>(executor, RingOptions{.count = peers_.size(),
-                                                                .depth = options.depth,
-                                                                .batch = options.batch,
+    rings_ = std::make_unique<RingMemory>(executor, RingOptions{.count = options_.ends(),
+                                                                .depth = options_.depth,
+                                                                .batch = options_.batch,
                                                                 .on_gpu = on_gpu,
                                                                 .alignment = devx::kRingAlignment,
-                                                                .numa_node = nic.numa_node});
+                                                                .numa_node = nic.nic.nic.pci.numa_node});
     const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions(), nic.page_bytes);
     const std::size_t bytes = rings_->layout().bytes;
     const auto memory = std::make_shared<const devx::Umem>(device->register_memory(
-        {.address = rings_->ring(0), .bytes = bytes * peers_.size(), .first_address = {}}, on_gpu, nic.exporter));
+        {.address = rings_->ring(0), .bytes = bytes * options_.ends(), .first_address = {}}, on_gpu, nic.exporter));
     const devx::PortTraits traits = devx::port_traits(device->context(), nic.path);
-    for (std::size_t i = 0; i < peers_.size(); ++i) {
-      const devx::DevxQueuePairOptions pair{
-          .layout = rings_->layout(),
-          .offset = i * bytes,
-          .user_index = static_cast<std::uint32_t>(i),
-          .traits = traits,
-          .port_offset = static_cast<std::uint32_t>(options.port_offsets.empty() ? static_cast<int>(i)
-                                                                                 : options.port_offsets.at(i)),
-          .doorbell = nic.doorbell};
+    for (std::size_t i = 0; i < options_.ends(); ++i) {
+      const devx::DevxQueuePairOptions pair{.layout = rings_->layout(),
+                                            .offset = i * bytes,
+                                            .user_index = static_cast<std::uint32_t>(i),
+                                            .traits = traits,
+                                            .port_offset = static_cast<std::uint32_t>(options_.port_offset(i)),
+                                            .doorbell = nic.doorbell};
       pairs_.push_back(std::make_unique<DevxQueuePair>(device, memory, pair, nic.path));
       doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
     }
@@ -222,7 +220,7 @@ class DevxEnds final : public Ends {
   // In this order; they are destroyed in the opposite order: mapped registers before the pages and the queue pairs that
   // have them, queue pairs before the memory.
   std::string name_;
-  std::vector<int> peers_;
+  ConnectionOptions options_;
   std::shared_ptr<Registration> heap_;
   std::unique_ptr<RingMemory> rings_;
   std::unique_ptr<Registration> sinks_;
@@ -241,10 +239,11 @@ class DevxEnds final : public Ends {
 }  // namespace
 
 std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                     std::shared_ptr<Registration> heap, const EndsOptions& options) {
+                                     std::shared_ptr<Registration> heap, const ConnectionOptions& options) {
   if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
-  if (!nic.mlx5) {
-    fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format", nic.name);
+  if (!nic.mlx5()) {
+    fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format",
+                      nic.nic.name());
   }
   return std::make_unique<DevxEnds>(nic, executor, std::move(heap), options);
 }

@@ -40,33 +40,17 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, std::shared_ptr
       port_offset_(options.port_offset),
       address_(local_address(*device_->context().device, path)),
       doorbell_(device_->context(), options.doorbell),
-      completion_queue_(device_->context(), "CREATE_CQ",
-                        create_completion_queue_command(completion_queue_command(options))),
-      queue_pair_(device_->context(), "CREATE_QP", create_queue_pair_command(queue_pair_command(options))) {
+      completion_queue_(
+          device_->context(), "CREATE_CQ",
+          create_completion_queue_command(memory_of(options), doorbell_.page_id(), device_->event_queue())),
+      queue_pair_(device_->context(), "CREATE_QP",
+                  create_queue_pair_command(memory_of(options), doorbell_.page_id(), device_->protection_domain(),
+                                            completion_queue_.number(), options.user_index)) {
   address_.queue_pair = queue_pair_.number();
 }
 
-CompletionQueueCommand DevxQueuePair::completion_queue_command(const DevxQueuePairOptions& options) const {
-  CompletionQueueCommand command;
-  command.entry = {memory_->id(), options.offset + options.layout.completion};
-  command.page_bytes = memory_->page_bytes();
-  command.doorbell_record = {memory_->id(), options.offset + options.layout.unused_record};
-  command.event_queue = device_->event_queue();
-  command.uar_page = doorbell_.page_id();
-  return command;
-}
-
-QueuePairCommand DevxQueuePair::queue_pair_command(const DevxQueuePairOptions& options) const {
-  QueuePairCommand command;
-  command.ring = {memory_->id(), options.offset};
-  command.page_bytes = memory_->page_bytes();
-  command.doorbell_record = {memory_->id(), options.offset + options.layout.doorbell};
-  command.log_depth = log2_down(options.layout.depth);
-  command.protection_domain = device_->protection_domain();
-  command.completion_queue = completion_queue_.number();
-  command.uar_page = doorbell_.page_id();
-  command.user_index = options.user_index;
-  return command;
+QueueMemory DevxQueuePair::memory_of(const DevxQueuePairOptions& options) const {
+  return {memory_->id(), memory_->page_bytes(), options.offset, options.layout};
 }
 
 void DevxQueuePair::connect(const QueuePairAddress& peer) {

@@ -11,7 +11,6 @@
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
 #include "csrc/rdma/verbs/devx/event_channel.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
-#include "csrc/rdma/verbs/devx/port_traits.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 
@@ -56,8 +55,7 @@ class DevxQueuePair {
   void report_to(EventChannel& channel) const { channel.subscribe(queue_pair_); }
 
  private:
-  CompletionQueueCommand completion_queue_command(const DevxQueuePairOptions& options) const;
-  QueuePairCommand queue_pair_command(const DevxQueuePairOptions& options) const;
+  QueueMemory memory_of(const DevxQueuePairOptions& options) const;
 
   // In the order in which the firmware needs them; they are destroyed in the opposite order.
   std::shared_ptr<DevxDevice> device_;

@@ -10,20 +10,14 @@ MappedDoorbell DoorbellPages::map(void* reg) {
   if (address == 0 || address % sizeof(std::uint64_t) != 0) {
     fail<InvalidArgument>("doorbell register at {:#x}, allowed: a multiple of 8 that is not 0", address);
   }
-  auto known = pages_.find(page_of(reg));
-  if (known == pages_.end()) {
-    auto* device = static_cast<std::byte*>(mapper_.map(page_of(reg)));
-    known = pages_.emplace(page_of(reg), Page{device, 0}).first;
+  const std::size_t place = address % mapper_.page_bytes;
+  std::byte* const page = static_cast<std::byte*>(reg) - place;
+  std::shared_ptr<std::byte> mapped = pages_[page].lock();
+  if (mapped == nullptr) {
+    mapped = {static_cast<std::byte*>(mapper_.map(page)), [page, unmap = mapper_.unmap](std::byte*) { unmap(page); }};
+    pages_[page] = mapped;
   }
-  ++known->second.users;
-  return {*this, reg, reinterpret_cast<std::uint64_t*>(known->second.device + place_in_page(reg))};
-}
-
-void DoorbellPages::unmap(void* reg) {
-  const auto known = pages_.find(page_of(reg));
-  if (--known->second.users != 0) return;
-  mapper_.unmap(known->first);
-  pages_.erase(known);
+  return {mapped, reinterpret_cast<std::uint64_t*>(mapped.get() + place)};
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "csrc/rdma/verbs/device.hpp"
@@ -19,12 +20,10 @@ struct PageMapper {
   std::size_t page_bytes = host_page_bytes();  ///< of this machine: a page may have registers of many queue pairs
 };
 
-/// The CUDA runtime (cudaHostRegister for I/O memory) on one GPU. Refuses everything in builds without CUDA.
-PageMapper gpu_page_mapper(int device);
+/// A register that kernels ring, mapped as long as one of these exists.
+using MappedDoorbell = std::shared_ptr<std::uint64_t>;
 
-class MappedDoorbell;
-
-/// Several queue pairs have registers on one page, which may be mapped once only: counts its users.
+/// Several queue pairs have registers on one page, which may be mapped once only: the last register unmaps it.
 class DoorbellPages {
  public:
   explicit DoorbellPages(PageMapper mapper) : mapper_(std::move(mapper)) {}
@@ -37,40 +36,8 @@ class DoorbellPages {
   MappedDoorbell map(void* reg);
 
  private:
-  friend MappedDoorbell;
-  void unmap(void* reg);
-  std::size_t place_in_page(const void* reg) const {
-    return reinterpret_cast<std::uintptr_t>(reg) % mapper_.page_bytes;
-  }
-  std::byte* page_of(void* reg) const { return static_cast<std::byte*>(reg) - place_in_page(reg); }
-
-  struct Page {
-    std::byte* device = nullptr;
-    int users = 0;
-  };
-
   PageMapper mapper_;
-  std::map<std::byte*, Page> pages_;  ///< by the host's address
-};
-
-/// A register that kernels ring, mapped as long as this lives. It ends before its pages do.
-class MappedDoorbell {
- public:
-  MappedDoorbell(DoorbellPages& pages, void* reg, std::uint64_t* mapped)
-      : pages_(&pages), register_(reg), mapped_(mapped) {}
-  MappedDoorbell(MappedDoorbell&& other) noexcept
-      : pages_(std::exchange(other.pages_, nullptr)), register_(other.register_), mapped_(other.mapped_) {}
-  MappedDoorbell& operator=(MappedDoorbell&&) = delete;
-  ~MappedDoorbell() {
-    if (pages_ != nullptr) pages_->unmap(register_);
-  }
-
-  std::uint64_t* get() const { return mapped_; }
-
- private:
-  DoorbellPages* pages_;
-  void* register_;
-  std::uint64_t* mapped_;
+  std::map<std::byte*, std::weak_ptr<std::byte>> pages_;  ///< by the host's address
 };
 
 }  // namespace deep_ep::rdma::verbs

@@ -46,8 +46,8 @@ EventChannel::~EventChannel() { context_.functions->destroy_event_channel(channe
 void EventChannel::subscribe(const FirmwareObject& queue_pair) {
   std::array<std::uint16_t, 4> events{event::queue_failed, event::path_migration_failed, event::invalid_request,
                                       event::access_violation};
-  const int error = context_.functions->subscribe_event(channel_, queue_pair.handle(), sizeof(events), events.data(),
-                                                        queue_pair.number());
+  const int error = context_.functions->subscribe_devx_event(channel_, queue_pair.handle(), sizeof(events),
+                                                             events.data(), queue_pair.number());
   if (error != 0) {
     fail<SystemError>("RDMA device {}: mlx5dv_devx_subscribe_devx_event for queue pair {:#x}: {}",
                       context_.device->name(), queue_pair.number(), errno_text(errno));

@@ -94,16 +94,15 @@ Mailbox FirmwareObject::query(const char* name, const Mailbox& command, std::uin
 }
 
 Umem::Umem(Context context, mlx5dv_devx_umem* memory, RegistrationPath path)
-    : context_(std::move(context)), memory_(memory), path_(path) {}
-
-Umem::Umem(Umem&& other) noexcept
-    : context_(std::move(other.context_)), memory_(std::exchange(other.memory_, nullptr)), path_(other.path_) {}
-
-Umem::~Umem() {
-  if (memory_ == nullptr) return;
-  const int error = context_.functions->umem_dereg(memory_);
-  if (error != 0) log::warn("RDMA device {}: mlx5dv_devx_umem_dereg: {}", context_.device->name(), errno_text(error));
-}
+    : page_bytes_(context.page_bytes),
+      memory_(memory,
+              [context = std::move(context)](mlx5dv_devx_umem* gone) {
+                const int error = context.functions->umem_dereg(gone);
+                if (error != 0) {
+                  log::warn("RDMA device {}: mlx5dv_devx_umem_dereg: {}", context.device->name(), errno_text(error));
+                }
+              }),
+      path_(path) {}
 
 std::uint32_t Umem::id() const { return memory_->umem_id; }
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "csrc/rdma/verbs/device.hpp"
-#include "csrc/rdma/verbs/devx/mailbox.hpp"
+#include "csrc/rdma/verbs/devx/layout.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
 
 struct mlx5dv_devx_obj;
@@ -60,19 +60,16 @@ class Umem {
  public:
   static Umem of_host_memory(Context context, const MemoryRange& range);
   static Umem of_gpu_memory(Context context, const MemoryRange& range, const DmaBufExporter& exporter);
-  Umem(Umem&& other) noexcept;
-  Umem& operator=(Umem&&) = delete;
-  ~Umem();
 
   std::uint32_t id() const;
-  std::size_t page_bytes() const { return context_.page_bytes; }
+  std::size_t page_bytes() const { return page_bytes_; }
   RegistrationPath path() const { return path_; }
 
  private:
   Umem(Context context, mlx5dv_devx_umem* memory, RegistrationPath path);
 
-  Context context_;
-  mlx5dv_devx_umem* memory_ = nullptr;
+  std::size_t page_bytes_;
+  std::shared_ptr<mlx5dv_devx_umem> memory_;  ///< keeps the device open
   RegistrationPath path_ = RegistrationPath::host;
 };
 

@@ -11,7 +11,7 @@ mkdir -p "$work"
 chmod 700 "$work"
 table=${TESTBED_NCCL_TABLE:-/opt/deep_ep/share/deep_ep/scripts/nccl_table.py}
 if ! command -v python3 >/dev/null || [ ! -r "$table" ]; then
-  echo "the image lacks python3 or $table, which checks NCCL's sums: docs/testbed.md says what it needs"
+  echo "the image lacks python3 or $table, which checks NCCL's sums: docs/how-to/testbed.md says what it needs"
   exit 1
 fi
 name_of() {

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "csrc/rdma/verbs/gpu_access.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rdma/verbs/devx/fake_pages.hpp"
 

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "csrc/rdma/verbs/devx/mailbox.hpp"
+#include "csrc/rdma/verbs/devx/layout.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 

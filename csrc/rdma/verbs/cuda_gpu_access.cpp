@@ -1,0 +1,88 @@
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "csrc/executor/cuda/context.hpp"
+#include "csrc/executor/cuda/driver.hpp"
+#include "csrc/rdma/verbs/gpu_access.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+/// CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE, which headers before CUDA 12.8 lack.
+constexpr unsigned long long kMappingOverPcie = 1;
+
+UniqueFd export_dma_buf(void* address, std::size_t bytes, unsigned long long flags) {
+  const auto export_range = cuda::driver().mem_range_handle;
+  if (export_range == nullptr) {
+    fail<SystemError>("the CUDA driver has no cuMemGetHandleForAddressRange of CUDA 11.7 or later");
+  }
+  int descriptor = -1;
+  const CUresult result = export_range(&descriptor, reinterpret_cast<CUdeviceptr>(address), bytes,
+                                       CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, flags);
+  if (result != CUDA_SUCCESS) {
+    const char* name = nullptr;
+    const char* text = nullptr;
+    cuda::driver().get_error_name(result, &name);
+    cuda::driver().get_error_string(result, &text);
+    fail<SystemError>("cuMemGetHandleForAddressRange of {} at {}{}: {} ({})", format_bytes(bytes), address,
+                      flags == kMappingOverPcie ? " over PCIe" : "", text != nullptr ? text : "unknown error",
+                      name != nullptr ? name : "no name");
+  }
+  return UniqueFd(descriptor);
+}
+
+void unmap_page(void* page) {
+  if (cudaHostUnregister(page) != cudaSuccess) cudaGetLastError();
+}
+
+void* map_page(void* page, int device) {
+  const cuda::Context context(device);
+  const cuda::CurrentContext current(context);
+  constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterIoMemory;
+  const cudaError_t result = cudaHostRegister(page, host_page_bytes(), kFlags);
+  if (result == cudaErrorNotPermitted || result == cudaErrorNotSupported) {
+    cudaGetLastError();  // not sticky: the next caller must not find it
+    fail<SystemError>(
+        "GPU {} may not map the NIC's doorbell page ({}). Load the NVIDIA driver with "
+        "NVreg_RegistryDwords=\"PeerMappingOverride=1;\", or run with more privileges (CAP_SYS_RAWIO, a privileged "
+        "container)",
+        device, cudaGetErrorString(result));
+  }
+  if (result != cudaSuccess) {
+    cudaGetLastError();
+    // Not OutOfMemory, which this is not about: the driver answers with it where it finds no place for I/O memory.
+    fail<SystemError>("GPU {} cannot map the NIC's doorbell page: cudaHostRegister: {}", device,
+                      cudaGetErrorString(result));
+  }
+  void* address = nullptr;
+  try {
+    cuda::check(cudaHostGetDevicePointer(&address, page, 0), device, "cudaHostGetDevicePointer of a doorbell page");
+  } catch (...) {
+    unmap_page(page);
+    throw;
+  }
+  return address;
+}
+
+}  // namespace
+
+WritesOrdering gpu_writes_ordering(int device) {
+  int value = 0;
+  cuda::check(cudaDeviceGetAttribute(&value, cudaDevAttrGPUDirectRDMAWritesOrdering, device), device,
+              "cudaDeviceGetAttribute of the ordering of GPUDirect RDMA writes");
+  if (value >= cudaGPUDirectRDMAWritesOrderingAllDevices) return WritesOrdering::all;
+  return value >= cudaGPUDirectRDMAWritesOrderingOwner ? WritesOrdering::owner : WritesOrdering::none;
+}
+
+DmaBufExporter gpu_dma_buf_exporter(DmaBufMapping mapping) {
+  const unsigned long long flags = mapping == DmaBufMapping::pcie ? kMappingOverPcie : 0;
+  return [flags](void* address, std::size_t bytes) { return export_dma_buf(address, bytes, flags); };
+}
+
+PageMapper gpu_page_mapper(int device) {
+  return {[device](void* page) { return map_page(page, device); }, unmap_page};
+}
+
+}  // namespace deep_ep::rdma::verbs

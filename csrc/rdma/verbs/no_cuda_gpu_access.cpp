@@ -1,0 +1,18 @@
+#include "csrc/rdma/verbs/gpu_access.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma::verbs {
+
+WritesOrdering gpu_writes_ordering(int) { return WritesOrdering::none; }
+
+DmaBufExporter gpu_dma_buf_exporter(DmaBufMapping) { return {}; }
+
+PageMapper gpu_page_mapper(int device) {
+  return {[device](void*) -> void* {
+            fail<SystemError>("GPU {} cannot map a NIC's doorbell page: this build of the library has no CUDA", device);
+          },
+          [](void*) {}};
+}
+
+}  // namespace deep_ep::rdma::verbs

@@ -1,0 +1,119 @@
+// Arguments of the second interface's dispatch among ranks of one node. Plain data: host code fills it, kernels read
+// it. deep_ep/elastic.hpp describes the tensors.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/intranode/params.hpp"
+#include "kernels/rows/landing.hpp"
+#include "kernels/rows/params.hpp"
+
+namespace deep_ep {
+
+/// What a source tells every rank of a fresh dispatch, before its rows come. It lies in the window, whose owner has
+/// read it before it announces its next call.
+struct ToldSelections {
+  std::uint64_t headers_at, selections_at;  ///< offsets in the heap
+  std::int64_t stride;                      ///< from a source's selections to the next one's, multiple of 4
+
+  struct alignas(kLine) Header {
+    CallShape shape;
+    std::int32_t num_tokens;
+  };
+  DEEP_EP_DEVICE Header& header(std::byte* heap, int source) const {
+    return reinterpret_cast<Header*>(heap + headers_at)[source];
+  }
+  /// [num_tokens, num_topk]: experts, -1 for none.
+  DEEP_EP_DEVICE std::int32_t* of(std::byte* heap, int source) const {
+    return reinterpret_cast<std::int32_t*>(heap + selections_at) + source * stride;
+  }
+};
+
+/// What the blocks that number selections find out.
+struct DispatchNumbers {
+  RowMetadata metadata;          ///< out
+  std::int32_t* local;           ///< out, [rows of metadata, num_topk]
+  std::int32_t* source_ends;     ///< out, [num_ranks]
+  std::int32_t* expert_ends;     ///< out, [num_local_experts]
+  std::int32_t* expert_counts;   ///< out, [num_local_experts]
+  std::int32_t* stats;           ///< [num_local_experts], added to; nullptr: not wanted
+  std::int32_t* rows_at_owners;  ///< out, [num_tokens, num_topk]
+  std::int32_t* block_counts;    ///< [blocks, columns]: what they tell each other; one block needs none
+  bool expand;
+  bool clear_tail;  ///< rows behind the last one say that they hold nothing
+  int blocks;       ///< the last ones of the grid
+  int warps;        ///< of each of these blocks, for which shared memory has room
+  std::uint32_t shared_at;
+
+  /// Counters: rows for each rank, selections of each local expert, rows of this rank from each source.
+  DEEP_EP_HOST_DEVICE static int columns(int num_ranks, int num_local_experts) {
+    return 2 * num_ranks + num_local_experts;
+  }
+};
+
+struct ElasticDispatchParams : SentRows {
+  IntranodeParams common;
+  WaitContext wait;
+  NotifyCall call;  ///< fresh: what must agree, and what the host is told
+  bool fresh;       ///< selections are told and numbered
+  bool weighted;
+  std::uint8_t* sent_to;  ///< [num_tokens, num_ranks]: does the token's row go there? Out if selections say it
+  std::byte* selected;    ///< out, fresh: a copy of topk_idx; nullptr: not wanted
+  LandingWindow window;
+  ToldSelections told;
+  DispatchNumbers numbers;
+  int sending_blocks;  ///< the first ones of the grid
+  int sending_warps;   ///< of each, the first ones
+  int telling_blocks;  ///< of the sending ones
+
+  // Pipeline of a sending warp, in shared memory.
+  std::uint32_t stage_bytes;  ///< multiple of 128
+  int stages;                 ///< 2..8
+
+  /// Do selections say where rows go? So in each pass of a dispatch whose first one is fresh.
+  DEEP_EP_DEVICE bool selects() const { return topk_idx.data != nullptr; }
+  /// Behind the last token of this rank in the pass.
+  DEEP_EP_DEVICE std::int32_t end_of_pass() const {
+    const std::int64_t end = std::int64_t{window.first_token} + window.tokens;
+    return end < num_tokens ? static_cast<std::int32_t>(end) : num_tokens;
+  }
+};
+
+/// Shared memory of a block: a word, and the pipelines of its warps.
+struct ElasticDispatchShared {
+  std::int32_t* scratch;
+  device::Mbarrier* barriers;  ///< [warps * stages]
+  std::byte* stages;           ///< [warps * stages] of stage_bytes
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE ElasticDispatchShared(Carver carver, int warps, int stages_of_warp, std::uint32_t stage_bytes)
+      : scratch(carver.take<std::int32_t>()),
+        barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages_of_warp), kLine)),
+        stages(carver.take<std::byte>(static_cast<std::size_t>(warps * stages_of_warp) * stage_bytes, kLine)),
+        bytes(carver.bytes()) {}
+};
+
+/// The same of a block that numbers.
+struct DispatchNumbersShared {
+  std::int32_t* next;         ///< [warps, columns]: what the warp counts, then the number of the next one that it meets
+  std::int32_t* before;       ///< [columns]: what earlier blocks have counted
+  std::int32_t* totals;       ///< [columns]
+  std::int32_t* starts;       ///< [num_local_experts]: first row of each expert
+  std::int32_t* source_ends;  ///< [num_ranks]: of the sources' tokens, one behind the other
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE DispatchNumbersShared(Carver carver, int warps, int num_ranks, int num_local_experts)
+      : next(carver.take<std::int32_t>(static_cast<std::size_t>(warps) * columns_of(num_ranks, num_local_experts))),
+        before(carver.take<std::int32_t>(columns_of(num_ranks, num_local_experts))),
+        totals(carver.take<std::int32_t>(columns_of(num_ranks, num_local_experts))),
+        starts(carver.take<std::int32_t>(static_cast<std::size_t>(num_local_experts))),
+        source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        bytes(carver.bytes()) {}
+
+ private:
+  DEEP_EP_HOST_DEVICE static std::size_t columns_of(int num_ranks, int num_local_experts) {
+    return static_cast<std::size_t>(DispatchNumbers::columns(num_ranks, num_local_experts));
+  }
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,146 @@
+// The sending warps of the second interface's dispatch. Each takes a token, loads its row once into shared memory by a
+// bulk copy, and stores it by bulk copies to the token's place at each other rank that has one of its experts. The next
+// row loads meanwhile. What travels beside a row goes to its place at this rank, too.
+#pragma once
+
+#include "kernels/common/row_pipe.hpp"
+#include "kernels/common/tickets.hpp"
+#include "kernels/elastic/dispatch_params.hpp"
+
+namespace deep_ep::device {
+
+struct ElasticSender {
+  const ElasticDispatchParams& params;
+  RowPipe pipe;
+
+  /// A token's row travels in pieces of at most stage_bytes.
+  struct Unit {
+    std::int32_t token;
+    std::uint32_t offset;
+    int owner;     ///< the rank of the expert that is the lane's selection, -1: none
+    bool travels;  ///< to another rank
+  };
+
+  /// The warp's own token, if there is a warp for each; -1: warps take turns. Then nobody waits for a ticket.
+  DEEP_EP_DEVICE static std::int32_t own_token(const ElasticDispatchParams& params) {
+    if (params.end_of_pass() - params.window.first_token > params.sending_blocks * params.sending_warps) return -1;
+    return params.window.first_token + warp_index() * params.sending_blocks + block_index();
+  }
+
+  /// By a whole warp: does the row go to the rank of this lane?
+  DEEP_EP_DEVICE bool goes_to(const Unit& unit, int rank) const {
+    const int num_ranks = params.common.num_ranks;
+    if (!params.selects()) {
+      return rank < num_ranks && params.sent_to[std::int64_t{unit.token} * num_ranks + rank] != 0;
+    }
+    bool found = false;
+    for (int k = 0; k < params.rows.num_topk; ++k) found |= warp::shuffle(unit.owner, k) == rank;
+    return found;
+  }
+
+  DEEP_EP_DEVICE Unit unit_of(std::int32_t token) const {
+    const int num_ranks = params.common.num_ranks, num_topk = params.rows.num_topk;
+    Unit unit{token, 0, -1, false};
+    if (token >= params.end_of_pass()) return unit;
+    if (params.selects() && lane_index() < num_topk) {
+      const std::int64_t index = params.topk_idx.load_cached(std::int64_t{token} * num_topk + lane_index());
+      const int expert = expert_of(index, params.num_local_experts * num_ranks);
+      unit.owner = expert < 0 ? -1 : expert / params.num_local_experts;
+    }
+    for (int first = 0; first < num_ranks; first += kWarpSize) {
+      const int rank = first + lane_index();
+      const bool goes = goes_to(unit, rank);
+      if (params.selects() && rank < num_ranks) params.sent_to[std::int64_t{token} * num_ranks + rank] = goes ? 1 : 0;
+      unit.travels = warp::any(goes && rank != params.common.rank) || unit.travels;
+    }
+    return unit;
+  }
+
+  DEEP_EP_DEVICE Unit first() const {
+    const std::int32_t own = own_token(params);
+    return unit_of(own < 0 ? next_in_turn() : own);
+  }
+  DEEP_EP_DEVICE Unit next(const Unit& unit) const {
+    if (unit.travels && unit.offset + params.stage_bytes < params.rows.row_bytes) {
+      return {unit.token, unit.offset + params.stage_bytes, unit.owner, true};
+    }
+    return unit_of(own_token(params) < 0 ? next_in_turn() : params.end_of_pass());
+  }
+  DEEP_EP_DEVICE std::int32_t next_in_turn() const {
+    return params.window.first_token + static_cast<std::int32_t>(take_next(&params.common.state->dispatch_next_token));
+  }
+
+  DEEP_EP_DEVICE std::uint32_t bytes_of(const Unit& unit) const {
+    const std::uint32_t left = params.rows.row_bytes - unit.offset;
+    return left < params.stage_bytes ? left : params.stage_bytes;
+  }
+  DEEP_EP_DEVICE void load(const Unit& unit) {
+    if (!unit.travels) return;
+    pipe.load(params.x + std::int64_t{unit.token} * params.rows.row_bytes + unit.offset, bytes_of(unit));
+  }
+  /// A lane serves the rank of its own number, so that the stores are issued side by side.
+  DEEP_EP_DEVICE void store(const Unit& unit) {
+    if (!unit.travels) return;
+    const IntranodeParams& common = params.common;
+    pipe.store(bytes_of(unit), [&](auto store) {
+      for (int first = 0; first < common.num_ranks; first += kWarpSize) {
+        const int rank = first + lane_index();
+        if (!goes_to(unit, rank) || rank == common.rank) continue;
+        store(params.window.row(common.heaps[rank], common.rank, rank, unit.token) + unit.offset);
+      }
+    });
+  }
+
+  /// Word `at` of those that travel beside a token's row.
+  DEEP_EP_DEVICE std::uint32_t word_beside(std::int32_t token, int at) const {
+    const int num_scales = params.rows.num_scales;
+    if (at < num_scales) return load_stream(params.scales.at(token, at));
+    const float* weights = params.topk_weights + std::int64_t{token} * params.rows.num_topk;
+    return load_stream(reinterpret_cast<const std::uint32_t*>(weights) + (at - num_scales));
+  }
+  /// Scales and weights are small: lanes write them side by side into the windows.
+  DEEP_EP_DEVICE void store_beside(const Unit& unit) const {
+    constexpr int kHeld = 4;  // words a lane keeps in registers; more are read again for each destination
+    const IntranodeParams& common = params.common;
+    const auto words = static_cast<int>(params.window.words_beside);
+    if (words == 0) return;
+    std::uint32_t held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at = lane_index() + i * kWarpSize;
+      held[i] = at < words ? word_beside(unit.token, at) : 0;
+    }
+    for (int first = 0; first < common.num_ranks; first += kWarpSize) {
+      for (std::uint32_t left = warp::ballot(goes_to(unit, first + lane_index())); left != 0; left &= left - 1) {
+        const int rank = first + lowest_bit(left);
+        std::uint32_t* const to = params.window.beside(common.heaps[rank], common.rank, unit.token);
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+          const int at = lane_index() + i * kWarpSize;
+          if (at < words) to[at] = held[i];
+        }
+        for (int at = lane_index() + kHeld * kWarpSize; at < words; at += kWarpSize) {
+          to[at] = word_beside(unit.token, at);
+        }
+      }
+    }
+  }
+
+  /// Sends what this warp has to send. Afterwards every store of the warp is complete.
+  DEEP_EP_DEVICE void send() {
+    const std::int32_t end = params.end_of_pass();
+    Unit unit = first();
+    if (unit.token < end) load(unit);
+    while (unit.token < end) {
+      const Unit following = next(unit);
+      if (following.token < end) load(following);
+      if (unit.offset == 0) store_beside(unit);
+      store(unit);
+      unit = following;
+    }
+    pipe.drop();
+    bulk::fence_global();
+  }
+};
+
+}  // namespace deep_ep::device

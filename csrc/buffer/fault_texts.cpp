@@ -33,6 +33,7 @@ constexpr std::array kWanted = {
     "its confirmation of the combine before the last (low-latency combine)",
     "the selections of a token (low-latency combine)",
     "a row (low-latency combine)",
+    "a signal for rows of x (low-latency combine)",
     "its arrival at the barrier (low_latency_clean)",
     "its rows over the network (dispatch or combine between nodes)",
     "room in its landing ring (dispatch or combine between nodes)",
@@ -71,6 +72,12 @@ std::string describe_shape_value(int field, std::uint64_t value) {
 std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost) {
   switch (fault.kind) {
     case FaultKind::timeout: {
+      if (fault.wanted == Wanted::low_latency_combine_signal) {
+        return fmt::format(
+            "low_latency_combine: rank {} waited {} s for its own program to raise element {} of the signals, of local "
+            "expert {}, to {}; it is {}. The ranks no longer agree: destroy the buffer",
+            rank, timeout_s, fault.field, fault.expected >> 32, fault.expected & 0xffffffffu, fault.seen);
+      }
       const double waited = timeout_s * std::max(fault.field, 1);
       const int named = lost.value_or(fault.peer);
       const std::string relay =

@@ -19,6 +19,12 @@ class InvalidArgument : public Error {
   using Error::Error;
 };
 
+/// Nothing is wrong with the arguments, but this buffer cannot do what they ask for; the text says why.
+class Unsupported : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
 /// Ranks called with arguments that do not fit together (another hidden size, another top-k, ...).
 /// A dispatch that exchanges counts raises it on every rank before any row moves, and the buffer stays usable. Cached
 /// dispatches and combines notice late: peers may time out, and the text says that the buffer must be destroyed.

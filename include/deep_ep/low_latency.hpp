@@ -112,6 +112,20 @@ struct LowLatencyDispatchResult {
   std::function<void()> hook = {};
 };
 
+/// Single-batch overlap: a kernel of the program, on another stream, writes x while combine's send part runs, and
+/// raises signals when rows are there. Combine reads a row behind its signal, and sends those that are there first. A
+/// signal that is not raised by the deadline ends the call: TimeoutError names it.
+struct LowLatencyOverlap {
+  /// [n] int32, n >= L * W, where W is R * M / signal_rows, rounded up (1 for 0): element l * W + b stands for rows
+  /// b * signal_rows and so on of local expert l. The rows are there once it is at least `expected`, by releases at
+  /// the scope of the GPU. Zero before that kernel begins; combine does not reset it. Elements of rows that dispatch
+  /// did not bring are not looked at. None: all rows are there.
+  std::optional<ConstTensorView> signals = {};
+  int signal_rows = 0;  ///< 0: all rows of an expert
+  int expected = 1;     ///< 1 or more
+  int num_sms = 0;  ///< the send part takes so many at most: the kernel that it waits for needs others. 0: as config
+};
+
 /// Equal on all ranks: H, the dispatch that the handle is of, and what that had in common.
 /// RankMismatch where they are not.
 struct LowLatencyCombineArguments {
@@ -130,6 +144,9 @@ struct LowLatencyCombineArguments {
   bool return_recv_hook = false;     ///< as for dispatch; combines are counted separately. Equal on all ranks of a node
   std::shared_ptr<void> owner = {};  ///< as for dispatch
   Config config = {};                ///< SMs and warps of this rank's call
+  /// With return_recv_hook. Each rank decides for itself; the results are the same bits. Unsupported where ranks are
+  /// reached by RDMA, with masking, and where low_latency.bytes has no room for a row of each selection.
+  std::optional<LowLatencyOverlap> overlap = {};
 };
 
 /// The result of Buffer::low_latency_combine, as LowLatencyDispatchResult.

@@ -28,6 +28,7 @@ enum class Wanted : std::uint32_t {
   low_latency_combine_credit,     ///< its word that it has received the combine before the last
   low_latency_combine_selection,  ///< a token's selections at that call
   low_latency_combine_rows,       ///< a row
+  low_latency_combine_signal,     ///< the program's word that rows of x are there
   low_latency_barrier,            ///< its arrival at the barrier
   internode_rows,                 ///< rows from the rail in another node (normal mode)
   internode_credit,               ///< room in its landing ring

@@ -279,6 +279,15 @@ struct LowLatencyDispatchParams {
   const float* global_scale;  ///< [1], of nvfp4; nullptr: 1
 };
 
+/// By which the program tells the send part of a combine which rows of x are there: see LowLatencyOverlap.
+struct LowLatencySignals {
+  const std::uint32_t* words = nullptr;  ///< [local experts, words_of_expert]; nullptr: all rows are there
+  int words_of_expert = 1;
+  int rows_of_word = 0;
+  std::uint32_t expected = 0;  ///< a word says so once it is at least this
+  int selections = 0;          ///< that may fall to a block, at most
+};
+
 struct LowLatencyCombineParams {
   LowLatencyParams common;
   LowLatencyPhase phase;
@@ -306,6 +315,8 @@ struct LowLatencyCombineParams {
   const float* topk_weights;  ///< [num_tokens, num_topk]
   std::byte* combined_x;      ///< [num_tokens, hidden] bfloat16
   std::int64_t* wait_cost;    ///< [R], added to; nullptr: none
+
+  LowLatencySignals signals;  ///< of calls that go unreduced, and only their send part
 };
 
 struct LowLatencyBarrierParams {

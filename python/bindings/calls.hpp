@@ -366,6 +366,8 @@ struct LowLatencyCombineCall {
   py::tuple handle;
   bool zero_copy = false;
   std::optional<TensorArgument> out;
+  bool overlaps = false;
+  LowLatencyOverlap overlap;
   LowLatencyCombineArguments arguments;
   CallOptions options;
   py::args given;  ///< all of them, for what must keep them
@@ -382,6 +384,11 @@ struct LowLatencyCombineCall {
     with("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
     with("async_finish", options.async_finish);
     with("return_recv_hook", arguments.return_recv_hook);
+    with("overlaps", overlaps);
+    with("signals", overlap.signals);
+    with("signal_rows", overlap.signal_rows);
+    with("expected", overlap.expected);
+    with("num_sms", overlap.num_sms);
   }
 };
 

@@ -82,6 +82,8 @@ void register_errors() {
       std::rethrow_exception(pointer);
     } catch (const RankMismatch& error) {
       raise("RankMismatch", error);
+    } catch (const Unsupported& error) {
+      raise("Unsupported", error);
     } catch (const InvalidArgument& error) {
       raise("InvalidArgument", error);
     } catch (const OutOfMemory& error) {

@@ -93,6 +93,7 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
   call.arguments.handle = &dispatched;
   if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
   if (call.out) call.arguments.out = call.out->view;
+  if (call.overlaps) call.arguments.overlap = call.overlap;
   complete(call.options);
   LowLatencyCombineResult result = on_stream([&] { return buffer.low_latency_combine(call.arguments, call.options); });
   const py::object combined =

@@ -43,6 +43,7 @@ if not _for_the_command():
     from .buffers.engram import EngramBuffer
     from .buffers.ep import EPBuffer, EPHandle
     from .buffers.pp import PPBuffer
+    from .hybrid_ep_buffer import HybridEPBuffer, HybridEpConfigInstance
     from .comm import destroy_all_managed_nccl_comm, get_logical_domain_size, get_physical_domain_size
     from .logs import set_log_sink
     from .version import __version__, warn_of_several
@@ -65,13 +66,14 @@ if not _for_the_command():
     # Engines take the presence of ElasticBuffer here for the second interface.
     __all__ = [
         "BucketBuffer", "BucketSession", "Buffer", "BufferAllocator", "BufferBase", "Config", "EPBuffer", "EPHandle",
-        "ElasticBuffer", "EngramBuffer", "EventHandle", "EventOverlap", "PPBuffer", "__version__", "comm",
+        "ElasticBuffer", "EngramBuffer", "EventHandle", "EventOverlap", "HybridEPBuffer",
+        "HybridEpConfigInstance", "PPBuffer", "__version__", "comm",
         "destroy_all_managed_nccl_comm", "get_logical_domain_size", "get_num_allocation_alignment",
         "get_num_rdma_alignment", "get_num_tma_alignment", "get_physical_domain_size", "legacy", "set_log_sink",
         "topk_idx_t",
     ]  # fmt: skip
 
-    _SUBMODULES = ("buffer", "buffers", "errors", "low_latency_stats", "utils")
+    _SUBMODULES = ("buffer", "buffers", "errors", "hybrid_ep_buffer", "low_latency_stats", "utils")
 
     def __dir__():
         """Public names alone: modules whose names are not here are the package's own."""

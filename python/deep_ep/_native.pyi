@@ -294,6 +294,11 @@ class Buffer:
         combine_wait_recv_cost_stats: Optional[torch.Tensor],
         async_finish: bool,
         return_recv_hook: bool,
+        overlaps: bool,
+        signals: Optional[torch.Tensor],
+        signal_rows: int,
+        expected: int,
+        num_sms: int,
         /,
     ) -> Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine_buffer(self, handle: Tuple[Any, ...], /) -> Any: ...

@@ -16,6 +16,10 @@ class WrongUse(InvalidArgument, AssertionError):
     under ``python -O``, too."""
 
 
+class Unsupported(InvalidArgument, NotImplementedError):
+    """Nothing is wrong with the arguments, but this buffer cannot do what they ask for."""
+
+
 class RankMismatch(InvalidArgument):
     """Arguments of the ranks do not fit together. Raised on every rank, before any row moves."""
 

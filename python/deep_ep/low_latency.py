@@ -8,7 +8,7 @@ import torch
 
 from . import _native
 from .arguments import integer, type_name
-from .errors import InvalidArgument, UseAfterDestroy
+from .errors import InvalidArgument, UseAfterDestroy, WrongUse
 from .low_latency_stats import LowLatencyStats, WaitTimes
 from .utils import EventOverlap
 
@@ -206,6 +206,15 @@ class LowLatencyCalls:
         return_recv_hook: bool = False,
         out: Optional[torch.Tensor] = None,
         combine_wait_recv_cost_stats: Optional[torch.Tensor] = None,
+        *,
+        overlap: bool = False,
+        packed_recv_count: Optional[torch.Tensor] = None,
+        comp_signal: Optional[torch.Tensor] = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: int = 3,
+        src_signals: Optional[torch.Tensor] = None,
+        src_signal_expect_value: int = 0,
     ) -> Tuple[torch.Tensor, EventOverlap, Hook]:
         """Adds up, for each token, its experts' rows times its weights.
 
@@ -220,6 +229,18 @@ class LowLatencyCalls:
             out: ``[T, H]`` bfloat16 contiguous: written and returned.
             combine_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
             return_recv_hook: within a node equal on all ranks.
+            overlap: single-batch overlap, as SGLang asks for it: the GEMM that writes ``x`` runs beside the send part and
+                raises signals; combine sends each row once its signal is there, those that are there first. With
+                ``return_recv_hook`` only, among ranks that reach each other by NVLink; ``NotImplementedError``
+                elsewhere. Without it the following have no effect. The result is the same. A signal that is not raised
+                by the deadline ends the call with an error that names it.
+            comp_signal, block_m, threshold, num_sms, packed_recv_count: SGLang's form on Hopper. int32, at least
+                ``[L * ceil(R * M / block_m)]``: element ``l * ceil(R * M / block_m) + b`` reaches ``threshold`` when
+                rows ``b * block_m`` and so on of expert l are there. The send part takes ``num_sms`` SMs at most.
+                ``packed_recv_count`` is not read: the handle knows which rows came.
+            src_signals, src_signal_expect_value: the form on Blackwell. uint32 or int32 ``[L]``: element l reaches
+                ``src_signal_expect_value`` when all rows of expert l are there; ``None``: they are. The send part takes
+                32 SMs at most.
 
         Returns:
             ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank
@@ -227,6 +248,22 @@ class LowLatencyCalls:
             adds all rows in float32, selections ascending, and rounds once (docs/explanation/low-latency.md says when).
             Bitwise reproducible. The event; the hook or ``None``.
         """
+        signals, rows, expected, sms = None, 0, 1, 0
+        if overlap:
+            if not return_recv_hook or async_finish:
+                raise WrongUse("overlap=True needs return_recv_hook=True and async_finish=False")
+            if comp_signal is not None and src_signals is not None:
+                raise InvalidArgument("comp_signal and src_signals are both given, allowed: one of them")
+            if comp_signal is not None:
+                signals, rows, expected = comp_signal, integer("block_m", block_m, 1), integer("threshold", threshold, 1)
+                sms = integer("num_sms", num_sms, 1)
+            elif packed_recv_count is not None:
+                raise InvalidArgument("packed_recv_count is given, so comp_signal must be: it is None")
+            else:
+                sms = 32
+                if src_signals is not None:
+                    signals = src_signals.view(torch.int32)
+                    expected = integer("src_signal_expect_value", src_signal_expect_value, 1)
         combined_x, event, hook = self._low_latency().low_latency_combine(
             x,
             topk_idx,
@@ -238,6 +275,11 @@ class LowLatencyCalls:
             combine_wait_recv_cost_stats,
             async_finish,
             return_recv_hook,
+            overlap,
+            signals,
+            rows,
+            expected,
+            sms,
         )
         kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
         return combined_x, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]

@@ -49,7 +49,9 @@ SIGNATURES = {
     "use_ue8m0=False, async_finish=False, return_recv_hook=False, arrival_counters=None, arrival_rows=0, "
     "use_nvfp4=False, x_global_scale=None, align_fp8_quantization=False",
     Buffer.low_latency_combine: "self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False, "
-    "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None",
+    "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None, *, "
+    "overlap=False, packed_recv_count=None, comp_signal=None, block_m=64, threshold=0, num_sms=3, "
+    "src_signals=None, src_signal_expect_value=0",
     Buffer.low_latency_update_mask_buffer: "self, rank_to_mask, mask=False",
     Buffer.low_latency_query_mask_buffer: "self, mask_status",
     Buffer.low_latency_clean_mask_buffer: "self",

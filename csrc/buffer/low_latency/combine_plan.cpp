@@ -38,6 +38,37 @@ int warps_per_row(const LowLatencyCombineParams& params, int sms, bool unreduced
   return std::min<int>(params.block_warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
 }
 
+/// Words that an expert has, and rows that one of them stands for.
+LowLatencySignals signals_of(const LowLatencyOverlap& overlap, std::int64_t expert_rows) {
+  LowLatencySignals signals;
+  if (!overlap.signals) return signals;
+  signals.words = reinterpret_cast<const std::uint32_t*>(overlap.signals->as<std::int32_t>());
+  const std::int64_t rows = overlap.signal_rows == 0 ? expert_rows : overlap.signal_rows;
+  signals.rows_of_word = static_cast<int>(rows);
+  signals.words_of_expert = static_cast<int>((expert_rows + rows - 1) / rows);
+  signals.expected = static_cast<std::uint32_t>(overlap.expected);
+  return signals;
+}
+
+void check_overlap(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup, const HandleRows& rows) {
+  const LowLatencyOverlap& overlap = *arguments.overlap;
+  if (!arguments.return_recv_hook) throw InvalidArgument("overlap needs return_recv_hook");
+  if (setup.rdma() || setup.common.mask != nullptr) {
+    fail<Unsupported>("overlap needs a buffer {}: others add up rows before they send them, and wait for all of them",
+                      setup.rdma() ? "whose ranks all reach each other by NVLink" : "made without low_latency.masking");
+  }
+  check_range("overlap.signal_rows", overlap.signal_rows, 0, INT32_MAX);
+  check_range("overlap.expected", overlap.expected, 1, INT32_MAX);
+  check_range("overlap.num_sms", overlap.num_sms, 0, INT32_MAX);
+  if (!overlap.signals) return;
+  check_tensor("overlap.signals", *overlap.signals, setup.device, {DType::int32}, {kAnySize});
+  const std::int64_t words = rows.blocks * signals_of(overlap, rows.rows).words_of_expert;
+  if (overlap.signals->size(0) < words) {
+    fail<InvalidArgument>("overlap.signals has {} elements, {} local experts with {} rows each need {}",
+                          overlap.signals->size(0), rows.blocks, rows.rows, words);
+  }
+}
+
 /// Grid and shared memory of a part. `params`: complete but for the part's.
 LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& params, int sms, bool unreduced,
                          const LowLatencySetup& setup) {
@@ -54,11 +85,14 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
+  if (sends(phase) && params.signals.words != nullptr) {
+    part.selections = rows_of_group(ranks, params.max_tokens, part.working_blocks) * int{params.num_topk};
+  }
   const int posters = poster_blocks(setup, warps);
   const CombineWire wire{params.hidden};
   const std::size_t stage_bytes = groups == 0 || unreduced ? 0 : WarpShare{0, params.warps_per_row}.stage_bytes(wire);
   const CombineShared shared(Carver::without_memory(), warps, stage_bytes, unreduced ? 0 : part.rows_of_group,
-                             posters != 0 ? warps : 0);
+                             posters != 0 ? warps : 0, part.selections);
   part.shape = {part.working_blocks + waiting + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
@@ -118,6 +152,7 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
     check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64},
                  {setup.common.num_ranks});
   }
+  if (arguments.overlap) check_overlap(arguments, setup, rows);
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
 
@@ -136,6 +171,12 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
                                       params.row_bytes, setup);
   params.common.set_rails(rail_width);
   const bool unreduced = goes_unreduced(arguments, params, setup);
+  if (arguments.overlap && !unreduced) {
+    fail<Unsupported>(
+        "overlap needs room for a row of each selection, max_tokens {} times top-k {} of {} each, in low_latency.bytes "
+        "{}: make it larger",
+        params.max_tokens, int{params.num_topk}, format_bytes(params.row_bytes), setup.low_latency_bytes);
+  }
   params.call_shape = call_shape_of(
       {params.max_tokens, params.num_topk, params.hidden, params.num_local_experts, unreduced ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
@@ -154,8 +195,15 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   const int others = poster_blocks(setup, params.block_warps);
   const int sms = most_working_blocks(arguments.config, setup, others);
   params.warps_per_row = warps_per_row(params, sms, unreduced, setup);
-  plan_parts(plan, arguments.return_recv_hook, false,
-             [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, unreduced, setup); });
+  int send_sms = sms;
+  if (arguments.overlap) {
+    params.signals = signals_of(*arguments.overlap, HandleRows::of(handle, setup.common.num_ranks).rows);
+    if (params.signals.words != nullptr) params.warps_per_row = 1;  // a warp has its own selections
+    if (arguments.overlap->num_sms != 0) send_sms = std::min(sms, arguments.overlap->num_sms);
+  }
+  plan_parts(plan, arguments.return_recv_hook, false, [&](LowLatencyPhase phase) {
+    return plan_part(phase, params, phase == LowLatencyPhase::send ? send_sms : sms, unreduced, setup);
+  });
   return plan;
 }
 

@@ -104,6 +104,7 @@ inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& param
   params.phase = part.phase;
   params.common.working_blocks = part.working_blocks;
   params.rows_of_group = part.rows_of_group;
+  params.signals.selections = part.selections;
 }
 
 /// Enqueues the part that receives, with what measures it.

@@ -35,6 +35,7 @@ struct LowLatencyPart {
   LaunchShape shape = {};
   int working_blocks = 0;
   int rows_of_group = 0;  ///< of combine
+  int selections = 0;     ///< of combine: see LowLatencySignals
 };
 
 /// What measures a call: launched around its receive part.

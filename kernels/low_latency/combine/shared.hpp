@@ -264,7 +264,8 @@ DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, i
 struct CombineShared {
   struct Words {
     LowLatencyEpochs epochs;
-    std::uint32_t call;  ///< see call_of()
+    std::uint32_t call;    ///< see call_of()
+    std::uint32_t listed;  ///< selections in `list`
     MaskWords masks;
   };
 
@@ -272,17 +273,20 @@ struct CombineShared {
   rdma::PosterWords* posters;  ///< in blocks that post, instead of the rest: of each warp
   std::uint32_t* deferred_bits;
   std::byte* stages;
+  std::uint32_t* list;  ///< of a send part that signals hold up: see SignalledPusher
   std::size_t bytes;
 
   /// `stage_bytes`: of a warp; 0 where it sums nothing. `rows`: that may fall to a warp. `poster_warps`: 0 where
-  /// nothing is posted.
-  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int warps, std::size_t stage_bytes, int rows, int poster_warps)
+  /// nothing is posted. `selections`: that may be listed.
+  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int warps, std::size_t stage_bytes, int rows, int poster_warps,
+                                    int selections = 0)
       : deferred_words_((static_cast<std::size_t>(rows) + 31) / 32), stage_bytes_(stage_bytes) {
     words = carver.take<Words>();
     Carver instead = carver;
     posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
     deferred_bits = carver.take<std::uint32_t>(static_cast<std::size_t>(warps) * deferred_words_, kLine);
     stages = carver.take<std::byte>(static_cast<std::size_t>(warps) * stage_bytes_, kLine);
+    list = carver.take<std::uint32_t>(static_cast<std::size_t>(selections), kLine);
     bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
   }
 

@@ -3,6 +3,7 @@
 //
 //   send part     counters, row table, acknowledgements (one load time) -> rows of x (one load time) -> lines to the
 //                 owners; all blocks are done -> word to all ranks
+//                 Where signals say which rows of x are there, they come before these.
 //   receive part  counters, selections (one load time) -> lines, as they are polled -> result; all blocks have read,
 //                 everybody has sent (one block waits for that alone) -> acknowledgements
 // The last block to finish moves the counters on, and the clerk, which reads them, only reads.
@@ -90,7 +91,8 @@ struct UnreducedPusher {
     });
   }
 
- private:
+  // Steps of it.
+
   DEEP_EP_DEVICE static int owner(int i) { return i * kWarpSize + lane_index(); }
 
   DEEP_EP_DEVICE void find_room(const UnreducedReach& reach, bool begins) {
@@ -139,7 +141,9 @@ struct UnreducedPusher {
     }
   }
 
-  /// This warp's share of the lines of row `position` of x; of zeros where that is negative.
+  /// This warp's share of the lines of row `position` of x; of zeros where that is negative. kWhileWritten: other rows
+  /// of x may still be written.
+  template <bool kWhileWritten = false>
   DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
     const WarpShare share{warp, params.warps_per_row};
     const int steps = share.steps(wire);
@@ -152,7 +156,7 @@ struct UnreducedPusher {
       LinePart part[kTogether];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        part[i] = begin + i < steps ? load_part(position, line_of(begin + i), tag) : LinePart{};
+        part[i] = begin + i < steps ? load_part<kWhileWritten>(position, line_of(begin + i), tag) : LinePart{};
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
@@ -163,7 +167,13 @@ struct UnreducedPusher {
     }
   }
 
+  template <bool kWhileWritten, class T>
+  DEEP_EP_DEVICE static T load_x(const T* from) {
+    return kWhileWritten ? load_weak(from) : load_stream(from);
+  }
+
   /// This lane's part of a line. Lines begin at multiples of 8 bytes of a row.
+  template <bool kWhileWritten>
   DEEP_EP_DEVICE LinePart load_part(std::int32_t position, std::uint32_t line, std::uint64_t tag) const {
     const LineLane lane;
     const auto bytes = 2 * static_cast<std::uint32_t>(params.hidden);
@@ -171,9 +181,144 @@ struct UnreducedPusher {
     LinePart part{{0, lane.has_tag() ? tag : 0}};
     if (position < 0) return part;
     const auto* words = reinterpret_cast<const std::uint64_t*>(params.x + std::int64_t{position} * bytes + at);
-    if (at < bytes) part.word[0] = load_stream(words);
-    if (!lane.has_tag() && at + 8 < bytes) part.word[1] = load_stream(words + 1);
+    if (at < bytes) part.word[0] = load_x<kWhileWritten>(words);
+    if (!lane.has_tag() && at + 8 < bytes) part.word[1] = load_x<kWhileWritten>(words + 1);
     return part;
+  }
+};
+
+// The expert side of combine while the program still computes the rows (single-batch overlap): its GEMM runs beside the
+// send part, on other SMs, and raises signals. A row is read once its signal is there, and none that is there waits for
+// another: every block lists its selections, and its warps go round among those that are left.
+
+struct SignalledPusher : UnreducedPusher {
+  const CombineShared& shared;
+
+  /// By all threads of the block, with shared.words->listed at 0: lists the block's selections that have a row on this
+  /// rank. The block syncs after it.
+  DEEP_EP_DEVICE void list_selections() const {
+    const LowLatencyRowTable table = received.table();
+    const int rows = params.common.num_ranks * params.max_tokens;
+    const int step = params.common.working_blocks;
+#pragma unroll 1
+    for (int i = thread_index();; i += block_threads()) {
+      const int row = block_index() + i / params.num_topk * step;
+      if (row >= rows) return;
+      const int source = row % params.common.num_ranks;  // neighbouring rows belong to different owners
+      const int index = row / params.common.num_ranks;
+      const int k = i % params.num_topk;
+      if (index >= load_stream(table.rows(source))) continue;
+      if (load_stream(table.position(source, index, k)) == -1) continue;
+      const std::uint32_t place = fetch_add_relaxed<Scope::block>(&shared.words->listed, 1u);
+      shared.list[place] = static_cast<std::uint32_t>(row * params.num_topk + k);
+    }
+  }
+
+  /// By whole warps: each has every so many-th of the block's selections. False: the call is over.
+  DEEP_EP_DEVICE bool push_listed(const UnreducedReach& reach) {
+    const int warps = block_warps();
+    int count = (static_cast<int>(shared.words->listed) - warp_index() + warps - 1) / warps;
+#pragma unroll
+    for (int i = 0; i < kRanksOfLane; ++i) {
+      left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
+    }
+    std::uint32_t opened = 0;
+    const auto all_pushed = [&](const Poll&) {
+      find_room(reach, false);
+      left &= ~open;
+      opened |= open;
+      open = opened;
+      count = push_ready(reach, count);
+      return count == 0;
+    };
+    return poll_until<16>(all_pushed, [&](const Poll& look) {
+      if (left != 0) {
+        const Awaited credit{owner(lowest_bit(left)), Wanted::low_latency_combine_credit, reach.epoch - 2};
+        if (reach.policy().is_late(credit, look.begin)) reach.policy().blame(credit, 0);
+      }
+      warp::sync();
+      if (lane_index() == 0) look_at_first(reach, look.begin);
+      return warp::any(aborted(params.common.wait));
+    });
+  }
+
+ private:
+  struct Selected {
+    int source, index, k;
+    std::int32_t position;  ///< negative: its expert had no room for the row
+  };
+
+  DEEP_EP_DEVICE std::uint32_t* entry(int i) const { return shared.list + warp_index() + i * block_warps(); }
+
+  DEEP_EP_DEVICE Selected load(std::uint32_t listed) const {
+    const auto number = static_cast<int>(listed);
+    const int row = number / params.num_topk;
+    Selected of{row % params.common.num_ranks, row / params.common.num_ranks, number % params.num_topk, -1};
+    of.position = load_stream(received.table().position(of.source, of.index, of.k));
+    return of;
+  }
+
+  /// The word that says that the row is there.
+  DEEP_EP_DEVICE int word_of(std::int32_t position) const {
+    const int expert_rows = params.common.num_ranks * params.max_tokens;
+    const LowLatencySignals& signals = params.signals;
+    return position / expert_rows * signals.words_of_expert + position % expert_rows / signals.rows_of_word;
+  }
+  /// Acquires the row.
+  DEEP_EP_DEVICE std::uint32_t signal(int word) const { return load_acquire<Scope::gpu>(params.signals.words + word); }
+
+  /// Pushes those of the warp's first `count` selections whose rows are there. Returns how many are left; these come
+  /// first then.
+  DEEP_EP_DEVICE int push_ready(const UnreducedReach& reach, int count) const {
+    const std::uint32_t below = (1u << lane_index()) - 1;
+    int kept = 0;
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += kWarpSize) {
+      const bool wanted = begin + lane_index() < count;
+      const std::uint32_t listed = wanted ? *entry(begin + lane_index()) : 0;
+      const Selected of = load(listed);
+      const bool open = is_open(of.source);
+      const bool ready = wanted && open && (of.position < 0 || signal(word_of(of.position)) >= params.signals.expected);
+      const std::uint32_t rest = warp::ballot(wanted && !ready);
+      std::uint32_t now = warp::ballot(ready);
+      warp::sync();  // all have read their entries, and the rows are acquired for every lane
+      if (wanted && !ready) *entry(kept + count_bits(rest & below)) = listed;
+      kept += count_bits(rest);
+#pragma unroll 1
+      for (; now != 0; now &= now - 1) {
+        const int lane = lowest_bit(now);
+        push_row(reach, {warp::shuffle(of.source, lane), warp::shuffle(of.index, lane), warp::shuffle(of.k, lane),
+                         warp::shuffle(of.position, lane)});
+      }
+    }
+    warp::sync();
+    return kept;
+  }
+
+  DEEP_EP_DEVICE void push_row(const UnreducedReach& reach, const Selected& of) const {
+    const int token = load_stream(received.table().token(of.source, of.index));
+    const auto rank = static_cast<std::uint32_t>(params.common.rank);
+    const std::uint32_t expert =
+        of.position < 0 ? UnreducedReach::kNoRow | rank
+                        : rank * static_cast<std::uint32_t>(params.num_local_experts) +
+                              static_cast<std::uint32_t>(of.position / (params.common.num_ranks * params.max_tokens));
+    std::byte* to = reach.row_in_turn(params.common.heaps[of.source], params.num_topk, token, of.k);
+    copy<true>(of.position, to, reach.tag(expert));
+  }
+
+  /// By one thread: ends the call if the first selection that is left has waited for its signal for too long.
+  DEEP_EP_DEVICE void look_at_first(const UnreducedReach& reach, std::uint64_t begin) const {
+    const Selected of = load(*entry(0));
+    const std::uint32_t expected = params.signals.expected;
+    if (of.position < 0) return;
+    const int word = word_of(of.position);
+    const std::uint32_t seen = signal(word);
+    if (seen >= expected) return;
+    const Awaited awaited{params.common.rank, Wanted::low_latency_combine_signal, expected};
+    if (!reach.policy().is_late(awaited, begin)) return;
+    const auto expert = static_cast<std::uint64_t>(word / params.signals.words_of_expert);
+    report_fault(params.common.wait, FaultKind::timeout, awaited.wanted, awaited.peer, word, expert << 32 | expected,
+                 seen);
   }
 };
 
@@ -185,15 +330,17 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   const int warp = warp_index();
   const bool clerk = warp == block_warps() - 1;
   const bool sending = sends(params.phase);
-  const CombineShared shared(Carver(memory), block_warps(), 0, 0, 0);
+  const bool signalled = sending && params.signals.words != nullptr;
+  const CombineShared shared(Carver(memory), block_warps(), 0, 0, 0, signalled ? params.signals.selections : 0);
 
   // 1. Loads under way: the first row to push; or the selections of the first token to add, where two blocks share a
   // token if there are so many, and the last block has none.
   const int groups = block_warps() / params.warps_per_row;
   const int group = warp / params.warps_per_row;
   const bool pushes = sending && group < groups;
-  UnreducedPusher pusher{params, wire, {params, group, groups}, warp % params.warps_per_row};
-  if (pushes) pusher.load_first(clerk);
+  SignalledPusher pusher{{params, wire, {params, group, groups}, warp % params.warps_per_row}, shared};
+  if (pushes && !signalled) pusher.load_first(clerk);
+  if (thread_index() == 0) shared.words->listed = 0;
   const int by_two = 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
   const int first = block_index() < common.working_blocks ? block_index() >> by_two : params.num_tokens;
   LoadedSelection loaded{};
@@ -209,7 +356,13 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   if (sending) {
     // An earlier call, in one launch, may not have been acknowledged.
     if (clerk && block_index() == 0) reach.acknowledge_all(epochs.receive - 1);
-    if (pushes) pusher.push_all(reach);
+    if (signalled) {
+      pusher.list_selections();
+      block::sync();
+      pusher.push_listed(reach);
+    } else if (pushes) {
+      pusher.push_all(reach);
+    }
   } else {
     const int member = (block_index() & by_two) * block_warps() + warp;
     const Adder adder{params, wire, reach, member, block_warps() << by_two, loaded, first};

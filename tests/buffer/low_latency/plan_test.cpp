@@ -101,12 +101,37 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
       }
       const auto dispatch = plan_dispatch(with_hook(dispatch_of(100, setup)), setup);
       const auto combine = plan_combine(with_hook(inputs.arguments), setup);
+      EXPECT_EQ(combine.first.selections, 0);
       for (const LowLatencyPart& part : {dispatch.first, *dispatch.receive, combine.first, *combine.receive}) {
         EXPECT_LE(part.shape.blocks, multiprocessors);
         EXPECT_GE(part.working_blocks, 1);
       }
     }
   }
+}
+
+/// The kernel that the send part waits for has the other multiprocessors. The receive part has all.
+TEST(LowLatencyPlan, OverlapLeavesMultiprocessorsAlone) {
+  LowLatencySetup setup = low_latency_setup();
+  LowLatencyCombineInputs inputs(setup);
+  void* const somewhere = reinterpret_cast<void*>(std::uintptr_t{4096});  // nobody reads it
+  const auto signals = TensorView::contiguous(somewhere, DType::int32, {32 * 16}, setup.device);
+  inputs.arguments.overlap = {.signals = signals, .signal_rows = 64, .expected = 56, .num_sms = 3};
+  const auto plan = plan_combine(with_hook(inputs.arguments), setup);
+  EXPECT_EQ(plan.first.shape.blocks, 3);
+  EXPECT_EQ(plan.first.selections, (8 * 128 + 2) / 3 * 8);
+  EXPECT_GT(plan.receive->shape.blocks, 100);
+  EXPECT_EQ(plan.receive->selections, 0);
+  EXPECT_EQ(plan.params.signals.words_of_expert, 16);
+  // Too few for a list of all that may fall to them.
+  inputs.arguments.overlap->num_sms = 1;
+  setup.policy.max_shared_bytes = std::size_t{16} << 10;
+  EXPECT_THROW(plan_combine(with_hook(inputs.arguments), setup), InvalidArgument);
+  // Room for one row of each token from each rank, but not for one of each selection.
+  setup = low_latency_setup();
+  setup.common.window.source_bytes = std::size_t{128} * static_cast<std::size_t>(plan.params.row_bytes);
+  inputs.handle.num_topk = 16;
+  EXPECT_THROW(plan_combine(with_hook(inputs.arguments), setup), Unsupported);
 }
 
 }  // namespace

@@ -1,0 +1,459 @@
+"""The interface of DeepEP's hybrid-ep branch, for training: a dense routing map, and rows permuted by expert.
+
+Rows travel once for each rank, by the calls of ``ElasticBuffer``; maps and probs by an all-to-all of the group. Where rows lie
+is worked out on the device, so calls with ``non_blocking=True`` can be recorded into CUDA graphs.
+
+Symbols: R ranks, r this rank, E experts, El = E / R of this rank, T tokens of each rank, H hidden size; N tokens of all ranks
+that have an expert here, in the order of their global numbers (source rank * T + token).
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from .arguments import integer
+from .buffers.elastic import ElasticBuffer, EPHandle
+from .errors import InvalidArgument, Unsupported, WrongUse
+
+__all__ = ["HybridEPBuffer", "HybridEpConfigInstance", "indices_to_map"]
+
+_MOST_COLUMNS = 32  # of a handle: ranks that a token goes to, and rows that it has on one
+_SMALLEST_CAPACITY = 512
+
+
+@dataclass
+class HybridEpConfigInstance:
+    """What a buffer, or a call, is made for."""
+
+    hidden_dim: int = 0
+    max_num_of_tokens_per_rank: int = 0
+    num_of_experts_per_rank: int = 0
+    num_of_ranks_per_node: int = 1
+    num_of_nodes: int = 1
+    token_data_type: torch.dtype = torch.bfloat16
+    pad_multiple: int = 0
+    #: Of a call, and private: the buffer that made it, and where its rows went.
+    route: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass
+class _Route:
+    buffer: ElasticBuffer
+    handle: EPHandle  # of the rows as they travelled, once for each rank
+    places: torch.Tensor  # [rows, El] int64: where the row of a received token and expert lies; -1: there is none
+    tokens: torch.Tensor  # [rows] int64: the received tokens' global numbers
+    map: torch.Tensor  # [R * T, El] bool
+
+
+def indices_to_map(
+    topk_idx: torch.Tensor, topk_weights: Optional[torch.Tensor], num_of_tokens: int, num_of_experts: int
+) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """``routing_map`` bool ``[T, E]`` and ``probs`` float32 ``[T, E]`` (``None`` without weights) of selections ``[T, K]``."""
+    index = topk_idx.to(torch.int64)
+    shape = (num_of_tokens, num_of_experts)
+    routing_map = torch.zeros(shape, dtype=torch.bool, device=index.device).scatter_(1, index, True)
+    if topk_weights is None:
+        return routing_map, None
+    probs = torch.zeros(shape, dtype=torch.float32, device=index.device)
+    return routing_map, probs.scatter_(1, index, topk_weights.to(torch.float32))
+
+
+def _warn(name: str, instead: str) -> None:
+    warnings.warn(f"{name} is deprecated: {instead}", DeprecationWarning, stacklevel=4)
+
+
+def _multiple(pad_multiple: Optional[int]) -> int:
+    return max(1, integer("pad_multiple", 0 if pad_multiple is None else pad_multiple, 0))
+
+
+class HybridEPBuffer:
+    """Expert-parallel communication of one rank with the others of ``group``, a ``torch.distributed`` group.
+
+    Everything runs on the current stream. T is equal on all ranks. A call that is larger than the buffer makes a new one,
+    which is collective. SM and block counts, ``load_cached_kernels``, ``use_shared_buffer``, ``enable_custom_allgather`` and
+    ``fuse_...`` are accepted without effect.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        hidden_dim: int,
+        max_num_of_tokens_per_rank: int,
+        num_local_experts: int,
+        use_fp8: bool = False,
+        num_sms_dispatch_api: Optional[int] = None,
+        num_sms_combine_api: Optional[int] = None,
+        num_sms_preprocessing_api: Optional[int] = None,
+        num_blocks_permute: Optional[int] = None,
+        num_blocks_unpermute: Optional[int] = None,
+        load_cached_kernels: bool = False,
+        use_shared_buffer: bool = True,
+        enable_custom_allgather: bool = False,
+        num_of_hybrid_ep_ranks_per_nvlink_domain: Optional[int] = None,
+        use_mnnvl: Optional[bool] = None,
+    ) -> None:
+        self.group: Any = group
+        self.group_size: int = group.size()
+        self.rank: int = group.rank()
+        if self.group_size > _MOST_COLUMNS:
+            raise Unsupported(f"HybridEPBuffer: the group has {self.group_size} ranks, allowed: at most {_MOST_COLUMNS}")
+        # The library alone cares which ranks share a node: results are those of one domain.
+        self.local_rank: int = self.rank
+        self.node_rank: int = 0
+        self.num_of_nodes: int = 1
+        self.num_of_hybrid_ep_ranks_per_nvlink_domain: int = self.group_size
+        self.use_fp8: bool = bool(use_fp8)
+        config = HybridEpConfigInstance(num_of_ranks_per_node=self.group_size)
+        self.configurer = SimpleNamespace(buffer_config=config)
+        self._buffer: Optional[ElasticBuffer] = None
+        self._grow(hidden_dim, max_num_of_tokens_per_rank, num_local_experts)
+
+    @property
+    def runtime(self) -> Any:
+        return self._buffer.runtime if self._buffer is not None else None
+
+    def _grow(self, hidden: int, tokens: int, local_experts: int) -> ElasticBuffer:
+        """The buffer, of at least this size. Handles keep an earlier one."""
+        config = self.configurer.buffer_config
+        tokens = -(-max(integer("max_num_of_tokens_per_rank", tokens, 0), _SMALLEST_CAPACITY) // 64) * 64
+        hidden = integer("hidden_dim", hidden, 1)
+        local_experts = integer("num_local_experts", local_experts, 1)
+        fits = self._buffer is not None and tokens <= config.max_num_of_tokens_per_rank and hidden <= config.hidden_dim
+        if fits and local_experts <= config.num_of_experts_per_rank:
+            return self._buffer  # type: ignore[return-value]
+        config.hidden_dim = max(hidden, config.hidden_dim)
+        config.max_num_of_tokens_per_rank = max(tokens, config.max_num_of_tokens_per_rank)
+        config.num_of_experts_per_rank = max(local_experts, config.num_of_experts_per_rank)
+        if not fits:
+            columns = min(_MOST_COLUMNS, max(self.group_size, config.num_of_experts_per_rank))
+            self._buffer = ElasticBuffer(
+                self.group, num_max_tokens_per_rank=config.max_num_of_tokens_per_rank, hidden=config.hidden_dim, num_topk=columns
+            )
+        return self._buffer  # type: ignore[return-value]
+
+    def update_template_config(
+        self,
+        hidden_dim: Optional[int] = None,
+        num_of_tokens_per_rank: Optional[int] = None,
+        num_local_experts: Optional[int] = None,
+        pad_multiple: Optional[int] = None,
+        use_fp8: Optional[bool] = None,
+        fuse_permute_dispatch: bool = False,
+        **kwargs: Any,
+    ) -> HybridEpConfigInstance:
+        """Collective: makes the buffer large enough for such calls. Returns their configuration."""
+        config = self.configurer.buffer_config
+        hidden = config.hidden_dim if hidden_dim is None else hidden_dim
+        tokens = config.max_num_of_tokens_per_rank if num_of_tokens_per_rank is None else num_of_tokens_per_rank
+        experts = config.num_of_experts_per_rank if num_local_experts is None else num_local_experts
+        self._grow(hidden, tokens, experts)
+        fp8 = self.use_fp8 if use_fp8 is None else use_fp8
+        dtype = torch.uint8 if fp8 else torch.bfloat16
+        return HybridEpConfigInstance(hidden, tokens, experts, self.group_size, 1, dtype, _multiple(pad_multiple))
+
+    def empty_jit_cache(self) -> None:
+        """Nothing is compiled at run time."""
+
+    @torch.no_grad()
+    def dispatch_with_permute(
+        self,
+        *,
+        hidden: torch.Tensor,
+        topk_idx: Optional[torch.Tensor] = None,
+        topk_weights: Optional[torch.Tensor] = None,
+        num_of_experts_per_rank: Optional[int] = None,
+        num_of_experts: Optional[int] = None,
+        use_fp8: Optional[bool] = None,
+        routing_map: Optional[torch.Tensor] = None,
+        probs: Optional[torch.Tensor] = None,
+        scaling_factor: Optional[torch.Tensor] = None,
+        num_permuted_tokens: Optional[int] = None,
+        pad_multiple: Optional[int] = None,
+        handle: Optional[Tuple[Any, ...]] = None,
+        non_blocking: bool = False,
+        fuse_permute_dispatch: bool = False,
+        num_dispatched_tokens: Optional[int] = None,
+        use_host_meta: Optional[bool] = None,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...]]:
+        """Sends each row to the ranks of its experts, and lays it out by expert there.
+
+        Args:
+            hidden: ``[T, H]`` contiguous, rows of a multiple of 16 bytes; with ``use_fp8`` of one byte a channel, and
+                ``scaling_factor`` float32 ``[T, H / 128]`` beside it.
+            routing_map, probs: bool and float32 ``[T, E]``; or ``topk_idx`` and ``topk_weights`` ``[T, K]``, with
+                ``num_of_experts``.
+            num_permuted_tokens: P. With ``non_blocking`` a budget, which is needed: rows that would lie behind it are dropped.
+                With ``handle`` needed, too.
+            pad_multiple: each expert's rows are filled up with zeros to a multiple of it.
+            handle: of an earlier call: rows go where they went then.
+
+        Returns:
+            Rows ``[P, H]``, by expert, then by global token; probs ``[P]``; scales ``[P, H / 128]``; the experts' padded counts
+            int64 ``[El]``, on the CPU unless ``non_blocking`` (``None`` with ``handle``); the handle, a tuple of eleven, whose
+            last element is 1 where rows were dropped.
+        """
+        if num_dispatched_tokens is not None:
+            _warn("num_dispatched_tokens", "it is not needed")
+        if use_host_meta is not None:
+            _warn("use_host_meta", "use non_blocking")
+            non_blocking = not use_host_meta
+        fp8 = self.use_fp8 if use_fp8 is None else bool(use_fp8)
+        scales = scaling_factor if fp8 else None
+        if fp8 and scales is None:
+            raise InvalidArgument("scaling_factor is None, allowed: float32 [T, H / 128] with use_fp8")
+        tokens_per_expert = None
+        if handle is not None:
+            if num_permuted_tokens is None:
+                raise WrongUse("num_permuted_tokens is None, allowed: a number where a handle is given")
+            route = self._route_of(handle, 11)
+            budget = int(num_permuted_tokens)
+            rows, row_scales = self._send_again(hidden, scales, route)
+        else:
+            routing_map, probs = self._map_of(hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs)
+            step = _multiple(pad_multiple)
+            budget = None if num_permuted_tokens is None else int(num_permuted_tokens)
+            if non_blocking and (budget is None or budget < 0 or budget % step):
+                raise WrongUse(f"num_permuted_tokens is {budget}, allowed with non_blocking: a multiple of pad_multiple, {step}")
+            rows, row_scales, route = self._send(hidden, scales, routing_map, not non_blocking)
+            counts = route.map.sum(dim=0)
+            padded = (counts + step - 1) // step * step
+            starts = padded.cumsum(0) - padded
+            overflow = torch.zeros(1, dtype=torch.int32, device=hidden.device)
+            if non_blocking:
+                overflow = (starts[-1:] + counts[-1:] > budget).to(torch.int32)
+                counts = torch.minimum(counts, budget - starts).clamp(min=0)
+                padded = (counts + step - 1) // step * step
+                tokens_per_expert = padded
+            else:
+                tokens_per_expert = self._on_host(padded)
+                wanted = int(tokens_per_expert.sum())
+                if budget is not None and budget < wanted:
+                    raise InvalidArgument(f"num_permuted_tokens is {budget}, allowed: {wanted} or more, which have come")
+                budget = wanted if budget is None else budget
+            places = torch.where(route.map, route.map.to(torch.int64).cumsum(0) - 1 + starts, -1)
+            places = torch.where(places < budget, places, -1)
+            route.places = self._by_row(places, route, -1)
+            handle = self._handle_of(hidden, route, non_blocking, counts, places, overflow, step)
+        from_row, from_pair = self._sources(route.places, budget)
+        there = from_row >= 0
+        permuted = self._pick(rows, from_row, there)
+        permuted_scales = None if row_scales is None else self._pick(row_scales, from_row, there)
+        permuted_probs = None
+        if probs is not None:
+            here = self._by_row(self._spread(probs), route, 0)
+            permuted_probs = self._pick(here.flatten(), from_pair, there)
+        return permuted, permuted_probs, permuted_scales, tokens_per_expert, handle
+
+    @torch.no_grad()
+    def combine_with_unpermute(
+        self,
+        *,
+        hidden: torch.Tensor,
+        probs: Optional[torch.Tensor] = None,
+        handle: Optional[Tuple[Any, ...]] = None,
+        pad_multiple: Optional[int] = None,
+        fuse_unpermute_combine: bool = False,
+        num_dispatched_tokens: Optional[int] = None,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """``[T, H]`` bfloat16: for each token the sum of its rows on each rank, in float32, rounded, then of the ranks. Of
+        ``probs`` ``[P]``: float32 ``[T, E]``, each pair's value at its place, zeros elsewhere."""
+        route = self._route_of(handle, 11)
+        # The expanded layout, whose places are those of the permuted rows.
+        expanded = copy.copy(route.handle)
+        expanded.do_expand = True
+        columns = route.handle.topk_idx.size(1)
+        places = _first(route.places, columns) if route.places.size(1) > columns else route.places
+        metadata = route.handle.recv_src_metadata.clone()
+        metadata[:, 2:] = -1
+        metadata[:, 2 : 2 + places.size(1)] = places
+        expanded.recv_src_metadata = metadata
+        combined, _, _ = route.buffer.combine(hidden, expanded)
+        if probs is None:
+            return combined, None
+        values = torch.where(route.places >= 0, probs[route.places.clamp(min=0)], 0.0) if probs.numel() else None
+        return combined, self._gather(values, route)
+
+    @torch.no_grad()
+    def dispatch(
+        self,
+        hidden: torch.Tensor,
+        scaling_factor: Optional[torch.Tensor] = None,
+        topk_idx: Optional[torch.Tensor] = None,
+        topk_weights: Optional[torch.Tensor] = None,
+        num_of_experts: Optional[int] = None,
+        probs: Optional[torch.Tensor] = None,
+        routing_map: Optional[torch.Tensor] = None,
+        num_dispatched_tokens_tensor: Optional[torch.Tensor] = None,
+        num_dispatched_tokens: Optional[int] = None,
+        handle: Optional[Tuple[Any, ...]] = None,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...]]:
+        """Without permuting: rows ``[N, H]`` by global token; probs ``[N, E]``, of which only the columns of this rank's experts
+        are defined; scales; the handle, a tuple of seven."""
+        scales = scaling_factor if self.use_fp8 else None
+        if handle is not None:
+            route = self._route_of(handle, 7)
+            rows, row_scales = self._send_again(hidden, scales, route)
+        else:
+            routing_map, probs = self._map_of(hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs)
+            rows, row_scales, route = self._send(hidden, scales, routing_map, True)
+            handle = self._handle_of(hidden, route, False)
+        wide = None
+        if probs is not None:
+            here = self._by_row(self._spread(probs), route, 0)
+            wide = torch.zeros((here.size(0), self.group_size * here.size(1)), dtype=torch.float32, device=here.device)
+            wide[:, self.rank * here.size(1) :][:, : here.size(1)] = here
+        return rows, wide, row_scales, handle
+
+    @torch.no_grad()
+    def combine(
+        self, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None, handle: Optional[Tuple[Any, ...]] = None
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """``[T, H]`` bfloat16, the sum of the ranks' rows ``[N, H]`` in float32; of ``probs`` ``[N, E]``: ``[T, E]``."""
+        route = self._route_of(handle, 7)
+        combined, _, _ = route.buffer.combine(hidden, route.handle)
+        if probs is None:
+            return combined, None
+        experts = route.map.size(1)
+        mine = probs[:, self.rank * experts :][:, :experts]
+        return combined, self._gather(torch.where(self._by_row(route.map, route, False), mine, 0.0), route)
+
+    # ---- Parts of calls.
+
+    @staticmethod
+    def _route_of(handle: Optional[Tuple[Any, ...]], length: int) -> _Route:
+        config = handle[length - 2 if length == 11 else -1] if isinstance(handle, tuple) and len(handle) == length else None
+        if not isinstance(config, HybridEpConfigInstance):
+            raise InvalidArgument(f"handle is {type(handle).__name__}, allowed: the tuple of {length} that the dispatch returned")
+        return config.route
+
+    def _map_of(self, hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs):
+        if routing_map is None:
+            if topk_idx is None or num_of_experts is None:
+                raise InvalidArgument("routing_map is None, allowed: a map, or topk_idx and num_of_experts instead")
+            routing_map, dense = indices_to_map(topk_idx, topk_weights, hidden.size(0), num_of_experts)
+            probs = dense if probs is None else probs
+        if routing_map.dim() != 2 or routing_map.size(0) != hidden.size(0) or routing_map.size(1) % self.group_size:
+            raise InvalidArgument(
+                f"routing_map is of shape {tuple(routing_map.shape)}, allowed: [{hidden.size(0)}, a multiple of {self.group_size}]"
+            )
+        return routing_map, probs
+
+    def _send(self, hidden, scales, routing_map, exact):
+        """Rows, scales, and the route but for its places."""
+        tokens, experts = routing_map.shape
+        local = experts // self.group_size
+        buffer = self._grow(hidden.size(1), tokens, local)
+        columns = min(_MOST_COLUMNS, max(self.group_size, local))
+        ranks = torch.arange(self.group_size, device=hidden.device)
+        chosen = torch.full((tokens, columns), -1, dtype=torch.int64, device=hidden.device)
+        goes = routing_map.view(tokens, self.group_size, local).any(dim=2)
+        chosen[:, : self.group_size] = torch.where(goes, ranks, -1)
+        x = hidden if scales is None else (hidden, scales)
+        received, _, _, handle, _ = buffer.dispatch(
+            x, chosen, num_experts=self.group_size, num_max_tokens_per_rank=max(tokens, 1), do_cpu_sync=exact, do_handle_copy=False
+        )
+        rows, row_scales = (received, None) if scales is None else received
+        of_here = self._spread(routing_map.to(torch.uint8)).to(torch.bool)
+        # Received rows are in the order of global tokens.
+        number = of_here.any(dim=1).to(torch.int64)
+        most = max(number.numel(), rows.size(0))  # without tokens there may be a row all the same
+        row = torch.where(number > 0, number.cumsum(0) - 1, most)
+        order = torch.full((most + 1,), -1, dtype=torch.int64, device=hidden.device)
+        order.scatter_(0, row, torch.arange(number.numel(), device=hidden.device))
+        route = _Route(buffer, handle, order, order[: rows.size(0)], of_here)
+        return rows, row_scales, route
+
+    @staticmethod
+    def _send_again(hidden, scales, route):
+        received = route.buffer.dispatch(hidden if scales is None else (hidden, scales), handle=route.handle)[0]
+        return (received, None) if scales is None else received
+
+    def _exchange(self, mine: torch.Tensor) -> torch.Tensor:
+        """``[R, T, El]``: part q goes to rank q."""
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine.contiguous(), group=self.group)
+        return theirs
+
+    def _spread(self, of_tokens: torch.Tensor) -> torch.Tensor:
+        """``[T, E]`` of each rank to ``[R * T, El]``, by global token."""
+        tokens, experts = of_tokens.shape
+        local = experts // self.group_size
+        theirs = self._exchange(of_tokens.view(tokens, self.group_size, local).transpose(0, 1).contiguous())
+        return theirs.view(self.group_size * tokens, local)
+
+    def _gather(self, of_rows: Optional[torch.Tensor], route: _Route) -> torch.Tensor:
+        """The way back, of ``[rows, El]``: float32 ``[T, E]``."""
+        total, experts = route.map.shape
+        of_tokens = torch.zeros((total + 1, experts), dtype=torch.float32, device=route.map.device)
+        if of_rows is not None:
+            of_tokens[torch.where(route.tokens >= 0, route.tokens, total)] = of_rows
+        tokens = total // self.group_size
+        back = self._exchange(of_tokens[:total].view(self.group_size, tokens, experts))
+        return back.transpose(0, 1).reshape(tokens, self.group_size * experts)
+
+    @staticmethod
+    def _by_row(of_tokens: torch.Tensor, route: _Route, otherwise: Any) -> torch.Tensor:
+        """``[R * T, El]`` by global token to ``[rows, El]`` by received row."""
+        if not of_tokens.size(0):
+            return torch.full((route.tokens.size(0), of_tokens.size(1)), otherwise, dtype=of_tokens.dtype, device=of_tokens.device)
+        return torch.where((route.tokens >= 0)[:, None], of_tokens[route.tokens.clamp(min=0)], otherwise)
+
+    @staticmethod
+    def _sources(places: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """For each permuted row the received row, and the place of the pair in ``places``, that it is of; -1: of none."""
+        pairs = torch.full((size + 1,), -1, dtype=torch.int64, device=places.device)
+        at = torch.where((places >= 0) & (places < size), places, size).flatten()
+        pairs = pairs.scatter_(0, at, torch.arange(at.numel(), device=places.device))[:size]
+        return torch.where(pairs >= 0, pairs // max(places.size(1), 1), -1), pairs
+
+    @staticmethod
+    def _pick(rows: torch.Tensor, source: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+        """Rows by number, zeros where there is none: as bytes, which no type of rows refuses."""
+        if not rows.size(0):
+            return torch.zeros((source.size(0), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
+        raw = rows.view(torch.uint8) if rows.element_size() == 1 else rows
+        picked = raw[source.clamp(min=0)]
+        picked.masked_fill_(~there.view(-1, *[1] * (rows.dim() - 1)), 0)
+        return picked.view(rows.dtype)
+
+    @staticmethod
+    def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cuda:
+            return tensor.clone()
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return pinned.copy_(tensor)
+
+    def _handle_of(self, hidden, route, non_blocking, counts=None, places=None, overflow=None, step=0):
+        """The tuple: as callers unpack it, with what is private to this library in the places of what is private there."""
+        handle, tokens = route.handle, hidden.size(0)
+        config = HybridEpConfigInstance(
+            hidden.size(1), tokens, route.map.size(1), self.group_size, 1, hidden.dtype, step, route
+        )
+        received = handle.psum_num_recv_tokens_per_scaleup_rank[-1:]
+        number = received.clone() if non_blocking else self._on_host(received)
+        here = torch.zeros_like(route.map)
+        filled = min(here.size(0), route.tokens.size(0))
+        here[:filled] = self._by_row(route.map, route, False)[:filled]
+        going = handle.dst_buffer_slot_idx[:, : self.group_size]
+        arriving, leaving = route.map.any(dim=1), handle.topk_idx[:, : self.group_size] >= 0
+        first = (going, arriving, leaving, number, here)
+        if counts is None:
+            return (*first, tokens, config)
+        ends = handle.psum_num_recv_tokens_per_scaleup_rank
+        return (*first, ends, places.to(torch.int32), counts.to(torch.int32), tokens, config, overflow)
+
+
+def _first(places: torch.Tensor, columns: int) -> torch.Tensor:
+    """The places that there are, moved to the first columns; there are at most so many in a row."""
+    there = places >= 0
+    torch._assert_async((there.sum(dim=1) <= columns).all())
+    at = torch.where(there, there.to(torch.int64).cumsum(1) - 1, columns)
+    moved = torch.full((places.size(0), columns + 1), -1, dtype=places.dtype, device=places.device)
+    return moved.scatter_(1, at.clamp(max=columns), places)[:, :columns]

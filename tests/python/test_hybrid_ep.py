@@ -1,0 +1,303 @@
+"""HybridEPBuffer against a plain reference, of data that every rank can make; calls as Megatron, torchtitan and Automodel make them."""
+
+import inspect
+import random
+
+import pytest
+import torch
+
+from deep_ep import HybridEPBuffer, HybridEpConfigInstance
+from deep_ep.hybrid_ep_buffer import indices_to_map
+
+H = 128
+
+
+class Case:
+    """Rows, maps and probs of all ranks."""
+
+    def __init__(self, ranks, tokens, local, seed, density=0.3, dtype=torch.bfloat16):
+        generator = torch.Generator().manual_seed(seed)
+        self.ranks, self.tokens, self.local = ranks, tokens, local
+        self.rows = torch.randn(ranks, tokens, H, generator=generator).to(dtype)
+        self.map = torch.rand(ranks, tokens, ranks * local, generator=generator) < density
+        if tokens:
+            self.map[:, 0] = False  # a row of padding
+        self.probs = torch.rand(self.map.shape, generator=generator) * self.map
+
+
+class Wanted:
+    """What rank ``rank`` gets: ``pairs`` of a global token and a local expert for each permuted row, ``None`` in gaps."""
+
+    def __init__(self, case, rank, step=1, budget=None):
+        mine = case.map.flatten(0, 1)[:, rank * case.local : (rank + 1) * case.local]
+        self.tokens = mine.any(dim=1).nonzero().flatten().tolist()
+        self.pairs, self.padded, self.counts, end = [], [], [], 0
+        for expert in range(case.local):
+            tokens = mine[:, expert].nonzero().flatten().tolist()
+            start, end = len(self.pairs), len(self.pairs) + len(tokens)
+            self.pairs += [(token, expert) for token in tokens]
+            self.pairs += [None] * (-len(self.pairs) % step)
+            count = len(tokens) if budget is None else max(0, min(len(tokens), budget - start))
+            self.counts.append(count)
+            self.padded.append(-(-count // step) * step)
+        self.overflow = int(budget is not None and end > budget)
+        self.pairs = self.pairs if budget is None else self.pairs[:budget]
+
+    def permuted(self, values, experts=None):
+        """``values`` ``[R * T, ...]``; with ``experts`` the column of each pair's, behind so many others."""
+        result = torch.zeros(len(self.pairs), *values.shape[1 + (experts is not None) :], dtype=values.dtype)
+        for at, pair in enumerate(self.pairs):
+            if pair is not None:
+                result[at] = values[pair[0]] if experts is None else values[pair[0], experts + pair[1]]
+        return result
+
+
+def output_of(case, rank, size):
+    """What the experts of a rank make: any number in rows that exist, NaN elsewhere (but in ``permuted`` gaps)."""
+    generator = torch.Generator().manual_seed(1000 + rank)
+    return torch.randn(size, H, generator=generator).to(torch.bfloat16), torch.rand(size, generator=generator)
+
+
+def combined(case, owner, wanted, outputs, probs):
+    """Sums of each rank in float32, rounded, and then of the ranks; probs at their places."""
+    total = torch.zeros(case.tokens, H)
+    back = torch.zeros(case.tokens, case.ranks * case.local)
+    for rank in range(case.ranks):
+        part = torch.zeros(case.tokens, H)
+        for at, pair in enumerate(wanted[rank].pairs):
+            if pair is None or pair[0] // case.tokens != owner:
+                continue
+            token = pair[0] % case.tokens
+            part[token] += outputs[rank][at].float()
+            back[token, rank * case.local + pair[1]] = probs[rank][at]
+        total += part.to(torch.bfloat16).float()
+    return total.to(torch.bfloat16), back
+
+
+def check(case, rank, result, want, non_blocking, cached=False, probs=True):
+    rows, row_probs, scales, counts, handle = result
+    size = len(want.pairs)
+    filled = sum(want.padded)
+    assert rows.shape[0] >= size and scales is None and type(handle) is tuple and len(handle) == 11
+    assert torch.equal(rows[:filled], want.permuted(case.rows.flatten(0, 1))[:filled])
+    if probs:
+        assert torch.equal(row_probs[:filled], want.permuted(case.probs.flatten(0, 1), rank * case.local)[:filled])
+    else:
+        assert row_probs is None
+    if cached:
+        assert counts is None
+    else:
+        assert counts.dtype == torch.int64 and counts.tolist() == want.padded
+    assert handle[-1].dtype == torch.int32 and handle[-1].tolist() == [want.overflow]
+    assert handle[3].tolist() == [len(want.tokens)] and handle[7].tolist() == want.counts and handle[8] == case.tokens
+    assert isinstance(handle[9], HybridEpConfigInstance) and handle[9].num_of_experts_per_rank == case.local
+    mine = case.map.flatten(0, 1)[:, rank * case.local : (rank + 1) * case.local]
+    assert torch.equal(handle[4][: len(want.tokens)], mine[want.tokens])
+
+
+def there_and_back(group, seeds):
+    rank, ranks = group.rank(), group.size()
+    buffer = HybridEPBuffer(group, H, 16, 4)
+    for seed in seeds:
+        choose = random.Random(seed)
+        case = Case(ranks, choose.choice([0, 1, 5, 17]), choose.choice([1, 3, 4]), seed, choose.choice([0.0, 0.1, 0.4, 1.0]))
+        step = choose.choice([None, 0, 1, 4, 8])
+        non_blocking = choose.random() < 0.6
+        pad = step or 1
+        whole = [Wanted(case, each, pad) for each in range(ranks)]
+        budget = None
+        if non_blocking:  # of all ranks alike, as programs choose it: some drop, some have room
+            most = max(sum(each.padded) for each in whole)
+            budget = -(-int(most * choose.choice([0, 0.4, 0.8, 1, 1.5])) // pad) * pad
+        wanted = [Wanted(case, each, pad, budget) for each in range(ranks)]
+        with_probs = choose.random() < 0.7
+        result = buffer.dispatch_with_permute(
+            hidden=case.rows[rank], routing_map=case.map[rank], probs=case.probs[rank] if with_probs else None,
+            num_permuted_tokens=budget, pad_multiple=step, non_blocking=non_blocking,
+        )  # fmt: skip
+        check(case, rank, result, wanted[rank], non_blocking, probs=with_probs)
+        size = result[0].size(0)
+        assert size == (budget if non_blocking else sum(wanted[rank].padded))
+        outputs = [output_of(case, each, len(wanted[each].pairs)) for each in range(ranks)]
+        rows, row_probs = torch.full((size, H), float("nan"), dtype=torch.bfloat16), torch.full((size,), float("nan"))
+        filled = len(wanted[rank].pairs)
+        rows[:filled], row_probs[:filled] = outputs[rank]
+        want_rows, want_probs = combined(case, rank, wanted, [o[0] for o in outputs], [o[1] for o in outputs])
+        for _ in range(2):
+            back, back_probs = buffer.combine_with_unpermute(
+                hidden=rows, probs=row_probs if with_probs else None, handle=result[4], pad_multiple=step
+            )
+            assert torch.equal(back, want_rows) and back.dtype == torch.bfloat16
+            assert torch.equal(back_probs, want_probs) if with_probs else back_probs is None
+        again = Case(ranks, case.tokens, case.local, seed + 1000)
+        again.map, again.probs = case.map, case.probs
+        size = torch.tensor(sum(wanted[rank].padded)) if choose.random() < 0.5 else sum(wanted[rank].padded)
+        cached = buffer.dispatch_with_permute(
+            hidden=again.rows[rank], probs=case.probs[rank] if with_probs else None, handle=result[4],
+            num_permuted_tokens=size, pad_multiple=step,
+        )  # fmt: skip
+        check(again, rank, cached, wanted[rank], non_blocking, cached=True, probs=with_probs)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_there_and_back(ranks, size):
+    ranks(size).run(there_and_back, list(range(20)))
+
+
+def without_permuting(group):
+    rank, ranks = group.rank(), group.size()
+    buffer = HybridEPBuffer(group, H, 16, 3)
+    case = Case(ranks, 9, 3, 5)
+    want = [Wanted(case, each) for each in range(ranks)]
+    mine = slice(rank * 3, rank * 3 + 3)
+    rows, probs, scales, handle = buffer.dispatch(case.rows[rank], routing_map=case.map[rank], probs=case.probs[rank])
+    tokens = want[rank].tokens
+    _, _, _, number, local_map, _, _ = handle
+    assert scales is None and number.tolist() == [len(tokens)]
+    assert torch.equal(rows, case.rows.flatten(0, 1)[tokens]) and probs.shape == (len(tokens), 3 * ranks)
+    assert torch.equal(probs[:, mine], case.probs.flatten(0, 1)[tokens][:, mine])
+    assert torch.equal(local_map[: len(tokens)], case.map.flatten(0, 1)[tokens][:, mine])
+    again, none, _, same = buffer.dispatch(case.rows[rank], handle=handle, num_dispatched_tokens=len(tokens))
+    assert torch.equal(again, rows) and none is None and same is handle
+    back, back_probs = buffer.combine(rows, probs, handle)
+    reached = case.map[rank].view(9, ranks, 3).any(dim=2).sum(dim=1, keepdim=True)
+    assert torch.equal(back, (case.rows[rank].float() * reached).to(torch.bfloat16))
+    assert torch.equal(back_probs, case.probs[rank])
+    # Selections instead of a map.
+    idx = torch.stack([torch.randperm(3 * ranks)[:2] for _ in range(9)])
+    weights = torch.rand(9, 2)
+    routing_map, dense = indices_to_map(idx, weights, 9, 3 * ranks)
+    assert routing_map.sum() == 18 and torch.equal(dense.gather(1, idx), weights) and dense.count_nonzero() == 18
+    assert indices_to_map(idx, None, 9, 3 * ranks)[1] is None
+    a = buffer.dispatch_with_permute(hidden=case.rows[rank], topk_idx=idx, topk_weights=weights, num_of_experts=3 * ranks)
+    b = buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=routing_map, probs=dense)
+    assert all(torch.equal(x, y) for x, y in zip(a[:2], b[:2]))
+
+
+def test_without_permuting(ranks):
+    ranks(3).run(without_permuting)
+
+
+def eight_bits_and_growth(group):
+    """Paddle's form: rows of a byte for each channel with scales; and calls that are larger than the buffer."""
+    rank, ranks = group.rank(), group.size()
+    buffer = HybridEPBuffer(group, H, 16, 2, use_fp8=True)
+    case = Case(ranks, 6, 2, 3)
+    case.rows = torch.randint(0, 256, case.rows.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    scales = torch.rand(ranks, 6, 1, generator=torch.Generator().manual_seed(2))
+    want = Wanted(case, rank, 4)
+    result = buffer.dispatch_with_permute(
+        hidden=case.rows[rank], routing_map=case.map[rank], scaling_factor=scales[rank], pad_multiple=4
+    )
+    assert torch.equal(result[0], want.permuted(case.rows.flatten(0, 1)))
+    assert torch.equal(result[2], want.permuted(scales.flatten(0, 1)))
+    config = buffer.configurer.buffer_config
+    assert config.max_num_of_tokens_per_rank == 512 and config.num_of_experts_per_rank == 2
+    for tokens, local in ((600, 2), (600, 40)):  # more experts than a handle has columns
+        large = Case(ranks, tokens, local, 4, 0.02)
+        first = buffer.dispatch_with_permute(hidden=large.rows[rank], routing_map=large.map[rank], use_fp8=False)
+        check(large, rank, first, Wanted(large, rank), False, probs=False)
+        assert config.max_num_of_tokens_per_rank == 640 and config.num_of_experts_per_rank == local
+        back, _ = buffer.combine_with_unpermute(hidden=first[0], handle=first[4])
+        parts = large.map[rank].view(tokens, ranks, local).sum(dim=2)
+        whole = sum((large.rows[rank].float() * parts[:, each : each + 1]).to(torch.bfloat16).float() for each in range(ranks))
+        assert torch.equal(back, whole.to(torch.bfloat16))
+    # A handle from before the buffer grew.
+    again = buffer.dispatch_with_permute(
+        hidden=case.rows[rank], handle=result[4], scaling_factor=scales[rank], num_permuted_tokens=result[0].size(0)
+    )
+    assert torch.equal(again[0], result[0]) and torch.equal(again[2], result[2])
+
+
+def test_eight_bits_and_growth(ranks):
+    ranks(2).run(eight_bits_and_growth)
+
+
+class _Dispatch(torch.autograd.Function):
+    """As Megatron-LM and Automodel wrap it."""
+
+    @staticmethod
+    def forward(ctx, x, routing_map, probs, buffer, num_permuted_tokens, pad_multiple):
+        result = buffer.dispatch_with_permute(
+            hidden=x, routing_map=routing_map, probs=probs, scaling_factor=None, pad_multiple=pad_multiple,
+            num_permuted_tokens=num_permuted_tokens, non_blocking=num_permuted_tokens is not None,
+        )  # fmt: skip
+        ctx.handle, ctx.buffer, ctx.pad_multiple = result[4], buffer, pad_multiple
+        return result
+
+    @staticmethod
+    def backward(ctx, grad_x, grad_probs, *_):
+        grad, grad_probs = ctx.buffer.combine_with_unpermute(
+            hidden=grad_x.contiguous(), probs=grad_probs, handle=ctx.handle, pad_multiple=ctx.pad_multiple
+        )
+        return grad, None, grad_probs, None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, handle, buffer, num_permuted_tokens, pad_multiple):
+        combined, _ = buffer.combine_with_unpermute(hidden=x, handle=handle, pad_multiple=pad_multiple, fuse_unpermute_combine=False)
+        ctx.handle, ctx.buffer, ctx.pad_multiple, ctx.size = handle, buffer, pad_multiple, num_permuted_tokens
+        return combined
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad_x = ctx.buffer.dispatch_with_permute(
+            hidden=grad.contiguous(), scaling_factor=None, handle=ctx.handle, pad_multiple=ctx.pad_multiple,
+            num_permuted_tokens=ctx.size,
+        )[0]  # fmt: skip
+        return grad_x, None, None, None, None
+
+
+def training(group):
+    rank, ranks = group.rank(), group.size()
+    buffer = HybridEPBuffer(
+        group=group, hidden_dim=H, max_num_of_tokens_per_rank=16, num_local_experts=3, use_fp8=False,
+        num_sms_dispatch_api=24, num_sms_combine_api=24, load_cached_kernels=True, use_shared_buffer=True,
+        enable_custom_allgather=True, num_sms_preprocessing_api=32, num_blocks_permute=8, num_blocks_unpermute=8,
+    )  # fmt: skip
+    assert buffer.group is group and "fuse_permute_dispatch" in inspect.signature(buffer.dispatch_with_permute).parameters
+    case = Case(ranks, 11, 3, 9)
+    for budget in (None, 400):
+        x = case.rows[rank].clone().requires_grad_()
+        probs = case.probs[rank].clone().requires_grad_()
+        rows, row_probs, _, counts, handle = _Dispatch.apply(x, case.map[rank], probs, buffer, budget, 8)
+        assert int(handle[-1] != 0) == 0
+        size = counts.sum() if budget is None else budget
+        back = _Combine.apply((rows * row_probs[:, None]).to(torch.bfloat16), handle, buffer, size, 8)
+        back.float().sum().backward()
+        # d/dx: the probs of each rank, rounded there; d/dprobs: the sum of a row.
+        product = (torch.ones(H) * case.probs[rank][:, :, None]).to(torch.bfloat16).view(11, ranks, 3, H)
+        assert torch.equal(x.grad, product.float().sum(dim=2).to(torch.bfloat16).float().sum(dim=1).to(torch.bfloat16))
+        wanted = (case.rows[rank].float().sum(dim=1, keepdim=True) * case.map[rank])
+        assert (probs.grad - wanted).abs().max() < 0.3 and torch.equal(probs.grad == 0, ~case.map[rank])
+
+
+def test_training(ranks):
+    ranks(2).run(training)
+
+
+def mistakes(group):
+    rank, ranks = group.rank(), group.size()
+    buffer = HybridEPBuffer(group, H, 16, 2)
+    case = Case(ranks, 6, 2, 3, 1.0)
+    for error, text, options in (
+        (AssertionError, "num_permuted_tokens is None", dict(non_blocking=True)),
+        (AssertionError, "multiple of pad_multiple", dict(non_blocking=True, num_permuted_tokens=30, pad_multiple=4)),
+        (ValueError, "routing_map is None", dict(routing_map=None)),
+        (ValueError, "routing_map is of shape", dict(routing_map=case.map[rank][1:])),
+        (ValueError, "handle is tuple", dict(routing_map=None, handle=(1, 2), num_permuted_tokens=4)),
+        (ValueError, "scaling_factor", dict(use_fp8=True)),
+    ):
+        with pytest.raises(error, match=text):
+            buffer.dispatch_with_permute(**{"hidden": case.rows[rank], "routing_map": case.map[rank], **options})
+    with pytest.raises(ValueError, match="num_permuted_tokens is 8, allowed: 20 or more"):  # found behind the rows' journey
+        buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], num_permuted_tokens=8)
+    with pytest.warns(DeprecationWarning, match="use_host_meta"):
+        result = buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], use_host_meta=True)
+    with pytest.raises(AssertionError, match="num_permuted_tokens"):
+        buffer.dispatch_with_permute(hidden=case.rows[rank], handle=result[4])
+
+
+def test_mistakes(ranks):
+    ranks(2).run(mistakes)

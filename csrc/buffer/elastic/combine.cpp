@@ -88,7 +88,8 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   // `sms` bounds what touches other devices. To add takes more: most of what is read lies in this device's memory.
   const int adding_blocks = std::min(policy.multiprocessors - blocks, kAddingBlocks * blocks);
   const int tokens = std::min(params.num_tokens, params.window.tokens);
-  // Fewer warps push if rows are not added up before: these are more, and too many at once hold each other up.
+  // Fewer warps push if rows are not added up before: these are more, and too many at once hold each other up. Where
+  // they are added up, all push: half of the warps took 389 us instead of 329 for 4096 tokens of two ranks.
   const bool all_push = adding_blocks >= blocks && (params.expanded || tokens <= blocks * warps);
   params.pushing_blocks = blocks;
   params.adding_warps = setup.num_ranks == 1 ? warps : params.each_selection ? warps * 3 / 4 : all_push ? 0 : warps / 2;

@@ -48,7 +48,8 @@ constexpr std::int64_t row_bytes(RowFormat format, std::int64_t hidden) {
 }
 /// Float scales of a row.
 constexpr std::int64_t float_scales(RowFormat format, std::int64_t hidden) {
-  const bool each_block = format == RowFormat::fp8 || format == RowFormat::fp8_rounded || format == RowFormat::fp8_aligned;
+  const bool each_block =
+      format == RowFormat::fp8 || format == RowFormat::fp8_rounded || format == RowFormat::fp8_aligned;
   return each_block ? hidden / 128 : 0;
 }
 /// Words of four scales.

@@ -164,9 +164,7 @@ void check_made(const char* function, std::span<const TensorView> wanted, std::s
 
 std::vector<Tensor> CallScope::result_tensors(Pieces wanted, std::span<const TensorView> of_handle) const {
   std::vector<Tensor> made;
-  const auto add = [&made](std::vector<Tensor> tensors) {
-    std::ranges::move(tensors, std::back_inserter(made));
-  };
+  const auto add = [&made](std::vector<Tensor> tensors) { std::ranges::move(tensors, std::back_inserter(made)); };
   if (framework_ == nullptr) {
     for (std::size_t piece = 0; piece + 1 < wanted.size(); ++piece) {
       if (!wanted[piece].empty()) add(pool_tensors(wanted[piece]));

@@ -39,28 +39,32 @@ struct ElasticDispatchArguments {
 
 /// For later calls: the results of RowNumbering, and where rows went.
 struct ElasticDispatchHandle {
-  Tensor source_ends = {}, expert_ends = {}, expert_counts = {};
-  Tensor metadata = {}, local = {}, rows_at_owners = {};
-  Tensor sent_to = {};   ///< [T, R] uint8: to which ranks each token's row went
-  Tensor topk_idx = {};  ///< with `copy_selections`
+  Tensor source_ends = {};     ///< as RowNumbering has it
+  Tensor expert_ends = {};     ///< the same
+  Tensor expert_counts = {};   ///< the same
+  Tensor metadata = {};        ///< the same
+  Tensor local = {};           ///< the same
+  Tensor rows_at_owners = {};  ///< the same
+  Tensor sent_to = {};         ///< [T, R] uint8: to which ranks each token's row went
+  Tensor topk_idx = {};        ///< with `copy_selections`
 };
 
 /// Tensors hold their contents behind the call, in stream order.
 struct ElasticDispatchResult {
-  Tensor recv_x = {};  ///< [N, H] by source rank, then by token; expanded: [X, H]
-  std::optional<Tensor> recv_x_scales = {};
+  Tensor recv_x = {};                                ///< [N, H] by source rank, then by token; expanded: [X, H]
+  std::optional<Tensor> recv_x_scales = {};          ///< [N, S] or [X, S], if there are scales
   std::optional<Tensor> recv_topk_idx = {};          ///< not expanded: [N, K], index among this rank's experts, or -1
   std::optional<Tensor> recv_topk_weights = {};      ///< [N, K], 0 where the index is -1; expanded: [X]
   std::vector<int> num_recv_tokens_per_expert = {};  ///< [E / R], rounded up; empty without `exact`
   std::int64_t num_expanded = 0;                     ///< X
-  ElasticDispatchHandle handle = {};
-  EventHandle event = {};  ///< set with async_finish
+  ElasticDispatchHandle handle = {};                 ///< for cached dispatches and combine
+  EventHandle event = {};                            ///< set with async_finish
 };
 
 /// A dispatch whose rows go where those of an earlier one went. The host does not wait.
 struct ElasticCachedDispatchArguments {
-  ConstTensorView x = {};  ///< as many rows as then; H and dtype are free
-  std::optional<ConstTensorView> x_scales = {};
+  ConstTensorView x = {};                             ///< as many rows as then; H and dtype are free
+  std::optional<ConstTensorView> x_scales = {};       ///< as in ElasticDispatchArguments
   std::optional<ConstTensorView> topk_weights = {};   ///< [T, K] float32
   ConstTensorView sent_to = {};                       ///< of the handle; the same for those that follow
   ConstTensorView metadata = {};                      ///< [N, K + 2] int32; the columns of a row next to each other
@@ -69,20 +73,20 @@ struct ElasticCachedDispatchArguments {
   std::optional<ConstTensorView> expert_counts = {};  ///< [E / R] int32, with `expand`: gaps become zero
   int max_tokens = 0;                                 ///< M
   int expert_alignment = 1;                           ///< of the gaps
-  bool expand = false;
-  std::int64_t num_expanded = 0;     ///< X, with `expand`
-  DType index_dtype = DType::int64;  ///< of recv_topk_idx
-  bool column_major_scales = false;
-  Config config = {};
+  bool expand = false;                                ///< results are of the expanded layout
+  std::int64_t num_expanded = 0;                      ///< X, with `expand`
+  DType index_dtype = DType::int64;                   ///< of recv_topk_idx
+  bool column_major_scales = false;                   ///< as in ElasticDispatchArguments
+  Config config = {};                                 ///< SMs and warps of this rank's call
 };
 
 /// As ElasticDispatchResult.
 struct ElasticCachedDispatchResult {
-  Tensor recv_x = {};
-  std::optional<Tensor> recv_x_scales = {};
-  std::optional<Tensor> recv_topk_idx = {};
-  std::optional<Tensor> recv_topk_weights = {};
-  EventHandle event = {};
+  Tensor recv_x = {};                            ///< as there, and so the others
+  std::optional<Tensor> recv_x_scales = {};      ///< the same
+  std::optional<Tensor> recv_topk_idx = {};      ///< the same
+  std::optional<Tensor> recv_topk_weights = {};  ///< the same
+  EventHandle event = {};                        ///< set with async_finish
 };
 
 /// Equal on all ranks: H, K, E, M, `each_selection`, and whether there are weights.

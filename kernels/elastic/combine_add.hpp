@@ -242,9 +242,9 @@ struct ElasticAdder {
   DEEP_EP_DEVICE Turns share_out() const {
     if (params.pushes(block_index(), warp_index())) return Turns::of_late_warp(work());
     const int blocks = grid_blocks() - params.pushing_blocks, block = block_index() - params.pushing_blocks;
-    return Turns::of_warp(work(), block >= 0 ? warp_index() * blocks + block
-                                             : blocks * block_warps() + warp_index() * params.pushing_blocks +
-                                                   block_index());
+    return Turns::of_warp(work(), block >= 0
+                                      ? warp_index() * blocks + block
+                                      : blocks * block_warps() + warp_index() * params.pushing_blocks + block_index());
   }
 
   /// Adds parts of tokens until none is left, or a fault ends the call.

@@ -180,9 +180,7 @@ class ElasticPusher {
     turns = Turns::of_warp(work(), team.number(params) * params.pushing_blocks + block_index());
     if (team.members > 1) turns.following = end;
   }
-  DEEP_EP_DEVICE SharedWork work() const {
-    return {&params.common.state->elastic_next_row, end, params.pushers};
-  }
+  DEEP_EP_DEVICE SharedWork work() const { return {&params.common.state->elastic_next_row, end, params.pushers}; }
 
   const ElasticCombineParams& params;
   const ElasticCombineShared& shared;

@@ -1,5 +1,5 @@
-// Places where the rows of a dispatch land, one for each token of each source, so that a sender needs to know nothing of
-// the rows of others. Plain data.
+// Places where the rows of a dispatch land, one for each token of each source, so that a sender needs to know nothing
+// of the rows of others. Plain data.
 #pragma once
 
 #include <cstddef>

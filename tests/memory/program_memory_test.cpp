@@ -91,7 +91,7 @@ TEST_F(ProgramMemoryTest, SmallPiecesStayForTheNextCallOnTheirStream) {
 
   auto beside = result_of({.stream = side_});
   EXPECT_NE(beside->data(), memory) << "nothing orders the streams";
-  wanted_ = unplaced({}, DType::uint8, {200});
+  wanted_ = unplaced({}, DType::uint8, {20000});
   auto other = result_of({.stream = caller_});
   EXPECT_EQ(allocator_->live, 3) << "of another size";
   other.reset();
@@ -105,12 +105,13 @@ TEST_F(ProgramMemoryTest, SmallPiecesStayForTheNextCallOnTheirStream) {
   recorded.reset();
   EXPECT_EQ(allocator_->live, 3);
   context_->trim();
-  EXPECT_EQ(allocator_->live, 0);
+  EXPECT_EQ(allocator_->live, 1)
+      << "calls of the caller's stream came behind what is of the other one, and have not ended";
 
   std::vector<Tensor> many;
   for (std::size_t i = 0; i < ProgramMemory::kMostSpares + 2; ++i) many.push_back(*result_of({.stream = caller_}));
   many.clear();
-  EXPECT_EQ(allocator_->live, static_cast<int>(ProgramMemory::kMostSpares));
+  EXPECT_EQ(allocator_->live, static_cast<int>(ProgramMemory::kMostSpares) + 1);
 }
 
 TEST_F(ProgramMemoryTest, GoesBackWhenTheCommunicationStreamAndOthersHaveEnded) {

@@ -291,7 +291,7 @@ def mistakes(group):
     ):
         with pytest.raises(error, match=text):
             buffer.dispatch_with_permute(**{"hidden": case.rows[rank], "routing_map": case.map[rank], **options})
-    with pytest.raises(ValueError, match="num_permuted_tokens is 8, allowed: 20 or more"):  # found behind the rows' journey
+    with pytest.raises(ValueError, match="num_permuted_tokens is 8, allowed: 20 or more"):  # found when rows have come
         buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], num_permuted_tokens=8)
     with pytest.warns(DeprecationWarning, match="use_host_meta"):
         result = buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], use_host_meta=True)

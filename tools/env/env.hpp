@@ -80,8 +80,8 @@ std::string explain(const Environment& environment);
 /// 'text', for a shell.
 std::string quoted_for_shell(const std::string& text);
 
-/// docs/reference/environment.md: every variable that the library reads, and what becomes of those that users of other libraries
-/// have set.
+/// docs/reference/environment.md: every variable that the library reads, and what becomes of those that users of other
+/// libraries have set.
 std::string reference_page();
 
 }  // namespace deep_ep::tools

@@ -97,8 +97,8 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   params.adders = adding_blocks * warps + blocks * params.adding_warps;
   const int adders = std::max(1, params.adders);
   const int pieces = (static_cast<int>(params.row_bytes) + kPieceBytes - 1) / kPieceBytes;
-  // All adders have something to do. Many tokens are added whole, unless several rows of each lie on this rank: then the
-  // first ones would take as long as all adders need to read theirs, and so would the last ones.
+  // All adders have something to do. Many tokens are added whole, unless several rows of each lie on this rank: then
+  // the first ones would take as long as all adders need to read theirs, and so would the last ones.
   const int of_many = params.expanded ? pieces : tokens >= 2 * adders ? 1 : 2;
   const int wanted = tokens >= adders ? of_many : std::max(2, adders / std::max(1, tokens));
   params.parts_per_token = std::clamp(wanted, 1, pieces);

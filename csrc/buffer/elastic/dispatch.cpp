@@ -311,11 +311,11 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
                                     table({most, RowMetadata::kColumnsBefore + topk}),
                                     table({most, topk}),
                                     table({tokens, topk}),
-                                    unplaced(device, DType::uint8, {tokens, ranks})};
+                                    unplaced(device, DType::uint8, {tokens, ranks}),
+                                    table({params.numbers.blocks, DispatchNumbers::columns(ranks, experts)})};
   if (arguments.copy_selections) wanted.push_back(unplaced(device, arguments.topk_idx.dtype, {tokens, topk}));
+  // One piece of memory, so that what only the kernel uses lives as long as the rest, too.
   const std::vector<Tensor> made = scope.pool_tensors(wanted);
-  const Tensor block_counts =
-      scope.pool_tensor(table({params.numbers.blocks, DispatchNumbers::columns(ranks, experts)}));
   ElasticDispatchResult result;
   ElasticDispatchHandle& handle = result.handle;
   handle = {.source_ends = made[0],
@@ -325,7 +325,7 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
             .local = made[4],
             .rows_at_owners = made[5],
             .sent_to = made[6]};
-  if (arguments.copy_selections) handle.topk_idx = made[7];
+  if (arguments.copy_selections) handle.topk_idx = made[8];
   scope.hand_out(made[0]);
 
   HostCounts& counts = *host_counts_;
@@ -341,7 +341,7 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
   numbers.expert_counts = handle.expert_counts.as<std::int32_t>();
   numbers.stats = arguments.stats ? arguments.stats->as<std::int32_t>() : nullptr;
   numbers.rows_at_owners = handle.rows_at_owners.as<std::int32_t>();
-  numbers.block_counts = block_counts.as<std::int32_t>();
+  numbers.block_counts = made[7].as<std::int32_t>();
   numbers.expand = arguments.expand;
   numbers.clear_tail = !arguments.exact;
   if (arguments.exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);

@@ -13,7 +13,7 @@ namespace {
 constexpr int kExpected = 3;
 constexpr std::uint16_t kUnwritten = 0x7fc2;  ///< NaN
 
-/// What stands for the program's GEMM: has x, and writes it to where combine reads it, word by word.
+/// Stands for the program's GEMM: it has x, and writes it to where combine reads it, word by word.
 class Producer {
  public:
   Producer(Rank& rank, LowLatencyCombineArguments& arguments, int signal_rows)

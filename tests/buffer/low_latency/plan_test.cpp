@@ -76,7 +76,8 @@ TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {
   arguments.max_tokens = 4000;
   EXPECT_THROW(plan_dispatch(arguments, setup), InvalidArgument);
   arguments = dispatch_of(100, setup);
-  arguments.x.data = arguments.topk_idx.data = reinterpret_cast<const void*>(std::uintptr_t{4096});  // nobody reads it
+  arguments.x.data = arguments.topk_idx.data =
+      reinterpret_cast<const void*>(std::uintptr_t{4096});  // no kernel reads it
   arguments.max_tokens = 65535 / 8 + 1;
   EXPECT_EQ(message_of<InvalidArgument>([&] { check_dispatch(arguments, setup); }),
             "max_tokens is 8192, allowed: 1 to 8191, as max_tokens times top-k, which is 8, is at most 65535");
@@ -114,7 +115,7 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
 TEST(LowLatencyPlan, OverlapLeavesMultiprocessorsAlone) {
   LowLatencySetup setup = low_latency_setup();
   LowLatencyCombineInputs inputs(setup);
-  void* const somewhere = reinterpret_cast<void*>(std::uintptr_t{4096});  // nobody reads it
+  void* const somewhere = reinterpret_cast<void*>(std::uintptr_t{4096});  // no kernel reads it
   const auto signals = TensorView::contiguous(somewhere, DType::int32, {32 * 16}, setup.device);
   inputs.arguments.overlap = {.signals = signals, .signal_rows = 64, .expected = 56, .num_sms = 3};
   const auto plan = plan_combine(with_hook(inputs.arguments), setup);

@@ -83,7 +83,8 @@ std::vector<std::string> quoted(std::string_view cell) {
   }
 }
 
-/// "[RDMA](rdma.md#x)" on a page of docs/reference becomes "RDMA (docs/reference/rdma.md#x)"; a link within the page loses its address.
+/// "[RDMA](rdma.md#x)" on a page of docs/reference becomes "RDMA (docs/reference/rdma.md#x)"; a link within the page
+/// loses its address.
 std::string without_links(std::string_view cell) {
   std::string text;
   while (true) {
@@ -94,7 +95,8 @@ std::string without_links(std::string_view cell) {
     const std::string_view target = cell.substr(middle + 2, close - middle - 2);
     text += cell.substr(0, open);
     text += cell.substr(open + 1, middle - open - 1);
-    if (!target.starts_with('#')) text += " (" + (std::filesystem::path("docs/reference") / target).lexically_normal().string() + ")";
+    if (!target.starts_with('#'))
+      text += " (" + (std::filesystem::path("docs/reference") / target).lexically_normal().string() + ")";
     cell.remove_prefix(close + 1);
   }
 }

@@ -43,7 +43,7 @@ struct ElasticDispatchHandle {
   Tensor expert_ends = {};     ///< the same
   Tensor expert_counts = {};   ///< the same
   Tensor metadata = {};        ///< the same
-  Tensor local = {};           ///< the same
+  Tensor local_topk_idx = {};  ///< the same
   Tensor rows_at_owners = {};  ///< the same
   Tensor sent_to = {};         ///< [T, R] uint8: to which ranks each token's row went
   Tensor topk_idx = {};        ///< with `copy_selections`
@@ -69,7 +69,7 @@ struct ElasticCachedDispatchArguments {
   ConstTensorView sent_to = {};                       ///< of the handle; the same for those that follow
   ConstTensorView metadata = {};                      ///< [N, K + 2] int32; the columns of a row next to each other
   ConstTensorView source_ends = {};                   ///< [R] int32
-  ConstTensorView local = {};                         ///< [N, K] int32
+  ConstTensorView local_topk_idx = {};                ///< [N, K] int32
   std::optional<ConstTensorView> expert_counts = {};  ///< [E / R] int32, with `expand`: gaps become zero
   int max_tokens = 0;                                 ///< M
   int expert_alignment = 1;                           ///< of the gaps

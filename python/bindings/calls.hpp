@@ -265,7 +265,7 @@ struct ElasticCachedDispatchCall {
     with("sent_to", arguments.sent_to);
     with("metadata", arguments.metadata);
     with("source_ends", arguments.source_ends);
-    with("local", arguments.local);
+    with("local", arguments.local_topk_idx);
     with("expert_counts", arguments.expert_counts);
     with("max_tokens", arguments.max_tokens);
     with("expert_alignment", arguments.expert_alignment);

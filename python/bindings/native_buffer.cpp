@@ -207,15 +207,16 @@ py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
   const ElasticDispatchHandle& handle = result.handle;
   const py::object selections =
       handle.topk_idx.defined() ? framework.hand_out(handle.topk_idx) : py::object(py::none());
-  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
-                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        list_of(result.num_recv_tokens_per_expert), result.num_expanded,
-                        py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
-                                       framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
-                                       framework.hand_out(handle.local), framework.hand_out(handle.rows_at_owners),
-                                       framework.hand_out(handle.sent_to), selections),
-                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
-                                     result.recv_topk_idx, result.recv_topk_weights, handle.metadata));
+  return py::make_tuple(
+      framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
+      framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
+      list_of(result.num_recv_tokens_per_expert), result.num_expanded,
+      py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
+                     framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
+                     framework.hand_out(handle.local_topk_idx), framework.hand_out(handle.rows_at_owners),
+                     framework.hand_out(handle.sent_to), selections),
+      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_topk_idx,
+                   result.recv_topk_weights, handle.metadata));
 }
 
 py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call) {

@@ -47,7 +47,7 @@ void check_elastic_dispatch(const ElasticCachedDispatchArguments& arguments, con
   if (arguments.topk_weights) {
     check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {tokens, topk});
   }
-  check_tensor("local", arguments.local, device, {DType::int32},
+  check_tensor("local_topk_idx", arguments.local_topk_idx, device, {DType::int32},
                {arguments.expand ? kAnySize : arguments.metadata.size(0), topk});
   if (arguments.expert_counts) {
     check_tensor("expert_counts", *arguments.expert_counts, device, {DType::int32}, {kAnySize});
@@ -322,7 +322,7 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
             .expert_ends = made[1],
             .expert_counts = made[2],
             .metadata = made[3],
-            .local = made[4],
+            .local_topk_idx = made[4],
             .rows_at_owners = made[5],
             .sent_to = made[6]};
   if (arguments.copy_selections) handle.topk_idx = made[8];
@@ -335,7 +335,7 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
   params.sent_to = handle.sent_to.as<std::uint8_t>();
   params.selected = handle.topk_idx.as<std::byte>();
   numbers.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), device);
-  numbers.local = handle.local.as<std::int32_t>();
+  numbers.local = handle.local_topk_idx.as<std::int32_t>();
   numbers.source_ends = handle.source_ends.as<std::int32_t>();
   numbers.expert_ends = handle.expert_ends.as<std::int32_t>();
   numbers.expert_counts = handle.expert_counts.as<std::int32_t>();
@@ -356,14 +356,14 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
     result.num_expanded =
         std::accumulate(counts.tokens_per_expert, counts.tokens_per_expert + experts, std::int64_t{0});
     handle.metadata = first_rows(handle.metadata, received);
-    handle.local = first_rows(handle.local, received);
+    handle.local_topk_idx = first_rows(handle.local_topk_idx, received);
   }
   const ElasticOutputs outputs = make_elastic_outputs(
       arguments.x, arguments.x_scales, params.weighted, arguments.topk_idx.dtype, topk, received,
       arguments.expand ? result.num_expanded : received, arguments.expand, arguments.column_major_scales, scope);
   SpreadRowsParams moving =
       moving_params(params, outputs, row_metadata(handle.metadata.view(), handle.source_ends.view(), device),
-                    handle.local.as<std::int32_t>(), arguments.expand, runtime_.heap()->local());
+                    handle.local_topk_idx.as<std::int32_t>(), arguments.expand, runtime_.heap()->local());
   if (arguments.expand && arguments.zero_padding) clear_gaps(moving, numbers.expert_counts, experts, alignment);
   move_elastic(params, moving, arguments.config, scope);
   outputs.give_to(result);
@@ -392,7 +392,7 @@ ElasticCachedDispatchResult Intranode::dispatch_elastic(const ElasticCachedDispa
       make_elastic_outputs(arguments.x, arguments.x_scales, params.weighted, indices, metadata.num_topk,
                            metadata.num_rows, arguments.expand ? arguments.num_expanded : metadata.num_rows,
                            arguments.expand, arguments.column_major_scales, scope);
-  SpreadRowsParams moving = moving_params(params, outputs, metadata, arguments.local.as<std::int32_t>(),
+  SpreadRowsParams moving = moving_params(params, outputs, metadata, arguments.local_topk_idx.as<std::int32_t>(),
                                           arguments.expand, runtime_.heap()->local());
   if (arguments.expand && arguments.expert_counts) {
     clear_gaps(moving, arguments.expert_counts->as<std::int32_t>(), static_cast<int>(arguments.expert_counts->size(0)),

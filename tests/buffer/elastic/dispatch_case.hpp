@@ -54,7 +54,7 @@ inline ElasticCachedDispatchArguments cached_arguments(const Case& one, const El
   cached.sent_to = handle.sent_to.view();
   cached.metadata = handle.metadata.view();
   cached.source_ends = handle.source_ends.view();
-  cached.local = handle.local.view();
+  cached.local_topk_idx = handle.local_topk_idx.view();
   if (kind.expand) cached.expert_counts = handle.expert_counts.view();
   cached.max_tokens = fresh.max_tokens;
   cached.expert_alignment = one.shape.alignment;
@@ -204,7 +204,7 @@ inline void check_elastic(Rank& rank, const Case& one, const ElasticKind& kind, 
   local.resize(std::size_t(rows * shape.topk), -1);
   require_same(ends, ints(handle.source_ends), "source_ends");
   require_same(metadata, ints(handle.metadata), "metadata", shape.topk + 2);
-  require_same(local, ints(handle.local), "local", shape.topk);
+  require_same(local, ints(handle.local_topk_idx), "local", shape.topk);
 
   const auto& selected = one.selections[std::size_t(me)].idx;
   const auto& destinations = one.dispatched.destination_row[std::size_t(me)];

@@ -184,7 +184,7 @@ TEST_P(ElasticDispatchTest, WrongArgumentsAreNamed) {
     refused("topk_weights", right, [](auto& call) { call.topk_weights = call.x; });
     refused("number of tokens is 5", again, [](auto& call) { call.max_tokens = 4; });
     refused("sent_to", again, [](auto& call) { call.sent_to = call.x; });
-    refused("local", again, [](auto& call) { call.local.shape[0] = call.local.shape[0] - 1; });
+    refused("local", again, [](auto& call) { call.local_topk_idx.shape[0] = call.local_topk_idx.shape[0] - 1; });
     refused("num_expanded is -1", again, [](auto& call) { call.num_expanded = -1; });
     buffer.destroy();
   });

@@ -21,7 +21,7 @@
 
 namespace deep_ep {
 
-/// What a Buffer is made of: what its modes share, and the modes.
+/// The parts of a Buffer: the runtime that its modes share, and the modes.
 class Buffer::Implementation {
  public:
   /// Collective.

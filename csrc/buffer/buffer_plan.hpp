@@ -1,5 +1,5 @@
-// What a buffer allocates for what its ranks exchange, how low-latency calls reach other ranks, and which queue pairs
-// it makes: follows from its options and from which rank is on which node, before anything is allocated.
+// The plan of a buffer: its memory, the way by which low-latency calls reach other ranks, and its queue pairs. The plan
+// follows from the options and from which rank is on which node, before anything is allocated.
 #pragma once
 
 #include <array>

@@ -59,7 +59,6 @@ void CallContext::settle() const {
 
 std::size_t CallContext::trim() const {
   cache_->give_back_all();
-  if (program_memory_ != nullptr) program_memory_->give_back_spares();
   settle();
   return executor_->trim();
 }

@@ -11,7 +11,7 @@
 
 namespace deep_ep {
 
-/// What a dispatch returns; undefined where it is not wanted.
+/// Results of a dispatch; those that the caller does not want are undefined.
 struct DispatchOutputs {
   Tensor x, scales, topk_idx, topk_weights, src_idx;
   bool in_heap = true;

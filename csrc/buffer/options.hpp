@@ -28,7 +28,7 @@ struct AgreedOptions {
 /// wrong on one, or differ where they must not.
 AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device = {});
 
-// What a program asks for, or, where it leaves that open, the environment. InvalidArgument.
+// Each returns the program's choice, or the environment's where the program leaves it open. Throws InvalidArgument.
 
 /// LowLatencyOptions::lanes: 0 where DEEP_EP_LOW_LATENCY_LANES is auto.
 int asked_for_lanes(int asked);

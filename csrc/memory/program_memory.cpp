@@ -11,18 +11,9 @@
 
 namespace deep_ep {
 
-ResultAllocator::Memory ProgramMemory::allocate(std::size_t bytes, StreamHandle stream, bool recording) {
+ResultAllocator::Memory ProgramMemory::allocate(std::size_t bytes, StreamHandle stream) {
   constexpr std::uintptr_t kAlignment = 256;
   give_back_what_has_ended();
-  if (!recording) {
-    const std::lock_guard lock(mutex_);
-    const auto fits = [&](const Spare& spare) { return spare.stream == stream && spare.bytes == bytes; };
-    if (const auto spare = std::ranges::find_if(spares_, fits); spare != spares_.end()) {
-      ResultAllocator::Memory memory = std::move(spare->memory);
-      spares_.erase(spare);
-      return memory;
-    }
-  }
   ResultAllocator::Memory memory = allocator_->allocate(bytes, executor_->device(), stream);
   if (memory.data == nullptr || reinterpret_cast<std::uintptr_t>(memory.data) % kAlignment != 0) {
     fail<InvalidArgument>("result_allocator returned address {} for {}, allowed: multiples of {}, not null",
@@ -54,15 +45,7 @@ void ProgramMemory::release(ResultAllocator::Memory memory, const Use& use) {
   if (for_ever) {
     kept.until.clear();
   } else if (std::ranges::all_of(kept.until, [&](const EventHandle& event) { return executor_->event_done(event); })) {
-    if (!kept.until.empty() || use.bytes > kMostSpareBytes) return;  // the owner goes
-    Spare oldest;                                                    // goes back without the lock
-    const std::lock_guard lock(mutex_);
-    if (spares_.size() == kMostSpares) {
-      oldest = std::move(spares_.front());
-      spares_.erase(spares_.begin());
-    }
-    spares_.push_back({std::move(kept.memory), use.stream, use.bytes});
-    return;
+    return;  // the owner goes
   }
   const std::lock_guard lock(mutex_);
   kept_.push_back(std::move(kept));
@@ -76,12 +59,6 @@ void ProgramMemory::release_recorded(const Use& use) {
     if (user == use.stream || !executor_->is_capturing(user)) continue;
     executor_->wait_event(use.stream, executor_->record_event(user));
   }
-}
-
-void ProgramMemory::give_back_spares() {
-  std::vector<Spare> spares;  // go back without the lock
-  const std::lock_guard lock(mutex_);
-  spares.swap(spares_);
 }
 
 void ProgramMemory::give_back_what_has_ended() {
@@ -102,8 +79,8 @@ void ProgramMemory::give_back_what_has_ended() {
 
 ProgramStorage::ProgramStorage(std::shared_ptr<ProgramMemory> memory, std::size_t bytes, StreamHandle stream,
                                const std::shared_ptr<HomeStream>& home, bool recording)
-    : StreamStorage(home, recording), memory_(std::move(memory)), stream_(stream), bytes_(bytes), of_graph_(recording) {
-  block_ = memory_->allocate(bytes, stream_, recording);
+    : StreamStorage(home, recording), memory_(std::move(memory)), stream_(stream), of_graph_(recording) {
+  block_ = memory_->allocate(bytes, stream_);
   if (home->handle() == stream_) return;
   // Behind what the allocator has enqueued there meanwhile.
   home->executor().wait_event(home->handle(), home->executor().record_event(stream_));
@@ -113,7 +90,7 @@ ProgramStorage::ProgramStorage(std::shared_ptr<ProgramMemory> memory, std::size_
 ProgramStorage::~ProgramStorage() {
   try {
     // Later calls use it, too: as a handle, or as their input. Nobody names the stream that they run on.
-    memory_->release(std::move(block_), {stream_, users(), bytes_, home().latest_unless_on(stream_), of_graph_});
+    memory_->release(std::move(block_), {stream_, users(), home().latest_unless_on(stream_), of_graph_});
   } catch (const std::exception& error) {
     // At exit the driver may be gone, and the memory goes with it.
     log::debug("a tensor's memory was given back without waiting: {}", error.what());

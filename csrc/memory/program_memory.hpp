@@ -14,8 +14,6 @@ namespace deep_ep {
 /// What a buffer has from the program's allocator. A piece goes back at once where only the stream that it was
 /// allocated for has used it, otherwise when the work of the others has ended: as frameworks do it with memory that
 /// several streams use. In a recording it goes back at once, too, behind the recorded work of the others.
-/// A few small pieces that one stream alone has used stay for the next calls on it: asking a framework takes
-/// microseconds, and each call drops what the one before it was given.
 class ProgramMemory {
  public:
   ProgramMemory(std::shared_ptr<Executor> executor, std::shared_ptr<ResultAllocator> allocator)
@@ -25,17 +23,11 @@ class ProgramMemory {
   ProgramMemory(const ProgramMemory&) = delete;
   ProgramMemory& operator=(const ProgramMemory&) = delete;
 
-  static constexpr std::size_t kMostSpares = 4;
-  static constexpr std::size_t kMostSpareBytes = std::size_t{8} << 20;  ///< of each
-
-  /// `recording`: for a graph, which has memory of its own.
-  ResultAllocator::Memory allocate(std::size_t bytes, StreamHandle stream, bool recording = false);
-  void give_back_spares();
+  ResultAllocator::Memory allocate(std::size_t bytes, StreamHandle stream);
 
   struct Use {
     StreamHandle stream;                      ///< that it was allocated for
     const std::vector<StreamHandle>& others;  ///< that were named as users
-    std::size_t bytes;                        ///< as they were asked for
     EventHandle calls;                        ///< behind calls on other streams that may have used it; null: none
     bool of_graph;                            ///< it was allocated while a graph was recorded
   };
@@ -46,11 +38,6 @@ class ProgramMemory {
     ResultAllocator::Memory memory;
     std::vector<EventHandle> until;  ///< empty: a graph may use it again, so it goes back with the buffer
   };
-  struct Spare {
-    ResultAllocator::Memory memory;
-    StreamHandle stream;
-    std::size_t bytes;
-  };
   void release_recorded(const Use& use);
   void give_back_what_has_ended();
 
@@ -58,7 +45,6 @@ class ProgramMemory {
   std::shared_ptr<ResultAllocator> allocator_;
   std::mutex mutex_;
   std::vector<Kept> kept_;
-  std::vector<Spare> spares_;  ///< the oldest first
 };
 
 class ProgramStorage final : public StreamStorage {
@@ -75,7 +61,6 @@ class ProgramStorage final : public StreamStorage {
  private:
   std::shared_ptr<ProgramMemory> memory_;
   StreamHandle stream_;
-  std::size_t bytes_;
   bool of_graph_;
   ResultAllocator::Memory block_;
 };

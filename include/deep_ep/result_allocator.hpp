@@ -23,8 +23,7 @@ class ResultAllocator {
 
   /// @param bytes 1 or more. @param device of the buffer. Called by the thread that makes a call. Work on `stream` may
   /// use the memory at once. It is given back by any thread, when other streams no longer use it: what is enqueued on
-  /// `stream` afterwards may use it again. A few small pieces stay with the buffer, for later calls on `stream`, until
-  /// Buffer::trim. Throws OutOfMemory.
+  /// `stream` afterwards may use it again. Throws OutOfMemory.
   virtual Memory allocate(std::size_t bytes, const Device& device, StreamHandle stream) = 0;
 };
 

@@ -3,8 +3,8 @@
 //
 // (1) Ranks meet: their windows are free. (2) A fresh dispatch tells all ranks this rank's selections. (3) Rows travel;
 // meanwhile further blocks number the selections of all ranks (dispatch_number.hpp), and tell the host how many rows
-// come. (4) The last block waits for the rows of all others. Another kernel (rows/spread_rows.cu) then copies rows from
-// their places to the results.
+// come. (4) The last block waits for the rows of all others, and reports a rank that means another call. Another kernel
+// (rows/spread_rows.cu) then copies rows from their places to the results.
 //
 // No rank overwrites rows that this one still reads: a rank sends when it has heard that this one has begun the call,
 // which this one does behind whatever it reads from its window, in stream order.
@@ -142,11 +142,12 @@ DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, s
     DispatchNumberer{params, numbers, call.epoch, shared.scratch}.number();
   }
 
-  // 4. The last block waits for the rows of every source.
+  // 4. The last block waits for the rows of every source, and says if a source means another call.
   call.end([&] {
     for (int peer = thread_index(); good && peer < common.num_ranks; peer += block_threads()) {
-      wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
-                  {peer, Wanted::dispatch_rows, round_signal(call.epoch, 1)});
+      const bool came = wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
+                                    {peer, Wanted::dispatch_rows, round_signal(call.epoch, 1)});
+      if (came && params.fresh) agrees_on_call(params.call, params.told.header(common.own_heap(), peer).shape, peer);
     }
   });
 }

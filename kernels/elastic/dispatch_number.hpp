@@ -33,7 +33,8 @@ struct DispatchNumberer {
   DEEP_EP_DEVICE int column_of_expert(int local) const { return num_ranks() + local; }
   DEEP_EP_DEVICE int column_of_source(int source) const { return num_ranks() + params.num_local_experts + source; }
 
-  /// Waits for the selections of all ranks, which must mean the same call. False after a fault.
+  /// Waits for the selections of all ranks. False after a fault, and if they do not mean the same call, which the
+  /// kernel's last block reports.
   DEEP_EP_DEVICE bool await_selections() const {
     const IntranodeParams& common = params.common;
     bool good = true;
@@ -47,10 +48,9 @@ struct DispatchNumberer {
       const std::uint64_t* signal = common.signal_from(peer, IntranodeSignal::selections);
       good = wait_signal(params.wait, signal, {peer, Wanted::counts, epoch}) && good;
     }
-    // Nobody reports a difference before this rank has told all others, too.
     if (!whole_block(good, scratch)) return false;
     for (int peer = thread_index(); peer < num_ranks(); peer += block_threads()) {
-      good = agrees_on_call(params.call, params.told.header(common.own_heap(), peer).shape, peer) && good;
+      good = differing_word(params.call, params.told.header(common.own_heap(), peer).shape) < 0 && good;
     }
     return whole_block(good, scratch);
   }

@@ -25,7 +25,16 @@ DEEP_EP_DEVICE std::int64_t unknown_expert_to_tell(const NotifyCall& call) {
   return (std::int64_t{note.field} + 1) << 32 | static_cast<std::int64_t>(expert);
 }
 
-/// Compares the call of rank `peer` with this rank's. False after a fault, which every rank meets.
+/// In which word does the call of another rank differ from this rank's, though it must not? -1: in none.
+DEEP_EP_DEVICE int differing_word(const NotifyCall& call, const CallShape& theirs) {
+  for (int word = 0; word < CallShape::kCompared; ++word) {
+    if (theirs.word[word] != call.shape.word[word]) return word;
+  }
+  return -1;
+}
+
+/// Compares the call of rank `peer` with this rank's. False after a fault, which every rank meets. Every block of the
+/// kernel has begun by then: one that begins after a fault takes no part, and ranks would no longer be in step.
 DEEP_EP_DEVICE bool agrees_on_call(const NotifyCall& call, const CallShape& theirs, int peer) {
   const std::int64_t unknown = theirs.word[CallShape::kUnknownExpert];
   if (unknown != 0) {
@@ -34,13 +43,11 @@ DEEP_EP_DEVICE bool agrees_on_call(const NotifyCall& call, const CallShape& thei
                  static_cast<std::uint64_t>(call.shape.word[CallShape::kNumExperts]));
     return false;
   }
-  for (int field = 0; field < CallShape::kCompared; ++field) {
-    if (theirs.word[field] == call.shape.word[field]) continue;
-    report_fault(call.wait, FaultKind::mismatch, Wanted::counts, peer, field,
-                 static_cast<std::uint64_t>(call.shape.word[field]), static_cast<std::uint64_t>(theirs.word[field]));
-    return false;
-  }
-  return true;
+  const int word = differing_word(call, theirs);
+  if (word < 0) return true;
+  report_fault(call.wait, FaultKind::mismatch, Wanted::counts, peer, word,
+               static_cast<std::uint64_t>(call.shape.word[word]), static_cast<std::uint64_t>(theirs.word[word]));
+  return false;
 }
 
 /// By a whole block: numbers this rank's tokens for rank `destination`, in their order. Returns how many there are; -1

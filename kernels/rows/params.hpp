@@ -96,7 +96,8 @@ struct SpreadRowsParams {
   std::byte* heap;
   LandingWindow window;
   int rank, num_ranks;
-  const std::byte* own_rows;  ///< of this rank's tokens
+  const std::byte* own_rows;   ///< of this rank's tokens
+  const std::uint64_t* abort;  ///< of the call that the rows came with: see WaitContext. Then nothing is moved
 
   const std::byte* rows;  ///< nullptr: not wanted; the same for the others
   std::byte* spread_rows;

@@ -159,7 +159,7 @@ Tensor first_rows(const Tensor& tensor, std::int64_t rows) {
   return {view, tensor.storage()};
 }
 
-/// What a dispatch returns; undefined where it is not wanted.
+/// Results of a dispatch; those that the caller does not want are undefined.
 struct ElasticOutputs {
   Tensor x, scales, topk_idx, topk_weights;
 
@@ -222,6 +222,7 @@ SpreadRowsParams moving_params(const ElasticDispatchParams& sent, const ElasticO
   params.rank = sent.common.rank;
   params.num_ranks = sent.common.num_ranks;
   params.own_rows = sent.x;
+  params.abort = sent.wait.abort;
   params.rows = own_heap;
   params.row_bytes = sent.rows.row_bytes;
   params.spread_rows = outputs.x.as<std::byte>();

@@ -8,6 +8,7 @@
 #include "csrc/executor/own_stream.hpp"
 #include "deep_ep/result_tensors.hpp"
 #include "tests/buffer/elastic/dispatch_case.hpp"
+#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 
@@ -149,6 +150,73 @@ TEST_P(ElasticDispatchTest, RanksThatDisagreeLearnOfIt) {
       rank.bootstrap()->barrier();
     });
   }
+}
+
+TEST_P(ElasticDispatchTest, RanksGoOnAfterADisagreement) {
+  if (GetParam().target != Target::host) GTEST_SKIP() << "schedules are the CPU executor's";
+  const Case one = make_case({.tokens = {9, 6}, .local_experts = 4, .hidden = 80});
+  under_schedules({.usually = 20, .sanitized = 3}, [&](std::uint64_t seed) {
+    ClusterOptions options = cluster(2);
+    options.host = {.multiprocessors = 12, .warps_per_block = 1, .seed = seed};
+    run_cluster(options, [&](Rank& rank) {
+      Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte});
+      for (int time = 0; time < 3; ++time) {
+        const ElasticKind kind{.exact = time != 1};
+        ElasticDispatchArguments arguments = elastic_arguments(rank, one, kind);
+        arguments.config = {.num_sms = 8};
+        ElasticDispatchArguments mine = arguments;
+        if (rank.rank() == time % 2) mine.topk_weights.reset();
+        require_throws<RankMismatch>(
+            [&] {
+              buffer.dispatch_elastic(mine, rank.call());
+              rank.executor()->synchronize(rank.stream());
+              buffer.check();
+            },
+            {"dispatch: topk_weights is"}, "a dispatch that ranks mean differently");
+        check_elastic(rank, one, kind, buffer.dispatch_elastic(arguments, rank.call()));
+      }
+      buffer.destroy();
+    });
+  });
+}
+
+/// Gives memory in which every word is 1.
+class MarkingExecutor final : public CountingExecutor {
+ public:
+  static constexpr std::uint32_t kMark = 1;
+
+  using CountingExecutor::CountingExecutor;
+  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
+    void* memory = CountingExecutor::allocate_async(bytes, stream);
+    std::fill_n(static_cast<std::uint32_t*>(memory), bytes / sizeof(std::uint32_t), kMark);
+    return memory;
+  }
+};
+
+TEST_P(ElasticDispatchTest, NothingIsMovedAfterADisagreement) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "memory that the test has marked";
+  const Case one = make_case({.tokens = {9, 6}, .local_experts = 4, .hidden = 80, .scales = 4, .alignment = 16});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()), {.heap_bytes = 8 * kMebibyte});
+    for (const bool expand : {false, true}) {
+      ElasticDispatchArguments arguments = elastic_arguments(rank, one, {.exact = false, .expand = expand});
+      arguments.zero_padding = true;
+      if (rank.rank() == 0) arguments.topk_weights.reset();
+      const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
+      require_throws<RankMismatch>(
+          [&] {
+            rank.executor()->synchronize(rank.stream());
+            buffer.check();
+          },
+          {"dispatch: topk_weights is"}, "a dispatch that ranks mean differently");
+      for (const TensorView& made : {result.recv_x.view(), result.recv_x_scales->view()}) {
+        require_same(std::vector<std::uint32_t>(made.bytes() / 4, MarkingExecutor::kMark),
+                     rank.download<std::uint32_t>(made), "memory of a result");
+      }
+    }
+    buffer.destroy();
+  });
 }
 
 TEST_P(ElasticDispatchTest, ARankThatDoesNotComeIsNamed) {

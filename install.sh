@@ -287,6 +287,8 @@ if [ -n "$source_dir" ]; then
   if [ $dry_run -eq 1 ]; then
     would "scripts/build $preset"
   else
+    # The longest step by far: a user who watches should know that it goes on.
+    [ ! -t 2 ] || echo "compiling, which takes some minutes: tail -f $build_dir.log shows how far it is" >&2
     quietly "$source_dir/scripts/build" "$preset" || failed "see above, and $build_dir.log"
     ok
   fi

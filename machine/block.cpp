@@ -82,13 +82,13 @@ Block::Slice Block::run(Context& worker) {
   return progressed_ ? Slice::progressed : Slice::idle;
 }
 
-/// Who runs next in this slice; null when the worker should look after other blocks.
+/// The fiber that runs next in this slice; null when the worker should look after other blocks.
 Fiber* Block::next() {
   if (ready_.empty() || quiet_ >= ready_.size() || budget_-- <= 0) return nullptr;
   return &ready_.pop(random_);
 }
 
-/// Leaves the running thread for another, or for the worker. Its fiber has been queued, or somebody is waiting for it.
+/// Leaves the running thread for another, or for the worker. Its fiber has been queued, or another one waits for it.
 DEEP_EP_NO_TSAN void Block::suspend() {
   Fiber& self = *current_;
   Fiber* successor = next();
@@ -186,7 +186,7 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
   current_ = successor;
   current_thread = successor == nullptr ? nullptr : &successor->state;
   switch_to(fiber, successor == nullptr ? *worker_ : static_cast<Context&>(*successor), /*final=*/true);
-  std::terminate();  // nobody switches to a finished thread
+  std::terminate();  // no thread switches to a finished one
 }
 
 /// After the last thread: whatever is left over is a mistake.

@@ -75,7 +75,7 @@ class Block final : public Machine {
   // Bulk copies: block_bulk.cpp.
   void check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes);
 
-  // What to say when no thread can run: block_report.cpp.
+  // The report when no thread can run: block_report.cpp.
   std::string describe_deadlock() const;
   std::string describe_wait(const Fiber& fiber) const;
 

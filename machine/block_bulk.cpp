@@ -1,4 +1,4 @@
-// What the threads of a block ask of the copy engine.
+// The threads of a block start copies and wait for them.
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "machine/block.hpp"
@@ -28,7 +28,7 @@ void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std
   state.loads.push_back({current_, static_cast<std::byte*>(shared), static_cast<const std::byte*>(global), bytes});
   if (random_.chance(4)) run_loads(state, /*all=*/false);
   progress();
-  // Whoever waits already does the load when its turn comes.
+  // A thread that waits already does the load when its turn comes.
   for (Fiber* fiber : state.waiting) wake(*fiber);
   state.waiting.clear();
 }

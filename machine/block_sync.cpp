@@ -1,4 +1,4 @@
-// What the threads of a block wait for: warps, barriers and mbarriers.
+// The threads of a block wait for warps, barriers and mbarriers.
 //
 // Whatever they meet at has two meeting points, used in turn. A thread releases the point before it arrives and
 // acquires it when it may go on; for ThreadSanitizer in its own context: outside MachineScope.
@@ -39,7 +39,7 @@ const char* name_of(WarpOp op) {
 
 }  // namespace
 
-/// What the current thread did comes before whoever acquires the point.
+/// The current thread's accesses come before those of a thread that acquires the point.
 void Block::release(MeetingPoint& point) {
   proxies_.release(*current_, point);
   tsan::release_as(current_->tsan_context, &point);
@@ -200,7 +200,7 @@ void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) {
     maybe_interleave();
     MbarrierState& state = mbarriers_.find(word, ticket);
     if (parity > 1) fail<Error>("mbarrier::wait for parity {}; allowed: 0 and 1", parity);
-    // Bytes come no earlier than somebody needs them: a thread that does not wait finds them missing.
+    // Bytes come no earlier than a thread needs them: a thread that does not wait finds them missing.
     while (!state.ended(parity)) {
       run_loads(state, /*all=*/true);
       if (state.ended(parity)) break;

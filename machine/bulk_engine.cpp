@@ -19,7 +19,7 @@ void BulkEngine::check(const char* what, const void* shared, const void* global,
 }
 
 // ThreadSanitizer sees the engine's accesses as the issuing thread's: they come after what that thread did or acquired
-// before, and before whoever it synchronises with later.
+// before, and before the threads that it synchronises with later.
 
 void BulkEngine::execute(const BulkLoad& load) {
   {

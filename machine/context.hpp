@@ -42,7 +42,7 @@ inline void prepare(Context& context, void (*enter)(Context&)) {
       boost::context::detail::make_fcontext(bottom + context.stack_size, context.stack_size, &detail::begin);
 }
 
-/// Leaves `from` and goes on in `to`. Returns when somebody switches to `from` again; never, when it is `final`.
+/// Leaves `from` and goes on in `to`. Returns when a thread switches to `from` again; never, when it is `final`.
 DEEP_EP_NO_TSAN inline void switch_to(Context& from, Context& to, [[maybe_unused]] bool final = false) {
   from.target = &to;
 #if DEEP_EP_ASAN

@@ -15,7 +15,7 @@ class Block;
 
 class Fiber : public Context {
  public:
-  /// Why a fiber does not run; for the report when nobody can.
+  /// Why a fiber does not run; for the report when none can.
   enum class Wait : std::uint8_t { nothing, warp, barrier, mbarrier, finished };
 
   /// `birth_point`: a ThreadSanitizer sync point that the worker released at its start.

@@ -57,7 +57,7 @@ HostExecutor::HostExecutor(const HostExecutorOptions& options)
 }
 
 HostExecutor::~HostExecutor() {
-  if (default_stream_->inherited()) return;  // nobody works here who could be waited for
+  if (default_stream_->inherited()) return;  // no thread of this process works for it
   // Work under way uses memory that goes away with the owner's other parts.
   default_stream_->drain();
   for (auto& [handle, stream] : streams_) stream->drain();

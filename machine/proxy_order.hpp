@@ -1,6 +1,6 @@
 // Has a thread a proxy fence between what it has acquired and its next bulk copy?
 //
-// What a thread acquires orders ordinary accesses. The copy engine's come by another proxy, and stay behind the signal
+// An acquire orders ordinary accesses. The copy engine's come by another proxy, and stay behind the signal
 // only if a proxy fence lies between (PTX ISA, "Causality Order": proxy-preserved base causality order). A copy that
 // came too early cannot be shown afterwards, so a missing fence is an error here instead of a wrong result.
 //
@@ -18,8 +18,8 @@
 
 namespace deep_ep::host_machine {
 
-/// Where threads meet. A thread releases it before it arrives and acquires it when it goes on, for ThreadSanitizer too,
-/// to which the address is enough.
+/// The point where threads meet. A thread releases it before it arrives and acquires it when it goes on, for
+/// ThreadSanitizer too, to which the address is enough.
 struct MeetingPoint {
   std::uint64_t acquired = 0;  ///< number of the last acquire in the past of those who came
   std::uint64_t fenced = 0;    ///< and of the last one with a proxy fence behind it

@@ -1,4 +1,4 @@
-// What ThreadSanitizer and AddressSanitizer must be told about fibers. Empty functions in ordinary builds.
+// ThreadSanitizer and AddressSanitizer learn of fibers here. Empty functions in ordinary builds.
 //
 // ThreadSanitizer keeps a context (clock, call stack) for each thread. Here every fiber has its own, every stream has
 // one for its copies, and the machine itself runs in its worker's, in which everything is ignored. Switching between
@@ -72,7 +72,7 @@ class Scope {
   void* before_;
 };
 
-// The point's address is worked out before the context changes: it may be in a local variable of whoever calls.
+// The point's address is worked out before the context changes: it may be in a local variable of the caller.
 DEEP_EP_NO_TSAN inline void acquire_as(void* context, const void* point) {
   void* const before = current_context();
   switch_context(context);

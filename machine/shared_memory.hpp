@@ -32,7 +32,7 @@ class SharedMemory {
   /// Where the engine sees what lies at `pointer`.
   std::byte* shadow_of(const void* pointer);
 
-  /// Did somebody write past the end?
+  /// Did no thread write past the end?
   bool canary_intact() const;
 
  private:

@@ -1,4 +1,5 @@
-// Streams and events of the host executor: work in order, done by the pool, asynchronous to whoever enqueues it.
+// Streams and events of the host executor: work in order, done by the pool, asynchronous to the thread that enqueues
+// it.
 #pragma once
 
 #include <chrono>
@@ -73,7 +74,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
     std::shared_ptr<HostEvent> recorded;  ///< completes here
     std::shared_ptr<HostEvent> wait_for;
     KernelLaunch kernel;  ///< a launch, if it has an entry
-    char sync_point = 0;  ///< for ThreadSanitizer: from whoever enqueues to the stream
+    char sync_point = 0;  ///< for ThreadSanitizer: from the enqueuing thread to the stream
   };
 
   void add(Operation operation);
@@ -95,7 +96,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
 
   std::mutex mutex_;
   std::deque<std::unique_ptr<Operation>> queue_;
-  bool busy_ = false;  ///< somebody is pumping, or will
+  bool busy_ = false;  ///< a thread runs the queue, or will
   std::string failure_;
 };
 

@@ -35,7 +35,7 @@ void describe_own_stack(Context& context) {
   context.stack_size = size;
 }
 
-/// What the calling thread has used.
+/// The time that the calling thread has used.
 std::chrono::nanoseconds processor_time() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -104,7 +104,7 @@ void Worker::yield() {
   if (end - begin > kDearYield) yield_again_ = end + kYieldsStayDear;
 }
 
-/// Where a round through many threads takes longer than the longest nap of Backoff, the processor would do little else
+/// If a round through many threads takes longer than the longest nap of Backoff, the processor would do little else
 /// than poll: so a nap may be as long as a few rounds, without what other threads took of them.
 std::chrono::nanoseconds Worker::nap() const {
   const std::chrono::nanoseconds rounds = kNapsPerRound * (processor_time() - woke_);

@@ -111,7 +111,7 @@ class RowSum {
     }
   }
 
-  /// What others have added up and rounded.
+  /// A sum that others have rounded.
   void add_rounded(const RowSum& other) {
     for (std::size_t h = 0; h < sums_.size(); ++h) {
       sums_[h] += bf16_value(bf16_bits(other.sums_[h]));

@@ -1,4 +1,4 @@
-// What the low-latency dispatch and combine must return, for all ranks at once, in plain code.
+// The right results of low-latency dispatch and combine, for all ranks at once, in plain code.
 //
 // Symbols: R ranks, E experts, L = E / R local experts, M max_tokens, H hidden, K top-k. Rows that no token fills are
 // zero here and undefined in the library: compare only rows below `count`.
@@ -57,14 +57,14 @@ constexpr std::int64_t packed_scales(RowFormat format, std::int64_t hidden) {
   return format == RowFormat::fp8_ue8m0 ? hidden / 512 : format == RowFormat::nvfp4 ? hidden / 64 : 0;
 }
 
-/// What one rank hands to dispatch.
+/// One rank's arguments of dispatch.
 struct LowLatencyInput {
   Selection selection;           ///< at most max_tokens tokens
   std::vector<std::uint16_t> x;  ///< [tokens, H] bfloat16 bits
 };
 
 /// For each rank its opinion of the others, [R, R]: masks[r * R + p] != 0: r neither sends to p nor waits for it.
-/// Empty: nobody is masked.
+/// Empty: no rank is masked.
 using Masks = std::vector<std::uint8_t>;
 
 /// One row in the form in which it arrives.
@@ -77,7 +77,7 @@ FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format);
 /// bfloat16 bits of a formatted row: value * scale, rounded once.
 std::vector<std::uint16_t> unformat_row(const FormattedRow& row, RowFormat format);
 
-/// What one rank receives; P = R * M below.
+/// One rank's results of dispatch; P = R * M.
 struct LowLatencyReceived {
   std::vector<std::int32_t> count;          ///< [L]: valid rows
   std::vector<std::int64_t> layout_range;   ///< [L, R]: (first row << 32) | rows
@@ -100,7 +100,7 @@ struct LowLatencyDispatched {
 LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const LowLatencyInput> inputs,
                                           RowFormat format, const Masks& masks = {});
 
-/// What one rank hands to combine.
+/// One rank's arguments of combine.
 struct LowLatencyCombineInput {
   std::vector<std::uint16_t> x;  ///< [L, P, H] bfloat16 bits
   Selection selection;           ///< of the rank's own tokens, now: entries that have become negative are left out

@@ -1,9 +1,9 @@
-// What layout, dispatch and combine of normal mode must return, for all ranks at once, in plain code. The oracle shares
-// nothing with the library: it has its own types and number formats, so that a mistake there cannot hide here.
+// The right results of layout, dispatch and combine of normal mode, for all ranks at once, in plain code. The oracle
+// shares nothing with the library: it has its own types and number formats, so that a mistake there cannot hide here.
 //
 // Inputs without payload (row_bytes and scales_per_row 0) give the routes alone: which row comes from where, and how
-// many. Who cannot hold the data of all ranks at once compares row by row with what `src_rank` and `src_idx` name, and
-// sums with `combine_row`.
+// many. A test that cannot hold the data of all ranks at once compares row by row with the token of `src_rank` and
+// `src_idx`, and sums with `combine_row`.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct Layout {
 
 Layout layout(const Selection& selection, int ranks, int experts);
 
-/// What one rank hands to dispatch.
+/// One rank's arguments of dispatch.
 struct DispatchInput {
   std::int64_t tokens = 0;
   std::size_t row_bytes = 0;
@@ -42,7 +42,7 @@ struct DispatchInput {
   Layout layout;                      ///< `token_in_rank` alone decides where rows go
 };
 
-/// What one rank gets back: by source rank, then by token index at the source.
+/// One rank's results of dispatch: by source rank, then by token index at the source.
 struct Received {
   std::int64_t rows = 0;
   std::vector<std::byte> x;            ///< [rows, row_bytes]
@@ -62,7 +62,7 @@ struct Dispatched {
 
 Dispatched dispatch(std::span<const DispatchInput> inputs, int experts, int expert_alignment);
 
-/// What one rank hands to combine. Rows are bfloat16 bits.
+/// One rank's arguments of combine. Rows are bfloat16 bits.
 struct CombineInput {
   std::vector<std::uint16_t> x;               ///< [rows, hidden]
   std::vector<float> topk_weights;            ///< [rows, topk] or empty

@@ -11,7 +11,7 @@ class App;
 
 namespace deep_ep::tools {
 
-/// What the chosen subcommand does after the command line is parsed; returns the exit status.
+/// Runs the chosen subcommand after the command line is parsed; returns the exit status.
 using Action = std::function<int()>;
 
 /// Each adds its subcommand to `app` and, if the user chose it, puts what to do into `action`.

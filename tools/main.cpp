@@ -86,7 +86,7 @@ std::string extras_text(const CLI::App& app) {
                      fmt::join(names, ", "));
 }
 
-/// What `launch` starts: the words behind --, which are nothing for the parser to take apart; it does not get them.
+/// Takes the words after --, the command that `launch` starts, so that the parser does not see them.
 std::vector<std::string> take_words_to_launch(int& argc, char** argv) {
   std::vector<std::string> words;
   if (argc < 2 || std::string_view(argv[1]) != "launch") return words;

@@ -40,7 +40,7 @@ struct SizeCommand {
   int sms_of(const Config& config) const { return sms != 0 ? sms : config.num_sms; }
 };
 
-/// What a buffer that a program may make takes, in bytes.
+/// The bytes of a buffer that a program may make.
 json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_per_node) {
   const BufferPlan plan = BufferPlan::make(options, NodeMembership::of_consecutive(0, ranks, ranks_per_node));
   const HeapLayout& layout = plan.layout;

@@ -1,25 +1,25 @@
-// Arrival counters: how a kernel finds out, while a low-latency dispatch still receives, which rows are there.
+// Arrival counters tell a kernel, while a low-latency dispatch still receives, which rows are complete.
 //
-// The caller gives low_latency_dispatch a tensor of int64 words, one for each so many rows of recv_x (arrival_rows). A
-// call adds exactly kArrivalStep to every word, in several parts; the word reaches the next multiple with the last of
-// them. So, with words that were zero at first,
+// The caller gives low_latency_dispatch a tensor of int64 words, one for each arrival_rows rows of recv_x. A call adds
+// exactly kArrivalStep to every word, in several parts; the last part completes the multiple. So, with words that were
+// zero at first,
 //
 //   word >= n * kArrivalStep   all rows of the word have arrived in the n-th call that was given this tensor
 //   word < 0                   a call has failed: rows may never come, and the words mean nothing from then on
 //
-// Words without rows (behind recv_count) are complete as soon as the counts are known.
+// Words without rows (after recv_count) are complete as soon as the counts are known.
 //
-// Order: a warp of the dispatch stores its part of a row (payload, scales, src_info, indices and weights), then adds to
-// the word with release at GPU scope. What the call writes of counts (recv_count, layout_range) is released by the same
-// words. So a thread that loads the word with acquire at GPU scope (ld.acquire.gpu) or wider, and finds it complete,
-// sees those rows and the counts. Threads that it synchronises with see them, too. Copies by TMA need a
-// fence.proxy.async.global in between, in the thread that acquired or in the one that copies.
+// Order: a warp of the dispatch stores its part of a row (payload, scales, src_info), then adds to the word with
+// release at GPU scope. The same words release the counts (recv_count, layout_range). So a thread that loads the word
+// with acquire at GPU scope (ld.acquire.gpu) or wider, and finds it complete, sees those rows and the counts, and so do
+// the threads that it then synchronises with. Copies by TMA need a fence.proxy.async.global in between, in the thread
+// that acquired or in the one that copies.
 //
-// Nothing is reset by the library, so calls can be replayed in a graph. Consumers count calls, in device memory if they
-// are replayed themselves; or zero the words, behind the call in stream order and before the next one with the same
-// words is enqueued. One tensor is given to one call at a time: the next call with it must be behind this one, and
-// behind kernels that still poll for this one.
+// The library resets nothing, so a graph can replay calls. Consumers count calls (in device memory if a graph replays
+// them), or zero the words after the call and before the next one. One tensor serves one call at a time: the next call
+// with it must come after this one and after the kernels that poll for this one.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <cstdint>
 #include <limits>

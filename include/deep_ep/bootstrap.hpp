@@ -1,5 +1,6 @@
-// How the ranks of a buffer find each other: one collective, all-gather, from which everything else is built.
+// How the ranks of a buffer find each other: by one collective, an all-gather.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include "deep_ep/standard.hpp"
 
@@ -16,7 +17,7 @@ namespace deep_ep {
 /// A group of ranks that exchange small messages on the host. Used at set-up and tear-down only.
 ///
 /// All calls are collective: every rank makes them in the same order. One thread at a time per object. After a
-/// TimeoutError the group is of no more use. Programs may derive their own; those below cover the usual cases.
+/// TimeoutError make a new group. Programs may derive classes of their own.
 class Bootstrap {
  public:
   virtual ~Bootstrap() = default;
@@ -28,17 +29,18 @@ class Bootstrap {
   /// Gathers every rank's bytes.
   /// @param mine this rank's bytes, the same number on every rank; it may be 0.
   /// @return size() * mine.size() bytes, rank 0's first.
-  /// @throws TimeoutError when a rank does not arrive in time. @throws RankMismatch on every rank for unequal sizes.
+  /// @throws TimeoutError if a rank does not come in time. @throws RankMismatch on every rank for unequal sizes.
   virtual std::vector<std::byte> all_gather(std::span<const std::byte> mine) = 0;
 
   /// Returns after every rank has entered it. Throws as all_gather does.
   virtual void barrier();
 };
 
-// Every `timeout_s` below is the number of seconds that a rank waits for the others, in each call and while the group
-// is being made. 0: for ever. Unset: default_timeout_s(). InvalidArgument where it is negative or not finite.
+// `timeout_s` is the number of seconds that a rank waits for the others, in each call and while the group is made. 0:
+// for ever. Unset: default_timeout_s(). InvalidArgument if it is negative or not finite.
 
-/// The environment variable DEEP_EP_TIMEOUT_S, 100 where it is not set. InvalidArgument for anything but such a number.
+/// Seconds, of the environment variable DEEP_EP_TIMEOUT_S; 100 if it is not set. InvalidArgument if it is no such
+/// number.
 double default_timeout_s();
 
 /// Ranks are threads of this process.
@@ -46,29 +48,28 @@ double default_timeout_s();
 std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::optional<double> timeout_s = {});
 
 /// Ranks are processes of one user on this host, or threads of them; they meet in POSIX shared memory. Collective.
-/// @param name shared by the ranks of a group, and by no other group at the time: 1 to 200 letters, digits, '-', '_'.
+/// @param name of this group, which no other group has at the time: 1 to 200 letters, digits, '-', '_'.
 /// It is free again when the call has returned on all ranks.
-/// @throws SystemError where an object of that name belongs to another user.
+/// @throws SystemError if an object of that name belongs to another user.
 std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size,
                                                         std::optional<double> timeout_s = {});
 
-/// The program's own all-gather: called with this rank's bytes and the place for those of all ranks, rank 0's first.
-/// It reports failure by throwing. It cannot be interrupted, so it must limit its own waiting: default_timeout_s() says
-/// how long the library would wait.
+/// The program's own all-gather: gets this rank's bytes and the place for those of all ranks, rank 0's first. It throws
+/// on failure, and must limit its own waiting, for example to default_timeout_s(), as nothing interrupts it.
 using AllGatherFunction = std::function<void(std::span<const std::byte> mine, std::span<std::byte> all)>;
 /// @param rank this rank, 0 to size - 1. @param size number of ranks, 1 or more.
 /// @param all_gather called by one thread at a time, for as long as the bootstrap lives.
 std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather);
 
 /// Over MPI; in the library `deep_ep::mpi`. Collective. Initialises MPI if the program has not.
-/// @param communicator points to an MPI_Comm, of which the bootstrap makes a duplicate; nullptr: MPI_COMM_WORLD.
+/// @param communicator points to an MPI_Comm, which the bootstrap duplicates; nullptr: MPI_COMM_WORLD.
 std::shared_ptr<Bootstrap> make_mpi_bootstrap(const void* communicator = nullptr, std::optional<double> timeout_s = {});
 
 /// Over NCCL; in the library `deep_ep::nccl`. Collective. The current CUDA device is the rank's.
-/// @param unique_id the 128 bytes of an ncclUniqueId (make_nccl_unique_id) that every rank got from rank 0.
+/// @param unique_id the 128 bytes of rank 0's ncclUniqueId (make_nccl_unique_id).
 std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique_id, int rank, int size,
                                                std::optional<double> timeout_s = {});
-/// The same over a communicator of the program's.
+/// The same over the program's own communicator.
 /// @param communicator a live ncclComm_t, which stays the caller's and must outlive the bootstrap.
 std::shared_ptr<Bootstrap> make_nccl_bootstrap(void* communicator, std::optional<double> timeout_s = {});
 /// A new ncclUniqueId, for one group. Rank 0 makes it and sends it to the others.

@@ -1,25 +1,24 @@
 // The library's front door: moves the tokens of a Mixture-of-Experts layer between ranks.
 //
-// Symbols used below: R ranks (at most 128), r this rank, E experts of which rank q owns [q*E/R, (q+1)*E/R), so that E
-// is a multiple of R; T tokens on this rank (may differ between ranks, may be 0), K top-k (at most 32), H hidden size,
-// N rows this rank receives.
+// Symbols: R ranks (at most 128), r this rank, E experts (a multiple of R; rank q owns [q*E/R, (q+1)*E/R)), T tokens of
+// this rank (may differ between ranks, may be 0), K top-k (at most 32), H hidden size, N rows that this rank receives.
 //
-// Ordering. Every call enqueues its kernels behind `CallOptions::previous_event` if given, otherwise behind all work
-// enqueued on `CallOptions::stream`, and behind the buffer's calls before it. Later work on `CallOptions::stream` comes
-// after the kernels, or, with `async_finish`, the returned event stands for them. They run on the buffer's own
-// communication stream, or on `CallOptions::stream` where that gives the same order and is faster.
-// The host blocks only in a `dispatch` with num_worst_tokens == 0 (it must learn N). A host program may read results
-// once it has synchronised with the stream or the event.
+// Ordering. A call enqueues its kernels after `CallOptions::previous_event` if given, otherwise after all work that
+// `CallOptions::stream` holds, and after the buffer's earlier calls. Later work on `CallOptions::stream` comes after
+// the kernels; with `async_finish` it does so only after a wait for the returned event. Kernels run on the buffer's
+// communication stream, or on `CallOptions::stream` if that gives the same order and is faster. The host waits only in
+// a dispatch with exact sizes (num_worst_tokens == 0, or `exact`), because it must learn N. The host may read results
+// after it has synchronised with the stream or the event.
 // Between nodes, dispatch and combine need nodes of equally many consecutive ranks: InvalidArgument otherwise.
-// All ranks make the same calls in the same order. One thread at a time per Buffer: a call throws Error while another
-// thread is in one.
-// The tensors given to a call must stay alive and unchanged until its kernels have ended. Each launch of a CUDA graph
-// makes the recorded calls again, on the stream of the launch: order launches against the buffer's other calls.
+// All ranks make the same calls in the same order. One thread at a time calls a Buffer; a call of another thread throws
+// Error. The tensors given to a call must stay alive and unchanged until its kernels have ended. Each launch of a CUDA
+// graph makes the recorded calls again, on the stream of the launch: order launches and other calls of the buffer.
 //
-// Errors. InvalidArgument names the argument, what came and what is allowed; RankMismatch is raised on every rank when
-// their arguments do not fit together; TimeoutError when a rank does not come. Faults that a kernel meets are raised by
-// the next call (or by `check`). Calls throw UseAfterDestroy after `destroy` or a move, and Error in a forked child.
+// Errors. InvalidArgument names the argument, its value and the allowed values. RankMismatch: arguments of the ranks do
+// not fit together. TimeoutError: a rank does not come. The next call, or `check`, throws the error that a kernel met.
+// All calls throw UseAfterDestroy after `destroy` or a move, and Error in a forked child.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <cstddef>
 #include <cstdint>
@@ -48,29 +47,29 @@ class Buffer {
   /// The largest K.
   static constexpr int kMaxTopk = 32;
 
-  /// Collective.
-  /// @param bootstrap how the ranks find each other; used at set-up, by low_latency_resume and by destroy.
-  /// @param executor where memory lives and kernels run: make_cuda_executor or make_host_executor. Its device is the
-  /// buffer's device.
-  /// @param options equal on all ranks where they say so. @throws RankMismatch where they are not.
+  /// Collective. @throws RankMismatch if options that must be equal are not, SystemError or OutOfMemory if set-up fails
+  /// on some rank, TimeoutError if a rank does not come.
+  /// @param bootstrap the group of ranks; used by the constructor, low_latency_resume and destroy.
+  /// @param executor of make_cuda_executor or make_host_executor. Its device is the buffer's device.
+  /// @param options see BufferOptions.
   Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options = {});
-  /// Destroys without talking to peers; prefer `destroy`, which is collective. Waits for this rank's work, and until
-  /// what it sent by RDMA has arrived (at most 10 s).
+  /// Destroys without talking to peers; prefer `destroy`, which is collective. Waits for this rank's work, and at most
+  /// 10 s for its RDMA operations.
   ~Buffer();
-  /// What was moved from throws UseAfterDestroy.
+  /// Calls of the source throw UseAfterDestroy from now on.
   Buffer(Buffer&&) noexcept;
-  /// As above; the buffer that was here is destroyed without talking to peers.
+  /// As above; destroys the previous buffer of this object without talking to peers.
   Buffer& operator=(Buffer&&) noexcept;
 
-  int rank() const;       ///< r, as the bootstrap says
+  int rank() const;       ///< r
   int num_ranks() const;  ///< R
-  /// P: the nodes of the ranks. Ranks of one node map each other's memory; see BufferOptions::ranks_per_node.
+  /// P, the number of nodes. Ranks of one node map each other's memory; see BufferOptions::ranks_per_node.
   int num_nodes() const;
-  /// The one that the buffer was made with. It lives as long as the buffer or a tensor of it.
+  /// The executor of the constructor. It lives as long as the buffer or a tensor of it.
   Executor& executor() const;
   /// BufferOptions::comm_stream, or the buffer's own; never nullptr. The buffer's own ends with it.
   StreamHandle comm_stream() const;
-  /// The options that the buffer was made with; what they left to the environment is filled in.
+  /// The options of the constructor, with values of the environment filled in.
   const BufferOptions& options() const;
   /// A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks
   /// (NICs, rails), the numbers of SMs that calls use by default. The wording may change.
@@ -78,27 +77,26 @@ class Buffer {
 
   // ------------------------------------------------------------------------------------------------- normal mode
 
-  /// Counts where this rank's tokens go. Needs no peer and no host wait.
+  /// Counts where this rank's tokens go. Not collective; no host wait.
   /// @param topk_idx [T, K] int32 or int64 contiguous; negative entries select nothing. An entry beyond the last expert
-  /// counts nowhere, and makes the next dispatch throw InvalidArgument, or another call or `check` that comes before
-  /// it; the other ranks' dispatches throw RankMismatch, which names the rank (see
-  /// BufferOptions::reject_unknown_experts).
+  /// counts nowhere, and makes the next call or `check` throw InvalidArgument; the other ranks' dispatches throw
+  /// RankMismatch, which names the rank (see BufferOptions::reject_unknown_experts).
   /// @param num_experts E, a multiple of R, at most max_local_experts a rank.
   DispatchLayout get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call = {});
 
-  /// Sends every token once to each rank that is_token_in_rank names.
-  /// @throws OutOfMemory when neither heap nor window has room (between nodes: when the window has none for two rows
-  /// from and to each, and one from each rank of the node). @throws InvalidArgument when num_worst_tokens is 0 while
-  /// the stream is being recorded into a CUDA graph.
+  /// Collective: sends every token once to each rank that is_token_in_rank names. The host waits for N unless
+  /// num_worst_tokens is given.
+  /// @throws OutOfMemory if neither heap nor window has room (between nodes: no room in the window for two rows to and
+  /// from each node, and one of each rank of the node). @throws InvalidArgument for exact sizes in a recording.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
 
-  /// Sends rows where those of an earlier dispatch went. No host wait.
+  /// Collective: sends rows to the places of an earlier dispatch. No host wait; may be recorded into a CUDA graph.
   /// @throws OutOfMemory as dispatch.
   CachedDispatchResult cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call = {});
 
-  /// Adds up what the destination ranks hold for each token of the original dispatch. No host wait.
-  /// @throws OutOfMemory when the window has no room for two rows of each rank, or, between nodes, the heap none for a
-  /// copy of x that lies outside, and the window none for a row of each rank.
+  /// Collective: adds, for each token of the dispatch, the rows of its ranks. No host wait; may be recorded into a CUDA
+  /// graph. @throws OutOfMemory if the window has no room for two rows of each rank; between nodes, if x is outside
+  /// the heap, the heap has no room for a copy, and the window none for a row of each rank.
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call = {});
 
   // ---------------------------------------------------------- the second interface: see elastic.hpp, row_layout.hpp
@@ -126,101 +124,91 @@ class Buffer {
   /// @throws InvalidArgument between nodes.
   EventHandle barrier(const CallOptions& call = {});
 
-  // --------------------------------------------------------------------------- replicas of experts: see
-  // load_balance.hpp
+  // ------------------------------------------------------------------- replicas of experts: see load_balance.hpp
 
-  /// Collective in a node: copies the weights of each expert into the slots that the mapping gives to its replicas.
-  /// Nothing else is written. No slot of a rank is written before that rank's call is reached in stream order, and the
-  /// call is complete when all weights of the node have arrived. No host wait; may be recorded into a CUDA graph.
-  /// @returns an event, set with async_finish.
-  /// @throws InvalidArgument if there are several nodes and they do not have equally many, consecutive ranks.
+  /// Collective in a node: copies the weights of each expert into the slots that the mapping gives to its replicas, and
+  /// writes nothing else. It writes a rank's slots only after that rank has reached the call in stream order, and is
+  /// complete when all weights of the node have arrived. No host wait; may be recorded into a CUDA graph.
+  /// @returns an event, set with async_finish. @throws InvalidArgument between nodes of unequal numbers of ranks.
   EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call = {});
   /// Collective in a node: adds the gradients of each replica to those of its expert, in fp32, by ascending rank and
-  /// slot, so that equal inputs give equal bits. Slots are only read, none before its rank's call is reached, and the
-  /// call is complete when all ranks have read. No host wait; may be recorded into a CUDA graph.
-  /// @returns an event, set with async_finish.
-  /// @throws InvalidArgument as prefetch_weights.
+  /// slot, so equal inputs give equal bits. It only reads slots, after their rank has reached the call, and is complete
+  /// when all ranks have read. No host wait; may be recorded into a CUDA graph.
+  /// @returns an event, set with async_finish. @throws InvalidArgument as prefetch_weights.
   EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call = {});
 
   // ------------------------------------------------------------------- low-latency mode: see low_latency.hpp
 
-  /// Sends every token to the ranks of its experts. No host wait; may be recorded into a CUDA graph.
+  /// Collective: sends every token to the ranks of its experts. No host wait; may be recorded into a CUDA graph.
   LowLatencyDispatchResult low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
                                                 const CallOptions& call = {});
-  /// Adds up what the experts made of each token. No host wait; may be recorded into a CUDA graph.
+  /// Collective: adds each token's weighted rows. No host wait; may be recorded into a CUDA graph.
   LowLatencyCombineResult low_latency_combine(const LowLatencyCombineArguments& arguments,
                                               const CallOptions& call = {});
-  /// Memory for the experts' output: bfloat16, shaped like the handle's recv_x. LowLatencyCombineArguments::x may be
-  /// any tensor; this one saves an allocation. All calls share it: in stream order, combine must have read it before it
-  /// is written again. It grows with the largest handle and lives as long as the buffer.
+  /// Memory for the experts' output: bfloat16, shaped like the handle's recv_x. It saves an allocation; combine takes
+  /// any tensor. All calls share it, so combine must have read it, in stream order, before the next write. It grows
+  /// with the largest handle and lives as long as the buffer.
   TensorView low_latency_combine_buffer(const LowLatencyHandle& handle);
-  /// Collective: a barrier of the ranks that are not masked, on `stream`; the host does not wait. Signals carry epochs,
-  /// so there is nothing to clean, unless the program has asked for low_latency_memory: then this zeroes it first.
+  /// Collective: a barrier of the ranks that are not masked, on `stream`. No host wait. It zeroes low_latency_memory
+  /// first if the program has asked for that; nothing else needs cleaning.
   void low_latency_clean(StreamHandle stream = nullptr);
 
-  /// How long low-latency calls of this rank have waited for each rank: low_latency_stats.hpp. The first call switches
-  /// that on and returns zeros; until then it costs nothing. From then on, each call enqueues one small kernel more,
-  /// and a dispatch three (it runs as two, with one in between that listens for the others). CUDA graphs count if they
-  /// were recorded after it. Comes after the work on `stream`, and the host waits for that. Not collective.
+  /// How long low-latency calls of this rank have waited for each rank, in microseconds: low_latency_stats.hpp. Not
+  /// collective. The host waits for the work on `stream`. The first call switches statistics on and returns zeros. From
+  /// then on each call enqueues one small kernel more, a dispatch three. Graphs count if they are recorded after it.
   LowLatencyStats low_latency_stats(LowLatencyStatsThen then = LowLatencyStatsThen::go_on,
                                     StreamHandle stream = nullptr);
 
-  // Masks: which ranks this rank leaves out, in the order of calls on `stream`: those that its program has masked, and
-  // those that all ranks have found lost. The program masks and unmasks for this rank alone, and undoes no verdict.
-  // InvalidArgument without LowLatencyOptions::masking.
+  // Masks: the ranks that this rank's low-latency calls leave out, in the order of calls on `stream`. The program masks
+  // ranks for this rank alone; a verdict masks a lost rank on all ranks, and only low_latency_resume ends it. No host
+  // wait. InvalidArgument without LowLatencyOptions::masking.
 
-  /// The program leaves `rank` out from now on (`masked`), or does so no longer.
+  /// The program leaves `rank` out from now on (`masked`), or no longer.
   void low_latency_update_mask(int rank, bool masked, StreamHandle stream = nullptr);
   /// @param status [R] int32 contiguous, written: 1 where masked, else 0.
   void low_latency_query_mask(const TensorView& status, StreamHandle stream = nullptr);
   /// The program leaves no rank out any more.
   void low_latency_clear_mask(StreamHandle stream = nullptr);
-  /// Collective over all ranks: waits for their work, makes them agree on how many calls there were, drops receive
-  /// parts that no hook has enqueued, and unmasks all ranks. So ranks that were masked take part again.
+  /// Collective over all ranks, masked ones too: waits for their work, agrees on the number of calls, drops receive
+  /// parts that no hook has enqueued, and unmasks all ranks.
   void low_latency_resume();
 
   // ------------------------------------------------------------------------------------------------------ memory
 
-  /// BufferOptions::heap_bytes that lets one dispatch of `tokens` tokens a rank, and its combine, run without windows.
-  /// Here and below numbers that are too small, or so large that a sum would wrap, are InvalidArgument. @param
-  /// num_ranks R.
-  /// @param tokens the most of any rank, each of which may go to every rank. @param row_bytes of a row of x.
-  /// @param num_topk K, 0 where no selections are sent.
-  /// @param scale_bytes of a row of x_scales; negative: as for 8-bit rows with a 4-byte scale for each 128 channels.
+  /// Bytes for BufferOptions::heap_bytes with which one dispatch and its combine run without windows. All three hints
+  /// throw InvalidArgument for numbers that are too small, or so large that a sum would wrap. @param num_ranks R.
+  /// @param tokens the most of any rank, each of which may go to every rank. @param row_bytes bytes of a row of x.
+  /// @param num_topk K, 0 if no selections are sent. @param scale_bytes bytes of a row of x_scales; negative: a 4-byte
+  /// scale for each 128 channels of 8-bit rows.
   static std::size_t heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk,
                                      std::int64_t scale_bytes = -1);
-  /// BufferOptions::heap_bytes with which local_memory() of each of `num_ranks` ranks has at least `bytes` bytes, with
-  /// all other options at default.
+  /// Bytes for BufferOptions::heap_bytes with which local_memory() has at least `bytes`, with other options at default.
   static std::size_t heap_bytes_for(int num_ranks, std::size_t bytes);
-  /// LowLatencyOptions::bytes for calls of at most `max_tokens` tokens a rank with rows of at most `hidden` channels,
-  /// on `num_ranks` ranks with `num_experts` experts together. Grows with each argument.
+  /// Bytes for LowLatencyOptions::bytes, for calls of at most `max_tokens` tokens a rank and `hidden` channels, on
+  /// `num_ranks` ranks with `num_experts` experts together. Grows with each argument.
   static std::size_t low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts);
 
-  /// A tensor in the symmetric heap, e.g. for an expert's output, so that combine can pull from it. Not collective.
-  /// @param dtype any. @param shape up to four sizes, 0 or more: contiguous. @param stream the stream that will use it
-  /// first: it waits until earlier users of the memory are done.
-  /// @throws OutOfMemory when it does not fit.
+  /// A contiguous tensor in the symmetric heap, for example for an expert's output, so that combine can pull from it.
+  /// Not collective. @param dtype any. @param shape up to four sizes, 0 or more. @param stream the first user: it waits
+  /// for earlier users of the memory. @throws OutOfMemory if the tensor does not fit.
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream = nullptr);
-  /// Whether the tensor lies in the heap memory of allocate_tensor and dispatch, so that combine may pull from it.
+  /// Whether the tensor is in the heap memory of allocate_tensor and dispatch, so that combine may pull from it.
   bool in_heap(const ConstTensorView& tensor) const;
-  /// This rank's part of the symmetric heap less its signals: [bytes] uint8, window first. For diagnosis: what calls
-  /// keep there has no documented layout. Valid until destroy.
+  /// This rank's part of the symmetric heap less its signals: [bytes] uint8, window first. For diagnosis; the layout is
+  /// not documented. Valid until destroy.
   TensorView local_memory() const;
-  /// The same for the memory of low-latency calls: [LowLatencyOptions::bytes, in whole lines of 128] uint8. A program
-  /// may fill it with zeros while no such call is under way on any rank. From one low_latency_clean to the next it may
-  /// write anything.
+  /// The memory of low-latency calls: [LowLatencyOptions::bytes, in whole lines of 128] uint8. A program may zero it
+  /// while no such call is under way on any rank. From one low_latency_clean to the next it may write anything.
   TensorView low_latency_memory() const;
 
-  /// Waits for all calls so far and gives the driver the memory of results that the program has dropped; the buffer
-  /// keeps it otherwise, as calls then need not ask for it. Returns how many bytes that were. The heap stays. Not
-  /// collective. A call that finds no memory does the same before it throws OutOfMemory.
+  /// Not collective: waits for all calls so far, gives the driver the memory of dropped results, and returns its bytes.
+  /// The heap stays. A call that finds no memory does the same before it throws OutOfMemory.
   /// @throws InvalidArgument while calls of this buffer are being recorded into a CUDA graph.
   std::size_t trim();
 
   // --------------------------------------------------------------------------------------------------------- end
 
-  /// Waits for all calls so far and raises what their kernels met; without `wait`, raises what those that have ended
-  /// met.
+  /// Waits for all calls so far and throws the error that a kernel met; without `wait` looks only at ended kernels.
   void check(bool wait = true);
 
   /// Collective: waits for this rank's work, then for the peers, and frees. Tensors that calls returned stay valid.

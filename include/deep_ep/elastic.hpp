@@ -4,6 +4,7 @@
 // Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device. All of them are read on the
 // device, when the call's kernel runs.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <cstdint>
 #include <optional>

@@ -1,5 +1,6 @@
 // The library's table of environment variables, for bindings to other languages: `deep_ep env` prints it.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <cstdint>
 #include <string>
@@ -10,11 +11,11 @@
 namespace deep_ep {
 
 /// The value of a variable that holds a number without a sign, or its default.
-/// @param name a variable of the table with that type; another name is a mistake of the caller: std::logic_error.
-/// InvalidArgument where it is set to anything else: the variable, its value, what is allowed.
+/// @param name a variable of the table with that type; std::logic_error for another name.
+/// InvalidArgument, which names the allowed values, if the variable is set to anything else.
 std::uint64_t environment_number(std::string_view name);
 
-/// The same for a variable of any type, in the words of the table; its default where it is not set.
+/// The same for a variable of any type, as text.
 /// @param name a variable of the table, as for environment_number.
 std::string environment_text(std::string_view name);
 

@@ -1,5 +1,6 @@
 // Exceptions of the library. Every one derives from deep_ep::Error, so one catch clause sees them all.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <stdexcept>
 #include <string>
@@ -12,22 +13,22 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// An argument breaks a rule. The text names the argument, what came, and what is allowed.
-/// Nothing was sent and nothing was changed; the buffer stays usable.
+/// An argument breaks a rule. The text names the argument, its value, and the allowed values. The call has sent and
+/// changed nothing; the buffer stays usable.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
 };
 
-/// Nothing is wrong with the arguments, but this buffer cannot do what they ask for; the text says why.
+/// The arguments are right, but this buffer cannot do what they ask for; the text says why.
 class Unsupported : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };
 
-/// Ranks called with arguments that do not fit together (another hidden size, another top-k, ...).
-/// A dispatch that exchanges counts raises it on every rank before any row moves, and the buffer stays usable. Cached
-/// dispatches and combines notice late: peers may time out, and the text says that the buffer must be destroyed.
+/// Arguments of the ranks do not fit together (another hidden size, another top-k, ...). A dispatch that exchanges
+/// counts throws it on every rank before any row moves, and the buffer stays usable. Cached dispatches and combines
+/// notice late: peers may time out, and the text says that the buffer must be destroyed.
 class RankMismatch : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
@@ -39,9 +40,8 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
-/// A peer did not arrive within the deadline, or its process has ended: then this comes at once. The text says who
-/// waited for whom, in which kernel, for what. The ranks no longer agree on how far they got: destroy the buffer and
-/// make a new one.
+/// A peer did not come within the deadline, or its process has ended (then at once). The text names the waiting rank,
+/// the awaited rank, the kernel and the signal. Destroy the buffer and make a new one.
 class TimeoutError : public Error {
  public:
   using Error::Error;
@@ -53,7 +53,7 @@ class UseAfterDestroy : public Error {
   using Error::Error;
 };
 
-/// The system refused something: a CUDA call, a mapping, a socket. The text says what was asked of whom.
+/// The system refused a CUDA call, a mapping, a socket, ... The text names the request and the answer.
 class SystemError : public Error {
  public:
   using Error::Error;

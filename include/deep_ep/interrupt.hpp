@@ -1,5 +1,6 @@
-// Waits of the host that the caller may end: Python does so when the user presses Ctrl-C.
+// Waits of the host that the caller may end, as Python does after Ctrl-C.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <chrono>
 #include <functional>
@@ -15,7 +16,7 @@ class Interrupted : public Error {
 };
 
 /// While it lives, waits of this thread for kernels ask `wanted` a few times a second whether to give up. If so, the
-/// call throws Interrupted. (On GPUs that is a dispatch that waits for counts; on the CPU also check.)
+/// call throws Interrupted. On GPUs a dispatch waits for counts; on the CPU check waits, too.
 class InterruptScope {
  public:
   /// @param wanted says whether to give up; called by this thread, at most ten times a second.

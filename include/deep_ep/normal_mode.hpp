@@ -1,8 +1,9 @@
-// Arguments and results of the normal mode: dispatch and combine with exact sizes, for training and prefill. Symbols as
-// in buffer.hpp; besides, P nodes of R / P consecutive ranks, where there are several.
+// Arguments and results of normal mode: dispatch and combine for training and prefill. Symbols as in buffer.hpp, and P
+// nodes of R / P consecutive ranks.
 //
-// Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device.
+// Unless a comment says otherwise, a tensor is contiguous (row-major) and is on the buffer's device.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <cstdint>
 #include <optional>
@@ -18,22 +19,21 @@ namespace deep_ep {
 struct DispatchLayout {
   Tensor num_tokens_per_rank = {};    ///< [R] int32: tokens with at least one expert on that rank
   Tensor num_tokens_per_expert = {};  ///< [E] int32: (token, k) entries that name the expert
-  Tensor num_tokens_per_node = {};  ///< [P] int32: tokens with at least one expert on that node; undefined where there
-                                    ///< is one node, or where nodes are not of equally many consecutive ranks
-  Tensor is_token_in_rank = {};     ///< [T, R] boolean
-  EventHandle event = {};           ///< set with async_finish
+  Tensor num_tokens_per_node = {};    ///< [P] int32: tokens with at least one expert on that node; undefined for one
+                                      ///< node, and for nodes of unequal numbers of ranks
+  Tensor is_token_in_rank = {};       ///< [T, R] boolean
+  EventHandle event = {};             ///< set with async_finish
 };
 
-/// A dispatch's knowledge of where rows went. Good for any number of cached dispatches and combines, as long as the
-/// buffer lives. Copies share the tensors. recv_src_idx may lie in the symmetric heap and takes 4 bytes a row there for
-/// as long as a copy lives; the others never do.
+/// Where the rows of a dispatch went. Any number of cached dispatches and combines may use it while the buffer lives.
+/// Copies share the tensors. recv_src_idx may be in the symmetric heap, 4 bytes a row, as long as a copy lives.
 struct DispatchHandle {
   /// [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s).
   Tensor rank_prefix_matrix = {};
   Tensor destination_row = {};  ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
   Tensor recv_src_idx = {};     ///< [rows] int32: token index at its source, for each received row
-  // Between nodes only. A token crosses the network once for each other node that wants it, to the rank with the
-  // sender's index in its node, the rail.
+  // Between nodes only: a token crosses the network once for each other node with one of its experts, to the sender's
+  // rail, the rank with its index there.
   Tensor node_row = {};  ///< [T, P] int32: number of token t among this rank's tokens for node n, -1 if not sent there
   Tensor node_counts = {};  ///< [2, P] int32: this rank's tokens for each node; its rail's tokens there for this node
   Tensor relay_rows = {};   ///< [relayed, R / P] int32: of each token of its rails, by node and number, its row at each
@@ -44,29 +44,29 @@ struct DispatchHandle {
   int num_topk = 0;                ///< K, 0 where no selections were sent
 };
 
-/// A dispatch that exchanges counts. Equal on all ranks: the dtype and width of every tensor, E, K, and which of the
-/// optional tensors are given. RankMismatch, on every rank and before any row moves, where they are not.
+/// A dispatch that exchanges counts. Equal on all ranks: the dtype and width of every tensor, E, K, and the presence of
+/// optional tensors. Otherwise RankMismatch on every rank, before any row moves.
 struct DispatchArguments {
   /// [T, H], any dtype with rows of a multiple of 16 bytes below 2 GiB; starts at a multiple of 16 bytes.
   ConstTensorView x = {};
-  /// [T, S] float32 or int32, any strides, S any number: travels with the rows of x, usually 8-bit ones.
+  /// [T, S] float32 or int32, any strides, any S: the scales of 8-bit rows.
   std::optional<ConstTensorView> x_scales = {};
 
-  // The layout, from get_dispatch_layout or made alike.
+  // The layout, of get_dispatch_layout or computed in the same way.
   ConstTensorView num_tokens_per_rank = {};    ///< [R] int32
-  ConstTensorView is_token_in_rank = {};       ///< [T, R] boolean or uint8; it alone decides where rows go
+  ConstTensorView is_token_in_rank = {};       ///< [T, R] boolean or uint8; decides where rows go
   ConstTensorView num_tokens_per_expert = {};  ///< [E] int32
 
   std::optional<ConstTensorView> topk_idx = {};      ///< [T, K] int32 or int64, K <= 32; negative: no selection
   std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32; not without topk_idx
-  /// The counts in num_recv_tokens_per_expert are rounded up to multiples of this (0 stays 0). 1 to 2^20.
+  /// Counts in num_recv_tokens_per_expert are rounded up to multiples of this (0 stays 0). 1 to 2^20.
   int expert_alignment = 1;
-  /// 0: exact sizes, for which the host waits. > 0: no host wait, and outputs have this many rows; rows beyond N hold
-  /// topk_idx -1 and are otherwise unspecified. If more rows than that arrive, the next call throws OutOfMemory.
+  /// 0: exact sizes; the host waits. > 0: no host wait, and outputs have this many rows; rows from N on hold topk_idx
+  /// -1 and are otherwise undefined. If more rows arrive, the others are lost, and the next call throws OutOfMemory.
   std::int64_t num_worst_tokens = 0;
   Config config = {};  ///< SMs and warps of this rank's call
 
-  /// Sets the three tensors of the layout; they must stay alive as if they had been set one by one.
+  /// Sets the three tensors of the layout, which must stay alive until the call has ended.
   void use(const DispatchLayout& layout) {
     num_tokens_per_rank = layout.num_tokens_per_rank.view();
     is_token_in_rank = layout.is_token_in_rank.view();
@@ -74,7 +74,7 @@ struct DispatchArguments {
   }
 };
 
-/// The result of Buffer::dispatch. Tensors hold their contents behind the call, in stream order.
+/// The result of Buffer::dispatch. Tensors are valid after the call, in stream order.
 struct DispatchResult {
   Tensor recv_x = {};  ///< [rows, H], dtype of x: by source rank, then by token index at the source
   std::optional<Tensor> recv_x_scales = {};  ///< [rows, S], dtype of x_scales
@@ -85,9 +85,9 @@ struct DispatchResult {
   EventHandle event = {};                            ///< set with async_finish
 };
 
-/// A dispatch whose rows go where those of an earlier one went: no counts are exchanged, and the host does not wait.
+/// A dispatch whose rows go to the places of an earlier one: it exchanges no counts, and the host does not wait.
 struct CachedDispatchArguments {
-  ConstTensorView x = {};  ///< as DispatchArguments::x, with as many rows as then; H and dtype are free
+  ConstTensorView x = {};                        ///< as DispatchArguments::x, T as in that dispatch; any H and dtype
   std::optional<ConstTensorView> x_scales = {};  ///< as DispatchArguments::x_scales
   const DispatchHandle* handle = nullptr;        ///< of the earlier dispatch, by this buffer; used during the call only
   Config config = {};                            ///< SMs and warps of this rank's call
@@ -100,17 +100,17 @@ struct CachedDispatchResult {
   EventHandle event = {};                    ///< set with async_finish
 };
 
-/// How the rows of this rank's `x` reach the owners of the tokens. Every rank chooses for its own rows; results agree
-/// bitwise whatever the ranks choose.
+/// How the rows of this rank's `x` reach the owners of the tokens. Each rank chooses for its own rows; the bits of the
+/// results do not depend on it.
 enum class CombineMode : std::uint8_t {
-  automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap, push otherwise (between nodes: pull a copy)
+  automatic,  ///< pull if x (and topk_weights) are in the symmetric heap, else push (between nodes: pull a copy)
   pull,       ///< owners read the rows over NVLink. x must be in the heap: a received tensor or one of allocate_tensor
-  /// Rows are sent to a window of their owner and added as they arrive. Within one node only: between nodes the same as
-  /// automatic, where rows outside the heap are copied into it, or pushed where it has no room.
+  /// This rank stores its rows into a window of their owner. Between nodes as automatic, which copies rows from outside
+  /// the heap into it, and pushes them if it has no room.
   push,
 };
 
-/// A combine. Equal on all ranks: H, and which of the optional tensors are given; the biases and `mode` may differ.
+/// A combine. Equal on all ranks: H, and the presence of topk_weights; the biases and `mode` may differ.
 struct CombineArguments {
   ConstTensorView x = {};                  ///< [rows of the handle, H] bfloat16, from a multiple of 16 bytes on
   const DispatchHandle* handle = nullptr;  ///< of the dispatch whose rows come back; used during the call only
@@ -123,8 +123,8 @@ struct CombineArguments {
 
 /// The result of Buffer::combine, as DispatchResult.
 struct CombineResult {
-  /// [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32, rounded once. Between nodes the sum of
-  /// another node's rows takes their place: summed in fp32 by rank, and rounded to bfloat16 for its way.
+  /// [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, added in fp32 and rounded once. The rows of another node
+  /// count as one row: their sum in fp32, by rank, rounded to bfloat16.
   Tensor combined_x = {};
   std::optional<Tensor> combined_topk_weights = {};  ///< [T, K] float32; with topk_weights
   EventHandle event = {};                            ///< set with async_finish

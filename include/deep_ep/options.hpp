@@ -1,5 +1,6 @@
-// What is fixed when a Buffer is made, and what every call takes besides its arguments.
+// Options of a Buffer, and options of every call besides its arguments.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <cstddef>
 #include <cstdint>
@@ -13,50 +14,49 @@
 
 namespace deep_ep {
 
-/// How rows of low-latency calls cross the network: once for each rank that has experts of the token; or, by rails,
-/// once for each node that has, to the rank with the sender's index there, which hands the row on over NVLink. By
-/// rails, combine rounds once more, for each node.
+/// How rows of low-latency calls cross the network: once for each rank with experts of the token; or, by rails, once
+/// for each such node, to the rank with the sender's index, which stores the row on over NVLink. By rails combine
+/// rounds once more, for each node.
 enum class LowLatencyRails : std::uint8_t {
-  automatic,  ///< by rails where a model of the call says that they save more than the additional hop costs
-  always,     ///< wherever possible, see LowLatencyOptions::rails
+  automatic,  ///< by rails if a model of the call says that they save more time than the additional hop takes
+  always,     ///< if possible, see LowLatencyOptions::rails
   never,
 };
 
 /// Options of the low-latency calls, equal on all ranks. Without `bytes` the others must be left as they are:
 /// InvalidArgument.
 struct LowLatencyOptions {
-  /// Symmetric memory of each rank for them, in addition to BufferOptions::heap_bytes. 0: none, and these calls throw
-  /// InvalidArgument. See Buffer::low_latency_bytes_hint. If ranks are reached by RDMA, about half as much is added,
-  /// for the NICs to send from.
+  /// Symmetric memory of each rank for these calls, in addition to BufferOptions::heap_bytes. 0: the calls throw
+  /// InvalidArgument. See Buffer::low_latency_bytes_hint. With ranks that RDMA reaches the buffer adds about half as
+  /// much, from which NICs send.
   std::size_t bytes = 0;
-  /// A rank that does not come in time, or whose process has ended, is masked instead of being an error: the call
-  /// completes with the others, and later calls leave it out. All ranks that go on mask the same ones. InvalidArgument
-  /// if DEEP_EP_CONTROL is off on any rank.
+  /// True: a rank that does not come in time, or whose process has ended, is no error. The call completes with the
+  /// others, later calls leave the rank out, and all remaining ranks mask the same ones. InvalidArgument if
+  /// DEEP_EP_CONTROL is off on any rank.
   bool masking = false;
-  /// False: every other rank is reached by RDMA, even one on the same node.
+  /// False: RDMA reaches every other rank, even one of the same node.
   bool allow_nvlink = true;
-  /// automatic: DEEP_EP_LOW_LATENCY_RAILS decides, and where that is auto, the model. Rails need nodes of the same
-  /// number of consecutive ranks, two or more, with NVLink in use, and no masking (the rail of a lost rank would be
-  /// lost, too); Buffer::describe says why rows do not take them. Combine in FP8 and calls with return_recv_hook
-  /// never take them.
+  /// automatic: DEEP_EP_LOW_LATENCY_RAILS decides, or the model if that is auto. Rails need nodes of equally many
+  /// consecutive ranks, two or more, NVLink, and no masking (the rail of a lost rank would be lost, too). Calls with
+  /// return_recv_hook never take them. Buffer::describe says why rows do not take rails.
   LowLatencyRails rails = LowLatencyRails::automatic;
-  /// Connections that the rows of a call take in turn to a rank that is reached by RDMA: 1, 2 or 4. A network that
-  /// keeps a connection on one path gets more paths so. 0: DEEP_EP_LOW_LATENCY_LANES decides, and where that is auto,
-  /// 1, or more where NICs are on Ethernet and there are few such ranks.
+  /// Queue pairs that the rows of a call take in turn to a remote rank: 1, 2 or 4. More of them use more paths of an
+  /// Ethernet network. 0: DEEP_EP_LOW_LATENCY_LANES decides; its default is 1, and more on Ethernet with few remote
+  /// ranks.
   int lanes = 0;
 };
 
-/// Options of the normal mode between nodes. They are checked, and within one node mean nothing else: a program may set
-/// them before it knows how many nodes there are. (Low-latency calls have LowLatencyOptions::lanes.)
+/// Options of normal mode between nodes. Within one node they are checked and have no effect, so a program may set them
+/// before it knows the number of nodes.
 struct InternodeOptions {
   /// Lanes that the rows of a call take in turn to each rail, the rank with the same index in another node; equal on
-  /// all ranks: 1, 2 or 4. A lane is a queue pair for rows and one for credit; a network that keeps a queue pair on one
-  /// path gets more paths so. 0: DEEP_EP_INTERNODE_LANES decides, which is 1 unless set.
+  /// all ranks: 1, 2 or 4. A lane is a queue pair for rows and one for credit. More lanes use more paths of an Ethernet
+  /// network. 0: DEEP_EP_INTERNODE_LANES decides; its default is 1.
   int lanes = 0;
-  /// No more lanes than this. 0: no bound.
+  /// The most lanes; 0: no bound.
   int num_qps_per_rank = 0;
-  /// With several nodes these take the place of BufferOptions::heap_bytes and window_bytes; equal on all ranks. 0 bytes
-  /// of the heap: they do not.
+  /// With several nodes these two replace BufferOptions::heap_bytes and window_bytes, unless this one is 0. Equal on
+  /// all ranks.
   std::size_t heap_bytes = 0;
   std::size_t window_bytes = 0;  ///< see heap_bytes
 };
@@ -64,47 +64,42 @@ struct InternodeOptions {
 /// The options of a Buffer. All fields but timeout_s, reject_unknown_experts, comm_stream, num_qps_per_rank,
 /// result_allocator and result_tensors must be equal on all ranks.
 struct BufferOptions {
-  /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
-  /// through a bounded window instead (slower, same results); between nodes it is OutOfMemory. See
-  /// Buffer::heap_bytes_hint.
+  /// Symmetric memory of each rank, equal on all ranks. Received tensors are in it. Rows that do not fit come through a
+  /// bounded window: more slowly, with the same results. See Buffer::heap_bytes_hint.
   std::size_t heap_bytes = std::size_t{1} << 30;
-  /// Part of the heap set aside as the bounded window that pushed and overflowing rows land in; equal on all ranks.
-  /// 0: a quarter of the heap, at most 1 GiB.
+  /// The part of the heap that is the window; equal on all ranks. 0: a quarter of the heap, at most 1 GiB.
   std::size_t window_bytes = 0;
-  /// Largest number of experts one rank may own, 1 to 65536; equal on all ranks.
+  /// The most experts of a rank, 1 to 65536; equal on all ranks.
   int max_local_experts = 1024;
   /// Seconds that a kernel or the host waits for a peer. Unset: default_timeout_s(). 0: for ever.
   std::optional<double> timeout_s = {};
   /// An entry of topk_idx beyond the last expert makes the dispatch fail on all ranks: InvalidArgument on this rank,
   /// RankMismatch on the others. False: it selects nothing, like a negative one.
   bool reject_unknown_experts = true;
-  /// The communication stream, for programs that manage streams themselves: it must outlive the buffer and every tensor
-  /// and event that comes from it. nullptr: the buffer makes one of high priority.
+  /// The communication stream. It must outlive the buffer and all tensors and events of the buffer. nullptr: the buffer
+  /// makes one of high priority.
   StreamHandle comm_stream = nullptr;
-  /// How many consecutive ranks make a node, equal on all ranks; it must divide their number. Ranks of other nodes are
-  /// reached by RDMA. 0: DEEP_EP_RANKS_PER_NODE, and where that is 0 too, ranks that map each other's memory are a
-  /// node.
+  /// The number of consecutive ranks that make a node, a divisor of R, equal on all ranks. RDMA reaches the ranks of
+  /// other nodes. 0: DEEP_EP_RANKS_PER_NODE; if that is 0 too, ranks that map each other's memory are a node.
   int ranks_per_node = 0;
-  /// On a GPU, where memory for results comes from that need not lie in the heap: all results of low latency, and in
-  /// normal mode layouts, handles, what combine returns, and rows that the heap has no room for. nullptr: the buffer's
-  /// own pool, which keeps what graphs were recorded with. Calls with a previous_event always use the pool: they do not
-  /// come after the work of the caller's stream.
+  /// On a GPU, the allocator of results outside the heap: results of low-latency calls, layouts, handles, combined
+  /// rows, and received rows that the heap has no room for. nullptr: a pool of the buffer, which keeps the memory of
+  /// recorded graphs. Calls with a previous_event always use the pool, as they do not come after the caller's stream.
   std::shared_ptr<ResultAllocator> result_allocator = {};
-  /// Makes all tensors that calls return, except those of handles and of Buffer::allocate_tensor, as tensors of the
-  /// program's framework. It makes received rows in the heap if there is room; otherwise, and in all recorded calls,
-  /// rows come through the window (a recorded call's memory is the graph's, which the framework knows). nullptr:
-  /// received tensors lie in the heap, the others where result_allocator says.
+  /// Makes the tensors that calls return, except those of handles and of Buffer::allocate_tensor, as tensors of the
+  /// program's framework. It makes received rows in the heap if there is room; otherwise, and in recorded calls, rows
+  /// come through the window. nullptr: received tensors are in the heap, the others come from result_allocator.
   std::shared_ptr<ResultTensors> result_tensors = {};
-  InternodeOptions internode = {};     ///< of the normal mode between nodes
+  InternodeOptions internode = {};     ///< of normal mode between nodes
   LowLatencyOptions low_latency = {};  ///< of low-latency calls, which need memory: LowLatencyOptions::bytes
 };
 
 /// How a call is ordered with the caller's work. See buffer.hpp, "Ordering".
 struct CallOptions {
   StreamHandle stream = nullptr;    ///< the caller's current stream
-  EventHandle previous_event = {};  ///< the call comes after this, not after the work of `stream`
-  bool async_finish = false;        ///< do not make `stream` wait for the call; the result carries an event
-  /// Results lie in the library's memory.
+  EventHandle previous_event = {};  ///< the call comes after this instead of the work of `stream`
+  bool async_finish = false;        ///< `stream` does not wait for the call; the result has an event
+  /// Results are in the library's memory.
   bool library_memory = false;
 };
 

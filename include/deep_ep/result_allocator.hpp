@@ -1,5 +1,6 @@
 // Memory for results from the program's own allocator.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <cstddef>
 #include <memory>
@@ -8,9 +9,9 @@
 
 namespace deep_ep {
 
-/// The source of memory for results on a GPU, except for those that peers write into the heap: a framework's
-/// caching allocator, so that the framework counts it, reclaims it, and reuses it within a CUDA graph that is being
-/// recorded. See BufferOptions::result_allocator.
+/// The source of memory for results on a GPU, except for those that peers write into the heap. A framework's caching
+/// allocator counts the memory, reclaims it, and reuses it within a CUDA graph that is being recorded. See
+/// BufferOptions::result_allocator.
 class ResultAllocator {
  public:
   /// A piece of memory of `allocate`.
@@ -21,9 +22,9 @@ class ResultAllocator {
 
   virtual ~ResultAllocator() = default;
 
-  /// @param bytes 1 or more. @param device of the buffer. Called by the thread that makes a call. Work on `stream` may
-  /// use the memory at once. It is given back by any thread, when other streams no longer use it: what is enqueued on
-  /// `stream` afterwards may use it again. Throws OutOfMemory.
+  /// The thread that makes a call calls it. Work on `stream` may use the memory at once. Any thread gives it back, when
+  /// other streams no longer use it; later work on `stream` may then use it again. Throws OutOfMemory.
+  /// @param bytes 1 or more. @param device of the buffer. @param stream of the call.
   virtual Memory allocate(std::size_t bytes, const Device& device, StreamHandle stream) = 0;
 };
 

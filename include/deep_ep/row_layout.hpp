@@ -15,6 +15,7 @@
 // or make_host_executor). Kernels are enqueued on `stream`, and tensors must stay alive and unchanged until they have
 // ended. Errors are InvalidArgument, naming the argument.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include <memory>
 #include <optional>

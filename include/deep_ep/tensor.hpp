@@ -1,5 +1,6 @@
 // Tensors as the library sees them: a view describes memory of the caller, a Tensor owns memory of the library.
 #pragma once
+// SPDX-License-Identifier: MIT
 
 #include "deep_ep/standard.hpp"
 
@@ -24,13 +25,13 @@ std::size_t size_of(DType dtype);
 /// Name as used in messages: "bfloat16", "int64", ...
 const char* name_of(DType dtype);
 
-/// Where memory lives. Two devices are equal when kind and index are.
+/// The device of memory. Devices are equal if kind and index are.
 struct Device {
-  /// Of processor.
+  /// The kind of processor.
   enum class Kind : std::uint8_t { cpu, cuda };
-  Kind kind = Kind::cpu;  ///< of the processor whose memory it is
+  Kind kind = Kind::cpu;  ///< CPU or GPU
   int index = 0;          ///< CUDA's ordinal of the GPU, 0 on the CPU
-  /// Of kind and index.
+  /// Compares kind and index.
   bool operator==(const Device&) const = default;
 };
 /// `device` as "cpu" or "cuda:1".
@@ -41,26 +42,26 @@ struct TensorSpec {
   static constexpr int kMaxDims = 4;  ///< the most dimensions
 
   DType dtype = DType::uint8;                    ///< of an element
-  Device device = {};                            ///< where the memory lies
+  Device device = {};                            ///< of the memory
   int dims = 0;                                  ///< dimensions, 0 to kMaxDims
-  std::array<std::int64_t, kMaxDims> shape{};    ///< elements of each; those behind `dims` mean nothing
+  std::array<std::int64_t, kMaxDims> shape{};    ///< elements of each; those after `dims` mean nothing
   std::array<std::int64_t, kMaxDims> strides{};  ///< elements from one to the next of each
 
   /// Row-major, of `shape` elements on `device`. Throws InvalidArgument for more than kMaxDims dimensions and for
   /// negative sizes.
   static TensorSpec contiguous(DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
 
-  /// Of dimension `dim`, 0 to dims - 1.
+  /// The size of dimension `dim`, 0 to dims - 1.
   std::int64_t size(int dim) const { return shape[static_cast<std::size_t>(dim)]; }
-  /// Of dimension `dim`, 0 to dims - 1.
+  /// The stride of dimension `dim`, 0 to dims - 1.
   std::int64_t stride(int dim) const { return strides[static_cast<std::size_t>(dim)]; }
-  /// Their number: the product of the sizes.
+  /// The number of elements.
   std::int64_t elements() const;
-  /// Of all elements, without gaps between them.
+  /// The bytes of all elements without gaps.
   std::size_t bytes() const { return static_cast<std::size_t>(elements()) * size_of(dtype); }
   /// Row-major without gaps; dimensions of one element may have any stride, and tensors without elements any strides.
   bool is_contiguous() const;
-  /// "bfloat16[4096, 7168]" and, where not contiguous, the strides.
+  /// "bfloat16[4096, 7168]"; if not contiguous, with the strides.
   std::string describe() const;
 };
 
@@ -80,15 +81,15 @@ struct TensorView : TensorSpec {
   }
 };
 
-/// The same for memory that is only read: what calls take as input. A TensorView converts to it.
+/// The same for memory that is only read. A TensorView converts to it.
 struct ConstTensorView : TensorSpec {
   const void* data = nullptr;  ///< the first element
 
-  /// Of no memory: data is nullptr.
+  /// No memory: data is nullptr.
   ConstTensorView() = default;
-  /// @param spec of what lies at `first`. @param first the first element.
+  /// @param spec of the memory. @param first the first element.
   ConstTensorView(const TensorSpec& spec, const void* first) : TensorSpec(spec), data(first) {}
-  /// Of the memory of `view`.
+  /// The memory of `view`.
   ConstTensorView(const TensorView& view) : TensorSpec(view), data(view.data) {}  // NOLINT(google-explicit-constructor)
 
   /// A contiguous (row-major) view.
@@ -104,11 +105,11 @@ struct ConstTensorView : TensorSpec {
   }
 };
 
-/// A tensor whose memory the library provided. Copies share the memory; the last one gives it back,
-/// in the order of the streams that used it (see `record_stream`). May outlive the Buffer that made it.
+/// A tensor whose memory the library provided. Copies share the memory; the last one frees it in the order of the
+/// streams that used it (see `record_stream`). It may outlive its Buffer.
 class Tensor {
  public:
-  /// Lifetime of the memory behind a tensor. The destructor gives the memory back.
+  /// The lifetime of a tensor's memory. The destructor frees it.
   class Storage {
    public:
     virtual ~Storage() = default;
@@ -120,21 +121,21 @@ class Tensor {
 
   /// Not defined: without memory.
   Tensor() = default;
-  /// @param view of memory that `storage` keeps.
+  /// @param view of the memory. @param storage keeps the memory.
   Tensor(TensorView view, std::shared_ptr<Storage> storage) : view_(view), storage_(std::move(storage)) {}
   /// A tensor over memory that the caller owns and keeps alive; record_stream does nothing.
   static Tensor borrow(const TensorView& view);
 
   const TensorView& view() const { return view_; }  ///< valid as long as a copy of the tensor lives
   void* data() const { return view_.data; }         ///< the first element
-  /// Of dimension `dim`, 0 to dims - 1.
+  /// The size of dimension `dim`, 0 to dims - 1.
   std::int64_t size(int dim) const { return view_.size(dim); }
-  bool defined() const { return storage_ != nullptr; }  ///< whether there is memory; there may be 0 elements of it
-  /// The memory is also used by work on `stream`: when the last copy goes, it is given back behind that work, too.
+  bool defined() const { return storage_ != nullptr; }  ///< whether there is memory, also for 0 elements
+  /// The memory is also used by work on `stream`: the last copy frees it after that work, too.
   void record_stream(StreamHandle stream) const {
     if (storage_) storage_->record_stream(stream);
   }
-  const std::shared_ptr<Storage>& storage() const { return storage_; }  ///< what keeps the memory; nullptr: not defined
+  const std::shared_ptr<Storage>& storage() const { return storage_; }  ///< keeps the memory; nullptr: not defined
 
   /// data() as elements of type T. The dtype is not checked.
   template <class T>

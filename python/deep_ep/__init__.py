@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Expert-parallel communication for Mixture-of-Experts models: dispatch tokens to experts, combine their results.
 
 On CUDA tensors everything runs on GPUs; on CPU tensors, with a process group of the ``gloo`` backend, the same kernels

@@ -76,9 +76,9 @@ class Buffer(LowLatencyCalls):
         Args:
             group: a ``torch.distributed`` group of any backend. The buffer is on the current CUDA device if the backend
                 is NCCL, CUDA is in use in this process, or the default device is CUDA; otherwise on the CPU.
-            num_nvl_bytes: memory for received tensors; what does not fit is received through a window, more slowly.
-                With several nodes the buffer takes twice as much, because between nodes there is no such window:
-                ``OutOfMemory``. See ``Config.get_nvl_buffer_size_hint``.
+            num_nvl_bytes: memory for received tensors; rows that do not fit come through a window, more slowly. With
+                several nodes the buffer takes twice as much, because combine copies rows into it there. See
+                ``Config.get_nvl_buffer_size_hint``.
             explicitly_destroy: memory is freed by ``destroy``, which is collective. Without it ``destroy`` is refused, as
                 upstream refuses it, and the memory is freed when the object goes, without another rank.
             comm: an mpi4py communicator (anything with ``Get_rank``, ``Get_size`` and ``allgather``) if ``group`` is
@@ -139,7 +139,7 @@ class Buffer(LowLatencyCalls):
             allow_nvlink=allow_nvlink_for_low_latency_mode or not (low_latency_mode and num_rdma_bytes > 0),
             num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
             results=results,
-            # There combine copies rows into it, and what does not fit is lost.
+            # There combine copies rows into it.
             between_nodes=(2 * memory + (0 if low_latency_mode else num_rdma_bytes), 0),
         )
         self._num_nodes: int = self.runtime.num_nodes()

@@ -14,7 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ALLOWED = ROOT / "tests/docs/language.txt"
 AREAS = {
-    "pages": ("README.md", "CONTRIBUTING.md", "docs/", "deploy/"),
+    "pages": ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", ".github/", "docs/", "deploy/"),
     "include": ("include/",),
     "kernels": ("kernels/", "simulation/kernels/"),
     "csrc": ("csrc/", "machine/", "simulation/"),
@@ -30,6 +30,11 @@ PATTERNS = {
     "a sentence that begins with What as a noun": re.compile(r"(?:^|[.!?]\s+)What\s(?!(?:is|are|does|do|did|was|were|if|happens)\b)[^?]*?[.;]"),
     "a sentence that begins with Where as a condition": re.compile(r"(?:^|[.!?]\s+)Where\s[^?]*?,"),
     "words of our own": re.compile(r"\b(?:clerk|debts?|news|speaker|journeys?|put off|makes? way|hands? out)\b", re.I),
+}
+# Of pages only: comments are shorter than sentences.
+IN_PAGES = {
+    "a heading that is a clause": re.compile(r"^#+ (?:Whose|Whom|Whoever|Where|That)\s"),
+    "a verb that waits for the end of its sentence": re.compile(r"\b(?:must|shall|should|may|might|can|could|will|would) be[.;:](?:\s|$)"),
 }
 
 
@@ -61,7 +66,7 @@ def places():
         if area is None or not (ROOT / path).is_file():
             continue
         for number, line in prose(path, (ROOT / path).read_text(errors="replace")):
-            for name, pattern in PATTERNS.items():
+            for name, pattern in {**PATTERNS, **(IN_PAGES if path.endswith(".md") else {})}.items():
                 for found in pattern.finditer(line):
                     yield area, name, f"{path}:{number}: {found.group(0).strip()[:100]}"
 

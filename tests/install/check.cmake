@@ -14,6 +14,15 @@ run(${CMAKE_COMMAND} --install "${BUILD_DIR}" --prefix "${WORK_DIR}/first")
 # Nothing in the installed tree may depend on where it was first put.
 file(RENAME "${WORK_DIR}/first" "${WORK_DIR}/prefix")
 
+# Programs of 0.2 do not load 0.3: the name of the shared library, if it is one, has both numbers.
+file(GLOB libraries "${WORK_DIR}/prefix/${LIBDIR}/libdeep_ep*.so")
+foreach(library IN LISTS libraries)
+  file(READ_SYMLINK "${library}" name)
+  if(NOT name MATCHES "\\.so\\.[0-9]+\\.[0-9]+$")
+    message(FATAL_ERROR "${library} leads to ${name}, whose name lacks the minor version")
+  endif()
+endforeach()
+
 run(${CMAKE_COMMAND} -S "${SOURCE_DIR}" -B "${WORK_DIR}/by_cmake" -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX}"
     "-DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix")
 run(${CMAKE_COMMAND} --build "${WORK_DIR}/by_cmake")
@@ -78,6 +87,8 @@ if(EXISTS "${WORK_DIR}/prefix/bin/deep_ep")
   run("${WORK_DIR}/prefix/bin/deep_ep" --help)
   run("${WORK_DIR}/prefix/bin/deep_ep" demo --device cpu --ranks 2 --hidden 64 --tokens 20)  # without a text of the user's
   # The scripts find the results and the command of the installation.
+  file(REMOVE "${WORK_DIR}/report.txt")
+  run("${WORK_DIR}/prefix/share/deep_ep/scripts/first_hour" "${WORK_DIR}/report.txt")
   find_program(python3 python3 REQUIRED)
   foreach(words "nccl_table.py --help" "cluster_model.py" "bench_plot.py seed-b200"
                 "bench_sweep.py --quick --device cpu --mode intranode --topk 4 --out ${WORK_DIR}/sweep.csv")

@@ -96,7 +96,7 @@ def test_version():
     root = pathlib.Path(__file__).resolve().parents[2]
     project = re.search(r"deep_ep\s+VERSION ([0-9.]+)", (root / "CMakeLists.txt").read_text()).group(1)
     assert deep_ep.__version__ == project
-    assert re.search(rf"^## {re.escape(project)}$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.search(rf"^## \[{re.escape(project)}\] - \d{{4}}-\d\d-\d\d$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
 def test_without_pytorch():

@@ -40,7 +40,7 @@ void fill_row_bf16(int rank, std::int64_t token, std::span<std::uint16_t> row);
 void fill_row_8bit(int rank, std::int64_t token, std::span<std::uint8_t> row);
 void fill_scales(int rank, std::int64_t token, std::span<float> row);
 
-/// Who sends what to whom.
+/// The tokens that each rank sends to each other one.
 class Routes {
  public:
   explicit Routes(const WorkloadShape& shape, bool with_selections = false);

@@ -1,4 +1,4 @@
-// Who takes part in a benchmark: all ranks as threads of this process, or one rank of several processes.
+// The ranks of a benchmark: all ranks as threads of this process, or one rank of several processes.
 #pragma once
 
 #include <functional>

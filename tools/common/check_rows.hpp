@@ -1,4 +1,4 @@
-// What a rank received, against the oracle's. Each throws Error at the first difference.
+// Compares the rows of a rank with the oracle's. Each function throws Error at the first difference.
 #pragma once
 
 #include <algorithm>

@@ -112,7 +112,7 @@ Children::~Children() {
 
 void Children::step() {
   std::array<epoll_event, 64> events;
-  // What became ready first comes first: which of two children ended before the other matters.
+  // The child that became ready first comes first: which of two children ended before the other matters.
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 200);
   for (int i = 0; i < count; ++i) {
     const std::uint64_t tag = events[static_cast<std::size_t>(i)].data.u64;

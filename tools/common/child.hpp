@@ -25,7 +25,8 @@ struct ChildCommand {
 /// get SIGTERM when this process dies. One that a driver keeps from dying is left behind after some seconds.
 class Children {
  public:
-  /// What child `which` has printed on standard output (0) or standard error (1); an empty text when it has ended.
+  /// Gets the text that child `which` has printed on standard output (0) or standard error (1); an empty one when it
+  /// has ended.
   using Print = std::function<void(std::size_t which, int stream, std::string_view text)>;
 
   /// @throws SystemError where a process cannot be made.
@@ -34,7 +35,7 @@ class Children {
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
 
-  /// Waits a moment for output or an end, and takes it. What a child has left behind when it ends is killed.
+  /// Waits a moment for output or an end, and takes it. Kills the processes that an ended child has left behind.
   void step();
   std::size_t running() const;
   /// 128 + number of a signal; 127 where it could not be started; nothing as long as it runs.

@@ -4,7 +4,7 @@
 namespace deep_ep::tools {
 
 /// Throws InvalidArgument where a variable of the library's own has a wrong value, also one that this run does not
-/// read. Names that nobody reads are warned of.
+/// read. Warns of names that no program reads.
 void check_environment();
 
 }  // namespace deep_ep::tools

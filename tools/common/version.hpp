@@ -1,4 +1,4 @@
-// What `deep_ep --version` says, for everything that reports which build it is.
+// The text of `deep_ep --version`, for everything that reports which build it is.
 #pragma once
 
 #include <string>

@@ -17,7 +17,7 @@
 namespace deep_ep::tools {
 namespace {
 
-/// What the ranks share.
+/// The data that the ranks share.
 struct Layer {
   const ModelShape& shape;
   const std::vector<Batch>& batches;

@@ -34,7 +34,7 @@ struct Batch {
 /// the first one), so that the same word may go different ways.
 Batch make_batch(const ModelShape& shape, std::span<const std::string> words, std::string_view previous);
 
-/// What expert `expert` multiplies its input by.
+/// The factor by which expert `expert` multiplies its input.
 float expert_scale(int expert);
 
 /// An expert's output is BF16, as a real one's is.

@@ -19,7 +19,7 @@
 
 namespace deep_ep::tools {
 
-/// What this program was built with, as far as machines differ in it.
+/// The build of this program, as far as machines differ in it.
 struct BuiltFor {
   std::string cuda;                        ///< "12.9.86"; empty: without CUDA
   std::vector<std::string> architectures;  ///< in CMake's words: "90a-real", "100-real", "90-virtual"
@@ -59,7 +59,7 @@ Findings run_checks(const Patient& patient, bool quickly = false);
 /// The worst verdict of a check's findings; `skip` where there are none.
 Verdict verdict_of(const Check& check, const Findings& findings);
 
-/// What all findings mean for a run on this machine, and which checks decide it.
+/// The meaning of all findings for a run on this machine, and the checks that decide it.
 struct Overall {
   std::string verdict;  ///< "works", "works with limits" or "does not work"
   std::vector<std::string> decided_by;
@@ -99,7 +99,7 @@ void check_device_files(const Patient& patient, Findings& findings);
 void check_gke(const Patient& patient, Findings& findings);
 void check_variables(const Patient& patient, Findings& findings);
 
-/// What stands behind `head` in the first line of a file that begins with it, without white space around it.
+/// The text after `head` in the first line of a file that begins with it, without white space around it.
 std::string rest_of_line(const topology::SystemRoot& root, const std::string& file, std::string_view head);
 /// 580 of "580.126.09"; 0 of what is no number.
 int major_of(std::string_view version);

@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kGib = "/usr/local/gib";
 constexpr const char* kInterfaces = "networking.gke.io/interfaces";
 
-/// What /etc/podinfo/annotations, the downward API's file, says of `name`, without quotes and Go's escapes.
+/// The value of `name` in /etc/podinfo/annotations, the downward API's file, without quotes and Go's escapes.
 std::string annotation_of(const Patient& patient, std::string_view name) {
   const std::string line = rest_of_line(patient.root, "/etc/podinfo/annotations", fmt::format("{}=", name));
   std::string_view text = line;

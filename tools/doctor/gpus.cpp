@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kHopper = 90;
 
-/// What the names of GPUs tell: files of a machine say nothing else about what a GPU can do.
+/// Facts by the names of GPUs: files of a machine say nothing else about what a GPU can do.
 struct GpuModel {
   std::string_view word;    ///< of its name
   int capability = 0;       ///< compute capability, 100 for 10.0
@@ -27,7 +27,7 @@ constexpr GpuModel kModels[] = {
     {"L40", 89, 525},          {"L4", 89, 525},           {"V100", 70, 396},        {"T4", 75, 418},
 };
 
-/// Null for names that nobody has put down here. "A100-SXM4" is an A100, "GB200" no B200.
+/// Null for names that are not in the table. "A100-SXM4" is an A100, "GB200" no B200.
 const GpuModel* model_of(std::string_view name) {
   const auto ends = [&](std::size_t at) {
     return at >= name.size() || std::isalnum(static_cast<unsigned char>(name[at])) == 0;

@@ -26,7 +26,7 @@ void read_loader_folders(const topology::SystemRoot& root, const std::string& fi
   }
 }
 
-/// Where the loader looks, in its order.
+/// The folders that the loader searches, in its order.
 std::vector<std::string> searched_folders(const Patient& patient) {
   std::vector<std::string> folders;
   const std::string path = patient.environment("LD_LIBRARY_PATH").value_or("");

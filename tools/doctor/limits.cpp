@@ -85,7 +85,7 @@ std::optional<std::uint64_t> tmpfs_size(std::string_view options) {
   return std::nullopt;
 }
 
-/// What nobody has taken; in a copy of files, all of it.
+/// The free bytes; in a copy of files, all of them.
 std::optional<std::uint64_t> shared_memory(const Patient& patient) {
   if (patient.root.is_this_machine()) {
     struct ::statvfs mount {};
@@ -102,7 +102,7 @@ std::optional<std::uint64_t> shared_memory(const Patient& patient) {
 }
 
 void check_shared_memory(const Patient& patient, Findings& findings) {
-  // What NCCL and the workers of PyTorch are known to want; this library's ranks on GPUs need next to nothing of it.
+  // NCCL and the workers of PyTorch are known to want so much; this library's ranks on GPUs need next to nothing.
   constexpr std::uint64_t kOfOthers = std::uint64_t{1} << 30;
   const auto memory = shared_memory(patient);
   if (!memory) return;

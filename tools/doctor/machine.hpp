@@ -1,4 +1,4 @@
-// What a machine looks like to `deep_ep doctor`: all of it as text and as JSON, and in a dozen lines for --report.
+// A machine as `deep_ep doctor` describes it: all of it as text and as JSON, and in a dozen lines for --report.
 #pragma once
 
 #include <nlohmann/json.hpp>

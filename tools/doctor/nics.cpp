@@ -35,7 +35,7 @@ void check_device_file(const Patient& patient, const Nic& nic, Findings& finding
   findings.back().rdma_only = true;
 }
 
-// Where the driver runs GPUs for this container, CUDA opens these.
+// CUDA opens these if the driver runs GPUs for this container.
 void check_gpu_device_files(const Patient& patient, Findings& findings) {
   const bool any = std::ranges::any_of(patient.gpus, [](const auto& gpu) { return gpu.cuda_id.has_value(); });
   if (!any || !patient.root.exists("/dev")) return;

@@ -1,4 +1,4 @@
-// What `deep_ep doctor` finds, and how it is printed.
+// The findings of `deep_ep doctor`, and how it prints them.
 #pragma once
 
 #include <cstdint>

@@ -120,7 +120,7 @@ void check_nonblocking(const Patient& patient, Findings& findings) {
        "gIB refuses to start: \"NCCL/NET (shim) mismatch recommended\"", "unset TORCH_NCCL_USE_COMM_NONBLOCKING"});
 }
 
-/// Those that this machine's RDMA does not need, too: some run may. Texts are judged by whoever parses them.
+/// Those that this machine's RDMA does not need, too: some run may. The parser of a text judges it.
 void check_own(const Patient& patient, Findings& findings) {
   for (const environment::Variable& variable : environment::variables()) {
     try {

@@ -36,7 +36,7 @@ const Profile& profile_of(std::string_view name);
 
 // --- what a script sets ---
 
-/// Why a variable has its value. What comes first here wins.
+/// Why a variable has its value. The first origin in this list wins.
 enum class Origin : std::uint8_t {
   variable,  ///< the library's own variable is set
   alias,     ///< a variable of another library is set, and honoured
@@ -64,7 +64,7 @@ struct Environment {
 /// InvalidArgument names an own variable that is wrong: a script with it would only carry the mistake on.
 Environment environment_of(const Patient& patient, const Profile* profile, bool nccl);
 
-/// What a script sets: all but defaults, each name once.
+/// The variables that a script sets: all but defaults, each name once.
 std::vector<Assignment> to_set(const Environment& environment);
 
 // --- the forms in which it is printed ---

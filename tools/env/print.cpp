@@ -72,13 +72,12 @@ std::string codes(std::span<const std::string_view> names) {
 constexpr std::string_view kIntroduction =
     R"(# Environment variables
 
-Made by the tool from the tables that the library and the doctor read; a test compares. After a change of those:
-`build/host/bin/deep_ep env --markdown > docs/reference/environment.md`.
+No variable is needed. If several variables with one meaning are set, the library's own wins, then the others in the
+order given. A wrong value of the library's own variable is an error that names it. A wrong value of another library's
+variable is ignored with a warning. `deep_ep env` prints the values of this process, `deep_ep env --explain` also says
+where they come from, and `deep_ep doctor` warns of names that no program reads.
 
-No variable is needed. If several are set that mean the same, the library's own wins, then the others in the order
-given. A wrong value of an own variable is an error that names it; a value of another library's that is not understood
-is ignored with a warning. `deep_ep env` prints what is in effect in this process, `deep_ep env --explain` also why, and
-`deep_ep doctor` warns of names that no program reads.
+The command writes this page: `build/host/bin/deep_ep env --markdown > docs/reference/environment.md`. A test compares.
 
 ## Read by the library
 
@@ -88,7 +87,7 @@ is ignored with a warning. `deep_ep env` prints what is in effect in this proces
 
 constexpr std::string_view kScripts =
     R"(
-## Scripts that set them
+## Scripts that set variables
 
 ```sh
 deep_ep env --format shell > deep_ep_env.sh      # what is set or found here, to source; any number of times
@@ -97,10 +96,10 @@ deep_ep env --profile infiniband --format helm   # values for deploy/helm/deep-e
 deep_ep env --profile gke-a4 --explain           # every value, and where it comes from
 ```
 
-A variable that is set wins over the profile, the profile over what was found, and that over the default. Nothing is
-preloaded. No search path is changed, but for that of gIB, which NCCL does not find otherwise: its folder comes last in
-`LD_LIBRARY_PATH`. Where gIB's own script, `/usr/local/gib/scripts/set_nccl_env.sh`, is on the
-machine, it decides about NCCL, and the shell form calls it.
+A variable that is set wins over the profile, the profile over the values that were found, and these over the default.
+Nothing is preloaded. gIB's folder comes last in `LD_LIBRARY_PATH`, because NCCL does not find it otherwise; no other
+search path changes. If the machine has gIB's own script, `/usr/local/gib/scripts/set_nccl_env.sh`, the script decides
+about NCCL's variables, and the shell form calls it.
 
 | Profile | For | Sets | With `--nccl` also |
 | --- | --- | --- | --- |
@@ -110,8 +109,8 @@ constexpr std::string_view kOtherLibraries =
     R"(
 ## Variables of other libraries, engines and launchers
 
-What users bring along from their scripts for DeepEP, NVSHMEM, NCCL and engines, and the library does not read. What it
-reads in the place of a variable of its own is in the first table.
+Scripts for DeepEP, NVSHMEM, NCCL and engines set these variables, and the library does not read them. The first table
+has those that it reads in place of its own.
 
 | Variable | Here |
 | --- | --- |

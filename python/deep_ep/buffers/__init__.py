@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The interfaces by generation: ``legacy`` is V1, ``elastic`` V2, the others are V2.5."""
 
 from . import allocator, base, bucket, elastic, engram, ep, legacy, pp

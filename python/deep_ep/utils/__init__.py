@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What programs use beside a buffer: events, checks, and the helpers of tests in the manner of upstream's."""
 
 from . import envs, event, gate, math, refs, testing

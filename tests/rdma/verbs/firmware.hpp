@@ -1,5 +1,5 @@
-// What mlx5 firmware and the kernel refuse, as rules that the fake device keeps: docs/explanation/rdma-verbs.md lists
-// them with their sources. A mistake in a command is then an error here too, wherever in the mailbox it is.
+// What mlx5 firmware and the kernel refuse, as rules that the fake device keeps: tests/rdma/review.md lists them with
+// their sources. A mistake in a command is then an error here too, wherever in the mailbox it is.
 #pragma once
 
 #include <cstdint>

@@ -97,7 +97,7 @@ std::vector<Figure> best_of(const std::vector<Figure>& all) {
   return best;
 }
 
-/// What a file does not say cannot be held against it, but the reader should know.
+/// Names the facts that a file lacks: they do not count against it, but the reader should know.
 std::string note_of(const Figure& ours, const Figure& theirs) {
   std::string unknown;
   for (const auto& [name, member, ignored] : kShape) {

@@ -52,7 +52,7 @@ Figure figure_of(const std::vector<const FigureColumn*>& columns, const std::vec
   return figure;
 }
 
-/// Where results that come with the library may lie, seen from the folder of the program.
+/// The folders for results that come with the library, seen from the folder of the program.
 std::vector<fs::path> result_folders(const fs::path& program) {
   std::vector<fs::path> folders;
   constexpr int kUp = 5;  // build/PRESET/bin is three below the source tree

@@ -111,7 +111,7 @@ void check_nodes(const json& nodes, Findings& findings) {
        blocks.empty() ? "" : fmt::format("in {} blocks of the network: {}", blocks.size(), fmt::join(blocks, ", "))});
 }
 
-/// What GKE gives pods of its networks are two resources of a node: the device, and an address. Nodes without any of
+/// GKE gives pods two resources of a node for each network: the device, and an address. Nodes without any of
 /// them have no networks for pods, which need hostNetwork then.
 void check_network_resources(const json& nodes, Findings& findings) {
   std::size_t whole = 0;

@@ -17,7 +17,7 @@
 namespace deep_ep::tools {
 namespace {
 
-/// Of a log that somebody pastes: enough for the errors of a run.
+/// Bytes of a pasted log: enough for the errors of a run.
 constexpr std::size_t kMostText = std::size_t{1} << 20;
 /// Pieces of one message are not farther apart.
 constexpr std::size_t kMostBetween = 400;
@@ -101,12 +101,6 @@ std::string without_links(std::string_view cell) {
   }
 }
 
-/// "as above" in a cell, alone or before more text, becomes what the cell of the row above says.
-std::string without_reference(std::string cell, const std::string& above) {
-  constexpr std::string_view kReference = "as above";
-  return cell.starts_with(kReference) ? above + cell.substr(kReference.size()) : cell;
-}
-
 /// Cells are divided by " | ": messages have bars of their own.
 std::vector<std::string_view> cells_of(std::string_view row) {
   row = trim(row);
@@ -149,7 +143,6 @@ bool ErrorText::is_like(std::string_view pattern) const {
 
 std::vector<KnownError> read_error_page(std::span<const std::string_view> lines, const std::string& origin) {
   std::vector<KnownError> errors;
-  KnownError above;
   std::string heading;
   bool in_table = false;
   for (const std::string_view line : lines) {
@@ -163,9 +156,6 @@ std::vector<KnownError> read_error_page(std::span<const std::string_view> lines,
       if (cells.size() < 2) continue;
       KnownError error{origin.empty() ? heading : origin, quoted(cells[0]), without_links(cells[1]),
                        cells.size() > 2 ? without_links(cells[2]) : ""};
-      error.cause = without_reference(std::move(error.cause), above.cause);
-      error.remedy = without_reference(std::move(error.remedy), above.remedy);
-      above = error;
       if (!origin.empty()) std::erase_if(error.patterns, [](const auto& one) { return weight_of(one) < kLeastWeight; });
       if (!error.patterns.empty()) errors.push_back(std::move(error));
     }

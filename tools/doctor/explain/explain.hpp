@@ -1,4 +1,4 @@
-// `deep_ep doctor --explain TEXT`: what an error message means, whoever wrote it, and what to do about it.
+// `deep_ep doctor --explain TEXT`: what an error message of any program means, and what to do about it.
 #pragma once
 
 #include <cstdint>

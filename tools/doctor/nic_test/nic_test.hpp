@@ -34,7 +34,7 @@ struct NicTestReport {
   int count(rdma::nic_test::Outcome outcome) const;
   /// Nothing has failed, and something has been tested.
   bool well() const { return count(rdma::nic_test::Outcome::fail) == 0 && count(rdma::nic_test::Outcome::pass) != 0; }
-  /// What the library had to make do with, each once; failures on purpose are none.
+  /// The fallbacks that the library took, each once; failures on purpose are none.
   std::vector<std::string> warnings() const;
   std::string text() const;
   nlohmann::json json() const;

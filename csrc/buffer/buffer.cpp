@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -260,6 +261,14 @@ const BufferOptions& Buffer::options() const {
   return Implementation::alive(implementation_, "options").runtime.options();
 }
 std::string Buffer::describe() const { return Implementation::alive(implementation_, "describe").describe(); }
+std::vector<int> Buffer::lost_ranks() const {
+  const control::Membership* membership = Implementation::alive(implementation_, "lost_ranks").runtime.membership();
+  std::set<int> lost;
+  if (membership != nullptr) {
+    for (const control::LostRank& verdict : membership->lost()) lost.insert(verdict.rank);
+  }
+  return {lost.begin(), lost.end()};
+}
 
 DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
   return Implementation::Call(implementation_, "get_dispatch_layout")->layouts->count(topk_idx, num_experts, call);

@@ -269,6 +269,12 @@ constexpr std::array kVariables = {
              .default_value = "0",
              .allowed = "0|1",
              .help = "with 1, no rank waits for the others before a call in deep_ep.utils.testing.bench_kineto"},
+    Variable{.names = {"DEEP_EP_NVTX"},
+             .type = Type::choice,
+             .default_value = "0",
+             .allowed = "0|1",
+             .help = "1 puts an NVTX range named deep_ep.<call> around what the host does in each call of the Python "
+                     "package, for buffers made afterwards"},
     Variable{.names = {"DEEP_EP_NODES"},
              .type = Type::unsigned_integer,
              .default_value = "0",

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from deep_ep import Buffer
 
 
-def main():
+def main() -> None:
     comm = MPI.COMM_WORLD
     gpu = torch.cuda.is_available()
     if gpu:

@@ -25,6 +25,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/config.hpp"
@@ -74,6 +75,9 @@ class Buffer {
   /// A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks
   /// (NICs, rails), the numbers of SMs that calls use by default. The wording may change.
   std::string describe() const;
+  /// The ranks that the control plane has found lost, ascending: until low_latency_resume. Empty without
+  /// DEEP_EP_CONTROL. Any thread may ask.
+  std::vector<int> lost_ranks() const;
 
   // ------------------------------------------------------------------------------------------------- normal mode
 

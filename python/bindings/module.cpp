@@ -111,7 +111,7 @@ void define_events(py::module_& module) {
           "__copy__", [](const Event& event) { return event; }, "__copy__(self) -> EventHandle")
       .def(
           "__deepcopy__", [](const Event& event, const py::dict&) { return event; },
-          "__deepcopy__(self, memo: dict, /) -> EventHandle");
+          "__deepcopy__(self, memo: Any, /) -> EventHandle");
   py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
       .def("__call__", &ReceiveHook::call, "__call__(self) -> None");
 }
@@ -124,6 +124,7 @@ void define_buffer(py::module_& module) {
              signature_of_call<BufferSetup>("__init__", "None").c_str());
   define(buffer, "num_nodes", &NativeBuffer::num_nodes);
   define(buffer, "describe", &NativeBuffer::describe);
+  define(buffer, "metrics", &NativeBuffer::metrics);
   define_call(buffer, "get_dispatch_layout", &NativeBuffer::get_dispatch_layout);
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
   define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);

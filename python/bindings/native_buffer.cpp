@@ -164,6 +164,7 @@ py::tuple NativeBuffer::dispatch(DispatchCall& call) {
   if (call.num_tokens_per_expert) call.arguments.num_tokens_per_expert = *call.num_tokens_per_expert;
   complete(call.options);
   const DispatchResult result = without_gil([&] { return buffer.dispatch(call.arguments, call.options); });
+  dispatches_.add(call.x.view.bytes());
 
   return py::make_tuple(
       framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
@@ -182,6 +183,7 @@ py::tuple NativeBuffer::cached_dispatch(CachedDispatchCall& call) {
   call.arguments.handle = &handle;
   complete(call.options);
   const CachedDispatchResult result = without_gil([&] { return buffer.cached_dispatch(call.arguments, call.options); });
+  dispatches_.add(call.x.view.bytes());
   return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
                         event_object(call.options, result.event, result.recv_x, result.recv_x_scales));
 }
@@ -193,6 +195,7 @@ py::tuple NativeBuffer::combine(CombineCall& call) {
   call.arguments.handle = &handle;
   complete(call.options);
   const CombineResult result = without_gil([&] { return buffer.combine(call.arguments, call.options); });
+  combines_.add(result.combined_x.view().bytes());
   return py::make_tuple(framework.hand_out(result.combined_x), framework.hand_out(result.combined_topk_weights),
                         event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
 }
@@ -204,6 +207,7 @@ py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
   complete(call.options);
   const ElasticDispatchResult result =
       without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
+  dispatches_.add(call.x.view.bytes());
   const ElasticDispatchHandle& handle = result.handle;
   const py::object selections =
       handle.topk_idx.defined() ? framework.hand_out(handle.topk_idx) : py::object(py::none());
@@ -227,6 +231,7 @@ py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call)
   complete(call.options);
   const ElasticCachedDispatchResult result =
       without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
+  dispatches_.add(call.x.view.bytes());
   return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
                         event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
@@ -238,6 +243,7 @@ py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
   const Framework& framework = Framework::instance();
   complete(call.options);
   const CombineResult result = without_gil([&] { return buffer.combine_elastic(call.arguments, call.options); });
+  combines_.add(result.combined_x.view().bytes());
   return py::make_tuple(framework.hand_out(result.combined_x), framework.hand_out(result.combined_topk_weights),
                         event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
 }
@@ -278,6 +284,30 @@ py::object NativeBuffer::lend(const TensorView& view) { return Framework::instan
 
 py::object NativeBuffer::local_memory() const { return lend(alive().local_memory()); }
 
+py::object NativeBuffer::metrics() const {
+  const std::unique_lock lock(ending_, std::try_to_lock);
+  if (!lock) throw UseAfterDestroy("the buffer was used after destroy");
+  const Buffer& buffer = alive();
+  py::dict calls, bytes;
+  for (const auto& [kind, count] :
+       std::initializer_list<std::pair<const char*, CallCount>>{{"dispatch", dispatches_},
+                                                                {"combine", combines_},
+                                                                {"low_latency_dispatch", low_latency_dispatches_},
+                                                                {"low_latency_combine", low_latency_combines_}}) {
+    calls[kind] = count.calls;
+    bytes[kind] = count.bytes;
+  }
+  py::dict all;
+  all["rank"] = buffer.rank();
+  all["ranks"] = buffer.num_ranks();
+  all["nodes"] = buffer.num_nodes();
+  all["calls"] = calls;
+  all["bytes"] = bytes;
+  all["lost_ranks"] = list_of(buffer.lost_ranks());
+  all["description"] = buffer.describe();
+  return all;
+}
+
 void NativeBuffer::check(bool wait) {
   Buffer& buffer = alive();
   without_gil([&] { buffer.check(wait); });
@@ -291,6 +321,7 @@ std::size_t NativeBuffer::trim() {
 void NativeBuffer::destroy() {
   Buffer& buffer = alive();
   const py::gil_scoped_release released;
+  const std::lock_guard lock(ending_);
   buffer.destroy();
   end();
 }
@@ -298,6 +329,7 @@ void NativeBuffer::destroy() {
 void NativeBuffer::drop() {
   if (!buffer_) return;
   const py::gil_scoped_release released;
+  const std::lock_guard lock(ending_);
   end();
 }
 

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -34,6 +35,9 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   int num_nodes() const { return alive().num_nodes(); }
   std::string describe() const { return alive().describe(); }
+  /// For exporters, which may ask in a thread of their own: rank, ranks, nodes, lost_ranks, description, calls and
+  /// bytes of each kind.
+  py::object metrics() const;
   /// (num_tokens_per_rank, num_tokens_per_node, num_tokens_per_expert, is_token_in_rank, event)
   py::tuple get_dispatch_layout(LayoutCall& call);
   /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts per expert, handle, event). The handle is a tuple
@@ -148,6 +152,13 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   std::optional<Tensor> lb_storage_;
   LowLatencyHandles handles_;
   std::set<const void*> combine_buffers_;  ///< that were lent to the program
+  /// With the GIL. Bytes: of the rows of this rank's tokens, as dispatch reads and combine writes them.
+  struct CallCount {
+    std::uint64_t calls = 0, bytes = 0;
+    void add(std::size_t more) { ++calls, bytes += more; }
+  };
+  mutable std::mutex ending_;  ///< held by the thread that ends the buffer, while another may ask for metrics
+  CallCount dispatches_, combines_, low_latency_dispatches_, low_latency_combines_;
 };
 
 template <class Work>

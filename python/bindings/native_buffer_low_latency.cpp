@@ -69,6 +69,7 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   complete(call.options);
   LowLatencyDispatchResult result =
       on_stream([&] { return buffer.low_latency_dispatch(call.arguments, call.options); });
+  low_latency_dispatches_.add(call.arguments.x.bytes());
   py::object rows = framework.hand_out(result.recv_x);
   if (result.recv_x_scales) rows = py::make_tuple(rows, framework.hand_out(*result.recv_x_scales));
   const py::object event = event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
@@ -96,6 +97,7 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
   if (call.overlaps) call.arguments.overlap = call.overlap;
   complete(call.options);
   LowLatencyCombineResult result = on_stream([&] { return buffer.low_latency_combine(call.arguments, call.options); });
+  low_latency_combines_.add(result.combined_x.view().bytes());
   const py::object combined =
       call.out ? py::reinterpret_borrow<py::object>(call.out->object) : framework.hand_out(result.combined_x);
   return py::make_tuple(combined, event_object(call.options, result.event, result.combined_x),

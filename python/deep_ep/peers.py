@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import warnings
+import weakref
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
@@ -12,11 +15,16 @@ from . import _native
 from .arguments import type_name
 from .errors import InvalidArgument
 from .exchanges import GroupExchanges
+from .ranges import with_ranges
 from .results import results_for
 
 _PAGE = 2 << 20
 _TEXT_BYTES = 500
 _SMALL_HEAP = 64 << 20
+
+#: The native buffers of this process in the order in which they were made, for ``metrics``.
+made: "weakref.WeakValueDictionary[int, _native.Buffer]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 def is_group(group: Any) -> bool:
@@ -119,7 +127,8 @@ def native_buffer(
         num_qps_per_rank,
         results_for(results, device, stream),
     )
-    return native, stream
+    made[next(_numbers)] = native
+    return with_ranges(native), stream
 
 
 def _heap_bytes(peers: Peers, memory: int) -> int:
@@ -134,6 +143,7 @@ def destroy_together(runtime: "_native.Buffer", group: Any) -> None:
 
 def let_go(runtime: "_native.Buffer", rank: int, kind: str, explicitly_destroy: bool, process: int) -> None:
     """What happens to a buffer that nobody destroyed: its memory goes, no other rank is talked to."""
-    if explicitly_destroy and os.getpid() == process:  # a forked child leaves it to its parent
-        print(f"deep_ep: rank {rank}: {kind} made with explicitly_destroy=True was never destroyed", flush=True)
     runtime.drop()
+    if explicitly_destroy and os.getpid() == process:  # a forked child leaves it to its parent
+        text = f"deep_ep: rank {rank}: {kind} made with explicitly_destroy=True was never destroyed"
+        warnings.warn(text, ResourceWarning, stacklevel=2)

@@ -1,6 +1,7 @@
 """The examples, on CPU ranks."""
 
 import importlib.util
+import os
 import pathlib
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 import torch
 from time_scale import scaled
 
+import deep_ep
 from deep_ep import Buffer
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
@@ -33,3 +35,15 @@ def test_with_mpi():
     done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(120))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks: output and gradients agree" in done.stdout
+
+
+@pytest.mark.full
+def test_type_checkers_accept_them():
+    """Strictly: what programs call has types. (pyright in strict mode accepts them, too; that is tried by hand.)"""
+    pytest.importorskip("mypy")
+    package = pathlib.Path(deep_ep.__file__).parents[1]
+    environment = {**os.environ, "MYPYPATH": "" if package.name == "site-packages" else str(package)}
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--untyped-calls-exclude=torch"]
+    files = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py"))
+    done = subprocess.run([*command, *files], cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=scaled(300))
+    assert done.returncode == 0, done.stdout + done.stderr

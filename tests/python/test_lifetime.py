@@ -114,10 +114,35 @@ print("leaving", results[0][0].shape[0] > 0)
 @pytest.mark.parametrize("explicitly", [True, False])
 def test_exit_with_live_buffers(explicitly):
     program = EXIT.format(folder=str(pathlib.Path(__file__).parent), explicitly=explicitly)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=scaled(60))
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", program], capture_output=True, text=True, timeout=scaled(60)
+    )
     assert done.returncode == 0, done.stderr
-    assert "leaving True" in done.stdout
-    assert ("never destroyed" in done.stdout) == explicitly
+    assert "leaving True" in done.stdout and "destroyed" not in done.stdout
+    said = [line for line in done.stderr.splitlines() if "ResourceWarning: deep_ep: rank" in line]
+    assert len(said) == (2 if explicitly else 0) and all("never destroyed" in line for line in said), done.stderr
+
+
+@pytest.mark.filterwarnings("error:deep_ep:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_dropped_buffer_warns_and_its_memory_goes(capsys):
+    class Alone:
+        Get_rank, Get_size, allgather = (lambda self: 0), (lambda self: 1), (lambda self, value: [value])
+
+    buffer = Buffer(None, 1 << 22, comm=Alone(), explicitly_destroy=True)
+    runtime = buffer.runtime
+    with pytest.warns(ResourceWarning, match="rank 0: a Buffer made with explicitly_destroy=True was never destroyed"):
+        del buffer
+        gc.collect()
+    with pytest.raises(RuntimeError, match="after destroy"):
+        runtime.num_nodes()
+    # A filter that makes exceptions of warnings keeps no memory.
+    buffer = Buffer(None, 1 << 22, comm=Alone(), explicitly_destroy=True)
+    runtime = buffer.runtime
+    del buffer
+    gc.collect()
+    with pytest.raises(RuntimeError, match="after destroy"):
+        runtime.num_nodes()
+    assert capsys.readouterr().out == ""
 
 
 GLOO = """
@@ -176,6 +201,7 @@ kept.destroy()
 """
     for arguments in ([], ["destroy"]):
         done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], check=True, timeout=scaled(60), capture_output=True, text=True
-        )
-        assert done.stdout == ""
+            [sys.executable, "-W", "always::ResourceWarning", "-c", program, *arguments], check=True, timeout=scaled(60),
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.stdout == "" and "deep_ep" not in done.stderr, done.stderr

@@ -70,7 +70,7 @@ constexpr ForeignVariable kForeign[] = {
      Verdict::skip},
     {"NVSHMEM_DEBUG_SUBSYS NVSHMEM_DEBUG_FILE NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE",
      "not read: DEEP_EP_LOG and DEEP_EP_LOG_FILE are for the whole library"},
-    {"NVSHMEM_NVTX", "not read: there are no NVTX ranges"},
+    {"NVSHMEM_NVTX", "not read: DEEP_EP_NVTX=1 makes NVTX ranges of the calls of the Python package"},
     {"NVSHMEM_ENABLE_ERROR_CHECKS", "not needed: every call is checked always"},
     {"EP_JIT_CACHE_DIR EP_NCCL_ROOT_DIR EP_NVSHMEM_ROOT_DIR EP_NUM_TOPK_IDX_BITS TOPK_IDX_BITS EP_REUSE_NCCL_COMM "
      "EP_NUM_MAX_LOCAL_RANKS DISABLE_SM90_FEATURES DISABLE_AGGRESSIVE_PTX_INSTRS",

@@ -1,10 +1,16 @@
 """Ranks for the examples: processes on the CPU, or one for each GPU under torchrun."""
 
+from __future__ import annotations
+
+# Not all functions of PyTorch have annotations.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import os
+from typing import Callable
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from deep_ep import Buffer
 
@@ -13,7 +19,7 @@ LARGEST = dict(num_max_dispatch_tokens_per_rank=32, hidden=512)  # of the low-la
 LARGEST_ON_GPUS = dict(num_max_dispatch_tokens_per_rank=128, hidden=7168)
 
 
-def _run_rank(rank, size, run, gpu):
+def _run_rank(rank: int, size: int, run: Callable[[Buffer, int], None], gpu: bool) -> None:
     if gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
         torch.set_default_device("cuda")
@@ -36,11 +42,11 @@ def _run_rank(rank, size, run, gpu):
     dist.destroy_process_group()
 
 
-def run_on_ranks(run, ranks):
+def run_on_ranks(run: Callable[[Buffer, int], None], ranks: int) -> None:
     """``run(buffer, num_experts)`` on each of so many ranks; under torchrun on its ranks."""
     if "LOCAL_RANK" in os.environ:
         _run_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), run, torch.cuda.is_available())
         return
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29518")
-    mp.spawn(_run_rank, args=(ranks, run, False), nprocs=ranks)
+    spawn(_run_rank, args=(ranks, run, False), nprocs=ranks)

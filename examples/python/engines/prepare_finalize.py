@@ -8,8 +8,13 @@ does in between overlaps.
     cd examples/python && python -m engines.prepare_finalize        2 ranks on the CPU
 """
 
+from __future__ import annotations
+
+# Not all functions of PyTorch have annotations.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
 
@@ -17,6 +22,9 @@ from deep_ep import Buffer
 
 from . import experts
 from .launch import run_on_ranks
+
+
+Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass
@@ -31,11 +39,11 @@ class Prepared:
 
 
 class HighThroughput:
-    def __init__(self, buffer, num_experts):
+    def __init__(self, buffer: Buffer, num_experts: int) -> None:
         self.buffer, self.num_experts = buffer, num_experts
-        self.handle = None
+        self.handle: Any = None
 
-    def prepare_async(self, x, topk_ids, topk_weights):
+    def prepare_async(self, x: Rows, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> Callable[[], Prepared]:
         """``x``: rows, or (8-bit rows, their scales). Returns what waits for the rows."""
         event = Buffer.capture()
         per_rank, per_node, per_expert, in_rank, event = self.buffer.get_dispatch_layout(
@@ -55,18 +63,18 @@ class HighThroughput:
             allocate_on_comm_stream=False,
         )
 
-        def receive():
+        def receive() -> Prepared:
             event.current_stream_wait()
             rows, scales = received if isinstance(received, tuple) else (received, None)
             return Prepared(rows, scales, torch.tensor(counts), ids, weights)
 
         return receive
 
-    def finalize_async(self, output, rows):
+    def finalize_async(self, output: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
         """``rows`` ``[N, H]``: a token's experts here added up, with their weights. ``output`` ``[T, H]`` gets the sums."""
         combined, _, event = self.buffer.combine(rows, self.handle, previous_event=Buffer.capture(), async_finish=True)
 
-        def receive():
+        def receive() -> None:
             event.current_stream_wait()
             output.copy_(combined)
 
@@ -74,23 +82,27 @@ class HighThroughput:
 
 
 class LowLatency:
-    def __init__(self, buffer, num_experts, max_tokens):
+    def __init__(self, buffer: Buffer, num_experts: int, max_tokens: int) -> None:
         self.buffer, self.num_experts, self.max_tokens = buffer, num_experts, max_tokens
-        self.handle = None
+        self.handle: Any = None
 
-    def prepare_async(self, x, topk_ids, topk_weights, use_fp8=False):
+    def prepare_async(
+        self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, use_fp8: bool = False
+    ) -> Callable[[], Prepared]:
         received, counts, self.handle, _, hook = self.buffer.low_latency_dispatch(
             x, topk_ids, self.max_tokens, self.num_experts, use_fp8=use_fp8, return_recv_hook=True
         )
 
-        def receive():
+        def receive() -> Prepared:
             hook()
             rows, scales = received if isinstance(received, tuple) else (received, None)
             return Prepared(rows, scales, counts)
 
         return receive
 
-    def finalize_async(self, output, rows, topk_ids, topk_weights):
+    def finalize_async(
+        self, output: torch.Tensor, rows: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+    ) -> Callable[[], None]:
         """``rows`` as ``prepare_async`` gave them; weights are applied on the way."""
         _, _, hook = self.buffer.low_latency_combine(
             rows, topk_ids, topk_weights, self.handle, out=output, return_recv_hook=True
@@ -98,26 +110,26 @@ class LowLatency:
         return hook
 
 
-def run_high_throughput(buffer, num_experts, seed):
+def run_high_throughput(buffer: Buffer, num_experts: int, seed: int) -> float:
     x, topk_ids, topk_weights = experts.random_tokens(buffer, 30 + 7 * buffer.rank, 256, num_experts, 4, seed)
     layer = HighThroughput(buffer, num_experts)
     prepared = layer.prepare_async(x, topk_ids, topk_weights)()
     first = buffer.rank * (num_experts // buffer.group_size)
-    assert prepared.tokens_per_expert.sum() == (prepared.topk_ids >= 0).sum()
-    share = torch.where(
-        prepared.topk_ids >= 0, prepared.topk_weights * experts.factor(prepared.topk_ids + first), 0.0
-    ).sum(dim=1, keepdim=True)
+    ids, weights = prepared.topk_ids, prepared.topk_weights
+    assert ids is not None and weights is not None
+    assert prepared.tokens_per_expert.sum() == (ids >= 0).sum()
+    share = torch.where(ids >= 0, weights * experts.factor(ids + first), 0.0).sum(dim=1, keepdim=True)
     output = torch.empty_like(x)
     layer.finalize_async(output, (prepared.rows.float() * share).to(torch.bfloat16))()
     return experts.require_close(output, experts.expected(x, topk_ids, topk_weights))
 
 
-def run_low_latency(buffer, num_experts, seed, use_fp8=False):
+def run_low_latency(buffer: Buffer, num_experts: int, seed: int, use_fp8: bool = False) -> float:
     x, topk_ids, topk_weights = experts.random_tokens(buffer, 5 + buffer.rank, 256, num_experts, 4, seed)
     layer = LowLatency(buffer, num_experts, max_tokens=8)
     prepared = layer.prepare_async(x, topk_ids, topk_weights, use_fp8)()
     rows = prepared.rows.float()
-    if use_fp8:
+    if prepared.scales is not None:
         rows = rows * prepared.scales.repeat_interleave(128, dim=2)
     local = num_experts // buffer.group_size
     factors = experts.factor(torch.arange(local) + buffer.rank * local).view(local, 1, 1)
@@ -130,7 +142,7 @@ def run_low_latency(buffer, num_experts, seed, use_fp8=False):
     return experts.require_close(output, experts.expected(x, topk_ids, topk_weights), 0.05 if use_fp8 else 0.02)
 
 
-def run(buffer, num_experts):
+def run(buffer: Buffer, num_experts: int) -> None:
     for seed in range(3):
         run_high_throughput(buffer, num_experts, seed)
         run_low_latency(buffer, num_experts, seed)

@@ -1,0 +1,255 @@
+"""Dispatch and combine as operators of PyTorch, for ``torch.compile`` and autograd::
+
+    state = ops.state_of(buffer)  # Buffer, ElasticBuffer or EPBuffer
+    rows, idx, weights, counts, handle = ops.dispatch(state, x, topk_idx, topk_weights, num_experts)
+    combined = ops.combine(state, experts(rows, idx, weights), handle)
+
+The operators that move rows count their calls in the state tensor of the buffer: so a compiler neither drops, joins nor reorders
+them. A handle is a tensor on the CPU with an integer key; what the key stands for lives as long as the tensor's memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, Dict, Optional, Tuple, Union
+
+import torch
+
+from .arguments import type_name
+from .buffer import Buffer
+from .buffers.elastic import ElasticBuffer
+from .buffers.ep import EPBuffer
+from .errors import InvalidArgument, UseAfterDestroy
+
+__all__ = ["combine", "dispatch", "state_of"]
+
+AnyBuffer = Union[Buffer, ElasticBuffer]
+
+_KEY_BYTES = 8
+
+_numbers = itertools.count(1)
+_buffers: "weakref.WeakValueDictionary[int, AnyBuffer]" = weakref.WeakValueDictionary()
+_states: "weakref.WeakKeyDictionary[AnyBuffer, torch.Tensor]" = weakref.WeakKeyDictionary()
+_sent: Dict[int, "_Sent"] = {}
+
+
+def state_of(buffer: AnyBuffer) -> torch.Tensor:
+    """The tensor that stands for the buffer: int64 ``[2, R]`` on the CPU, the same one each time. It does not keep the buffer.
+    Hold it as an attribute of the layer, outside compiled code, and move it to no other device."""
+    if not isinstance(buffer, (Buffer, ElasticBuffer)):
+        raise TypeError(f"buffer is of type {type_name(buffer)}, expected a Buffer or an ElasticBuffer")
+    if buffer not in _states:
+        number = next(_numbers)
+        ranks = buffer.group_size if isinstance(buffer, Buffer) else buffer.num_ranks
+        state = torch.zeros((2, ranks), dtype=torch.int64, device="cpu")
+        state[0] = number
+        _buffers[number], _states[buffer] = buffer, state
+    return _states[buffer]
+
+
+def dispatch(
+    state: torch.Tensor,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    num_experts: int,
+    expert_alignment: int = 1,
+    do_expand: bool = False,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``dispatch`` of the buffer, with exact sizes, for which the host waits. Differentiable in ``x`` and ``topk_weights``.
+
+    Args:
+        state: see ``state_of``.
+        x: ``[T, H]`` contiguous; bfloat16 where gradients are wanted.
+        topk_idx, topk_weights: ``[T, K]`` contiguous, int64 or int32, and float32.
+        expert_alignment: ``counts`` are rounded up to multiples of it, and with ``do_expand`` experts' rows are filled up.
+        do_expand: not of ``Buffer``: a row for each (token, local expert), by expert; rows that fill up are zero.
+
+    Returns:
+        Rows ``[N, H]``; indices among this rank's experts ``[N, K]``, -1 for those of others (with ``do_expand``: ``[0, K]``);
+        weights ``[N, K]`` (with ``do_expand``: ``[N]``); ``counts`` ``[L]`` int32, rows of each local expert; the handle.
+    """
+    handle = torch.ops.deep_ep.send(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_expand)
+    return (*torch.ops.deep_ep.receive(state, x, topk_idx, topk_weights, handle, num_experts, do_expand), handle)
+
+
+def combine(state: torch.Tensor, rows: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
+    """``combine`` of the buffer: ``[T, H]`` bfloat16, the sums of ``rows``, which lie as dispatch has left them. Differentiable
+    in ``rows``, by a dispatch with the same handle."""
+    return torch.ops.deep_ep.combine(state, rows, handle)
+
+
+class _Sent:
+    """Of a dispatch: the handle of the buffer, and its other results until they are received."""
+
+    def __init__(self, handle: Any, received: Optional[Tuple[torch.Tensor, ...]]) -> None:
+        self.handle, self.received = handle, received
+
+
+class _Key(bytearray):
+    """Memory of a handle's tensor, which refers to it."""
+
+
+def _new_handle(sent: "_Sent", tokens: int, topk: int) -> torch.Tensor:
+    """``[T + 8, K]`` bytes: by its shape fake kernels know T and K."""
+    number = next(_numbers)
+    memory = _Key(number.to_bytes(_KEY_BYTES, "little").ljust((tokens + _KEY_BYTES) * topk, b"\0"))
+    _sent[number] = sent
+    weakref.finalize(memory, _sent.pop, number, None).atexit = False
+    return torch.frombuffer(memory, dtype=torch.uint8).view(tokens + _KEY_BYTES, topk)
+
+
+def _sent_by(handle: torch.Tensor) -> "_Sent":
+    number = int.from_bytes(bytes(handle.flatten()[:_KEY_BYTES].tolist()), "little")
+    if number not in _sent:
+        raise InvalidArgument(f"handle has the key {number}, allowed: the tensor that dispatch returned, not a copy of it")
+    return _sent[number]
+
+
+def _begin(state: torch.Tensor) -> AnyBuffer:
+    """The buffer of a call, which is counted."""
+    number = int(state[0, 0])
+    buffer = _buffers.get(number)
+    if buffer is None:
+        raise UseAfterDestroy(f"state stands for buffer {number}, which is gone")
+    state[1] += 1
+    return buffer
+
+
+def _send(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_expand):
+    """Dispatch; ``receive`` hands out what it returns, because Inductor wants no operator that changes its arguments to have
+    results of unknown size."""
+    buffer = _begin(state)
+    if isinstance(buffer, ElasticBuffer):
+        # Handles of EPBuffer keep the tensor itself, whose memory a compiler uses for something else.
+        selected = topk_idx.clone() if isinstance(buffer, EPBuffer) else topk_idx
+        rows, idx, weights, handle, _ = buffer.dispatch(
+            x, selected, topk_weights, num_experts=num_experts, expert_alignment=expert_alignment, do_expand=do_expand,
+            do_zero_padding=do_expand,
+        )  # fmt: skip
+        counts = (handle.num_unaligned_recv_tokens_per_expert + (expert_alignment - 1)) // expert_alignment * expert_alignment
+    else:
+        if do_expand:
+            raise InvalidArgument("do_expand is True, allowed: only with the state of an ElasticBuffer")
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
+        rows, idx, weights, sizes, handle, _ = buffer.dispatch(
+            x, None, per_rank, None, in_rank, per_expert, topk_idx, topk_weights, expert_alignment
+        )
+        counts = torch.tensor(sizes, dtype=torch.int32, device=x.device)
+    if idx is None:
+        idx = topk_idx.new_empty((0, topk_idx.size(1)))
+    return _new_handle(_Sent(handle, (rows, idx, weights, counts)), *topk_idx.shape)
+
+
+def _send_shape(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_expand):
+    tokens, topk = topk_idx.shape
+    return topk_idx.new_empty((tokens + _KEY_BYTES, topk), dtype=torch.uint8, device="cpu")
+
+
+def _receive(state, x, topk_idx, topk_weights, handle, num_experts, do_expand):
+    sent = _sent_by(handle)
+    received, sent.received = sent.received, None  # rows belong to the program alone from here on
+    if received is None:
+        raise InvalidArgument("handle is one whose rows were received already, allowed: a dispatch's, once")
+    return received
+
+
+def _receive_shapes(state, x, topk_idx, topk_weights, handle, num_experts, do_expand):
+    topk = topk_idx.size(1)
+    rows = torch.library.get_ctx().new_dynamic_size()
+    return (
+        x.new_empty((rows, x.size(1))),
+        topk_idx.new_empty((0 if do_expand else rows, topk)),
+        topk_weights.new_empty((rows,) if do_expand else (rows, topk)),
+        topk_idx.new_empty((num_experts // state.size(1),), dtype=torch.int32),
+    )
+
+
+def _receive_backward(state, grad_rows, grad_weights, handle):
+    return _begin(state).combine(grad_rows, _sent_by(handle).handle, grad_weights)[:2]
+
+
+def _receive_backward_shapes(state, grad_rows, grad_weights, handle):
+    tokens = handle.size(0) - _KEY_BYTES
+    return grad_rows.new_empty((tokens, grad_rows.size(1))), grad_weights.new_empty((tokens, handle.size(1)))
+
+
+def _combine(state, rows, handle):
+    return _begin(state).combine(rows, _sent_by(handle).handle)[0]
+
+
+def _combine_shape(state, rows, handle):
+    return rows.new_empty((handle.size(0) - _KEY_BYTES, rows.size(1)))
+
+
+def _combine_backward(state, grad, handle, num_rows):
+    buffer, given = _begin(state), _sent_by(handle).handle
+    if isinstance(buffer, ElasticBuffer):
+        return buffer.dispatch(grad, handle=given, do_expand=given.do_expand, do_zero_padding=given.do_expand)[0]
+    return buffer.dispatch(grad, handle=given)[0]
+
+
+def _combine_backward_shape(state, grad, handle, num_rows):
+    return grad.new_empty((num_rows, grad.size(1)))
+
+
+class _Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, state, x, topk_idx, topk_weights, handle, num_experts, do_expand):
+        ctx.state, ctx.handle = state, handle
+        with torch._C._AutoDispatchBelowAutograd():
+            rows, idx, weights, counts = torch.ops.deep_ep.receive(
+                state, x, topk_idx, topk_weights, handle, num_experts, do_expand
+            )
+        ctx.mark_non_differentiable(idx, counts)
+        return rows, idx, weights, counts
+
+    @staticmethod
+    def backward(ctx, grad_rows, _idx, grad_weights, _counts):
+        grad_x, grad_topk_weights = torch.ops.deep_ep.receive_backward(
+            ctx.state, grad_rows.contiguous(), grad_weights.contiguous(), ctx.handle
+        )
+        return None, grad_x, None, grad_topk_weights, None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, state, rows, handle):
+        ctx.state, ctx.handle, ctx.num_rows = state, handle, rows.size(0)
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.deep_ep.combine(state, rows, handle)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, torch.ops.deep_ep.combine_backward(ctx.state, grad.contiguous(), ctx.handle, ctx.num_rows), None
+
+
+# A fragment: other parts of a program may have operators of the same name space.
+_library = torch.library.Library("deep_ep", "FRAGMENT")
+_OPERATORS = (
+    ("send(Tensor(a!) state, Tensor x, Tensor topk_idx, Tensor topk_weights, SymInt num_experts, SymInt expert_alignment, "
+     "bool do_expand) -> Tensor", _send, _send_shape, None),
+    ("receive(Tensor state, Tensor x, Tensor topk_idx, Tensor topk_weights, Tensor handle, SymInt num_experts, bool do_expand) "
+     "-> (Tensor, Tensor, Tensor, Tensor)", _receive, _receive_shapes, _Receive),
+    ("receive_backward(Tensor(a!) state, Tensor grad_rows, Tensor grad_weights, Tensor handle) -> (Tensor, Tensor)",
+     _receive_backward, _receive_backward_shapes, None),
+    ("combine(Tensor(a!) state, Tensor rows, Tensor handle) -> Tensor", _combine, _combine_shape, _Combine),
+    ("combine_backward(Tensor(a!) state, Tensor grad, Tensor handle, SymInt num_rows) -> Tensor",
+     _combine_backward, _combine_backward_shape, None),
+)  # fmt: skip
+
+
+def _register() -> None:
+    # Graphs of CUDA cannot hold a call whose host waits; older versions of PyTorch have no word for that.
+    tags = [getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "cudagraph_unsafe") if hasattr(torch.Tag, name)]
+    for schema, kernel, shapes, function in _OPERATORS:
+        name = schema.partition("(")[0]
+        _library.define(schema, tags=tags)
+        _library.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"deep_ep::{name}", shapes, lib=_library)
+        if function is not None:
+            _library.impl(name, function.apply, "Autograd")
+
+
+_register()

@@ -1,5 +1,6 @@
-// Steps that all ranks make together, and that must fail together: a rank that throws alone leaves its peers waiting
-// in their next collective until the deadline.
+// What the transports of the library and the exchanges over them have in common. Steps that all ranks make together
+// must fail together: a rank that throws alone leaves its peers waiting in their next collective until the deadline.
+// And a wait for a rank that will not come ends: the library's own transports ask now and then.
 #pragma once
 
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
+#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 
@@ -33,5 +35,34 @@ std::vector<T> all_gather_values(Bootstrap& bootstrap, const T& mine) {
   std::memcpy(all.data(), bytes.data(), all.size() * sizeof(T));
   return all;
 }
+
+/// Another rank has left the buffer (it was broken there, or dropped), or its process has ended. It takes part in no
+/// exchange of the buffer any more.
+class PeerLeft : public SystemError {
+ public:
+  using SystemError::SystemError;
+};
+
+/// Waits of this thread ask `look` as long as this object exists.
+class WaitEnd {
+ public:
+  /// `look` throws where nobody needs to wait any longer. May be empty.
+  explicit WaitEnd(const std::function<void()>& look) : outer_(current_) {
+    if (!look) return;
+    look();
+    current_ = &look;
+  }
+  ~WaitEnd() { current_ = outer_; }
+  WaitEnd(const WaitEnd&) = delete;
+  WaitEnd& operator=(const WaitEnd&) = delete;
+
+  static void look_now() {
+    if (current_ != nullptr) (*current_)();
+  }
+
+ private:
+  inline static thread_local const std::function<void()>* current_ = nullptr;
+  const std::function<void()>* outer_;
+};
 
 }  // namespace deep_ep

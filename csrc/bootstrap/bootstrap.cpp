@@ -1,7 +1,6 @@
 #include "deep_ep/bootstrap.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <exception>
 
@@ -33,43 +32,55 @@ void require_rank(int rank, int size) {
 }
 
 void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step) {
-  if (auto* exchanges = dynamic_cast<BufferExchanges*>(&bootstrap)) {
-    try {
-      step();
-    } catch (const std::exception& error) {
-      exchanges->tell_failure(what, error.what());
-      throw;
-    }
+  auto* exchanges = dynamic_cast<BufferExchanges*>(&bootstrap);
+  if (exchanges == nullptr) {
+    BufferExchanges once(bootstrap, Purpose::agreeing);
+    agree(once, what, step);
+    once.all_gather({});  // the others' failures
     return;
   }
-  struct Verdict {
-    std::uint32_t failed = 0;
-    std::array<char, 508> text{};
-  };
-  Verdict mine;
-  std::exception_ptr failure;
   try {
     step();
   } catch (const std::exception& error) {
-    failure = std::current_exception();
-    mine.failed = 1;
-    const std::string_view text = error.what();
-    std::copy_n(text.begin(), std::min(text.size(), mine.text.size() - 1), mine.text.begin());
-  }
-  std::vector<Verdict> verdicts;
-  try {
-    verdicts = all_gather_values(bootstrap, mine);
-  } catch (...) {
-    // The first failure is the cause; that the others could not be told is a consequence.
-    if (failure) std::rethrow_exception(failure);
+    exchanges->tell_failure(what, error.what());
     throw;
   }
-  if (failure) std::rethrow_exception(failure);
-  for (std::size_t rank = 0; rank < verdicts.size(); ++rank) {
-    if (verdicts[rank].failed != 0) {
-      fail<SystemError>("{} failed on rank {}: {}", what, rank, verdicts[rank].text.data());
-    }
+}
+
+// Ranks that already have an all-gather: a framework's process group, a store, a pipe.
+namespace {
+
+class CallbackBootstrap final : public Bootstrap {
+ public:
+  CallbackBootstrap(int rank, int size, AllGatherFunction all_gather)
+      : rank_(rank), size_(size), all_gather_(std::move(all_gather)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
+    // Sizes first: given unequal ones, most transports corrupt memory or hang instead of reporting it.
+    const std::uint64_t bytes = mine.size();
+    std::vector<std::uint64_t> sizes(static_cast<std::size_t>(size_));
+    all_gather_(std::as_bytes(std::span(&bytes, 1)), std::as_writable_bytes(std::span(sizes)));
+    require_equal_sizes(sizes);
+    std::vector<std::byte> all(mine.size() * sizes.size());
+    if (!mine.empty()) all_gather_(mine, all);
+    return all;
   }
+
+ private:
+  int rank_;
+  int size_;
+  AllGatherFunction all_gather_;
+};
+
+}  // namespace
+
+std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather) {
+  require_rank(rank, size);
+  if (!all_gather) throw InvalidArgument("all_gather is an empty function; a callback bootstrap needs one");
+  return std::make_shared<CallbackBootstrap>(rank, size, std::move(all_gather));
 }
 
 }  // namespace deep_ep

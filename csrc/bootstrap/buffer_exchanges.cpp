@@ -27,13 +27,6 @@ class BuffersOfGroup {
     if (entry.buffers == nullptr) entry = {group, std::make_shared<BuffersOfGroup>()};
     return entry.buffers;
   }
-  /// Null where no buffer was made over `group`.
-  static std::shared_ptr<BuffersOfGroup> find(const Bootstrap& group) {
-    const std::lock_guard lock(groups_mutex_);
-    const auto found = groups_.find(&group);
-    return found == groups_.end() || found->second.group.expired() ? nullptr : found->second.buffers;
-  }
-
   std::uint64_t propose() {
     const std::lock_guard lock(mutex_);
     here_.insert(++newest_);
@@ -92,6 +85,8 @@ std::string_view name_of(Purpose purpose) {
       return "resuming low-latency calls of";
     case Purpose::statistics:
       return "gathering statistics of";
+    case Purpose::agreeing:
+      return "agreeing on a step beside";
   }
   return "doing something unknown with";
 }
@@ -110,10 +105,10 @@ std::vector<ExchangeHeader> headers_of(std::span<const Frame> frames, int rank) 
 }
 
 /// A round, and further ones as long as other ranks end exchanges of buffers that are over.
-std::vector<Frame> exchange_frames(Bootstrap& group, const BuffersOfGroup* buffers, Frame frame) {
+std::vector<Frame> exchange_frames(Bootstrap& group, const BuffersOfGroup& buffers, Frame frame) {
   const int rank = group.rank();
   for (;;) {
-    if (buffers != nullptr) buffers->describe_to(frame.header);
+    buffers.describe_to(frame.header);
     std::vector<Frame> frames = all_gather_values(group, frame);
     const std::vector<ExchangeHeader> headers = headers_of(frames, rank);
     const Judgement judgement = judge(headers, rank);
@@ -134,7 +129,7 @@ std::vector<Frame> exchange_frames(Bootstrap& group, const BuffersOfGroup* buffe
 
 /// A message, in as many frames as it needs. `next` is the header of the next one; where its number is a proposal, it
 /// becomes what the ranks agree on.
-std::vector<std::byte> exchange(Bootstrap& group, BuffersOfGroup* buffers, ExchangeHeader& next,
+std::vector<std::byte> exchange(Bootstrap& group, BuffersOfGroup& buffers, ExchangeHeader& next,
                                 std::span<const std::byte> mine) {
   std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(group.size()));
   std::size_t done = 0;
@@ -152,7 +147,7 @@ std::vector<std::byte> exchange(Bootstrap& group, BuffersOfGroup* buffers, Excha
       sizes.push_back(theirs.header.bytes);
       agreed = std::max(agreed, theirs.header.buffer);
     }
-    if (buffers != nullptr && next.is_proposal()) buffers->rename(std::exchange(next.buffer, agreed), agreed);
+    if (next.is_proposal()) buffers.rename(std::exchange(next.buffer, agreed), agreed);
     ++next.step;
     if (failed != nullptr) {
       const std::size_t length = std::min<std::size_t>(failed->header.bytes, sizeof failed->part);
@@ -202,14 +197,19 @@ std::shared_ptr<BufferExchanges> BufferExchanges::over(const std::shared_ptr<Boo
 BufferExchanges::BufferExchanges(std::shared_ptr<Bootstrap> group)
     : group_(std::move(group)), buffers_(BuffersOfGroup::of(group_)) {}
 
+BufferExchanges::BufferExchanges(Bootstrap& group, Purpose purpose)
+    : BufferExchanges(std::shared_ptr<Bootstrap>(&group, [](Bootstrap*) {})) {
+  next_.purpose = purpose;
+}
+
 BufferExchanges::~BufferExchanges() { leave(); }
 
 std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mine) {
   if (over_) throw UseAfterDestroy("exchange of a buffer that this rank has left");
   // Only now: a rank that is refused for its arguments has not begun.
-  if (next_.buffer == 0) next_.buffer = buffers_->propose();
+  if (next_.buffer == 0 && next_.purpose == Purpose::making) next_.buffer = buffers_->propose();
   const WaitEnd ends(end_waits_);
-  return exchange(*group_, buffers_.get(), next_, mine);
+  return exchange(*group_, *buffers_, next_, mine);
 }
 
 void BufferExchanges::tell_failure(std::string_view what, std::string_view why) noexcept {
@@ -233,14 +233,6 @@ void BufferExchanges::leave() noexcept {
   end_waits_ = nullptr;
   if (std::exchange(over_, true) || next_.buffer == 0) return;
   buffers_->leave(next_.buffer);
-}
-
-ExchangesBesideBuffers::ExchangesBesideBuffers(Bootstrap& group, Purpose purpose) : group_(group) {
-  next_.purpose = purpose;
-}
-
-std::vector<std::byte> ExchangesBesideBuffers::all_gather(std::span<const std::byte> mine) {
-  return exchange(group_, BuffersOfGroup::find(group_).get(), next_, mine);
 }
 
 std::shared_ptr<Bootstrap> make_buffer_exchanges(std::shared_ptr<Bootstrap> group) {

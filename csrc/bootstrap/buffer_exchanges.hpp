@@ -28,13 +28,13 @@
 #include <string_view>
 #include <vector>
 
-#include "csrc/bootstrap/wait_end.hpp"
+#include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/bootstrap.hpp"
 
 namespace deep_ep {
 
 /// What an exchange is for. The values travel.
-enum class Purpose : std::uint16_t { making = 1, destroying = 2, resuming = 3, statistics = 4 };
+enum class Purpose : std::uint16_t { making = 1, destroying = 2, resuming = 3, statistics = 4, agreeing = 5 };
 
 /// Ahead of each message. The values travel between processes of one version of the library.
 struct ExchangeHeader {
@@ -79,6 +79,8 @@ class BufferExchanges final : public Bootstrap {
   static std::shared_ptr<BufferExchanges> over(const std::shared_ptr<Bootstrap>& group);
 
   explicit BufferExchanges(std::shared_ptr<Bootstrap> group);
+  /// For what concerns no buffer of the group, `statistics` or `agreeing`: these exchanges have no number.
+  BufferExchanges(Bootstrap& group, Purpose purpose);
   ~BufferExchanges() override;
   BufferExchanges(const BufferExchanges&) = delete;
   BufferExchanges& operator=(const BufferExchanges&) = delete;
@@ -105,19 +107,6 @@ class BufferExchanges final : public Bootstrap {
   ExchangeHeader next_;
   std::function<void()> end_waits_;
   bool over_ = false;
-};
-
-/// For what concerns no buffer of the group: its exchanges have the purpose `purpose`, and no number.
-class ExchangesBesideBuffers final : public Bootstrap {
- public:
-  ExchangesBesideBuffers(Bootstrap& group, Purpose purpose);
-  int rank() const override { return group_.rank(); }
-  int size() const override { return group_.size(); }
-  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override;
-
- private:
-  Bootstrap& group_;
-  ExchangeHeader next_;
 };
 
 }  // namespace deep_ep

@@ -1,7 +1,8 @@
-// Ranks that are processes of one host meet in a segment of POSIX shared memory.
+// Ranks that are processes of one host meet in a segment of POSIX shared memory, those that are threads of one process
+// in a segment without a name.
 //
-// Life of the segment: rank 0 creates it, everybody joins, rank 0 removes the name, then all return. So a name exists
-// only while ranks are joining, and a name whose lock nobody holds was left by a program that died.
+// Life of a segment with a name: rank 0 creates it, everybody joins, rank 0 removes the name, then all return. So a
+// name exists only while ranks are joining, and a name whose lock nobody holds was left by a program that died.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/file.h>
@@ -18,10 +19,13 @@
 #include <climits>
 #include <cstring>
 #include <ctime>
+#include <memory>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/bootstrap/wait_end.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
@@ -60,8 +64,10 @@ struct alignas(64) Header {
 
 class Segment {
  public:
+  /// `fd` -1: memory of this process.
   Segment(int fd, int size) : bytes_(bytes_for(size)) {
-    void* memory = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    const int flags = MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0);
+    void* memory = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (memory == MAP_FAILED) {
       fail<SystemError>("bootstrap: mapping {} of shared memory: {}", format_bytes(bytes_), errno_text(errno));
     }
@@ -121,6 +127,10 @@ class SharedMemoryBootstrap final : public Bootstrap {
     }
   }
 
+  /// In a segment where all ranks are.
+  SharedMemoryBootstrap(std::string name, int rank, int size, double timeout_s, std::shared_ptr<Segment> segment)
+      : name_(std::move(name)), rank_(rank), size_(size), timeout_s_(timeout_s), segment_(std::move(segment)) {}
+
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
@@ -160,7 +170,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
         fail<SystemError>("bootstrap '{}': reserving {} of shared memory for {}: {}", name_,
                           format_bytes(Segment::bytes_for(size_)), path_, errno_text(error));
       }
-      segment_ = std::make_unique<Segment>(fd.get(), size_);
+      segment_ = std::make_shared<Segment>(fd.get(), size_);
       segment_->header().size = static_cast<std::uint32_t>(size_);
       take_seat();
       segment_->header().ready.store(kReady, std::memory_order_release);
@@ -239,15 +249,15 @@ class SharedMemoryBootstrap final : public Bootstrap {
     const UniqueFd fd = open_file();
     if (!fd) return false;
     if (static_cast<std::size_t>(status_of(fd.get()).st_size) < sizeof(Header) || abandoned(fd.get())) return false;
-    auto segment = std::make_unique<Segment>(fd.get(), 0);
-    if (segment->header().ready.load(std::memory_order_acquire) != kReady) return false;
+    const Segment segment(fd.get(), 0);
+    if (segment.header().ready.load(std::memory_order_acquire) != kReady) return false;
     // A group that failed while joining is about to disappear; the next one will have this name.
-    if (segment->header().broken.load(std::memory_order_acquire) != 0) return false;
-    const auto their_size = static_cast<int>(segment->header().size);
+    if (segment.header().broken.load(std::memory_order_acquire) != 0) return false;
+    const auto their_size = static_cast<int>(segment.header().size);
     if (their_size != size_) {
       fail<RankMismatch>("bootstrap '{}': rank {} was told of {} ranks, rank 0 of {}", name_, rank_, size_, their_size);
     }
-    segment_ = std::make_unique<Segment>(fd.get(), size_);
+    segment_ = std::make_shared<Segment>(fd.get(), size_);
     take_seat();
     segment_->announce();
     return true;
@@ -274,10 +284,11 @@ class SharedMemoryBootstrap final : public Bootstrap {
     return ranks;
   }
 
+  /// In one order for all, so that of two that come at the same time one sees that all are there.
   std::vector<int> late() const {
     std::vector<int> ranks;
     for (int peer = 0; peer < size_; ++peer) {
-      if (segment_->seat(peer).round.load(std::memory_order_acquire) < round_) ranks.push_back(peer);
+      if (segment_->seat(peer).round.load() < round_) ranks.push_back(peer);
     }
     return ranks;
   }
@@ -285,14 +296,12 @@ class SharedMemoryBootstrap final : public Bootstrap {
   void enter_round() {
     require_intact();
     ++round_;
-    segment_->seat(rank_).round.store(round_, std::memory_order_release);
-    segment_->announce();
+    segment_->seat(rank_).round.store(round_);
+    if (late().empty()) segment_->announce();  // the last to come wakes the others, once
     const Deadline deadline(timeout_s_);
     // A rank that ends this round may give up in the next one while we still wake up: look at completeness first.
-    const bool decided = segment_->await(deadline, [&] { return late().empty() || broken_by() >= 0; });
-    if (late().empty()) return;
-    if (!decided) give_up("to enter an all_gather", late());
-    require_intact();
+    segment_->await(deadline, [&] { return late().empty() || broken_by() >= 0; });
+    if (const std::vector<int> missing = late(); !missing.empty()) give_up("to enter an all_gather", missing);
   }
 
   void require_equal_messages() const {
@@ -327,7 +336,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
   int size_;
   double timeout_s_;
   std::uint64_t round_ = 0;
-  std::unique_ptr<Segment> segment_;
+  std::shared_ptr<Segment> segment_;
 };
 
 }  // namespace
@@ -342,6 +351,18 @@ std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name,
     fail<InvalidArgument>("bootstrap name '{}', allowed: 1 to 200 letters, digits, '-' and '_'", name);
   }
   return std::make_shared<SharedMemoryBootstrap>(name, rank, size, timeout_in_effect(timeout_s));
+}
+
+std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::optional<double> timeout_s) {
+  require_rank(0, size);
+  const double seconds = timeout_in_effect(timeout_s);
+  const auto segment = std::make_shared<Segment>(-1, size);
+  std::vector<std::shared_ptr<Bootstrap>> bootstraps;
+  for (int rank = 0; rank < size; ++rank) {
+    bootstraps.push_back(
+        std::make_shared<SharedMemoryBootstrap>(fmt::format("{} threads", size), rank, size, seconds, segment));
+  }
+  return bootstraps;
 }
 
 }  // namespace deep_ep

@@ -100,7 +100,7 @@ class Buffer::Implementation::Call {
         "{} needs low-latency memory, but the buffer's low_latency.bytes is 0: see Buffer::low_latency_bytes_hint",
         call_);
   }
-  RankMasks& masks() const { return low_latency().masks(call_); }
+  LowLatency& masking() const { return low_latency().masking(call_); }
 
  private:
   Implementation& buffer_;
@@ -330,13 +330,13 @@ LowLatencyStats Buffer::low_latency_stats(LowLatencyStatsThen then, StreamHandle
   return Implementation::Call(implementation_, "low_latency_stats").low_latency().stats(then, stream);
 }
 void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
-  Implementation::Call(implementation_, "low_latency_update_mask").masks().update(rank, masked, stream);
+  Implementation::Call(implementation_, "low_latency_update_mask").masking().update_mask(rank, masked, stream);
 }
 void Buffer::low_latency_query_mask(const TensorView& status, StreamHandle stream) {
-  Implementation::Call(implementation_, "low_latency_query_mask").masks().query(status, stream);
+  Implementation::Call(implementation_, "low_latency_query_mask").masking().query_mask(status, stream);
 }
 void Buffer::low_latency_clear_mask(StreamHandle stream) {
-  Implementation::Call(implementation_, "low_latency_clear_mask").masks().clear(stream);
+  Implementation::Call(implementation_, "low_latency_clear_mask").masking().clear_mask(stream);
 }
 void Buffer::low_latency_resume() {
   Implementation::Call(implementation_, "low_latency_resume").low_latency().resume();

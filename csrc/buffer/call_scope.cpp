@@ -5,8 +5,6 @@
 #include <iterator>
 #include <utility>
 
-#include "csrc/memory/arena.hpp"
-#include "csrc/memory/storage.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"

@@ -7,10 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "csrc/memory/arena.hpp"
-#include "csrc/memory/home_stream.hpp"
-#include "csrc/memory/memory_cache.hpp"
-#include "csrc/memory/program_memory.hpp"
+#include "csrc/memory/storage.hpp"
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/result_tensors.hpp"
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "csrc/buffer/low_latency/call_shape.hpp"
+#include "csrc/buffer/low_latency/plan.hpp"
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/tensor.hpp"

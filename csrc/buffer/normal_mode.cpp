@@ -11,6 +11,30 @@
 
 namespace deep_ep {
 
+NormalModeSetup normal_mode_setup(const Runtime& runtime) {
+  return {.num_ranks = runtime.num_ranks(),
+          .max_local_experts = runtime.options().max_local_experts,
+          .device = runtime.device(),
+          .policy = runtime.policy(),
+          .reject_unknown_experts = runtime.options().reject_unknown_experts,
+          .heap_bytes = runtime.heap()->bytes(),
+          .window_bytes = runtime.layout().window_bytes,
+          .max_window_tokens = runtime.layout().control.max_window_tokens()};
+}
+
+std::shared_ptr<HostCounts> make_host_counts(const Runtime& runtime) {
+  const auto experts = static_cast<std::size_t>(runtime.options().max_local_experts);
+  return pinned_memory<HostCounts>(runtime.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
+}
+
+DispatchHandle begin_handle(const DispatchArguments& arguments) {
+  DispatchHandle handle;
+  handle.num_tokens = arguments.x.size(0);
+  handle.num_experts = num_experts(arguments);
+  handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
+  return handle;
+}
+
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                              const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope) {
   // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
@@ -93,18 +117,6 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   if (!faults.met()) return;
   scope.abandon();  // so that raise waits for the kernel
   faults.raise();
-}
-
-void DispatchOutputs::give_to(DispatchResult& result, const DispatchArguments& arguments) const {
-  result.recv_x = x;
-  if (arguments.x_scales) result.recv_x_scales = scales;
-  if (arguments.topk_idx) result.recv_topk_idx = topk_idx;
-  if (arguments.topk_weights) result.recv_topk_weights = topk_weights;
-}
-
-void DispatchOutputs::give_to(CachedDispatchResult& result, const CachedDispatchArguments& arguments) const {
-  result.recv_x = x;
-  if (arguments.x_scales) result.recv_x_scales = scales;
 }
 
 void check_recording(const CallScope& scope, bool exact) {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "csrc/buffer/call_scope.hpp"
+#include "csrc/buffer/normal_mode_arguments.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/common/messages.hpp"
@@ -21,9 +22,22 @@ struct DispatchOutputs {
             src_idx.as<std::int32_t>()};
   }
   /// Of a dispatch with these arguments.
-  void give_to(DispatchResult& result, const DispatchArguments& arguments) const;
-  void give_to(CachedDispatchResult& result, const CachedDispatchArguments& arguments) const;
+  template <class Result, class Arguments>
+  void give_to(Result& result, const Arguments& arguments) const {
+    result.recv_x = x;
+    if (arguments.x_scales) result.recv_x_scales = scales;
+    if constexpr (requires { result.recv_topk_idx; }) {
+      if (arguments.topk_idx) result.recv_topk_idx = topk_idx;
+      if (arguments.topk_weights) result.recv_topk_weights = topk_weights;
+    }
+  }
 };
+
+NormalModeSetup normal_mode_setup(const Runtime& runtime);
+/// Pinned, for the counts of a dispatch with exact sizes.
+std::shared_ptr<HostCounts> make_host_counts(const Runtime& runtime);
+/// What the handle of a dispatch knows before counts are exchanged.
+DispatchHandle begin_handle(const DispatchArguments& arguments);
 
 /// In the heap, where that has room for all; else outside, see CallScope::result_tensors. `fresh`: the arguments of a
 /// dispatch that is not cached.

@@ -35,6 +35,14 @@ void check_layout(const DispatchArguments& arguments, const NormalModeSetup& set
   check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
 }
 
+bool is_missing(const DispatchHandle* handle) { return handle == nullptr || !handle->destination_row.defined(); }
+
+void check_ranks(const DispatchHandle& handle, const NormalModeSetup& setup) {
+  if (handle.destination_row.size(1) == setup.num_ranks) return;
+  fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
+                        setup.num_ranks);
+}
+
 std::int64_t row_bytes(const ConstTensorView& rows) {
   return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
 }
@@ -69,28 +77,22 @@ void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& s
 
 void check_dispatch(const CachedDispatchArguments& arguments, const NormalModeSetup& setup) {
   check_sent_rows(arguments.x, arguments.x_scales, arguments.config, setup);
-  if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {
+  if (is_missing(arguments.handle)) {
     throw InvalidArgument("handle is missing: cached_dispatch needs the handle of an earlier dispatch");
   }
   const DispatchHandle& handle = *arguments.handle;
-  if (handle.destination_row.size(1) != setup.num_ranks) {
-    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
-                          setup.num_ranks);
-  }
+  check_ranks(handle, setup);
   if (handle.num_tokens != arguments.x.size(0)) {
     fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", arguments.x.size(0), handle.num_tokens);
   }
 }
 
 void check_combine(const CombineArguments& arguments, const NormalModeSetup& setup) {
-  if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {
+  if (is_missing(arguments.handle)) {
     throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
   }
   const DispatchHandle& handle = *arguments.handle;
-  if (handle.destination_row.size(1) != setup.num_ranks) {
-    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
-                          setup.num_ranks);
-  }
+  check_ranks(handle, setup);
   check_tensor("handle.rank_prefix_matrix", handle.rank_prefix_matrix.view(), setup.device, {DType::int32},
                {setup.num_ranks, setup.num_ranks});
   const ConstTensorView& x = arguments.x;

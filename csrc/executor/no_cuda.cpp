@@ -12,4 +12,6 @@ std::shared_ptr<Executor> make_cuda_executor(int device) {
 
 int cuda_device_count() noexcept { return 0; }
 
+std::string cuda_device_pci_address(int /*device*/) { return {}; }
+
 }  // namespace deep_ep

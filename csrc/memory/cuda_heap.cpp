@@ -122,18 +122,13 @@ std::vector<Mapped> with_peers(const SharingGroup& group, const Mapped& own, con
   return memory;
 }
 
-Mapped map(const cuda::VmmMemory& memory, std::size_t bytes) {
-  const auto mapping = std::make_shared<cuda::VmmMapping>(memory, bytes);
-  return {mapping, mapping->data()};
-}
-
 /// Of virtual memory management: `exported` gets the handle that `export_it(memory)` gives.
 template <class Handle, class Export>
 Mapped make_own(const SharingGroup& group, CUmemAllocationHandleType type, Handle& exported, const Export& export_it) {
   Mapped own;
   agree(group.bootstrap, "allocating the heap", [&] {
     const auto memory = cuda::VmmMemory::create(group.context, group.bytes(), type);
-    own = map(memory, group.bytes());
+    own = cuda::map(memory, group.bytes());
     exported = export_it(memory);
   });
   return own;
@@ -148,7 +143,7 @@ std::vector<Mapped> share_by_fd(const SharingGroup& group) {
   for (const HeapCapabilities& rank : group.ranks) processes.push_back(rank.process);
   const std::vector<UniqueFd> fds = exchange_fds(group.bootstrap, exported.get(), processes, group.timeout_s);
   return with_peers(group, own, [&](std::size_t peer) {
-    return map(cuda::VmmMemory::import(group.context, fds[peer].get()), group.bytes());
+    return cuda::map(cuda::VmmMemory::import(group.context, fds[peer].get()), group.bytes());
   });
 }
 
@@ -159,7 +154,7 @@ std::vector<Mapped> share_by_fabric(const SharingGroup& group) {
                               [](const cuda::VmmMemory& memory) { return memory.export_fabric(); });
   const std::vector<FabricHandle> handles = all_gather_values(group.bootstrap, exported);
   return with_peers(group, own, [&](std::size_t peer) {
-    return map(cuda::VmmMemory::import(group.context, handles[peer]), group.bytes());
+    return cuda::map(cuda::VmmMemory::import(group.context, handles[peer]), group.bytes());
   });
 }
 
@@ -206,8 +201,7 @@ HeapCapabilities query(const cuda::Context& context, const HeapOptions& options,
   HeapCapabilities mine;
   mine.process = this_process();
   mine.device = context.device();
-  mine.requested =
-      options.kind != HeapKind::automatic ? options.kind : heap_kind_from_name(environment::choice("DEEP_EP_HEAP"));
+  mine.requested = heap_kind_from_name(environment::choice("DEEP_EP_HEAP"));
   mine.posix_fd = cuda::supports_posix_fd(context);
   mine.bytes = options.bytes;
   // Also for cudaIpc, which shares whole allocations: a smaller heap would take its neighbours along.

@@ -75,34 +75,32 @@ FabricHandle VmmMemory::export_fabric() const {
   return fabric;
 }
 
-VmmMapping::VmmMapping(const VmmMemory& memory, std::size_t bytes) {
-  // Built in a local object, whose destructor undoes what was done when a later step fails.
-  VmmMapping mapping;
+std::shared_ptr<std::byte> map(const VmmMemory& memory, std::size_t bytes) {
+  /// Undoes what was done, also when a later step fails.
+  struct Mapping {
+    CUdeviceptr address = 0;
+    std::size_t bytes = 0;
+    bool mapped = false;
+    ~Mapping() {
+      if (mapped) driver().mem_unmap(address, bytes);
+      if (bytes != 0) driver().mem_address_free(address, bytes);
+    }
+  };
+  const auto mapping = std::make_shared<Mapping>();
   const Context& context = memory.context();
-  check(driver().mem_address_reserve(&mapping.address_, bytes, 0, 0, 0), context.device(), "cuMemAddressReserve of {}",
+  check(driver().mem_address_reserve(&mapping->address, bytes, 0, 0, 0), context.device(), "cuMemAddressReserve of {}",
         format_bytes(bytes));
-  mapping.bytes_ = bytes;
-  check(driver().mem_map(mapping.address_, bytes, 0, memory.handle(), 0), context.device(), "cuMemMap of {}",
+  mapping->bytes = bytes;
+  check(driver().mem_map(mapping->address, bytes, 0, memory.handle(), 0), context.device(), "cuMemMap of {}",
         format_bytes(bytes));
-  mapping.mapped_ = true;
+  mapping->mapped = true;
   CUmemAccessDesc access{};
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = context.driver_device();
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  check(driver().mem_set_access(mapping.address_, bytes, &access, 1), context.device(), "cuMemSetAccess of {}",
+  check(driver().mem_set_access(mapping->address, bytes, &access, 1), context.device(), "cuMemSetAccess of {}",
         format_bytes(bytes));
-  swap(mapping);
-}
-
-VmmMapping::~VmmMapping() {
-  if (mapped_) driver().mem_unmap(address_, bytes_);
-  if (bytes_ != 0) driver().mem_address_free(address_, bytes_);
-}
-
-void VmmMapping::swap(VmmMapping& other) noexcept {
-  std::swap(address_, other.address_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(mapped_, other.mapped_);
+  return {mapping, reinterpret_cast<std::byte*>(mapping->address)};  // NOLINT(performance-no-int-to-ptr)
 }
 
 std::size_t granularity(const Context& context, CUmemAllocationHandleType type) {

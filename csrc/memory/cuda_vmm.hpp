@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 
 #include "csrc/executor/cuda/context.hpp"
@@ -38,27 +39,8 @@ class VmmMemory {
   bool owned_ = true;
 };
 
-/// Addresses at which this GPU reads and writes the memory. `context` must outlive it.
-class VmmMapping {
- public:
-  VmmMapping() = default;
-  VmmMapping(const VmmMemory& memory, std::size_t bytes);
-  VmmMapping(VmmMapping&& other) noexcept { swap(other); }
-  VmmMapping& operator=(VmmMapping&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~VmmMapping();
-
-  std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }  // NOLINT(performance-no-int-to-ptr)
-
- private:
-  void swap(VmmMapping& other) noexcept;
-
-  CUdeviceptr address_ = 0;
-  std::size_t bytes_ = 0;
-  bool mapped_ = false;
-};
+/// Addresses at which this GPU reads and writes the memory; the last owner unmaps it.
+std::shared_ptr<std::byte> map(const VmmMemory& memory, std::size_t bytes);
 
 /// What sizes must be a multiple of.
 std::size_t granularity(const Context& context, CUmemAllocationHandleType type);

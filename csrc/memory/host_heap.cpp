@@ -15,6 +15,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/memory/fd_exchange.hpp"
+#include "csrc/memory/heap_choice.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
@@ -56,11 +57,6 @@ class HeapsHere {
   inline static std::map<std::uint64_t, std::weak_ptr<std::byte>> heaps_;
 };
 
-/// A rank sends these to the others before it makes its heap.
-struct HostFacts {
-  ProcessIdentity process;
-  std::uint64_t bytes = 0;
-};
 /// A rank sends this to the others about the heap that it has made.
 struct HostExport {
   std::uint64_t address = 0;
@@ -70,12 +66,14 @@ struct HostExport {
 class HostHeap final : public SymmetricHeap {
  public:
   HostHeap(Bootstrap& bootstrap, const HeapOptions& options, const ProcessIdentity& identity) {
-    const auto ranks = all_gather_values(bootstrap, HostFacts{identity, options.bytes});
+    const HeapCapabilities facts{.process = identity,
+                                 .posix_fd = true,
+                                 .requested = HeapKind::posix_fd,
+                                 .bytes = options.bytes,
+                                 .granularity = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE))};
+    const std::vector<HeapCapabilities> ranks = all_gather_values(bootstrap, facts);
     const auto own_rank = static_cast<std::size_t>(bootstrap.rank());
-    check(ranks, own_rank);
-    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    const std::size_t wanted = options.bytes_for ? options.bytes_for(domains(ranks)) : options.bytes;
-    bytes_ = (std::max<std::size_t>(wanted, 1) + page - 1) / page * page;
+    bytes_ = plan_heap(ranks, options.bytes_for).bytes;
     UniqueFd fd;
     OfferedFd mine;
     agree(bootstrap, "allocating the heap", [&] {
@@ -112,38 +110,7 @@ class HostHeap final : public SymmetricHeap {
     return fd;
   }
 
-  static std::vector<int> domains(const std::vector<HostFacts>& ranks) {
-    std::vector<int> lowest;
-    for (const HostFacts& rank : ranks) {
-      const auto first =
-          std::ranges::find_if(ranks, [&](const HostFacts& other) { return other.process.same_host(rank.process); });
-      lowest.push_back(static_cast<int>(first - ranks.begin()));
-    }
-    return lowest;
-  }
-
-  /// Throws the same on every rank that it concerns.
-  static void check(const std::vector<HostFacts>& all, std::size_t own_rank) {
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank].bytes != all[own_rank].bytes) {
-        fail<RankMismatch>("symmetric heap: rank {} asks for {} bytes, rank {} for {}; they must be equal", rank,
-                           all[rank].bytes, own_rank, all[own_rank].bytes);
-      }
-    }
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      for (std::size_t other = 0; other < rank; ++other) {
-        const ProcessIdentity& here = all[rank].process;
-        const ProcessIdentity& there = all[other].process;
-        if (!here.same_host(there) || here.same_network(there)) continue;
-        fail<SystemError>(
-            "symmetric heap: rank {} and rank {} (host {}) are not in one network namespace, so they cannot hand each "
-            "other their memory",
-            rank, other, there.host.data());
-      }
-    }
-  }
-
-  void map_peers(const std::vector<HostFacts>& ranks, const std::vector<HostExport>& all,
+  void map_peers(const std::vector<HeapCapabilities>& ranks, const std::vector<HostExport>& all,
                  const ProcessIdentity& identity, const std::vector<UniqueFd>& fds) {
     for (std::size_t peer = 0; peer < all.size(); ++peer) {
       if (ranks[peer].process.same_process(identity)) {

@@ -1,9 +1,14 @@
 #include "csrc/memory/storage.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <exception>
+#include <utility>
 
+#include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 
@@ -99,6 +104,101 @@ std::shared_ptr<ArenaStorage> ArenaStorage::allocate(const std::shared_ptr<Arena
   }
 }
 
+namespace {
+
+constexpr std::size_t kSmallest = 512;
+
+}  // namespace
+
+std::size_t MemoryCache::size_class(std::size_t bytes) {
+  if (bytes <= kSmallest) return kSmallest;
+  // Eight steps from each power of two to the next. Sizes beyond all limits are left for the executor to refuse.
+  const std::size_t step = std::max(kSmallest, std::bit_floor(bytes - 1) / 8);
+  const std::size_t rounded = (bytes + step - 1) / step * step;
+  return rounded < bytes ? bytes : rounded;
+}
+
+MemoryCache::~MemoryCache() {
+  try {
+    // A recording stream can neither wait for work outside of the graph nor free. Then the executor keeps the memory.
+    if (!home_->executor().is_capturing(home_->handle())) give_back_all();
+  } catch (const std::exception& error) {
+    log::debug("memory was not given back: {}", error.what());
+  }
+}
+
+MemoryCache::Block MemoryCache::allocate(std::size_t bytes) {
+  const std::size_t wanted = size_class(bytes);
+  std::optional<Unused> found;
+  bool too_much = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto same_size = unused_.find(wanted); same_size != unused_.end() && !same_size->second.empty()) {
+      found = std::move(same_size->second.back());
+      same_size->second.pop_back();
+      unused_bytes_ -= wanted;
+    }
+    too_much = unused_bytes_ > kMostUnused;
+  }
+  if (!found) {
+    if (too_much) give_back_all();
+    return {.memory = take(wanted), .bytes = wanted};
+  }
+  try {
+    for (const EventHandle& event : found->events) home_->executor().wait_event(home_->handle(), event);
+  } catch (...) {
+    release(found->block, std::move(found->events));
+    throw;
+  }
+  return found->block;
+}
+
+void* MemoryCache::take(std::size_t bytes) {
+  Executor& executor = home_->executor();
+  try {
+    return executor.allocate_async(bytes, home_->handle());
+  } catch (const OutOfMemory&) {
+    // The executor has trimmed its pool, but not of what is ours, nor of what work under way uses.
+    give_back_all();
+    executor.synchronize(home_->handle());
+    executor.trim();
+    return executor.allocate_async(bytes, home_->handle());
+  }
+}
+
+void MemoryCache::release(const Block& block, std::vector<EventHandle> events) {
+  Unused unused{.block = block, .events = std::move(events)};
+  if (!kReuses) {
+    give_back(unused);
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  unused_[block.bytes].push_back(std::move(unused));
+  unused_bytes_ += block.bytes;
+}
+
+std::size_t MemoryCache::unused_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return unused_bytes_;
+}
+
+void MemoryCache::give_back(const Unused& unused) {
+  for (const EventHandle& event : unused.events) home_->executor().wait_event(home_->handle(), event);
+  home_->executor().free_async(unused.block.memory, home_->handle());
+}
+
+void MemoryCache::give_back_all() {
+  std::map<std::size_t, std::vector<Unused>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all.swap(unused_);
+    unused_bytes_ = 0;
+  }
+  for (const auto& [bytes, blocks] : all) {
+    for (const Unused& unused : blocks) give_back(unused);
+  }
+}
+
 PoolStorage::PoolStorage(std::shared_ptr<MemoryCache> cache, std::size_t bytes, bool recording)
     : StreamStorage(cache->home(), recording), cache_(std::move(cache)) {
   block_ = recording ? MemoryCache::Block{home().executor().allocate_async(bytes, home().handle()), bytes}
@@ -112,6 +212,92 @@ PoolStorage::~PoolStorage() {
     if (auto events = end_of_use(&at_home)) cache_->release(block_, *std::move(events));
   } catch (const std::exception& error) {
     log::debug("a tensor's memory was not given back: {}", error.what());
+  }
+}
+
+ResultAllocator::Memory ProgramMemory::allocate(std::size_t bytes, StreamHandle stream) {
+  constexpr std::uintptr_t kAlignment = 256;
+  give_back_what_has_ended();
+  ResultAllocator::Memory memory = allocator_->allocate(bytes, executor_->device(), stream);
+  if (memory.data == nullptr || reinterpret_cast<std::uintptr_t>(memory.data) % kAlignment != 0) {
+    fail<InvalidArgument>("result_allocator returned address {} for {}, allowed: multiples of {}, not null",
+                          memory.data, format_bytes(bytes), kAlignment);
+  }
+  return memory;
+}
+
+ProgramMemory::~ProgramMemory() {
+  try {
+    for (const Kept& kept : kept_) {
+      for (const EventHandle& event : kept.until) executor_->synchronize_event(event);
+    }
+  } catch (const std::exception& error) {
+    log::debug("memory was given back without waiting: {}", error.what());
+  }
+}
+
+void ProgramMemory::release(ResultAllocator::Memory memory, const Use& use) {
+  if (use.of_graph) return release_recorded(use);
+  Kept kept{.memory = std::move(memory), .until = {}};
+  if (use.calls != nullptr) kept.until.push_back(use.calls);
+  bool for_ever = false;
+  for (const StreamHandle user : use.others) {
+    if (user == use.stream) continue;
+    for_ever = for_ever || executor_->is_capturing(user);
+    if (!for_ever) kept.until.push_back(executor_->record_event(user));
+  }
+  if (for_ever) {
+    kept.until.clear();
+  } else if (std::ranges::all_of(kept.until, [&](const EventHandle& event) { return executor_->event_done(event); })) {
+    return;  // the owner goes
+  }
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(kept));
+}
+
+/// While the recording goes on, what is recorded next comes behind what the others have recorded. Afterwards the memory
+/// is the graph's.
+void ProgramMemory::release_recorded(const Use& use) {
+  if (!executor_->is_capturing(use.stream)) return;
+  for (const StreamHandle user : use.others) {
+    if (user == use.stream || !executor_->is_capturing(user)) continue;
+    executor_->wait_event(use.stream, executor_->record_event(user));
+  }
+}
+
+void ProgramMemory::give_back_what_has_ended() {
+  std::vector<Kept> ended;  // goes back without the lock
+  const std::lock_guard lock(mutex_);
+  for (auto it = kept_.begin(); it != kept_.end();) {
+    const bool over = !it->until.empty() && std::all_of(it->until.begin(), it->until.end(), [&](const auto& event) {
+      return executor_->event_done(event);
+    });
+    if (!over) {
+      ++it;
+      continue;
+    }
+    ended.push_back(std::move(*it));
+    it = kept_.erase(it);
+  }
+}
+
+ProgramStorage::ProgramStorage(std::shared_ptr<ProgramMemory> memory, std::size_t bytes, StreamHandle stream,
+                               const std::shared_ptr<HomeStream>& home, bool recording)
+    : StreamStorage(home, recording), memory_(std::move(memory)), stream_(stream), of_graph_(recording) {
+  block_ = memory_->allocate(bytes, stream_);
+  if (home->handle() == stream_) return;
+  // Behind what the allocator has enqueued there meanwhile.
+  home->executor().wait_event(home->handle(), home->executor().record_event(stream_));
+  record_stream(home->handle(), recording);
+}
+
+ProgramStorage::~ProgramStorage() {
+  try {
+    // Later calls use it, too: as a handle, or as their input. Nobody names the stream that they run on.
+    memory_->release(std::move(block_), {stream_, users(), home().latest_unless_on(stream_), of_graph_});
+  } catch (const std::exception& error) {
+    // At exit the driver may be gone, and the memory goes with it.
+    log::debug("a tensor's memory was given back without waiting: {}", error.what());
   }
 }
 

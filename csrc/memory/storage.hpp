@@ -1,7 +1,7 @@
-// The memory behind the tensors that the library returns: memory of the arena, or of the executor's stream-ordered
-// pool; or, see program_memory.hpp, of the program's allocator.
+// The memory behind the tensors that the library returns: of the arena, of the executor's stream-ordered pool, or of the
+// program's allocator.
 //
-// Both keep everything alive that their memory needs, so a tensor may outlive the Buffer. Both give the memory back
+// All keep everything alive that their memory needs, so a tensor may outlive the Buffer. All give the memory back
 // without waiting, behind the work of all streams that were recorded; those streams must still exist then (as for any
 // GPU tensor). The home stream needs no recording: memory is given back to it. Memory that was used by a stream while
 // it recorded a CUDA graph is reused by graphs at most, see Arena.
@@ -11,18 +11,74 @@
 // for each stream other than the home.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "csrc/memory/arena.hpp"
-#include "csrc/memory/home_stream.hpp"
-#include "csrc/memory/memory_cache.hpp"
+#include "deep_ep/executor.hpp"
+#include "deep_ep/result_allocator.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
+
+// The order in which a buffer's memory is handed out: that of its calls. They run on the communication stream or on the
+// callers' streams, each after the one before it, as if all were on one stream.
+
+/// Calls use the memory first, and they are in order: what earlier calls did with a piece of memory needs no event.
+/// Other work of streams does. Thread-safe.
+class HomeStream {
+ public:
+  HomeStream(std::shared_ptr<Executor> executor, StreamHandle stream)
+      : executor_(std::move(executor)), stream_(stream) {}
+
+  Executor& executor() const { return *executor_; }
+  /// The real stream of the call under way; between calls, the communication stream.
+  StreamHandle handle() const { return stream_.load(std::memory_order_relaxed); }
+  void works_on(StreamHandle stream) { stream_.store(stream, std::memory_order_relaxed); }
+
+  /// From here on, work may be enqueued that no event known to this object covers ...
+  void work_begins() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+  }
+  /// ... until here. Work that is recorded into a graph does not count: it does not run now.
+  void work_ends(EventHandle behind) {
+    const std::lock_guard lock(mutex_);
+    latest_ = std::move(behind);
+    latest_on_ = handle();
+    open_ = false;
+  }
+  /// Behind all work that has ended; null when there was none. The next work has to wait for it.
+  EventHandle latest() {
+    const std::lock_guard lock(mutex_);
+    return latest_;
+  }
+  /// The same; null, too, when the latest work was on `stream` itself, whose order covers it.
+  EventHandle latest_unless_on(StreamHandle stream) {
+    const std::lock_guard lock(mutex_);
+    return latest_on_ == stream ? nullptr : latest_;
+  }
+  /// True when all work that was begun is known to have ended. Needed for graphs: their replays do not wait for the
+  /// stream, so they may only use memory that it has finished with.
+  bool idle() {
+    const std::lock_guard lock(mutex_);
+    return !open_ && (latest_ == nullptr || executor_->event_done(latest_));
+  }
+
+ private:
+  std::shared_ptr<Executor> executor_;
+  std::atomic<StreamHandle> stream_;
+  std::mutex mutex_;
+  bool open_ = false;
+  EventHandle latest_;
+  StreamHandle latest_on_ = nullptr;
+};
 
 /// Memory that is first used on the home stream, and the other streams that use it. Tensors are copied between threads,
 /// so it locks.
@@ -81,6 +137,61 @@ class ArenaStorage final : public StreamStorage {
   bool for_graph_;  ///< it was allocated for one
 };
 
+// Memory of the executor's stream-ordered pool that one stream keeps using: what comes back is handed out again without
+// asking the executor, which on a GPU would take locks of the driver.
+
+/// Blocks may be released by any thread at any time, and are allocated by the thread that enqueues work on the home
+/// stream while it does not record a graph.
+class MemoryCache {
+ public:
+  struct Block {
+    void* memory = nullptr;
+    std::size_t bytes = 0;  ///< rounded up
+  };
+
+  /// AddressSanitizer has to see every release, so nothing is kept under it.
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr bool kReuses = false;
+#else
+  static constexpr bool kReuses = true;
+#endif
+  /// Unused memory beyond this goes back to the executor before more is requested.
+  static constexpr std::size_t kMostUnused = std::size_t{512} << 20;
+
+  explicit MemoryCache(std::shared_ptr<HomeStream> home) : home_(std::move(home)) {}
+  ~MemoryCache();
+  MemoryCache(const MemoryCache&) = delete;
+  MemoryCache& operator=(const MemoryCache&) = delete;
+
+  /// Memory for work that is enqueued on the home stream from now on. The stream waits for its earlier users.
+  Block allocate(std::size_t bytes);
+  /// `events` are behind its last uses on other streams.
+  void release(const Block& block, std::vector<EventHandle> events);
+  /// The executor gets all unused memory, behind the work of the home stream.
+  void give_back_all();
+
+  std::size_t unused_bytes() const;
+  const std::shared_ptr<HomeStream>& home() const { return home_; }
+
+  /// What a request takes: sizes are rounded up by at most an eighth, so that tensors whose sizes vary a little from
+  /// call to call share blocks.
+  static std::size_t size_class(std::size_t bytes);
+
+ private:
+  struct Unused {
+    Block block;
+    std::vector<EventHandle> events;
+  };
+
+  void* take(std::size_t bytes);
+  void give_back(const Unused& unused);
+
+  std::shared_ptr<HomeStream> home_;
+  mutable std::mutex mutex_;
+  std::map<std::size_t, std::vector<Unused>> unused_;  ///< by size
+  std::size_t unused_bytes_ = 0;
+};
+
 class PoolStorage final : public StreamStorage {
  public:
   /// From the cache or, if the home stream records a graph, fresh from the executor.
@@ -94,6 +205,62 @@ class PoolStorage final : public StreamStorage {
  private:
   std::shared_ptr<MemoryCache> cache_;
   MemoryCache::Block block_;
+};
+
+// Memory for results from the program's allocator: see deep_ep/result_allocator.hpp.
+
+/// What a buffer has from the program's allocator. A piece goes back at once where only the stream that it was
+/// allocated for has used it, otherwise when the work of the others has ended: as frameworks do it with memory that
+/// several streams use. In a recording it goes back at once, too, behind the recorded work of the others.
+class ProgramMemory {
+ public:
+  ProgramMemory(std::shared_ptr<Executor> executor, std::shared_ptr<ResultAllocator> allocator)
+      : executor_(std::move(executor)), allocator_(std::move(allocator)) {}
+  /// Waits for the work that uses what is still here.
+  ~ProgramMemory();
+  ProgramMemory(const ProgramMemory&) = delete;
+  ProgramMemory& operator=(const ProgramMemory&) = delete;
+
+  ResultAllocator::Memory allocate(std::size_t bytes, StreamHandle stream);
+
+  struct Use {
+    StreamHandle stream;                      ///< that it was allocated for
+    const std::vector<StreamHandle>& others;  ///< that were named as users
+    EventHandle calls;                        ///< behind calls on other streams that may have used it; null: none
+    bool of_graph;                            ///< it was allocated while a graph was recorded
+  };
+  void release(ResultAllocator::Memory memory, const Use& use);
+
+ private:
+  struct Kept {
+    ResultAllocator::Memory memory;
+    std::vector<EventHandle> until;  ///< empty: a graph may use it again, so it goes back with the buffer
+  };
+  void release_recorded(const Use& use);
+  void give_back_what_has_ended();
+
+  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<ResultAllocator> allocator_;
+  std::mutex mutex_;
+  std::vector<Kept> kept_;
+};
+
+class ProgramStorage final : public StreamStorage {
+ public:
+  /// `stream`: the caller's, for which the memory is allocated. The home stream comes after it.
+  ProgramStorage(std::shared_ptr<ProgramMemory> memory, std::size_t bytes, StreamHandle stream,
+                 const std::shared_ptr<HomeStream>& home, bool recording);
+  ~ProgramStorage() override;
+  ProgramStorage(const ProgramStorage&) = delete;
+  ProgramStorage& operator=(const ProgramStorage&) = delete;
+
+  std::byte* data() const override { return static_cast<std::byte*>(block_.data); }
+
+ private:
+  std::shared_ptr<ProgramMemory> memory_;
+  StreamHandle stream_;
+  bool of_graph_;
+  ResultAllocator::Memory block_;
 };
 
 }  // namespace deep_ep

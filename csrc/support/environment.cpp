@@ -1,13 +1,9 @@
 #include "csrc/support/environment.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <numeric>
 #include <stdexcept>
-#include <utility>
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
@@ -326,21 +322,6 @@ bool is_word_of(std::string_view words, std::string_view text) {
   }
 }
 
-/// How many letters must be put in, taken out or changed to make one word of the other.
-std::size_t edits_between(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
 // Why this is no value of the variable; empty where it is one, and for all texts.
 std::string why_wrong(const Variable& variable, std::string_view text) {
   switch (variable.type) {
@@ -360,12 +341,6 @@ std::string why_wrong(const Variable& variable, std::string_view text) {
   return "";
 }
 
-// What scripts of this repository hand to each other, and to the tests.
-bool of_development(std::string_view name) {
-  constexpr std::string_view kNames[] = {"DEEP_EP_UNITY_PROGRAMS", "DEEP_EP_WHEEL", "DEEP_EP_MUTANT"};
-  return name.starts_with("DEEP_EP_TEST_") || std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
-}
-
 }  // namespace
 
 std::span<const std::string_view> Variable::others() const {
@@ -374,32 +349,6 @@ std::span<const std::string_view> Variable::others() const {
 }
 
 std::span<const Variable> variables() { return kVariables; }
-
-std::vector<Unknown> unknown_of(std::span<const std::string> names) {
-  std::vector<std::string_view> known;
-  for (const Variable& variable : kVariables) {
-    if (is_own(variable.name())) known.push_back(variable.name());
-  }
-  std::vector<Unknown> unknown;
-  for (const std::string& name : names) {
-    if (!is_own(name) || of_development(name)) continue;
-    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    const auto nearest = std::min_element(known.begin(), known.end(), [&](std::string_view a, std::string_view b) {
-      return edits_between(a, name) < edits_between(b, name);
-    });
-    unknown.push_back({name, *nearest});
-  }
-  return unknown;
-}
-
-std::vector<std::string> names_of_process() {
-  std::vector<std::string> names;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    names.emplace_back(text.substr(0, text.find('=')));
-  }
-  return names;
-}
 
 std::optional<std::string> of_process(std::string_view name) {
   const char* value = std::getenv(std::string(name).c_str());

@@ -46,16 +46,6 @@ std::span<const Variable> variables();
 /// because that library may accept it.
 inline bool is_own(std::string_view name) { return name.starts_with("DEEP_EP_"); }
 
-/// A variable that is set, but that nobody reads: misspelt, or of another version.
-struct Unknown {
-  std::string name;
-  std::string_view nearest;  ///< of the library's own names
-};
-/// Of `names`, those that begin with DEEP_EP_ and are not in the table. DEEP_EP_TEST_... belongs to the tests.
-std::vector<Unknown> unknown_of(std::span<const std::string> names);
-/// Of the variables that are set in this process.
-std::vector<std::string> names_of_process();
-
 /// The value of a variable that is set and not empty.
 using Source = std::function<std::optional<std::string>(std::string_view name)>;
 std::optional<std::string> of_process(std::string_view name);

@@ -1,6 +1,7 @@
 #include "deep_ep/tensor.hpp"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "csrc/support/format.hpp"
@@ -8,6 +9,16 @@
 
 namespace deep_ep {
 namespace {
+
+struct Type {
+  const char* name;
+  std::size_t size;
+};
+/// Of DType, in its order.
+constexpr std::array kTypes = {Type{"bool", 1},    Type{"uint8", 1},       Type{"int32", 4},
+                               Type{"int64", 8},   Type{"float32", 4},     Type{"bfloat16", 2},
+                               Type{"float16", 2}, Type{"float8_e4m3", 1}, Type{"float8_e5m2", 1}};
+static_assert(kTypes.size() == static_cast<std::size_t>(DType::float8_e5m2) + 1);
 
 /// Sums and multiples of such numbers do not wrap.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 56;
@@ -31,46 +42,14 @@ std::string list(const std::array<std::int64_t, TensorSpec::kMaxDims>& values, i
 }  // namespace
 
 std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::boolean:
-    case DType::uint8:
-    case DType::float8_e4m3:
-    case DType::float8_e5m2:
-      return 1;
-    case DType::bfloat16:
-    case DType::float16:
-      return 2;
-    case DType::int32:
-    case DType::float32:
-      return 4;
-    case DType::int64:
-      return 8;
-  }
-  fail<InvalidArgument>("dtype number {} does not exist", static_cast<int>(dtype));
+  const auto number = static_cast<std::size_t>(dtype);
+  if (number >= kTypes.size()) fail<InvalidArgument>("dtype number {} does not exist", number);
+  return kTypes[number].size;
 }
 
 const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::boolean:
-      return "bool";
-    case DType::uint8:
-      return "uint8";
-    case DType::int32:
-      return "int32";
-    case DType::int64:
-      return "int64";
-    case DType::float32:
-      return "float32";
-    case DType::bfloat16:
-      return "bfloat16";
-    case DType::float16:
-      return "float16";
-    case DType::float8_e4m3:
-      return "float8_e4m3";
-    case DType::float8_e5m2:
-      return "float8_e5m2";
-  }
-  return "unknown dtype";
+  const auto number = static_cast<std::size_t>(dtype);
+  return number < kTypes.size() ? kTypes[number].name : "unknown dtype";
 }
 
 std::string to_string(const Device& device) {

@@ -89,51 +89,8 @@ std::optional<std::size_t> find_by_uuid(const std::vector<Gpu>& gpus, std::strin
   return match;
 }
 
-VisibleGpus visible_gpus(const std::vector<Gpu>& gpus, const std::optional<std::string>& cuda_visible_devices) {
-  VisibleGpus visible;
-  const auto find_by_id = [&](int id) -> std::optional<std::size_t> {
-    for (std::size_t i = 0; i < gpus.size(); ++i) {
-      if (gpus[i].cuda_id == id) return i;
-    }
-    return std::nullopt;
-  };
-  if (!cuda_visible_devices) {
-    for (std::size_t i = 0; i < gpus.size(); ++i) {
-      if (gpus[i].cuda_id) visible.gpus.push_back(i);
-    }
-    return visible;
-  }
-  if (trim(*cuda_visible_devices).empty()) return visible;
-  for (const std::string_view entry : split(*cuda_visible_devices, ',')) {
-    if (entry == "-1") return visible;
-    std::optional<std::size_t> gpu;
-    if (begins_with_ignoring_case(entry, "GPU-")) {
-      gpu = find_by_uuid(gpus, entry);
-      if (!gpu) visible.stopped_at = fmt::format("'{}' is not the UUID of one GPU of this machine", entry);
-    } else if (begins_with_ignoring_case(entry, "MIG-")) {
-      visible.stopped_at = fmt::format("'{}' is a part of a GPU (MIG); the library needs whole GPUs", entry);
-    } else {
-      const auto number = parse_number<int>(entry);
-      gpu = number ? find_by_id(*number) : std::nullopt;
-      if (!gpu) {
-        visible.stopped_at = number ? fmt::format("there is no GPU {}", entry)
-                                    : fmt::format("'{}' is neither a number nor a UUID", entry);
-      }
-    }
-    if (!gpu) return visible;
-    if (std::find(visible.gpus.begin(), visible.gpus.end(), *gpu) != visible.gpus.end()) {
-      visible.gpus.clear();
-      visible.stopped_at = fmt::format("'{}' names a GPU that is in the list already", entry);
-      return visible;
-    }
-    visible.gpus.push_back(*gpu);
-  }
-  return visible;
+std::optional<PciAddress> cuda_device_address(int ordinal) {
+  return parse_pci_address(cuda_device_pci_address(ordinal));
 }
 
 }  // namespace deep_ep::topology
-
-std::string deep_ep::cuda_device_pci_address(int device) {
-  const auto address = topology::cuda_device_address(device);
-  return address ? address->text() : std::string();
-}

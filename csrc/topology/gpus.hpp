@@ -26,19 +26,10 @@ struct Gpu {
 /// not see are listed too, so that containers that share a machine arrive at the same GPU→NIC map.
 std::vector<Gpu> find_gpus(const SystemRoot& root);
 
-/// Positions in `gpus` of CUDA devices 0, 1, ... under this value of CUDA_VISIBLE_DEVICES: integers, UUIDs ("GPU-...",
-/// unambiguous beginnings are enough). Not set: all. As in CUDA, an unknown entry ends the list (`stopped_at` says
-/// which) and so does "-1"; if an entry is given twice, there is no device at all.
-struct VisibleGpus {
-  std::vector<std::size_t> gpus;
-  std::string stopped_at;  ///< the entry that CUDA does not accept, with the reason; empty when all is well
-};
-VisibleGpus visible_gpus(const std::vector<Gpu>& gpus, const std::optional<std::string>& cuda_visible_devices);
-
 /// Position in `gpus` of the one GPU whose UUID begins with `uuid`; nothing if none or several do. Case is ignored.
 std::optional<std::size_t> find_by_uuid(const std::vector<Gpu>& gpus, std::string_view uuid);
 
 /// PCI address of the GPU that CUDA knows under this ordinal; nothing without CUDA, or if it does not know.
-std::optional<PciAddress> cuda_device_address(int ordinal) noexcept;
+std::optional<PciAddress> cuda_device_address(int ordinal);
 
 }  // namespace deep_ep::topology

@@ -3,6 +3,7 @@
 // which deep_ep/_native.pyi is made.
 #pragma once
 
+#include <fmt/format.h>
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
@@ -14,7 +15,9 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
+#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
 
 namespace deep_ep::bindings {
@@ -37,9 +40,15 @@ class ArgumentReader {
   }
 
  private:
-  static void read(py::handle object, const char* name, AnyTensor& place);
-  static void read(py::handle object, const char* name, TensorArgument& place);
-  static void read(py::handle object, const char* name, std::optional<TensorArgument>& place);
+  static void read(py::handle object, const char* name, AnyTensor& place) {
+    static_cast<TensorArgument&>(place) = Framework::instance().borrow(object, name, Accept::any_type);
+  }
+  static void read(py::handle object, const char* name, TensorArgument& place) {
+    place = Framework::instance().borrow(object, name);
+  }
+  static void read(py::handle object, const char* name, std::optional<TensorArgument>& place) {
+    if (!object.is_none()) place = Framework::instance().borrow(object, name);
+  }
   template <class View>
   requires std::is_base_of_v<TensorSpec, View>
   static void read(py::handle object, const char* name, View& place) {
@@ -61,7 +70,14 @@ class ArgumentReader {
     }
   }
   /// None or an Event.
-  static void read(py::handle object, const char* name, EventHandle& place);
+  static void read(py::handle object, const char* name, EventHandle& place) {
+    if (object.is_none()) return;
+    if (!py::isinstance<Event>(object)) {
+      throw py::type_error(fmt::format("{}.event is of type {}, expected a deep_ep.utils.EventHandle", name,
+                                       Py_TYPE(object.ptr())->tp_name));
+    }
+    place = object.cast<const Event&>().event();
+  }
   /// Numbers, truth values and Python's own containers.
   template <class T>
   static void read(py::handle object, const char* name, T& place) {
@@ -78,8 +94,16 @@ class ArgumentReader {
     if constexpr (std::is_same_v<T, std::shared_ptr<Bootstrap>>) return "a Bootstrap";
     return "a tuple";
   }
-  [[noreturn]] static void wrong_type(py::handle object, const char* name, const char* expected);
-  [[noreturn]] void wrong_number() const;
+  [[noreturn]] static void wrong_type(py::handle object, const char* name, const char* expected) {
+    if (PyLong_Check(object.ptr())) {
+      throw InvalidArgument(fmt::format("{} is {}, which is out of range", name, std::string(py::str(object))));
+    }
+    throw py::type_error(fmt::format("{} is of type {}, expected {}", name, Py_TYPE(object.ptr())->tp_name, expected));
+  }
+  [[noreturn]] void wrong_number() const {
+    throw py::type_error(
+        fmt::format("{} got {} arguments, which is not what its signature says", call_, given_.size()));
+  }
 
   const char* call_;
   const py::args& given_;

@@ -19,35 +19,22 @@ namespace {
 
 constexpr int kMaxDims = TensorView::kMaxDims;
 
-dlpack::DataType dlpack_type(DType dtype) {
-  switch (dtype) {
-    case DType::boolean:
-      return {dlpack::kBool, 8, 1};
-    case DType::uint8:
-      return {dlpack::kUInt, 8, 1};
-    case DType::int32:
-      return {dlpack::kInt, 32, 1};
-    case DType::int64:
-      return {dlpack::kInt, 64, 1};
-    case DType::float32:
-      return {dlpack::kFloat, 32, 1};
-    case DType::bfloat16:
-      return {dlpack::kBfloat, 16, 1};
-    case DType::float16:
-      return {dlpack::kFloat, 16, 1};
-    case DType::float8_e4m3:
-      return {dlpack::kFloat8E4m3fn, 8, 1};
-    case DType::float8_e5m2:
-      return {dlpack::kFloat8E5m2, 8, 1};
-  }
-  throw Error("unknown dtype");
-}
+/// Of DType, in its order.
+constexpr std::array<dlpack::DataType, 9> kTypes = {{{dlpack::kBool, 8, 1},
+                                                     {dlpack::kUInt, 8, 1},
+                                                     {dlpack::kInt, 32, 1},
+                                                     {dlpack::kInt, 64, 1},
+                                                     {dlpack::kFloat, 32, 1},
+                                                     {dlpack::kBfloat, 16, 1},
+                                                     {dlpack::kFloat, 16, 1},
+                                                     {dlpack::kFloat8E4m3fn, 8, 1},
+                                                     {dlpack::kFloat8E5m2, 8, 1}}};
+
+dlpack::DataType dlpack_type(DType dtype) { return kTypes.at(static_cast<std::size_t>(dtype)); }
 
 std::optional<DType> library_type(const dlpack::DataType& dtype) {
-  constexpr std::array kTypes = {DType::boolean,  DType::uint8,   DType::int32,       DType::int64,      DType::float32,
-                                 DType::bfloat16, DType::float16, DType::float8_e4m3, DType::float8_e5m2};
-  for (const DType candidate : kTypes) {
-    if (dlpack_type(candidate) == dtype) return candidate;
+  for (std::size_t number = 0; number < kTypes.size(); ++number) {
+    if (kTypes[number] == dtype) return static_cast<DType>(number);
   }
   return std::nullopt;
 }

@@ -43,12 +43,6 @@ Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& d
   return Tensor::borrow(view);
 }
 
-py::list list_of(const std::vector<int>& numbers) {
-  py::list list(numbers.size());
-  for (std::size_t i = 0; i < numbers.size(); ++i) list[i] = py::int_(numbers[i]);
-  return list;
-}
-
 py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_rank) {
   const Framework& framework = Framework::instance();
   const py::object prefix = framework.hand_out(handle.rank_prefix_matrix);

@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/bootstrap/socket.hpp"
 #include "deep_ep/exchanges.hpp"
 #include "tests/bootstrap/free_port.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/support/time_scale.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -212,7 +212,7 @@ TEST_P(BufferExchangesTest, WhatConcernsNoBufferMeetsNoneEither) {
   on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
     BufferExchanges buffer(group);
     meet_others(buffer);
-    ExchangesBesideBuffers statistics(*group, Purpose::statistics);
+    BufferExchanges statistics(*group, Purpose::statistics);
     meet_others(statistics);
     if (group->rank() == 0) buffer.leave();
     if (group->rank() == 1) {

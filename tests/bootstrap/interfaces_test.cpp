@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/bootstrap/socket.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "tests/support/setting.hpp"
 #include "tests/support/variables.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 
 namespace deep_ep {
 namespace {

@@ -1,4 +1,4 @@
-#include "csrc/bootstrap/socket.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <iostream>
 
-#include "csrc/memory/memory_cache.hpp"
+#include "csrc/memory/storage.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "tests/cluster/case.hpp"
 #include "tests/cluster/counting_executor.hpp"

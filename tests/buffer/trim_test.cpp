@@ -1,7 +1,7 @@
 // What a buffer keeps of earlier results goes back when the program asks for it.
 #include <gtest/gtest.h>
 
-#include "csrc/memory/memory_cache.hpp"
+#include "csrc/memory/storage.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "tests/cluster/case.hpp"
 #include "tests/cluster/exchange.hpp"

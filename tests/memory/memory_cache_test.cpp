@@ -1,4 +1,3 @@
-#include "csrc/memory/memory_cache.hpp"
 
 #include <gtest/gtest.h>
 

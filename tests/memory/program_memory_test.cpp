@@ -1,4 +1,4 @@
-#include "csrc/memory/program_memory.hpp"
+#include "csrc/memory/storage.hpp"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/bootstrap/socket.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rxe/low_latency_ranks.hpp"

@@ -6,6 +6,7 @@
 #include "csrc/topology/system_root.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/topology/fake_machine.hpp"
+#include "tools/doctor/visible_gpus.hpp"
 
 namespace deep_ep::topology {
 namespace {

@@ -16,6 +16,7 @@
 #include "tools/bench/benchmark.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
+#include "tools/common/variables.hpp"
 #include "tools/doctor/nic_test/subjects.hpp"
 
 namespace deep_ep::tools {
@@ -165,7 +166,7 @@ int run_wire(WireCommand command) {
   constexpr double kQuick = 0.05;
   const double seconds = command.quick ? kQuick : command.seconds;
   if (command.nics == std::vector<std::string>{"all"}) command.nics.clear();
-  const Patient patient = examine(topology::SystemRoot(), environment::of_process, environment::names_of_process());
+  const Patient patient = examine(topology::SystemRoot(), environment::of_process, tools::names_of_process());
   const std::vector<Subject> subjects = wire_subjects(patient, command);
   Report report(command.output, true, {{"benchmark", "wire"}},
                 {{{"NIC", &Figure::nic}, 15},

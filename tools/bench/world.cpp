@@ -8,7 +8,7 @@
 #include <optional>
 #include <string_view>
 
-#include "csrc/bootstrap/socket.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"

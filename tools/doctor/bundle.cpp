@@ -1,4 +1,5 @@
 #include "tools/doctor/bundle.hpp"
+#include "tools/common/variables.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -77,7 +78,7 @@ bool has_a_password(const std::string& value) {
 /// Variables that RDMA libraries and launchers read, those with secrets in their names without values. No others.
 std::string variables_for_reports() {
   std::string text;
-  for (const std::string& name : environment::names_of_process()) {
+  for (const std::string& name : tools::names_of_process()) {
     for (const char* prefix : {"DEEP_EP_",    "NVSHMEM_", "NCCL_",      "UCX_", "CUDA_",
                                "MLX5_",       "RDMAV_",   "IBV_",       "EP_",  "NVIDIA_",
                                "TORCH_NCCL_", "LD_",      "MASTER_",    "RANK", "WORLD_SIZE",

@@ -12,6 +12,7 @@
 #include "tools/commands.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/json_output.hpp"
+#include "tools/common/variables.hpp"
 #include "tools/common/version.hpp"
 #include "tools/doctor/bundle.hpp"
 #include "tools/doctor/checks.hpp"
@@ -59,7 +60,7 @@ int run_nic_test(const DoctorOptions& options) {
   if (!options.sysroot.empty() || options.nic_counters) {
     throw InvalidArgument("--nic-test is about this machine, and goes without --sysroot and --nic-counters");
   }
-  const Patient patient = examine(topology::SystemRoot(), environment::of_process, environment::names_of_process());
+  const Patient patient = examine(topology::SystemRoot(), environment::of_process, tools::names_of_process());
   const NicTestReport report = test_nics(patient, options.test);
   if (options.json) {
     print_json(report.json());
@@ -119,7 +120,7 @@ int run_doctor(const DoctorOptions& options) {
   }
   const Patient patient =
       examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-              environment::of_process, environment::names_of_process());
+              environment::of_process, tools::names_of_process());
   if (options.quick) return run_quick(patient, options.expected, options.json);
   if (options.report) {
     const MachineReport machine = report_machine(patient, full_version());

@@ -13,6 +13,7 @@
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "tools/doctor/visible_gpus.hpp"
 
 namespace deep_ep::tools {
 namespace {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tools/doctor/checks.hpp"
+#include "tools/doctor/visible_gpus.hpp"
 
 namespace deep_ep::tools {
 namespace {

@@ -10,6 +10,7 @@
 #include "csrc/bootstrap/interfaces.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
+#include "tools/common/variables.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -193,7 +194,7 @@ void check_variables(const Patient& patient, Findings& findings) {
                         "correct the variable, or unset it: the map is then found automatically"});
   }
   check_own(patient, findings);
-  for (const environment::Unknown& unknown : environment::unknown_of(patient.variable_names)) {
+  for (const tools::UnknownVariable& unknown : tools::unknown_of(patient.variable_names)) {
     findings.push_back({"variables", Verdict::warning,
                         fmt::format("{} is set, but there is no such variable", unknown.name), "nothing reads it",
                         fmt::format("did you mean {}? See deep_ep env", unknown.nearest)});

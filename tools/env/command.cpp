@@ -10,6 +10,7 @@
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/json_output.hpp"
+#include "tools/common/variables.hpp"
 #include "tools/env/env.hpp"
 
 namespace deep_ep::tools {
@@ -100,7 +101,7 @@ int run_env(const EnvOptions& options) {
   const Profile* profile = options.profile.empty() ? nullptr : &profile_of(options.profile);
   const Patient patient =
       examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-              environment::of_process, environment::names_of_process());
+              environment::of_process, tools::names_of_process());
   const Environment environment = environment_of(patient, profile, options.nccl);
   fmt::print("{}", options.explain ? explain(environment)
                    : options.format == "yaml" || options.format == "helm"

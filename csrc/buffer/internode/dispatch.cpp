@@ -12,10 +12,7 @@ namespace deep_ep {
 DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& scope,
                                  std::vector<int>& tokens_per_expert) {
   const int nodes = grid_.nodes();
-  DispatchHandle handle;
-  handle.num_tokens = arguments.x.size(0);
-  handle.num_experts = static_cast<int>(arguments.num_tokens_per_expert.size(0));
-  handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
+  DispatchHandle handle = begin_handle(arguments);
   const std::array wanted = {unplaced(setup_.device, DType::int32, {setup_.num_ranks, setup_.num_ranks}),
                              unplaced(setup_.device, DType::int32, {handle.num_tokens, setup_.num_ranks}),
                              unplaced(setup_.device, DType::int32, {handle.num_tokens, nodes}),

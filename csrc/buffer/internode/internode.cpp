@@ -14,13 +14,7 @@ namespace deep_ep {
 Internode::Internode(Runtime& runtime)
     : runtime_(runtime),
       grid_(runtime.node_grid()),
-      setup_{.num_ranks = runtime.num_ranks(),
-             .max_local_experts = runtime.options().max_local_experts,
-             .device = runtime.device(),
-             .policy = runtime.policy(),
-             .reject_unknown_experts = runtime.options().reject_unknown_experts,
-             .heap_bytes = runtime.heap()->bytes(),
-             .window_bytes = runtime.layout().window_bytes},
+      setup_(normal_mode_setup(runtime)),
       connections_(runtime.take_connections(BufferPlan::kNormalMode)) {
   const int lanes = runtime.internode_lanes();
   const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
@@ -38,9 +32,7 @@ Internode::Internode(Runtime& runtime)
     counters_ = runtime.zeroed_memory<std::uint32_t>((2 * counters + static_cast<std::size_t>(grid_.width)) *
                                                      sizeof(std::uint32_t));
     heaps_ = device_memory<std::byte*>(runtime.executor(), ranks * sizeof(std::byte*));
-    host_counts_ = pinned_memory<HostCounts>(
-        runtime.executor(),
-        sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(setup_.max_local_experts));
+    host_counts_ = make_host_counts(runtime);
     runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
     runtime.executor()->synchronize(runtime.comm_stream());
     common_.grid = grid_;

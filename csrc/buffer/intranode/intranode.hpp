@@ -5,14 +5,13 @@
 #include <optional>
 #include <vector>
 
-#include "csrc/buffer/intranode/plan.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/intranode/params.hpp"
 
 namespace deep_ep {
 
-struct DispatchOutputs;
 struct ElasticDispatchParams;
 struct SpreadRowsParams;
 
@@ -34,24 +33,15 @@ class Intranode {
   EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call);
 
  private:
-  /// Exchanges counts. Returns a handle without what only the dispatch itself knows.
-  DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope);
-  /// With exact sizes: waits for the counts, and puts them into the result.
-  void learn_sizes(const DispatchArguments& arguments, CallScope& scope, DispatchResult& result);
-  /// Room in the window for all rows of outputs that peers cannot write; nothing if they can, or if rows take turns.
-  std::optional<DispatchOutputs> landing(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                                         const DispatchArguments* fresh, const DispatchOutputs& outputs,
-                                         const DispatchPlan& plan);
-  /// Sends the rows to where the handle says, into `outputs`, which has room for `rows`.
-  void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs, std::int64_t rows,
-            CallScope& scope);
-  /// Copies rows that a dispatch has landed in the window, by all multiprocessors.
-  void copy_received(const DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& landed,
-                     const DispatchOutputs& outputs, CallScope& scope);
+  /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
+  DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
+  /// Makes room for the rows that come, sends `sent` to where the handle says, and hands out what both hold. `fresh`:
+  /// see make_outputs.
+  DispatchOutputs send(const SentRows& sent, const Config& config, const ConstTensorView& x,
+                       const std::optional<ConstTensorView>& x_scales, const DispatchArguments* fresh,
+                       const DispatchHandle& handle, CallScope& scope);
   /// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
   void move_elastic(ElasticDispatchParams& sent, SpreadRowsParams& moving, const Config& config, CallScope& scope);
-  /// Hands out what the outputs and the handle hold.
-  static void hand_out(const DispatchOutputs& outputs, const DispatchHandle& handle, CallScope& scope);
 
   Runtime& runtime_;
   NormalModeSetup setup_;

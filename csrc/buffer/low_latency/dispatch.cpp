@@ -1,12 +1,212 @@
-// low_latency_dispatch: room for what comes, launch.
+// low_latency_dispatch: what it does on this rank, room for what comes, launch.
+#include <algorithm>
 #include <array>
-#include <span>
+#include <bit>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
+#include "csrc/support/format.hpp"
+#include "kernels/low_latency/dispatch/send.hpp"
 
 namespace deep_ep {
+namespace {
+
+LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
+  if (arguments.use_nvfp4) return LowLatencyFormat::nvfp4;
+  if (!arguments.use_fp8) return LowLatencyFormat::bf16;
+  if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
+  if (arguments.align_fp8_quantization && !arguments.round_scale) return LowLatencyFormat::fp8_aligned;
+  return arguments.round_scale ? LowLatencyFormat::fp8_round_scale : LowLatencyFormat::fp8;
+}
+
+/// Grid and shared memory of a part. `params`: complete but for the part's.
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& params, int warps, const Config& config,
+                         const LowLatencySetup& setup) {
+  const int ranks = params.common.num_ranks;
+  const int experts = params.num_local_experts * ranks;
+  const int posters = poster_blocks(setup, warps);
+  const int most = most_working_blocks(config, setup, posters);
+  const std::int64_t to_send = sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
+  // Few rows are best spread over many SMs.
+  const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
+  LowLatencyPart part{.phase = phase};
+  part.working_blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most));
+  const bool by_rails = params.common.rail_width != 0;
+  const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, experts,
+                                                   sends(phase) ? params.row(by_rails).stage_bytes() : 0,
+                                                   posters != 0 ? warps : 0);
+  part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
+  if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
+    fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
+                          params.hidden, experts, format_bytes(part.shape.shared_bytes),
+                          format_bytes(setup.policy.max_shared_bytes));
+  }
+  return part;
+}
+
+/// Warps that receive a row together.
+int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Config& config,
+                  const LowLatencySetup& setup) {
+  const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
+  const bool few = rows <= most_working_blocks(config, setup, poster_blocks(setup, warps));
+  if (setup.on_gpu() && few) return warps;  // no block has two rows
+  if (warps % 4 == 0 && warps >= 16) return 4;
+  return warps % 2 == 0 && warps >= 8 ? 2 : 1;
+}
+
+/// Rows of recv_x that a word of arrival_counters stands for, as a power of two.
+int arrival_shift(const LowLatencyDispatchArguments& arguments) {
+  constexpr int kAll = 30;
+  return arguments.arrival_rows == 0 ? kAll : std::countr_zero(static_cast<unsigned>(arguments.arrival_rows));
+}
+
+/// `experts` with room for `rows` rows each.
+void check_arrivals(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup, std::int64_t experts,
+                    std::int64_t rows) {
+  if (setup.common.mask != nullptr) {
+    throw InvalidArgument("arrival_counters need a buffer made without low_latency.masking, which may take back rows");
+  }
+  constexpr int kMostRows = (1 << 20) - 1;  // so that rows alone never complete a word
+  const int step = arguments.arrival_rows;
+  if (step < 0 || step > kMostRows || (step & (step - 1)) != 0) {
+    fail<InvalidArgument>("arrival_rows is {}, allowed: 0, or a power of two up to {}", step, (kMostRows + 1) / 2);
+  }
+  if (step == 0) check_range("rows that one word of arrival_counters stands for", rows, 1, kMostRows);
+  const std::int64_t words = ((rows - 1) >> arrival_shift(arguments)) + 1;
+  check_tensor("arrival_counters", *arguments.arrival_counters, setup.device, {DType::int64}, {experts, words});
+}
+
+/// Types and shapes of recv_x and, where the format has any, the scales.
+std::vector<TensorView> received_rows(const LowLatencyDispatchParams& params, const Device& device) {
+  const std::int64_t blocks = params.num_local_experts, rows = params.expert_rows();
+  const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
+    return unplaced(device, dtype, shape);
+  };
+  if (params.format == LowLatencyFormat::nvfp4) {
+    const LowLatencyTiledScales scales = params.tiled_scales();
+    return {of(DType::uint8, {blocks, rows, params.hidden / 2}),
+            of(DType::uint8, {blocks, scales.tiles(), scales.columns, 4 * LowLatencyTiledScales::kTileRows})};
+  }
+  if (!has_scales(params.format)) return {of(DType::bfloat16, {blocks, rows, params.hidden})};
+  const LowLatencyScales layout = params.scale_layout();
+  TensorView scales = of(layout.packed ? DType::int32 : DType::float32, {blocks, layout.columns(), rows});
+  std::swap(scales.shape[1], scales.shape[2]);  // column-major
+  std::swap(scales.strides[1], scales.strides[2]);
+  return {of(DType::float8_e4m3, {blocks, rows, params.hidden}), scales};
+}
+
+}  // namespace
+
+void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
+  const Device& device = setup.device;
+  const int num_ranks = setup.common.num_ranks;
+  if (arguments.use_fp8 && arguments.use_nvfp4) {
+    throw InvalidArgument("use_fp8 and use_nvfp4 are both true, allowed: at most one of them (use_fp8 is by default)");
+  }
+  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0)) {
+    throw InvalidArgument("use_nvfp4 is without round_scale and use_ue8m0: its scales are E4M3");
+  }
+  if (arguments.use_ue8m0 && !(arguments.use_fp8 && arguments.round_scale)) {
+    throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
+  }
+  if (arguments.round_scale && !arguments.use_fp8) {
+    throw InvalidArgument("round_scale needs use_fp8: rows in bfloat16 have no scales");
+  }
+  if (arguments.arrival_rows != 0 && !arguments.arrival_counters) {
+    fail<InvalidArgument>("arrival_rows is {}, which needs arrival_counters", arguments.arrival_rows);
+  }
+  if (arguments.x_global_scale) {
+    if (!arguments.use_nvfp4) throw InvalidArgument("x_global_scale needs use_nvfp4");
+    check_tensor("x_global_scale", *arguments.x_global_scale, device, {DType::float32}, {1});
+  }
+  const ConstTensorView& x = arguments.x;
+  check_tensor("x", x, device, {DType::bfloat16}, {kAnySize, kAnySize});
+  const int step = arguments.use_ue8m0 ? 4 * kScaleChannels : kScaleChannels;
+  if (x.size(1) <= 0 || x.size(1) % step != 0 || x.size(1) > INT32_MAX / 4) {
+    fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), step);
+  }
+  check_alignment("x", x);
+  check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {x.size(0), kAnySize});
+  check_range("width of topk_idx", arguments.topk_idx.size(1), 1, kMaxTopk);
+  // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
+  const std::int64_t topk = arguments.topk_idx.size(1);
+  if (arguments.max_tokens < 1 || arguments.max_tokens > kMostLowLatencyTokens / topk) {
+    fail<InvalidArgument>("max_tokens is {}, allowed: 1 to {}, as max_tokens times top-k, which is {}, is at most {}",
+                          arguments.max_tokens, kMostLowLatencyTokens / topk, topk, kMostLowLatencyTokens);
+  }
+  check_range("num_experts", arguments.num_experts, 1, kMostLowLatencyExperts);
+  const int num_local_experts = arguments.num_experts / num_ranks;
+  if (arguments.num_experts % num_ranks != 0 || num_local_experts > setup.max_local_experts) {
+    fail<InvalidArgument>("num_experts is {}, allowed: a multiple of the {} ranks, at most {} a rank",
+                          arguments.num_experts, num_ranks, setup.max_local_experts);
+  }
+  check_range("rows of the output (local experts * ranks * max_tokens)",
+              std::int64_t{num_local_experts} * num_ranks * arguments.max_tokens, 1, INT32_MAX);
+  if (arguments.cumulative_local_expert_recv_stats) {
+    check_tensor("cumulative_local_expert_recv_stats", *arguments.cumulative_local_expert_recv_stats, device,
+                 {DType::int32}, {num_local_experts});
+  }
+  if (arguments.wait_recv_cost_stats) {
+    check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64}, {num_ranks});
+  }
+  if (arguments.arrival_counters) {
+    check_arrivals(arguments, setup, num_local_experts, std::int64_t{num_ranks} * arguments.max_tokens);
+  }
+  check_config(arguments.config, defaults::kMostLowLatencyWarps);
+}
+
+LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
+  LowLatencyDispatchPlan plan;
+  LowLatencyDispatchParams& params = plan.params;
+  params.common = setup.common;
+  params.max_tokens = arguments.max_tokens;
+  params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
+  params.hidden = static_cast<int>(arguments.x.size(1));
+  params.num_local_experts = arguments.num_experts / setup.common.num_ranks;
+  params.count_cells = 1 + (params.num_local_experts + 1) / 2;
+  params.format = format_of(arguments);
+  const std::size_t direct_bytes = params.row(false).bytes();
+  const std::size_t rail_bytes = params.row(true).bytes();
+  const int rail_width =
+      choose_rails(!arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
+  params.common.set_rails(rail_width);
+  check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
+  const DispatchShape shape{.format = static_cast<int>(params.format),
+                            .by_rails = rail_width != 0,
+                            .num_topk = params.num_topk,
+                            .too_many_tokens = too_many_tokens(arguments)};
+  params.call_shape =
+      shape.packed(call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, rail_width}));
+  params.num_tokens = too_many_tokens(arguments) ? 0 : static_cast<int>(arguments.x.size(0));
+  params.x = arguments.x.as<std::byte>();
+  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
+  params.report_unknown_experts = setup.reject_unknown_experts;
+  if (arguments.cumulative_local_expert_recv_stats) {
+    params.recv_stats = arguments.cumulative_local_expert_recv_stats->as<std::int32_t>();
+  }
+  if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
+  if (arguments.arrival_counters) {
+    params.arrivals = arguments.arrival_counters->as<std::int64_t>();
+    params.arrival_words = static_cast<int>(arguments.arrival_counters->size(1));
+    params.arrival_shift = arrival_shift(arguments);
+  }
+
+  if (arguments.x_global_scale) params.global_scale = arguments.x_global_scale->as<float>();
+
+  const auto kernel = setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency;
+  plan.kernel = kernel.launcher;
+  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
+  params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
+  // A relay hands on within its own launch. A program that polls arrival counters may take the SMs between two
+  // parts.
+  plan_parts(plan, arguments.return_recv_hook, setup.measured && rail_width == 0 && !arguments.arrival_counters,
+             [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
+  return plan;
+}
 
 LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call) {
   check_end(arguments.return_recv_hook, call);
@@ -16,21 +216,27 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   make_way(LowLatencyKind::dispatch, arguments.return_recv_hook);
 
   // The rows by themselves, because they are large and often dropped early.
-  CallScope scope(runtime_.calls(), call);
-  const std::vector<Tensor> made = scope.result_tensors(std::array{plan.rows, plan.others}, plan.kept);
-  const std::span rows(made.data(), plan.rows.size());
-  const std::span others(rows.data() + rows.size(), plan.others.size());
-  const std::span kept(others.data() + others.size(), plan.kept.size());
   LowLatencyDispatchParams& params = plan.params;
+  const std::int64_t ranks = params.common.num_ranks, blocks = params.num_local_experts;
+  const std::int64_t table_rows = 2 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
+  const Device& device = setup_.device;
+  const std::array pieces = {received_rows(params, device), std::vector{unplaced(device, DType::int32, {blocks})}};
+  const std::array of_handle = {unplaced(device, DType::int32, {blocks, params.expert_rows()}),
+                                unplaced(device, DType::int64, {blocks, ranks}),
+                                unplaced(device, DType::int32, {table_rows, ranks})};
+  CallScope scope(runtime_.calls(), call);
+  const std::vector<Tensor> made = scope.result_tensors(pieces, of_handle);
+  const Tensor& count = made[pieces[0].size()];
+  const Tensor* const kept = &count + 1;
   LowLatencyDispatchResult result;
-  result.recv_x = rows[0];
-  params.recv_x = rows[0].as<std::byte>();
-  if (rows.size() > 1) {
-    result.recv_x_scales = rows[1];
-    params.recv_scales = rows[1].as<std::byte>();
+  result.recv_x = made[0];
+  params.recv_x = made[0].as<std::byte>();
+  if (pieces[0].size() > 1) {
+    result.recv_x_scales = made[1];
+    params.recv_scales = made[1].as<std::byte>();
   }
-  result.recv_count = others[0];
-  params.recv_count = others[0].as<std::int32_t>();
+  result.recv_count = count;
+  params.recv_count = count.as<std::int32_t>();
   result.handle = {.src_info = kept[0],
                    .layout_range = kept[1],
                    .row_table = kept[2],
@@ -43,7 +249,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   params.layout_range = kept[1].as<std::int64_t>();
   params.row_table = kept[2].as<std::int32_t>();
   if (setup_.measured) waits_->measure(plan);
-  for (const Tensor* tensor : {&rows[0], &others[0], &kept[0]}) scope.hand_out(*tensor);
+  for (const Tensor* tensor : {&made[0], &count, &kept[0]}) scope.hand_out(*tensor);
 
   result.event =
       launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::tuple(made, arguments.owner), result.hook);

@@ -98,7 +98,7 @@ LowLatencyVerdict find_late_ranks(std::span<const LowLatencyStats> stats, double
 }
 
 std::vector<LowLatencyStats> gather_low_latency_stats(Bootstrap& bootstrap, const LowLatencyStats& own) {
-  ExchangesBesideBuffers exchanges(bootstrap, Purpose::statistics);
+  BufferExchanges exchanges(bootstrap, Purpose::statistics);
   const auto ranks = index_of(bootstrap.size());
   std::vector<SourceTimes> mine(ranks);
   agree(exchanges, "gathering low-latency statistics", [&] {

@@ -4,7 +4,10 @@
 #include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/buffer/low_latency/plan_parts.hpp"
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/fault_texts.hpp"
+#include "csrc/executor/kernel_table.hpp"
+#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 
@@ -38,10 +41,10 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   common.state = state_.get();
   common.wait = runtime.faults().wait_context();
   common.wait.abort = &state_->abort;
-  if (runtime.options().low_latency.masking) {
+  if (masks()) {
     common.wait.timeout_ns = kMostTimeouts * timeout_ns(runtime.timeout_s());
     common.mask = runtime.faults().control()->mask;
-    masks_.emplace(runtime, common.wait);
+    failures_logged_.resize(static_cast<std::size_t>(runtime.num_ranks()));
   }
   common.posts = common.wait;
   common.posts.spares_call = common.mask != nullptr;
@@ -51,7 +54,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
 std::string LowLatency::describe() const {
   const LowLatencyWindow& window = runtime_.layout().low_latency;
   std::string text = fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, ",
-                                 window.slots, format_bytes(window.source_bytes), masks_ ? "masked" : "errors");
+                                 window.slots, format_bytes(window.source_bytes), masks() ? "masked" : "errors");
   if (links_) return text + links_->describe();
   return text + fmt::format("NVLink reaches every rank, {}", runtime_.low_latency_reach().describe_rails());
 }
@@ -83,9 +86,54 @@ LowLatencyStats LowLatency::stats(LowLatencyStatsThen then, StreamHandle stream)
   return seen;
 }
 
-RankMasks& LowLatency::masks(const char* call) {
-  if (!masks_) fail<InvalidArgument>("{}: the buffer was made without low_latency.masking", call);
-  return *masks_;
+LowLatency& LowLatency::masking(const char* call) {
+  if (!masks()) fail<InvalidArgument>("{}: the buffer was made without low_latency.masking", call);
+  return *this;
+}
+
+void LowLatency::log_masks() {
+  if (!masks()) return;
+  const control::Membership& membership = *runtime_.membership();
+  for (std::size_t peer = 0; peer < failures_logged_.size(); ++peer) {
+    const std::uint32_t failed = __atomic_load_n(&runtime_.control_words().failed[peer], __ATOMIC_ACQUIRE);
+    if (failed == 0 || failures_logged_[peer]) continue;
+    failures_logged_[peer] = true;
+    FaultRecord record{};
+    record.kind = FaultKind::rdma_failed;
+    record.peer = static_cast<std::int32_t>(peer);
+    record.field = static_cast<std::int32_t>(failed - 1);
+    log::warn("{}", rdma::describe_fault(runtime_.rank(), record));
+  }
+  if (__atomic_load_n(&runtime_.control_words().changes, __ATOMIC_ACQUIRE) == 0) return;
+  const std::vector<control::LostRank> lost = membership.lost();
+  for (; logged_ < lost.size(); ++logged_) {
+    log::warn("{}", describe_masking(lost[logged_], membership.describe_end(lost[logged_].rank)));
+  }
+}
+
+void LowLatency::launch_masks(LowLatencyMasksStep step, int rank, std::int32_t* status, StreamHandle stream) {
+  CallScope scope(runtime_.calls(), {.stream = stream});
+  const LowLatencyMasksParams params{.wait = setup_.common.wait, .step = step, .rank = rank, .status = status};
+  runtime_.executor()->kernels().masks_low_latency(params, LaunchShape{1, 128, 0}, scope.stream());
+  scope.finish();
+}
+
+void LowLatency::update_mask(int rank, bool masked, StreamHandle stream) {
+  check_range("rank", rank, 0, runtime_.num_ranks() - 1);
+  if (!masked) runtime_.faults().raise();  // a rank that has been told that it is masked cannot undo that
+  runtime_.membership()->leave_out(rank, masked);
+  launch_masks(masked ? LowLatencyMasksStep::mask : LowLatencyMasksStep::unmask, rank, nullptr, stream);
+}
+
+void LowLatency::query_mask(const TensorView& status, StreamHandle stream) {
+  check_tensor("status", status, runtime_.device(), {DType::int32}, {runtime_.num_ranks()});
+  launch_masks(LowLatencyMasksStep::query, -1, status.as<std::int32_t>(), stream);
+}
+
+void LowLatency::clear_mask(StreamHandle stream) {
+  runtime_.faults().raise();
+  for (int rank = 0; rank < runtime_.num_ranks(); ++rank) runtime_.membership()->leave_out(rank, false);
+  launch_masks(LowLatencyMasksStep::unmask, -1, nullptr, stream);
 }
 
 void LowLatency::look_after_earlier_calls() {
@@ -125,7 +173,7 @@ void LowLatency::clean(StreamHandle stream) {
 }
 
 void LowLatency::check() const {
-  if (links_ && !masks_) links_->check();
+  if (links_ && !masks()) links_->check();
 }
 
 LowLatencyCounts LowLatency::count_together() {
@@ -154,7 +202,7 @@ LowLatencyCounts LowLatency::count_together() {
 }
 
 void LowLatency::resume() {
-  masks("low_latency_resume");
+  masking("low_latency_resume");
   runtime_.executor()->make_current();
   runtime_.calls().settle();
   runtime_.faults().come_back();
@@ -180,7 +228,9 @@ void LowLatency::resume_together() {
       throw;
     }
   }
-  masks_->resume();
+  runtime_.membership()->resume();
+  logged_ = 0;
+  failures_logged_.assign(failures_logged_.size(), false);
   runtime_.faults().forget_verdicts();
   runtime_.bootstrap().barrier();
 }

@@ -8,10 +8,10 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "csrc/buffer/low_latency/hook_queue.hpp"
 #include "csrc/buffer/low_latency/plan.hpp"
-#include "csrc/buffer/low_latency/rank_masks.hpp"
 #include "csrc/buffer/low_latency/rdma_links.hpp"
 #include "csrc/buffer/low_latency/wait_stats.hpp"
 #include "csrc/buffer/runtime.hpp"
@@ -32,18 +32,21 @@ class LowLatency {
   TensorView combine_buffer(const LowLatencyHandle& handle);
   void clean(StreamHandle stream);
 
-  /// InvalidArgument, which names `call`, where ranks are never masked.
-  RankMasks& masks(const char* call);
+  // Ranks that calls leave out: those that the control plane calls lost, and those that the program masks, in the order
+  // of calls. The program's masks are apart from verdicts, and undo none. They are in ControlState, for kernels.
+  /// This object, for a call `call` about masks; InvalidArgument where ranks are never masked.
+  LowLatency& masking(const char* call);
+  void update_mask(int rank, bool masked, StreamHandle stream);
+  void query_mask(const TensorView& status, StreamHandle stream);
+  void clear_mask(StreamHandle stream);
+  /// Logs which ranks are masked, and which queue pairs have failed, since the last look.
+  void log_masks();
+
   /// Of waits; the first call, and the first after `stop`, begin them.
   LowLatencyStats stats(LowLatencyStatsThen then, StreamHandle stream);
 
   /// Collective, with masks.
   void resume();
-
-  /// Logs which ranks are masked since the last look.
-  void log_masks() {
-    if (masks_) masks_->log_new();
-  }
 
   /// From now on the program may write there, and `clean` cleans it.
   TensorView memory();
@@ -71,16 +74,19 @@ class LowLatency {
   EventHandle launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
                      Kept kept, std::function<void()>& hook);
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
+  bool masks() const { return runtime_.options().low_latency.masking; }
+  void launch_masks(LowLatencyMasksStep step, int rank, std::int32_t* status, StreamHandle stream);
   LowLatencyCounts count_together();
   void resume_together();
 
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory
-  std::optional<RankMasks> masks_;
-  std::optional<RdmaLinks> links_;  ///< none: no rank is reached by RDMA
+  std::optional<RdmaLinks> links_;          ///< none: no rank is reached by RDMA
   LowLatencySetup setup_;
-  std::optional<WaitStats> waits_;  ///< none before anybody has asked for them
-  bool shown_ = false;              ///< has the program been given `memory`?
+  std::optional<WaitStats> waits_;     ///< none before anybody has asked for them
+  bool shown_ = false;                 ///< has the program been given `memory`?
+  std::size_t logged_ = 0;             ///< verdicts
+  std::vector<bool> failures_logged_;  ///< [num_ranks], with masking
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.
   std::vector<std::shared_ptr<std::byte>> combine_buffers_;

@@ -2,10 +2,13 @@
 // arguments and of what was fixed when the buffer was made.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
-#include <vector>
+#include <string>
 
 #include "csrc/executor/kernel_table.hpp"
 #include "deep_ep/buffer.hpp"
@@ -56,20 +59,14 @@ struct LowLatencyPlan {
   std::shared_ptr<const LowLatencyWaits> waits;  ///< of a call that is measured
 };
 
-struct LowLatencyDispatchPlan : LowLatencyPlan<LowLatencyDispatchParams> {
-  // Types and shapes of the results.
-  std::vector<TensorView> rows;    ///< recv_x, and the scales
-  std::vector<TensorView> others;  ///< recv_count
-  std::vector<TensorView> kept;    ///< of the handle: src_info, layout_range, row_table
-};
-
+using LowLatencyDispatchPlan = LowLatencyPlan<LowLatencyDispatchParams>;
 using LowLatencyCombinePlan = LowLatencyPlan<LowLatencyCombineParams>;
 
 /// Rows that a handle knows of, as they lie in recv_x.
 struct HandleRows {
+  HandleRows(const LowLatencyHandle& handle, int num_ranks)
+      : blocks(handle.num_experts / num_ranks), rows(std::int64_t{num_ranks} * handle.max_tokens) {}
   std::int64_t blocks, rows;
-
-  static HandleRows of(const LowLatencyHandle& handle, int num_ranks);
 };
 
 // Throw InvalidArgument.
@@ -86,5 +83,78 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 /// InvalidArgument when the call does not fit the window, or a block.
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
+
+// What must be equal on all ranks of a call, in a word that travels with it: those that disagree would misread each
+// other.
+
+/// A hash (FNV-1a).
+inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
+  std::uint32_t hash = 2166136261u;
+  for (const int field : fields) {
+    for (int byte = 0; byte < 4; ++byte) {
+      hash = (hash ^ (static_cast<std::uint32_t>(field) >> (8 * byte) & 0xffu)) * 16777619u;
+    }
+  }
+  return hash;
+}
+
+/// Of a dispatch: below kUnknownExpertShape ten bits for what has few values, so that a message can say what
+/// differs, above a hash of the rest.
+struct DispatchShape {
+  int format;  ///< LowLatencyFormat
+  bool by_rails;
+  int num_topk;
+  bool too_many_tokens = false;  ///< this rank will raise: peers must hear of it
+
+  std::uint32_t packed(std::uint32_t hash_of_rest) const;
+};
+
+/// The message about two packed shapes that differ.
+std::string describe_difference(std::uint32_t ours, int rank, std::uint32_t theirs, int peer);
+
+// What plans of dispatch and of combine have in common.
+
+/// Blocks of `warps` warps that post to ranks reached by RDMA: a warp for each lane to each such rank.
+inline int poster_blocks(const LowLatencySetup& setup, int warps) {
+  return setup.rdma() ? (setup.common.num_far * setup.common.lanes + warps - 1) / warps : 0;
+}
+
+/// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each
+/// other.
+void check_resident(int others, const LowLatencySetup& setup);
+
+/// Blocks for everything else: no more in all than there are SMs, or than the caller allows.
+inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int others) {
+  check_resident(others, setup);
+  const int all = setup.policy.multiprocessors;
+  return std::max(1, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - others);
+}
+
+/// Of a block. `most_threads`: as many as have registers enough.
+inline int warps_of_block(const Config& config, const LowLatencySetup& setup, int most_threads, int least) {
+  const int most = std::max(std::min(most_threads, setup.policy.max_block_threads) / 32, least);
+  const int usual = setup.on_gpu() ? most : setup.policy.warps_per_block;
+  return std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, least, most);
+}
+
+/// InvalidArgument unless `max_tokens` rows of `row_bytes` from each rank fit the window.
+void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes, const LowLatencySetup& setup);
+
+/// Whether the call goes by rails, if it may: the ranks of a node, else 0. Rows directly, and by rails, have so many
+/// bytes.
+int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
+                 const LowLatencySetup& setup);
+
+/// The plan's parts, each as `plan_part(phase)` says. `split`: two also without a hook.
+template <class Plan, class PlanPart>
+void plan_parts(Plan& plan, bool hook, bool split, PlanPart&& plan_part) {
+  plan.hooked = hook;
+  if (!hook && !split) {
+    plan.first = plan_part(LowLatencyPhase::both);
+    return;
+  }
+  plan.first = plan_part(LowLatencyPhase::send);
+  plan.receive = plan_part(LowLatencyPhase::receive);
+}
 
 }  // namespace deep_ep

@@ -2,14 +2,18 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <cstring>
 #include <iterator>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "csrc/executor/backend.hpp"
 #include "csrc/executor/cuda/context.hpp"
 #include "csrc/executor/cuda/driver.hpp"
-#include "csrc/executor/cuda/event_pool.hpp"
 #include "csrc/executor/cuda/stream_memory.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
@@ -71,6 +75,67 @@ DeviceIdentity identity_of(int device) {
   identity.multiprocessors = properties.multiProcessorCount;
   identity.kept = kept_for_simulated_nics();
   return identity;
+}
+
+/// Events for reuse: creating one costs several microseconds, recording one less than one.
+class EventPool : public std::enable_shared_from_this<EventPool> {
+ public:
+  EventPool(std::shared_ptr<const Context> context, bool timed) : context_(std::move(context)), timed_(timed) {}
+  ~EventPool();
+
+  /// Records an event on the stream. It returns to the pool, which it keeps alive, when the last handle goes.
+  /// The context must be current.
+  EventHandle record(cudaStream_t stream);
+
+ private:
+  cudaEvent_t take();
+  void give_back(cudaEvent_t event) noexcept;
+
+  std::shared_ptr<const Context> context_;
+  bool timed_;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> free_;
+};
+
+cudaEvent_t native(const EventHandle& event) { return static_cast<cudaEvent_t>(event.get()); }
+
+EventPool::~EventPool() {
+  quietly([&] {
+    const CurrentContext current(*context_);
+    for (cudaEvent_t event : free_) cudaEventDestroy(event);
+  });
+}
+
+EventHandle EventPool::record(cudaStream_t stream) {
+  cudaEvent_t event = take();
+  // Waits that are already enqueued keep their moment, so an event may be recorded again at any time.
+  EventHandle handle(
+      event, [pool = shared_from_this()](void* returned) { pool->give_back(static_cast<cudaEvent_t>(returned)); });
+  check(cudaEventRecord(event, stream), context_->device(), "cudaEventRecord");
+  return handle;
+}
+
+cudaEvent_t EventPool::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      cudaEvent_t event = free_.back();
+      free_.pop_back();
+      return event;
+    }
+  }
+  cudaEvent_t event = nullptr;
+  const RelaxedCapture relaxed;
+  check(cudaEventCreateWithFlags(&event, timed_ ? cudaEventDefault : cudaEventDisableTiming), context_->device(),
+        "cudaEventCreateWithFlags");
+  return event;
+}
+
+void EventPool::give_back(cudaEvent_t event) noexcept {
+  quietly([&] {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(event);
+  });
 }
 
 cudaStream_t native(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
@@ -287,6 +352,17 @@ int cuda_device_count() noexcept {
   while (usable < count && cuda::is_new_enough(usable)) ++usable;
   cudaGetLastError();
   return usable;
+}
+
+std::string cuda_device_pci_address(int device) {
+  std::array<char, 32> text{};
+  if (cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), device) != cudaSuccess) {
+    cudaGetLastError();  // the next CUDA call must not report it
+    return {};
+  }
+  std::string address = text.data();
+  for (char& letter : address) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return address;
 }
 
 const KernelTable& cuda_kernels() {

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/bootstrap/socket.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"

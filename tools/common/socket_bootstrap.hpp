@@ -30,7 +30,7 @@ inline Token job_token(std::string_view job = {}, const environment::Source& sou
 std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
                                                  double timeout_s, const Token& job = job_token());
 
-/// Whether a connected socket is its own peer: a call to a port of this host that nobody listens on meets itself if the
+/// Whether a connected socket is its own peer: a call to a port of this host without a listener meets itself if the
 /// system has given it that very port to call from.
 bool has_called_itself(int socket);
 

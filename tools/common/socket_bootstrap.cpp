@@ -1,4 +1,4 @@
-#include "csrc/bootstrap/socket.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -19,7 +19,6 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/bootstrap/interfaces.hpp"
-#include "csrc/bootstrap/wait_end.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -87,7 +86,7 @@ class Sockets {
   }
 
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
-    // After a failure nobody knows where in the conversation the others are.
+    // After a failure a rank does not know where in the conversation the others are.
     if (broken_) std::rethrow_exception(broken_);
     try {
       exchange(mine, all);
@@ -292,7 +291,7 @@ class Sockets {
     for (int refusal = 0;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
       for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
         UniqueFd socket(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        const timeval most{.tv_sec = 2, .tv_usec = 0};  // an address that nobody has does not answer at all
+        const timeval most{.tv_sec = 2, .tv_usec = 0};  // an address without an owner does not answer at all
         ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
         leave_by_chosen_interface(socket.get(), *one, choice);
         if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) {

@@ -42,7 +42,6 @@ class Block final : public Machine {
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) override;
   bool mbarrier_test(std::uint64_t& word, std::uint32_t parity) override;
   void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) override;
-  void mbarrier_invalidate(std::uint64_t& word) override;
   void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) override;
   void bulk_store(void* global, const void* shared, std::uint32_t bytes) override;
   void bulk_commit() override;

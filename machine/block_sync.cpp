@@ -19,8 +19,6 @@ const char* name_of(WarpOp op) {
       return "sync";
     case WarpOp::shuffle:
       return "shuffle";
-    case WarpOp::shuffle_up:
-      return "shuffle_up";
     case WarpOp::shuffle_xor:
       return "shuffle_xor";
     case WarpOp::ballot:
@@ -212,16 +210,6 @@ void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) {
     proxies_.acquire(*current_, *point);
   }
   tsan::acquire(point);
-}
-
-void Block::mbarrier_invalidate(std::uint64_t& word) {
-  const std::uint64_t ticket = word;
-  std::uint64_t dead = 0;
-  {
-    const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-    dead = mbarriers_.invalidate(word, ticket);
-  }
-  word = dead;
 }
 
 }  // namespace deep_ep::host_machine

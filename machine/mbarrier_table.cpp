@@ -9,7 +9,6 @@ namespace {
 
 constexpr std::uint64_t kTicketMark = 0x6d62617200000000u;  // "mbar" in the upper half
 constexpr std::uint64_t kTicketMask = 0xffffffff00000000u;
-constexpr std::uint64_t kDeadWord = 0xC5C5C5C5C5C5C5C5u;
 constexpr std::uint32_t kMostArrivals = (1u << 20) - 1;
 
 }  // namespace
@@ -28,7 +27,7 @@ std::uint64_t MbarrierTable::init(const std::uint64_t& word, std::uint32_t arriv
                 kMostArrivals);
   }
   for (MbarrierState& state : states_) {
-    if (state.word == &word && state.alive) fail<Error>("mbarrier::init of a living barrier: {}", describe(state));
+    if (state.word == &word) fail<Error>("mbarrier::init of a living barrier: {}", describe(state));
   }
   auto& state = states_.emplace_back();
   state.word = &word;
@@ -40,20 +39,10 @@ void MbarrierTable::fence_init() {
   for (MbarrierState& state : states_) state.fenced = true;
 }
 
-std::uint64_t MbarrierTable::invalidate(const std::uint64_t& word, std::uint64_t ticket) {
-  MbarrierState& state = find(word, ticket);
-  if (!state.loads.empty() || !state.waiting.empty()) {
-    fail<Error>("mbarrier::invalidate of a barrier in use: {}", describe(state));
-  }
-  state.alive = false;
-  return kDeadWord;
-}
-
 MbarrierState& MbarrierTable::find(const std::uint64_t& word, std::uint64_t ticket) {
   const std::uint64_t index = ticket & ~kTicketMask;
-  if ((ticket & kTicketMask) != kTicketMark || index >= states_.size() || states_[index].word != &word ||
-      !states_[index].alive) {
-    fail<Error>("no mbarrier lives at {}: not initialised yet, overwritten (the word is {:#x}) or invalidated",
+  if ((ticket & kTicketMask) != kTicketMark || index >= states_.size() || states_[index].word != &word) {
+    fail<Error>("no mbarrier lives at {}: not initialised yet, or overwritten (the word is {:#x})",
                 shared_.contains(&word, sizeof word) ? shared_.name(&word) : "an address outside shared memory",
                 ticket);
   }

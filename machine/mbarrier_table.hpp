@@ -18,8 +18,7 @@ struct MbarrierState {
   std::uint32_t missing = 0;        ///< arrivals of this phase still to come
   std::int64_t expected_bytes = 0;  ///< announced and not written yet; below zero: written and not announced yet
   std::uint32_t phase = 0;
-  bool fenced = false;  ///< fence_init made it known to the copy engine
-  bool alive = true;
+  bool fenced = false;          ///< fence_init made it known to the copy engine
   std::vector<BulkLoad> loads;  ///< issued, not done
   std::vector<Fiber*> waiting;
   MeetingPoint sync_point[2];  ///< one for each parity
@@ -36,8 +35,6 @@ class MbarrierTable {
   /// Returns the ticket to be written into the word.
   std::uint64_t init(const std::uint64_t& word, std::uint32_t arrivals);
   void fence_init();
-  /// Ends the barrier's life and returns what to leave in the word.
-  std::uint64_t invalidate(const std::uint64_t& word, std::uint64_t ticket);
   /// Throws if no barrier lives at the word.
   MbarrierState& find(const std::uint64_t& word, std::uint64_t ticket);
 

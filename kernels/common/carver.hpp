@@ -1,4 +1,4 @@
-// Lays parts of memory out one after the other. The same code gives sizes on the host and addresses in a kernel.
+// Where parts of memory lie. The same code gives sizes on the host and addresses in a kernel.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,17 @@
 
 namespace deep_ep {
 
-/// Carves memory that begins at an address as aligned as any of its parts. A layout struct takes its parts in order:
+/// Where a thing lies in every rank's heap: an offset that knows its type. The heaps of all ranks have the same layout,
+/// so one place is an address in each of them; RDMA names it by its offset.
+template <class T>
+struct Place {
+  std::size_t offset;
+
+  DEEP_EP_HOST_DEVICE T* in(std::byte* heap) const { return reinterpret_cast<T*>(heap + offset); }
+};
+
+/// Lays parts of memory out one after the other, from an address as aligned as any of them. A layout struct takes its
+/// parts in order:
 ///
 ///   explicit Shared(Carver carver, int num_ranks)
 ///       : scratch(carver.take<std::int32_t>()), peers(carver.take<Peer>(num_ranks)), bytes(carver.bytes()) {}

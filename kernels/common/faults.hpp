@@ -48,8 +48,8 @@ enum class FaultKind : std::uint32_t {
   rdma_failed
 };
 
-/// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
-/// for faults that end calls, one for notes, which the call survives; neither hides the other.
+/// Written by the first thread that meets a fault, in memory that the host sees. A rank has two, side by side: for
+/// faults that end calls, and for notes, which the call survives.
 struct FaultRecord {
   std::uint64_t claimed;  ///< 0: no fault. Set first, so that only one thread writes the rest
   std::uint64_t written;  ///< set last, with release order
@@ -57,11 +57,9 @@ struct FaultRecord {
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
   std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField; timeout: how many time-outs it
-                           ///< waited, 0 is one; unknown_expert: the token
-  std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
-                           ///< unknown_expert: the index found;
-                           ///< rdma_failed: index of the work-queue entry, if `seen` is not 0, and `field` an
-                           ///< RdmaFailure
+                           ///< waited, 0 is one; unknown_expert: the token; rdma_failed: an RdmaFailure
+  std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came; unknown_expert: the
+                           ///< index found; rdma_failed: index of the work-queue entry, if `seen` is not 0
   std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows that there is room for;
                            ///< unknown_expert: how many experts there are; rdma_failed: entries posted so far
 };
@@ -114,7 +112,7 @@ namespace device {
 /// True once any wait of this rank has failed.
 DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
 
-/// Fills a record, unless another thread of this rank was faster; no other rank writes to it. False: one was.
+/// Fills a record, unless another thread of this rank was faster. False: one was.
 DEEP_EP_DEVICE bool write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
                                  std::uint64_t expected, std::uint64_t seen) {
   if (fetch_add_acq_rel<Scope::gpu>(&record.claimed, std::uint64_t{1}) != 0) return false;

@@ -2,11 +2,26 @@
 // loading while the one before is stored.
 #pragma once
 
+#include "kernels/common/carver.hpp"
 #include "kernels/primitives/bulk.hpp"
 #include "kernels/primitives/thread.hpp"
 #include "kernels/primitives/warp.hpp"
 
-namespace deep_ep::device {
+namespace deep_ep {
+
+/// Shared memory of a block whose warps have a pipeline each, and nothing else.
+struct WarpStages {
+  device::Mbarrier* barriers;  ///< [warps * stages]
+  std::byte* memory;           ///< [warps * stages] of stage_bytes
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE WarpStages(Carver carver, int warps, int stages, std::uint32_t stage_bytes)
+      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages), kLine)),
+        memory(carver.take<std::byte>(static_cast<std::size_t>(warps * stages) * stage_bytes, kLine)),
+        bytes(carver.bytes()) {}
+};
+
+namespace device {
 
 struct RowPipe {
   Mbarrier* barriers;  ///< [stages]
@@ -52,4 +67,5 @@ struct RowPipe {
   }
 };
 
-}  // namespace deep_ep::device
+}  // namespace device
+}  // namespace deep_ep

@@ -1,6 +1,5 @@
 // Adds up rows of bfloat16 in fp32, in the registers of a warp. A lane loads its vectors of all rows before it adds the
-// first: a peer's memory is far away, and only loads under way at once hide that. Ordinary loads: bulk loads from a
-// peer's memory were slower on H200, however many SMs issued them.
+// first: a peer's memory is far away. Ordinary loads: bulk loads from a peer's memory were slower on H200.
 #pragma once
 
 #include "kernels/primitives/bits.hpp"

@@ -1,5 +1,4 @@
-// Agreement among the threads of a rank. Which block, or warp, comes last? That one speaks for all: it raises the
-// signals of the whole rank. And did every thread of a block succeed?
+// Agreement among the threads of a rank: which block, or warp, comes last? It raises the signals of the whole rank.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +11,8 @@
 namespace deep_ep::device {
 
 /// Counts this thread, or `pieces` pieces of its work, towards `expected`. True for the last one, which sets the ticket
-/// back to zero. What every earlier thread wrote before its call is visible to the last one, and to whoever acquires a
-/// signal that it raises afterwards. Scope::gpu is cheaper, and enough for those who have only read from peers.
+/// back to zero. It sees what all earlier threads wrote before their calls, and so does a thread that acquires a signal
+/// that it raises afterwards. Scope::gpu is cheaper, and enough after reads from peers alone.
 template <Scope S = Scope::system>
 DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected, std::uint32_t pieces = 1) {
   if (fetch_add_acq_rel<S>(ticket, pieces) + pieces != expected) return false;
@@ -27,8 +26,7 @@ DEEP_EP_DEVICE std::uint32_t take_next(std::uint32_t* next) {
   return warp::shuffle(lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0, 0);
 }
 
-/// Work that warps share: each begins with two pieces that its number gives it, so that nobody draws these, and whoever
-/// comes first draws the others.
+/// Work that warps share: each begins with two pieces that its number gives it; the others are drawn.
 struct SharedWork {
   std::uint32_t* drawn;  ///< pieces so far
   std::uint32_t end;     ///< pieces

@@ -8,8 +8,8 @@
 
 #include "kernels/common/faults.hpp"
 #include "kernels/primitives/cell.hpp"
-#include "kernels/primitives/group.hpp"
 #include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {
 
@@ -23,15 +23,14 @@ struct Awaited {
 /// A wait under way.
 struct Poll {
   std::uint64_t begin = 0;  ///< when it began, in now_ns()
-  std::uint64_t seen = 0;   ///< set by whoever looks: what was found instead, for the fault record
-  /// The first look, and each one before the clock is read. Whoever waits for several things may look at only one of
-  /// them otherwise: polls of many threads slow down what they wait for.
+  std::uint64_t seen = 0;   ///< set by the look: what was found instead, for the fault record
+  /// The first look, and each one before the clock is read. A wait for several things may look at only one of them
+  /// otherwise: polls of many threads slow down what they wait for.
   bool thorough = true;
 };
 
 /// Polls until `arrived(poll)` is true. Now and then asks whether `gives_up(poll)`, and returns false when that is so.
-/// All waits for somebody outside this block are made of it; only the low-latency combine, which goes round among rows
-/// that it has put off, has a loop of its own around that. A warp may wait as a whole: its lanes stay together if both
+/// All waits for what is outside this block are made of it. A warp may wait as a whole: its lanes stay together if both
 /// functions return the same in all of them.
 template <int kSpinsToLook = kPollsToLook, class Arrived, class GivesUp>
 DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {

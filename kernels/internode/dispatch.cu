@@ -11,7 +11,7 @@
 // A rank whose output does not lie in the heap gets its rows by local rings instead, and its fetching warps copy them
 // to their final places.
 #include "kernels/common/row_comparison.hpp"
-#include "kernels/common/row_tail.hpp"
+#include "kernels/common/rows.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/internode/dispatch_rows.hpp"
 #include "kernels/internode/posting.hpp"

@@ -10,8 +10,6 @@
 #include "kernels/common/limits.hpp"
 #include "kernels/common/messages.hpp"
 #include "kernels/common/numbering.hpp"
-#include "kernels/common/place.hpp"
-#include "kernels/common/progress.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/primitives/divisor.hpp"

@@ -1,7 +1,7 @@
 // Functions that the warps of a call share: they work off the chunks or rows of all nodes, and read the words of rails.
 #pragma once
 
-#include "kernels/common/progress.hpp"
+#include "kernels/common/messages.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/normal/row_copy.hpp"

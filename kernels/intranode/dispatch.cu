@@ -4,7 +4,7 @@
 // kernel copies them behind this one (copy_received.cu). Otherwise its rows come in rounds: as many as the window
 // holds, a drain by the receiver's blocks, a credit to the senders, the next ones.
 #include "kernels/common/row_comparison.hpp"
-#include "kernels/common/row_tail.hpp"
+#include "kernels/common/rows.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/dispatch_send.hpp"

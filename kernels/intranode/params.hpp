@@ -6,9 +6,9 @@
 #include "kernels/common/call.hpp"
 #include "kernels/common/faults.hpp"
 #include "kernels/common/numbering.hpp"
+#include "kernels/common/row_pipe.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
-#include "kernels/common/warp_stages.hpp"
 #include "kernels/intranode/control_window.hpp"
 
 namespace deep_ep {

@@ -1,6 +1,6 @@
 // A barrier of the ranks that are not masked, in stream order.
 #include "kernels/kernel_list.hpp"
-#include "kernels/low_latency/transport/poster.hpp"
+#include "kernels/low_latency/peers.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -8,8 +8,8 @@ namespace deep_ep::device::low_latency {
 /// By one thread: tells `peer` that this rank has come to barrier `epoch`, releasing what the thread wrote before.
 DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, std::uint64_t epoch) {
   const Place<std::uint64_t> place = common.window.barrier(common.rank);
-  if (!Reach<true>{common}.is_far(peer)) return store_release<Scope::system>(place.in(common.heaps[peer]), epoch);
-  const RdmaPeerParams& pair = queue_pair(common, static_cast<int>(LowLatencyChannel::barrier), peer);
+  if (!Topology<true>{common}.is_far(peer)) return store_release<Scope::system>(place.in(common.heaps[peer]), epoch);
+  const RdmaPeerParams& pair = common.queue_pair(static_cast<int>(LowLatencyChannel::barrier), peer);
   rdma::PortChannel<OneThread> port(pair, common.posts);
   port.signal(place, common.told[peer].barrier, epoch);
   if (!port.close()) MaskOrEnd<true>{common}.blame_queue(pair.queue);
@@ -22,10 +22,10 @@ DEEP_EP_DEVICE void drain_calls(const LowLatencyParams& common) {
   for (int i = thread_index(); i < common.num_ranks * common.lanes; i += block_threads()) {
     const int peer = i / common.lanes;
     const int lane = i % common.lanes;
-    if (!Reach<true>{common}.is_far(peer)) continue;
+    if (!Topology<true>{common}.is_far(peer)) continue;
 #pragma unroll 1
     for (int kind = 0; kind < static_cast<int>(kLowLatencyKinds) && !masked(common, peer); ++kind) {
-      const RdmaPeerParams& pair = queue_pair(common, channel_of(static_cast<LowLatencyKind>(kind), lane), peer);
+      const RdmaPeerParams& pair = common.queue_pair(channel_of(static_cast<LowLatencyKind>(kind), lane), peer);
       rdma::PortChannel<OneThread> port(pair, common.posts);
       // An addition of nothing comes behind all that was posted.
       port.signal_add(common.window.barrier(common.rank).offset, 0);

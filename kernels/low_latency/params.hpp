@@ -29,14 +29,13 @@ struct LowLatencyEpochs {
   std::uint64_t send, receive;
 };
 
-/// How one kind of call is counted, in this rank's device memory. Zero when the buffer is made.
+/// How one kind of call is counted, in this rank's device memory. Zero when the buffer is made, as after each call is
+/// what its last block resets.
 struct LowLatencyCounters {
-  CallCount sent;          ///< calls whose send part has run
-  CallCount received;      ///< calls whose receive part has run
-  std::uint32_t arrived;   ///< blocks of this kernel that know which call it is; the last one resets it to zero
-  std::uint32_t finished;  ///< blocks that have received (masking), or are done (unreduced combine); reset by the last
-  /// With masking: sum of what the blocks of this kernel saw as ControlState::version; the last one resets it to zero.
-  std::uint64_t versions;
+  CallCount sent, received;  ///< calls whose part has run
+  std::uint32_t arrived;     ///< blocks of this kernel that know which call it is; reset
+  std::uint32_t finished;    ///< blocks that have received (masking), or are done (unreduced combine); reset
+  std::uint64_t versions;    ///< with masking: sum of what the blocks saw as ControlState::version; reset
 
   /// By one thread of a block: ask once, so that the word is not what all warps of the GPU meet at.
   DEEP_EP_DEVICE LowLatencyEpochs epochs() const { return {sent.epoch(), received.epoch()}; }
@@ -55,8 +54,8 @@ struct LowLatencyState {
   std::uint64_t abort;  ///< see WaitContext; of low-latency calls only
 };
 
-/// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one: these,
-/// then for each further lane one of each kind of calls.
+/// A rank's queue pairs to a peer, so that no two kernels that may run at once share one: these, then for each further
+/// lane one of each kind of calls.
 enum class LowLatencyChannel : int { dispatch, combine, barrier, count };
 DEEP_EP_HOST_DEVICE constexpr int channel_of(LowLatencyKind kind, int lane) {
   if (lane == 0) return static_cast<int>(kind);
@@ -69,14 +68,13 @@ DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes) {
 static_assert(channel_of(LowLatencyKind::combine, 0) == static_cast<int>(LowLatencyChannel::combine) &&
               low_latency_channels(1) == static_cast<int>(LowLatencyChannel::count));
 
-/// What a far rank has been told: the words that this rank adds to in its window, once all that was posted has arrived.
+/// What a far rank has been told: the words that this rank adds to in its window.
 struct LowLatencyTold {
   LowLatencyMailbox mailbox[kLowLatencyKinds];
   std::uint64_t barrier;
 };
 
-/// With masking a wait ends when its peer is masked. A wait that lasts for so many time-outs ends the call: ranks have
-/// mixed up their calls.
+/// With masking, a wait that lasts for so many time-outs ends the call: ranks have mixed up their calls.
 constexpr int kMostTimeouts = 8;
 
 /// What every kernel of the family gets.
@@ -110,6 +108,9 @@ struct LowLatencyParams {
     far_ranks[far_rank / 32] |= 1u << far_rank % 32;
     ++num_far;
   }
+  DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(int channel, int peer) const {
+    return peers[channel * num_ranks + peer];
+  }
   DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {
     return state->counters[static_cast<int>(kind)];
   }
@@ -126,8 +127,8 @@ struct LowLatencyRowTable {
   DEEP_EP_HOST_DEVICE std::int32_t* rows(int source) const { return base + source; }
   /// The row's token at its source.
   DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const { return base + num_ranks + at(source, row); }
-  /// Where in recv_x, counted in rows, selection `k` of the row lies; -1: on another rank;
-  /// kNoRoom: the expert has more rows than fit. It is in block position / (R * M), which is the local expert.
+  /// Which row of recv_x selection `k` of the row is; -1: on another rank; kNoRoom: the expert has more rows than fit.
+  /// It is in block position / (R * M), which is the local expert.
   DEEP_EP_HOST_DEVICE std::int32_t* position(int source, int row, int k) const {
     return base + num_ranks + std::int64_t{num_ranks} * max_tokens + at(source, row) * num_topk + k;
   }
@@ -153,8 +154,7 @@ constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in
 struct LowLatencyRow {
   int hidden, num_topk;
   bool scaled;
-  bool by_rails = false;
-  bool nvfp4 = false, aligned = false;
+  bool by_rails = false, nvfp4 = false, aligned = false;
 
   // Words of the header.
   static constexpr int kToken = 0;
@@ -189,8 +189,8 @@ struct LowLatencyRow {
   }
 };
 
-/// Scales of received rows, as grouped GEMMs load them: [blocks][columns][rows] words of 32 bits, with blocks and rows
-/// as in recv_x. A word is a float, or with UE8M0 the exponents of four neighbouring scales.
+/// Scales of received rows, as grouped GEMMs load them: [blocks][columns][rows] words, with blocks and rows as in
+/// recv_x. A word is a float, or with UE8M0 the exponents of four neighbouring scales.
 struct LowLatencyScales {
   std::uint32_t scales;  ///< of a row
   int rows;              ///< of a block
@@ -222,8 +222,7 @@ struct LowLatencyTiledScales {
   }
 };
 
-/// A rank that has met an unknown expert sets this bit in the call_shape that it sends. No valid call has the bit, so
-/// the call ends on all ranks.
+/// A rank that has met an unknown expert sets this bit in the call_shape that it sends: the call ends on all ranks.
 constexpr std::uint32_t kUnknownExpertShape = 1u << 31;
 
 struct LowLatencyDispatchParams {

@@ -1,13 +1,12 @@
 // How long low-latency calls wait for each rank: launched around receive parts, and only where somebody has asked for
 // it. So the kernels of calls stay as they are.
 //
-// Combine measures its waits exactly: a warp polls for the rows of several ranks, and looks at the clock as each comes.
-// In dispatch the threads of a warp wait for the counts of different ranks, and on GPUs all go on when the last one has
-// its own: a rank that comes in time would seem as late as its neighbour in the warp. So `listen` waits before
-// dispatch's receive part does, and looks at the clock at once.
+// Combine measures its waits exactly, as a warp polls for the rows of several ranks. In dispatch the threads of a warp
+// wait for the counts of different ranks, and on GPUs all go on when the last one has its own: so `listen` waits before
+// dispatch's receive part does, and looks at the clock as each rank comes.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/params.hpp"
-#include "kernels/low_latency/transport/reach.hpp"
+#include "kernels/low_latency/peers.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -15,7 +14,7 @@ namespace deep_ep::device::low_latency {
 /// Have the counts of `source`, or what precedes them from far, come?
 DEEP_EP_DEVICE bool counts_came(const LowLatencyParams& common, std::uint64_t epoch, int source) {
   const LowLatencyWindow& window = common.window;
-  if (!Reach<true>{common}.is_far(source)) {
+  if (!Topology<true>{common}.is_far(source)) {
     return load_cell(window.counts(epoch, source).in(common.local)).epoch >= epoch;
   }
   const std::uint64_t* progress = window.progress(LowLatencyKind::dispatch, epoch, source, 0).in(common.local);
@@ -63,9 +62,8 @@ DEEP_EP_DEVICE void count_tokens(const LowLatencyWaitsParams& params, std::uint3
   }
 }
 
-/// By all threads: adds what the call has cost. In combine, blocks wait for the tokens that each of them adds up, one
-/// after the other; so a call has waited for a rank as long as one of its blocks has, on average over those with tokens
-/// for that rank.
+/// By all threads: adds what the call has cost. In combine, a call has waited for a rank as long as one of its blocks
+/// has, on average over those with tokens for that rank.
 DEEP_EP_DEVICE void add(const LowLatencyWaitsParams& params, std::uint32_t* tokens_of) {
   const LowLatencyParams& common = params.common;
   const bool combines = params.kind == LowLatencyKind::combine;

@@ -1,20 +1,19 @@
 // Where everything lies in a rank's heap that low-latency calls use: the window, which other ranks write to, and the
 // staging memory, which this rank's NIC reads from.
 //
-// The window has the same layout on every rank. First comes a control part, whose layout does not depend on any call,
-// so that rows of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of
-// combine, for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size,
-// always in tagged lines (line.hpp), so that the tags of all calls lie at the same places.
+// The window has the same layout on every rank: a control part, whose layout does not depend on any call, so that rows
+// of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of combine, for even
+// and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size, always in tagged
+// lines (line.hpp), so that the tags of all calls lie at the same places.
 //
-// Everything in it is written by one source (by rails, transport/reach.hpp, by another rank in its stead) and read by
-// the rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those
-// that a far rank adds to come first: programs may fill with zeros what is behind them.
+// Everything in it has one writer, its source (by rails another rank in its stead), and one reader, the rank whose heap
+// it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a far rank adds
+// to come first: programs may fill with zeros what is behind them.
 #pragma once
 
 #include <cstddef>
 
 #include "kernels/common/carver.hpp"
-#include "kernels/common/place.hpp"
 #include "kernels/primitives/cell.hpp"
 
 namespace deep_ep {
@@ -30,19 +29,18 @@ constexpr int kMostLowLatencyLanes = 4;
 struct alignas(kLine) LowLatencyMailbox {
   std::uint64_t acknowledged;  ///< the last call whose receive part it has finished
   std::uint64_t begun;         ///< with masking: the last combine whose send part it has begun
-  /// For each lane, for even and for odd epochs, of a far rank: how far its rows of the call have come over this lane,
-  /// see progress_value. Takes the place of tags and flags; what is read behind it needs no cells.
+  /// For each lane, for even and for odd epochs, of a far rank: how far its rows of the call have come over this lane.
+  /// Takes the place of tags and flags; what is read behind it needs no cells.
   std::uint64_t progress[kMostLowLatencyLanes][2];
 
-  /// How far a far source's rows of one call have come: `place` 0 for what precedes all rows and goes by the first
-  /// lane, then for the row in slot place - 1 (dispatch) or of token place - 1 (combine) and those before it on its
-  /// lane. Grows from call to call.
+  /// `place` 0: what precedes all rows and goes by the first lane; then the row in slot place - 1 (dispatch) or of
+  /// token place - 1 (combine) and those before it on its lane. Grows from call to call.
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t progress_value(std::uint64_t epoch, int place) {
     return epoch << 16 | static_cast<std::uint64_t>(place);
   }
 };
 
-/// Rows of one source (or for one rank) lie in parts of equal size, each with room for one call.
+/// Parts of equal size, each with room for the rows of one source (or for one rank) in one call.
 struct LowLatencyRows {
   std::size_t begin = 0;
   std::size_t part_bytes = 0;
@@ -112,8 +110,7 @@ struct LowLatencyWindow {
   /// How many barriers `source` has come to.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> barrier(int source) const { return {barriers_ + index(0, source) * kLine}; }
 
-  /// Of a dispatch: the first cell holds the number of rows of `source` for this rank (CountHead), each further one the
-  /// rows of two local experts.
+  /// Of a dispatch: a CountHead, then in each cell the rows of two local experts.
   DEEP_EP_HOST_DEVICE Place<Cell> counts(std::uint64_t epoch, int source) const {
     return {counts_ + half(epoch, source) * count_bytes};
   }
@@ -123,8 +120,8 @@ struct LowLatencyWindow {
     return {selections_ + token * kMaxTopk * sizeof(Cell)};
   }
   /// Row `slot` of `source`. A source has a place of its own: ranks that disagree in their row sizes do not overwrite
-  /// each other. (Those that disagree in whether combine goes by rails may, and those of combine with hooks; but then
-  /// each of them also waits for a row that does not come, or asks all others before it blames one.)
+  /// each other. (Those that disagree in whether combine goes by rails, or with hooks, may; but then each of them also
+  /// waits for a row that does not come, or asks all others before it blames one.)
   DEEP_EP_HOST_DEVICE Place<std::byte> row(LowLatencyKind kind, std::uint64_t epoch, int source, int slot,
                                            std::size_t row_bytes) const {
     return rows_.row(index(static_cast<int>(kind) * 2 + static_cast<int>(epoch & 1), source), slot, row_bytes);
@@ -142,10 +139,10 @@ struct LowLatencyWindow {
   LowLatencyRows rows_;
 };
 
-/// What this rank's NIC fetches; and by rails, where rows wait that this rank hands on. All of it is double, like the
-/// window: the half of a call is written again two calls later. By then every poster of the call in between has seen
-/// the completions of what it found posted; and a peer that sends rows to hand on, the only thing that peers write
-/// here, has this rank's word that it has finished the call before the last.
+/// What this rank's NIC fetches; and by rails, where rows wait that this rank hands on. The half of a call is written
+/// again two calls later. By then every poster of the call in between has seen the completions of what it found posted;
+/// and a peer that sends rows to hand on, the only thing that peers write here, has this rank's word that it has
+/// finished the call before the last.
 struct LowLatencyStaging {
   static constexpr std::size_t kMostWarpsPerRow = 16;   ///< that share a row of combine, or by rails add one
   static constexpr std::size_t kLeastCombineWarps = 2;  ///< of a block
@@ -189,13 +186,12 @@ struct LowLatencyStaging {
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> dispatch_ready(std::uint64_t epoch, int token) const {
     return {dispatch_ready_ + ((epoch & 1) * slots_ + static_cast<std::size_t>(token)) * sizeof(std::uint64_t)};
   }
-  /// A word of each warp that shares combine's row for `owner`: its part is staged (the epoch), or there is no such row
-  /// (no_row_flag).
+  /// A word of each warp that shares combine's row for `owner`: the epoch, once its part is staged, or no_row_flag.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> combine_ready(std::uint64_t epoch, int owner, int row, int warp) const {
     const std::size_t first = (of_peer(epoch, owner) * slots_ + static_cast<std::size_t>(row)) * kMostWarpsPerRow;
     return {combine_ready_ + (first + static_cast<std::size_t>(warp)) * sizeof(std::uint64_t)};
   }
-  /// Where the epoch would say that a row of combine is staged: there is none, as none of its selections is left.
+  /// There is no such row, as none of its selections is left.
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t no_row_flag(std::uint64_t epoch) {
     return epoch | std::uint64_t{1} << 63;
   }

@@ -31,4 +31,11 @@ DEEP_EP_DEVICE int highest_bit(std::uint32_t set) {
 #endif
 }
 
+/// `work(i)` for each bit i of `set`, from the lowest on.
+template <class Work>
+DEEP_EP_DEVICE void each_bit(std::uint32_t set, Work work) {
+#pragma unroll 1
+  for (; set != 0; set &= set - 1) work(lowest_bit(set));
+}
+
 }  // namespace deep_ep::device

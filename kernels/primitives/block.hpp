@@ -1,4 +1,4 @@
-// The barrier of a block.
+// What the threads of a block do together.
 #pragma once
 
 #include "kernels/primitives/target.hpp"
@@ -13,6 +13,13 @@ DEEP_EP_DEVICE void sync() {
 #else
   host_machine::current_thread->machine->block_sync();
 #endif
+}
+
+/// By all threads: `work(i)` for each i below `count`, shared among them.
+template <class Work>
+DEEP_EP_DEVICE void each(int count, Work work) {
+#pragma unroll 1
+  for (int i = thread_index(); i < count; i += block_threads()) work(i);
 }
 
 }  // namespace deep_ep::device::block

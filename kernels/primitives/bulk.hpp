@@ -104,26 +104,12 @@ DEEP_EP_DEVICE void fence_global() {
 
 namespace detail {
 /// Calls `wait(n)` with a constant, 0 to 7; larger numbers are taken for 7.
-template <class Wait>
+template <int kLeft = 0, class Wait>
 DEEP_EP_DEVICE void with_constant(int groups_left, Wait wait) {
-  switch (groups_left) {
-    case 0:
-      return wait(std::integral_constant<int, 0>{});
-    case 1:
-      return wait(std::integral_constant<int, 1>{});
-    case 2:
-      return wait(std::integral_constant<int, 2>{});
-    case 3:
-      return wait(std::integral_constant<int, 3>{});
-    case 4:
-      return wait(std::integral_constant<int, 4>{});
-    case 5:
-      return wait(std::integral_constant<int, 5>{});
-    case 6:
-      return wait(std::integral_constant<int, 6>{});
-    default:
-      return wait(std::integral_constant<int, 7>{});
+  if constexpr (kLeft < 7) {
+    if (groups_left != kLeft) return with_constant<kLeft + 1>(groups_left, wait);
   }
+  wait(std::integral_constant<int, kLeft>{});
 }
 }  // namespace detail
 

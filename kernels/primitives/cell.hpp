@@ -18,12 +18,7 @@ namespace device {
 /// At system scope, into a peer's memory too. Orders nothing but the cell itself.
 DEEP_EP_DEVICE void store_cell(Cell* cell, std::uint64_t payload, std::uint64_t epoch) {
 #if DEEP_EP_TARGET_CUDA
-  asm volatile(
-      "{\n.reg .b128 both;\n"
-      "mov.b128 both, {%1, %2};\n"
-      "st.relaxed.sys.global.b128 [%0], both;\n}" ::"l"(cell),
-      "l"(payload), "l"(epoch)
-      : "memory");
+  ptx::store_pair(&cell->payload, payload, epoch);
 #else
   store_relaxed<Scope::system>(&cell->payload, payload);
   store_release<Scope::system>(&cell->epoch, epoch);
@@ -34,13 +29,7 @@ DEEP_EP_DEVICE void store_cell(Cell* cell, std::uint64_t payload, std::uint64_t 
 DEEP_EP_DEVICE Cell load_cell(const Cell* cell) {
   Cell seen;
 #if DEEP_EP_TARGET_CUDA
-  asm volatile(
-      "{\n.reg .b128 both;\n"
-      "ld.relaxed.sys.global.b128 both, [%2];\n"
-      "mov.b128 {%0, %1}, both;\n}"
-      : "=l"(seen.payload), "=l"(seen.epoch)
-      : "l"(cell)
-      : "memory");
+  ptx::load_pair(&cell->payload, seen.payload, seen.epoch);
 #else
   seen.epoch = load_acquire<Scope::system>(&cell->epoch);
   seen.payload = load_relaxed<Scope::system>(&cell->payload);

@@ -2,10 +2,9 @@
 //
 //   DEEP_EP_DEFINE_KERNEL(scale, deep_ep::device::scale_body)
 //
-// where the kernel is declared (declare_kernel.hpp) and the body is
-// `DEEP_EP_DEVICE void scale_body(const ScaleParams& params, std::byte* shared)`. Compiled by nvcc, this makes
-// deep_ep::cuda::launch_scale of it; compiled as C++, deep_ep::host::launch_scale. Params are copied into the launch;
-// shared memory has shape.shared_bytes bytes and is aligned to 1024.
+// for a kernel of declare_kernel.hpp and `DEEP_EP_DEVICE void scale_body(const ScaleParams&, std::byte* shared)`. Makes
+// deep_ep::cuda::launch_scale by nvcc, deep_ep::host::launch_scale as C++. Params are copied into the launch; shared
+// memory has shape.shared_bytes bytes and is aligned to 1024.
 #pragma once
 
 #include <string>

@@ -33,6 +33,14 @@ constexpr int kWarpLines = kWarpSize / kLineLanes;  ///< that a warp stores or l
 /// One lane's 16 bytes of a line. The last lane has eight bytes of payload and the tag.
 struct alignas(16) LinePart {
   std::uint64_t word[2];
+
+  DEEP_EP_DEVICE Vec16 vector() const {
+    return {{static_cast<std::uint32_t>(word[0]), static_cast<std::uint32_t>(word[0] >> 32),
+             static_cast<std::uint32_t>(word[1]), static_cast<std::uint32_t>(word[1] >> 32)}};
+  }
+  DEEP_EP_DEVICE static LinePart of(const Vec16& v) {
+    return {{std::uint64_t{v.word[1]} << 32 | v.word[0], std::uint64_t{v.word[3]} << 32 | v.word[2]}};
+  }
 };
 
 /// The lane's place in a warp's lines.
@@ -67,14 +75,7 @@ DEEP_EP_DEVICE void store_line(std::byte* to, const LinePart& part, bool wanted)
   warp::sync();  // one instruction for all lanes; and what their parts are made of has been read
   auto* words = reinterpret_cast<std::uint64_t*>(to);
 #if DEEP_EP_TARGET_CUDA
-  if (wanted) {
-    asm volatile(
-        "{\n.reg .b128 both;\n"
-        "mov.b128 both, {%1, %2};\n"
-        "st.relaxed.sys.global.b128 [%0], both;\n}" ::"l"(words),
-        "l"(part.word[0]), "l"(part.word[1])
-        : "memory");
-  }
+  if (wanted) ptx::store_pair(words, part.word[0], part.word[1]);
 #else
   const bool tag = LineLane().has_tag();
   if (wanted) store_relaxed<Scope::system>(words, part.word[0]);
@@ -90,15 +91,7 @@ DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
   LinePart part{};
   const auto* words = reinterpret_cast<const std::uint64_t*>(from);
 #if DEEP_EP_TARGET_CUDA
-  if (wanted) {
-    asm volatile(
-        "{\n.reg .b128 both;\n"
-        "ld.relaxed.sys.global.b128 both, [%2];\n"
-        "mov.b128 {%0, %1}, both;\n}"
-        : "=l"(part.word[0]), "=l"(part.word[1])
-        : "l"(words)
-        : "memory");
-  }
+  if (wanted) ptx::load_pair(words, part.word[0], part.word[1]);
 #else
   const bool tag = LineLane().has_tag();
   if (wanted && tag) part.word[1] = load_acquire<Scope::system>(words + 1);
@@ -113,6 +106,37 @@ DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
 DEEP_EP_DEVICE bool all_tagged(const LinePart& part, std::uint64_t tag, bool wanted) {
   return warp::all(!wanted || !LineLane().has_tag() || part.word[1] == tag);
 }
+
+/// Pieces of rows that a warp polls into its registers. A piece is up to kWarpLines lines, of which each lane has its
+/// part; pieces may belong to one row or to several.
+template <int kPieces>
+struct LinePoller {
+  LinePart part[kPieces];
+  std::uint32_t missing = (1u << kPieces) - 1;  ///< bit i: piece i is not there
+
+  /// By a whole warp: loads what is missing. `tag(i)` is the tag of piece i, `from(i)` where the lane's part of it
+  /// lies, `is_line(i)` whether there is such a line. If not `thorough`, looks at the first of them only, and at the
+  /// others when that has come: polls of all warps together would slow down what they wait for. True when none is
+  /// missing.
+  template <class Tag, class From, class IsLine>
+  DEEP_EP_DEVICE bool poll(bool thorough, Tag tag, From from, IsLine is_line) {
+    std::uint32_t polled = thorough ? missing : missing & (~missing + 1);
+#pragma unroll 1
+    for (;;) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        if ((polled >> i & 1u) != 0) part[i] = load_line(from(i), is_line(i));
+      }
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        if ((polled >> i & 1u) != 0 && all_tagged(part[i], tag(i), is_line(i))) missing &= ~(1u << i);
+      }
+      if (missing == 0) return true;
+      if ((polled & missing) != 0) return false;
+      polled = missing;
+    }
+  }
+};
 
 }  // namespace device
 }  // namespace deep_ep

@@ -99,14 +99,5 @@ DEEP_EP_DEVICE void wait(Mbarrier& barrier, std::uint32_t parity) {
 #endif
 }
 
-/// Ends a barrier's life: the memory may be used for something else. By one thread, when nobody waits or arrives.
-DEEP_EP_DEVICE void invalidate(Mbarrier& barrier) {
-#if DEEP_EP_TARGET_CUDA
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(detail::address(barrier)) : "memory");
-#else
-  host_machine::current_thread->machine->mbarrier_invalidate(barrier.word);
-#endif
-}
-
 }  // namespace mbarrier
 }  // namespace deep_ep::device

@@ -32,20 +32,9 @@ namespace native = host_machine;
 
 namespace detail {
 
-template <std::size_t kBytes>
-struct Unsigned;
-template <>
-struct Unsigned<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct Unsigned<8> {
-  using type = std::uint64_t;
-};
-
 /// The unsigned word that stands for an integer of 4 or 8 bytes.
 template <class T>
-using Word = typename Unsigned<sizeof(T)>::type;
+using Word = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 template <class T>
 DEEP_EP_DEVICE const Word<T>* word(const T* p) {
   return reinterpret_cast<const Word<T>*>(p);
@@ -136,39 +125,37 @@ DEEP_EP_DEVICE void fence() {
   native::fence<S>();
 }
 
+/// One 8-byte store to a device register that is mapped into this GPU; never split, merged or repeated. Orders nothing:
+/// put a fence before it, at the scope of whatever reads what the doorbell announces.
+DEEP_EP_DEVICE void store_doorbell(std::uint64_t* reg, std::uint64_t value) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("st.mmio.relaxed.sys.global.u64 [%0], %1;" ::"l"(reg), "l"(value) : "memory");
+#else
+  host_machine::store(reg, value, __ATOMIC_RELAXED);
+#endif
+}
+
 // ---- Payload: 4, 8 or 16 bytes, aligned. No order of its own: it is ordered by flags and barriers around it ----
 
 /// Local global memory that nobody writes while the kernel runs; read once. Never for what a peer writes.
 template <class T>
 DEEP_EP_DEVICE T load_stream(const T* p) {
   static_assert(detail::is_payload<T>);
-#if DEEP_EP_TARGET_CUDA
-  return ptx::load_stream(p);
-#else
-  return *p;
-#endif
+  return native::load_stream(p);
 }
 
 /// Global memory that others, peers too, write before a flag that this thread acquired.
 template <class T>
 DEEP_EP_DEVICE T load_weak(const T* p) {
   static_assert(detail::is_payload<T>);
-#if DEEP_EP_TARGET_CUDA
-  return ptx::load_weak(p);
-#else
-  return *p;
-#endif
+  return native::load_weak(p);
 }
 
 /// Global memory, a peer's too, that this block does not read again soon.
 template <class T>
 DEEP_EP_DEVICE void store_stream(T* p, const std::type_identity_t<T>& value) {
   static_assert(detail::is_payload<T>);
-#if DEEP_EP_TARGET_CUDA
-  ptx::store_stream(p, value);
-#else
-  *p = value;
-#endif
+  native::store_stream(p, value);
 }
 
 // ---- Time ----

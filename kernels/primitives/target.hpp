@@ -19,25 +19,19 @@
 #endif
 
 // Built with ThreadSanitizer / AddressSanitizer? GCC defines the macros, Clang has __has_feature.
-#if defined(__SANITIZE_THREAD__)
-#define DEEP_EP_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define DEEP_EP_TSAN 1
+#if defined(__has_feature)
+#define DEEP_EP_HAS_FEATURE(feature) __has_feature(feature)
+#else
+#define DEEP_EP_HAS_FEATURE(feature) 0
 #endif
-#endif
-#if !defined(DEEP_EP_TSAN)
+#if defined(__SANITIZE_THREAD__) || DEEP_EP_HAS_FEATURE(thread_sanitizer)
+#define DEEP_EP_TSAN 1
+#else
 #define DEEP_EP_TSAN 0
 #endif
-
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || DEEP_EP_HAS_FEATURE(address_sanitizer)
 #define DEEP_EP_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define DEEP_EP_ASAN 1
-#endif
-#endif
-#if !defined(DEEP_EP_ASAN)
+#else
 #define DEEP_EP_ASAN 0
 #endif
 

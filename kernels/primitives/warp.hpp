@@ -15,19 +15,6 @@ namespace detail {
 template <class T>
 constexpr bool exchangeable = std::is_trivially_copyable_v<T> && (sizeof(T) <= 8 || sizeof(T) == 16);
 
-struct Add {
-  template <class T>
-  DEEP_EP_HOST_DEVICE T operator()(T a, T b) const {
-    return static_cast<T>(a + b);
-  }
-};
-struct Max {
-  template <class T>
-  DEEP_EP_HOST_DEVICE T operator()(T a, T b) const {
-    return a < b ? b : a;
-  }
-};
-
 #if DEEP_EP_TARGET_CUDA
 // Applies a 32-bit shuffle to every word of a value.
 template <class T, class Shuffle>
@@ -53,16 +40,12 @@ T taken(const std::byte* slots, int lane) {
   std::memcpy(&value, slots + static_cast<std::ptrdiff_t>(lane) * host_machine::kExchangeSlot, sizeof(T));
   return value;
 }
-// The tree that xor-shuffles by 16, 8, 4, 2, 1 make, so that float results are those of the GPU bit by bit.
 template <class T, class Op>
 T reduce(host_machine::WarpOp kind, T value, Op op) {
   const std::byte* slots = give(kind, value);
-  T v[kWarpSize];
-  for (int i = 0; i < kWarpSize; ++i) v[i] = taken<T>(slots, i);
-  for (int step = kWarpSize / 2; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) v[i] = op(v[i], v[i + step]);
-  }
-  return v[0];
+  value = taken<T>(slots, 0);
+  for (int i = 1; i < kWarpSize; ++i) value = op(value, taken<T>(slots, i));
+  return value;
 }
 #endif
 
@@ -77,6 +60,13 @@ DEEP_EP_DEVICE void sync() {
 #endif
 }
 
+/// `work(i)` for each i below `count`, shared among the lanes.
+template <class Work>
+DEEP_EP_DEVICE void each(int count, Work work) {
+#pragma unroll 1
+  for (int i = lane_index(); i < count; i += kWarpSize) work(i);
+}
+
 /// The value that lane `source_lane` (modulo 32) gave. Each lane may name a different source.
 template <class T>
 DEEP_EP_DEVICE T shuffle(T value, int source_lane) {
@@ -84,17 +74,6 @@ DEEP_EP_DEVICE T shuffle(T value, int source_lane) {
   return detail::by_words(value, [=](std::uint32_t w) { return __shfl_sync(0xffffffffu, w, source_lane); });
 #else
   return detail::taken<T>(detail::give(host_machine::WarpOp::shuffle, value), source_lane & (kWarpSize - 1));
-#endif
-}
-
-/// The value of the lane `distance` below; lanes below `distance` keep their own.
-template <class T>
-DEEP_EP_DEVICE T shuffle_up(T value, int distance) {
-#if DEEP_EP_TARGET_CUDA
-  return detail::by_words(value, [=](std::uint32_t w) { return __shfl_up_sync(0xffffffffu, w, distance); });
-#else
-  const std::byte* slots = detail::give(host_machine::WarpOp::shuffle_up, value);
-  return lane_index() < distance ? value : detail::taken<T>(slots, lane_index() - distance);
 #endif
 }
 
@@ -130,46 +109,39 @@ DEEP_EP_DEVICE bool agree(bool good) {
   return all_good;
 }
 
-/// Sum over the lanes, in every lane, always added in the same order.
+/// Sum of the lanes' values, in every lane.
 template <class T>
 DEEP_EP_DEVICE T sum(T value) {
+  static_assert(std::is_integral_v<T>);
 #if DEEP_EP_TARGET_CUDA
-  if constexpr (std::is_integral_v<T> && sizeof(T) == 4) {
-    return static_cast<T>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(value)));
-  } else {
+  if constexpr (sizeof(T) == 4) return static_cast<T>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(value)));
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) value = detail::Add{}(value, shuffle_xor(value, mask));
-    return value;
-  }
+  for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
+  return value;
 #else
-  return detail::reduce(host_machine::WarpOp::sum, value, detail::Add{});
+  return detail::reduce(host_machine::WarpOp::sum, value, [](T a, T b) { return a + b; });
 #endif
 }
 
-/// Largest value of the lanes, in every lane.
+/// The largest of them, in every lane.
 template <class T>
 DEEP_EP_DEVICE T max(T value) {
+  static_assert(std::is_integral_v<T> && sizeof(T) == 4);
 #if DEEP_EP_TARGET_CUDA
-  if constexpr (std::is_integral_v<T> && sizeof(T) == 4) {
-    return __reduce_max_sync(0xffffffffu, value);
-  } else {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) value = detail::Max{}(value, shuffle_xor(value, mask));
-    return value;
-  }
+  return __reduce_max_sync(0xffffffffu, value);
 #else
-  return detail::reduce(host_machine::WarpOp::max, value, detail::Max{});
+  return detail::reduce(host_machine::WarpOp::max, value, [](T a, T b) { return a < b ? b : a; });
 #endif
 }
 
-/// Sum over the lanes up to and including this one.
+/// Sum over the lanes up to and including this one, on every target added in the same order.
 template <class T>
 DEEP_EP_DEVICE T inclusive_sum(T value) {
 #if DEEP_EP_TARGET_CUDA
 #pragma unroll
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const T below = shuffle_up(value, distance);
-    if (lane_index() >= distance) value = detail::Add{}(value, below);
+    const T below = detail::by_words(value, [=](std::uint32_t w) { return __shfl_up_sync(0xffffffffu, w, distance); });
+    if (lane_index() >= distance) value = below + value;
   }
   return value;
 #else
@@ -177,7 +149,7 @@ DEEP_EP_DEVICE T inclusive_sum(T value) {
   T v[kWarpSize];
   for (int i = 0; i < kWarpSize; ++i) v[i] = detail::taken<T>(slots, i);
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    for (int i = kWarpSize - 1; i >= distance; --i) v[i] = detail::Add{}(v[i], v[i - distance]);
+    for (int i = kWarpSize - 1; i >= distance; --i) v[i] = v[i - distance] + v[i];
   }
   return v[lane_index()];
 #endif
@@ -198,3 +170,37 @@ DEEP_EP_DEVICE std::uint32_t match_any(std::uint32_t value) {
 }
 
 }  // namespace deep_ep::device::warp
+
+namespace deep_ep::device {
+
+// Code for one thread by itself, or for the 32 lanes of a warp together, takes one of these as its Group.
+
+/// Every call is this thread's own.
+struct OneThread {
+  DEEP_EP_DEVICE static bool leads() { return true; }
+  DEEP_EP_DEVICE static void sync() {}
+  /// Bit i: member i wants to.
+  DEEP_EP_DEVICE static std::uint32_t vote(bool wanted) { return wanted ? 1 : 0; }
+  DEEP_EP_DEVICE static bool any(bool predicate) { return predicate; }
+  DEEP_EP_DEVICE static std::uint32_t members_before() { return 0; }  ///< as bits of a vote
+  /// The leader's value, in every member.
+  template <class T>
+  DEEP_EP_DEVICE static T from_leader(T value) {
+    return value;
+  }
+};
+
+/// All 32 lanes make every call.
+struct WholeWarp {
+  DEEP_EP_DEVICE static bool leads() { return lane_index() == 0; }
+  DEEP_EP_DEVICE static void sync() { warp::sync(); }
+  DEEP_EP_DEVICE static std::uint32_t vote(bool wanted) { return warp::ballot(wanted); }
+  DEEP_EP_DEVICE static bool any(bool predicate) { return warp::any(predicate); }
+  DEEP_EP_DEVICE static std::uint32_t members_before() { return (1u << lane_index()) - 1; }
+  template <class T>
+  DEEP_EP_DEVICE static T from_leader(T value) {
+    return warp::shuffle(value, 0);
+  }
+};
+
+}  // namespace deep_ep::device

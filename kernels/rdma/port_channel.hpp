@@ -14,11 +14,11 @@
 // are batched, and the last entry of every batch asks for a completion; all entries before it are then complete too.
 #pragma once
 
-#include "kernels/common/place.hpp"
+#include "kernels/common/carver.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/primitives/bits.hpp"
-#include "kernels/primitives/doorbell.hpp"
-#include "kernels/primitives/group.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/warp.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::device::rdma {

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "kernels/common/carver.hpp"
+#include "kernels/common/row_pipe.hpp"
 #include "kernels/common/topk.hpp"
-#include "kernels/common/warp_stages.hpp"
 #include "kernels/rows/landing.hpp"
 
 namespace deep_ep {

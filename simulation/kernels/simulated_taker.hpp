@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/primitives/bits.hpp"
-#include "kernels/primitives/group.hpp"
+#include "kernels/primitives/warp.hpp"
 #include "simulation/kernels/simulated_lending.hpp"
 #include "simulation/kernels/simulated_pieces.hpp"
 

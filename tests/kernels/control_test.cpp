@@ -9,7 +9,7 @@
 #include "csrc/executor/backend.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/low_latency/transport/reach.hpp"
+#include "kernels/low_latency/peers.hpp"
 #include "tests/kernels/test_kernel.hpp"
 
 namespace deep_ep::test {

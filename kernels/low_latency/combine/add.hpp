@@ -4,50 +4,45 @@
 //   by rails        another node has one such row, which the owner's rail there adds up from those of its node
 //   with hooks      a term is a selection's row as its expert left it, times its weight; in the order of the selections
 //
-// A block takes a token, and its warps share the token's lines; with hooks and few tokens, two blocks. Each warp finds
-// out for itself which terms there are, and polls its lines of all of them at once: they are in its registers as soon
-// as they have arrived.
+// A block takes a token (with hooks and few tokens, two blocks), and its warps share the token's lines. Each warp finds
+// the terms for itself, and polls its lines of all of them at once: they are in its registers when they have arrived.
 #pragma once
 
 #include <type_traits>
 
-#include "kernels/common/line_poller.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
-#include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/line.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// The reach of combine where rows travel as the experts left them: see unreduced.cu.
-struct UnreducedReach : CombineReach<false> {
-  using CombineReach<false>::CombineReach;
+/// A combine where rows travel as the experts left them: see unreduced.cu.
+struct UnreducedCall : CombineCall<false> {
+  using CombineCall<false>::CombineCall;
 
-  /// With a rank instead of an expert: that rank's dispatch had no room for the row. Its lines are there all the same,
-  /// and count for nothing.
+  /// With a rank instead of an expert: that rank's dispatch had no room for the row, whose lines count for nothing.
   static constexpr std::uint32_t kNoRow = 0x10000;
   static_assert(kMostLowLatencyExperts < static_cast<int>(kNoRow) && kMaxRanks <= static_cast<int>(kNoRow));
 
   /// What is written into the lines of a row of `expert`; without a row: kNoRow | rank. Never what a call in
-  /// one launch would write, so that nobody takes a row for a sum.
+  /// one launch would write, so that no rank takes a row for a sum.
   DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t expert) const {
     return std::uint64_t{expert} << 47 | std::uint64_t{1} << 46 | epoch;
   }
-
   /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner.
-  DEEP_EP_DEVICE std::byte* row_in_turn(std::byte* heap, int num_topk, int token, int k) const {
+  DEEP_EP_DEVICE std::byte* selected_row(std::byte* heap, int num_topk, int token, int k) const {
     return row(heap, 0, token * num_topk + k);
   }
 
-  /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()). By the
-  /// last to arrive at a ticket, who has acquired what all others sent.
-  DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t call) const {
-    std::uint64_t* word = sent_word(common.rank).in(common.heaps[peer]);
-    store_release<Scope::system>(word, epoch << 32 | call);
+  /// By the last to arrive at a ticket, which has acquired what all others sent: tells `peer` that this rank has sent
+  /// all its rows of the call, releasing them, and what it means by the call.
+  DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t meaning) const {
+    store_release<Scope::system>(sent_word(common.rank).in(common.heaps[peer]), epoch << 32 | meaning);
   }
   /// By one thread: has `peer` sent all its rows? Acquires them, and says which call it meant.
-  DEEP_EP_DEVICE bool has_sent(int peer, std::uint32_t& call) const {
+  DEEP_EP_DEVICE bool has_sent(int peer, std::uint32_t& meaning) const {
     const std::uint64_t word = load_acquire<Scope::system>(sent_word(peer).in(common.local));
-    call = static_cast<std::uint32_t>(word);
+    meaning = static_cast<std::uint32_t>(word);
     return word >> 32 == (epoch & 0xffffffffu);
   }
   /// Has `peer` announced selections? Then it takes this call for one in one launch.
@@ -62,42 +57,41 @@ struct UnreducedReach : CombineReach<false> {
   }
 };
 
-/// Asks what ranks have said of the call.
+/// What ranks have said of the call.
 struct UnreducedSurvey {
   const LowLatencyCombineParams& params;
-  const UnreducedReach& reach;
+  const UnreducedCall& call;
   int disagrees = -1;        ///< the first rank that means another one
   int unsent = -1;           ///< the first that has not sent everything
   std::uint32_t theirs = 0;  ///< what `disagrees` means
 
-  /// By one warp of the rank: waits until everybody has sent all its rows, and all mean the same call.
+  /// By one warp of the rank: waits until every rank has sent all its rows, and all mean the same call.
   DEEP_EP_DEVICE void await_all_sent() const {
-    const std::uint32_t ours = call_of(params);
-#pragma unroll 1
-    for (int peer = lane_index(); peer < params.common.num_ranks; peer += kWarpSize) {
+    const std::uint32_t ours = meaning_of(params);
+    warp::each(params.common.num_ranks, [&](int peer) {
       std::uint32_t said = 0;
       bool differs = false;
       const auto told = [&](const Poll&) {
-        if (reach.has_sent(peer, said)) return true;
-        differs = reach.has_announced_cells(peer);
+        if (call.has_sent(peer, said)) return true;
+        differs = call.has_announced_cells(peer);
         return differs;
       };
-      if (!wait_until(reach.policy(), {peer, Wanted::low_latency_combine_rows, reach.epoch}, told)) continue;
-      if (differs || said != ours) refuse_call(params.common, reach.epoch, peer, 0, ours, said);
-    }
+      if (!wait_until(call.policy(), {peer, Wanted::low_latency_combine_rows, call.epoch}, told)) return;
+      if (differs || said != ours) refuse_call(params.common, call.epoch, peer, 0, ours, said);
+    });
   }
 
   /// By a whole warp, of the row of `expert` of `rank`, which does not come: had the dispatch no room for it? Once its
   /// rank has sent everything, either it is here, or there was no room, or another expert's lies there. Or a rank that
-  /// means another call, with rows of another size, has written where it lay; so nobody is blamed for a row that is not
-  /// there before all have said which call they mean.
+  /// means another call, with rows of another size, has written where it lay; so no rank is blamed for a row that is
+  /// not there before all have said which call they mean.
   DEEP_EP_DEVICE bool has_no_row(int token, int expert, int rank, const std::byte* row, std::uint64_t begin) {
-    const std::uint32_t ours = call_of(params);
+    const std::uint32_t ours = meaning_of(params);
     unsent = rank;
     bool sent = false;
     if (lane_index() == 0) {
-      sent = reach.has_sent(rank, theirs);
-      if (sent ? theirs != ours : reach.has_announced_cells(rank)) disagrees = rank;
+      sent = call.has_sent(rank, theirs);
+      if (sent ? theirs != ours : call.has_announced_cells(rank)) disagrees = rank;
     }
     sent = warp::any(sent && disagrees < 0);
     warp::sync();  // what other lanes read comes after the rank's word
@@ -106,19 +100,18 @@ struct UnreducedSurvey {
       std::uint64_t seen = 0;
       if (lane_index() == 0)
         seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
-      found_here = warp::any(seen == reach.tag(static_cast<std::uint32_t>(expert)));
-      if (warp::any(seen == reach.tag(UnreducedReach::kNoRow | static_cast<std::uint32_t>(rank)))) return true;
+      found_here = warp::any(seen == call.tag(static_cast<std::uint32_t>(expert)));
+      if (warp::any(seen == call.tag(UnreducedCall::kNoRow | static_cast<std::uint32_t>(rank)))) return true;
       ask_all(ours);
     }
     if (lane_index() == 0) {
       const bool other = disagrees < 0 && unsent < 0 && !found_here;  // another expert's row lies there
       if (disagrees >= 0 || other) {
-        refuse_call(params.common, reach.epoch, other ? rank : disagrees, other ? 2 : 0,
+        refuse_call(params.common, call.epoch, other ? rank : disagrees, other ? 2 : 0,
                     other ? static_cast<std::uint32_t>(expert) : ours,
                     other ? static_cast<std::uint32_t>(token) : theirs);
       } else {
-        const Awaited rows{unsent < 0 ? rank : unsent, Wanted::low_latency_combine_rows, reach.epoch};
-        if (reach.policy().is_late(rows, begin)) reach.policy().blame(rows, 0);
+        call.policy().blame_if_late({unsent < 0 ? rank : unsent, Wanted::low_latency_combine_rows, call.epoch}, begin);
       }
     }
     warp::sync();
@@ -136,8 +129,8 @@ struct UnreducedSurvey {
       bool differs = false;
       std::uint32_t said = 0;
       if (peer < params.common.num_ranks) {
-        sent = reach.has_sent(peer, said);
-        differs = sent ? said != ours : reach.has_announced_cells(peer);
+        sent = call.has_sent(peer, said);
+        differs = sent ? said != ours : call.has_announced_cells(peer);
       }
       const std::uint32_t odd = warp::ballot(differs);
       const std::uint32_t missing = warp::ballot(!sent);
@@ -150,28 +143,6 @@ struct UnreducedSurvey {
     }
   }
 };
-
-/// By all threads of all blocks, when their warps have done their part `phase` of the call. True in the one warp, in
-/// all lanes, that comes last and speaks for the rank; in none if the call is over. It also counts the call: all blocks
-/// know by then which it is. What others wrote in a send part is ordered before, and what they read in a receive part.
-DEEP_EP_DEVICE bool last_warp_to_finish(const LowLatencyParams& common, const LowLatencyEpochs& epochs,
-                                        LowLatencyPhase phase) {
-  block::sync();
-  if (warp_index() != 0) return false;
-  bool speaks = false;
-  if (lane_index() == 0) {
-    LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-    const auto blocks = static_cast<std::uint32_t>(grid_blocks());
-    const bool last = sends(phase) ? last_to_arrive<Scope::system>(&counters.finished, blocks)
-                                   : last_to_arrive<Scope::gpu>(&counters.finished, blocks);
-    if (last && sends(phase)) counters.sent.count(epochs.send);
-    if (last && !sends(phase)) counters.received.count(epochs.receive);
-    speaks = last && !aborted(common.wait);
-  }
-  speaks = warp::any(speaks);
-  warp::sync();
-  return speaks;
-}
 
 /// The terms of a token's sum: lane i < count holds the i-th.
 struct CombineTerms {
@@ -194,13 +165,13 @@ struct CombineTask {
 
 template <bool kRdma, bool kUnreduced = false>
 struct CombineAdder {
-  using Reach = std::conditional_t<kUnreduced, UnreducedReach, CombineReach<kRdma>>;
+  using Call = std::conditional_t<kUnreduced, UnreducedCall, CombineCall<kRdma>>;
   static constexpr int kTogether = 8;  ///< rows that are polled at once, four lines of each
   using Lines = LinePoller<kTogether>;
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  Reach reach;
+  Call call;
   int member, members;       ///< this warp, of those that share a token
   LoadedSelection loaded{};  ///< unreduced: the lane's of one token, loaded before the call was known
   int loaded_token = -1;
@@ -209,12 +180,12 @@ struct CombineAdder {
   /// further to go.
   DEEP_EP_DEVICE void add_all(int first, int step) const {
 #pragma unroll 1
-    for (int turn = 1; turn <= reach.num_nodes(); ++turn) {
+    for (int turn = 1; turn <= call.num_nodes(); ++turn) {
       CombineTask task{params.common.rank, params.num_tokens, false};
       if constexpr (kRdma) {
-        if (turn != reach.num_nodes()) {
-          const int owner = reach.rail_in((reach.own_node() + turn) % reach.num_nodes());
-          task = {owner, FarSelections{params, reach.far_selections(owner)}.await_count(reach, owner), true};
+        if (turn != call.num_nodes()) {
+          const int owner = call.rail((call.own_node() + turn) % call.num_nodes());
+          task = {owner, FarSelections{params, call.far_selections(owner)}.await_count(call, owner), true};
         }
       }
       if (!add_tokens(task, first, step)) return;
@@ -243,40 +214,37 @@ struct CombineAdder {
     bool there = true;
     if (terms.rank >= 0) {
       const std::int64_t begin = clock_cycles();
-      const bool far = reach.is_far(terms.rank);
-      there = !far || reach.await_progress(terms.rank, token + 1, Wanted::low_latency_combine_rows);
+      const bool far = call.is_far(terms.rank);
+      there = !far || call.await_progress(terms.rank, token + 1, Wanted::low_latency_combine_rows);
       if (measures(member) && far) add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
     }
     return warp::agree(there);
   }
 
-  /// In each lane the rank whose row the lane's selection of the token is a part of; -1: of none. By rails an owner has
-  /// one row for all ranks of another node, and a relay adds those of its own.
+  /// In each lane the rank whose row the lane's selection of the token is a part of; -1: of none.
   DEEP_EP_DEVICE int rank_of_selection(const CombineTask& task, int token) const {
     const int lane = lane_index();
     if (lane >= params.num_topk) return -1;
     if constexpr (kRdma) {
       if (task.relays) {
-        const int rank = FarSelections{params, reach.far_selections(task.owner)}.rank_of_selection(token, lane);
-        return rank >= 0 && reach.is_of_own_node(rank) ? rank : -1;
+        const int rank = FarSelections{params, call.far_selections(task.owner)}.rank_of_selection(token, lane);
+        return rank >= 0 && call.in_own_node(rank) ? rank : -1;
       }
     }
-    return reach.speaker_of(Selections{params}.rank_of_selection(token, lane));
+    return call.sender(Selections{params}.rank_of_selection(token, lane));
   }
 
   DEEP_EP_DEVICE CombineTerms find_terms(const CombineTask& task, int token) const {
     const int lane = lane_index();
-    int expert = -1;
-    float weight = 1.0f;
+    Selection own{-1, 1.0f};
     int rank = -1;
     if constexpr (kUnreduced) {
       if (lane < params.num_topk) {
         const Selections selections{params};
         const LoadedSelection now = token == loaded_token ? loaded : selections.load(token, lane);
         if (member == 0) selections.report_unknown(now, token);
-        expert = selections.expert_of(now.index);
-        rank = selections.rank_of(expert);
-        weight = now.weight;
+        own = selections.packed(now);
+        rank = selections.rank_of(own.expert);
       }
     } else {
       rank = rank_of_selection(task, token);
@@ -286,32 +254,30 @@ struct CombineAdder {
     const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane;
     const std::uint32_t wanted = warp::ballot(rank >= 0 && (first || kUnreduced) && !masked(params.common, rank));
     int place = kUnreduced ? count_bits(wanted & ((1u << lane) - 1)) : 0;
-#pragma unroll 1
-    for (std::uint32_t left = kUnreduced ? 0 : wanted; left != 0; left &= left - 1) {
-      place += warp::shuffle(rank, lowest_bit(left)) < rank ? 1 : 0;
+    if constexpr (!kUnreduced) {
+      each_bit(wanted, [&](int other) { place += warp::shuffle(rank, other) < rank ? 1 : 0; });
     }
     CombineTerms terms{.count = count_bits(wanted)};
     int selection = 0;  // that the lane's term is
-#pragma unroll 1
-    for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
-      if (warp::shuffle(place, lowest_bit(left)) == lane) selection = lowest_bit(left);
-    }
+    each_bit(wanted, [&](int other) {
+      if (warp::shuffle(place, other) == lane) selection = other;
+    });
     const int its_rank = warp::shuffle(rank, selection);
     if constexpr (kUnreduced) {
-      terms.expert = warp::shuffle(expert, selection);
-      terms.weight = warp::shuffle(weight, selection);
+      terms.expert = warp::shuffle(own.expert, selection);
+      terms.weight = warp::shuffle(own.weight, selection);
       const std::uint32_t of_term = lane < terms.count ? static_cast<std::uint32_t>(its_rank) : ~0u;
       terms.first_of_rank = lowest_bit(warp::match_any(of_term)) == lane;
     }
     if (lane >= terms.count) return terms;
     terms.rank = its_rank;
     if constexpr (kUnreduced) {
-      terms.row = reach.row_in_turn(params.common.local, params.num_topk, token, selection);
+      terms.row = call.selected_row(params.common.local, params.num_topk, token, selection);
     } else {
-      terms.row = reach.row(params.common.local, its_rank, token);
+      terms.row = call.row(params.common.local, its_rank, token);
     }
     if constexpr (kRdma) {
-      if (task.relays) terms.row = reach.row_of_member(params.common.local, task.owner, its_rank, token);
+      if (task.relays) terms.row = call.row_of_member(params.common.local, task.owner, its_rank, token);
     }
     return terms;
   }
@@ -322,7 +288,7 @@ struct CombineAdder {
 #pragma unroll 1
     for (int unit = member; unit < wire.pieces(); unit += members) {
       const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
-      LineSum sum;
+      float sum[8] = {};  // the last lane of a line also adds the tag, to sums that are not used
 #pragma unroll 1
       for (int first = 0; first < terms.count; first += kTogether) {
         Lines lines;
@@ -331,24 +297,42 @@ struct CombineAdder {
         for (int i = 0; i < kTogether; ++i) {
           if (first + i >= terms.count || (terms.gone >> (first + i) & 1u) != 0) continue;
           if constexpr (kUnreduced) {
-            sum.add_weighted(lines.part[i], warp::shuffle(terms.weight, first + i));
+            add_weighted(sum, lines.part[i].vector(), warp::shuffle(terms.weight, first + i));
           } else {
-            sum.add(lines.part[i]);
+            add_bf16(sum, lines.part[i].vector());
           }
         }
       }
+      const Vec16 rounded = pack_sum(sum);
       if constexpr (kRdma) {
-        if (task.relays) {
-          if (terms.count != 0) stage_line(task, token, line, sum.packed());
+        if (task.relays) {  // to where a poster fetches it
+          LinePart part = LinePart::of(rounded);
+          if (lane.has_tag()) part.word[1] = call.epoch;
+          if (terms.count != 0) {
+            store_line(call.staged_row(task.owner, token).in(params.common.local) + lane.byte_at(line), part,
+                       line < wire.lines());
+          }
           continue;
         }
       }
-      sum.store(params.combined_x + std::int64_t{token} * 2 * params.hidden, wire, line);
+      store(params.combined_x + std::int64_t{token} * 2 * params.hidden, line, rounded);
     }
     if constexpr (kRdma) {
-      if (task.relays && terms.count != 0) reach.hand_over(task.owner, token, member);
+      if (task.relays && terms.count != 0) call.hand_over(task.owner, token, member);
     }
     return true;
+  }
+
+  /// Stores the lane's part of a line into the row at `to`.
+  DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t line, const Vec16& rounded) const {
+    const LineLane lane;
+    const std::uint32_t at = lane.payload_at(line);
+    for (int word = 0; word < lane.words(); ++word) {
+      const std::uint32_t byte = at + 8 * static_cast<std::uint32_t>(word);
+      if (line >= wire.lines() || byte >= 2 * static_cast<std::uint32_t>(wire.hidden)) break;
+      store_stream(reinterpret_cast<std::uint64_t*>(to + byte),
+                   std::uint64_t{rounded.word[2 * word + 1]} << 32 | rounded.word[2 * word]);
+    }
   }
 
   /// Waits for four lines of up to kTogether terms from the `first` on; `line` is this lane's. False: the call is over.
@@ -361,9 +345,9 @@ struct CombineAdder {
     lines.missing = ((1u << count) - 1) & ~(terms.gone >> first);
     const auto tag = [&](int i) {
       if constexpr (kUnreduced) {
-        return reach.tag(static_cast<std::uint32_t>(warp::shuffle(terms.expert, first + i)));
+        return call.tag(static_cast<std::uint32_t>(warp::shuffle(terms.expert, first + i)));
       } else {
-        return reach.epoch;
+        return call.epoch;
       }
     };
     const auto all_there = [&](const Poll& look) {
@@ -375,28 +359,24 @@ struct CombineAdder {
       return there;
     };
     const auto gives_up = [&](const Poll& look) {
-#pragma unroll 1
-      for (std::uint32_t left = lines.missing; left != 0; left &= left - 1) {
-        const int term = first + lowest_bit(left);
-        if (is_gone(token, terms, term, look.begin)) terms.gone |= 1u << term;
-      }
+      each_bit(lines.missing, [&](int i) {
+        if (is_gone(token, terms, first + i, look.begin)) terms.gone |= 1u << (first + i);
+      });
       lines.missing &= ~(terms.gone >> first);
       return warp::any(aborted(params.common.wait));
     };
     return poll_until(all_there, gives_up);
   }
 
-  /// By a whole warp, of a term that does not come: will it never? Its rank is masked, or the dispatch had no room for
-  /// it.
+  /// By a whole warp, of a term that does not come: is its rank masked, or had the dispatch no room for it?
   DEEP_EP_DEVICE bool is_gone(int token, const CombineTerms& terms, int term, std::uint64_t begin) const {
     const int rank = warp::shuffle(terms.rank, term);
     if constexpr (kUnreduced) {
       const int expert = warp::shuffle(terms.expert, term);
-      return UnreducedSurvey{params, reach}.has_no_row(token, expert, rank, warp::shuffle(terms.row, term), begin);
+      return UnreducedSurvey{params, call}.has_no_row(token, expert, rank, warp::shuffle(terms.row, term), begin);
     } else {
-      const Awaited row{rank, Wanted::low_latency_combine_rows, reach.epoch};
-      if (lane_index() == 0 && !masked(params.common, rank) && reach.policy().is_late(row, begin)) {
-        reach.policy().blame(row, 0);
+      if (lane_index() == 0 && !masked(params.common, rank)) {
+        call.policy().blame_if_late({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
       }
       warp::sync();
       return warp::any(masked(params.common, rank));
@@ -410,15 +390,6 @@ struct CombineAdder {
     const int i = lane_index() - first;
     if (i < 0 || i >= kTogether || (came >> i & 1u) == 0 || !terms.first_of_rank) return;
     add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
-  }
-
-  /// By rails: stores a line of the node's sum where a poster fetches it.
-  DEEP_EP_DEVICE void stage_line(const CombineTask& task, int token, std::uint32_t line, const Vec16& packed) const {
-    const LineLane lane;
-    const LinePart part{{std::uint64_t{packed.word[1]} << 32 | packed.word[0],
-                         lane.has_tag() ? reach.epoch : std::uint64_t{packed.word[3]} << 32 | packed.word[2]}};
-    store_line(reach.staged_row(task.owner, token).in(params.common.local) + lane.byte_at(line), part,
-               line < wire.lines());
   }
 };
 

@@ -1,46 +1,359 @@
 // Low-latency combine: for each token of this rank, the weighted sum of what the experts made of it.
 //
 // Each rank sums the rows of its own experts and sends one row per token to the token's owner, which adds up the ranks'
-// rows. Send part: owners announce their tokens' selections, expert ranks sum and push. Receive part: owners add.
+// rows (add.hpp). Send part: owners announce their tokens' selections, expert ranks sum and push. Receive part: owners
+// add.
 //
 // What waits for what, which decides how long a call with few tokens takes:
 //   owner     counters, selections, acknowledgements (one load time) -> cells to the peers (one trip)
 //   expert    row table (one load time) -> rows of x (one load time), meanwhile the cells come -> lines to the owner
 //             (one trip)
 //   owner     lines, as they are polled -> result
-//   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (transport/reach.hpp)
-// There is no barrier of the grid, and ranks wait for each other only here.
+//   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (peers.hpp)
+// There is no barrier of the grid, and ranks wait for each other only here. A late rank holds up no call of others: a
+// rank tells its selections first to the ranks that are ready, and pushes rows whose selections are late last.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
-#include "kernels/low_latency/combine/push.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
-#include "kernels/low_latency/transport/poster.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
 
-// The blocks of the low-latency combine that post to far ranks. As owner: the selections of this rank's tokens. As
-// expert side: the rows that pushing groups have staged, in the order of the owner's tokens.
+/// One thread's part of the announcement of this block's tokens: a token has a cell for each peer and selection, and
+/// the threads share them. What the first cell needs is loaded when this is made, before the epoch is known.
+struct Announcer {
+  const LowLatencyCombineParams& params;
+  const int thread = thread_index();
+  bool any;  ///< this thread has a first cell
+  LoadedSelection first{};
+  std::uint64_t acknowledged = 0;  ///< by the first cell's peer
 
-/// Where this block of posters gathers the selections of this rank.
-template <class Reach>
-DEEP_EP_DEVICE Place<std::uint64_t> staged_selections(const Reach& reach) {
-  return reach.common.staging.selections(reach.epoch, block_index() - reach.common.working_blocks);
-}
+  /// `call`: none yet.
+  template <class Call>
+  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, const Call& call, bool wanted) : params(p) {
+    any = wanted && thread < cells() && block_index() < params.num_tokens;
+    if (!any) return;
+    first = Selections{params}.load(block_index(), thread % params.num_topk);
+    acknowledged = call.load_acknowledged(thread / params.num_topk);
+  }
 
-template <class Reach>
-struct CombinePoster {
+  /// A peer's cells are free once it has said that it is done with the call before the last. We wait for peers that
+  /// have not said so only when all others have been told: they must not suffer from one that does not come.
+  template <class Call>
+  DEEP_EP_DEVICE void announce(const Call& call, std::uint32_t meaning) const {
+    if (!any) return;
+    const LowLatencyParams& common = params.common;
+    const Selections selections{params};
+    bool late = true;
+#pragma unroll 1
+    for (int round = 0; late && round < 2; ++round) {  // saying it twice does no harm
+      late = false;
+#pragma unroll 1
+      for (int token = block_index(); token < params.num_tokens; token += common.working_blocks) {
+#pragma unroll 1
+        for (int cell = thread; cell < cells(); cell += block_threads()) {
+          const bool is_first = round == 0 && token == block_index() && cell == thread;
+          const int peer = cell / params.num_topk;
+          const int k = cell % params.num_topk;
+          if (masked(common, peer) || call.is_far(peer)) continue;
+          if (!call.has_room(is_first ? acknowledged : call.load_acknowledged(peer))) {
+            late = round == 0 || late;
+            if (round == 0 || !call.await_room(peer)) continue;
+          }
+          const LoadedSelection loaded = is_first ? first : selections.load(token, k);
+          Cell* const to = common.window.selections(call.epoch, common.rank, token).in(common.heaps[peer]) + k;
+          store_cell(to, selections.packed(loaded).packed(meaning), Selection::stamp(call.epoch, meaning));
+          if (peer == common.rank) selections.report_unknown(loaded, token);
+        }
+      }
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE int cells() const { return params.common.num_ranks * params.num_topk; }
+};
+
+/// The owner's choice: which of the rows that the dispatch brought it still selects.
+struct CombineChoice {
+  std::uint32_t rows;  ///< bit k: that of selection k
+  float weight;        ///< in lane k
+  bool owed;           ///< the owner waits for a row, even if it is the sum of none
+};
+
+/// The expert side: for each row that the dispatch brought, this rank weights, sums and rounds what its experts made of
+/// the token, and sends it to the token's owner as one row.
+///
+/// Groups of warps take rows in turn (ReceivedRows), those of an owner in token order, so that it can begin to add. The
+/// warps of a group share a row by its lines and need nothing from each other: each looks for the owner's selections,
+/// sums its channels and stores its lines. Rows whose owner has not announced its selections for a while are deferred
+/// until all others are done: a rank that is late must not delay what others get, nor make them look late.
+template <class Call>
+struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  const Reach& reach;
-  CallPoster<Reach>& poster;
+  ReceivedRows received;
+  int warp;                      ///< in the group
+  const std::uint32_t& meaning;  ///< see meaning_of()
+  std::uint32_t* deferred;       ///< for each row that falls to this warp: is it deferred?
+  std::byte* stage;
+  CombineRow next{};      ///< the next row to push
+  std::int32_t most = 0;  ///< rows of any source that this lane has seen
+
+  /// How long rows wait in turn for their owners, all together, in ns: an owner that is only a little late costs no
+  /// second look at the row, and a late one delays the rows of other owners for no longer than this.
+  static constexpr std::uint64_t kPatience = 50'000;
+  static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
+
+  /// Starts the loads that do not depend on the call.
+  DEEP_EP_DEVICE void load_first() {
+    next = received.load_row(received.first_item());
+    most = received.most_rows();
+  }
+
+  /// All rows in turn; then again and again the deferred ones.
+  DEEP_EP_DEVICE void push_all(const Call& call) {
+    const int end = warp::max(most) * params.common.num_ranks;
+    const std::uint64_t start = now_ns();
+    int waiting = 0;
+    std::int64_t waits_since = 0;
+#pragma unroll 1
+    for (int pass = 0;; ++pass) {
+      bool counted = pass == 0;  // the time since the last pass, as a wait for the owner of the first row
+#pragma unroll 1
+      for (int index = 0, item = received.first_item(); item < end; ++index, item += received.step()) {
+        const bool deferred_before = pass > 0 && (deferred[index / 32] & bit(index)) != 0;
+        if (pass > 0 && !deferred_before) continue;
+        if (pass == 0 && index % 32 == 0) set_bits(index, 0);
+        CombineRow row = next;
+        next = received.load_row(pass == 0 ? item + received.step() : item);
+        if (pass > 0) row = next;
+        if (row.index >= row.rows) continue;
+        if (!counted) waits_since = count_wait(row.source, waits_since);
+        counted = true;
+        const bool lost = pass == 0 ? left_out(row.source) : gives_up(call, row.source, start);
+        const bool late = !lost && !push(call, row, pass == 0 ? kPatience : 0, start);
+        if (late == deferred_before) continue;
+        set_bits(index, deferred[index / 32] ^ bit(index));
+        waiting += late ? 1 : -1;
+      }
+      if (waiting == 0 || warp::any(aborted(params.common.wait))) return;
+      if (pass == 0) waits_since = clock_cycles();
+      pause(pass + 1);
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE static std::uint32_t bit(int index) { return 1u << (index % 32); }
+  DEEP_EP_DEVICE void set_bits(int index, std::uint32_t bits) const {
+    warp::sync();
+    if (lane_index() == 0) deferred[index / 32] = bits;
+    warp::sync();
+  }
+
+  /// The same for all lanes, even while another warp masks the rank.
+  DEEP_EP_DEVICE bool left_out(int source) const { return warp::any(masked(params.common, source)); }
+
+  /// Makes the choice if the owner announces its selections soon: one that is only a little late is waited for, so that
+  /// what was loaded in advance is not wasted. False after a fault, too.
+  DEEP_EP_DEVICE bool await_choice(const Call& call, const CombineRow& row, std::uint64_t patience_ns,
+                                   std::uint64_t start, CombineChoice& choice) const {
+    std::int64_t begin = 0;
+    bool chosen = false;
+    const auto arrived = [&](const Poll&) {
+      chosen = choose(call, row, choice);
+      if (chosen || patience_ns == 0) return true;
+      if (begin == 0) begin = clock_cycles();
+      return false;
+    };
+    poll_until<16>(arrived, [&](const Poll&) {
+      return !warp::any(now_ns() - start < patience_ns) || warp::any(aborted(params.common.wait));
+    });
+    if (begin != 0) count_wait(row.source, begin);
+    return chosen;
+  }
+
+  /// Finds the rows that the owner's selections mean. False: it has not said yet, or the call is over.
+  DEEP_EP_DEVICE bool choose(const Call& call, const CombineRow& row, CombineChoice& choice) const {
+    Selection now{-1, 0.0f};
+    if (!warp::all(lane_index() >= params.num_topk || load_selection(call, row, now))) return false;
+    const int first_expert = params.common.rank * params.num_local_experts;
+    const int expert = now.expert - first_expert;  // local
+    const bool here = now.expert >= first_expert && expert < params.num_local_experts;
+    // It is the expert of the dispatch, whose row may have had no room, and which then is left out; or the call is
+    // over.
+    const int expert_rows = params.common.num_ranks * params.max_tokens;
+    const std::int32_t in_expert = row.position - expert * expert_rows;  // if it is the row of that expert
+    const bool selected = here && row.position != LowLatencyRowTable::kNoRoom;
+    const bool other = selected && (row.position < 0 || in_expert < 0 || in_expert >= expert_rows);
+    if (other) {
+      refuse_call(params.common, call.epoch, row.source, 1, static_cast<std::uint64_t>(now.expert),
+                  static_cast<std::uint64_t>(row.token));
+    }
+    if (warp::any(other)) return false;
+    choice = {warp::ballot(selected), now.weight, warp::any(here)};
+    return true;
+  }
+
+  /// The lane's selection, if it is there.
+  DEEP_EP_DEVICE bool load_selection(const Call& call, const CombineRow& row, Selection& now) const {
+    if (!call.is_far(row.source)) {
+      const Cell cell = load_cell(call.selections(row.source, row.token) + lane_index());
+      now = Selection::unpack(cell.payload);
+      if (Selection::epoch_in(cell) < call.epoch) return false;
+      const std::uint32_t theirs = Selection::meaning_in(cell);
+      if (theirs == meaning) return true;
+      refuse_call(params.common, call.epoch, row.source, 0, meaning, theirs);
+      return false;
+    }
+    if (!call.has_announced(row.source)) return false;
+    const FarSelections announced{params, call.far_selections(row.source)};
+    if (row.index == 0 && lane_index() == 0) announced.check_call(call.epoch, row.source);
+    // By rails the row goes to another rank, which has to have made room, too: nearly always long ago.
+    if (call.uses_rails() && !call.is_relay(row.source) &&
+        !call.has_room(call.load_acknowledged(call.relay(row.source)))) {
+      return false;
+    }
+    now = announced.selection(row.token, lane_index());
+    return true;
+  }
+
+  /// From `begin` until now the group has waited for `source`. Returns now.
+  DEEP_EP_DEVICE std::int64_t count_wait(int source, std::int64_t begin) const {
+    if (params.wait_cost == nullptr) return 0;
+    const std::int64_t now = clock_cycles();
+    if (warp == 0 && lane_index() == 0) add_relaxed<Scope::gpu>(params.wait_cost + source, now - begin);
+    return now;
+  }
+
+  /// Is `source` left out? When its time has run out, it is from now on (or the call ends).
+  DEEP_EP_DEVICE bool gives_up(const Call& call, int source, std::uint64_t start) const {
+    if (lane_index() == 0 && !masked(params.common, source)) {
+      const bool announced = call.uses_rails() && call.is_far(source) && call.has_announced(source);
+      const Awaited missing = announced ? call.room(call.relay(source))
+                                        : Awaited{source, Wanted::low_latency_combine_selection, call.epoch};
+      call.policy().blame_if_late(missing, start);
+    }
+    warp::sync();
+    return left_out(source);
+  }
+
+  /// Sends this warp's share of the row to its owner: the weighted sum of the rows that the dispatch brought. False:
+  /// the owner has not announced its selections yet.
+  ///
+  /// A thread has as many loads in flight as registers allow, whether they are many vectors of one row or few of many.
+  /// The first ones start before the owner has announced which of these rows it wants: nearly always all of them.
+  DEEP_EP_DEVICE bool push(const Call& call, const CombineRow& row, std::uint64_t patience_ns,
+                           std::uint64_t start) const {
+    const WarpShare share{warp, params.warps_per_row};
+    const int steps = share.steps(wire);
+    std::byte* const to = destination(call, row);
+    CombineChoice choice{};
+    bool chosen = false;
+    std::uint32_t rows = warp::ballot(row.position >= 0);
+
+    // Step by step, and row by row within one: what is loaded next, and what is added next.
+    std::uint32_t rows_to_load = rows, rows_to_add = rows;
+    int step_to_load = 0, step_to_add = 0, step_to_store = 0;
+    float sum[8] = {};
+    int pieces = steps * count_bits(rows);
+    int piece = 0;
+#pragma unroll 1
+    do {
+      // 1. Load.
+      Vec16 loaded[kTogether] = {};
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (piece + i >= pieces) continue;
+        const std::int64_t from = warp::shuffle(row.position, lowest_bit(rows_to_load));
+        const int vector = share.vector(wire, step_to_load);
+        if (vector >= 0) {
+          loaded[i] = load_stream(reinterpret_cast<const Vec16*>(params.x) + from * wire.vectors() + vector);
+        }
+        rows_to_load &= rows_to_load - 1;
+        if (rows_to_load != 0) continue;
+        rows_to_load = rows;
+        ++step_to_load;
+      }
+      // 2. Which rows does the owner want?
+      if (!chosen) {
+        chosen = true;
+        if (!await_choice(call, row, patience_ns, start, choice)) return false;
+        if (choice.rows != rows) {  // rare: begins again with the rows that are left
+          rows = rows_to_load = rows_to_add = choice.rows;
+          pieces = steps * count_bits(rows);
+          step_to_load = 0;
+          if (rows != 0) continue;
+        }
+        if (rows == 0) break;
+      }
+      // 3. Add, and store what is complete.
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (piece + i >= pieces) continue;
+        add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
+        rows_to_add &= rows_to_add - 1;
+        if (rows_to_add != 0) continue;
+        if (share.vector(wire, step_to_add) >= 0) *share.staged(stage, step_to_add) = pack_sum(sum);
+        for (float& part : sum) part = 0.0f;
+        rows_to_add = rows;
+        ++step_to_add;
+      }
+      piece += kTogether;
+      if (step_to_store < step_to_add) warp::sync();  // the sums are in the stage
+#pragma unroll 1
+      for (; step_to_store < step_to_add; ++step_to_store) store(share, step_to_store, to, call.epoch);
+    } while (piece < pieces);
+    if (rows == 0 && choice.owed) {
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        if (share.vector(wire, step) >= 0) *share.staged(stage, step) = Vec16{};
+        warp::sync();
+        store(share, step, to, call.epoch);
+      }
+    }
+    warp::sync();  // the stage has been read
+    if (call.is_far(row.source) && !call.uses_rails()) call.hand_over(row.source, row.index, warp, choice.owed);
+    return true;
+  }
+
+  /// In the window of the owner, or of the rank that adds up the rows for it; or where a poster finds it.
+  DEEP_EP_DEVICE std::byte* destination(const Call& call, const CombineRow& row) const {
+    const LowLatencyParams& common = params.common;
+    const int owner = row.source;
+    if (!call.is_far(owner)) return call.row(common.heaps[owner], common.rank, row.token);
+    if (!call.uses_rails()) return call.staged_row(owner, row.index).in(common.local);
+    return call.row_of_member(common.heaps[call.relay(owner)], owner, common.rank, row.token);
+  }
+
+  /// Sends the owner what a step has completed.
+  DEEP_EP_DEVICE void store(const WarpShare& share, int step, std::byte* to, std::uint64_t epoch) const {
+    const LineLane lane;
+    const std::uint32_t line = share.line(step);
+    const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
+    const LinePart part = tagged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
+    store_line(to + lane.byte_at(line), part, line < wire.lines());
+  }
+};
+
+/// In blocks that post to far ranks: the selections of this rank's tokens, as owner, and the rows that pushing groups
+/// have staged, as expert side, in the order of the owner's tokens.
+template <class Call>
+struct CombinePoster {
+  const LowLatencyCombineParams& params;
+  const Call& call;
+  CallPoster<Call>& poster;
 
   /// By one warp: posts all that the peer gets from this rank by one lane in one call.
   DEEP_EP_DEVICE void post_all() const {
     if (poster.is_first_lane() && !post_selections()) return;
-    if (reach.by_rails() ? !reach.has_rail_to(peer()) || post_sums() : post_rows()) {
+    if (call.uses_rails() ? !call.is_relay(peer()) || post_sums() : post_rows()) {
       poster.tell_rest();
     }
+  }
+
+  /// Where this block of posters gathers the selections of this rank.
+  DEEP_EP_DEVICE static Place<std::uint64_t> staged_selections(const Call& call) {
+    return call.common.staging.selections(call.epoch, block_index() - call.common.working_blocks);
   }
 
  private:
@@ -48,17 +361,15 @@ struct CombinePoster {
   DEEP_EP_DEVICE int peer() const { return poster.peer(); }
 
   DEEP_EP_DEVICE bool post_selections() const {
-    const std::uint32_t bytes = FarSelections::bytes(params);
-    const Place<std::uint64_t> to{common().window.selections(reach.epoch, common().rank, 0).offset};
-    if (!poster.put(to, staged_selections(reach), bytes, lane_index() == 0)) return false;
+    const Place<std::uint64_t> to{common().window.selections(call.epoch, common().rank, 0).offset};
+    if (!poster.put(to, staged_selections(call), FarSelections::bytes(params), lane_index() == 0)) return false;
     if (!poster.progress(0)) return false;
     poster.flush();
     return true;
   }
 
   DEEP_EP_DEVICE bool post_rows() const {
-    const LowLatencyRowTable table{const_cast<std::int32_t*>(params.row_table), common().num_ranks, params.max_tokens,
-                                   params.num_topk};
+    const LowLatencyRowTable table = table_of(params);
     const std::int32_t rows = load_stream(table.rows(peer()));
     for (int begin = 0; begin < rows; begin += kWarpSize) {
       const int row = begin + lane_index();
@@ -71,14 +382,14 @@ struct CombinePoster {
 
   /// By rails: the sums of this node for the peer's tokens, each added up by the warps of a block.
   DEEP_EP_DEVICE bool post_sums() const {
-    const FarSelections announced{params, reach.far_selections(peer())};
-    const int count = announced.await_count(reach, peer());
+    const FarSelections announced{params, call.far_selections(peer())};
+    const int count = announced.await_count(call, peer());
     for (int begin = 0; begin < count; begin += kWarpSize) {
       const int token = begin + lane_index();
       bool mine = false;
       for (int k = 0; token < count && k < params.num_topk; ++k) {
         const int rank = announced.rank_of_selection(token, k);
-        mine = mine || (rank >= 0 && reach.is_of_own_node(rank));
+        mine = mine || (rank >= 0 && call.in_own_node(rank));
       }
       if (!post_batch(mine && poster.takes(token), token, token, block_warps())) return false;
     }
@@ -89,22 +400,22 @@ struct CombinePoster {
   /// that share it have staged it.
   DEEP_EP_DEVICE bool post_batch(bool mine, int row, std::int32_t token, int warps) const {
     if (!mine) row = 0;
-    const Place<std::byte> from = reach.staged_row(peer(), row);
-    const Place<std::byte> to = common().window.row(Reach::kCall, reach.epoch, common().rank, token, reach.row_bytes);
+    const Place<std::byte> from = call.staged_row(peer(), row);
+    const Place<std::byte> to = common().window.row(Call::kCall, call.epoch, common().rank, token, call.row_bytes);
     return poster.post_rows(
-        mine, token + 1, [&] { return state_of(reach.staged_flag(peer(), row, 0), warps); },
-        [&](bool posts) { return poster.put(to, from, wire.bytes(), posts); });
+        mine, token + 1, [&] { return state_of(call.staged_flag(peer(), row, 0), warps); },
+        [&](bool posts) { return poster.put(to, from, call.row_bytes, posts); });
   }
 
   /// All `warps` that share a row come to the same result, though not at the same time.
   DEEP_EP_DEVICE StagedRow state_of(const std::uint64_t* ready, int warps) const {
-    const std::uint64_t no_row = LowLatencyStaging::no_row_flag(reach.epoch);
+    const std::uint64_t no_row = LowLatencyStaging::no_row_flag(call.epoch);
     bool there = true;
     bool nothing = false;
     for (int warp = 0; warp < warps; ++warp) {
       const std::uint64_t seen = load_relaxed<Scope::gpu>(ready + warp);
       nothing = nothing || seen == no_row;
-      there = there && (seen == reach.epoch || seen == no_row);
+      there = there && (seen == call.epoch || seen == no_row);
     }
     if (!there) return StagedRow::awaited;
     fence<Scope::gpu>();  // acquires what all of them released
@@ -112,10 +423,9 @@ struct CombinePoster {
   }
 };
 
-/// By whole blocks.
-template <class Reach>
-DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const CombineWire& wire,
-                                 const CombineShared& shared) {
+/// By whole blocks that post.
+template <class Call>
+DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const CombineShared& shared) {
   const LowLatencyParams& common = params.common;
 
   // 1. Which call is this? The selections, once for all ranks of this block.
@@ -124,10 +434,10 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
   block::sync();
   const LowLatencyEpochs epochs = shared.words->epochs;
   if (thread_index() == 0) counters.arrive(epochs, params.phase);
-  const Reach reach(common, epochs.send, params.row_bytes);
-  if (sends(params.phase) && reach.posts_first_lanes()) {
+  const Call call(common, epochs.send, params.row_bytes);
+  if (sends(params.phase) && call.posts_first_lanes()) {
     const Selections selections{params};
-    std::uint64_t* staged = staged_selections(reach).in(common.local);
+    std::uint64_t* staged = CombinePoster<Call>::staged_selections(call).in(common.local);
     if (thread_index() == 0) staged[0] = FarSelections::head(params);
     for (int i = thread_index(); i < params.num_tokens * params.num_topk; i += block_threads()) {
       staged[1 + i] = selections.packed(selections.load(i / params.num_topk, i % params.num_topk)).packed(0);
@@ -136,16 +446,10 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
   block::sync();
 
   // 2. Each warp serves one rank, or one lane to it.
-  const PostedLane to = reach.posted();
-  if (to.rank < 0 || warp::any(masked(common, to.rank))) return;
-  CallPoster poster(reach, to, shared.posters[warp_index()]);
-  bool on = !poster.is_first_lane() || poster.acknowledge(epochs.receive - 1);
-  if (sends(params.phase)) {
-    on = on && (common.mask == nullptr || !poster.is_first_lane() || poster.begin());
-    if (on && poster.await_room()) CombinePoster<Reach>{params, wire, reach, poster}.post_all();
-  }
-  poster.await_earlier();
-  poster.close();
+  serve_lane(call, epochs.receive - 1, sends(params.phase), common.mask != nullptr, shared.posters,
+             [&](CallPoster<Call>& poster) {
+               CombinePoster<Call>{params, call, poster}.post_all();
+             });
 }
 
 // By rails every warp of a block shares the row that it adds.
@@ -153,21 +457,21 @@ static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <=
               static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
 
 /// By one warp, where ranks may be masked: waits until all that will come have begun the call.
-template <bool kRdma>
-DEEP_EP_DEVICE void await_all_begun(const LowLatencyParams& common, std::uint64_t epoch) {
-#pragma unroll 1
-  for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
-    if (masked(common, peer)) continue;
+template <class Call>
+DEEP_EP_DEVICE void await_all_begun(const Call& call) {
+  const LowLatencyParams& common = call.common;
+  warp::each(common.num_ranks, [&](int peer) {
+    if (masked(common, peer)) return;
     const std::uint64_t* begun = common.window.begun(LowLatencyKind::combine, peer).in(common.local);
-    wait_signal(MaskOrEnd<kRdma, true>{common, epoch}, begun, {peer, Wanted::low_latency_combine_selection, epoch});
-  }
+    wait_signal(call.policy(), begun, {peer, Wanted::low_latency_combine_selection, call.epoch});
+  });
 }
 
 /// kRdma: some ranks are reached by RDMA. A kernel of its own, so that the other one does not carry its registers and
 /// instructions.
 template <bool kRdma>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Reach = CombineReach<kRdma>;
+  using Call = CombineCall<kRdma>;
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden};
   const bool masks = common.mask != nullptr;
@@ -177,44 +481,41 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const bool pushes = group < groups;
   const std::size_t stage_bytes = groups == 0 ? 0 : WarpShare{0, params.warps_per_row}.stage_bytes(wire);
   const CombineShared shared(Carver(memory), params.block_warps, stage_bytes, params.rows_of_group, 0);
-  const Reach no_call(common, 0, params.row_bytes);
+  const Call no_call(common, 0, params.row_bytes);
   if constexpr (kRdma) {
-    if (no_call.posts()) return post_combine<Reach>(params, wire, shared);
+    if (no_call.is_poster()) return post_combine<Call>(params, shared);
   }
 
   // 1. Loads under way.
-  CombinePusher<Reach> pusher{params,
-                              wire,
-                              group,
-                              groups,
-                              warp % params.warps_per_row,
-                              shared.words->call,
-                              shared.deferred(warp),
-                              shared.stage(warp)};
+  CombinePusher<Call> pusher{params,
+                             wire,
+                             {params, group, groups},
+                             warp % params.warps_per_row,
+                             shared.words->meaning,
+                             shared.deferred(warp),
+                             shared.stage(warp)};
   if (pushes) pusher.load_first();
-  const Announcer<Reach> announcer(params, no_call, sends(params.phase));
+  const Announcer announcer(params, no_call, sends(params.phase));
 
-  // 2. Which call is this? The clerk then does what nobody waits for: it tells the peers which call this rank is done
-  // with, and moves the counters on.
-  const bool clerk = warp == block_warps() - 1;
-  const LowLatencyEpochs epochs = read_epochs(params, *shared.words, clerk);
-  const Reach sending(common, epochs.send, params.row_bytes);
-  if (clerk) {
+  // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
+  // done with, and moves the counters on.
+  const bool last_warp = warp == block_warps() - 1;
+  const LowLatencyEpochs epochs = read_epochs(params, *shared.words, last_warp);
+  const Call sending(common, epochs.send, params.row_bytes);
+  if (last_warp) {
     if (block_index() == 0) sending.acknowledge_all(epochs.receive - 1, masks && sends(params.phase));
     if (lane_index() == 0) common.counters(LowLatencyKind::combine).arrive(epochs, params.phase);
     warp::sync();
   }
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
-  announcer.announce(sending, shared.words->call);
+  announcer.announce(sending, shared.words->meaning);
   if (pushes) pusher.push_all(sending);
-  if (clerk && block_index() == 0 && masks && sends(params.phase)) {
-    await_all_begun<kRdma>(common, epochs.send);
-  }
+  if (last_warp && block_index() == 0 && masks && sends(params.phase)) await_all_begun(sending);
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  const CombineAdder<kRdma> adder{params, wire, Reach(common, epochs.receive, params.row_bytes), warp,
+  const CombineAdder<kRdma> adder{params, wire, Call(common, epochs.receive, params.row_bytes), warp,
                                   params.block_warps};
   int first = block_index();
   int step = common.working_blocks;

@@ -1,21 +1,17 @@
-// Shared memory of a block of the low-latency combine, how the block learns which call it is in, and the rows that its
-// warps go through.
+// What both kernels of the low-latency combine share: rows as they travel, what the owner of tokens selects, shared
+// memory of a block, how it learns which call it is in, and the rows that the dispatch brought.
 #pragma once
 
 #include <cmath>
 
 #include "kernels/common/row_sum.hpp"
-#include "kernels/low_latency/params.hpp"
-#include "kernels/low_latency/transport/reach.hpp"
-#include "kernels/primitives/divisor.hpp"
+#include "kernels/low_latency/peers.hpp"
 #include "kernels/primitives/line.hpp"
-#include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/numeric.hpp"
 
 namespace deep_ep::device::low_latency {
 
-// A row of combine as it travels from an expert rank to the token's owner, in tagged lines of bfloat16.
-
+/// A row of combine as it travels from an expert rank to the token's owner, in tagged lines of bfloat16.
 struct CombineWire {
   int hidden;
 
@@ -28,8 +24,8 @@ struct CombineWire {
   DEEP_EP_HOST_DEVICE int pieces() const { return (vectors() + kPieceVectors - 1) / kPieceVectors; }
 };
 
-/// The part of a row's channels that one of `warps` warps sums: every `warps`-th piece, step by step, one vector per
-/// lane. The sums go into a stage of the warp's own, from where they leave in lines.
+/// The part of a row's channels that one of `warps` warps works on: every `warps`-th piece, step by step, one vector
+/// per lane. Sums go into a stage of the warp's own, from where they leave in lines.
 struct WarpShare {
   static constexpr int kVectors = CombineWire::kPieceVectors;
   int warp;
@@ -40,6 +36,10 @@ struct WarpShare {
     return static_cast<std::size_t>(steps(wire)) * kVectors * 16;
   }
   DEEP_EP_DEVICE int unit(int step) const { return warp + step * warps; }
+  /// The lane's line of a step.
+  DEEP_EP_DEVICE std::uint32_t line(int step) const {
+    return static_cast<std::uint32_t>(unit(step) * kWarpLines + LineLane().line);
+  }
   /// -1: the lane has none.
   DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
     const int vector = unit(step) * kVectors + lane_index();
@@ -59,55 +59,24 @@ DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float wei
   }
 }
 
-/// A lane's sum of its part of a line of bfloat16 rows. The last lane of a line also adds the tag, to a sum that is not
-/// used.
-struct LineSum {
-  float sum[8] = {};
-
-  DEEP_EP_DEVICE void add(const LinePart& part) { add_bf16(sum, vector_of(part)); }
-  DEEP_EP_DEVICE void add_weighted(const LinePart& part, float weight) {
-    low_latency::add_weighted(sum, vector_of(part), weight);
-  }
-  DEEP_EP_DEVICE Vec16 packed() const { return pack_sum(sum); }
-
-  /// Rounds it into the row at `to`.
-  DEEP_EP_DEVICE void store(std::byte* to, const CombineWire& wire, std::uint32_t line) const {
-    const LineLane lane;
-    const Vec16 rounded = packed();
-    const std::uint32_t at = lane.payload_at(line);
-    for (int word = 0; word < lane.words(); ++word) {
-      const std::uint32_t byte = at + 8 * static_cast<std::uint32_t>(word);
-      if (line >= wire.lines() || byte >= 2 * static_cast<std::uint32_t>(wire.hidden)) break;
-      store_stream(reinterpret_cast<std::uint64_t*>(to + byte),
-                   std::uint64_t{rounded.word[2 * word + 1]} << 32 | rounded.word[2 * word]);
-    }
-  }
-
- private:
-  DEEP_EP_DEVICE static Vec16 vector_of(const LinePart& part) {
-    return {{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
-             static_cast<std::uint32_t>(part.word[1]), static_cast<std::uint32_t>(part.word[1] >> 32)}};
-  }
-};
-
 // The owner's word to the expert ranks at the head of combine: which experts its tokens select now, and with which
 // weights. To every rank, because the owner no longer knows which ranks hold rows of its tokens.
-
+DEEP_EP_DEVICE LowLatencyRowTable table_of(const LowLatencyCombineParams& params) {
+  return {const_cast<std::int32_t*>(params.row_table), params.common.num_ranks, params.max_tokens, params.num_topk};
+}
 /// What ranks mean by the call: its shape, and the dispatch that the handle is of.
-DEEP_EP_DEVICE std::uint32_t call_of(const LowLatencyCombineParams& params) {
-  const LowLatencyRowTable table{const_cast<std::int32_t*>(params.row_table), params.common.num_ranks,
-                                 params.max_tokens, params.num_topk};
-  return params.call_shape ^ static_cast<std::uint32_t>(load_stream(table.epoch()));
+DEEP_EP_DEVICE std::uint32_t meaning_of(const LowLatencyCombineParams& params) {
+  return params.call_shape ^ static_cast<std::uint32_t>(load_stream(table_of(params).epoch()));
 }
 
-/// A selection at the time of combine. A cell has all of call_of(): its lower half beside expert and weight in the
+/// A selection at the time of combine. A cell has all of meaning_of(): its lower half beside expert and weight in the
 /// payload, its upper half above the epoch.
 struct Selection {
   std::int32_t expert;  ///< below 65535; negative: none
   float weight;
 
-  DEEP_EP_DEVICE std::uint64_t packed(std::uint32_t call) const {
-    return std::uint64_t{bits_of(weight)} << 32 | call << 16 | (static_cast<std::uint32_t>(expert) & 0xffffu);
+  DEEP_EP_DEVICE std::uint64_t packed(std::uint32_t meaning) const {
+    return std::uint64_t{bits_of(weight)} << 32 | meaning << 16 | (static_cast<std::uint32_t>(expert) & 0xffffu);
   }
   DEEP_EP_DEVICE static Selection unpack(std::uint64_t payload) {
     const auto expert = static_cast<std::int32_t>(payload & 0xffffu);
@@ -116,13 +85,13 @@ struct Selection {
 
   static constexpr int kEpochBits = 48;  ///< as many as progress_value() has
   /// What a cell says as its epoch.
-  DEEP_EP_DEVICE static std::uint64_t stamp(std::uint64_t epoch, std::uint32_t call) {
-    return std::uint64_t{call >> 16} << kEpochBits | epoch;
+  DEEP_EP_DEVICE static std::uint64_t stamp(std::uint64_t epoch, std::uint32_t meaning) {
+    return std::uint64_t{meaning >> 16} << kEpochBits | epoch;
   }
   DEEP_EP_DEVICE static std::uint64_t epoch_in(const Cell& cell) {
     return cell.epoch & ((std::uint64_t{1} << kEpochBits) - 1);
   }
-  DEEP_EP_DEVICE static std::uint32_t call_in(const Cell& cell) {
+  DEEP_EP_DEVICE static std::uint32_t meaning_in(const Cell& cell) {
     return static_cast<std::uint32_t>(cell.epoch >> kEpochBits) << 16 | static_cast<std::uint32_t>(cell.payload) >> 16;
   }
 };
@@ -141,25 +110,22 @@ struct Selections {
     const std::int64_t at = std::int64_t{token} * params.num_topk + k;
     return {params.topk_idx.load(at), params.topk_weights == nullptr ? 1.0f : load_stream(params.topk_weights + at)};
   }
+  DEEP_EP_DEVICE int num_experts() const { return params.num_local_experts * params.common.num_ranks; }
   /// An expert that does not exist is none.
-  DEEP_EP_DEVICE int expert_of(std::int64_t index) const {
-    return deep_ep::expert_of(index, params.num_local_experts * params.common.num_ranks);
-  }
   DEEP_EP_DEVICE Selection packed(const LoadedSelection& loaded) const {
-    return {expert_of(loaded.index), loaded.weight};
+    return {expert_of(loaded.index, num_experts()), loaded.weight};
   }
   /// By one thread for each selection.
   DEEP_EP_DEVICE void report_unknown(const LoadedSelection& loaded, int token) const {
-    const int experts = params.num_local_experts * params.common.num_ranks;
-    if (loaded.index < experts || !params.report_unknown_experts) return;
+    if (loaded.index < num_experts() || !params.report_unknown_experts) return;
     note_fault(params.common.wait, FaultKind::unknown_expert, Wanted::nothing, params.common.rank, token,
-               static_cast<std::uint64_t>(loaded.index), static_cast<std::uint64_t>(experts));
+               static_cast<std::uint64_t>(loaded.index), static_cast<std::uint64_t>(num_experts()));
   }
   /// The rank of an expert, negative for none.
   DEEP_EP_DEVICE int rank_of(int expert) const { return expert < 0 ? -1 : expert / params.num_local_experts; }
   /// The rank that selection `k` of this rank's token names, negative for none.
   DEEP_EP_DEVICE int rank_of_selection(int token, int k) const {
-    return rank_of(expert_of(params.topk_idx.load(std::int64_t{token} * params.num_topk + k)));
+    return rank_of(expert_of(params.topk_idx.load(std::int64_t{token} * params.num_topk + k), num_experts()));
   }
 };
 
@@ -169,7 +135,7 @@ struct FarSelections {
   const std::uint64_t* words;  ///< of a far owner, once it has announced them
 
   DEEP_EP_DEVICE static std::uint64_t head(const LowLatencyCombineParams& params) {
-    return std::uint64_t{call_of(params)} << 32 | static_cast<std::uint32_t>(params.num_tokens);
+    return std::uint64_t{meaning_of(params)} << 32 | static_cast<std::uint32_t>(params.num_tokens);
   }
   DEEP_EP_DEVICE static std::uint32_t bytes(const LowLatencyCombineParams& params) {
     return (1 + static_cast<std::uint32_t>(params.num_tokens * params.num_topk)) * sizeof(std::uint64_t);
@@ -183,75 +149,20 @@ struct FarSelections {
     return Selections{params}.rank_of(selection(token, k).expert);
   }
   /// Does the owner mean the same call? Ends it otherwise.
-  template <class Reach>
-  DEEP_EP_DEVICE void check_call(const Reach& reach, int owner) const {
+  DEEP_EP_DEVICE void check_call(std::uint64_t epoch, int owner) const {
     const std::uint64_t theirs = load_weak(words) >> 32;
-    const std::uint32_t ours = call_of(params);
-    if (theirs != ours) refuse_call(params.common, reach.epoch, owner, 0, ours, theirs);
+    const std::uint32_t ours = meaning_of(params);
+    if (theirs != ours) refuse_call(params.common, epoch, owner, 0, ours, theirs);
   }
   /// By a whole warp: waits for the owner's selections. Of how many tokens; negative: the call is over.
-  template <class Reach>
-  DEEP_EP_DEVICE int await_count(const Reach& reach, int owner) const {
+  template <class Call>
+  DEEP_EP_DEVICE int await_count(const Call& call, int owner) const {
     constexpr Wanted kWanted = Wanted::low_latency_combine_selection;
-    if (!warp::agree(lane_index() != 0 || reach.await_progress(owner, 0, kWanted))) return -1;
-    if (lane_index() == 0) check_call(reach, owner);
+    if (!warp::agree(lane_index() != 0 || call.await_progress(owner, 0, kWanted))) return -1;
+    if (lane_index() == 0) check_call(call.epoch, owner);
     const auto count = static_cast<std::uint32_t>(load_weak(words));
     return warp::all(count <= static_cast<std::uint32_t>(params.max_tokens)) ? static_cast<int>(count) : -1;
   }
-};
-
-/// One thread's part of the announcement of this block's tokens: a token has a cell for each peer and selection, and
-/// the threads share them. What the first cell needs is loaded when this is made, before the epoch is known.
-template <class Reach>
-struct Announcer {
-  const LowLatencyCombineParams& params;
-  const int thread = thread_index();
-  bool any;  ///< this thread has a first cell
-  LoadedSelection first;
-  std::uint64_t acknowledged;  ///< by the first cell's peer
-
-  /// `reach`: of no call yet.
-  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, const Reach& reach, bool wanted)
-      : params(p), first{}, acknowledged(0) {
-    any = wanted && thread < cells() && block_index() < params.num_tokens;
-    if (!any) return;
-    first = Selections{params}.load(block_index(), thread % params.num_topk);
-    acknowledged = reach.load_acknowledged(thread / params.num_topk);
-  }
-
-  /// A peer's cells are free once it has said that it is done with the call before the last. We wait for peers that
-  /// have not said so only when all others have been told: they must not suffer from one that does not come.
-  DEEP_EP_DEVICE void announce(const Reach& reach, std::uint32_t call) const {
-    if (!any) return;
-    const LowLatencyParams& common = params.common;
-    const Selections selections{params};
-    bool late = true;
-#pragma unroll 1
-    for (int round = 0; late && round < 2; ++round) {  // saying it twice does no harm
-      late = false;
-#pragma unroll 1
-      for (int token = block_index(); token < params.num_tokens; token += common.working_blocks) {
-#pragma unroll 1
-        for (int cell = thread; cell < cells(); cell += block_threads()) {
-          const bool is_first = round == 0 && token == block_index() && cell == thread;
-          const int peer = cell / params.num_topk;
-          const int k = cell % params.num_topk;
-          if (masked(common, peer) || reach.is_far(peer)) continue;
-          if (!reach.has_room(is_first ? acknowledged : reach.load_acknowledged(peer))) {
-            late = round == 0 || late;
-            if (round == 0 || !reach.await_room(peer)) continue;
-          }
-          const LoadedSelection loaded = is_first ? first : selections.load(token, k);
-          Cell* const to = common.window.selections(reach.epoch, common.rank, token).in(common.heaps[peer]) + k;
-          store_cell(to, selections.packed(loaded).packed(call), Selection::stamp(reach.epoch, call));
-          if (peer == common.rank) selections.report_unknown(loaded, token);
-        }
-      }
-    }
-  }
-
- private:
-  DEEP_EP_DEVICE int cells() const { return params.common.num_ranks * params.num_topk; }
 };
 
 /// The most rows that fall to each of `groups` groups of a grid.
@@ -259,21 +170,19 @@ DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, i
   return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;
 }
 
-/// What one thread has read for all; then, for each warp, a bit for each row that may fall to it, and where it pushes,
-/// a stage for the sums of its share of a row.
 struct CombineShared {
   struct Words {
     LowLatencyEpochs epochs;
-    std::uint32_t call;    ///< see call_of()
-    std::uint32_t listed;  ///< selections in `list`
+    std::uint32_t meaning;  ///< see meaning_of()
+    std::uint32_t listed;   ///< selections in `list`
     MaskWords masks;
   };
 
   Words* words;
-  rdma::PosterWords* posters;  ///< in blocks that post, instead of the rest: of each warp
-  std::uint32_t* deferred_bits;
-  std::byte* stages;
-  std::uint32_t* list;  ///< of a send part that signals hold up: see SignalledPusher
+  rdma::PosterWords* posters;    ///< in blocks that post, instead of the rest: of each warp
+  std::uint32_t* deferred_bits;  ///< of each warp, for each row that may fall to it
+  std::byte* stages;             ///< of each warp that pushes: for the sums of its share of a row
+  std::uint32_t* list;           ///< of a send part that signals hold up: see SignalledPusher
   std::size_t bytes;
 
   /// `stage_bytes`: of a warp; 0 where it sums nothing. `rows`: that may fall to a warp. `poster_warps`: 0 where
@@ -296,18 +205,17 @@ struct CombineShared {
   DEEP_EP_DEVICE std::byte* stage(int warp) const { return stages + static_cast<std::size_t>(warp) * stage_bytes_; }
 
  private:
-  std::size_t deferred_words_;  ///< of a warp
-  std::size_t stage_bytes_;     ///< of a warp
+  std::size_t deferred_words_, stage_bytes_;  ///< of a warp
 };
 
-/// Which call is this? By all threads of the block: one warp, the clerk, reads the counters for all. They are loaded
-/// before anything is stored, so that the block waits once.
+/// Which call is this? By all threads of the block: one warp reads the counters for all. They are loaded before
+/// anything is stored, so that the block waits once.
 DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
-                                            bool clerk) {
-  if (clerk && lane_index() == 0) {
-    const std::uint32_t call = sends(params.phase) ? call_of(params) : 0;
+                                            bool reads) {
+  if (reads && lane_index() == 0) {
+    const std::uint32_t meaning = sends(params.phase) ? meaning_of(params) : 0;
     const LowLatencyEpochs epochs = params.common.counters(LowLatencyKind::combine).epochs();
-    shared.call = call;
+    shared.meaning = meaning;
     shared.epochs = epochs;
     note_masks(params.common, shared.masks);
   }
@@ -315,9 +223,7 @@ DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& param
   return shared.epochs;
 }
 
-// The rows that the dispatch brought, as the expert side of combine goes through them.
-
-/// A received row, as a warp remembers it.
+/// A row that the dispatch brought, as a warp of the expert side remembers it.
 struct CombineRow {
   int source, index;
   std::int32_t rows;      ///< of the source; this one is there if `index` is below
@@ -325,15 +231,12 @@ struct CombineRow {
   std::int32_t position;  ///< in each lane that of a selection, negative: not on this rank
 };
 
-/// Groups of warps take the rows in turn. Neighbouring rows belong to different owners, so that all links are busy at
-/// once.
+/// Groups of warps take the rows in turn. Neighbouring rows belong to different owners: all links are busy at once.
 struct ReceivedRows {
   const LowLatencyCombineParams& params;
   int group, groups;  ///< in the block
 
-  DEEP_EP_DEVICE LowLatencyRowTable table() const {
-    return {const_cast<std::int32_t*>(params.row_table), params.common.num_ranks, params.max_tokens, params.num_topk};
-  }
+  DEEP_EP_DEVICE LowLatencyRowTable table() const { return table_of(params); }
 
   /// Block by block rather than group by group: with few rows every SM has some.
   DEEP_EP_DEVICE int first_item() const { return group * params.common.working_blocks + block_index(); }

@@ -1,32 +1,23 @@
-// Low-latency combine of calls in two launches: rows travel as the experts left them, so that the send part waits for
-// nobody's selections. A kernel of its own, as the one for calls in one launch has no room for its instructions.
+// Low-latency combine of calls in two launches: every row that the dispatch brought goes to the token's owner as the
+// expert left it, and the owner multiplies and adds. So the send part waits for no rank's selections, and a late rank
+// holds up no other. A kernel of its own, as the one for calls in one launch has no room for its instructions.
 //
-//   send part     counters, row table, acknowledgements (one load time) -> rows of x (one load time) -> lines to the
-//                 owners; all blocks are done -> word to all ranks
-//                 Where signals say which rows of x are there, they come before these.
+//   send part     counters, row table, acknowledgements (one load time) -> rows of x, behind their signals if there
+//                 are any (one load time) -> lines to the owners; all blocks are done -> word to all ranks
 //   receive part  counters, selections (one load time) -> lines, as they are polled -> result; all blocks have read,
-//                 everybody has sent (one block waits for that alone) -> acknowledgements
-// The last block to finish moves the counters on, and the clerk, which reads them, only reads.
+//                 all ranks have sent (one block waits for that alone) -> acknowledgements
 //
-// The send part of a call in one launch has to know the owner's selections and weights, so it waits until every owner
-// has begun. A send part by itself must not: it sends every row that the dispatch brought, as the expert left it, and
-// the owner multiplies and adds when it receives. Nobody announces selections, and nobody who is late holds up what
-// others send.
+// Places: rows of a token lie at [token][selection] in the owner's part of the window for combine, those of all ranks
+// together. A row's tags name its expert: an owner that selects another one does not take it.
 //
-//   - The rows of a token lie in the owner's part of the window for combine's rows of all ranks together, one for each
-//     selection of the dispatch: [token][selection].
-//   - A row's tags say which expert it is of: an owner that selects another one does not take it.
-//   - Who has sent all its rows tells all ranks so, and which call that was (sent()). A receive part ends when
-//     everybody has. So when a rank acknowledges a call, no row of it is under way any more, not even one that the rank
-//     did not want; and whoever finds that acknowledgement may write wherever rows of combine lie, two calls later.
-//   - A sender writes to an owner when that has acknowledged the call before the last. That is all it waits for.
-//   - A rank acknowledges at the end of its receive part, and not only when its next call begins, as elsewhere: with
-//     two calls in flight that next call is the very one whose rows would wait for it.
+// Room: a sender writes to an owner that has acknowledged the call before the last. A rank acknowledges at the end of
+// its receive part, when all ranks have told it that they have sent all their rows: so no row of an acknowledged call
+// is under way, not even one that the rank did not want. It does not wait for its next call to do so, as ranks do
+// elsewhere: with two calls in flight that next call is the very one whose rows would wait for it.
 //
 // For ranks that all reach each other by NVLink, without masking, where the rows fit the window. Other calls with hooks
 // send as calls in one launch do. (A masked rank that comes late would write into places of others; what posters and
 // relays post are sums.)
-#include "kernels/common/wait.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
@@ -34,12 +25,9 @@
 
 namespace deep_ep::device::low_latency {
 
-// The expert side of combine where nothing is added up before the owner does: each row goes to its owner as it is.
-
-/// Groups of warps take rows in turn, and the warps of a group share a row by its lines. Where there are more groups
-/// than rows, so many share the selections of a row: a group that copies one after the other waits for memory each
-/// time. Owners that have not yet acknowledged the call before the last have to wait for their rows until all others
-/// have theirs.
+/// The expert side. Groups of warps take rows in turn, and the warps of a group share a row by its lines. If there are
+/// more groups than rows, so many share the selections of a row: a group that copies one after the other waits for
+/// memory each time. Rows for owners without room wait until all others have theirs.
 struct UnreducedPusher {
   static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
   static constexpr int kRanksOfLane = (kMaxRanks + kWarpSize - 1) / kWarpSize;
@@ -54,61 +42,101 @@ struct UnreducedPusher {
   bool looked = false;     ///< ... if this warp has looked then
   int sharing = 0;         ///< so many groups share a row: a power of two, by its exponent
   std::uint32_t left = 0;  ///< bit i: the lane's i-th owner, rank i * 32 + lane, has not got its rows
-  std::uint32_t open = 0;  ///< the same: it gets them now
+  std::uint32_t open = 0;  ///< the same: it has room
 
-  /// Starts the loads that do not depend on the call. The clerk does not look for room yet: nothing of a warp comes
-  /// before what it has acquired, and the block waits for what the clerk loads next.
-  DEEP_EP_DEVICE void load_first(bool clerk) {
-    const UnreducedReach no_call(params.common, 0, params.row_bytes);
+  /// Starts the loads that do not depend on the call. The warp that reads the counters does not look for room yet:
+  /// nothing of a warp comes before what it has acquired, and the block waits for what that warp loads next.
+  DEEP_EP_DEVICE void load_first(bool reads_counters) {
+    const UnreducedCall no_call(params.common, 0, params.row_bytes);
     const int groups = received.step();
     const int rows = params.common.num_ranks * params.max_tokens;
     while (rows << (sharing + 1) <= groups && 1 << sharing < params.num_topk) ++sharing;
     first = received.load_row(received.first_item() >> sharing);
     most = received.most_rows();
-    looked = !clerk;
+    looked = !reads_counters;
     if (looked && owner(0) < params.common.num_ranks) seen = no_call.load_acknowledged(owner(0));
   }
 
   /// By whole warps. False: the call is over.
-  DEEP_EP_DEVICE bool push_all(const UnreducedReach& reach) {
-#pragma unroll
-    for (int i = 0; i < kRanksOfLane; ++i) left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
+  DEEP_EP_DEVICE bool push_all(const UnreducedCall& call) {
     const int end = warp::max(most) * params.common.num_ranks << sharing;
     bool begins = looked;
-    const auto all_pushed = [&](const Poll&) {
-      find_room(reach, begins);
-      begins = false;
-      if (warp::any(open != 0)) push_open(reach, end);
-      left &= ~open;
-      return !warp::any(left != 0);
-    };
-    return poll_until<16>(all_pushed, [&](const Poll& look) {
-      if (left != 0) {
-        const Awaited credit{owner(lowest_bit(left)), Wanted::low_latency_combine_credit, reach.epoch - 2};
-        if (reach.policy().is_late(credit, look.begin)) reach.policy().blame(credit, 0);
-      }
-      return warp::any(aborted(params.common.wait));
-    });
+    return push_until(
+        call,
+        [&] {
+          find_room(call, begins);
+          begins = false;
+          if (warp::any(open != 0)) push_open(call, end);
+          left &= ~open;
+          return !warp::any(left != 0);
+        },
+        [](std::uint64_t) {});
   }
 
-  // Steps of it.
-
+ protected:
   DEEP_EP_DEVICE static int owner(int i) { return i * kWarpSize + lane_index(); }
 
-  DEEP_EP_DEVICE void find_room(const UnreducedReach& reach, bool begins) {
+  /// Calls `push()` until it returns true; in between asks whether an owner without room is late, and calls
+  /// `look(begin)`.
+  template <class Push, class Look>
+  DEEP_EP_DEVICE bool push_until(const UnreducedCall& call, Push push, Look look) {
+#pragma unroll
+    for (int i = 0; i < kRanksOfLane; ++i) left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
+    return poll_until<16>([&](const Poll&) { return push(); },
+                          [&](const Poll& poll) {
+                            if (left != 0) {
+                              call.policy().blame_if_late(call.room(owner(lowest_bit(left))), poll.begin);
+                            }
+                            look(poll.begin);
+                            return warp::any(aborted(params.common.wait));
+                          });
+  }
+
+  DEEP_EP_DEVICE void find_room(const UnreducedCall& call, bool begins) {
     open = 0;
-#pragma unroll 1
-    for (std::uint32_t bits = left; bits != 0; bits &= bits - 1) {
-      const int i = lowest_bit(bits);
-      if (reach.has_room(begins && i == 0 ? seen : reach.load_acknowledged(owner(i)))) open |= 1u << i;
-    }
+    each_bit(left, [&](int i) {
+      if (call.has_room(begins && i == 0 ? seen : call.load_acknowledged(owner(i)))) open |= 1u << i;
+    });
     warp::sync();  // what follows in other lanes comes after the owner's reads
   }
   DEEP_EP_DEVICE bool is_open(int source) const {
     return (warp::shuffle(open, source % kWarpSize) >> (source / kWarpSize) & 1u) != 0;
   }
 
-  DEEP_EP_DEVICE void push_open(const UnreducedReach& reach, int end) {
+  /// What the tag of a row names.
+  DEEP_EP_DEVICE std::uint32_t expert_at(std::int32_t position) const {
+    const auto rank = static_cast<std::uint32_t>(params.common.rank);
+    if (position < 0) return UnreducedCall::kNoRow | rank;
+    const int expert_rows = params.common.num_ranks * params.max_tokens;
+    return rank * static_cast<std::uint32_t>(params.num_local_experts) +
+           static_cast<std::uint32_t>(position / expert_rows);
+  }
+
+  /// This warp's share of the lines of row `position` of x; zeros where that is negative. kWhileWritten: other rows of
+  /// x may still be written.
+  template <bool kWhileWritten = false>
+  DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
+    const WarpShare share{warp, params.warps_per_row};
+    const int steps = share.steps(wire);
+    const LineLane lane;
+#pragma unroll 1
+    for (int begin = 0; begin < steps; begin += kTogether) {
+      LinePart part[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        part[i] = begin + i < steps ? load_part<kWhileWritten>(position, share.line(begin + i), tag) : LinePart{};
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (begin + i >= steps) continue;
+        const std::uint32_t line = share.line(begin + i);
+        store_line(to + lane.byte_at(line), part[i], line < wire.lines());
+      }
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE void push_open(const UnreducedCall& call, int end) {
     int item = received.first_item();
     CombineRow next = first.rows >= 0 ? first : received.load_row(item >> sharing);
     first.rows = -1;  // it has been used
@@ -116,54 +144,22 @@ struct UnreducedPusher {
     for (; item < end; item += received.step()) {
       const CombineRow row = next;
       next = received.load_row((item + received.step()) >> sharing);
-      if (row.index < row.rows && is_open(row.source)) push(reach, row, item & ((1 << sharing) - 1));
+      if (row.index < row.rows && is_open(row.source)) push(call, row, item & ((1 << sharing) - 1));
     }
   }
 
   /// Those of the row's selections on this rank that are the group's.
-  DEEP_EP_DEVICE void push(const UnreducedReach& reach, const CombineRow& row, int member) const {
+  DEEP_EP_DEVICE void push(const UnreducedCall& call, const CombineRow& row, int member) const {
     std::byte* heap = params.common.heaps[row.source];
-    const int expert_rows = params.common.num_ranks * params.max_tokens;
-    const auto rank = static_cast<std::uint32_t>(params.common.rank);
-    const std::uint32_t expert = row.position < 0 ? UnreducedReach::kNoRow | rank
-                                                  : rank * static_cast<std::uint32_t>(params.num_local_experts) +
-                                                        static_cast<std::uint32_t>(row.position / expert_rows);
+    const std::uint32_t expert = expert_at(row.position);
     const bool here = row.position >= 0 || row.position == LowLatencyRowTable::kNoRoom;
     int turn = 0;
 #pragma unroll 1
     for (std::uint32_t rows = warp::ballot(here); rows != 0; rows &= rows - 1, ++turn) {
       if ((turn & ((1 << sharing) - 1)) != member) continue;
       const int k = lowest_bit(rows);
-      std::byte* to = reach.row_in_turn(heap, params.num_topk, row.token, k);
-      const std::int32_t position = warp::shuffle(row.position, k);
-      const std::uint64_t tag = reach.tag(warp::shuffle(expert, k));
-      copy(position, to, tag);
-    }
-  }
-
-  /// This warp's share of the lines of row `position` of x; of zeros where that is negative. kWhileWritten: other rows
-  /// of x may still be written.
-  template <bool kWhileWritten = false>
-  DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
-    const WarpShare share{warp, params.warps_per_row};
-    const int steps = share.steps(wire);
-    const LineLane lane;
-    const auto line_of = [&](int step) {
-      return static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
-    };
-#pragma unroll 1
-    for (int begin = 0; begin < steps; begin += kTogether) {
-      LinePart part[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        part[i] = begin + i < steps ? load_part<kWhileWritten>(position, line_of(begin + i), tag) : LinePart{};
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (begin + i >= steps) continue;
-        const std::uint32_t line = line_of(begin + i);
-        store_line(to + lane.byte_at(line), part[i], line < wire.lines());
-      }
+      copy(warp::shuffle(row.position, k), call.selected_row(heap, params.num_topk, row.token, k),
+           call.tag(warp::shuffle(expert, k)));
     }
   }
 
@@ -187,10 +183,9 @@ struct UnreducedPusher {
   }
 };
 
-// The expert side of combine while the program still computes the rows (single-batch overlap): its GEMM runs beside the
-// send part, on other SMs, and raises signals. A row is read once its signal is there, and none that is there waits for
-// another: every block lists its selections, and its warps go round among those that are left.
-
+/// The expert side while the program still computes the rows (single-batch overlap): its GEMM runs beside the send
+/// part, on other SMs, and raises signals. A row is read once its signal is there, and none that is there waits for
+/// another: every block lists its selections, and its warps go round among those that are left.
 struct SignalledPusher : UnreducedPusher {
   const CombineShared& shared;
 
@@ -215,31 +210,24 @@ struct SignalledPusher : UnreducedPusher {
   }
 
   /// By whole warps: each has every so many-th of the block's selections. False: the call is over.
-  DEEP_EP_DEVICE bool push_listed(const UnreducedReach& reach) {
+  DEEP_EP_DEVICE bool push_listed(const UnreducedCall& call) {
     const int warps = block_warps();
     int count = (static_cast<int>(shared.words->listed) - warp_index() + warps - 1) / warps;
-#pragma unroll
-    for (int i = 0; i < kRanksOfLane; ++i) {
-      left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
-    }
     std::uint32_t opened = 0;
-    const auto all_pushed = [&](const Poll&) {
-      find_room(reach, false);
-      left &= ~open;
-      opened |= open;
-      open = opened;
-      count = push_ready(reach, count);
-      return count == 0;
-    };
-    return poll_until<16>(all_pushed, [&](const Poll& look) {
-      if (left != 0) {
-        const Awaited credit{owner(lowest_bit(left)), Wanted::low_latency_combine_credit, reach.epoch - 2};
-        if (reach.policy().is_late(credit, look.begin)) reach.policy().blame(credit, 0);
-      }
-      warp::sync();
-      if (lane_index() == 0) look_at_first(reach, look.begin);
-      return warp::any(aborted(params.common.wait));
-    });
+    return push_until(
+        call,
+        [&] {
+          find_room(call, false);
+          left &= ~open;
+          opened |= open;
+          open = opened;
+          count = push_ready(call, count);
+          return count == 0;
+        },
+        [&](std::uint64_t begin) {
+          warp::sync();
+          if (lane_index() == 0) look_at_first(call, begin);
+        });
   }
 
  private:
@@ -269,7 +257,7 @@ struct SignalledPusher : UnreducedPusher {
 
   /// Pushes those of the warp's first `count` selections whose rows are there. Returns how many are left; these come
   /// first then.
-  DEEP_EP_DEVICE int push_ready(const UnreducedReach& reach, int count) const {
+  DEEP_EP_DEVICE int push_ready(const UnreducedCall& call, int count) const {
     const std::uint32_t below = (1u << lane_index()) - 1;
     int kept = 0;
 #pragma unroll 1
@@ -280,34 +268,25 @@ struct SignalledPusher : UnreducedPusher {
       const bool open = is_open(of.source);
       const bool ready = wanted && open && (of.position < 0 || signal(word_of(of.position)) >= params.signals.expected);
       const std::uint32_t rest = warp::ballot(wanted && !ready);
-      std::uint32_t now = warp::ballot(ready);
+      const std::uint32_t now = warp::ballot(ready);
       warp::sync();  // all have read their entries, and the rows are acquired for every lane
       if (wanted && !ready) *entry(kept + count_bits(rest & below)) = listed;
       kept += count_bits(rest);
-#pragma unroll 1
-      for (; now != 0; now &= now - 1) {
-        const int lane = lowest_bit(now);
-        push_row(reach, {warp::shuffle(of.source, lane), warp::shuffle(of.index, lane), warp::shuffle(of.k, lane),
-                         warp::shuffle(of.position, lane)});
-      }
+      each_bit(now, [&](int lane) {
+        const int source = warp::shuffle(of.source, lane), index = warp::shuffle(of.index, lane);
+        const int k = warp::shuffle(of.k, lane);
+        const std::int32_t position = warp::shuffle(of.position, lane);
+        const int token = load_stream(received.table().token(source, index));
+        copy<true>(position, call.selected_row(params.common.heaps[source], params.num_topk, token, k),
+                   call.tag(expert_at(position)));
+      });
     }
     warp::sync();
     return kept;
   }
 
-  DEEP_EP_DEVICE void push_row(const UnreducedReach& reach, const Selected& of) const {
-    const int token = load_stream(received.table().token(of.source, of.index));
-    const auto rank = static_cast<std::uint32_t>(params.common.rank);
-    const std::uint32_t expert =
-        of.position < 0 ? UnreducedReach::kNoRow | rank
-                        : rank * static_cast<std::uint32_t>(params.num_local_experts) +
-                              static_cast<std::uint32_t>(of.position / (params.common.num_ranks * params.max_tokens));
-    std::byte* to = reach.row_in_turn(params.common.heaps[of.source], params.num_topk, token, of.k);
-    copy<true>(of.position, to, reach.tag(expert));
-  }
-
   /// By one thread: ends the call if the first selection that is left has waited for its signal for too long.
-  DEEP_EP_DEVICE void look_at_first(const UnreducedReach& reach, std::uint64_t begin) const {
+  DEEP_EP_DEVICE void look_at_first(const UnreducedCall& call, std::uint64_t begin) const {
     const Selected of = load(*entry(0));
     const std::uint32_t expected = params.signals.expected;
     if (of.position < 0) return;
@@ -315,12 +294,34 @@ struct SignalledPusher : UnreducedPusher {
     const std::uint32_t seen = signal(word);
     if (seen >= expected) return;
     const Awaited awaited{params.common.rank, Wanted::low_latency_combine_signal, expected};
-    if (!reach.policy().is_late(awaited, begin)) return;
+    if (!call.policy().is_late(awaited, begin)) return;
     const auto expert = static_cast<std::uint64_t>(word / params.signals.words_of_expert);
     report_fault(params.common.wait, FaultKind::timeout, awaited.wanted, awaited.peer, word, expert << 32 | expected,
                  seen);
   }
 };
+
+/// By all threads of all blocks, when their warps have done their part `phase` of the call. True in all lanes of the
+/// one warp that comes last; in none if the call is over. That warp also counts the call. What others wrote in a send
+/// part is ordered before, and what they read in a receive part.
+DEEP_EP_DEVICE bool last_warp_to_finish(const LowLatencyParams& common, const LowLatencyEpochs& epochs,
+                                        LowLatencyPhase phase) {
+  block::sync();
+  if (warp_index() != 0) return false;
+  bool speaks = false;
+  if (lane_index() == 0) {
+    LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
+    const auto blocks = static_cast<std::uint32_t>(grid_blocks());
+    const bool last = sends(phase) ? last_to_arrive<Scope::system>(&counters.finished, blocks)
+                                   : last_to_arrive<Scope::gpu>(&counters.finished, blocks);
+    if (last && sends(phase)) counters.sent.count(epochs.send);
+    if (last && !sends(phase)) counters.received.count(epochs.receive);
+    speaks = last && !aborted(common.wait);
+  }
+  speaks = warp::any(speaks);
+  warp::sync();
+  return speaks;
+}
 
 /// One part of the call, as params.phase says.
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
@@ -328,7 +329,7 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden};
   const int warp = warp_index();
-  const bool clerk = warp == block_warps() - 1;
+  const bool last_warp = warp == block_warps() - 1;
   const bool sending = sends(params.phase);
   const bool signalled = sending && params.signals.words != nullptr;
   const CombineShared shared(Carver(memory), block_warps(), 0, 0, 0, signalled ? params.signals.selections : 0);
@@ -339,7 +340,7 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   const int group = warp / params.warps_per_row;
   const bool pushes = sending && group < groups;
   SignalledPusher pusher{{params, wire, {params, group, groups}, warp % params.warps_per_row}, shared};
-  if (pushes && !signalled) pusher.load_first(clerk);
+  if (pushes && !signalled) pusher.load_first(last_warp);
   if (thread_index() == 0) shared.words->listed = 0;
   const int by_two = 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
   const int first = block_index() < common.working_blocks ? block_index() >> by_two : params.num_tokens;
@@ -349,34 +350,32 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   }
 
   // 2. Which call is this?
-  const LowLatencyEpochs epochs = read_epochs(params, *shared.words, clerk);
-  const UnreducedReach reach(common, sending ? epochs.send : epochs.receive, params.row_bytes);
+  const LowLatencyEpochs epochs = read_epochs(params, *shared.words, last_warp);
+  const UnreducedCall call(common, sending ? epochs.send : epochs.receive, params.row_bytes);
 
   // 3. Push, or add.
   if (sending) {
     // An earlier call, in one launch, may not have been acknowledged.
-    if (clerk && block_index() == 0) reach.acknowledge_all(epochs.receive - 1);
+    if (last_warp && block_index() == 0) call.acknowledge_all(epochs.receive - 1);
     if (signalled) {
       pusher.list_selections();
       block::sync();
-      pusher.push_listed(reach);
+      pusher.push_listed(call);
     } else if (pushes) {
-      pusher.push_all(reach);
+      pusher.push_all(call);
     }
   } else {
     const int member = (block_index() & by_two) * block_warps() + warp;
-    const Adder adder{params, wire, reach, member, block_warps() << by_two, loaded, first};
+    const Adder adder{params, wire, call, member, block_warps() << by_two, loaded, first};
     adder.add_all(first, common.working_blocks >> by_two);
-    if (block_index() == grid_blocks() - 1 && warp == 0) UnreducedSurvey{params, reach}.await_all_sent();
+    if (block_index() == grid_blocks() - 1 && warp == 0) UnreducedSurvey{params, call}.await_all_sent();
   }
 
-  // 4. The last block tells the peers: that all rows are there, or that they may send the call after the next.
+  // 4. The last block counts the call, and tells the peers: that all rows are there, or that they may send the call
+  // after the next.
   if (!last_warp_to_finish(common, epochs, params.phase)) return;
-  if (!sending) return reach.acknowledge_all(epochs.receive);
-#pragma unroll 1
-  for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
-    reach.tell_sent(peer, shared.words->call);
-  }
+  if (!sending) return call.acknowledge_all(epochs.receive);
+  warp::each(common.num_ranks, [&](int peer) { call.tell_sent(peer, shared.words->meaning); });
 }
 
 }  // namespace deep_ep::device::low_latency

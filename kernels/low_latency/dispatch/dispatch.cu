@@ -1,72 +1,51 @@
 // Low-latency dispatch: every token goes once to each rank that has an expert of it, and from there to the experts.
 //
-// One launch. Block 0 is the clerk: it tells how many rows go where. The other blocks send one token each (or take
-// turns); then all blocks receive. Nothing waits for all blocks or all ranks.
-//
-// What a token's way takes, one step after the other; whatever is not listed happens meanwhile:
+// One launch. Block 0 tells how many rows go where. The other blocks send one token each (or take turns); then all
+// blocks receive. Nothing waits for all blocks or all ranks. A token's way, one step after the other:
 //   1. Load the row and the selections of the tokens before (both at once).         HBM or L2, once
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
 //   4. Store the row to the experts.                                                HBM
-// By rails (transport/reach.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it
-// receives. Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
+// By rails (peers.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it receives.
+// Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 //
 // Calls that reach ranks by RDMA have a kernel of their own, so that the others do not carry its instructions.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
-#include "kernels/low_latency/dispatch/send.hpp"
-#include "kernels/low_latency/transport/poster.hpp"
-#include "kernels/low_latency/transport/reach.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
 
-// By rails: hands on the rows that ranks of other nodes have sent to this rank for its whole node, to each rank that
-// has an expert of theirs, this one included. The rows already carry their tags, and say which slot of each rank is
-// theirs: receivers poll them like rows of their own node.
-
+/// By rails: hands on the rows that ranks of other nodes have sent to this rank for its whole node, to each rank that
+/// has an expert of theirs, this one included. The rows already carry their tags, and say which slot of each rank is
+/// theirs: receivers poll them like rows of their own node.
 struct DispatchRelay {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
   LowLatencyRow row;
-  DispatchReach<true> reach;
+  DispatchCall<true> call;
 
   static constexpr int kBatch = 4;  ///< lines that a lane loads at once
 
-  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. The nodes take turns, as their rows
-  /// arrive at the same time.
+  /// All rows, where this warp is `part` of the `group`-th of `groups` groups.
   DEEP_EP_DEVICE void relay_rows(int group, int groups, int part) const {
-    const int nodes = reach.num_nodes();
-    std::uint32_t most = 0;
-#pragma unroll 1
-    for (int node = 0; node < nodes; ++node) {
-      const std::uint32_t rows = rows_from(node);
-      most = rows > most ? rows : most;
-    }
-    const int all = static_cast<int>(most) * nodes;
-#pragma unroll 1
-    for (int i = group; i < all; i += groups) {
-      const int node = i % nodes;
-      const int slot = i / nodes;
-      if (static_cast<std::uint32_t>(slot) < rows_from(node)) relay_row(node, slot, part);
-    }
+    take_turns(
+        call.num_nodes(), group, groups,
+        [&](int node) { return node == call.own_node() ? 0 : shared.relayed[call.rail(node)]; },
+        [&](int node, int slot) { relay_row(node, slot, part); });
   }
 
  private:
-  DEEP_EP_DEVICE std::uint32_t rows_from(int node) const {
-    return node == reach.own_node() ? 0 : shared.relayed[reach.rail_in(node)];
-  }
-
   /// Hands on one warp's part of a row.
   DEEP_EP_DEVICE void relay_row(int node, int slot, int part) const {
-    if (!reach.await_posted(reach.rail_in(node), slot)) return;
-    const std::byte* const from = reach.relayed_row(params.common.local, node, slot);
+    if (!call.await_posted(call.rail(node), slot)) return;
+    const std::byte* const from = call.relayed_row(params.common.local, node, slot);
 
     // 1. Where does it go?
     const LineLane lane;
     const auto of_head = static_cast<std::uint32_t>(lane.line);
     const LinePart head = load_line(from + lane.byte_at(of_head), of_head < row.lines());
-    std::byte* const to = destination(reach.rail_in(node), head);
+    std::byte* const to = destination(call.rail(node), head);
     const std::uint32_t destinations = warp::ballot(to != nullptr);
 
     // 2. Store it there.
@@ -80,15 +59,14 @@ struct DispatchRelay {
         const std::uint32_t line = line_of(first, i, step);
         held[i] = load_line(from + lane.byte_at(line), line < row.lines());
       }
-#pragma unroll 1
-      for (std::uint32_t left = destinations; left != 0; left &= left - 1) {
-        std::byte* begin = warp::shuffle(to, lowest_bit(left));
+      each_bit(destinations, [&](int k) {
+        std::byte* begin = warp::shuffle(to, k);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           const std::uint32_t line = line_of(first, i, step);
           store_line(begin + lane.byte_at(line), held[i], line < row.lines());
         }
-      }
+      });
     }
   }
 
@@ -106,23 +84,22 @@ struct DispatchRelay {
     int rank = -1;
     if (lane < params.num_topk && expert != LowLatencyRow::kNoExpert) {
       const int owner = static_cast<int>(expert) / params.num_local_experts;
-      if (reach.is_of_own_node(owner)) rank = owner;
+      if (call.in_own_node(owner)) rank = owner;
     }
     const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
     const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
-    return leads ? reach.row(shared.heaps[rank], source, at) : nullptr;
+    return leads ? call.row(shared.heaps[rank], source, at) : nullptr;
   }
 };
 
-// The blocks of the low-latency dispatch that post to far ranks. Senders stage the row of a token once for all of them;
-// here each warp posts the rows that one rank gets over one lane, and counts them by itself.
-
+/// In blocks that post to far ranks. Senders stage the row of a token once for all of them; here each warp posts the
+/// rows that one rank gets over one lane, and counts them by itself.
 struct DispatchPoster {
-  using Reach = DispatchReach<true>;
+  using Call = DispatchCall<true>;
   const DispatchSender<true>& sender;
   const LowLatencyDispatchParams& params;
-  Reach reach;
-  CallPoster<Reach>& poster;
+  Call call;
+  CallPoster<Call>& poster;
   RankRange served;  ///< the ranks whose rows the peer gets
 
   /// By one warp: posts all that the peer gets from this rank by one lane in one call.
@@ -140,13 +117,13 @@ struct DispatchPoster {
     const LowLatencyParams& common = params.common;
     const int peer = poster.peer();
     const int cells = params.count_cells;
-    const Place<Cell> staged = common.staging.counts(reach.epoch, peer);
-    const std::uint32_t relayed = reach.has_rail_to(peer) ? rows_to(peer) : 0;
+    const Place<Cell> staged = common.staging.counts(call.epoch, peer);
+    const std::uint32_t relayed = call.is_relay(peer) ? rows_to(peer) : 0;
     for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
-      store_cell(staged.in(common.local) + cell, sender.count_payload(peer, cell, relayed), reach.epoch);
+      store_cell(staged.in(common.local) + cell, sender.count_payload(peer, cell, relayed), call.epoch);
     }
     const auto bytes = static_cast<std::uint32_t>(cells) * static_cast<std::uint32_t>(sizeof(Cell));
-    const Place<Cell> to = common.window.counts(reach.epoch, common.rank);
+    const Place<Cell> to = common.window.counts(call.epoch, common.rank);
     if (!poster.put(to, staged, bytes, lane_index() == 0)) return false;
     // Rows may not be staged yet. Without any, the counts go with what tells the peer of them: one doorbell.
     if (rows_to(peer) != 0) poster.flush();
@@ -155,8 +132,8 @@ struct DispatchPoster {
 
   /// How many rows go to the peer, for itself or for its node.
   DEEP_EP_DEVICE std::uint32_t rows_to(int peer) const {
-    if (reach.has_rail_to(peer)) return sender.shared.relayed[reach.node_of(peer)];
-    return reach.by_rails() ? 0 : sender.routing.rows[peer];
+    if (call.is_relay(peer)) return sender.shared.relayed[call.node(peer)];
+    return call.uses_rails() ? 0 : sender.routing.rows[peer];
   }
 
   /// Rows go in the order of their slots.
@@ -164,8 +141,8 @@ struct DispatchPoster {
     const LowLatencyParams& common = params.common;
     // Where row `slot` goes: to the rank that receives it, or by rails to the one that hands it on.
     const auto place_of = [&](int slot) {
-      if (!reach.by_rails()) return common.window.row(Reach::kCall, reach.epoch, common.rank, slot, reach.row_bytes);
-      return common.staging.relayed_row(Reach::kCall, reach.epoch, reach.own_node(), slot, reach.row_bytes);
+      if (!call.uses_rails()) return common.window.row(Call::kCall, call.epoch, common.rank, slot, call.row_bytes);
+      return common.staging.relayed_row(Call::kCall, call.epoch, call.own_node(), slot, call.row_bytes);
     };
     int slots = 0;
     for (int begin = 0; begin < params.num_tokens; begin += kWarpSize) {
@@ -176,10 +153,10 @@ struct DispatchPoster {
       const bool on = poster.post_rows(
           mine && poster.takes(slot), slot + 1,
           [&] {
-            const bool there = load_acquire<Scope::gpu>(reach.staged_flag(mine ? token : 0)) >= reach.epoch;
+            const bool there = load_acquire<Scope::gpu>(call.staged_flag(mine ? token : 0)) >= call.epoch;
             return there ? StagedRow::staged : StagedRow::awaited;
           },
-          [&](bool posts) { return poster.put(place_of(slot), reach.staged_row(token), reach.row_bytes, posts); });
+          [&](bool posts) { return poster.put(place_of(slot), call.staged_row(token), call.row_bytes, posts); });
       if (!on) return;
       slots += count_bits(all);
     }
@@ -187,12 +164,12 @@ struct DispatchPoster {
   }
 };
 
-/// By whole blocks.
+/// By whole blocks that post.
 DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   const LowLatencyDispatchParams& params = sender.params;
   const LowLatencyParams& common = params.common;
   const DispatchShared& shared = sender.shared;
-  const Reach<true> ranks{common};
+  const Topology<true> ranks{common};
   const bool sending = sends(params.phase);
 
   // 1. Which call is this? What goes where?
@@ -205,20 +182,14 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   const LowLatencyEpochs epochs = shared.words->epochs;
   if (thread_index() == 0) counters.arrive(epochs, params.phase);
   if (sending) sender.count_all();
-  if (sending && ranks.by_rails()) sender.routing.count_groups(common.rail_width, shared.relayed);
+  if (sending && ranks.uses_rails()) sender.routing.count_groups(common.rail_width, shared.relayed);
   block::sync();
 
   // 2. Each warp serves one rank, or one lane to it.
-  const PostedLane to = ranks.posted();
-  if (to.rank < 0 || warp::any(masked(common, to.rank))) return;
-  const DispatchReach<true> reach = sender.reach();
-  CallPoster poster(reach, to, shared.posters[warp_index()]);
-  const bool told = !poster.is_first_lane() || poster.acknowledge(epochs.receive - 1);
-  if (sending && told && poster.await_room()) {
-    DispatchPoster{sender, params, reach, poster, ranks.served_by(to.rank)}.post_all();
-  }
-  poster.await_earlier();
-  poster.close();
+  const DispatchCall<true> call = sender.call();
+  serve_lane(call, epochs.receive - 1, sending, false, shared.posters, [&](CallPoster<DispatchCall<true>>& poster) {
+    DispatchPoster{sender, params, call, poster, call.receivers(poster.peer())}.post_all();
+  });
 }
 
 constexpr LowLatencyKind kDispatch = LowLatencyKind::dispatch;
@@ -232,13 +203,12 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
     note_masks(common, shared.words->masks);
   }
   if (common.mask != nullptr) block::sync();
-  const CallReach<kDispatch, false> reach(common, 0, 0);
-#pragma unroll 1
-  for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
+  const DispatchCall<false> call(common, 0, 0);
+  block::each(common.num_ranks, [&](int rank) {
     shared.heaps[rank] = common.heaps[rank];
     shared.left_out[rank] = masked(common, rank) ? 1 : 0;
-    if (sends(params.phase)) shared.acknowledged[rank] = reach.load_acknowledged(rank);
-  }
+    if (sends(params.phase)) shared.acknowledged[rank] = call.load_acknowledged(rank);
+  });
 }
 
 /// By every warp: all rows, where it is `part` of the `group`-th of `groups` groups. By rails first those of its own
@@ -246,17 +216,17 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
 template <bool kRdma>
 DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma>& receiver, int group, int groups, int part) {
   const LowLatencyParams& common = receiver.params.common;
-  const DispatchReach<kRdma> reach = receiver.reach();
-  const int turns = reach.by_rails() ? 2 : 1;
+  const DispatchCall<kRdma> call = receiver.call();
+  const int turns = call.uses_rails() ? 2 : 1;
 #pragma unroll 1
   for (int turn = 0; turn < turns; ++turn) {
     if constexpr (kRdma) {
       if (turn == 1) {
-        DispatchRelay{receiver.params, receiver.shared, receiver.row, reach}.relay_rows(group, groups, part);
+        DispatchRelay{receiver.params, receiver.shared, receiver.row, call}.relay_rows(group, groups, part);
       }
     }
     const Divisor& sources = turns == 1 ? common.num_ranks : turn == 0 ? common.rail_width : common.other_nodes_ranks;
-    const int first = turns == 1 ? 0 : (reach.own_node() + turn) * common.rail_width;
+    const int first = turns == 1 ? 0 : (call.own_node() + turn) * common.rail_width;
     receiver.receive_rows_of(first, sources, group, groups, part);
   }
 }
@@ -270,10 +240,7 @@ DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma>& receiv
   const bool again = words.last != 0 && words.again != 0;
   const ReceiverRole role{.writes = again, .adds = words.last != 0 && receiver.params.recv_stats != nullptr};
   if (!role.writes && !role.adds) return role;
-#pragma unroll 1
-  for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
-    receiver.shared.left_out[rank] = masked(common, rank) ? 1 : 0;
-  }
+  block::each(common.num_ranks, [&](int rank) { receiver.shared.left_out[rank] = masked(common, rank) ? 1 : 0; });
   block::sync();
   return role;
 }
@@ -282,46 +249,45 @@ DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma>& receiv
 template <bool kRdma>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
-  const Reach<kRdma> ranks{common};
-  const auto row = params.row(ranks.by_rails());
+  const Topology<kRdma> ranks{common};
+  const auto row = params.row(ranks.uses_rails());
   const bool sending = sends(params.phase);
   const int num_experts = params.num_local_experts * common.num_ranks;
   const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);
-  const bool is_clerk = block_index() == 0;
+  const bool tells = block_index() == 0;  // how many rows go where
   const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
   DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {},
                                -1,     -1,     1.0f};
   if constexpr (kRdma) {
-    if (ranks.posts()) return post_dispatch(sender);
+    if (ranks.is_poster()) return post_dispatch(sender);
   }
 
   // 1. Loads under way, and which call this is.
   LowLatencyCounters& counters = common.counters(kDispatch);
   const int first = common.working_blocks > 1 ? block_index() - 1 : 0;
-  if (sending && is_clerk) sender.load_counts();
-  if (sending && !is_clerk) sender.load(first, 0);
+  if (sending && tells) sender.load_counts();
+  if (sending && !tells) sender.load(first, 0);
   if (sending) sender.clear_counts();
   // This warp acknowledges the call before, by relaxed stores behind this fence: it orders them after all that earlier
   // kernels have read. A release at the place of the stores would wait for the counts that are under way by then, 1.1
   // us of a call with few tokens.
-  const bool acknowledges = is_clerk && warp_index() == block_warps() - 1;
+  const bool acknowledges = tells && warp_index() == block_warps() - 1;
   if (acknowledges) fence<Scope::system>();
   prepare(params, shared, counters);
   block::sync();
   const DispatchShared::Words& words = *shared.words;
   const auto acknowledge = [&] {
     if (!acknowledges) return;
-#pragma unroll 1
-    for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
-      if (load_relaxed<Scope::block>(&shared.left_out[peer]) != 0 || ranks.is_far(peer)) continue;
+    warp::each(common.num_ranks, [&](int peer) {
+      if (load_relaxed<Scope::block>(&shared.left_out[peer]) != 0 || ranks.is_far(peer)) return;
       std::uint64_t* word = common.window.acknowledged(kDispatch, common.rank).in(common.heaps[peer]);
       store_relaxed<Scope::system>(word, words.epochs.receive - 1);
-    }
+    });
   };
-  if (!sending && is_clerk) acknowledge();
+  if (!sending && tells) acknowledge();
 
   // 2. Send.
-  if (sending && is_clerk) {
+  if (sending && tells) {
     sender.send_counts(acknowledge);
     block::sync();
     if (first == 0) {  // alone
@@ -338,7 +304,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
 
   // 3. Receive.
   const DispatchReceiver<kRdma> receiver{params, shared, row};
-  ReceiverRole role{.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk};
+  ReceiverRole role{.writes = tells, .adds = tells && common.mask == nullptr, .measures = tells};
   const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
   int groups = block_warps() / parts * common.working_blocks;

@@ -1,24 +1,20 @@
 // The receive part of the low-latency dispatch: rows arrive in the window at [source][slot], and are copied from there
-// to their experts. A few warps share the lines of a row. Each polls its own, and so has them in registers as soon as
-// they have arrived.
+// to their experts. A few warps share the lines of a row. Each polls its own into its registers.
 #pragma once
 
 #include "deep_ep/arrivals.hpp"
-#include "kernels/common/line_poller.hpp"
 #include "kernels/low_latency/dispatch/send.hpp"
-#include "kernels/primitives/memory.hpp"
-#include "kernels/primitives/warp.hpp"
+#include "kernels/primitives/line.hpp"
 
 namespace deep_ep::device::low_latency {
 
-// Arrival counters: words that say which rows of recv_x are there, for kernels that begin while others still arrive
-// (deep_ep/arrivals.hpp has the protocol).
-//
-// Every warp that has a part in a row adds to the word of each of the row's places, with release at GPU scope, when its
-// stores to that place are behind it. Together they add kArrivalRow. The block that knows how many rows there are adds
-// what a word still lacks to kArrivalStep. Additions commute: the word passes a multiple of kArrivalStep with the last
-// of them, whichever that is, and whoever acquires it then sees what all of them released.
-
+/// Arrival counters: words that say which rows of recv_x are there, for kernels that begin while others still arrive
+/// (deep_ep/arrivals.hpp has the protocol).
+///
+/// Every warp that has a part in a row adds to the word of each of the row's places, with release at GPU scope, when
+/// its stores to that place are behind it. Together they add kArrivalRow. The block that knows how many rows there are
+/// adds what a word still lacks to kArrivalStep. Additions commute: the word passes a multiple of kArrivalStep with the
+/// last of them, whichever that is, and a thread that acquires it then sees what all of them released.
 struct Arrivals {
   const LowLatencyDispatchParams& params;
 
@@ -41,24 +37,21 @@ struct Arrivals {
   DEEP_EP_DEVICE void tell_counts() const {
     if (!wanted()) return;
     const int words = params.arrival_words;
-#pragma unroll 1
-    for (int i = thread_index(); i < params.num_local_experts * words; i += block_threads()) {
+    block::each(params.num_local_experts * words, [&](int i) {
       const int local = i / words;
       const std::int64_t first = std::int64_t{i % words} << params.arrival_shift;
       const std::int64_t most = std::int64_t{1} << params.arrival_shift;
       const std::int64_t left = params.recv_count[local] - first;
       const std::int64_t rows = left < 0 ? 0 : left < most ? left : most;
       add_release<Scope::gpu>(word(local, i % words), kArrivalStep - rows * kArrivalRow);
-    }
+    });
   }
 
   /// By every warp at its end: if the call has failed, nobody may wait for the rows that will not come.
   DEEP_EP_DEVICE void tell_failure() const {
     if (!wanted() || !aborted(params.common.wait)) return;
-#pragma unroll 1
-    for (int i = lane_index(); i < params.num_local_experts * params.arrival_words; i += kWarpSize) {
-      store_relaxed<Scope::gpu>(params.arrivals + i, kArrivalFailed);
-    }
+    warp::each(params.num_local_experts * params.arrival_words,
+               [&](int i) { store_relaxed<Scope::gpu>(params.arrivals + i, kArrivalFailed); });
   }
 
  private:
@@ -74,6 +67,20 @@ struct ReceiverRole {
   bool measures = false;  ///< how long it waits for each source
 };
 
+/// `take(source, slot)` for the rows of `sources` sources that fall to `group` of `groups`; source i has `rows(i)`. The
+/// sources take turns, as their rows arrive at the same time.
+template <class Sources, class Rows, class Take>
+DEEP_EP_DEVICE void take_turns(const Sources& sources, int group, int groups, Rows rows, Take take) {
+  std::uint32_t most = 0;
+#pragma unroll 1
+  for (int source = 0; source < sources; ++source) most = rows(source) > most ? rows(source) : most;
+  const int all = static_cast<int>(most) * sources;
+#pragma unroll 1
+  for (int i = group; i < all; i += groups) {
+    if (static_cast<std::uint32_t>(i / sources) < rows(i % sources)) take(i % sources, i / sources);
+  }
+}
+
 template <bool kRdma>
 struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
@@ -83,7 +90,7 @@ struct DispatchReceiver {
   static constexpr int kBatch = 4;  ///< line parts that a lane holds: four warps hold an FP8 row of 7168 channels
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.receive; }
-  DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), row.bytes()}; }
+  DEEP_EP_DEVICE DispatchCall<kRdma> call() const { return {params.common, epoch(), row.bytes()}; }
   DEEP_EP_DEVICE int capacity() const { return params.common.num_ranks * params.max_tokens; }
   DEEP_EP_DEVICE std::uint32_t& entries(int source, int local) const {
     return shared.entries[source * params.num_local_experts + local];
@@ -99,7 +106,7 @@ struct DispatchReceiver {
     std::uint64_t payload = 0;
     const bool costs = role.measures && cell == 0 && params.wait_cost != nullptr;
     const std::int64_t begin = costs ? clock_cycles() : 0;
-    if (!reach().await_count(source, cell, payload)) {
+    if (!call().await_count(source, cell, payload)) {
       store_relaxed<Scope::block>(&shared.left_out[source], 1);
       return;
     }
@@ -147,25 +154,19 @@ struct DispatchReceiver {
     }
   }
 
-  /// Writes down how many rows one source has.
-  DEEP_EP_DEVICE void settle(int source, const ReceiverRole& role) const {
-    std::uint32_t& rows = shared.rows[source];
-    if (left_out(source)) rows = 0;
-    if (role.writes) *table().rows(source) = static_cast<std::int32_t>(rows);
-  }
-
   /// Learns how many rows come. Words::failed says whether the call is over.
   DEEP_EP_DEVICE void learn_counts(const ReceiverRole& role) const {
     const int num_ranks = params.common.num_ranks;
     const Divisor& cells = params.count_cells;
-#pragma unroll 1
-    for (int i = thread_index(); i < cells * num_ranks; i += block_threads()) learn(i / cells, i % cells, role);
+    block::each(cells * num_ranks, [&](int i) { learn(i / cells, i % cells, role); });
     block::sync();
     if (thread_index() == 0) shared.words->failed = aborted(params.common.wait) ? 1 : 0;
-#pragma unroll 1
-    for (int local = thread_index(); local < params.num_local_experts; local += block_threads()) add_up(local, role);
-#pragma unroll 1
-    for (int source = thread_index(); source < num_ranks; source += block_threads()) settle(source, role);
+    block::each(params.num_local_experts, [&](int local) { add_up(local, role); });
+    block::each(num_ranks, [&](int source) {
+      std::uint32_t& rows = shared.rows[source];
+      if (left_out(source)) rows = 0;
+      if (role.writes) *table().rows(source) = static_cast<std::int32_t>(rows);
+    });
     if (role.writes && thread_index() == 0) *table().epoch() = static_cast<std::int32_t>(epoch());
     block::sync();
     if (role.writes) Arrivals{params}.tell_counts();
@@ -177,29 +178,17 @@ struct DispatchReceiver {
     return {params.row_table, params.common.num_ranks, params.max_tokens, params.num_topk};
   }
 
-  /// The rows of `sources` sources from `first` on (behind the last rank comes the first). The sources take turns, as
-  /// their rows arrive at the same time.
+  /// The rows of `sources` sources from `first` on (behind the last rank comes the first).
   DEEP_EP_DEVICE void receive_rows_of(int first, const Divisor& sources, int group, int groups, int part) const {
-    std::uint32_t most = 0;
-#pragma unroll 1
-    for (int i = 0; i < sources; ++i) {
-      const std::uint32_t rows = shared.rows[wrapped(first + i)];
-      most = rows > most ? rows : most;
-    }
-    const int all = static_cast<int>(most) * sources;
-#pragma unroll 1
-    for (int i = group; i < all; i += groups) {
-      const int source = wrapped(first + i % sources);
-      const int slot = i / sources;
-      if (static_cast<std::uint32_t>(slot) < shared.rows[source]) receive_row(source, slot, part);
-    }
-  }
-  DEEP_EP_DEVICE int wrapped(int source) const {
-    return source < params.common.num_ranks ? source : source - params.common.num_ranks;
+    const auto source = [&](int i) {
+      return first + i < params.common.num_ranks ? first + i : first + i - params.common.num_ranks;
+    };
+    take_turns(
+        sources, group, groups, [&](int i) { return shared.rows[source(i)]; },
+        [&](int i, int slot) { receive_row(source(i), slot, part); });
   }
 
-  /// Lines of a row in one warp's registers: its share of those with payload, and as the last piece the row's first
-  /// lines, which every warp needs.
+  /// Lines of a row in one warp's registers: its share of those with payload; last the first lines, with the header.
   struct Lines : LinePoller<kBatch + 1> {
     static constexpr int kHead = kBatch;
     const std::byte* row;       ///< in the window
@@ -219,9 +208,9 @@ struct DispatchReceiver {
 
   /// Waits for those that are missing. False: they will not come.
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
-    const Awaited awaited{reach().deliverer(source), Wanted::low_latency_dispatch_rows, epoch()};
+    const Awaited awaited{call().deliverer(source), Wanted::low_latency_dispatch_rows, epoch()};
     const LineLane lane;
-    return wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll& look) {
+    return wait_until<WholeWarp>(call().policy(), awaited, [&](const Poll& look) {
       return lines.poll(
           look.thorough, [&](int) { return epoch(); }, [&](int i) { return lines.row + lane.byte_at(lines.line(i)); },
           [&](int i) { return lines.is_line(i); });
@@ -261,8 +250,8 @@ struct DispatchReceiver {
       // Rare: there are more than fit into the first lines.
       if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return true;
       line += kWarpLines;
-      const Awaited awaited{reach().deliverer(source), Wanted::low_latency_dispatch_rows, epoch()};
-      const bool there = wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll&) {
+      const Awaited awaited{call().deliverer(source), Wanted::low_latency_dispatch_rows, epoch()};
+      const bool there = wait_until<WholeWarp>(call().policy(), awaited, [&](const Poll&) {
         part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
         return all_tagged(part, epoch(), line < lines.lines);
       });
@@ -294,10 +283,10 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void receive_row(int source, int slot, int part) const {
     // 1. The lines.
     // By NVLink tags may always be trusted, and so by rails: the relay has waited.
-    if (reach().is_far(source) && !reach().by_rails() && !reach().await_posted(source, slot)) return;
+    if (call().is_far(source) && !call().uses_rails() && !call().await_posted(source, slot)) return;
     const int first = static_cast<int>(row.payload_at() / kTaggedPayload) + part * kWarpLines + LineLane().line;
     Lines lines{{},
-                reach().row(params.common.local, source, slot),
+                call().row(params.common.local, source, slot),
                 row.lines(),
                 static_cast<std::uint32_t>(first),
                 static_cast<std::uint32_t>(params.warps_per_row * kWarpLines)};
@@ -322,17 +311,13 @@ struct DispatchReceiver {
     }
 
     // 4. The rest: every warp stores the scales at its share of the places, the last one also stores the words.
-    const bool scaled = !row.scaled || store_scales(source, lines, selection, position, share_of(places, part));
+    const int before = count_bits(places & ((1u << lane) - 1));
+    const std::uint32_t share = row.scaled ? places & warp::ballot(before % params.warps_per_row == part) : 0;
+    const bool scaled = store_scales(source, lines, selection, position, share);
     if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, position);
     if (!scaled) return;  // the call is over
     const int local = local_expert(selection);
     Arrivals{params}.tell_stored(places, local, position - local * params.expert_rows(), part);
-  }
-
-  /// Of the bits of `places`, those that fall to `part`.
-  DEEP_EP_DEVICE std::uint32_t share_of(std::uint32_t places, int part) const {
-    const int before = count_bits(places & ((1u << lane_index()) - 1));
-    return places & warp::ballot(before % params.warps_per_row == part);
   }
 
   /// The number of the expert among those of this rank, if it is one of them.

@@ -1,14 +1,9 @@
-// The send part of the low-latency dispatch. Block 0 is the clerk: it tells the peers how many rows they get. Every
-// other block takes tokens, prepares the row once and stores it to each rank that has an expert of the token.
+// The send part of the low-latency dispatch. Block 0 tells the peers how many rows they get. Every other block takes
+// tokens, prepares the row once and stores it to each rank that has an expert of the token.
 #pragma once
 
-#include "kernels/low_latency/params.hpp"
-#include "kernels/low_latency/transport/reach.hpp"
-#include "kernels/primitives/bits.hpp"
-#include "kernels/primitives/block.hpp"
-#include "kernels/primitives/memory.hpp"
+#include "kernels/low_latency/peers.hpp"
 #include "kernels/primitives/numeric.hpp"
-#include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -72,35 +67,29 @@ DEEP_EP_DEVICE std::uint32_t header_word(const LinePart& head, int word) {
   return static_cast<std::uint32_t>(at % 8 == 0 ? both : both >> 32);
 }
 
-/// Finds a token's slot at each destination, and its place among the rows of each expert. Both follow from counts over
-/// the tokens before it. Every block counts for itself: reading a few hundred selections takes less
-/// time than exchanging results between blocks.
+/// Finds a token's slot at each destination, and its place among the rows of each expert, by counts over the tokens
+/// before it. Every block counts for itself: reading a few hundred selections takes less time than exchanging results.
+/// A warp counts whole tokens, each lane one selection.
 struct Routing {
   const LowLatencyDispatchParams& params;
   std::uint32_t* rows;     ///< [ranks]: tokens counted so far that go to each rank
   std::uint32_t* entries;  ///< [experts]: selections counted so far
 
   DEEP_EP_DEVICE int num_experts() const { return params.num_local_experts * params.common.num_ranks; }
-
   /// Selection `k` of a token, as the caller gave it.
   DEEP_EP_DEVICE std::int64_t selection(int token, int k) const {
     return params.topk_idx.load(std::int64_t{token} * params.num_topk + k);
   }
   /// An expert, or -1 for none.
   DEEP_EP_DEVICE int expert_of(std::int64_t selection) const { return deep_ep::expert_of(selection, num_experts()); }
-
-  // A warp counts whole tokens, each lane one selection.
-
   DEEP_EP_DEVICE int tokens_of_warp() const { return kWarpSize / params.num_topk; }
-  /// The token that this lane would count, if the block's first token is `begin`; its selections are consecutive lanes.
-  DEEP_EP_DEVICE int token_of_lane(int begin) const {
-    const int token = lane_index() / params.num_topk;
-    return token < tokens_of_warp() ? begin + warp_index() * tokens_of_warp() + token : params.num_tokens;
-  }
-  /// The lane's selection of that token; -1 where the token is not before `end`. Separate from count, so that the load
-  /// can be under way early.
+
+  /// The lane's selection of the token that it counts if the block's first one is `begin`; -1 where that is not before
+  /// `end`. Separate from count, so that the load can be under way early.
   DEEP_EP_DEVICE std::int64_t load(int begin, int end) const {
-    const int token = token_of_lane(begin);
+    const int of_warp = lane_index() / params.num_topk;
+    const int token =
+        of_warp < tokens_of_warp() ? begin + warp_index() * tokens_of_warp() + of_warp : params.num_tokens;
     return token < end ? selection(token, lane_index() % params.num_topk) : -1;
   }
 
@@ -113,9 +102,8 @@ struct Routing {
     return part >= 0 && lowest_bit(same) == lane_index();
   }
 
-  /// Counts the selections of the tokens from `begin` to before `end`. `first` is what load(begin, end) returned. The
-  /// whole block takes part; the counts are complete after its next sync. Returns whether the lane has met an expert
-  /// that does not exist.
+  /// By whole blocks, which sync after it: counts the selections of the tokens from `begin` to before `end`. `first` is
+  /// what load(begin, end) returned. Returns whether the lane has met an expert that does not exist.
   DEEP_EP_DEVICE bool count(int begin, int end, std::int64_t first) const {
     const int step = tokens_of_warp() * block_warps();
     bool unknown = false;
@@ -134,9 +122,8 @@ struct Routing {
 
   /// Counts the tokens that go to each group of `width` ranks, in the same manner.
   DEEP_EP_DEVICE void count_groups(int width, std::uint32_t* groups) const {
-    const int step = tokens_of_warp() * block_warps();
 #pragma unroll 1
-    for (int begin = 0; begin < params.num_tokens; begin += step) {
+    for (int begin = 0; begin < params.num_tokens; begin += tokens_of_warp() * block_warps()) {
       const int expert = expert_of(load(begin, params.num_tokens));
       const int group = expert < 0 ? -1 : expert / (width * params.num_local_experts);
       if (is_first(group)) add_relaxed<Scope::block>(groups + group, 1);
@@ -156,10 +143,10 @@ struct Routing {
   }
 };
 
-// Steps of casts, by lanes of a warp that have eight channels (a vector) at a time.
-
-/// The largest magnitude, of bfloat16 bits: those have the same order as the numbers, and NaN is above all.
-DEEP_EP_DEVICE std::uint32_t largest_magnitude(const Vec16& value) {
+/// The largest magnitude of the channels of so many neighbouring lanes. Bits of bfloat16 have the same order as the
+/// numbers, and NaN is above all.
+template <int kLanes>
+DEEP_EP_DEVICE float largest_magnitude(const Vec16& value) {
   std::uint32_t amax = 0;
   for (int i = 0; i < 4; ++i) {
     const std::uint32_t low = value.word[i] & 0x7fffu;
@@ -167,22 +154,16 @@ DEEP_EP_DEVICE std::uint32_t largest_magnitude(const Vec16& value) {
     amax = low > amax ? low : amax;
     amax = high > amax ? high : amax;
   }
-  return amax;
-}
-
-/// Of so many neighbouring lanes.
-template <int kLanes>
-DEEP_EP_DEVICE std::uint32_t largest_of_lanes(std::uint32_t amax) {
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     const std::uint32_t other = warp::shuffle_xor(amax, distance);
     amax = other > amax ? other : amax;
   }
-  return amax;
+  return bf16_low(amax);
 }
 
 /// The eight channels, each as `scaled` makes it, as float8_e4m3, the first in the lowest byte.
 template <class Scaled>
-DEEP_EP_DEVICE std::uint64_t to_e4m3_by(const Vec16& value, Scaled scaled) {
+DEEP_EP_DEVICE std::uint64_t to_e4m3(const Vec16& value, Scaled scaled) {
   std::uint32_t words[2];
   for (int i = 0; i < 2; ++i) {
     const std::uint32_t a = value.word[2 * i];
@@ -191,9 +172,6 @@ DEEP_EP_DEVICE std::uint64_t to_e4m3_by(const Vec16& value, Scaled scaled) {
                static_cast<std::uint32_t>(pack_e4m3(scaled(bf16_low(b)), scaled(bf16_high(b)))) << 16;
   }
   return static_cast<std::uint64_t>(words[1]) << 32 | words[0];
-}
-DEEP_EP_DEVICE std::uint64_t to_e4m3(const Vec16& value, float multiplier) {
-  return to_e4m3_by(value, [multiplier](float channel) { return channel * multiplier; });
 }
 
 /// The row of one token. The whole block takes part; each thread handles eight channels (a vector) at a time.
@@ -205,10 +183,8 @@ struct RowWriter {
   float global_scale = 1.0f;  ///< of nvfp4
 
   static constexpr int kVectorChannels = 8;
-  static constexpr int kScaleLanes = kScaleChannels / kVectorChannels;
 
   DEEP_EP_DEVICE int vectors() const { return params.hidden / kVectorChannels; }
-
   DEEP_EP_DEVICE Vec16 load(int vector) const { return vector < vectors() ? load_stream(x + vector) : Vec16{}; }
 
   /// `first` is what load(thread_index()) returned: so that load can start early.
@@ -220,50 +196,49 @@ struct RowWriter {
       const Vec16 next = load(vector + block_threads());
       if (row.nvfp4) {
         write_nvfp4(vector, first);
-      } else if (row.aligned) {
-        write_aligned(vector, first);
       } else if (row.scaled) {
         write_fp8(vector, first);
       } else if (vector < vectors()) {
-        auto* words = reinterpret_cast<std::uint64_t*>(stage + row.payload_at()) + 2 * vector;  // aligned to 8 only
-        words[0] = std::uint64_t{first.word[1]} << 32 | first.word[0];
-        words[1] = std::uint64_t{first.word[3]} << 32 | first.word[2];
+        const LinePart words = LinePart::of(first);
+        payload<std::uint64_t>()[2 * vector] = words.word[0];  // aligned to 8 only
+        payload<std::uint64_t>()[2 * vector + 1] = words.word[1];
       }
       first = next;
     }
   }
 
  private:
-  DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
-    const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest_magnitude(value));
-    const Fp8Scale scale = fp8_scale(bf16_low(amax), params.format != LowLatencyFormat::fp8);
-    if (vector >= vectors()) return;
-    reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] = to_e4m3(value, scale.multiplier);
-    if (vector % kScaleLanes == 0) {
-      reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale.inverse;
-    }
+  template <class T>
+  DEEP_EP_DEVICE T* payload() const {
+    return reinterpret_cast<T*>(stage + row.payload_at());
   }
 
-  DEEP_EP_DEVICE void write_aligned(int vector, const Vec16& value) const {
-    const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest_magnitude(value));
+  DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
+    constexpr int kLanes = kScaleChannels / kVectorChannels;
+    const float amax = largest_magnitude<kLanes>(value);
+    const Fp8Scale scale = fp8_scale(amax, params.format != LowLatencyFormat::fp8);
     if (vector >= vectors()) return;
-    const float scale = aligned_fp8_scale(bf16_low(amax));
-    reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] =
-        to_e4m3_by(value, [scale](float channel) { return rounded_quotient(channel, scale); });
-    if (vector % kScaleLanes == 0) reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale;
+    float inverse = scale.inverse;
+    if (row.aligned) {
+      inverse = aligned_fp8_scale(amax);
+      payload<std::uint64_t>()[vector] = to_e4m3(value, [&](float x) { return rounded_quotient(x, inverse); });
+    } else {
+      payload<std::uint64_t>()[vector] = to_e4m3(value, [&](float x) { return x * scale.multiplier; });
+    }
+    if (vector % kLanes == 0) reinterpret_cast<float*>(stage + row.scales_at())[vector / kLanes] = inverse;
   }
 
   DEEP_EP_DEVICE void write_nvfp4(int vector, const Vec16& value) const {
     constexpr int kLanes = kNvfp4ScaleChannels / kVectorChannels;
-    const std::uint32_t amax = largest_of_lanes<kLanes>(largest_magnitude(value));
+    const float amax = largest_magnitude<kLanes>(value);
     if (vector >= vectors()) return;
-    const Nvfp4Scale scale = nvfp4_scale(bf16_low(amax), global_scale);
+    const Nvfp4Scale scale = nvfp4_scale(amax, global_scale);
     std::uint32_t codes = 0;
     for (int i = 0; i < 4; ++i) {
       codes |= e2m1(bf16_low(value.word[i]) * scale.multiplier) << (8 * i);
       codes |= e2m1(bf16_high(value.word[i]) * scale.multiplier) << (8 * i + 4);
     }
-    reinterpret_cast<std::uint32_t*>(stage + row.payload_at())[vector] = codes;
+    payload<std::uint32_t>()[vector] = codes;
     if (vector % kLanes == 0) stage[row.scales_at() + vector / kLanes] = static_cast<std::byte>(scale.e4m3);
   }
 };
@@ -297,7 +272,7 @@ struct DispatchSender {
   float global_scale;  ///< of nvfp4
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.send; }
-  DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), row.bytes()}; }
+  DEEP_EP_DEVICE DispatchCall<kRdma> call() const { return {params.common, epoch(), row.bytes()}; }
 
   /// Starts all loads that the next token needs, of `counted` tokens that are counted already.
   DEEP_EP_DEVICE void load(int next, int counted) {
@@ -308,8 +283,7 @@ struct DispatchSender {
     own = decides() && lane_index() < params.num_topk ? routing.selection(token, lane_index()) : -1;
     other = routing.load(counted, token);
   }
-
-  /// The same for the clerk, who counts all tokens.
+  /// The same for a block that sends counts.
   DEEP_EP_DEVICE void load_counts() { other = routing.load(0, params.num_tokens); }
 
   /// The last warp decides where rows go: it seldom has any channels of the row to write.
@@ -322,9 +296,7 @@ struct DispatchSender {
 
   /// By whole blocks, which sync after it.
   DEEP_EP_DEVICE void clear_counts() const {
-    const int words = params.common.num_ranks + routing.num_experts();
-#pragma unroll 1
-    for (int i = thread_index(); i < words; i += block_threads()) routing.rows[i] = 0;  // entries follow rows
+    block::each(params.common.num_ranks + routing.num_experts(), [&](int i) { routing.rows[i] = 0; });  // and entries
     if (thread_index() == 0) shared.words->unknown_expert = 0;
   }
 
@@ -340,15 +312,14 @@ struct DispatchSender {
   }
 
   /// Nearly always there was room before the block began.
-  DEEP_EP_DEVICE bool had_room(int rank) const { return reach().has_room(shared.acknowledged[rank]); }
+  DEEP_EP_DEVICE bool had_room(int rank) const { return call().has_room(shared.acknowledged[rank]); }
 
   /// Waits until there is room at the near peers, and leaves out those that do not make any. The block syncs after it.
   DEEP_EP_DEVICE void await_room() const {
-#pragma unroll 1
-    for (int rank = thread_index(); rank < params.common.num_ranks; rank += block_threads()) {
-      if (shared.left_out[rank] != 0 || reach().is_far(rank) || had_room(rank)) continue;
-      if (!reach().await_room(rank)) store_relaxed<Scope::block>(&shared.left_out[rank], 1);
-    }
+    block::each(params.common.num_ranks, [&](int rank) {
+      if (shared.left_out[rank] != 0 || call().is_far(rank) || had_room(rank)) return;
+      if (!call().await_room(rank)) store_relaxed<Scope::block>(&shared.left_out[rank], 1);
+    });
   }
 
   /// The deciding warp finds where the token's row goes, and writes its header into the stage.
@@ -362,10 +333,10 @@ struct DispatchSender {
     const std::uint32_t same_expert = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(expert));
     const std::uint32_t same_rank = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(rank));
     const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && shared.left_out[rank] == 0;
-    const DispatchReach<kRdma> reach = this->reach();
+    const DispatchCall<kRdma> call = this->call();
     std::byte* to = nullptr;
-    if (leads && !reach.is_far(rank)) {
-      to = reach.row(shared.heaps[rank], params.common.rank, static_cast<int>(routing.rows[rank]));
+    if (leads && !call.is_far(rank)) {
+      to = call.row(shared.heaps[rank], params.common.rank, static_cast<int>(routing.rows[rank]));
     }
     const std::uint32_t stored = warp::ballot(to != nullptr);
     if (to != nullptr) shared.destinations[count_bits(stored & below)] = to;
@@ -374,7 +345,7 @@ struct DispatchSender {
     if (lane == 0) {
       shared.words->destinations = count_bits(stored) + (staged ? 1 : 0);
       shared.words->staged = staged ? 1 : 0;
-      if (staged) shared.destinations[count_bits(stored)] = reach.staged_row(token).in(params.common.local);
+      if (staged) shared.destinations[count_bits(stored)] = call.staged_row(token).in(params.common.local);
       header[LowLatencyRow::kToken] = static_cast<std::uint32_t>(token);
     }
 
@@ -398,17 +369,7 @@ struct DispatchSender {
       const bool wanted = line < row.lines();
       const LinePart part = wanted ? tagged_part(stage, line, epoch()) : LinePart{};
 #pragma unroll 1
-      for (int i = 0; i < destinations; ++i) {
-        store_line(shared.destinations[i] + lane.byte_at(line), part, wanted);
-      }
-    }
-  }
-
-  /// The row is in the staging memory, if it is for far ranks.
-  DEEP_EP_DEVICE void hand_over() const {
-    block::sync();
-    if (thread_index() == 0 && shared.words->staged != 0) {
-      store_release<Scope::system>(reach().staged_flag(token), epoch());
+      for (int i = 0; i < destinations; ++i) store_line(shared.destinations[i] + lane.byte_at(line), part, wanted);
     }
   }
 
@@ -426,9 +387,14 @@ struct DispatchSender {
       if (decides()) decide(shared.stage);
       writer(shared.stage).write(vector);
       block::sync();
-      // 3. Send it.
+      // 3. Send it; for far ranks it is in the staging memory then.
       store(shared.stage);
-      if (kRdma) hand_over();
+      if (kRdma) {
+        block::sync();
+        if (thread_index() == 0 && shared.words->staged != 0) {
+          store_release<Scope::system>(call().staged_flag(token), epoch());
+        }
+      }
       load(token + step, counted);
     }
   }
@@ -446,9 +412,9 @@ struct DispatchSender {
     return payload;
   }
 
-  /// The clerk tells every rank how many rows and entries it gets. The counts are zero and the first selections loaded.
-  /// It does `acknowledge` in between: behind the counts that others wait for, and before it waits itself, as a rank
-  /// without room may be waiting for ours.
+  /// By block 0, with counts of zero: tells every rank how many rows and entries it gets. Does `acknowledge` in
+  /// between: behind the counts that others wait for, and before it waits itself, as a rank without room may wait for
+  /// ours.
   template <class Acknowledge>
   DEEP_EP_DEVICE void send_counts(Acknowledge acknowledge) const {
     count_all();
@@ -464,14 +430,13 @@ struct DispatchSender {
   /// To ranks that had room, or to those that had none.
   DEEP_EP_DEVICE void store_counts(bool room) const {
     const Divisor& cells = params.count_cells;
-#pragma unroll 1
-    for (int i = thread_index(); i < cells * params.common.num_ranks; i += block_threads()) {
+    block::each(cells * params.common.num_ranks, [&](int i) {
       const int rank = i / cells;
       const int cell = i % cells;
-      if (had_room(rank) != room || shared.left_out[rank] != 0 || reach().is_far(rank)) continue;
+      if (had_room(rank) != room || shared.left_out[rank] != 0 || call().is_far(rank)) return;
       Cell* const counts = params.common.window.counts(epoch(), params.common.rank).in(shared.heaps[rank]);
       store_cell(counts + cell, count_payload(rank, cell), epoch());
-    }
+    });
   }
 
   DEEP_EP_DEVICE void report_unknown_experts() const {

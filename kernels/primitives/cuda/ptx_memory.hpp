@@ -15,53 +15,34 @@ namespace ptx {
   if constexpr (S == Scope::gpu) asm volatile(BEFORE ".gpu.global" AFTER __VA_ARGS__ : "memory"); \
   if constexpr (S == Scope::system) asm volatile(BEFORE ".sys.global" AFTER __VA_ARGS__ : "memory");
 
-#define DEEP_EP_PTX_LOAD(NAME, ORDER)                                           \
-  template <Scope S>                                                            \
-  DEEP_EP_DEVICE std::uint32_t NAME(const std::uint32_t* p) {                   \
-    std::uint32_t value;                                                        \
-    DEEP_EP_PTX_BY_SCOPE("ld." ORDER, ".u32 %0, [%1];", : "=r"(value) : "l"(p)) \
-    return value;                                                               \
-  }                                                                             \
-  template <Scope S>                                                            \
-  DEEP_EP_DEVICE std::uint64_t NAME(const std::uint64_t* p) {                   \
-    std::uint64_t value;                                                        \
-    DEEP_EP_PTX_BY_SCOPE("ld." ORDER, ".u64 %0, [%1];", : "=l"(value) : "l"(p)) \
-    return value;                                                               \
+// Each for words of both sizes.
+#define DEEP_EP_PTX_LOAD(NAME, ORDER, WORD, TYPE, REGISTER)                                  \
+  template <Scope S>                                                                         \
+  DEEP_EP_DEVICE WORD NAME(const WORD* p) {                                                  \
+    WORD value;                                                                              \
+    DEEP_EP_PTX_BY_SCOPE("ld." ORDER, "." TYPE " %0, [%1];", : "=" REGISTER(value) : "l"(p)) \
+    return value;                                                                            \
   }
-
-#define DEEP_EP_PTX_STORE(NAME, ORDER)                                        \
-  template <Scope S>                                                          \
-  DEEP_EP_DEVICE void NAME(std::uint32_t* p, std::uint32_t value) {           \
-    DEEP_EP_PTX_BY_SCOPE("st." ORDER, ".u32 [%0], %1;", ::"l"(p), "r"(value)) \
-  }                                                                           \
-  template <Scope S>                                                          \
-  DEEP_EP_DEVICE void NAME(std::uint64_t* p, std::uint64_t value) {           \
-    DEEP_EP_PTX_BY_SCOPE("st." ORDER, ".u64 [%0], %1;", ::"l"(p), "l"(value)) \
+#define DEEP_EP_PTX_STORE(NAME, ORDER, WORD, TYPE, REGISTER)                            \
+  template <Scope S>                                                                    \
+  DEEP_EP_DEVICE void NAME(WORD* p, WORD value) {                                       \
+    DEEP_EP_PTX_BY_SCOPE("st." ORDER, "." TYPE " [%0], %1;", ::"l"(p), REGISTER(value)) \
   }
-
-#define DEEP_EP_PTX_FETCH_ADD(NAME, ORDER)                                                          \
-  template <Scope S>                                                                                \
-  DEEP_EP_DEVICE std::uint32_t NAME(std::uint32_t* p, std::uint32_t value) {                        \
-    std::uint32_t old;                                                                              \
-    DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add.u32 %0, [%1], %2;", : "=r"(old) : "l"(p), "r"(value)) \
-    return old;                                                                                     \
-  }                                                                                                 \
-  template <Scope S>                                                                                \
-  DEEP_EP_DEVICE std::uint64_t NAME(std::uint64_t* p, std::uint64_t value) {                        \
-    std::uint64_t old;                                                                              \
-    DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add.u64 %0, [%1], %2;", : "=l"(old) : "l"(p), "l"(value)) \
-    return old;                                                                                     \
+#define DEEP_EP_PTX_FETCH_ADD(NAME, ORDER, WORD, TYPE, REGISTER)                                                      \
+  template <Scope S>                                                                                                  \
+  DEEP_EP_DEVICE WORD NAME(WORD* p, WORD value) {                                                                     \
+    WORD old;                                                                                                         \
+    DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add." TYPE " %0, [%1], %2;", : "=" REGISTER(old) : "l"(p), REGISTER(value)) \
+    return old;                                                                                                       \
   }
-
-#define DEEP_EP_PTX_ADD(NAME, ORDER)                                               \
-  template <Scope S>                                                               \
-  DEEP_EP_DEVICE void NAME(std::uint32_t* p, std::uint32_t value) {                \
-    DEEP_EP_PTX_BY_SCOPE("red." ORDER, ".add.u32 [%0], %1;", ::"l"(p), "r"(value)) \
-  }                                                                                \
-  template <Scope S>                                                               \
-  DEEP_EP_DEVICE void NAME(std::uint64_t* p, std::uint64_t value) {                \
-    DEEP_EP_PTX_BY_SCOPE("red." ORDER, ".add.u64 [%0], %1;", ::"l"(p), "l"(value)) \
+#define DEEP_EP_PTX_ADD(NAME, ORDER, WORD, TYPE, REGISTER)                                   \
+  template <Scope S>                                                                         \
+  DEEP_EP_DEVICE void NAME(WORD* p, WORD value) {                                            \
+    DEEP_EP_PTX_BY_SCOPE("red." ORDER, ".add." TYPE " [%0], %1;", ::"l"(p), REGISTER(value)) \
   }
+#define DEEP_EP_PTX_FOR_WORDS(DEFINE, NAME, ORDER) \
+  DEFINE(NAME, ORDER, std::uint32_t, "u32", "r")   \
+  DEFINE(NAME, ORDER, std::uint64_t, "u64", "l")
 
 template <Scope S>
 DEEP_EP_DEVICE std::uint64_t compare_exchange(std::uint64_t* p, std::uint64_t expected, std::uint64_t desired) {
@@ -70,15 +51,15 @@ DEEP_EP_DEVICE std::uint64_t compare_exchange(std::uint64_t* p, std::uint64_t ex
   return old;
 }
 
-DEEP_EP_PTX_LOAD(load_acquire, "acquire")
-DEEP_EP_PTX_LOAD(load_relaxed, "relaxed")
-DEEP_EP_PTX_STORE(store_release, "release")
-DEEP_EP_PTX_STORE(store_relaxed, "relaxed")
-DEEP_EP_PTX_FETCH_ADD(fetch_add_relaxed, "relaxed")
-DEEP_EP_PTX_FETCH_ADD(fetch_add_release, "release")
-DEEP_EP_PTX_FETCH_ADD(fetch_add_acq_rel, "acq_rel")
-DEEP_EP_PTX_ADD(add_relaxed, "relaxed")
-DEEP_EP_PTX_ADD(add_release, "release")
+DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_LOAD, load_acquire, "acquire")
+DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_LOAD, load_relaxed, "relaxed")
+DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_STORE, store_release, "release")
+DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_STORE, store_relaxed, "relaxed")
+DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_FETCH_ADD, fetch_add_relaxed, "relaxed")
+DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_FETCH_ADD, fetch_add_release, "release")
+DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_FETCH_ADD, fetch_add_acq_rel, "acq_rel")
+DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_ADD, add_relaxed, "relaxed")
+DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_ADD, add_release, "release")
 
 template <Scope S>
 DEEP_EP_DEVICE void fence() {
@@ -87,6 +68,20 @@ DEEP_EP_DEVICE void fence() {
   if constexpr (S == Scope::system) asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
+/// 16 bytes at once, at system scope.
+DEEP_EP_DEVICE void store_pair(std::uint64_t* p, std::uint64_t first, std::uint64_t second) {
+  asm volatile("{\n.reg .b128 both;\nmov.b128 both, {%1, %2};\nst.relaxed.sys.global.b128 [%0], both;\n}" ::"l"(p),
+               "l"(first), "l"(second)
+               : "memory");
+}
+DEEP_EP_DEVICE void load_pair(const std::uint64_t* p, std::uint64_t& first, std::uint64_t& second) {
+  asm volatile("{\n.reg .b128 both;\nld.relaxed.sys.global.b128 both, [%2];\nmov.b128 {%0, %1}, both;\n}"
+               : "=l"(first), "=l"(second)
+               : "l"(p)
+               : "memory");
+}
+
+#undef DEEP_EP_PTX_FOR_WORDS
 #undef DEEP_EP_PTX_BY_SCOPE
 #undef DEEP_EP_PTX_LOAD
 #undef DEEP_EP_PTX_STORE

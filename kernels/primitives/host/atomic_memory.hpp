@@ -112,51 +112,30 @@ void check_space(const void* p) {
   if (offset < current_thread->shared_bytes) current_thread->machine->refuse_shared(p);
 }
 
-template <device::Scope S, class W>
-W load_acquire(const W* p) {
-  check_space<S>(p);
-  return load(p, __ATOMIC_ACQUIRE);
-}
-template <device::Scope S, class W>
-W load_relaxed(const W* p) {
-  check_space<S>(p);
-  return load(p, __ATOMIC_RELAXED);
-}
-template <device::Scope S, class W>
-void store_release(W* p, W value) {
-  check_space<S>(p);
-  store(p, value, __ATOMIC_RELEASE);
-}
-template <device::Scope S, class W>
-void store_relaxed(W* p, W value) {
-  check_space<S>(p);
-  store(p, value, __ATOMIC_RELAXED);
-}
-template <device::Scope S, class W>
-W fetch_add_relaxed(W* p, W value) {
-  check_space<S>(p);
-  return fetch_add(p, value, __ATOMIC_RELAXED);
-}
-template <device::Scope S, class W>
-W fetch_add_release(W* p, W value) {
-  check_space<S>(p);
-  return fetch_add(p, value, __ATOMIC_RELEASE);
-}
-template <device::Scope S, class W>
-W fetch_add_acq_rel(W* p, W value) {
-  check_space<S>(p);
-  return fetch_add(p, value, __ATOMIC_ACQ_REL);
-}
-template <device::Scope S, class W>
-void add_relaxed(W* p, W value) {
-  check_space<S>(p);
-  fetch_add(p, value, __ATOMIC_RELAXED);
-}
-template <device::Scope S, class W>
-void add_release(W* p, W value) {
-  check_space<S>(p);
-  fetch_add(p, value, __ATOMIC_RELEASE);
-}
+#define DEEP_EP_HOST_LOAD(NAME, ORDER) \
+  template <device::Scope S, class W>  \
+  W NAME(const W* p) {                 \
+    check_space<S>(p);                 \
+    return load(p, ORDER);             \
+  }
+#define DEEP_EP_HOST_WRITE(RESULT, NAME, OPERATION, ORDER)  \
+  template <device::Scope S, class W>                       \
+  RESULT NAME(W* p, W value) {                              \
+    check_space<S>(p);                                      \
+    return static_cast<RESULT>(OPERATION(p, value, ORDER)); \
+  }
+DEEP_EP_HOST_LOAD(load_acquire, __ATOMIC_ACQUIRE)
+DEEP_EP_HOST_LOAD(load_relaxed, __ATOMIC_RELAXED)
+DEEP_EP_HOST_WRITE(void, store_release, store, __ATOMIC_RELEASE)
+DEEP_EP_HOST_WRITE(void, store_relaxed, store, __ATOMIC_RELAXED)
+DEEP_EP_HOST_WRITE(W, fetch_add_relaxed, fetch_add, __ATOMIC_RELAXED)
+DEEP_EP_HOST_WRITE(W, fetch_add_release, fetch_add, __ATOMIC_RELEASE)
+DEEP_EP_HOST_WRITE(W, fetch_add_acq_rel, fetch_add, __ATOMIC_ACQ_REL)
+DEEP_EP_HOST_WRITE(void, add_relaxed, fetch_add, __ATOMIC_RELAXED)
+DEEP_EP_HOST_WRITE(void, add_release, fetch_add, __ATOMIC_RELEASE)
+#undef DEEP_EP_HOST_LOAD
+#undef DEEP_EP_HOST_WRITE
+
 template <device::Scope S, class W>
 W compare_exchange(W* p, W expected, W desired) {
   check_space<S>(p);
@@ -165,6 +144,19 @@ W compare_exchange(W* p, W expected, W desired) {
 template <device::Scope>
 void fence() {
   fence();
+}
+
+template <class T>
+T load_stream(const T* p) {
+  return *p;
+}
+template <class T>
+T load_weak(const T* p) {
+  return *p;
+}
+template <class T>
+void store_stream(T* p, const T& value) {
+  *p = value;
 }
 
 inline std::uint64_t now_ns() {

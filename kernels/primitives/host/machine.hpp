@@ -12,7 +12,7 @@
 namespace deep_ep::host_machine {
 
 /// Which warp-wide operation a lane has come to. All 32 lanes must come to the same one.
-enum class WarpOp : std::uint8_t { sync, shuffle, shuffle_up, shuffle_xor, ballot, sum, max, inclusive_sum, match };
+enum class WarpOp : std::uint8_t { sync, shuffle, shuffle_xor, ballot, sum, max, inclusive_sum, match };
 
 /// Distance between two lanes' values in what warp_exchange returns; also the largest value.
 inline constexpr int kExchangeSlot = 16;
@@ -42,7 +42,6 @@ class Machine {
   virtual void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) = 0;
   virtual bool mbarrier_test(std::uint64_t& word, std::uint32_t parity) = 0;
   virtual void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) = 0;
-  virtual void mbarrier_invalidate(std::uint64_t& word) = 0;
 
   virtual void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) = 0;
   virtual void bulk_store(void* global, const void* shared, std::uint32_t bytes) = 0;

@@ -1,4 +1,3 @@
-#include "kernels/common/line_poller.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/primitives/line.hpp"
 #include "kernels/primitives/memory.hpp"
@@ -54,7 +53,9 @@ DEEP_EP_DEVICE void line_probe(const probes::LineParams& p, std::byte*) {
 }
 
 DEEP_EP_DEVICE void numeric_probe(const probes::NumericParams& p, std::byte*) {
-  for (int i = thread_index(); i < p.count; i += block_threads()) p.bf16[i] = float_to_bf16(p.values[i]);
+  for (int i = thread_index(); i < p.count; i += block_threads()) {
+    p.bf16[i] = static_cast<std::uint16_t>(pack_bf16(p.values[i], 0.0f));
+  }
   for (int i = thread_index(); i < p.count / 2; i += block_threads()) {
     const std::uint32_t pair = pack_bf16(p.values[2 * i], p.values[2 * i + 1]);
     p.pairs[i] = pair;

@@ -17,8 +17,15 @@ namespace {
 
 // Keys: one of the words for old values, then one of each rank's heap.
 constexpr std::uint32_t kFirstSimulatedKey = 0x20000;
-constexpr std::uint32_t simulated_key_of_rank(int rank) {
-  return kFirstSimulatedKey + 1 + static_cast<std::uint32_t>(rank);
+
+/// A fabric of rails: a NIC's LID says on which it is.
+std::uint16_t lid_of(int rank, const SimulatedNic& nic) {
+  return nic.rails == 0 ? std::uint16_t{0} : static_cast<std::uint16_t>(1 + rank % nic.rails);
+}
+void require_rail(const QueuePairAddress& peer, int rank, const SimulatedNic& nic) {
+  if (nic.rails == 0 || peer.lid == lid_of(rank, nic)) return;
+  fail<SystemError>("the simulated NIC of rank {} is on rail {} and has no route to rail {}", rank,
+                    lid_of(rank, nic) - 1, peer.lid - 1);
 }
 
 /// What a message takes from its doorbell to what the peer sees, besides the time for which it is held: measured
@@ -47,6 +54,18 @@ std::string describe_speed(const SimulatedSpeed& speed) {
   return text;
 }
 
+class SimulatedPaths final : public Paths {
+ public:
+  SimulatedPaths(int rank, const SimulatedNic& nic) : rank_(rank), nic_(nic) {}
+  QueuePairAddress address(std::size_t) const override { return {.lid = lid_of(rank_, nic_)}; }
+  void connect(std::size_t, const QueuePairAddress& peer) override { require_rail(peer, rank_, nic_); }
+  void reach(std::size_t) override {}
+
+ private:
+  int rank_;
+  SimulatedNic nic_;
+};
+
 class SimulatedEnds final : public Ends {
  public:
   SimulatedEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
@@ -55,6 +74,7 @@ class SimulatedEnds final : public Ends {
         on_gpu_(executor->device().kind == Device::Kind::cuda),
         rank_(rank),
         options_(options),
+        nic_(nic),
         remote_keys_(count()),
         rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch, .on_gpu = true}),
         regions_(1 + heap.peers().size()),
@@ -84,10 +104,11 @@ class SimulatedEnds final : public Ends {
   }
 
   QueuePairAddress address(std::size_t end) const override {
-    return {.queue_pair = number_of(end), .heap_key = simulated_key_of_rank(rank_)};
+    return {.queue_pair = number_of(end), .lid = lid_of(rank_, nic_), .heap_key = simulated_key_of_rank(rank_)};
   }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
+    require_rail(peer, rank_, nic_);
     RdmaQueuePair queue = rings_.queue_pair(end, number_of(end), options_.peer(end));
     queue.kind = RdmaDoorbell::device_register;
     queue.doorbell = doorbells_.get() + end;
@@ -186,6 +207,7 @@ class SimulatedEnds final : public Ends {
   bool on_gpu_;
   int rank_;
   ConnectionOptions options_;
+  SimulatedNic nic_;
   std::vector<std::uint32_t> remote_keys_;  ///< of each end, when it is connected
   RingMemory rings_;
   std::vector<SimulatedRegion> regions_;  ///< by key
@@ -202,6 +224,12 @@ class SimulatedEnds final : public Ends {
 };
 
 }  // namespace
+
+std::uint32_t simulated_key_of_rank(int rank) { return kFirstSimulatedKey + 1 + static_cast<std::uint32_t>(rank); }
+
+std::unique_ptr<Paths> make_simulated_paths(int rank, const SimulatedNic& nic) {
+  return std::make_unique<SimulatedPaths>(rank, nic);
+}
 
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
                                           int rank, const ConnectionOptions& options, const SimulatedNic& nic) {

@@ -2,11 +2,13 @@
 // the rings, records, doorbells and completions of an mlx5 device.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/ends.hpp"
+#include "csrc/rdma/rails.hpp"
 
 namespace deep_ep {
 class Executor;
@@ -17,5 +19,11 @@ namespace deep_ep::rdma {
 /// SystemError where a peer's heap is not mapped, or there are more queue pairs than the kernel can serve.
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
                                           int rank, const ConnectionOptions& options, const SimulatedNic& nic);
+
+/// The key by which NICs of one host write to rank r's heap.
+std::uint32_t simulated_key_of_rank(int rank);
+
+/// Of the same NIC: they reach all ranks, or those of this rank's rail.
+std::unique_ptr<Paths> make_simulated_paths(int rank, const SimulatedNic& nic);
 
 }  // namespace deep_ep::rdma

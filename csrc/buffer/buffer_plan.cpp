@@ -140,7 +140,10 @@ BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& 
 }
 
 std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
-  return {low_latency_connections(reach), internode_connections(grid, internode_lanes)};
+  std::array<rdma::ConnectionOptions, 2> sets = {low_latency_connections(reach),
+                                                 internode_connections(grid, internode_lanes)};
+  if (!reach.far.empty()) sets[kLowLatency].rail_width = grid.width;  // where the fabric connects rails only
+  return sets;
 }
 
 std::size_t BufferPlan::queue_pairs() const {

@@ -12,9 +12,12 @@
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
+#include "csrc/rdma/local/local_wire.hpp"
+#include "csrc/rdma/rails.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
+#include "csrc/rdma/verbs/nic_rails.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -69,55 +72,108 @@ struct Outcome {
   std::array<char, 400> why{};
 };
 
-/// Of each set the addresses of the ends at the other sides: end (channel, b) of rank a is connected to end (channel,
-/// a) of rank b. A rank says of each set what its ends have in common, and their numbers: [channels][ranks].
-std::vector<std::vector<QueuePairAddress>> exchange_addresses(Bootstrap& bootstrap,
-                                                              std::span<const ConnectionOptions> sets,
-                                                              std::span<const ConnectedEnds> made) {
-  const auto ranks = static_cast<std::size_t>(bootstrap.size());
-  std::vector<QueuePairAddress> common(sets.size());
-  std::vector<std::uint32_t> numbers;
-  for (std::size_t set = 0; set < sets.size(); ++set) {
-    const std::size_t first = numbers.size();
-    numbers.resize(first + static_cast<std::size_t>(sets[set].channels) * ranks);
-    for (std::size_t end = 0; made[set].ends != nullptr && end < sets[set].ends(); ++end) {
-      common[set] = made[set].ends->address(end);
-      const auto place = static_cast<std::size_t>(sets[set].channel(end)) * ranks;
-      numbers[first + place + static_cast<std::size_t>(sets[set].peer(end))] = common[set].queue_pair;
+/// What a rank tells the others of each set of ends: what its ends have in common, what its landings of each rail have
+/// in common, and the numbers of their queue pairs, [channels][ranks] of the ends and then of the landings.
+class AddressBook {
+ public:
+  AddressBook(std::span<const ConnectionOptions> sets, int ranks) : ranks_(static_cast<std::size_t>(ranks)) {
+    for (const ConnectionOptions& set : sets) {
+      places_.push_back({bytes_, set.rail_width, static_cast<std::size_t>(set.channels) * ranks_});
+      const Place& place = places_.back();
+      bytes_ = place.numbers() + (set.rail_width == 0 ? 1 : 2) * place.count * sizeof(std::uint32_t);
     }
   }
-  const std::size_t common_bytes = common.size() * sizeof(QueuePairAddress);
-  std::vector<std::byte> mine(common_bytes + numbers.size() * sizeof(std::uint32_t));
-  std::memcpy(mine.data(), common.data(), common_bytes);
-  std::memcpy(mine.data() + common_bytes, numbers.data(), mine.size() - common_bytes);
+
+  std::size_t bytes() const { return bytes_; }
+  /// Of the end to `peer`; `landing_rail`: or of what receives from that peer, which is on this rail.
+  void write(std::byte* page, std::size_t set, int channel, int peer, std::optional<int> landing_rail,
+             const QueuePairAddress& address) const {
+    const Place& place = places_[set];
+    std::memcpy(page + place.common(landing_rail), &address, sizeof address);
+    std::memcpy(page + number_at(place, channel, peer, landing_rail), &address.queue_pair, sizeof(std::uint32_t));
+  }
+  QueuePairAddress read(const std::byte* page, std::size_t set, int channel, int peer,
+                        std::optional<int> landing_rail) const {
+    const Place& place = places_[set];
+    QueuePairAddress address;
+    std::memcpy(static_cast<void*>(&address), page + place.common(landing_rail), sizeof address);
+    std::memcpy(&address.queue_pair, page + number_at(place, channel, peer, landing_rail), sizeof(std::uint32_t));
+    return address;
+  }
+
+ private:
+  struct Place {
+    std::size_t at;
+    int rails;
+    std::size_t count;  ///< of ends' numbers
+
+    std::size_t common(std::optional<int> landing_rail) const {
+      return at + (landing_rail ? 1 + static_cast<std::size_t>(*landing_rail) : 0) * sizeof(QueuePairAddress);
+    }
+    std::size_t numbers() const { return common(rails); }
+  };
+  std::size_t number_at(const Place& place, int channel, int peer, std::optional<int> landing_rail) const {
+    const std::size_t number = static_cast<std::size_t>(channel) * ranks_ + static_cast<std::size_t>(peer);
+    return place.numbers() + (number + (landing_rail ? place.count : 0)) * sizeof(std::uint32_t);
+  }
+
+  std::size_t ranks_;
+  std::vector<Place> places_;
+  std::size_t bytes_ = 0;
+};
+
+/// Of the ends of a set: the addresses at their other sides.
+struct OtherSides {
+  std::vector<QueuePairAddress> ends;
+  std::vector<QueuePairAddress> landings;  ///< of those that have one
+};
+
+/// End (channel, b) of rank a is connected to end (channel, a) of rank b, or where that is on another rail of a fabric
+/// that connects rails only, to what receives there from a.
+std::vector<OtherSides> exchange_addresses(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
+                                           std::span<const ConnectedEnds> made) {
+  const int rank = bootstrap.rank();
+  const AddressBook book(sets, bootstrap.size());
+  std::vector<std::byte> mine(book.bytes());
+  for (std::size_t set = 0; set < sets.size(); ++set) {
+    const ConnectionOptions& options = sets[set];
+    for (std::size_t end = 0; made[set].ends != nullptr && end < options.ends(); ++end) {
+      const int peer = options.peer(end);
+      book.write(mine.data(), set, options.channel(end), peer, {}, made[set].ends->address(end));
+      if (!options.lands(end, rank)) continue;
+      book.write(mine.data(), set, options.channel(end), peer, options.rail_of(peer), made[set].landings->address(end));
+    }
+  }
   const std::vector<std::byte> all = bootstrap.all_gather(mine);
 
-  std::vector<std::vector<QueuePairAddress>> theirs(sets.size());
-  std::size_t first = 0;
+  std::vector<OtherSides> theirs(sets.size());
   for (std::size_t set = 0; set < sets.size(); ++set) {
-    for (std::size_t end = 0; end < sets[set].ends(); ++end) {
-      const std::byte* of_peer = all.data() + static_cast<std::size_t>(sets[set].peer(end)) * mine.size();
-      const auto place = static_cast<std::size_t>(sets[set].channel(end)) * ranks;
-      QueuePairAddress& address = theirs[set].emplace_back();
-      std::memcpy(static_cast<void*>(&address), of_peer + set * sizeof address, sizeof address);
-      const std::size_t number = first + place + static_cast<std::size_t>(bootstrap.rank());
-      std::memcpy(&address.queue_pair, of_peer + common_bytes + number * sizeof(std::uint32_t), sizeof(std::uint32_t));
+    const ConnectionOptions& options = sets[set];
+    for (std::size_t end = 0; end < options.ends(); ++end) {
+      const std::byte* page = all.data() + static_cast<std::size_t>(options.peer(end)) * mine.size();
+      const auto read = [&](std::optional<int> landing_rail) {
+        return book.read(page, set, options.channel(end), rank, landing_rail);
+      };
+      const bool lands = options.lands(end, rank);
+      theirs[set].ends.push_back(read(lands ? std::optional(options.rail_of(rank)) : std::nullopt));
+      theirs[set].landings.push_back(lands ? read({}) : QueuePairAddress{});
     }
-    first += static_cast<std::size_t>(sets[set].channels) * ranks;
   }
   return theirs;
 }
 
 /// What kernels need to reach the peers: [channels][ranks].
-std::vector<RdmaPeerParams> connect_ends(const ConnectionOptions& options, int num_ranks,
-                                         std::span<const QueuePairAddress> theirs, Ends* ends) {
+std::vector<RdmaPeerParams> connect_ends(const ConnectionOptions& options, const Bootstrap& bootstrap,
+                                         const OtherSides& theirs, const ConnectedEnds& made) {
+  const int num_ranks = bootstrap.size();
   std::vector<RdmaPeerParams> peers(static_cast<std::size_t>(options.channels * num_ranks));
-  if (ends == nullptr) return peers;
+  if (made.ends == nullptr) return peers;
   for (std::size_t end = 0; end < options.ends(); ++end) {
     peers[static_cast<std::size_t>(options.channel(end) * num_ranks + options.peer(end))] =
-        ends->connect(end, theirs[end]);
+        made.ends->connect(end, theirs.ends[end]);
+    if (options.lands(end, bootstrap.rank())) made.landings->connect(end, theirs.landings[end]);
   }
-  ends->start();
+  made.ends->start();
   return peers;
 }
 
@@ -138,6 +194,10 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
     if (ranks[rank].wanted.nic != ranks[0].wanted.nic) {
       fail<RankMismatch>("DEEP_EP_RDMA_WIRE is simulated with other keys on rank 0 than on rank {}; they must be equal",
                          rank);
+    }
+    if (ranks[rank].rail_only != ranks[0].rail_only) {
+      fail<RankMismatch>("DEEP_EP_RAIL_ONLY is {} on rank 0 but {} on rank {}; it must be equal on all ranks",
+                         name_of(ranks[0].rail_only), name_of(ranks[rank].rail_only), rank);
     }
     if (!ranks[rank].needs_rdma) continue;
     needs_gpu_handler |= ranks[rank].handler == NicHandler::gpu;
@@ -180,6 +240,7 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
     wire.settings = settings ? *std::move(settings) : read_settings();
     mine.wanted = wire.settings.wire;
     mine.handler = wire.settings.nic_handler;
+    mine.rail_only = wire.settings.rail_only;
   });
   deep_ep::agree(bootstrap, "looking for the NIC", [&] {
     const WireKind wanted = mine.wanted.kind;
@@ -187,10 +248,15 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
     std::string why_not;
     wire.nic = find_nic(processes, bootstrap.rank(), executor.device(), why_not);
     why_not.copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
+    if (!wire.nic) return;
+    wire.nic->nic.name.copy(mine.nic.name.data(), mine.nic.name.size() - 1);
+    mine.nic.port = wire.nic->port;
+    mine.nic.gid_index = wire.nic->gid.index;
   });
   std::string why_local;
   const std::vector<WireFacts> all = all_gather_values(bootstrap, mine);
   wire.kind = choose_wire(all, why_local);
+  for (const WireFacts& rank : all) wire.nics.push_back(rank.nic);
   wire.may_fall_back = wire.kind == WireKind::verbs && std::ranges::any_of(all, [](const WireFacts& rank) {
                          return rank.needs_rdma && rank.handler == NicHandler::automatic;
                        });
@@ -205,18 +271,21 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
 }
 
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
-                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make) {
+                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make,
+                                               const MakeLandings& make_landings) {
   for (NicHandler handler = wanted;;) {
     std::vector<ConnectedEnds> made(sets.size());
     agree(bootstrap, "making RDMA queue pairs", [&] {
       for (std::size_t set = 0; set < sets.size(); ++set) {
-        if (!sets[set].peers.empty()) made[set].ends = make(handler, sets[set]);
+        if (sets[set].peers.empty()) continue;
+        made[set].ends = make(handler, sets[set]);
+        if (sets[set].rail_width != 0) made[set].landings = make_landings(sets[set]);
       }
     });
-    const std::vector<std::vector<QueuePairAddress>> theirs = exchange_addresses(bootstrap, sets, made);
+    const std::vector<OtherSides> theirs = exchange_addresses(bootstrap, sets, made);
     const auto connect_all = [&] {
       for (std::size_t set = 0; set < sets.size(); ++set) {
-        made[set].peers = connect_ends(sets[set], bootstrap.size(), theirs[set], made[set].ends.get());
+        made[set].peers = connect_ends(sets[set], bootstrap, theirs[set], made[set]);
       }
     };
     if (!may_fall_back) {
@@ -250,6 +319,75 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
   }
 }
 
+namespace {
+
+verbs::LandingNics open_landing_nics(const AgreedWire& wire, const verbs::NicAccess& own, int rank, int width,
+                                     const SymmetricHeap& heap) {
+  const int rail = rank % width;
+  return verbs::open_landing_nics(own, rail, width, heap, [&](int other) {
+    const NicPlace& place = wire.nics[static_cast<std::size_t>(rank - rail + other)];
+    verbs::RailNic nic{verbs::Device::open(place.name.data()), own.path};
+    nic.path.port = place.port;
+    nic.path.gid_index = place.gid_index;
+    return nic;
+  });
+}
+
+[[noreturn]] void fail_without_path(const AgreedWire& wire, const std::string& over_rails) {
+  fail<SystemError>(
+      "low-latency calls have no path between rails. Directly: {}. Over rails, where NICs of a node receive for each "
+      "other: {}. A buffer without low_latency.bytes needs no such path",
+      wire.why_rails_only.empty() ? "not tried, as DEEP_EP_RAIL_ONLY is 1" : wire.why_rails_only, over_rails);
+}
+
+/// Collective. Makes each NIC of the node receive for this rank, and tries it.
+void open_rails(Bootstrap& bootstrap, const verbs::NicAccess& own, const SymmetricHeap& heap, int width,
+                AgreedWire& wire) {
+  const int rank = bootstrap.rank();
+  agree(bootstrap, "opening the NICs of other rails", [&] {
+    try {
+      wire.landing_nics = std::make_shared<const verbs::LandingNics>(open_landing_nics(wire, own, rank, width, heap));
+    } catch (const Error& error) {
+      fail_without_path(wire, fmt::format("rank {} (rail {}, NIC {}, {}): {}", rank, rank % width, wire.nic->name(),
+                                          wire.nic->gid.address(), error.what()));
+    }
+  });
+  const std::string unreached = why_unreached(
+      bootstrap, width, [&](std::size_t count) { return verbs::make_nic_paths(own, count, *wire.landing_nics); });
+  if (!unreached.empty()) fail_without_path(wire, unreached);
+}
+
+/// Collective. Clears the rail_width of sets whose peers are all reached at their own NICs.
+void keep_to_rails(Bootstrap& bootstrap, const Executor& executor, const SymmetricHeap& heap,
+                   std::span<ConnectionOptions> sets, AgreedWire& wire) {
+  const auto found = std::ranges::find_if(sets, [](const ConnectionOptions& set) { return set.rail_width > 1; });
+  const int width = found == sets.end() ? 0 : found->rail_width;
+  RailOnly rail_only = width == 0 ? RailOnly::no : wire.settings.rail_only;
+  verbs::NicAccess own;
+  if (rail_only != RailOnly::no && wire.kind == WireKind::verbs) {
+    agree(bootstrap, "opening the NIC", [&] { own = verbs::open_nic(wire.nic.value(), executor, wire.settings); });
+  }
+  if (rail_only == RailOnly::automatic && wire.kind != WireKind::local) {
+    wire.why_rails_only = why_unreached(bootstrap, width, [&](std::size_t count) {
+      return wire.kind == WireKind::simulated ? make_simulated_paths(bootstrap.rank(), wire.settings.wire.nic)
+                                              : verbs::make_nic_paths(own, count);
+    });
+    if (!wire.why_rails_only.empty()) rail_only = RailOnly::yes;
+  }
+  if (rail_only != RailOnly::yes) {
+    for (ConnectionOptions& set : sets) set.rail_width = 0;
+    return;
+  }
+  if (wire.kind == WireKind::verbs) open_rails(bootstrap, own, heap, width, wire);
+  if (bootstrap.rank() == 0) {
+    log::info(
+        "rdma: low-latency calls keep to {} rails (DEEP_EP_RAIL_ONLY={}), NICs of a node receive for each other{}{}",
+        width, name_of(wire.settings.rail_only), wire.why_rails_only.empty() ? "" : ", because ", wire.why_rails_only);
+  }
+}
+
+}  // namespace
+
 Connections::Connections(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
                          ConnectionOptions options, AgreedWire wire, int num_ranks)
     : executor_(std::move(executor)),
@@ -271,10 +409,12 @@ std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap
       check_options(options, bootstrap.rank(), bootstrap.size());
     }
   });
+  AgreedWire agreed = wire;
+  keep_to_rails(bootstrap, *executor, *heap, checked, agreed);
   std::vector<std::unique_ptr<Connections>> made;
   agree(bootstrap, "allocating the table of RDMA connections", [&] {
     for (ConnectionOptions& options : checked) {
-      made.emplace_back(new Connections(executor, heap, std::move(options), wire, bootstrap.size()));
+      made.emplace_back(new Connections(executor, heap, std::move(options), agreed, bootstrap.size()));
     }
   });
   std::vector<Connections*> all;
@@ -300,8 +440,14 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
   };
   std::vector<ConnectionOptions> options;
   for (const Connections* one : sets) options.push_back(one->options_);
+  const auto make_landings = [&](const ConnectionOptions& set) {
+    const int rank = bootstrap.rank();
+    if (wire.kind == WireKind::verbs) return verbs::make_nic_landings(*wire.landing_nics, rank, set);
+    const bool local = wire.kind == WireKind::local;
+    return make_landings_on_one_host(local ? local_key_of_rank(rank) : simulated_key_of_rank(rank), set);
+  };
   std::vector<ConnectedEnds> connected =
-      make_connected_ends(bootstrap, options, wire.handler, wire.may_fall_back, make_ends);
+      make_connected_ends(bootstrap, options, wire.handler, wire.may_fall_back, make_ends, make_landings);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*any.executor_);
     for (std::size_t set = 0; set < sets.size(); ++set) {
@@ -314,6 +460,7 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
   });
   for (std::size_t set = 0; set < sets.size(); ++set) {
     sets[set]->ends_ = std::move(connected[set].ends);
+    sets[set]->landings_ = std::move(connected[set].landings);
     sets[set]->connected_ = true;
     log::info("rdma: rank {}: {}", bootstrap.rank(), sets[set]->describe());
   }
@@ -322,6 +469,7 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
 void Connections::reconnect(Bootstrap& bootstrap) {
   connected_ = false;
   ends_.reset();
+  landings_.reset();
   connect(bootstrap, std::array{this});
   bootstrap.barrier();  // where it has failed on a rank, it fails on all
 }
@@ -360,7 +508,7 @@ bool Connections::drain(double most_s) const {
 }
 
 void Connections::drain_at_end(int rank, double timeout_s) const noexcept {
-  // Longer than a NIC takes to give up a peer that is gone (about 7 s, see QueuePairOptions).
+  // Longer than a NIC takes to give up a peer that is gone (about 7 s, see PathOptions).
   constexpr double kLongest_s = 10;
   try {
     drain(timeout_s == 0 ? kLongest_s : std::min(timeout_s, kLongest_s));
@@ -370,8 +518,9 @@ void Connections::drain_at_end(int rank, double timeout_s) const noexcept {
 }
 
 std::string Connections::describe() const {
-  return fmt::format("{} {} x {} {}, {}", options_.peers.size(), options_.peers.size() == 1 ? "peer" : "peers",
+  return fmt::format("{} {} x {} {}, {}{}", options_.peers.size(), options_.peers.size() == 1 ? "peer" : "peers",
                      options_.channels, options_.channels == 1 ? "channel" : "channels",
+                     landings_ != nullptr ? "rails only, " : "",
                      !connected_        ? "gone"
                      : ends_ == nullptr ? "no NIC needed"
                                         : ends_->describe());

@@ -23,6 +23,16 @@ class Executor;
 }  // namespace deep_ep
 
 namespace deep_ep::rdma {
+namespace verbs {
+struct LandingNics;
+}
+
+/// A rank's NIC, as others of its node open it.
+struct NicPlace {
+  std::array<char, 64> name{};  ///< empty: none
+  int port = 1;
+  int gid_index = 0;
+};
 
 /// What one rank knows of its wire; all-gathered, so that every rank decides on the same facts.
 struct WireFacts {
@@ -30,6 +40,8 @@ struct WireFacts {
   WireSetting wanted;
   bool needs_rdma = false;  ///< it reaches at least one rank by RDMA
   NicHandler handler = NicHandler::automatic;
+  RailOnly rail_only = RailOnly::automatic;
+  NicPlace nic;
   std::array<char, 400> why_no_nic{};  ///< empty: it has one
 };
 
@@ -45,6 +57,9 @@ struct AgreedWire {
   bool may_fall_back = false;  ///< some rank leaves the handler open, and has a NIC
   RdmaSettings settings;
   std::optional<NicAssignment> nic;  ///< of this rank, for WireKind::verbs
+  std::vector<NicPlace> nics;        ///< of each rank
+  std::string why_rails_only = {};   ///< where DEEP_EP_RAIL_ONLY is auto and a rail does not reach the others
+  std::shared_ptr<const verbs::LandingNics> landing_nics = {};  ///< where verbs keep to rails
 
   /// Collective. `needs_rdma`: this rank reaches others by RDMA. `processes`: of each rank. `settings`: by default
   /// those of the environment, where one rank's may be wrong while the others' are not. Throws on every rank:
@@ -57,9 +72,13 @@ struct AgreedWire {
 /// Makes the ends of this rank for a set of queue pairs and a handler.
 using MakeEnds = std::function<std::unique_ptr<Ends>(NicHandler handler, const ConnectionOptions& options)>;
 
+/// Makes what receives from other rails, for a set with a rail_width.
+using MakeLandings = std::function<std::unique_ptr<Landings>(const ConnectionOptions& options)>;
+
 struct ConnectedEnds {
-  std::unique_ptr<Ends> ends;         ///< null where the set reaches nobody
-  std::vector<RdmaPeerParams> peers;  ///< [channels][ranks], for kernels
+  std::unique_ptr<Ends> ends;          ///< null where the set reaches nobody
+  std::unique_ptr<Landings> landings;  ///< null where every peer is reached at its own NIC
+  std::vector<RdmaPeerParams> peers;   ///< [channels][ranks], for kernels
 };
 
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them; addresses of
@@ -68,7 +87,8 @@ struct ConnectedEnds {
 /// ends again, for the handler `cpu`. Otherwise throws, on every rank. `may_fall_back`: some rank leaves the handler
 /// open and has a device, the same on all ranks; else no exchange is spent on how connecting went.
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
-                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make);
+                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make,
+                                               const MakeLandings& make_landings = {});
 
 /// Made collectively by all ranks of the bootstrap, including those that reach nobody by RDMA. Peers are reached in the
 /// whole heap; work requests address it by offsets. Signals may lie anywhere in it: it is registered with strict
@@ -79,8 +99,10 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
 /// ended. What they posted may still be under way and would be lost: see drain().
 class Connections {
  public:
-  /// One object for each set of queue pairs; they are connected together. InvalidArgument for options out of range,
-  /// RankMismatch if the ranks do not fit together, SystemError if a NIC refuses; on every rank if it fails on one.
+  /// One object for each set of queue pairs; they are connected together. Of a set with a rail_width all ranks agree
+  /// whether it counts, by DEEP_EP_RAIL_ONLY and by trying (why_unreached()). InvalidArgument for options out of
+  /// range, RankMismatch if the ranks do not fit together, SystemError if a NIC refuses; on every rank if it fails on
+  /// one.
   static std::vector<std::unique_ptr<Connections>> make(Bootstrap& bootstrap, std::shared_ptr<Executor> executor,
                                                         std::shared_ptr<SymmetricHeap> heap,
                                                         std::span<const ConnectionOptions> sets,
@@ -130,8 +152,9 @@ class Connections {
   int num_ranks_ = 0;
   std::vector<RdmaPeerParams> peers_;  ///< [channels][ranks]
   std::shared_ptr<RdmaPeerParams> device_peers_;
-  bool connected_ = false;      ///< else new connections could not be made, and the old ones are gone
-  std::unique_ptr<Ends> ends_;  ///< null where nobody is reached; last: uses the rest
+  bool connected_ = false;              ///< else new connections could not be made, and the old ones are gone
+  std::unique_ptr<Landings> landings_;  ///< null where every peer is reached at its own NIC
+  std::unique_ptr<Ends> ends_;          ///< null where nobody is reached; last: uses the rest
 };
 
 }  // namespace deep_ep::rdma

@@ -28,11 +28,17 @@ struct ConnectionOptions {
   /// that the rows of a warp and the word behind them go by one doorbell.
   std::uint32_t batch = 0;
   bool long_messages = true;  ///< throughput counts, of messages of many rows: for a simulated NIC
+  /// Ranks of a node, where the fabric connects rails only; else 0. A peer with another index in its node than this
+  /// rank is then reached over this rank's rail: a NIC of the peer's node receives for it, see Landings.
+  int rail_width = 0;
 
   /// Ends are numbered channel by channel, in the order of `peers`.
   std::size_t ends() const { return peers.size() * static_cast<std::size_t>(channels); }
   int peer(std::size_t end) const { return peers[end % peers.size()]; }
   int channel(std::size_t end) const { return static_cast<int>(end / peers.size()); }
+  int rail_of(int rank) const { return rank % rail_width; }
+  /// Is the peer of `rank` at this end reached by a landing?
+  bool lands(std::size_t end, int rank) const { return rail_width != 0 && rail_of(peer(end)) != rail_of(rank); }
   int port_offset(std::size_t end) const {
     const int offset = port_offsets.empty() ? channel(end) : port_offsets.at(end / peers.size());
     return offset + static_cast<int>(end % peers.size());
@@ -73,6 +79,17 @@ class Ends {
   virtual std::vector<QueuePairReport> report() const { return {}; }
   /// "handler cpu, wire local".
   virtual std::string describe() const = 0;
+};
+
+/// On a fabric that connects rails only, an end of this rank sends over this rank's rail, and the peer receives by the
+/// NIC that its node has on that rail. These are the receiving ends: of each end of the set whose peer is on another
+/// rail, the queue pair on this rank's node by which that peer writes to this rank's heap. Nothing is sent by them.
+class Landings {
+ public:
+  virtual ~Landings() = default;
+  /// Those of one rail differ only in the number of the queue pair.
+  virtual QueuePairAddress address(std::size_t end) const = 0;
+  virtual void connect(std::size_t end, const QueuePairAddress& peer) = 0;
 };
 
 }  // namespace deep_ep::rdma

@@ -150,16 +150,22 @@ constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_RDMA_WIRE"},
              .default_value = "auto",
              .allowed = "auto|local|verbs|simulated[:key=value,...]",
-             .help =
-                 "what carries RDMA: NICs (verbs), copies on one host (local), a kernel that plays the NIC on "
-                 "one host (simulated; keys: rate, latency, atomics, overhead, reorder, completion, sms); auto = NICs "
-                 "where ranks have them"},
+             .help = "what carries RDMA: NICs (verbs), copies on one host (local), a kernel that plays the NIC on "
+                     "one host (simulated; keys: rate, latency, atomics, overhead, reorder, completion, rails, sms); "
+                     "auto = NICs "
+                     "where ranks have them"},
     Variable{.names = {"DEEP_EP_NIC_HANDLER", "NVSHMEM_IBGDA_NIC_HANDLER"},
              .type = Type::choice,
              .default_value = "auto",
              .allowed = "auto|gpu|cpu",
              .help = "who tells the NIC of new work: the GPU itself, or a thread on the CPU",
              .translate = nic_handler},
+    Variable{.names = {"DEEP_EP_RAIL_ONLY"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|0|1",
+             .help = "low-latency calls between nodes: 1 sends to ranks of other rails over the sender's rail, whose "
+                     "NIC in the other node receives for them; auto = where a rail does not reach the others"},
     Variable{.names = {"DEEP_EP_DEVICE_TO_HCA_MAPPING"},
              .default_value = "",
              .allowed = "<CUDA id or GPU UUID>:<hca>[:<port>],...; empty = automatic",

@@ -9,13 +9,12 @@ namespace deep_ep::device::rdma {
 /// Why no device would accept an entry, or a doorbell.
 enum class Mistake : std::uint32_t {
   none,
-  index,           ///< the entry says that it has another number
-  queue_pair,      ///< it names another queue pair
-  form,            ///< opcode modifier, or number of segments
-  opcode,          ///< not one that this library writes
-  write_segments,  ///< of an RDMA write that is not inline
-  write_bytes,     ///< a data segment of 0 bytes means 2^31
-  inline_bytes,    ///< more than an entry holds, or not in the segments that they need
+  index,       ///< the entry says that it has another number
+  queue_pair,  ///< it names another queue pair
+  form,        ///< opcode modifier, or number of segments
+  opcode,      ///< not one that this library writes
+  write_segments,
+  write_bytes,  ///< a data segment of 0 bytes means 2^31
   add_segments,
   add_bytes,
   doorbell_queue_pair,  ///< the doorbell names another queue pair
@@ -31,7 +30,6 @@ struct Operation {
   std::uint32_t counter = 0;     ///< lowest 16 bits of its index
   std::uint32_t queue_pair = 0;  ///< number
   bool signalled = false;
-  bool is_inline = false;  ///< the bytes are in the entry, from inline_bytes_of() on
   std::uint32_t length = 0;
   KeyedAddress local = {};   ///< bytes to be written; of an addition, where the value before goes
   KeyedAddress remote = {};  ///< where
@@ -41,11 +39,6 @@ struct Operation {
 
 DEEP_EP_HOST_DEVICE constexpr std::uint64_t wide(std::uint32_t high, std::uint32_t low) {
   return static_cast<std::uint64_t>(swap32(high)) << 32 | swap32(low);
-}
-
-/// Inline bytes lie one behind the other, at most kMaxInline.
-DEEP_EP_HOST_DEVICE const std::byte* inline_bytes_of(const WorkQueueEntry& entry) {
-  return reinterpret_cast<const std::byte*>(&entry) + 36;
 }
 
 /// The first two words of an entry, in host byte order.
@@ -66,13 +59,6 @@ DEEP_EP_HOST_DEVICE void take_data_segment(const Vec16& segment, Operation& oper
 
 DEEP_EP_HOST_DEVICE Mistake take_write(const WorkQueueEntry& entry, Operation& operation) {
   if (operation.segments == 2) return Mistake::none;  // of no bytes
-  const std::uint32_t first = swap32(entry.segment[2].word[0]);
-  operation.is_inline = (first & kInlineBit) != 0;
-  if (operation.is_inline) {
-    operation.length = first & ~kInlineBit;
-    const std::uint32_t needed = operation.length <= 12 ? 3 : 4;
-    return operation.length > kMaxInline || operation.segments != needed ? Mistake::inline_bytes : Mistake::none;
-  }
   if (operation.segments != 3) return Mistake::write_segments;
   take_data_segment(entry.segment[2], operation);
   return operation.length == 0 ? Mistake::write_bytes : Mistake::none;
@@ -107,7 +93,7 @@ DEEP_EP_HOST_DEVICE Operation decode(const WorkQueueEntry& entry, std::uint64_t 
       operation.mistake = detail::take_write(entry, operation);
     } else if (operation.opcode == kOpcodeFetchAdd) {
       operation.mistake = detail::take_fetch_add(entry, operation);
-    } else if (operation.opcode != kOpcodeNop) {
+    } else {
       operation.mistake = Mistake::opcode;
     }
   }

@@ -7,14 +7,11 @@
 //   control   +0 be32 entry index << 8 | opcode   +4 be32 queue pair << 8 | segments   +11 u8 flags   +12 immediate
 //   remote    +0 be64 address                     +8 be32 remote key
 //   data      +0 be32 bytes   +4 be32 local key   +8 be64 address
-//   inline    +0 be32 bit 31 | bytes              +4 the bytes, up to the end of the entry
 //   atomic    +0 be64 addend                      +8 be64 (compare and swap only)
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 
 #include "kernels/primitives/target.hpp"
 
@@ -47,8 +44,6 @@ inline constexpr std::uint32_t kCompletionError = 13;          ///< of an operat
 inline constexpr std::uint32_t kCompletionNotYetWritten = 15;  ///< what the memory holds before the first completion
 
 inline constexpr std::uint32_t kFlagSignalled = 0x08;  ///< always a completion entry; otherwise for errors only
-inline constexpr std::uint32_t kInlineBit = 0x80000000u;
-inline constexpr std::size_t kMaxInline = 28;  ///< bytes that fit behind control, remote and the inline length
 /// Entry numbers in descriptors, doorbells and completions have 16 bits; no more than half of them may be outstanding.
 inline constexpr std::uint32_t kMaxDepth = 32768;
 
@@ -101,23 +96,6 @@ DEEP_EP_HOST_DEVICE void write_entry(WorkQueueEntry& entry, const EntryHeader& h
   if (bytes != 0) entry.segment[2] = data_segment(local, bytes);
 }
 
-/// RDMA write of a value of 1 to 28 bytes that travels in the entry, in this machine's byte order.
-template <class T>
-DEEP_EP_HOST_DEVICE void write_inline_entry(WorkQueueEntry& entry, const EntryHeader& header,
-                                            const KeyedAddress& remote, const T& value) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kMaxInline);
-  constexpr std::uint32_t kBytes = sizeof(T);
-  constexpr bool kTwo = kBytes > 12;  // segments that length and value need
-  Vec16 data[2] = {};
-  data[0].word[0] = swap32(kInlineBit | kBytes);
-  memcpy(&data[0].word[1], &value, kTwo ? 12 : kBytes);
-  if constexpr (kTwo) memcpy(&data[1], reinterpret_cast<const char*>(&value) + 12, kBytes - 12);
-  entry.segment[0] = control_segment(header, kOpcodeWrite, kTwo ? 4 : 3);
-  entry.segment[1] = remote_segment(remote);
-  entry.segment[2] = data[0];
-  if constexpr (kTwo) entry.segment[3] = data[1];
-}
-
 /// Adds to the 8-byte word at `remote` (a multiple of 8); the value before goes to the 8 bytes at `sink`.
 DEEP_EP_HOST_DEVICE void fetch_add_entry(WorkQueueEntry& entry, const EntryHeader& header, const KeyedAddress& remote,
                                          const KeyedAddress& sink, std::uint64_t add) {
@@ -125,11 +103,6 @@ DEEP_EP_HOST_DEVICE void fetch_add_entry(WorkQueueEntry& entry, const EntryHeade
   entry.segment[1] = remote_segment(remote);
   entry.segment[2] = add_segment(add);
   entry.segment[3] = data_segment(sink, 8);
-}
-
-/// Does nothing but complete, after everything before it.
-DEEP_EP_HOST_DEVICE void nop_entry(WorkQueueEntry& entry, const EntryHeader& header) {
-  entry.segment[0] = control_segment(header, kOpcodeNop, 1);
 }
 
 /// Asks for a completion of an entry that is not yet rung.

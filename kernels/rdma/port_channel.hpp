@@ -71,13 +71,6 @@ class PortChannel {
       write_entry(entry, header, {remote_offset, peer_.remote_key}, {local_offset, peer_.local_key}, bytes);
     });
   }
-  /// Writes a value of 1 to 28 bytes into the peer's heap; it is taken over at once.
-  template <class T>
-  DEEP_EP_DEVICE bool put_value(std::uint64_t remote_offset, const T& value, bool wanted = true) {
-    return post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      write_inline_entry(entry, header, {remote_offset, peer_.remote_key}, value);
-    });
-  }
   /// Adds to an 8-byte word of the peer's heap (offset a multiple of 8), atomically among RDMA additions.
   DEEP_EP_DEVICE bool signal_add(std::uint64_t remote_offset, std::uint64_t add, bool wanted = true) {
     return post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {

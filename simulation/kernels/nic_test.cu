@@ -116,19 +116,8 @@ class Work {
 DEEP_EP_DEVICE NicTestEntry kind_of(std::uint64_t round, int slot) {
   return static_cast<NicTestEntry>((round + static_cast<std::uint64_t>(slot)) % layout::kKinds);
 }
-DEEP_EP_DEVICE int words_of(NicTestEntry kind) {
-  switch (kind) {
-    case NicTestEntry::write:
-      return layout::kSlotWords;
-    case NicTestEntry::inline_short:
-      return 2;
-    case NicTestEntry::inline_long:
-      return layout::kLongWords;
-    default:
-      return 0;
-  }
-}
-/// What a slot's counter holds after a round: it was added to in every fifth one.
+DEEP_EP_DEVICE int words_of(NicTestEntry kind) { return kind == NicTestEntry::write ? layout::kSlotWords : 0; }
+/// What a slot's counter holds after a round: it was added to in every second one.
 DEEP_EP_DEVICE std::uint64_t counted(std::uint64_t round, int slot) {
   const std::uint64_t kind = static_cast<std::uint64_t>(NicTestEntry::fetch_add);
   const std::uint64_t until = (round + static_cast<std::uint64_t>(slot) + layout::kKinds - kind) / layout::kKinds;
@@ -140,19 +129,6 @@ DEEP_EP_DEVICE std::uint32_t slot_word(std::uint64_t round, int slot, int word) 
 }
 DEEP_EP_DEVICE std::uint64_t slot_bytes(int slot) { return 4 * layout::kSlotWords * static_cast<std::uint64_t>(slot); }
 
-template <int N>
-struct InlineWords {
-  std::uint32_t word[N];
-};
-
-template <int N>
-DEEP_EP_DEVICE InlineWords<N> inline_words(std::uint64_t round, int slot) {
-  InlineWords<N> value;
-#pragma unroll
-  for (int i = 0; i < N; ++i) value.word[i] = slot_word(round, slot, i);
-  return value;
-}
-
 DEEP_EP_DEVICE void write_slot_entry(const Side& side, WorkQueueEntry& entry, const EntryHeader& header,
                                      std::uint64_t round, int slot) {
   const KeyedAddress to = side.remote(layout::kIncomingSlots + slot_bytes(slot));
@@ -160,15 +136,9 @@ DEEP_EP_DEVICE void write_slot_entry(const Side& side, WorkQueueEntry& entry, co
     case NicTestEntry::write:
       return write_entry(entry, header, to, side.local(layout::kOutgoingSlots + slot_bytes(slot)),
                          4 * layout::kSlotWords);
-    case NicTestEntry::inline_short:
-      return write_inline_entry(entry, header, to, inline_words<2>(round, slot));
-    case NicTestEntry::inline_long:
-      return write_inline_entry(entry, header, to, inline_words<layout::kLongWords>(round, slot));
     case NicTestEntry::fetch_add:
       return side.add_entry(entry, header, layout::kCounters + 8 * static_cast<std::uint64_t>(slot),
                             static_cast<std::uint64_t>(slot + 1));
-    case NicTestEntry::nop:
-      return nop_entry(entry, header);
   }
 }
 
@@ -271,7 +241,7 @@ DEEP_EP_DEVICE void send_stream(const NicTestParams& params, Side& side) {
   good = good && side.queue().quiet();
   work.report(side.result());
   good = good && side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-    write_inline_entry(entry, header, side.remote(layout::kReport), work.operations());
+    side.add_entry(entry, header, layout::kReport, work.operations());
   });
   if (good) side.add(layout::kSignal, layout::kStop);
 }

@@ -19,7 +19,7 @@ enum class NicTestTask : std::uint32_t {
 };
 
 /// Kinds of entries of NicTestTask::entries, in turn.
-enum class NicTestEntry : std::uint32_t { write, inline_short, inline_long, fetch_add, nop };
+enum class NicTestEntry : std::uint32_t { write, fetch_add };
 
 /// What one warp has done and seen.
 struct NicTestResult {
@@ -35,10 +35,9 @@ struct NicTestResult {
 
 /// Memory of one pair of queue pairs, in bytes from its beginning; the heap has one after the other.
 namespace nic_test {
-inline constexpr int kKinds = 5;
+inline constexpr int kKinds = 2;
 inline constexpr int kSlots = 1024;  ///< entries of a round
 inline constexpr int kSlotWords = 16;
-inline constexpr int kLongWords = 7;  ///< of an inline write: as much as an entry holds
 inline constexpr int kLitmusWords = 4096;
 inline constexpr std::uint32_t kMessageBytes = 32768;
 inline constexpr int kMessages = 16;

@@ -188,9 +188,7 @@ class Taker {
       const bool adds = operation.opcode == rdma::kOpcodeFetchAdd;
       const std::uint32_t local = operation.local.key;
       const bool mine = local == params_.first_key || local == params_.heap_key;
-      job.from = operation.is_inline ? rdma::inline_bytes_of(in_ring)
-                 : mine              ? find(operation.local, operation.length)
-                                     : nullptr;
+      job.from = mine ? find(operation.local, operation.length) : nullptr;
       job.to = operation.remote.key == pair.remote_key ? find(operation.remote, operation.length) : nullptr;
       job.bytes = operation.length;
       job.add = operation.add;

@@ -66,5 +66,94 @@ TEST_P(SimulatedNicNormalTest, BetweenNodes) {
   });
 }
 
+/// Two nodes of two ranks on a fabric whose NICs reach those of their own rail alone.
+class RailsOnlyTest : public ClusterTest {
+ protected:
+  ClusterOptions few_blocks() const {
+    ClusterOptions options = cluster(4);
+    options.host = {.multiprocessors = 2, .warps_per_block = 4};
+    return options;
+  }
+  RailCase rail_case() const {
+    return make_rail_case({.tokens = {5, 4, 6, 0}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3},
+                          {4, 2});
+  }
+
+ private:
+  Setting wire_{"DEEP_EP_RDMA_WIRE", "simulated:rails=2"};
+};
+constexpr Where kRailsOnlyPlaces[] = {{Target::host, Placement::threads, Topology::two_nodes},
+                                      {Target::host, Placement::threads, Topology::rails},
+                                      {Target::host, Placement::processes, Topology::two_nodes},
+                                      {Target::cuda, Placement::threads, Topology::two_nodes}};
+INSTANTIATE_TEST_SUITE_P(On, RailsOnlyTest, testing::ValuesIn(kRailsOnlyPlaces), name_of_place);
+
+TEST_P(RailsOnlyTest, LowLatencyCallsWithHooksAndWithout) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const RailCase all = rail_case();
+  const Combined& at_once = GetParam().topology == Topology::rails ? all.by_rails : all.direct;
+  run_cluster(few_blocks(), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(4, 6, 256));
+    require(buffer.describe().find("rails only") != std::string::npos, buffer.describe());
+    for (int call = 0; call < 2; ++call) {
+      const auto hooked_dispatch =
+          buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all.calls.before)), rank.call());
+      hooked_dispatch.hook();
+      check_low_latency_dispatch(rank, all.calls.before, hooked_dispatch);
+      const auto dispatched = dispatch_and_check(rank, buffer, all.calls.before);
+      combine_both_ways(rank, buffer, all.calls, at_once, dispatched.handle);
+      const auto hooked =
+          buffer.low_latency_combine(with_hook(upload_combine(rank, all.calls, dispatched.handle)), rank.call());
+      hooked.hook();
+      check_low_latency_combine(rank, all.calls, all.direct, hooked.combined_x.view());
+      buffer.low_latency_clean(rank.call().stream);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(RailsOnlyTest, MasksAndNewConnections) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = rail_case().calls.before;
+  oracle::Masks masks(16, 0);
+  for (const std::size_t other : {0u, 2u, 3u}) masks[4 + other] = masks[4 * other + 1] = 1;
+  const LowLatencyCase apart = with_masks(all, masks);
+  run_cluster(few_blocks(), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(4, 6, 256);
+    options.low_latency.masking = true;
+    options.timeout_s = patience();
+    Buffer& buffer = rank.buffer(options);
+    dispatch_and_check(rank, buffer, all);
+    for (int other = 0; other < 4; ++other) {
+      if ((rank.rank() == 1) != (other == 1)) buffer.low_latency_update_mask(other, true, rank.call().stream);
+    }
+    dispatch_and_check(rank, buffer, apart);
+    buffer.low_latency_resume();
+    require(buffer.describe().find("rails only") != std::string::npos, buffer.describe());
+    dispatch_and_check(rank, buffer, all);
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(RailsOnlyTest, WithoutItLowLatencyIsRefusedAndNormalModeWorks) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const Setting direct("DEEP_EP_RAIL_ONLY", "0");
+  run_cluster(few_blocks(), [&](Rank& rank) {
+    std::string refusal;
+    try {
+      rank.buffer(low_latency_options(4, 6, 256));
+    } catch (const SystemError& error) {
+      refusal = error.what();
+    }
+    require(refusal.find("has no route to rail") != std::string::npos, refusal);
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .ranks_per_node = 2});
+    run_round(rank, buffer, make_case({.tokens = equal_tokens(4, 16), .ranks_per_node = 2}), {});
+    require(buffer.describe().find("rails only") == std::string::npos, buffer.describe());
+    buffer.destroy();
+  });
+}
+
 }  // namespace
 }  // namespace deep_ep::test

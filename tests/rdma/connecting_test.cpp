@@ -146,5 +146,74 @@ TEST(ConnectingTest, EveryEndLearnsOfTheOneAtItsOtherSide) {
   });
 }
 
+/// If rails alone are connected, numbers of landings are those of ends and this.
+constexpr std::uint32_t kLanding = 500;
+
+/// An end of rank `rank` whose other side is `landing`, or not: its address must be that of `of`.
+void require_address(const rdma::QueuePairAddress& address, std::uint32_t of, int landing_rail) {
+  const std::uint32_t key = landing_rail < 0 ? 0 : 70 + static_cast<std::uint32_t>(landing_rail);
+  const std::uint32_t named = of + (landing_rail < 0 ? 0 : kLanding);
+  if (address.queue_pair != named || address.heap_key != key) throw std::runtime_error("another other side");
+}
+
+class RailEnds final : public rdma::Ends {
+ public:
+  RailEnds(int rank, rdma::ConnectionOptions options, int& connected)
+      : rank_(rank), options_(std::move(options)), connected_(connected) {}
+  rdma::QueuePairAddress address(std::size_t end) const override {
+    return {.queue_pair = number(0, rank_, options_.channel(end), options_.peer(end))};
+  }
+  RdmaPeerParams connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
+    const int rail = options_.lands(end, rank_) ? options_.rail_of(rank_) : -1;
+    require_address(peer, number(0, options_.peer(end), options_.channel(end), rank_), rail);
+    ++connected_;
+    return {};
+  }
+  void start() override {}
+  std::optional<rdma::Failure> failure() const override { return {}; }
+  bool idle() const override { return true; }
+  std::string describe() const override { return "rail ends"; }
+
+ private:
+  int rank_;
+  rdma::ConnectionOptions options_;
+  int& connected_;
+};
+
+class NamedLandings final : public rdma::Landings {
+ public:
+  NamedLandings(int rank, rdma::ConnectionOptions options, int& connected)
+      : rank_(rank), options_(std::move(options)), connected_(connected) {}
+  rdma::QueuePairAddress address(std::size_t end) const override {
+    return {.queue_pair = kLanding + number(0, rank_, options_.channel(end), options_.peer(end)),
+            .heap_key = 70 + static_cast<std::uint32_t>(options_.rail_of(options_.peer(end)))};
+  }
+  void connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
+    require_address(peer, number(0, options_.peer(end), options_.channel(end), rank_), -1);
+    ++connected_;
+  }
+
+ private:
+  int rank_;
+  rdma::ConnectionOptions options_;
+  int& connected_;
+};
+
+TEST(ConnectingTest, WhereRailsAloneAreConnectedOthersAreReachedByLandings) {
+  expect_ranks_succeed(4, [&](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
+    const int other_node = rank < 2 ? 2 : 0;
+    const std::array sets{
+        rdma::ConnectionOptions{.peers = {other_node + 1, other_node}, .channels = 3, .rail_width = 2}};
+    int connected = 0;
+    int landed = 0;
+    const auto made = rdma::make_connected_ends(
+        *bootstrap, sets, kAny, false,
+        [&](NicHandler, const auto& options) { return std::make_unique<RailEnds>(rank, options, connected); },
+        [&](const auto& options) { return std::make_unique<NamedLandings>(rank, options, landed); });
+    if (connected != 6 || landed != 3) throw std::runtime_error("not every end");
+  });
+}
+
 }  // namespace
 }  // namespace deep_ep::test

@@ -31,14 +31,10 @@ DEEP_EP_DEVICE void check(const ExchangeParams& p, int peer, int epoch) {
       add_relaxed<Scope::gpu>(p.wrong_words, 1);
     }
   }
-  const auto* note = reinterpret_cast<const std::uint64_t*>(p.heap + p.note(peer, epoch));
-  if (lane_index() == 0 && load_weak(note) != static_cast<std::uint64_t>(epoch)) {
-    add_relaxed<Scope::gpu>(p.wrong_words, 1);
-  }
   warp::sync();
 }
 
-/// Rows, a note that travels in its entry, and the signal behind them.
+/// Rows, and the signal behind them.
 DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::PortChannel<WholeWarp>& queue, int peer, int epoch) {
   bool good = true;
   for (int first = 0; first < p.rows; first += kWarpSize) {
@@ -46,7 +42,6 @@ DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::PortChannel<WholeWarp>& 
     good = good && queue.put(p.incoming(p.rank, epoch, row) + p.astray, p.outgoing(peer, epoch, row),
                              ExchangeParams::kRowBytes, row < p.rows);
   }
-  good = good && queue.put_value(p.note(p.rank, epoch), static_cast<std::uint64_t>(epoch), lane_index() == 0);
   good = good && queue.signal_add(p.signal(p.rank), 1, lane_index() == 0);
   queue.flush();
   return good;

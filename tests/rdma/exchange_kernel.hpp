@@ -25,10 +25,6 @@ struct ExchangeParams {
 
   DEEP_EP_HOST_DEVICE std::uint64_t signal(int source) const { return 8 * static_cast<std::uint64_t>(source); }
   DEEP_EP_HOST_DEVICE std::uint64_t sink(int peer) const { return 8 * static_cast<std::uint64_t>(num_ranks + peer); }
-  DEEP_EP_HOST_DEVICE std::uint64_t note(int source, int epoch) const {
-    return 8 * (static_cast<std::uint64_t>(2 + epoch % 2) * static_cast<std::uint64_t>(num_ranks) +
-                static_cast<std::uint64_t>(source));
-  }
   DEEP_EP_HOST_DEVICE std::uint64_t outgoing(int peer, int epoch, int row) const { return rows_at(peer, epoch, row); }
   DEEP_EP_HOST_DEVICE std::uint64_t incoming(int source, int epoch, int row) const {
     return rows_at(num_ranks + source, epoch, row);

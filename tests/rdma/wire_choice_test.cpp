@@ -113,5 +113,12 @@ TEST(WireChoice, RanksMustAgree) {
             "DEEP_EP_RDMA_WIRE is simulated with other keys on rank 0 than on rank 1; they must be equal");
 }
 
+TEST(WireChoice, RanksMustAgreeOnRails) {
+  auto facts = ranks("aaa");
+  facts[2].rail_only = RailOnly::yes;
+  EXPECT_EQ(message_of<RankMismatch>([&] { choose(facts); }),
+            "DEEP_EP_RAIL_ONLY is auto on rank 0 but 1 on rank 2; it must be equal on all ranks");
+}
+
 }  // namespace
 }  // namespace deep_ep::rdma

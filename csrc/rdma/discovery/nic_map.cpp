@@ -1,9 +1,7 @@
 #include "csrc/rdma/discovery/nic_map.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <map>
-#include <stdexcept>
 #include <tuple>
 #include <utility>
 
@@ -18,14 +16,8 @@ using topology::Distance;
 using topology::Gpu;
 using topology::Proximity;
 
-// Costs of the assignment, from what decides first to what decides last: sharing a NIC, distance, a second function of
-// one card (its ports share the card's PCIe link), order. Each step is larger than any sum of the steps below it.
-constexpr std::int64_t kPerSharer = std::int64_t{1} << 44;
-constexpr std::int64_t kPerDistance = std::int64_t{1} << 26;
-constexpr std::int64_t kPerFunction = std::int64_t{1} << 16;
-
-std::int64_t distance_cost(const Distance& distance) {
-  // The worse a link, the more nearer ones it takes to outweigh it; hops distinguish equal links.
+int distance_cost(const Distance& distance) {
+  // Hops distinguish equal links.
   switch (distance.proximity) {
     case Proximity::same_switch:
       return distance.hops;
@@ -194,39 +186,42 @@ class Mapper {
   }
 
   // How many usable NICs of the same card come before this one.
-  std::int64_t function_rank(std::size_t candidate) const {
+  int function_rank(std::size_t candidate) const {
     const auto card = [&](std::size_t i) {
       const auto& address = candidates_[i].nic.pci.address;
       return address ? std::optional(std::tuple(address->domain, address->bus, address->device)) : std::nullopt;
     };
-    std::int64_t rank = 0;
+    int rank = 0;
     for (std::size_t i = 0; i < candidate; ++i) rank += card(i) && card(i) == card(candidate) ? 1 : 0;
     return rank;
   }
 
+  // What decides first comes first: sharing a NIC, distance, a second function of one card (its ports share the card's
+  // PCIe link), order. PCI distances are those of a tree, so taking the nearest pair first costs no other pair more.
   void assign() {
     const std::vector<std::size_t> gpus = rivals();
     if (candidates_.empty()) {
       for (NicMapRow& row : map_.rows) row.problem = "there is no usable NIC";
       return;
     }
-    const std::size_t sharers = (gpus.size() + candidates_.size() - 1) / candidates_.size();
-    std::vector<std::vector<std::int64_t>> cost(gpus.size());
-    for (std::size_t row = 0; row < gpus.size(); ++row) {
-      for (std::size_t sharer = 0; sharer < sharers; ++sharer) {
-        for (std::size_t c = 0; c < candidates_.size(); ++c) {
-          const auto away = static_cast<std::int64_t>(row) - static_cast<std::int64_t>(c + sharer * candidates_.size());
-          cost[row].push_back(static_cast<std::int64_t>(sharer) * kPerSharer +
-                              distance_cost(distance(gpus[row], c)) * kPerDistance + function_rank(c) * kPerFunction +
-                              away * away);
-        }
+    std::vector<std::tuple<int, int, std::size_t, std::size_t>> pairs;  // distance, function, GPU, NIC
+    for (const std::size_t gpu : gpus) {
+      for (std::size_t c = 0; c < candidates_.size(); ++c) {
+        pairs.emplace_back(distance_cost(distance(gpu, c)), function_rank(c), gpu, c);
       }
     }
-    const std::vector<std::size_t> columns = cheapest_assignment(cost);
+    std::ranges::sort(pairs);
     for (NicMapRow& row : map_.rows) row.problem = "it belongs to another container";
-    for (std::size_t row = 0; row < gpus.size(); ++row) {
-      map_.rows[gpus[row]].nic = candidates_[columns[row] % candidates_.size()];
-      map_.rows[gpus[row]].problem.clear();
+    // NICs are shared only where all have a GPU, and then by one more each.
+    for (std::size_t left = gpus.size(); left != 0;) {
+      std::vector<bool> taken(candidates_.size());
+      for (const auto& [away, function, gpu, c] : pairs) {
+        if (map_.rows[gpu].nic || taken[c]) continue;
+        map_.rows[gpu].nic = candidates_[c];
+        map_.rows[gpu].problem.clear();
+        taken[c] = true;
+        --left;
+      }
     }
   }
 
@@ -309,57 +304,6 @@ std::string NicMap::line(std::size_t gpu) const {
   return fmt::format("{} -> {}, {} Gb/s, GID {} ({}, {}{}{}), {}", gpus[gpu].text(), port_name(nic, port),
                      row.nic->of_port().rate_gbps, gid.index, name_of(gid.type), gid.address(),
                      gid.netdev.empty() ? "" : ", ", gid.netdev, topology::short_name(distance.proximity));
-}
-
-// Rows are added one at a time; each finds the cheapest chain of changes that frees a column (shortest augmenting path,
-// Dijkstra over reduced costs). The last column is a sentinel: it holds the row that is being added.
-std::vector<std::size_t> cheapest_assignment(const std::vector<std::vector<std::int64_t>>& cost) {
-  constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() / 4;
-  const std::size_t rows = cost.size();
-  const std::size_t columns = cost.empty() ? 0 : cost.front().size();
-  if (columns < rows) throw std::logic_error("an assignment needs at least as many columns as rows");
-  std::vector<std::int64_t> row_potential(rows + 1);
-  std::vector<std::int64_t> column_potential(columns + 1);
-  std::vector<std::size_t> row_of(columns + 1, rows);  // rows: free
-  for (std::size_t added = 0; added < rows; ++added) {
-    std::vector<std::int64_t> distance(columns, kFar);
-    std::vector<std::size_t> from(columns, columns);
-    std::vector<bool> reached(columns + 1, false);
-    std::size_t column = columns;
-    row_of[column] = added;
-    while (row_of[column] != rows) {
-      reached[column] = true;
-      const std::size_t row = row_of[column];
-      std::size_t nearest = columns;
-      for (std::size_t other = 0; other < columns; ++other) {
-        if (reached[other]) continue;
-        const std::int64_t reduced = cost[row][other] - row_potential[row] - column_potential[other];
-        if (reduced < distance[other]) {
-          distance[other] = reduced;
-          from[other] = column;
-        }
-        if (nearest == columns || distance[other] < distance[nearest]) nearest = other;
-      }
-      const std::int64_t by = distance[nearest];
-      for (std::size_t other = 0; other <= columns; ++other) {
-        if (reached[other]) {
-          row_potential[row_of[other]] += by;
-          column_potential[other] -= by;
-        } else if (other < columns) {
-          distance[other] -= by;
-        }
-      }
-      column = nearest;
-    }
-    // Back along the path: every column takes the row of the column before it.
-    for (; column != columns; column = from[column]) row_of[column] = row_of[from[column]];
-    row_of[columns] = rows;
-  }
-  std::vector<std::size_t> column_of(rows);
-  for (std::size_t column = 0; column < columns; ++column) {
-    if (row_of[column] != rows) column_of[row_of[column]] = column;
-  }
-  return column_of;
 }
 
 NicMap map_gpus_to_nics(std::vector<Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,8 +44,8 @@ struct NicMap {
 };
 
 /// The mapping of the settings, if there is one; GPUs that it does not name then have no NIC. Otherwise every GPU gets
-/// a NIC of its own, such that the sum of the distances is smallest; where distances are equal, both are matched in the
-/// order of their PCI addresses. GPUs share a NIC only if there are fewer NICs than GPUs, as evenly as possible.
+/// a NIC of its own, the nearest pairs first; where distances are equal, both are matched in the order of their PCI
+/// addresses. GPUs share a NIC only if there are fewer NICs than GPUs, as evenly as possible.
 ///
 /// Left out of the automatic choice: NICs that are not allowed, that cannot be opened, that have no active port or
 /// no usable GID, that lack reliable connections, and those with less than half of the fastest one's rate (they serve
@@ -54,10 +53,6 @@ struct NicMap {
 ///
 /// Never throws: the rows and the warnings say what is wrong, because it concerns only those who use that row.
 NicMap map_gpus_to_nics(std::vector<topology::Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings);
-
-/// The cheapest way to give every row a column of its own: result[row] = column. `cost[row][column]`, all rows of one
-/// length, at least as many columns as rows. Hungarian method with potentials: O(rows² · columns).
-std::vector<std::size_t> cheapest_assignment(const std::vector<std::vector<std::int64_t>>& cost);
 
 /// Ranks that run on the CPU, in the place of GPUs: rank i is "CUDA id" i of a mapping, and close to no NIC.
 std::vector<topology::Gpu> ranks_without_gpu(int ranks);

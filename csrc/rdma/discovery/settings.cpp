@@ -12,6 +12,7 @@ namespace deep_ep::rdma {
 namespace {
 
 constexpr std::array<std::string_view, 4> kWireNames = {"auto", "local", "verbs", "simulated"};
+constexpr std::array<std::string_view, 3> kRailOnlyNames = {"auto", "0", "1"};
 
 struct SimulatedKey {
   std::string_view name;
@@ -36,6 +37,8 @@ constexpr std::array kSimulatedKeys = {
                  [](SimulatedNic& nic, double value) { nic.reorder_us = value; }},
     SimulatedKey{"completion", "us", 0, 100000, false, false,
                  [](SimulatedNic& nic, double value) { nic.completion_us = value; }},
+    SimulatedKey{"rails", "ranks of a node; or 0, no rails", 0, 128, true, false,
+                 [](SimulatedNic& nic, double value) { nic.rails = static_cast<int>(value); }},
     SimulatedKey{"sms", "that a NIC takes", 1, 2, true, false,
                  [](SimulatedNic& nic, double value) { nic.multiprocessors = static_cast<int>(value); }},
 };
@@ -127,6 +130,7 @@ PathOptions read_path(Reader& reader) {
 }  // namespace
 
 std::string_view name_of(WireKind kind) { return kWireNames[static_cast<std::size_t>(kind)]; }
+std::string_view name_of(RailOnly rail_only) { return kRailOnlyNames[static_cast<std::size_t>(rail_only)]; }
 
 WireSetting parse_wire(std::string_view text) {
   const std::size_t colon = text.find(':');
@@ -153,6 +157,8 @@ RdmaSettings read_settings(const environment::Source& source) {
   settings.nic_handler = read_handler(reader);
   settings.wire = reader.read("DEEP_EP_RDMA_WIRE", [](const Value& value) { return parse_wire(value.text); })
                       .value_or(WireSetting{});
+  const std::string rail_only = reader.choice("DEEP_EP_RAIL_ONLY");
+  settings.rail_only = static_cast<RailOnly>(std::ranges::find(kRailOnlyNames, rail_only) - kRailOnlyNames.begin());
   settings.dma_buf = reader.choice("NVSHMEM_IB_DISABLE_DMABUF") == "on";
   settings.data_direct = reader.choice("DEEP_EP_DATA_DIRECT") == "on";
   settings.gpu_direct_limit = topology::parse_proximity(reader.choice("NCCL_NET_GDR_LEVEL"));

@@ -32,6 +32,7 @@ struct SimulatedNic {
   std::uint32_t most_adds = 16;           ///< additions of a queue pair under way
   double reorder_us = 0;                  ///< pieces of payload are held up for different times below this
   double completion_us = 0;               ///< completions are held up for different times below this
+  int rails = 0;  ///< each of so many consecutive ranks is on a rail of its own, without a way to the others
   /// That a NIC takes, 1 or 2. Not said: 2 on GPUs where messages are long, else 1.
   std::optional<int> multiprocessors = {};
 
@@ -53,6 +54,14 @@ enum class NicHandler : std::uint8_t {
   gpu,  ///< kernels ring the doorbell register of an mlx5 device
   cpu,  ///< a thread of this process posts what kernels wrote
 };
+
+/// Do low-latency calls keep to rails?
+enum class RailOnly : std::uint8_t {
+  automatic,  ///< where some rank does not reach the other rails of another node
+  no,
+  yes,
+};
+std::string_view name_of(RailOnly rail_only);
 
 /// Where a queue pair leaves the machine, and how long it tries.
 struct PathOptions {
@@ -80,6 +89,7 @@ struct RdmaSettings {
   GidPolicy gid;
   NicHandler nic_handler = NicHandler::automatic;
   WireSetting wire;
+  RailOnly rail_only = RailOnly::automatic;
   bool dma_buf = true;
   bool data_direct = false;                             ///< NICs with a data-direct function reach GPU memory by it
   std::optional<topology::Proximity> gpu_direct_limit;  ///< a GPU whose NIC is farther away is warned of

@@ -91,26 +91,16 @@ std::byte* LocalWire::find(std::uint32_t key, std::uint64_t address, std::uint64
 Syndrome LocalWire::execute(const WireOperation& operation) {
   // A write of no bytes is not checked, as on devices.
   if (operation.length == 0 && operation.kind != WireOperationKind::fetch_add) return Syndrome::none;
-  std::byte* local = nullptr;
-  if (operation.kind != WireOperationKind::write_inline) {
-    local = find(operation.local_key, operation.local_address, operation.length);
-    if (local == nullptr) return Syndrome::local_protection;
-  }
+  std::byte* local = find(operation.local_key, operation.local_address, operation.length);
+  if (local == nullptr) return Syndrome::local_protection;
   const bool adds = operation.kind == WireOperationKind::fetch_add;
   if (adds && operation.remote_address % sizeof operation.add != 0) return Syndrome::remote_invalid_request;
   std::byte* remote = find(operation.remote_key, operation.remote_address, operation.length);
   if (remote == nullptr) return Syndrome::remote_access;
-  switch (operation.kind) {
-    case WireOperationKind::write:
-      memory_->copy(remote, local, operation.length);
-      break;
-    case WireOperationKind::write_inline:
-      memory_->copy(remote, operation.inline_bytes.data(), operation.length);
-      memory_->finish();  // the bytes are the caller's
-      break;
-    case WireOperationKind::fetch_add:
-      memory_->fetch_add(remote, operation.add, local);
-      break;
+  if (adds) {
+    memory_->fetch_add(remote, operation.add, local);
+  } else {
+    memory_->copy(remote, local, operation.length);
   }
   return Syndrome::none;
 }
@@ -119,7 +109,8 @@ std::size_t LocalWire::post(std::span<const WireOperation> operations) {
   for (const WireOperation& operation : operations) {
     const auto failed = failed_.find(operation.queue_pair);
     if (failed == failed_.end()) fail<InvalidArgument>("queue pair {:#x} is not known", operation.queue_pair);
-    const Syndrome syndrome = failed->second ? Syndrome::flushed : execute(operation);
+    if (failed->second) continue;
+    const Syndrome syndrome = execute(operation);
     failed->second = syndrome != Syndrome::none;
     if (failed->second || operation.signalled) {
       completions_.push_back({operation.queue_pair, operation.id, syndrome, 0});

@@ -1,7 +1,5 @@
 #include "csrc/rdma/ring/wire.hpp"
 
-#include <cstring>
-
 #include "csrc/support/format.hpp"
 
 namespace deep_ep::rdma {
@@ -27,8 +25,6 @@ std::string describe_mistake(const Operation& operation, std::uint64_t index) {
       return fmt::format("an RDMA write of {} segments, expected 3", operation.segments);
     case Mistake::write_bytes:
       return "an RDMA write whose data segment has 0 bytes, which means 2^31";
-    case Mistake::inline_bytes:
-      return fmt::format("an inline RDMA write of {} bytes in {} segments", operation.length, operation.segments);
     case Mistake::add_segments:
       return fmt::format("a fetch-and-add of {} segments, expected 4", operation.segments);
     case Mistake::add_bytes:
@@ -49,7 +45,6 @@ DecodedEntry decode_entry(const device::rdma::WorkQueueEntry& entry, std::uint64
   WireOperation& operation = decoded.operation;
   operation.queue_pair = queue_pair;
   operation.id = index;
-  operation.kind = WireOperationKind::write_inline;
   operation.signalled = read.signalled || !decoded.mistake.empty();
   if (!decoded.mistake.empty()) return decoded;
   operation.length = read.length;
@@ -58,13 +53,7 @@ DecodedEntry decode_entry(const device::rdma::WorkQueueEntry& entry, std::uint64
   operation.remote_key = read.remote.key;
   operation.remote_address = read.remote.address;
   operation.add = read.add;
-  if (read.opcode == device::rdma::kOpcodeFetchAdd) {
-    operation.kind = WireOperationKind::fetch_add;
-  } else if (read.is_inline) {
-    std::memcpy(operation.inline_bytes.data(), device::rdma::inline_bytes_of(entry), read.length);
-  } else if (read.length != 0) {
-    operation.kind = WireOperationKind::write;
-  }
+  if (read.opcode == device::rdma::kOpcodeFetchAdd) operation.kind = WireOperationKind::fetch_add;
   return decoded;
 }
 

@@ -2,7 +2,6 @@
 // mapped heaps of ranks on one host (`local`).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,30 +14,25 @@
 namespace deep_ep::rdma {
 
 enum class WireOperationKind : std::uint8_t {
-  write,         ///< `length` bytes at local_address (local_key) to remote_address (remote_key)
-  write_inline,  ///< the first `length` of inline_bytes to remote_address; length 0 writes nothing, but completes in
-                 ///< order
-  fetch_add,     ///< adds `add` to the 8-byte word at remote_address, atomically with the adds of all queue pairs;
-                 ///< the old value goes to local_address (8 bytes, host byte order)
+  write,  ///< `length` bytes at local_address (local_key) to remote_address (remote_key); length 0 writes nothing, but
+          ///< completes in order
+  fetch_add,  ///< adds `add` to the 8-byte word at remote_address, atomically with the adds of all queue pairs;
+              ///< the old value goes to local_address (8 bytes, host byte order)
 };
-
-/// Most bytes that one operation carries in itself: what fits into a work-queue entry of one 64-byte block.
-inline constexpr std::size_t kMaxInlineBytes = 28;
 
 /// One operation. Keys and addresses are those of the work-queue entry, in host byte order; what they mean is between
 /// the kernel and the wire that registered the memory (a heap is registered with addresses that start at 0).
 struct WireOperation {
   std::uint32_t queue_pair = 0;  ///< the number by which the wire knows it
-  std::uint64_t id = 0;          ///< returned in the completion
+  std::uint64_t id = 0;          ///< returned in the completion; those of a queue pair follow one another
   WireOperationKind kind = WireOperationKind::write;
-  bool signalled = false;  ///< success must be reported, too; failure always is
+  bool signalled = false;  ///< success must be reported; failure always is
   std::uint32_t length = 0;
   std::uint32_t local_key = 0;
   std::uint32_t remote_key = 0;
   std::uint64_t local_address = 0;
   std::uint64_t remote_address = 0;
   std::uint64_t add = 0;
-  std::array<std::byte, kMaxInlineBytes> inline_bytes{};
 };
 
 struct WireCompletion {
@@ -51,8 +45,8 @@ struct WireCompletion {
 /// A work-queue entry of mlx5 format as an operation: what the device itself does for the `gpu` handler.
 struct DecodedEntry {
   std::uint32_t opcode = 0;
-  WireOperation operation;  ///< a no-operation is a write_inline of no bytes
-  std::string mistake;      ///< not empty: why no device would accept the entry; `operation` does nothing then
+  WireOperation operation;
+  std::string mistake;  ///< not empty: why no device would accept the entry; `operation` does nothing then
 };
 
 /// Decodes the entry that must be number `index` of this queue pair, see kernels/rdma/decode.hpp.
@@ -66,12 +60,12 @@ std::string describe_mistake(const device::rdma::Operation& operation, std::uint
 ///
 /// Order, as of RC queue pairs. Of one queue pair: operations take effect at the target in the order of posting (a
 /// fetch_add is visible only after the bytes of all earlier writes), completions come in the order of posting, and a
-/// completion says that all earlier operations succeeded too. Success of an operation that is not signalled is not
-/// reported. Between queue pairs: no order.
+/// completion says that all earlier operations succeeded too. More successes may be reported than were asked for.
+/// Between queue pairs: no order.
 ///
-/// Errors. The first operation of a queue pair that fails is reported with its syndrome, signalled or not. Operations
-/// after it are not executed (some that were already on their way may be, depending on the hardware) and each of them,
-/// signalled or not, is reported with Syndrome::flushed. So is all that is posted to that queue pair later.
+/// Errors. The first operation of a queue pair that fails is reported with its syndrome, signalled or not, and is the
+/// last that this queue pair reports. Operations after it, and all that is posted to it later, are dropped (some that
+/// were already on their way may be executed, depending on the hardware).
 class Wire {
  public:
   virtual ~Wire() = default;
@@ -82,8 +76,8 @@ class Wire {
   virtual bool has_device() const { return false; }
 
   /// Takes operations from the front, as many as there is room for, and returns how many; the caller offers the rest
-  /// again after polling. The operations may be of several queue pairs. Local memory must stay unchanged until the
-  /// operation is complete. An unknown queue pair, or a system error that is not a completion, is an exception.
+  /// again after polling. All are of one queue pair. Local memory must stay unchanged until the operation is complete.
+  /// An unknown queue pair, or a system error that is not a completion, is an exception.
   virtual std::size_t post(std::span<const WireOperation> operations) = 0;
 
   /// Makes progress, and fills in up to completions.size() completions; returns how many. Never blocks.

@@ -27,11 +27,6 @@ AsyncEvent translate(const Device& device, const ibv_async_event& raw) {
     case IBV_EVENT_QP_ACCESS_ERR:
     case IBV_EVENT_PATH_MIG_ERR:
       event.kind = AsyncEventKind::queue_pair_failed;
-      [[fallthrough]];
-    case IBV_EVENT_COMM_EST:
-    case IBV_EVENT_SQ_DRAINED:
-    case IBV_EVENT_PATH_MIG:
-    case IBV_EVENT_QP_LAST_WQE_REACHED:
       event.queue_pair = raw.element.qp->qp_num;
       event.text += fmt::format(", queue pair {:#x}", event.queue_pair);
       break;
@@ -41,13 +36,6 @@ AsyncEvent translate(const Device& device, const ibv_async_event& raw) {
       break;
     case IBV_EVENT_PORT_ERR:
       event.kind = AsyncEventKind::port_error;
-      [[fallthrough]];
-    case IBV_EVENT_PORT_ACTIVE:
-    case IBV_EVENT_LID_CHANGE:
-    case IBV_EVENT_PKEY_CHANGE:
-    case IBV_EVENT_SM_CHANGE:
-    case IBV_EVENT_CLIENT_REREGISTER:
-    case IBV_EVENT_GID_CHANGE:
       event.text += fmt::format(", port {}", raw.element.port_num);
       break;
     default:

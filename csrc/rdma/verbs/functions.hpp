@@ -12,12 +12,11 @@ namespace deep_ep::rdma::verbs {
 
 // clang-format off
 // The functions of libibverbs, by their names without "ibv_". NEED: every rdma-core from 28 on has them. PREFER: null
-// where it has not, and whoever calls them has a fallback: memory is addressed by its own address only, and GPU memory
-// is peer memory.
+// where it has not, and there is a fallback: GPU memory is peer memory.
 #define DEEP_EP_VERBS_FUNCTIONS(NEED, PREFER)                                                                \
   NEED(get_device_list) NEED(free_device_list) NEED(get_device_name) NEED(open_device) NEED(close_device)    \
-  NEED(query_device) NEED(query_port) NEED(query_gid) NEED(alloc_pd) NEED(dealloc_pd) NEED(reg_mr)           \
-  PREFER(reg_mr_iova2) PREFER(reg_dmabuf_mr) NEED(dereg_mr) NEED(create_cq) NEED(destroy_cq) NEED(create_qp) \
+  NEED(query_device) NEED(query_port) NEED(query_gid) NEED(alloc_pd) NEED(dealloc_pd)                        \
+  NEED(reg_mr_iova2) PREFER(reg_dmabuf_mr) NEED(dereg_mr) NEED(create_cq) NEED(destroy_cq) NEED(create_qp) \
   NEED(modify_qp) NEED(query_qp) NEED(destroy_qp) NEED(create_ah) NEED(destroy_ah) NEED(get_async_event)     \
   NEED(ack_async_event) NEED(event_type_str) NEED(wc_status_str)
 

@@ -79,12 +79,11 @@ QueuePairAddress local_address(const Device& device, const PathOptions& path) {
   return address;
 }
 
-QueuePair::QueuePair(std::shared_ptr<CompletionQueue> completions, const QueuePairOptions& options,
-                     const PathOptions& path)
-    : completions_(std::move(completions)), path_(path) {
-  check_range("send queue depth", options.send_depth, 1, device().limits().queue_pair_depth);
+QueuePair::QueuePair(std::shared_ptr<CompletionQueue> completions, std::uint32_t send_depth, const PathOptions& path)
+    : completions_(std::move(completions)), path_(path), send_depth_(send_depth) {
+  check_range("send queue depth", send_depth_, 1, device().limits().queue_pair_depth);
   address_ = local_address(device(), path_);
-  create(options);
+  create();
   try {
     initialise();
   } catch (...) {
@@ -100,32 +99,22 @@ QueuePair::~QueuePair() {
 
 std::uint32_t QueuePair::number() const { return pair_->qp_num; }
 
-void QueuePair::create(const QueuePairOptions& options) {
+void QueuePair::create() {
   ibv_qp_init_attr attributes{};
-  int first_error = 0;
-  // Without inline sends if the device has none.
-  for (const std::uint32_t inline_bytes : {options.inline_bytes, 0U}) {
-    attributes = {};
-    attributes.send_cq = completions_->get();
-    attributes.recv_cq = completions_->get();
-    attributes.qp_type = IBV_QPT_RC;
-    attributes.cap.max_send_wr = options.send_depth;
-    attributes.cap.max_recv_wr = 1;  // Nothing is ever received; some providers refuse 0.
-    attributes.cap.max_send_sge = 1;
-    attributes.cap.max_recv_sge = 1;
-    attributes.cap.max_inline_data = inline_bytes;
-    errno = 0;
-    pair_ = device().functions().create_qp(device().protection_domain(), &attributes);
-    if (pair_ != nullptr) break;
-    if (first_error == 0) first_error = errno;
-  }
+  attributes.send_cq = completions_->get();
+  attributes.recv_cq = completions_->get();
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.cap.max_send_wr = send_depth_;
+  attributes.cap.max_recv_wr = 1;  // Nothing is ever received; some providers refuse 0.
+  attributes.cap.max_send_sge = 1;
+  attributes.cap.max_recv_sge = 1;
+  errno = 0;
+  pair_ = device().functions().create_qp(device().protection_domain(), &attributes);
   if (pair_ == nullptr) {
-    fail<SystemError>("RDMA device {}: ibv_create_qp (reliable connection, {} send requests, {} bytes inline): {}",
-                      device().name(), options.send_depth, options.inline_bytes, errno_text(first_error));
+    fail<SystemError>("RDMA device {}: ibv_create_qp (reliable connection, {} send requests): {}", device().name(),
+                      send_depth_, errno_text(errno));
   }
   address_.queue_pair = pair_->qp_num;
-  send_depth_ = options.send_depth;
-  inline_bytes_ = attributes.cap.max_inline_data;
 }
 
 void QueuePair::initialise() {

@@ -32,19 +32,13 @@ class CompletionQueue {
   ibv_cq* queue_ = nullptr;
 };
 
-struct QueuePairOptions {
-  std::uint32_t send_depth = 128;
-  /// Asked for; a device without inline sends gives a queue pair with 0.
-  std::uint32_t inline_bytes = 28;
-};
-
 /// One end of a connection. Made in the state "initialised"; connect() brings it to "ready to send".
 /// Peers may write and do atomics.
 class QueuePair {
  public:
-  /// Completions of what it sends go to `completions`, which it keeps alive. InvalidArgument for options out of range
+  /// Completions of what it sends go to `completions`, which it keeps alive. InvalidArgument for numbers out of range
   /// and for a port that is not active; SystemError says what was asked of which device.
-  QueuePair(std::shared_ptr<CompletionQueue> completions, const QueuePairOptions& options, const PathOptions& path);
+  QueuePair(std::shared_ptr<CompletionQueue> completions, std::uint32_t send_depth, const PathOptions& path);
   ~QueuePair();
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
@@ -53,7 +47,6 @@ class QueuePair {
   /// For the peer's connect().
   const QueuePairAddress& address() const { return address_; }
   std::uint32_t send_depth() const { return send_depth_; }
-  std::uint32_t inline_bytes() const { return inline_bytes_; }
 
   /// Both ends connect, in any order; a message that comes before the other end is connected is sent again.
   /// RankMismatch when the two ends cannot talk: other link layer, IPv4 GID against IPv6 GID.
@@ -63,7 +56,7 @@ class QueuePair {
   const Device& device() const { return *completions_->device(); }
 
  private:
-  void create(const QueuePairOptions& options);
+  void create();
   void initialise();
   void become_ready_to_receive(const QueuePairAddress& peer);
   void become_ready_to_send(const QueuePairAddress& peer);
@@ -72,8 +65,7 @@ class QueuePair {
   PathOptions path_;
   ibv_qp* pair_ = nullptr;
   QueuePairAddress address_;
-  std::uint32_t send_depth_ = 0;
-  std::uint32_t inline_bytes_ = 0;
+  std::uint32_t send_depth_;
 };
 
 }  // namespace deep_ep::rdma::verbs

@@ -31,19 +31,11 @@ void check(const MemoryRange& range) {
   }
 }
 
-/// ibv_reg_mr, or its form that takes the first address. errno tells a failure.
+/// errno tells a failure.
 ibv_mr* register_by_address(const Device& device, const MemoryRange& range) {
-  const VerbsFunctions& functions = device.functions();
   errno = 0;
-  if (functions.reg_mr_iova2 != nullptr) {
-    return functions.reg_mr_iova2(device.protection_domain(), range.address, range.bytes, start_of(range),
-                                  static_cast<unsigned>(kAccess));
-  }
-  if (start_of(range) != reinterpret_cast<std::uint64_t>(range.address)) {
-    errno = EOPNOTSUPP;
-    return nullptr;
-  }
-  return functions.reg_mr(device.protection_domain(), range.address, range.bytes, kAccess);
+  return device.functions().reg_mr_iova2(device.protection_domain(), range.address, range.bytes, start_of(range),
+                                         static_cast<unsigned>(kAccess));
 }
 
 std::string locked_memory_limit() {

@@ -43,7 +43,7 @@ class VerbsEnds final : public Ends {
     const std::uint32_t depth = send_depth(*nic.device, options);
     wire_ = std::make_unique<VerbsWire>(nic.device, static_cast<std::uint32_t>(options.ends()) * depth);
     for (std::size_t end = 0; end < options.ends(); ++end) {
-      pairs_.push_back(&wire_->add_queue_pair({.send_depth = depth}, nic.path));
+      pairs_.push_back(&wire_->add_queue_pair(depth, nic.path));
       served_.push_back({.number = pairs_.back()->number(), .peer = options.peer(end)});
     }
   }

@@ -2,14 +2,49 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <utility>
 
 #include "csrc/rdma/verbs/functions.hpp"
-#include "csrc/rdma/verbs/send_queue.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
+
+Syndrome syndrome_of(int status) {
+  switch (status) {
+    case IBV_WC_SUCCESS:
+      return Syndrome::none;
+    case IBV_WC_LOC_LEN_ERR:
+      return Syndrome::local_length;
+    case IBV_WC_LOC_PROT_ERR:
+      return Syndrome::local_protection;
+    case IBV_WC_WR_FLUSH_ERR:
+      return Syndrome::flushed;
+    case IBV_WC_MW_BIND_ERR:
+      return Syndrome::memory_window_bind;
+    case IBV_WC_BAD_RESP_ERR:
+      return Syndrome::bad_response;
+    case IBV_WC_LOC_ACCESS_ERR:
+      return Syndrome::local_access;
+    case IBV_WC_REM_INV_REQ_ERR:
+      return Syndrome::remote_invalid_request;
+    case IBV_WC_REM_ACCESS_ERR:
+      return Syndrome::remote_access;
+    case IBV_WC_REM_OP_ERR:
+      return Syndrome::remote_operation;
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+      return Syndrome::transport_retries_exceeded;
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+      return Syndrome::receiver_not_ready_retries_exceeded;
+    case IBV_WC_REM_ABORT_ERR:
+      return Syndrome::remote_aborted;
+    default:
+      // Local queue pair errors, and what has no code of its own (fatal, general).
+      return Syndrome::local_queue_pair;
+  }
+}
 
 VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::uint32_t completion_depth)
     : device_(std::move(device)),
@@ -25,29 +60,20 @@ VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::uint32_t completion_de
 
 VerbsWire::~VerbsWire() = default;
 
-QueuePair& VerbsWire::add_queue_pair(const QueuePairOptions& options, const PathOptions& path) {
+QueuePair& VerbsWire::add_queue_pair(std::uint32_t send_depth, const PathOptions& path) {
   // An overrun completion queue loses completions, so every request under way has its place in it.
-  if (options.send_depth > completion_room_) {
+  if (send_depth > completion_room_) {
     fail<InvalidArgument>(
         "send queue depth {} of another queue pair on RDMA device {}, allowed: {}, what is left of "
         "the wire's completion queue",
-        options.send_depth, device_->name(), completion_room_);
+        send_depth, device_->name(), completion_room_);
   }
-  auto pair = std::make_unique<QueuePair>(completion_queue_, options, path);
   const auto serial = static_cast<std::uint32_t>(queues_.size());
-  queues_.push_back(std::make_unique<SendQueue>(device_, std::move(pair), serial));
-  completion_room_ -= options.send_depth;
-  SendQueue& queue = *queues_.back();
-  by_number_[queue.pair().number()] = &queue;
-  return queue.pair();
-}
-
-SendQueue& VerbsWire::queue(std::uint32_t number) {
-  const auto found = by_number_.find(number);
-  if (found == by_number_.end()) {
-    fail<InvalidArgument>("queue pair {:#x} is not one of this wire's on RDMA device {}", number, device_->name());
-  }
-  return *found->second;
+  queues_.push_back({std::make_unique<QueuePair>(completion_queue_, send_depth, path), serial});
+  completion_room_ -= send_depth;
+  QueuePair& pair = *queues_.back().pair;
+  by_number_[pair.number()] = serial;
+  return pair;
 }
 
 void VerbsWire::check_device() const {
@@ -58,15 +84,65 @@ void VerbsWire::check_device() const {
 
 std::size_t VerbsWire::post(std::span<const WireOperation> operations) {
   check_device();
+  const auto found = by_number_.find(operations.front().queue_pair);
+  if (found == by_number_.end()) {
+    fail<InvalidArgument>("queue pair {:#x} is not one of this wire's on RDMA device {}", operations.front().queue_pair,
+                          device_->name());
+  }
+  SendQueue& queue = queues_[found->second];
+  if (queue.failed) return operations.size();
+  if (queue.oldest == queue.end) queue.oldest = queue.end = operations.front().id;
+  const std::uint32_t depth = queue.pair->send_depth();
+
+  constexpr std::size_t kBatch = 32;  // work requests that are handed over by one call
+  std::array<ibv_send_wr, kBatch> requests;
+  std::array<ibv_sge, kBatch> pieces;
   std::size_t taken = 0;
   while (taken < operations.size()) {
-    // Neighbours of one queue pair go to the device together.
-    const std::uint32_t number = operations[taken].queue_pair;
-    std::size_t end = taken + 1;
-    while (end < operations.size() && operations[end].queue_pair == number) ++end;
-    const std::size_t accepted = queue(number).post(operations.subspan(taken, end - taken), ready_);
+    const auto room = static_cast<std::size_t>(depth - (queue.end - queue.oldest));
+    const std::size_t count = std::min({operations.size() - taken, room, kBatch});
+    if (count == 0) break;
+    for (std::size_t i = 0; i < count; ++i) {
+      const WireOperation& operation = operations[taken + i];
+      ibv_send_wr& request = requests[i];
+      request = {};
+      request.wr_id = std::uint64_t{queue.serial} << 32 | static_cast<std::uint32_t>(operation.id);
+      request.next = i + 1 < count ? &requests[i + 1] : nullptr;
+      // Verbs drop empty pieces, some providers refuse them.
+      request.sg_list = operation.length > 0 ? &pieces[i] : nullptr;
+      request.num_sge = operation.length > 0 ? 1 : 0;
+      pieces[i] = {operation.local_address, operation.length, operation.local_key};
+      if (operation.kind == WireOperationKind::fetch_add) {
+        request.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+        request.wr.atomic = {.remote_addr = operation.remote_address,
+                             .compare_add = operation.add,
+                             .swap = 0,
+                             .rkey = operation.remote_key};
+      } else {
+        request.opcode = IBV_WR_RDMA_WRITE;
+        request.wr.rdma = {.remote_addr = operation.remote_address, .rkey = operation.remote_key};
+      }
+      if (operation.signalled || ++queue.since_reported >= std::max(depth / 4, 1U)) {
+        request.send_flags |= IBV_SEND_SIGNALED;
+        queue.since_reported = 0;
+      }
+    }
+
+    ibv_send_wr* refused = nullptr;
+    const int error = ibv_post_send(queue.pair->get(), requests.data(), &refused);
+    const auto accepted = error == 0           ? count
+                          : refused != nullptr ? static_cast<std::size_t>(refused - requests.data())
+                                               : 0;
+    queue.end += accepted;
     taken += accepted;
-    if (taken < end) break;
+    if (error == 0) continue;
+    if (error != ENOMEM) {
+      fail<SystemError>("RDMA device {}: ibv_post_send to queue pair {:#x}: {}", device_->name(), queue.pair->number(),
+                        errno_text(error));
+    }
+    // Full, although there should be room: the next request must ask for a completion, or nothing frees room.
+    queue.since_reported = depth;
+    break;
   }
   return taken;
 }
@@ -91,7 +167,21 @@ void VerbsWire::take(const ibv_wc& completion) {
     fail<SystemError>("RDMA device {}: a completion has the id {:#x}, which nothing was posted with", device_->name(),
                       completion.wr_id);
   }
-  queues_[serial]->complete(completion, ready_);
+  SendQueue& queue = queues_[serial];
+  // The device reports no other failure of a queue pair after the first one.
+  if (queue.failed) return;
+  const auto behind = static_cast<std::uint32_t>(completion.wr_id) - static_cast<std::uint32_t>(queue.oldest);
+  if (behind >= queue.end - queue.oldest) {
+    fail<SystemError>("RDMA device {}: queue pair {:#x} completed a request that was not posted", device_->name(),
+                      queue.pair->number());
+  }
+  // Everything before it succeeded: requests of one queue pair complete in order.
+  const std::uint64_t id = queue.oldest + behind;
+  queue.oldest = id + 1;
+  const Syndrome syndrome = syndrome_of(completion.status);
+  queue.failed = syndrome != Syndrome::none;
+  ready_.push_back({queue.pair->number(), id, syndrome,
+                    queue.failed ? static_cast<std::uint8_t>(completion.vendor_err) : std::uint8_t{0}});
 }
 
 }  // namespace deep_ep::rdma::verbs

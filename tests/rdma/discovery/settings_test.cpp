@@ -86,7 +86,8 @@ TEST(RdmaSettings, SimulatedWire) {
   EXPECT_TRUE(why("simulated:rate=1, rate=50").ends_with("simulated: 'rate' comes twice, allowed: once"));
   EXPECT_TRUE(
       why("simulated:speed=1")
-          .ends_with("simulated has no 'speed', allowed: rate, latency, atomics, overhead, reorder, completion, sms"));
+          .ends_with("simulated has no 'speed', allowed: rate, latency, atomics, overhead, reorder, completion, "
+                     "rails, sms"));
   for (const char* const wrong :
        {"simulated:rate", "simulated:latency=nan", "simulated:atomics=0", "simulated:atomics=33",
         "simulated:atomics=1.5", "simulated:rate=5x", "simulated:rate=0.009", "simulated:rate=1e-320"}) {

@@ -68,7 +68,7 @@ class FaultyWire final : public rdma::Wire {
     if (sender &&
         ((mistake_ == Mistake::drops_a_write && writes) || (mistake_ == Mistake::drops_an_addition && adds))) {
       if (++seen_ == 3) {
-        operation.kind = WireOperationKind::write_inline;
+        operation.kind = WireOperationKind::write;
         operation.length = 0;
       }
     }

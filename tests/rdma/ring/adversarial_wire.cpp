@@ -24,8 +24,7 @@ Syndrome AdversarialWire::validate(Pair& pair, const WireOperation& operation, s
     return planted.syndrome;
   }
   if (operation.length == 0) return Syndrome::none;
-  if (operation.kind != WireOperationKind::write_inline &&
-      find(operation.local_key, operation.local_address, operation.length) == nullptr) {
+  if (find(operation.local_key, operation.local_address, operation.length) == nullptr) {
     return Syndrome::local_protection;
   }
   if (operation.kind == WireOperationKind::fetch_add && operation.remote_address % 8 != 0) {
@@ -54,9 +53,7 @@ std::size_t AdversarialWire::post(std::span<const WireOperation> operations) {
 
 void AdversarialWire::place(const WireOperation& operation, std::uint32_t offset) {
   const std::uint32_t bytes = std::min(kChunk, operation.length - offset);
-  const std::byte* source = operation.kind == WireOperationKind::write_inline
-                                ? operation.inline_bytes.data()
-                                : find(operation.local_key, operation.local_address, operation.length);
+  const std::byte* source = find(operation.local_key, operation.local_address, operation.length);
   std::memcpy(find(operation.remote_key, operation.remote_address, operation.length) + offset, source + offset, bytes);
 }
 

@@ -97,9 +97,6 @@ class Traffic {
       case 0:
         signal(peer, i);
         break;
-      case 1:
-        if (!deep_) put_value(peer, i);
-        break;
       default:
         put(peer, i);
     }
@@ -128,15 +125,6 @@ class Traffic {
     if (!peer.put(p.remote, local, p.bytes)) return note(i, "put failed");
     queue.tickets[slot] = peer.posted();
     queue.since_signal.push_back(p);
-  }
-
-  template <class Peer>
-  void put_value(Peer& peer, std::size_t i) {
-    std::byte value[21];
-    const Put p = next(i, sizeof value);
-    for (std::uint32_t b = 0; b < p.bytes; ++b) value[b] = pattern(p.tag, b);
-    if (!peer.put_value(p.remote, value)) return note(i, "put_value failed");
-    queues_[i].since_signal.push_back(p);
   }
 
   template <class Peer>

@@ -105,7 +105,7 @@ TEST_F(HandWritten, ACompletionComesBehindTheAdditionsBeforeIt) {
         fetch_add_entry(entry, {header.index, header.number, 0}, {72, peers_[0].signal_key}, pair().sink, 5);
       });
     }
-    post(0, [](auto& entry, const auto& header) { nop_entry(entry, header); });
+    post(0, [](auto& entry, const auto& header) { write_entry(entry, header, {}, {}, 0); });
     ring();
     wait_until_all_is_done();
     ASSERT_EQ(words()[9], round * 15);

@@ -16,11 +16,6 @@ constexpr std::uint64_t kAnswer = 8;
 constexpr std::uint64_t kCounters = 64;
 constexpr std::uint64_t kAhead = RandomParams::kSlots;  ///< rounds of the litmus that nobody has answered
 
-template <int N>
-struct Bytes {
-  std::byte byte[N];
-};
-
 DEEP_EP_DEVICE std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
   std::uint64_t x = a * 0x9e3779b97f4a7c15u + b * 0xd1b54a32d192ed03u + 0x8cb92ba72f3d8dd7u;
   x = (x ^ x >> 31) * 0xff51afd7ed558ccdu;
@@ -29,7 +24,7 @@ DEEP_EP_DEVICE std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
 
 /// What one lane does in one round; both sides know it.
 struct Choice {
-  enum Kind { write, add, nop, empty, inline_1, inline_8, inline_12, inline_28 };
+  enum Kind { write, add, empty };
   Kind kind;
   std::uint32_t bytes;
   std::uint32_t from;  ///< in the pattern
@@ -39,14 +34,9 @@ struct Choice {
   DEEP_EP_DEVICE Choice(std::uint64_t seed, std::uint64_t round, int slot) {
     const std::uint64_t dice = mixed(seed + round * RandomParams::kSlots, static_cast<std::uint64_t>(slot));
     const auto draw = static_cast<std::uint32_t>(dice & 15u);
-    kind = draw < 8 ? write : static_cast<Kind>(draw - 8);
+    kind = draw < 12 ? write : draw < 14 ? add : empty;
     const std::uint32_t limit = 1u << (dice >> 4) % 15u;  // small sizes are as likely as large ones
-    bytes = kind == write       ? 1 + static_cast<std::uint32_t>(dice >> 8) % limit
-            : kind == inline_1  ? 1
-            : kind == inline_8  ? 8
-            : kind == inline_12 ? 12
-            : kind == inline_28 ? 28
-                                : 0;
+    bytes = kind == write ? 1 + static_cast<std::uint32_t>(dice >> 8) % limit : 0;
     from = static_cast<std::uint32_t>(dice >> 24) % (RandomParams::kPattern - RandomParams::kMost);
     // Half of all can be moved by whole words.
     const std::uint32_t shift = static_cast<std::uint32_t>(dice >> 40) % 32u;
@@ -76,14 +66,6 @@ struct Side {
   }
 };
 
-template <int N>
-DEEP_EP_DEVICE void write_inline(const Side& side, WorkQueueEntry& entry, const EntryHeader& header,
-                                 const Choice& choice) {
-  Bytes<N> value;
-  for (int i = 0; i < N; ++i) value.byte[i] = side.p.heap[choice.from + static_cast<std::uint32_t>(i)];
-  write_inline_entry(entry, header, {side.theirs + choice.to, side.peer.remote_key}, value);
-}
-
 DEEP_EP_DEVICE void write_choice(const Side& side, WorkQueueEntry& entry, const EntryHeader& header,
                                  const Choice& choice) {
   switch (choice.kind) {
@@ -96,16 +78,6 @@ DEEP_EP_DEVICE void write_choice(const Side& side, WorkQueueEntry& entry, const 
       return fetch_add_entry(entry, header, {side.theirs + at, side.peer.signal_key}, side.peer.queue.sink,
                              choice.value);
     }
-    case Choice::nop:
-      return nop_entry(entry, header);
-    case Choice::inline_1:
-      return write_inline<1>(side, entry, header, choice);
-    case Choice::inline_8:
-      return write_inline<8>(side, entry, header, choice);
-    case Choice::inline_12:
-      return write_inline<12>(side, entry, header, choice);
-    case Choice::inline_28:
-      return write_inline<28>(side, entry, header, choice);
   }
 }
 

@@ -22,12 +22,7 @@ int post_send(ibv_qp*, ibv_send_wr* requests, ibv_send_wr** refused) {
       return ENOMEM;
     }
     --fake->post_accepts;
-    FakeVerbs::Posted posted{*request, request->num_sge > 0 ? *request->sg_list : ibv_sge{}, {}};
-    if ((request->send_flags & IBV_SEND_INLINE) != 0) {
-      const auto* bytes = reinterpret_cast<const std::byte*>(posted.piece.addr);
-      posted.inline_bytes.assign(bytes, bytes + posted.piece.length);
-    }
-    fake->posted.push_back(posted);
+    fake->posted.push_back({*request, request->num_sge > 0 ? *request->sg_list : ibv_sge{}});
   }
   return 0;
 }
@@ -87,10 +82,6 @@ void fill(VerbsFunctions& f) {
   };
   f.alloc_pd = [](ibv_context*) { return fake->refuses("alloc_pd") ? nullptr : made(&fake->domain); };
   f.dealloc_pd = [](ibv_pd*) { return ended(); };
-  f.reg_mr = [](ibv_pd*, void* address, std::size_t bytes, int access) -> ibv_mr* {
-    if (fake->refuses("reg_mr")) return nullptr;
-    return region(address, bytes, reinterpret_cast<std::uint64_t>(address), static_cast<unsigned>(access));
-  };
   f.reg_mr_iova2 = [](ibv_pd*, void* address, std::size_t bytes, std::uint64_t first, unsigned access) -> ibv_mr* {
     return fake->refuses("reg_mr_iova2") ? nullptr : region(address, bytes, first, access);
   };
@@ -104,10 +95,6 @@ void fill(VerbsFunctions& f) {
   f.destroy_cq = [](ibv_cq*) { return ended(); };
   f.create_qp = [](ibv_pd*, ibv_qp_init_attr* attributes) -> ibv_qp* {
     if (fake->refuses("create_qp")) return nullptr;
-    if (attributes->cap.max_inline_data > fake->most_inline) {
-      errno = EINVAL;
-      return nullptr;
-    }
     if (static_cast<int>(attributes->cap.max_send_wr) > fake->attributes.max_qp_wr) {
       errno = EINVAL;
       return nullptr;

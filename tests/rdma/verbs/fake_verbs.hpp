@@ -34,7 +34,6 @@ class FakeVerbs {
   std::map<int, std::array<std::uint8_t, 16>> gids;
   bool is_mlx5 = true;
   bool has_data_direct = false;
-  std::uint32_t most_inline = 64;
   std::map<std::string, int> refusals;       ///< function -> errno
   std::map<std::string, int> refusals_left;  ///< function -> how many more calls are refused; others: all
   std::size_t post_accepts = SIZE_MAX;       ///< work requests that the next calls take before ENOMEM
@@ -57,7 +56,6 @@ class FakeVerbs {
   struct Posted {
     ibv_send_wr request;
     ibv_sge piece;
-    std::vector<std::byte> inline_bytes;
   };
   std::vector<Posted> posted;
   int alive = 0;  ///< things made and not destroyed

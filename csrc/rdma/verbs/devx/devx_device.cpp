@@ -108,8 +108,7 @@ MacAddress find_mac(const Context& context, const QueuePairAddress& peer, const 
 /// The kernel gives one to its own queue pairs: a queue pair of verbs is made and asked.
 std::uint8_t counter_set(const Context& context, const PathOptions& path) {
   if (context.functions->qp_query == nullptr) throw SystemError("libmlx5 has no mlx5dv_devx_qp_query");
-  const QueuePair pair(std::make_shared<CompletionQueue>(context.device, 1), {.send_depth = 1, .inline_bytes = 0},
-                       path);
+  const QueuePair pair(std::make_shared<CompletionQueue>(context.device, 1), 1, path);
   const Mailbox command = query_queue_pair_command(pair.number());
   Mailbox answer(layout::command::context_bits);
   const int error =

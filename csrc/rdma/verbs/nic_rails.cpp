@@ -1,0 +1,135 @@
+#include "csrc/rdma/verbs/nic_rails.hpp"
+
+#include <array>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "csrc/rdma/verbs/verbs_wire.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+/// The receiving end of a path by which others write to this rank's heap.
+struct Landing {
+  std::unique_ptr<QueuePair> queue_pair;
+  std::uint32_t heap_key = 0;
+
+  explicit Landing(const LandingNic& nic, const PathOptions& path)
+      : queue_pair(std::make_unique<QueuePair>(nic.completions, 1, path)), heap_key(nic.heap.remote_key()) {}
+  QueuePairAddress address() const {
+    QueuePairAddress address = queue_pair->address();
+    address.heap_key = heap_key;
+    return address;
+  }
+};
+
+class NicPaths final : public Paths {
+ public:
+  NicPaths(const NicAccess& own, std::size_t count, const LandingNics& landings)
+      : name_(own.nic.name()),
+        sink_registration_(Registration::of_host_memory(own.device, {.address = &sink_, .bytes = sizeof sink_})),
+        wire_(own.device, static_cast<std::uint32_t>(count)),
+        landings_(count),
+        heap_keys_(count) {
+    for (std::size_t path = 0; path < count; ++path) {
+      pairs_.push_back(&wire_.add_queue_pair(1, hasty(own.path)));
+      const std::size_t rails = count / 2;
+      if (path < rails || landings.of_rail.empty() || !landings.of_rail[path - rails]) continue;
+      const LandingNic& nic = *landings.of_rail[path - rails];
+      landings_[path].emplace(nic, hasty(nic.path));
+    }
+  }
+
+  QueuePairAddress address(std::size_t path) const override {
+    return landings_[path] ? landings_[path]->address() : pairs_[path]->address();
+  }
+  void connect(std::size_t path, const QueuePairAddress& peer) override {
+    heap_keys_[path] = peer.heap_key;
+    (landings_[path] ? *landings_[path]->queue_pair : *pairs_[path]).connect(peer);
+  }
+
+  void reach(std::size_t path) override {
+    // A write of no bytes is answered like any other. Into memory: 0 is added to its first word.
+    WireOperation operation{.queue_pair = pairs_[path]->number(), .signalled = true};
+    if (heap_keys_[path] != 0) {
+      operation.kind = WireOperationKind::fetch_add;
+      operation.length = sizeof sink_;
+      operation.local_key = sink_registration_.local_key();
+      operation.local_address = sink_registration_.first_address();
+      operation.remote_key = heap_keys_[path];
+    }
+    wire_.post({&operation, 1});
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    std::array<WireCompletion, 1> answer;
+    while (wire_.poll(answer) == 0) {
+      if (std::chrono::steady_clock::now() > end) {
+        fail<SystemError>("RDMA device {}: a message that tries a path is not complete within 5 s", name_);
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    if (answer[0].syndrome == Syndrome::none) return;
+    fail<SystemError>("RDMA device {}: a message that tries a path has failed: {}", name_, text(answer[0].syndrome));
+  }
+
+ private:
+  static PathOptions hasty(PathOptions path) {
+    path.ack_timeout = 14;  // 67 ms; devices take up to four times as long
+    path.retry_count = 3;
+    return path;
+  }
+
+  std::string name_;
+  std::uint64_t sink_ = 0;
+  Registration sink_registration_;
+  VerbsWire wire_;
+  std::vector<QueuePair*> pairs_;  ///< the wire's
+  std::vector<std::optional<Landing>> landings_;
+  std::vector<std::uint32_t> heap_keys_;  ///< of the peers' heaps; 0: they have not said
+};
+
+class NicLandings final : public Landings {
+ public:
+  NicLandings(const LandingNics& nics, int rank, const ConnectionOptions& options) : landings_(options.ends()) {
+    for (std::size_t end = 0; end < options.ends(); ++end) {
+      if (!options.lands(end, rank)) continue;
+      const LandingNic& nic = nics.of_rail.at(static_cast<std::size_t>(options.rail_of(options.peer(end)))).value();
+      landings_[end].emplace(nic, nic.path);
+    }
+  }
+  QueuePairAddress address(std::size_t end) const override { return landings_[end]->address(); }
+  void connect(std::size_t end, const QueuePairAddress& peer) override { landings_[end]->queue_pair->connect(peer); }
+
+ private:
+  std::vector<std::optional<Landing>> landings_;  ///< of each end whose peer is on another rail
+};
+
+}  // namespace
+
+LandingNics open_landing_nics(const NicAccess& own, int own_rail, int rails, const SymmetricHeap& heap,
+                              const std::function<RailNic(int rail)>& open) {
+  const MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
+  LandingNics nics{std::vector<std::optional<LandingNic>>(static_cast<std::size_t>(rails))};
+  for (int rail = 0; rail < rails; ++rail) {
+    if (rail == own_rail) continue;
+    const RailNic nic = open(rail);
+    nics.of_rail[static_cast<std::size_t>(rail)] =
+        LandingNic{nic.path,
+                   own.gpu_memory ? Registration::of_gpu_memory(nic.device, range, own.exporter)
+                                  : Registration::of_host_memory(nic.device, range),
+                   std::make_shared<CompletionQueue>(nic.device, 1)};
+  }
+  return nics;
+}
+
+std::unique_ptr<Paths> make_nic_paths(const NicAccess& own, std::size_t count, const LandingNics& landings) {
+  return std::make_unique<NicPaths>(own, count, landings);
+}
+
+std::unique_ptr<Landings> make_nic_landings(const LandingNics& nics, int rank, const ConnectionOptions& options) {
+  return std::make_unique<NicLandings>(nics, rank, options);
+}
+
+}  // namespace deep_ep::rdma::verbs

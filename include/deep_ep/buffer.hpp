@@ -103,28 +103,28 @@ class Buffer {
   /// the heap, the heap has no room for a copy, and the window none for a row of each rank.
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call = {});
 
-  // ---------------------------------------------------------- the second interface: see elastic.hpp, row_layout.hpp
+  // ---------------------------------------------------------------- V2's interface: see elastic.hpp, row_layout.hpp
 
   /// Sends every token to the ranks that own its experts. A row crosses to a rank once.
   /// @throws InvalidArgument between nodes, and with `exact` while the stream is being recorded into a CUDA graph.
   /// @throws OutOfMemory when the window has no room for the selections and one token's rows.
   ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call = {});
   /// Sends rows where those of an earlier dispatch went. No host wait; may be recorded into a CUDA graph.
-  /// @throws InvalidArgument between nodes. @throws OutOfMemory as the first one.
+  /// @throws InvalidArgument between nodes. @throws OutOfMemory as the dispatch above.
   ElasticCachedDispatchResult dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
                                                const CallOptions& call = {});
   /// Adds up, for each token, the rows that the ranks of its experts hold. No host wait; may be recorded into a CUDA
   /// graph.
-  /// @returns sums of bias_0, bias_1 and then, with `each_selection`, the rows of all selections in their order;
-  /// otherwise the ranks' sums in the order of their last selections, each of a rank's rows in the order of selections,
-  /// and rounded. In fp32, rounded to bfloat16. The weight of a selection is what its expert's rank holds, 0 for none.
+  /// @returns sums in fp32, rounded to bfloat16: bias_0, bias_1, then with `each_selection` the rows of all selections
+  /// in their order. Without it each rank first adds its rows in the order of selections and rounds; these sums follow
+  /// in the order of the ranks' last selections. The weight of a selection comes from its expert's rank; 0 for none.
   /// @throws InvalidArgument between nodes. @throws OutOfMemory when the window has no room for one token's rows.
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call = {});
-  /// deep_ep::spread_rows as a call of this buffer, so that the next one, on whatever stream, comes behind it: for rows
+  /// deep_ep::spread_rows as a call of this buffer, so that the buffer's next call follows it, on any stream. For rows
   /// that were received with CallOptions::library_memory. Not collective.
   void spread_rows(const RowSpreading& rows, const CallOptions& call = {});
-  /// Collective: work behind it begins when all ranks have reached it. No host wait. @returns an event, set with
-  /// async_finish.
+  /// Collective: later work on the stream begins when all ranks have reached the call. No host wait. @returns an event,
+  /// set with async_finish.
   /// @throws InvalidArgument between nodes.
   EventHandle barrier(const CallOptions& call = {});
 

@@ -1,8 +1,8 @@
 // Dispatch and combine of DeepEP's second interface (ElasticBuffer), among ranks of one node. Symbols as in buffer.hpp
-// and row_layout.hpp: M most tokens of a rank, N received rows with their metadata, X rows of the expanded layout.
+// and row_layout.hpp: M the most tokens of any rank, N received rows, X rows of the expanded layout.
 //
-// Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device. All of them are read on the
-// device, when the call's kernel runs.
+// Unless a comment says otherwise, a tensor is contiguous (row-major) and is on the buffer's device. Kernels read all
+// of them when they run.
 #pragma once
 // SPDX-License-Identifier: MIT
 
@@ -18,24 +18,24 @@
 namespace deep_ep {
 
 /// A dispatch. Equal on all ranks: dtype and width of every tensor, E, M, which of the optional tensors are given, and
-/// `config.num_sms`. RankMismatch where they are not.
+/// `config.num_sms`. Otherwise RankMismatch.
 struct ElasticDispatchArguments {
-  ConstTensorView x = {};                            ///< [T, H], as DispatchArguments::x
-  std::optional<ConstTensorView> x_scales = {};      ///< [T, S], as DispatchArguments::x_scales
-  ConstTensorView topk_idx = {};                     ///< [T, K] int32 or int64; what is no expert selects nothing
+  ConstTensorView x = {};                        ///< [T, H], as DispatchArguments::x
+  std::optional<ConstTensorView> x_scales = {};  ///< [T, S], as DispatchArguments::x_scales
+  ConstTensorView topk_idx = {};                 ///< [T, K] int32 or int64; a number that is no expert selects nothing
   std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32
-  std::optional<TensorView> stats = {};              ///< [E / R] int32: to which the counts are added
+  std::optional<TensorView> stats = {};              ///< [E / R] int32: the call adds the counts
   int num_experts = 0;                               ///< E
   int max_tokens = 0;                                ///< M
   int expert_alignment = 1;                          ///< as DispatchArguments::expert_alignment
-  /// The host waits, and results have exact sizes. Otherwise N is R * M, X is what as many may need, and rows behind
-  /// the last one hold nothing; their indices are -1.
+  /// True: the host waits, and results have exact sizes. False: N is R * M, X is the most that N rows can need, and
+  /// rows after the last valid one are undefined; their indices are -1.
   bool exact = true;
   bool expand = false;               ///< results are of the expanded layout
   bool zero_padding = false;         ///< with `expand`: its gaps are zero
   bool column_major_scales = false;  ///< received scales have strides (1, rows rounded up to 4)
   bool copy_selections = false;      ///< the handle has a copy of topk_idx
-  Config config = {};                ///< SMs and warps of this rank's call; further SMs number rows
+  Config config = {};                ///< SMs and warps that send rows; the call takes further SMs to number them
 };
 
 /// For later calls: the results of RowNumbering, and where rows went.
@@ -50,7 +50,7 @@ struct ElasticDispatchHandle {
   Tensor topk_idx = {};        ///< with `copy_selections`
 };
 
-/// Tensors hold their contents behind the call, in stream order.
+/// The result of a dispatch. Tensors are valid after the call, in stream order.
 struct ElasticDispatchResult {
   Tensor recv_x = {};                                ///< [N, H] by source rank, then by token; expanded: [X, H]
   std::optional<Tensor> recv_x_scales = {};          ///< [N, S] or [X, S], if there are scales
@@ -67,11 +67,11 @@ struct ElasticCachedDispatchArguments {
   ConstTensorView x = {};                             ///< as many rows as then; H and dtype are free
   std::optional<ConstTensorView> x_scales = {};       ///< as in ElasticDispatchArguments
   std::optional<ConstTensorView> topk_weights = {};   ///< [T, K] float32
-  ConstTensorView sent_to = {};                       ///< of the handle; the same for those that follow
-  ConstTensorView metadata = {};                      ///< [N, K + 2] int32; the columns of a row next to each other
-  ConstTensorView source_ends = {};                   ///< [R] int32
-  ConstTensorView local_topk_idx = {};                ///< [N, K] int32
-  std::optional<ConstTensorView> expert_counts = {};  ///< [E / R] int32, with `expand`: gaps become zero
+  ConstTensorView sent_to = {};                       ///< of the handle, [T, R] uint8
+  ConstTensorView metadata = {};                      ///< of the handle, [N, K + 2] int32; stride 1 within a row
+  ConstTensorView source_ends = {};                   ///< of the handle, [R] int32
+  ConstTensorView local_topk_idx = {};                ///< of the handle, [N, K] int32
+  std::optional<ConstTensorView> expert_counts = {};  ///< of the handle, [E / R] int32, with `expand`: gaps become zero
   int max_tokens = 0;                                 ///< M
   int expert_alignment = 1;                           ///< of the gaps
   bool expand = false;                                ///< results are of the expanded layout
@@ -81,33 +81,33 @@ struct ElasticCachedDispatchArguments {
   Config config = {};                                 ///< SMs and warps of this rank's call
 };
 
-/// As ElasticDispatchResult.
+/// The result of a cached dispatch.
 struct ElasticCachedDispatchResult {
-  Tensor recv_x = {};                            ///< as there, and so the others
-  std::optional<Tensor> recv_x_scales = {};      ///< the same
-  std::optional<Tensor> recv_topk_idx = {};      ///< the same
-  std::optional<Tensor> recv_topk_weights = {};  ///< the same
+  Tensor recv_x = {};                            ///< as ElasticDispatchResult::recv_x
+  std::optional<Tensor> recv_x_scales = {};      ///< as ElasticDispatchResult::recv_x_scales
+  std::optional<Tensor> recv_topk_idx = {};      ///< as ElasticDispatchResult::recv_topk_idx
+  std::optional<Tensor> recv_topk_weights = {};  ///< as ElasticDispatchResult::recv_topk_weights
   EventHandle event = {};                        ///< set with async_finish
 };
 
-/// Equal on all ranks: H, K, E, M, `each_selection`, and whether there are weights.
+/// A combine. Equal on all ranks: H, K, E, M, `each_selection`, and whether there are weights.
 struct ElasticCombineArguments {
-  /// [any number, H] bfloat16, from a multiple of 16 bytes on. It may lie anywhere: each row for another rank's token
+  /// [any number, H] bfloat16, aligned to 16 bytes, in any memory of the device: each row for another rank's token
   /// travels once.
   ConstTensorView x = {};
-  ConstTensorView metadata = {};        ///< [N, K + 2] int32, of number_rows; the columns of a row next to each other
+  ConstTensorView metadata = {};        ///< [N, K + 2] int32, of number_rows; stride 1 within a row
   ConstTensorView source_ends = {};     ///< [R] int32, of number_rows
   ConstTensorView topk_idx = {};        ///< [T, K] int32 or int64, as dispatched
   ConstTensorView rows_at_owners = {};  ///< [T, K] int32, of number_rows
   int num_experts = 0;                  ///< E
   int max_tokens = 0;                   ///< M
-  /// The rows of x are those that the metadata names; one that x does not have counts as none. Otherwise x has N rows.
+  /// True: the metadata names rows of x; a named row beyond the end of x counts as none. False: x has N rows.
   bool expanded = false;
-  /// With `expanded`: the rows of all selections are added up by the token's rank, and rounded once.
+  /// With `expanded`: the token's rank adds the rows of all selections, and rounds once.
   bool each_selection = false;
   /// [N, K] float32, or, expanded, [rows of x]; not with `each_selection`.
   std::optional<ConstTensorView> topk_weights = {};
-  std::optional<ConstTensorView> bias_0 = {};  ///< [T, H] bfloat16, from a multiple of 16 bytes on: added first
+  std::optional<ConstTensorView> bias_0 = {};  ///< [T, H] bfloat16, aligned to 16 bytes: added first
   std::optional<ConstTensorView> bias_1 = {};  ///< the same: added second
   Config config = {};                          ///< SMs and warps of this rank's call
 };

@@ -25,8 +25,8 @@ class InterruptScope {
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
 
-  static bool any();     ///< is there one in this thread?
-  static bool wanted();  ///< asks, if the last time was a tenth of a second ago; false where there is none
+  static bool any();     ///< whether this thread has a scope
+  static bool wanted();  ///< asks, at most ten times a second; false without a scope
 
  private:
   std::function<bool()> wanted_;

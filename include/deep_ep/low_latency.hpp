@@ -63,7 +63,7 @@ struct LowLatencyDispatchArguments {
   /// with both: InvalidArgument.
   bool use_fp8 = true;
   bool round_scale = false;  ///< scales are powers of two; needs use_fp8
-  bool use_ue8m0 = false;    ///< scales are exponents, four in an int32, the first lowest; needs round_scale
+  bool use_ue8m0 = false;    ///< scales are exponents, four in an int32 from the lowest byte on; needs round_scale
   /// Casts with the bits of quantisers for training: true divisions, a smaller floor. No effect without use_fp8 and
   /// with round_scale.
   bool align_fp8_quantization = false;

@@ -35,13 +35,13 @@ struct DispatchHandle {
   // Between nodes only: a token crosses the network once for each other node with one of its experts, to the sender's
   // rail, the rank with its index there.
   Tensor node_row = {};  ///< [T, P] int32: number of token t among this rank's tokens for node n, -1 if not sent there
-  Tensor node_counts = {};  ///< [2, P] int32: this rank's tokens for each node; its rail's tokens there for this node
-  Tensor relay_rows = {};   ///< [relayed, R / P] int32: of each token of its rails, by node and number, its row at each
-                            ///< rank of this node, -1 if not sent there
+  Tensor node_counts = {};  ///< [2, P] int32: this rank's tokens for node n; tokens of its rail in n for this node
+  Tensor relay_rows = {};   ///< [relayed, R / P] int32: for each token from its rails, by node and number: the row at
+                            ///< each rank of this node, -1 if not sent there
   std::int64_t num_tokens = 0;     ///< T
   std::int64_t num_recv_rows = 0;  ///< N, or num_worst_tokens
   int num_experts = 0;             ///< E
-  int num_topk = 0;                ///< K, 0 where no selections were sent
+  int num_topk = 0;                ///< K, 0 if no selections were sent
 };
 
 /// A dispatch that exchanges counts. Equal on all ranks: the dtype and width of every tensor, E, K, and the presence of
@@ -112,10 +112,10 @@ enum class CombineMode : std::uint8_t {
 
 /// A combine. Equal on all ranks: H, and the presence of topk_weights; the biases and `mode` may differ.
 struct CombineArguments {
-  ConstTensorView x = {};                  ///< [rows of the handle, H] bfloat16, from a multiple of 16 bytes on
+  ConstTensorView x = {};                  ///< [rows of the handle, H] bfloat16, aligned to 16 bytes
   const DispatchHandle* handle = nullptr;  ///< of the dispatch whose rows come back; used during the call only
   std::optional<ConstTensorView> topk_weights = {};  ///< [rows of the handle, K] float32, K <= 32: summed slot by slot
-  std::optional<ConstTensorView> bias_0 = {};        ///< [T, H] bfloat16, from a multiple of 16 bytes on: added once
+  std::optional<ConstTensorView> bias_0 = {};        ///< [T, H] bfloat16, aligned to 16 bytes: added once
   std::optional<ConstTensorView> bias_1 = {};        ///< the same
   CombineMode mode = CombineMode::automatic;         ///< of this rank's rows
   Config config = {};                                ///< SMs and warps of this rank's call

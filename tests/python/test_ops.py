@@ -180,7 +180,7 @@ def mistakes(group):
     selected.fill_(0)
     assert torch.equal(ops.combine(second, of_second[0], of_second[4]), ops.combine(state, rows, handle))
     del of_second
-    # What a handle stands for goes with the last tensor that shares its memory.
+    # The dispatch of a handle goes with the last tensor that shares its memory.
     view = handle[1:]
     del handle
     assert len(ops._sent) == 1

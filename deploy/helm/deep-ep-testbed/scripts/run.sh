@@ -39,7 +39,7 @@ lines_of() {
   mapfile -t arguments < <(grep -v '^$' "$1")
 }
 
-# Repeats a file of the results, so that who has only the log can cut it out.
+# Repeats a file of the results in the log, from which a reader can cut it out.
 repeat() {
   [ "$index" = 0 ] && [ -e "$TESTBED_RESULTS/$1" ] || return 0
   printf '%s\n' "=== begin $1"

@@ -33,14 +33,12 @@
   KERNEL(masks_low_latency,                        deep_ep::LowLatencyMasksParams,     128) \
   KERNEL(add_waits_low_latency,                    deep_ep::LowLatencyWaitsParams,     256) \
   KERNEL(line_test,                                deep_ep::LineTestParams,            256) \
-  KERNEL(sum_rows,                                 deep_ep::SumRowsParams,             256) \
   KERNEL(count_selections,                         deep_ep::NumberRowsParams,          512) \
   KERNEL(number_selections,                        deep_ep::NumberRowsParams,          512) \
   KERNEL(spread_rows,                              deep_ep::SpreadRowsParams,          256) \
   KERNEL(address_rows,                             deep_ep::AddressRowsParams,         512) \
-  KERNEL(add_row_counts,                           deep_ep::AddressRowsParams,         256) \
-  KERNEL(find_returned_rows,                       deep_ep::ReturnedRowsParams,        256) \
-  KERNEL(sum_returned_rows,                        deep_ep::ReturnedRowsParams,        256) \
+  KERNEL(find_returned_rows,                       deep_ep::SumRowsParams,             256) \
+  KERNEL(sum_rows,                                 deep_ep::SumRowsParams,             256) \
   KERNEL(nic_test,                                 deep_ep::NicTestParams,             512) \
   KERNEL(simulated_nic,                            deep_ep::SimulatedNicParams,        640)
 // clang-format on
@@ -68,7 +66,6 @@ struct SumRowsParams;
 struct NumberRowsParams;
 struct SpreadRowsParams;
 struct AddressRowsParams;
-struct ReturnedRowsParams;
 struct NicTestParams;
 struct SimulatedNicParams;
 }  // namespace deep_ep

@@ -10,6 +10,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/dispatch_layout.hpp"
+#include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/buffer/internode/internode.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
@@ -82,12 +83,11 @@ class Buffer::Implementation::Call {
         "Buffer::{} needs nodes of equally many consecutive ranks, but the {} ranks are of {} nodes that are not",
         call_, buffer_.runtime.num_ranks(), nodes.num_nodes);
   }
-  /// Of calls that there are inside a node only.
-  Intranode& intranode() const {
-    const NodeMembership& nodes = buffer_.runtime.nodes();
-    if (nodes.num_nodes == 1) return *buffer_.intranode;
-    fail<InvalidArgument>("Buffer::{} is for ranks of one node, but the {} ranks are of {} nodes", call_,
-                          buffer_.runtime.num_ranks(), nodes.num_nodes);
+  /// A dispatch as a part of another call.
+  SendRows dispatch() const {
+    return [this, inside = inside_one_node()](const DispatchArguments& sent, CallScope& scope) {
+      return inside ? buffer_.intranode->dispatch(sent, scope) : buffer_.internode->dispatch(sent, scope);
+    };
   }
   /// Of calls that each node makes by itself; there are equally many ranks in each.
   Intranode& each_node() const {
@@ -287,23 +287,32 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
 }
 
 ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
-  return Implementation::Call(implementation_, "dispatch_elastic").intranode().dispatch_elastic(arguments, call);
+  const Implementation::Call in(implementation_, "dispatch_elastic");
+  return in.inside_one_node() ? in->intranode->dispatch_elastic(arguments, call)
+                              : in->internode->dispatch_elastic(arguments, *in->layouts, call);
 }
 ElasticCachedDispatchResult Buffer::dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
                                                      const CallOptions& call) {
-  return Implementation::Call(implementation_, "dispatch_elastic").intranode().dispatch_elastic(arguments, call);
+  const Implementation::Call in(implementation_, "dispatch_elastic");
+  return in.inside_one_node() ? in->intranode->dispatch_elastic(arguments, call)
+                              : in->internode->dispatch_elastic(arguments, call);
 }
 CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
-  return Implementation::Call(implementation_, "combine_elastic").intranode().combine_elastic(arguments, call);
+  const Implementation::Call in(implementation_, "combine_elastic");
+  if (in.inside_one_node()) return in->intranode->combine_elastic(arguments, call);
+  return combine_by_dispatch(arguments, in->runtime, in.dispatch(), call);
 }
-void Buffer::spread_rows(const RowSpreading& rows, const CallOptions& call) {
-  const Implementation::Call in(implementation_, "spread_rows");
-  CallScope scope(in->runtime.calls(), call);
-  deep_ep::spread_rows(in->runtime.executor(), rows, scope.stream());
-  scope.finish();
+ElasticReturn Buffer::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  const Implementation::Call in(implementation_, "begin_combine_elastic");
+  return begin_combine(arguments, in->runtime, in.dispatch(), call);
+}
+CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
+                                          const CallOptions& call) {
+  return end_combine(back, arguments, Implementation::Call(implementation_, "end_combine_elastic")->runtime, call);
 }
 EventHandle Buffer::barrier(const CallOptions& call) {
-  return Implementation::Call(implementation_, "barrier").intranode().barrier(call);
+  const Implementation::Call in(implementation_, "barrier");
+  return in.inside_one_node() ? in->intranode->barrier(call) : in->internode->barrier(call);
 }
 EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {
   return Implementation::Call(implementation_, "prefetch_weights").each_node().prefetch_weights(weights, call);

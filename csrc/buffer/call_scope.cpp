@@ -63,7 +63,7 @@ std::size_t CallContext::trim() const {
 
 CallScope::CallScope(const CallContext& context, const CallOptions& call)
     : context_(context),
-      framework_(call.library_memory ? nullptr : context.result_tensors_.get()),
+      framework_(context.result_tensors_.get()),
       caller_stream_(call.stream),
       stream_(call.stream),
       async_finish_(call.async_finish),
@@ -79,6 +79,7 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
   } else if (call.stream != stream_) {
     executor.wait_event(stream_, executor.record_event(call.stream));
   }
+  if (call.also_after) executor.wait_event(stream_, call.also_after);
   // After the wait, which is what makes the stream a part of the recording.
   recording_ = !in_place && executor.is_capturing(stream_);
   HomeStream& home = *context_.home_;

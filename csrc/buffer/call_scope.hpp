@@ -77,6 +77,15 @@ class CallScope {
   /// Results that peers write if all of them fit the heap, piece by piece; nothing if they do not.
   std::optional<std::vector<Tensor>> try_heap_results(Pieces wanted) const;
 
+  /// What `work` makes does not leave the call, so it is made without the program's framework.
+  template <class Work>
+  auto inside(const Work& work) {
+    ResultTensors* const framework = std::exchange(framework_, nullptr);
+    auto made = work();
+    framework_ = framework;
+    return made;
+  }
+
   /// The caller's stream will use the tensor, too: its memory is not reused before that work ends. One of several
   /// tensors that share their memory is enough.
   void hand_out(const Tensor& tensor) const;

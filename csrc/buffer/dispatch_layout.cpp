@@ -40,12 +40,21 @@ DispatchLayouts::DispatchLayouts(Runtime& runtime)
 DispatchLayout DispatchLayouts::count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
   check(topk_idx, num_experts, runtime_);
   runtime_.faults().raise();
+  CallScope scope(runtime_.calls(), call);
+  DispatchLayout layout = count(topk_idx, num_experts, runtime_.options().reject_unknown_experts, scope);
+  scope.hand_out(layout.num_tokens_per_rank);  // they share their memory
+  layout.event = scope.finish();
+  return layout;
+}
+
+DispatchLayout DispatchLayouts::count(const ConstTensorView& topk_idx, int num_experts, bool report_unknown,
+                                      const CallScope& scope) const {
   const Backend& executor = *runtime_.executor();
   const Device device = runtime_.device();
 
   LayoutParams params{};
   params.wait = runtime_.faults().wait_context();
-  params.report_unknown_experts = runtime_.options().reject_unknown_experts;
+  params.report_unknown_experts = report_unknown;
   params.topk_idx = {topk_idx.data, topk_idx.dtype == DType::int64};
   params.num_tokens = static_cast<int>(topk_idx.size(0));
   params.num_topk = static_cast<int>(topk_idx.size(1));
@@ -56,7 +65,6 @@ DispatchLayout DispatchLayouts::count(const ConstTensorView& topk_idx, int num_e
   params.work = work_.get();
   const LaunchShape shape = plan_launch(params, executor.policy());
 
-  CallScope scope(runtime_.calls(), call);
   const std::vector wanted = {unplaced(device, DType::int32, {params.num_ranks}),
                               unplaced(device, DType::int32, {num_experts}),
                               unplaced(device, DType::int32, {params.num_nodes}),
@@ -67,12 +75,10 @@ DispatchLayout DispatchLayouts::count(const ConstTensorView& topk_idx, int num_e
   params.num_tokens_per_node = made[2].as<std::int32_t>();
   params.is_token_in_rank = made[3].as<std::uint8_t>();
   executor.kernels().layout(params, shape, scope.stream());
-  scope.hand_out(made[0]);  // they share their memory
   return {.num_tokens_per_rank = made[0],
           .num_tokens_per_expert = made[1],
           .num_tokens_per_node = params.num_nodes == 0 ? Tensor{} : made[2],
-          .is_token_in_rank = made[3],
-          .event = scope.finish()};
+          .is_token_in_rank = made[3]};
 }
 
 }  // namespace deep_ep

@@ -14,6 +14,9 @@ class DispatchLayouts {
   explicit DispatchLayouts(Runtime& runtime);
 
   DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call);
+  /// As a part of a call that has checked its arguments. `report_unknown`: see BufferOptions::reject_unknown_experts.
+  DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, bool report_unknown,
+                       const CallScope& scope) const;
 
  private:
   Runtime& runtime_;

@@ -37,7 +37,6 @@
 #include "deep_ep/low_latency_stats.hpp"
 #include "deep_ep/normal_mode.hpp"
 #include "deep_ep/options.hpp"
-#include "deep_ep/row_layout.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
@@ -103,14 +102,14 @@ class Buffer {
   /// the heap, the heap has no room for a copy, and the window none for a row of each rank.
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call = {});
 
-  // ---------------------------------------------------------------- V2's interface: see elastic.hpp, row_layout.hpp
+  // ------------------------------------------------------------------------ V2's interface: see elastic.hpp
 
   /// Sends every token to the ranks that own its experts. A row crosses to a rank once.
-  /// @throws InvalidArgument between nodes, and with `exact` while the stream is being recorded into a CUDA graph.
-  /// @throws OutOfMemory when the window has no room for the selections and one token's rows.
+  /// @throws InvalidArgument with `exact` while the stream is being recorded into a CUDA graph. @throws OutOfMemory
+  /// when the window has no room for the selections and one token's rows; between nodes as dispatch.
   ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call = {});
   /// Sends rows where those of an earlier dispatch went. No host wait; may be recorded into a CUDA graph.
-  /// @throws InvalidArgument between nodes. @throws OutOfMemory as the dispatch above.
+  /// @throws OutOfMemory as the dispatch above.
   ElasticCachedDispatchResult dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
                                                const CallOptions& call = {});
   /// Adds up, for each token, the rows that the ranks of its experts hold. No host wait; may be recorded into a CUDA
@@ -118,14 +117,15 @@ class Buffer {
   /// @returns sums in fp32, rounded to bfloat16: bias_0, bias_1, then with `each_selection` the rows of all selections
   /// in their order. Without it each rank first adds its rows in the order of selections and rounds; these sums follow
   /// in the order of the ranks' last selections. The weight of a selection comes from its expert's rank; 0 for none.
-  /// @throws InvalidArgument between nodes. @throws OutOfMemory when the window has no room for one token's rows.
+  /// @throws OutOfMemory when the window has no room for one token's rows; between nodes as dispatch.
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call = {});
-  /// deep_ep::spread_rows as a call of this buffer, so that the buffer's next call follows it, on any stream. For rows
-  /// that were received with CallOptions::library_memory. Not collective.
-  void spread_rows(const RowSpreading& rows, const CallOptions& call = {});
+  /// The same in two calls with equal arguments. The first one is collective and reads x; the second one is not, and
+  /// reads topk_idx and the biases.
+  ElasticReturn begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call = {});
+  CombineResult end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
+                                    const CallOptions& call = {});
   /// Collective: later work on the stream begins when all ranks have reached the call. No host wait. @returns an event,
   /// set with async_finish.
-  /// @throws InvalidArgument between nodes.
   EventHandle barrier(const CallOptions& call = {});
 
   // ------------------------------------------------------------------- replicas of experts: see load_balance.hpp

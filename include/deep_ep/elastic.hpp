@@ -1,5 +1,12 @@
-// Dispatch and combine of DeepEP's second interface (ElasticBuffer), among ranks of one node. Symbols as in buffer.hpp
-// and row_layout.hpp: M the most tokens of any rank, N received rows, X rows of the expanded layout.
+// Dispatch and combine of DeepEP's second interface (ElasticBuffer). Symbols as in buffer.hpp; besides, M is the most
+// tokens of any rank, N received rows (the first ones are valid if the host did not wait), X rows of the expanded
+// layout.
+//
+// The expanded layout has a row for each selection of a local expert, by expert, then by received row, then by
+// selection. Each expert's rows begin at a multiple of the alignment; the rows between are a gap.
+//
+// The metadata of received rows, [N, K + 2] int32: column 0 is source rank * M + token; column 1 is source rank * K +
+// the last selection of a local expert; then, for each selection, its row in the expanded layout, -1 for none.
 //
 // Unless a comment says otherwise, a tensor is contiguous (row-major) and is on the buffer's device. Kernels read all
 // of them when they run.
@@ -38,28 +45,35 @@ struct ElasticDispatchArguments {
   Config config = {};                ///< SMs and warps that send rows; the call takes further SMs to number them
 };
 
-/// For later calls: the results of RowNumbering, and where rows went.
+/// For later calls. What is not valid is -1.
 struct ElasticDispatchHandle {
-  Tensor source_ends = {};     ///< as RowNumbering has it
-  Tensor expert_ends = {};     ///< the same
-  Tensor expert_counts = {};   ///< the same
-  Tensor metadata = {};        ///< the same
-  Tensor local_topk_idx = {};  ///< the same
-  Tensor rows_at_owners = {};  ///< the same
-  Tensor sent_to = {};         ///< [T, R] uint8: to which ranks each token's row went
+  Tensor source_ends = {};  ///< [R] int32: ends of the sources' rows, at most N; the last one: valid rows
+  /// [E / R] int32: with `expand` where each expert's rows end, without their gap; otherwise sums of the counts, each
+  /// rounded up to the alignment.
+  Tensor expert_ends = {};
+  Tensor expert_counts = {};   ///< [E / R] int32: selections of each expert
+  Tensor metadata = {};        ///< [N, K + 2] int32; rows of the expanded layout are -1 without `expand`
+  Tensor local_topk_idx = {};  ///< [N, K] int32: index among this rank's experts, or -1
+  Tensor rows_at_owners = {};  ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1
+  Tensor sent_to = {};         ///< in a node, [T, R] uint8: to which ranks each token's row went
+  DispatchHandle route = {};   ///< between nodes: where each token's row went
   Tensor topk_idx = {};        ///< with `copy_selections`
 };
 
-/// The result of a dispatch. Tensors are valid after the call, in stream order.
-struct ElasticDispatchResult {
-  Tensor recv_x = {};                                ///< [N, H] by source rank, then by token; expanded: [X, H]
-  std::optional<Tensor> recv_x_scales = {};          ///< [N, S] or [X, S], if there are scales
-  std::optional<Tensor> recv_topk_idx = {};          ///< not expanded: [N, K], index among this rank's experts, or -1
-  std::optional<Tensor> recv_topk_weights = {};      ///< [N, K], 0 where the index is -1; expanded: [X]
+/// The result of a cached dispatch. Tensors are valid after the call, in stream order.
+struct ElasticCachedDispatchResult {
+  Tensor recv_x = {};                            ///< [N, H] by source rank, then by token; expanded: [X, H]
+  std::optional<Tensor> recv_x_scales = {};      ///< [N, S] or [X, S], if there are scales
+  std::optional<Tensor> recv_topk_idx = {};      ///< not expanded: [N, K], index among this rank's experts, or -1
+  std::optional<Tensor> recv_topk_weights = {};  ///< [N, K], 0 where the index is -1; expanded: [X]
+  EventHandle event = {};                        ///< set with async_finish
+};
+
+/// The result of a dispatch without handle.
+struct ElasticDispatchResult : ElasticCachedDispatchResult {
   std::vector<int> num_recv_tokens_per_expert = {};  ///< [E / R], rounded up; empty without `exact`
   std::int64_t num_expanded = 0;                     ///< X
   ElasticDispatchHandle handle = {};                 ///< for cached dispatches and combine
-  EventHandle event = {};                            ///< set with async_finish
 };
 
 /// A dispatch whose rows go where those of an earlier one went. The host does not wait.
@@ -67,11 +81,12 @@ struct ElasticCachedDispatchArguments {
   ConstTensorView x = {};                             ///< as many rows as then; H and dtype are free
   std::optional<ConstTensorView> x_scales = {};       ///< as in ElasticDispatchArguments
   std::optional<ConstTensorView> topk_weights = {};   ///< [T, K] float32
-  ConstTensorView sent_to = {};                       ///< of the handle, [T, R] uint8
-  ConstTensorView metadata = {};                      ///< of the handle, [N, K + 2] int32; stride 1 within a row
-  ConstTensorView source_ends = {};                   ///< of the handle, [R] int32
-  ConstTensorView local_topk_idx = {};                ///< of the handle, [N, K] int32
-  std::optional<ConstTensorView> expert_counts = {};  ///< of the handle, [E / R] int32, with `expand`: gaps become zero
+  ConstTensorView sent_to = {};                       ///< in a node: of the handle, as all that follow
+  const DispatchHandle* route = nullptr;              ///< between nodes
+  ConstTensorView metadata = {};                      ///< [N, K + 2] int32; stride 1 within a row
+  ConstTensorView source_ends = {};                   ///< [R] int32
+  ConstTensorView local_topk_idx = {};                ///< [N, K] int32
+  std::optional<ConstTensorView> expert_counts = {};  ///< [E / R] int32, with `expand`: gaps become zero
   int max_tokens = 0;                                 ///< M
   int expert_alignment = 1;                           ///< of the gaps
   bool expand = false;                                ///< results are of the expanded layout
@@ -81,24 +96,15 @@ struct ElasticCachedDispatchArguments {
   Config config = {};                                 ///< SMs and warps of this rank's call
 };
 
-/// The result of a cached dispatch.
-struct ElasticCachedDispatchResult {
-  Tensor recv_x = {};                            ///< as ElasticDispatchResult::recv_x
-  std::optional<Tensor> recv_x_scales = {};      ///< as ElasticDispatchResult::recv_x_scales
-  std::optional<Tensor> recv_topk_idx = {};      ///< as ElasticDispatchResult::recv_topk_idx
-  std::optional<Tensor> recv_topk_weights = {};  ///< as ElasticDispatchResult::recv_topk_weights
-  EventHandle event = {};                        ///< set with async_finish
-};
-
 /// A combine. Equal on all ranks: H, K, E, M, `each_selection`, and whether there are weights.
 struct ElasticCombineArguments {
   /// [any number, H] bfloat16, aligned to 16 bytes, in any memory of the device: each row for another rank's token
   /// travels once.
   ConstTensorView x = {};
-  ConstTensorView metadata = {};        ///< [N, K + 2] int32, of number_rows; stride 1 within a row
-  ConstTensorView source_ends = {};     ///< [R] int32, of number_rows
+  ConstTensorView metadata = {};        ///< [N, K + 2] int32, of the handle; stride 1 within a row
+  ConstTensorView source_ends = {};     ///< [R] int32, of the handle
   ConstTensorView topk_idx = {};        ///< [T, K] int32 or int64, as dispatched
-  ConstTensorView rows_at_owners = {};  ///< [T, K] int32, of number_rows
+  ConstTensorView rows_at_owners = {};  ///< [T, K] int32, of the handle
   int num_experts = 0;                  ///< E
   int max_tokens = 0;                   ///< M
   /// True: the metadata names rows of x; a named row beyond the end of x counts as none. False: x has N rows.
@@ -110,6 +116,14 @@ struct ElasticCombineArguments {
   std::optional<ConstTensorView> bias_0 = {};  ///< [T, H] bfloat16, aligned to 16 bytes: added first
   std::optional<ConstTensorView> bias_1 = {};  ///< the same: added second
   Config config = {};                          ///< SMs and warps of this rank's call
+};
+
+/// The rows that a combine has brought whose sums are made later. Tensors hold their contents behind the call.
+struct ElasticReturn {
+  Tensor rows = {};     ///< [most that may come, H] bfloat16
+  Tensor beside = {};   ///< [as many, 1 or 1 + K] int32: the selection that a row belongs to, then weights
+  Tensor ends = {};     ///< [R, R] int32: as DispatchHandle::rank_prefix_matrix, of these rows
+  EventHandle event{};  ///< set with async_finish
 };
 
 }  // namespace deep_ep

@@ -99,8 +99,7 @@ struct CallOptions {
   StreamHandle stream = nullptr;    ///< the caller's current stream
   EventHandle previous_event = {};  ///< the call comes after this instead of the work of `stream`
   bool async_finish = false;        ///< `stream` does not wait for the call; the result has an event
-  /// Results are in the library's memory, and not made by BufferOptions::result_tensors.
-  bool library_memory = false;
+  EventHandle also_after = {};      ///< the call comes after this in any case
 };
 
 }  // namespace deep_ep

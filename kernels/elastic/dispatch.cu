@@ -68,11 +68,11 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
     for (int peer = 0; peer < common.num_ranks; ++peer) {
       *reinterpret_cast<Vec16*>(params.told.of(common.heaps[peer], common.rank) + at) = told;
     }
-    for (int i = 0; params.selected != nullptr && i < kTogether && at + i < end; ++i) {
+    for (int i = 0; params.numbers.selected != nullptr && i < kTogether && at + i < end; ++i) {
       if (params.topk_idx.is_64_bit) {
-        reinterpret_cast<std::int64_t*>(params.selected)[at + i] = index[i];
+        reinterpret_cast<std::int64_t*>(params.numbers.selected)[at + i] = index[i];
       } else {
-        reinterpret_cast<std::int32_t*>(params.selected)[at + i] = static_cast<std::int32_t>(index[i]);
+        reinterpret_cast<std::int32_t*>(params.numbers.selected)[at + i] = static_cast<std::int32_t>(index[i]);
       }
     }
   }

@@ -15,7 +15,7 @@
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/rows/shares.hpp"
-#include "kernels/rows/starts.hpp"
+#include "kernels/rows/tables.hpp"
 
 namespace deep_ep::device {
 
@@ -175,11 +175,8 @@ struct DispatchNumberer {
     const int alignment = params.call.expert_alignment;
     for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
       const std::int32_t count = shared.totals[column_of_expert(expert)];
-      const std::int32_t rounded = rounded_up(count, alignment);
-      numbers().expert_counts[expert] = count;
-      numbers().expert_ends[expert] = shared.starts[expert] + (numbers().expand ? count : rounded);
-      if (numbers().stats != nullptr) numbers().stats[expert] += count;
-      if (host != nullptr) host->tokens_per_expert[expert] = rounded;
+      write_expert(numbers(), expert, count, shared.starts[expert], alignment);
+      if (host != nullptr) host->tokens_per_expert[expert] = rounded_up(count, alignment);
     }
     if (thread_index() == 0) {
       std::int32_t end = 0;
@@ -246,16 +243,8 @@ struct DispatchNumberer {
 
   /// By all threads of these blocks: rows that hold nothing.
   DEEP_EP_DEVICE void clear_rows_behind() const {
-    const int topk = num_topk();
-    const std::int64_t step = std::int64_t{numbers().blocks} * block_threads();
-    for (std::int64_t row =
-             std::int64_t{shared.totals[params.common.rank]} + block() * block_threads() + thread_index();
-         row < numbers().metadata.num_rows; row += step) {
-      for (int column = 0; column < RowMetadata::kColumnsBefore + topk; ++column) {
-        numbers().metadata.row(row)[column] = -1;
-      }
-      for (int k = 0; k < topk; ++k) numbers().local[row * topk + k] = -1;
-    }
+    clear_rows(numbers(), shared.totals[params.common.rank] + block() * block_threads() + thread_index(),
+               std::int64_t{numbers().blocks} * block_threads());
   }
 
   /// By a whole block.

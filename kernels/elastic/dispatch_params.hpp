@@ -30,19 +30,11 @@ struct ToldSelections {
 };
 
 /// What the blocks that number selections find out.
-struct DispatchNumbers {
-  RowMetadata metadata;          ///< out
-  std::int32_t* local;           ///< out, [rows of metadata, num_topk]
-  std::int32_t* source_ends;     ///< out, [num_ranks]
-  std::int32_t* expert_ends;     ///< out, [num_local_experts]
-  std::int32_t* expert_counts;   ///< out, [num_local_experts]
-  std::int32_t* stats;           ///< [num_local_experts], added to; nullptr: not wanted
-  std::int32_t* rows_at_owners;  ///< out, [num_tokens, num_topk]
-  std::int32_t* block_counts;    ///< [blocks, columns]: what they tell each other; one block needs none
-  bool expand;
-  bool clear_tail;  ///< rows behind the last one say that they hold nothing
-  int blocks;       ///< the last ones of the grid
-  int warps;        ///< of each of these blocks, for which shared memory has room
+struct DispatchNumbers : RowTables {
+  std::int32_t* block_counts;  ///< [blocks, columns]: what they tell each other; one block needs none
+  bool clear_tail;             ///< rows behind the last one say that they hold nothing
+  int blocks;                  ///< the last ones of the grid
+  int warps;                   ///< of each of these blocks, for which shared memory has room
   std::uint32_t shared_at;
 
   /// Counters: rows for each rank, selections of each local expert, rows of this rank from each source.
@@ -58,7 +50,6 @@ struct ElasticDispatchParams : SentRows {
   bool fresh;       ///< selections are told and numbered
   bool weighted;
   std::uint8_t* sent_to;  ///< [num_tokens, num_ranks]: does the token's row go there? Out if selections say it
-  std::byte* selected;    ///< out, fresh: a copy of topk_idx; nullptr: not wanted
   LandingWindow window;
   ToldSelections told;
   DispatchNumbers numbers;

@@ -64,7 +64,12 @@ struct TokenRow {
   std::int32_t place = -1;
 
   DEEP_EP_DEVICE const std::byte* x() const { return params->x + std::int64_t{token} * params->rows.row_bytes; }
-  DEEP_EP_DEVICE std::uint32_t scale(int at) const { return load_stream(params->scales.at(token, at)); }
+  DEEP_EP_DEVICE std::uint32_t scale(int at) const {
+    const int weight = at - (params->rows.num_scales - params->weights_as_scales);
+    if (weight < 0) return load_stream(params->scales.at(token, at));
+    const auto* weights = reinterpret_cast<const std::uint32_t*>(params->topk_weights);
+    return load_stream(weights + std::int64_t{token} * params->weights_as_scales + weight);
+  }
   DEEP_EP_DEVICE std::int64_t selection(int at) const { return std::int64_t{token} * params->rows.num_topk + at; }
   DEEP_EP_DEVICE int expert(int at) const {
     const int experts = params->num_local_experts * params->transfer.common.grid.num_ranks;

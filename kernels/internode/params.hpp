@@ -395,6 +395,7 @@ struct InternodeDispatchParams : SentRows {
 
   // Where this rank receives.
   RowTargets output;         ///< final places; in the heap, unless there are local_warps
+  int weights_as_scales;     ///< the last ones of num_scales: weights of a token, from topk_weights
   std::int64_t output_rows;  ///< rows there is room for
   std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
 

@@ -1,45 +1,13 @@
 // Which rows go back to which rank, and what each carries for its token. A warp takes a row of the metadata.
 #include "kernels/kernel_list.hpp"
+#include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
+#include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
-#include "kernels/rows/shares.hpp"
+#include "kernels/rows/params.hpp"
 
 namespace deep_ep::device {
-
-/// By a thread of a valid row: is there a row of the expanded layout for selection k?
-DEEP_EP_DEVICE bool is_sent(const AddressRowsParams& params, std::int64_t row, int k) {
-  const std::int32_t slot = load_weak(params.metadata.slots(row) + k);
-  return slot >= 0 && slot < params.num_sent;
-}
-
-/// The rank that a valid row is from; -1: from none, so it goes nowhere.
-DEEP_EP_DEVICE std::int32_t source_of(const AddressRowsParams& params, std::int32_t origin) {
-  const std::int32_t source = origin < 0 ? -1 : origin / params.max_tokens;
-  return source < params.num_ranks ? source : -1;
-}
-
-/// By a block that counts: how many rows of its share go to each rank. One that is alone says it to everybody.
-DEEP_EP_DEVICE void count_rows(const AddressRowsParams& params, std::int64_t valid, std::int32_t* counts) {
-  const Share share = part_of({0, valid}, block_index(), params.counting_blocks, 1);
-  for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) counts[rank] = 0;
-  block::sync();
-  for (std::int64_t row = share.begin + thread_index(); row < share.end; row += block_threads()) {
-    const std::int32_t source = source_of(params, load_weak(params.metadata.row(row)));
-    if (source < 0) continue;
-    int rows = 1;
-    if (params.each_selection) {
-      rows = 0;
-      for (int k = 0; k < params.metadata.num_topk; ++k) rows += is_sent(params, row, k) ? 1 : 0;
-    }
-    if (rows != 0) fetch_add_relaxed<Scope::block>(&counts[source], rows);
-  }
-  block::sync();
-  std::int32_t* const told = params.counting_blocks == 1
-                                 ? params.num_tokens_per_rank
-                                 : params.block_counts + std::int64_t{block_index()} * params.num_ranks;
-  for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) told[rank] = counts[rank];
-}
 
 /// By a lane: the weight of selection k of a row.
 DEEP_EP_DEVICE float weight_of(const AddressRowsParams& params, std::int64_t row, int k) {
@@ -48,41 +16,57 @@ DEEP_EP_DEVICE float weight_of(const AddressRowsParams& params, std::int64_t row
   return slot >= 0 && slot < params.num_weights ? load_weak(params.weights + slot) : 0.0f;
 }
 
-DEEP_EP_DEVICE void address_rows_body(const AddressRowsParams& params, std::byte* memory) {
-  const std::int64_t valid = params.metadata.valid();
-  const int num_topk = params.metadata.num_topk;
-  if (block_index() < params.counting_blocks) count_rows(params, valid, reinterpret_cast<std::int32_t*>(memory));
+/// By a whole warp: each selection's row of a received row by itself. `first_id`: of the token's selections. Returns
+/// how many rows go.
+DEEP_EP_DEVICE int address_selections(const AddressRowsParams& params, std::int64_t row, std::int32_t source,
+                                      std::int32_t first_id) {
+  std::int64_t slot = -1;
+  if (lane_index() < params.metadata.num_topk) slot = load_weak(params.metadata.slots(row) + lane_index());
+  const bool sent = slot >= 0 && slot < params.num_sent;
+  if (sent) {
+    params.is_token_in_rank[slot * params.num_ranks + source] = 1;
+    params.beside[slot * params.columns] = first_id + lane_index();
+  }
+  return count_bits(warp::ballot(sent));
+}
 
+/// By a whole warp: the received row, under its last selection.
+DEEP_EP_DEVICE int address_row(const AddressRowsParams& params, std::int64_t row, std::int32_t first_id) {
+  const int num_topk = params.metadata.num_topk;
+  std::int32_t* const beside = params.beside + row * params.columns;
+  if (lane_index() == 0) {
+    beside[0] = first_id + (num_topk == 0 ? 0 : load_weak(params.metadata.row(row) + 1) % num_topk);
+  }
+  if (params.weights != nullptr && lane_index() < num_topk) {
+    reinterpret_cast<float*>(beside)[1 + lane_index()] = weight_of(params, row, lane_index());
+  }
+  return 1;
+}
+
+DEEP_EP_DEVICE void address_rows_body(const AddressRowsParams& params, std::byte* memory) {
+  auto* const counts = reinterpret_cast<std::int32_t*>(memory);  // of rows for each rank, by this block
+  for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) counts[rank] = 0;
+  block::sync();
+
+  const std::int64_t valid = params.metadata.valid();
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
   const std::int64_t rows = params.each_selection ? valid : params.metadata.num_rows;
   for (std::int64_t row = std::int64_t{block_index()} * block_warps() + warp_index(); row < rows; row += warps) {
-    const bool there = row < valid;
-    const std::int32_t origin = there ? load_weak(params.metadata.row(row)) : -1;
-    const std::int32_t source = source_of(params, origin);
-    const std::int32_t first_id = (origin - source * params.max_tokens) * num_topk;
-
-    // 1. Each selection's row by itself.
-    if (params.each_selection) {
-      if (lane_index() < num_topk && source >= 0 && is_sent(params, row, lane_index())) {
-        const std::int64_t slot = load_weak(params.metadata.slots(row) + lane_index());
-        params.is_token_in_rank[slot * params.num_ranks + source] = 1;
-        params.beside[slot * params.columns] = first_id + lane_index();
-      }
-      continue;
+    const std::int32_t origin = row < valid ? load_weak(params.metadata.row(row)) : -1;
+    const std::int32_t source = origin < 0 ? -1 : origin / params.max_tokens;
+    const bool goes = source >= 0 && source < params.num_ranks;
+    for (int rank = lane_index(); !params.each_selection && rank < params.num_ranks; rank += kWarpSize) {
+      params.is_token_in_rank[row * params.num_ranks + rank] = goes && rank == source ? 1 : 0;
     }
-
-    // 2. Or the received row, under its last selection.
-    for (int rank = lane_index(); rank < params.num_ranks; rank += kWarpSize) {
-      params.is_token_in_rank[row * params.num_ranks + rank] = rank == source ? 1 : 0;
-    }
-    if (source < 0) continue;
-    std::int32_t* const beside = params.beside + row * params.columns;
-    if (lane_index() == 0) {
-      beside[0] = first_id + (num_topk == 0 ? 0 : load_weak(params.metadata.row(row) + 1) % num_topk);
-    }
-    if (params.weights != nullptr && lane_index() < num_topk) {
-      reinterpret_cast<float*>(beside)[1 + lane_index()] = weight_of(params, row, lane_index());
-    }
+    if (!goes) continue;
+    const std::int32_t first_id = (origin - source * params.max_tokens) * params.metadata.num_topk;
+    const int sent =
+        params.each_selection ? address_selections(params, row, source, first_id) : address_row(params, row, first_id);
+    if (lane_index() == 0 && sent != 0) fetch_add_relaxed<Scope::block>(&counts[source], sent);
+  }
+  block::sync();
+  for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) {
+    if (counts[rank] != 0) fetch_add_relaxed<Scope::gpu>(&params.num_tokens_per_rank[rank], counts[rank]);
   }
 }
 

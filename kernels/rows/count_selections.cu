@@ -8,6 +8,7 @@
 namespace deep_ep::device {
 
 DEEP_EP_DEVICE void count_selections_body(const NumberRowsParams& params, std::byte* memory) {
+  if (load_relaxed<Scope::gpu>(params.abort) != 0) return;
   auto* const counts = reinterpret_cast<std::int32_t*>(memory);
   for (int expert = thread_index(); expert < params.num_experts; expert += block_threads()) counts[expert] = 0;
   block::sync();

@@ -9,7 +9,7 @@
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "kernels/rows/shares.hpp"
-#include "kernels/rows/starts.hpp"
+#include "kernels/rows/tables.hpp"
 
 namespace deep_ep::device {
 
@@ -51,10 +51,7 @@ DEEP_EP_DEVICE void write_totals(const NumberRowsParams& params, const NumberRow
         static_cast<std::int32_t>(end < params.metadata.num_rows ? end : params.metadata.num_rows);
   }
   for (int expert = thread_index(); expert < params.num_experts; expert += block_threads()) {
-    const std::int32_t count = shared.totals[expert];
-    params.expert_counts[expert] = count;
-    params.expert_ends[expert] = shared.starts[expert] + (params.expand ? count : rounded_up(count, params.alignment));
-    if (params.stats != nullptr) params.stats[expert] += count;
+    write_expert(params, expert, shared.totals[expert], shared.starts[expert], params.alignment);
   }
 }
 
@@ -101,18 +98,6 @@ DEEP_EP_DEVICE void write_source(const NumberRowsParams& params, const NumberRow
   params.metadata.row(row)[1] = source * num_topk + last;
 }
 
-/// By all threads of the grid: rows that hold nothing.
-DEEP_EP_DEVICE void clear_rows_behind(const NumberRowsParams& params, std::int64_t valid) {
-  const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
-  const std::int64_t thread = std::int64_t{block_index()} * block_threads() + thread_index();
-  const int num_topk = params.metadata.num_topk;
-  for (std::int64_t row = valid + thread; row < params.metadata.num_rows; row += threads) {
-    for (int column = 0; column < RowMetadata::kColumnsBefore + num_topk; ++column)
-      params.metadata.row(row)[column] = -1;
-    for (int k = 0; k < num_topk; ++k) params.local[row * num_topk + k] = -1;
-  }
-}
-
 /// By all threads of the grid: the rows of this rank's own tokens at the owners of their experts.
 DEEP_EP_DEVICE void write_rows_at_owners(const NumberRowsParams& params) {
   const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
@@ -134,6 +119,8 @@ DEEP_EP_DEVICE void write_rows_at_owners(const NumberRowsParams& params) {
 }
 
 DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::byte* memory) {
+  // Nothing is known of the rows of a call that has failed.
+  if (load_relaxed<Scope::gpu>(params.abort) != 0) return;
   const NumberRowsShared shared(Carver(memory), block_warps(), params.num_experts, params.num_ranks);
   const Share rows = rows_of_block(params);
   const Share mine = part_of(selections_of_block(params), warp_index(), block_warps(), kWarpSize);
@@ -181,7 +168,8 @@ DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::
   for (std::int64_t row = rows.begin + thread_index(); row < rows.end; row += block_threads()) {
     write_source(params, shared, row);
   }
-  clear_rows_behind(params, valid_rows(params));
+  const std::int64_t thread = std::int64_t{block_index()} * block_threads() + thread_index();
+  clear_rows(params, valid_rows(params) + thread, std::int64_t{grid_blocks()} * block_threads());
   write_rows_at_owners(params);
 }
 

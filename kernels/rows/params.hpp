@@ -1,5 +1,5 @@
-// Arguments of the kernels that add up and move rows within a device's memory. What tensors hold is said in
-// deep_ep/row_layout.hpp.
+// Arguments of the kernels that number, move, address and add up rows within a device's memory. Plain data: host code
+// fills it, kernels read it. deep_ep/elastic.hpp describes the tensors.
 #pragma once
 
 #include <cstddef>
@@ -30,20 +30,57 @@ struct RowMetadata {
   }
 };
 
+/// Rows that came back to this rank, and to which selections of its tokens they belong.
+struct ReturnedRows {
+  const std::int32_t* beside;  ///< of each row: token * num_topk + selection, then weights
+  std::int64_t beside_stride;
+  const std::int32_t* num_valid;  ///< on the device: rows that came
+  TopkIndices topk_idx;           ///< [num_tokens, num_topk]
+  std::int64_t num_tokens;
+  int num_topk;
+  int num_experts;  ///< of each rank
+  bool each_selection;
+  std::int32_t* weights;  ///< out, bits of [num_tokens, num_topk]; nullptr: not wanted
+  std::int32_t* row_of;   ///< [num_tokens, num_topk]: what the first kernel tells the second
+};
+
+/// Of sum_rows, and of find_returned_rows before it if rows came back.
 struct SumRowsParams {
-  const std::byte* rows;  ///< [num_rows] of bfloat16
+  const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is added
+  const std::byte* rows;       ///< [num_rows] of bfloat16
   std::int64_t num_rows;
-  RowMetadata metadata;
-  std::byte* sums;          ///< out, a row for each valid one of the metadata
+  RowMetadata metadata;   ///< a sum for each valid row, of those that it names
+  ReturnedRows returned;  ///< or, where it has `beside`, one for each token
+  const std::byte* bias[2];
+  std::byte* sums;          ///< out
   std::uint32_t row_bytes;  ///< multiple of 16
+
+  DEEP_EP_DEVICE std::int64_t rows_there() const {
+    if (returned.beside == nullptr) return num_rows;
+    const std::int64_t came = device::load_weak(returned.num_valid);
+    return came < num_rows ? came : num_rows;
+  }
+};
+
+/// What is known of the rows of a dispatch, for the handle. Out.
+struct RowTables {
+  RowMetadata metadata;
+  std::int32_t* local;           ///< [rows of metadata, num_topk]
+  std::int32_t* source_ends;     ///< [num_ranks]
+  std::int32_t* expert_ends;     ///< [num_experts]
+  std::int32_t* expert_counts;   ///< [num_experts]
+  std::int32_t* stats;           ///< [num_experts], added to; nullptr: not wanted
+  std::int32_t* rows_at_owners;  ///< [num_tokens, num_topk]
+  std::byte* selected;           ///< like topk_idx; nullptr: not wanted
+  bool expand;                   ///< the metadata says where rows of the expanded layout are
 };
 
 /// Of count_selections and number_selections, which have equally many blocks.
-struct NumberRowsParams {
+struct NumberRowsParams : RowTables {
   static constexpr int kMostBlocks = 128;
   static constexpr std::int64_t kFewSelections = 16384;  ///< that a block counts sooner than another kernel begins
 
-  RowMetadata metadata;        ///< out
+  const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is numbered
   TopkIndices recv_topk_idx;   ///< [num_rows, num_topk]
   const std::int32_t* source;  ///< [num_rows]: token at its source
   const std::int32_t* ends;    ///< of this rank's rows, by source
@@ -52,20 +89,11 @@ struct NumberRowsParams {
   int num_experts;  ///< of this rank
   int max_tokens;
   int alignment;
-  bool expand;
   std::int32_t* block_counts;  ///< [blocks, num_experts]: what the first kernel tells; nullptr: there was none
-
-  std::int32_t* source_ends;    ///< out, [num_ranks]
-  std::int32_t* expert_ends;    ///< out, [num_experts]
-  std::int32_t* expert_counts;  ///< out, [num_experts]
-  std::int32_t* stats;          ///< [num_experts], added to; nullptr: not wanted
-  std::int32_t* local;          ///< out, [num_rows, num_topk]
 
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   std::int64_t num_tokens;
   const std::int32_t* destination_row;  ///< [num_tokens, num_ranks]
-  std::int32_t* rows_at_owners;         ///< out, [num_tokens, num_topk]
-  std::byte* selected;                  ///< out, like topk_idx; nullptr: not wanted
 };
 
 /// Shared memory of a block of number_selections.
@@ -97,7 +125,7 @@ struct SpreadRowsParams {
   LandingWindow window;
   int rank, num_ranks;
   const std::byte* own_rows;   ///< of this rank's tokens
-  const std::uint64_t* abort;  ///< of the call that the rows came with: see WaitContext. Then nothing is moved
+  const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is moved
 
   const std::byte* rows;  ///< nullptr: not wanted; the same for the others
   std::byte* spread_rows;
@@ -126,44 +154,19 @@ struct SpreadRowsParams {
   int stages;                 ///< 2..8
 };
 
-/// Of address_rows, and, where several blocks count, of add_row_counts.
 struct AddressRowsParams {
-  static constexpr int kMostCountingBlocks = 128;
-  static constexpr std::int64_t kRowsForOneBlock = 2048;  ///< that it counts sooner than another kernel begins
-
   RowMetadata metadata;
   int num_ranks;
   int max_tokens;
-  bool each_selection;
+  bool each_selection;    ///< each row goes that the metadata names; else a row for each received one
   std::int64_t num_sent;  ///< rows that may travel
   const float* weights;   ///< nullptr: none
   bool weights_of_slots;  ///< [num_weights], for rows of the expanded layout; else [num_rows, num_topk]
   std::int64_t num_weights;
-  std::int32_t* beside;  ///< out, [num_sent, columns]
+  std::int32_t* beside;  ///< out, [num_sent, columns]: token * num_topk + selection, then weights
   int columns;
-  std::uint8_t* is_token_in_rank;     ///< out, [num_sent, num_ranks]
-  std::int32_t* num_tokens_per_rank;  ///< out, [num_ranks]
-  int counting_blocks;                ///< the first ones
-  std::int32_t* block_counts;         ///< [counting_blocks, num_ranks]; one block needs none
-};
-
-/// Of find_returned_rows and sum_returned_rows.
-struct ReturnedRowsParams {
-  const std::byte* rows;
-  std::int64_t num_rows;          ///< that there is room for
-  const std::int32_t* num_valid;  ///< on the device: that came
-  const std::int32_t* beside;     ///< of each row: token * num_topk + selection, then weights
-  std::int64_t beside_stride;
-  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
-  std::int64_t num_tokens;
-  int num_topk;
-  int num_experts;  ///< of each rank
-  bool each_selection;
-  const std::byte* bias[2];
-  std::byte* sums;
-  std::uint32_t row_bytes;
-  std::int32_t* weights;  ///< out, bits of [num_tokens, num_topk]; nullptr: not wanted
-  std::int32_t* row_of;   ///< [num_tokens, num_topk]: what the first kernel tells the second
+  std::uint8_t* is_token_in_rank;     ///< out, [num_sent, num_ranks]; with `each_selection` 0 before
+  std::int32_t* num_tokens_per_rank;  ///< out, [num_ranks]; 0 before
 };
 
 }  // namespace deep_ep

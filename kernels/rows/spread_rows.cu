@@ -170,7 +170,7 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   const std::int64_t warp = std::int64_t{warp_index()} * grid_blocks() + block_index();
   const std::int64_t valid = params.metadata.valid();
   // The metadata of a call that has failed is not there.
-  if (params.abort != nullptr && load_relaxed<Scope::gpu>(params.abort) != 0) return;
+  if (load_relaxed<Scope::gpu>(params.abort) != 0) return;
   const WarpStages shared(Carver(memory), block_warps(), params.stages, params.stage_bytes);
 
   // 1. Rows, and what is beside them.

@@ -5,7 +5,6 @@
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/buffer.hpp"
-#include "deep_ep/row_layout.hpp"
 #include "python/bindings/arguments.hpp"
 
 namespace deep_ep::bindings {
@@ -76,7 +75,6 @@ struct DispatchCall {
     with("num_sms", arguments.config.num_sms);
     with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);
-    with("library_memory", options.library_memory);
   }
 };
 
@@ -95,7 +93,6 @@ struct CachedDispatchCall {
     with("num_sms", arguments.config.num_sms);
     with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);
-    with("library_memory", options.library_memory);
   }
 };
 
@@ -118,112 +115,10 @@ struct CombineCall {
   }
 };
 
-struct NumberRowsCall {
-  static constexpr const char* kReturns = "None";
-  RowNumbering numbering;
-
-  template <class With>
-  void list(With& with) {
-    with("recv_topk_idx", numbering.recv_topk_idx);
-    with("recv_src_idx", numbering.recv_src_idx);
-    with("rank_prefix_matrix", numbering.rank_prefix_matrix);
-    with("destination_row", numbering.destination_row);
-    with("topk_idx", numbering.topk_idx);
-    with("rank", numbering.rank);
-    with("num_local_experts", numbering.num_local_experts);
-    with("max_tokens", numbering.max_tokens);
-    with("alignment", numbering.alignment);
-    with("expand", numbering.expand);
-    with("source_ends", numbering.source_ends);
-    with("expert_ends", numbering.expert_ends);
-    with("expert_counts", numbering.expert_counts);
-    with("stats", numbering.stats);
-    with("metadata", numbering.metadata);
-    with("local", numbering.local);
-    with("rows_at_owners", numbering.rows_at_owners);
-    with("selected", numbering.selected);
-    with("scratch", numbering.scratch);
-  }
-};
-
-struct SpreadRowsCall {
-  static constexpr const char* kReturns = "None";
-  RowSpreading spreading;
-
-  template <class With>
-  void list(With& with) {
-    with("source_ends", spreading.source_ends);
-    with("metadata", spreading.metadata);
-    with("local", spreading.local);
-    with("rows", spreading.rows);
-    with("spread_rows", spreading.spread_rows);
-    with("scales", spreading.scales);
-    with("spread_scales", spreading.spread_scales);
-    with("weights", spreading.weights);
-    with("spread_weights", spreading.spread_weights);
-    with("spread_topk_idx", spreading.spread_topk_idx);
-    with("expert_counts", spreading.expert_counts);
-    with("alignment", spreading.alignment);
-  }
-};
-
-struct SumExpandedRowsCall {
-  static constexpr const char* kReturns = "None";
-  ConstTensorView rows, metadata, source_ends;
-  TensorView sums;
-
-  template <class With>
-  void list(With& with) {
-    with("rows", rows);
-    with("metadata", metadata);
-    with("source_ends", source_ends);
-    with("sums", sums);
-  }
-};
-
-struct AddressRowsCall {
-  static constexpr const char* kReturns = "None";
-  RowAddressing addressing;
-
-  template <class With>
-  void list(With& with) {
-    with("metadata", addressing.metadata);
-    with("source_ends", addressing.source_ends);
-    with("max_tokens", addressing.max_tokens);
-    with("each_selection", addressing.each_selection);
-    with("weights", addressing.weights);
-    with("beside", addressing.beside);
-    with("is_token_in_rank", addressing.is_token_in_rank);
-    with("num_tokens_per_rank", addressing.num_tokens_per_rank);
-    with("scratch", addressing.scratch);
-  }
-};
-
-struct SumReturnedRowsCall {
-  static constexpr const char* kReturns = "None";
-  RowReturn returned;
-
-  template <class With>
-  void list(With& with) {
-    with("rows", returned.rows);
-    with("beside", returned.beside);
-    with("rank_prefix_matrix", returned.rank_prefix_matrix);
-    with("topk_idx", returned.topk_idx);
-    with("rank", returned.rank);
-    with("num_local_experts", returned.num_local_experts);
-    with("each_selection", returned.each_selection);
-    with("bias_0", returned.bias_0);
-    with("bias_1", returned.bias_1);
-    with("sums", returned.sums);
-    with("weights", returned.weights);
-    with("scratch", returned.scratch);
-  }
-};
-
 struct ElasticDispatchCall {
   static constexpr const char* kReturns =
       "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, "
-      "Tuple[torch.Tensor, ...], Optional[EventHandle]]";
+      "Tuple[Any, ...], Optional[EventHandle]]";
   AnyTensor x;
   ElasticDispatchArguments arguments;
   CallOptions options;
@@ -244,6 +139,8 @@ struct ElasticDispatchCall {
     with("column_major_scales", arguments.column_major_scales);
     with("copy_selections", arguments.copy_selections);
     with("num_sms", arguments.config.num_sms);
+    with("previous_event", options.previous_event);
+    with("also_after", options.also_after);
     with("async_finish", options.async_finish);
   }
 };
@@ -253,6 +150,7 @@ struct ElasticCachedDispatchCall {
       "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], "
       "Optional[EventHandle]]";
   AnyTensor x;
+  py::tuple route;
   bool indices_are_64_bit = true;
   ElasticCachedDispatchArguments arguments;
   CallOptions options;
@@ -262,7 +160,7 @@ struct ElasticCachedDispatchCall {
     with("x", x);
     with("x_scales", arguments.x_scales);
     with("topk_weights", arguments.topk_weights);
-    with("sent_to", arguments.sent_to);
+    with("route", route);
     with("metadata", arguments.metadata);
     with("source_ends", arguments.source_ends);
     with("local", arguments.local_topk_idx);
@@ -274,6 +172,8 @@ struct ElasticCachedDispatchCall {
     with("indices_are_64_bit", indices_are_64_bit);
     with("column_major_scales", arguments.column_major_scales);
     with("num_sms", arguments.config.num_sms);
+    with("previous_event", options.previous_event);
+    with("also_after", options.also_after);
     with("async_finish", options.async_finish);
   }
 };
@@ -298,8 +198,14 @@ struct ElasticCombineCall {
     with("bias_0", arguments.bias_0);
     with("bias_1", arguments.bias_1);
     with("num_sms", arguments.config.num_sms);
+    with("previous_event", options.previous_event);
+    with("also_after", options.also_after);
     with("async_finish", options.async_finish);
   }
+};
+
+struct ElasticDeferredCombineCall : ElasticCombineCall {
+  static constexpr const char* kReturns = "Tuple[Callable[[], Tuple[Any, ...]], Optional[EventHandle]]";
 };
 
 struct PrefetchWeightsCall {
@@ -313,6 +219,7 @@ struct PrefetchWeightsCall {
     with("expert_weights", weights.expert_weights);
     with("redundancy_mapping", weights.redundancy_mapping);
     with("num_sms", weights.num_sms);
+    with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);
   }
 };
@@ -328,6 +235,7 @@ struct ReduceGradsCall {
     with("expert_grads", grads.expert_grads);
     with("redundancy_mapping", grads.redundancy_mapping);
     with("num_sms", grads.num_sms);
+    with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);
   }
 };

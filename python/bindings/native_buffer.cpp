@@ -57,6 +57,16 @@ py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_r
                         recv_src_idx, framework.hand_out(handle.node_row), framework.hand_out(handle.relay_rows));
 }
 
+/// Of the second interface.
+py::tuple hand_out_route(const ElasticDispatchHandle& handle) {
+  const Framework& framework = Framework::instance();
+  if (handle.sent_to.defined()) return py::make_tuple(framework.hand_out(handle.sent_to));
+  const DispatchHandle& route = handle.route;
+  return py::make_tuple(framework.hand_out(route.rank_prefix_matrix), framework.hand_out(route.destination_row),
+                        framework.hand_out(route.node_row), framework.hand_out(route.node_counts),
+                        framework.hand_out(route.relay_rows));
+}
+
 }  // namespace
 
 NativeBuffer::NativeBuffer(const BufferSetup& setup)
@@ -82,8 +92,8 @@ Buffer& NativeBuffer::alive() const {
 
 void NativeBuffer::complete(CallOptions& options) const {
   options.stream = Framework::instance().current_stream(device_);
-  // An event given to a buffer on the CPU has happened.
-  if (device_.kind == Device::Kind::cpu) options.previous_event = nullptr;
+  // Events given to a buffer on the CPU have happened.
+  if (device_.kind == Device::Kind::cpu) options.previous_event = options.also_after = nullptr;
 }
 
 DispatchHandle NativeBuffer::borrow_handle(const py::tuple& handle) const {
@@ -118,35 +128,6 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
       layout.num_tokens_per_node.defined() ? framework.hand_out(layout.num_tokens_per_node) : py::none(),
       framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
       event_object(call.options, layout.event, layout.num_tokens_per_rank, layout.is_token_in_rank));
-}
-
-template <class Work>
-void NativeBuffer::on_rows(Work&& work) {
-  const StreamHandle stream = Framework::instance().current_stream(device_);
-  on_stream([&] { work(stream); });
-}
-
-void NativeBuffer::number_rows(NumberRowsCall& call) {
-  on_rows([&](StreamHandle stream) { deep_ep::number_rows(executor_, call.numbering, stream); });
-}
-
-void NativeBuffer::spread_rows(SpreadRowsCall& call) {
-  Buffer& buffer = alive();
-  on_rows([&](StreamHandle stream) { buffer.spread_rows(call.spreading, {.stream = stream}); });
-}
-
-void NativeBuffer::sum_expanded_rows(SumExpandedRowsCall& call) {
-  on_rows([&](StreamHandle stream) {
-    deep_ep::sum_expanded_rows(executor_, call.rows, call.metadata, call.source_ends, call.sums, stream);
-  });
-}
-
-void NativeBuffer::address_rows(AddressRowsCall& call) {
-  on_rows([&](StreamHandle stream) { deep_ep::address_rows(executor_, call.addressing, stream); });
-}
-
-void NativeBuffer::sum_returned_rows(SumReturnedRowsCall& call) {
-  on_rows([&](StreamHandle stream) { deep_ep::sum_returned_rows(executor_, call.returned, stream); });
 }
 
 py::tuple NativeBuffer::dispatch(DispatchCall& call) {
@@ -205,16 +186,15 @@ py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
   const ElasticDispatchHandle& handle = result.handle;
   const py::object selections =
       handle.topk_idx.defined() ? framework.hand_out(handle.topk_idx) : py::object(py::none());
-  return py::make_tuple(
-      framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
-      framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-      list_of(result.num_recv_tokens_per_expert), result.num_expanded,
-      py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
-                     framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
-                     framework.hand_out(handle.local_topk_idx), framework.hand_out(handle.rows_at_owners),
-                     framework.hand_out(handle.sent_to), selections),
-      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_topk_idx,
-                   result.recv_topk_weights, handle.metadata));
+  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
+                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
+                        list_of(result.num_recv_tokens_per_expert), result.num_expanded,
+                        py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
+                                       framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
+                                       framework.hand_out(handle.local_topk_idx),
+                                       framework.hand_out(handle.rows_at_owners), hand_out_route(handle), selections),
+                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
+                                     result.recv_topk_idx, result.recv_topk_weights, handle.metadata));
 }
 
 py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call) {
@@ -222,6 +202,16 @@ py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call)
   const Framework& framework = Framework::instance();
   call.arguments.x = call.x.view;
   call.arguments.index_dtype = call.indices_are_64_bit ? DType::int64 : DType::int32;
+  DispatchHandle route;
+  if (buffer.num_nodes() == 1) {
+    call.arguments.sent_to = Framework::instance().borrow(call.route[0], "route[0]").view;
+  } else {
+    Tensor* const tables[] = {&route.rank_prefix_matrix, &route.destination_row, &route.node_row, &route.node_counts,
+                              &route.relay_rows};
+    for (std::size_t i = 0; i < std::size(tables); ++i) *tables[i] = handle_tensor(call.route, i, device_, 2);
+    route.num_tokens = route.destination_row.size(0);
+    call.arguments.route = &route;
+  }
   complete(call.options);
   const ElasticCachedDispatchResult result =
       without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
@@ -240,6 +230,24 @@ py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
   combines_.add(result.combined_x.view().bytes());
   return py::make_tuple(framework.hand_out(result.combined_x), framework.hand_out(result.combined_topk_weights),
                         event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
+}
+
+py::tuple NativeBuffer::deferred_combine_elastic(ElasticDeferredCombineCall& call) {
+  Buffer& buffer = alive();
+  complete(call.options);
+  const ElasticReturn back = without_gil([&] { return buffer.begin_combine_elastic(call.arguments, call.options); });
+  const py::object event = event_object(call.options, back.event, back.rows, back.beside, back.ends);
+  return py::make_tuple(py::cpp_function([self = shared_from_this(), arguments = call.arguments, back] {
+                          Buffer& the_same = self->alive();
+                          CallOptions options;
+                          self->complete(options);
+                          const CombineResult result =
+                              self->without_gil([&] { return the_same.end_combine_elastic(back, arguments, options); });
+                          const Framework& framework = Framework::instance();
+                          return py::make_tuple(framework.hand_out(result.combined_x),
+                                                framework.hand_out(result.combined_topk_weights));
+                        }),
+                        event);
 }
 
 py::object NativeBuffer::barrier(bool async_finish) {

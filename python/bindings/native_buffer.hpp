@@ -80,15 +80,18 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine(CombineCall& call);
 
-  // The second interface, inside a node.
+  // The second interface.
 
   /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts per expert, rows of the expanded layout, handle,
-  /// event). The handle is a tuple of the tensors of ElasticDispatchHandle.
+  /// event). The handle is a tuple of the tensors of ElasticDispatchHandle, but that its route is a tuple by itself.
   py::tuple dispatch_elastic(ElasticDispatchCall& call);
   /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, event)
   py::tuple cached_dispatch_elastic(ElasticCachedDispatchCall& call);
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine_elastic(ElasticCombineCall& call);
+  /// (function, event). The function returns (combined_x, combined_topk_weights); until then topk_idx and biases must
+  /// live.
+  py::tuple deferred_combine_elastic(ElasticDeferredCombineCall& call);
   /// On the current stream; with `async_finish` on the communication stream, and it returns an event.
   py::object barrier(bool async_finish);
 
@@ -101,21 +104,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// An event.
   py::object prefetch_weights(PrefetchWeightsCall& call);
   py::object reduce_grads(ReduceGradsCall& call);
-
-  // deep_ep/row_layout.hpp, on the current stream.
-
-  void number_rows(NumberRowsCall& call);
-  void spread_rows(SpreadRowsCall& call);
-  void sum_expanded_rows(SumExpandedRowsCall& call);
-  void address_rows(AddressRowsCall& call);
-  void sum_returned_rows(SumReturnedRowsCall& call);
-  /// How many int32 number_rows wants for itself.
-  std::int64_t number_rows_scratch(int num_local_experts) const {
-    return deep_ep::number_rows_scratch(executor_, num_local_experts);
-  }
-  std::int64_t address_rows_scratch(std::int64_t rows, int num_ranks) const {
-    return deep_ep::address_rows_scratch(executor_, rows, num_ranks);
-  }
 
   /// (rows or (rows, scales), recv_count, handle, event, hook): see deep_ep/low_latency.py.
   py::tuple low_latency_dispatch(LowLatencyDispatchCall& call);
@@ -165,9 +153,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   auto on_stream(Work&& work) {
     return without_gil(std::forward<Work>(work), true);
   }
-  /// Work on rows within this device: `work` is told the stream.
-  template <class Work>
-  void on_rows(Work&& work);
   /// On the CPU: waits for what is enqueued, or until the user interrupts it.
   void settle_on_cpu();
   /// None without `receive`.

@@ -77,7 +77,6 @@ class Buffer:
         num_sms: int,
         previous_event: Optional[EventHandle],
         async_finish: bool,
-        library_memory: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], Tuple[torch.Tensor, ...], Optional[EventHandle]]: ...
     def cached_dispatch(
@@ -88,7 +87,6 @@ class Buffer:
         num_sms: int,
         previous_event: Optional[EventHandle],
         async_finish: bool,
-        library_memory: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
     def combine(
@@ -119,15 +117,17 @@ class Buffer:
         column_major_scales: bool,
         copy_selections: bool,
         num_sms: int,
+        previous_event: Optional[EventHandle],
+        also_after: Optional[EventHandle],
         async_finish: bool,
         /,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Tuple[torch.Tensor, ...], Optional[EventHandle]]: ...
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Tuple[Any, ...], Optional[EventHandle]]: ...
     def cached_dispatch_elastic(
         self,
         x: torch.Tensor,
         x_scales: Optional[torch.Tensor],
         topk_weights: Optional[torch.Tensor],
-        sent_to: torch.Tensor,
+        route: Tuple[Any, ...],
         metadata: torch.Tensor,
         source_ends: torch.Tensor,
         local: torch.Tensor,
@@ -139,6 +139,8 @@ class Buffer:
         indices_are_64_bit: bool,
         column_major_scales: bool,
         num_sms: int,
+        previous_event: Optional[EventHandle],
+        also_after: Optional[EventHandle],
         async_finish: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], Optional[EventHandle]]: ...
@@ -157,9 +159,31 @@ class Buffer:
         bias_0: Optional[torch.Tensor],
         bias_1: Optional[torch.Tensor],
         num_sms: int,
+        previous_event: Optional[EventHandle],
+        also_after: Optional[EventHandle],
         async_finish: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
+    def deferred_combine_elastic(
+        self,
+        x: torch.Tensor,
+        metadata: torch.Tensor,
+        source_ends: torch.Tensor,
+        topk_idx: torch.Tensor,
+        rows_at_owners: torch.Tensor,
+        num_experts: int,
+        max_tokens: int,
+        expanded: bool,
+        each_selection: bool,
+        topk_weights: Optional[torch.Tensor],
+        bias_0: Optional[torch.Tensor],
+        bias_1: Optional[torch.Tensor],
+        num_sms: int,
+        previous_event: Optional[EventHandle],
+        also_after: Optional[EventHandle],
+        async_finish: bool,
+        /,
+    ) -> Tuple[Callable[[], Tuple[Any, ...]], Optional[EventHandle]]: ...
     def barrier(self, async_finish: bool, /) -> Any: ...
     def allocate_lb_storage(self, bytes: int, /) -> Any: ...
     def prefetch_weights(
@@ -168,6 +192,7 @@ class Buffer:
         expert_weights: Sequence[torch.Tensor],
         redundancy_mapping: torch.Tensor,
         num_sms: int,
+        previous_event: Optional[EventHandle],
         async_finish: bool,
         /,
     ) -> Optional[EventHandle]: ...
@@ -177,87 +202,10 @@ class Buffer:
         expert_grads: torch.Tensor,
         redundancy_mapping: torch.Tensor,
         num_sms: int,
+        previous_event: Optional[EventHandle],
         async_finish: bool,
         /,
     ) -> Optional[EventHandle]: ...
-    def number_rows(
-        self,
-        recv_topk_idx: torch.Tensor,
-        recv_src_idx: torch.Tensor,
-        rank_prefix_matrix: torch.Tensor,
-        destination_row: torch.Tensor,
-        topk_idx: torch.Tensor,
-        rank: int,
-        num_local_experts: int,
-        max_tokens: int,
-        alignment: int,
-        expand: bool,
-        source_ends: torch.Tensor,
-        expert_ends: torch.Tensor,
-        expert_counts: torch.Tensor,
-        stats: Optional[torch.Tensor],
-        metadata: torch.Tensor,
-        local: torch.Tensor,
-        rows_at_owners: torch.Tensor,
-        selected: Optional[torch.Tensor],
-        scratch: torch.Tensor,
-        /,
-    ) -> None: ...
-    def spread_rows(
-        self,
-        source_ends: torch.Tensor,
-        metadata: Optional[torch.Tensor],
-        local: Optional[torch.Tensor],
-        rows: Optional[torch.Tensor],
-        spread_rows: Optional[torch.Tensor],
-        scales: Optional[torch.Tensor],
-        spread_scales: Optional[torch.Tensor],
-        weights: Optional[torch.Tensor],
-        spread_weights: Optional[torch.Tensor],
-        spread_topk_idx: Optional[torch.Tensor],
-        expert_counts: Optional[torch.Tensor],
-        alignment: int,
-        /,
-    ) -> None: ...
-    def sum_expanded_rows(
-        self,
-        rows: torch.Tensor,
-        metadata: torch.Tensor,
-        source_ends: torch.Tensor,
-        sums: torch.Tensor,
-        /,
-    ) -> None: ...
-    def address_rows(
-        self,
-        metadata: torch.Tensor,
-        source_ends: torch.Tensor,
-        max_tokens: int,
-        each_selection: bool,
-        weights: Optional[torch.Tensor],
-        beside: torch.Tensor,
-        is_token_in_rank: torch.Tensor,
-        num_tokens_per_rank: torch.Tensor,
-        scratch: Optional[torch.Tensor],
-        /,
-    ) -> None: ...
-    def sum_returned_rows(
-        self,
-        rows: torch.Tensor,
-        beside: torch.Tensor,
-        rank_prefix_matrix: torch.Tensor,
-        topk_idx: torch.Tensor,
-        rank: int,
-        num_local_experts: int,
-        each_selection: bool,
-        bias_0: Optional[torch.Tensor],
-        bias_1: Optional[torch.Tensor],
-        sums: torch.Tensor,
-        weights: Optional[torch.Tensor],
-        scratch: torch.Tensor,
-        /,
-    ) -> None: ...
-    def number_rows_scratch(self, num_local_experts: int, /) -> int: ...
-    def address_rows_scratch(self, rows: int, num_ranks: int, /) -> int: ...
     def local_memory(self, /) -> Any: ...
     def check(self, wait: bool, /) -> None: ...
     def trim(self, /) -> int: ...

@@ -344,7 +344,7 @@ class Buffer(LowLatencyCalls):
             if topk_idx is not None or topk_weights is not None:
                 raise WrongUse("topk_idx and topk_weights must be None with a handle")
             recv_x, recv_scales, event = runtime.cached_dispatch(
-                rows, scales, _checked(handle), num_sms, previous, async_finish, False
+                rows, scales, _checked(handle), num_sms, previous, async_finish
             )
             if async_finish:
                 self._record(rows, scales, *handle)
@@ -372,7 +372,6 @@ class Buffer(LowLatencyCalls):
             num_sms,
             previous,
             async_finish,
-            False,
         )
         if self._num_nodes > 1:
             new_handle = (*new_handle[:6], new_handle[5][:, self.rank], *new_handle[7:])

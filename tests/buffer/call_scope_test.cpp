@@ -73,6 +73,21 @@ TEST_F(CallScopeTest, APreviousEventStandsForTheCallersStream) {
   EXPECT_TRUE(waits_for(caller_, comm_));
 }
 
+TEST_F(CallScopeTest, AnotherEventComesFirstInAnyCase) {
+  for (const EventHandle& previous : {EventHandle{}, executor_->record_event(caller_)}) {
+    state(comm_).waited_for.clear();
+    const EventHandle also = executor_->record_event(side_);
+    CallScope scope(context_,
+                    {.stream = caller_, .previous_event = previous, .async_finish = true, .also_after = also});
+    EXPECT_TRUE(waits_for(comm_, side_));
+    EXPECT_TRUE(waits_for(comm_, caller_)) << "or its event";
+    scope.finish();
+  }
+  CallScope scope(context_, {.stream = caller_, .also_after = executor_->record_event(side_)});
+  EXPECT_EQ(scope.stream(), caller_);
+  EXPECT_TRUE(waits_for(caller_, side_));
+}
+
 TEST_F(CallScopeTest, EachCallComesAfterTheOneBefore) {
   CallScope(context_, {.stream = side_}).finish();
   CallScope(context_, {.stream = caller_}).finish();

@@ -184,8 +184,7 @@ TEST_F(ResultTensorsTest, OfAllPiecesAreAskedForAtOnce) {
   ASSERT_EQ(made.size(), 3u);
   EXPECT_EQ(made[1].view().bytes(), large_.bytes());
 
-  CallScope own(context_, {.stream = caller_, .library_memory = true});
-  const auto of_the_library = own.result_tensors(pieces, {&small_, 1});
+  const auto of_the_library = scope.inside([&] { return scope.result_tensors(pieces, {&small_, 1}); });
   ASSERT_EQ(of_the_library.size(), 4u);
   EXPECT_NE(of_the_library[0].storage(), of_the_library[1].storage()) << "pieces end by themselves";
   EXPECT_EQ(of_the_library[1].storage(), of_the_library[3].storage()) << "the handle's lie in the last one";
@@ -200,15 +199,17 @@ TEST_F(ResultTensorsTest, OfTheHandleAreTheLibrarys) {
   EXPECT_EQ(made[1].view().bytes(), large_.bytes());
 }
 
-TEST_F(ResultTensorsTest, ACallMayKeepToTheLibrarysMemory) {
-  CallScope scope(context_, {.stream = caller_, .library_memory = true});
-  const auto made = scope.result_tensors(one_);
+TEST_F(ResultTensorsTest, WhatStaysInsideACallIsTheLibrarys) {
+  CallScope scope(context_, {.stream = caller_});
   const std::vector<TensorView> pieces[] = {{small_}};
-  const auto in_heap = scope.try_heap_results(pieces);
+  const auto made = scope.inside([&] { return scope.result_tensors(one_); });
+  const auto in_heap = scope.inside([&] { return scope.try_heap_results(pieces); });
   ASSERT_TRUE(in_heap);
   EXPECT_NE(made[0].storage(), nullptr);
   EXPECT_TRUE(framework_->orders.empty());
   EXPECT_EQ(framework_->asked_for_heap, 0);
+  scope.result_tensors(one_);
+  EXPECT_EQ(framework_->orders.size(), 1u) << "the next results leave the call";
 }
 
 TEST_F(ResultTensorsTest, PiecesOfTheHeapGoBackBehindTheirStream) {

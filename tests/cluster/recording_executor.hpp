@@ -57,6 +57,10 @@ class RecordingExecutor final : public CountingExecutor {
     CountingExecutor::copy(destination, source, bytes, stream);
     if (recording) work_.push_back([=, this] { CountingExecutor::copy(destination, source, bytes, stream); });
   }
+  void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
+    CountingExecutor::fill(destination, byte, bytes, stream);
+    if (recording) work_.push_back([=, this] { CountingExecutor::fill(destination, byte, bytes, stream); });
+  }
   const KernelTable& kernels() const override {
     if (refused_launch != 0 && --refused_launch == 0) throw Refused();
     static const KernelTable noting = [] {

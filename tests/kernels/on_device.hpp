@@ -36,6 +36,7 @@ class OnDevice {
   TensorView view(DType dtype, std::initializer_list<std::int64_t> shape) const {
     return TensorView::contiguous(memory_, dtype, shape, executor_.device());
   }
+  T* data() const { return static_cast<T*>(memory_); }
   std::vector<T> read() const {
     std::vector<T> values(count_);
     executor_.copy(values.data(), memory_, count_ * sizeof(T), nullptr);

@@ -1,11 +1,9 @@
-// deep_ep/row_layout.hpp on every executor present, against plain loops.
-#include "deep_ep/row_layout.hpp"
-
+// Kernels that number, move and address rows, on every executor present, against plain loops.
 #include <bit>
 #include <random>
 
+#include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/executor/backend.hpp"
-#include "kernels/rows/params.hpp"
 #include "tests/kernels/on_device.hpp"
 #include "tests/kernels/test_kernel.hpp"
 
@@ -14,6 +12,19 @@ namespace {
 
 using Ints = std::vector<std::int32_t>;
 constexpr std::int32_t kUntouched = -77;
+
+/// Of a call that goes well, and of one that has failed.
+struct Aborts {
+  OnDevice<std::uint64_t> none, set;
+
+  explicit Aborts(Executor& executor) : none(executor, {0}), set(executor, {1}) {}
+};
+/// A rank's executor, which is current.
+Backend& current(const std::shared_ptr<Executor>& executor) {
+  Backend& backend = *backend_of(executor);
+  backend.make_current();
+  return backend;
+}
 
 /// A rank's received rows, and what must be known of them. Rows from `valid` on hold anything.
 struct Received {
@@ -59,6 +70,10 @@ struct Received {
     return metadata[static_cast<std::size_t>(row * (topk + 2) + 2 + k)];
   }
 
+  RowMetadata rows_at(const OnDevice<std::int32_t>& table, const OnDevice<std::int32_t>& source_ends) const {
+    return {table.data(), topk + 2, rows, static_cast<int>(topk), source_ends.data() + ranks - 1};
+  }
+
   void expect() {
     metadata.assign(static_cast<std::size_t>(rows * (topk + 2)), -1);
     for (int expert = 0; expert < experts; ++expert) {
@@ -92,6 +107,7 @@ struct Received {
 
 TEST(NumberRows, ByExpertThenRowThenSelection) {
   for (const auto& executor : executors_present(2)) {
+    const Aborts aborts(*executor);
     for (const Received& want :
          {Received(700, 700, 4, 3, 5, 8), Received(300, 171, 9, 2, 40, 1), Received(5, 0, 2, 1, 3, 4),
           Received(0, 0, 4, 2, 2, 1), Received(33, 20, 1, 4, 70, 16), Received(40, 40, 2, 3, 4, 1, 9),
@@ -107,29 +123,40 @@ TEST(NumberRows, ByExpertThenRowThenSelection) {
             counts(*executor, ints(want.experts)), stats(*executor, Ints(static_cast<std::size_t>(want.experts), 100)),
             metadata(*executor, ints(want.rows * (want.topk + 2))), local(*executor, ints(want.rows * want.topk)),
             at_owners(*executor, ints(want.tokens * want.topk)),
-            scratch(*executor, ints(number_rows_scratch(executor, want.experts)));
-        RowNumbering call{
-            .recv_topk_idx = recv_idx.view(DType::int64, {want.rows, want.topk}),
-            .recv_src_idx = src.view(DType::int32, {want.rows}),
-            .rank_prefix_matrix = prefix.view(DType::int32, {want.ranks, want.ranks}),
-            .destination_row = destination.view(DType::int32, {want.tokens, want.ranks}),
-            .topk_idx = idx.view(DType::int64, {want.tokens, want.topk}),
-            .rank = want.rank,
-            .num_local_experts = want.experts,
-            .max_tokens = want.max_tokens,
-            .alignment = want.alignment,
-            .expand = expand,
-            .source_ends = ends.view(DType::int32, {want.ranks}),
-            .expert_ends = expert_ends.view(DType::int32, {want.experts}),
-            .expert_counts = counts.view(DType::int32, {want.experts}),
-            .stats = stats.view(DType::int32, {want.experts}),
-            .metadata = metadata.view(DType::int32, {want.rows, want.topk + 2}),
-            .local = local.view(DType::int32, {want.rows, want.topk}),
-            .rows_at_owners = at_owners.view(DType::int32, {want.tokens, want.topk}),
-            .selected = selected.view(DType::int64, {want.tokens, want.topk}),
-            .scratch = scratch.view(DType::int32, {number_rows_scratch(executor, want.experts)}),
-        };
-        number_rows(executor, call, nullptr);
+            scratch(*executor, ints(std::int64_t{NumberRowsParams::kMostBlocks} * want.experts));
+        NumberRowsParams params{};
+        params.metadata = want.rows_at(metadata, ends);
+        params.recv_topk_idx = {recv_idx.data(), true};
+        params.source = src.data();
+        params.ends = prefix.data() + want.rank;
+        params.ends_stride = params.num_ranks = want.ranks;
+        params.num_experts = want.experts;
+        params.max_tokens = want.max_tokens;
+        params.alignment = want.alignment;
+        params.expand = expand;
+        params.source_ends = ends.data();
+        params.expert_ends = expert_ends.data();
+        params.expert_counts = counts.data();
+        params.stats = stats.data();
+        params.local = local.data();
+        params.topk_idx = {idx.data(), true};
+        params.num_tokens = want.tokens;
+        params.destination_row = destination.data();
+        params.rows_at_owners = at_owners.data();
+        params.selected = reinterpret_cast<std::byte*>(selected.data());
+        Backend& backend = current(executor);
+        const NumberingPlan plan =
+            plan_numbering(params, backend.policy(), backend.device().kind == Device::Kind::cuda);
+        EXPECT_EQ(plan.scratch_words != 0, want.rows > 4000);
+        if (plan.scratch_words != 0) params.block_counts = scratch.data();
+        params.abort = aborts.set.data();
+        number_rows(backend, params, plan, nullptr);
+        for (const auto* untouched : {&ends, &expert_ends, &counts, &metadata, &local, &at_owners, &scratch}) {
+          const Ints values = untouched->read();
+          EXPECT_EQ(values, Ints(values.size(), kUntouched));
+        }
+        params.abort = aborts.none.data();
+        number_rows(backend, params, plan, nullptr);
         Ints wanted_metadata = want.metadata, wanted_ends, wanted_stats;
         for (std::size_t expert = 0; expert < want.counts.size(); ++expert) {
           const std::int32_t count = want.counts[expert];
@@ -174,20 +201,29 @@ TEST(SpreadRows, ToEverySelectionAndZeroInTheGaps) {
           from_weights(*executor, weights), to(*executor, Ints(std::size_t((spread + 1) * width), kUntouched)),
           to_scales(*executor, Ints(std::size_t(spread * kScales + 1), kUntouched)),
           to_weights(*executor, Ints(std::size_t(spread + 1), kUntouched));  // a row more than there is
-      RowSpreading call{
-          .source_ends = ends.view(DType::int32, {want.ranks}),
-          .metadata = metadata.view(DType::int32, {want.rows, want.topk + 2}),
-          .rows = from.view(DType::int32, {want.rows, width}),
-          .spread_rows = to.view(DType::int32, {spread, width}),
-          .scales = from_scales.view(DType::int32, {want.rows, kScales}),
-          .spread_scales = to_scales.view(DType::int32, {spread, kScales}),
-          .weights = from_weights.view(DType::float32, {want.rows, want.topk}),
-          .spread_weights = to_weights.view(DType::float32, {spread}),
-          .expert_counts = counts.view(DType::int32, {want.experts}),
-          .alignment = want.alignment,
-      };
-      call.spread_scales->strides = {1, spread};  // columns first
-      spread_rows(executor, call, nullptr);
+      const Aborts aborts(*executor);
+      SpreadRowsParams params{};
+      params.abort = aborts.none.data();
+      params.metadata = want.rows_at(metadata, ends);
+      params.expand = true;
+      params.num_spread = spread;
+      params.rows = reinterpret_cast<const std::byte*>(from.data());
+      params.spread_rows = reinterpret_cast<std::byte*>(to.data());
+      params.row_bytes = static_cast<std::uint32_t>(width * 4);
+      params.scales = reinterpret_cast<const std::uint32_t*>(from_scales.data());
+      params.scale_stride = params.num_scales = kScales;
+      params.spread_scales = reinterpret_cast<std::uint32_t*>(to_scales.data());
+      params.spread_stride = 1;  // columns first
+      params.spread_column_stride = spread;
+      params.weights = reinterpret_cast<const std::uint32_t*>(from_weights.data());
+      params.weight_stride = want.topk;
+      params.spread_weights = reinterpret_cast<std::uint32_t*>(to_weights.data());
+      params.expert_counts = counts.data();
+      params.num_experts = want.experts;
+      params.alignment = want.alignment;
+      Backend& backend = current(executor);
+      const LaunchShape shape = plan_spreading(params, backend.policy());
+      backend.kernels().spread_rows(params, shape, nullptr);
 
       Ints wanted(std::size_t((spread + 1) * width), kUntouched),
           wanted_scales(std::size_t(spread * kScales + 1), kUntouched),
@@ -226,17 +262,23 @@ TEST(SpreadRows, OrLeavesThemWhereTheyAre) {
         beside(*executor, together), to(*executor, Ints(rows.size(), kUntouched)),
         weights(*executor, Ints(want.local.size(), kUntouched));
     const OnDevice<std::int64_t> indices(*executor, std::vector<std::int64_t>(want.local.size(), kUntouched));
-    RowSpreading call{
-        .source_ends = ends.view(DType::int32, {want.ranks}),
-        .local = local.view(DType::int32, {want.rows, want.topk}),
-        .rows = from.view(DType::int32, {want.rows, 8}),
-        .spread_rows = to.view(DType::int32, {want.rows, 8}),
-        .weights = beside.view(DType::int32, {want.rows, want.topk}),
-        .spread_weights = weights.view(DType::float32, {want.rows, want.topk}),
-        .spread_topk_idx = indices.view(DType::int64, {want.rows, want.topk}),
-    };
-    call.weights->strides = {7, 1};  // a part of wider rows
-    spread_rows(executor, call, nullptr);
+    const Aborts aborts(*executor);
+    SpreadRowsParams params{};
+    params.abort = aborts.none.data();
+    params.metadata = want.rows_at(local, ends);  // its rows are not looked at
+    params.num_spread = want.rows;
+    params.local = local.data();
+    params.rows = reinterpret_cast<const std::byte*>(from.data());
+    params.spread_rows = reinterpret_cast<std::byte*>(to.data());
+    params.row_bytes = 32;
+    params.weights = reinterpret_cast<const std::uint32_t*>(beside.data());
+    params.weight_stride = 7;  // a part of wider rows
+    params.spread_weights = reinterpret_cast<std::uint32_t*>(weights.data());
+    params.spread_topk_idx = reinterpret_cast<std::byte*>(indices.data());
+    params.indices_are_64_bit = true;
+    Backend& backend = current(executor);
+    const LaunchShape shape = plan_spreading(params, backend.policy());
+    backend.kernels().spread_rows(params, shape, nullptr);
     Ints wanted(rows.begin(), rows.begin() + want.valid * 8);
     wanted.resize(rows.size(), kUntouched);
     Ints wanted_weights;
@@ -255,32 +297,31 @@ void expect_addresses(const std::shared_ptr<Executor>& executor, Received& want)
   // One more before and behind those that there are.
   std::vector<float> weights(std::size_t(want.expanded + 2));
   for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i) + 0.5f;
-  const std::int64_t scratch_size = address_rows_scratch(executor, want.rows, want.ranks);
   for (const bool each_selection : {false, true}) {
     SCOPED_TRACE(std::to_string(want.rows) + " rows, each selection " + std::to_string(each_selection));
     const std::int64_t sent = each_selection ? want.expanded : want.rows;
     const OnDevice<std::int32_t> ends(*executor, want.ends), metadata(*executor, want.metadata),
         beside(*executor, Ints(std::size_t((sent + 1) * columns), kUntouched)),  // a row more than may travel
-        per_rank(*executor, Ints(std::size_t(ranks), kUntouched)),
-        scratch(*executor, Ints(std::size_t(scratch_size), kUntouched));
-    std::vector<std::uint8_t> wanted_in_rank(std::size_t((sent + 1) * ranks), each_selection ? 0 : 7);
+        per_rank(*executor, Ints(std::size_t(ranks), kUntouched));
+    std::vector<std::uint8_t> wanted_in_rank(std::size_t((sent + 1) * ranks), 7);
     const OnDevice<std::uint8_t> in_rank(*executor, wanted_in_rank);
     const OnDevice<float> given(*executor, weights);
-    RowAddressing call{
-        .metadata = metadata.view(DType::int32, {want.rows, want.topk + 2}),
-        .source_ends = ends.view(DType::int32, {ranks}),
-        .max_tokens = want.max_tokens,
-        .each_selection = each_selection,
-        .beside = beside.view(DType::int32, {sent, each_selection ? 1 : columns}),
-        .is_token_in_rank = in_rank.view(DType::boolean, {sent, ranks}),
-        .num_tokens_per_rank = per_rank.view(DType::int32, {ranks}),
-    };
+    AddressRowsParams params{};
+    params.metadata = want.rows_at(metadata, ends);
+    params.num_ranks = want.ranks;
+    params.max_tokens = want.max_tokens;
+    params.each_selection = each_selection;
+    params.num_sent = sent;
+    params.beside = beside.data();
+    params.columns = static_cast<int>(each_selection ? 1 : columns);
+    params.is_token_in_rank = in_rank.data();
+    params.num_tokens_per_rank = per_rank.data();
     if (!each_selection) {
-      call.weights = given.view(DType::float32, {want.expanded});
-      call.weights->data = call.weights->as<float>() + 1;
+      params.weights = given.data() + 1;
+      params.weights_of_slots = true;
+      params.num_weights = want.expanded;
     }
-    if (scratch_size != 0) call.scratch = scratch.view(DType::int32, {scratch_size});
-    address_rows(executor, call, nullptr);
+    address_rows(current(executor), params, nullptr);
 
     std::fill_n(wanted_in_rank.begin(), sent * ranks, std::uint8_t{0});
     Ints wanted(std::size_t((sent + 1) * columns), kUntouched), wanted_per_rank(std::size_t(ranks), 0);
@@ -332,87 +373,13 @@ TEST(AddressRows, OfNoneOneAndVeryManyRanks) {
 }
 
 TEST(AddressRows, SeveralBlocksCountManyRows) {
-  constexpr std::int64_t kMost = 2048;  // that one block counts
   for (const auto& executor : executors_present(9)) {
-    EXPECT_EQ(address_rows_scratch(executor, kMost, 3), 0);
-    EXPECT_GT(address_rows_scratch(executor, kMost + 1, 3), 3);
-    for (Received want : {Received(kMost, kMost, 1, 5, 2, 1), Received(kMost + 1, kMost + 1, 1, 5, 2, 4),
-                          Received(5003, 4001, 2, 3, 4, 8), Received(3000, 7, 2, 40, 4, 1)}) {
+    for (Received want :
+         {Received(2049, 2049, 1, 5, 2, 4), Received(5003, 4001, 2, 3, 4, 8), Received(3000, 7, 2, 40, 4, 1)}) {
       want.slot(5, -2) = -1;
       expect_addresses(executor, want);
     }
   }
-}
-
-TEST(AddRowCounts, OfMoreBlocksThanAWarpHasLanes) {
-  for (const auto& executor : executors_present(10)) {
-    for (const int ranks : {1, 7, 128}) {
-      for (const int blocks : {2, 32, 33, 128}) {
-        const Ints told = numbered(std::int64_t{blocks} * ranks, 3);
-        const OnDevice<std::int32_t> counts(*executor, told), sums(*executor, Ints(std::size_t(ranks), kUntouched));
-        AddressRowsParams params{};
-        params.num_ranks = ranks;
-        params.counting_blocks = blocks;
-        params.block_counts = counts.view(DType::int32, {blocks, ranks}).as<std::int32_t>();
-        params.num_tokens_per_rank = sums.view(DType::int32, {ranks}).as<std::int32_t>();
-        backend_of(executor)->make_current();
-        backend_of(executor)->kernels().add_row_counts(params, {2, 64, 0}, nullptr);
-        Ints wanted(std::size_t(ranks), 0);
-        for (std::size_t i = 0; i < told.size(); ++i) wanted[i % std::size_t(ranks)] += told[i];
-        EXPECT_EQ(sums.read(), wanted) << blocks << " blocks, " << ranks << " ranks";
-      }
-    }
-  }
-}
-
-TEST(RowLayout, NamesWhatIsWrong) {
-  const auto executor = make_host_executor();
-  std::vector<std::int64_t> memory(4096);
-  const auto view = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
-    return TensorView::contiguous(memory.data(), dtype, shape);
-  };
-  const auto expect = [](const std::string& said, const char* text) {
-    EXPECT_NE(said.find(text), std::string::npos) << said;
-  };
-  RowSpreading spreading{.source_ends = view(DType::int32, {2})};
-  const auto spread = [&] { return refusal([&] { spread_rows(executor, spreading, nullptr); }); };
-  expect(spread(), "metadata and local are not given");
-  spreading.metadata = view(DType::int32, {4, 5});
-  spreading.rows = view(DType::int32, {4, 4});
-  expect(spread(), "rows and spread_rows: one is given");
-  spreading.spread_rows = view(DType::int32, {9, 4});
-  spreading.scales = view(DType::float32, {3, 2});
-  spreading.spread_scales = view(DType::float32, {8, 2});
-  expect(spread(), "scales is float32[3, 2], allowed: 4 rows or more");
-  spreading.scales = view(DType::float32, {4, 2});
-  expect(spread(), "spread_scales is float32[8, 2], allowed: 9 rows");
-  spreading.scales = view(DType::int64, {4, 2});
-  expect(spread(), "scales is int64[4, 2], allowed: elements of 4 bytes");
-  spreading.scales.reset();
-  spreading.spread_scales.reset();
-  spreading.spread_topk_idx = view(DType::int64, {4, 3});
-  expect(spread(), "spread_topk_idx is given, allowed: only without metadata");
-  spreading.metadata = view(DType::int32, {4, 1});
-  expect(spread(), "width of metadata is 1, allowed: 2 to 34");
-  spreading.metadata.reset();
-  spreading.local = view(DType::int32, {4, 3});
-  spreading.spread_rows = view(DType::int32, {4, 4});
-  spreading.expert_counts = view(DType::int32, {2});
-  expect(spread(), "expert_counts is given, allowed: only with metadata");
-  RowAddressing addressing{
-      .metadata = view(DType::int32, {4, 5}), .source_ends = view(DType::int32, {2}), .max_tokens = 0};
-  const auto address = [&] { return refusal([&] { address_rows(executor, addressing, nullptr); }); };
-  expect(address(), "max_tokens is 0");
-  std::vector<std::int32_t> large(9000 * 5);
-  addressing.max_tokens = 9000;
-  addressing.metadata = TensorView::contiguous(large.data(), DType::int32, {9000, 5});
-  addressing.beside = TensorView::contiguous(large.data(), DType::int32, {9000, 1});
-  addressing.is_token_in_rank = TensorView::contiguous(large.data(), DType::boolean, {9000, 2});
-  addressing.num_tokens_per_rank = view(DType::int32, {2});
-  const std::string wanted = std::to_string(address_rows_scratch(executor, 9000, 2));
-  expect(address(), ("scratch is not given, allowed: int32[" + wanted + "] for 9000 rows").c_str());
-  addressing.scratch = view(DType::int32, {1});
-  expect(address(), ("scratch is int32[1], its shape must be [" + wanted + "]").c_str());
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// deep_ep/row_layout.hpp on every executor present, against plain loops: sums of rows that came back.
+// Sums of rows on every executor present, against plain loops.
 #include <cmath>
 
-#include "deep_ep/row_layout.hpp"
+#include "csrc/buffer/elastic/elastic.hpp"
+#include "csrc/executor/backend.hpp"
 #include "tests/kernels/on_device.hpp"
 #include "tests/kernels/test_kernel.hpp"
 
@@ -27,7 +28,7 @@ constexpr Misleading kMisleading[] = {
 
 TEST(SumReturnedRows, BySelectionAndWithoutRowsThatNobodySent) {
   constexpr std::int64_t kTokens = 3, kTopk = 4, kWidth = 1032, kRows = 9;  // rows of three pieces
-  constexpr int kRanks = 3, kExperts = 2;                                   // rank 0: experts 0 and 1
+  constexpr int kExperts = 2;                                               // rank 0: experts 0 and 1
   // Ranks of the selections: 1 0 1 -; - 2 2 0; - - - -. Of the first token's last ones the rank 1 comes after rank 0.
   const std::vector<std::int64_t> idx = {2, 0, 3, -1, -5, 4, 5, 1, -1, -1, -1, -1};
   constexpr std::size_t kAround = 100;  // elements before and behind the scratch
@@ -42,8 +43,6 @@ TEST(SumReturnedRows, BySelectionAndWithoutRowsThatNobodySent) {
         beside.push_back(ids[row]);
         for (int k = 0; k < kTopk; ++k) beside.push_back(static_cast<std::int32_t>(row) * 10 + k);
       }
-      Words prefix(kRanks * kRanks, 1000);
-      prefix[2 * kRanks + 1] = static_cast<std::int32_t>(came);
       std::vector<std::uint16_t> rows, bias;
       for (std::int64_t i = 0; i < kRows * kWidth; ++i)
         rows.push_back(bf16_of(std::ldexp(1.0f + float(i % 13), int(i / kWidth) * 3)));
@@ -53,24 +52,33 @@ TEST(SumReturnedRows, BySelectionAndWithoutRowsThatNobodySent) {
       memory[kAround + 7] = stale;
       const OnDevice<std::uint16_t> x(*executor, rows), first(*executor, bias),
           sums(*executor, std::vector<std::uint16_t>(bias.size() + kWidth, 1));  // and what is not theirs
-      const OnDevice<std::int32_t> told(*executor, beside), matrix(*executor, prefix),
+      const OnDevice<std::int32_t> told(*executor, beside), valid(*executor, {static_cast<std::int32_t>(came)}),
           weights(*executor, Words(kTokens * kTopk, kUnwritten)), scratch(*executor, memory);
       const OnDevice<std::int64_t> selections(*executor, idx);
-      RowReturn call{
-          .rows = x.view(DType::bfloat16, {room, kWidth}),
-          .beside = told.view(DType::int32, {room, 1 + kTopk}),
-          .rank_prefix_matrix = matrix.view(DType::int32, {kRanks, kRanks}),
-          .topk_idx = selections.view(DType::int64, {kTokens, kTopk}),
-          .rank = 1,
-          .num_local_experts = kExperts,
-          .each_selection = each_selection,
-          .bias_0 = first.view(DType::bfloat16, {kTokens, kWidth}),
-          .sums = sums.view(DType::bfloat16, {kTokens, kWidth}),
-          .weights = weights.view(DType::float32, {kTokens, kTopk}),
-          .scratch = scratch.view(DType::int32, {kTokens, kTopk}),
-      };
-      call.scratch.data = call.scratch.as<std::int32_t>() + kAround;
-      sum_returned_rows(executor, call, nullptr);
+      const OnDevice<std::uint64_t> failed(*executor, {1}), well(*executor, {0});
+      SumRowsParams params{};
+      params.rows = reinterpret_cast<const std::byte*>(x.data());
+      params.num_rows = room;
+      params.bias[0] = reinterpret_cast<const std::byte*>(first.data());
+      params.sums = reinterpret_cast<std::byte*>(sums.data());
+      params.row_bytes = kWidth * 2;
+      params.returned = {.beside = told.data(),
+                         .beside_stride = 1 + kTopk,
+                         .num_valid = valid.data(),
+                         .topk_idx = {selections.data(), true},
+                         .num_tokens = kTokens,
+                         .num_topk = kTopk,
+                         .num_experts = kExperts,
+                         .each_selection = each_selection,
+                         .weights = weights.data(),
+                         .row_of = scratch.data() + kAround};
+      Backend& backend = *backend_of(executor);
+      backend.make_current();
+      params.abort = failed.data();
+      sum_rows(backend, params, nullptr);
+      EXPECT_EQ(sums.read(), std::vector<std::uint16_t>(bias.size() + kWidth, 1)) << "sums of a call that has failed";
+      params.abort = well.data();
+      sum_rows(backend, params, nullptr);
       const std::vector<std::vector<int>> terms = each_selection ? std::vector<std::vector<int>>{{0, 3, 1}, {5, 2}, {}}
                                                                  : std::vector<std::vector<int>>{{3, 0}, {1}, {}};
       const auto got = sums.read();
@@ -106,8 +114,17 @@ TEST(SumExpandedRows, OfValidRowsOnly) {
     const OnDevice<std::int32_t> table(
         *executor, {0, 0, 3, -1, 1, 0, 0, -1, -1, 0, 0, 0, 9, 2, -1, 0, 0, -1, -1, -1, 0, 0, 1, 1, 1}),
         ends(*executor, {2, 4});
-    sum_expanded_rows(executor, x.view(DType::bfloat16, {4, kWidth}), table.view(DType::int32, {5, 5}),
-                      ends.view(DType::int32, {2}), sums.view(DType::bfloat16, {5, kWidth}), nullptr);
+    const OnDevice<std::uint64_t> abort(*executor, {0});
+    SumRowsParams params{};
+    params.abort = abort.data();
+    params.rows = reinterpret_cast<const std::byte*>(x.data());
+    params.num_rows = 4;
+    params.metadata = {table.data(), 5, 5, 3, ends.data() + 1};
+    params.sums = reinterpret_cast<std::byte*>(sums.data());
+    params.row_bytes = kWidth * 2;
+    Backend& backend = *backend_of(executor);
+    backend.make_current();
+    sum_rows(backend, params, nullptr);
     const auto got = sums.read();
     const std::uint16_t wanted[] = {bf16_of(10), bf16_of(1), bf16_of(4), bf16_of(0), 1};
     for (std::int64_t i = 0; i < 5 * kWidth; ++i) ASSERT_EQ(got[std::size_t(i)], wanted[i / kWidth]) << i;

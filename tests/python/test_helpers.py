@@ -328,7 +328,7 @@ def profile_of(call, calls=2, barrier=(), other="gemm"):
 BARRIER = (("notify", 7), ("dispatch", 7))
 DISPATCH = [("layout", 1), ("notify", 2), ("dispatch", 30), ("number_selections", 3), ("spread_rows", 4)]
 COMBINE = [("sum_rows", 5), ("address_rows", 1), ("notify", 2), ("dispatch", 40), ("find_returned_rows", 2),
-           ("sum_returned_rows", 6)]  # fmt: skip
+           ("sum_rows", 6)]  # fmt: skip
 
 
 @pytest.mark.parametrize("call, journey, epilogue", [

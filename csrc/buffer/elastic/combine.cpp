@@ -1,58 +1,14 @@
 // combine of the second interface: one kernel pushes and adds, for each token, the rows of its experts' ranks.
 #include <algorithm>
 
-#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
-#include "csrc/buffer/normal_mode.hpp"
-#include "csrc/buffer/row_metadata.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/elastic/params.hpp"
 
 namespace deep_ep {
 namespace {
-
-void check_elastic_combine(const ElasticCombineArguments& arguments, const NormalModeSetup& setup) {
-  const Device& device = setup.device;
-  check_tensor("x", arguments.x, device, {DType::bfloat16}, {kAnySize, kAnySize});
-  check_row_bytes("x", arguments.x);
-  check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {kAnySize, kAnySize});
-  const std::int64_t tokens = arguments.topk_idx.size(0), topk = arguments.topk_idx.size(1);
-  check_range("width of topk_idx", topk, 1, kMaxTopk);
-  check_range("max_tokens", arguments.max_tokens, 1, INT32_MAX / std::max(2, setup.num_ranks));
-  check_range("number of tokens in topk_idx", tokens, 0, arguments.max_tokens);
-  if (arguments.num_experts < setup.num_ranks || arguments.num_experts % setup.num_ranks != 0) {
-    fail<InvalidArgument>("num_experts is {}, allowed: multiples of the {} ranks", arguments.num_experts,
-                          setup.num_ranks);
-  }
-  check_strided_tensor("metadata", arguments.metadata, device, {DType::int32},
-                       {kAnySize, topk + RowMetadata::kColumnsBefore});
-  check_tensor("source_ends", arguments.source_ends, device, {DType::int32}, {setup.num_ranks});
-  check_tensor("rows_at_owners", arguments.rows_at_owners, device, {DType::int32}, {tokens, topk});
-  const std::int64_t received = arguments.metadata.size(0);
-  if (!arguments.expanded && arguments.x.size(0) != received) {
-    fail<InvalidArgument>("x has {} rows, allowed: the {} of metadata", arguments.x.size(0), received);
-  }
-  if (arguments.each_selection && !arguments.expanded) {
-    fail<InvalidArgument>("each_selection is true, allowed: only with expanded");
-  }
-  if (arguments.topk_weights && arguments.each_selection) {
-    fail<InvalidArgument>("topk_weights is given, allowed: only without each_selection");
-  }
-  if (arguments.topk_weights && arguments.expanded) {
-    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {arguments.x.size(0)});
-  } else if (arguments.topk_weights) {
-    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {received, topk});
-  }
-  const auto check_bias = [&](const char* name, const std::optional<ConstTensorView>& bias) {
-    if (!bias) return;
-    check_tensor(name, *bias, device, {DType::bfloat16}, {tokens, arguments.x.size(1)});
-    check_alignment(name, *bias);
-  };
-  check_bias("bias_0", arguments.bias_0);
-  check_bias("bias_1", arguments.bias_1);
-  check_config(arguments.config, kernels::combine_elastic::kMaxThreads / 32);
-}
 
 /// Takes the whole window of the heap, and as many tokens in a pass as it has room for. The same on all ranks.
 ReturnWindow plan_window(const ElasticCombineParams& params, std::size_t at, const NormalModeSetup& setup) {
@@ -108,7 +64,7 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
 }  // namespace
 
 CombineResult Intranode::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
-  check_elastic_combine(arguments, setup_);
+  check_elastic_combine(arguments, runtime_);
   runtime_.faults().raise();
   ElasticCombineParams params{};
   params.common = common_;

@@ -56,9 +56,10 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
 }
 
 void Internode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
-                     const DispatchOutputs& outputs, CallScope& scope) {
+                     const DispatchOutputs& outputs, int weights, const CallScope& scope) {
   InternodeDispatchParams params{};
   static_cast<SentRows&>(params) = rows;
+  params.weights_as_scales = weights;
   params.transfer = transfer(handle, PackedRow::bytes(params.rows, grid_.width), grid_.width);
   params.transfer.shape = shape_of({0, params.rows.row_bytes, static_cast<std::uint32_t>(params.rows.num_scales),
                                     static_cast<std::uint32_t>(params.rows.num_topk)});
@@ -82,17 +83,31 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
   params.stage_bytes = stages.bytes;
   runtime_.executor()->kernels().dispatch_and_notify_internode(
       params, {blocks, warps * 32, shared_bytes(stages.count, stages.bytes)}, scope.stream());
-  const Tensor* const used[] = {&outputs.x,       &outputs.scales,         &outputs.topk_idx, &outputs.topk_weights,
-                                &outputs.src_idx, &handle.destination_row, &handle.relay_rows};
-  for (const Tensor* tensor : used) scope.hand_out(*tensor);
+}
+
+void Internode::hand_out(const DispatchHandle& handle, const CallScope& scope) {
+  for (const Tensor* tensor : {&handle.recv_src_idx, &handle.destination_row, &handle.relay_rows}) {
+    scope.hand_out(*tensor);
+  }
 }
 
 DispatchResult Internode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   check_dispatch(arguments, setup_);
   runtime_.faults().raise(Faults::Notes::but_unknown_experts);
+  CallScope scope(runtime_.calls(), call);
+  DispatchResult result = dispatch(arguments, scope);
+  hand_out(result.handle, scope);
+  scope.hand_out(result.recv_x);
+  for (const auto* beside : {&result.recv_x_scales, &result.recv_topk_idx, &result.recv_topk_weights}) {
+    if (*beside) scope.hand_out(**beside);
+  }
+  result.event = scope.finish();
+  return result;
+}
+
+DispatchResult Internode::dispatch(const DispatchArguments& arguments, CallScope& scope) {
   const SentRows rows = sent_rows(arguments, setup_);
   check_room_for_dispatch(rows.rows);
-  CallScope scope(runtime_.calls(), call);
   check_recording(scope, arguments.num_worst_tokens == 0);
 
   // Who gets what? And room for it: in the heap, where peers write the rows into place, or else by the local rings.
@@ -105,9 +120,8 @@ DispatchResult Internode::dispatch(const DispatchArguments& arguments, const Cal
   result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
   if (arguments.num_worst_tokens == 0) outputs = make_room(result.handle.num_recv_rows);
   result.handle.recv_src_idx = outputs.src_idx;
-  send(rows, arguments.config, result.handle, outputs, scope);
+  send(rows, arguments.config, result.handle, outputs, 0, scope);
   outputs.give_to(result, arguments);
-  result.event = scope.finish();
   return result;
 }
 
@@ -120,7 +134,9 @@ CachedDispatchResult Internode::dispatch(const CachedDispatchArguments& argument
   CallScope scope(runtime_.calls(), call);
   const DispatchHandle& handle = *arguments.handle;
   const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
-  send(rows, arguments.config, handle, outputs, scope);
+  send(rows, arguments.config, handle, outputs, 0, scope);
+  hand_out(handle, scope);
+  for (const Tensor* tensor : {&outputs.x, &outputs.scales}) scope.hand_out(*tensor);
   CachedDispatchResult result;
   outputs.give_to(result, arguments);
   result.event = scope.finish();

@@ -16,6 +16,8 @@
 
 namespace deep_ep {
 
+class DispatchLayouts;
+
 class Internode {
  public:
   /// Collective. The runtime's layout has signals for it.
@@ -24,6 +26,12 @@ class Internode {
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
   CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
+  // Of the second interface: csrc/buffer/elastic/.
+  ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, DispatchLayouts& layouts,
+                                         const CallOptions& call);
+  ElasticCachedDispatchResult dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
+                                               const CallOptions& call);
+  EventHandle barrier(const CallOptions& call);
 
   /// For people: by how many queue pairs, and over which NIC.
   std::string describe() const;
@@ -34,12 +42,17 @@ class Internode {
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
   void drain() noexcept { connections_->drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
 
+  /// Of arguments that are right, as a part of a call. Hands nothing out.
+  DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope);
+
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
-  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
+  /// Sends the rows to where the handle says. The last `weights` scales of a token are its weights.
   void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
-            CallScope& scope);
+            int weights, const CallScope& scope);
+  /// What the handle holds. Its tables share their memory, but for that of relayed rows.
+  static void hand_out(const DispatchHandle& handle, const CallScope& scope);
   /// With rows of `row_bytes`, all included, in `local_rings` local rings of each rank.
   TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, int local_rings) const;
   /// TransferParams::shape, of a kind of call and of what its rows are made of.

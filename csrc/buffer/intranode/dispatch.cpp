@@ -128,6 +128,12 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   check_dispatch(arguments, setup_);
   runtime_.faults().raise(Faults::Notes::but_unknown_experts);
   CallScope scope(runtime_.calls(), call);
+  DispatchResult result = dispatch(arguments, scope);
+  result.event = scope.finish();
+  return result;
+}
+
+DispatchResult Intranode::dispatch(const DispatchArguments& arguments, CallScope& scope) {
   check_recording(scope, arguments.num_worst_tokens == 0);
   DispatchResult result;
   result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
@@ -135,7 +141,6 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
                                        &arguments, result.handle, scope);
   result.handle.recv_src_idx = outputs.src_idx;
   outputs.give_to(result, arguments);
-  result.event = scope.finish();
   return result;
 }
 

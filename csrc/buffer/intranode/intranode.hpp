@@ -13,7 +13,8 @@
 namespace deep_ep {
 
 struct ElasticDispatchParams;
-struct SpreadRowsParams;
+struct ElasticOutputs;
+struct RowTables;
 
 class Intranode {
  public:
@@ -32,6 +33,9 @@ class Intranode {
   EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call);
   EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call);
 
+  /// Of arguments that are right, as a part of a call.
+  DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope);
+
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
@@ -41,7 +45,9 @@ class Intranode {
                        const std::optional<ConstTensorView>& x_scales, const DispatchArguments* fresh,
                        const DispatchHandle& handle, CallScope& scope);
   /// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
-  void move_elastic(ElasticDispatchParams& sent, SpreadRowsParams& moving, const Config& config, CallScope& scope);
+  void move_elastic(ElasticDispatchParams& sent, const ElasticOutputs& outputs, const RowTables& tables,
+                    const std::optional<ConstTensorView>& counts, int alignment, const Config& config,
+                    CallScope& scope);
 
   Runtime& runtime_;
   NormalModeSetup setup_;

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 import weakref
-from itertools import chain
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from .. import _native
 from .._native import EventHandle
-from ..arguments import MaybeTensor, RowsLike, event_of, integer
-from ..errors import InvalidArgument, WrongUse
+from ..arguments import MaybeTensor, RowsLike, event_of, integer, type_name
+from ..errors import InvalidArgument, UseAfterDestroy, WrongUse
 from ..peers import Peers, destroy_together, device_index, is_group, let_go, native_buffer
 from ..results import check_kind
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
-from .given import AnyEvent, Bias, check_biases, check_tensor, checked_handle, split_rows
 from .handle import EPHandle
-from .journeys import Journeys
 from .optional import OptionalCalls
-from .sizes import Sizes
-from .streams import CallStream
+
+Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
+AnyEvent = Union[None, EventHandle, EventOverlap]
 
 __all__ = ["ElasticBuffer", "EPHandle"]
 
@@ -38,7 +36,7 @@ class _Default(int):
 _DEFAULT_GPU_TIMEOUT = _Default(100)
 
 
-class ElasticBuffer(Sizes, Journeys, OptionalCalls):
+class ElasticBuffer(OptionalCalls):
     """Expert-parallel communication of one rank with the other ranks of its group.
 
     Symbols: R ranks, r this rank, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, L = E / R; T tokens on this rank
@@ -155,12 +153,6 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             stream=self._shared_stream,
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
-        # What a barrier sends: counts that are all 0, and no rows.
-        self._nothing_to_send = (
-            torch.zeros(self.num_ranks, dtype=torch.int32, device=self._device),
-            torch.zeros((0, self.num_ranks), dtype=torch.bool, device=self._device),
-            torch.empty((0, 16), dtype=torch.uint8, device=self._device),
-        )
         self.num_rdma_ranks: int = self.runtime.num_nodes()
         self.num_nvlink_ranks: int = self.num_ranks // self.num_rdma_ranks
         # What lies between nodes is the library's business: results are those of one domain.
@@ -172,6 +164,64 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         self._finalizer = weakref.finalize(
             self, let_go, self.runtime, self.rank_idx, f"an {type(self).__name__}", self.explicitly_destroy, os.getpid()
         )
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: Any,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """The ``num_bytes`` of a buffer made with these settings: equal on all ranks, a multiple of 2 MiB."""
+        size = group.size() if callable(getattr(group, "size", None)) else group.Get_size()
+        return model.buffer_bytes(
+            size,
+            integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1),
+            integer("hidden", hidden, 1),
+            num_topk,
+            bool(use_fp8_dispatch),
+            bool(allow_multiple_reduction),
+        )
+
+    def get_physical_domain_size(self) -> Tuple[int, int]:
+        """(nodes, ranks of each)."""
+        return self.num_rdma_ranks, self.num_nvlink_ranks
+
+    def get_logical_domain_size(self) -> Tuple[int, int]:
+        """(1, R): results are those of one domain, also between nodes."""
+        return self.num_scaleout_ranks, self.num_scaleup_ranks
+
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
+    ) -> int:
+        """An even number of SMs that should keep the links busy; what calls use with ``num_sms=0``. Results do not depend
+        on it. Rates are in GB/s; 0 stands for those of this machine."""
+        if num_scaleout_topk != 0:
+            raise WrongUse(f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0")
+        return model.num_sms(
+            self.num_ranks,
+            self.num_rdma_ranks,
+            integer("num_experts", num_experts, 1),
+            integer("num_topk", num_topk, 1),
+            (rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs),
+            self._device,
+            self.prefer_overlap_with_compute,
+        )
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """Queue pairs that a call with this many SMs would use upstream. Here calls choose by themselves."""
+        wanted = 16 * num_sms + 1 if self.allow_hybrid_mode else min(num_sms, 9)
+        return min(wanted, self.num_allocated_qps)
 
     def destroy(self) -> None:
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
@@ -222,12 +272,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         """
         runtime = self._alive()
         self._synchronize(with_cpu_sync)
-        elsewhere = bool(use_comm_stream) and self._comm_stream is not None
-        if self.num_rdma_ranks == 1:
-            event = runtime.barrier(elsewhere)
-        else:  # counts of all ranks are exchanged, even where all are 0
-            nothing, nowhere, rows = self._nothing_to_send
-            event = runtime.dispatch(rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, elsewhere, True)[-1]
+        event = runtime.barrier(bool(use_comm_stream) and self._comm_stream is not None)
         if event is not None:
             event.current_stream_wait()
         self._synchronize(with_cpu_sync)
@@ -284,24 +329,41 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             (expanded: ``None``); ``recv_topk_weights`` ``[N, K]``, 0 where the index is -1 (expanded: one for each row),
             or ``None``; the handle; the event.
         """
-        self._alive()
-        rows, scales = split_rows(x)
+        runtime = self._alive()
+        rows, scales = _split_rows(x)
+        native_scales = scales if scales is None or scales.dtype in (torch.float32, torch.int32) else scales.view(torch.int32)
         self._check_qps(num_qps)
-        previous, before = self._events(previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
-        stream = CallStream(self._comm_stream, previous, before, bool(async_with_compute_stream))
-        if do_zero_padding and not do_expand:
+        order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
+        expand, zero_padding = bool(do_expand), bool(do_zero_padding)
+        column_major = bool(use_tma_aligned_col_major_sf)
+        if zero_padding and not expand:
             raise InvalidArgument("do_zero_padding is True, allowed: only with do_expand")
         num_sms = integer("num_sms", num_sms, 0)
+        stats = cumulative_local_expert_recv_stats
         if handle is None:
-            with stream:
-                result = self._fresh_dispatch(
-                    stream, rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats, num_experts,
-                    num_max_tokens_per_rank, expert_alignment, num_sms, bool(do_handle_copy),
-                    True if do_cpu_sync is None else bool(do_cpu_sync), bool(do_expand), bool(do_zero_padding),
-                    bool(use_tma_aligned_col_major_sf),
-                )  # fmt: skip
+            if topk_idx is None:
+                raise InvalidArgument("topk_idx is None, allowed: a tensor, or a handle instead")
+            if num_experts is None:
+                raise InvalidArgument("num_experts is None, allowed: a multiple of the number of ranks, or a handle instead")
+            check_tensor("topk_idx", topk_idx, (torch.int64, torch.int32), 2)
+            num_experts = integer("num_experts", num_experts, 1)
+            alignment = integer("expert_alignment", 1 if expert_alignment is None else expert_alignment, 1)
+            most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+            most = integer("num_max_tokens_per_rank", most, 1)
+            sms = num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.size(1))
+            recv_x, recv_scales, recv_topk_idx, recv_weights, counts, num_expanded, made, event = runtime.dispatch_elastic(
+                rows, native_scales, topk_idx, topk_weights, stats, num_experts, most, alignment,
+                do_cpu_sync is None or bool(do_cpu_sync), expand, zero_padding, column_major, bool(do_handle_copy), sms, *order,
+            )  # fmt: skip
+            source_ends, expert_ends, expert_counts, metadata, local, rows_at_owners, route, selections = made
+            handle = EPHandle(
+                expand, num_experts, alignment, most, sms, topk_idx if selections is None else selections, metadata.size(0),
+                num_expanded, counts, source_ends, expert_ends, expert_counts, metadata, rows_at_owners,
+            )  # fmt: skip
+            handle._route, handle._local = route, local
+            inputs = [rows, scales, topk_idx, topk_weights, stats]
         else:
-            handle = checked_handle(handle)
+            _check_handle(handle)
             if topk_idx is not None:
                 raise WrongUse("topk_idx is given: with a handle the selections are the handle's")
             if do_cpu_sync:
@@ -314,21 +376,24 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
                 known = getattr(handle, name)
                 if given is not None and given != known:
                     raise WrongUse(f"{name} is {given}, allowed: the handle's, which is {known}")
-            if cumulative_local_expert_recv_stats is not None:
+            if stats is not None:
                 raise InvalidArgument("cumulative_local_expert_recv_stats is given, allowed: only without handle")
-            with stream:
-                result = self._cached_dispatch(
-                    stream, rows, scales, topk_weights, handle, num_sms, bool(do_expand), bool(do_zero_padding),
-                    bool(use_tma_aligned_col_major_sf),
-                )  # fmt: skip
-        recv_x, recv_scales, recv_topk_idx, recv_topk_weights, handle = result
-        # With a handle that was given, the call reads its tensors, too.
-        event = stream.finish(
-            chain((rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats), handle._each_tensor()),
-            chain((recv_x, recv_scales, recv_topk_idx, recv_topk_weights), handle._each_tensor()),
-        )
-        received: Any = recv_x if recv_scales is None else (recv_x, recv_scales)
-        return received, recv_topk_idx, recv_topk_weights, handle, event
+            if handle._route is None or handle._local is None:
+                raise InvalidArgument("handle is one that no dispatch returned, allowed: those that did")
+            if expand and not handle.do_expand:
+                raise InvalidArgument("do_expand is True, allowed: only with the handle of a dispatch with do_expand")
+            recv_x, recv_scales, recv_topk_idx, recv_weights, event = runtime.cached_dispatch_elastic(
+                rows, native_scales, topk_weights, handle._route, handle.recv_src_metadata,
+                handle.psum_num_recv_tokens_per_scaleup_rank, handle._local,
+                handle.num_unaligned_recv_tokens_per_expert if zero_padding else None, handle.num_max_tokens_per_rank,
+                handle.expert_alignment, expand, handle.num_expanded_tokens, handle.topk_idx.dtype == torch.int64, column_major,
+                num_sms or handle.num_sms, *order,
+            )  # fmt: skip
+            inputs = [rows, scales, topk_weights, *handle._tensors()]
+        received: Any = recv_x
+        if scales is not None:
+            received = recv_x, recv_scales if recv_scales.dtype == scales.dtype else recv_scales.view(scales.dtype)
+        return received, recv_topk_idx, recv_weights, handle, self._event(event, inputs)
 
     @torch.no_grad()
     def combine(
@@ -362,41 +427,34 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             selections ascending, and rounds. The token's rank adds biases, then the ranks' rows in the order of their
             last selections (without ``allow_multiple_reduction``: all rows, selections ascending), and rounds.
         """
-        combined, event = self._begin_combine(
-            x, handle, topk_weights, bias, num_sms, num_qps, previous_event, previous_event_before_epilogue,
-            async_with_compute_stream, allocate_on_comm_stream, False,
+        combined, event = self._call_combine(
+            self._alive().combine_elastic, x, handle, topk_weights, bias, num_sms, num_qps, previous_event,
+            previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream,
         )  # fmt: skip
         return (*combined, event)
 
     @torch.no_grad()
-    def _begin_combine(
-        self, x, handle, topk_weights, bias, num_sms, num_qps, previous_event, previous_event_before_epilogue,
-        async_with_compute_stream, allocate_on_comm_stream, later,
+    def _call_combine(
+        self, call, x, handle, topk_weights, bias, num_sms, num_qps, previous_event, before_epilogue, asynchronous,
+        allocate_on_comm_stream,
     ):  # fmt: skip
-        """(``combined_x``, ``combined_topk_weights``), or with ``later`` a function that returns them, and the event."""
-        self._alive()
-        handle = checked_handle(handle)
+        """What ``call`` of the native buffer returns but for the event, and the event."""
+        _check_handle(handle)
         self._check_qps(num_qps)
-        previous, before = self._events(previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
-        metadata = handle.recv_src_metadata
-        check_tensor("x", x, (torch.bfloat16,), 2)
-        if not handle.do_expand and x.size(0) != metadata.size(0):
-            raise InvalidArgument(f"x has {x.size(0)} rows, allowed: the {metadata.size(0)} of handle.recv_src_metadata")
-        topk = handle.topk_idx.size(1)
-        if topk_weights is not None:
-            if handle.do_expand and not self.allow_multiple_reduction:
-                raise InvalidArgument("topk_weights is given, allowed: None for expanded rows without allow_multiple_reduction")
-            check_tensor("topk_weights", topk_weights, (torch.float32,), 1 if handle.do_expand else 2)
-            wanted = (x.size(0),) if handle.do_expand else (metadata.size(0), topk)
-            if tuple(topk_weights.shape) != wanted:
-                raise InvalidArgument(f"topk_weights is of shape {tuple(topk_weights.shape)}, allowed: {wanted}")
-        biases = check_biases(bias, (handle.topk_idx.size(0), x.size(1)))
-        stream = CallStream(self._comm_stream, previous, before, bool(async_with_compute_stream))
-        sms = integer("num_sms", num_sms, 0) or handle.num_sms
-        with stream:
-            combined = self._combine(stream, x, handle, topk_weights, biases, sms, later)
-        made = () if later else combined
-        return combined, stream.finish(chain((x, topk_weights, *biases), handle._each_tensor()), made)
+        order = self._order(previous_event, before_epilogue, asynchronous, allocate_on_comm_stream)
+        single = self._adds_each_selection(handle)
+        if topk_weights is not None and single:
+            raise InvalidArgument("topk_weights is given, allowed: None for expanded rows without allow_multiple_reduction")
+        biases = two_biases(bias)
+        *results, event = call(
+            x, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle.topk_idx,
+            handle.dst_buffer_slot_idx, handle.num_experts, handle.num_max_tokens_per_rank, bool(handle.do_expand), single,
+            topk_weights, *biases, integer("num_sms", num_sms, 0) or handle.num_sms, *order,
+        )  # fmt: skip
+        return results, self._event(event, [x, topk_weights, *biases, *handle._tensors()])
+
+    def _adds_each_selection(self, handle: EPHandle) -> bool:
+        return bool(handle.do_expand) and not self.allow_multiple_reduction
 
     def _synchronize(self, wanted: bool) -> None:
         if wanted and self._device.type == "cuda":
@@ -407,8 +465,66 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         if integer("num_qps", num_qps, 0) > allocated:
             raise WrongUse(f"num_qps is {num_qps}, allowed: at most {allocated}")
 
-    def _events(self, previous: AnyEvent, before_epilogue: AnyEvent, allocate_on_comm_stream: bool):
+    def _order(self, previous: AnyEvent, before_epilogue: AnyEvent, asynchronous: bool, allocate_on_comm_stream: bool):
+        """What a native call comes behind, and whether it leaves an event. Rows travel straight into the results, so the
+        call waits at its start for whatever outputs must wait for."""
         event = event_of("previous_event", previous)
         if event is not None and not allocate_on_comm_stream:
             raise InvalidArgument("previous_event needs allocate_on_comm_stream, which is False")
-        return event, event_of("previous_event_before_epilogue", before_epilogue)
+        return event, event_of("previous_event_before_epilogue", before_epilogue), bool(asynchronous)
+
+    def _event(self, event: Optional[EventHandle], inputs: List[Optional[torch.Tensor]]) -> EventOverlap:
+        """Of a call with these inputs, whose memory is not reused before the communication stream has read them."""
+        if event is None or self._comm_stream is None:
+            return EventOverlap(event)
+        given = [tensor for tensor in inputs if tensor is not None and tensor.is_cuda]
+        if _native.environment_text("EP_AVOID_RECORD_STREAM") == "1":
+            return EventOverlap(event, given)
+        for tensor in given:
+            tensor.record_stream(self._comm_stream)
+        return EventOverlap(event)
+
+    def _alive(self) -> "_native.Buffer":
+        if self.runtime is None:
+            raise UseAfterDestroy("the buffer was used after destroy()")
+        return self.runtime
+
+
+def _split_rows(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    if not isinstance(x, (tuple, list)):
+        return x, None
+    if len(x) != 2:
+        raise InvalidArgument(f"x is a {type_name(x)} of {len(x)}, expected a tensor or (rows, scales)")
+    scales = x[1]
+    if not isinstance(scales, torch.Tensor):
+        raise TypeError(f"x_scales (x[1]) is of type {type_name(scales)}, expected a torch.Tensor")
+    if scales.dim() != 2 or scales.element_size() != 4:
+        raise InvalidArgument(
+            f"x_scales (x[1]) is {scales.dtype} of shape {tuple(scales.shape)}, allowed: a 4-byte type of two dimensions"
+        )
+    return x[0], scales
+
+
+def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype], dims: int) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is of type {type_name(tensor)}, expected a torch.Tensor")
+    if tensor.dtype not in dtypes or tensor.dim() != dims or not tensor.is_contiguous():
+        allowed = " or ".join(str(dtype) for dtype in dtypes)
+        raise InvalidArgument(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())}, "
+            f"allowed: {allowed} of {dims} dimensions, contiguous"
+        )
+
+
+def two_biases(bias: Bias) -> List[Optional[torch.Tensor]]:
+    """In the order in which they are added; the last ones may be ``None``."""
+    if bias is None or isinstance(bias, torch.Tensor):
+        return [bias, None]
+    if not isinstance(bias, (tuple, list)) or len(bias) != 2:
+        raise TypeError(f"bias is of type {type_name(bias)}, expected a torch.Tensor or a tuple of two")
+    return sorted(bias, key=lambda each: each is None)
+
+
+def _check_handle(handle: Any) -> None:
+    if not isinstance(handle, EPHandle):
+        raise TypeError(f"handle is of type {type_name(handle)}, expected the EPHandle that dispatch returned")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from itertools import chain
 from typing import Any, Callable, List, Optional, Sequence, Union
 
 import torch
@@ -17,10 +16,8 @@ from ..utils import envs
 from ..utils.event import EventOverlap
 from .allocator import BufferAllocator, check_bytes
 from .base import BufferBase, Context
-from .elastic import _DEFAULT_GPU_TIMEOUT, ElasticBuffer
-from .given import AnyEvent, Bias, align, check_tensor
+from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer, check_tensor, two_biases
 from .handle import EPHandle
-from .streams import CallStream, used_here
 
 __all__ = ["EPBuffer", "EPHandle"]
 
@@ -195,18 +192,21 @@ class EPBuffer(ElasticBuffer, BufferBase):
         current then. What ``bias`` holds is read there."""
         if defer_epilogue:
             self._check_deferred(async_with_compute_stream)
-        later = bool(defer_epilogue) and any(each is not None for each in (bias if isinstance(bias, (tuple, list)) else (bias,)))
-        combined, event = self._begin_combine(
-            x, handle, topk_weights, bias, _even(num_sms), num_qps, previous_event, None, async_with_compute_stream,
-            allocate_on_comm_stream, later,
+        kept = handle.topk_idx if isinstance(handle, EPHandle) else None, bias
+        later = bool(defer_epilogue) and two_biases(bias)[0] is not None
+        runtime = self._alive()
+        made, event = self._call_combine(
+            runtime.deferred_combine_elastic if later else runtime.combine_elastic, x, handle, topk_weights, bias, _even(num_sms),
+            num_qps, previous_event, None, async_with_compute_stream, allocate_on_comm_stream,
         )  # fmt: skip
         if not defer_epilogue:
-            return (*combined, event)
+            return (*made, event)
 
-        def add_up() -> Any:
-            results = combined() if later else combined
-            used_here(*results)
-            return results
+        def add_up(read_here: Any = kept) -> Any:
+            if later:
+                return made[0]()
+            used_here(*made)
+            return tuple(made)
 
         return self._later(event, add_up)
 
@@ -277,10 +277,11 @@ class EPBuffer(ElasticBuffer, BufferBase):
     def _load_balance(self, call, slots, own, mapping, num_sms, previous_event):
         check_tensor("redundancy_mapping", mapping, (torch.int32,), 2)
         sms = _even(num_sms) or self.lb_get_theoretical_num_sms()
-        stream = CallStream(self._comm_stream, event_of("previous_event", previous_event), None, True)
-        with stream:
-            stream.part(call(slots, own, mapping, sms, stream.switched))
-        return stream.finish(chain(*((each if isinstance(each, list) else [each]) for each in (slots, own, mapping))), ())
+        event = call(slots, own, mapping, sms, event_of("previous_event", previous_event), True)
+        inputs: List[Optional[torch.Tensor]] = [mapping]
+        for each in (slots, own):
+            inputs += each if isinstance(each, list) else [each]
+        return self._event(event, inputs)
 
     def _check_deferred(self, asynchronous: bool) -> None:
         self._alive()
@@ -319,6 +320,18 @@ class EPBuffer(ElasticBuffer, BufferBase):
             return host.tolist()
 
         return read
+
+
+def align(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def used_here(*tensors: Optional[torch.Tensor]) -> None:
+    """Their memory is not given to other work before the current stream has used them. That stream may be another one than
+    that of the call which made them."""
+    for each in tensors:
+        if each is not None and each.is_cuda:
+            each.record_stream(torch.cuda.current_stream(each.device))
 
 
 def _cut(tensor: torch.Tensor, rows: int, column_major: bool = False) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 
@@ -105,13 +105,7 @@ class EPHandle:
         self.recv_src_metadata = self.recv_src_metadata[:received].clone()
         if self._local is not None:
             self._local = self._local[:received].clone()
-        if self._route is not None and len(self._route) == 10:  # of several nodes: tokens of received rows at their sources
-            self._route = (*self._route[:7], self._route[7][:received], *self._route[8:])
 
     def _tensors(self) -> List[torch.Tensor]:
         mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
         return mine + [value for value in self._route or () if isinstance(value, torch.Tensor)]
-
-    def _each_tensor(self) -> Iterator[torch.Tensor]:
-        """The same, looked for when somebody asks: most calls need not know."""
-        yield from self._tensors()

@@ -3,6 +3,7 @@
 
 #include "tests/buffer/elastic/combine_case.hpp"
 #include "tests/cluster/fixture.hpp"
+#include "tests/cluster/marking_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -52,6 +53,52 @@ TEST_P(ElasticCombineTest, EveryKind) {
 TEST_P(ElasticCombineTest, MoreRanksThanSelections) {
   DEEP_EP_NEEDS_RANKS(4);
   run(all_kinds({9, 12, 0, 7}, 2));
+}
+
+TEST_P(ElasticCombineTest, BetweenNodes) {
+  DEEP_EP_NEEDS_RANKS(4);
+  run(all_kinds({17, 0, 40, 9}, 6), {.heap_bytes = 16 * kMiB, .ranks_per_node = 2});
+}
+
+TEST_P(ElasticCombineTest, SumsThatAreMadeLater) {
+  DEEP_EP_NEEDS_RANKS(2);
+  for (const int ranks_per_node : {2, 1}) {
+    std::vector<ElasticCase> cases;
+    for (const ElasticShape& shape : all_kinds({17, 40}, 5)) cases.push_back(make_elastic_case(shape));
+    run_cluster(cluster(2), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer({.heap_bytes = 16 * kMiB, .ranks_per_node = ranks_per_node});
+      for (const ElasticCase& one : cases) {
+        const ElasticCombineArguments call = upload_elastic(rank, one);
+        const ElasticReturn back = buffer.begin_combine_elastic(call, rank.call());
+        buffer.barrier(rank.call());
+        check_elastic(rank, one, buffer.end_combine_elastic(back, call, rank.call()));
+        rank.release();
+      }
+      buffer.destroy();
+    });
+  }
+}
+
+TEST_P(ElasticCombineTest, NothingIsAddedAfterADisagreementBetweenNodes) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "memory that the test has marked";
+  const ElasticCase one = make_elastic_case({.tokens = {5, 6}, .weights = true});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()),
+                  {.heap_bytes = 16 * kMiB, .ranks_per_node = 1});
+    ElasticCombineArguments call = upload_elastic(rank, one);
+    if (rank.rank() == 0) call.topk_weights.reset();
+    const CombineResult result = buffer.combine_elastic(call, rank.call());
+    require_throws<RankMismatch>(
+        [&] {
+          rank.executor()->synchronize(rank.stream());
+          buffer.check();
+        },
+        {"dispatch: bytes of a row of x_scales is"}, "a combine that ranks mean differently");
+    require_same(std::vector<std::uint32_t>(result.combined_x.view().bytes() / 4, MarkingExecutor::kMark),
+                 rank.download<std::uint32_t>(result.combined_x.view()), "memory of the sums");
+    buffer.destroy();
+  });
 }
 
 TEST_P(ElasticCombineTest, ManySelectionsOfOneRank) {
@@ -208,17 +255,19 @@ DEEP_EP_ON_THREADS(ElasticBarrierTest);
 TEST_P(ElasticBarrierTest, NobodyPassesBeforeAllHaveCome) {
   DEEP_EP_NEEDS_RANKS(3);
   if (are_processes(GetParam())) GTEST_SKIP() << "ranks share a counter";
-  std::atomic<int> came = 0;
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
-    for (int round = 1; round <= 50; ++round) {
-      ++came;
-      buffer.barrier(rank.call());
-      buffer.check();
-      require(came >= 3 * round, "a rank has passed barrier " + std::to_string(round) + " alone");
-    }
-    buffer.destroy();
-  });
+  for (const int ranks_per_node : {3, 1}) {
+    std::atomic<int> came = 0;
+    run_cluster(cluster(3), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer({.heap_bytes = 16 * kMiB, .ranks_per_node = ranks_per_node});
+      for (int round = 1; round <= 50; ++round) {
+        ++came;
+        buffer.barrier(rank.call());
+        buffer.check();
+        require(came >= 3 * round, "a rank has passed barrier " + std::to_string(round) + " alone");
+      }
+      buffer.destroy();
+    });
+  }
 }
 
 TEST_P(ElasticBarrierTest, ARankThatDoesNotComeIsNamed) {

@@ -51,7 +51,11 @@ inline ElasticCachedDispatchArguments cached_arguments(const Case& one, const El
   cached.x = fresh.x;
   cached.x_scales = fresh.x_scales;
   cached.topk_weights = fresh.topk_weights;
-  cached.sent_to = handle.sent_to.view();
+  if (handle.sent_to.defined()) {
+    cached.sent_to = handle.sent_to.view();
+  } else {
+    cached.route = &handle.route;
+  }
   cached.metadata = handle.metadata.view();
   cached.source_ends = handle.source_ends.view();
   cached.local_topk_idx = handle.local_topk_idx.view();
@@ -219,6 +223,10 @@ inline void check_elastic(Rank& rank, const Case& one, const ElasticKind& kind, 
   }
   for (const std::int32_t row : destinations) sent_to.push_back(row >= 0 ? 1 : 0);
   require_same(rows_at_owners, ints(handle.rows_at_owners), "rows_at_owners", shape.topk);
+  if (!handle.sent_to.defined()) {
+    require_same(destinations, ints(handle.route.destination_row), "destination_row", shape.ranks());
+    return;
+  }
   require_same(sent_to, rank.download<std::uint8_t>(handle.sent_to.view()), "sent_to", shape.ranks());
 }
 

@@ -5,12 +5,11 @@
 #include <chrono>
 #include <thread>
 
-#include "csrc/executor/own_stream.hpp"
 #include "deep_ep/result_tensors.hpp"
 #include "tests/buffer/elastic/dispatch_case.hpp"
-#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
+#include "tests/cluster/marking_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -106,6 +105,34 @@ TEST_P(ElasticDispatchTest, AWindowForAFewTokensTakesPasses) {
             {.heap_bytes = 4 * kMebibyte, .window_bytes = std::size_t{30} << 10});
 }
 
+TEST_P(ElasticDispatchTest, BetweenNodes) {
+  DEEP_EP_NEEDS_RANKS(4);
+  BufferOptions options{.heap_bytes = 16 * kMebibyte, .ranks_per_node = 2};
+  run_kinds(cluster(4), dispatch_kinds({17, 0, 33, 9}, 4), options);
+  options.ranks_per_node = 1;
+  const Case one = make_case({.tokens = {900, 700}, .local_experts = 5, .topk = 16, .hidden = 16, .alignment = 8});
+  run_kinds(cluster(2), {{one, {.stats = true}}, {one, {.exact = false, .expand = true}}}, options);
+}
+
+TEST_P(ElasticDispatchTest, BetweenNodesWithoutRoomInTheHeap) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const Case one = make_case({.tokens = {13, 0, 30, 9}, .hidden = 1800, .scales = 3, .ranks_per_node = 2});
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer =
+        rank.buffer({.heap_bytes = 8 * kMebibyte, .window_bytes = std::size_t{256} << 10, .ranks_per_node = 2});
+    std::vector<Tensor> hoard;
+    if (rank.rank() != 2) hoard = take_whole_heap(rank, buffer);
+    const ElasticKind kind{.expand = true};
+    const ElasticDispatchArguments arguments = elastic_arguments(rank, one, kind);
+    const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
+    check_elastic(rank, one, kind, result);
+    check_elastic_rows(rank, one, kind,
+                       buffer.dispatch_elastic(cached_arguments(one, kind, arguments, result), rank.call()));
+    hoard.clear();
+    buffer.destroy();
+  });
+}
+
 TEST_P(ElasticDispatchTest, EveryScheduleGivesTheSame) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "schedules are the CPU executor's";
   const auto kinds = dispatch_kinds({9, 0, 13}, 3);
@@ -180,43 +207,35 @@ TEST_P(ElasticDispatchTest, RanksGoOnAfterADisagreement) {
   });
 }
 
-/// Gives memory in which every word is 1.
-class MarkingExecutor final : public CountingExecutor {
- public:
-  static constexpr std::uint32_t kMark = 1;
-
-  using CountingExecutor::CountingExecutor;
-  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
-    void* memory = CountingExecutor::allocate_async(bytes, stream);
-    std::fill_n(static_cast<std::uint32_t*>(memory), bytes / sizeof(std::uint32_t), kMark);
-    return memory;
-  }
-};
-
 TEST_P(ElasticDispatchTest, NothingIsMovedAfterADisagreement) {
   DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().target != Target::host) GTEST_SKIP() << "memory that the test has marked";
   const Case one = make_case({.tokens = {9, 6}, .local_experts = 4, .hidden = 80, .scales = 4, .alignment = 16});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()), {.heap_bytes = 8 * kMebibyte});
+  for (const int ranks_per_node : {2, 1}) {
     for (const bool expand : {false, true}) {
-      ElasticDispatchArguments arguments = elastic_arguments(rank, one, {.exact = false, .expand = expand});
-      arguments.zero_padding = true;
-      if (rank.rank() == 0) arguments.topk_weights.reset();
-      const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
-      require_throws<RankMismatch>(
-          [&] {
-            rank.executor()->synchronize(rank.stream());
-            buffer.check();
-          },
-          {"dispatch: topk_weights is"}, "a dispatch that ranks mean differently");
-      for (const TensorView& made : {result.recv_x.view(), result.recv_x_scales->view()}) {
-        require_same(std::vector<std::uint32_t>(made.bytes() / 4, MarkingExecutor::kMark),
-                     rank.download<std::uint32_t>(made), "memory of a result");
-      }
+      run_cluster(cluster(2), [&](Rank& rank) {
+        Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()),
+                      {.heap_bytes = 8 * kMebibyte, .ranks_per_node = ranks_per_node});
+        ElasticDispatchArguments arguments =
+            elastic_arguments(rank, one, {.exact = false, .expand = expand, .stats = true});
+        arguments.zero_padding = true;
+        if (rank.rank() == 0) arguments.topk_weights.reset();
+        const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
+        require_throws<RankMismatch>(
+            [&] {
+              rank.executor()->synchronize(rank.stream());
+              buffer.check();
+            },
+            {"dispatch: topk_weights is"}, "a dispatch that ranks mean differently");
+        for (const TensorView& made : {result.recv_x.view(), result.recv_x_scales->view()}) {
+          require_same(std::vector<std::uint32_t>(made.bytes() / 4, MarkingExecutor::kMark),
+                       rank.download<std::uint32_t>(made), "memory of a result");
+        }
+        require_same(std::vector<std::int32_t>(4, 100), rank.download<std::int32_t>(*arguments.stats), "statistics");
+        buffer.destroy();
+      });
     }
-    buffer.destroy();
-  });
+  }
 }
 
 TEST_P(ElasticDispatchTest, ARankThatDoesNotComeIsNamed) {
@@ -332,41 +351,6 @@ TEST_P(ElasticDispatchTest, WideRowsThroughTheWindow) {
                    rank.download<std::byte>(piece.view()), "memory of others");
     }
     buffer.destroy();
-  });
-}
-
-TEST_P(ElasticDispatchTest, TheNextCallComesBehindSpreadRows) {
-  DEEP_EP_NEEDS_RANKS(2);
-  if (GetParam().target != Target::host) GTEST_SKIP() << "streams of the CPU executor";
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& gate = rank.buffer({.heap_bytes = std::size_t{8} << 20});
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20});
-    if (rank.rank() == 0) {
-      // Rows are moved on a stream that stands still until the other rank opens the gate.
-      const OwnStream other(*rank.executor());
-      gate.barrier({.stream = other.get()});
-      const TensorView ends = rank.upload(std::vector<std::int32_t>{1, 1}, DType::int32, {2});
-      const TensorView local = rank.upload(std::vector<std::int32_t>{0}, DType::int32, {1, 1});
-      const std::vector<std::uint8_t> bytes(16, 7);
-      const TensorView rows = rank.upload(bytes, DType::uint8, {1, 16});
-      const TensorView moved = rank.upload(std::vector<std::uint8_t>(16), DType::uint8, {1, 16});
-      buffer.spread_rows({.source_ends = ends, .local = local, .rows = rows, .spread_rows = moved},
-                         {.stream = other.get()});
-      buffer.barrier(rank.call());
-      require_same(bytes, rank.download<std::uint8_t>(moved), "rows that were moved");
-    } else {
-      CallOptions asynchronous = rank.call();
-      asynchronous.async_finish = true;
-      const EventHandle passed = buffer.barrier(asynchronous);
-      // Long enough for a barrier that does not come behind; one that does never passes here.
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      require(!rank.executor()->event_done(passed), "the barrier comes behind the rows");
-      gate.barrier(rank.call());
-      rank.executor()->wait_event(rank.stream(), passed);
-    }
-    gate.check();
-    buffer.check();
-    rank.bootstrap()->barrier();
   });
 }
 

@@ -1,0 +1,155 @@
+// Dispatch of the second interface between nodes: a dispatch of normal mode brings the rows, and kernels number them
+// and take them to the results.
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/dispatch_layout.hpp"
+#include "csrc/buffer/elastic/elastic.hpp"
+#include "csrc/buffer/internode/internode.hpp"
+#include "csrc/executor/kernel_table.hpp"
+
+namespace deep_ep {
+namespace {
+
+template <class T>
+const T* memory_of(const std::optional<Tensor>& tensor) {
+  return tensor ? tensor->as<T>() : nullptr;
+}
+
+TopkIndices indices_of(const TensorSpec& spec, const void* data) { return {data, spec.dtype == DType::int64}; }
+
+}  // namespace
+
+ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments& arguments, DispatchLayouts& layouts,
+                                                  const CallOptions& call) {
+  check_elastic_dispatch(arguments, setup_);
+  runtime_.faults().raise();
+  const int ranks = setup_.num_ranks, experts = arguments.num_experts / ranks;
+  const auto topk = static_cast<int>(arguments.topk_idx.size(1));
+  DispatchArguments sent;
+  sent.x = arguments.x;
+  sent.x_scales = arguments.x_scales;
+  sent.topk_idx = arguments.topk_idx;
+  sent.topk_weights = arguments.topk_weights;
+  sent.expert_alignment = arguments.expert_alignment;
+  sent.num_worst_tokens = arguments.exact ? 0 : std::int64_t{ranks} * arguments.max_tokens;
+  sent.config = arguments.config;
+
+  CallScope scope(runtime_.calls(), call);
+  DispatchLayout layout;
+  const DispatchResult came = scope.inside([&] {
+    layout = layouts.count(arguments.topk_idx, arguments.num_experts, false, scope);
+    sent.use(layout);
+    return dispatch(sent, scope);
+  });
+  ElasticDispatchResult result;
+  result.num_recv_tokens_per_expert = came.num_recv_tokens_per_expert;
+  result.num_expanded = expanded_rows(arguments, ranks, came.num_recv_tokens_per_expert);
+  const std::int64_t received = came.handle.num_recv_rows;
+
+  NumberRowsParams numbers{};
+  numbers.abort = runtime_.faults().wait_context().abort;
+  numbers.metadata.num_rows = received;
+  numbers.metadata.num_topk = topk;
+  numbers.recv_topk_idx = indices_of(arguments.topk_idx, came.recv_topk_idx->data());
+  numbers.source = came.handle.recv_src_idx.as<std::int32_t>();
+  numbers.ends = came.handle.rank_prefix_matrix.as<std::int32_t>() + runtime_.rank();
+  numbers.ends_stride = numbers.num_ranks = ranks;
+  numbers.num_experts = experts;
+  numbers.max_tokens = arguments.max_tokens;
+  numbers.alignment = arguments.expert_alignment;
+  numbers.topk_idx = indices_of(arguments.topk_idx, arguments.topk_idx.data);
+  numbers.num_tokens = arguments.x.size(0);
+  numbers.destination_row = came.handle.destination_row.as<std::int32_t>();
+  const NumberingPlan plan = plan_numbering(numbers, setup_.policy, setup_.on_gpu());
+  ElasticTables tables = make_elastic_tables(arguments, ranks, received, false, plan.scratch_words, scope);
+  ElasticDispatchHandle& handle = result.handle = tables.handle;
+  handle.route = came.handle;
+  handle.route.recv_src_idx = {};
+  static_cast<RowTables&>(numbers) = tables.rows;
+  numbers.block_counts = plan.scratch_words == 0 ? nullptr : tables.scratch;
+  number_rows(*runtime_.executor(), numbers, plan, scope.stream());
+
+  const ElasticOutputs outputs =
+      make_elastic_outputs(arguments, received, arguments.expand ? result.num_expanded : received, scope);
+  const SentRows rows = sent_rows(arguments.x, arguments.x_scales);
+  SpreadRowsParams moving = spreading_params(
+      {.rows = came.recv_x.as<std::byte>(),
+       .row_bytes = rows.rows.row_bytes,
+       .scales = memory_of<std::uint32_t>(came.recv_x_scales),
+       .weights = memory_of<std::uint32_t>(came.recv_topk_weights),
+       .scale_stride = rows.rows.num_scales,
+       .weight_stride = topk},
+      outputs, numbers,
+      arguments.zero_padding ? std::optional<ConstTensorView>(handle.expert_counts.view()) : std::nullopt,
+      arguments.expert_alignment, numbers.abort);
+  const LaunchShape shape = plan_spreading(moving, setup_.policy);
+  runtime_.executor()->kernels().spread_rows(moving, shape, scope.stream());
+  hand_out(handle.route, scope);
+  outputs.give_to(result);
+  result.event = scope.finish();
+  return result;
+}
+
+ElasticCachedDispatchResult Internode::dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
+                                                        const CallOptions& call) {
+  check_elastic_dispatch(arguments, setup_);
+  check_dispatch(
+      {.x = arguments.x, .x_scales = arguments.x_scales, .handle = arguments.route, .config = arguments.config},
+      setup_);
+  DispatchHandle handle = *arguments.route;
+  check_handle(handle);
+  runtime_.faults().raise();
+  handle.num_recv_rows = arguments.local_topk_idx.size(0);
+  const RowTables tables = tables_of(arguments);
+  check_range("number of rows in metadata", tables.metadata.num_rows, 0, handle.num_recv_rows);
+  // Weights travel as scales, behind those that there are.
+  SentRows rows = sent_rows(arguments.x, arguments.x_scales);
+  const int num_scales = rows.rows.num_scales, num_weights = arguments.topk_weights ? tables.metadata.num_topk : 0;
+  rows.rows.num_scales += num_weights;
+  if (arguments.topk_weights) rows.topk_weights = arguments.topk_weights->as<float>();
+  check_room_for_dispatch(rows.rows);
+
+  CallScope scope(runtime_.calls(), call);
+  std::optional<ConstTensorView> beside;
+  if (rows.rows.num_scales != 0) {
+    beside = unplaced(setup_.device, DType::int32, {arguments.x.size(0), rows.rows.num_scales});
+  }
+  const DispatchOutputs came =
+      scope.inside([&] { return make_outputs(arguments.x, beside, nullptr, handle.num_recv_rows, scope); });
+  send(rows, arguments.config, handle, came, num_weights, scope);
+
+  const std::int64_t received = arguments.expand ? tables.metadata.num_rows : handle.num_recv_rows;
+  const ElasticOutputs outputs = make_elastic_outputs(arguments, tables.metadata.num_topk, received, scope);
+  const auto* words = came.scales.as<std::uint32_t>();
+  SpreadRowsParams moving = spreading_params({.rows = came.x.as<std::byte>(),
+                                              .row_bytes = rows.rows.row_bytes,
+                                              .scales = words,
+                                              .weights = words + num_scales,
+                                              .scale_stride = rows.rows.num_scales,
+                                              .weight_stride = rows.rows.num_scales},
+                                             outputs, tables, arguments.expert_counts, arguments.expert_alignment,
+                                             runtime_.faults().wait_context().abort);
+  const LaunchShape shape = plan_spreading(moving, setup_.policy);
+  runtime_.executor()->kernels().spread_rows(moving, shape, scope.stream());
+  hand_out(handle, scope);
+  ElasticCachedDispatchResult result;
+  outputs.give_to(result);
+  result.event = scope.finish();
+  return result;
+}
+
+EventHandle Internode::barrier(const CallOptions& call) {
+  runtime_.faults().raise();
+  CallScope scope(runtime_.calls(), call);
+  // Counts of all ranks are exchanged, even where all are 0.
+  const Tensor counts = scope.pool_tensor(unplaced(setup_.device, DType::int32, {setup_.num_ranks}));
+  runtime_.executor()->fill(counts.data(), 0, counts.view().bytes(), scope.stream());
+  DispatchArguments nothing;
+  nothing.x = unplaced(setup_.device, DType::uint8, {0, 16});
+  nothing.is_token_in_rank = unplaced(setup_.device, DType::uint8, {0, setup_.num_ranks});
+  nothing.num_tokens_per_rank = nothing.num_tokens_per_expert = counts.view();
+  nothing.num_worst_tokens = 1;
+  const DispatchResult came = scope.inside([&] { return dispatch(nothing, scope); });
+  return scope.finish();
+}
+
+}  // namespace deep_ep

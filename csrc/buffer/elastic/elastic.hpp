@@ -1,0 +1,99 @@
+// What dispatch and combine of the second interface do inside a node and between nodes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "csrc/buffer/normal_mode.hpp"
+#include "csrc/buffer/normal_mode_arguments.hpp"
+#include "deep_ep/elastic.hpp"
+#include "kernels/rows/params.hpp"
+
+namespace deep_ep {
+
+// Throw InvalidArgument.
+void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const NormalModeSetup& setup);
+void check_elastic_dispatch(const ElasticCachedDispatchArguments& arguments, const NormalModeSetup& setup);
+void check_elastic_combine(const ElasticCombineArguments& arguments, const Runtime& runtime);
+
+/// Of [N, K + 2] int32, columns of a row next to each other; `source_ends` says how many rows are valid.
+RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView& source_ends, const Device& device);
+
+/// X: by the counts of a dispatch, which it has with exact sizes only.
+std::int64_t expanded_rows(const ElasticDispatchArguments& arguments, int num_ranks, const std::vector<int>& counts);
+
+/// Tables for `rows` rows, and `scratch_words` int32 that only the call uses, in one piece of memory.
+struct ElasticTables {
+  ElasticDispatchHandle handle;
+  RowTables rows;  ///< the same, as kernels are told of it
+  std::int32_t* scratch;
+};
+ElasticTables make_elastic_tables(const ElasticDispatchArguments& arguments, int num_ranks, std::int64_t rows,
+                                  bool sent_to, std::int64_t scratch_words, const CallScope& scope);
+
+/// Results of a dispatch; those that the caller does not want are undefined.
+struct ElasticOutputs {
+  Tensor x, scales, topk_idx, topk_weights;
+
+  template <class Result>
+  void give_to(Result& result) const {
+    const auto if_wanted = [](const Tensor& tensor) {
+      return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
+    };
+    result.recv_x = x;
+    result.recv_x_scales = if_wanted(scales);
+    result.recv_topk_idx = if_wanted(topk_idx);
+    result.recv_topk_weights = if_wanted(topk_weights);
+  }
+};
+
+/// `moved`: rows of the layout.
+ElasticOutputs make_elastic_outputs(const ElasticDispatchArguments& arguments, std::int64_t rows, std::int64_t moved,
+                                    const CallScope& scope);
+ElasticOutputs make_elastic_outputs(const ElasticCachedDispatchArguments& arguments, int topk, std::int64_t rows,
+                                    const CallScope& scope);
+
+/// Rows as they came. Of what lies beside them, so many words for each: scales, then weights.
+struct RowsThatCame {
+  const std::byte* rows;
+  std::uint32_t row_bytes;
+  const std::uint32_t *scales, *weights;
+  std::int64_t scale_stride, weight_stride;
+};
+/// What takes them to the results. `counts` of experts: gaps behind their rows become zero.
+SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticOutputs& outputs, const RowTables& tables,
+                                  const std::optional<ConstTensorView>& counts, int alignment,
+                                  const std::uint64_t* abort);
+/// The tables of a handle that a cached dispatch reads.
+RowTables tables_of(const ElasticCachedDispatchArguments& arguments);
+
+// Launches of the kernels of rows, which work within this device's memory.
+
+/// How rows are numbered, and how many int32 `block_counts` needs for that: 0 where one kernel is enough.
+struct NumberingPlan {
+  LaunchShape shape;
+  std::int64_t scratch_words;
+};
+NumberingPlan plan_numbering(const NumberRowsParams& params, const LaunchPolicy& policy, bool on_gpu);
+void number_rows(const Backend& executor, const NumberRowsParams& params, const NumberingPlan& plan,
+                 StreamHandle stream);
+LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy);
+/// Sets what the kernel expects to be zero.
+void address_rows(Backend& executor, const AddressRowsParams& params, StreamHandle stream);
+void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);
+
+// Combine by a dispatch of the rows back to their tokens, and sums of what came: between nodes, and where biases are
+// read later than the call.
+
+/// A dispatch of a mode.
+using SendRows = std::function<DispatchResult(const DispatchArguments&, CallScope&)>;
+CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
+                                  const CallOptions& call);
+ElasticReturn begin_combine(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
+                            const CallOptions& call);
+CombineResult end_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
+                          const CallOptions& call);
+
+}  // namespace deep_ep

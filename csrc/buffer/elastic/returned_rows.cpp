@@ -1,0 +1,135 @@
+// Combine of the second interface as a dispatch of the rows back to their tokens, and sums of what came: between nodes,
+// and where the biases are read later than the call.
+#include <algorithm>
+
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/elastic/elastic.hpp"
+
+namespace deep_ep {
+namespace {
+
+/// `kept`: what must live until the call is enqueued.
+ElasticReturn send_back(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
+                        std::vector<Tensor>& kept, CallScope& scope) {
+  const Device device = runtime.device();
+  const RowMetadata metadata = row_metadata(arguments.metadata, arguments.source_ends, device);
+  DispatchArguments back;
+  back.x = arguments.x;
+  if (arguments.expanded && !arguments.each_selection) {
+    const Tensor sums = scope.pool_tensor(unplaced(device, DType::bfloat16, {metadata.num_rows, arguments.x.size(1)}));
+    SumRowsParams params{};
+    params.abort = runtime.faults().wait_context().abort;
+    params.rows = arguments.x.as<std::byte>();
+    params.num_rows = arguments.x.size(0);
+    params.metadata = metadata;
+    params.sums = sums.as<std::byte>();
+    params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
+    sum_rows(*runtime.executor(), params, scope.stream());
+    back.x = sums.view();
+    kept.push_back(sums);
+  }
+
+  const std::int64_t sent = back.x.size(0);
+  check_token_count("number of rows in x", sent, runtime.num_ranks());
+  const int ranks = runtime.num_ranks(), columns = arguments.topk_weights ? 1 + metadata.num_topk : 1;
+  const std::vector<TensorView> wanted = {unplaced(device, DType::int32, {ranks}),
+                                          unplaced(device, DType::int32, {sent, columns}),
+                                          unplaced(device, DType::boolean, {sent, ranks})};
+  const std::vector<Tensor> made = scope.pool_tensors(wanted);
+  kept.push_back(made[0]);  // all of one piece
+  AddressRowsParams params{};
+  params.metadata = metadata;
+  params.num_ranks = ranks;
+  params.max_tokens = arguments.max_tokens;
+  params.each_selection = arguments.each_selection;
+  params.num_sent = sent;
+  if (arguments.topk_weights) {
+    params.weights = arguments.topk_weights->as<float>();
+    params.weights_of_slots = arguments.expanded;
+    params.num_weights = arguments.topk_weights->size(0);
+  }
+  params.num_tokens_per_rank = made[0].as<std::int32_t>();
+  params.beside = made[1].as<std::int32_t>();
+  params.columns = columns;
+  params.is_token_in_rank = made[2].as<std::uint8_t>();
+  address_rows(*runtime.executor(), params, scope.stream());
+
+  back.x_scales = made[1].view();
+  back.num_tokens_per_rank = back.num_tokens_per_expert = made[0].view();
+  back.is_token_in_rank = made[2].view();
+  back.num_worst_tokens = std::int64_t{arguments.max_tokens} *
+                          (arguments.each_selection ? metadata.num_topk : std::min(metadata.num_topk, ranks));
+  back.config = arguments.config;
+  const DispatchResult came = dispatch(back, scope);
+  for (const Tensor* tensor : {&came.handle.recv_src_idx, &came.handle.relay_rows}) kept.push_back(*tensor);
+  return {.rows = came.recv_x, .beside = *came.recv_x_scales, .ends = came.handle.rank_prefix_matrix};
+}
+
+CombineResult sum_returned(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
+                           std::vector<Tensor>& kept, const CallScope& scope) {
+  const std::int64_t tokens = arguments.topk_idx.size(0), topk = arguments.topk_idx.size(1);
+  const int ranks = runtime.num_ranks();
+  const bool weighted = arguments.topk_weights.has_value();
+  CombineResult result = make_sums(back.rows.view(), tokens, weighted ? topk : 0, scope);
+  kept.push_back(scope.pool_tensor(unplaced(runtime.device(), DType::int32, {tokens, topk})));
+  SumRowsParams params{};
+  params.abort = runtime.faults().wait_context().abort;
+  params.rows = back.rows.as<std::byte>();
+  params.num_rows = back.rows.size(0);
+  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
+  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
+  params.sums = result.combined_x.as<std::byte>();
+  params.row_bytes = static_cast<std::uint32_t>(back.rows.size(1) * 2);
+  params.returned = {.beside = back.beside.as<std::int32_t>(),
+                     .beside_stride = back.beside.size(1),
+                     .num_valid = back.ends.as<std::int32_t>() + std::int64_t{ranks - 1} * ranks + runtime.rank(),
+                     .topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64},
+                     .num_tokens = tokens,
+                     .num_topk = static_cast<int>(topk),
+                     .num_experts = arguments.num_experts / ranks,
+                     .each_selection = arguments.each_selection,
+                     .weights = weighted ? result.combined_topk_weights->as<std::int32_t>() : nullptr,
+                     .row_of = kept.back().as<std::int32_t>()};
+  sum_rows(*runtime.executor(), params, scope.stream());
+  return result;
+}
+
+}  // namespace
+
+CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
+                                  const CallOptions& call) {
+  check_elastic_combine(arguments, runtime);
+  runtime.faults().raise();
+  CallScope scope(runtime.calls(), call);
+  std::vector<Tensor> kept;
+  const ElasticReturn back = scope.inside([&] { return send_back(arguments, runtime, dispatch, kept, scope); });
+  CombineResult result = sum_returned(back, arguments, runtime, kept, scope);
+  result.event = scope.finish();
+  return result;
+}
+
+ElasticReturn begin_combine(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
+                            const CallOptions& call) {
+  check_elastic_combine(arguments, runtime);
+  runtime.faults().raise();
+  CallScope scope(runtime.calls(), call);
+  std::vector<Tensor> kept;
+  ElasticReturn back = scope.inside([&] { return send_back(arguments, runtime, dispatch, kept, scope); });
+  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends}) scope.hand_out(*tensor);
+  back.event = scope.finish();
+  return back;
+}
+
+CombineResult end_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
+                          const CallOptions& call) {
+  check_elastic_combine(arguments, runtime);
+  runtime.faults().raise();
+  CallScope scope(runtime.calls(), call);
+  std::vector<Tensor> kept;
+  CombineResult result = sum_returned(back, arguments, runtime, kept, scope);
+  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends}) scope.hand_out(*tensor);
+  result.event = scope.finish();
+  return result;
+}
+
+}  // namespace deep_ep

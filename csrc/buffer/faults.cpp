@@ -116,7 +116,7 @@ std::string Faults::describe_waited(const FaultRecord& fault) const {
   const int lost = find_lost(fault.peer);
   if (lost == control::kNobody || lost == rank_) return describe_fault(fault, rank_, timeout_s_);
   if (!membership_->is_gone(lost)) return describe_fault(fault, rank_, timeout_s_, lost);
-  return describe_lost(fault, rank_, lost, membership_->describe_gone(lost));
+  return describe_lost(fault, rank_, lost, membership_->describe_gone());
 }
 
 FaultRecord Faults::failed_queue_pair() const {

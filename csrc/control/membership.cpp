@@ -16,7 +16,6 @@ namespace deep_ep::control {
 namespace {
 
 constexpr auto kMostOfAGoodbye = std::chrono::seconds(5);
-constexpr std::size_t kMostEarly = 256;
 
 /// Has the system of the other end taken all that was sent?
 bool has_arrived(const UniqueFd& tcp_socket) {
@@ -109,20 +108,21 @@ int Membership::lost_for(int rank) const {
 
 std::vector<int> Membership::gone() const {
   const std::lock_guard lock(plane_->mutex_);
-  return ranks_that([&](const Rank& rank) { return has_gone(rank); });
+  std::set<int> ranks;
+  for (const LostRank& one : known_.verdicts) {
+    if (one.why == LostWhy::gone) ranks.insert(one.rank);
+  }
+  return {ranks.begin(), ranks.end()};
 }
 
 bool Membership::is_gone(int rank) const {
-  const std::lock_guard lock(plane_->mutex_);
-  const auto says_so = [&](const LostRank& one) { return one.rank == rank && one.why == LostWhy::gone; };
-  return has_gone(at(rank)) || std::ranges::any_of(known_.verdicts, says_so);
+  const std::vector<int> ranks = gone();
+  return std::ranges::find(ranks, rank) != ranks.end();
 }
 
-std::string Membership::describe_gone(int also) const {
-  std::vector<int> ranks = gone();
-  if (also != kNobody && is_gone(also) && std::ranges::find(ranks, also) == ranks.end()) ranks.push_back(also);
+std::string Membership::describe_gone() const {
   std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + describe_end(rank);
+  for (const int rank : gone()) text += (text.empty() ? "" : ", ") + describe_end(rank);
   return text;
 }
 
@@ -149,10 +149,12 @@ void Membership::leave() {
 std::vector<int> Membership::awaited_at_end() const {
   const std::lock_guard lock(plane_->mutex_);
   if (at(rank_).lost != kNobody) return {};  // the others do not wait, either
-  return ranks_that([&](const Rank& one) {
-    const int rank = static_cast<int>(&one - ranks_.data());
-    return !one.left && one.lost == kNobody && !leaves_out(rank_, rank);
-  });
+  std::vector<int> awaited;
+  for (int rank = 0; rank < size(); ++rank) {
+    const Rank& one = at(rank);
+    if (!one.left && one.lost == kNobody && !leaves_out(rank_, rank)) awaited.push_back(rank);
+  }
+  return awaited;
 }
 
 bool Membership::meet(double most_s) {
@@ -177,14 +179,13 @@ void Membership::resume() {
   known_ = {.blamed_since = time_};
   for (Rank& rank : ranks_) {
     rank.lost = kNobody;
-    rank.own = {};
+    rank.own = {.since = time_};
     rank.facts.gone = false;  // judged again below
   }
   for (const std::span<std::uint32_t> words : {words_.lost, words_.failed}) {
     for (std::uint32_t& word : words) __atomic_store_n(&word, 0, __ATOMIC_RELAXED);
   }
   __atomic_fetch_add(words_.changes, 1, __ATOMIC_RELEASE);
-  for (const Message& message : std::exchange(early_, {})) apply(message);
   judge();
   plane_->wake();
 }
@@ -211,7 +212,7 @@ bool Membership::is_to_hear(const Rank& rank) const {
   const Plane::Peer* peer = peer_of(rank);
   if (peer == nullptr || peer->by_unix || peer->link == Plane::Link::ended) return false;
   if (rank.left || rank.lost != kNobody) return false;
-  return peer->link != Plane::Link::up || !peer->unsent.empty() || !has_arrived(peer->socket);
+  return peer->link != Plane::Link::up || !peer->to.unsent.empty() || !has_arrived(peer->to.socket);
 }
 
 // ---- Messages ----
@@ -242,10 +243,6 @@ void Membership::apply(const Message& message) {
   const LostRank& about = message.about;
   const bool is_rank = about.rank >= 0 && about.rank < size();
   const bool is_of_now = is_rank && message.round == round_;
-  if (is_rank && message.round > round_ && message.type != MessageType::waits) {
-    if (early_.size() < kMostEarly) early_.push_back(message);  // this rank is about to resume, too
-    return;
-  }
   const RankPair pair{message.rank, about.rank};
   switch (message.type) {
     case MessageType::left:
@@ -339,7 +336,6 @@ void Membership::lose(const LostRank& verdict) {
 }
 
 void Membership::show_lost(int rank, int because) {
-  if (known_.since == Clock::time_point{}) known_.since = Clock::now();
   std::uint32_t& word = words_.lost[static_cast<std::size_t>(rank)];
   __atomic_store_n(&word, static_cast<std::uint32_t>(because) + 1, __ATOMIC_RELEASE);
 }

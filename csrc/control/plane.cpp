@@ -36,7 +36,7 @@ void Plane::close_descriptors() {
   unix_listener_ = {};
   tcp_.socket = {};
   for (auto& [process, peer] : peers_) {
-    peer.socket = {};
+    peer.to = {};
     peer.process = {};
   }
   callers_.clear();
@@ -134,7 +134,6 @@ void Plane::connect(const Membership& member, std::unique_lock<std::mutex>& lock
     peer.info = info;
     peer.rank = rank;
     peer.by_unix = reaches_by_unix(own, info);
-    peer.calls = process_ < info.process;
     const bool sees_pid = own.pid_namespace != 0 && own.pid_namespace == info.pid_namespace;
     if (!sees_pid || !own.identity.same_host(info.identity)) continue;
     peer.process = watch_process(info.pid);
@@ -143,8 +142,8 @@ void Plane::connect(const Membership& member, std::unique_lock<std::mutex>& lock
   start_thread();
   wake();
   for (;;) {
-    const auto missing =
-        std::ranges::find_if(peers_, [&](const auto& one) { return !one.second.was_up && member.has(one.first); });
+    const auto missing = std::ranges::find_if(
+        peers_, [&](const auto& one) { return member.has(one.first) && !(one.second.was_up && is_heard(one.first)); });
     if (missing == peers_.end()) return;
     const Peer& peer = missing->second;
     if (peer.link == Link::ended || Clock::now() > deadline) throw SystemError(why_not_connected(member, peer));
@@ -155,22 +154,18 @@ void Plane::connect(const Membership& member, std::unique_lock<std::mutex>& lock
 }
 
 std::string Plane::why_not_connected(const Membership& member, const Peer& peer) const {
-  const std::string whom = fmt::format("rank {} ({})", peer.rank, describe(peer.info));
+  const std::string own = fmt::format("rank {}", member.rank_);
+  const std::string other = fmt::format("rank {} ({})", peer.rank, describe(peer.info));
   if (peer.link == Link::ended) {
-    return fmt::format("control connections: {} has ended while rank {} connected to it", whom, member.rank_);
+    return fmt::format("control connections: {} has ended while {} connected to it", other, own);
   }
-  const Address& address = (peer.calls ? peer.info.tcp[peer.address] : tcp_.addresses.front());
-  const std::string where = peer.by_unix ? std::string("a Unix socket") : to_string(address);
-  if (!peer.calls) {
-    return fmt::format(
-        "control connections: {} did not call rank {} at {} within {} s: is the port open? DEEP_EP_CONTROL_PORTS gives "
-        "a range of ports, DEEP_EP_SOCKET_IFNAME the interface",
-        whom, member.rank_, where, settings_.connect_s);
-  }
+  const Address& address = peer.was_up ? tcp_.addresses.front() : peer.info.tcp[peer.address];
+  const std::string why = peer.was_up ? "no call came" : peer.error == 0 ? "no answer" : errno_text(peer.error);
   return fmt::format(
-      "control connections: rank {} did not reach {} at {} within {} s: {}: is the port open? DEEP_EP_CONTROL_PORTS "
-      "gives a range of ports, DEEP_EP_SOCKET_IFNAME the interface",
-      member.rank_, whom, where, settings_.connect_s, peer.error == 0 ? "no answer" : errno_text(peer.error));
+      "control connections: {} did not reach {} at {} within {} s: {}: is the port open? DEEP_EP_CONTROL_PORTS gives a "
+      "range of ports, DEEP_EP_SOCKET_IFNAME the interface",
+      peer.was_up ? other : own, peer.was_up ? own : other, peer.by_unix ? "a Unix socket" : to_string(address),
+      settings_.connect_s, why);
 }
 
 void Plane::wake() const {
@@ -198,38 +193,35 @@ void Plane::run() {
   while (!ending_) {
     const Clock::time_point next = step(Clock::now());
     std::vector<pollfd> polled;
-    std::vector<std::function<void(short)>> handlers;
-    const auto add = [&](const UniqueFd& fd, int events, auto handler) {
+    std::vector<std::function<void()>> handlers;
+    const auto add = [&](const UniqueFd& fd, bool writes, auto handler) {
       if (!fd) return;
+      const int events = POLLIN | (writes ? POLLOUT : 0);
       polled.push_back({.fd = fd.get(), .events = static_cast<short>(events), .revents = 0});
       handlers.emplace_back(std::move(handler));
     };
-    add(wake_, POLLIN, [&](short) {
+    add(wake_, false, [&] {
       std::uint64_t count = 0;
       static_cast<void>(::read(wake_.get(), &count, sizeof count));
     });
     for (auto& [process, peer] : peers_) {
-      const bool writes = peer.link == Link::connecting || !peer.unsent.empty();
-      add(peer.socket, POLLIN | (writes ? POLLOUT : 0), [this, &peer](short events) { serve(peer, events); });
-      add(peer.process, POLLIN, [this, &peer](short) {
-        if (peer.link == Link::up) read(peer);  // its last words
-        has_ended(peer, true);
+      add(peer.process, false, [this, &peer] { has_ended(peer, true); });
+      add(peer.to.socket, !peer.to.unsent.empty(), [this, &peer] {
+        if (peer.to.socket) serve(peer);
       });
     }
     for (Caller& caller : callers_) {
-      if (!caller.trusted) add(caller.socket, POLLIN, [this, &caller](short) { read_hello(caller); });
+      add(caller.from.socket, false, [this, &caller] { serve(caller); });
     }
     // Last: a new socket may get the number of a descriptor that was closed before.
-    if (Clock::now() >= listens_again_) {
-      add(unix_listener_, POLLIN, [&](short) { accept_from(unix_listener_.get(), true); });
-      add(tcp_.socket, POLLIN, [&](short) { accept_from(tcp_.socket.get(), false); });
-    }
+    add(unix_listener_, false, [&] { accept_from(unix_listener_, true); });
+    add(tcp_.socket, false, [&] { accept_from(tcp_.socket, false); });
     const auto most_ms = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
     lock.unlock();
     ::poll(polled.data(), polled.size(), static_cast<int>(std::max<std::int64_t>(0, most_ms)));
     lock.lock();
     for (std::size_t i = 0; i < polled.size() && !ending_; ++i) {
-      if (polled[i].revents != 0) handlers[i](polled[i].revents);
+      if (polled[i].revents != 0) handlers[i]();
     }
   }
 }

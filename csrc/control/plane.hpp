@@ -1,17 +1,16 @@
 // The control plane of this process: one thread that knows which processes of the job have ended, and for which ranks
-// others wait; it decides which ranks are lost, and tells the waits of kernels. It is connected to the control threads
-// of the other processes, makes no CUDA call, and knows no kernels.
+// others wait; it decides which ranks are lost, and tells the waits of kernels. It makes no CUDA call, and knows no
+// kernels.
 //
-// A process has ended if its descriptor (pidfd) says so, or if its connection within the host ends: nothing else
-// closes that. A connection between hosts may break for other reasons: it is made again. Only a process of the other
-// host that has seen the end, or a port that refuses calls, says that the process has ended. Silence says nothing
-// before a wait has lasted longer than the time-out.
+// Each process calls each other one: it speaks by its own call, and hears by the calls of the others. A process has
+// ended if its descriptor (pidfd) says so, or if a call to it within the host ends: nothing else closes that. A call
+// to another host may break for other reasons, and is made again. Only a process of that host that has seen the end, or
+// a port that refuses calls, says that the process has ended. Silence says nothing before a wait has lasted longer than
+// the time-out.
 //
-// A rank that leaves a buffer says so, so that the end of its process is no loss for that buffer.
-//
-// With masks a verdict has two steps. The lowest rank that is neither lost nor silent decides. A thread that hears of a
-// lost rank for the first time tells all others before it tells its own kernels: so all ranks that go on hear of it, or
-// none does, though the rank that decided may end half way. A verdict stands until Membership::resume().
+// With masks the lowest rank that is neither lost nor silent decides. A thread that hears of a lost rank for the first
+// time tells all others before it tells its own kernels: so all ranks that go on hear of it, or none does, though the
+// rank that decided may end half way.
 #pragma once
 
 #include <algorithm>
@@ -63,18 +62,18 @@ struct ProcessInfo {
 /// "process 77 on node-a"
 std::string describe(const ProcessInfo& info);
 
-/// Words of a buffer that its rank's waits read and write. They live as long as the membership. Spans are [ranks] or
-/// longer.
+/// Words of a buffer that its rank's waits read and write: see ControlWords in kernels/common/faults.hpp. They live as
+/// long as the membership. Spans are [ranks] or longer.
 struct Words {
-  std::uint32_t* changes = nullptr;  ///< grows with each verdict; written last, with release order; 0: no rank is lost
-  const std::uint32_t* ended = nullptr;  ///< a wait writes 1 + the rank because of which it ended
-  /// [rank]: 0, or 1 + the rank because of which nothing comes from this one any more. Without masks that is the end of
-  /// the chain of waits. With masks it is the lost rank itself; for this rank, the rank whose report decided.
+  std::uint32_t* changes = nullptr;
+  const std::uint32_t* ended = nullptr;
+  /// 0, or 1 + a rank. Without masks: the end of the chain of waits. With masks the lost rank itself, or, for this
+  /// rank, the one whose report decided.
   std::span<std::uint32_t> lost = {};
-  std::span<const std::uint32_t> beats = {};   ///< [peer]: grows now and then while a wait for it lasts
-  std::span<const std::uint64_t> waits = {};   ///< [peer]: for how long it had lasted then, in ns
-  std::span<const std::uint32_t> wanted = {};  ///< [peer]: what it was for; a number that the caller understands
-  std::span<std::uint32_t> failed = {};        ///< [peer]: not 0: a queue pair to it has failed
+  std::span<const std::uint32_t> beats = {};
+  std::span<const std::uint64_t> waits = {};
+  std::span<const std::uint32_t> wanted = {};
+  std::span<std::uint32_t> failed = {};
 };
 
 struct JoinOptions {
@@ -105,34 +104,28 @@ class Plane {
 
  private:
   friend class Membership;
-  /// connecting, greeting: a call that this process makes. ended: the process has.
-  enum class Link : std::uint8_t { none, connecting, greeting, up, ended };
+  /// calling: not answered yet. ended: the process has.
+  enum class Link : std::uint8_t { none, calling, up, ended };
   struct Peer {
     ProcessInfo info;
     int rank = 0;  ///< a rank of it, for messages
     bool by_unix = false;
-    bool calls = false;  ///< we call it; otherwise it calls us
-    UniqueFd process;    ///< pidfd
-    UniqueFd socket;
+    UniqueFd process;  ///< pidfd
+    Connection to;
     Link link = Link::none;
-    Clock::time_point next{};  ///< none: of the next call. A call: its end. ended: its data has had time to arrive
+    Clock::time_point next{};  ///< none: of the next call. calling: its end. ended: its data has had time to arrive
     bool known = false;        ///< that time is over
     bool was_up = false;
-    bool answered = false;    ///< a call to this address: so refused ones mean that the process has ended
     std::size_t address = 0;  ///< of info.tcp
     int error = 0;            ///< of the last call
     std::optional<Clock::time_point> refused_since;
-    std::vector<std::byte> received, unsent;
-
-    bool has_address() const { return address < info.tcp.size() && info.tcp[address].size != 0; }
   };
   struct Caller {
-    UniqueFd socket;
-    bool by_unix = false;
-    Clock::time_point until{};
+    Connection from;
+    Clock::time_point until{};  ///< it is one of the job's
     Hello hello = {};
-    std::size_t received = 0;
-    bool trusted = false;
+    bool trusted = false;   ///< it has shown the token
+    bool answered = false;  ///< a buffer of this process has ranks of it: it is heard
   };
 
   void start_thread();
@@ -142,20 +135,16 @@ class Plane {
   void close_descriptors();
   void connect(const Membership& member, std::unique_lock<std::mutex>& lock);
   std::string why_not_connected(const Membership& member, const Peer& peer) const;
+  bool is_heard(const Token& process) const;
   Clock::time_point step(Clock::time_point now);
-  static bool may_call(const Peer& peer);
   void call(Peer& peer);
-  void serve(Peer& peer, int events);
-  void connected(Peer& peer);
+  void serve(Peer& peer);
   void failed(Peer& peer, int error);
   void set_link(Peer& peer, Link link, Clock::duration until_next = {});
-  void send(Peer& peer, const void* bytes, std::size_t size);
-  void read(Peer& peer);
-  void take(Peer& peer, std::span<const std::byte> bytes);
   void has_ended(Peer& peer, bool seen_here);
-  void accept_from(int listener, bool by_unix);
-  void read_hello(Caller& caller);
-  bool attach(Caller& caller);
+  void accept_from(const UniqueFd& listener, bool by_unix);
+  void serve(Caller& caller);
+  bool understand(Caller& caller);
   void broadcast(const Message& message);
   void apply(const Token& process, const Message& message);
 
@@ -174,8 +163,7 @@ class Plane {
   std::map<Token, Peer> peers_;
   std::list<Caller> callers_;
   std::vector<Membership*> members_;
-  Clock::time_point listens_again_{};  ///< later, where there are no descriptors left
-  std::vector<Message> recent_;        ///< the last ones, for connections that are made again
+  std::vector<Message> recent_;  ///< the last ones, for connections that are made again
 };
 
 /// A rank's part of a buffer in the control plane: what is known of the other ranks, and the verdicts on them.
@@ -195,14 +183,13 @@ class Membership {
   /// The rank because of which nothing comes from `rank` any more; kNobody: something may come. With masks each lost
   /// rank itself.
   int lost_for(int rank) const;
-  /// The ranks whose processes have ended.
+  /// The ranks whose processes have ended, as far as this rank has seen or heard.
   std::vector<int> gone() const;
   bool is_gone(int rank) const;
   /// "the process of rank 3 has ended (process 77 on node-a)"
   std::string describe_end(int rank) const;
-  /// The same of all whose processes have ended. `also`: so has that of this rank, which another one has seen before;
-  /// kNobody: none. Empty where none has.
-  std::string describe_gone(int also = kNobody) const;
+  /// The same of all that are gone; empty: none is.
+  std::string describe_gone() const;
   /// Verdicts, in the order in which they were heard. In the end all ranks have the same set of them.
   std::vector<LostRank> lost() const;
 
@@ -228,12 +215,10 @@ class Membership {
   /// The reports of this rank's kernels on their waits for one peer.
   struct OwnWait {
     std::uint32_t beats = 0;
-    bool lasts = false;
-    Time since{}, moved{};  ///< of beats
-    Time longest{};         ///< as kernels say
-    Time longest_at{};      ///< when that was heard of last
-    int late_looks = 0;
-    bool told_late = false;
+    Time since{};
+    Time longest{};  ///< of waits that last at the same time, as kernels say
+    Time heard{};    ///< when that was said last
+    bool late = false;
     Time lasted(Time now) const { return std::min(longest, now - since); }
   };
   struct Rank {
@@ -255,13 +240,6 @@ class Membership {
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   const Rank& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
   // All below with the plane's mutex held.
-  std::vector<int> ranks_that(auto are_so) const {
-    std::vector<int> found;
-    for (int rank = 0; rank < size(); ++rank) {
-      if (are_so(at(rank))) found.push_back(rank);
-    }
-    return found;
-  }
   bool has(const Token& process, bool and_misses = false) const;  ///< a rank of it; misses: that has not left
   const Plane::Peer* peer_of(const Rank& rank) const;
   bool has_gone(const Rank& rank) const;  ///< its process has ended, and it had not left the buffer
@@ -277,7 +255,6 @@ class Membership {
   void show_lost(int rank, int because);
   void look_for_end();
   // Of waits.cpp.
-  void look(Clock::time_point now);
   void look_at_own();
   void report(int peer, Time lasted, bool late);
   void look_for_failures();
@@ -290,15 +267,13 @@ class Membership {
   const bool masks_;
   const Time timeout_;
   std::vector<Rank> ranks_;
-  std::uint32_t round_ = 0;     ///< see Message
-  std::vector<Message> early_;  ///< of a later round
-  Clock::time_point looked_;    ///< at waits
+  std::uint32_t round_ = 0;   ///< see Message
+  Clock::time_point looked_;  ///< at waits
   Time time_{}, reported_{};
   /// Of this round.
   struct Known {
     std::vector<LostRank> verdicts = {};  ///< of ranks at the ends of chains
     bool told = false;                    ///< that this rank has given up
-    Clock::time_point since{};            ///< when a rank was lost first
     std::map<RankPair, TheirWait> waits = {};
     std::set<RankPair> failed = {}, left_out = {};  ///< left_out: the program of `rank` leaves `peer` out
     Time failed_at{};                               ///< the first of them

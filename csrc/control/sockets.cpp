@@ -23,6 +23,7 @@ namespace deep_ep::control {
 namespace {
 
 constexpr int kQueue = 1024;  ///< callers that the system holds until they are taken
+constexpr std::size_t kMostUnsent = std::size_t{64} << 10;
 
 const sockaddr* socket_address(const Address& address) { return reinterpret_cast<const sockaddr*>(&address.at); }
 
@@ -45,7 +46,20 @@ std::vector<Address> own_addresses(const SocketChoice& choice) {
   return found;
 }
 
-UniqueFd new_socket(int family) { return UniqueFd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+UniqueFd new_socket(int family) {
+  UniqueFd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const auto set = [&](int level, int option, int value) {
+    ::setsockopt(socket.get(), level, option, &value, sizeof value);
+  };
+  // A peer whose machine has lost its power is noticed some day. Sockets that a listener accepts have the same options.
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  if (family == AF_UNIX) return socket;
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 30);   // s
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 10);  // s
+  set(IPPROTO_TCP, TCP_KEEPCNT, 6);
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  return socket;
+}
 
 UniqueFd try_to_listen(const Address& where) {
   UniqueFd socket = new_socket(where.at.ss_family);
@@ -172,15 +186,19 @@ UniqueFd call_by_tcp(const Address& address, const SocketChoice& choice) {
 
 UniqueFd call_by_unix(const Token& process) { return begin_to_connect(new_socket(AF_UNIX), unix_name(process)); }
 
-void keep_alive(int tcp_socket) {
-  const auto set = [&](int level, int option, int value) {
-    ::setsockopt(tcp_socket, level, option, &value, sizeof value);
-  };
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 30);   // s
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 10);  // s
-  set(IPPROTO_TCP, TCP_KEEPCNT, 6);
-  set(IPPROTO_TCP, TCP_NODELAY, 1);
+void Connection::send(const void* bytes, std::size_t size) {
+  const auto* begin = static_cast<const std::byte*>(bytes);
+  if (size != 0 && unsent.size() + size <= kMostUnsent) unsent.insert(unsent.end(), begin, begin + size);
+  const ssize_t sent = ::send(socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent > 0) unsent.erase(unsent.begin(), unsent.begin() + sent);
+}
+
+int Connection::receive() {
+  std::array<std::byte, 16384> bytes;
+  const ssize_t got = ::recv(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  if (got > 0) received.insert(received.end(), bytes.begin(), bytes.begin() + got);
+  if (got == 0) return ECONNRESET;
+  return got > 0 || errno == EAGAIN || errno == EINTR ? 0 : errno;
 }
 
 UniqueFd watch_process(int pid) {

@@ -5,7 +5,9 @@
 #include <netinet/in.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -53,8 +55,24 @@ bool is_of_this_user(int unix_socket);
 UniqueFd call_by_tcp(const Address& address, const SocketChoice& choice = {});
 UniqueFd call_by_unix(const Token& process);
 
-/// So that a peer whose machine has lost its power is noticed some day; a reset is no death.
-void keep_alive(int tcp_socket);
+/// Values of fixed sizes, in both directions. Nothing here waits.
+struct Connection {
+  UniqueFd socket;
+  std::vector<std::byte> received = {}, unsent = {};
+
+  /// Sends what is left over, and this, as far as the system takes it. receive() finds out that the connection is gone.
+  void send(const void* bytes = nullptr, std::size_t size = 0);
+  /// Takes some of what has come. Not 0: the connection has ended, an errno.
+  int receive();
+  /// The next value; false: not all of it has come.
+  template <class T>
+  bool take(T& value) {
+    if (received.size() < sizeof value) return false;
+    std::memcpy(&value, received.data(), sizeof value);
+    received.erase(received.begin(), received.begin() + sizeof value);
+    return true;
+  }
+};
 
 /// A descriptor that can be read when the process has ended. None where the system has no such thing.
 UniqueFd watch_process(int pid);

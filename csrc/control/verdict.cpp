@@ -13,73 +13,58 @@ bool names(std::span<const Blame> blamed, int rank) {
   return std::ranges::find(blamed, rank, &Blame::rank) != blamed.end();
 }
 
-class Judge {
- public:
-  Judge(std::span<const RankFacts> ranks, std::span<const RankPair> failed)
-      : ranks_(ranks), failed_(failed), ends_(ranks.size()) {
-    for (const RankPair& pair : failed) {
-      ++ends_[index(pair.rank)].pairs;
-      ++ends_[index(pair.peer)].pairs;
-      ends_[index(pair.rank)].owns = true;
-    }
-    for (const RankPair& pair : failed) {
-      int& cause = ends_[index(pair.rank)].cause;
-      cause = worse(cause, worse(pair.rank, pair.peer));
-    }
-  }
+}  // namespace
 
-  /// The rank that `rank` gave up on, unless the chain ends here.
-  int next(int rank) const {
-    const RankFacts& facts = ranks_[index(rank)];
-    const bool names_one = facts.gave_up_on >= 0 && facts.gave_up_on < static_cast<int>(ranks_.size());
-    return !facts.gone && !facts.silent && names_one ? facts.gave_up_on : kNobody;
-  }
-
-  int end_of_chain(int rank) const {
-    for (;; rank = next(rank)) {
-      if (next(rank) == kNobody) return rank;
-      const std::vector<int> circle = circle_of(rank);
-      const int cause = circle.empty() ? ends_[index(rank)].cause : cause_of_circle(circle);
-      if (cause != kNobody) return cause;
-    }
-  }
-
- private:
+std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const RankPair> failed) {
+  const int size = static_cast<int>(ranks.size());
+  /// [rank]: the failed queue pairs that it is an end of, whether one of them is its own, and the cause of its own
+  /// ones.
   struct Ends {
     int pairs = 0;
     bool owns = false;
-    int cause = kNobody;  ///< of the failed pairs of this rank
+    int cause = kNobody;
   };
-
-  /// Which end of failed queue pairs is the cause: the one that most of all these pairs have in common. A process that
-  /// has ended takes its queue pairs along. Among equals the rank whose queue pair it is: its NIC knows what has
-  /// failed.
-  int worse(int a, int b) const {
+  std::vector<Ends> ends(ranks.size());
+  for (const RankPair& pair : failed) {
+    ++ends[index(pair.rank)].pairs;
+    ++ends[index(pair.peer)].pairs;
+    ends[index(pair.rank)].owns = true;
+  }
+  // Which end of failed queue pairs is the cause: the one that most of all these pairs have in common. A process that
+  // has ended takes its queue pairs along. Among equals the rank whose queue pair it is: its NIC knows what has failed.
+  const auto worse = [&](int a, int b) {
     if (a == kNobody || b == kNobody) return std::max(a, b);
     const auto weight = [&](int rank) {
-      const Ends& ends = ends_[index(rank)];
-      return std::tuple(ranks_[index(rank)].gone, ends.pairs, ends.owns, -rank);
+      return std::tuple(ranks[index(rank)].gone, ends[index(rank)].pairs, ends[index(rank)].owns, -rank);
     };
     return weight(a) > weight(b) ? a : b;
+  };
+  for (const RankPair& pair : failed) {
+    int& cause = ends[index(pair.rank)].cause;
+    cause = worse(cause, worse(pair.rank, pair.peer));
   }
-
+  /// The rank that `rank` gave up on, unless the chain ends here.
+  const auto next = [&](int rank) {
+    const RankFacts& facts = ranks[index(rank)];
+    const bool names_one = facts.gave_up_on >= 0 && facts.gave_up_on < size;
+    return !facts.gone && !facts.silent && names_one ? facts.gave_up_on : kNobody;
+  };
   /// The chain from `rank` back to it; empty: it does not come back.
-  std::vector<int> circle_of(int rank) const {
+  const auto circle_of = [&](int rank) {
     std::vector<int> passed{rank};
     for (int at = next(rank); at != rank; at = next(at)) {
-      if (at == kNobody || passed.size() == ranks_.size()) return {};
+      if (at == kNobody || passed.size() == ranks.size()) return std::vector<int>();
       passed.push_back(at);
     }
     return passed;
-  }
-
-  int cause_of_circle(const std::vector<int>& circle) const {
+  };
+  const auto cause_of_circle = [&](const std::vector<int>& circle) {
     int cause = kNobody;
-    for (const int rank : circle) cause = worse(cause, ends_[index(rank)].cause);
+    for (const int rank : circle) cause = worse(cause, ends[index(rank)].cause);
     if (cause != kNobody) return cause;
     if (circle.size() == 1) return circle.front();  // it has ended itself
     int of_all = kNobody;
-    for (const RankPair& pair : failed_) {
+    for (const RankPair& pair : failed) {
       const int of_pair = worse(pair.rank, pair.peer);
       of_all = worse(of_all, of_pair);
       if (std::ranges::find(circle, pair.peer) != circle.end()) cause = worse(cause, of_pair);
@@ -87,22 +72,20 @@ class Judge {
     if (cause != kNobody) return cause;
     // Each rank reports one of its waits. Another of its waits leads to the rank with the failed queue pair.
     return of_all != kNobody ? of_all : *std::ranges::min_element(circle);
-  }
-
-  std::span<const RankFacts> ranks_;
-  std::span<const RankPair> failed_;
-  std::vector<Ends> ends_;
-};
-
-}  // namespace
-
-std::vector<int> judge(std::span<const RankFacts> ranks, std::span<const RankPair> failed) {
-  const Judge judge(ranks, failed);
+  };
+  const auto end_of_chain = [&](int rank) {
+    for (;; rank = next(rank)) {
+      if (next(rank) == kNobody) return rank;
+      const std::vector<int> circle = circle_of(rank);
+      const int cause = circle.empty() ? ends[index(rank)].cause : cause_of_circle(circle);
+      if (cause != kNobody) return cause;
+    }
+  };
   std::vector<int> lost;
-  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+  for (int rank = 0; rank < size; ++rank) {
     const RankFacts& facts = ranks[index(rank)];
-    const bool sends_nothing = facts.gone || facts.silent || judge.next(rank) != kNobody;
-    lost.push_back(sends_nothing ? judge.end_of_chain(rank) : kNobody);
+    const bool sends_nothing = facts.gone || facts.silent || next(rank) != kNobody;
+    lost.push_back(sends_nothing ? end_of_chain(rank) : kNobody);
   }
   return lost;
 }

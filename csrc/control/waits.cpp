@@ -20,7 +20,6 @@ constexpr int kReports = 16;         ///< in a time-out, of a wait that lasts ..
 constexpr int kBeforeReports = 8;    ///< ... longer than this part of it
 constexpr int kEndsAfter = 4;        ///< a wait that shows no beat for this part of a time-out has ended
 constexpr int kForgottenAfter = 2;   ///< so has another rank's, of which nothing is heard for this part
-constexpr int kLooksToBeLate = 2;    ///< a wait that is over may have been seen once
 constexpr int kBetweenDeciders = 8;  ///< the next rank decides after this part of a time-out ...
 constexpr nanoseconds kLeastBetweenDeciders = milliseconds(20);
 constexpr int kMostDecidersInTurn = 8;  ///< ... and all that are left at once after so many parts
@@ -39,26 +38,21 @@ auto load(const auto& words, int rank) {
 Membership::Clock::time_point Membership::step(Clock::time_point now) {
   look_for_end();
   Clock::time_point next = now + std::chrono::seconds(60);
-  // Other ranks may wait for this rank: they must hear at once that its wait has ended. After 10 s nothing is urgent.
-  if (!known_.told && !masks_ && known_.since != Clock::time_point{}) {
-    next = now + milliseconds(now - known_.since < std::chrono::seconds(10) ? 2 : 50);
-  }
-  if (timeout_ == Time{} && !masks_) return next;  // nothing follows from waits
+  // Other ranks may wait for this rank: they must hear at once that its wait has ended.
+  if (!known_.told && !masks_ && !known_.verdicts.empty()) next = now + milliseconds(2);
+  const bool ends = timeout_ > Time{};  // waits have deadlines
+  if (!ends && !masks_) return next;    // nothing follows from waits
   const Time between =
       std::clamp<Time>(timeout_ / kLooks, milliseconds(1), masks_ ? kMostBetweenLooksWithMasks : kMostBetweenLooks);
-  if (now >= looked_ + between) look(now);
+  if (now >= looked_ + between) {
+    time_ += std::min<Time>(now - looked_, ends ? timeout_ / kSteps : kMostBetweenLooks);
+    looked_ = now;
+    if (ends) look_at_own();
+    std::erase_if(known_.waits, [&](const auto& one) { return time_ - one.second.heard > timeout_ / kForgottenAfter; });
+    look_for_failures();
+    judge_waits();
+  }
   return std::min(next, looked_ + between);
-}
-
-void Membership::look(Clock::time_point now) {
-  const bool ends = timeout_ > Time{};  // waits have deadlines
-  const Time step = ends ? timeout_ / kSteps : kMostBetweenLooks;
-  time_ += std::min<Time>(now - looked_, step);
-  looked_ = now;
-  if (ends) look_at_own();
-  std::erase_if(known_.waits, [&](const auto& one) { return time_ - one.second.heard > timeout_ / kForgottenAfter; });
-  look_for_failures();
-  judge_waits();
 }
 
 void Membership::look_at_own() {
@@ -66,39 +60,24 @@ void Membership::look_at_own() {
   int longest = kNobody;
   for (int peer = 0; peer < size(); ++peer) {
     OwnWait& wait = at(peer).own;
+    const bool is_over = time_ - wait.heard > timeout_ / kEndsAfter;
+    if (is_over && std::exchange(wait.late, false)) report(peer, {}, false);
     const std::uint32_t beats = load(words_.beats, peer);
+    if (beats == std::exchange(wait.beats, beats)) continue;
+    // On a very busy machine beats come so seldom that a long wait seems to be over: the next beat tells.
     const Time said(load(words_.waits, peer));
-    if (beats == wait.beats) {
-      if (!wait.lasts || time_ - wait.moved <= timeout_ / kEndsAfter) continue;
-      if (std::exchange(wait.told_late, false)) report(peer, {}, false);
-      // A long one goes on if the next beat says so: on a very busy machine beats come as seldom as that.
-      if (wait.longest < timeout_ / kBeforeReports) wait = {.beats = beats};
-      continue;
-    }
-    // Of waits that last at the same time, the longest counts. Once it has not been heard of for a while it has ended,
-    // though shorter ones for the same peer go on.
-    const bool is_shorter = said < wait.longest;
-    if (!wait.lasts || (is_shorter && time_ - wait.longest_at > timeout_ / kEndsAfter)) {
-      if (wait.told_late) report(peer, {}, false);
-      wait = {.lasts = true, .since = time_, .longest_at = time_};
-    } else if (!is_shorter) {
-      wait.longest_at = time_;
-    }
-    wait.beats = beats;
-    wait.moved = time_;
-    wait.longest = std::max(wait.longest, said);
+    if (is_over && said < std::max(wait.longest, timeout_ / kBeforeReports)) wait = {.beats = beats, .since = time_};
+    if (said >= wait.longest) wait.longest = said, wait.heard = time_;
     const Time lasted = wait.lasted(time_);
-    if (lasted >= timeout_) ++wait.late_looks;
-    const bool late = wait.late_looks >= kLooksToBeLate;
-    if (late && (reports || !wait.told_late)) {
-      wait.told_late = true;
-      report(peer, lasted, true);
+    if (lasted >= timeout_) {
+      if (reports || !wait.late) report(peer, lasted, true);
+      wait.late = true;
+    } else if (lasted >= timeout_ / kBeforeReports && (longest == kNobody || lasted > at(longest).own.lasted(time_))) {
+      longest = peer;
     }
-    const bool is_longest = longest == kNobody || lasted > at(longest).own.lasted(time_);
-    if (!late && lasted >= timeout_ / kBeforeReports && is_longest) longest = peer;
   }
   // One is enough to show that this rank waits itself. If none has shown a beat since the last look, the next beat is
-  // reported: on a busy machine beats may come more seldom than reports are due.
+  // reported: beats may come more seldom than reports are due.
   if (reports && longest != kNobody) report(longest, at(longest).own.lasted(time_), false);
 }
 

@@ -29,21 +29,30 @@ constexpr int kVictim = 2;
 /// Nobody waits so long who is told.
 double long_timeout() { return std::min(scaled(60), cluster_patience() / 2); }
 
+using Clock = std::chrono::steady_clock;
+
 /// DEEP_EP_TEST_KILLED_TIMES names a file for moments of the steady clock, by which the parts of a late error can be
-/// told apart: the kill, the end of the process, the error of each survivor.
-const char* moments_file() { return std::getenv("DEEP_EP_TEST_KILLED_TIMES"); }
-void note_moment(const char* what) {
-  if (moments_file() == nullptr) return;
-  const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
-  std::ofstream(moments_file(), std::ios::app)
-      << rank_process().parent << ' ' << what << ' ' << std::fixed << now.count() << '\n';
+/// told apart: the kill, the end of the process, the error of each survivor. It is written when the moment is over: a
+/// busy disk may take seconds.
+void note_moment(const char* what, Clock::time_point when) {
+  const char* const file = std::getenv("DEEP_EP_TEST_KILLED_TIMES");
+  if (file == nullptr) return;
+  const std::chrono::duration<double> moment = when.time_since_epoch();
+  std::ofstream(file, std::ios::app) << rank_process().parent << ' ' << what << ' ' << std::fixed << moment.count()
+                                     << '\n';
 }
 
-/// Notes when the process ends.
-std::jthread watch_end_of(pid_t pid) {
-  return std::jthread([pid, process = control::watch_process(pid)] {
+/// Kills it at a random moment.
+std::jthread kill_soon(pid_t pid) {
+  return std::jthread([pid] {
+    std::mt19937 random(static_cast<unsigned>(pid));
+    const UniqueFd process = control::watch_process(pid);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
+    const auto killed = Clock::now();
+    ::kill(pid, SIGKILL);
     pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
-    if (::poll(&ended, 1, 60'000) == 1) note_moment("ended");
+    if (::poll(&ended, 1, 60'000) == 1) note_moment("ended", Clock::now());
+    note_moment("killed", killed);
   });
 }
 
@@ -53,9 +62,8 @@ class KilledProcessTest : public ClusterTest {
 
   /// Makes calls of a rank until one throws.
   using Calls = std::function<void(Rank&, Buffer&)>;
-  /// `dies`: called in the victim at a random moment.
   void expect_to_be_named(
-      const BufferOptions& chosen, const Calls& calls, const std::function<void()>& dies = [] { ::raise(SIGKILL); }) {
+      const BufferOptions& chosen, const Calls& calls, const std::function<void()>& victim_begins = [] {}) {
     ClusterOptions options = cluster(kRanks);
     options.lost_rank = kVictim;
     run_cluster(options, [&](Rank& rank) {
@@ -63,25 +71,19 @@ class KilledProcessTest : public ClusterTest {
       with_timeout.timeout_s = long_timeout();
       Buffer& buffer = rank.buffer(with_timeout);
       calls(rank, buffer);
+      if (rank.rank() == kVictim) victim_begins();
       const std::vector<pid_t> pids = all_gather_values(*rank.bootstrap(), ::getpid());
       std::jthread beside;
-      if (rank.rank() == 0 && moments_file() != nullptr) beside = watch_end_of(pids[kVictim]);
-      if (rank.rank() == kVictim) {
-        beside = std::jthread([&] {
-          std::mt19937 random(static_cast<unsigned>(::getpid()));
-          std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
-          note_moment("killed");
-          dies();
-        });
-      }
-      auto last = std::chrono::steady_clock::now();
+      if (rank.rank() == 0) beside = kill_soon(pids[kVictim]);
+      auto last = Clock::now();
       require_throws<TimeoutError>(
           [&] {
-            for (;; last = std::chrono::steady_clock::now()) calls(rank, buffer);
+            for (;; last = Clock::now()) calls(rank, buffer);
           },
           {"in vain for rank 2", "without seeing", "the process of rank 2 has ended (process "}, "a killed process");
-      note_moment("error");
-      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - last;
+      const auto end = Clock::now();
+      note_moment("error", end);
+      const std::chrono::duration<double> waited = end - last;
       require(waited.count() < long_timeout() / 4, "the error came after " + std::to_string(waited.count()) + " s");
       require_throws<TimeoutError>([&] { calls(rank, buffer); }, {"the process of rank 2 has ended"}, "a later call");
       buffer.destroy();
@@ -132,15 +134,14 @@ TEST_P(KilledProcessTest, IsNamedBetweenNodes) {
 
 TEST_P(KilledProcessTest, IsNamedThoughAChildHoldsItsDescriptors) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  const auto dies = [] {
-    if (::fork() == 0) {  // lives as long as the test
-      const pid_t test = rank_process().parent;
-      while (::kill(test, 0) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      ::_exit(0);
-    }
-    ::raise(SIGKILL);
+  const auto fork_child = [] {
+    if (::fork() != 0) return;
+    const pid_t test = rank_process().parent;  // the child lives as long
+    while (::kill(test, 0) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ::_exit(0);
   };
-  expect_to_be_named({.heap_bytes = std::size_t{16} << 20}, NormalMode{make_case({.tokens = {19, 12, 33, 7}})}, dies);
+  expect_to_be_named({.heap_bytes = std::size_t{16} << 20}, NormalMode{make_case({.tokens = {19, 12, 33, 7}})},
+                     fork_child);
 }
 
 TEST_P(KilledLowLatencyProcessTest, IsNamedInLowLatencyCalls) {

@@ -71,28 +71,59 @@ class Waits {
 
 void sleep_timeouts(double number) { std::this_thread::sleep_for(std::chrono::duration<double>(number * timeout_s())); }
 
-/// A process of the job that does nothing by itself. All of its connections are calls, as its token is the lowest.
+/// A process of the job that does nothing by itself but answer calls.
 class ScriptedProcess {
  public:
   explicit ScriptedProcess(ProcessInfo like) : info_(like) {
-    info_.process = {{0, 1}};
-    info_.secret = {{2, 3}};
+    info_.process = random_token();
+    listener_ = listen_by_unix(info_.process);
   }
+  ~ScriptedProcess() { end(); }
   const ProcessInfo& info() const { return info_; }
   void connect_to(const ProcessInfo& other) {
-    UniqueFd& socket = sockets_.emplace_back(call_by_unix(other.process));
-    const Hello hello{.secret = other.secret, .from = info_.process};
-    EXPECT_EQ(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof hello));
+    others_.push_back(other);
+    sockets_.push_back(call_by_unix(other.process));
+    send_hello(sockets_.back(), other);
+  }
+  /// Until all of these have called.
+  void answer() {
+    thread_ = std::thread([this] {
+      while (calls_.size() < others_.size() && !ends_) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        UniqueFd caller(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!caller) continue;
+        Hello hello;
+        EXPECT_EQ(::recv(caller.get(), &hello, sizeof hello, MSG_WAITALL), static_cast<ssize_t>(sizeof hello));
+        for (const ProcessInfo& other : others_) {
+          if (other.process == hello.from) send_hello(caller, other);
+        }
+        calls_.push_back(std::move(caller));
+      }
+    });
   }
   void tell(std::size_t connection, const Message& message) {
     const ssize_t sent = ::send(sockets_[connection].get(), &message, sizeof message, MSG_NOSIGNAL);
     EXPECT_EQ(sent, static_cast<ssize_t>(sizeof message));
   }
-  void end() { sockets_.clear(); }
+  void end() {
+    ends_ = true;
+    if (thread_.joinable()) thread_.join();
+    listener_ = {};
+    calls_.clear();
+    sockets_.clear();
+  }
 
  private:
+  void send_hello(const UniqueFd& socket, const ProcessInfo& to) const {
+    const Hello hello{.secret = to.secret, .from = info_.process};
+    EXPECT_EQ(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof hello));
+  }
   ProcessInfo info_;
-  std::vector<UniqueFd> sockets_;
+  UniqueFd listener_;
+  std::vector<ProcessInfo> others_;
+  std::vector<UniqueFd> sockets_, calls_;
+  std::atomic<bool> ends_ = false;
+  std::thread thread_;
 };
 
 /// [plane] of a rank is the rank itself.
@@ -237,6 +268,7 @@ TEST(DecidingRank, ThatDoesNotAnswerIsFollowedByTheNext) {
   ScriptedProcess decider(planes.info(0));
   const std::vector<ProcessInfo> infos{decider.info(), planes.info(0), planes.info(1)};
   for (std::size_t rank = 1; rank < infos.size(); ++rank) decider.connect_to(infos[rank]);
+  decider.answer();
   Planes::Buffer& buffer = planes.join(1, {-1, 0, 1}, infos, {.timeout_s = timeout_s(), .masks = true});
   Waits waits(buffer);
   waits.begin(1, 2);
@@ -251,6 +283,7 @@ TEST_F(WaitsTest, ARankWhoseControlThreadStandsStillGetsTimeWhenTheOneThatItWait
     ScriptedProcess starved(planes.info(0));
     const std::vector<ProcessInfo> infos{planes.info(0), starved.info(), planes.info(1)};
     for (const std::size_t rank : {0, 2}) starved.connect_to(infos[rank]);
+    starved.answer();
     Planes::Buffer& buffer = planes.join(1, {0, -1, 1}, infos, {.timeout_s = timeout_s(), .masks = masks});
     const auto lost = [&] {
       Ranks ranks;
@@ -468,6 +501,7 @@ TEST(DecidingRank, ThatEndsHalfWayHasToldNobodyOrAll) {
     ScriptedProcess decider(planes.info(0));
     const std::vector<ProcessInfo> infos{decider.info(), planes.info(0), planes.info(1), planes.info(2)};
     for (std::size_t rank = 1; rank < infos.size(); ++rank) decider.connect_to(infos[rank]);
+    decider.answer();
     const Planes::Buffer& buffer = planes.join(1, {-1, 0, 1, 2}, infos, {.timeout_s = 0, .masks = true});
     const Message lost{.type = MessageType::lost, .buffer = 1, .rank = 0, .about = {.rank = 3, .by = 1}};
     for (std::size_t rank = 1; rank < infos.size(); ++rank) {

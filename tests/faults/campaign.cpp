@@ -25,7 +25,7 @@ constexpr double kDeadline_s = 0.3;
 /// A rank may be late on a busy machine without being at fault: what is found is looked at again, with more time.
 constexpr int kRepetitions = 3;
 constexpr double kLonger = 6;
-/// Where the schedule has a seed, a block stands still beside every few flags, and each time it waits for its next turn
+/// If the schedule has a seed, a block stands still beside every few flags, and each time it waits for its next turn
 /// among the blocks of all runs at once. On a busy machine its rank then works, and reports no wait, for seconds.
 constexpr double kLongerWithSeed = 8;
 /// Between these, nothing runs, and what the process holds is compared.

@@ -128,7 +128,7 @@ BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& 
   plan.reach = LowLatencyReach::find(options, nodes);
   plan.grid = {nodes.rank, num_ranks, nodes.ranks_of_each_node()};
   if (options.internode.lanes != 0) plan.internode_lanes = options.internode.lanes;
-  // What NICs fetch from, and, where nodes are reached by rails, rows to hand on.
+  // Memory from which NICs fetch rows, and, with rails, rows for relays to forward.
   if (!plan.reach.far.empty()) {
     layout.staging = LowLatencyStaging::make(layout.staging_at(), layout.low_latency,
                                              plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);

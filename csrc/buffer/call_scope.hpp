@@ -77,7 +77,7 @@ class CallScope {
   /// Results that peers write if all of them fit the heap, piece by piece; nothing if they do not.
   std::optional<std::vector<Tensor>> try_heap_results(Pieces wanted) const;
 
-  /// What `work` makes does not leave the call, so it is made without the program's framework.
+  /// Tensors that `work` makes do not leave the call, so they are made without the program's framework.
   template <class Work>
   auto inside(const Work& work) {
     ResultTensors* const framework = std::exchange(framework_, nullptr);
@@ -92,7 +92,7 @@ class CallScope {
 
   /// The caller's stream waits for the call; with async_finish the returned event stands for it instead.
   EventHandle finish();
-  /// What the end of the scope does for a call that has not finished.
+  /// Ends a call that has not finished; the destructor does it, too.
   void abandon() noexcept;
 
  private:

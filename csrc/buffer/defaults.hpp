@@ -1,6 +1,6 @@
-// What the caller may leave to the library, or choose within limits: SMs of a call, parts of the heap, what hints add.
-// C++, Python and the tools take these numbers from here. What kernels limit is in kernels/common/limits.hpp and
-// kernels/kernel_list.hpp; how a plan divides a block's warps, in that plan; how many warps suit a device, in its
+// Values that the caller may leave to the library, or choose within limits: SMs of a call, parts of the heap, what
+// hints add. C++, Python and the tools take these numbers from here. What kernels limit is in kernels/common/limits.hpp
+// and kernels/kernel_list.hpp; how a plan divides a block's warps, in that plan; how many warps suit a device, in its
 // executor's LaunchPolicy.
 #pragma once
 
@@ -28,7 +28,7 @@ constexpr std::int64_t scale_bytes(std::int64_t row_bytes) { return row_bytes / 
 /// What a received row takes beside its own bytes and its scales, at most: indices and weights of its selections, its
 /// index at the source.
 constexpr std::int64_t row_overhead(int num_topk) { return std::int64_t{num_topk} * (8 + 4) + 4; }
-/// What hints leave for signals.
+/// Room that hints leave for signals.
 constexpr std::size_t kSignalBytes = std::size_t{16} << 20;
 
 }  // namespace deep_ep::defaults

@@ -1,4 +1,4 @@
-// What kernels have met: on record for the host to raise, and whether the buffer can go on.
+// Faults that kernels have met: on record for the host to raise, and whether the buffer can go on.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace deep_ep {
 
-/// What waits of kernels are told of a time-out. 0: they last for ever.
+/// The time-out as waits of kernels take it. 0: they last for ever.
 constexpr std::uint64_t timeout_ns(double timeout_s) {
   return static_cast<std::uint64_t>(std::min(timeout_s, 1e9) * 1e9);
 }
@@ -32,7 +32,7 @@ class Faults {
   /// For kernels: where they put faults on record, and how long they wait.
   WaitContext wait_context() const;
 
-  /// What else a TimeoutError says: it is asked once, when all calls have ended.
+  /// Adds to the text of a TimeoutError: `explain` is called once, when all calls have ended.
   void explain_timeouts_by(std::function<std::string()> explain) { explain_ = std::move(explain); }
 
   /// Kernels that get wait_context() from here on report their waits to the control plane and obey its verdicts:

@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kMostOfACall = milliseconds(3000);  ///< an address that nobody has does not answer at all
+constexpr auto kMostOfACall = milliseconds(3000);  ///< an address without a host does not answer at all
 constexpr auto kBetweenCalls = milliseconds(50);
 constexpr auto kMostOfAHello = milliseconds(5000);
 /// In this time the data that a process sent before it ended arrives, also from its NIC, and its last words.

@@ -48,7 +48,7 @@ TcpListener listen_by_tcp(const PortRange& ports);
 /// On the name that belongs to `process`.
 UniqueFd listen_by_unix(const Token& process);
 
-/// May the other end of a Unix connection be one of this user's? (A user of another namespace looks like nobody.)
+/// May the other end of a Unix connection be one of this user's? (The kernel hides users of other namespaces.)
 bool is_of_this_user(int unix_socket);
 
 /// A socket that connects, or has connected; without one `errno` says why.

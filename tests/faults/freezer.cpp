@@ -25,7 +25,6 @@ class FreezingMachine final : public Machine {
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t bytes) override { next().mbarrier_arrive(word, bytes); }
   bool mbarrier_test(std::uint64_t& word, std::uint32_t parity) override { return next().mbarrier_test(word, parity); }
   void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) override { next().mbarrier_wait(word, parity); }
-  void mbarrier_invalidate(std::uint64_t& word) override { next().mbarrier_invalidate(word); }
   void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) override {
     next().bulk_load(shared, global, bytes, mbarrier);
   }

@@ -1,4 +1,4 @@
-// What dispatch and combine of the second interface do inside a node and between nodes.
+// Parts that dispatch and combine of the second interface share, inside a node and between nodes.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ struct RowsThatCame {
   const std::uint32_t *scales, *weights;
   std::int64_t scale_stride, weight_stride;
 };
-/// What takes them to the results. `counts` of experts: gaps behind their rows become zero.
+/// Arguments of the kernel that takes them to the results. `counts` of experts: gaps behind their rows become zero.
 SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticOutputs& outputs, const RowTables& tables,
                                   const std::optional<ConstTensorView>& counts, int alignment,
                                   const std::uint64_t* abort);

@@ -36,7 +36,6 @@ class Simulation final : public host_machine::Machine {
   void mbarrier_arrive(std::uint64_t&, std::uint32_t) override { refuse(); }
   bool mbarrier_test(std::uint64_t&, std::uint32_t) override { return refuse(), false; }
   void mbarrier_wait(std::uint64_t&, std::uint32_t) override { refuse(); }
-  void mbarrier_invalidate(std::uint64_t&) override { refuse(); }
   void bulk_load(void*, const void*, std::uint32_t, std::uint64_t&) override { refuse(); }
   void bulk_store(void*, const void*, std::uint32_t) override { refuse(); }
   void bulk_commit() override { refuse(); }

@@ -300,8 +300,11 @@ class SharedMemoryBootstrap final : public Bootstrap {
     if (late().empty()) segment_->announce();  // the last to come wakes the others, once
     const Deadline deadline(timeout_s_);
     // A rank that ends this round may give up in the next one while we still wake up: look at completeness first.
-    segment_->await(deadline, [&] { return late().empty() || broken_by() >= 0; });
-    if (const std::vector<int> missing = late(); !missing.empty()) give_up("to enter an all_gather", missing);
+    const bool decided = segment_->await(deadline, [&] { return late().empty() || broken_by() >= 0; });
+    const std::vector<int> missing = late();
+    if (missing.empty()) return;
+    if (decided) require_intact(missing);
+    give_up("to enter an all_gather", missing);
   }
 
   void require_equal_messages() const {
@@ -314,11 +317,14 @@ class SharedMemoryBootstrap final : public Bootstrap {
   int broken_by() const { return static_cast<int>(segment_->header().broken.load(std::memory_order_acquire)) - 1; }
 
   // Once a rank has given up, the ranks no longer agree on the round: everybody is told at once, the late rank too.
-  void require_intact() const {
+  void require_intact(const std::vector<int>& missing = {}) const {
     if (broken_by() < 0) return;
+    const std::string waits = missing.empty()
+                                  ? std::string()
+                                  : fmt::format(", which waits for {} to enter an all_gather", format_ranks(missing));
     fail<TimeoutError>(
-        "bootstrap '{}': rank {} gave up waiting for others; the group of {} ranks is over (seen by rank {})", name_,
-        broken_by(), size_, rank_);
+        "bootstrap '{}': rank {} gave up waiting for others; the group of {} ranks is over (seen by rank {}{})", name_,
+        broken_by(), size_, rank_, waits);
   }
 
   [[noreturn]] void give_up(const char* what, const std::vector<int>& missing) {

@@ -227,9 +227,15 @@ EventHandle CallScope::finish() {
   EventHandle done = executor.record_event(stream_);
   if (!async_finish_ && caller_stream_ != stream_) executor.wait_event(caller_stream_, done);
   if (!recording_) context_.home_->work_ends(done);
-  context_.home_->works_on(context_.comm_stream());
   ended_ = true;
   return async_finish_ ? done : EventHandle{};
+}
+
+/// Memory that only the call used goes back before, as it was declared behind the scope: in the order of the call's
+/// stream.
+CallScope::~CallScope() {
+  abandon();
+  context_.home_->works_on(context_.comm_stream());
 }
 
 void CallScope::abandon() noexcept {
@@ -248,7 +254,6 @@ void CallScope::abandon() noexcept {
     // The device is lost. As far as memory is concerned the call never ends, so no graph gets any.
     log::debug("buffer: a call that failed has no event behind it: {}", error.what());
   }
-  context_.home_->works_on(context_.comm_stream());
 }
 
 }  // namespace deep_ep

@@ -53,7 +53,7 @@ class CallScope {
   /// Chooses the stream, which waits for what the call comes after and for the call before it. Throws before anything
   /// has changed.
   CallScope(const CallContext& context, const CallOptions& call);
-  ~CallScope() { abandon(); }
+  ~CallScope();
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
 

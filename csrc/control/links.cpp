@@ -16,9 +16,9 @@ constexpr auto kBetweenCalls = milliseconds(50);
 constexpr auto kMostOfAHello = milliseconds(5000);
 /// In this time the data that a process sent before it ended arrives, also from its NIC, and its last words.
 constexpr auto kToArrive = milliseconds(20);
-constexpr int kMostCallers = 64;                       ///< that have not been answered
-constexpr auto kRefusedAtLeast = milliseconds(400);    ///< a firewall that is loaded anew refuses for a moment, too
-constexpr auto kWithoutDescriptors = milliseconds(1);  ///< so that the thread does little else than look at callers
+constexpr int kMostCallers = 64;                     ///< that have not been answered
+constexpr auto kRefusedAtLeast = milliseconds(400);  ///< a firewall that is loaded anew refuses for a moment, too
+constexpr auto kWithoutDescriptors = milliseconds(100);
 constexpr std::size_t kMostRecent = 256;
 
 }  // namespace
@@ -114,7 +114,7 @@ void Plane::has_ended(Peer& peer, bool seen_here) {
 
 void Plane::accept_from(const UniqueFd& listener, bool by_unix) {
   UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket && (errno == EMFILE || errno == ENFILE)) std::this_thread::sleep_for(kWithoutDescriptors);
+  if (!socket && (errno == EMFILE || errno == ENFILE)) listens_again_ = Clock::now() + kWithoutDescriptors;
   if (!socket || (by_unix && !is_of_this_user(socket.get()))) return;
   // A flood pushes out those that have been silent for longest. A process of the job speaks at once, and calls again.
   const auto waits = [](const Caller& one) { return !one.answered; };
@@ -157,7 +157,10 @@ bool Plane::is_heard(const Token& process) const {
 
 void Plane::broadcast(const Message& message) {
   if (message.type != MessageType::waits) {  // these are repeated while the wait lasts
-    if (recent_.size() >= kMostRecent) recent_.erase(recent_.begin());
+    if (recent_.size() >= kMostRecent) {     // the others say what must not be missed
+      const auto least = std::ranges::find(recent_, MessageType::leaves_out, &Message::type);
+      recent_.erase(least == recent_.end() ? recent_.begin() : least);
+    }
     recent_.push_back(message);
   }
   for (auto& [process, peer] : peers_) {

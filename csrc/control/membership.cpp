@@ -112,6 +112,10 @@ std::vector<int> Membership::gone() const {
   for (const LostRank& one : known_.verdicts) {
     if (one.why == LostWhy::gone) ranks.insert(one.rank);
   }
+  // No verdict follows on a rank that was lost before its process ended.
+  for (int rank = 0; rank < size(); ++rank) {
+    if (has_gone(at(rank))) ranks.insert(rank);
+  }
   return {ranks.begin(), ranks.end()};
 }
 

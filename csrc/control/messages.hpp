@@ -10,7 +10,7 @@
 namespace deep_ep::control {
 
 inline constexpr std::uint32_t kMagic = 0x43504544;  // "DEPC"
-inline constexpr std::uint16_t kVersion = 3;
+inline constexpr std::uint16_t kVersion = 4;
 
 /// First on each connection, in both directions.
 struct Hello {

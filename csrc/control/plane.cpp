@@ -191,7 +191,7 @@ void Plane::start_thread() {
 void Plane::run() {
   std::unique_lock lock(mutex_);
   while (!ending_) {
-    const Clock::time_point next = step(Clock::now());
+    Clock::time_point next = step(Clock::now());
     std::vector<pollfd> polled;
     std::vector<std::function<void()>> handlers;
     const auto add = [&](const UniqueFd& fd, bool writes, auto handler) {
@@ -214,8 +214,12 @@ void Plane::run() {
       add(caller.from.socket, false, [this, &caller] { serve(caller); });
     }
     // Last: a new socket may get the number of a descriptor that was closed before.
-    add(unix_listener_, false, [&] { accept_from(unix_listener_, true); });
-    add(tcp_.socket, false, [&] { accept_from(tcp_.socket, false); });
+    if (Clock::now() >= listens_again_) {
+      add(unix_listener_, false, [&] { accept_from(unix_listener_, true); });
+      add(tcp_.socket, false, [&] { accept_from(tcp_.socket, false); });
+    } else {
+      next = std::min(next, listens_again_);
+    }
     const auto most_ms = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
     lock.unlock();
     ::poll(polled.data(), polled.size(), static_cast<int>(std::max<std::int64_t>(0, most_ms)));

@@ -3,10 +3,10 @@
 // kernels.
 //
 // Each process calls each other one: it speaks by its own call, and hears by the calls of the others. A process has
-// ended if its descriptor (pidfd) says so, or if a call to it within the host ends: nothing else closes that. A call
-// to another host may break for other reasons, and is made again. Only a process of that host that has seen the end, or
-// a port that refuses calls, says that the process has ended. Silence says nothing before a wait has lasted longer than
-// the time-out.
+// ended if its descriptor (pidfd) says so, or if a call to it within the host ends: that takes the end of the process,
+// or of its last buffer. A call to another host may break for other reasons, and is made again. Only a process of that
+// host that has seen the end, or a port that refuses calls, says that the process has ended. Silence says nothing
+// before a wait has lasted longer than the time-out.
 //
 // With masks the lowest rank that is neither lost nor silent decides. A thread that hears of a lost rank for the first
 // time tells all others before it tells its own kernels: so all ranks that go on hear of it, or none does, though the
@@ -156,6 +156,7 @@ class Plane {
   const Token secret_ = random_token();
   UniqueFd wake_;
   UniqueFd unix_listener_;
+  Clock::time_point listens_again_{};  ///< callers wait while there are no descriptors
   TcpListener tcp_;
   std::mutex mutex_;
   std::thread thread_;

@@ -66,7 +66,8 @@ void Membership::look_at_own() {
     if (beats == std::exchange(wait.beats, beats)) continue;
     // On a very busy machine beats come so seldom that a long wait seems to be over: the next beat tells.
     const Time said(load(words_.waits, peer));
-    if (is_over && said < std::max(wait.longest, timeout_ / kBeforeReports)) wait = {.beats = beats, .since = time_};
+    const bool is_another = wait.longest < timeout_ / kBeforeReports || said < wait.longest;
+    if (is_over && is_another) wait = {.beats = beats, .since = time_};
     if (said >= wait.longest) wait.longest = said, wait.heard = time_;
     const Time lasted = wait.lasted(time_);
     if (lasted >= timeout_) {

@@ -218,7 +218,14 @@ PoolStorage::~PoolStorage() {
 ResultAllocator::Memory ProgramMemory::allocate(std::size_t bytes, StreamHandle stream) {
   constexpr std::uintptr_t kAlignment = 256;
   give_back_what_has_ended();
-  ResultAllocator::Memory memory = allocator_->allocate(bytes, executor_->device(), stream);
+  ResultAllocator::Memory memory;
+  try {
+    memory = allocator_->allocate(bytes, executor_->device(), stream);
+  } catch (const OutOfMemory&) {
+    // A host that is calls ahead of the device has dropped memory that these calls still use.
+    if (executor_->is_capturing(stream) || !wait_for_kept()) throw;
+    memory = allocator_->allocate(bytes, executor_->device(), stream);
+  }
   if (memory.data == nullptr || reinterpret_cast<std::uintptr_t>(memory.data) % kAlignment != 0) {
     fail<InvalidArgument>("result_allocator returned address {} for {}, allowed: multiples of {}, not null",
                           memory.data, format_bytes(bytes), kAlignment);
@@ -263,6 +270,17 @@ void ProgramMemory::release_recorded(const Use& use) {
     if (user == use.stream || !executor_->is_capturing(user)) continue;
     executor_->wait_event(use.stream, executor_->record_event(user));
   }
+}
+
+bool ProgramMemory::wait_for_kept() {
+  std::vector<EventHandle> events;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Kept& kept : kept_) events.insert(events.end(), kept.until.begin(), kept.until.end());
+  }
+  for (const EventHandle& event : events) executor_->synchronize_event(event);
+  give_back_what_has_ended();
+  return !events.empty();
 }
 
 void ProgramMemory::give_back_what_has_ended() {

@@ -1,5 +1,5 @@
-// The memory behind the tensors that the library returns: of the arena, of the executor's stream-ordered pool, or of the
-// program's allocator.
+// The memory behind the tensors that the library returns: of the arena, of the executor's stream-ordered pool, or of
+// the program's allocator.
 //
 // All keep everything alive that their memory needs, so a tensor may outlive the Buffer. All give the memory back
 // without waiting, behind the work of all streams that were recorded; those streams must still exist then (as for any
@@ -238,6 +238,8 @@ class ProgramMemory {
   };
   void release_recorded(const Use& use);
   void give_back_what_has_ended();
+  /// The host waits for the work that uses memory which then goes back. False: there is none.
+  bool wait_for_kept();
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<ResultAllocator> allocator_;

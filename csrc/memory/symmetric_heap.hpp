@@ -23,7 +23,7 @@ struct HeapOptions {
   /// Instead of `bytes`, where they depend on which ranks will share memory. `domains`: of each rank the lowest rank
   /// that it shares memory with. Asked before memory is made, and again where memory cannot be shared so widely.
   std::function<std::size_t(std::span<const int> domains)> bytes_for = {};
-  double timeout_s = 100;               ///< for exchanging the exports
+  double timeout_s = 100;  ///< for exchanging the exports
 };
 
 /// Created and destroyed collectively (Backend::create_heap). Each rank fills its own with zeroes before it returns;

@@ -115,7 +115,7 @@ struct NumberRowsShared {
 };
 
 struct SpreadRowsParams {
-  RowMetadata metadata;  ///< not expanded: without data, unless rows have landed
+  RowMetadata metadata;  ///< its data is read only if rows are expanded, or lie in the window of `heap`
   bool expand;
   std::int64_t num_spread;  ///< rows of the results
 

@@ -243,6 +243,7 @@ py::tuple NativeBuffer::deferred_combine_elastic(ElasticDeferredCombineCall& cal
                           self->complete(options);
                           const CombineResult result =
                               self->without_gil([&] { return the_same.end_combine_elastic(back, arguments, options); });
+                          self->combines_.add(result.combined_x.view().bytes());
                           const Framework& framework = Framework::instance();
                           return py::make_tuple(framework.hand_out(result.combined_x),
                                                 framework.hand_out(result.combined_topk_weights));

@@ -25,8 +25,7 @@ def metrics(waits: bool = False) -> Dict[str, Any]:
         bytes of the rows of this rank's tokens, as dispatch reads and combine writes them; ``lost_ranks``, a list, until
         ``low_latency_resume``; ``handlers``, what tells NICs of work, such as ``["cpu"]``, empty inside a node; with ``waits``
         also ``waits_us``, a dict of ``dispatch`` and ``combine``: lists of microseconds, of each rank, in all calls
-        (empty without ``low_latency_mode``). Calls that a CUDA graph replays are not counted, and the second interface makes more
-        than one call for a call between nodes.
+        (empty without ``low_latency_mode``). Calls that a CUDA graph replays are not counted.
     """
     buffers = []
     for native in [each() for each in made.valuerefs()]:  # at once: another thread may be making a buffer

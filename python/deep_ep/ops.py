@@ -122,6 +122,8 @@ def _send(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_ex
     results of unknown size."""
     buffer = _begin(state)
     if isinstance(buffer, ElasticBuffer):
+        if do_expand and not buffer.allow_multiple_reduction:
+            raise InvalidArgument("do_expand is True, allowed: only with a buffer that has allow_multiple_reduction")
         # Handles of EPBuffer keep the tensor itself, whose memory a compiler uses for something else.
         selected = topk_idx.clone() if isinstance(buffer, EPBuffer) else topk_idx
         rows, idx, weights, handle, _ = buffer.dispatch(

@@ -171,7 +171,19 @@ TEST_F(WaitsTest, ASilentRankIsLostAtTheDeadline) {
       EXPECT_GE(verdicts[0].waited_s, timeout_s());
       EXPECT_TRUE(eventually([&] { return lost_for(2, 2) == 0; })) << "rank 2 hears of it, and who decided";
     }
+    planes_->end(2);
+    EXPECT_TRUE(eventually([&] { return member(0).gone() == Ranks{2}; })) << "its process ends later";
   }
+}
+
+/// So says a kernel whose process stood still, and with it the thread that looks.
+TEST_F(WaitsTest, AWaitCountsFromItsFirstSignHoweverLongItSaysThatItLasts) {
+  test::SharedWords& words = make(2, true).words[0];
+  sleep_timeouts(2);
+  words.say_waits(1,
+                  std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(8 * timeout_s())));
+  sleep_timeouts(0.5);
+  EXPECT_EQ(lost_for(0, 1), kNobody);
 }
 
 /// Waits for the same rank without a break, each of which ends in time: as kernels say.

@@ -24,7 +24,7 @@ class CountingAllocator final : public ResultAllocator {
   Memory allocate(std::size_t bytes, const Device&, StreamHandle stream) override {
     asked_for = stream;
     if (enqueues != nullptr) enqueued = FakeExecutor::position_of(enqueues->record_event(stream));
-    if (bytes > most) throw OutOfMemory("the program has none");
+    if (bytes > most || live == most_live) throw OutOfMemory("the program has none");
     ++live;
     void* data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
     const std::shared_ptr<void> owner(data, [this](void* memory) {
@@ -35,6 +35,7 @@ class CountingAllocator final : public ResultAllocator {
   }
   int live = 0;
   std::size_t most = ~std::size_t{0};
+  int most_live = -1;
   std::size_t skew = 0;
   StreamHandle asked_for = nullptr;
   std::shared_ptr<FakeExecutor> enqueues;  ///< on the stream, as an allocator that fills what it gives
@@ -133,6 +134,17 @@ TEST_F(ProgramMemoryTest, ARecordingDoesNotWaitForWorkOutsideSoTheMemoryWaits) {
   executor_->synchronize(comm_);
   EXPECT_TRUE(result_of({.stream = caller_}));
   EXPECT_EQ(allocator_->live, 0);
+}
+
+TEST_F(ProgramMemoryTest, WithoutMemoryTheHostWaitsForWhatOthersStillUse) {
+  allocator_->most_live = 1;
+  auto result = result_of({.stream = caller_, .async_finish = true});
+  EXPECT_THROW(result_of({.stream = caller_}), OutOfMemory) << "the result is in use";
+  result.reset();
+  EXPECT_EQ(allocator_->live, 1) << "the call has not ended";
+  EXPECT_TRUE(result_of({.stream = caller_, .async_finish = true}));
+  of(caller_).capturing = true;
+  EXPECT_THROW(result_of({.stream = caller_}), OutOfMemory) << "a host must not wait while a graph is recorded";
 }
 
 TEST_F(ProgramMemoryTest, WhatAGraphMayUseAgainStaysUntilTheBufferGoes) {

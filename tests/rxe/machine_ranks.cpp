@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "tools/common/socket_bootstrap.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rxe/low_latency_ranks.hpp"
 #include "tests/rxe/normal_mode_ranks.hpp"
 #include "tests/support/time_scale.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 
 namespace deep_ep::test {
 namespace {

@@ -8,11 +8,11 @@
 #include <optional>
 #include <string_view>
 
-#include "tools/common/socket_bootstrap.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "tools/common/ranks.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 
 namespace deep_ep::tools {
 namespace {

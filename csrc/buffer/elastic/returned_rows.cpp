@@ -94,6 +94,13 @@ CombineResult sum_returned(const ElasticReturn& back, const ElasticCombineArgume
   return result;
 }
 
+/// The two calls of a combine have equal arguments: kernels take sizes from either.
+void check_same_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments) {
+  const std::int64_t columns = arguments.topk_weights ? 1 + arguments.topk_idx.size(1) : 1;
+  if (back.rows.view().dims == 2 && back.rows.size(1) == arguments.x.size(1) && back.beside.size(1) == columns) return;
+  fail<InvalidArgument>("back is of a combine with other arguments, allowed: that of begin_combine_elastic with these");
+}
+
 }  // namespace
 
 CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
@@ -123,6 +130,7 @@ ElasticReturn begin_combine(const ElasticCombineArguments& arguments, Runtime& r
 CombineResult end_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
                           const CallOptions& call) {
   check_elastic_combine(arguments, runtime);
+  check_same_combine(back, arguments);
   runtime.faults().raise();
   CallScope scope(runtime.calls(), call);
   std::vector<Tensor> kept;

@@ -30,7 +30,8 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   const int experts = params.num_local_experts * ranks;
   const int posters = poster_blocks(setup, warps);
   const int most = most_working_blocks(config, setup, posters);
-  const std::int64_t to_send = sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
+  const std::int64_t to_send =
+      sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the block that sends counts
   // Few rows are best spread over many SMs.
   const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
   LowLatencyPart part{.phase = phase};

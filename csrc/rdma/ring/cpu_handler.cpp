@@ -175,7 +175,7 @@ bool CpuHandler::complete() {
 
 void CpuHandler::apply(const WireCompletion& completion) {
   Ring& ring = rings_[by_number_.at(completion.queue_pair)];
-  if (ring.failed) return;  // flushed after the failure that is known
+  if (ring.failed) return;  // the failure is known
   if (completion.syndrome != Syndrome::none) {
     fail_ring(ring,
               {.index = completion.id, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});

@@ -48,7 +48,7 @@ class ElasticBuffer(OptionalCalls):
     of A. The order is the same every time.
 
     Streams. A call runs behind the work of the current stream, or behind ``previous_event`` instead if that is given. It
-    runs on the communication stream if it is asynchronous or has events to come after, otherwise on the current stream.
+    runs on the communication stream if it is asynchronous or has a ``previous_event``, otherwise on the current stream.
     Later work of the current stream comes after it, or, with ``async_with_compute_stream=True``, the returned event
     stands for the results. The host waits in ``dispatch`` with ``do_cpu_sync`` only; all other calls can be recorded into
     CUDA graphs. On the CPU calls are complete when they return.

@@ -5,13 +5,13 @@
 #include <mutex>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "tools/common/socket_bootstrap.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/version.hpp"
 #include "simulation/nic_test/judge.hpp"
+#include "tools/common/socket_bootstrap.hpp"
 #include "tools/doctor/nic_test/subjects.hpp"
 
 namespace deep_ep::tools {

@@ -171,6 +171,9 @@ def mistakes(group):
         torch.ops.deep_ep.receive(*sent[:4], handle, sent[4], False)
     with pytest.raises(InvalidArgument, match="only with the state of an ElasticBuffer"):
         ops.dispatch(*sent, do_expand=True)
+    each = ElasticBuffer(group, num_max_tokens_per_rank=48, hidden=H, num_topk=TOPK, allow_multiple_reduction=False)
+    with pytest.raises(InvalidArgument, match="that has allow_multiple_reduction"):
+        ops.dispatch(ops.state_of(each), *sent[1:], do_expand=True)
     with pytest.raises(TypeError, match="expected a Buffer or an ElasticBuffer"):
         ops.state_of(group)
     other = make_buffer(group, "ep")

@@ -1,4 +1,4 @@
-// What the transports of the library and the exchanges over them have in common. Steps that all ranks make together
+// Parts that the transports of the library and the exchanges over them share. Steps that all ranks make together
 // must fail together: a rank that throws alone leaves its peers waiting in their next collective until the deadline.
 // And a wait for a rank that will not come ends: the library's own transports ask now and then.
 #pragma once

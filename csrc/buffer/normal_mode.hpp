@@ -36,7 +36,7 @@ struct DispatchOutputs {
 NormalModeSetup normal_mode_setup(const Runtime& runtime);
 /// Pinned, for the counts of a dispatch with exact sizes.
 std::shared_ptr<HostCounts> make_host_counts(const Runtime& runtime);
-/// What the handle of a dispatch knows before counts are exchanged.
+/// The part of a handle that a dispatch knows before counts are exchanged.
 DispatchHandle begin_handle(const DispatchArguments& arguments);
 
 /// In the heap, where that has room for all; else outside, see CallScope::result_tensors. `fresh`: the arguments of a

@@ -173,8 +173,8 @@ class MemoryCache {
   std::size_t unused_bytes() const;
   const std::shared_ptr<HomeStream>& home() const { return home_; }
 
-  /// What a request takes: sizes are rounded up by at most an eighth, so that tensors whose sizes vary a little from
-  /// call to call share blocks.
+  /// The size that a request takes: sizes are rounded up by at most an eighth, so that tensors whose sizes vary a
+  /// little from call to call share blocks.
   static std::size_t size_class(std::size_t bytes);
 
  private:
@@ -209,8 +209,8 @@ class PoolStorage final : public StreamStorage {
 
 // Memory for results from the program's allocator: see deep_ep/result_allocator.hpp.
 
-/// What a buffer has from the program's allocator. A piece goes back at once where only the stream that it was
-/// allocated for has used it, otherwise when the work of the others has ended: as frameworks do it with memory that
+/// The pieces that a buffer has from the program's allocator. A piece goes back at once where only the stream that it
+/// was allocated for has used it, otherwise when the work of the others has ended: as frameworks do it with memory that
 /// several streams use. In a recording it goes back at once, too, behind the recorded work of the others.
 class ProgramMemory {
  public:

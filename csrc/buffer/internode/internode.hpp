@@ -51,7 +51,7 @@ class Internode {
   /// Sends the rows to where the handle says. The last `weights` scales of a token are its weights.
   void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
             int weights, const CallScope& scope);
-  /// What the handle holds. Its tables share their memory, but for that of relayed rows.
+  /// Tensors of the handle. Its tables share their memory, but for that of relayed rows.
   static void hand_out(const DispatchHandle& handle, const CallScope& scope);
   /// With rows of `row_bytes`, all included, in `local_rings` local rings of each rank.
   TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, int local_rings) const;

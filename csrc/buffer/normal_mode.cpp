@@ -1,38 +1,232 @@
 #include "csrc/buffer/normal_mode.hpp"
 
+#include <algorithm>
 #include <array>
 #include <thread>
-#include <vector>
 
+#include "csrc/buffer/checks.hpp"
+#include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
+namespace {
 
-NormalModeSetup normal_mode_setup(const Runtime& runtime) {
-  return {.num_ranks = runtime.num_ranks(),
-          .max_local_experts = runtime.options().max_local_experts,
-          .device = runtime.device(),
-          .policy = runtime.policy(),
-          .reject_unknown_experts = runtime.options().reject_unknown_experts,
-          .heap_bytes = runtime.heap()->bytes(),
-          .window_bytes = runtime.layout().window_bytes,
-          .max_window_tokens = runtime.layout().control.max_window_tokens()};
+constexpr std::int64_t kProtocolVersion = 2;
+
+/// Of arguments that have been checked, or are about to be.
+int num_experts(const DispatchArguments& arguments) {
+  return static_cast<int>(arguments.num_tokens_per_expert.size(0));
 }
 
-std::shared_ptr<HostCounts> make_host_counts(const Runtime& runtime) {
-  const auto experts = static_cast<std::size_t>(runtime.options().max_local_experts);
-  return pinned_memory<HostCounts>(runtime.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
+void check_layout(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+  const std::int64_t tokens = arguments.x.size(0);
+  const auto given = [](const char* name, const ConstTensorView& tensor) {
+    if (tensor.dims == 0) fail<InvalidArgument>("{} is missing: dispatch needs the layout", name);
+  };
+  given("num_tokens_per_rank", arguments.num_tokens_per_rank);
+  given("is_token_in_rank", arguments.is_token_in_rank);
+  given("num_tokens_per_expert", arguments.num_tokens_per_expert);
+  check_tensor("num_tokens_per_rank", arguments.num_tokens_per_rank, setup.device, {DType::int32}, {setup.num_ranks});
+  check_tensor("is_token_in_rank", arguments.is_token_in_rank, setup.device, {DType::boolean, DType::uint8},
+               {tokens, setup.num_ranks});
+  check_tensor("num_tokens_per_expert", arguments.num_tokens_per_expert, setup.device, {DType::int32}, {kAnySize});
+  const std::int64_t experts = num_experts(arguments);
+  if (experts == 0 || experts % setup.num_ranks != 0 || experts / setup.num_ranks > setup.max_local_experts) {
+    fail<InvalidArgument>(
+        "num_tokens_per_expert counts {} experts, allowed: a multiple of the {} ranks, at most {} a rank", experts,
+        setup.num_ranks, setup.max_local_experts);
+  }
+  if (arguments.topk_weights && !arguments.topk_idx) {
+    throw InvalidArgument("topk_weights is given, allowed: only with topk_idx, which is missing");
+  }
+  if (arguments.topk_idx) check_selections(*arguments.topk_idx, arguments.topk_weights, tokens, setup);
+  check_range("expert_alignment", arguments.expert_alignment, 1, 1 << 20);
+  check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
 }
 
-DispatchHandle begin_handle(const DispatchArguments& arguments) {
-  DispatchHandle handle;
-  handle.num_tokens = arguments.x.size(0);
-  handle.num_experts = num_experts(arguments);
-  handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
-  return handle;
+bool is_missing(const DispatchHandle* handle) { return handle == nullptr || !handle->destination_row.defined(); }
+
+void check_ranks(const DispatchHandle& handle, const NormalModeSetup& setup) {
+  if (handle.destination_row.size(1) == setup.num_ranks) return;
+  fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
+                        setup.num_ranks);
+}
+
+std::int64_t row_bytes(const ConstTensorView& rows) {
+  return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
+}
+
+void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, setup);
+  check_layout(arguments, setup);
+}
+
+void check_combine(const CombineArguments& arguments, const NormalModeSetup& setup) {
+  if (is_missing(arguments.handle)) {
+    throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
+  }
+  const DispatchHandle& handle = *arguments.handle;
+  check_ranks(handle, setup);
+  check_tensor("handle.rank_prefix_matrix", handle.rank_prefix_matrix.view(), setup.device, {DType::int32},
+               {setup.num_ranks, setup.num_ranks});
+  const ConstTensorView& x = arguments.x;
+  check_tensor("x", x, setup.device, {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
+  check_row_bytes("x", x);
+  if (arguments.topk_weights) {
+    check_tensor("topk_weights", *arguments.topk_weights, setup.device, {DType::float32},
+                 {handle.num_recv_rows, kAnySize});
+    check_range("width of topk_weights", arguments.topk_weights->size(1), 1, kMaxTopk);
+  }
+  const auto check_bias = [&](const char* name, const std::optional<ConstTensorView>& bias) {
+    if (!bias) return;
+    check_tensor(name, *bias, setup.device, {DType::bfloat16}, {handle.num_tokens, x.size(1)});
+    check_row_bytes(name, *bias);
+  };
+  check_bias("bias_0", arguments.bias_0);
+  check_bias("bias_1", arguments.bias_1);
+  check_config(arguments.config, kernels::combine::kMaxThreads / 32);
+}
+
+/// Can owners read the rows where they are? InvalidArgument where they must and cannot.
+bool pullable(const Runtime& runtime, const CombineArguments& arguments) {
+  const ConstTensorView& x = arguments.x;
+  const auto& weights = arguments.topk_weights;
+  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
+  const bool readable = x.size(0) == 0 || (runtime.in_heap(x) && (!weights || runtime.in_heap(*weights)));
+  if (arguments.mode == CombineMode::pull && !readable) {
+    throw InvalidArgument(
+        "mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
+        "allocate_tensor, or another mode");
+  }
+  return readable;
+}
+
+NotifyCall notify_call(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+  NotifyCall call{};
+  call.shape =
+      call_shape(arguments.x, arguments.x_scales, arguments.topk_idx, arguments.topk_weights, num_experts(arguments));
+  call.num_tokens = static_cast<int>(arguments.x.size(0));
+  call.num_local_experts = num_experts(arguments) / setup.num_ranks;
+  call.expert_alignment = arguments.expert_alignment;
+  call.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
+  call.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
+  call.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
+  call.refuse_unknown_experts = setup.reject_unknown_experts;
+  return call;
+}
+
+SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+  SentRows params = sent_rows(arguments.x, arguments.x_scales);
+  if (arguments.topk_idx) {
+    params.topk_idx = {arguments.topk_idx->data, arguments.topk_idx->dtype == DType::int64};
+    if (arguments.topk_weights) params.topk_weights = arguments.topk_weights->as<float>();
+    params.rows.num_topk = static_cast<int>(arguments.topk_idx->size(1));
+    params.rows.topk_idx_is_64_bit = params.topk_idx.is_64_bit;
+  }
+  params.num_local_experts = num_experts(arguments) / setup.num_ranks;
+  params.send_src_idx = true;
+  params.fill_tail = arguments.num_worst_tokens > 0 && arguments.topk_idx.has_value();
+  return params;
+}
+
+SentRows sent_rows(const CachedDispatchArguments& arguments, const NormalModeSetup& setup) {
+  SentRows params = sent_rows(arguments.x, arguments.x_scales);
+  params.num_local_experts = arguments.handle->num_experts / setup.num_ranks;
+  return params;
+}
+
+void check_layout_arguments(const ConstTensorView& topk_idx, int num_experts, const Runtime& runtime) {
+  const int num_ranks = runtime.num_ranks();
+  check_tensor("topk_idx", topk_idx, runtime.device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
+  check_token_count("number of tokens", topk_idx.size(0), num_ranks);
+  check_range("width of topk_idx", topk_idx.size(1), 0, INT32_MAX);
+  check_range("num_experts", num_experts, 1, std::int64_t{num_ranks} * runtime.options().max_local_experts);
+  if (num_experts % num_ranks != 0) {
+    fail<InvalidArgument>("num_experts is {}, it must be a multiple of the {} ranks", num_experts, num_ranks);
+  }
+}
+
+LaunchShape plan_launch(const LayoutParams& params, const LaunchPolicy& policy) {
+  const int threads = std::min(128, policy.warps_per_block * 32);
+  return {std::clamp((params.num_tokens + threads - 1) / threads, 1, policy.multiprocessors), threads,
+          LayoutShared(Carver::without_memory(), params.num_ranks, params.num_experts, params.num_nodes).bytes};
+}
+
+/// Of a dispatch with these arguments.
+template <class Result, class Arguments>
+void give(Result& result, const Arguments& arguments, const DispatchOutputs& outputs) {
+  result.recv_x = outputs.x;
+  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
+  if constexpr (requires { result.recv_topk_idx; }) {
+    if (arguments.topk_idx) result.recv_topk_idx = outputs.topk_idx;
+    if (arguments.topk_weights) result.recv_topk_weights = outputs.topk_weights;
+  }
+}
+
+}  // namespace
+
+void check_sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales, const Config& config,
+                     const NormalModeSetup& setup) {
+  check_tensor("x", x, setup.device, {}, {kAnySize, kAnySize});
+  check_row_bytes("x", x);
+  check_token_count("number of tokens", x.size(0), setup.num_ranks);
+  if (x_scales) {
+    check_strided_tensor("x_scales", *x_scales, setup.device, {DType::float32, DType::int32}, {x.size(0), kAnySize});
+    check_range("width of x_scales", x_scales->size(1), 0, INT32_MAX / 4);
+  }
+  check_config(config, kernels::dispatch::kMaxThreads / 32);
+}
+
+void check_selections(const ConstTensorView& topk_idx, const std::optional<ConstTensorView>& topk_weights,
+                      std::int64_t tokens, const NormalModeSetup& setup) {
+  check_tensor("topk_idx", topk_idx, setup.device, {DType::int32, DType::int64}, {tokens, kAnySize});
+  check_range("width of topk_idx", topk_idx.size(1), 1, kMaxTopk);
+  if (topk_weights) {
+    check_tensor("topk_weights", *topk_weights, setup.device, {DType::float32}, {tokens, topk_idx.size(1)});
+  }
+}
+
+void check_dispatch(const CachedDispatchArguments& arguments, const NormalModeSetup& setup) {
+  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, setup);
+  if (is_missing(arguments.handle)) {
+    throw InvalidArgument("handle is missing: cached_dispatch needs the handle of an earlier dispatch");
+  }
+  const DispatchHandle& handle = *arguments.handle;
+  check_ranks(handle, setup);
+  if (handle.num_tokens != arguments.x.size(0)) {
+    fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", arguments.x.size(0), handle.num_tokens);
+  }
+}
+
+void check_recording(const CallScope& scope, bool exact) {
+  if (!scope.recording() || !exact) return;
+  throw InvalidArgument(
+      "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
+      "dispatch needs none)");
+}
+
+CallShape call_shape(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                     const std::optional<ConstTensorView>& topk_idx, const std::optional<ConstTensorView>& topk_weights,
+                     int num_experts) {
+  return {{row_bytes(x), x_scales ? row_bytes(*x_scales) : 0, topk_idx ? topk_idx->size(1) : 0,
+           topk_idx ? static_cast<std::int64_t>(size_of(topk_idx->dtype)) : 0, num_experts,
+           static_cast<std::int64_t>(x.dtype), x_scales ? static_cast<std::int64_t>(x_scales->dtype) : 0,
+           kProtocolVersion, topk_weights ? 1 : 0}};
+}
+
+SentRows sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales) {
+  SentRows params{};
+  params.num_tokens = static_cast<int>(x.size(0));
+  params.x = x.as<std::byte>();
+  params.rows.row_bytes = static_cast<std::uint32_t>(row_bytes(x));
+  if (x_scales) {
+    params.rows.num_scales = static_cast<int>(x_scales->size(1));
+    params.scales = {x_scales->as<std::uint32_t>(), x_scales->stride(0), x_scales->stride(1)};
+  }
+  return params;
 }
 
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
@@ -65,28 +259,15 @@ DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<Const
   return outputs;
 }
 
-std::optional<DispatchOutputs> outputs_in_window(const ConstTensorView& x,
-                                                 const std::optional<ConstTensorView>& x_scales,
-                                                 const DispatchArguments* fresh, std::int64_t rows,
-                                                 const RowShape& shape, std::byte* memory, std::size_t bytes) {
-  const auto count = static_cast<std::size_t>(rows);
-  if (bytes < RowTargets::kParts * kLine || (bytes - RowTargets::kParts * kLine) / shape.all_bytes() < count) {
-    return std::nullopt;
-  }
-  const RowTargets at = RowTargets::carve(Carver(memory), shape, count);
-  const auto lend = [&](void* data, DType dtype, std::int64_t width) {
-    return Tensor::borrow(TensorView::contiguous(data, dtype, {rows, width}, x.device));
-  };
-  DispatchOutputs outputs;
-  outputs.x = lend(at.x, x.dtype, x.size(1));
-  if (x_scales) outputs.scales = lend(at.scales, x_scales->dtype, x_scales->size(1));
-  if (fresh == nullptr) return outputs;
-  outputs.src_idx = Tensor::borrow(TensorView::contiguous(at.src_idx, DType::int32, {rows}, x.device));
-  if (fresh->topk_idx) {
-    outputs.topk_idx = lend(at.topk_idx, fresh->topk_idx->dtype, fresh->topk_idx->size(1));
-    outputs.topk_weights = lend(at.topk_weights, DType::float32, fresh->topk_idx->size(1));
-  }
-  return outputs;
+CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope) {
+  std::vector<std::vector<TensorView>> wanted = {{unplaced(x.device, DType::bfloat16, {tokens, x.size(1)})}};
+  if (weights != 0) wanted.push_back({unplaced(x.device, DType::float32, {tokens, weights})});
+  const std::vector<Tensor> made = scope.result_tensors(wanted);
+  for (const Tensor& tensor : made) scope.hand_out(tensor);
+  CombineResult result;
+  result.combined_x = made[0];
+  if (weights != 0) result.combined_topk_weights = made[1];
+  return result;
 }
 
 void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope) {
@@ -119,35 +300,157 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   faults.raise();
 }
 
-void check_recording(const CallScope& scope, bool exact) {
-  if (!scope.recording() || !exact) return;
-  throw InvalidArgument(
-      "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
-      "dispatch needs none)");
+NormalMode::NormalMode(Runtime& runtime)
+    : runtime_(runtime),
+      setup_{.num_ranks = runtime.num_ranks(),
+             .max_local_experts = runtime.options().max_local_experts,
+             .device = runtime.device(),
+             .policy = runtime.policy(),
+             .reject_unknown_experts = runtime.options().reject_unknown_experts,
+             .heap_bytes = runtime.heap()->bytes(),
+             .window_bytes = runtime.layout().window_bytes,
+             .max_window_tokens = runtime.layout().control.max_window_tokens()} {}
+
+void NormalMode::allocate() {
+  const auto ranks = static_cast<std::size_t>(setup_.num_ranks);
+  const auto experts = static_cast<std::size_t>(setup_.max_local_experts);
+  host_counts_ = pinned_memory<HostCounts>(runtime_.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
+  // Ranks, experts, and nodes, which are at most ranks.
+  layout_work_ =
+      runtime_.zeroed_memory<LayoutWork>(sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
 }
 
-CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope) {
-  std::vector<std::vector<TensorView>> wanted = {{unplaced(x.device, DType::bfloat16, {tokens, x.size(1)})}};
-  if (weights != 0) wanted.push_back({unplaced(x.device, DType::float32, {tokens, weights})});
-  const std::vector<Tensor> made = scope.result_tensors(wanted);
-  for (const Tensor& tensor : made) scope.hand_out(tensor);
-  CombineResult result;
-  result.combined_x = made[0];
-  if (weights != 0) result.combined_topk_weights = made[1];
+DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
+  check_layout_arguments(topk_idx, num_experts, runtime_);
+  runtime_.faults().raise();
+  CallScope scope(runtime_.calls(), call);
+  DispatchLayout layout = count(topk_idx, num_experts, runtime_.options().reject_unknown_experts, scope);
+  scope.hand_out(layout.num_tokens_per_rank);  // they share their memory
+  layout.event = scope.finish();
+  return layout;
+}
+
+DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, bool report_unknown,
+                                 const CallScope& scope) const {
+  const Backend& executor = *runtime_.executor();
+  const Device device = runtime_.device();
+
+  LayoutParams params{};
+  params.wait = runtime_.faults().wait_context();
+  params.report_unknown_experts = report_unknown;
+  params.topk_idx = {topk_idx.data, topk_idx.dtype == DType::int64};
+  params.num_tokens = static_cast<int>(topk_idx.size(0));
+  params.num_topk = static_cast<int>(topk_idx.size(1));
+  params.num_experts = num_experts;
+  params.num_ranks = runtime_.num_ranks();
+  params.ranks_per_node = runtime_.nodes().ranks_of_each_node();
+  params.num_nodes = params.ranks_per_node == 0 ? 0 : runtime_.nodes().num_nodes;
+  params.work = layout_work_.get();
+  const LaunchShape shape = plan_launch(params, executor.policy());
+
+  const std::vector wanted = {unplaced(device, DType::int32, {params.num_ranks}),
+                              unplaced(device, DType::int32, {num_experts}),
+                              unplaced(device, DType::int32, {params.num_nodes}),
+                              unplaced(device, DType::boolean, {params.num_tokens, params.num_ranks})};
+  const std::vector<Tensor> made = scope.result_tensors({&wanted, 1});
+  params.num_tokens_per_rank = made[0].as<std::int32_t>();
+  params.num_tokens_per_expert = made[1].as<std::int32_t>();
+  params.num_tokens_per_node = made[2].as<std::int32_t>();
+  params.is_token_in_rank = made[3].as<std::uint8_t>();
+  executor.kernels().layout(params, shape, scope.stream());
+  return {.num_tokens_per_rank = made[0],
+          .num_tokens_per_expert = made[1],
+          .num_tokens_per_node = params.num_nodes == 0 ? Tensor{} : made[2],
+          .is_token_in_rank = made[3]};
+}
+
+DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
+  check_dispatch(arguments, setup_);
+  runtime_.faults().raise(Faults::Notes::but_unknown_experts);
+  CallScope scope(runtime_.calls(), call);
+  DispatchResult result = dispatch(arguments, scope);
+  hand_out(result.handle, scope);
+  scope.hand_out(result.recv_x);
+  for (const auto* beside : {&result.recv_x_scales, &result.recv_topk_idx, &result.recv_topk_weights}) {
+    if (*beside) scope.hand_out(**beside);
+  }
+  result.event = scope.finish();
   return result;
 }
 
-bool pullable(const Runtime& runtime, const CombineArguments& arguments) {
-  const ConstTensorView& x = arguments.x;
-  const auto& weights = arguments.topk_weights;
-  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
-  const bool readable = x.size(0) == 0 || (runtime.in_heap(x) && (!weights || runtime.in_heap(*weights)));
-  if (arguments.mode == CombineMode::pull && !readable) {
-    throw InvalidArgument(
-        "mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
-        "allocate_tensor, or another mode");
+DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScope& scope) {
+  const bool exact = arguments.num_worst_tokens == 0;
+  const SentRows rows = sent_rows(arguments, setup_);
+  check_room(rows.rows);
+  check_recording(scope, exact);
+  // Memory for the worst case is made before the exchange: it may throw, and the peers do not count on this rank yet.
+  DispatchOutputs outputs;
+  DispatchResult result;
+  DispatchHandle& handle = result.handle;
+  handle.num_tokens = arguments.x.size(0);
+  handle.num_experts = num_experts(arguments);
+  handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
+  const auto make_room = [&](std::int64_t received, std::int64_t relayed) {
+    handle.num_recv_rows = received;
+    outputs = make_outputs(arguments.x, arguments.x_scales, &arguments, received, scope);
+    make_relay_rows(handle, relayed, scope);
+  };
+  if (!exact) make_room(arguments.num_worst_tokens, arguments.num_worst_tokens * runtime_.node_grid().width);
+
+  HostCounts& counts = *host_counts_;
+  NotifyCall exchange = notify_call(arguments, setup_);
+  exchange.wait = runtime_.faults().wait_context();
+  exchange.host_counts = exact ? &counts : nullptr;
+  if (exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
+  notify(exchange, handle, scope);
+  if (exact) {
+    wait_for_counts(runtime_, counts, scope);
+    result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert,
+                                             counts.tokens_per_expert + exchange.num_local_experts);
+    make_room(counts.num_recv_tokens, counts.num_relay_rows);
   }
-  return readable;
+  handle.recv_src_idx = outputs.src_idx;
+  send(rows, arguments.config, handle, outputs, 0, scope);
+  give(result, arguments, outputs);
+  return result;
+}
+
+CachedDispatchResult NormalMode::dispatch(const CachedDispatchArguments& arguments, const CallOptions& call) {
+  check_dispatch(arguments, setup_);
+  const DispatchHandle& handle = *arguments.handle;
+  check_handle(handle);
+  runtime_.faults().raise();
+  const SentRows rows = sent_rows(arguments, setup_);
+  check_room(rows.rows);
+  CallScope scope(runtime_.calls(), call);
+  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
+  send(rows, arguments.config, handle, outputs, 0, scope);
+  hand_out(handle, scope);
+  for (const Tensor* tensor : {&outputs.x, &outputs.scales}) scope.hand_out(*tensor);
+  CachedDispatchResult result;
+  give(result, arguments, outputs);
+  result.event = scope.finish();
+  return result;
+}
+
+CombineResult NormalMode::combine(const CombineArguments& arguments, const CallOptions& call) {
+  check_combine(arguments, setup_);
+  check_handle(*arguments.handle);
+  const bool readable = pullable(runtime_, arguments);
+  runtime_.faults().raise();
+  CallScope scope(runtime_.calls(), call);
+  CombineResult result = make_sums(arguments.x, arguments.handle->num_tokens,
+                                   arguments.topk_weights ? arguments.topk_weights->size(1) : 0, scope);
+  add_up(arguments, readable, result, scope);
+  result.event = scope.finish();
+  return result;
+}
+
+void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) {
+  for (const Tensor* tensor :
+       {&handle.recv_src_idx, &handle.destination_row, &handle.rank_prefix_matrix, &handle.relay_rows}) {
+    scope.hand_out(*tensor);
+  }
 }
 
 }  // namespace deep_ep

@@ -1,16 +1,55 @@
-// What calls of normal mode do on the host, inside a node and between nodes.
+// Normal mode: what its calls do on the host inside a node (intranode/) and between nodes (internode/).
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "csrc/buffer/call_scope.hpp"
-#include "csrc/buffer/normal_mode_arguments.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/common/messages.hpp"
 #include "kernels/common/rows.hpp"
+#include "kernels/layout/params.hpp"
 
 namespace deep_ep {
+
+/// Fixed when the buffer is made.
+struct NormalModeSetup {
+  int num_ranks = 1;
+  int max_local_experts = 1;
+  Device device;
+  LaunchPolicy policy;
+  bool reject_unknown_experts = true;
+  std::size_t heap_bytes = 0;
+  std::size_t window_bytes = 0;
+  int max_window_tokens = 0;  ///< in a node: of tokens whose rows are pushed
+
+  bool on_gpu() const { return device.kind == Device::Kind::cuda; }
+  /// Of a call: `config`, or what the library takes by default.
+  int sms(const Config& config, const Config& by_default) const {
+    return std::min(config.num_sms != 0 ? config.num_sms : by_default.num_sms, policy.multiprocessors);
+  }
+};
+
+// Checks of arguments throw InvalidArgument.
+void check_dispatch(const CachedDispatchArguments& arguments, const NormalModeSetup& setup);
+/// What every dispatch brings: rows, and maybe scales.
+void check_sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales, const Config& config,
+                     const NormalModeSetup& setup);
+void check_selections(const ConstTensorView& topk_idx, const std::optional<ConstTensorView>& topk_weights,
+                      std::int64_t tokens, const NormalModeSetup& setup);
+/// For a dispatch with exact sizes that is being recorded.
+void check_recording(const CallScope& scope, bool exact);
+
+/// What all ranks must agree on before rows may move.
+CallShape call_shape(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                     const std::optional<ConstTensorView>& topk_idx, const std::optional<ConstTensorView>& topk_weights,
+                     int num_experts);
+/// Rows and their scales alone.
+SentRows sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales);
 
 /// Results of a dispatch; those that the caller does not want are undefined.
 struct DispatchOutputs {
@@ -21,51 +60,79 @@ struct DispatchOutputs {
     return {x.as<std::byte>(), scales.as<std::uint32_t>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
             src_idx.as<std::int32_t>()};
   }
-  /// Of a dispatch with these arguments.
-  template <class Result, class Arguments>
-  void give_to(Result& result, const Arguments& arguments) const {
-    result.recv_x = x;
-    if (arguments.x_scales) result.recv_x_scales = scales;
-    if constexpr (requires { result.recv_topk_idx; }) {
-      if (arguments.topk_idx) result.recv_topk_idx = topk_idx;
-      if (arguments.topk_weights) result.recv_topk_weights = topk_weights;
-    }
-  }
 };
-
-NormalModeSetup normal_mode_setup(const Runtime& runtime);
-/// Pinned, for the counts of a dispatch with exact sizes.
-std::shared_ptr<HostCounts> make_host_counts(const Runtime& runtime);
-/// The part of a handle that a dispatch knows before counts are exchanged.
-DispatchHandle begin_handle(const DispatchArguments& arguments);
 
 /// In the heap, where that has room for all; else outside, see CallScope::result_tensors. `fresh`: the arguments of a
 /// dispatch that is not cached.
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                              const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope);
 
-/// The same in the window of `bytes` bytes at `memory`, if it has room for rows of this shape.
-std::optional<DispatchOutputs> outputs_in_window(const ConstTensorView& x,
-                                                 const std::optional<ConstTensorView>& x_scales,
-                                                 const DispatchArguments* fresh, std::int64_t rows,
-                                                 const RowShape& shape, std::byte* memory, std::size_t bytes);
+/// Memory for the sums of `tokens` tokens, rows like those of `x`, with so many weights each, handed out to the caller.
+CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope);
 
 /// Waits until the kernel of an exchange has stored `counts.epoch`, which was 0. Throws what the kernel has met
 /// instead.
 void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope);
 
-/// InvalidArgument for a dispatch with exact sizes that is being recorded.
-void check_recording(const CallScope& scope, bool exact);
+/// The calls. What differs inside a node and between nodes is virtual.
+class NormalMode {
+ public:
+  virtual ~NormalMode() = default;
+  NormalMode(const NormalMode&) = delete;
+  NormalMode& operator=(const NormalMode&) = delete;
 
-/// Memory for the sums of `tokens` tokens, rows like those of `x`, with so many weights each, handed out to the caller.
-CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope);
+  /// Needs no peer.
+  DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call);
+  DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
+  CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
+  CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
+  /// Of arguments that are right, as a part of a call. Hands nothing out.
+  DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope);
 
-/// Weights of a row.
-inline std::int64_t num_weights(const CombineArguments& arguments) {
-  return arguments.topk_weights ? arguments.topk_weights->size(1) : 0;
-}
+  // Of the second interface: csrc/buffer/elastic/.
+  virtual ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments,
+                                                 const CallOptions& call) = 0;
+  virtual ElasticCachedDispatchResult dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
+                                                       const CallOptions& call) = 0;
+  virtual CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) = 0;
+  virtual EventHandle barrier(const CallOptions& call) = 0;
 
-/// Can owners read the rows where they are? InvalidArgument where they must and cannot.
-bool pullable(const Runtime& runtime, const CombineArguments& arguments);
+  Runtime& runtime() const { return runtime_; }
+
+ protected:
+  explicit NormalMode(Runtime& runtime);
+  /// Behind the constructor, in an agreement of the ranks, as it may fail on one.
+  void allocate();
+
+  /// The same as a part of a call that has checked its arguments. `report_unknown`: see
+  /// BufferOptions::reject_unknown_experts.
+  DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, bool report_unknown,
+                       const CallScope& scope) const;
+  /// Tensors of the handle of a dispatch.
+  static void hand_out(const DispatchHandle& handle, const CallScope& scope);
+
+  /// InvalidArgument for the handle of another kind of dispatch.
+  virtual void check_handle(const DispatchHandle& /*handle*/) const {}
+  /// OutOfMemory, where that is known before rows are counted, for a dispatch of such rows.
+  virtual void check_room(const RowShape& /*rows*/) const {}
+  /// Makes the tables of the handle that counts fill, and enqueues the exchange.
+  virtual void notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) = 0;
+  /// Makes the table of rows that this rank relays to others of its node, where it does.
+  virtual void make_relay_rows(DispatchHandle& /*handle*/, std::int64_t /*relayed*/, const CallScope& /*scope*/) const {
+  }
+  /// Sends the rows to where the handle says. The last `weights` scales of a token are its weights.
+  virtual void send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
+                    const DispatchOutputs& outputs, int weights, const CallScope& scope) = 0;
+  /// `readable`: peers can read the rows where they are.
+  virtual void add_up(const CombineArguments& arguments, bool readable, const CombineResult& result,
+                      const CallScope& scope) = 0;
+
+  Runtime& runtime_;
+  NormalModeSetup setup_;
+  std::shared_ptr<HostCounts> host_counts_;  ///< pinned, for the counts of a dispatch with exact sizes
+
+ private:
+  std::shared_ptr<LayoutWork> layout_work_;  ///< device memory
+};
 
 }  // namespace deep_ep

@@ -1,14 +1,41 @@
-// Launches of the kernels that move and add up rows within a device: they take what multiprocessors there are.
+// How warps cut rows into stages of shared memory, and launches of the kernels that move and add up rows within a
+// device: they take what multiprocessors there are.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
-#include "csrc/buffer/row_stages.hpp"
 #include "csrc/executor/backend.hpp"
+#include "kernels/common/limits.hpp"
 #include "kernels/rows/params.hpp"
 
 namespace deep_ep {
+
+struct RowStages {
+  int count;
+  std::uint32_t bytes;  ///< of each
+
+  /// As many whole rows as fit, from two to eight. Rows too long for two are cut into pieces.
+  static RowStages make(std::size_t bytes_of_warp, std::size_t row_bytes) {
+    const std::size_t row = align_to_line(row_bytes);
+    return {static_cast<int>(std::clamp<std::size_t>(bytes_of_warp / row, 2, kMost)),
+            static_cast<std::uint32_t>(std::min(row, bytes_of_warp / 2 / kLine * kLine))};
+  }
+  static constexpr int kMost = 8;
+};
+
+/// Shares `room` bytes of a block's shared memory out to the stages of `warps` warps: sets how many a warp has, and the
+/// bytes of each. `bytes(stages, stage_bytes)`: of the block. Returns these.
+template <class Bytes>
+std::size_t plan_stages(int& stages, std::uint32_t& stage_bytes, int warps, std::size_t row_bytes, std::size_t room,
+                        const Bytes& bytes) {
+  const RowStages fitting =
+      RowStages::make((room - bytes(RowStages::kMost, 0)) / static_cast<std::size_t>(warps), row_bytes);
+  stages = fitting.count;
+  stage_bytes = fitting.bytes;
+  return bytes(stages, stage_bytes);
+}
 
 /// A warp for each unit of work, as far as the device has room for warps that have no shared memory.
 inline LaunchShape shape_for_warps(std::int64_t units, const LaunchPolicy& policy, int most_threads) {
@@ -27,11 +54,8 @@ inline LaunchShape shape_for_pipelines(std::int64_t units, std::size_t row_bytes
   const auto bytes = [&](int count, std::uint32_t size) {
     return WarpStages(Carver::without_memory(), warps, count, size).bytes;
   };
-  const std::size_t room = policy.max_shared_bytes - bytes(RowStages::kMost, 0);
-  const RowStages fitting =
-      RowStages::make(room / static_cast<std::size_t>(warps), std::max<std::size_t>(row_bytes, 1));
-  stages = fitting.count;
-  stage_bytes = row_bytes == 0 ? 0 : fitting.bytes;
+  plan_stages(stages, stage_bytes, warps, std::max<std::size_t>(row_bytes, 1), policy.max_shared_bytes, bytes);
+  if (row_bytes == 0) stage_bytes = 0;
   return {static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors)), warps * 32,
           bytes(stages, stage_bytes)};
 }

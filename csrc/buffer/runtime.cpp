@@ -1,12 +1,20 @@
 #include "csrc/buffer/runtime.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
+#include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/internode/internode.hpp"
+#include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/line_check.hpp"
+#include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/options.hpp"
+#include "csrc/memory/heap_choice.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 namespace {
@@ -59,6 +67,7 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
   bootstrap_ = BufferExchanges::over(bootstrap);
   try {
     make(std::move(executor), options);
+    make_modes();
   } catch (...) {
     bootstrap_->leave();  // others may still wait for this rank
     throw;
@@ -117,7 +126,23 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   });
 }
 
+void Runtime::make_modes() {
+  agree(*bootstrap_, "allocating memory for the calls of a Buffer",
+        [&] { intranode = std::make_unique<Intranode>(*this); });
+  if (layout().internode.bytes != 0) internode = std::make_unique<Internode>(*this);
+  if (options_.low_latency.bytes != 0) low_latency = std::make_unique<LowLatency>(*this);
+  faults_->explain_timeouts_by([this] { return describe_health(); });
+  bootstrap_->barrier();  // no rank signals before all ranks are ready
+  log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", rank(), num_ranks(), to_string(device()),
+            format_bytes(heap_->bytes()), format_bytes(layout().window_bytes));
+}
+
 Runtime::~Runtime() {
+  settle_last_work();
+  drain();
+  low_latency.reset();
+  internode.reset();
+  intranode.reset();
   connections_.clear();
   heap_->unmap_peers();
   bootstrap_->leave();
@@ -156,15 +181,111 @@ void Runtime::plan(std::span<const int> domains, const std::vector<bool>& keeps_
   plan_ = BufferPlan::make(with_lanes, nodes_);
 }
 
-void Runtime::unmap_peers_together() {
-  heap_->unmap_peers();
-  bootstrap_->barrier();
-}
-
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
          static_cast<const std::byte*>(tensor.data) >= window() + layout().window_bytes;
+}
+
+std::string Runtime::describe_heap() const {
+  const HeapLayout& layout = this->layout();
+  const SymmetricHeap& heap = *heap_;
+  std::string text = fmt::format("heap of {}", format_bytes(heap.bytes()));
+  if (device().kind == Device::Kind::cuda) text += fmt::format(", shared by {}", name_of(heap.kind()));
+  text += fmt::format(": signals {}", format_bytes(layout.control.bytes()));
+  if (layout.low_latency.bytes != 0) text += fmt::format(", low latency {}", format_bytes(layout.low_latency.bytes));
+  if (layout.staging.bytes != 0) text += fmt::format(", for NICs to read {}", format_bytes(layout.staging.bytes));
+  return text + fmt::format(", window {}, received tensors {}", format_bytes(layout.window_bytes),
+                            format_bytes(heap.bytes() - layout.arena_at()));
+}
+
+std::string Runtime::describe_normal_mode() const {
+  if (nodes_.num_nodes != 1 && !internode) {
+    return "normal mode: not between nodes that are not all of equally many consecutive ranks";
+  }
+  const auto sms = [&](const Config& config) { return std::min(config.num_sms, policy_.multiprocessors); };
+  const std::string text = fmt::format(
+      "normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say",
+      sms(Config::dispatch_default(num_ranks())), sms(Config::combine_default(num_ranks())), policy_.multiprocessors);
+  if (nodes_.num_nodes != 1) {
+    return text + fmt::format(", between nodes (combine pulls, or pulls a copy) by {}", internode->describe());
+  }
+  const int lanes = options_.internode.lanes;
+  return lanes == 1 ? text : text + fmt::format(", without the {} lanes, as there is one node", lanes);
+}
+
+std::string Runtime::describe() const {
+  std::vector<int> of_node;
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    if (nodes_.same_node(rank)) of_node.push_back(rank);
+  }
+  return fmt::format("rank {} of {} on {}, node {} of {}: {}\n{}\n{}\n{}\ntime-out: {}\n", rank(), num_ranks(),
+                     to_string(device()), nodes_.node[static_cast<std::size_t>(rank())], nodes_.num_nodes,
+                     format_ranks(of_node), describe_heap(), describe_normal_mode(),
+                     low_latency ? low_latency->describe() : "low latency: no memory",
+                     timeout_s_ == 0 ? "none" : fmt::format("{} s", timeout_s_));
+}
+
+std::string Runtime::describe_health() const {
+  const std::string normal = internode ? internode->health() : std::string();
+  std::string of_low_latency = low_latency ? low_latency->health() : std::string();
+  if (normal.empty() || normal == of_low_latency) return of_low_latency;
+  return of_low_latency.empty() ? normal : fmt::format("{}. Low-latency calls: {}", normal, of_low_latency);
+}
+
+void Runtime::drain() noexcept {
+  if (internode) internode->drain();
+  if (low_latency) low_latency->drain();
+}
+
+void Runtime::check(bool wait) {
+  executor_->make_current();
+  try {
+    if (wait) calls_->settle();
+  } catch (const Interrupted&) {
+    faults_->break_by_interruption();
+  }
+  faults_->raise();
+  if (internode) internode->check();
+  if (low_latency) low_latency->check();
+}
+
+void Runtime::settle_last_work() noexcept {
+  try {
+    executor_->make_current();
+    calls_->settle();
+  } catch (const std::exception& error) {
+    log::warn("buffer: rank {} is destroyed after a failure: {}", rank(), error.what());
+  }
+}
+
+void Runtime::destroy_collectively() {
+  settle_last_work();
+  // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
+  // its peers would wait for it. The others go on without a rank that they have masked. It does not wait for them; nor
+  // they for it.
+  if (faults_->broken() || faults_->given_up()) return;
+  if (options_.low_latency.masking) return end_with_masks();
+  drain();
+  bootstrap_->begin(Purpose::destroying);
+  try {
+    bootstrap_->barrier();  // nobody writes to a peer any more
+    internode.reset();
+    if (low_latency) low_latency->disconnect();
+    heap_->unmap_peers();
+    bootstrap_->barrier();  // and now no rank maps a peer
+  } catch (const PeerLeft& left) {
+    // The buffer is broken for another rank alone, and that rank has gone on: this one does not wait for it, either.
+    log::info("buffer: rank {} is destroyed alone: {}", rank(), left.what());
+  }
+}
+
+void Runtime::end_with_masks() {
+  // What this rank has posted has arrived before the others hear that it is here, and free their memory.
+  drain();
+  // Those that are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
+  membership_->meet(2 * timeout_s_);
+  low_latency->log_masks();
 }
 
 }  // namespace deep_ep

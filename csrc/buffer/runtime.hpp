@@ -1,8 +1,10 @@
-// What the modes of a buffer share: its ranks, heap, streams, order of calls, and faults.
+// The inside of a Buffer: its modes, and what they share: ranks, heap, streams, order of calls, faults.
 #pragma once
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/buffer/buffer_plan.hpp"
@@ -14,16 +16,21 @@
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/support/home_process.hpp"
 #include "deep_ep/buffer.hpp"
 
 namespace deep_ep {
+
+class Intranode;
+class Internode;
+class LowLatency;
 
 class Runtime {
  public:
   /// Collective.
   Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
           const BufferOptions& options);
-  /// Unmaps the peers' memory: nothing of this rank may touch it any more.
+  /// Waits for this rank's work, and unmaps the peers' memory.
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -70,14 +77,31 @@ class Runtime {
   /// In the part of the heap that peers may read: see Buffer::in_heap.
   bool in_heap(const ConstTensorView& tensor) const;
 
-  /// Collective: afterwards no rank maps a peer any more.
-  void unmap_peers_together();
+  // Of Buffer.
+  std::string describe() const;
+  void check(bool wait);
+  void destroy_collectively();
+
+  const HomeProcess home;
+  std::unique_ptr<Intranode> intranode;
+  std::unique_ptr<Internode> internode;     ///< null where there is one node, or nodes are not alike
+  std::unique_ptr<LowLatency> low_latency;  ///< null without memory for it
 
  private:
   void make(std::shared_ptr<Executor> executor, const BufferOptions& options);
   /// Which ranks make nodes, and what a buffer of such nodes allocates.
   void plan(std::span<const int> domains, const std::vector<bool>& keeps_to_path);
   void join_control_plane();
+  void make_modes();
+  std::string describe_normal_mode() const;
+  std::string describe_heap() const;
+  /// For a rank that waits in vain: what has become of all that was posted to NICs. Empty where there is none.
+  std::string describe_health() const;
+  /// What this rank has posted has reached its peers.
+  void drain() noexcept;
+  void end_with_masks();
+  /// The host waits for this rank's work, which may have failed.
+  void settle_last_work() noexcept;
 
   std::shared_ptr<BufferExchanges> bootstrap_;
   BufferOptions options_;

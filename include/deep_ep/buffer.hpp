@@ -41,6 +41,8 @@
 
 namespace deep_ep {
 
+class Runtime;
+
 /// A rank's end of the communication: see the head of this file.
 class Buffer {
  public:
@@ -223,8 +225,7 @@ class Buffer {
   bool destroyed() const;
 
  private:
-  class Implementation;
-  std::unique_ptr<Implementation> implementation_;
+  std::unique_ptr<Runtime> runtime_;
 };
 
 }  // namespace deep_ep

@@ -1,7 +1,6 @@
 // Dispatch of the second interface between nodes: a dispatch of normal mode brings the rows, and kernels number them
 // and take them to the results.
 #include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/dispatch_layout.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/buffer/internode/internode.hpp"
 #include "csrc/executor/kernel_table.hpp"
@@ -18,8 +17,7 @@ TopkIndices indices_of(const TensorSpec& spec, const void* data) { return {data,
 
 }  // namespace
 
-ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments& arguments, DispatchLayouts& layouts,
-                                                  const CallOptions& call) {
+ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
   check_elastic_dispatch(arguments, setup_);
   runtime_.faults().raise();
   const int ranks = setup_.num_ranks, experts = arguments.num_experts / ranks;
@@ -36,7 +34,7 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
   CallScope scope(runtime_.calls(), call);
   DispatchLayout layout;
   const DispatchResult came = scope.inside([&] {
-    layout = layouts.count(arguments.topk_idx, arguments.num_experts, false, scope);
+    layout = count(arguments.topk_idx, arguments.num_experts, false, scope);
     sent.use(layout);
     return dispatch(sent, scope);
   });
@@ -106,7 +104,7 @@ ElasticCachedDispatchResult Internode::dispatch_elastic(const ElasticCachedDispa
   const int num_scales = rows.rows.num_scales, num_weights = arguments.topk_weights ? tables.metadata.num_topk : 0;
   rows.rows.num_scales += num_weights;
   if (arguments.topk_weights) rows.topk_weights = arguments.topk_weights->as<float>();
-  check_room_for_dispatch(rows.rows);
+  check_room(rows.rows);
 
   CallScope scope(runtime_.calls(), call);
   std::optional<ConstTensorView> beside;
@@ -135,6 +133,10 @@ ElasticCachedDispatchResult Internode::dispatch_elastic(const ElasticCachedDispa
   outputs.give_to(result);
   result.event = scope.finish();
   return result;
+}
+
+CombineResult Internode::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  return combine_by_dispatch(arguments, *this, call);
 }
 
 EventHandle Internode::barrier(const CallOptions& call) {

@@ -4,7 +4,7 @@
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
-#include "csrc/buffer/row_stages.hpp"
+#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/elastic/dispatch_params.hpp"

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <vector>
 
 #include "csrc/buffer/normal_mode.hpp"
-#include "csrc/buffer/normal_mode_arguments.hpp"
 #include "deep_ep/elastic.hpp"
 #include "kernels/rows/params.hpp"
 
@@ -87,12 +85,8 @@ void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle
 // Combine by a dispatch of the rows back to their tokens, and sums of what came: between nodes, and where biases are
 // read later than the call.
 
-/// A dispatch of a mode.
-using SendRows = std::function<DispatchResult(const DispatchArguments&, CallScope&)>;
-CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
-                                  const CallOptions& call);
-ElasticReturn begin_combine(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
-                            const CallOptions& call);
+CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, NormalMode& mode, const CallOptions& call);
+ElasticReturn begin_combine(const ElasticCombineArguments& arguments, NormalMode& mode, const CallOptions& call);
 CombineResult end_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
                           const CallOptions& call);
 

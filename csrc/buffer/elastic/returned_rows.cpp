@@ -9,8 +9,9 @@ namespace deep_ep {
 namespace {
 
 /// `kept`: what must live until the call is enqueued.
-ElasticReturn send_back(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
-                        std::vector<Tensor>& kept, CallScope& scope) {
+ElasticReturn send_back(const ElasticCombineArguments& arguments, NormalMode& mode, std::vector<Tensor>& kept,
+                        CallScope& scope) {
+  Runtime& runtime = mode.runtime();
   const Device device = runtime.device();
   const RowMetadata metadata = row_metadata(arguments.metadata, arguments.source_ends, device);
   DispatchArguments back;
@@ -60,7 +61,7 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, Runtime& runti
   back.num_worst_tokens = std::int64_t{arguments.max_tokens} *
                           (arguments.each_selection ? metadata.num_topk : std::min(metadata.num_topk, ranks));
   back.config = arguments.config;
-  const DispatchResult came = dispatch(back, scope);
+  const DispatchResult came = mode.dispatch(back, scope);
   for (const Tensor* tensor : {&came.handle.recv_src_idx, &came.handle.relay_rows}) kept.push_back(*tensor);
   return {.rows = came.recv_x, .beside = *came.recv_x_scales, .ends = came.handle.rank_prefix_matrix};
 }
@@ -103,25 +104,25 @@ void check_same_combine(const ElasticReturn& back, const ElasticCombineArguments
 
 }  // namespace
 
-CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
-                                  const CallOptions& call) {
+CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, NormalMode& mode, const CallOptions& call) {
+  Runtime& runtime = mode.runtime();
   check_elastic_combine(arguments, runtime);
   runtime.faults().raise();
   CallScope scope(runtime.calls(), call);
   std::vector<Tensor> kept;
-  const ElasticReturn back = scope.inside([&] { return send_back(arguments, runtime, dispatch, kept, scope); });
+  const ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, kept, scope); });
   CombineResult result = sum_returned(back, arguments, runtime, kept, scope);
   result.event = scope.finish();
   return result;
 }
 
-ElasticReturn begin_combine(const ElasticCombineArguments& arguments, Runtime& runtime, const SendRows& dispatch,
-                            const CallOptions& call) {
+ElasticReturn begin_combine(const ElasticCombineArguments& arguments, NormalMode& mode, const CallOptions& call) {
+  Runtime& runtime = mode.runtime();
   check_elastic_combine(arguments, runtime);
   runtime.faults().raise();
   CallScope scope(runtime.calls(), call);
   std::vector<Tensor> kept;
-  ElasticReturn back = scope.inside([&] { return send_back(arguments, runtime, dispatch, kept, scope); });
+  ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, kept, scope); });
   for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends}) scope.hand_out(*tensor);
   back.event = scope.finish();
   return back;

@@ -1,21 +1,31 @@
 #include "csrc/buffer/internode/internode.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/buffer_plan.hpp"
+#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "kernels/internode/combine_rows.hpp"
 #include "kernels/internode/dispatch_rows.hpp"
 
 namespace deep_ep {
+namespace {
+
+/// TransferParams::shape, of a kind of call and of what its rows are made of.
+std::uint32_t shape_of(std::initializer_list<std::uint32_t> numbers) {
+  std::uint32_t shape = 1;
+  for (const std::uint32_t number : numbers) shape = combine_shapes(shape, number);
+  return shape;
+}
+
+}  // namespace
 
 Internode::Internode(Runtime& runtime)
-    : runtime_(runtime),
-      grid_(runtime.node_grid()),
-      setup_(normal_mode_setup(runtime)),
-      connections_(runtime.take_connections(BufferPlan::kNormalMode)) {
+    : NormalMode(runtime), grid_(runtime.node_grid()), connections_(runtime.take_connections(BufferPlan::kNormalMode)) {
   const int lanes = runtime.internode_lanes();
   const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
   const auto others = static_cast<std::size_t>(grid_.others());
@@ -27,12 +37,12 @@ Internode::Internode(Runtime& runtime)
   }
   agree(runtime.bootstrap(), "allocating memory for calls of normal mode between nodes", [&] {
     const std::size_t counters = others * Rings::kMostChunks;
+    allocate();
     state_ = runtime.zeroed_memory<InternodeState>();
     rails_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(lanes) * others * sizeof(RailState));
     counters_ = runtime.zeroed_memory<std::uint32_t>((2 * counters + static_cast<std::size_t>(grid_.width)) *
                                                      sizeof(std::uint32_t));
     heaps_ = device_memory<std::byte*>(runtime.executor(), ranks * sizeof(std::byte*));
-    host_counts_ = make_host_counts(runtime);
     runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
     runtime.executor()->synchronize(runtime.comm_stream());
     common_.grid = grid_;
@@ -72,7 +82,7 @@ LocalRings Internode::local_rings_for(const Rings& rings, int count) const {
                           rings.slot_bytes);
 }
 
-void Internode::check_room_for_dispatch(const RowShape& rows) const {
+void Internode::check_room(const RowShape& rows) const {
   const Rings rings = rings_for(PackedRow::bytes(rows, grid_.width));
   if (local_rings_for(rings, grid_.width).slots != 0) return;
   fail<OutOfMemory>(
@@ -96,12 +106,6 @@ TransferParams Internode::transfer(const DispatchHandle& handle, std::size_t row
   return params;
 }
 
-std::uint32_t Internode::shape_of(std::initializer_list<std::uint32_t> numbers) {
-  std::uint32_t shape = 1;
-  for (const std::uint32_t number : numbers) shape = combine_shapes(shape, number);
-  return shape;
-}
-
 int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most, bool outside_heap) const {
   const int wanted = config.warps_per_block != 0 ? config.warps_per_block
                      : setup_.on_gpu()           ? most
@@ -120,6 +124,124 @@ void Internode::check_handle(const DispatchHandle& handle) const {
     return;
   }
   fail<InvalidArgument>("handle is not of a dispatch between {} nodes", grid_.nodes());
+}
+
+void Internode::notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) {
+  const int nodes = grid_.nodes();
+  const std::array wanted = {unplaced(setup_.device, DType::int32, {setup_.num_ranks, setup_.num_ranks}),
+                             unplaced(setup_.device, DType::int32, {handle.num_tokens, setup_.num_ranks}),
+                             unplaced(setup_.device, DType::int32, {handle.num_tokens, nodes}),
+                             unplaced(setup_.device, DType::int32, {2, nodes})};
+  const std::vector<Tensor> tables = scope.pool_tensors(wanted);
+  handle.rank_prefix_matrix = tables[0];
+  handle.destination_row = tables[1];
+  handle.node_row = tables[2];
+  handle.node_counts = tables[3];
+  InternodeNotifyParams params{};
+  static_cast<NotifyCall&>(params) = notify;
+  params.common = common_;
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.node_row = handle.node_row.as<std::int32_t>();
+  params.node_counts = handle.node_counts.as<std::int32_t>();
+  constexpr int kMost = kernels::notify_internode::kMaxThreads;
+  const LaunchShape shape{std::min(setup_.num_ranks + nodes, setup_.policy.multiprocessors),
+                          setup_.on_gpu() ? kMost : std::min(setup_.policy.warps_per_block * 32, kMost),
+                          sizeof(InternodeNotifyShared)};
+  runtime_.executor()->kernels().notify_internode(params, shape, scope.stream());
+}
+
+void Internode::make_relay_rows(DispatchHandle& handle, std::int64_t relayed, const CallScope& scope) const {
+  handle.relay_rows = scope.pool_tensor(unplaced(setup_.device, DType::int32, {relayed, grid_.width}));
+}
+
+void Internode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
+                     const DispatchOutputs& outputs, int weights, const CallScope& scope) {
+  InternodeDispatchParams params{};
+  static_cast<SentRows&>(params) = rows;
+  params.weights_as_scales = weights;
+  params.transfer = transfer(handle, PackedRow::bytes(params.rows, grid_.width), grid_.width);
+  params.transfer.shape = shape_of({0, params.rows.row_bytes, static_cast<std::uint32_t>(params.rows.num_scales),
+                                    static_cast<std::uint32_t>(params.rows.num_topk)});
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.relay_rows = handle.relay_rows.as<std::int32_t>();
+  params.output = outputs.targets();
+  params.output_rows = handle.num_recv_rows;
+
+  const int blocks = setup_.sms(config, Config::dispatch_default(setup_.num_ranks));
+  const int most_warps = kernels::dispatch_and_notify_internode::kMaxThreads / 32;
+  const int warps = plan_warps(params.transfer, config, blocks, most_warps, !outputs.in_heap);
+  const std::size_t shared_bytes = plan_stages(
+      params.stages, params.stage_bytes, params.transfer.moving_warps(), params.rows.row_bytes,
+      setup_.policy.max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
+        return InternodeDispatchShared(Carver::without_memory(), params.transfer, blocks, stages, stage_bytes).bytes;
+      });
+  runtime_.executor()->kernels().dispatch_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
+                                                               scope.stream());
+}
+
+std::optional<Tensor> Internode::copy_in_heap(const ConstTensorView& tensor, const CallScope& scope) const {
+  const TensorView wanted = unplaced(setup_.device, tensor.dtype, {tensor.size(0), tensor.size(1)});
+  const auto made = scope.try_heap_tensors({&wanted, 1});
+  if (!made) return std::nullopt;
+  runtime_.executor()->copy(made->front().view().data, tensor.data, tensor.bytes(), scope.stream());
+  return made->front();
+}
+
+void Internode::add_up(const CombineArguments& arguments, bool /*readable*/, const CombineResult& result,
+                       const CallScope& scope) {
+  const ConstTensorView& x = arguments.x;
+  const auto& weights = arguments.topk_weights;
+  const DispatchHandle& handle = *arguments.handle;
+  InternodeCombineParams params{};
+  params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
+  params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
+  params.transfer = transfer(handle, params.row_bytes + static_cast<std::size_t>(params.num_topk) * 4, grid_.num_ranks);
+  params.transfer.shape = shape_of({1, params.row_bytes, static_cast<std::uint32_t>(params.num_topk)});
+  // What came from a node goes back to it.
+  std::swap(params.transfer.counts.to_node, params.transfer.counts.from_node);
+  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
+  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
+  params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
+  params.relay_rows = handle.relay_rows.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+
+  params.combined_x = result.combined_x.as<std::byte>();
+  if (weights) params.combined_weights = result.combined_topk_weights->as<float>();
+  std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it
+  bool pushed = false;
+  if (x.size(0) == 0) {
+    params.x = runtime_.heap()->local();
+  } else {
+    // Ranks of the node read the rows in the heap. Where it has no room for them, they are pushed.
+    const auto readable = [&](const ConstTensorView& tensor) {
+      if (pushed || runtime_.in_heap(tensor)) return tensor.data;
+      const std::optional<Tensor> copy = copy_in_heap(tensor, scope);
+      if (!copy) {
+        pushed = true;
+        return tensor.data;
+      }
+      copies.push_back(*copy);
+      return static_cast<const void*>(copy->view().data);
+    };
+    params.x = static_cast<const std::byte*>(readable(x));
+    if (weights) params.topk_weights = static_cast<const float*>(readable(*weights));
+  }
+  if (pushed && params.transfer.local.slots == 0) {
+    fail<OutOfMemory>(
+        "x or topk_weights lies outside the heap, where ranks of the node cannot read it; a heap of {} has no room for "
+        "a copy of {}, and a quarter of its window of {} does not hold a row of {} for each of the {} ranks: raise "
+        "heap_bytes or window_bytes, or make x by allocate_tensor",
+        format_bytes(setup_.heap_bytes), format_bytes(x.bytes() + (weights ? weights->bytes() : 0)),
+        format_bytes(setup_.window_bytes), format_bytes(params.transfer.local.slot_bytes), setup_.num_ranks);
+  }
+
+  const int blocks = setup_.sms(arguments.config, Config::combine_default(setup_.num_ranks));
+  const int most_warps = kernels::combine_and_notify_internode::kMaxThreads / 32;
+  const int warps = plan_warps(params.transfer, arguments.config, blocks, most_warps, pushed);
+  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), params.transfer, blocks).bytes;
+  runtime_.executor()->kernels().combine_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
+                                                              scope.stream());
 }
 
 }  // namespace deep_ep

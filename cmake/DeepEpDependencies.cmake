@@ -6,9 +6,6 @@ set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 set(DEEP_EP_LIBRARIES Threads::Threads ${CMAKE_DL_LIBS})
 set(DEEP_EP_PACKAGES Threads)
-if(UNIX AND NOT APPLE)
-  list(APPEND DEEP_EP_LIBRARIES rt)  # shm_open, in C libraries before 2.34
-endif()
 
 # A package with a compiled library if the distribution has one, otherwise only its headers.
 function(deep_ep_find_or_headers package target header definitions)

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -25,6 +26,9 @@ void require_equal_sizes(std::span<const std::uint64_t> sizes);
 
 /// Throws InvalidArgument unless 0 <= rank < size.
 void require_rank(int rank, int size);
+
+/// Ranks are processes of this host that have opened one file, which is empty at first and serves no other group.
+std::shared_ptr<Bootstrap> make_file_bootstrap(int fd, int rank, int size, double timeout_s);
 
 /// All-gather of one plain value per rank.
 template <class T>

@@ -1,4 +1,4 @@
-// Ranks that already talk through NCCL, or can: one GPU per rank.
+// Ranks that already talk through NCCL: one GPU per rank.
 //
 // No call of NCCL counts as done before ncclCommGetAsyncError says so: communicators may be non-blocking, and a peer
 // that died shows up only there. Waits are polls with a deadline; what may still be written to after one that failed is
@@ -8,11 +8,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <thread>
 #include <utility>
 
-#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -61,39 +59,20 @@ class CurrentDevice {
 
 class NcclGroup {
  public:
-  // From a unique id: the communicator is ours.
-  NcclGroup(const ncclUniqueId& id, int rank, int size, double timeout_s)
-      : timeout_s_(timeout_s), owned_(true), rank_(rank), size_(size) {
-    check(cudaGetDevice(&device_), "cudaGetDevice", -1);
-    // cudaGetDevice alone does not create the context that NCCL needs.
-    check(cudaSetDevice(device_), "cudaSetDevice", device_);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    const ncclResult_t result = ncclCommInitRankConfig(&communicator_, size, id, rank, &config);
-    try {
-      settle(result, "ncclCommInitRankConfig", Deadline(timeout_s_));
-      create_stream();
-    } catch (...) {
-      broken_ = true;
-      close();
-      throw;
-    }
-  }
-
-  // From a communicator of the caller.
-  NcclGroup(ncclComm_t communicator, double timeout_s)
-      : timeout_s_(timeout_s), communicator_(communicator), owned_(false) {
+  NcclGroup(ncclComm_t communicator, double timeout_s) : timeout_s_(timeout_s), communicator_(communicator) {
     check(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank");
     check(ncclCommCount(communicator_, &size_), "ncclCommCount");
     check(ncclCommCuDevice(communicator_, &device_), "ncclCommCuDevice");
     const CurrentDevice current(device_);
-    create_stream();
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
   }
 
   ~NcclGroup() {
+    if (broken_) return;  // the communicator may still use stream and staging
     try {
       const CurrentDevice current(device_);
-      close();
+      cudaStreamDestroy(stream_);
+      if (staging_ != nullptr) cudaFree(staging_);
     } catch (...) {
       // The driver is gone, and with it everything here.
     }
@@ -110,14 +89,12 @@ class NcclGroup {
       fail<TimeoutError>("bootstrap over NCCL: rank {} of {} failed or gave up before; make a new one", rank_, size_);
     }
     const CurrentDevice current(device_);
-    const Deadline deadline(timeout_s_);
     reserve(all.size() + mine.size());
     std::byte* send = staging_ + all.size();
     // Anything that fails from here on leaves work in flight on the stream.
     broken_ = true;
     check(cudaMemcpyAsync(send, mine.data(), mine.size(), cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync", device_);
-    settle(ncclAllGather(send, staging_, mine.size(), ncclUint8, communicator_, stream_), "ncclAllGather", deadline);
-    await_stream(deadline);
+    await(ncclAllGather(send, staging_, mine.size(), ncclUint8, communicator_, stream_), "ncclAllGather");
     check(cudaMemcpyAsync(all.data(), staging_, all.size(), cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync",
           device_);
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize", device_);
@@ -125,10 +102,6 @@ class NcclGroup {
   }
 
  private:
-  void create_stream() {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
-  }
-
   void reserve(std::size_t bytes) {
     if (bytes <= staging_bytes_) return;
     if (staging_ != nullptr) check(cudaFree(std::exchange(staging_, nullptr)), "cudaFree", device_);
@@ -140,64 +113,25 @@ class NcclGroup {
     staging_bytes_ = wanted;
   }
 
-  // Waits until the communicator has done what a call started.
-  void settle(ncclResult_t result, const char* call, const Deadline& deadline) {
+  // Waits until the communicator has enqueued what a call started, and the stream has done it.
+  void await(ncclResult_t result, const char* call) const {
     if (result != ncclSuccess && result != ncclInProgress) fail_nccl(result, call, communicator_);
-    for (;;) {
+    for (const Deadline deadline(timeout_s_);; std::this_thread::sleep_for(kNap)) {
       ncclResult_t state = ncclSuccess;
       check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError");
-      if (state == ncclSuccess) return;
-      if (state != ncclInProgress) fail_nccl(state, call, communicator_);
-      if (deadline.expired()) give_up(call);
-      std::this_thread::sleep_for(kNap);
-    }
-  }
-
-  void await_stream(const Deadline& deadline) {
-    for (;;) {
-      const cudaError_t result = cudaStreamQuery(stream_);
-      if (result == cudaSuccess) return;
-      if (result != cudaErrorNotReady) check(result, "cudaStreamQuery", device_);
+      if (state != ncclSuccess && state != ncclInProgress) fail_nccl(state, call, communicator_);
+      const cudaError_t done = state == ncclSuccess ? cudaStreamQuery(stream_) : cudaErrorNotReady;
+      if (done == cudaSuccess) return;
+      if (done != cudaErrorNotReady) check(done, "cudaStreamQuery", device_);
       cudaGetLastError();  // "not ready" is remembered as an error
-      ncclResult_t state = ncclSuccess;
-      check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError");
-      if (state != ncclSuccess && state != ncclInProgress) fail_nccl(state, "ncclAllGather", communicator_);
-      if (deadline.expired()) give_up("ncclAllGather");
-      std::this_thread::sleep_for(kNap);
-    }
-  }
-
-  [[noreturn]] void give_up(const char* call) {
-    broken_ = true;
-    fail<TimeoutError>("bootstrap over NCCL: rank {} of {} waited {} s in {} for the other ranks", rank_, size_,
-                       timeout_s_, call);
-  }
-
-  void close() noexcept {
-    if (owned_ && communicator_ != nullptr) {
-      if (!broken_) finalize();
-      // Aborting also stops a kernel that waits for a rank that never came, so that the stream can be destroyed.
-      broken_ ? ncclCommAbort(communicator_) : ncclCommDestroy(communicator_);
-      communicator_ = nullptr;
-    } else if (broken_) {
-      return;  // the caller's communicator may still use stream and staging
-    }
-    if (stream_ != nullptr) cudaStreamDestroy(std::exchange(stream_, nullptr));
-    if (staging_ != nullptr) cudaFree(std::exchange(staging_, nullptr));
-  }
-
-  // Lets peers finish reading what this rank sent; aborting right away would free it under them.
-  void finalize() noexcept {
-    try {
-      settle(ncclCommFinalize(communicator_), "ncclCommFinalize", Deadline(timeout_s_));
-    } catch (const std::exception&) {
-      broken_ = true;
+      if (!deadline.expired()) continue;
+      fail<TimeoutError>("bootstrap over NCCL: rank {} of {} waited {} s in {} for the other ranks", rank_, size_,
+                         timeout_s_, call);
     }
   }
 
   double timeout_s_;
-  ncclComm_t communicator_ = nullptr;
-  bool owned_;
+  ncclComm_t communicator_;
   bool broken_ = false;
   int device_ = 0;
   int rank_ = 0;
@@ -207,36 +141,14 @@ class NcclGroup {
   std::size_t staging_bytes_ = 0;
 };
 
-std::shared_ptr<Bootstrap> bootstrap_of(const std::shared_ptr<NcclGroup>& group) {
-  return make_callback_bootstrap(
-      group->rank(), group->size(),
-      [group](std::span<const std::byte> mine, std::span<std::byte> all) { group->all_gather(mine, all); });
-}
-
 }  // namespace
-
-std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique_id, int rank, int size,
-                                               std::optional<double> timeout_s) {
-  require_rank(rank, size);
-  ncclUniqueId id;
-  if (unique_id.size() != sizeof(id)) {
-    fail<InvalidArgument>("unique_id has {} bytes, allowed: {}", unique_id.size(), sizeof(id));
-  }
-  std::memcpy(&id, unique_id.data(), sizeof(id));
-  return bootstrap_of(std::make_shared<NcclGroup>(id, rank, size, timeout_in_effect(timeout_s)));
-}
 
 std::shared_ptr<Bootstrap> make_nccl_bootstrap(void* communicator, std::optional<double> timeout_s) {
   if (communicator == nullptr) throw InvalidArgument("communicator is null; an ncclComm_t is needed");
-  return bootstrap_of(std::make_shared<NcclGroup>(static_cast<ncclComm_t>(communicator), timeout_in_effect(timeout_s)));
-}
-
-std::vector<std::byte> make_nccl_unique_id() {
-  ncclUniqueId id;
-  check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-  std::vector<std::byte> bytes(sizeof(id));
-  std::memcpy(bytes.data(), &id, sizeof(id));
-  return bytes;
+  const auto group = std::make_shared<NcclGroup>(static_cast<ncclComm_t>(communicator), timeout_in_effect(timeout_s));
+  return make_callback_bootstrap(
+      group->rank(), group->size(),
+      [group](std::span<const std::byte> mine, std::span<std::byte> all) { group->all_gather(mine, all); });
 }
 
 }  // namespace deep_ep

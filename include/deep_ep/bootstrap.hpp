@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace deep_ep {
@@ -43,16 +42,9 @@ class Bootstrap {
 /// number.
 double default_timeout_s();
 
-/// Ranks are threads of this process.
+/// Ranks are threads of this process, or processes that it forks afterwards.
 /// @param size number of ranks, 1 or more. @return one bootstrap for each of them, rank 0's first.
 std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::optional<double> timeout_s = {});
-
-/// Ranks are processes of one user on this host, or threads of them; they meet in POSIX shared memory. Collective.
-/// @param name of this group, which no other group has at the time: 1 to 200 letters, digits, '-', '_'.
-/// It is free again when the call has returned on all ranks.
-/// @throws SystemError if an object of that name belongs to another user.
-std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size,
-                                                        std::optional<double> timeout_s = {});
 
 /// The program's own all-gather: gets this rank's bytes and the place for those of all ranks, rank 0's first. It throws
 /// on failure, and must limit its own waiting, for example to default_timeout_s(), as nothing interrupts it.
@@ -65,14 +57,8 @@ std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGather
 /// @param communicator points to an MPI_Comm, which the bootstrap duplicates; nullptr: MPI_COMM_WORLD.
 std::shared_ptr<Bootstrap> make_mpi_bootstrap(const void* communicator = nullptr, std::optional<double> timeout_s = {});
 
-/// Over NCCL; in the library `deep_ep::nccl`. Collective. The current CUDA device is the rank's.
-/// @param unique_id the 128 bytes of rank 0's ncclUniqueId (make_nccl_unique_id).
-std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique_id, int rank, int size,
-                                               std::optional<double> timeout_s = {});
-/// The same over the program's own communicator.
+/// Over the program's NCCL communicator; in the library `deep_ep::nccl`. Collective.
 /// @param communicator a live ncclComm_t, which stays the caller's and must outlive the bootstrap.
 std::shared_ptr<Bootstrap> make_nccl_bootstrap(void* communicator, std::optional<double> timeout_s = {});
-/// A new ncclUniqueId, for one group. Rank 0 makes it and sends it to the others.
-std::vector<std::byte> make_nccl_unique_id();
 
 }  // namespace deep_ep

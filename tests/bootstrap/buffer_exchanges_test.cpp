@@ -72,35 +72,27 @@ struct Transport {
   std::function<std::function<std::shared_ptr<Bootstrap>(int rank)>(int size)> make;
 };
 
-const Transport kTransports[] = {
-    {"threads",
-     [](int size) {
-       return [groups = make_thread_bootstraps(size, long_patience())](int rank) {
-         return groups[static_cast<std::size_t>(rank)];
-       };
-     }},
-    {"shared_memory",
-     [](int size) {
-       static int number = 0;
-       return [name = "exchanges-" + std::to_string(::getpid()) + "-" + std::to_string(number++), size](int rank) {
-         return make_shared_memory_bootstrap(name, rank, size, long_patience());
-       };
-     }},
-    {"tcp",
-     [](int size) {
-       return [port = free_port(), size](int rank) {
-         return make_socket_bootstrap(rank, size, "127.0.0.1", port, long_patience());
-       };
-     }},
-    {"callback", [](int size) {
-       return [groups = make_thread_bootstraps(size, long_patience()), size](int rank) {
-         const auto group = groups[static_cast<std::size_t>(rank)];
-         return make_callback_bootstrap(rank, size, [group](auto mine, auto all) {
-           const std::vector<std::byte> gathered = group->all_gather(mine);
-           std::copy(gathered.begin(), gathered.end(), all.begin());
-         });
-       };
-     }}};
+const Transport kTransports[] = {{"threads",
+                                  [](int size) {
+                                    return [groups = make_thread_bootstraps(size, long_patience())](int rank) {
+                                      return groups[static_cast<std::size_t>(rank)];
+                                    };
+                                  }},
+                                 {"tcp",
+                                  [](int size) {
+                                    return [port = free_port(), size](int rank) {
+                                      return make_socket_bootstrap(rank, size, "127.0.0.1", port, long_patience());
+                                    };
+                                  }},
+                                 {"callback", [](int size) {
+                                    return [groups = make_thread_bootstraps(size, long_patience()), size](int rank) {
+                                      const auto group = groups[static_cast<std::size_t>(rank)];
+                                      return make_callback_bootstrap(rank, size, [group](auto mine, auto all) {
+                                        const std::vector<std::byte> gathered = group->all_gather(mine);
+                                        std::copy(gathered.begin(), gathered.end(), all.begin());
+                                      });
+                                    };
+                                  }}};
 
 class BufferExchangesTest : public testing::TestWithParam<Transport> {
  protected:
@@ -226,14 +218,14 @@ TEST_P(BufferExchangesTest, WhatConcernsNoBufferMeetsNoneEither) {
 /// Over each transport of the library that connects processes: ranks 0 and 1 meet, then rank 1 stays away.
 TEST(BufferExchanges, AWaitEndsForARankThatWillNotCome) {
   const std::uint16_t port = free_port();
-  const std::string name = "wait-end-" + std::to_string(::getpid());
+  const auto by_memory = make_thread_bootstraps(2, long_patience());
   for (const bool by_tcp : {false, true}) {
     std::atomic<bool> looked = false;
     std::atomic<bool> gone = false;
     std::atomic<bool> over = false;
     expect_nothing_thrown(run_threads(2, [&](int rank) {
       BufferExchanges buffer(by_tcp ? make_socket_bootstrap(rank, 2, "127.0.0.1", port, long_patience(), Token{})
-                                    : make_shared_memory_bootstrap(name, rank, 2, long_patience()));
+                                    : by_memory[static_cast<std::size_t>(rank)]);
       meet_others(buffer);
       if (rank ==
           1) {  // its connection stays, as where a child holds it; it goes when rank 0 has looked before its wait

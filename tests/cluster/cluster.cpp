@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "tests/cluster/meeting_point.hpp"
 #include "tests/cluster/rank_processes.hpp"
 #include "tests/support/child_process.hpp"
 
@@ -196,8 +197,7 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
     const RankProcess self = rank_process();
     end_with(self.parent);
     if (!processes || !is_own_cluster()) return;
-    const auto bootstrap =
-        make_shared_memory_bootstrap(self.meeting_point, self.rank, options.ranks, bootstrap_timeout_of(options));
+    const auto bootstrap = meet_at(self.meeting_point, self.rank, options.ranks, bootstrap_timeout_of(options));
     std::unique_ptr<Rank> rank;
     const std::string failure = run_rank(self.rank, options, bootstrap, function, rank);
     rank.reset();

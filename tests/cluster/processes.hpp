@@ -76,6 +76,13 @@ inline std::vector<std::string> run_rank_threads(int ranks, const RankBody& body
   return run_threads(ranks, [&](int rank) { body(bootstraps[static_cast<std::size_t>(rank)]); });
 }
 
+/// The same as processes.
+inline std::vector<std::string> run_rank_processes(int ranks, const RankBody& body,
+                                                   double timeout_s = test::long_patience()) {
+  const auto bootstraps = make_thread_bootstraps(ranks, timeout_s);
+  return run_processes(ranks, [&](int rank) { body(bootstraps[static_cast<std::size_t>(rank)]); });
+}
+
 inline void expect_nothing_thrown(const std::vector<std::string>& texts) {
   for (std::size_t rank = 0; rank < texts.size(); ++rank) EXPECT_EQ(texts[rank], "") << "rank " << rank;
 }

@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -15,6 +14,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/cluster/meeting_point.hpp"
 #include "tests/support/time_scale.hpp"
 
 extern char** environ;
@@ -111,11 +111,10 @@ RankProcess rank_process() {
 bool is_own_cluster() { return next_call() == std::atoi(std::getenv(kCall)); }
 
 std::vector<std::string> run_processes(int ranks, double deadline_s, int lost_rank) {
-  static std::atomic<int> clusters = 0;
   const int call = next_call();
-  const std::string meeting_point = "deep-ep-test-" + std::to_string(getpid()) + "-" + std::to_string(clusters++);
+  const MeetingPoint meeting_point;
   std::vector<Child> children;
-  for (int r = 0; r < ranks; ++r) children.push_back(start(r, call, meeting_point));
+  for (int r = 0; r < ranks; ++r) children.push_back(start(r, call, meeting_point.path()));
 
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(deadline_s);
   int running = ranks;

@@ -10,7 +10,7 @@ namespace deep_ep::test {
 struct RankProcess {
   int rank = 0;
   int parent = 0;             ///< the process that called run_processes
-  std::string meeting_point;  ///< name for the shared-memory bootstrap
+  std::string meeting_point;  ///< see meet_at
 };
 
 /// How a rank's process ends when all went well. Not 0, with which a process ends that never got to its run_cluster.

@@ -485,10 +485,8 @@ struct Process {
 /// `sees_pids`: processes have descriptors of each other.
 void run_ranks(bool by_unix, const std::function<void(Process)>& body, bool sees_pids = true) {
   if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
-  static int groups = 0;
-  const std::string name = "control-" + std::to_string(::getpid()) + "-" + std::to_string(groups++);
-  const std::vector<std::string> errors = deep_ep::run_processes(kRanks, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, kRanks, deep_ep::test::long_patience());
+  const std::vector<std::string> errors = deep_ep::run_rank_processes(kRanks, [&](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
     SharedWords words;
     const auto plane = std::make_shared<Plane>(test::settings_of(by_unix));
     ProcessInfo mine = plane->info(!by_unix);

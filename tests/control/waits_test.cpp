@@ -456,10 +456,8 @@ struct WaitingProcess {
 };
 void run_two_processes(const std::function<void(const WaitingProcess&)>& body) {
   if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
-  static int groups = 0;
-  const std::string name = "control-stop-" + std::to_string(::getpid()) + "-" + std::to_string(groups++);
-  const std::vector<std::string> errors = deep_ep::run_processes(2, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, deep_ep::test::long_patience());
+  const std::vector<std::string> errors = deep_ep::run_rank_processes(2, [&](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
     const auto plane = std::make_shared<Plane>(test::settings_of(true));
     test::SharedWords words;
     const Membership member(plane, 1, rank, all_gather_values(*bootstrap, plane->info(false)), words.words(),

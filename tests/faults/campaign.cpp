@@ -116,10 +116,7 @@ bool fails_a_test(Violation::Kind kind) {
 }
 
 Holdings Holdings::now() {
-  Holdings held{.threads = entries("/proc/self/task"),
-                .files = entries("/proc/self/fd"),
-                .segments = entries("/dev/shm", "deep_ep." + std::to_string(::geteuid()) + ".deep-ep-faults-" +
-                                                    std::to_string(::getpid()))};
+  Holdings held{.threads = entries("/proc/self/task"), .files = entries("/proc/self/fd")};
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) held.heaps += line.find("deep_ep_heap") != std::string::npos;
   std::ifstream status("/proc/self/status");
@@ -137,13 +134,12 @@ std::string Holdings::more_than(const Holdings& before) const {
   compare("threads", threads, before.threads);
   compare("file descriptors", files, before.files);
   compare("mapped heaps", heaps, before.heaps);
-  compare("segments in /dev/shm", segments, before.segments);
   return text;
 }
 
 std::string Holdings::describe() const {
-  return fmt::format("{} threads, {} file descriptors, {} heaps, {} segments, {} MiB resident", threads, files, heaps,
-                     segments, resident_kib / 1024);
+  return fmt::format("{} threads, {} file descriptors, {} heaps, {} MiB resident", threads, files, heaps,
+                     resident_kib / 1024);
 }
 
 Campaign run_campaign(const CampaignOptions& options) {

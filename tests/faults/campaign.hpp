@@ -28,7 +28,7 @@ struct CampaignOptions {
 
 /// What the process holds when no run is under way.
 struct Holdings {
-  long threads = 0, files = 0, heaps = 0, segments = 0, resident_kib = 0;
+  long threads = 0, files = 0, heaps = 0, resident_kib = 0;
   static Holdings now();
   /// More than before of what must not grow; empty if nothing.
   std::string more_than(const Holdings& before) const;

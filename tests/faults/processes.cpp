@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "csrc/support/format.hpp"
+#include "tests/cluster/meeting_point.hpp"
 #include "tests/faults/rank_run.hpp"
 #include "tests/faults/runs.hpp"
 #include "tests/support/child_process.hpp"
@@ -34,7 +35,8 @@ struct Child {
   Clock::time_point continues = Clock::time_point::max();
 };
 
-Child start(const Plan& plan, int rank, double deadline_s, const std::string& meeting_point) {
+Child start(const Plan& plan, int rank, double deadline_s, const std::string& meeting_point,
+            const std::string& of_the_next) {
   std::vector<std::string> words = {"rank" + std::to_string(rank),
                                     kRankArgument,
                                     std::to_string(rank),
@@ -42,6 +44,7 @@ Child start(const Plan& plan, int rank, double deadline_s, const std::string& me
                                     std::to_string(static_cast<int>(plan.fault)),
                                     std::to_string(deadline_s),
                                     meeting_point,
+                                    of_the_next,
                                     std::to_string(getpid())};
   std::vector<char*> arguments;
   for (auto& word : words) arguments.push_back(word.data());
@@ -97,10 +100,11 @@ Outcome outcome_of(const Child& child, bool hung, bool lost) {
 }  // namespace
 
 Verdict run_processes(const Plan& plan, double deadline_s) {
-  static std::atomic<int> runs = 0;
-  const std::string meeting_point = fmt::format("deep-ep-faults-{}-{}", getpid(), runs++);
+  const test::MeetingPoint meeting_point, of_the_next;
   std::vector<Child> children;
-  for (int r = 0; r < plan.ranks; ++r) children.push_back(start(plan, r, deadline_s, meeting_point));
+  for (int r = 0; r < plan.ranks; ++r) {
+    children.push_back(start(plan, r, deadline_s, meeting_point.path(), of_the_next.path()));
+  }
   const double limit_s = 4 * static_cast<double>(plan.steps.size() + 4) * deadline_s + 6 * test::patience();
   const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
   bool running = true;
@@ -127,20 +131,19 @@ Verdict run_processes(const Plan& plan, double deadline_s) {
 }
 
 int run_one_rank(int count, char** arguments) {
-  if (count != 8) return 2;
-  test::end_with(std::atoi(arguments[7]));
+  if (count != 9) return 2;
+  test::end_with(std::atoi(arguments[8]));
   const int rank = std::atoi(arguments[2]);
   const Plan plan = make_plan(std::strtoull(arguments[3], nullptr, 10), static_cast<Fault>(std::atoi(arguments[4])));
   const double deadline_s = std::atof(arguments[5]);
-  const std::string meeting_point = arguments[6];
   const double patience_s = 3 * test::patience() + 8 * deadline_s;
   const Data data = make_data(plan);
   const auto executor = std::make_shared<FaultyExecutor>(plan.host, plan.ranks);
   FaultTime time;
   Outcome outcome;
   {
-    const auto bootstrap = std::make_shared<FaultyBootstrap>(
-        make_shared_memory_bootstrap(meeting_point, rank, plan.ranks, patience_s), patience_s);
+    const auto bootstrap =
+        std::make_shared<FaultyBootstrap>(test::meet_at(arguments[6], rank, plan.ranks, patience_s), patience_s);
     RankRun self(plan, data,
                  {.rank = rank,
                   .executor = executor,
@@ -155,8 +158,7 @@ int run_one_rank(int count, char** arguments) {
   const int left = lost ? plan.ranks - 1 : plan.ranks;
   if (!(lost && rank == plan.rank)) {
     try {
-      run_clean_round(make_shared_memory_bootstrap(meeting_point + "-next", rank - (lost && rank > plan.rank ? 1 : 0),
-                                                   left, patience_s),
+      run_clean_round(test::meet_at(arguments[7], rank - (lost && rank > plan.rank ? 1 : 0), left, patience_s),
                       executor);
     } catch (const std::exception& error) {
       outcome.wrong += fmt::format(" on a new buffer: {}", error.what());

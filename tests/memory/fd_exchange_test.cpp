@@ -75,9 +75,7 @@ void exchange_and_check(Bootstrap& bootstrap, int ranks_per_host = 100) {
 
 TEST(FdExchange, BetweenProcesses) {
   for (const int size : {2, 8}) {
-    const std::string name = "fds-" + std::to_string(::getpid());
-    const auto errors = run_processes(size, [&](int rank) {
-      const auto bootstrap = make_shared_memory_bootstrap(name, rank, size, test::long_patience());
+    const auto errors = run_rank_processes(size, [](const auto& bootstrap) {
       const int before = open_descriptors();
       for (int round = 0; round < 5; ++round) exchange_and_check(*bootstrap);
       if (open_descriptors() != before) throw std::runtime_error("descriptors were left open");
@@ -87,11 +85,7 @@ TEST(FdExchange, BetweenProcesses) {
 }
 
 TEST(FdExchange, OnlyWithinAHost) {
-  const std::string name = "hosts-" + std::to_string(::getpid());
-  const auto errors = run_processes(5, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 5, test::long_patience());
-    exchange_and_check(*bootstrap, 2);
-  });
+  const auto errors = run_rank_processes(5, [](const auto& bootstrap) { exchange_and_check(*bootstrap, 2); });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
@@ -152,9 +146,8 @@ class WithAStranger final : public Bootstrap {
 };
 
 void expect_hung_up_on(WithAStranger::Stranger* stranger) {
-  const std::string name = "stranger-" + std::to_string(::getpid());
-  const auto errors = run_processes(2, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, test::long_patience());
+  const auto errors = run_rank_processes(2, [&](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
     const auto ranks = all_gather_values(*bootstrap, this_process());
     const UniqueFd mine = file_that_says(rank);
     if (rank == 0) {
@@ -178,9 +171,8 @@ TEST(FdExchange, WhoDoesNotKnowTheSecretIsHungUpOn) { expect_hung_up_on(an_impos
 
 /// A process with as many open files as it may have: it says so, instead of asking the system again until the deadline.
 TEST(FdExchange, ARankThatMayNotTakeACallSaysSo) {
-  const std::string name = "scarce-" + std::to_string(::getpid());
-  const auto errors = run_processes(2, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, test::long_patience());
+  const auto errors = run_rank_processes(2, [](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
     const auto ranks = all_gather_values(*bootstrap, this_process());
     const UniqueFd mine = file_that_says(rank);
     if (rank == 0) {
@@ -196,9 +188,8 @@ TEST(FdExchange, ARankThatMayNotTakeACallSaysSo) {
 }
 
 TEST(FdExchange, ARankThatCannotOfferFailsEverybody) {
-  const std::string name = "bad-fd-" + std::to_string(::getpid());
-  const auto errors = run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, test::long_patience());
+  const auto errors = run_rank_processes(3, [](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
     const auto ranks = all_gather_values(*bootstrap, this_process());
     const UniqueFd mine = file_that_says(rank);
     exchange_fds(*bootstrap, rank == 1 ? 9999 : mine.get(), ranks, 1);

@@ -83,22 +83,19 @@ TEST(HostHeap, ThreadsShareAddresses) {
   EXPECT_EQ(right, std::vector<int>(3, 1));
 }
 
-void map_and_exchange(const std::string& name, int rank, int ranks) {
-  const auto bootstrap = make_shared_memory_bootstrap(name, rank, ranks, long_patience());
-  const auto heap = make_host_heap(*bootstrap, {.bytes = 1 << 16});
-  if (!exchange(*bootstrap, *heap)) throw std::runtime_error("a heap is not that of its rank");
+void map_and_exchange(Bootstrap& bootstrap) {
+  const auto heap = make_host_heap(bootstrap, {.bytes = 1 << 16});
+  if (!exchange(bootstrap, *heap)) throw std::runtime_error("a heap is not that of its rank");
   heap->unmap_peers();
-  bootstrap->barrier();
+  bootstrap.barrier();
 }
 
 TEST(HostHeap, ProcessesMapEachOther) {
-  const std::string name = "heap-" + std::to_string(getpid());
-  expect_nothing_thrown(run_processes(3, [&](int rank) { map_and_exchange(name, rank, 3); }));
+  expect_nothing_thrown(run_rank_processes(3, [](const auto& bootstrap) { map_and_exchange(*bootstrap); }));
 }
 
 // As in containers: both ranks are process 1, of a namespace of their own.
 TEST(HostHeap, ProcessesOfOtherPidNamespacesMapEachOther) {
-  const std::string name = "heap-pid-" + std::to_string(getpid());
   if (!run_processes(1,
                      [](int) {
                        if (unshare(CLONE_NEWPID) != 0) throw std::runtime_error("not permitted");
@@ -106,22 +103,20 @@ TEST(HostHeap, ProcessesOfOtherPidNamespacesMapEachOther) {
            .empty()) {
     GTEST_SKIP() << "this user may not make PID namespaces";
   }
-  expect_nothing_thrown(run_processes(2, [&](int rank) {
+  expect_nothing_thrown(run_rank_processes(2, [](const auto& bootstrap) {
     if (unshare(CLONE_NEWPID) != 0) throw std::runtime_error("unshare failed");
     const auto inside = run_processes(1, [&](int) {
       if (getpid() != 1) throw std::runtime_error("not the first process of its namespace");
-      map_and_exchange(name, rank, 2);
+      map_and_exchange(*bootstrap);
     });
     if (!inside[0].empty()) throw std::runtime_error(inside[0]);
   }));
 }
 
 TEST(HostHeap, OtherNetworkNamespacesAreAnErrorOnEveryRank) {
-  const std::string name = "heap-net-" + std::to_string(getpid());
-  const auto errors = run_processes(2, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, 30);
+  const auto errors = run_rank_processes(2, [](const auto& bootstrap) {
     ProcessIdentity identity = this_process();
-    identity.network_namespace += static_cast<std::uint64_t>(rank);
+    identity.network_namespace += static_cast<std::uint64_t>(bootstrap->rank());
     make_host_heap(*bootstrap, {.bytes = 1 << 16}, identity);
   });
   for (const std::string& error : errors) {

@@ -24,9 +24,7 @@ using rdma::ConnectionOptions;
 // They fork processes, which must happen before this one has threads: GoogleTest runs suites of this ending first.
 
 TEST(ConnectionsOfProcessesDeathTest, ReachHeapsThatAreMappedElsewhere) {
-  const std::string name = "deep_ep_connections_" + std::to_string(::getpid());
-  expect_nothing_thrown(run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, long_patience());
+  expect_nothing_thrown(run_rank_processes(3, [](const auto& bootstrap) {
     Member member(bootstrap, make_host_executor());
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     member.exchange_rows(0);
@@ -36,9 +34,8 @@ TEST(ConnectionsOfProcessesDeathTest, ReachHeapsThatAreMappedElsewhere) {
 }
 
 TEST(ConnectionsOfProcessesDeathTest, TheEndDoesNotWaitForRanksThatDied) {
-  const std::string name = "deep_ep_connections_dead_" + std::to_string(::getpid());
-  const auto errors = run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, long_patience());
+  const auto errors = run_rank_processes(3, [](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
     Member member(bootstrap, make_host_executor());
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     if (rank == 1) ::_exit(3);

@@ -54,9 +54,8 @@ void wait_until_dead(std::int64_t process) {
 
 // Comes first in its program: processes are forked before this one has threads.
 TEST(RxeConnectionsFault, PeerThatIsKilledIsNamed) {
-  const std::string name = "deep_ep_rxe_killed";
-  const auto errors = run_processes(2, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, long_patience());
+  const auto errors = run_rank_processes(2, [&](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
     Member member(bootstrap, make_host_executor(), /*timeout_s=*/patience());
     member.connect({.peers = {1 - rank}, .depth = 64}, quick_settings());
     member.exchange_rows(0, 1);

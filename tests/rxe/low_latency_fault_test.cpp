@@ -30,9 +30,9 @@ LowLatencyCase without_the_dead() {
 }
 
 /// All ranks make a call, then one dies, then the others go on with `afterwards`. Whatever they throw fails the test.
-void lose_a_rank(const char* name, bool masking, const std::function<void(Rank&, Buffer&)>& afterwards) {
-  const std::vector<std::string> errors = run_processes(kRanks, [&](int r) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, r, kRanks, long_patience());
+void lose_a_rank(bool masking, const std::function<void(Rank&, Buffer&)>& afterwards) {
+  const std::vector<std::string> errors = run_rank_processes(kRanks, [&](const auto& bootstrap) {
+    const int r = bootstrap->rank();
     const ClusterOptions cluster{
         .ranks = kRanks, .where = {}, .host = {.multiprocessors = 2}, .timeout_s = long_patience()};
     Rank rank(r, cluster, bootstrap, make_host_executor(cluster.host));
@@ -58,7 +58,7 @@ class RxeLowLatencyFault : public testing::Test {
 };
 
 TEST_F(RxeLowLatencyFault, ADeadRankIsMasked) {
-  lose_a_rank("deep_ep_rxe_masked", true, [](Rank& rank, Buffer& buffer) {
+  lose_a_rank(true, [](Rank& rank, Buffer& buffer) {
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, without_the_dead());
     const TensorView status = rank.upload(std::vector<std::int32_t>(kRanks, -7), DType::int32, {kRanks});
     buffer.low_latency_query_mask(status, rank.call().stream);
@@ -67,7 +67,7 @@ TEST_F(RxeLowLatencyFault, ADeadRankIsMasked) {
 }
 
 TEST_F(RxeLowLatencyFault, WithoutMasksItIsAnErrorThatNamesTheRank) {
-  lose_a_rank("deep_ep_rxe_named", false, [](Rank& rank, Buffer& buffer) {
+  lose_a_rank(false, [](Rank& rank, Buffer& buffer) {
     const LowLatencyCase one = three_ranks();
     buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
     require_throws<Error>([&] { buffer.check(); }, {"rank 2"}, "a rank that is dead");

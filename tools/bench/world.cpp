@@ -1,7 +1,6 @@
 #include "tools/bench/world.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
@@ -82,23 +81,14 @@ std::optional<NodeOfSeveral> node_of_environment() {
 constexpr double kSlowStart = 300;  // seconds, on file systems that all hosts share
 
 /// At the port behind MASTER_PORT, where torchrun itself listens. Its `--rdzv-id` tells jobs apart.
-std::shared_ptr<Bootstrap> meet_by_address(const Launcher& launcher, int rank, int size) {
+std::shared_ptr<Bootstrap> meet_by_address(const char* address, const char* job, int rank, int size) {
   const int port = number_in_environment("MASTER_PORT").value_or(29500) + 1;
-  const char* const job = std::getenv("TORCHELASTIC_RUN_ID");
-  return make_socket_bootstrap(rank, size, std::getenv(launcher.job), static_cast<std::uint16_t>(port), kSlowStart,
+  return make_socket_bootstrap(rank, size, address, static_cast<std::uint16_t>(port), kSlowStart,
                                job_token(job != nullptr ? job : ""));
 }
-
-#if !DEEP_EP_HAVE_MPI
-/// Processes of one job must meet under one name, and those of another job under another.
-std::string job_name(const Launcher& launcher) {
-  const char* job = std::getenv(launcher.job);
-  std::string name = fmt::format("deep_ep-bench-{}", job != nullptr ? job : "job");
-  std::ranges::replace_if(
-      name, [](unsigned char c) { return std::isalnum(c) == 0 && c != '_' && c != '-'; }, '-');
-  return name;
+std::shared_ptr<Bootstrap> meet_by_environment(int rank, int size) {
+  return meet_by_address(std::getenv("MASTER_ADDR"), std::getenv("TORCHELASTIC_RUN_ID"), rank, size);
 }
-#endif
 
 /// The ranks of this node as threads.
 World world_of_node(const NodeOfSeveral& place, int ranks_per_node) {
@@ -110,8 +100,7 @@ World world_of_node(const NodeOfSeveral& place, int ranks_per_node) {
   if (ranks_per_node == 1) world.first_device = world.first_rank % std::max(1, cuda_device_count());
   world.bootstraps.resize(static_cast<std::size_t>(ranks_per_node));
   run_ranks(ranks_per_node, [&](int local) {
-    world.bootstraps[static_cast<std::size_t>(local)] =
-        meet_by_address(kLaunchers[0], world.first_rank + local, world.size);
+    world.bootstraps[static_cast<std::size_t>(local)] = meet_by_environment(world.first_rank + local, world.size);
   });
   return world;
 }
@@ -128,14 +117,14 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
     const int size = *number_in_environment(launcher->size);
     if (launcher == &kLaunchers[0]) {
       world.kind = "processes, TCP";
-      world.bootstraps.push_back(meet_by_address(*launcher, rank, size));
+      world.bootstraps.push_back(meet_by_environment(rank, size));
     } else {
 #if DEEP_EP_HAVE_MPI
       world.kind = "processes, MPI";
       world.bootstraps.push_back(make_mpi_bootstrap());
 #else
-      world.kind = "processes, shared memory";
-      world.bootstraps.push_back(make_shared_memory_bootstrap(job_name(*launcher), rank, size));
+      world.kind = "processes of one host, TCP";  // this build has no MPI to say where the others are
+      world.bootstraps.push_back(meet_by_address("127.0.0.1", std::getenv(launcher->job), rank, size));
 #endif
     }
     world.size = world.bootstraps.front()->size();

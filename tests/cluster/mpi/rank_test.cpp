@@ -5,6 +5,9 @@
 // Rank i of a host takes its GPU i; unless each has a GPU, all ranks run on the CPU. With --nccl the ranks find each
 // other through NCCL instead of MPI. Ends with 0 when every round of every rank matched the oracle.
 #include <mpi.h>
+#ifdef DEEP_EP_TEST_NCCL
+#include <nccl.h>
+#endif
 
 #include <cstdio>
 #include <cstdlib>
@@ -64,10 +67,12 @@ bool everywhere(bool here) {
 std::shared_ptr<Bootstrap> make_bootstrap([[maybe_unused]] int rank, [[maybe_unused]] int ranks, bool nccl) {
   if (!nccl) return make_mpi_bootstrap();
 #ifdef DEEP_EP_TEST_NCCL
-  std::vector<std::byte> id(128);
-  if (rank == 0) id = make_nccl_unique_id();
-  MPI_Bcast(id.data(), static_cast<int>(id.size()), MPI_BYTE, 0, MPI_COMM_WORLD);
-  return make_nccl_bootstrap(id, rank, ranks);
+  static ncclComm_t communicator = nullptr;  // until the process ends
+  ncclUniqueId id{};
+  if (rank == 0) ncclGetUniqueId(&id);
+  MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
+  if (ncclCommInitRank(&communicator, ranks, id, rank) != ncclSuccess) throw SystemError("ncclCommInitRank failed");
+  return make_nccl_bootstrap(communicator);
 #else
   throw InvalidArgument("--nccl: built without NCCL");
 #endif

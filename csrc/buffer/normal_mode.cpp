@@ -90,20 +90,6 @@ void check_combine(const CombineArguments& arguments, const NormalModeSetup& set
   check_config(arguments.config, kernels::combine::kMaxThreads / 32);
 }
 
-/// Can owners read the rows where they are? InvalidArgument where they must and cannot.
-bool pullable(const Runtime& runtime, const CombineArguments& arguments) {
-  const ConstTensorView& x = arguments.x;
-  const auto& weights = arguments.topk_weights;
-  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
-  const bool readable = x.size(0) == 0 || (runtime.in_heap(x) && (!weights || runtime.in_heap(*weights)));
-  if (arguments.mode == CombineMode::pull && !readable) {
-    throw InvalidArgument(
-        "mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
-        "allocate_tensor, or another mode");
-  }
-  return readable;
-}
-
 NotifyCall notify_call(const DispatchArguments& arguments, const NormalModeSetup& setup) {
   NotifyCall call{};
   call.shape =
@@ -436,12 +422,11 @@ CachedDispatchResult NormalMode::dispatch(const CachedDispatchArguments& argumen
 CombineResult NormalMode::combine(const CombineArguments& arguments, const CallOptions& call) {
   check_combine(arguments, setup_);
   check_handle(*arguments.handle);
-  const bool readable = pullable(runtime_, arguments);
   runtime_.faults().raise();
   CallScope scope(runtime_.calls(), call);
   CombineResult result = make_sums(arguments.x, arguments.handle->num_tokens,
                                    arguments.topk_weights ? arguments.topk_weights->size(1) : 0, scope);
-  add_up(arguments, readable, result, scope);
+  add_up(arguments, result, scope);
   result.event = scope.finish();
   return result;
 }

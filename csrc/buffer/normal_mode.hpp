@@ -123,9 +123,7 @@ class NormalMode {
   /// Sends the rows to where the handle says. The last `weights` scales of a token are its weights.
   virtual void send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
                     const DispatchOutputs& outputs, int weights, const CallScope& scope) = 0;
-  /// `readable`: peers can read the rows where they are.
-  virtual void add_up(const CombineArguments& arguments, bool readable, const CombineResult& result,
-                      const CallScope& scope) = 0;
+  virtual void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) = 0;
 
   Runtime& runtime_;
   NormalModeSetup setup_;

@@ -181,6 +181,19 @@ void Runtime::plan(std::span<const int> domains, const std::vector<bool>& keeps_
   plan_ = BufferPlan::make(with_lanes, nodes_);
 }
 
+std::shared_ptr<std::byte*> Runtime::table_of_heaps(const std::function<bool(int rank)>& wanted) const {
+  const auto mapped = heap_->peers();
+  std::vector<std::byte*> heaps;
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    heaps.push_back(wanted(rank) ? mapped[static_cast<std::size_t>(rank)] : nullptr);
+  }
+  const std::size_t bytes = heaps.size() * sizeof(std::byte*);
+  auto table = device_memory<std::byte*>(executor_, bytes);
+  executor_->copy(table.get(), heaps.data(), bytes, comm_stream_);
+  executor_->synchronize(comm_stream_);
+  return table;
+}
+
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&

@@ -1,6 +1,7 @@
 // The inside of a Buffer: its modes, and what they share: ranks, heap, streams, order of calls, faults.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -73,6 +74,9 @@ class Runtime {
     executor_->synchronize(comm_stream_);
     return memory;
   }
+
+  /// In device memory: where each rank's heap is mapped, null for those that `wanted(rank)` leaves out.
+  std::shared_ptr<std::byte*> table_of_heaps(const std::function<bool(int rank)>& wanted) const;
 
   /// In the part of the heap that peers may read: see Buffer::in_heap.
   bool in_heap(const ConstTensorView& tensor) const;

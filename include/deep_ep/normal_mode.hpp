@@ -100,24 +100,16 @@ struct CachedDispatchResult {
   EventHandle event = {};                    ///< set with async_finish
 };
 
-/// How the rows of this rank's `x` reach the owners of the tokens. Each rank chooses for its own rows; the bits of the
-/// results do not depend on it.
-enum class CombineMode : std::uint8_t {
-  automatic,  ///< pull if x (and topk_weights) are in the symmetric heap, else push (between nodes: pull a copy)
-  pull,       ///< owners read the rows over NVLink. x must be in the heap: a received tensor or one of allocate_tensor
-  /// This rank stores its rows into a window of their owner. Between nodes as automatic, which copies rows from outside
-  /// the heap into it, and pushes them if it has no room.
-  push,
-};
-
-/// A combine. Equal on all ranks: H, and the presence of topk_weights; the biases and `mode` may differ.
+/// A combine. Equal on all ranks: H, and the presence of topk_weights; the biases may differ. The owners of the tokens
+/// read the rows over NVLink if x and topk_weights are in the symmetric heap (received tensors, or of allocate_tensor);
+/// other rows are stored into a window of their owner, between nodes copied into the heap first if that has room. The
+/// bits of the results do not depend on it.
 struct CombineArguments {
   ConstTensorView x = {};                  ///< [rows of the handle, H] bfloat16, aligned to 16 bytes
   const DispatchHandle* handle = nullptr;  ///< of the dispatch whose rows come back; used during the call only
   std::optional<ConstTensorView> topk_weights = {};  ///< [rows of the handle, K] float32, K <= 32: summed slot by slot
   std::optional<ConstTensorView> bias_0 = {};        ///< [T, H] bfloat16, aligned to 16 bytes: added once
   std::optional<ConstTensorView> bias_1 = {};        ///< the same
-  CombineMode mode = CombineMode::automatic;         ///< of this rank's rows
   Config config = {};                                ///< SMs and warps of this rank's call
 };
 

@@ -204,7 +204,6 @@ TEST_P(ArgumentsTest, Combine) {
     refuses("bias_0", "device", [](Arguments& a) { elsewhere(*a.bias_0); });
     refuses("bias_1", "strides", [](Arguments& a) { rows_apart(*a.bias_1); });
     refuses("bias_1", "dimensions", [](Arguments& a) { one_dimension_less(*a.bias_1); });
-    refuses("pull", "from ordinary memory", [](Arguments& a) { a.mode = CombineMode::pull; });
     refuses("num_sms", "-1", [](Arguments& a) { a.config.num_sms = -1; });
     check_combine(rank, one_, buffer.combine(good.combine, rank.call()));
     buffer.destroy();

@@ -137,8 +137,8 @@ TEST_P(MemoryTest, OffsetsBeyond4GiB) {
     const auto distance = static_cast<std::byte*>(result.recv_x.data()) - static_cast<std::byte*>(padding.data());
     require(distance > std::int64_t{1} << 32, "recv_x should lie beyond 4 GiB, is at " + std::to_string(distance));
     check_dispatch(rank, one, result);
-    for (const auto mode : {CombineMode::pull, CombineMode::push}) {
-      Returned returned = upload_returned(rank, buffer, one, result.handle, true, mode);
+    for (const bool heap : {true, false}) {
+      Returned returned = upload_returned(rank, buffer, one, result.handle, heap);
       check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
     }
     buffer.destroy();

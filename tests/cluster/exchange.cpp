@@ -203,14 +203,12 @@ DispatchResult with_handle(const CachedDispatchResult& result, const DispatchHan
   return whole;
 }
 
-Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const DispatchHandle& handle, bool heap,
-                         CombineMode mode) {
+Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const DispatchHandle& handle, bool heap) {
   const Shape& shape = one.shape;
   const auto& returned = one.returned[static_cast<std::size_t>(rank.rank())];
   const std::int64_t rows = handle.num_recv_rows;
   const std::int64_t tokens = input_of(rank, one).tokens;
   Returned result;
-  result.combine.mode = mode;
   result.combine.handle = &handle;
   const TensorView to_fill = place(rank, buffer, result, heap, DType::bfloat16, rows, shape.combine_hidden);
   result.combine.x = to_fill;
@@ -285,7 +283,7 @@ void run_steps(Rank& rank, Buffer& buffer, const Case& one, const RoundOptions& 
   inputs.dispatch.num_worst_tokens = options.num_worst_tokens;
   const DispatchResult dispatched = buffer.dispatch(inputs.dispatch, rank.call());
   check_dispatch(rank, one, dispatched, {.cached = false, .num_worst_tokens = options.num_worst_tokens});
-  Returned returned = upload_returned(rank, buffer, one, dispatched.handle, options.returned_in_heap, options.mode);
+  Returned returned = upload_returned(rank, buffer, one, dispatched.handle, options.returned_in_heap);
   returned.combine.config = options.config;
   check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
 }

@@ -38,8 +38,7 @@ struct Returned {
   CombineArguments combine;
 };
 /// `rows` may exceed the rows really received (worst-case handles); the tail is filled with NaN bits.
-Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const DispatchHandle& handle, bool heap,
-                         CombineMode mode = CombineMode::automatic);
+Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const DispatchHandle& handle, bool heap);
 void check_combine(Rank& rank, const Case& one, const CombineResult& result);
 
 /// Takes all that is left of the heap, so that dispatch must receive through its window.
@@ -50,7 +49,6 @@ struct RoundOptions {
   std::int64_t num_worst_tokens = 0;
   bool use_layout_call = true;  ///< get_dispatch_layout, checked; otherwise the oracle's tensors
   bool returned_in_heap = true;
-  CombineMode mode = CombineMode::automatic;
 };
 
 /// Layout, dispatch and combine, all checked.

@@ -94,8 +94,8 @@ class NormalModeMeasurer {
       measure_dispatch({.fp8 = fp8, .config = config}, false);
       if (options_.uncached) measure_dispatch({.fp8 = fp8, .config = config}, true);
     }
-    if (options_.mode != "push") measure_combine(CombineMode::pull, config);
-    if (options_.mode != "pull") measure_combine(CombineMode::push, config);
+    if (options_.mode != "push") measure_combine(true, config);
+    if (options_.mode != "pull") measure_combine(false, config);
   }
 
   void measure_dispatch(const NormalModeCall& call, bool exchange) {
@@ -116,18 +116,16 @@ class NormalModeMeasurer {
 
   /// `pull` takes the rows from the heap; what is pushed (between nodes: copied into the heap first) lies in ordinary
   /// memory, like the output of experts that do not know of the heap.
-  void measure_combine(CombineMode mode, const Config& config) {
+  void measure_combine(bool pull, const Config& config) {
     const CachedDispatchResult received = rank_.dispatch_again(handle_, {});
     const TensorView rows = received.recv_x.view();
-    const bool pull = mode == CombineMode::pull;
     const DeviceTensor ordinary(executor_, rows.dtype, {pull ? 0 : rows.size(0), rows.size(1)});
     const std::size_t copied = ordinary.view().bytes();
     if (copied > 0) executor_.copy(ordinary.view().data, rows.data, copied, rank_.stream());
     CombineResult result;
     const auto combine = [&] {
       result = {};
-      result =
-          rank_.combine({.x = pull ? rows : ordinary.view(), .handle = &handle_, .mode = mode}, {.config = config});
+      result = rank_.combine({.x = pull ? rows : ordinary.view(), .handle = &handle_}, {.config = config});
     };
     const Timing timing = meter_.measure(options_.rounds, combine);
     Figure figure = named("combine", "bf16",

@@ -27,14 +27,7 @@ std::uint32_t shape_of(std::initializer_list<std::uint32_t> numbers) {
 Internode::Internode(Runtime& runtime)
     : NormalMode(runtime), grid_(runtime.node_grid()), connections_(runtime.take_connections(BufferPlan::kNormalMode)) {
   const int lanes = runtime.internode_lanes();
-  const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
   const auto others = static_cast<std::size_t>(grid_.others());
-  const auto mapped = runtime.heap()->peers();
-  std::vector<std::byte*> heaps(ranks, nullptr);
-  for (int index = 0; index < grid_.width; ++index) {
-    const auto rank = static_cast<std::size_t>(grid_.first_of_node() + index);
-    heaps[rank] = mapped[rank];
-  }
   agree(runtime.bootstrap(), "allocating memory for calls of normal mode between nodes", [&] {
     const std::size_t counters = others * Rings::kMostChunks;
     allocate();
@@ -42,9 +35,7 @@ Internode::Internode(Runtime& runtime)
     rails_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(lanes) * others * sizeof(RailState));
     counters_ = runtime.zeroed_memory<std::uint32_t>((2 * counters + static_cast<std::size_t>(grid_.width)) *
                                                      sizeof(std::uint32_t));
-    heaps_ = device_memory<std::byte*>(runtime.executor(), ranks * sizeof(std::byte*));
-    runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
-    runtime.executor()->synchronize(runtime.comm_stream());
+    heaps_ = runtime.table_of_heaps([&](int rank) { return rank / grid_.width == grid_.node(); });
     common_.grid = grid_;
     common_.heaps = heaps_.get();
     common_.window = runtime.layout().internode;
@@ -188,8 +179,7 @@ std::optional<Tensor> Internode::copy_in_heap(const ConstTensorView& tensor, con
   return made->front();
 }
 
-void Internode::add_up(const CombineArguments& arguments, bool /*readable*/, const CombineResult& result,
-                       const CallScope& scope) {
+void Internode::add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) {
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
   const DispatchHandle& handle = *arguments.handle;

@@ -38,8 +38,7 @@ class Internode final : public NormalMode {
   void make_relay_rows(DispatchHandle& handle, std::int64_t relayed, const CallScope& scope) const override;
   void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
             int weights, const CallScope& scope) override;
-  void add_up(const CombineArguments& arguments, bool readable, const CombineResult& result,
-              const CallScope& scope) override;
+  void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) override;
   /// With rows of `row_bytes`, all included, in `local_rings` local rings of each rank.
   TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, int local_rings) const;
   /// The rings for rows of so many bytes, all included. OutOfMemory where the window is too small.

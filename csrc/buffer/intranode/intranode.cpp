@@ -197,8 +197,7 @@ void Intranode::send(const SentRows& rows, const Config& config, const DispatchH
   kernels.copy_received(copying, all, scope.stream());
 }
 
-void Intranode::add_up(const CombineArguments& arguments, bool readable, const CombineResult& result,
-                       const CallScope& scope) {
+void Intranode::add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) {
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
   const DispatchHandle& handle = *arguments.handle;
@@ -214,7 +213,8 @@ void Intranode::add_up(const CombineArguments& arguments, bool readable, const C
   params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
   params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
-  params.push = arguments.mode == CombineMode::push || !readable;
+  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
+  params.push = x.size(0) != 0 && !(runtime_.in_heap(x) && (!weights || runtime_.in_heap(*weights)));
   params.x = x.size(0) == 0 ? runtime_.heap()->local() : x.as<std::byte>();
   params.combined_x = result.combined_x.as<std::byte>();
   if (weights) {

@@ -30,8 +30,7 @@ class Intranode final : public NormalMode {
   void notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) override;
   void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
             int weights, const CallScope& scope) override;
-  void add_up(const CombineArguments& arguments, bool readable, const CombineResult& result,
-              const CallScope& scope) override;
+  void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) override;
   /// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
   void move_elastic(ElasticDispatchParams& sent, const ElasticOutputs& outputs, const RowTables& tables,
                     const std::optional<ConstTensorView>& counts, int alignment, const Config& config,

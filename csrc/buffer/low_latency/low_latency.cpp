@@ -14,11 +14,17 @@
 namespace deep_ep {
 
 LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
+  const LowLatencyReach& reach = runtime.low_latency_reach();
+  if (!reach.far.empty()) connections_ = runtime.take_connections(BufferPlan::kLowLatency);
   agree(runtime.bootstrap(), "allocating memory for low-latency calls", [&] {
     state_ = runtime.zeroed_memory<LowLatencyState>();
     runtime.faults().add_abort_word(&state_->abort);
+    if (!connections_) return;
+    told_ =
+        runtime.zeroed_memory<LowLatencyTold>(static_cast<std::size_t>(runtime.num_ranks()) * sizeof(LowLatencyTold));
+    heaps_ = runtime.table_of_heaps([&](int rank) { return std::ranges::find(reach.far, rank) == reach.far.end(); });
   });
-  if (!runtime.low_latency_reach().far.empty()) links_.emplace(runtime);
+  if (connections_) log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe_reach());
   queues_ = {std::make_shared<HookQueue>("low_latency_dispatch", runtime.one_thread()),
              std::make_shared<HookQueue>("low_latency_combine", runtime.one_thread())};
 
@@ -27,16 +33,16 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.max_local_experts = runtime.options().max_local_experts;
   setup_.reject_unknown_experts = runtime.options().reject_unknown_experts;
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
-  setup_.rail_width = runtime.low_latency_reach().rail_width;
-  setup_.rails_always = runtime.low_latency_reach().rails_always;
+  setup_.rail_width = reach.rail_width;
+  setup_.rails_always = reach.rails_always;
   if (runtime.rank() == 0 && setup_.rails_always && setup_.rail_width == 0) {
-    log::info("low latency: rails are asked for always, but rows go {}", runtime.low_latency_reach().describe_rails());
+    log::info("low latency: rails are asked for always, but rows go {}", reach.describe_rails());
   }
   LowLatencyParams& common = setup_.common;
   common.rank = runtime.rank();
   common.num_ranks = runtime.num_ranks();
   common.local = runtime.heap()->local();
-  common.heaps = links_ ? links_->heaps() : runtime.heap()->device_peers();
+  common.heaps = heaps_ ? heaps_.get() : runtime.heap()->device_peers();
   common.window = runtime.layout().low_latency;
   common.state = state_.get();
   common.wait = runtime.faults().wait_context();
@@ -48,15 +54,25 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   }
   common.posts = common.wait;
   common.posts.spares_call = common.mask != nullptr;
-  if (links_) links_->add_to(common);
+  if (!connections_) return;
+  common.peers = connections_->device_peers();
+  common.told = told_.get();
+  common.staging = runtime.layout().staging;
+  common.lanes = reach.lanes;
+  for (const int far : reach.far) common.set_far(far);
+}
+
+std::string LowLatency::describe_reach() const {
+  const LowLatencyReach& reach = runtime_.low_latency_reach();
+  if (!connections_) return fmt::format("NVLink reaches every rank, {}", reach.describe_rails());
+  return fmt::format("{} of {} ranks are reached by RDMA, {}: {}", reach.far.size(), runtime_.num_ranks(),
+                     reach.describe_rails(), connections_->describe());
 }
 
 std::string LowLatency::describe() const {
   const LowLatencyWindow& window = runtime_.layout().low_latency;
-  std::string text = fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, ",
-                                 window.slots, format_bytes(window.source_bytes), masks() ? "masked" : "errors");
-  if (links_) return text + links_->describe();
-  return text + fmt::format("NVLink reaches every rank, {}", runtime_.low_latency_reach().describe_rails());
+  return fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, {}",
+                     window.slots, format_bytes(window.source_bytes), masks() ? "masked" : "errors", describe_reach());
 }
 
 TensorView LowLatency::memory() {
@@ -173,7 +189,7 @@ void LowLatency::clean(StreamHandle stream) {
 }
 
 void LowLatency::check() const {
-  if (links_ && !masks()) links_->check();
+  if (connections_ && !masks()) connections_->check();
 }
 
 LowLatencyCounts LowLatency::count_together() {
@@ -219,9 +235,9 @@ void LowLatency::resume() {
 
 void LowLatency::resume_together() {
   const LowLatencyCounts counts = count_together();
-  if (links_) {
+  if (connections_) {
     try {
-      links_->resume(counts);
+      reconnect(counts);
     } catch (const Error& error) {
       // The old queue pairs are gone, and kernels would write where they were.
       runtime_.faults().break_by_rdma(fmt::format("low_latency_resume made no new RDMA connections: {}", error.what()));
@@ -233,6 +249,33 @@ void LowLatency::resume_together() {
   failures_logged_.assign(failures_logged_.size(), false);
   runtime_.faults().forget_verdicts();
   runtime_.bootstrap().barrier();
+}
+
+void LowLatency::reconnect(const LowLatencyCounts& counts) {
+  connections_->reconnect(runtime_.bootstrap());  // what was under way is lost: nobody adds any more
+  LowLatencyTold told{};
+  told.barrier = counts.barriers;
+  for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
+    const std::uint64_t calls = counts.calls[kind];
+    const std::uint64_t progress = LowLatencyMailbox::progress_value(calls, 0);
+    told.mailbox[kind] = {.acknowledged = calls, .begun = calls, .progress = {}};
+    for (auto& of_lane : told.mailbox[kind].progress) of_lane[0] = of_lane[1] = progress;
+  }
+
+  // Both ends of every word: what this rank has told, and what it has been told.
+  Executor& executor = *runtime_.executor();
+  const LowLatencyWindow& window = runtime_.layout().low_latency;
+  const auto set = [&](auto place, const auto& value) {
+    executor.copy(place.in(runtime_.heap()->local()), &value, sizeof value, runtime_.comm_stream());
+  };
+  for (const int far : runtime_.low_latency_reach().far) {
+    executor.copy(told_.get() + far, &told, sizeof told, runtime_.comm_stream());
+    set(window.barrier(far), told.barrier);
+    for (const LowLatencyKind kind : {LowLatencyKind::dispatch, LowLatencyKind::combine}) {
+      set(window.mailbox(kind, far), told.mailbox[static_cast<std::size_t>(kind)]);
+    }
+  }
+  executor.synchronize(runtime_.comm_stream());
 }
 
 }  // namespace deep_ep

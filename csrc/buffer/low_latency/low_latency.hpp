@@ -12,15 +12,21 @@
 
 #include "csrc/buffer/low_latency/hook_queue.hpp"
 #include "csrc/buffer/low_latency/plan.hpp"
-#include "csrc/buffer/low_latency/rdma_links.hpp"
 #include "csrc/buffer/low_latency/wait_stats.hpp"
 #include "csrc/buffer/runtime.hpp"
+#include "csrc/rdma/connections.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
+
+/// How many barriers, and calls of each kind, a rank counts.
+struct LowLatencyCounts {
+  std::uint64_t barriers = 0;
+  std::array<std::uint64_t, kLowLatencyKinds> calls{};
+};
 
 class LowLatency {
  public:
@@ -53,15 +59,15 @@ class LowLatency {
   /// A line for Buffer::describe.
   std::string describe() const;
   /// What has become of all that was posted; empty where no rank is reached by RDMA.
-  std::string health() const { return links_ ? links_->health() : std::string(); }
+  std::string health() const { return connections_ ? connections_->health() : std::string(); }
   /// Throws what an operation of the NIC met, unless that masks a rank.
   void check() const;
-  /// After the last call: waits until the peers have got all.
+  /// After the last call: its kernels have ended, but what they posted may not have reached the peers, who wait for it.
   void drain() noexcept {
-    if (links_) links_->drain();
+    if (connections_) connections_->drain_at_end(runtime_.rank(), runtime_.timeout_s());
   }
   /// Nothing of this rank touches a peer any more.
-  void disconnect() { links_.reset(); }
+  void disconnect() { connections_.reset(); }
 
  private:
   /// Throws what an earlier call met, and logs which ranks it masked.
@@ -73,15 +79,24 @@ class LowLatency {
   template <class Params, class Kept>
   EventHandle launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
                      Kept kept, std::function<void()>& hook);
+  /// For people: whom calls reach, whether by rails, over which NIC.
+  std::string describe_reach() const;
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
   bool masks() const { return runtime_.options().low_latency.masking; }
   void launch_masks(LowLatencyMasksStep step, int rank, std::int32_t* status, StreamHandle stream);
   LowLatencyCounts count_together();
   void resume_together();
+  /// After all ranks have ended their work: new queue pairs, and all that was told over the old ones as it would be
+  /// after so many calls.
+  void reconnect(const LowLatencyCounts& counts);
 
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory
-  std::optional<RdmaLinks> links_;          ///< none: no rank is reached by RDMA
+  // Null where no rank is reached by RDMA. Device memory, [num_ranks]: what ranks have been told by RDMA, and the heaps
+  // of the others.
+  std::unique_ptr<rdma::Connections> connections_;
+  std::shared_ptr<LowLatencyTold> told_;
+  std::shared_ptr<std::byte*> heaps_;
   LowLatencySetup setup_;
   std::optional<WaitStats> waits_;     ///< none before anybody has asked for them
   bool shown_ = false;                 ///< has the program been given `memory`?

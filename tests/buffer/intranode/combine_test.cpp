@@ -52,13 +52,13 @@ class WindowFillingExecutor final : public CountingExecutor {
 class CombineTest : public ClusterTest {
  protected:
   /// One dispatch, then a combine with each rank's rows in the heap or not, as `in_heap` says.
-  void run(const Case& one, const std::vector<std::vector<bool>>& in_heap, CombineMode mode) {
+  void run(const Case& one, const std::vector<std::vector<bool>>& in_heap) {
     run_cluster(cluster(one.shape.ranks()), [&](Rank& rank) {
       Buffer& buffer = rank.buffer();
       const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       for (const auto& choice : in_heap) {
         const bool heap = choice[static_cast<std::size_t>(rank.rank())];
-        Returned returned = upload_returned(rank, buffer, one, dispatched.handle, heap, mode);
+        Returned returned = upload_returned(rank, buffer, one, dispatched.handle, heap);
         require(buffer.in_heap(returned.combine.x) == heap, "in_heap");
         check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
       }
@@ -81,12 +81,7 @@ Shape with_everything(std::vector<std::int64_t> tokens) {
 TEST_P(CombineTest, Pulls) {
   DEEP_EP_NEEDS_RANKS(3);
   // Rows of the second combine are written where those of the first lay: nobody may still read them.
-  run(make_case(with_everything({20, 0, 31})), {{true, true, true}, {true, true, true}}, CombineMode::pull);
-}
-
-TEST_P(CombineTest, Pushes) {
-  DEEP_EP_NEEDS_RANKS(3);
-  run(make_case(with_everything({20, 0, 31})), {{false, false, false}}, CombineMode::push);
+  run(make_case(with_everything({20, 0, 31})), {{true, true, true}, {true, true, true}});
 }
 
 TEST_P(CombineTest, OwnRowsAreReadWhereTheyLie) {
@@ -96,12 +91,10 @@ TEST_P(CombineTest, OwnRowsAreReadWhereTheyLie) {
     const auto executor = std::make_shared<WindowFillingExecutor>(rank.executor());
     Buffer buffer(rank.bootstrap(), executor, {.heap_bytes = std::size_t{64} << 20});
     const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    for (const bool heap : {false, true}) {
-      Returned returned = upload_returned(rank, buffer, one, dispatched.handle, heap, CombineMode::push);
-      check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
-      for (int source = 0; source < rank.size(); ++source) {
-        require(executor->written(source) == (source != rank.rank()), "the part of " + std::to_string(source));
-      }
+    const Returned returned = upload_returned(rank, buffer, one, dispatched.handle, false);
+    check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+    for (int source = 0; source < rank.size(); ++source) {
+      require(executor->written(source) == (source != rank.rank()), "the part of " + std::to_string(source));
     }
     buffer.destroy();
   });
@@ -109,14 +102,12 @@ TEST_P(CombineTest, OwnRowsAreReadWhereTheyLie) {
 
 TEST_P(CombineTest, EachRankChoosesForItself) {
   DEEP_EP_NEEDS_RANKS(3);
-  run(make_case(with_everything({9, 24, 17})),
-      {{true, false, true},
-       {false, true, false},
-       {true, true, false},
-       {false, false, true},
-       {true, true, true},
-       {false, false, false}},
-      CombineMode::automatic);
+  run(make_case(with_everything({9, 24, 17})), {{true, false, true},
+                                                {false, true, false},
+                                                {true, true, false},
+                                                {false, false, true},
+                                                {true, true, true},
+                                                {false, false, false}});
 }
 
 TEST_P(CombineTest, AddsNoOneOrTwoBiases) {

@@ -17,7 +17,6 @@ RoundOptions random_round(oracle::Random& random, const Shape& shape) {
     round.num_worst_tokens = shape.max_tokens() * shape.ranks() + 1 + random.below(20);
   }
   round.use_layout_call = random.chance(0.5);
-  round.mode = random.chance(0.3) ? CombineMode::push : CombineMode::automatic;
   return round;
 }
 

@@ -5,15 +5,17 @@
 // computes. Everything a step reads and writes is there twice. While the GPU runs a step with one half, the host reads
 // what the step before has left in the other, and writes the inputs of the next. It waits for nothing but the step
 // before the last. On GPUs a step is a CUDA graph; on the CPU, where there are none, the same function runs each time.
-// Ranks are threads here.
+// Ranks are threads here. The engine gives the memory of all outputs.
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -128,12 +130,53 @@ class MicroBatch {
 
 using Half = std::array<std::unique_ptr<MicroBatch>, 2>;
 
+/// The memory of everything that calls return: the engine owns it, and a step takes the same pieces each time.
+class Outputs : public deep_ep::ResultTensors {
+ public:
+  explicit Outputs(std::shared_ptr<deep_ep::Executor> executor)
+      : executor_(std::move(executor)), memory_(static_cast<std::byte*>(executor_->allocate(kBytes))) {}
+  ~Outputs() override { executor_->free(memory_); }
+  Outputs(const Outputs&) = delete;
+  Outputs& operator=(const Outputs&) = delete;
+
+  /// A step of this half begins, and the one before with the same half has ended.
+  void begin(std::size_t half) {
+    next_ = half * kBytes / 2;
+    end_ = next_ + kBytes / 2;
+  }
+
+  std::vector<deep_ep::Tensor> make(std::span<const deep_ep::TensorView> wanted, const Order& /*order*/) override {
+    std::vector<deep_ep::Tensor> tensors;
+    for (deep_ep::TensorView view : wanted) {
+      const std::size_t bytes = (view.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+      if (bytes > end_ - next_) throw deep_ep::OutOfMemory("the engine's memory for outputs is too small");
+      view.data = memory_ + next_;
+      next_ += bytes;
+      tensors.push_back(deep_ep::Tensor::borrow(view));
+    }
+    return tensors;
+  }
+  std::vector<deep_ep::Tensor> make_in_heap(std::span<const deep_ep::TensorView> /*wanted*/, const Order& /*order*/,
+                                            const std::shared_ptr<deep_ep::HeapPieces>& /*heap*/) override {
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t kAlignment = 256;
+  static constexpr std::size_t kBytes = std::size_t{4} << 20;
+  std::shared_ptr<deep_ep::Executor> executor_;
+  std::byte* memory_;
+  std::size_t next_ = 0;
+  std::size_t end_ = 0;
+};
+
 class Engine {
  public:
   Engine(int rank, const std::shared_ptr<deep_ep::Bootstrap>& bootstrap)
       : rank_(rank),
         on_gpu_(deep_ep::cuda_device_count() >= kRanks),
         executor_(on_gpu_ ? deep_ep::make_cuda_executor(rank) : deep_ep::make_host_executor()),
+        outputs_(std::make_shared<Outputs>(executor_)),
         buffer_(bootstrap, executor_, options()) {
     executor_->make_current();
     stream_ = executor_->create_stream();
@@ -148,12 +191,12 @@ class Engine {
   bool run() {
     // Once without recording: what is set up at first use is set up then. All ranks make the same calls.
     write_inputs(0);
-    step(halves_[0]);
+    step(0);
     executor_->synchronize(stream_);
 
     std::array<std::unique_ptr<Recorded>, 2> steps;
     for (std::size_t half = 0; half < 2; ++half) {
-      steps[half] = std::make_unique<Recorded>(on_gpu_, stream_, [this, half] { step(halves_[half]); });
+      steps[half] = std::make_unique<Recorded>(on_gpu_, stream_, [this, half] { step(half); });
     }
     std::array<deep_ep::EventHandle, 2> done;
     bool correct = true;
@@ -175,15 +218,18 @@ class Engine {
   }
 
  private:
-  static deep_ep::BufferOptions options() {
+  deep_ep::BufferOptions options() const {
     deep_ep::BufferOptions options;
+    options.result_tensors = outputs_;
     options.heap_bytes = std::size_t{16} << 20;
     options.low_latency.bytes = deep_ep::Buffer::low_latency_bytes_hint(kTokens, kHidden, kRanks, kExperts);
     return options;
   }
 
   /// Enqueues a step. The experts hand back their rows, and two weights of 1/4 halve them in every layer.
-  void step(const Half& half) {
+  void step(std::size_t number) {
+    const Half& half = halves_[number];
+    outputs_->begin(number);
     deep_ep::CallOptions call;
     call.stream = stream_;
     for (const auto& batch : half) batch->upload(stream_);
@@ -254,6 +300,7 @@ class Engine {
   int rank_;
   bool on_gpu_;
   std::shared_ptr<deep_ep::Executor> executor_;
+  std::shared_ptr<Outputs> outputs_;
   deep_ep::Buffer buffer_;
   deep_ep::StreamHandle stream_ = nullptr;
   std::array<Half, 2> halves_;

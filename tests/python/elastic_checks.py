@@ -27,7 +27,7 @@ from elastic_check_parts import Rank, _checks
 from deep_ep.utils.envs import group_settings
 
 # They list their checks, which run in this order.
-for part in ("values", "streams", "graphs", "memory", "replicas", "deferred"):
+for part in ("values", "streams", "graphs", "memory", "replicas", "deferred", "faces"):
     importlib.import_module(f"elastic_checks_{part}")
 
 
@@ -62,7 +62,7 @@ def run_checks(group, agreement, device, only=(), seconds=85.0, say=print):
             where = traceback.extract_tb(error.__traceback__)
             here = [each for each in where if os.path.basename(each.filename).startswith("elastic_check")]
             last = (here[1:] or where)[-1]  # the first one is the call above
-            lines = str(error).strip().splitlines() or [""]
+            lines = str(error).strip().splitlines() or [f"{where[-1].filename}:{where[-1].lineno}: {where[-1].line}"]
             place = f"line {last.lineno} of {os.path.basename(last.filename)}"
             text, mine = None, f"{type(error).__name__} in {place}: {lines[0][:300]}"
         gc.collect()

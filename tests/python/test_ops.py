@@ -38,10 +38,10 @@ class Layer(torch.nn.Module):
         self.up, self.down = make(EXPERTS_PER_RANK, H, INNER), make(EXPERTS_PER_RANK, INNER, H)
 
     def run_experts(self, rows, idx, weights, counts):
-        wide, result = rows.float(), torch.zeros(rows.shape)
+        wide, result = rows.float(), torch.zeros(rows.shape, device=rows.device)
         if self.expand:  # by expert: which rows are an expert's follows from the counts
             ends = counts.cumsum(0).unsqueeze(0)
-            at = torch.arange(rows.size(0)).unsqueeze(1)
+            at = torch.arange(rows.size(0), device=rows.device).unsqueeze(1)
             shares = ((at < ends) & (at >= ends - counts)) * weights.unsqueeze(1)
         else:
             shares = torch.stack([(weights * (idx == expert)).sum(1) for expert in range(EXPERTS_PER_RANK)], 1)
@@ -59,10 +59,11 @@ class Layer(torch.nn.Module):
 
 def step(layer, forward, tokens):
     generator = torch.Generator().manual_seed(tokens + 100 * layer.rank)
-    x = torch.randn(tokens, H, generator=generator).to(torch.bfloat16).requires_grad_()
+    device = layer.router.device
+    x = torch.randn(tokens, H, generator=generator).to(device, torch.bfloat16).requires_grad_()
     layer.zero_grad()
     out = forward(x)
-    (out.float() * torch.linspace(-1, 1, H)).sum().backward()
+    (out.float() * torch.linspace(-1, 1, H, device=device)).sum().backward()
     return out.detach(), x.grad, layer.router.grad, layer.up.grad, layer.down.grad
 
 

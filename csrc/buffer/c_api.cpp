@@ -1,0 +1,305 @@
+// deep_ep.h over buffer.hpp.
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "deep_ep/buffer.hpp"
+#include "deep_ep/deep_ep.h"
+#include "deep_ep/error.hpp"
+
+struct deep_ep_buffer {
+  deep_ep::Buffer buffer;
+};
+
+struct deep_ep_result {
+  std::array<deep_ep::Tensor, 7> outputs = {};  // by deep_ep_output
+  std::vector<int> rows_per_expert = {};
+  std::optional<deep_ep::DispatchHandle> handle = {};
+  std::optional<deep_ep::LowLatencyHandle> low_latency = {};
+};
+
+namespace {
+
+using deep_ep::InvalidArgument;
+
+thread_local std::string last_error;
+
+deep_ep_status failed(deep_ep_status status, const char* text) noexcept {
+  try {
+    last_error = text;
+  } catch (const std::bad_alloc&) {
+    last_error.clear();
+  }
+  return status;
+}
+
+/// The status of `call`. No exception crosses into the caller's language.
+template <class Call>
+deep_ep_status status_of(Call call) noexcept {
+  try {
+    call();
+    return DEEP_EP_OK;
+  } catch (const deep_ep::RankMismatch& error) {
+    return failed(DEEP_EP_RANK_MISMATCH, error.what());
+  } catch (const deep_ep::Unsupported& error) {
+    return failed(DEEP_EP_UNSUPPORTED, error.what());
+  } catch (const InvalidArgument& error) {
+    return failed(DEEP_EP_INVALID_ARGUMENT, error.what());
+  } catch (const deep_ep::OutOfMemory& error) {
+    return failed(DEEP_EP_OUT_OF_MEMORY, error.what());
+  } catch (const deep_ep::TimeoutError& error) {
+    return failed(DEEP_EP_TIMEOUT, error.what());
+  } catch (const deep_ep::UseAfterDestroy& error) {
+    return failed(DEEP_EP_DESTROYED, error.what());
+  } catch (const deep_ep::SystemError& error) {
+    return failed(DEEP_EP_SYSTEM_ERROR, error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(DEEP_EP_OUT_OF_MEMORY, "the host has no memory");
+  } catch (const std::exception& error) {
+    return failed(DEEP_EP_ERROR, error.what());
+  }
+}
+
+template <class T>
+T& given(T* pointer, const char* name) {
+  if (pointer == nullptr) throw InvalidArgument(std::string(name) + " is NULL");
+  return *pointer;
+}
+
+/// A structure of the caller, whose program may know fewer members; the others are zero.
+template <class Struct>
+Struct known(const Struct* theirs, const char* name) {
+  const std::size_t size = given(theirs, name).size;
+  if (size < sizeof(std::size_t) || size > sizeof(Struct)) {
+    throw InvalidArgument(std::string(name) + "->size is " + std::to_string(size) + ", allowed: at most sizeof(" +
+                          name + ") = " + std::to_string(sizeof(Struct)) + " of this version of the library");
+  }
+  Struct mine{};
+  std::memcpy(&mine, theirs, size);
+  return mine;
+}
+
+deep_ep::TensorView view_of(const deep_ep_tensor& tensor, const char* name, const deep_ep::Buffer& buffer) {
+  if (tensor.dtype < DEEP_EP_BOOLEAN || tensor.dtype > DEEP_EP_FLOAT8_E5M2) {
+    throw InvalidArgument(std::string(name) + ".dtype is " + std::to_string(tensor.dtype) + ", allowed: 0 to 8");
+  }
+  if (tensor.dims < 0 || tensor.dims > deep_ep::TensorSpec::kMaxDims) {
+    throw InvalidArgument(std::string(name) + ".dims is " + std::to_string(tensor.dims) + ", allowed: 0 to 4");
+  }
+  deep_ep::TensorView view;
+  view.dtype = static_cast<deep_ep::DType>(tensor.dtype);
+  view.device = buffer.executor().device();
+  view.dims = tensor.dims;
+  view.data = tensor.data;
+  std::int64_t stride = 1;
+  for (int dim = tensor.dims - 1; dim >= 0; --dim) {
+    const auto at = static_cast<std::size_t>(dim);
+    if (tensor.shape[at] < 0) {
+      throw InvalidArgument(std::string(name) + ".shape has a negative size: " + std::to_string(tensor.shape[at]));
+    }
+    view.shape[at] = tensor.shape[at];
+    view.strides[at] = stride;
+    stride *= std::max<std::int64_t>(tensor.shape[at], 1);
+  }
+  return view;
+}
+
+std::optional<deep_ep::ConstTensorView> optional_view(const deep_ep_tensor* tensor, const char* name,
+                                                      const deep_ep::Buffer& buffer) {
+  if (tensor == nullptr || (tensor->data == nullptr && tensor->dims == 0)) return {};
+  return view_of(*tensor, name, buffer);
+}
+
+void keep(deep_ep_result& result, deep_ep_output output, const std::optional<deep_ep::Tensor>& tensor) {
+  if (tensor) result.outputs[static_cast<std::size_t>(output)] = *tensor;
+}
+
+const deep_ep::DispatchHandle& handle_of(const deep_ep_result* dispatched) {
+  const auto& handle = given(dispatched, "dispatched").handle;
+  if (!handle) throw InvalidArgument("dispatched is no result of deep_ep_dispatch");
+  return *handle;
+}
+
+std::shared_ptr<deep_ep::Bootstrap> bootstrap_of(const deep_ep_options& options) {
+  if (options.all_gather == nullptr) {
+    return deep_ep::make_shared_memory_bootstrap(
+        &given(options.group, "options->group (without options->all_gather)"), options.rank, options.num_ranks,
+        options.timeout_s == 0 ? std::nullopt : std::optional(options.timeout_s));
+  }
+  return deep_ep::make_callback_bootstrap(
+      options.rank, options.num_ranks,
+      [gather = options.all_gather, context = options.context](std::span<const std::byte> mine,
+                                                               std::span<std::byte> all) {
+        const int answer = gather(context, mine.data(), mine.size(), all.data());
+        if (answer != 0) throw deep_ep::SystemError("options->all_gather returned " + std::to_string(answer));
+      });
+}
+
+/// The result of `call`, which fills it, in `*result`.
+template <class Call>
+deep_ep_status result_of(deep_ep_result** result, Call call) noexcept {
+  return status_of([&] {
+    given(result, "result") = nullptr;
+    auto made = std::make_unique<deep_ep_result>();
+    call(*made);
+    *result = made.release();
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* deep_ep_last_error() { return last_error.c_str(); }
+
+size_t deep_ep_heap_bytes(int num_ranks, int64_t tokens, int64_t row_bytes, int num_topk) {
+  std::size_t bytes = 0;
+  status_of([&] { bytes = deep_ep::Buffer::heap_bytes_hint(num_ranks, tokens, row_bytes, num_topk); });
+  return bytes;
+}
+
+size_t deep_ep_low_latency_bytes(int max_tokens, int64_t hidden, int num_ranks, int num_experts) {
+  std::size_t bytes = 0;
+  status_of([&] { bytes = deep_ep::Buffer::low_latency_bytes_hint(max_tokens, hidden, num_ranks, num_experts); });
+  return bytes;
+}
+
+deep_ep_status deep_ep_create(const deep_ep_options* options, deep_ep_buffer** buffer) {
+  return status_of([&] {
+    given(buffer, "buffer") = nullptr;
+    const deep_ep_options wanted = known(options, "options");
+    deep_ep::BufferOptions all;
+    if (wanted.heap_bytes != 0) all.heap_bytes = wanted.heap_bytes;
+    if (wanted.timeout_s != 0) all.timeout_s = wanted.timeout_s;
+    all.low_latency.bytes = wanted.low_latency_bytes;
+    auto executor = wanted.on_cpu != 0 ? deep_ep::make_host_executor() : deep_ep::make_cuda_executor(wanted.device);
+    *buffer = new deep_ep_buffer{deep_ep::Buffer(bootstrap_of(wanted), std::move(executor), all)};
+  });
+}
+
+deep_ep_status deep_ep_destroy(deep_ep_buffer* buffer) {
+  const std::unique_ptr<deep_ep_buffer> owned(buffer);
+  return status_of([&] {
+    if (owned != nullptr) owned->buffer.destroy();
+  });
+}
+
+deep_ep_status deep_ep_synchronize(deep_ep_buffer* buffer) {
+  return status_of([&] { given(buffer, "buffer").buffer.check(); });
+}
+
+deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_arguments* arguments, void* stream,
+                                deep_ep_result** result) {
+  return result_of(result, [&](deep_ep_result& made) {
+    auto& of = given(buffer, "buffer").buffer;
+    const auto theirs = known(arguments, "arguments");
+    const deep_ep::CallOptions call{.stream = stream};
+    deep_ep::DispatchArguments mine;
+    mine.x = view_of(theirs.x, "x", of);
+    mine.x_scales = optional_view(&theirs.x_scales, "x_scales", of);
+    mine.topk_idx = view_of(theirs.topk_idx, "topk_idx", of);
+    mine.topk_weights = optional_view(&theirs.topk_weights, "topk_weights", of);
+    mine.num_worst_tokens = theirs.num_worst_tokens;
+    const auto layout = of.get_dispatch_layout(*mine.topk_idx, theirs.num_experts, call);
+    mine.use(layout);
+    auto got = of.dispatch(mine, call);
+    keep(made, DEEP_EP_RECV_X, got.recv_x);
+    keep(made, DEEP_EP_RECV_X_SCALES, got.recv_x_scales);
+    keep(made, DEEP_EP_RECV_TOPK_IDX, got.recv_topk_idx);
+    keep(made, DEEP_EP_RECV_TOPK_WEIGHTS, got.recv_topk_weights);
+    made.rows_per_expert = std::move(got.num_recv_tokens_per_expert);
+    made.handle = std::move(got.handle);
+  });
+}
+
+deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* dispatched,
+                                       const deep_ep_tensor* x, void* stream, deep_ep_result** result) {
+  return result_of(result, [&](deep_ep_result& made) {
+    auto& of = given(buffer, "buffer").buffer;
+    deep_ep::CachedDispatchArguments mine;
+    mine.x = view_of(given(x, "x"), "x", of);
+    mine.handle = &handle_of(dispatched);
+    keep(made, DEEP_EP_RECV_X, of.cached_dispatch(mine, {.stream = stream}).recv_x);
+  });
+}
+
+deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* dispatched, const deep_ep_tensor* x,
+                               const deep_ep_tensor* topk_weights, void* stream, deep_ep_result** result) {
+  return result_of(result, [&](deep_ep_result& made) {
+    auto& of = given(buffer, "buffer").buffer;
+    deep_ep::CombineArguments mine;
+    mine.x = view_of(given(x, "x"), "x", of);
+    mine.handle = &handle_of(dispatched);
+    mine.topk_weights = optional_view(topk_weights, "topk_weights", of);
+    const auto got = of.combine(mine, {.stream = stream});
+    keep(made, DEEP_EP_COMBINED_X, got.combined_x);
+    keep(made, DEEP_EP_COMBINED_WEIGHTS, got.combined_topk_weights);
+  });
+}
+
+deep_ep_status deep_ep_low_latency_dispatch(deep_ep_buffer* buffer, const deep_ep_low_latency_arguments* arguments,
+                                            void* stream, deep_ep_result** result) {
+  return result_of(result, [&](deep_ep_result& made) {
+    auto& of = given(buffer, "buffer").buffer;
+    const auto theirs = known(arguments, "arguments");
+    deep_ep::LowLatencyDispatchArguments mine;
+    mine.x = view_of(theirs.x, "x", of);
+    mine.topk_idx = view_of(theirs.topk_idx, "topk_idx", of);
+    mine.max_tokens = theirs.max_tokens;
+    mine.num_experts = theirs.num_experts;
+    mine.use_fp8 = theirs.use_fp8 != 0;
+    auto got = of.low_latency_dispatch(mine, {.stream = stream});
+    keep(made, DEEP_EP_RECV_X, got.recv_x);
+    keep(made, DEEP_EP_RECV_X_SCALES, got.recv_x_scales);
+    keep(made, DEEP_EP_RECV_COUNT, got.recv_count);
+    made.low_latency = std::move(got.handle);
+  });
+}
+
+deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep_result* dispatched,
+                                           const deep_ep_tensor* x, const deep_ep_tensor* topk_idx,
+                                           const deep_ep_tensor* topk_weights, const deep_ep_tensor* out,
+                                           void* stream) {
+  return status_of([&] {
+    auto& of = given(buffer, "buffer").buffer;
+    const auto& handle = given(dispatched, "dispatched").low_latency;
+    if (!handle) throw InvalidArgument("dispatched is no result of deep_ep_low_latency_dispatch");
+    deep_ep::LowLatencyCombineArguments mine;
+    mine.x = view_of(given(x, "x"), "x", of);
+    mine.topk_idx = view_of(given(topk_idx, "topk_idx"), "topk_idx", of);
+    mine.topk_weights = view_of(given(topk_weights, "topk_weights"), "topk_weights", of);
+    mine.out = view_of(given(out, "out"), "out", of);
+    mine.handle = &*handle;
+    of.low_latency_combine(mine, {.stream = stream});
+  });
+}
+
+deep_ep_tensor deep_ep_result_tensor(const deep_ep_result* result, deep_ep_output output) {
+  deep_ep_tensor tensor{};
+  if (result == nullptr || output < DEEP_EP_RECV_X || output > DEEP_EP_COMBINED_WEIGHTS) return tensor;
+  const deep_ep::Tensor& mine = result->outputs[static_cast<std::size_t>(output)];
+  if (!mine.defined()) return tensor;
+  tensor.data = mine.data();
+  tensor.dtype = static_cast<deep_ep_dtype>(mine.view().dtype);
+  tensor.dims = mine.view().dims;
+  std::copy_n(mine.view().shape.begin(), mine.view().dims, tensor.shape);
+  std::copy_n(mine.view().strides.begin(), mine.view().dims, tensor.strides);
+  return tensor;
+}
+
+const int* deep_ep_rows_per_expert(const deep_ep_result* result) {
+  return result == nullptr || result->rows_per_expert.empty() ? nullptr : result->rows_per_expert.data();
+}
+
+void deep_ep_release(deep_ep_result* result) { delete result; }
+
+}  // extern "C"

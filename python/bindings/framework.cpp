@@ -288,8 +288,8 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
 
 void Framework::refuse_lazy(const TensorArgument& argument, const char* name) const {
   const std::uint8_t code = argument.dtype.code;
-  // Integers are never negated lazily, and calls have many of them.
-  if (code == dlpack::kInt || code == dlpack::kUInt || code == dlpack::kBool) return;
+  // Complex tensors and their parts are the only ones, and the question is a call of Python for each tensor.
+  if (code != dlpack::kFloat && code != dlpack::kComplex) return;
   const auto has = [&](PyObject* question) {
     const auto answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(argument.object.ptr(), question));
     if (!answer) throw py::error_already_set();

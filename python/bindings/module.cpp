@@ -13,10 +13,8 @@
 #include "deep_ep/version.hpp"
 #include "python/bindings/arguments.hpp"
 #include "python/bindings/bootstrap.hpp"
-#include "python/bindings/calls.hpp"
 #include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
-#include "python/bindings/log_lines.hpp"
 #include "python/bindings/native_buffer.hpp"
 
 namespace deep_ep::bindings {
@@ -127,7 +125,6 @@ void define_buffer(py::module_& module) {
   define(buffer, "metrics", &NativeBuffer::metrics);
   define_call(buffer, "get_dispatch_layout", &NativeBuffer::get_dispatch_layout);
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
-  define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);
   define_call(buffer, "combine", &NativeBuffer::combine);
   define_call(buffer, "dispatch_elastic", &NativeBuffer::dispatch_elastic);
   define_call(buffer, "cached_dispatch_elastic", &NativeBuffer::cached_dispatch_elastic);
@@ -178,9 +175,6 @@ PYBIND11_MODULE(_native, module) {
          {"max_tokens", "hidden", "num_ranks", "num_experts"});
   define(module, "default_timeout_s", &deep_ep::default_timeout_s, {});
   define(module, "find_late_ranks", &find_late_ranks, {"stats", "threshold_us"});
-  define(module, "begin_log_lines", &begin_log_lines, {"least"});
-  define(module, "next_log_lines", &next_log_lines, {});
-  define(module, "end_log_lines", &end_log_lines, {});
   define_events(module);
   define_bootstrap(module);
   define_buffer(module);

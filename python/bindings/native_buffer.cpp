@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -43,7 +45,27 @@ Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& d
   return Tensor::borrow(view);
 }
 
-py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_rank) {
+/// In the form of what was sent.
+py::object hand_out_rows(const Tensor& rows, const std::optional<Tensor>& scales, const RowsArgument& sent) {
+  const Framework& framework = Framework::instance();
+  py::object handed_out = framework.hand_out(rows, &sent.rows.dtype);
+  if (!scales) return handed_out;
+  return py::make_tuple(handed_out, framework.hand_out(*scales, &sent.scales->dtype));
+}
+
+template <class Arguments>
+void give_rows(const RowsArgument& x, Arguments& arguments) {
+  arguments.x = x.rows.view;
+  if (x.scales) arguments.x_scales = x.scales->view;
+}
+
+template <class Arguments>
+void give_biases(const Biases& bias, Arguments& arguments) {
+  arguments.bias_0 = bias.first;
+  arguments.bias_1 = bias.second;
+}
+
+py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_rank, int rank) {
   const Framework& framework = Framework::instance();
   const py::object prefix = framework.hand_out(handle.rank_prefix_matrix);
   const py::object recv_src_idx = framework.hand_out(handle.recv_src_idx);
@@ -52,8 +74,13 @@ py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_r
     return py::make_tuple(prefix, prefix, prefix, recv_src_idx, is_token_in_rank, destination_row);
   }
   const py::object node_counts = framework.hand_out(handle.node_counts);
-  // The end of each source's rows on this rank is a column of the matrix: the caller puts it at index 6.
-  return py::make_tuple(is_token_in_rank, node_counts, destination_row, node_counts, node_counts, prefix, prefix,
+  // Where the rows of each source end on this rank: a column of the matrix.
+  const Tensor& matrix = handle.rank_prefix_matrix;
+  TensorView column = matrix.view();
+  column.dims = 1;
+  column.data = matrix.as<std::int32_t>() + rank;
+  const py::object ends = framework.hand_out(Tensor(column, matrix.storage()));
+  return py::make_tuple(is_token_in_rank, node_counts, destination_row, node_counts, node_counts, prefix, ends,
                         recv_src_idx, framework.hand_out(handle.node_row), framework.hand_out(handle.relay_rows));
 }
 
@@ -65,6 +92,45 @@ py::tuple hand_out_route(const ElasticDispatchHandle& handle) {
   return py::make_tuple(framework.hand_out(route.rank_prefix_matrix), framework.hand_out(route.destination_row),
                         framework.hand_out(route.node_row), framework.hand_out(route.node_counts),
                         framework.hand_out(route.relay_rows));
+}
+
+// Low-latency calls.
+
+constexpr std::size_t kLength = 5;  // src_info, layout_range, M, H, E
+
+std::int64_t number(const py::tuple& handle, std::size_t index) {
+  if (!py::isinstance<py::int_>(handle[index])) {
+    throw py::type_error(fmt::format("handle[{}] is of type {}, expected an int", index,
+                                     Py_TYPE(py::object(handle[index]).ptr())->tp_name));
+  }
+  return handle[index].cast<std::int64_t>();
+}
+
+void require_same(std::size_t index, std::int64_t given, std::int64_t dispatched) {
+  if (given == dispatched) return;
+  throw InvalidArgument(fmt::format("handle[{}] is {}, but the dispatch had {}", index, given, dispatched));
+}
+
+/// The expert's rows lie in the combine buffer already; x only has to look like them.
+void check_zero_copy(const ConstTensorView& x, const TensorView& buffer) {
+  bool same = x.dims == buffer.dims && x.dtype == buffer.dtype;
+  for (int dim = 0; same && dim < x.dims; ++dim) same = x.size(dim) == buffer.size(dim);
+  if (same) return;
+  throw InvalidArgument(fmt::format("x is {}, expected {}: with zero_copy it must look like the combine buffer",
+                                    x.describe(), buffer.describe()));
+}
+
+/// The arguments of a call, for a receive part that waits for its hook.
+std::shared_ptr<void> owner_of(const py::args& given, const std::shared_ptr<Leftovers>& leftovers) {
+  return {py::object(given).release().ptr(),
+          [leftovers](void* object) { Leftovers::add(leftovers, static_cast<PyObject*>(object)); }};
+}
+
+template <class Number>
+std::vector<Number> numbers_of(const py::object& list) {
+  std::vector<Number> numbers;
+  for (const py::handle number : list) numbers.push_back(number.cast<Number>());
+  return numbers;
 }
 
 }  // namespace
@@ -133,34 +199,30 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
 py::tuple NativeBuffer::dispatch(DispatchCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
-  call.arguments.x = call.x.view;
+  complete(call.options);
+  if (call.handle) {
+    const DispatchHandle handle = borrow_handle(*call.handle);
+    CachedDispatchArguments arguments{.handle = &handle, .config = call.arguments.config};
+    give_rows(call.x, arguments);
+    const CachedDispatchResult result = without_gil([&] { return buffer.cached_dispatch(arguments, call.options); });
+    dispatches_.add(call.x.rows.view.bytes());
+    const py::none none;
+    return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x), none, none, none, none,
+                          event_object(call.options, result.event, result.recv_x, result.recv_x_scales));
+  }
+  give_rows(call.x, call.arguments);
   if (call.is_token_in_rank) call.arguments.is_token_in_rank = call.is_token_in_rank->view;
   if (call.num_tokens_per_rank) call.arguments.num_tokens_per_rank = *call.num_tokens_per_rank;
   if (call.num_tokens_per_expert) call.arguments.num_tokens_per_expert = *call.num_tokens_per_expert;
-  complete(call.options);
   const DispatchResult result = without_gil([&] { return buffer.dispatch(call.arguments, call.options); });
-  dispatches_.add(call.x.view.bytes());
+  dispatches_.add(call.x.rows.view.bytes());
 
   return py::make_tuple(
-      framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
-      framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-      list_of(result.num_recv_tokens_per_expert),
-      hand_out_handle(result.handle, call.is_token_in_rank ? call.is_token_in_rank->object : py::none()),
+      hand_out_rows(result.recv_x, result.recv_x_scales, call.x), framework.hand_out(result.recv_topk_idx),
+      framework.hand_out(result.recv_topk_weights), list_of(result.num_recv_tokens_per_expert),
+      hand_out_handle(result.handle, call.is_token_in_rank ? call.is_token_in_rank->object : py::none(), buffer.rank()),
       event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_topk_idx,
                    result.recv_topk_weights, result.handle.rank_prefix_matrix));
-}
-
-py::tuple NativeBuffer::cached_dispatch(CachedDispatchCall& call) {
-  Buffer& buffer = alive();
-  const Framework& framework = Framework::instance();
-  const DispatchHandle handle = borrow_handle(call.handle);
-  call.arguments.x = call.x.view;
-  call.arguments.handle = &handle;
-  complete(call.options);
-  const CachedDispatchResult result = without_gil([&] { return buffer.cached_dispatch(call.arguments, call.options); });
-  dispatches_.add(call.x.view.bytes());
-  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
-                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales));
 }
 
 py::tuple NativeBuffer::combine(CombineCall& call) {
@@ -168,6 +230,7 @@ py::tuple NativeBuffer::combine(CombineCall& call) {
   const Framework& framework = Framework::instance();
   const DispatchHandle handle = borrow_handle(call.handle);
   call.arguments.handle = &handle;
+  give_biases(call.bias, call.arguments);
   complete(call.options);
   const CombineResult result = without_gil([&] { return buffer.combine(call.arguments, call.options); });
   combines_.add(result.combined_x.view().bytes());
@@ -178,15 +241,15 @@ py::tuple NativeBuffer::combine(CombineCall& call) {
 py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
-  call.arguments.x = call.x.view;
+  give_rows(call.x, call.arguments);
   complete(call.options);
   const ElasticDispatchResult result =
       without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
-  dispatches_.add(call.x.view.bytes());
+  dispatches_.add(call.x.rows.view.bytes());
   const ElasticDispatchHandle& handle = result.handle;
   const py::object selections =
       handle.topk_idx.defined() ? framework.hand_out(handle.topk_idx) : py::object(py::none());
-  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
+  return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
                         list_of(result.num_recv_tokens_per_expert), result.num_expanded,
                         py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
@@ -200,7 +263,7 @@ py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
 py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
-  call.arguments.x = call.x.view;
+  give_rows(call.x, call.arguments);
   call.arguments.index_dtype = call.indices_are_64_bit ? DType::int64 : DType::int32;
   DispatchHandle route;
   if (buffer.num_nodes() == 1) {
@@ -215,8 +278,8 @@ py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call)
   complete(call.options);
   const ElasticCachedDispatchResult result =
       without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
-  dispatches_.add(call.x.view.bytes());
-  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
+  dispatches_.add(call.x.rows.view.bytes());
+  return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
                         event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
                                      result.recv_topk_idx, result.recv_topk_weights));
@@ -225,6 +288,7 @@ py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call)
 py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
+  give_biases(call.bias, call.arguments);
   complete(call.options);
   const CombineResult result = without_gil([&] { return buffer.combine_elastic(call.arguments, call.options); });
   combines_.add(result.combined_x.view().bytes());
@@ -234,6 +298,7 @@ py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
 
 py::tuple NativeBuffer::deferred_combine_elastic(ElasticDeferredCombineCall& call) {
   Buffer& buffer = alive();
+  give_biases(call.bias, call.arguments);
   complete(call.options);
   const ElasticReturn back = without_gil([&] { return buffer.begin_combine_elastic(call.arguments, call.options); });
   const py::object event = event_object(call.options, back.event, back.rows, back.beside, back.ends);
@@ -340,6 +405,196 @@ void NativeBuffer::end() {
   lb_storage_.reset();
   buffer_.reset();
   if (leftovers_ != nullptr) leftovers_->clear();
+}
+
+// Low-latency calls.
+
+/// The memory of src_info, as the framework holds it.
+class LowLatencyHandles::Keeper final : public Tensor::Storage {
+ public:
+  explicit Keeper(LowLatencyHandle handle) : handle_(std::move(handle)) {}
+  /// The handle's tensors share their memory.
+  void record_stream(StreamHandle stream) override { handle_.src_info.record_stream(stream); }
+  bool knows_stream(StreamHandle stream) const override { return handle_.src_info.storage()->knows_stream(stream); }
+  const LowLatencyHandle& handle() const { return handle_; }
+  std::optional<TensorView> combine_buffer;
+
+ private:
+  LowLatencyHandle handle_;
+};
+
+py::tuple LowLatencyHandles::hand_out(const LowLatencyHandle& handle) {
+  const auto keeper = std::make_shared<Keeper>(handle);
+  by_address_.insert_or_assign(handle.src_info.data(), keeper);
+  if (by_address_.size() > tidy_at_) {
+    std::erase_if(by_address_, [](const auto& entry) { return entry.second.expired(); });
+    tidy_at_ = std::max<std::size_t>(64, 2 * by_address_.size());
+  }
+  const Framework& framework = Framework::instance();
+  return py::make_tuple(framework.hand_out(Tensor(handle.src_info.view(), keeper)),
+                        framework.hand_out(handle.layout_range), handle.max_tokens, handle.hidden, handle.num_experts);
+}
+
+std::shared_ptr<LowLatencyHandles::Keeper> LowLatencyHandles::keeper(const py::tuple& handle) const {
+  const auto entry = by_address_.find(Framework::instance().borrow(handle[0], "handle[0]").view.data);
+  return entry == by_address_.end() ? nullptr : entry->second.lock();
+}
+
+void LowLatencyHandles::remember_combine_buffer(const py::tuple& handle, const TensorView& rows) {
+  keeper(handle)->combine_buffer = rows;
+}
+
+std::optional<TensorView> LowLatencyHandles::combine_buffer(const py::tuple& handle) const {
+  return keeper(handle)->combine_buffer;
+}
+
+LowLatencyHandle LowLatencyHandles::find(const py::tuple& handle) const {
+  if (handle.size() != kLength) {
+    throw InvalidArgument(
+        fmt::format("handle has {} elements, expected the tuple of {} that low_latency_dispatch "
+                    "returned",
+                    handle.size(), kLength));
+  }
+  const std::shared_ptr<Keeper> kept = keeper(handle);
+  if (!kept) {
+    const TensorView src_info = Framework::instance().borrow(handle[0], "handle[0]").view;
+    throw InvalidArgument(
+        fmt::format("handle[0] is {}, but not the tensor that this buffer's low_latency_dispatch "
+                    "returned (a copy does not do: combine needs what lies behind it)",
+                    src_info.describe()));
+  }
+  LowLatencyHandle result = kept->handle();
+  require_same(2, number(handle, 2), result.max_tokens);
+  result.hidden = number(handle, 3);
+  require_same(4, number(handle, 4), result.num_experts);
+  return result;
+}
+
+void NativeBuffer::settle_on_cpu() {
+  try {
+    executor_->synchronize(nullptr);
+  } catch (const Interrupted&) {
+    // The check that follows ends the call.
+  }
+}
+
+py::object NativeBuffer::hook_object(std::function<void()> receive) {
+  if (!receive) return py::none();
+  return py::cast(ReceiveHook([self = shared_from_this(), receive = std::move(receive)] {
+    self->alive();  // the buffer may have been destroyed since the send part
+    self->on_stream([&] { receive(); });
+  }));
+}
+
+py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
+  Buffer& buffer = alive();
+  const Framework& framework = Framework::instance();
+  // Python's calls are more generous than C++'s: what upstream ignores, or has on by default, is no mistake.
+  if (call.arguments.use_nvfp4) call.arguments.use_fp8 = false;
+  if (!call.arguments.use_fp8 && !call.arguments.use_nvfp4 && !call.arguments.use_ue8m0) {
+    call.arguments.round_scale = false;
+  }
+  if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
+  complete(call.options);
+  LowLatencyDispatchResult result =
+      on_stream([&] { return buffer.low_latency_dispatch(call.arguments, call.options); });
+  low_latency_dispatches_.add(call.arguments.x.bytes());
+  py::object rows = framework.hand_out(result.recv_x);
+  if (result.recv_x_scales) rows = py::make_tuple(rows, framework.hand_out(*result.recv_x_scales));
+  const py::object event = event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
+                                        result.recv_count, result.handle.src_info);
+  return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count), handles_.hand_out(result.handle), event,
+                        hook_object(std::move(result.hook)));
+}
+
+py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
+  Buffer& buffer = alive();
+  const Framework& framework = Framework::instance();
+  const LowLatencyHandle dispatched = handles_.find(call.handle);
+  if (call.zero_copy) {
+    if (call.arguments.use_logfmt) {
+      throw InvalidArgument("zero_copy and use_logfmt are both true, allowed: at most one of them");
+    }
+    const TensorView rows = lent_for(call.handle, dispatched);
+    check_zero_copy(call.arguments.x, rows);
+    // A combine buffer that came has the rows, even if a larger one has taken its place since.
+    if (!combine_buffers_.contains(call.arguments.x.data)) call.arguments.x = rows;
+  }
+  call.arguments.handle = &dispatched;
+  if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
+  if (call.out) call.arguments.out = call.out->view;
+  if (call.overlaps) call.arguments.overlap = call.overlap;
+  complete(call.options);
+  LowLatencyCombineResult result = on_stream([&] { return buffer.low_latency_combine(call.arguments, call.options); });
+  low_latency_combines_.add(result.combined_x.view().bytes());
+  const py::object combined =
+      call.out ? py::reinterpret_borrow<py::object>(call.out->object) : framework.hand_out(result.combined_x);
+  return py::make_tuple(combined, event_object(call.options, result.event, result.combined_x),
+                        hook_object(std::move(result.hook)));
+}
+
+py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
+  const TensorView rows = alive().low_latency_combine_buffer(handles_.find(handle));
+  combine_buffers_.insert(rows.data);
+  handles_.remember_combine_buffer(handle, rows);
+  return lend(rows);
+}
+
+TensorView NativeBuffer::lent_for(const py::tuple& handle, const LowLatencyHandle& dispatched) {
+  const std::optional<TensorView> lent = handles_.combine_buffer(handle);
+  return lent && lent->size(2) == dispatched.hidden ? *lent : alive().low_latency_combine_buffer(dispatched);
+}
+
+py::object NativeBuffer::low_latency_memory() const { return lend(alive().low_latency_memory()); }
+
+void NativeBuffer::low_latency_clean() {
+  on_current_stream([](Buffer& buffer, StreamHandle stream) { buffer.low_latency_clean(stream); });
+}
+
+py::tuple NativeBuffer::low_latency_stats(bool reset, bool stop) {
+  Buffer& buffer = alive();
+  const StreamHandle stream = Framework::instance().current_stream(device_);
+  const LowLatencyStatsThen then = stop    ? LowLatencyStatsThen::stop
+                                   : reset ? LowLatencyStatsThen::reset
+                                           : LowLatencyStatsThen::go_on;
+  const LowLatencyStats stats = without_gil([&] { return buffer.low_latency_stats(then, stream); });
+  const auto times = [](const LowLatencyWaitTimes& of) {
+    return py::make_tuple(list_of(of.calls), list_of(of.total_us), list_of(of.longest_us));
+  };
+  return py::make_tuple(stats.rank, times(stats.dispatch), times(stats.combine));
+}
+
+py::tuple find_late_ranks(const py::tuple& of_ranks, double threshold_us) {
+  std::vector<LowLatencyStats> all;
+  for (const py::handle of : of_ranks) {
+    const auto stats = py::reinterpret_borrow<py::tuple>(of);
+    const auto times = [](const py::tuple& of_kind) {
+      return LowLatencyWaitTimes{.calls = numbers_of<std::uint64_t>(of_kind[0]),
+                                 .total_us = numbers_of<double>(of_kind[1]),
+                                 .longest_us = numbers_of<double>(of_kind[2])};
+    };
+    all.push_back({.rank = stats[0].cast<int>(), .dispatch = times(stats[1]), .combine = times(stats[2])});
+  }
+  const LowLatencyVerdict verdict = deep_ep::find_late_ranks(all, threshold_us);
+  return py::make_tuple(list_of(verdict.late), list_of(verdict.waited_us), verdict.text);
+}
+
+void NativeBuffer::low_latency_update_mask(int rank, bool masked) {
+  on_current_stream([&](Buffer& buffer, StreamHandle stream) { buffer.low_latency_update_mask(rank, masked, stream); });
+}
+
+void NativeBuffer::low_latency_query_mask(py::handle mask_status) {
+  const TensorView status = Framework::instance().borrow(mask_status, "mask_status").view;
+  on_current_stream([&](Buffer& buffer, StreamHandle stream) { buffer.low_latency_query_mask(status, stream); });
+}
+
+void NativeBuffer::low_latency_clear_mask() {
+  on_current_stream([](Buffer& buffer, StreamHandle stream) { buffer.low_latency_clear_mask(stream); });
+}
+
+void NativeBuffer::low_latency_resume() {
+  Buffer& buffer = alive();
+  without_gil([&] { buffer.low_latency_resume(); });
 }
 
 }  // namespace deep_ep::bindings

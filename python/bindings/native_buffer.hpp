@@ -17,8 +17,9 @@
 
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/interrupt.hpp"
-#include "python/bindings/calls.hpp"
+#include "python/bindings/arguments.hpp"
 #include "python/bindings/event.hpp"
+#include "python/bindings/framework.hpp"
 #include "python/bindings/result_tensors.hpp"
 
 namespace deep_ep::bindings {
@@ -72,20 +73,18 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::object metrics() const;
   /// (num_tokens_per_rank, num_tokens_per_node, num_tokens_per_expert, is_token_in_rank, event)
   py::tuple get_dispatch_layout(LayoutCall& call);
-  /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts per expert, handle, event). The handle is a tuple
-  /// of tensors, see deep_ep/buffer.py.
+  /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, counts per expert, handle, event), with a handle None
+  /// between the first and the last. The handle is a tuple of tensors, see deep_ep/buffer.py.
   py::tuple dispatch(DispatchCall& call);
-  /// (recv_x, recv_scales, event)
-  py::tuple cached_dispatch(CachedDispatchCall& call);
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine(CombineCall& call);
 
   // The second interface.
 
-  /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts per expert, rows of the expanded layout, handle,
+  /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, counts per expert, rows of the expanded layout, handle,
   /// event). The handle is a tuple of the tensors of ElasticDispatchHandle, but that its route is a tuple by itself.
   py::tuple dispatch_elastic(ElasticDispatchCall& call);
-  /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, event)
+  /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, event)
   py::tuple cached_dispatch_elastic(ElasticCachedDispatchCall& call);
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine_elastic(ElasticCombineCall& call);
@@ -112,7 +111,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// A tensor over the memory that combine reads with zero_copy.
   py::object low_latency_combine_buffer(const py::tuple& handle);
   void low_latency_clean();
-  /// Of waits, on the current stream: (rank, then of dispatch and of combine: calls, total_us, longest_us).
+  /// Of waits, on the current stream: (rank, and of dispatch and of combine (calls, total_us, longest_us)).
   py::tuple low_latency_stats(bool reset, bool stop);
   void low_latency_update_mask(int rank, bool masked);
   void low_latency_query_mask(py::handle mask_status);
@@ -152,6 +151,12 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   template <class Work>
   auto on_stream(Work&& work) {
     return without_gil(std::forward<Work>(work), true);
+  }
+  template <class Work>
+  void on_current_stream(const Work& work) {
+    Buffer& buffer = alive();
+    const StreamHandle stream = Framework::instance().current_stream(device_);
+    on_stream([&] { work(buffer, stream); });
   }
   /// On the CPU: waits for what is enqueued, or until the user interrupts it.
   void settle_on_cpu();

@@ -47,7 +47,6 @@ if not _for_the_command():
     from .exporters import metrics
     from .hybrid_ep_buffer import HybridEPBuffer, HybridEpConfigInstance
     from .comm import destroy_all_managed_nccl_comm, get_logical_domain_size, get_physical_domain_size
-    from .logs import set_log_sink
     from .version import __version__, warn_of_several
 
     #: dtype of expert indices. Calls accept ``torch.int32`` as well.
@@ -71,7 +70,7 @@ if not _for_the_command():
         "ElasticBuffer", "EngramBuffer", "EventHandle", "EventOverlap", "HybridEPBuffer",
         "HybridEpConfigInstance", "PPBuffer", "__version__", "comm",
         "destroy_all_managed_nccl_comm", "get_logical_domain_size", "get_num_allocation_alignment",
-        "get_num_rdma_alignment", "get_num_tma_alignment", "get_physical_domain_size", "legacy", "metrics", "set_log_sink",
+        "get_num_rdma_alignment", "get_num_tma_alignment", "get_physical_domain_size", "legacy", "metrics",
         "topk_idx_t",
     ]  # fmt: skip
 

@@ -16,9 +16,6 @@ def heap_bytes_for(num_ranks: int, bytes: int, /) -> int: ...
 def low_latency_bytes_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int, /) -> int: ...
 def default_timeout_s() -> float: ...
 def find_late_ranks(stats: Tuple[Any, ...], threshold_us: float, /) -> Tuple[Any, ...]: ...
-def begin_log_lines(least: int, /) -> None: ...
-def next_log_lines() -> Tuple[Any, ...]: ...
-def end_log_lines() -> None: ...
 
 class EventHandle:
     def __init__(self) -> None: ...
@@ -59,14 +56,14 @@ class Buffer:
         self,
         topk_idx: torch.Tensor,
         num_experts: int,
-        previous_event: Optional[EventHandle],
+        previous_event: Any,
         async_finish: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Optional[EventHandle]]: ...
     def dispatch(
         self,
-        x: torch.Tensor,
-        x_scales: Optional[torch.Tensor],
+        x: Union[torch.Tensor, Sequence[torch.Tensor]],
+        handle: Optional[Tuple[Any, ...]],
         num_tokens_per_rank: Optional[torch.Tensor],
         is_token_in_rank: Optional[torch.Tensor],
         num_tokens_per_expert: Optional[torch.Tensor],
@@ -75,41 +72,29 @@ class Buffer:
         expert_alignment: int,
         num_worst_tokens: int,
         num_sms: int,
-        previous_event: Optional[EventHandle],
+        previous_event: Any,
         async_finish: bool,
         /,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], Tuple[torch.Tensor, ...], Optional[EventHandle]]: ...
-    def cached_dispatch(
-        self,
-        x: torch.Tensor,
-        x_scales: Optional[torch.Tensor],
-        handle: Tuple[Any, ...],
-        num_sms: int,
-        previous_event: Optional[EventHandle],
-        async_finish: bool,
-        /,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
+    ) -> Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Tuple[torch.Tensor, ...]], Optional[EventHandle]]: ...
     def combine(
         self,
         x: torch.Tensor,
         handle: Tuple[Any, ...],
         topk_weights: Optional[torch.Tensor],
-        bias_0: Optional[torch.Tensor],
-        bias_1: Optional[torch.Tensor],
+        bias: Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]],
         num_sms: int,
-        previous_event: Optional[EventHandle],
+        previous_event: Any,
         async_finish: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
     def dispatch_elastic(
         self,
-        x: torch.Tensor,
-        x_scales: Optional[torch.Tensor],
+        x: Union[torch.Tensor, Sequence[torch.Tensor]],
         topk_idx: torch.Tensor,
         topk_weights: Optional[torch.Tensor],
-        stats: Optional[torch.Tensor],
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor],
         num_experts: int,
-        max_tokens: int,
+        num_max_tokens_per_rank: int,
         expert_alignment: int,
         exact: bool,
         expand: bool,
@@ -117,33 +102,32 @@ class Buffer:
         column_major_scales: bool,
         copy_selections: bool,
         num_sms: int,
-        previous_event: Optional[EventHandle],
-        also_after: Optional[EventHandle],
+        previous_event: Any,
+        previous_event_before_epilogue: Any,
         async_finish: bool,
         /,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Tuple[Any, ...], Optional[EventHandle]]: ...
+    ) -> Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Tuple[Any, ...], Optional[EventHandle]]: ...
     def cached_dispatch_elastic(
         self,
-        x: torch.Tensor,
-        x_scales: Optional[torch.Tensor],
+        x: Union[torch.Tensor, Sequence[torch.Tensor]],
         topk_weights: Optional[torch.Tensor],
         route: Tuple[Any, ...],
         metadata: torch.Tensor,
         source_ends: torch.Tensor,
         local: torch.Tensor,
         expert_counts: Optional[torch.Tensor],
-        max_tokens: int,
+        num_max_tokens_per_rank: int,
         expert_alignment: int,
         expand: bool,
         num_expanded: int,
         indices_are_64_bit: bool,
         column_major_scales: bool,
         num_sms: int,
-        previous_event: Optional[EventHandle],
-        also_after: Optional[EventHandle],
+        previous_event: Any,
+        previous_event_before_epilogue: Any,
         async_finish: bool,
         /,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], Optional[EventHandle]]: ...
+    ) -> Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], Optional[EventHandle]]: ...
     def combine_elastic(
         self,
         x: torch.Tensor,
@@ -152,15 +136,14 @@ class Buffer:
         topk_idx: torch.Tensor,
         rows_at_owners: torch.Tensor,
         num_experts: int,
-        max_tokens: int,
+        num_max_tokens_per_rank: int,
         expanded: bool,
         each_selection: bool,
         topk_weights: Optional[torch.Tensor],
-        bias_0: Optional[torch.Tensor],
-        bias_1: Optional[torch.Tensor],
+        bias: Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]],
         num_sms: int,
-        previous_event: Optional[EventHandle],
-        also_after: Optional[EventHandle],
+        previous_event: Any,
+        previous_event_before_epilogue: Any,
         async_finish: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
@@ -172,15 +155,14 @@ class Buffer:
         topk_idx: torch.Tensor,
         rows_at_owners: torch.Tensor,
         num_experts: int,
-        max_tokens: int,
+        num_max_tokens_per_rank: int,
         expanded: bool,
         each_selection: bool,
         topk_weights: Optional[torch.Tensor],
-        bias_0: Optional[torch.Tensor],
-        bias_1: Optional[torch.Tensor],
+        bias: Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]],
         num_sms: int,
-        previous_event: Optional[EventHandle],
-        also_after: Optional[EventHandle],
+        previous_event: Any,
+        previous_event_before_epilogue: Any,
         async_finish: bool,
         /,
     ) -> Tuple[Callable[[], Tuple[Any, ...]], Optional[EventHandle]]: ...
@@ -192,7 +174,7 @@ class Buffer:
         expert_weights: Sequence[torch.Tensor],
         redundancy_mapping: torch.Tensor,
         num_sms: int,
-        previous_event: Optional[EventHandle],
+        previous_event: Any,
         async_finish: bool,
         /,
     ) -> Optional[EventHandle]: ...
@@ -202,7 +184,7 @@ class Buffer:
         expert_grads: torch.Tensor,
         redundancy_mapping: torch.Tensor,
         num_sms: int,
-        previous_event: Optional[EventHandle],
+        previous_event: Any,
         async_finish: bool,
         /,
     ) -> Optional[EventHandle]: ...
@@ -215,7 +197,7 @@ class Buffer:
         self,
         x: torch.Tensor,
         topk_idx: torch.Tensor,
-        max_tokens: int,
+        num_max_dispatch_tokens_per_rank: int,
         num_experts: int,
         cumulative_local_expert_recv_stats: Optional[torch.Tensor],
         dispatch_wait_recv_cost_stats: Optional[torch.Tensor],

@@ -7,7 +7,6 @@ from typing import Any, List, Optional, Tuple, TypeVar, Union
 
 import torch
 
-from ._native import EventHandle
 from .errors import InvalidArgument
 
 #: A tensor of rows, or (8-bit rows, their scales). Calls return the form that they were given.
@@ -38,18 +37,3 @@ def integer(name: str, value: Any, least: Optional[int] = None) -> int:
     if least is not None and number < least:
         raise InvalidArgument(f"{name} is {number}, allowed: {least} or more")
     return number
-
-
-def event_of(name: str, given: Any) -> Optional[EventHandle]:
-    """The event behind ``None``, an ``EventHandle``, or anything with ``.event``, such as an ``EventOverlap``."""
-    if given is None or isinstance(given, EventHandle):
-        return given
-    try:
-        event = given.event
-    except AttributeError:
-        raise TypeError(
-            f"{name} is of type {type_name(given)}, expected None, an EventOverlap or an EventHandle"
-        ) from None
-    if event is None or isinstance(event, EventHandle):
-        return event
-    raise TypeError(f"{name}.event is of type {type_name(event)}, expected None or an EventHandle")

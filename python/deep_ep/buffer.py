@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 
 from . import _native
-from .arguments import MaybeCounts, MaybeTensor, RowsLike, event_of, integer, type_name
-from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low_latency_size, sms_of
+from .arguments import MaybeCounts, MaybeTensor, RowsLike, integer, type_name
+from .config import Config, low_latency_size, sms_of
 from .errors import InvalidArgument, WrongUse
 from .low_latency import LowLatencyCalls
-from .peers import Peers, destroy_together, device_index, let_go, native_buffer
+from .peers import Peers, device_index, event_given
 from .results import check_kind
-from .utils import EventHandle, EventOverlap, check_nvlink_connections
+from .utils import EventHandle, EventOverlap
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
 
@@ -93,19 +91,14 @@ class Buffer(LowLatencyCalls):
             num_qps_per_rank: the most queue pairs that rows of normal mode take in turn to each rank of another node that
                 is written to (0: no bound); how many are taken says ``DEEP_EP_INTERNODE_LANES``. Low-latency calls have a
                 queue pair for each peer and kind of call, and for each of ``DEEP_EP_LOW_LATENCY_LANES``.
-            results: the memory of what calls return; ranks may differ. Not part of upstream's interface.
-                ``"auto"``: PyTorch's, which on GPUs lies in the buffer where it can, so that rows land in place.
-                ``"ordinary"``: PyTorch's, outside the buffer: each received row is copied once more, from a window.
-                ``"heap"``: the library's, in the buffer: rows land in place with any version of PyTorch and in CUDA
-                graphs, too, but ``untyped_storage().resize_`` raises, and ``record_stream`` does nothing: let the stream
-                that drops a result come after all that use it. docs/reference/python.md compares them.
+            results: the memory of what calls return, which may differ between ranks: ``"auto"`` and ``"ordinary"``, PyTorch's;
+                ``"heap"``, the library's. docs/reference/python.md compares them. Not part of upstream's interface.
             allow_mnnvl, use_fabric: accepted without effect. GPU memory that other nodes can map is used wherever all
                 ranks support it.
         """
         peers = Peers(group, comm)
         self.rank: int = peers.rank
         self.group_size: int = peers.size
-        self.group: Any = peers.group
 
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if not 0 <= integer(name, value) <= _LARGEST_SIZE or value % 128 != 0:
@@ -123,15 +116,10 @@ class Buffer(LowLatencyCalls):
         self.explicitly_destroy: bool = explicitly_destroy
         self.enable_shrink: bool = enable_shrink
 
-        device = device_index(group)
-        self._on_gpu: bool = device >= 0
-        if self._on_gpu and group is not None:
-            check_nvlink_connections(group, peers.all_gather)
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
-        self.runtime: Optional[_native.Buffer]
-        self.runtime, self._comm_stream = native_buffer(
+        native = self._make(
             peers,
-            device,
+            device_index(group),
             memory,
             low_latency_bytes=num_rdma_bytes if low_latency_mode else 0,
             masking=enable_shrink,
@@ -142,42 +130,9 @@ class Buffer(LowLatencyCalls):
             # There combine copies rows into it.
             between_nodes=(2 * memory + (0 if low_latency_mode else num_rdma_bytes), 0),
         )
-        self._num_nodes: int = self.runtime.num_nodes()
+        self._num_nodes: int = native.num_nodes()
         if low_latency_mode or self._num_nodes > 1:
             self.nvshmem_qp_depth: int = qp_depth
-        # Also runs at interpreter exit, while everything it needs is still there.
-        self._finalizer = weakref.finalize(
-            self, let_go, self.runtime, self.rank, "a Buffer", explicitly_destroy, os.getpid()
-        )
-
-    def destroy(self) -> None:
-        """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
-        stay valid.
-
-        It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
-        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long as
-        that does). The buffer is gone in any case.
-
-        A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
-        ``AssertionError``, and stays usable: drop the object instead. A second ``destroy`` raises ``UseAfterDestroy``."""
-        if not self.explicitly_destroy:
-            raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
-        runtime = self._alive()
-        self._finalizer.detach()
-        self.runtime = None
-        destroy_together(runtime, self.group)
-
-    def trim(self) -> int:
-        """Waits for this rank's calls, and gives the driver the memory of results that the program has dropped; otherwise the
-        buffer keeps it for later calls. Returns how many bytes that were (0 on the CPU). Results that are PyTorch's memory
-        and the heap itself are not counted. Not collective; refused while calls are being recorded into a CUDA graph. A call
-        that finds no memory does the same by itself before it raises ``OutOfMemory``."""
-        return self._alive().trim()
-
-    def describe(self) -> str:
-        """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,
-        and how many SMs calls use by default. The wording may change."""
-        return self._alive().describe()
 
     # ------------------------------------------------------------------------------------------- static helpers
 
@@ -208,22 +163,14 @@ class Buffer(LowLatencyCalls):
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """What ``dispatch`` uses without ``config``. A number of ranks that upstream does not list gets the values of the
-        nearest smaller one."""
-        return default_config(DISPATCH_CHUNKS, Buffer.num_sms, num_ranks)
+        """What ``dispatch`` uses without ``config``: ``Buffer.num_sms``, for any number of ranks."""
+        integer("num_ranks", num_ranks, 1)
+        return Config(Buffer.num_sms)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        """What ``combine`` uses without ``config``. A number of ranks that upstream does not list gets the values of the
-        nearest smaller one."""
-        return default_config(COMBINE_CHUNKS, Buffer.num_sms, num_ranks)
-
-    def get_comm_stream(self) -> torch.cuda.Stream:
-        """The communication stream. A buffer on the CPU has none."""
-        self._alive()
-        if self._comm_stream is None:
-            raise RuntimeError("get_comm_stream: the buffer is on the CPU, where calls do not use a CUDA stream")
-        return self._comm_stream
+        """What ``combine`` uses without ``config``, see ``get_dispatch_config``."""
+        return Buffer.get_dispatch_config(num_ranks)
 
     def get_local_buffer_tensor(
         self,
@@ -249,7 +196,7 @@ class Buffer(LowLatencyCalls):
             everything = self._alive().local_memory()
             memory = everything[max(0, everything.numel() - self.num_rdma_bytes) :][offset:]
         elif use_rdma_buffer:
-            memory = self._low_latency().low_latency_memory()[offset:]
+            memory = self._alive().low_latency_memory()[offset:]
         else:
             memory = self._alive().local_memory()[offset : self.num_nvl_bytes]
         view = memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
@@ -284,12 +231,9 @@ class Buffer(LowLatencyCalls):
             ``num_tokens_per_expert`` ``[E]`` int32, entries that name the expert;
             ``is_token_in_rank`` ``[T, R]`` bool; the event.
         """
-        runtime = self._alive()
-        previous = self._previous(previous_event, async_finish, allocate_on_comm_stream)
-        *counts, event = runtime.get_dispatch_layout(topk_idx, num_experts, previous, async_finish)
-        if async_finish:
-            self._record(topk_idx)
-        return (*counts, EventOverlap(event))
+        _check_allocation(previous_event, async_finish, allocate_on_comm_stream)
+        *counts, event = self._alive().get_dispatch_layout(topk_idx, num_experts, previous_event, async_finish)
+        return (*counts, self._event(event, topk_idx))
 
     def dispatch(
         self,
@@ -312,13 +256,13 @@ class Buffer(LowLatencyCalls):
 
         Args:
             x: ``[T, H]`` contiguous, bfloat16 or any type with rows of a multiple of 16 bytes; or a tuple of 8-bit
-                rows ``[T, H]`` and their scales ``[T, S]``, float32 or int32, with any strides.
+                rows ``[T, H]`` and their scales ``[T, S]`` of a 4-byte type, with any strides.
             handle: of an earlier dispatch with the same number of tokens: the rows go where they went then, and neither
                 layout nor top-k may be given.
             num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: from ``get_dispatch_layout`` or made the same
                 way; needed without a handle.
-            topk_idx, topk_weights: ``[T, K]``, contiguous, ``deep_ep.topk_idx_t`` (or int32) and float32. Both or
-                neither.
+            topk_idx, topk_weights: ``[T, K]``, contiguous, ``deep_ep.topk_idx_t`` (or int32) and float32. Weights only
+                with indices.
             expert_alignment: the counts in the returned list are rounded up to multiples of it.
             num_worst_tokens: if positive, results have this many rows and the host does not wait to learn N (CUDA
                 graphs can hold the call). A safe value is the largest T times R. If more rows come, the next call
@@ -335,52 +279,23 @@ class Buffer(LowLatencyCalls):
             The handle is a tuple. Within a node its element 0 is ``[R, R]`` int32 with ``[i][r]`` the end of rank i's
             rows in ``recv_x``; between nodes its element -4 is ``[R]`` int32 with the ends of this rank's sources.
         """
-        runtime = self._alive()
-        num_sms = sms_of(config, Buffer.num_sms)
-        previous = self._previous(previous_event, async_finish, allocate_on_comm_stream)
-        rows, scales = _split(x)
-
+        _check_allocation(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise WrongUse("topk_idx and topk_weights must be None with a handle")
-            recv_x, recv_scales, event = runtime.cached_dispatch(
-                rows, scales, _checked(handle), num_sms, previous, async_finish
-            )
-            if async_finish:
-                self._record(rows, scales, *handle)
-            cached: Any = recv_x if recv_scales is None else (recv_x, recv_scales)
-            return cached, None, None, None, None, EventOverlap(event)
-
-        if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
+        elif num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
             layout = {"num_tokens_per_rank": num_tokens_per_rank, "is_token_in_rank": is_token_in_rank,
                       "num_tokens_per_expert": num_tokens_per_expert}  # fmt: skip
             missing = next(name for name, given in layout.items() if given is None)
             raise WrongUse(f"{missing} is missing: without a handle the layout is needed")
-        if (topk_idx is None) != (topk_weights is None):
-            missing = "topk_idx" if topk_idx is None else "topk_weights"
-            raise InvalidArgument(f"topk_idx and topk_weights come together: {missing} is missing")
-        recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts, new_handle, event = runtime.dispatch(
-            rows,
-            scales,
-            num_tokens_per_rank,
-            is_token_in_rank,
-            num_tokens_per_expert,
-            topk_idx,
-            topk_weights,
-            expert_alignment,
-            num_worst_tokens,
-            num_sms,
-            previous,
-            async_finish,
+        rows, recv_idx, recv_weights, counts, made, event = self._alive().dispatch(
+            x, handle, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
+            num_worst_tokens, sms_of(config, Buffer.num_sms), previous_event, async_finish,
+        )  # fmt: skip
+        done = self._event(
+            event, x, handle, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
         )
-        if self._num_nodes > 1:
-            new_handle = (*new_handle[:6], new_handle[5][:, self.rank], *new_handle[7:])
-        if async_finish:
-            self._record(
-                rows, scales, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
-            )
-        result: Any = recv_x if recv_scales is None else (recv_x, recv_scales)
-        return result, recv_topk_idx, recv_topk_weights, counts, new_handle, EventOverlap(event)
+        return rows, recv_idx, recv_weights, counts, made, done
 
     def combine(
         self,
@@ -407,59 +322,17 @@ class Buffer(LowLatencyCalls):
             another node gives is summed there, rounded once, and added in the order of nodes;
             ``combined_topk_weights`` ``[T, K]`` float32 or ``None``; the event.
         """
-        runtime = self._alive()
-        num_sms = sms_of(config, Buffer.num_sms)
-        previous = self._previous(previous_event, async_finish, allocate_on_comm_stream)
-        bias_0, bias_1 = _biases(bias)
-        combined_x, combined_weights, event = runtime.combine(
-            x, _checked(handle), topk_weights, bias_0, bias_1, num_sms, previous, async_finish
+        _check_allocation(previous_event, async_finish, allocate_on_comm_stream)
+        combined_x, combined_weights, event = self._alive().combine(
+            x, handle, topk_weights, bias, sms_of(config, Buffer.num_sms), previous_event, async_finish
         )
-        if async_finish:
-            self._record(x, topk_weights, bias_0, bias_1, *handle)
-        return combined_x, combined_weights, EventOverlap(event)
-
-    def _previous(self, previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> Optional[EventHandle]:
-        event = event_of("previous_event", previous_event)
-        if allocate_on_comm_stream and (event is None or not async_finish):
-            missing = "previous_event" if event is None else "async_finish"
-            raise InvalidArgument(f"allocate_on_comm_stream needs previous_event and async_finish: {missing} is missing")
-        return event
-
-    def _record(self, *tensors: Optional[torch.Tensor]) -> None:
-        """The framework must not reuse the memory of these before the communication stream is done with them."""
-        stream = self._comm_stream
-        if stream is None:
-            return
-        for tensor in tensors:
-            if tensor is not None:
-                tensor.record_stream(stream)
+        return combined_x, combined_weights, self._event(event, x, topk_weights, bias, handle)
 
     # Upstream's names for calls between nodes: the same as ``dispatch`` and ``combine``, which know where ranks are.
     internode_dispatch = dispatch
     internode_combine = combine
 
 
-def _split(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    if isinstance(x, (tuple, list)):
-        if len(x) != 2:
-            raise InvalidArgument(f"x is a {type(x).__name__} of {len(x)}, expected a tensor or (rows, scales)")
-        if not isinstance(x[1], torch.Tensor):
-            raise TypeError(f"x_scales (x[1]) is of type {type(x[1]).__name__}, expected a torch.Tensor")
-        return x[0], x[1]
-    return x, None
-
-
-def _biases(bias: Bias) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
-    if bias is None or isinstance(bias, torch.Tensor):
-        return bias, None
-    if isinstance(bias, (tuple, list)):
-        if len(bias) != 2:
-            raise InvalidArgument(f"bias is a {type(bias).__name__} of {len(bias)}, expected a tensor or two")
-        return bias[0], bias[1]
-    raise TypeError(f"bias is of type {type(bias).__name__}, expected a torch.Tensor or a tuple of two")
-
-
-def _checked(handle: Any) -> Handle:
-    if not isinstance(handle, tuple):
-        raise TypeError(f"handle is of type {type(handle).__name__}, expected the tuple that dispatch returned")
-    return handle
+def _check_allocation(previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+    if allocate_on_comm_stream and not (async_finish and event_given(previous_event)):
+        raise InvalidArgument("allocate_on_comm_stream needs previous_event and async_finish, one of which is missing")

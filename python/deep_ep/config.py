@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any
 
 from . import _native
 from .arguments import integer, require, type_name
@@ -116,41 +116,3 @@ def sms_of(config: Any, default: int) -> int:
     if not isinstance(config, Config):
         raise TypeError(f"config is of type {type_name(config)}, expected a deep_ep.Config or None")
     return config.num_sms
-
-
-def default_config(chunks: Dict[int, Tuple[int, ...]], num_sms: int, num_ranks: Any) -> Config:
-    """The entry of ``num_ranks``, or of the largest number below it that has one."""
-    num_ranks = integer("num_ranks", num_ranks, 1)
-    known = max((entry for entry in chunks if entry <= num_ranks), default=min(chunks))
-    return Config(num_sms, *chunks[known])
-
-
-# (send, receive) of NVLink, (send, receive) of RDMA, for dispatch and for combine, by number of ranks.
-DISPATCH_CHUNKS = {
-    2: (24, 256, 6, 128),
-    4: (6, 256, 6, 128),
-    8: (6, 256, 6, 128),
-    16: (36, 288, 20, 128),
-    24: (32, 288, 8, 128),
-    32: (32, 288, 8, 128),
-    48: (32, 288, 8, 128),
-    64: (32, 288, 8, 128),
-    96: (20, 480, 12, 128),
-    128: (20, 560, 12, 128),
-    144: (32, 720, 12, 128),
-    160: (28, 720, 12, 128),
-}
-COMBINE_CHUNKS = {
-    2: (10, 256, 6, 128),
-    4: (9, 256, 6, 128),
-    8: (4, 256, 6, 128),
-    16: (4, 288, 12, 128),
-    24: (1, 288, 8, 128),
-    32: (1, 288, 8, 128),
-    48: (1, 288, 8, 128),
-    64: (1, 288, 8, 128),
-    96: (1, 480, 8, 128),
-    128: (1, 560, 8, 128),
-    144: (2, 720, 8, 128),
-    160: (2, 720, 8, 128),
-}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Literal, Optional, Tuple, overload
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
-from . import _native
 from .arguments import integer, type_name
-from .errors import InvalidArgument, UseAfterDestroy, WrongUse
+from .errors import InvalidArgument, WrongUse
 from .low_latency_stats import LowLatencyStats, WaitTimes
-from .utils import EventOverlap
+from .peers import NativeOwner
+from .utils.event import EventOverlap
 
 __all__ = ["LowLatencyCalls"]
 
@@ -27,12 +27,12 @@ def _as_grouped_gemm(rows: Any) -> Any:
     return values.permute(1, 2, 0), scales.view(*scales.shape[:3], 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
 
 
-def _as_vector(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+def _as_vector(scale: torch.Tensor) -> torch.Tensor:
     """A tensor of one element, of any shape, as ``[1]``; the library refuses others."""
     return scale.reshape(1) if isinstance(scale, torch.Tensor) and scale.numel() == 1 else scale
 
 
-class LowLatencyCalls:
+class LowLatencyCalls(NativeOwner):
     """Part of ``Buffer``, which must have been made with ``low_latency_mode=True`` and ``num_rdma_bytes``.
 
     Symbols as there, and L = E / R local experts, M = ``num_max_dispatch_tokens_per_rank``: T is at most M on each rank.
@@ -49,69 +49,6 @@ class LowLatencyCalls:
 
     On the CPU the work is complete when the call, or the hook, returns.
     """
-
-    runtime: Optional["_native.Buffer"]
-    num_rdma_bytes: int
-    low_latency_mode: bool
-    enable_shrink: bool
-
-    def _alive(self) -> "_native.Buffer":
-        if self.runtime is None:
-            raise UseAfterDestroy("the buffer was used after destroy()")
-        return self.runtime
-
-    def _low_latency(self) -> "_native.Buffer":
-        if not self.low_latency_mode or self.num_rdma_bytes == 0:
-            raise InvalidArgument(
-                "low-latency calls need a buffer made with low_latency_mode=True and num_rdma_bytes > 0 "
-                "(get_low_latency_rdma_size_hint says how many)"
-            )
-        return self._alive()
-
-    def _masks(self) -> "_native.Buffer":
-        if not self.enable_shrink:
-            raise InvalidArgument("masks of ranks need a buffer made with enable_shrink=True")
-        return self._alive()
-
-    @overload
-    def low_latency_dispatch(
-        self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
-        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
-        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: Literal[True] = True,
-        round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
-        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0,
-        use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
-    ) -> Tuple[Tuple[torch.Tensor, torch.Tensor], torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
-
-    @overload
-    def low_latency_dispatch(
-        self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
-        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
-        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, *, use_fp8: Literal[False],
-        round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
-        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0,
-        use_nvfp4: Literal[False] = False, x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
-    ) -> Tuple[torch.Tensor, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
-
-    @overload
-    def low_latency_dispatch(
-        self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
-        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
-        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, *, use_fp8: bool = True,
-        round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
-        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0,
-        use_nvfp4: Literal[True], x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
-    ) -> Tuple[Tuple[torch.Tensor, torch.Tensor], torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
-
-    @overload
-    def low_latency_dispatch(
-        self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
-        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
-        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
-        round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
-        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0,
-        use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None, align_fp8_quantization: bool = False,
-    ) -> Tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
 
     def low_latency_dispatch(
         self,
@@ -169,7 +106,7 @@ class LowLatencyCalls:
             int64, ``(first row << 32) | rows`` of each source; M; H; E. Tuples made of the same tensors work as well,
             copies of ``src_info`` do not; the event; the hook or ``None``.
         """
-        rows, count, handle, event, hook = self._low_latency().low_latency_dispatch(
+        rows, count, handle, event, hook = self._alive().low_latency_dispatch(
             x,
             topk_idx,
             num_max_dispatch_tokens_per_rank,
@@ -184,7 +121,7 @@ class LowLatencyCalls:
             arrival_counters,
             arrival_rows,
             use_nvfp4,
-            _as_vector(x_global_scale),
+            x_global_scale if x_global_scale is None else _as_vector(x_global_scale),
             align_fp8_quantization,
         )
         rows = _as_grouped_gemm(rows) if use_nvfp4 else rows
@@ -192,7 +129,7 @@ class LowLatencyCalls:
         if async_finish:
             kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats,
                     arrival_counters, x_global_scale)
-        return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
+        return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value]
 
     def low_latency_combine(
         self,
@@ -264,7 +201,7 @@ class LowLatencyCalls:
                 if src_signals is not None:
                     signals = src_signals.view(torch.int32)
                     expected = integer("src_signal_expect_value", src_signal_expect_value, 1)
-        combined_x, event, hook = self._low_latency().low_latency_combine(
+        combined_x, event, hook = self._alive().low_latency_combine(
             x,
             topk_idx,
             topk_weights,
@@ -282,14 +219,14 @@ class LowLatencyCalls:
             sms,
         )
         kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
-        return combined_x, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
+        return combined_x, EventOverlap(event, kept), hook  # type: ignore[return-value]
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill
         it between dispatch and combine, on the combine's stream. Its memory ends with the buffer."""
         if not isinstance(handle, tuple):
             raise TypeError(f"handle is of type {type_name(handle)}, expected the tuple that low_latency_dispatch returned")
-        return self._low_latency().low_latency_combine_buffer(handle)
+        return self._alive().low_latency_combine_buffer(handle)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Collective: waits, on the current stream, for all ranks that are not masked. Kept for programs that call it:
@@ -301,7 +238,7 @@ class LowLatencyCalls:
             ("num_experts", num_experts),
         ):
             integer(name, value, 1)
-        self._low_latency().low_latency_clean()
+        self._alive().low_latency_clean()
 
     def low_latency_stats(self, reset: bool = False, stop: bool = False) -> LowLatencyStats:
         """How long low-latency calls of this rank have waited for each rank, in microseconds. Not collective, and not
@@ -319,28 +256,28 @@ class LowLatencyCalls:
             reset: the statistics begin anew behind what is returned.
             stop: later calls are not measured, until this is called again.
         """
-        rank, *times = self._low_latency().low_latency_stats(bool(reset), bool(stop))
-        return LowLatencyStats(rank, WaitTimes(*times[:3]), WaitTimes(*times[3:]))
+        rank, dispatch, combine = self._alive().low_latency_stats(bool(reset), bool(stop))
+        return LowLatencyStats(rank, WaitTimes(*dispatch), WaitTimes(*combine))
 
     # Ranks that died. Sends go to ranks that are not masked, and only those are waited for. Whom a call masks, all ranks
     # that go on mask; what a program masks or unmasks concerns its own rank alone.
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank, or, **by default, unmasks** it; on the current stream. Needs ``enable_shrink``."""
-        self._masks().low_latency_update_mask(integer("rank_to_mask", rank_to_mask), bool(mask))
+        self._alive().low_latency_update_mask(integer("rank_to_mask", rank_to_mask), bool(mask))
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes 1 for masked ranks and 0 for others to ``mask_status`` ``[R]`` int32, on the current stream. Needs
         ``enable_shrink``."""
-        self._masks().low_latency_query_mask(mask_status)
+        self._alive().low_latency_query_mask(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Unmasks the ranks that this program has masked, on the current stream; ranks that all have found lost come back
         with ``low_latency_resume``. Needs ``enable_shrink``."""
-        self._masks().low_latency_clear_mask()
+        self._alive().low_latency_clear_mask()
 
     def low_latency_resume(self) -> None:
         """Collective over **all** ranks, the host waits: brings every rank to the same number of calls and unmasks all,
         so that ranks that were away take part again. Receive parts whose hooks have not been called are dropped. Needs
         ``enable_shrink``. Not part of upstream's interface."""
-        self._masks().low_latency_resume()
+        self._alive().low_latency_resume()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import List, Sequence, Union
 
 from . import _native
@@ -60,12 +60,4 @@ def find_late_ranks(stats: Union[LowLatencyStats, Sequence[LowLatencyStats]], th
     longer as for the slowest one.
     """
     given = (stats,) if isinstance(stats, LowLatencyStats) else stats
-    flat = tuple(
-        (
-            each.rank,
-            *(each.dispatch.calls, each.dispatch.total_us, each.dispatch.longest_us),
-            *(each.combine.calls, each.combine.total_us, each.combine.longest_us),
-        )
-        for each in given
-    )
-    return LateRanks(*_native.find_late_ranks(flat, float(threshold_us)))
+    return LateRanks(*_native.find_late_ranks(tuple(map(astuple, given)), float(threshold_us)))

@@ -13,10 +13,12 @@ import torch.distributed as dist
 
 from . import _native
 from .arguments import type_name
-from .errors import InvalidArgument
+from .errors import InvalidArgument, UseAfterDestroy, WrongUse
 from .exchanges import GroupExchanges
 from .ranges import with_ranges
 from .results import results_for
+from .utils.event import EventHandle, EventOverlap
+from .utils.nvlink import check_nvlink_connections
 
 _PAGE = 2 << 20
 _TEXT_BYTES = 500
@@ -135,10 +137,87 @@ def _heap_bytes(peers: Peers, memory: int) -> int:
     return -(-_native.heap_bytes_for(peers.size, memory) // _PAGE) * _PAGE
 
 
-def destroy_together(runtime: "_native.Buffer", group: Any) -> None:
-    """Collective: the end of a buffer over ``group``. It waits no longer than DEEP_EP_TIMEOUT_S for the other ranks."""
-    with GroupExchanges.known(group).bounded(_native.default_timeout_s()):
-        runtime.destroy()
+class NativeOwner:
+    """What ``Buffer`` and ``ElasticBuffer`` have in common: they own a native buffer."""
+
+    #: ``None`` after ``destroy``.
+    runtime: Optional["_native.Buffer"]
+    group: Any
+    explicitly_destroy: bool
+    _comm_stream: Optional[torch.cuda.Stream]
+
+    def _make(self, peers: Peers, device: int, memory: int, **options: Any) -> "_native.Buffer":
+        """Collective: makes the native buffer, see ``native_buffer``."""
+        self.group = peers.group
+        if device >= 0 and is_group(peers.group):
+            check_nvlink_connections(peers.group, peers.all_gather)
+        native, self._comm_stream = native_buffer(peers, device, memory, **options)
+        self.runtime = native
+        # Also runs at interpreter exit, while everything it needs is still there.
+        end = let_go, native, peers.rank, type(self).__name__, self.explicitly_destroy, os.getpid()
+        self._finalizer = weakref.finalize(self, *end)
+        return native
+
+    def _alive(self) -> "_native.Buffer":
+        if self.runtime is None:
+            raise UseAfterDestroy("the buffer was used after destroy()")
+        return self.runtime
+
+    def destroy(self) -> None:
+        """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
+        stay valid.
+
+        It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
+        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long as
+        that does). The buffer is gone in any case.
+
+        A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
+        ``AssertionError``, and stays usable: drop the object instead. A second ``destroy`` of a ``Buffer`` raises
+        ``UseAfterDestroy``; that of another buffer does nothing."""
+        if not self.explicitly_destroy:
+            raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
+        native = self._alive()
+        self._finalizer.detach()
+        self.runtime = None
+        with GroupExchanges.known(self.group).bounded(_native.default_timeout_s()):
+            native.destroy()
+
+    def trim(self) -> int:
+        """Waits for this rank's calls, and gives the driver the memory of results that the program has dropped; otherwise the
+        buffer keeps it for later calls. Returns how many bytes that were (0 on the CPU). Results that are PyTorch's memory
+        and the heap itself are not counted. Not collective; refused while calls are being recorded into a CUDA graph. A call
+        that finds no memory does the same by itself before it raises ``OutOfMemory``."""
+        return self._alive().trim()
+
+    def describe(self) -> str:
+        """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,
+        and how many SMs calls use by default. The wording may change."""
+        return self._alive().describe()
+
+    def get_comm_stream(self) -> torch.cuda.Stream:
+        """The communication stream. A buffer on the CPU has none."""
+        self._alive()
+        if self._comm_stream is None:
+            raise RuntimeError("get_comm_stream: the buffer is on the CPU, where calls do not use a CUDA stream")
+        return self._comm_stream
+
+    def _event(self, event: Optional[EventHandle], *inputs: Any) -> EventOverlap:
+        """Of a call with these inputs (tensors, tuples of such, ``None``), whose memory is not reused before the communication
+        stream has read them."""
+        if event is None or self._comm_stream is None:
+            return EventOverlap(event)
+        each_input = itertools.chain.from_iterable(given if isinstance(given, (tuple, list)) else (given,) for given in inputs)
+        given = [tensor for tensor in each_input if tensor is not None and tensor.is_cuda]
+        if _native.environment_text("EP_AVOID_RECORD_STREAM") == "1":
+            return EventOverlap(event, given)
+        for tensor in given:
+            tensor.record_stream(self._comm_stream)
+        return EventOverlap(event)
+
+
+def event_given(previous_event: Any) -> bool:
+    """Whether there is something to wait for: an ``EventOverlap`` may be empty."""
+    return getattr(previous_event, "event", previous_event) is not None
 
 
 def let_go(runtime: "_native.Buffer", rank: int, kind: str, explicitly_destroy: bool, process: int) -> None:

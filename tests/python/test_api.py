@@ -180,15 +180,11 @@ def test_default_configs():
         Buffer.set_num_sms(21)
     try:
         Buffer.set_num_sms(24)
-        for ranks in (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160):
+        for ranks in (1, 3, 8, 160, 500):
             assert Buffer.get_dispatch_config(ranks).num_sms == Buffer.get_combine_config(ranks).num_sms == 24
-        assert Buffer.get_dispatch_config(2).num_max_nvl_chunked_send_tokens == 24
-        assert Buffer.get_combine_config(144).num_max_nvl_chunked_recv_tokens == 720
     finally:
         Buffer.set_num_sms(20)
     for get in (Buffer.get_dispatch_config, Buffer.get_combine_config):
-        for ranks, like in ((1, 2), (3, 2), (5, 4), (7, 4), (12, 8), (72, 64), (100, 96), (500, 160)):
-            assert repr(get(ranks)) == repr(get(like))
         for wrong, kind in ((0, ValueError), (-8, ValueError), (8.0, TypeError), ("8", TypeError), (True, TypeError)):
             with pytest.raises(kind, match="num_ranks"):
                 get(wrong)
@@ -248,6 +244,13 @@ def test_attributes_and_destroy():
                   {"num_qps_per_rank": -4}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Buffer(None, comm=comm, **wrong)
+
+
+def test_describe():
+    buffer = Buffer(None, 1 << 22, 1 << 22, low_latency_mode=True, comm=Alone())
+    for text in (buffer.describe(), deep_ep.ElasticBuffer(Alone(), 2 << 20).describe()):
+        assert "rank 0 of 1 on cpu" in text, text
+    assert "low latency: room for" in buffer.describe()
 
 
 def test_local_buffer_tensor():

@@ -77,9 +77,9 @@ def events(group):
                 pass
             check_rows(want, result, False)
             buffer.combine(result[0], result[3], **options)  # the result is dropped
-    for wrong, kind in ((captured, ValueError), (3, TypeError)):
+    for wrong, allocate, kind in ((captured, False, ValueError), (3, True, TypeError)):
         with pytest.raises(kind, match="previous_event"):
-            send(buffer, case, previous_event=wrong)
+            send(buffer, case, previous_event=wrong, allocate_on_comm_stream=allocate)
     called = []
     event = send(buffer, case, async_with_compute_stream=True)[4]
     event.register_hook_after_wait(lambda: called.append(1))

@@ -17,7 +17,6 @@ from test_errors import Alone
 import deep_ep
 from deep_ep import Buffer, Config, EventOverlap
 from deep_ep.buffers.elastic import ElasticBuffer
-from deep_ep.utils import EventHandle
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "tests/python/engines.md"
@@ -125,118 +124,6 @@ def vllm_high_throughput(group):
 
 def test_vllm_high_throughput(ranks):
     ranks(2).run(vllm_high_throughput)
-
-
-def vllm_low_latency(group):
-    most, hidden = 6, 512
-    case = make_case([most, 4], hidden=hidden)
-    size = Buffer.get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank=most, hidden=hidden, num_ranks=2, num_experts=case.num_experts
-    )
-    buffer = Buffer(group=group, num_nvl_bytes=0, num_rdma_bytes=size, low_latency_mode=True, num_qps_per_rank=4,
-                    allow_nvlink_for_low_latency_mode=True, explicitly_destroy=True)  # fmt: skip
-    rank = buffer.rank
-    outputs = [low_latency_reference.expert_output(case, each, most, hidden, 0) for each in range(2)]
-    for hooked in (False, True):
-        rows, counts, handle, event, hook = buffer.low_latency_dispatch(
-            case.x[rank], case.topk_idx[rank], most, case.num_experts, use_fp8=True, round_scale=True, use_ue8m0=True,
-            async_finish=False, return_recv_hook=hooked,
-        )  # fmt: skip
-        assert (hook is not None) == hooked
-        if hooked:
-            hook()
-        low_latency_reference.check_dispatched(
-            case, rank, most, (rows, counts, handle, event, hook), use_fp8=True, round_scale=True, use_ue8m0=True
-        )
-        out = torch.empty_like(case.x[rank])
-        back, _, hook = buffer.low_latency_combine(
-            outputs[rank], case.topk_idx[rank], case.topk_weights[rank], handle, async_finish=False, zero_copy=False,
-            return_recv_hook=hooked, out=out,
-        )  # fmt: skip
-        if hooked:
-            hook()
-        assert back is out
-        low_latency_reference.close(out, low_latency_reference.combined(case, rank, outputs))
-    buffer.destroy()
-
-
-def test_vllm_low_latency(ranks):
-    ranks(2).run(vllm_low_latency)
-
-
-class MegatronDispatch(torch.autograd.Function):
-    """Dispatch in the forward pass, combine in the backward one, each behind an event of the current stream."""
-
-    @staticmethod
-    def forward(ctx, x, idx, weights, num_experts, buffer):
-        previous = EventOverlap(EventHandle())
-        per_rank, per_node, per_expert, in_rank, event = buffer.get_dispatch_layout(
-            idx, num_experts, previous_event=previous, async_finish=True, allocate_on_comm_stream=True
-        )
-        rows, recv_idx, recv_weights, counts, handle, event = buffer.dispatch(
-            x, topk_idx=idx, topk_weights=weights, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node,
-            is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, previous_event=event, async_finish=True,
-            allocate_on_comm_stream=True,
-        )  # fmt: skip
-        event.current_stream_wait()
-        ctx.handle, ctx.buffer = handle, buffer
-        ctx.mark_non_differentiable(recv_idx)
-        return rows, recv_idx, recv_weights, torch.tensor(counts), handle
-
-    @staticmethod
-    def backward(ctx, grad, grad_idx, grad_weights, grad_counts, grad_handle):
-        grad_x, grad_topk, event = ctx.buffer.combine(
-            grad.contiguous(), ctx.handle, topk_weights=grad_weights.float().contiguous(), previous_event=EventOverlap(EventHandle()),
-            async_finish=True, allocate_on_comm_stream=True,
-        )  # fmt: skip
-        event.current_stream_wait()
-        return grad_x, None, grad_topk, None, None
-
-
-class MegatronCombine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, handle, buffer):
-        combined, _, event = buffer.combine(x, handle=handle, async_finish=True, previous_event=EventOverlap(EventHandle()),
-                                            allocate_on_comm_stream=True)  # fmt: skip
-        event.current_stream_wait()
-        ctx.handle, ctx.buffer = handle, buffer
-        return combined
-
-    @staticmethod
-    def backward(ctx, grad):
-        rows, *_, event = ctx.buffer.dispatch(
-            grad.contiguous(), handle=ctx.handle, previous_event=EventOverlap(EventHandle()), async_finish=True,
-            allocate_on_comm_stream=True,
-        )  # fmt: skip
-        event.current_stream_wait()
-        return rows, None, None
-
-
-def megatron(group):
-    hidden = 64
-    nvl, rdma = 0, 0
-    for config in (Buffer.get_dispatch_config(group.size()), Buffer.get_combine_config(group.size())):
-        nvl = max(config.get_nvl_buffer_size_hint(hidden * 2, group.size()), nvl)
-        rdma = max(config.get_rdma_buffer_size_hint(hidden * 2, group.size()), rdma)
-    buffer = Buffer(group, nvl, rdma)
-    assert buffer.group == group and buffer.num_nvl_bytes >= nvl and buffer.num_rdma_bytes >= rdma
-    rank = buffer.rank
-    case = make_case([9, 14], hidden=hidden, drop=0)
-    x, weights = case.x[rank].clone().requires_grad_(), case.topk_weights[rank].clone().requires_grad_()
-    rows, recv_idx, recv_weights, counts, handle = MegatronDispatch.apply(
-        x, case.topk_idx[rank], weights, case.num_experts, buffer
-    )
-    assert counts.tolist() == reference.dispatched(case, rank).counts
-    scaled = (rows.float() * (recv_weights * (recv_idx >= 0)).sum(1, keepdim=True)).to(torch.bfloat16)
-    MegatronCombine.apply(scaled, handle, buffer).float().sum().backward()
-    # Each token times the sum of its weights.
-    total = case.topk_weights[rank].sum(1, keepdim=True)
-    assert torch.allclose(x.grad.float(), total.expand_as(x), rtol=0.02)
-    assert torch.allclose(weights.grad, case.x[rank].float().sum(1, keepdim=True).expand_as(weights), rtol=0.02, atol=0.05)
-
-
-def test_megatron(ranks):
-    ranks(2).run(megatron)
 
 
 def sglang_normal(group):

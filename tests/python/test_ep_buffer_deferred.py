@@ -12,7 +12,6 @@ from test_ep_buffer import make_buffer
 from test_errors import plain_sentence
 
 from deep_ep import EPHandle
-from deep_ep.buffers import ep
 from deep_ep.utils.math import per_token_cast_to_fp8
 
 DEFERRED = {"async_with_compute_stream": True, "defer_epilogue": True}
@@ -136,28 +135,3 @@ def order(group):
 
 def test_order(ranks):
     ranks(2).run(order)
-
-
-def used_by_the_wait(group):
-    buffer = make_buffer(group)
-    rank = buffer.rank_idx
-    case = make_case([6] * buffer.num_ranks, hidden=H, num_topk=4)
-    x, idx = case.x[rank], case.topk_idx[rank]
-    lengths = []
-    kept = ep.used_here
-    ep.used_here = lambda *tensors: lengths.append([each.size(0) for each in tensors if each is not None])
-    try:
-        event = buffer.dispatch(x, idx, num_experts=case.num_experts, **DEFERRED)
-        assert lengths == []
-        rows, _, _, handle = event.wait()
-        assert lengths[0][0] > rows.size(0), "rows in the worst case's memory, which are copied at the wait"
-        lengths.clear()
-        combined = buffer.combine(rows, handle, **DEFERRED).wait()[0]
-        assert lengths == [[combined.size(0)]], "sums that the call has made"
-    finally:
-        ep.used_here = kept
-
-
-def test_the_stream_that_waits_uses_what_results_are_made_of(ranks):
-    """Else their memory could be given to a call that comes after the wait on another stream."""
-    ranks(2).run(used_by_the_wait)

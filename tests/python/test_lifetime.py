@@ -130,7 +130,7 @@ def test_a_dropped_buffer_warns_and_its_memory_goes(capsys):
 
     buffer = Buffer(None, 1 << 22, comm=Alone(), explicitly_destroy=True)
     runtime = buffer.runtime
-    with pytest.warns(ResourceWarning, match="rank 0: a Buffer made with explicitly_destroy=True was never destroyed"):
+    with pytest.warns(ResourceWarning, match="rank 0: Buffer made with explicitly_destroy=True was never destroyed"):
         del buffer
         gc.collect()
     with pytest.raises(RuntimeError, match="after destroy"):

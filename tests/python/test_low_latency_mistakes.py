@@ -77,9 +77,9 @@ def wrong_use(group):
         (ValueError, "topk_weights", back(weights=weights.double())),
         (ValueError, "^out ", back(out=torch.empty(M, 256, dtype=torch.bfloat16))),
         (ValueError, "hidden", lambda: buffer.clean_low_latency_buffer(M, 0, 12)),
-        (ValueError, "enable_shrink", lambda: buffer.low_latency_update_mask_buffer(0, True)),
-        (ValueError, "low_latency_mode", lambda: plain.low_latency_dispatch(x, idx, M, 12)),
-        (ValueError, "low_latency_mode", lambda: plain.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)),
+        (ValueError, "masking", lambda: buffer.low_latency_update_mask_buffer(0, True)),
+        (ValueError, "low-latency memory", lambda: plain.low_latency_dispatch(x, idx, M, 12)),
+        (ValueError, "low-latency memory", lambda: plain.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)),
         (ValueError, "enable_shrink", lambda: Buffer(group, enable_shrink=True)),
     ]
     for number, (kind, text, call) in enumerate(calls):

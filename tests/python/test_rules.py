@@ -13,8 +13,7 @@ from test_errors import Alone
 from time_scale import scaled
 
 import deep_ep
-from deep_ep import Buffer, ElasticBuffer, EventOverlap
-from deep_ep.buffers import elastic
+from deep_ep import Buffer, ElasticBuffer, EventOverlap, peers
 from deep_ep.errors import Error, InvalidArgument
 
 OPTIMISED = """
@@ -83,13 +82,13 @@ def test_no_rank_waits_for_one_with_a_wrong_setting(ranks):
 
 def test_a_time_out_that_is_given_holds(monkeypatch):
     given = []
-    native_buffer = elastic.native_buffer
+    native_buffer = peers.native_buffer
 
     def noted(*arguments, **options):
         given.append(options)
         return native_buffer(*arguments, **options)
 
-    monkeypatch.setattr(elastic, "native_buffer", noted)
+    monkeypatch.setattr(peers, "native_buffer", noted)
     ElasticBuffer(Alone, 2 << 20)
     ElasticBuffer(Alone, 2 << 20, num_gpu_timeout_secs=100)
     ElasticBuffer(Alone, 2 << 20, num_gpu_timeout_secs=7)
@@ -120,16 +119,3 @@ def test_results_are_typed_as_what_was_given(function):
 @pytest.mark.parametrize("function", [Buffer.low_latency_dispatch, Buffer.low_latency_combine])
 def test_hooks_are_callable_for_type_checkers(function):
     assert returned(function)[-1] == typing.Callable[[], None] and returned(function)[-2] is EventOverlap
-
-
-@pytest.mark.skipif(not hasattr(typing, "get_overloads"), reason="Python 3.11 remembers overloads")
-def test_low_latency_rows_are_a_pair_or_a_tensor_by_use_fp8():
-    pair = typing.Tuple[torch.Tensor, torch.Tensor]
-    for overload in typing.get_overloads(Buffer.low_latency_dispatch):
-        hints = typing.get_type_hints(overload)
-        rows = typing.get_args(hints["return"])[0]
-        wanted = {(True,): pair, (False,): torch.Tensor}.get(typing.get_args(hints["use_fp8"]))
-        if typing.get_args(hints["use_nvfp4"]) == (True,):
-            wanted = pair
-        assert rows == (typing.Any if wanted is None else wanted)
-    assert len(typing.get_overloads(Buffer.low_latency_dispatch)) == 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from deep_ep.utils import envs, exchange
+from deep_ep.utils import envs
 
 
 class Started(Exception):
@@ -70,28 +70,3 @@ def test_ranks_of_several_nodes(machine, monkeypatch):
             envs.init_dist(3, ranks)
         assert (asked["backend"], asked["rank"], asked["world_size"]) == (backend, ranks + 3, 2 * ranks)
         assert asked["device"].index == 3
-
-
-def through_the_host(group):
-    """What groups of gloo do for tensors on GPUs, here for tensors on the CPU: the results are those of gloo itself."""
-    rank, size = group.rank(), group.size()
-    mine = torch.arange(6, dtype=torch.int64).view(3, 2) + 100 * rank
-    results, kept = [], exchange._by_host
-    for by_host in (False, True):
-        exchange._by_host = lambda tensor, group, by_host=by_host: by_host
-        summed = mine.clone()
-        exchange.all_reduce(summed, group)
-        received = torch.empty((1 + rank) * size, 2, dtype=torch.int64)
-        sent = torch.cat([mine[:1].repeat(1 + peer, 1) + peer for peer in range(size)])
-        exchange.all_to_all(received, sent, [1 + rank] * size, [1 + peer for peer in range(size)])
-        results.append((summed, exchange.all_gather(mine, group), received))
-    exchange._by_host = kept
-    (summed, gathered, received), others = results[0], results[1]
-    assert all(torch.equal(*each) for each in zip(results[0], others))
-    assert torch.equal(summed, sum(mine - 100 * rank + 100 * peer for peer in range(size)))
-    assert torch.equal(gathered[size - 1], mine - 100 * rank + 100 * (size - 1))
-    assert torch.equal(received[-1], torch.tensor([0, 1]) + 100 * (size - 1) + rank)
-
-
-def test_collectives_through_the_host(ranks):
-    ranks(2).run(through_the_host)

@@ -52,6 +52,13 @@ class BufferBase(ABC):
         """Collective: frees the memory."""
 
 
-def refuse(name: str) -> NoReturn:
-    """Of a part of the interface that this library leaves out."""
-    raise NotImplementedError(f"{name}: this library moves tokens to experts; it has no bucket, Engram or pipeline calls")
+def left_out(name: str) -> Any:
+    """A function that refuses any arguments, in the place of one that this library leaves out."""
+
+    def call(*arguments: Any, **options: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"{name}: this library moves tokens to experts; it has no bucket, Engram, pipeline or all-gather calls"
+        )
+
+    call.__name__ = name
+    return call

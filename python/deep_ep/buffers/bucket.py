@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NoReturn, Optional, Union
+from typing import Any, List, Optional, Union
 
 import torch
 
@@ -10,7 +10,7 @@ from ..comm import get_physical_domain_size
 from ..errors import InvalidArgument, WrongUse
 from ..peers import device_index
 from .allocator import BufferAllocator, check_bytes
-from .base import BufferBase, Context, refuse
+from .base import BufferBase, Context, left_out
 
 
 class BucketBuffer(BufferBase):
@@ -53,31 +53,16 @@ class BucketBuffer(BufferBase):
             raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
         self.storage = self.contexts = self.context = None
 
-    def get_theoretical_num_sms(self, op: str, group: Any = None) -> NoReturn:
-        refuse("get_theoretical_num_sms")
-
-    def session(self) -> NoReturn:
-        refuse("session")
-
-    def barrier(
-        self, wait_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True, group: Any = None
-    ) -> NoReturn:
-        refuse("barrier")
-
-    def all_gather(self, srcs: Any, dsts: Any = None, group: Any = None, num_sms: Optional[int] = None) -> NoReturn:
-        refuse("all_gather")
-
-    def all_reduce(self, srcs: Any, scale: float = 1.0, group: Any = None, num_sms: Optional[int] = None) -> NoReturn:
-        refuse("all_reduce")
-
-    def reduce_scatter(
-        self, srcs: Any, comm_precision: str = "fp32", scale: float = 1.0, group: Any = None, num_sms: Optional[int] = None
-    ) -> NoReturn:
-        refuse("reduce_scatter")
+    get_theoretical_num_sms = left_out("get_theoretical_num_sms")
+    session = left_out("session")
+    barrier = left_out("barrier")
+    all_gather = left_out("all_gather")
+    all_reduce = left_out("all_reduce")
+    reduce_scatter = left_out("reduce_scatter")
 
 
 class BucketSession:
     """Tensors of a bucket for a block: left out."""
 
     def __init__(self, buffer: BucketBuffer) -> None:
-        refuse("BucketSession")
+        left_out("BucketSession")()

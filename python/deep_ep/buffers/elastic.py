@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import weakref
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 
-from .. import _native
-from .._native import EventHandle
-from ..arguments import MaybeTensor, RowsLike, event_of, integer, type_name
-from ..errors import InvalidArgument, UseAfterDestroy, WrongUse
-from ..peers import Peers, destroy_together, device_index, is_group, let_go, native_buffer
+from ..arguments import MaybeTensor, RowsLike, integer, type_name
+from ..errors import InvalidArgument, WrongUse
+from ..peers import NativeOwner, Peers, device_index, event_given, is_group
 from ..results import check_kind
-from ..utils.event import EventOverlap
-from ..utils.nvlink import check_nvlink_connections
+from ..utils.event import EventHandle, EventOverlap
 from . import model
+from .base import left_out
 from .handle import EPHandle
-from .optional import OptionalCalls
 
 Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 AnyEvent = Union[None, EventHandle, EventOverlap]
@@ -36,7 +31,7 @@ class _Default(int):
 _DEFAULT_GPU_TIMEOUT = _Default(100)
 
 
-class ElasticBuffer(OptionalCalls):
+class ElasticBuffer(NativeOwner):
     """Expert-parallel communication of one rank with the other ranks of its group.
 
     Symbols: R ranks, r this rank, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, L = E / R; T tokens on this rank
@@ -120,9 +115,6 @@ class ElasticBuffer(OptionalCalls):
 
         results = check_kind(results)
         device = device_index(group)
-        if device >= 0 and is_group(group):
-            check_nvlink_connections(group, peers.all_gather)
-        self.group: Any = peers.group
         self.rank_idx: int = peers.rank
         self.num_ranks: int = peers.size
         self.num_bytes: int = num_bytes
@@ -138,8 +130,7 @@ class ElasticBuffer(OptionalCalls):
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
-        self.runtime: Optional[_native.Buffer]
-        self.runtime, self._comm_stream = native_buffer(
+        native = self._make(
             peers,
             device,
             memory + self.num_lb_bytes,
@@ -153,7 +144,7 @@ class ElasticBuffer(OptionalCalls):
             stream=self._shared_stream,
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
-        self.num_rdma_ranks: int = self.runtime.num_nodes()
+        self.num_rdma_ranks: int = native.num_nodes()
         self.num_nvlink_ranks: int = self.num_ranks // self.num_rdma_ranks
         # What lies between nodes is the library's business: results are those of one domain.
         self.num_scaleout_ranks: int = 1
@@ -161,9 +152,6 @@ class ElasticBuffer(OptionalCalls):
         self.scaleout_rank_idx: int = 0
         self.scaleup_rank_idx: int = self.rank_idx
         self.nccl_comm_handle: Any = None
-        self._finalizer = weakref.finalize(
-            self, let_go, self.runtime, self.rank_idx, f"an {type(self).__name__}", self.explicitly_destroy, os.getpid()
-        )
 
     @staticmethod
     def get_buffer_size_hint(
@@ -224,46 +212,15 @@ class ElasticBuffer(OptionalCalls):
         return min(wanted, self.num_allocated_qps)
 
     def destroy(self) -> None:
-        """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
-        stay valid. A second call does nothing.
+        if self.runtime is not None or not self.explicitly_destroy:
+            super().destroy()
 
-        It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
-        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long as
-        that does). The buffer is gone in any case.
-
-        A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
-        ``AssertionError``, and stays usable: drop the object instead."""
-        if not self.explicitly_destroy:
-            raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
-        if self.runtime is None:
-            return
-        runtime, self.runtime = self.runtime, None
-        self._finalizer.detach()
-        destroy_together(runtime, self.group)
-
-    def trim(self) -> int:
-        """Waits for this rank's calls, and gives the driver the memory of results that the program has dropped; otherwise the
-        buffer keeps it for later calls. Returns how many bytes that were (0 on the CPU). Results that are PyTorch's memory
-        and the heap itself are not counted. Not collective; refused while calls are being recorded into a CUDA graph. A call
-        that finds no memory does the same by itself before it raises ``OutOfMemory``."""
-        return self._alive().trim()
-
-    def describe(self) -> str:
-        """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,
-        and how many SMs calls use by default. The wording may change."""
-        return self._alive().describe()
+    destroy.__doc__ = NativeOwner.destroy.__doc__
 
     @staticmethod
     def capture() -> EventHandle:
         """An event behind all work that the current stream holds now."""
         return EventHandle()
-
-    def get_comm_stream(self) -> torch.cuda.Stream:
-        """The communication stream. A buffer on the CPU has none."""
-        self._alive()
-        if self._comm_stream is None:
-            raise RuntimeError("get_comm_stream: the buffer is on the CPU, where calls do not use a CUDA stream")
-        return self._comm_stream
 
     @torch.no_grad()
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
@@ -329,16 +286,11 @@ class ElasticBuffer(OptionalCalls):
             (expanded: ``None``); ``recv_topk_weights`` ``[N, K]``, 0 where the index is -1 (expanded: one for each row),
             or ``None``; the handle; the event.
         """
-        runtime = self._alive()
-        rows, scales = _split_rows(x)
-        native_scales = scales if scales is None or scales.dtype in (torch.float32, torch.int32) else scales.view(torch.int32)
         self._check_qps(num_qps)
         order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
-        expand, zero_padding = bool(do_expand), bool(do_zero_padding)
-        column_major = bool(use_tma_aligned_col_major_sf)
-        if zero_padding and not expand:
+        if do_zero_padding and not do_expand:
             raise InvalidArgument("do_zero_padding is True, allowed: only with do_expand")
-        num_sms = integer("num_sms", num_sms, 0)
+        expand, column_major = bool(do_expand), bool(use_tma_aligned_col_major_sf)
         stats = cumulative_local_expert_recv_stats
         if handle is None:
             if topk_idx is None:
@@ -346,14 +298,12 @@ class ElasticBuffer(OptionalCalls):
             if num_experts is None:
                 raise InvalidArgument("num_experts is None, allowed: a multiple of the number of ranks, or a handle instead")
             check_tensor("topk_idx", topk_idx, (torch.int64, torch.int32), 2)
-            num_experts = integer("num_experts", num_experts, 1)
-            alignment = integer("expert_alignment", 1 if expert_alignment is None else expert_alignment, 1)
+            alignment = 1 if expert_alignment is None else expert_alignment
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
-            most = integer("num_max_tokens_per_rank", most, 1)
             sms = num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.size(1))
-            recv_x, recv_scales, recv_topk_idx, recv_weights, counts, num_expanded, made, event = runtime.dispatch_elastic(
-                rows, native_scales, topk_idx, topk_weights, stats, num_experts, most, alignment,
-                do_cpu_sync is None or bool(do_cpu_sync), expand, zero_padding, column_major, bool(do_handle_copy), sms, *order,
+            recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._alive().dispatch_elastic(
+                x, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
+                bool(do_zero_padding), column_major, bool(do_handle_copy), sms, *order,
             )  # fmt: skip
             source_ends, expert_ends, expert_counts, metadata, local, rows_at_owners, route, selections = made
             handle = EPHandle(
@@ -361,39 +311,33 @@ class ElasticBuffer(OptionalCalls):
                 num_expanded, counts, source_ends, expert_ends, expert_counts, metadata, rows_at_owners,
             )  # fmt: skip
             handle._route, handle._local = route, local
-            inputs = [rows, scales, topk_idx, topk_weights, stats]
-        else:
-            _check_handle(handle)
-            if topk_idx is not None:
-                raise WrongUse("topk_idx is given: with a handle the selections are the handle's")
-            if do_cpu_sync:
-                raise WrongUse("do_cpu_sync is True: with a handle sizes are known")
-            for name, given in (
-                ("num_experts", num_experts),
-                ("expert_alignment", expert_alignment),
-                ("num_max_tokens_per_rank", num_max_tokens_per_rank),
-            ):
-                known = getattr(handle, name)
-                if given is not None and given != known:
-                    raise WrongUse(f"{name} is {given}, allowed: the handle's, which is {known}")
-            if stats is not None:
-                raise InvalidArgument("cumulative_local_expert_recv_stats is given, allowed: only without handle")
-            if handle._route is None or handle._local is None:
-                raise InvalidArgument("handle is one that no dispatch returned, allowed: those that did")
-            if expand and not handle.do_expand:
-                raise InvalidArgument("do_expand is True, allowed: only with the handle of a dispatch with do_expand")
-            recv_x, recv_scales, recv_topk_idx, recv_weights, event = runtime.cached_dispatch_elastic(
-                rows, native_scales, topk_weights, handle._route, handle.recv_src_metadata,
-                handle.psum_num_recv_tokens_per_scaleup_rank, handle._local,
-                handle.num_unaligned_recv_tokens_per_expert if zero_padding else None, handle.num_max_tokens_per_rank,
-                handle.expert_alignment, expand, handle.num_expanded_tokens, handle.topk_idx.dtype == torch.int64, column_major,
-                num_sms or handle.num_sms, *order,
-            )  # fmt: skip
-            inputs = [rows, scales, topk_weights, *handle._tensors()]
-        received: Any = recv_x
-        if scales is not None:
-            received = recv_x, recv_scales if recv_scales.dtype == scales.dtype else recv_scales.view(scales.dtype)
-        return received, recv_topk_idx, recv_weights, handle, self._event(event, inputs)
+            return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_idx, topk_weights, stats)
+        _check_handle(handle)
+        if topk_idx is not None:
+            raise WrongUse("topk_idx is given: with a handle the selections are the handle's")
+        if do_cpu_sync:
+            raise WrongUse("do_cpu_sync is True: with a handle sizes are known")
+        for name, given in (
+            ("num_experts", num_experts),
+            ("expert_alignment", expert_alignment),
+            ("num_max_tokens_per_rank", num_max_tokens_per_rank),
+        ):
+            known = getattr(handle, name)
+            if given is not None and given != known:
+                raise WrongUse(f"{name} is {given}, allowed: the handle's, which is {known}")
+        if stats is not None:
+            raise InvalidArgument("cumulative_local_expert_recv_stats is given, allowed: only without handle")
+        if handle._route is None or handle._local is None:
+            raise InvalidArgument("handle is one that no dispatch returned, allowed: those that did")
+        if expand and not handle.do_expand:
+            raise InvalidArgument("do_expand is True, allowed: only with the handle of a dispatch with do_expand")
+        recv_x, recv_idx, recv_weights, event = self._alive().cached_dispatch_elastic(
+            x, topk_weights, handle._route, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle._local,
+            handle.num_unaligned_recv_tokens_per_expert if do_zero_padding else None, handle.num_max_tokens_per_rank,
+            handle.expert_alignment, expand, handle.num_expanded_tokens, handle.topk_idx.dtype == torch.int64, column_major,
+            num_sms or handle.num_sms, *order,
+        )  # fmt: skip
+        return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_weights, handle._tensors())
 
     @torch.no_grad()
     def combine(
@@ -445,13 +389,12 @@ class ElasticBuffer(OptionalCalls):
         single = self._adds_each_selection(handle)
         if topk_weights is not None and single:
             raise InvalidArgument("topk_weights is given, allowed: None for expanded rows without allow_multiple_reduction")
-        biases = two_biases(bias)
         *results, event = call(
             x, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle.topk_idx,
             handle.dst_buffer_slot_idx, handle.num_experts, handle.num_max_tokens_per_rank, bool(handle.do_expand), single,
-            topk_weights, *biases, integer("num_sms", num_sms, 0) or handle.num_sms, *order,
+            topk_weights, bias, num_sms or handle.num_sms, *order,
         )  # fmt: skip
-        return results, self._event(event, [x, topk_weights, *biases, *handle._tensors()])
+        return results, self._event(event, x, topk_weights, bias, handle._tensors())
 
     def _adds_each_selection(self, handle: EPHandle) -> bool:
         return bool(handle.do_expand) and not self.allow_multiple_reduction
@@ -468,41 +411,19 @@ class ElasticBuffer(OptionalCalls):
     def _order(self, previous: AnyEvent, before_epilogue: AnyEvent, asynchronous: bool, allocate_on_comm_stream: bool):
         """What a native call comes behind, and whether it leaves an event. Rows travel straight into the results, so the
         call waits at its start for whatever outputs must wait for."""
-        event = event_of("previous_event", previous)
-        if event is not None and not allocate_on_comm_stream:
+        if event_given(previous) and not allocate_on_comm_stream:
             raise InvalidArgument("previous_event needs allocate_on_comm_stream, which is False")
-        return event, event_of("previous_event_before_epilogue", before_epilogue), bool(asynchronous)
-
-    def _event(self, event: Optional[EventHandle], inputs: List[Optional[torch.Tensor]]) -> EventOverlap:
-        """Of a call with these inputs, whose memory is not reused before the communication stream has read them."""
-        if event is None or self._comm_stream is None:
-            return EventOverlap(event)
-        given = [tensor for tensor in inputs if tensor is not None and tensor.is_cuda]
-        if _native.environment_text("EP_AVOID_RECORD_STREAM") == "1":
-            return EventOverlap(event, given)
-        for tensor in given:
-            tensor.record_stream(self._comm_stream)
-        return EventOverlap(event)
-
-    def _alive(self) -> "_native.Buffer":
-        if self.runtime is None:
-            raise UseAfterDestroy("the buffer was used after destroy()")
-        return self.runtime
+        return previous, before_epilogue, bool(asynchronous)
 
 
-def _split_rows(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    if not isinstance(x, (tuple, list)):
-        return x, None
-    if len(x) != 2:
-        raise InvalidArgument(f"x is a {type_name(x)} of {len(x)}, expected a tensor or (rows, scales)")
-    scales = x[1]
-    if not isinstance(scales, torch.Tensor):
-        raise TypeError(f"x_scales (x[1]) is of type {type_name(scales)}, expected a torch.Tensor")
-    if scales.dim() != 2 or scales.element_size() != 4:
-        raise InvalidArgument(
-            f"x_scales (x[1]) is {scales.dtype} of shape {tuple(scales.shape)}, allowed: a 4-byte type of two dimensions"
-        )
-    return x[0], scales
+# Calls of upstream's second generation that have nothing to do with experts.
+LEFT_OUT = (
+    "get_engram_storage_size_hint", "engram_write", "engram_fetch", "get_pp_buffer_size_hint", "pp_set_config", "pp_send", "pp_recv",
+    "get_agrs_num_max_session_bytes", "get_agrs_buffer_size_hint", "agrs_set_config", "create_agrs_session", "destroy_agrs_session",
+    "agrs_new_session", "agrs_get_inplace_tensor", "all_gather",
+)  # fmt: skip
+for _name in LEFT_OUT:
+    setattr(ElasticBuffer, _name, staticmethod(left_out(_name)))
 
 
 def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype], dims: int) -> None:
@@ -514,15 +435,6 @@ def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype], dims: in
             f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())}, "
             f"allowed: {allowed} of {dims} dimensions, contiguous"
         )
-
-
-def two_biases(bias: Bias) -> List[Optional[torch.Tensor]]:
-    """In the order in which they are added; the last ones may be ``None``."""
-    if bias is None or isinstance(bias, torch.Tensor):
-        return [bias, None]
-    if not isinstance(bias, (tuple, list)) or len(bias) != 2:
-        raise TypeError(f"bias is of type {type_name(bias)}, expected a torch.Tensor or a tuple of two")
-    return sorted(bias, key=lambda each: each is None)
 
 
 def _check_handle(handle: Any) -> None:

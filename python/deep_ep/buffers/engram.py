@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
-import torch
-
-from .base import BufferBase, refuse
+from .base import BufferBase, left_out
 
 
 class EngramBuffer(BufferBase):
@@ -26,25 +24,8 @@ class EngramBuffer(BufferBase):
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
-        refuse("EngramBuffer")
+        left_out("EngramBuffer")()
 
-    @staticmethod
-    def get_storage_size_hint(
-        group: Any,
-        num_entries_per_layer: int,
-        hidden: int,
-        num_max_tokens: int,
-        num_entries_per_token: int,
-        dtype: torch.dtype = torch.bfloat16,
-        num_sf_packs: int = 0,
-    ) -> NoReturn:
-        refuse("EngramBuffer.get_storage_size_hint")
-
-    @staticmethod
-    def get_theoretical_config(
-        group: Any, num_layers: int, num_max_tokens: int, num_entries_per_token: int, num_max_read_requests_per_qp: int = 16
-    ) -> NoReturn:
-        refuse("EngramBuffer.get_theoretical_config")
-
-    def destroy(self) -> None:
-        refuse("EngramBuffer.destroy")
+    get_storage_size_hint = staticmethod(left_out("EngramBuffer.get_storage_size_hint"))
+    get_theoretical_config = staticmethod(left_out("EngramBuffer.get_theoretical_config"))
+    destroy = left_out("EngramBuffer.destroy")

@@ -9,14 +9,14 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 import torch
 
 from .. import comm
-from ..arguments import RowsLike, event_of, integer, type_name
+from ..arguments import RowsLike, integer, type_name
 from ..errors import InvalidArgument, WrongUse
 from ..peers import device_index
 from ..utils import envs
 from ..utils.event import EventOverlap
 from .allocator import BufferAllocator, check_bytes
 from .base import BufferBase, Context
-from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer, check_tensor, two_biases
+from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer, check_tensor
 from .handle import EPHandle
 
 __all__ = ["EPBuffer", "EPHandle"]
@@ -193,7 +193,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
         if defer_epilogue:
             self._check_deferred(async_with_compute_stream)
         kept = handle.topk_idx if isinstance(handle, EPHandle) else None, bias
-        later = bool(defer_epilogue) and two_biases(bias)[0] is not None
+        given = bias if isinstance(bias, (tuple, list)) else (bias,)
+        later = bool(defer_epilogue) and any(each is not None for each in given)
         runtime = self._alive()
         made, event = self._call_combine(
             runtime.deferred_combine_elastic if later else runtime.combine_elastic, x, handle, topk_weights, bias, _even(num_sms),
@@ -277,11 +278,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
     def _load_balance(self, call, slots, own, mapping, num_sms, previous_event):
         check_tensor("redundancy_mapping", mapping, (torch.int32,), 2)
         sms = _even(num_sms) or self.lb_get_theoretical_num_sms()
-        event = call(slots, own, mapping, sms, event_of("previous_event", previous_event), True)
-        inputs: List[Optional[torch.Tensor]] = [mapping]
-        for each in (slots, own):
-            inputs += each if isinstance(each, list) else [each]
-        return self._event(event, inputs)
+        return self._event(call(slots, own, mapping, sms, previous_event, True), mapping, slots, own)
 
     def _check_deferred(self, asynchronous: bool) -> None:
         self._alive()

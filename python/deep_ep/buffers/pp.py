@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
-import torch
-
-from .base import BufferBase, refuse
+from .base import BufferBase, left_out
 
 
 class PPBuffer(BufferBase):
@@ -21,13 +19,8 @@ class PPBuffer(BufferBase):
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
-        refuse("PPBuffer")
+        left_out("PPBuffer")()
 
-    def send(self, x: torch.Tensor, dst_rank_idx: int, num_sms: Optional[int] = None) -> NoReturn:
-        refuse("PPBuffer.send")
-
-    def recv(self, x: torch.Tensor, src_rank_idx: int, num_sms: Optional[int] = None) -> NoReturn:
-        refuse("PPBuffer.recv")
-
-    def destroy(self) -> None:
-        refuse("PPBuffer.destroy")
+    send = left_out("PPBuffer.send")
+    recv = left_out("PPBuffer.recv")
+    destroy = left_out("PPBuffer.destroy")

@@ -19,31 +19,26 @@ __all__ = ["check_nvlink_connections"]
 _NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 
 
-class Nvml:
-    """The functions of NVML, the driver's management library, that the check needs. GPUs go by their PCI address: numbers depend on
-    CUDA_VISIBLE_DEVICES, where UUIDs may stand, too, and on CUDA_DEVICE_ORDER."""
+def joined_by_nvlink(first: str, second: str) -> bool:
+    """What NVML, the driver's management library, says of the GPUs at these PCI addresses: numbers depend on CUDA_VISIBLE_DEVICES,
+    where UUIDs may stand, too, and on CUDA_DEVICE_ORDER. OSError where it does not tell."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
 
-    def __init__(self, library: Any = None) -> None:
-        """OSError where there is none."""
-        self._library = ctypes.CDLL("libnvidia-ml.so.1") if library is None else library
-
-    def joined_by_nvlink(self, first: str, second: str) -> bool:
-        """Whether the GPUs at these PCI addresses reach each other by NVLink."""
-        self._call("nvmlInit_v2")
-        try:
-            handles = [ctypes.c_void_p(), ctypes.c_void_p()]
-            for address, handle in zip((first, second), handles):
-                self._call("nvmlDeviceGetHandleByPciBusId_v2", address.encode(), ctypes.byref(handle))
-            status = ctypes.c_uint(1)
-            self._call("nvmlDeviceGetP2PStatus", *handles, _NVLINK, ctypes.byref(status))
-            return status.value == 0
-        finally:
-            self._library.nvmlShutdown()
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        error = getattr(self._library, name)(*arguments)
+    def call(name: str, *arguments: Any) -> None:
+        error = getattr(nvml, name)(*arguments)
         if error != 0:
             raise OSError(f"{name} returned {error}")
+
+    call("nvmlInit_v2")
+    try:
+        handles = [ctypes.c_void_p(), ctypes.c_void_p()]
+        for address, handle in zip((first, second), handles):
+            call("nvmlDeviceGetHandleByPciBusId_v2", address.encode(), ctypes.byref(handle))
+        status = ctypes.c_uint(1)
+        call("nvmlDeviceGetP2PStatus", *handles, _NVLINK, ctypes.byref(status))
+        return status.value == 0
+    finally:
+        nvml.nvmlShutdown()
 
 
 def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]] = None) -> None:
@@ -74,7 +69,7 @@ def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], 
 def _answer(first: str, second: str) -> Any:
     """Whether there is NVLink, or why that is not known."""
     try:
-        return Nvml().joined_by_nvlink(first, second)
+        return joined_by_nvlink(first, second)
     except (OSError, AttributeError) as error:
         return str(error)
 

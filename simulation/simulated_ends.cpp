@@ -119,6 +119,12 @@ class SimulatedEnds final : public Ends {
     return {queue, simulated_key_of_rank(rank_), peer.heap_key, peer.heap_key};
   }
 
+  QueuePairAddress landing(std::size_t end) const override {
+    QueuePairAddress landing = address(end);
+    landing.lid = static_cast<std::uint16_t>(1 + options_.rail_of(options_.peer(end)));
+    return landing;
+  }
+
   void start() override {
     write_tables();
     params_.queues = queues_.get();
@@ -144,7 +150,7 @@ class SimulatedEnds final : public Ends {
     for (std::size_t end = 0; end < count(); ++end) {
       const SimulatedFailure& seen = failures_.get()[end];
       if (__atomic_load_n(&seen.claimed, __ATOMIC_ACQUIRE) == 0) continue;
-      device::rdma::Operation entry{.length = seen.length, .mistake = seen.mistake};
+      Operation entry{.index = seen.index, .length = seen.length, .mistake = seen.mistake};
       take_header(device::rdma::high_half(seen.header), device::rdma::low_half(seen.header), entry);
       return Failure{.peer = options_.peer(end),
                      .device = kName,
@@ -152,7 +158,7 @@ class SimulatedEnds final : public Ends {
                      .index = seen.index,
                      .opcode = entry.opcode,
                      .syndrome = static_cast<Syndrome>(seen.syndrome),
-                     .detail = describe_mistake(entry, seen.index)};
+                     .detail = describe_mistake(entry)};
     }
     if (const std::string why = runner_ == nullptr ? std::string() : runner_->failure(); !why.empty()) {
       return Failure{.of = FailureOf::device, .device = kName, .detail = fmt::format("is gone: {}", why)};

@@ -72,8 +72,9 @@ struct Outcome {
   std::array<char, 400> why{};
 };
 
-/// What a rank tells the others of each set of ends: what its ends have in common, what its landings of each rail have
-/// in common, and the numbers of their queue pairs, [channels][ranks] of the ends and then of the landings.
+/// A rank sends one page to the others. Of each set of ends it holds the address that they share, the address that the
+/// landings of each rail share, and the numbers of their queue pairs: [channels][ranks] of the ends, then of the
+/// landings.
 class AddressBook {
  public:
   AddressBook(std::span<const ConnectionOptions> sets, int ranks) : ranks_(static_cast<std::size_t>(ranks)) {
@@ -141,7 +142,7 @@ std::vector<OtherSides> exchange_addresses(Bootstrap& bootstrap, std::span<const
       const int peer = options.peer(end);
       book.write(mine.data(), set, options.channel(end), peer, {}, made[set].ends->address(end));
       if (!options.lands(end, rank)) continue;
-      book.write(mine.data(), set, options.channel(end), peer, options.rail_of(peer), made[set].landings->address(end));
+      book.write(mine.data(), set, options.channel(end), peer, options.rail_of(peer), made[set].ends->landing(end));
     }
   }
   const std::vector<std::byte> all = bootstrap.all_gather(mine);
@@ -171,7 +172,7 @@ std::vector<RdmaPeerParams> connect_ends(const ConnectionOptions& options, const
   for (std::size_t end = 0; end < options.ends(); ++end) {
     peers[static_cast<std::size_t>(options.channel(end) * num_ranks + options.peer(end))] =
         made.ends->connect(end, theirs.ends[end]);
-    if (options.lands(end, bootstrap.rank())) made.landings->connect(end, theirs.landings[end]);
+    if (options.lands(end, bootstrap.rank())) made.ends->connect_landing(end, theirs.landings[end]);
   }
   made.ends->start();
   return peers;
@@ -271,15 +272,12 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
 }
 
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
-                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make,
-                                               const MakeLandings& make_landings) {
+                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make) {
   for (NicHandler handler = wanted;;) {
     std::vector<ConnectedEnds> made(sets.size());
     agree(bootstrap, "making RDMA queue pairs", [&] {
       for (std::size_t set = 0; set < sets.size(); ++set) {
-        if (sets[set].peers.empty()) continue;
-        made[set].ends = make(handler, sets[set]);
-        if (sets[set].rail_width != 0) made[set].landings = make_landings(sets[set]);
+        if (!sets[set].peers.empty()) made[set].ends = make(handler, sets[set]);
       }
     });
     const std::vector<OtherSides> theirs = exchange_addresses(bootstrap, sets, made);
@@ -436,18 +434,14 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
     }
     verbs::NicAccess access = verbs::open_nic(wire.nic.value(), *any.executor_, wire.settings);
     access.handler = handler;
+    access.landing_nics = wire.landing_nics;
+    access.rank = bootstrap.rank();
     return verbs::make_nic_ends(access, any.executor_, *any.heap_, options);
   };
   std::vector<ConnectionOptions> options;
   for (const Connections* one : sets) options.push_back(one->options_);
-  const auto make_landings = [&](const ConnectionOptions& set) {
-    const int rank = bootstrap.rank();
-    if (wire.kind == WireKind::verbs) return verbs::make_nic_landings(*wire.landing_nics, rank, set);
-    const bool local = wire.kind == WireKind::local;
-    return make_landings_on_one_host(local ? local_key_of_rank(rank) : simulated_key_of_rank(rank), set);
-  };
   std::vector<ConnectedEnds> connected =
-      make_connected_ends(bootstrap, options, wire.handler, wire.may_fall_back, make_ends, make_landings);
+      make_connected_ends(bootstrap, options, wire.handler, wire.may_fall_back, make_ends);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*any.executor_);
     for (std::size_t set = 0; set < sets.size(); ++set) {
@@ -460,7 +454,6 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
   });
   for (std::size_t set = 0; set < sets.size(); ++set) {
     sets[set]->ends_ = std::move(connected[set].ends);
-    sets[set]->landings_ = std::move(connected[set].landings);
     sets[set]->connected_ = true;
     log::info("rdma: rank {}: {}", bootstrap.rank(), sets[set]->describe());
   }
@@ -469,7 +462,6 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
 void Connections::reconnect(Bootstrap& bootstrap) {
   connected_ = false;
   ends_.reset();
-  landings_.reset();
   connect(bootstrap, std::array{this});
   bootstrap.barrier();  // where it has failed on a rank, it fails on all
 }
@@ -520,7 +512,7 @@ void Connections::drain_at_end(int rank, double timeout_s) const noexcept {
 std::string Connections::describe() const {
   return fmt::format("{} {} x {} {}, {}{}", options_.peers.size(), options_.peers.size() == 1 ? "peer" : "peers",
                      options_.channels, options_.channels == 1 ? "channel" : "channels",
-                     landings_ != nullptr ? "rails only, " : "",
+                     options_.rail_width != 0 ? "rails only, " : "",
                      !connected_        ? "gone"
                      : ends_ == nullptr ? "no NIC needed"
                                         : ends_->describe());

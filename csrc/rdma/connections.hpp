@@ -72,13 +72,9 @@ struct AgreedWire {
 /// Makes the ends of this rank for a set of queue pairs and a handler.
 using MakeEnds = std::function<std::unique_ptr<Ends>(NicHandler handler, const ConnectionOptions& options)>;
 
-/// Makes what receives from other rails, for a set with a rail_width.
-using MakeLandings = std::function<std::unique_ptr<Landings>(const ConnectionOptions& options)>;
-
 struct ConnectedEnds {
-  std::unique_ptr<Ends> ends;          ///< null where the set reaches nobody
-  std::unique_ptr<Landings> landings;  ///< null where every peer is reached at its own NIC
-  std::vector<RdmaPeerParams> peers;   ///< [channels][ranks], for kernels
+  std::unique_ptr<Ends> ends;         ///< null where the set reaches nobody
+  std::vector<RdmaPeerParams> peers;  ///< [channels][ranks], for kernels
 };
 
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them; addresses of
@@ -87,8 +83,7 @@ struct ConnectedEnds {
 /// ends again, for the handler `cpu`. Otherwise throws, on every rank. `may_fall_back`: some rank leaves the handler
 /// open and has a device, the same on all ranks; else no exchange is spent on how connecting went.
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
-                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make,
-                                               const MakeLandings& make_landings = {});
+                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make);
 
 /// Made collectively by all ranks of the bootstrap, including those that reach nobody by RDMA. Peers are reached in the
 /// whole heap; work requests address it by offsets. Signals may lie anywhere in it: it is registered with strict
@@ -152,9 +147,8 @@ class Connections {
   int num_ranks_ = 0;
   std::vector<RdmaPeerParams> peers_;  ///< [channels][ranks]
   std::shared_ptr<RdmaPeerParams> device_peers_;
-  bool connected_ = false;              ///< else new connections could not be made, and the old ones are gone
-  std::unique_ptr<Landings> landings_;  ///< null where every peer is reached at its own NIC
-  std::unique_ptr<Ends> ends_;          ///< null where nobody is reached; last: uses the rest
+  bool connected_ = false;      ///< else new connections could not be made, and the old ones are gone
+  std::unique_ptr<Ends> ends_;  ///< null where nobody is reached; last: uses the rest
 };
 
 }  // namespace deep_ep::rdma

@@ -29,7 +29,7 @@ struct ConnectionOptions {
   std::uint32_t batch = 0;
   bool long_messages = true;  ///< throughput counts, of messages of many rows: for a simulated NIC
   /// Ranks of a node, where the fabric connects rails only; else 0. A peer with another index in its node than this
-  /// rank is then reached over this rank's rail: a NIC of the peer's node receives for it, see Landings.
+  /// rank is then reached over this rank's rail: a NIC of the peer's node receives for it, see Ends::landing().
   int rail_width = 0;
 
   /// Ends are numbered channel by channel, in the order of `peers`.
@@ -61,6 +61,12 @@ class Ends {
   /// `peer` is the address of the end at the other side. Returns what kernels need. RankMismatch where the two cannot
   /// talk.
   virtual RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) = 0;
+  /// On a fabric that connects rails only, an end whose peer is on another rail sends over this rank's rail, and the
+  /// peer receives by the NIC that its node has on that rail: by a landing, a queue pair of the peer's that sends
+  /// nothing. This is this rank's, by which the end's peer writes to this rank's heap; those of one rail differ only in
+  /// the number of the queue pair.
+  virtual QueuePairAddress landing(std::size_t end) const { return address(end); }
+  virtual void connect_landing(std::size_t /*end*/, const QueuePairAddress& /*peer*/) {}
   virtual void start() = 0;
 
   /// Do kernels ring a device by themselves (handler `gpu`)?
@@ -79,17 +85,6 @@ class Ends {
   virtual std::vector<QueuePairReport> report() const { return {}; }
   /// "handler cpu, wire local".
   virtual std::string describe() const = 0;
-};
-
-/// On a fabric that connects rails only, an end of this rank sends over this rank's rail, and the peer receives by the
-/// NIC that its node has on that rail. These are the receiving ends: of each end of the set whose peer is on another
-/// rail, the queue pair on this rank's node by which that peer writes to this rank's heap. Nothing is sent by them.
-class Landings {
- public:
-  virtual ~Landings() = default;
-  /// Those of one rail differ only in the number of the queue pair.
-  virtual QueuePairAddress address(std::size_t end) const = 0;
-  virtual void connect(std::size_t end, const QueuePairAddress& peer) = 0;
 };
 
 }  // namespace deep_ep::rdma

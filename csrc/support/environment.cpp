@@ -233,12 +233,6 @@ constexpr std::array kVariables = {
              .help = "off (NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0): NICs reach GPU memory by peer memory "
                      "only",
              .translate = dma_buf},
-    Variable{.names = {"DEEP_EP_DATA_DIRECT"},
-             .type = Type::choice,
-             .default_value = "off",
-             .allowed = "off|on",
-             .help = "on: a NIC with a data-direct function reaches GPU memory by that, which has not been tried on a "
-                     "device yet; off: by its own function"},
     Variable{.names = {"NCCL_NET_GDR_LEVEL"},
              .type = Type::choice,
              .default_value = "",

@@ -22,8 +22,9 @@ enum class Mistake : std::uint32_t {
   doorbell_record,      ///< the doorbell was rung before its record was written
 };
 
-/// What an entry holds, in host byte order.
+/// What an entry holds, in host byte order. Keys and addresses are those of the memory that both sides registered.
 struct Operation {
+  std::uint64_t index = 0;  ///< that the entry must have
   std::uint32_t opcode = 0;
   std::uint32_t modifier = 0;
   std::uint32_t segments = 0;
@@ -76,6 +77,7 @@ DEEP_EP_HOST_DEVICE Mistake take_fetch_add(const WorkQueueEntry& entry, Operatio
 /// Decodes the entry that must be number `index` of queue pair `number`.
 DEEP_EP_HOST_DEVICE Operation decode(const WorkQueueEntry& entry, std::uint64_t index, std::uint32_t number) {
   Operation operation;
+  operation.index = index;
   take_header(swap32(entry.segment[0].word[0]), swap32(entry.segment[0].word[1]), operation);
   operation.signalled = (entry.segment[0].word[2] >> 24 & kFlagSignalled) != 0;
   if (operation.counter != (index & 0xffffu)) {

@@ -158,8 +158,8 @@ void require_address(const rdma::QueuePairAddress& address, std::uint32_t of, in
 
 class RailEnds final : public rdma::Ends {
  public:
-  RailEnds(int rank, rdma::ConnectionOptions options, int& connected)
-      : rank_(rank), options_(std::move(options)), connected_(connected) {}
+  RailEnds(int rank, rdma::ConnectionOptions options, int& connected, int& landed)
+      : rank_(rank), options_(std::move(options)), connected_(connected), landed_(landed) {}
   rdma::QueuePairAddress address(std::size_t end) const override {
     return {.queue_pair = number(0, rank_, options_.channel(end), options_.peer(end))};
   }
@@ -168,6 +168,14 @@ class RailEnds final : public rdma::Ends {
     require_address(peer, number(0, options_.peer(end), options_.channel(end), rank_), rail);
     ++connected_;
     return {};
+  }
+  rdma::QueuePairAddress landing(std::size_t end) const override {
+    return {.queue_pair = kLanding + number(0, rank_, options_.channel(end), options_.peer(end)),
+            .heap_key = 70 + static_cast<std::uint32_t>(options_.rail_of(options_.peer(end)))};
+  }
+  void connect_landing(std::size_t end, const rdma::QueuePairAddress& peer) override {
+    require_address(peer, number(0, options_.peer(end), options_.channel(end), rank_), -1);
+    ++landed_;
   }
   void start() override {}
   std::optional<rdma::Failure> failure() const override { return {}; }
@@ -178,25 +186,7 @@ class RailEnds final : public rdma::Ends {
   int rank_;
   rdma::ConnectionOptions options_;
   int& connected_;
-};
-
-class NamedLandings final : public rdma::Landings {
- public:
-  NamedLandings(int rank, rdma::ConnectionOptions options, int& connected)
-      : rank_(rank), options_(std::move(options)), connected_(connected) {}
-  rdma::QueuePairAddress address(std::size_t end) const override {
-    return {.queue_pair = kLanding + number(0, rank_, options_.channel(end), options_.peer(end)),
-            .heap_key = 70 + static_cast<std::uint32_t>(options_.rail_of(options_.peer(end)))};
-  }
-  void connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
-    require_address(peer, number(0, options_.peer(end), options_.channel(end), rank_), -1);
-    ++connected_;
-  }
-
- private:
-  int rank_;
-  rdma::ConnectionOptions options_;
-  int& connected_;
+  int& landed_;
 };
 
 TEST(ConnectingTest, WhereRailsAloneAreConnectedOthersAreReachedByLandings) {
@@ -207,10 +197,9 @@ TEST(ConnectingTest, WhereRailsAloneAreConnectedOthersAreReachedByLandings) {
         rdma::ConnectionOptions{.peers = {other_node + 1, other_node}, .channels = 3, .rail_width = 2}};
     int connected = 0;
     int landed = 0;
-    const auto made = rdma::make_connected_ends(
-        *bootstrap, sets, kAny, false,
-        [&](NicHandler, const auto& options) { return std::make_unique<RailEnds>(rank, options, connected); },
-        [&](const auto& options) { return std::make_unique<NamedLandings>(rank, options, landed); });
+    const auto made = rdma::make_connected_ends(*bootstrap, sets, kAny, false, [&](NicHandler, const auto& options) {
+      return std::make_unique<RailEnds>(rank, options, connected, landed);
+    });
     if (connected != 6 || landed != 3) throw std::runtime_error("not every end");
   });
 }

@@ -160,7 +160,6 @@ RdmaSettings read_settings(const environment::Source& source) {
   const std::string rail_only = reader.choice("DEEP_EP_RAIL_ONLY");
   settings.rail_only = static_cast<RailOnly>(std::ranges::find(kRailOnlyNames, rail_only) - kRailOnlyNames.begin());
   settings.dma_buf = reader.choice("NVSHMEM_IB_DISABLE_DMABUF") == "on";
-  settings.data_direct = reader.choice("DEEP_EP_DATA_DIRECT") == "on";
   settings.gpu_direct_limit = topology::parse_proximity(reader.choice("NCCL_NET_GDR_LEVEL"));
   settings.path = read_path(reader);
   settings.has_traffic_class = reader.is_set("DEEP_EP_RDMA_TRAFFIC_CLASS");

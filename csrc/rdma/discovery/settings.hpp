@@ -91,7 +91,6 @@ struct RdmaSettings {
   WireSetting wire;
   RailOnly rail_only = RailOnly::automatic;
   bool dma_buf = true;
-  bool data_direct = false;                             ///< NICs with a data-direct function reach GPU memory by it
   std::optional<topology::Proximity> gpu_direct_limit;  ///< a GPU whose NIC is farther away is warned of
   bool has_traffic_class = false;                       ///< a variable set path.traffic_class
   PathOptions path;                                     ///< all but port and GID index, which the map chooses

@@ -85,27 +85,7 @@ class LocalEnds final : public Ends {
   std::unique_ptr<CpuHandler> handler_;  ///< last: its thread uses the rest
 };
 
-class LandingsOnOneHost final : public Landings {
- public:
-  LandingsOnOneHost(std::uint32_t heap_key, ConnectionOptions options)
-      : heap_key_(heap_key), options_(std::move(options)) {}
-  QueuePairAddress address(std::size_t end) const override {
-    return {.queue_pair = static_cast<std::uint32_t>(1 + end),
-            .lid = static_cast<std::uint16_t>(1 + options_.rail_of(options_.peer(end))),
-            .heap_key = heap_key_};
-  }
-  void connect(std::size_t, const QueuePairAddress&) override {}
-
- private:
-  std::uint32_t heap_key_;
-  ConnectionOptions options_;
-};
-
 }  // namespace
-
-std::unique_ptr<Landings> make_landings_on_one_host(std::uint32_t heap_key, const ConnectionOptions& options) {
-  return std::make_unique<LandingsOnOneHost>(heap_key, options);
-}
 
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
                                       const ConnectionOptions& options, const WrapWire& wrap) {

@@ -21,8 +21,4 @@ using WrapWire = std::function<std::unique_ptr<Wire>(std::unique_ptr<Wire>)>;
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
                                       const ConnectionOptions& options, const WrapWire& wrap = {});
 
-/// Of ranks on one host, which write to this rank's heap under this key over any rail: a LID says over which, the first
-/// being 1. SimulatedEnds look at it.
-std::unique_ptr<Landings> make_landings_on_one_host(std::uint32_t heap_key, const ConnectionOptions& options);
-
 }  // namespace deep_ep::rdma

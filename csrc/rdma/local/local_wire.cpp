@@ -81,21 +81,21 @@ void LocalWire::add_queue_pair(std::uint32_t number) {
   }
 }
 
-std::byte* LocalWire::find(std::uint32_t key, std::uint64_t address, std::uint64_t bytes) const {
-  const auto region = regions_.find(key);
+std::byte* LocalWire::find(const device::rdma::KeyedAddress& place, std::uint64_t bytes) const {
+  const auto region = regions_.find(place.key);
   if (region == regions_.end()) return nullptr;
-  const bool inside = address <= region->second.bytes && bytes <= region->second.bytes - address;
-  return inside ? region->second.base + address : nullptr;
+  const bool inside = place.address <= region->second.bytes && bytes <= region->second.bytes - place.address;
+  return inside ? region->second.base + place.address : nullptr;
 }
 
-Syndrome LocalWire::execute(const WireOperation& operation) {
+Syndrome LocalWire::execute(const Operation& operation) {
+  const bool adds = operation.opcode == device::rdma::kOpcodeFetchAdd;
   // A write of no bytes is not checked, as on devices.
-  if (operation.length == 0 && operation.kind != WireOperationKind::fetch_add) return Syndrome::none;
-  std::byte* local = find(operation.local_key, operation.local_address, operation.length);
+  if (operation.length == 0 && !adds) return Syndrome::none;
+  std::byte* local = find(operation.local, operation.length);
   if (local == nullptr) return Syndrome::local_protection;
-  const bool adds = operation.kind == WireOperationKind::fetch_add;
-  if (adds && operation.remote_address % sizeof operation.add != 0) return Syndrome::remote_invalid_request;
-  std::byte* remote = find(operation.remote_key, operation.remote_address, operation.length);
+  if (adds && operation.remote.address % sizeof operation.add != 0) return Syndrome::remote_invalid_request;
+  std::byte* remote = find(operation.remote, operation.length);
   if (remote == nullptr) return Syndrome::remote_access;
   if (adds) {
     memory_->fetch_add(remote, operation.add, local);
@@ -105,15 +105,15 @@ Syndrome LocalWire::execute(const WireOperation& operation) {
   return Syndrome::none;
 }
 
-std::size_t LocalWire::post(std::span<const WireOperation> operations) {
-  for (const WireOperation& operation : operations) {
+std::size_t LocalWire::post(std::span<const Operation> operations) {
+  for (const Operation& operation : operations) {
     const auto failed = failed_.find(operation.queue_pair);
     if (failed == failed_.end()) fail<InvalidArgument>("queue pair {:#x} is not known", operation.queue_pair);
     if (failed->second) continue;
     const Syndrome syndrome = execute(operation);
     failed->second = syndrome != Syndrome::none;
     if (failed->second || operation.signalled) {
-      completions_.push_back({operation.queue_pair, operation.id, syndrome, 0});
+      completions_.push_back({operation.queue_pair, operation.index, syndrome, 0});
     }
   }
   return operations.size();

@@ -49,7 +49,7 @@ class LocalWire final : public Wire {
   void add_queue_pair(std::uint32_t number);
 
   std::string_view name() const override { return "local"; }
-  std::size_t post(std::span<const WireOperation> operations) override;
+  std::size_t post(std::span<const Operation> operations) override;
   std::size_t poll(std::span<WireCompletion> completions) override;
 
  private:
@@ -58,8 +58,8 @@ class LocalWire final : public Wire {
     std::size_t bytes;
   };
 
-  Syndrome execute(const WireOperation& operation);
-  std::byte* find(std::uint32_t key, std::uint64_t address, std::uint64_t bytes) const;
+  Syndrome execute(const Operation& operation);
+  std::byte* find(const device::rdma::KeyedAddress& place, std::uint64_t bytes) const;
 
   std::unique_ptr<LocalMemory> memory_;
   std::unordered_map<std::uint32_t, Region> regions_;

@@ -28,7 +28,7 @@ struct CpuHandler::Ring {
   bool failed = false;                            ///< the error entry is written; nothing more is done
   std::uint64_t mistake = 0;  ///< index of an entry that cannot be executed, where `refusal` is not empty
   std::string refusal = {};
-  std::vector<WireOperation> waiting = {};  ///< decoded, not yet taken by the wire: a full queue holds up no other
+  std::vector<Operation> waiting = {};  ///< decoded, not yet taken by the wire: a full queue holds up no other
 
   std::uint64_t rung() const { return __atomic_load_n(producer_index, __ATOMIC_ACQUIRE); }
   const device::rdma::WorkQueueEntry& entry(std::uint64_t index) const { return entries[index & (depth - 1)]; }
@@ -147,13 +147,15 @@ bool CpuHandler::take_entries(Ring& ring) {
   }
   bool worked = false;
   while (ring.taken != end && ring.refusal.empty() && ring.waiting.size() < kMostOperationsWaiting) {
-    DecodedEntry decoded = decode_entry(ring.entry(ring.taken), ring.taken, ring.pair.number);
-    if (!decoded.mistake.empty()) {
+    Operation operation = device::rdma::decode(ring.entry(ring.taken), ring.taken, ring.pair.number);
+    if (operation.mistake != device::rdma::Mistake::none) {
       // An operation that does nothing takes its place, so that what was before it completes first.
       ring.mistake = ring.taken;
-      ring.refusal = std::move(decoded.mistake);
+      ring.refusal = describe_mistake(operation);
+      operation = {
+          .index = ring.taken, .opcode = device::rdma::kOpcodeWrite, .queue_pair = ring.pair.number, .signalled = true};
     }
-    ring.waiting.push_back(decoded.operation);
+    ring.waiting.push_back(operation);
     ++ring.taken;
     worked = true;
   }
@@ -177,13 +179,14 @@ void CpuHandler::apply(const WireCompletion& completion) {
   Ring& ring = rings_[by_number_.at(completion.queue_pair)];
   if (ring.failed) return;  // the failure is known
   if (completion.syndrome != Syndrome::none) {
-    fail_ring(ring,
-              {.index = completion.id, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
-  } else if (!ring.refusal.empty() && completion.id == ring.mistake) {
-    fail_ring(ring, {.index = completion.id, .syndrome = Syndrome::local_queue_pair, .detail = ring.refusal});
+    fail_ring(
+        ring,
+        {.index = completion.index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
+  } else if (!ring.refusal.empty() && completion.index == ring.mistake) {
+    fail_ring(ring, {.index = completion.index, .syndrome = Syndrome::local_queue_pair, .detail = ring.refusal});
   } else {
-    ring.completed = completion.id + 1;
-    publish(*ring.completion, completion.id, device::rdma::kCompletionOk);
+    ring.completed = completion.index + 1;
+    publish(*ring.completion, completion.index, device::rdma::kCompletionOk);
   }
 }
 

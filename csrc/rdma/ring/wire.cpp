@@ -5,14 +5,13 @@
 namespace deep_ep::rdma {
 
 using device::rdma::Mistake;
-using device::rdma::Operation;
 
-std::string describe_mistake(const Operation& operation, std::uint64_t index) {
+std::string describe_mistake(const Operation& operation) {
   switch (operation.mistake) {
     case Mistake::none:
       break;
     case Mistake::index:
-      return fmt::format("the entry says that it is number {}, not {}", operation.counter, index & 0xffffu);
+      return fmt::format("the entry says that it is number {}, not {}", operation.counter, operation.index & 0xffffu);
     case Mistake::queue_pair:
       return fmt::format("the entry names queue pair {:#x}", operation.queue_pair);
     case Mistake::form:
@@ -37,24 +36,6 @@ std::string describe_mistake(const Operation& operation, std::uint64_t index) {
       return "the doorbell was rung before its record was written";
   }
   return {};
-}
-
-DecodedEntry decode_entry(const device::rdma::WorkQueueEntry& entry, std::uint64_t index, std::uint32_t queue_pair) {
-  const Operation read = device::rdma::decode(entry, index, queue_pair);
-  DecodedEntry decoded{.opcode = read.opcode, .operation = {}, .mistake = describe_mistake(read, index)};
-  WireOperation& operation = decoded.operation;
-  operation.queue_pair = queue_pair;
-  operation.id = index;
-  operation.signalled = read.signalled || !decoded.mistake.empty();
-  if (!decoded.mistake.empty()) return decoded;
-  operation.length = read.length;
-  operation.local_key = read.local.key;
-  operation.local_address = read.local.address;
-  operation.remote_key = read.remote.key;
-  operation.remote_address = read.remote.address;
-  operation.add = read.add;
-  if (read.opcode == device::rdma::kOpcodeFetchAdd) operation.kind = WireOperationKind::fetch_add;
-  return decoded;
 }
 
 }  // namespace deep_ep::rdma

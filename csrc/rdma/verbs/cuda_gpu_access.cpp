@@ -10,25 +10,21 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-/// CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE, which headers before CUDA 12.8 lack.
-constexpr unsigned long long kMappingOverPcie = 1;
-
-UniqueFd export_dma_buf(void* address, std::size_t bytes, unsigned long long flags) {
+UniqueFd export_dma_buf(void* address, std::size_t bytes) {
   const auto export_range = cuda::driver().mem_range_handle;
   if (export_range == nullptr) {
     fail<SystemError>("the CUDA driver has no cuMemGetHandleForAddressRange of CUDA 11.7 or later");
   }
   int descriptor = -1;
-  const CUresult result = export_range(&descriptor, reinterpret_cast<CUdeviceptr>(address), bytes,
-                                       CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, flags);
+  const CUresult result =
+      export_range(&descriptor, reinterpret_cast<CUdeviceptr>(address), bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
   if (result != CUDA_SUCCESS) {
     const char* name = nullptr;
     const char* text = nullptr;
     cuda::driver().get_error_name(result, &name);
     cuda::driver().get_error_string(result, &text);
-    fail<SystemError>("cuMemGetHandleForAddressRange of {} at {}{}: {} ({})", format_bytes(bytes), address,
-                      flags == kMappingOverPcie ? " over PCIe" : "", text != nullptr ? text : "unknown error",
-                      name != nullptr ? name : "no name");
+    fail<SystemError>("cuMemGetHandleForAddressRange of {} at {}: {} ({})", format_bytes(bytes), address,
+                      text != nullptr ? text : "unknown error", name != nullptr ? name : "no name");
   }
   return UniqueFd(descriptor);
 }
@@ -76,10 +72,7 @@ WritesOrdering gpu_writes_ordering(int device) {
   return value >= cudaGPUDirectRDMAWritesOrderingOwner ? WritesOrdering::owner : WritesOrdering::none;
 }
 
-DmaBufExporter gpu_dma_buf_exporter(DmaBufMapping mapping) {
-  const unsigned long long flags = mapping == DmaBufMapping::pcie ? kMappingOverPcie : 0;
-  return [flags](void* address, std::size_t bytes) { return export_dma_buf(address, bytes, flags); };
-}
+DmaBufExporter gpu_dma_buf_exporter() { return export_dma_buf; }
 
 PageMapper gpu_page_mapper(int device) {
   return {[device](void* page) { return map_page(page, device); }, unmap_page};

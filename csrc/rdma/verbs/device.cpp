@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -15,30 +14,6 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
-namespace {
-
-std::string_view port_state_name(ibv_port_state state) {
-  switch (state) {
-    case IBV_PORT_NOP:
-      return "NOP";
-    case IBV_PORT_DOWN:
-      return "DOWN";
-    case IBV_PORT_INIT:
-      return "INIT";
-    case IBV_PORT_ARMED:
-      return "ARMED";
-    case IBV_PORT_ACTIVE:
-      return "ACTIVE";
-    case IBV_PORT_ACTIVE_DEFER:
-      return "ACTIVE_DEFER";
-  }
-  return "unknown";
-}
-
-std::uint8_t clamp_to_byte(int value) { return static_cast<std::uint8_t>(std::clamp(value, 0, 255)); }
-
-}  // namespace
-
 std::size_t host_page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
 std::shared_ptr<Device> Device::open(const std::string& name) { return open(name, verbs_functions()); }
@@ -71,7 +46,8 @@ Device::Device(std::string name, const VerbsFunctions& functions) : name_(std::m
                           fmt::join(names, ", "));
   }
   try {
-    read_limits();
+    const int error = functions_.query_device(context_, &limits_);
+    if (error != 0) fail<SystemError>("RDMA device {}: ibv_query_device: {}", name_, errno_text(error));
     errno = 0;
     protection_domain_ = functions_.alloc_pd(context_);
     if (protection_domain_ == nullptr) {
@@ -92,31 +68,11 @@ void Device::close() noexcept {
   if (context_ != nullptr) functions_.close_device(context_);
 }
 
-void Device::read_limits() {
-  ibv_device_attr attributes{};
-  const int error = functions_.query_device(context_, &attributes);
-  if (error != 0) fail<SystemError>("RDMA device {}: ibv_query_device: {}", name_, errno_text(error));
-  limits_.queue_pairs = static_cast<std::uint32_t>(std::max(attributes.max_qp, 0));
-  limits_.queue_pair_depth = static_cast<std::uint32_t>(std::max(attributes.max_qp_wr, 0));
-  limits_.completion_queue_depth = static_cast<std::uint32_t>(std::max(attributes.max_cqe, 0));
-  limits_.outstanding_reads_out = clamp_to_byte(attributes.max_qp_init_rd_atom);
-  limits_.outstanding_reads_in = clamp_to_byte(attributes.max_qp_rd_atom);
-  limits_.atomics = attributes.atomic_cap != IBV_ATOMIC_NONE;
-}
-
-PortStatus Device::port(int port) const {
+ibv_port_attr Device::port(int port) const {
   ibv_port_attr attributes{};
   const int error = query_port(functions_, context_, port, &attributes);
   if (error != 0) fail<SystemError>("RDMA device {} port {}: ibv_query_port: {}", name_, port, errno_text(error));
-  PortStatus status;
-  status.active = attributes.state == IBV_PORT_ACTIVE;
-  status.state = port_state_name(attributes.state);
-  status.link_layer = attributes.link_layer == IBV_LINK_LAYER_ETHERNET ? LinkLayer::ethernet : LinkLayer::infiniband;
-  status.lid = attributes.lid;
-  status.active_mtu = static_cast<std::uint8_t>(attributes.active_mtu);
-  status.gid_count = attributes.gid_tbl_len;
-  status.needs_global_route = (attributes.flags & IBV_QPF_GRH_REQUIRED) != 0;
-  return status;
+  return attributes;
 }
 
 GidBytes Device::gid(int port, int index) const {

@@ -1,41 +1,19 @@
 // An opened RDMA device with its protection domain, and what it says about its ports.
 #pragma once
 
+#include <infiniband/verbs.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "csrc/rdma/queue_pair_address.hpp"
 #include "csrc/support/token.hpp"
 
-struct ibv_context;
-struct ibv_pd;
-
 namespace deep_ep::rdma::verbs {
 
 struct VerbsFunctions;
-
-struct PortStatus {
-  bool active = false;
-  std::string state;  ///< "ACTIVE", "DOWN", ... for messages
-  LinkLayer link_layer = LinkLayer::infiniband;
-  std::uint16_t lid = 0;
-  std::uint8_t active_mtu = 0;  ///< as QueuePairAddress::mtu
-  int gid_count = 0;
-  bool needs_global_route = false;  ///< InfiniBand: packets without a global route header get nowhere
-};
-
-/// Limits that queue pairs must respect.
-struct DeviceLimits {
-  std::uint32_t queue_pairs = 0;
-  std::uint32_t queue_pair_depth = 0;
-  std::uint32_t completion_queue_depth = 0;
-  std::uint8_t outstanding_reads_out = 0;  ///< RDMA reads and atomics that a queue pair may have under way
-  std::uint8_t outstanding_reads_in = 0;   ///< ... and may have to answer at once
-  bool atomics = false;                    ///< 8-byte fetch-and-add
-};
 
 /// Bytes of a page of this machine: 4 KiB, or 64 KiB on some machines with Arm processors.
 std::size_t host_page_bytes();
@@ -56,25 +34,24 @@ class Device {
   const VerbsFunctions& functions() const { return functions_; }
   ibv_context* context() const { return context_; }
   ibv_pd* protection_domain() const { return protection_domain_; }
-  const DeviceLimits& limits() const { return limits_; }
+  const ibv_device_attr& limits() const { return limits_; }
   /// The number of the first packet of each queue pair: random for each opening, so that late packets of an old
   /// connection, whose queue pair had the same number, do not fit.
   std::uint32_t first_packet() const { return first_packet_; }
 
   /// Ports count from 1. SystemError when the device refuses.
-  PortStatus port(int port) const;
+  ibv_port_attr port(int port) const;
   GidBytes gid(int port, int index) const;
 
  private:
   Device(std::string name, const VerbsFunctions& functions);
-  void read_limits();
   void close() noexcept;
 
   std::string name_;
   const VerbsFunctions& functions_;
   ibv_context* context_ = nullptr;
   ibv_pd* protection_domain_ = nullptr;
-  DeviceLimits limits_;
+  ibv_device_attr limits_{};
   std::uint32_t first_packet_ = random_bits<std::uint32_t>() & 0xffffff;
 };
 

@@ -22,31 +22,28 @@ struct Symbols {
   std::vector<std::string> missing = {};
 
   template <class Function>
-  void find(Function& function, const char* name, std::vector<std::string>* absent) const {
+  void find(Function& function, const char* name, std::vector<std::string>& absent) const {
     function = reinterpret_cast<Function>(::dlsym(library, name));
-    if (function == nullptr && absent != nullptr) absent->emplace_back(name);
+    if (function == nullptr) absent.emplace_back(name);
   }
 };
 
 void read_symbols(VerbsFunctions& f, Symbols& symbols, LoadedLibrary& report) {
-#define DEEP_EP_NEED(name) symbols.find(f.name, "ibv_" #name, &symbols.missing);
-#define DEEP_EP_PREFER(name) symbols.find(f.name, "ibv_" #name, &report.fallbacks);
+#define DEEP_EP_NEED(name) symbols.find(f.name, "ibv_" #name, symbols.missing);
+#define DEEP_EP_PREFER(name) symbols.find(f.name, "ibv_" #name, report.fallbacks);
   DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_NEED, DEEP_EP_PREFER)
 #undef DEEP_EP_NEED
 #undef DEEP_EP_PREFER
 }
 
 void read_symbols(Mlx5Functions& f, Symbols& symbols, LoadedLibrary& report) {
-#define DEEP_EP_DIRECT(name) symbols.find(f.name, "mlx5dv_" #name, &symbols.missing);
-#define DEEP_EP_NEED(name) symbols.find(f.name, "mlx5dv_devx_" #name, &symbols.missing);
-#define DEEP_EP_PREFER(name) symbols.find(f.name, "mlx5dv_devx_" #name, &report.fallbacks);
+#define DEEP_EP_DIRECT(name) symbols.find(f.name, "mlx5dv_" #name, symbols.missing);
+#define DEEP_EP_NEED(name) symbols.find(f.name, "mlx5dv_devx_" #name, symbols.missing);
+#define DEEP_EP_PREFER(name) symbols.find(f.name, "mlx5dv_devx_" #name, report.fallbacks);
   DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_DIRECT, DEEP_EP_NEED, DEEP_EP_PREFER)
 #undef DEEP_EP_DIRECT
 #undef DEEP_EP_NEED
 #undef DEEP_EP_PREFER
-  // Few machines have a use for these, so that their absence is nothing to report.
-  symbols.find(f.reg_dmabuf_mr, "mlx5dv_reg_dmabuf_mr", nullptr);
-  symbols.find(f.get_data_direct_sysfs_path, "mlx5dv_get_data_direct_sysfs_path", nullptr);
 }
 
 /// The file that was loaded, with symbolic links resolved.

@@ -18,7 +18,7 @@ namespace deep_ep::rdma::verbs {
   NEED(query_device) NEED(query_port) NEED(query_gid) NEED(alloc_pd) NEED(dealloc_pd)                        \
   NEED(reg_mr_iova2) PREFER(reg_dmabuf_mr) NEED(dereg_mr) NEED(create_cq) NEED(destroy_cq) NEED(create_qp) \
   NEED(modify_qp) NEED(query_qp) NEED(destroy_qp) NEED(create_ah) NEED(destroy_ah) NEED(get_async_event)     \
-  NEED(ack_async_event) NEED(event_type_str) NEED(wc_status_str)
+  NEED(ack_async_event) NEED(event_type_str) NEED(port_state_str)
 
 // Of libmlx5: NEED and PREFER without "mlx5dv_devx_" (the newest is umem_reg_ex of rdma-core 35; without qp_query there
 // are no counters), DIRECT without "mlx5dv_".
@@ -36,16 +36,10 @@ struct VerbsFunctions {
 };
 struct Mlx5Functions {
   DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_OF_MLX5, DEEP_EP_OF_DEVX, DEEP_EP_OF_DEVX)
-  // Of rdma-core 54, so in no header that may be older; or null: no NIC has a data-direct function.
-  ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t first_address,
-                           int descriptor, int access, int mlx5_access);
-  int (*get_data_direct_sysfs_path)(ibv_context* context, char* path, std::size_t bytes);
 };
 #undef DEEP_EP_OF_VERBS
 #undef DEEP_EP_OF_MLX5
 #undef DEEP_EP_OF_DEVX
-/// Of reg_dmabuf_mr's `mlx5_access`: by the data-direct function (MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT).
-constexpr int kAccessDataDirect = 1;
 
 /// The tables of the libraries on this machine, loaded at the first call. SystemError: the machine lacks them, with
 /// what to install.

@@ -13,16 +13,10 @@ enum class WritesOrdering { none, owner, all };
 /// SystemError if CUDA does not say. Builds without CUDA: none.
 WritesOrdering gpu_writes_ordering(int device);
 
-/// Where a dma-buf leads.
-enum class DmaBufMapping {
-  drivers_choice,  ///< on GB200 over C2C, else over PCIe
-  pcie,            ///< CUDA 12.8 or later
-};
-
 /// Exports memory of the current GPU through CUDA's driver (11.7 or later). The exporter takes any piece of one
 /// allocation that begins and ends at host pages, and throws SystemError with the driver's answer. Empty in builds
 /// without CUDA.
-DmaBufExporter gpu_dma_buf_exporter(DmaBufMapping mapping = DmaBufMapping::drivers_choice);
+DmaBufExporter gpu_dma_buf_exporter();
 
 /// The CUDA runtime (cudaHostRegister for I/O memory) on one GPU. Refuses everything in builds without CUDA.
 PageMapper gpu_page_mapper(int device);

@@ -4,7 +4,6 @@
 
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
-#include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
@@ -18,17 +17,6 @@ DmaBufExporter exporter_by(const RdmaSettings& settings) {
     throw SystemError("turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE");
   };
 }
-
-namespace {
-
-/// Nothing where the settings do not want it, too.
-std::optional<DataDirect> data_direct_of(const NicAccess& nic, const RdmaSettings& settings) {
-  if (!nic.mlx5() || !nic.gpu_memory || !settings.dma_buf || !settings.data_direct) return {};
-  if (!report_libraries().mlx5.usable) return {};
-  return find_data_direct(*nic.device, mlx5_functions(), gpu_dma_buf_exporter(DmaBufMapping::pcie));
-}
-
-}  // namespace
 
 PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignment) {
   PathOptions path = settings.path;
@@ -47,7 +35,6 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
   access.handler = settings.nic_handler;
   if (access.gpu_memory) access.writes_ordering = gpu_writes_ordering(executor.device().index);
   access.exporter = exporter_by(settings);
-  access.data_direct = data_direct_of(access, settings);
   access.mlx5_functions = []() -> const Mlx5Functions& { return mlx5_functions(); };
   access.page_mapper = gpu_page_mapper(executor.device().index);
   return access;
@@ -62,10 +49,9 @@ std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<
         nic.nic.name());
   }
   const MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
-  const auto registration = std::make_shared<Registration>(
-      nic.gpu_memory
-          ? Registration::of_gpu_memory(nic.device, range, nic.exporter, nic.data_direct ? &*nic.data_direct : nullptr)
-          : Registration::of_host_memory(nic.device, range));
+  const auto registration =
+      std::make_shared<Registration>(nic.gpu_memory ? Registration::of_gpu_memory(nic.device, range, nic.exporter)
+                                                    : Registration::of_host_memory(nic.device, range));
   // For kernels on the CPU there is nothing to try, and nothing to warn of.
   const bool any = nic.handler == NicHandler::automatic;
   if (nic.handler == NicHandler::gpu || (any && nic.gpu_memory)) {

@@ -23,6 +23,7 @@ class RingMemory;
 
 namespace deep_ep::rdma::verbs {
 
+struct LandingNics;
 struct Mlx5Functions;
 
 /// An opened NIC, with what is needed to let it reach the rank's memory and be driven by its kernels.
@@ -32,7 +33,6 @@ struct NicAccess {
   PathOptions path;
   bool gpu_memory = false;  ///< heap and rings are a GPU's
   DmaBufExporter exporter;  ///< for GPU memory
-  std::optional<DataDirect> data_direct;
   WritesOrdering writes_ordering = WritesOrdering::all;
   std::size_t page_bytes = host_page_bytes();  ///< of this machine
   NicHandler handler = NicHandler::automatic;
@@ -43,6 +43,9 @@ struct NicAccess {
   /// Called when the handler `gpu` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
   PageMapper page_mapper;
+  /// Where ends keep to rails: the NICs that receive for this rank, which is `rank`.
+  std::shared_ptr<const LandingNics> landing_nics;
+  int rank = 0;
 
   bool mlx5() const { return nic.nic.capability == Capability::mlx5; }
 };

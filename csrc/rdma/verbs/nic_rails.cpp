@@ -12,30 +12,16 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-/// The receiving end of a path by which others write to this rank's heap.
-struct Landing {
-  std::unique_ptr<QueuePair> queue_pair;
-  std::uint32_t heap_key = 0;
-
-  explicit Landing(const LandingNic& nic, const PathOptions& path)
-      : queue_pair(std::make_unique<QueuePair>(nic.completions, 1, path)), heap_key(nic.heap.remote_key()) {}
-  QueuePairAddress address() const {
-    QueuePairAddress address = queue_pair->address();
-    address.heap_key = heap_key;
-    return address;
-  }
-};
-
 class NicPaths final : public Paths {
  public:
   NicPaths(const NicAccess& own, std::size_t count, const LandingNics& landings)
       : name_(own.nic.name()),
         sink_registration_(Registration::of_host_memory(own.device, {.address = &sink_, .bytes = sizeof sink_})),
-        wire_(own.device, static_cast<std::uint32_t>(count)),
+        wire_(own.device, count, 1, hasty(own.path)),
         landings_(count),
         heap_keys_(count) {
     for (std::size_t path = 0; path < count; ++path) {
-      pairs_.push_back(&wire_.add_queue_pair(1, hasty(own.path)));
+      pairs_.push_back(&wire_.queue_pair(path));
       const std::size_t rails = count / 2;
       if (path < rails || landings.of_rail.empty() || !landings.of_rail[path - rails]) continue;
       const LandingNic& nic = *landings.of_rail[path - rails];
@@ -53,13 +39,12 @@ class NicPaths final : public Paths {
 
   void reach(std::size_t path) override {
     // A write of no bytes is answered like any other. Into memory: 0 is added to its first word.
-    WireOperation operation{.queue_pair = pairs_[path]->number(), .signalled = true};
+    Operation operation{.opcode = device::rdma::kOpcodeWrite, .queue_pair = pairs_[path]->number(), .signalled = true};
     if (heap_keys_[path] != 0) {
-      operation.kind = WireOperationKind::fetch_add;
+      operation.opcode = device::rdma::kOpcodeFetchAdd;
       operation.length = sizeof sink_;
-      operation.local_key = sink_registration_.local_key();
-      operation.local_address = sink_registration_.first_address();
-      operation.remote_key = heap_keys_[path];
+      operation.local = {sink_registration_.first_address(), sink_registration_.local_key()};
+      operation.remote.key = heap_keys_[path];
     }
     wire_.post({&operation, 1});
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
@@ -90,23 +75,21 @@ class NicPaths final : public Paths {
   std::vector<std::uint32_t> heap_keys_;  ///< of the peers' heaps; 0: they have not said
 };
 
-class NicLandings final : public Landings {
- public:
-  NicLandings(const LandingNics& nics, int rank, const ConnectionOptions& options) : landings_(options.ends()) {
-    for (std::size_t end = 0; end < options.ends(); ++end) {
-      if (!options.lands(end, rank)) continue;
-      const LandingNic& nic = nics.of_rail.at(static_cast<std::size_t>(options.rail_of(options.peer(end)))).value();
-      landings_[end].emplace(nic, nic.path);
-    }
-  }
-  QueuePairAddress address(std::size_t end) const override { return landings_[end]->address(); }
-  void connect(std::size_t end, const QueuePairAddress& peer) override { landings_[end]->queue_pair->connect(peer); }
-
- private:
-  std::vector<std::optional<Landing>> landings_;  ///< of each end whose peer is on another rail
-};
-
 }  // namespace
+
+QueuePairAddress Landing::address() const {
+  QueuePairAddress address = queue_pair->address();
+  address.heap_key = heap_key;
+  return address;
+}
+
+Landings::Landings(const LandingNics* nics, int rank, const ConnectionOptions& options) : landings_(options.ends()) {
+  for (std::size_t end = 0; end < options.ends(); ++end) {
+    if (!options.lands(end, rank)) continue;
+    const LandingNic& nic = nics->of_rail.at(static_cast<std::size_t>(options.rail_of(options.peer(end)))).value();
+    landings_[end].emplace(nic, nic.path);
+  }
+}
 
 LandingNics open_landing_nics(const NicAccess& own, int own_rail, int rails, const SymmetricHeap& heap,
                               const std::function<RailNic(int rail)>& open) {
@@ -126,10 +109,6 @@ LandingNics open_landing_nics(const NicAccess& own, int own_rail, int rails, con
 
 std::unique_ptr<Paths> make_nic_paths(const NicAccess& own, std::size_t count, const LandingNics& landings) {
   return std::make_unique<NicPaths>(own, count, landings);
-}
-
-std::unique_ptr<Landings> make_nic_landings(const LandingNics& nics, int rank, const ConnectionOptions& options) {
-  return std::make_unique<NicLandings>(nics, rank, options);
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -38,6 +38,26 @@ LandingNics open_landing_nics(const NicAccess& own, int own_rail, int rails, con
 /// not come is given up after a second or two.
 std::unique_ptr<Paths> make_nic_paths(const NicAccess& own, std::size_t count, const LandingNics& landings = {});
 
-std::unique_ptr<Landings> make_nic_landings(const LandingNics& nics, int rank, const ConnectionOptions& options);
+/// The receiving end of a path by which others write to this rank's heap.
+struct Landing {
+  std::unique_ptr<QueuePair> queue_pair;
+  std::uint32_t heap_key = 0;
+
+  Landing(const LandingNic& nic, const PathOptions& path)
+      : queue_pair(std::make_unique<QueuePair>(nic.completions, 1, path)), heap_key(nic.heap.remote_key()) {}
+  QueuePairAddress address() const;
+};
+
+/// Of each end of a set whose peer is on another rail.
+class Landings {
+ public:
+  /// `nics`: may be null where no end has one.
+  Landings(const LandingNics* nics, int rank, const ConnectionOptions& options);
+  QueuePairAddress address(std::size_t end) const { return landings_.at(end)->address(); }
+  void connect(std::size_t end, const QueuePairAddress& peer) { landings_.at(end)->queue_pair->connect(peer); }
+
+ private:
+  std::vector<std::optional<Landing>> landings_;
+};
 
 }  // namespace deep_ep::rdma::verbs

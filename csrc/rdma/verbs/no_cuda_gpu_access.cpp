@@ -6,7 +6,7 @@ namespace deep_ep::rdma::verbs {
 
 WritesOrdering gpu_writes_ordering(int) { return WritesOrdering::none; }
 
-DmaBufExporter gpu_dma_buf_exporter(DmaBufMapping) { return {}; }
+DmaBufExporter gpu_dma_buf_exporter() { return {}; }
 
 PageMapper gpu_page_mapper(int device) {
   return {[device](void*) -> void* {

@@ -14,18 +14,7 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-void check_range(const char* name, std::uint32_t value, std::uint32_t low, std::uint32_t high) {
-  if (value < low || value > high) fail<InvalidArgument>("{} is {}, allowed: {} to {}", name, value, low, high);
-}
-
-void check(const PathOptions& path) {
-  check_range("RDMA port", static_cast<std::uint32_t>(path.port), 1, 255);
-  check_range("GID index", static_cast<std::uint32_t>(path.gid_index), 0, 255);
-  check_range("service level", path.service_level, 0, 15);
-  check_range("acknowledgement timeout", path.ack_timeout, 0, 31);
-  check_range("retry count", path.retry_count, 0, 7);
-  check_range("receiver-not-ready retries", path.receiver_not_ready_retries, 0, 7);
-}
+std::uint8_t to_byte(int value) { return static_cast<std::uint8_t>(std::clamp(value, 0, 255)); }
 
 void modify(const QueuePair& pair, ibv_qp_attr& attributes, int mask, const std::string& step) {
   const int error = pair.device().functions().modify_qp(pair.get(), &attributes, mask);
@@ -41,7 +30,6 @@ void modify(const QueuePair& pair, ibv_qp_attr& attributes, int mask, const std:
 }  // namespace
 
 CompletionQueue::CompletionQueue(std::shared_ptr<Device> device, std::uint32_t depth) : device_(std::move(device)) {
-  check_range("completion queue depth", depth, 1, device_->limits().completion_queue_depth);
   errno = 0;
   queue_ = device_->functions().create_cq(device_->context(), static_cast<int>(depth), nullptr, nullptr, 0);
   if (queue_ == nullptr) {
@@ -55,33 +43,31 @@ CompletionQueue::~CompletionQueue() {
 }
 
 QueuePairAddress local_address(const Device& device, const PathOptions& path) {
-  check(path);
-  const PortStatus port = device.port(path.port);
-  if (!port.active) {
-    fail<SystemError>("RDMA device {} port {} is {}, not ACTIVE: no link, or its network interface is down",
-                      device.name(), path.port, port.state);
+  const ibv_port_attr port = device.port(path.port);
+  if (port.state != IBV_PORT_ACTIVE) {
+    fail<SystemError>("RDMA device {} port {} is {}, not active: no link, or its network interface is down",
+                      device.name(), path.port, device.functions().port_state_str(port.state));
   }
+  const bool ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
   QueuePairAddress address;
   address.lid = port.lid;
-  address.mtu = port.active_mtu;
-  address.link_layer = port.link_layer;
-  address.needs_global_route = port.needs_global_route ? 1 : 0;
+  address.mtu = static_cast<std::uint8_t>(port.active_mtu);
+  address.link_layer = ethernet ? LinkLayer::ethernet : LinkLayer::infiniband;
+  address.needs_global_route = (port.flags & IBV_QPF_GRH_REQUIRED) != 0 ? 1 : 0;
   address.gid = device.gid(path.port, path.gid_index);
   address.packet_number = device.first_packet();
-  address.outstanding_reads_in = device.limits().outstanding_reads_in;
-  const bool needs_gid = port.link_layer == LinkLayer::ethernet || port.needs_global_route;
-  if (needs_gid && GidEntry{.bytes = address.gid}.is_zero()) {
+  address.outstanding_reads_in = to_byte(device.limits().max_qp_rd_atom);
+  if ((ethernet || address.needs_global_route != 0) && GidEntry{.bytes = address.gid}.is_zero()) {
     fail<InvalidArgument>(
         "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on "
         "its network interface, or the index is wrong)",
-        path.gid_index, device.name(), path.port, port.gid_count - 1);
+        path.gid_index, device.name(), path.port, port.gid_tbl_len - 1);
   }
   return address;
 }
 
 QueuePair::QueuePair(std::shared_ptr<CompletionQueue> completions, std::uint32_t send_depth, const PathOptions& path)
     : completions_(std::move(completions)), path_(path), send_depth_(send_depth) {
-  check_range("send queue depth", send_depth_, 1, device().limits().queue_pair_depth);
   address_ = local_address(device(), path_);
   create();
   try {
@@ -164,7 +150,7 @@ void QueuePair::become_ready_to_send(const QueuePairAddress& peer) {
   attributes.timeout = path_.ack_timeout;
   attributes.retry_cnt = path_.retry_count;
   attributes.rnr_retry = path_.receiver_not_ready_retries;
-  attributes.max_rd_atomic = std::min(device().limits().outstanding_reads_out, peer.outstanding_reads_in);
+  attributes.max_rd_atomic = std::min(to_byte(device().limits().max_qp_init_rd_atom), peer.outstanding_reads_in);
   modify(*this, attributes,
          IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
          "to RTS");

@@ -13,8 +13,7 @@ struct ibv_qp;
 
 namespace deep_ep::rdma::verbs {
 
-/// All but the queue pair's number. InvalidArgument for a path out of range and for an empty GID, SystemError for a
-/// port that is not active.
+/// All but the queue pair's number. InvalidArgument for an empty GID, SystemError for a port that is not active.
 QueuePairAddress local_address(const Device& device, const PathOptions& path);
 
 class CompletionQueue {
@@ -36,8 +35,8 @@ class CompletionQueue {
 /// Peers may write and do atomics.
 class QueuePair {
  public:
-  /// Completions of what it sends go to `completions`, which it keeps alive. InvalidArgument for numbers out of range
-  /// and for a port that is not active; SystemError says what was asked of which device.
+  /// Completions of what it sends go to `completions`, which it keeps alive. Errors of local_address(); SystemError
+  /// says what was asked of which device.
   QueuePair(std::shared_ptr<CompletionQueue> completions, std::uint32_t send_depth, const PathOptions& path);
   ~QueuePair();
   QueuePair(const QueuePair&) = delete;

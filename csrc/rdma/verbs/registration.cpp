@@ -56,37 +56,22 @@ struct Attempt {
   std::string failure;
 };
 
-/// Exports the memory and lets `registered(descriptor)` register it; `function` is what that calls.
-template <class Registered>
-Attempt register_export(const MemoryRange& range, const DmaBufExporter& exporter, std::string_view function,
-                        const Registered& registered) {
-  try {
-    // The kernel keeps the dma-buf alive; the descriptor may go at the end of this block.
-    const UniqueFd descriptor = exporter(range.address, range.bytes);
-    errno = 0;
-    if (ibv_mr* region = registered(descriptor.get())) return {region, {}};
-    return {nullptr, fmt::format("{}: {}", function, explain(errno))};
-  } catch (const Error& error) {
-    return {nullptr, error.what()};
-  }
-}
-
-Attempt register_data_direct(const Device& device, const MemoryRange& range, const DataDirect& data_direct) {
-  return register_export(range, data_direct.exporter, "mlx5dv_reg_dmabuf_mr", [&](int descriptor) {
-    return data_direct.functions->reg_dmabuf_mr(device.protection_domain(), 0, range.bytes, start_of(range), descriptor,
-                                                kAccess, kAccessDataDirect);
-  });
-}
-
 Attempt register_dma_buf(const Device& device, const MemoryRange& range, const DmaBufExporter& exporter) {
   if (!exporter) return {nullptr, "the GPU's driver offers no export"};
   const VerbsFunctions& functions = device.functions();
   if (functions.reg_dmabuf_mr == nullptr) {
     return {nullptr, "libibverbs has no ibv_reg_dmabuf_mr (rdma-core 34 or later has)"};
   }
-  return register_export(range, exporter, "ibv_reg_dmabuf_mr", [&](int descriptor) {
-    return functions.reg_dmabuf_mr(device.protection_domain(), 0, range.bytes, start_of(range), descriptor, kAccess);
-  });
+  try {
+    // The kernel keeps the dma-buf alive; the descriptor may go at the end of this block.
+    const UniqueFd descriptor = exporter(range.address, range.bytes);
+    errno = 0;
+    ibv_mr* region =
+        functions.reg_dmabuf_mr(device.protection_domain(), 0, range.bytes, start_of(range), descriptor.get(), kAccess);
+    return {region, region != nullptr ? std::string() : "ibv_reg_dmabuf_mr: " + explain(errno)};
+  } catch (const Error& error) {
+    return {nullptr, error.what()};
+  }
 }
 
 bool peer_memory_module_loaded() {
@@ -103,21 +88,10 @@ std::string_view to_string(RegistrationPath path) {
       return "host memory";
     case RegistrationPath::dma_buf:
       return "dma-buf";
-    case RegistrationPath::data_direct:
-      return "dma-buf by data-direct";
     case RegistrationPath::peer_memory:
       return "peer memory";
   }
   return "unknown";
-}
-
-std::optional<DataDirect> find_data_direct(const Device& device, const Mlx5Functions& functions,
-                                           const DmaBufExporter& over_pcie) {
-  if (!over_pcie || functions.reg_dmabuf_mr == nullptr || functions.get_data_direct_sysfs_path == nullptr) return {};
-  std::array<char, 512> path{};
-  if (functions.get_data_direct_sysfs_path(device.context(), path.data(), path.size()) != 0) return {};
-  log::info("RDMA device {}: has a data-direct function, {}", device.name(), path.data());
-  return DataDirect{&functions, over_pcie};
 }
 
 Registration Registration::of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range) {
@@ -132,31 +106,23 @@ Registration Registration::of_host_memory(std::shared_ptr<Device> device, const 
 }
 
 Registration Registration::of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range,
-                                         const DmaBufExporter& exporter, const DataDirect* data_direct) {
+                                         const DmaBufExporter& exporter) {
   check(range);
   const auto made = [&](ibv_mr* region, RegistrationPath path) {
     return Registration(std::move(device), region, range, path);
   };
-  std::vector<std::string> failures;  // of each attempt, in this order
-  if (data_direct != nullptr) {
-    const Attempt attempt = register_data_direct(*device, range, *data_direct);
-    if (attempt.region != nullptr) return made(attempt.region, RegistrationPath::data_direct);
-    log::warn("RDMA device {}: its data-direct function does not reach GPU memory ({}), so its own does",
-              device->name(), attempt.failure);
-    failures.push_back("data-direct: " + attempt.failure);
-  }
-
   const Attempt attempt = register_dma_buf(*device, range, exporter);
   if (attempt.region != nullptr) return made(attempt.region, RegistrationPath::dma_buf);
   log::info("RDMA device {}: no dma-buf registration ({}), trying peer memory", device->name(), attempt.failure);
-  failures.push_back("dma-buf: " + attempt.failure);
 
   ibv_mr* region = register_by_address(*device, range);
   if (region != nullptr) return made(region, RegistrationPath::peer_memory);
-  failures.push_back("peer memory: ibv_reg_mr: " + explain(errno));
-  fail<SystemError>("RDMA device {}: {} of GPU memory at {} cannot be registered. Tried: {}, nvidia-peermem is {}",
-                    device->name(), format_bytes(range.bytes), range.address, fmt::join(failures, "; "),
-                    peer_memory_module_loaded() ? "loaded" : "not loaded");
+  const int refusal = errno;
+  fail<SystemError>(
+      "RDMA device {}: {} of GPU memory at {} cannot be registered. Tried: dma-buf: {}; peer memory: ibv_reg_mr: {}, "
+      "nvidia-peermem is {}",
+      device->name(), format_bytes(range.bytes), range.address, attempt.failure, explain(refusal),
+      peer_memory_module_loaded() ? "loaded" : "not loaded");
 }
 
 Registration::Registration(std::shared_ptr<Device> device, ibv_mr* region, const MemoryRange& range,

@@ -15,13 +15,10 @@ struct ibv_mr;
 
 namespace deep_ep::rdma::verbs {
 
-struct Mlx5Functions;
-
 /// How the device reaches the memory.
 enum class RegistrationPath : std::uint8_t {
   host,         ///< ordinary memory, pinned
   dma_buf,      ///< GPU memory that its driver exported as a dma-buf
-  data_direct,  ///< the same, by the NIC's data-direct function
   peer_memory,  ///< GPU memory by its address, through nvidia-peermem
 };
 std::string_view to_string(RegistrationPath path);
@@ -37,18 +34,6 @@ struct MemoryRange {
 /// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
 using DmaBufExporter = std::function<UniqueFd(void* address, std::size_t bytes)>;
 
-/// A NIC's data-direct function: a second PCIe function, beside the GPU, by which the NIC reaches GPU memory where its
-/// own is behind the CPU. Needs rdma-core 54 and CUDA 12.8.
-struct DataDirect {
-  const Mlx5Functions* functions = nullptr;
-  DmaBufExporter exporter;  ///< of dma-bufs that lead over PCIe
-};
-
-/// Nothing where the NIC has no such function, or libmlx5 knows none. `over_pcie` exports memory of a GPU as that
-/// function sees it. `functions` must outlive the result.
-std::optional<DataDirect> find_data_direct(const Device& device, const Mlx5Functions& functions,
-                                           const DmaBufExporter& over_pcie);
-
 /// A registration with strict ordering, because signals may lie anywhere in the memory: what is written after data is
 /// seen after the data. Destroying it unregisters the memory, which must still exist.
 class Registration {
@@ -56,10 +41,10 @@ class Registration {
   /// CPU memory. SystemError names device, bytes and the kernel's answer.
   static Registration of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range);
 
-  /// GPU memory: by the NIC's data-direct function where there is one, else as a dma-buf, else as peer memory.
+  /// GPU memory: as a dma-buf, else as peer memory.
   /// SystemError says what was tried and how each attempt failed. An empty exporter counts as a failed attempt.
   static Registration of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range,
-                                    const DmaBufExporter& exporter, const DataDirect* data_direct = nullptr);
+                                    const DmaBufExporter& exporter);
 
   std::uint32_t local_key() const;
   std::uint32_t remote_key() const;

@@ -5,6 +5,7 @@
 #include "csrc/rdma/ring/cpu_handler.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
+#include "csrc/rdma/verbs/nic_rails.hpp"
 #include "csrc/rdma/verbs/verbs_wire.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -16,16 +17,17 @@ namespace {
 std::uint32_t send_depth(const Device& device, const ConnectionOptions& options) {
   constexpr std::uint32_t kLeast = 16;
   constexpr std::uint32_t kEnough = 512;  // more under way does not make a connection faster
-  const DeviceLimits& limits = device.limits();
+  const auto most_completions = static_cast<std::uint32_t>(device.limits().max_cqe);
+  const auto most_requests = static_cast<std::uint32_t>(device.limits().max_qp_wr);
   const auto pairs = static_cast<std::uint32_t>(options.ends());
-  const std::uint32_t share = limits.completion_queue_depth / pairs;
-  if (share < kLeast || limits.queue_pair_depth < kLeast) {
+  const std::uint32_t share = most_completions / pairs;
+  if (share < kLeast || most_requests < kLeast) {
     fail<SystemError>(
         "RDMA device {}: {} queue pairs with {} requests each under way are too many for it (completion queues hold "
         "{}, send queues {})",
-        device.name(), pairs, kLeast, limits.completion_queue_depth, limits.queue_pair_depth);
+        device.name(), pairs, kLeast, most_completions, most_requests);
   }
-  return std::min({options.depth, kEnough, share, limits.queue_pair_depth});
+  return std::min({options.depth, kEnough, share, most_requests});
 }
 
 class VerbsEnds final : public Ends {
@@ -39,11 +41,11 @@ class VerbsEnds final : public Ends {
                           .depth = options.depth,
                           .batch = options.batch,
                           .numa_node = nic.nic.nic.pci.numa_node}),
-        sinks_(register_sinks(nic, rings_)) {
-    const std::uint32_t depth = send_depth(*nic.device, options);
-    wire_ = std::make_unique<VerbsWire>(nic.device, static_cast<std::uint32_t>(options.ends()) * depth);
+        sinks_(register_sinks(nic, rings_)),
+        landings_(nic.landing_nics.get(), nic.rank, options),
+        wire_(std::make_unique<VerbsWire>(nic.device, options.ends(), send_depth(*nic.device, options), nic.path)) {
     for (std::size_t end = 0; end < options.ends(); ++end) {
-      pairs_.push_back(&wire_->add_queue_pair(depth, nic.path));
+      pairs_.push_back(&wire_->queue_pair(end));
       served_.push_back({.number = pairs_.back()->number(), .peer = options.peer(end)});
     }
   }
@@ -59,6 +61,8 @@ class VerbsEnds final : public Ends {
     return peer_params(rings_.queue_pair(end, served_[end].number, served_[end].peer), *heap_, peer, sinks_, end);
   }
 
+  QueuePairAddress landing(std::size_t end) const override { return landings_.address(end); }
+  void connect_landing(std::size_t end, const QueuePairAddress& peer) override { landings_.connect(end, peer); }
   void start() override { handler_ = std::make_unique<CpuHandler>(std::move(wire_), rings_, served_, name_, cpus_); }
 
   std::optional<Failure> failure() const override { return handler_->failure(); }
@@ -73,6 +77,7 @@ class VerbsEnds final : public Ends {
   std::shared_ptr<Registration> heap_;
   RingMemory rings_;
   Registration sinks_;
+  Landings landings_;
   std::unique_ptr<VerbsWire> wire_;  ///< until the handler has it
   std::vector<QueuePair*> pairs_;    ///< the wire's
   std::vector<CpuHandler::QueuePair> served_;

@@ -46,35 +46,23 @@ Syndrome syndrome_of(int status) {
   }
 }
 
-VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::uint32_t completion_depth)
+VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth, const PathOptions& path)
     : device_(std::move(device)),
-      completion_queue_(std::make_shared<CompletionQueue>(device_, completion_depth)),
-      completion_room_(completion_depth),
+      // An overrun completion queue loses completions, so every request under way has its place in it.
+      completion_queue_(std::make_shared<CompletionQueue>(device_, static_cast<std::uint32_t>(count) * depth)),
       events_(device_, [this](const AsyncEvent& event) {
         if (event.kind == AsyncEventKind::device_failed) device_failed_.store(true, std::memory_order_relaxed);
       }) {
-  if (!device_->limits().atomics) {
+  if (device_->limits().atomic_cap == IBV_ATOMIC_NONE) {
     fail<InvalidArgument>("RDMA device {} has no 8-byte fetch-and-add, which signals need", device_->name());
+  }
+  for (std::uint32_t serial = 0; serial < count; ++serial) {
+    queues_.push_back({std::make_unique<QueuePair>(completion_queue_, depth, path), serial});
+    by_number_[queues_.back().pair->number()] = serial;
   }
 }
 
 VerbsWire::~VerbsWire() = default;
-
-QueuePair& VerbsWire::add_queue_pair(std::uint32_t send_depth, const PathOptions& path) {
-  // An overrun completion queue loses completions, so every request under way has its place in it.
-  if (send_depth > completion_room_) {
-    fail<InvalidArgument>(
-        "send queue depth {} of another queue pair on RDMA device {}, allowed: {}, what is left of "
-        "the wire's completion queue",
-        send_depth, device_->name(), completion_room_);
-  }
-  const auto serial = static_cast<std::uint32_t>(queues_.size());
-  queues_.push_back({std::make_unique<QueuePair>(completion_queue_, send_depth, path), serial});
-  completion_room_ -= send_depth;
-  QueuePair& pair = *queues_.back().pair;
-  by_number_[pair.number()] = serial;
-  return pair;
-}
 
 void VerbsWire::check_device() const {
   if (device_failed_.load(std::memory_order_relaxed)) {
@@ -82,7 +70,7 @@ void VerbsWire::check_device() const {
   }
 }
 
-std::size_t VerbsWire::post(std::span<const WireOperation> operations) {
+std::size_t VerbsWire::post(std::span<const Operation> operations) {
   check_device();
   const auto found = by_number_.find(operations.front().queue_pair);
   if (found == by_number_.end()) {
@@ -91,7 +79,7 @@ std::size_t VerbsWire::post(std::span<const WireOperation> operations) {
   }
   SendQueue& queue = queues_[found->second];
   if (queue.failed) return operations.size();
-  if (queue.oldest == queue.end) queue.oldest = queue.end = operations.front().id;
+  if (queue.oldest == queue.end) queue.oldest = queue.end = operations.front().index;
   const std::uint32_t depth = queue.pair->send_depth();
 
   constexpr std::size_t kBatch = 32;  // work requests that are handed over by one call
@@ -103,24 +91,24 @@ std::size_t VerbsWire::post(std::span<const WireOperation> operations) {
     const std::size_t count = std::min({operations.size() - taken, room, kBatch});
     if (count == 0) break;
     for (std::size_t i = 0; i < count; ++i) {
-      const WireOperation& operation = operations[taken + i];
+      const Operation& operation = operations[taken + i];
       ibv_send_wr& request = requests[i];
       request = {};
-      request.wr_id = std::uint64_t{queue.serial} << 32 | static_cast<std::uint32_t>(operation.id);
+      request.wr_id = std::uint64_t{queue.serial} << 32 | static_cast<std::uint32_t>(operation.index);
       request.next = i + 1 < count ? &requests[i + 1] : nullptr;
       // Verbs drop empty pieces, some providers refuse them.
       request.sg_list = operation.length > 0 ? &pieces[i] : nullptr;
       request.num_sge = operation.length > 0 ? 1 : 0;
-      pieces[i] = {operation.local_address, operation.length, operation.local_key};
-      if (operation.kind == WireOperationKind::fetch_add) {
+      pieces[i] = {operation.local.address, operation.length, operation.local.key};
+      if (operation.opcode == device::rdma::kOpcodeFetchAdd) {
         request.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-        request.wr.atomic = {.remote_addr = operation.remote_address,
+        request.wr.atomic = {.remote_addr = operation.remote.address,
                              .compare_add = operation.add,
                              .swap = 0,
-                             .rkey = operation.remote_key};
+                             .rkey = operation.remote.key};
       } else {
         request.opcode = IBV_WR_RDMA_WRITE;
-        request.wr.rdma = {.remote_addr = operation.remote_address, .rkey = operation.remote_key};
+        request.wr.rdma = {.remote_addr = operation.remote.address, .rkey = operation.remote.key};
       }
       if (operation.signalled || ++queue.since_reported >= std::max(depth / 4, 1U)) {
         request.send_flags |= IBV_SEND_SIGNALED;
@@ -149,19 +137,18 @@ std::size_t VerbsWire::post(std::span<const WireOperation> operations) {
 
 std::size_t VerbsWire::poll(std::span<WireCompletion> completions) {
   check_device();
-  if (ready_.size() < completions.size()) {
-    std::array<ibv_wc, 32> polled;
-    const int count = ibv_poll_cq(completion_queue_->get(), static_cast<int>(polled.size()), polled.data());
-    if (count < 0) fail<SystemError>("RDMA device {}: ibv_poll_cq gives {}", device_->name(), count);
-    for (int i = 0; i < count; ++i) take(polled[static_cast<std::size_t>(i)]);
+  std::array<ibv_wc, 32> polled;
+  const int count = ibv_poll_cq(completion_queue_->get(), static_cast<int>(std::min(polled.size(), completions.size())),
+                                polled.data());
+  if (count < 0) fail<SystemError>("RDMA device {}: ibv_poll_cq gives {}", device_->name(), count);
+  std::size_t told = 0;
+  for (int i = 0; i < count; ++i) {
+    if (const auto completion = take(polled[static_cast<std::size_t>(i)])) completions[told++] = *completion;
   }
-  const std::size_t count = std::min(ready_.size(), completions.size());
-  std::copy_n(ready_.begin(), count, completions.begin());
-  ready_.erase(ready_.begin(), ready_.begin() + static_cast<std::ptrdiff_t>(count));
-  return count;
+  return told;
 }
 
-void VerbsWire::take(const ibv_wc& completion) {
+std::optional<WireCompletion> VerbsWire::take(const ibv_wc& completion) {
   const std::uint64_t serial = completion.wr_id >> 32;
   if (serial >= queues_.size()) {
     fail<SystemError>("RDMA device {}: a completion has the id {:#x}, which nothing was posted with", device_->name(),
@@ -169,7 +156,7 @@ void VerbsWire::take(const ibv_wc& completion) {
   }
   SendQueue& queue = queues_[serial];
   // The device reports no other failure of a queue pair after the first one.
-  if (queue.failed) return;
+  if (queue.failed) return {};
   const auto behind = static_cast<std::uint32_t>(completion.wr_id) - static_cast<std::uint32_t>(queue.oldest);
   if (behind >= queue.end - queue.oldest) {
     fail<SystemError>("RDMA device {}: queue pair {:#x} completed a request that was not posted", device_->name(),
@@ -180,8 +167,8 @@ void VerbsWire::take(const ibv_wc& completion) {
   queue.oldest = id + 1;
   const Syndrome syndrome = syndrome_of(completion.status);
   queue.failed = syndrome != Syndrome::none;
-  ready_.push_back({queue.pair->number(), id, syndrome,
-                    queue.failed ? static_cast<std::uint8_t>(completion.vendor_err) : std::uint8_t{0}});
+  return WireCompletion{queue.pair->number(), id, syndrome,
+                        queue.failed ? static_cast<std::uint8_t>(completion.vendor_err) : std::uint8_t{0}};
 }
 
 }  // namespace deep_ep::rdma::verbs

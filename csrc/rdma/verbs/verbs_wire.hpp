@@ -3,8 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -19,49 +19,45 @@ namespace deep_ep::rdma::verbs {
 /// The name that mlx5 devices give to a failed verbs completion. The argument is an ibv_wc_status.
 Syndrome syndrome_of(int status);
 
-/// A wire of its own for each device. Add queue pairs, exchange their addresses, connect them; then give the wire to
+/// A wire of its own for each device. Exchange the addresses of its queue pairs, connect them; then give the wire to
 /// its handler. Queue pairs are known by the numbers that the device gave them, keys are those of registrations.
 ///
 /// The device reports only requests that ask for it, and frees their room only then: so besides those that the caller
 /// wants reported, some ask in every quarter of the queue.
 class VerbsWire final : public Wire {
  public:
-  /// `completion_depth`: room for the send depths of all queue pairs that will be added.
-  VerbsWire(std::shared_ptr<Device> device, std::uint32_t completion_depth);
+  /// With `count` queue pairs, each for `depth` requests under way.
+  VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth, const PathOptions& path);
   ~VerbsWire() override;
 
-  /// The new queue pair, alive as long as the wire. InvalidArgument when the completion queue has no room for its
-  /// depth.
-  QueuePair& add_queue_pair(std::uint32_t send_depth, const PathOptions& path);
+  QueuePair& queue_pair(std::size_t i) { return *queues_[i].pair; }
 
   std::string_view name() const override { return "verbs"; }
   bool has_device() const override { return true; }
 
   /// SystemError for failures without a completion: a device that failed, a request that the provider refuses.
   /// InvalidArgument for a queue pair that is not known.
-  std::size_t post(std::span<const WireOperation> operations) override;
+  std::size_t post(std::span<const Operation> operations) override;
   std::size_t poll(std::span<WireCompletion> completions) override;
 
  private:
   struct SendQueue {
     std::unique_ptr<QueuePair> pair;
-    std::uint32_t serial;      ///< the upper half of its work requests' ids; the lower is that of the operation's
+    std::uint32_t serial;      ///< the upper half of its work requests' ids; the lower is that of the operation's index
     std::uint64_t oldest = 0;  ///< operations from this id on are under way
     std::uint64_t end = 0;     ///< and before this one
     std::uint32_t since_reported = 0;  ///< operations handed over since the last one that asked for a completion
     bool failed = false;
   };
 
-  void take(const ibv_wc& completion);
+  std::optional<WireCompletion> take(const ibv_wc& completion);
   void check_device() const;
 
   std::shared_ptr<Device> device_;
   std::shared_ptr<CompletionQueue> completion_queue_;
-  std::uint32_t completion_room_;
   /// By the serial in the upper half of a work request's id: numbers of queue pairs are used again, serials are not.
   std::vector<SendQueue> queues_;
   std::unordered_map<std::uint32_t, std::size_t> by_number_;
-  std::deque<WireCompletion> ready_;
   std::atomic<bool> device_failed_{false};
   AsyncEventWatcher events_;  ///< last: its thread uses the rest
 };

@@ -31,7 +31,6 @@ TEST(RdmaSettings, NothingIsSet) {
   EXPECT_EQ(settings.nic_handler, NicHandler::automatic);
   EXPECT_EQ(settings.wire.kind, WireKind::automatic);
   EXPECT_TRUE(settings.dma_buf);
-  EXPECT_FALSE(settings.data_direct) << "until it has run on a device";
   EXPECT_EQ(settings.path, PathOptions{}) << "two places give the defaults";
   EXPECT_TRUE(settings.taken.empty());
   EXPECT_TRUE(settings.warnings.empty());
@@ -166,8 +165,6 @@ TEST(RdmaSettings, HandlersAndMemoryOfOthers) {
   EXPECT_FALSE(read({{"NVSHMEM_IB_DISABLE_DMABUF", "1"}}).dma_buf);
   EXPECT_TRUE(read({{"NVSHMEM_IB_DISABLE_DMABUF", "0"}}).dma_buf);
   EXPECT_FALSE(read({{"NCCL_DMABUF_ENABLE", "0"}}).dma_buf);
-  EXPECT_FALSE(read({{"NCCL_IB_DATA_DIRECT", "1"}}).data_direct) << "NCCL's path has been tried, this one has not";
-  EXPECT_TRUE(read({{"DEEP_EP_DATA_DIRECT", "on"}}).data_direct);
   EXPECT_EQ(read({{"NCCL_NET_GDR_LEVEL", "5"}}).warnings,
             Texts{"NCCL_NET_GDR_LEVEL='5' is ignored: not one of LOC|PIX|PXB|PHB|NODE|SYS"});
 }

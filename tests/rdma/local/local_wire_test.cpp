@@ -24,30 +24,28 @@ class LocalWireTest : public testing::TestWithParam<Through> {
     wire_.add_queue_pair(11);
   }
 
-  static WireOperation write(std::uint64_t id, std::uint64_t local, std::uint64_t remote, std::uint32_t length) {
-    return {.queue_pair = 10,
-            .id = id,
-            .kind = WireOperationKind::write,
+  static Operation write(std::uint64_t id, std::uint64_t local, std::uint64_t remote, std::uint32_t length) {
+    return {.index = id,
+            .opcode = device::rdma::kOpcodeWrite,
+            .queue_pair = 10,
             .signalled = true,
             .length = length,
-            .local_key = 1,
-            .remote_key = 2,
-            .local_address = local,
-            .remote_address = remote};
+            .local = {local, 1},
+            .remote = {remote, 2}};
   }
-  static WireOperation add(std::uint64_t id, std::uint64_t remote, std::uint64_t addend) {
-    WireOperation operation = write(id, 56, remote, 8);
-    operation.kind = WireOperationKind::fetch_add;
+  static Operation add(std::uint64_t id, std::uint64_t remote, std::uint64_t addend) {
+    Operation operation = write(id, 56, remote, 8);
+    operation.opcode = device::rdma::kOpcodeFetchAdd;
     operation.add = addend;
     return operation;
   }
-  std::vector<WireCompletion> post(const std::vector<WireOperation>& operations) {
+  std::vector<WireCompletion> post(const std::vector<Operation>& operations) {
     EXPECT_EQ(wire_.post(operations), operations.size());
     std::vector<WireCompletion> completions(16);
     completions.resize(wire_.poll(completions));
     return completions;
   }
-  Syndrome result(WireOperation operation) {
+  Syndrome result(Operation operation) {
     const auto completions = post({operation});
     return completions.empty() ? Syndrome::none : completions.front().syndrome;
   }
@@ -61,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(, LocalWireTest, testing::Values(Through::host, Through
 
 TEST_P(LocalWireTest, ChecksKeysBoundsAndAlignment) {
   struct {
-    WireOperation operation;
+    Operation operation;
     Syndrome syndrome;
   } cases[] = {
       {write(0, 57, 0, 8), Syndrome::local_protection},
@@ -79,16 +77,16 @@ TEST_P(LocalWireTest, ChecksKeysBoundsAndAlignment) {
     EXPECT_EQ(result(c.operation), c.syndrome);
   }
   wire_.add_queue_pair(++number);
-  WireOperation unknown = write(0, 0, 0, 8);
+  Operation unknown = write(0, 0, 0, 8);
   unknown.queue_pair = number;
-  unknown.remote_key = 9;
+  unknown.remote.key = 9;
   EXPECT_EQ(result(unknown), Syndrome::remote_access);
 }
 
 TEST_P(LocalWireTest, AFailureStopsItsQueuePairOnly) {
-  WireOperation unsignalled = write(3, 0, 0, 8);
+  Operation unsignalled = write(3, 0, 0, 8);
   unsignalled.signalled = false;
-  WireOperation other = write(1, 0, 8, 8);
+  Operation other = write(1, 0, 8, 8);
   other.queue_pair = 11;
   const auto completions = post({write(1, 0, 64, 8), add(2, 0, 1), unsignalled, other});
   ASSERT_EQ(completions.size(), 2u);

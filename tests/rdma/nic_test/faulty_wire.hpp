@@ -30,8 +30,8 @@ class FaultyWire final : public rdma::Wire {
 
   std::string_view name() const override { return "faulty"; }
 
-  std::size_t post(std::span<const rdma::WireOperation> operations) override {
-    for (const rdma::WireOperation& operation : operations) post(operation);
+  std::size_t post(std::span<const rdma::Operation> operations) override {
+    for (const rdma::Operation& operation : operations) post(operation);
     return operations.size();
   }
 
@@ -54,10 +54,10 @@ class FaultyWire final : public rdma::Wire {
   }
 
  private:
-  void post(rdma::WireOperation operation) {
-    using rdma::WireOperationKind;
-    const bool writes = operation.kind == WireOperationKind::write;
-    const bool adds = operation.kind == WireOperationKind::fetch_add && operation.remote_address == nic_test::kCounters;
+  void post(rdma::Operation operation) {
+    const bool writes = operation.opcode == device::rdma::kOpcodeWrite;
+    const bool adds =
+        operation.opcode == device::rdma::kOpcodeFetchAdd && operation.remote.address == nic_test::kCounters;
     const bool sender = operation.queue_pair % 2 == 1;  // numbers begin at 1
     if (!sender) write_late();                          // it has looked, and answers
     if (mistake_ == Mistake::flag_before_data && writes) {
@@ -68,27 +68,27 @@ class FaultyWire final : public rdma::Wire {
     if (sender &&
         ((mistake_ == Mistake::drops_a_write && writes) || (mistake_ == Mistake::drops_an_addition && adds))) {
       if (++seen_ == 3) {
-        operation.kind = WireOperationKind::write;
+        operation.opcode = device::rdma::kOpcodeWrite;
         operation.length = 0;
       }
     }
     if (mistake_ == Mistake::takes_any_key && operation.length != 0)
-      operation.remote_key = operation.remote_key & ~0x80u;
+      operation.remote.key = operation.remote.key & ~0x80u;
     wire_->post({&operation, 1});
   }
 
   static bool in_order(const rdma::WireCompletion& a, const rdma::WireCompletion& b) {
-    return std::tie(a.queue_pair, a.id) < std::tie(b.queue_pair, b.id);
+    return std::tie(a.queue_pair, a.index) < std::tie(b.queue_pair, b.index);
   }
 
   void write_late() {
-    for (const rdma::WireOperation& operation : std::exchange(late_, {})) wire_->post({&operation, 1});
+    for (const rdma::Operation& operation : std::exchange(late_, {})) wire_->post({&operation, 1});
   }
 
   std::unique_ptr<rdma::Wire> wire_;
   Mistake mistake_;
   int seen_ = 0;
-  std::vector<rdma::WireOperation> late_;
+  std::vector<rdma::Operation> late_;
   std::chrono::steady_clock::time_point since_;
 };
 

@@ -6,44 +6,43 @@
 
 namespace deep_ep::test {
 
+using rdma::Operation;
 using rdma::Syndrome;
-using rdma::WireOperation;
-using rdma::WireOperationKind;
-
-std::byte* AdversarialWire::find(std::uint32_t key, std::uint64_t address, std::uint64_t bytes) {
-  const auto found = regions_.find(key);
-  if (found == regions_.end() || address > found->second.bytes || bytes > found->second.bytes - address) return nullptr;
-  return found->second.base + address;
+std::byte* AdversarialWire::find(const device::rdma::KeyedAddress& place, std::uint64_t bytes) {
+  const auto found = regions_.find(place.key);
+  if (found == regions_.end()) return nullptr;
+  const Region& region = found->second;
+  if (place.address > region.bytes || bytes > region.bytes - place.address) return nullptr;
+  return region.base + place.address;
 }
 
-Syndrome AdversarialWire::validate(Pair& pair, const WireOperation& operation, std::uint8_t& vendor) {
+Syndrome AdversarialWire::validate(Pair& pair, const Operation& operation, std::uint8_t& vendor) {
   if (pair.failed) return Syndrome::flushed;
   for (const rdma::WireCompletion& planted : pair.planted) {
-    if (planted.id != operation.id) continue;
+    if (planted.index != operation.index) continue;
     vendor = planted.vendor_syndrome;
     return planted.syndrome;
   }
   if (operation.length == 0) return Syndrome::none;
-  if (find(operation.local_key, operation.local_address, operation.length) == nullptr) {
+  if (find(operation.local, operation.length) == nullptr) {
     return Syndrome::local_protection;
   }
-  if (operation.kind == WireOperationKind::fetch_add && operation.remote_address % 8 != 0) {
+  if (operation.opcode == device::rdma::kOpcodeFetchAdd && operation.remote.address % 8 != 0) {
     return Syndrome::remote_invalid_request;
   }
-  return find(operation.remote_key, operation.remote_address, operation.length) == nullptr ? Syndrome::remote_access
-                                                                                           : Syndrome::none;
+  return find(operation.remote, operation.length) == nullptr ? Syndrome::remote_access : Syndrome::none;
 }
 
-std::size_t AdversarialWire::post(std::span<const WireOperation> operations) {
+std::size_t AdversarialWire::post(std::span<const Operation> operations) {
   const std::size_t taken = std::min<std::size_t>(operations.size(), below(operations.size() + 4));
-  for (const WireOperation& operation : operations.first(taken)) {
+  for (const Operation& operation : operations.first(taken)) {
     const auto found = pairs_.find(operation.queue_pair);
     if (found == pairs_.end()) throw std::invalid_argument("unknown queue pair");
     Pair& pair = found->second;
     Pending pending{.operation = operation};
     pending.syndrome = validate(pair, operation, pending.vendor);
     pair.failed |= pending.syndrome != Syndrome::none;
-    if (operation.kind != WireOperationKind::fetch_add) {
+    if (operation.opcode != device::rdma::kOpcodeFetchAdd) {
       for (std::uint32_t offset = 0; offset < operation.length; offset += kChunk) pending.chunks.push_back(offset);
     }
     pair.pending.push_back(std::move(pending));
@@ -51,17 +50,17 @@ std::size_t AdversarialWire::post(std::span<const WireOperation> operations) {
   return taken;
 }
 
-void AdversarialWire::place(const WireOperation& operation, std::uint32_t offset) {
+void AdversarialWire::place(const Operation& operation, std::uint32_t offset) {
   const std::uint32_t bytes = std::min(kChunk, operation.length - offset);
-  const std::byte* source = find(operation.local_key, operation.local_address, operation.length);
-  std::memcpy(find(operation.remote_key, operation.remote_address, operation.length) + offset, source + offset, bytes);
+  const std::byte* source = find(operation.local, operation.length);
+  std::memcpy(find(operation.remote, operation.length) + offset, source + offset, bytes);
 }
 
-void AdversarialWire::add(const WireOperation& operation) {
-  std::byte* word = find(operation.remote_key, operation.remote_address, sizeof operation.add);
+void AdversarialWire::add(const Operation& operation) {
+  std::byte* word = find(operation.remote, sizeof operation.add);
   const std::uint64_t before =
       __atomic_fetch_add(reinterpret_cast<std::uint64_t*>(word), operation.add, __ATOMIC_ACQ_REL);
-  std::memcpy(find(operation.local_key, operation.local_address, sizeof before), &before, sizeof before);
+  std::memcpy(find(operation.local, sizeof before), &before, sizeof before);
   if (on_add) on_add(operation.queue_pair, before + operation.add);
 }
 
@@ -72,7 +71,7 @@ void AdversarialWire::execute_some(Pair& pair) {
   for (Pending& pending : pair.pending) {
     if (pending.syndrome != Syndrome::none) return;  // it and all behind it are never executed
     if (!pending.executed) {
-      const bool adds = pending.operation.kind == WireOperationKind::fetch_add;
+      const bool adds = pending.operation.opcode == device::rdma::kOpcodeFetchAdd;
       const bool may = !adds || all_before;
       if (may && below(3) != 0) {
         if (adds) {
@@ -96,7 +95,7 @@ void AdversarialWire::retire(Pair& pair) {
     const Pending& front = pair.pending.front();
     if (front.syndrome == Syndrome::none && !front.executed) return;
     if (front.syndrome != Syndrome::none || front.operation.signalled) {
-      pair.ready.push_back({front.operation.queue_pair, front.operation.id, front.syndrome, front.vendor});
+      pair.ready.push_back({front.operation.queue_pair, front.operation.index, front.syndrome, front.vendor});
     }
     pair.pending.pop_front();
     if (below(6) == 0) return;

@@ -33,7 +33,7 @@ class AdversarialWire final : public rdma::Wire {
   std::uint64_t executed(std::uint32_t queue_pair) { return pairs_[queue_pair].executed; }
 
   std::string_view name() const override { return "adversarial"; }
-  std::size_t post(std::span<const rdma::WireOperation> operations) override;
+  std::size_t post(std::span<const rdma::Operation> operations) override;
   std::size_t poll(std::span<rdma::WireCompletion> completions) override;
 
   /// Does one thing for one queue pair.
@@ -48,7 +48,7 @@ class AdversarialWire final : public rdma::Wire {
     std::size_t bytes = 0;
   };
   struct Pending {
-    rdma::WireOperation operation;
+    rdma::Operation operation;
     std::vector<std::uint32_t> chunks = {};  ///< offsets of pieces that are not yet placed
     bool executed = false;
     rdma::Syndrome syndrome = rdma::Syndrome::none;
@@ -65,11 +65,11 @@ class AdversarialWire final : public rdma::Wire {
 
   static constexpr std::uint32_t kChunk = 24;
 
-  std::byte* find(std::uint32_t key, std::uint64_t address, std::uint64_t bytes);
-  rdma::Syndrome validate(Pair& pair, const rdma::WireOperation& operation, std::uint8_t& vendor);
+  std::byte* find(const device::rdma::KeyedAddress& place, std::uint64_t bytes);
+  rdma::Syndrome validate(Pair& pair, const rdma::Operation& operation, std::uint8_t& vendor);
   void execute_some(Pair& pair);
-  void place(const rdma::WireOperation& operation, std::uint32_t offset);
-  void add(const rdma::WireOperation& operation);
+  void place(const rdma::Operation& operation, std::uint32_t offset);
+  void add(const rdma::Operation& operation);
   void retire(Pair& pair);
 
   std::mt19937_64 random_;

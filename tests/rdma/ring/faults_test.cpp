@@ -225,7 +225,7 @@ class PlaceWire final : public rdma::Wire {
  public:
   explicit PlaceWire(std::promise<std::vector<int>>& place) : place_(place) {}
   std::string_view name() const override { return "place"; }
-  std::size_t post(std::span<const rdma::WireOperation> operations) override { return operations.size(); }
+  std::size_t post(std::span<const rdma::Operation> operations) override { return operations.size(); }
   std::size_t poll(std::span<rdma::WireCompletion>) override {
     if (!std::exchange(told_, true)) place_.set_value(allowed_cpus());
     return 0;
@@ -286,10 +286,10 @@ TEST(RdmaHandlerIdle, WhenAllIsDoneOrHasFailed) {
 class FullWire final : public rdma::Wire {
  public:
   std::string_view name() const override { return "full"; }
-  std::size_t post(std::span<const rdma::WireOperation> operations) override {
+  std::size_t post(std::span<const rdma::Operation> operations) override {
     std::size_t taken = 0;
     for (; taken < operations.size() && operations[taken].queue_pair != full; ++taken) {
-      if (operations[taken].signalled) done_.push_back({operations[taken].queue_pair, operations[taken].id});
+      if (operations[taken].signalled) done_.push_back({operations[taken].queue_pair, operations[taken].index});
     }
     return taken;
   }

@@ -80,14 +80,14 @@ void SoftwareNic::see_doorbell(Ring& ring) {
 void SoftwareNic::fetch(Ring& ring) {
   if (ring.fetched == ring.rung) return;
   if (ring.failed && !options_.flush_overwrites) return;
-  const auto decoded =
-      rdma::decode_entry(ring.pair.ring[ring.fetched & (ring.pair.depth - 1)], ring.fetched, ring.pair.number);
-  if (!decoded.mistake.empty()) {
+  const rdma::Operation operation =
+      device::rdma::decode(ring.pair.ring[ring.fetched & (ring.pair.depth - 1)], ring.fetched, ring.pair.number);
+  if (operation.mistake != device::rdma::Mistake::none) {
     ring.failed = true;
     write_completion(ring.pair, ring.fetched, Syndrome::local_queue_pair, 0);
-    return violate(ring, fmt::format("entry {}: {}", ring.fetched, decoded.mistake));
+    return violate(ring, fmt::format("entry {}: {}", ring.fetched, rdma::describe_mistake(operation)));
   }
-  ring.fetched += wire_.post({&decoded.operation, 1});
+  ring.fetched += wire_.post({&operation, 1});
 }
 
 void SoftwareNic::complete(const rdma::WireCompletion& completion) {
@@ -95,13 +95,12 @@ void SoftwareNic::complete(const rdma::WireCompletion& completion) {
     if (ring.pair.number != completion.queue_pair) continue;
     if (ring.failed && !options_.flush_overwrites) return;
     // Until now the entry was the device's.
-    const auto decoded =
-        rdma::decode_entry(ring.pair.ring[completion.id & (ring.pair.depth - 1)], completion.id, ring.pair.number);
-    if (!decoded.mistake.empty())
-      violate(ring, fmt::format("entry {} was overwritten: {}", completion.id, decoded.mistake));
+    const std::string mistake = rdma::describe_mistake(device::rdma::decode(
+        ring.pair.ring[completion.index & (ring.pair.depth - 1)], completion.index, ring.pair.number));
+    if (!mistake.empty()) violate(ring, fmt::format("entry {} was overwritten: {}", completion.index, mistake));
     ring.failed = completion.syndrome != Syndrome::none;
-    if (!ring.failed) ring.completed = completion.id + 1;
-    write_completion(ring.pair, completion.id, completion.syndrome, completion.vendor_syndrome);
+    if (!ring.failed) ring.completed = completion.index + 1;
+    write_completion(ring.pair, completion.index, completion.syndrome, completion.vendor_syndrome);
   }
 }
 

@@ -132,7 +132,7 @@ void fill(VerbsFunctions& f) {
     if (type == IBV_EVENT_QP_ACCESS_ERR) return "access error";
     return type == IBV_EVENT_DEVICE_FATAL ? "device fatal" : "event";
   };
-  f.wc_status_str = [](ibv_wc_status) { return "status"; };
+  f.port_state_str = [](ibv_port_state state) { return state == IBV_PORT_DOWN ? "down" : "another"; };
 }
 
 // ---- DevX ----
@@ -259,18 +259,6 @@ void fill(Mlx5Functions& f) {
     if (fake->refuses(dma_buf ? "umem_reg_ex dma-buf" : "umem_reg_ex")) return nullptr;
     fake->registered.push_back({request->addr, request->size, 0, request->access});
     return memory(dma_buf ? 0x32 : 0x31, *request);
-  };
-  f.reg_dmabuf_mr = [](ibv_pd*, std::uint64_t, std::size_t bytes, std::uint64_t first, int, int access,
-                       int mlx5_access) -> ibv_mr* {
-    if (fake->refuses("mlx5 reg_dmabuf_mr")) return nullptr;
-    ibv_mr* made = region(nullptr, bytes, first, static_cast<unsigned>(access));
-    fake->registered.back().data_direct = mlx5_access == kAccessDataDirect;
-    return made;
-  };
-  f.get_data_direct_sysfs_path = [](ibv_context*, char* path, std::size_t bytes) {
-    if (!fake->has_data_direct) return ENODEV;
-    std::snprintf(path, bytes, "/sys/devices/pci0018:00/0018:06:00.0");
-    return 0;
   };
   f.umem_dereg = [](mlx5dv_devx_umem* memory) {
     fake->firmware.remove_memory(memory->umem_id);

@@ -33,7 +33,6 @@ class FakeVerbs {
   ibv_port_attr port{};
   std::map<int, std::array<std::uint8_t, 16>> gids;
   bool is_mlx5 = true;
-  bool has_data_direct = false;
   std::map<std::string, int> refusals;       ///< function -> errno
   std::map<std::string, int> refusals_left;  ///< function -> how many more calls are refused; others: all
   std::size_t post_accepts = SIZE_MAX;       ///< work requests that the next calls take before ENOMEM
@@ -45,7 +44,6 @@ class FakeVerbs {
     std::size_t bytes;
     std::uint64_t first_address;
     unsigned access;
-    bool data_direct = false;
   };
   std::vector<Registered> registered;
   struct StateChange {

@@ -204,16 +204,6 @@ TEST_F(NicEndsTest, IdleWhenTheLastEntryIsCompleteOrHasFailed) {
   EXPECT_TRUE(ends_->idle()) << "failed, and no kernel has seen it";
 }
 
-TEST_F(NicEndsTest, TheHeapGoesByTheDataDirectFunctionAndRingsDoNot) {
-  nic_.data_direct = DataDirect{&fake_.mlx5, nic_.exporter};
-  make();
-  EXPECT_EQ(ends_->describe(),
-            "handler gpu, rings in dma-buf, NIC fake_0:1, heap registered as dma-buf by data-direct");
-  EXPECT_EQ(std::count_if(fake_.registered.begin(), fake_.registered.end(),
-                          [](const FakeVerbs::Registered& one) { return one.data_direct; }),
-            1);
-}
-
 TEST_F(NicEndsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {
   fake_.refusals = {{"umem_reg_ex dma-buf", EOPNOTSUPP}, {"umem_reg_ex", EFAULT}};
   fake_.refusals_left = {{"umem_reg_ex", 1}};
@@ -277,7 +267,7 @@ TEST_F(NicEndsTest, HealthSaysWhatTheDeviceHasDoneWithAllThatWasPosted) {
   fake_.queue_pair_state = 6;
   EXPECT_TRUE(contains(ends_->health(), "; queue pair 0x1235 to rank 1 is in the state 'error'"));
   fake_.port.state = IBV_PORT_DOWN;
-  EXPECT_TRUE(contains(ends_->health(), "port 1 is DOWN; "));
+  EXPECT_TRUE(contains(ends_->health(), "port 1 is down; "));
 }
 
 TEST_F(NicEndsTest, ADeviceThatFailsIsNoLatePeer) {

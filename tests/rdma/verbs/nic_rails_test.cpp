@@ -94,7 +94,7 @@ TEST_F(NicRailsTest, WhatAPathLacksIsSaid) {
 TEST_F(NicRailsTest, TheHeapIsRegisteredWithTheNicOfEachOtherRail) {
   const ConnectionOptions options{.peers = {0, 1, 2}, .channels = 2, .rail_width = 3};
   const LandingNics nics = landing_nics(1, 3);
-  const auto landings = make_nic_landings(nics, 4, options);
+  Landings landings(&nics, 4, options);
   ASSERT_EQ(fake_.registered.size(), 2u);
   for (const auto& heap : fake_.registered) {
     EXPECT_EQ(heap.address, heap_.local());
@@ -104,9 +104,9 @@ TEST_F(NicRailsTest, TheHeapIsRegisteredWithTheNicOfEachOtherRail) {
   std::set<std::uint32_t> numbers;
   for (const std::size_t end : {0u, 2u, 3u, 5u}) {
     ASSERT_TRUE(options.lands(end, 4));
-    numbers.insert(landings->address(end).queue_pair);
-    EXPECT_EQ(landings->address(end).heap_key, options.peer(end) == 0 ? 0x200u : 0x201u);
-    landings->connect(end, landings->address(end));
+    numbers.insert(landings.address(end).queue_pair);
+    EXPECT_EQ(landings.address(end).heap_key, options.peer(end) == 0 ? 0x200u : 0x201u);
+    landings.connect(end, landings.address(end));
     EXPECT_EQ(fake_.state_changes.back().attributes.qp_state, IBV_QPS_RTS);
   }
   EXPECT_EQ(numbers.size(), 4u);

@@ -104,35 +104,6 @@ TEST_F(VerbsTest, GpuMemoryGoesByDmaBufThenByPeerMemory) {
                    {"libibverbs has no ibv_reg_dmabuf_mr"}));
 }
 
-TEST_F(VerbsTest, ADataDirectFunctionComesFirst) {
-  auto device = open();
-  const MemoryRange range{.address = memory_.data(), .bytes = 8192, .first_address = 0};
-  const auto null_file = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
-  EXPECT_FALSE(find_data_direct(*device, fake_.mlx5, null_file).has_value()) << "the device has none";
-  fake_.has_data_direct = true;
-  EXPECT_FALSE(find_data_direct(*device, fake_.mlx5, {}).has_value()) << "no GPU to export from";
-  std::optional<DataDirect> found = find_data_direct(*device, fake_.mlx5, null_file);
-  ASSERT_TRUE(found.has_value());
-
-  const auto registered = [&] { return Registration::of_gpu_memory(device, range, null_file, &*found).path(); };
-  EXPECT_EQ(registered(), RegistrationPath::data_direct);
-  EXPECT_TRUE(fake_.registered.back().data_direct);
-  EXPECT_EQ(fake_.registered.back().access & IBV_ACCESS_RELAXED_ORDERING, 0U);
-  EXPECT_NE(fake_.registered.back().access & IBV_ACCESS_REMOTE_ATOMIC, 0U);
-
-  fake_.refusals["mlx5 reg_dmabuf_mr"] = EOPNOTSUPP;
-  EXPECT_EQ(registered(), RegistrationPath::dma_buf);
-  EXPECT_FALSE(fake_.registered.back().data_direct);
-  found->exporter = [](void*, std::size_t) -> UniqueFd { throw SystemError("no mapping over PCIe"); };
-  fake_.refusals = {{"reg_dmabuf_mr", EINVAL}, {"reg_mr_iova2", EFAULT}};
-  EXPECT_TRUE(says(message_of<SystemError>(registered),
-                   {"Tried: data-direct: no mapping over PCIe; dma-buf: ibv_reg_dmabuf_mr: Invalid argument",
-                    "; peer memory: ibv_reg_mr: Bad address", "nvidia-peermem is"}));
-
-  fake_.mlx5.reg_dmabuf_mr = nullptr;
-  EXPECT_FALSE(find_data_direct(*device, fake_.mlx5, null_file).has_value()) << "libmlx5 before rdma-core 54";
-}
-
 // ---- Queue pairs ----
 
 TEST_F(VerbsTest, ConnectionGoesThroughTheThreeStatesWithWhatWasAgreed) {
@@ -228,28 +199,12 @@ TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
                     "no route to the peer"}));
 }
 
-TEST_F(VerbsTest, OptionsOutOfRangeAreNamed) {
-  auto completions = std::make_shared<CompletionQueue>(open(), 64);
-  const auto refusal = [&](PathOptions options, std::uint32_t depth = 64) {
-    return message_of<InvalidArgument>([&] { QueuePair(completions, depth, options); });
-  };
-  PathOptions options = path();
-  options.retry_count = 8;
-  EXPECT_EQ(refusal(options), "retry count is 8, allowed: 0 to 7");
-  options = path();
-  options.ack_timeout = 32;
-  EXPECT_EQ(refusal(options), "acknowledgement timeout is 32, allowed: 0 to 31");
-  options = path();
-  options.service_level = 16;
-  EXPECT_EQ(refusal(options), "service level is 16, allowed: 0 to 15");
-  options = path();
-  options.port = 0;
-  EXPECT_EQ(refusal(options), "RDMA port is 0, allowed: 1 to 255");
-  EXPECT_EQ(refusal(path(), 10000), "send queue depth is 10000, allowed: 1 to 8192");
-  EXPECT_TRUE(says(refusal({.gid_index = 1}), {"GID index 1 of RDMA device fake_0 port 1 is empty (0 to 7 exist"}));
+TEST_F(VerbsTest, APortThatCannotBeUsedIsNamed) {
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { local_address(*open(), {.gid_index = 1}); }),
+                   {"GID index 1 of RDMA device fake_0 port 1 is empty (0 to 7 exist"}));
   fake_.port.state = IBV_PORT_DOWN;
-  EXPECT_TRUE(says(message_of<SystemError>([&] { QueuePair(completions, 64, path()); }),
-                   {"fake_0 port 1 is DOWN, not ACTIVE"}));
+  EXPECT_TRUE(
+      says(message_of<SystemError>([&] { local_address(*open(), path()); }), {"fake_0 port 1 is down, not active"}));
 }
 
 // ---- The wire ----
@@ -257,19 +212,24 @@ TEST_F(VerbsTest, OptionsOutOfRangeAreNamed) {
 class VerbsWireTest : public VerbsTest {
  protected:
   void SetUp() override {
-    wire_ = std::make_unique<VerbsWire>(open(), 64);
-    pair_ = &wire_->add_queue_pair(16, path());
+    wire_ = std::make_unique<VerbsWire>(open(), 1, 16, path());
+    pair_ = &wire_->queue_pair(0);
   }
   void TearDown() override {
     wire_.reset();
     VerbsTest::TearDown();
   }
 
-  WireOperation write(std::uint64_t id, bool signalled = false) const {
-    return {.queue_pair = pair_->number(), .id = id, .signalled = signalled, .length = 64, .local_key = 1};
+  Operation write(std::uint64_t id, bool signalled = false) const {
+    return {.index = id,
+            .opcode = device::rdma::kOpcodeWrite,
+            .queue_pair = pair_->number(),
+            .signalled = signalled,
+            .length = 64,
+            .local = {0, 1}};
   }
-  std::vector<WireOperation> writes(std::uint64_t first, std::size_t count) const {
-    std::vector<WireOperation> result;
+  std::vector<Operation> writes(std::uint64_t first, std::size_t count) const {
+    std::vector<Operation> result;
     for (std::size_t i = 0; i < count; ++i) result.push_back(write(first + i));
     return result;
   }
@@ -277,7 +237,7 @@ class VerbsWireTest : public VerbsTest {
     std::vector<std::pair<std::uint64_t, Syndrome>> result;
     std::array<WireCompletion, 3> some;
     while (const std::size_t count = wire_->poll(some)) {
-      for (std::size_t i = 0; i < count; ++i) result.emplace_back(some[i].id, some[i].syndrome);
+      for (std::size_t i = 0; i < count; ++i) result.emplace_back(some[i].index, some[i].syndrome);
     }
     return result;
   }
@@ -302,7 +262,7 @@ TEST_F(VerbsWireTest, AQuarterOfTheQueueAsksForACompletion) {
 }
 
 TEST_F(VerbsWireTest, AFailureIsTheLastThatAQueuePairReports) {
-  std::vector<WireOperation> operations = writes(100, 6);
+  std::vector<Operation> operations = writes(100, 6);
   operations[1].signalled = true;
   ASSERT_EQ(wire_->post(operations), 6U);
   fake_.complete(1);
@@ -310,9 +270,9 @@ TEST_F(VerbsWireTest, AFailureIsTheLastThatAQueuePairReports) {
   fake_.complete(4, IBV_WC_WR_FLUSH_ERR);  // Devices differ in whether they report this.
   std::array<WireCompletion, 8> told;
   ASSERT_EQ(wire_->poll(told), 2U);
-  EXPECT_EQ(told[0].id, 101U);
+  EXPECT_EQ(told[0].index, 101U);
   EXPECT_EQ(told[0].syndrome, Syndrome::none);
-  EXPECT_EQ(told[1].id, 103U);
+  EXPECT_EQ(told[1].index, 103U);
   EXPECT_EQ(told[1].syndrome, Syndrome::remote_access);
   EXPECT_EQ(told[1].vendor_syndrome, 0x89);
   fake_.complete(5, IBV_WC_WR_FLUSH_ERR);
@@ -333,12 +293,10 @@ TEST_F(VerbsWireTest, DeviceThatIsFullTakesTheRestLater) {
 }
 
 TEST_F(VerbsWireTest, MisuseIsNamed) {
-  WireOperation operation = write(1);
+  Operation operation = write(1);
   operation.queue_pair = 0x999;
   EXPECT_EQ(message_of<InvalidArgument>([&] { wire_->post(std::array{operation}); }),
             "queue pair 0x999 is not one of this wire's on RDMA device fake_0");
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { wire_->add_queue_pair(49, path()); }),
-                   {"send queue depth 49", "allowed: 48"}));
 }
 
 TEST_F(VerbsWireTest, DeviceThatFailsIsAnException) {
@@ -353,7 +311,8 @@ TEST_F(VerbsWireTest, DeviceThatFailsIsAnException) {
 
 TEST_F(VerbsTest, WireNeedsAtomics) {
   fake_.attributes.atomic_cap = IBV_ATOMIC_NONE;
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { VerbsWire(open(), 16); }), {"no 8-byte fetch-and-add"}));
+  EXPECT_TRUE(
+      says(message_of<InvalidArgument>([&] { VerbsWire(open(), 1, 16, path()); }), {"no 8-byte fetch-and-add"}));
 }
 
 }  // namespace

@@ -83,32 +83,32 @@ Mailbox query_capabilities_command(std::uint16_t op_mod) {
 Mailbox create_completion_queue_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t event_queue) {
   namespace cqc = layout::cqc;
   const std::uint64_t entry = memory.offset + memory.layout.completion;
-  check_place("a completion queue", entry, memory.page_bytes);
+  check_place("a completion queue", entry, memory.umem->page_bytes());
   const auto of_queue = [](Field field) { return within(layout::create_cq::context, field); };
   Mailbox mailbox = with_opcode(Opcode::create_cq, layout::command::context_bits);
   mailbox.set(layout::create_cq::cq_umem_valid, 1)
-      .set(layout::create_cq::cq_umem_id, memory.umem)
+      .set(layout::create_cq::cq_umem_id, memory.umem->id())
       .set(layout::create_cq::cq_umem_offset, entry)
       .set(of_queue(cqc::cqe_sz), 0)  // 64 bytes
       .set(of_queue(cqc::cc), 1)
       .set(of_queue(cqc::oi), 1)
       .set(of_queue(cqc::log_cq_size), 0)
-      .set(of_queue(cqc::log_page_size), log_page(memory.page_bytes))
+      .set(of_queue(cqc::log_page_size), log_page(memory.umem->page_bytes()))
       .set(of_queue(cqc::uar_page), uar_page)
       .set(of_queue(cqc::c_eqn), event_queue)
       .set(of_queue(cqc::dbr_umem_valid), 1)
-      .set(of_queue(cqc::dbr_umem_id), memory.umem)
+      .set(of_queue(cqc::dbr_umem_id), memory.umem->id())
       .set(of_queue(cqc::dbr_addr), memory.offset + memory.layout.unused_record);
   return mailbox;
 }
 
 Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t protection_domain,
-                                  std::uint32_t completion_queue, std::uint32_t user_index) {
+                                  std::uint32_t completion_queue) {
   namespace qpc = layout::qpc;
-  check_place("a ring", memory.offset, memory.page_bytes);
+  check_place("a ring", memory.offset, memory.umem->page_bytes());
   Mailbox mailbox = with_opcode(Opcode::create_qp, layout::command::context_bits);
   mailbox.set(layout::queue_pair::wq_umem_valid, 1)
-      .set(layout::queue_pair::wq_umem_id, memory.umem)
+      .set(layout::queue_pair::wq_umem_id, memory.umem->id())
       .set(layout::queue_pair::wq_umem_offset, memory.offset)
       .set(of_context(qpc::st), qpc::st_reliable_connection)
       .set(of_context(qpc::pm_state), qpc::pm_state_migrated)
@@ -122,10 +122,9 @@ Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_p
       .set(of_context(qpc::ts_format), qpc::ts_format_default)
       .set(of_context(qpc::cs_req), 0)  // Inline answers would land in completion entries.
       .set(of_context(qpc::cs_res), 0)
-      .set(of_context(qpc::user_index), user_index)
-      .set(of_context(qpc::log_page_size), log_page(memory.page_bytes))
+      .set(of_context(qpc::log_page_size), log_page(memory.umem->page_bytes()))
       .set(of_context(qpc::dbr_umem_valid), 1)
-      .set(of_context(qpc::dbr_umem_id), memory.umem)
+      .set(of_context(qpc::dbr_umem_id), memory.umem->id())
       .set(of_context(qpc::dbr_addr), memory.offset + memory.layout.doorbell);
   return mailbox;
 }

@@ -4,18 +4,20 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/layout.hpp"
+#include "csrc/rdma/verbs/devx/objects.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 
-/// The memory of one queue pair.
+/// The memory of one queue pair. Before the first kernel uses it, the completion entry must say "not yet written" (all
+/// bytes 0xff), and the doorbell records must be 0.
 struct QueueMemory {
-  std::uint32_t umem = 0;
-  std::size_t page_bytes = 4096;  ///< of the UMEM
-  std::uint64_t offset = 0;       ///< in it, in bytes
+  std::shared_ptr<const Umem> umem;
+  std::uint64_t offset = 0;  ///< in it, in bytes; it and the layout are aligned to the page size of GPUs
   RingLayout layout = {};
 };
 
@@ -28,7 +30,7 @@ struct ConnectionCommand {
   std::array<std::uint8_t, 6> peer_mac{};  ///< RoCE
   std::uint32_t log_outstanding_out = 0;   ///< atomics and reads under way, as a power of two
   std::uint32_t log_outstanding_in = 0;
-  std::uint8_t counter_set = 0;    ///< see PortTraits
+  std::uint8_t counter_set = 0;    ///< see DevxDevice
   std::uint8_t physical_port = 0;  ///< of bonded ports, from 1; 0: not bonded
 };
 
@@ -36,9 +38,8 @@ Mailbox query_capabilities_command(std::uint16_t op_mod);
 /// The one entry is overwritten by every completion: the queue is collapsed. Its doorbell record is never written:
 /// nothing is armed, and an overrun is the normal case.
 Mailbox create_completion_queue_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t event_queue);
-/// `user_index` comes back in error completions.
 Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t protection_domain,
-                                  std::uint32_t completion_queue, std::uint32_t user_index);
+                                  std::uint32_t completion_queue);
 Mailbox reset_to_init_command(const ConnectionCommand& command);
 Mailbox init_to_ready_to_receive_command(const ConnectionCommand& command);
 Mailbox ready_to_send_command(const ConnectionCommand& command);

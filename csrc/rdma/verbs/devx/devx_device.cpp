@@ -15,10 +15,10 @@
 namespace deep_ep::rdma::verbs::devx {
 namespace {
 
-Context checked_context(std::shared_ptr<Device> device, const Mlx5Functions& functions, std::size_t page_bytes) {
-  Context context{std::move(device), &functions, page_bytes};
+/// Returns the ports of its bond, if there is one.
+std::uint8_t check(const Context& context) {
   const std::string& name = context.device->name();
-  if (!functions.is_supported(context.device->context()->device)) {
+  if (!context.functions->is_supported(context.device->context()->device)) {
     fail<InvalidArgument>("RDMA device {} is not an mlx5 device: GPUs cannot drive it; the NIC handler 'cpu' can",
                           name);
   }
@@ -47,7 +47,7 @@ Context checked_context(std::shared_ptr<Device> device, const Mlx5Functions& fun
         "would be wrong: its driver has not chosen the host's order, or its firmware has none",
         name, order);
   }
-  return context;
+  return static_cast<std::uint8_t>(general.get(capability(layout::cmd_hca_cap::num_lag_ports)));
 }
 
 std::uint32_t find_protection_domain(const Context& context) {
@@ -105,70 +105,61 @@ MacAddress find_mac(const Context& context, const QueuePairAddress& peer, const 
   return mac;
 }
 
-/// The kernel gives one to its own queue pairs: a queue pair of verbs is made and asked.
-std::uint8_t counter_set(const Context& context, const PathOptions& path) {
-  if (context.functions->qp_query == nullptr) throw SystemError("libmlx5 has no mlx5dv_devx_qp_query");
-  const QueuePair pair(std::make_shared<CompletionQueue>(context.device, 1), 1, path);
-  const Mailbox command = query_queue_pair_command(pair.number());
-  Mailbox answer(layout::command::context_bits);
-  const int error =
-      context.functions->qp_query(pair.get(), command.data(), command.size(), answer.data(), answer.size());
-  if (error != 0 || answer.get(layout::answer::status) != 0) {
-    fail<SystemError>("mlx5dv_devx_qp_query: {}, syndrome {:#x}", errno_text(error),
-                      answer.get(layout::answer::syndrome));
+/// The kernel gives one to its own queue pairs: a queue pair of verbs is made and asked. 0: it does not say.
+std::uint8_t find_counter_set(const Context& context, const PathOptions& path) {
+  try {
+    if (context.functions->qp_query == nullptr) throw SystemError("libmlx5 has no mlx5dv_devx_qp_query");
+    const QueuePair pair(std::make_shared<CompletionQueue>(context.device, 1), 1, path);
+    const Mailbox command = query_queue_pair_command(pair.number());
+    Mailbox answer(layout::command::context_bits);
+    const int error =
+        context.functions->qp_query(pair.get(), command.data(), command.size(), answer.data(), answer.size());
+    if (error != 0 || answer.get(layout::answer::status) != 0) {
+      fail<SystemError>("mlx5dv_devx_qp_query: {}, syndrome {:#x}", errno_text(error),
+                        answer.get(layout::answer::syndrome));
+    }
+    return static_cast<std::uint8_t>(answer.get(within(layout::queue_pair::context, layout::qpc::counter_set_id)));
+  } catch (const Error& error) {
+    log::info("rdma: {}: losses are not counted, because: {}", context.device->name(), error.what());
+    return 0;
   }
-  return static_cast<std::uint8_t>(answer.get(within(layout::queue_pair::context, layout::qpc::counter_set_id)));
 }
 
-std::uint8_t bonded_ports(const Context& context) {
-  const Mailbox lag = context.run("QUERY_LAG", query_lag_command(), layout::query_lag::bits);
-  const bool by_queue = lag.get(layout::query_lag::lag_state) != 0 && lag.get(layout::query_lag::port_select_mode) == 0;
-  if (!by_queue) return 0;
-  const Mailbox general = context.run("QUERY_HCA_CAP", query_capabilities_command(layout::cmd_hca_cap::op_mod),
-                                      layout::answer::capability_bits);
-  return static_cast<std::uint8_t>(general.get(within(layout::answer::capability, layout::cmd_hca_cap::num_lag_ports)));
+/// Is the device bonded, so that its queue pairs choose between physical ports? One that does not say is taken for one
+/// that is not.
+bool chooses_ports(const Context& context) {
+  try {
+    const Mailbox lag = context.run("QUERY_LAG", query_lag_command(), layout::query_lag::bits);
+    return lag.get(layout::query_lag::lag_state) != 0 && lag.get(layout::query_lag::port_select_mode) == 0;
+  } catch (const Error& error) {
+    log::info("rdma: {}: taken for a device without bonded ports, because: {}", context.device->name(), error.what());
+    return false;
+  }
 }
 
 }  // namespace
 
-DevxDevice::DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions, std::size_t page_bytes)
-    : context_(checked_context(std::move(device), functions, page_bytes)),
+DevxDevice::DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions, const PathOptions& path,
+                       std::size_t page_bytes)
+    : context_{std::move(device), &functions, page_bytes},
+      path_(path),
+      bonded_ports_(check(context_)),
       protection_domain_(find_protection_domain(context_)),
-      event_queue_(find_event_queue(context_)) {}
+      event_queue_(find_event_queue(context_)),
+      address_(local_address(*context_.device, path)),
+      counter_set_(find_counter_set(context_, path)) {
+  if (!chooses_ports(context_)) bonded_ports_ = 0;
+}
 
-MacAddress DevxDevice::mac_of(const QueuePairAddress& peer, const PathOptions& path) {
+MacAddress DevxDevice::mac_of(const QueuePairAddress& peer) {
   const auto known = macs_.find(peer.gid);
   if (known != macs_.end()) return known->second;
-  return macs_[peer.gid] = find_mac(context_, peer, path);
+  return macs_[peer.gid] = find_mac(context_, peer, path_);
 }
 
 void DevxDevice::stop_counting(const std::string& why) {
-  counts_ = false;
+  counter_set_ = 0;
   log::warn("rdma: {}: losses and retries are not counted, because: {}", context_.device->name(), why);
-}
-
-Umem DevxDevice::register_memory(const MemoryRange& range, bool gpu_memory, const DmaBufExporter& exporter) const {
-  const auto address = reinterpret_cast<std::uintptr_t>(range.address);
-  if (range.address == nullptr || address % kRingAlignment != 0) {
-    fail<InvalidArgument>("memory of a queue pair at {}, allowed: addresses that are multiples of 64 KiB",
-                          range.address);
-  }
-  return gpu_memory ? Umem::of_gpu_memory(context_, range, exporter) : Umem::of_host_memory(context_, range);
-}
-
-PortTraits port_traits(const Context& context, const PathOptions& path) {
-  PortTraits traits;
-  try {
-    traits.counter_set = counter_set(context, path);
-  } catch (const Error& error) {
-    log::info("rdma: {}: losses are not counted, because: {}", context.device->name(), error.what());
-  }
-  try {
-    traits.bonded_ports = bonded_ports(context);
-  } catch (const Error& error) {
-    log::info("rdma: {}: taken for a device without bonded ports, because: {}", context.device->name(), error.what());
-  }
-  return traits;
 }
 
 }  // namespace deep_ep::rdma::verbs::devx

@@ -9,6 +9,7 @@
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 #include "csrc/rdma/verbs/devx/event_channel.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
+#include "csrc/rdma/verbs/nic_rails.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
@@ -32,6 +33,7 @@ class DevxEnds final : public Ends {
       : name_(nic.nic.name()),
         options_(options),
         heap_(std::move(heap)),
+        landings_(nic.landing_nics.get(), nic.rank, options),
         pages_(nic.page_mapper),
         device_(nic.device),
         port_(nic.path.port) {
@@ -68,6 +70,8 @@ class DevxEnds final : public Ends {
     return peer_params(queue, *heap_, peer, *sinks_, end);
   }
 
+  QueuePairAddress landing(std::size_t end) const override { return landings_.address(end); }
+  void connect_landing(std::size_t end, const QueuePairAddress& peer) override { landings_.connect(end, peer); }
   bool rung_by_kernels() const override { return true; }
   void start() override {}  // the device serves the rings by itself
 
@@ -90,8 +94,8 @@ class DevxEnds final : public Ends {
   std::string health() const override {
     if (device_failed_) return rdma::describe(*failure());
     std::vector<std::string> troubles;
-    if (const PortStatus port = device_->port(port_); !port.active) {
-      troubles.push_back(fmt::format("port {} is {}", port_, port.state));
+    if (const ibv_port_attr port = device_->port(port_); port.state != IBV_PORT_ACTIVE) {
+      troubles.push_back(fmt::format("port {} is {}", port_, device_->functions().port_state_str(port.state)));
     }
     const std::vector<RingStatus> rings = rings_->status();
     for (std::size_t end = 0; end < pairs_.size(); ++end) {
@@ -188,19 +192,15 @@ class DevxEnds final : public Ends {
                                                                 .on_gpu = on_gpu,
                                                                 .alignment = devx::kRingAlignment,
                                                                 .numa_node = nic.nic.nic.pci.numa_node});
-    const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions(), nic.page_bytes);
+    const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions(), nic.path, nic.page_bytes);
     const std::size_t bytes = rings_->layout().bytes;
-    const auto memory = std::make_shared<const devx::Umem>(device->register_memory(
-        {.address = rings_->ring(0), .bytes = bytes * options_.ends(), .first_address = {}}, on_gpu, nic.exporter));
-    const devx::PortTraits traits = devx::port_traits(device->context(), nic.path);
+    const MemoryRange range{.address = rings_->ring(0), .bytes = bytes * options_.ends()};
+    const auto memory =
+        std::make_shared<const devx::Umem>(on_gpu ? devx::Umem::of_gpu_memory(device->context(), range, nic.exporter)
+                                                  : devx::Umem::of_host_memory(device->context(), range));
     for (std::size_t i = 0; i < options_.ends(); ++i) {
-      const devx::DevxQueuePairOptions pair{.layout = rings_->layout(),
-                                            .offset = i * bytes,
-                                            .user_index = static_cast<std::uint32_t>(i),
-                                            .traits = traits,
-                                            .port_offset = static_cast<std::uint32_t>(options_.port_offset(i)),
-                                            .doorbell = nic.doorbell};
-      pairs_.push_back(std::make_unique<DevxQueuePair>(device, memory, pair, nic.path));
+      pairs_.push_back(std::make_unique<DevxQueuePair>(device, devx::QueueMemory{memory, i * bytes, rings_->layout()},
+                                                       options_.port_offset(i), nic.doorbell));
       doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
     }
     subscribe(device->context());
@@ -224,6 +224,7 @@ class DevxEnds final : public Ends {
   std::shared_ptr<Registration> heap_;
   std::unique_ptr<RingMemory> rings_;
   std::unique_ptr<Registration> sinks_;
+  Landings landings_;
   DoorbellPages pages_;
   std::unique_ptr<devx::EventChannel> channel_;  ///< null where the device has none
   std::vector<std::unique_ptr<DevxQueuePair>> pairs_;

@@ -11,7 +11,7 @@
 namespace deep_ep::rdma::verbs::devx {
 namespace {
 
-std::uint32_t log2_down(std::uint32_t value) { return value == 0 ? 0 : std::bit_width(value) - 1U; }
+std::uint32_t log2_down(int value) { return value <= 0 ? 0 : std::bit_width(static_cast<std::uint32_t>(value)) - 1U; }
 
 }  // namespace
 
@@ -31,42 +31,35 @@ std::string_view to_string(QueuePairState state) {
   return "error";
 }
 
-DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, std::shared_ptr<const Umem> memory,
-                             const DevxQueuePairOptions& options, const PathOptions& path)
+DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset,
+                             std::optional<DoorbellPage::Kind> doorbell)
     : device_(std::move(device)),
       memory_(std::move(memory)),
-      path_(path),
-      traits_(options.traits),
-      port_offset_(options.port_offset),
-      address_(local_address(*device_->context().device, path)),
-      doorbell_(device_->context(), options.doorbell),
-      completion_queue_(
-          device_->context(), "CREATE_CQ",
-          create_completion_queue_command(memory_of(options), doorbell_.page_id(), device_->event_queue())),
+      port_offset_(port_offset),
+      address_(device_->address()),
+      doorbell_(device_->context(), doorbell),
+      completion_queue_(device_->context(), "CREATE_CQ",
+                        create_completion_queue_command(memory_, doorbell_.page_id(), device_->event_queue())),
       queue_pair_(device_->context(), "CREATE_QP",
-                  create_queue_pair_command(memory_of(options), doorbell_.page_id(), device_->protection_domain(),
-                                            completion_queue_.number(), options.user_index)) {
+                  create_queue_pair_command(memory_, doorbell_.page_id(), device_->protection_domain(),
+                                            completion_queue_.number())) {
   address_.queue_pair = queue_pair_.number();
-}
-
-QueueMemory DevxQueuePair::memory_of(const DevxQueuePairOptions& options) const {
-  return {memory_->id(), memory_->page_bytes(), options.offset, options.layout};
 }
 
 void DevxQueuePair::connect(const QueuePairAddress& peer) {
   check_compatible(device_->context().device->name(), address_, peer);
   ConnectionCommand command;
   command.queue_pair = number();
-  command.path = path_;
+  command.path = device_->path();
   command.own = address_;
   command.peer = peer;
-  if (address_.link_layer == LinkLayer::ethernet) command.peer_mac = device_->mac_of(peer, path_);
-  const DeviceLimits& limits = device_->context().device->limits();
-  command.log_outstanding_out = log2_down(std::min(limits.outstanding_reads_out, peer.outstanding_reads_in));
-  command.log_outstanding_in = log2_down(limits.outstanding_reads_in);
-  if (device_->counts()) command.counter_set = traits_.counter_set;
-  if (traits_.bonded_ports > 1)
-    command.physical_port = static_cast<std::uint8_t>(1 + port_offset_ % traits_.bonded_ports);
+  if (address_.link_layer == LinkLayer::ethernet) command.peer_mac = device_->mac_of(peer);
+  const ibv_device_attr& limits = device_->context().device->limits();
+  command.log_outstanding_out = log2_down(std::min<int>(limits.max_qp_init_rd_atom, peer.outstanding_reads_in));
+  command.log_outstanding_in = log2_down(address_.outstanding_reads_in);
+  command.counter_set = device_->counter_set();
+  const int ports = device_->bonded_ports();
+  if (ports > 1) command.physical_port = static_cast<std::uint8_t>(1 + port_offset_ % ports);
   try {
     queue_pair_.modify("RST2INIT_QP", reset_to_init_command(command));
   } catch (const SystemError& error) {

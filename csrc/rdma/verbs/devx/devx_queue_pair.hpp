@@ -6,24 +6,12 @@
 #include <memory>
 #include <optional>
 
-#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
 #include "csrc/rdma/verbs/devx/event_channel.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
-
-struct DevxQueuePairOptions {
-  RingLayout layout;  ///< aligned to kRingAlignment
-  /// Where in the registered memory it begins, aligned likewise. The completion entry there must say "not yet written"
-  /// (all bytes 0xff) and the doorbell records must be 0 before the first kernel uses it.
-  std::uint64_t offset = 0;
-  std::uint32_t user_index = 0;
-  PortTraits traits;
-  std::uint32_t port_offset = 0;               ///< bonded ports: consecutive offsets leave by consecutive ports
-  std::optional<DoorbellPage::Kind> doorbell;  ///< nothing: the best that there is
-};
 
 /// As the firmware numbers them; what is not one of the first four counts as error.
 enum class QueuePairState : std::uint8_t { reset, initialised, ready_to_receive, ready_to_send, error };
@@ -39,14 +27,16 @@ struct QueuePairProgress {
 
 class DevxQueuePair {
  public:
-  /// Makes doorbell, completion queue and queue pair. SystemError says which command was refused, and how.
-  DevxQueuePair(std::shared_ptr<DevxDevice> device, std::shared_ptr<const Umem> memory,
-                const DevxQueuePairOptions& options, const PathOptions& path);
+  /// Makes doorbell, completion queue and queue pair. `port_offset`: with bonded ports, consecutive offsets leave by
+  /// consecutive ports. `doorbell`: nothing for the best that there is. SystemError says which command was refused, and
+  /// how.
+  DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset = 0,
+                std::optional<DoorbellPage::Kind> doorbell = {});
 
   std::uint32_t number() const { return queue_pair_.number(); }
   const QueuePairAddress& address() const { return address_; }
   const DoorbellPage& doorbell() const { return doorbell_; }
-  RegistrationPath memory_path() const { return memory_->path(); }
+  RegistrationPath memory_path() const { return memory_.umem->path(); }
 
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
   void connect(const QueuePairAddress& peer);
@@ -55,14 +45,10 @@ class DevxQueuePair {
   void report_to(EventChannel& channel) const { channel.subscribe(queue_pair_); }
 
  private:
-  QueueMemory memory_of(const DevxQueuePairOptions& options) const;
-
   // In the order in which the firmware needs them; they are destroyed in the opposite order.
   std::shared_ptr<DevxDevice> device_;
-  std::shared_ptr<const Umem> memory_;
-  PathOptions path_;
-  PortTraits traits_;
-  std::uint32_t port_offset_;
+  QueueMemory memory_;
+  int port_offset_;
   QueuePairAddress address_;
   DoorbellPage doorbell_;
   FirmwareObject completion_queue_;

@@ -116,7 +116,6 @@ inline constexpr Field log_sq_size{0x51, 4};
 inline constexpr Field ts_format{0x58, 2};
 inline constexpr Field counter_set_id{0x60, 8};
 inline constexpr Field uar_page{0x68, 24};
-inline constexpr Field user_index{0x88, 24};
 inline constexpr Field log_page_size{0xa3, 5};
 inline constexpr Field remote_qpn{0xa8, 24};
 inline constexpr std::uint32_t primary_address_path = 0xc0;

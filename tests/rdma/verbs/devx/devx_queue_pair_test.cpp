@@ -27,9 +27,7 @@ using test::FakeVerbs;
 class DevxTest : public testing::Test {
  protected:
   void SetUp() override {
-    options_.layout = RingLayout::of(1024, kRingAlignment);
-    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kRingAlignment, options_.layout.bytes)));
-    options_.user_index = 5;
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kRingAlignment, layout_.bytes)));
     path_.gid_index = 3;
     path_.service_level = 3;
     path_.traffic_class = 106;
@@ -40,11 +38,15 @@ class DevxTest : public testing::Test {
   }
 
   std::unique_ptr<DevxQueuePair> make() {
-    const auto device = std::make_shared<DevxDevice>(Device::open("fake_0", fake_.functions), fake_.mlx5);
-    const MemoryRange range{
-        .address = memory_.get() + misplaced_by_, .bytes = options_.layout.bytes, .first_address = {}};
-    const auto memory = std::make_shared<const Umem>(device->register_memory(range, gpu_memory_, exporter_));
-    return std::make_unique<DevxQueuePair>(device, memory, options_, path_);
+    const auto device = open();
+    const MemoryRange range{.address = memory_.get(), .bytes = layout_.bytes};
+    const auto memory =
+        std::make_shared<const Umem>(gpu_memory_ ? Umem::of_gpu_memory(device->context(), range, exporter_)
+                                                 : Umem::of_host_memory(device->context(), range));
+    return std::make_unique<DevxQueuePair>(device, QueueMemory{memory, 0, layout_}, port_offset_);
+  }
+  std::shared_ptr<DevxDevice> open() {
+    return std::make_shared<DevxDevice>(Device::open("fake_0", fake_.functions), fake_.mlx5, path_);
   }
   static QueuePairAddress peer_of(const DevxQueuePair& pair) {
     QueuePairAddress peer = pair.address();
@@ -93,27 +95,29 @@ class DevxTest : public testing::Test {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   std::unique_ptr<std::byte, Free> memory_;
-  std::size_t misplaced_by_ = 0;
   bool gpu_memory_ = false;
   DmaBufExporter exporter_;
-  DevxQueuePairOptions options_;
+  RingLayout layout_ = RingLayout::of(1024, kRingAlignment);
+  int port_offset_ = 0;
   PathOptions path_;
 };
 
 TEST_F(DevxTest, CreationSendsTheseCommands) {
   const auto pair = make();
-  ASSERT_EQ(fake_.commands.size(), 4U);
+  ASSERT_EQ(fake_.commands.size(), 6U);
   EXPECT_EQ(fake_.commands[0].opcode(), 0x100);  // general capabilities
   EXPECT_EQ(fake_.commands[0].get(0x30, 16), 0x01U);
   EXPECT_EQ(fake_.commands[1].opcode(), 0x100);  // atomic capabilities
   EXPECT_EQ(fake_.commands[1].get(0x30, 16), 0x07U);
+  EXPECT_EQ(fake_.commands[2].opcode(), 0x50b);  // a queue pair of verbs: which counters it has
+  EXPECT_EQ(fake_.commands[3].opcode(), 0x842);  // whether ports are bonded
 
   const std::uint64_t completion = 1024 * 64;
   const std::uint64_t record = completion + 128;
   ASSERT_EQ(fake_.registered.size(), 1U);
   EXPECT_EQ(fake_.registered[0].address, memory_.get());
   EXPECT_EQ(fake_.registered[0].bytes, 2 * kRingAlignment);
-  EXPECT_EQ(nonzero(fake_.commands[2], "create_cq_in", "cqc"), (Fields{{"opcode", 0x400},
+  EXPECT_EQ(nonzero(fake_.commands[4], "create_cq_in", "cqc"), (Fields{{"opcode", 0x400},
                                                                        {"cq_umem_valid", 1},
                                                                        {"cq_umem_id", 0x31},
                                                                        {"cq_umem_offset", completion},
@@ -124,7 +128,7 @@ TEST_F(DevxTest, CreationSendsTheseCommands) {
                                                                        {"dbr_umem_valid", 1},
                                                                        {"dbr_umem_id", 0x31},
                                                                        {"dbr_addr", record + 64}}));
-  EXPECT_EQ(nonzero(fake_.commands[3], "create_qp_in", "qpc"), (Fields{{"opcode", 0x500},
+  EXPECT_EQ(nonzero(fake_.commands[5], "create_qp_in", "qpc"), (Fields{{"opcode", 0x500},
                                                                        {"wq_umem_valid", 1},
                                                                        {"wq_umem_id", 0x31},
                                                                        {"pm_state", 3},
@@ -135,7 +139,6 @@ TEST_F(DevxTest, CreationSendsTheseCommands) {
                                                                        {"log_sq_size", 10},
                                                                        {"rq_type", 3},
                                                                        {"ts_format", 1},
-                                                                       {"user_index", 5},
                                                                        {"dbr_umem_valid", 1},
                                                                        {"dbr_umem_id", 0x31},
                                                                        {"dbr_addr", record}}));
@@ -206,14 +209,12 @@ TEST_F(DevxTest, ConnectionOnInfiniBand) {
 }
 
 TEST_F(DevxTest, PortsSayWhereToCountAndWhetherTheyAreBonded) {
-  const auto traits = [&] { return port_traits({Device::open("fake_0", fake_.functions), &fake_.mlx5}, path_); };
   fake_.counter_set = 7;
-  EXPECT_EQ(traits().counter_set, 7);
-  EXPECT_EQ(traits().bonded_ports, 0);
+  EXPECT_EQ(open()->counter_set(), 7);
+  EXPECT_EQ(open()->bonded_ports(), 0);
   fake_.lag_state = 1;
-  options_.traits = traits();
-  options_.port_offset = 3;
-  EXPECT_EQ(options_.traits.bonded_ports, 2);
+  port_offset_ = 3;
+  EXPECT_EQ(open()->bonded_ports(), 2);
   const auto pair = make();
   fake_.commands.clear();
   pair->connect(peer_of(*pair));
@@ -221,12 +222,14 @@ TEST_F(DevxTest, PortsSayWhereToCountAndWhetherTheyAreBonded) {
   EXPECT_EQ(init.at("counter_set_id"), 7U);
   EXPECT_EQ(init.at("lag_tx_port_affinity"), 2U) << "1 + 3 % 2";
   fake_.port_select_mode = 1;
-  EXPECT_EQ(traits().bonded_ports, 0) << "the bond chooses by hash";
+  EXPECT_EQ(open()->bonded_ports(), 0) << "the bond chooses by hash";
 
+  fake_.port_select_mode = 0;
   fake_.firmware_refusals = {{0x50b, {EREMOTEIO, 0x2, 0x99}}, {0x842, {EREMOTEIO, 0x2, 0x99}}};
-  EXPECT_EQ(traits().counter_set, 0);
+  EXPECT_EQ(open()->counter_set(), 0);
+  EXPECT_EQ(open()->bonded_ports(), 0);
   fake_.mlx5.qp_query = nullptr;
-  EXPECT_EQ(traits().bonded_ports, 0);
+  EXPECT_EQ(open()->counter_set(), 0);
 }
 
 TEST_F(DevxTest, InfiniBandWithAGlobalRoute) {
@@ -341,11 +344,6 @@ TEST_F(DevxTest, OtherRefusalsOfTheSetUp) {
   QueuePairAddress mixed = peer_of(*pair);
   mixed.gid[0] = 0xfd;
   EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair->connect(mixed); }), {"different families"}));
-}
-
-TEST_F(DevxTest, MemoryThatIsNotAligned) {
-  misplaced_by_ = 4096;
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { make(); }), {"multiples of 64 KiB"}));
 }
 
 }  // namespace

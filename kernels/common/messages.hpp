@@ -46,7 +46,6 @@ struct CombineAddresses {
   std::uint32_t row_bytes;
   std::int32_t num_topk;
   std::int32_t rows_to_reader, rows_from_reader;  ///< as the handle has it
-  std::int32_t max_tokens = 0, kind = 0;          ///< in the elastic interface: see RowField
 };
 static_assert(sizeof(Mailbox<DispatchAddresses>) == kLine && sizeof(Mailbox<CombineAddresses>) == kLine);
 

@@ -6,6 +6,9 @@
 // come. (4) The last block waits for the rows of all others, and reports a rank that means another call. Another kernel
 // (rows/spread_rows.cu) then copies rows from their places to the results.
 //
+// Of a few tokens each step is one latency, so none waits for what it does not need: first rows come to shared memory
+// while ranks meet, ranks meet by cells, and the last block waits for rows while the others end.
+//
 // No rank overwrites rows that this one still reads: a rank sends when it has heard that this one has begun the call,
 // which this one does behind whatever it reads from its window, in stream order.
 #include "kernels/common/row_comparison.hpp"
@@ -16,38 +19,13 @@
 
 namespace deep_ep::device {
 
-/// What ranks must agree on before rows travel; of a fresh dispatch the rest is compared with the selections.
-DEEP_EP_DEVICE DispatchAddresses announced(const ElasticDispatchParams& params) {
-  DispatchAddresses told{};
-  told.row_bytes = params.rows.row_bytes;
-  told.num_scales = params.fresh ? params.rows.num_scales : static_cast<std::int32_t>(params.window.words_beside);
-  told.num_topk = params.rows.num_topk;
-  told.capacity = params.window.max_tokens;
-  return told;
-}
-
-/// Tells `peer` that this rank has come, so that its window is free, and with which rows.
-DEEP_EP_DEVICE void announce_dispatch(const ElasticDispatchParams& params, std::uint64_t epoch, int peer) {
-  const IntranodeParams& common = params.common;
-  Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.heaps[peer], common.rank);
-  box.message = announced(params);
-  store_release<Scope::system>(&box.signal, epoch);
-}
-
-/// Waits until `rank` has announced itself, and compares its rows with ours. False after a fault.
-DEEP_EP_DEVICE bool hear_dispatch(const ElasticDispatchParams& params, std::uint64_t epoch, int rank) {
-  const IntranodeParams& common = params.common;
-  const Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.own_heap(), rank);
-  const Awaited addresses{rank, Wanted::dispatch_addresses, epoch};
-  if (!wait_signal(params.wait, &box.signal, addresses)) return false;
-  const DispatchAddresses ours = announced(params), theirs = box.message;
-  RowComparison rows_of_both;
-  rows_of_both.compare(RowField::row_bytes, ours.row_bytes, theirs.row_bytes);
-  rows_of_both.compare(RowField::num_scales, ours.num_scales, theirs.num_scales);
-  rows_of_both.compare(RowField::num_topk, ours.num_topk, theirs.num_topk);
-  rows_of_both.compare(RowField::max_tokens, ours.capacity, theirs.capacity);
-  const std::uint64_t* own = &common.control.dispatch_box(common.own_heap(), common.rank).signal;
-  return rows_of_both.agrees(params.wait, own, common.rank, addresses);
+/// What this rank says when it has come. A call that is meant differently otherwise is found out with the selections.
+DEEP_EP_DEVICE Arrival arrival(const ElasticDispatchParams& params) {
+  return {.row_bytes = params.rows.row_bytes,
+          .beside = params.fresh ? static_cast<std::uint32_t>(params.rows.num_scales) : params.window.words_beside,
+          .num_topk = static_cast<std::uint32_t>(params.rows.num_topk),
+          .max_tokens = static_cast<std::uint32_t>(params.window.max_tokens),
+          .fingerprint = params.fingerprint};
 }
 
 /// By the telling blocks: copies this rank's selections to all ranks. The last one says that they are there.
@@ -77,79 +55,102 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
     }
   }
   for (int peer = thread_index(); block_index() == 0 && peer < common.num_ranks; peer += block_threads()) {
-    ToldSelections::Header& header = params.told.header(common.heaps[peer], common.rank);
-    header.shape = params.call.shape;
-    header.num_tokens = params.num_tokens;
+    static_cast<CallShape&>(params.told.shape(common.heaps[peer], common.rank)) = params.call.shape;
   }
-  if (!last_of_blocks(&common.state->telling_ticket, params.telling_blocks, scratch)) return;
+  if (params.telling_blocks > 1) {
+    if (!last_of_blocks(&common.state->telling_ticket, params.telling_blocks, scratch)) return;
+  } else {
+    block::sync();
+  }
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-    store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::selections), epoch);
+    store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::selections),
+                                 Progress::at(epoch, static_cast<std::uint32_t>(params.num_tokens)));
   }
 }
 
-/// By a sending block. False after a fault.
-DEEP_EP_DEVICE bool send_rows(const ElasticDispatchParams& params, std::uint64_t epoch,
-                              const ElasticDispatchShared& shared) {
+/// By a block that tells or sends, whose warps have their first rows at hand. False after a fault.
+DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint64_t epoch, ElasticSender& sender,
+                                  std::int32_t* scratch) {
   const IntranodeParams& common = params.common;
-  const bool sends = warp_index() < params.sending_warps;
-  const int first_stage = sends ? warp_index() * params.stages : 0;
-  ElasticSender sender{
-      params,
-      {shared.barriers + first_stage, shared.stages + static_cast<std::size_t>(first_stage) * params.stage_bytes,
-       static_cast<std::uint32_t>(params.stages), params.stage_bytes}};
-  if (sends && lane_index() == 0) sender.pipe.init();
-
-  // 1. Ranks meet. What is sent first comes nearer meanwhile.
-  for (int peer = thread_index(); block_index() == 0 && peer < common.num_ranks; peer += block_threads()) {
-    announce_dispatch(params, epoch, peer);
-  }
-  const std::int32_t own = ElasticSender::own_token(params);
-  if (sends && own >= 0 && own < params.end_of_pass() && lane_index() == 0) {
-    bulk::prefetch(params.x + std::int64_t{own} * params.rows.row_bytes, params.rows.row_bytes);
-  }
-  bool good = true;
-  for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-    good = hear_dispatch(params, epoch, peer) && good;
-  }
+  // 1. Ranks meet.
+  const Meeting meeting = dispatch_meeting(params, epoch);
+  const Arrival ours = arrival(params);
+  if (block_index() == 0) meeting.announce(ours);
+  const bool good = meeting.hear_all(ours, RowField::num_scales);
   bulk::fence_global();  // windows that are free may be overwritten by bulk stores
-  if (!whole_block(good, shared.scratch)) return false;
+  if (!whole_block(good, scratch)) return false;
 
   // 2. Tell the selections.
   if (params.fresh && block_index() < params.telling_blocks) {
-    tell_selections(params, epoch, shared.scratch);
+    tell_selections(params, epoch, scratch);
     bulk::fence_global();
   }
+  if (block_index() < params.first_sender) return true;
 
   // 3. Send.
-  if (sends) sender.send();
-  if (!last_of_blocks(&common.state->dispatch_round_ticket, params.sending_blocks, shared.scratch)) return true;
-  if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->dispatch_next_token, std::uint32_t{0});
+  sender.send();
+  if (!last_of_blocks(&common.state->dispatch_round_ticket, params.sending_blocks, scratch)) return true;
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows), round_signal(epoch, 1));
   }
+  if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->dispatch_next_token, std::uint32_t{0});
   return true;
+}
+
+/// By every block at its end. The last one of the grid waits for the others and, if its own work is `good`, for the
+/// rows of every source. Then it reports a source that means another call, unless all are known to `agree`.
+DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call& call, bool good, bool agree) {
+  const IntranodeParams& common = params.common;
+  const int others = grid_blocks() - 1;
+  block::sync();
+  if (block_index() != others) {
+    if (thread_index() == 0) add_release<Scope::gpu>(&call.counter.arrived, std::uint32_t{1});
+    return;
+  }
+  for (int peer = thread_index(); good && peer < common.num_ranks; peer += block_threads()) {
+    wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
+                {peer, Wanted::dispatch_rows, round_signal(call.epoch, 1)});
+  }
+  if (thread_index() == 0) {
+    const auto arrived = [&](const Poll&) {
+      return load_acquire<Scope::gpu>(&call.counter.arrived) == static_cast<std::uint32_t>(others);
+    };
+    poll_until(arrived, [](const Poll&) { return false; });  // they have deadlines of their own
+    store_relaxed<Scope::gpu>(&call.counter.arrived, std::uint32_t{0});
+  }
+  if (!agree) {
+    block::sync();  // every block has begun: see agrees_on_call
+    for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+      agrees_on_call(params.call, params.told.shape(common.own_heap(), peer), peer);
+    }
+  }
+  if (thread_index() == 0 && call.begun) call.counter.count(call.epoch);
 }
 
 DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
   const ElasticDispatchShared shared(Carver(memory), params.sending_warps, params.stages, params.stage_bytes);
-  const Call call = Call::begin(common.state->dispatch, params.wait, shared.scratch);
-  bool good = call.begun;
-  if (good && block_index() < params.sending_blocks) good = send_rows(params, call.epoch, shared);
+  const int first_stage = warp_index() < params.sending_warps ? warp_index() * params.stages : 0;
+  ElasticSender sender{
+      params,
+      {shared.barriers + first_stage, shared.stages + static_cast<std::size_t>(first_stage) * params.stage_bytes,
+       static_cast<std::uint32_t>(params.stages), params.stage_bytes}};
+  const std::uint64_t epoch = common.state->dispatch.epoch();
+  const bool may_begin = !aborted(params.wait);
+  sender.prepare();
+  const Call call{common.state->dispatch, shared.scratch, epoch, whole_block(may_begin, shared.scratch)};
+
+  bool good = call.begun, agree = true;
+  if (good && block_index() < params.first_sender + params.sending_blocks) {
+    good = meet_and_send(params, epoch, sender, shared.scratch);
+  }
+  sender.pipe.drop();  // what is prepared and not sent
   if (good && params.fresh && block_index() >= grid_blocks() - params.numbers.blocks) {
     const DispatchNumbersShared numbers(Carver(memory + params.numbers.shared_at), params.numbers.warps,
-                                        common.num_ranks, params.num_local_experts);
-    DispatchNumberer{params, numbers, call.epoch, shared.scratch}.number();
+                                        common.num_ranks, params.num_local_experts, params.numbers.staged);
+    agree = DispatchNumberer{params, numbers, epoch, shared.scratch}.number();
   }
-
-  // 4. The last block waits for the rows of every source, and says if a source means another call.
-  call.end([&] {
-    for (int peer = thread_index(); good && peer < common.num_ranks; peer += block_threads()) {
-      const bool came = wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
-                                    {peer, Wanted::dispatch_rows, round_signal(call.epoch, 1)});
-      if (came && params.fresh) agrees_on_call(params.call, params.told.header(common.own_heap(), peer).shape, peer);
-    }
-  });
+  end_dispatch(params, call, good, agree);
 }
 
 }  // namespace deep_ep::device

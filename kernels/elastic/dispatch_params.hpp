@@ -13,15 +13,12 @@ namespace deep_ep {
 /// What a source tells every rank of a fresh dispatch, before its rows come. It lies in the window, whose owner has
 /// read it before it announces its next call.
 struct ToldSelections {
-  std::uint64_t headers_at, selections_at;  ///< offsets in the heap
-  std::int64_t stride;                      ///< from a source's selections to the next one's, multiple of 4
+  std::uint64_t shapes_at, selections_at;  ///< offsets in the heap
+  std::int64_t stride;                     ///< from a source's selections to the next one's, multiple of 4
 
-  struct alignas(kLine) Header {
-    CallShape shape;
-    std::int32_t num_tokens;
-  };
-  DEEP_EP_DEVICE Header& header(std::byte* heap, int source) const {
-    return reinterpret_cast<Header*>(heap + headers_at)[source];
+  struct alignas(kLine) Shape : CallShape {};
+  DEEP_EP_DEVICE Shape& shape(std::byte* heap, int source) const {
+    return reinterpret_cast<Shape*>(heap + shapes_at)[source];
   }
   /// [num_tokens, num_topk]: experts, -1 for none.
   DEEP_EP_DEVICE std::int32_t* of(std::byte* heap, int source) const {
@@ -35,6 +32,7 @@ struct DispatchNumbers : RowTables {
   bool clear_tail;             ///< rows behind the last one say that they hold nothing
   int blocks;                  ///< the last ones of the grid
   int warps;                   ///< of each of these blocks, for which shared memory has room
+  int staged;                  ///< selections of a block for which shared memory has room, too
   std::uint32_t shared_at;
 
   /// Counters: rows for each rank, selections of each local expert, rows of this rank from each source.
@@ -49,13 +47,15 @@ struct ElasticDispatchParams : SentRows {
   NotifyCall call;  ///< fresh: what must agree, and what the host is told
   bool fresh;       ///< selections are told and numbered
   bool weighted;
-  std::uint8_t* sent_to;  ///< [num_tokens, num_ranks]: does the token's row go there? Out if selections say it
+  std::uint64_t fingerprint;  ///< of call.shape, 0 unless fresh
+  std::uint8_t* sent_to;      ///< [num_tokens, num_ranks]: does the token's row go there? Out if selections say it
   LandingWindow window;
   ToldSelections told;
   DispatchNumbers numbers;
-  int sending_blocks;  ///< the first ones of the grid
-  int sending_warps;   ///< of each, the first ones
-  int telling_blocks;  ///< of the sending ones
+  int telling_blocks;  ///< the first ones of the grid
+  int first_sender;    ///< telling_blocks, or 0 where those send, too
+  int sending_blocks;
+  int sending_warps;  ///< of each, the first ones
 
   // Pipeline of a sending warp, in shared memory.
   std::uint32_t stage_bytes;  ///< multiple of 128
@@ -86,19 +86,22 @@ struct ElasticDispatchShared {
 
 /// The same of a block that numbers.
 struct DispatchNumbersShared {
-  std::int32_t* next;         ///< [warps, columns]: what the warp counts, then the number of the next one that it meets
+  std::int32_t* next;         ///< [warps, columns]: what the warp counts, then the next one that it meets
   std::int32_t* before;       ///< [columns]: what earlier blocks have counted
   std::int32_t* totals;       ///< [columns]
   std::int32_t* starts;       ///< [num_local_experts]: first row of each expert
   std::int32_t* source_ends;  ///< [num_ranks]: of the sources' tokens, one behind the other
+  std::int32_t* staged;       ///< the first selections of the block's share
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE DispatchNumbersShared(Carver carver, int warps, int num_ranks, int num_local_experts)
+  DEEP_EP_HOST_DEVICE DispatchNumbersShared(Carver carver, int warps, int num_ranks, int num_local_experts,
+                                            int selections)
       : next(carver.take<std::int32_t>(static_cast<std::size_t>(warps) * columns_of(num_ranks, num_local_experts))),
         before(carver.take<std::int32_t>(columns_of(num_ranks, num_local_experts))),
         totals(carver.take<std::int32_t>(columns_of(num_ranks, num_local_experts))),
         starts(carver.take<std::int32_t>(static_cast<std::size_t>(num_local_experts))),
         source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        staged(carver.take<std::int32_t>(static_cast<std::size_t>(selections))),
         bytes(carver.bytes()) {}
 
  private:

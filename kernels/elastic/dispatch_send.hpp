@@ -13,6 +13,12 @@ struct ElasticSender {
   const ElasticDispatchParams& params;
   RowPipe pipe;
 
+  /// By a warp that sends.
+  DEEP_EP_DEVICE bool sends() const {
+    const int block = block_index() - params.first_sender;
+    return block >= 0 && block < params.sending_blocks && warp_index() < params.sending_warps;
+  }
+
   /// A token's row travels in pieces of at most stage_bytes.
   struct Unit {
     std::int32_t token;
@@ -21,10 +27,12 @@ struct ElasticSender {
     bool travels;  ///< to another rank
   };
 
+  Unit ahead{0, 0, -1, false};  ///< what is sent first
+
   /// The warp's own token, if there is a warp for each; -1: warps take turns. Then nobody waits for a ticket.
-  DEEP_EP_DEVICE static std::int32_t own_token(const ElasticDispatchParams& params) {
+  DEEP_EP_DEVICE std::int32_t own_token() const {
     if (params.end_of_pass() - params.window.first_token > params.sending_blocks * params.sending_warps) return -1;
-    return params.window.first_token + warp_index() * params.sending_blocks + block_index();
+    return params.window.first_token + warp_index() * params.sending_blocks + block_index() - params.first_sender;
   }
 
   /// By a whole warp: does the row go to the rank of this lane?
@@ -56,15 +64,11 @@ struct ElasticSender {
     return unit;
   }
 
-  DEEP_EP_DEVICE Unit first() const {
-    const std::int32_t own = own_token(params);
-    return unit_of(own < 0 ? next_in_turn() : own);
-  }
   DEEP_EP_DEVICE Unit next(const Unit& unit) const {
     if (unit.travels && unit.offset + params.stage_bytes < params.rows.row_bytes) {
       return {unit.token, unit.offset + params.stage_bytes, unit.owner, true};
     }
-    return unit_of(own_token(params) < 0 ? next_in_turn() : params.end_of_pass());
+    return unit_of(own_token() < 0 ? next_in_turn() : params.end_of_pass());
   }
   DEEP_EP_DEVICE std::int32_t next_in_turn() const {
     return params.window.first_token + static_cast<std::int32_t>(take_next(&params.common.state->dispatch_next_token));
@@ -126,16 +130,28 @@ struct ElasticSender {
     }
   }
 
+  /// Before ranks meet: the warp's own token comes to shared memory.
+  DEEP_EP_DEVICE void prepare() {
+    if (!sends()) return;
+    if (lane_index() == 0) pipe.init();
+    if (own_token() < 0) return;
+    ahead = unit_of(own_token());
+    load(ahead);
+  }
   /// Sends what this warp has to send. Afterwards every store of the warp is complete.
   DEEP_EP_DEVICE void send() {
+    if (!sends()) return;
     const std::int32_t end = params.end_of_pass();
-    Unit unit = first();
-    if (unit.token < end) load(unit);
+    Unit unit = ahead;
+    if (own_token() < 0) {
+      unit = unit_of(next_in_turn());
+      load(unit);
+    }
     while (unit.token < end) {
       const Unit following = next(unit);
-      if (following.token < end) load(following);
-      if (unit.offset == 0) store_beside(unit);
+      load(following);
       store(unit);
+      if (unit.offset == 0) store_beside(unit);
       unit = following;
     }
     pipe.drop();

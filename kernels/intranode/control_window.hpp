@@ -9,6 +9,7 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/messages.hpp"
+#include "kernels/primitives/cell.hpp"
 
 namespace deep_ep {
 
@@ -26,10 +27,17 @@ struct NotifySlot {
         bytes(align_to_line(carver.bytes())) {}
 };
 
+/// A rank's word that it has begun a call of the second interface, and what must agree: see kernels/elastic/meet.hpp.
+/// Cells, so that no fence is between the message and its signal.
+struct alignas(kLine) ElasticArrival {
+  static constexpr int kCells = 3;
+  Cell cells[kCells];
+};
+
 /// Plain signals, one per source and purpose.
 enum class IntranodeSignal : int {
   notify,
-  selections,
+  selections,  ///< Progress: how many tokens the source has
   dispatch_rows,
   dispatch_credit,
   combine_done,
@@ -50,6 +58,7 @@ class ControlWindow {
     Carver carver = Carver::without_memory();
     dispatch_boxes_ = carver.place<Mailbox<DispatchAddresses>>(ranks);
     combine_boxes_ = carver.place<Mailbox<CombineAddresses>>(2 * ranks);
+    arrivals_ = carver.place<ElasticArrival>(3 * ranks);
     load_balance_boxes_ = carver.place<Mailbox<LoadBalanceCall>>(ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
     notify_slot_bytes_ = NotifySlot(Carver::without_memory(), num_ranks, max_local_experts).bytes;
@@ -63,6 +72,10 @@ class ControlWindow {
 
   DEEP_EP_DEVICE Mailbox<DispatchAddresses>& dispatch_box(std::byte* heap, int source) const {
     return reinterpret_cast<Mailbox<DispatchAddresses>*>(heap + dispatch_boxes_)[source];
+  }
+  /// Of `source`: at a dispatch (slot 0), or at a combine, two in turn like those of notify_slot() (slots 1 and 2).
+  DEEP_EP_DEVICE ElasticArrival& elastic_arrival(std::byte* heap, int slot, int source) const {
+    return reinterpret_cast<ElasticArrival*>(heap + arrivals_)[slot * num_ranks_ + source];
   }
   /// What `source` tells in call `epoch`, two in turn like those of notify_slot().
   DEEP_EP_DEVICE Mailbox<CombineAddresses>& combine_box(std::byte* heap, std::uint64_t epoch, int source) const {
@@ -91,7 +104,7 @@ class ControlWindow {
   };
 
   int num_ranks_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
-  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, load_balance_boxes_ = 0, signals_ = 0;
+  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, arrivals_ = 0, load_balance_boxes_ = 0, signals_ = 0;
   std::size_t notify_slots_ = 0, notify_slot_bytes_ = 0, pushed_flags_ = 0, bytes_ = 0;
 };
 

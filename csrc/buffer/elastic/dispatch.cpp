@@ -18,8 +18,8 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, std::size_t at, 
   std::size_t used = at;
   if (params.fresh) {
     const auto selections = static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(params.rows.num_topk);
-    params.told.headers_at = used;
-    used += ranks * sizeof(ToldSelections::Header);
+    params.told.shapes_at = used;
+    used += ranks * sizeof(ToldSelections::Shape);
     params.told.selections_at = used;
     params.told.stride = static_cast<std::int64_t>(align_up(selections, 4));
     used = align_to_line(used + ranks * static_cast<std::size_t>(params.told.stride) * sizeof(std::int32_t));
@@ -44,10 +44,19 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, std::size_t at, 
   window.rows_at = align_to_line(used + static_cast<std::size_t>(window.tokens) * beside);
 }
 
-constexpr std::int64_t kSelectionsOfBlock = 2048;  ///< that numbers them
-/// Few selections are numbered by several blocks: on two H100 128 tokens take 30.1 us with 8 blocks and 33.5 with one.
-constexpr std::int64_t kFewSelections = 256, kFewBlocks = 8;
+constexpr std::int64_t kSelectionsOfBlock = 2048;  ///< that numbers them: more blocks would wait for each other
 constexpr std::int64_t kSelectionsOfTeller = 2048;
+
+/// FNV-1a of the words that must agree.
+std::uint64_t fingerprint_of(const CallShape& shape) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (int word = 0; word < CallShape::kCompared; ++word) {
+    for (int byte = 0; byte < 8; ++byte) {
+      hash = (hash ^ (static_cast<std::uint64_t>(shape.word[word]) >> 8 * byte & 0xff)) * 0x100000001b3;
+    }
+  }
+  return hash;
+}
 
 LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, const NormalModeSetup& setup) {
   const LaunchPolicy& policy = setup.policy;
@@ -57,53 +66,60 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   const int all_warps = config.warps_per_block == 0 && setup.on_gpu() ? kMostWarps : warps;
   params.sending_warps = warps;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::dispatch_default(setup.num_ranks).num_sms;
-  // One multiprocessor at least numbers. Where there is one only, its block sends first.
-  const int most = params.fresh ? std::max(1, policy.multiprocessors - 1) : policy.multiprocessors;
+  // One multiprocessor at least numbers and receives. Where there is one only, its block sends first.
+  const int most = std::min(sms, std::max(1, policy.multiprocessors - 1));
   const int useful = std::max(1, (params.num_tokens + warps - 1) / warps);
-  params.sending_blocks = std::min({sms, most, useful});
+  params.sending_blocks = std::min(most, useful);
   const std::int64_t own_selections = std::int64_t{params.num_tokens} * params.rows.num_topk;
   params.telling_blocks = static_cast<int>(std::clamp<std::int64_t>(
       (own_selections + kSelectionsOfTeller - 1) / kSelectionsOfTeller, 1, params.sending_blocks));
+  // If few tokens leave multiprocessors free, these tell, and no row waits for it.
+  const bool apart = params.fresh && params.sending_blocks + params.telling_blocks <= most;
+  params.first_sender = apart ? params.telling_blocks : 0;
+  const int free = policy.multiprocessors - params.first_sender - params.sending_blocks;
 
   DispatchNumbers& numbers = params.numbers;
-  const auto bytes_to_number = [&](int counting_warps) {
-    return DispatchNumbersShared(Carver::without_memory(), counting_warps, setup.num_ranks, params.num_local_experts)
+  const auto bytes_to_number = [&](int counting_warps, int staged) {
+    return DispatchNumbersShared(Carver::without_memory(), counting_warps, setup.num_ranks, params.num_local_experts,
+                                 staged)
         .bytes;
   };
   const auto bytes_to_send = [&](int stages, std::uint32_t stage_bytes) {
     return align_to_line(ElasticDispatchShared(Carver::without_memory(), warps, stages, stage_bytes).bytes);
   };
-  int others = 0;  // blocks that only number
-  std::size_t apart = 0;
+  int others = std::min(free, 1);  // blocks that send nothing
+  std::size_t beside = 0;
   if (params.fresh) {
     const std::int64_t selections = setup.num_ranks * params.told.stride;
-    const auto blocks_of = [&](std::int64_t each) { return (selections + each - 1) / each; };
-    const std::int64_t useful_blocks =
-        std::max(blocks_of(kSelectionsOfBlock), std::min(kFewBlocks, blocks_of(kFewSelections)));
     others =
-        static_cast<int>(std::clamp<std::int64_t>(useful_blocks, 0, policy.multiprocessors - params.sending_blocks));
+        static_cast<int>(std::clamp<std::int64_t>((selections + kSelectionsOfBlock - 1) / kSelectionsOfBlock, 0, free));
     numbers.blocks = std::max(1, others);
     numbers.warps = all_warps;
     const std::size_t room = policy.max_shared_bytes / (others == 0 ? 2 : 1) - kLine;
-    while (numbers.warps > 1 && bytes_to_number(numbers.warps) > room) --numbers.warps;
-    if (bytes_to_number(numbers.warps) > room) {
+    while (numbers.warps > 1 && bytes_to_number(numbers.warps, 0) > room) --numbers.warps;
+    if (bytes_to_number(numbers.warps, 0) > room) {
       fail<InvalidArgument>(
           "num_experts is {}, allowed: so many that the {} of each rank fit {} bytes of shared memory",
           params.num_local_experts * setup.num_ranks, params.num_local_experts, room);
     }
-    if (others == 0) apart = bytes_to_number(numbers.warps);
+    const std::int64_t steps = device::kWarpSize / params.rows.num_topk * std::int64_t{numbers.blocks};
+    const std::int64_t tokens = std::int64_t{setup.num_ranks} * params.window.max_tokens;
+    const std::int64_t of_block = (tokens + steps - 1) / steps * device::kWarpSize;
+    const auto fits = static_cast<std::int64_t>((room - bytes_to_number(numbers.warps, 0)) / sizeof(std::int32_t));
+    numbers.staged = static_cast<int>(std::min(of_block, fits));
+    if (others == 0) beside = bytes_to_number(numbers.warps, numbers.staged);
   }
   const std::size_t per_warp =
-      (policy.max_shared_bytes - apart - bytes_to_send(RowStages::kMost, 0)) / static_cast<std::size_t>(warps);
+      (policy.max_shared_bytes - beside - bytes_to_send(RowStages::kMost, 0)) / static_cast<std::size_t>(warps);
   const RowStages stages = RowStages::make(per_warp, params.rows.row_bytes);
   params.stages = stages.count;
   params.stage_bytes = stages.bytes;
   std::size_t shared_bytes = bytes_to_send(stages.count, stages.bytes);
   if (params.fresh) {
     numbers.shared_at = static_cast<std::uint32_t>(others == 0 ? shared_bytes : kLine);
-    shared_bytes = std::max(shared_bytes, numbers.shared_at + bytes_to_number(numbers.warps));
+    shared_bytes = std::max(shared_bytes, numbers.shared_at + bytes_to_number(numbers.warps, numbers.staged));
   }
-  return {params.sending_blocks + others, all_warps * 32, shared_bytes};
+  return {params.first_sender + params.sending_blocks + others, all_warps * 32, shared_bytes};
 }
 
 /// The first rows of a tensor.
@@ -168,6 +184,7 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
   params.call.shape =
       call_shape(arguments.x, arguments.x_scales, arguments.topk_idx, arguments.topk_weights, arguments.num_experts);
   params.call.expert_alignment = alignment;
+  params.fingerprint = fingerprint_of(params.call.shape);
   params.fresh = true;
   params.weighted = arguments.topk_weights.has_value();
   plan_window(params, arguments.max_tokens, runtime_.layout().window_at(), setup_);

@@ -96,6 +96,9 @@ TEST_P(ElasticDispatchTest, OneMultiprocessorSendsAndNumbers) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "a device with one multiprocessor";
   ClusterOptions options = cluster(2);
   options.host = {.multiprocessors = 1, .warps_per_block = 2};
+  // More selections than shared memory has room for.
+  const Case many = make_case({.tokens = {1900, 2100}, .local_experts = 5, .topk = 16, .hidden = 16});
+  run_kinds(options, {{many, {.expand = true}}}, {.heap_bytes = 16 * kMebibyte});
   run_kinds(options, dispatch_kinds({20, 31}, 5), {.heap_bytes = 16 * kMebibyte});
 }
 
@@ -142,6 +145,9 @@ TEST_P(ElasticDispatchTest, EveryScheduleGivesTheSame) {
     options.host = {.multiprocessors = 4, .warps_per_block = 3, .seed = seed};
     run_kinds(options, kinds, {.heap_bytes = 4 * kMebibyte, .window_bytes = std::size_t{24} << 10}, {.num_sms = 2});
     run_kinds(options, {{many, {}}}, {.heap_bytes = 4 * kMebibyte}, {.num_sms = 2});
+    // A block for each step: one tells, some send, one numbers and receives.
+    options.host.multiprocessors = 8;
+    run_kinds(options, {kinds.begin(), kinds.begin() + 4}, {.heap_bytes = 4 * kMebibyte}, {.num_sms = 7});
   });
 }
 

@@ -83,6 +83,8 @@ std::string_view name_of(Purpose purpose) {
       return "destroying";
     case Purpose::resuming:
       return "resuming low-latency calls of";
+    case Purpose::sleeping:
+      return "suspending or resuming";
     case Purpose::statistics:
       return "gathering statistics of";
     case Purpose::agreeing:

@@ -34,7 +34,14 @@
 namespace deep_ep {
 
 /// What an exchange is for. The values travel.
-enum class Purpose : std::uint16_t { making = 1, destroying = 2, resuming = 3, statistics = 4, agreeing = 5 };
+enum class Purpose : std::uint16_t {
+  making = 1,
+  destroying = 2,
+  resuming = 3,
+  statistics = 4,
+  agreeing = 5,
+  sleeping = 6
+};
 
 /// Ahead of each message. The values travel between processes of one version of the library.
 struct ExchangeHeader {

@@ -33,8 +33,8 @@ void leave_to_the_parent(std::unique_ptr<Runtime>& buffer) {
 /// For a call, which lasts as long as this does: no other thread may make one meanwhile.
 class BufferCall {
  public:
-  BufferCall(const std::unique_ptr<Runtime>& buffer, const char* call)
-      : runtime_(alive(buffer, call)), call_(call), use_(runtime_.one_thread(), call) {}
+  BufferCall(const std::unique_ptr<Runtime>& buffer, const char* call, bool while_suspended = false)
+      : runtime_(alive(buffer, call)), call_(call), use_(runtime_.one_thread(), call, while_suspended) {}
 
   Runtime& runtime() const { return runtime_; }
   Runtime* operator->() const { return &runtime_; }
@@ -197,11 +197,14 @@ std::size_t Buffer::trim() {
   return in->calls().trim();
 }
 
-void Buffer::check(bool wait) { BufferCall(runtime_, "check")->check(wait); }
+void Buffer::suspend() { BufferCall(runtime_, "suspend")->suspend(); }
+void Buffer::resume() { BufferCall(runtime_, "resume", true)->resume(); }
+
+void Buffer::check(bool wait) { BufferCall(runtime_, "check", true)->check(wait); }
 
 void Buffer::destroy() {
   std::unique_ptr<Runtime> ending;  // outlives the call
-  const BufferCall call(runtime_, "destroy");
+  const BufferCall call(runtime_, "destroy", true);
   if (!call.outermost()) {
     fail<Error>("Buffer::destroy within another call of the buffer, allowed: after it has returned");
   }

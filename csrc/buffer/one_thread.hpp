@@ -16,8 +16,12 @@ class OneThread {
   /// A call of a buffer, from its begin to its end. A call that a call makes is part of it.
   class Use {
    public:
-    /// @param call for messages; a literal. @throws Error where another thread is in a call.
-    Use(OneThread& owner, const char* call) : owner_(owner) {
+    /// @param call for messages; a literal. @param while_suspended the call may come then. @throws Error where another
+    /// thread is in a call, InvalidArgument while the buffer is suspended.
+    Use(OneThread& owner, const char* call, bool while_suspended = false) : owner_(owner) {
+      if (owner.suspended_ && !while_suspended) {
+        fail<InvalidArgument>("{}: the buffer is suspended, allowed: resume, check and destroy", call);
+      }
       if (owner.thread_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return;
       const char* other = nullptr;
       if (!owner.call_.compare_exchange_strong(other, call, std::memory_order_acquire)) {
@@ -42,7 +46,12 @@ class OneThread {
     bool outermost_ = false;
   };
 
+  /// All later calls are refused, or no longer.
+  void suspend(bool suspended) { suspended_ = suspended; }
+  bool suspended() const { return suspended_; }
+
  private:
+  std::atomic<bool> suspended_ = false;
   std::atomic<const char*> call_ = nullptr;  ///< of the thread that is in one; nullptr: none is
   std::atomic<std::thread::id> thread_ = std::thread::id();
 };

@@ -293,6 +293,32 @@ void Runtime::destroy_collectively() {
   }
 }
 
+void Runtime::suspend() {
+  if (layout().internode.bytes != 0 || !plan_.reach.far.empty()) {  // the same on all ranks
+    throw Unsupported(
+        "suspend: RDMA reaches ranks of this buffer, and NICs hold its memory, allowed: ranks of one node");
+  }
+  bootstrap_->begin(Purpose::sleeping);
+  agree(*bootstrap_, "ending the calls before suspend", [&] {
+    if (executor_->is_capturing(comm_stream_)) {
+      throw InvalidArgument("suspend: calls are being recorded into a CUDA graph, and the host waits for calls");
+    }
+    check(true);
+  });
+  bootstrap_->barrier();  // a peer may have read here until now
+  heap_->suspend(*bootstrap_);
+  one_thread_.suspend(true);
+  calls_->trim();
+}
+
+void Runtime::resume() {
+  if (!one_thread_.suspended()) throw InvalidArgument("resume: the buffer is not suspended");
+  executor_->make_current();
+  bootstrap_->begin(Purpose::sleeping);
+  heap_->resume(*bootstrap_);
+  one_thread_.suspend(false);
+}
+
 void Runtime::end_with_masks() {
   // What this rank has posted has arrived before the others hear that it is here, and free their memory.
   drain();

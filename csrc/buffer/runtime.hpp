@@ -85,6 +85,8 @@ class Runtime {
   std::string describe() const;
   void check(bool wait);
   void destroy_collectively();
+  void suspend();
+  void resume();
 
   const HomeProcess home;
   std::unique_ptr<Intranode> intranode;

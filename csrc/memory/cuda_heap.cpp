@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -24,16 +26,30 @@ using cuda::check;
 using cuda::CurrentContext;
 using cuda::RelaxedCapture;
 
-/// Memory of a GPU that this rank maps, its own or a peer's. The last owner unmaps it.
-using Mapped = std::shared_ptr<std::byte>;
+/// What the ranks agreed on before memory is made.
+struct SharingGroup {
+  std::vector<HeapCapabilities> ranks;
+  HeapPlan plan;
+  std::size_t rank;
+  double timeout_s;
+
+  bool shares_with(std::size_t peer) const {
+    return peer == rank || shares_memory(plan.kind, ranks[rank], ranks[peer]);
+  }
+};
 
 class CudaHeap final : public SymmetricHeap {
  public:
-  /// `memory`: of each rank; null where this one maps nothing.
-  CudaHeap(std::shared_ptr<const cuda::Context> context, std::vector<Mapped> memory, const HeapPlan& plan,
-           std::size_t rank)
-      : context_(std::move(context)), memory_(std::move(memory)), plan_(plan), rank_(rank) {
-    for (const Mapped& one : memory_) peers_.push_back(one.get());
+  /// Collective. The context is current.
+  CudaHeap(std::shared_ptr<const cuda::Context> context, SharingGroup group, Bootstrap& bootstrap)
+      : context_(std::move(context)), group_(std::move(group)), peers_(group_.ranks.size()) {
+    if (kind() == HeapKind::cuda_ipc) {
+      share_by_ipc(bootstrap);
+    } else {
+      agree(bootstrap, "reserving addresses for the heap", [&] { reserve(); });
+      attach(bootstrap);
+    }
+    agree(bootstrap, "clearing the heap", [&] { fill(); });
   }
 
   ~CudaHeap() override {
@@ -43,32 +59,14 @@ class CudaHeap final : public SymmetricHeap {
       // Unlike cudaFree, unmapping does not wait for kernels, and tensors in the heap may have died a moment ago.
       cudaDeviceSynchronize();
       if (device_peers_ != nullptr) cudaFree(device_peers_);
-      memory_.clear();
+      mappings_.clear();
+      ipc_memory_.clear();
     });
   }
 
-  /// Zeros the heap and puts the table of peers where kernels can read it.
-  void fill() {
-    const int device = context_->device();
-    const std::size_t table_bytes = peers().size() * sizeof(std::byte*);
-    void* table = nullptr;
-    check(cudaMalloc(&table, table_bytes), device, "cudaMalloc of {}", format_bytes(table_bytes));
-    device_peers_ = static_cast<std::byte**>(table);
-    // A stream of its own: the default stream would wait for, or spoil, what the program does meanwhile.
-    cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), device, "cudaStreamCreateWithFlags");
-    const cudaError_t copied = cudaMemcpyAsync(table, peers().data(), table_bytes, cudaMemcpyHostToDevice, stream);
-    const cudaError_t zeroed = cudaMemsetAsync(local(), 0, plan_.bytes, stream);
-    const cudaError_t finished = cudaStreamSynchronize(stream);
-    cudaStreamDestroy(stream);
-    check(copied, device, "cudaMemcpyAsync of {}", format_bytes(table_bytes));
-    check(zeroed, device, "cudaMemsetAsync of {}", format_bytes(plan_.bytes));
-    check(finished, device, "cudaStreamSynchronize");
-  }
-
-  std::byte* local() const override { return peers_[rank_]; }
-  std::size_t bytes() const override { return plan_.bytes; }
-  HeapKind kind() const override { return plan_.kind; }
+  std::byte* local() const override { return peers_[group_.rank]; }
+  std::size_t bytes() const override { return group_.plan.bytes; }
+  HeapKind kind() const override { return group_.plan.kind; }
   std::span<std::byte* const> peers() const override { return peers_; }
   std::byte* const* device_peers() const override { return device_peers_; }
 
@@ -77,110 +75,139 @@ class CudaHeap final : public SymmetricHeap {
       const CurrentContext current(*context_);
       const RelaxedCapture relaxed;
       cudaDeviceSynchronize();
-      for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
-        if (rank == rank_) continue;
-        memory_[rank].reset();
+      for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+        if (rank == group_.rank) continue;
+        if (!mappings_.empty()) mappings_[rank].reset();
+        if (!ipc_memory_.empty()) ipc_memory_[rank].reset();
         peers_[rank] = nullptr;
       }
     });
   }
 
- private:
-  std::shared_ptr<const cuda::Context> context_;  // before the memory: it goes last
-  std::vector<Mapped> memory_;
-  std::vector<std::byte*> peers_;
-  HeapPlan plan_;
-  std::size_t rank_;
-  std::byte** device_peers_ = nullptr;
-};
-
-/// What the ranks agreed on before memory is made. The context is current.
-struct SharingGroup {
-  const cuda::Context& context;
-  Bootstrap& bootstrap;
-  std::span<const HeapCapabilities> ranks;
-  HeapPlan plan;
-  double timeout_s;
-
-  std::size_t rank() const { return static_cast<std::size_t>(bootstrap.rank()); }
-  std::size_t bytes() const { return plan.bytes; }
-};
-
-/// `import_peer(rank)` maps the memory of another rank.
-template <class ImportPeer>
-std::vector<Mapped> with_peers(const SharingGroup& group, const Mapped& own, const ImportPeer& import_peer) {
-  std::vector<Mapped> memory(group.ranks.size());
-  agree(group.bootstrap, "mapping the heaps of peers", [&] {
-    for (std::size_t peer = 0; peer < memory.size(); ++peer) {
-      if (peer == group.rank()) {
-        memory[peer] = own;
-      } else if (shares_memory(group.plan.kind, group.ranks[group.rank()], group.ranks[peer])) {
-        memory[peer] = import_peer(peer);
-      }
+  void suspend(Bootstrap& bootstrap) override {
+    const CurrentContext current(*context_);
+    const RelaxedCapture relaxed;
+    if (kind() == HeapKind::cuda_ipc) {
+      throw Unsupported(
+          "suspend: the heap is shared by cuda_ipc, which cannot keep its addresses, allowed: DEEP_EP_HEAP=posix_fd or "
+          "fabric");
     }
-  });
-  return memory;
-}
+    try {
+      agree(bootstrap, "keeping what the heap holds", [&] {
+        kept_.reset(new (std::nothrow) std::byte[bytes()]);
+        if (kept_ == nullptr) {
+          fail<OutOfMemory>("suspend: the host has no {} for what the heap holds", format_bytes(bytes()));
+        }
+        copy(kept_.get(), local(), cudaMemcpyDeviceToHost);
+      });
+      bootstrap.barrier();
+    } catch (...) {
+      kept_.reset();
+      throw;
+    }
+    detach();
+    bootstrap.barrier();
+  }
 
-/// Of virtual memory management: `exported` gets the handle that `export_it(memory)` gives.
-template <class Handle, class Export>
-Mapped make_own(const SharingGroup& group, CUmemAllocationHandleType type, Handle& exported, const Export& export_it) {
-  Mapped own;
-  agree(group.bootstrap, "allocating the heap", [&] {
-    const auto memory = cuda::VmmMemory::create(group.context, group.bytes(), type);
-    own = cuda::map(memory, group.bytes());
-    exported = export_it(memory);
-  });
-  return own;
-}
+  void resume(Bootstrap& bootstrap) override {
+    const CurrentContext current(*context_);
+    const RelaxedCapture relaxed;
+    try {
+      attach(bootstrap);
+      agree(bootstrap, "filling the heap again", [&] { copy(local(), kept_.get(), cudaMemcpyHostToDevice); });
+      bootstrap.barrier();
+    } catch (...) {
+      detach();
+      throw;
+    }
+    kept_.reset();
+  }
 
-/// Inside a host.
-std::vector<Mapped> share_by_fd(const SharingGroup& group) {
-  UniqueFd exported;
-  const Mapped own = make_own(group, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, exported,
-                              [](const cuda::VmmMemory& memory) { return memory.export_fd(); });
-  std::vector<ProcessIdentity> processes;
-  for (const HeapCapabilities& rank : group.ranks) processes.push_back(rank.process);
-  const std::vector<UniqueFd> fds = exchange_fds(group.bootstrap, exported.get(), processes, group.timeout_s);
-  return with_peers(group, own, [&](std::size_t peer) {
-    return cuda::map(cuda::VmmMemory::import(group.context, fds[peer].get()), group.bytes());
-  });
-}
+ private:
+  void reserve() {
+    mappings_.resize(peers_.size());
+    for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+      if (!group_.shares_with(peer)) continue;
+      mappings_[peer] = std::make_unique<cuda::Mapping>(*context_, bytes());
+      peers_[peer] = mappings_[peer]->get();
+    }
+  }
 
-/// Across hosts.
-std::vector<Mapped> share_by_fabric(const SharingGroup& group) {
-  FabricHandle exported{};
-  const Mapped own = make_own(group, CU_MEM_HANDLE_TYPE_FABRIC, exported,
-                              [](const cuda::VmmMemory& memory) { return memory.export_fabric(); });
-  const std::vector<FabricHandle> handles = all_gather_values(group.bootstrap, exported);
-  return with_peers(group, own, [&](std::size_t peer) {
-    return cuda::map(cuda::VmmMemory::import(group.context, handles[peer]), group.bytes());
-  });
-}
+  /// Collective: new memory of each rank, where all ranks that share it have reserved addresses.
+  void attach(Bootstrap& bootstrap) {
+    const bool by_fd = kind() == HeapKind::posix_fd;  // else by fabric handles, which other hosts can take
+    UniqueFd fd;
+    FabricHandle handle{};
+    agree(bootstrap, "allocating the heap", [&] {
+      const auto type = by_fd ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_FABRIC;
+      const auto memory = cuda::VmmMemory::create(*context_, bytes(), type);
+      mappings_[group_.rank]->attach(memory);
+      if (by_fd) {
+        fd = memory.export_fd();
+      } else {
+        handle = memory.export_fabric();
+      }
+    });
+    std::vector<UniqueFd> fds;
+    std::vector<FabricHandle> handles;
+    if (by_fd) {
+      std::vector<ProcessIdentity> processes;
+      for (const HeapCapabilities& rank : group_.ranks) processes.push_back(rank.process);
+      fds = exchange_fds(bootstrap, fd.get(), processes, group_.timeout_s);
+    } else {
+      handles = all_gather_values(bootstrap, handle);
+    }
+    agree(bootstrap, "mapping the heaps of peers", [&] {
+      for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+        if (peer == group_.rank || !group_.shares_with(peer)) continue;
+        mappings_[peer]->attach(by_fd ? cuda::VmmMemory::import(*context_, fds[peer].get())
+                                      : cuda::VmmMemory::import(*context_, handles[peer]));
+      }
+    });
+  }
 
-/// From cudaMalloc, through CUDA IPC between processes and as plain pointers inside one.
-std::vector<Mapped> share_by_ipc(const SharingGroup& group) {
-  struct Exported {
-    cudaIpcMemHandle_t handle{};
-    std::byte* pointer = nullptr;
-  } mine;
-  Mapped own;
-  const int device = group.context.device();
-  agree(group.bootstrap, "allocating the heap", [&] {
-    void* memory = nullptr;
-    check(cudaMalloc(&memory, group.bytes()), device, "cudaMalloc of {}", format_bytes(group.bytes()));
-    own = Mapped(static_cast<std::byte*>(memory), [](std::byte* gone) { cudaFree(gone); });
-    mine.pointer = own.get();
-    check(cudaIpcGetMemHandle(&mine.handle, mine.pointer), device, "cudaIpcGetMemHandle");
-  });
-  const std::vector<Exported> exports = all_gather_values(group.bootstrap, mine);
-  return with_peers(group, own, [&](std::size_t peer) -> Mapped {
-    const HeapCapabilities& rank = group.ranks[peer];
-    if (!rank.process.same_process(group.ranks[group.rank()].process)) {
+  void detach() noexcept {
+    cudaDeviceSynchronize();
+    for (const auto& mapping : mappings_) {
+      if (mapping) mapping->detach();
+    }
+  }
+
+  /// From cudaMalloc, through CUDA IPC between processes and as plain pointers inside one.
+  void share_by_ipc(Bootstrap& bootstrap) {
+    struct Exported {
+      cudaIpcMemHandle_t handle{};
+      std::byte* pointer = nullptr;
+    } mine;
+    ipc_memory_.resize(peers_.size());
+    const int device = context_->device();
+    agree(bootstrap, "allocating the heap", [&] {
       void* memory = nullptr;
-      check(cudaIpcOpenMemHandle(&memory, exports[peer].handle, cudaIpcMemLazyEnablePeerAccess), device,
+      check(cudaMalloc(&memory, bytes()), device, "cudaMalloc of {}", format_bytes(bytes()));
+      mine.pointer = peers_[group_.rank] = static_cast<std::byte*>(memory);
+      ipc_memory_[group_.rank] = {mine.pointer, [](std::byte* gone) { cudaFree(gone); }};
+      check(cudaIpcGetMemHandle(&mine.handle, mine.pointer), device, "cudaIpcGetMemHandle");
+    });
+    const std::vector<Exported> exports = all_gather_values(bootstrap, mine);
+    agree(bootstrap, "mapping the heaps of peers", [&] {
+      for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+        if (peer != group_.rank && group_.shares_with(peer)) {
+          open_ipc(peer, exports[peer].handle, exports[peer].pointer);
+        }
+      }
+    });
+  }
+
+  void open_ipc(std::size_t peer, const cudaIpcMemHandle_t& handle, std::byte* pointer) {
+    const HeapCapabilities& rank = group_.ranks[peer];
+    const int device = context_->device();
+    if (!rank.process.same_process(group_.ranks[group_.rank].process)) {
+      void* memory = nullptr;
+      check(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess), device,
             "cudaIpcOpenMemHandle of the heap of rank {}", peer);
-      return {static_cast<std::byte*>(memory), [](std::byte* gone) { cudaIpcCloseMemHandle(gone); }};
+      peers_[peer] = static_cast<std::byte*>(memory);
+      ipc_memory_[peer] = {peers_[peer], [](std::byte* gone) { cudaIpcCloseMemHandle(gone); }};
+      return;
     }
     // A process cannot open a handle that it exported itself; there the pointer works, once access is enabled.
     if (rank.device != device) {
@@ -191,9 +218,52 @@ std::vector<Mapped> share_by_ipc(const SharingGroup& group) {
         check(result, device, "cudaDeviceEnablePeerAccess to GPU {} of rank {}", rank.device, peer);
       }
     }
-    return {Mapped(), exports[peer].pointer};
-  });
-}
+    peers_[peer] = pointer;
+  }
+
+  /// Zeros the heap and puts the table of peers where kernels can read it.
+  void fill() {
+    const std::size_t table_bytes = peers_.size() * sizeof(std::byte*);
+    void* table = nullptr;
+    check(cudaMalloc(&table, table_bytes), context_->device(), "cudaMalloc of {}", format_bytes(table_bytes));
+    device_peers_ = static_cast<std::byte**>(table);
+    on_own_stream([&](cudaStream_t stream) {
+      check(cudaMemcpyAsync(table, peers_.data(), table_bytes, cudaMemcpyHostToDevice, stream), context_->device(),
+            "cudaMemcpyAsync of {}", format_bytes(table_bytes));
+      check(cudaMemsetAsync(local(), 0, bytes(), stream), context_->device(), "cudaMemsetAsync of {}",
+            format_bytes(bytes()));
+    });
+  }
+
+  void copy(void* to, const void* from, cudaMemcpyKind direction) const {
+    on_own_stream([&](cudaStream_t stream) {
+      check(cudaMemcpyAsync(to, from, bytes(), direction, stream), context_->device(), "cudaMemcpyAsync of {}",
+            format_bytes(bytes()));
+    });
+  }
+
+  /// `enqueue(stream)`, and the host waits. The default stream would wait for, or spoil, what the program does
+  /// meanwhile.
+  template <class Enqueue>
+  void on_own_stream(const Enqueue& enqueue) const {
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), context_->device(), "cudaStreamCreateWithFlags");
+    const std::shared_ptr<CUstream_st> owned(stream, [](cudaStream_t gone) {
+      cudaStreamSynchronize(gone);
+      cudaStreamDestroy(gone);
+    });
+    enqueue(stream);
+    check(cudaStreamSynchronize(stream), context_->device(), "cudaStreamSynchronize");
+  }
+
+  std::shared_ptr<const cuda::Context> context_;  // before the memory: it goes last
+  SharingGroup group_;
+  std::vector<std::unique_ptr<cuda::Mapping>> mappings_;  ///< of each rank; null where this one maps nothing
+  std::vector<std::shared_ptr<std::byte>> ipc_memory_;    ///< the same with CUDA IPC
+  std::vector<std::byte*> peers_;
+  std::byte** device_peers_ = nullptr;
+  std::unique_ptr<std::byte[]> kept_;  ///< what a suspended heap holds
+};
 
 /// `trial`: a small piece of memory with a fabric handle, kept until peers have tried to map it.
 HeapCapabilities query(const cuda::Context& context, const HeapOptions& options,
@@ -252,12 +322,8 @@ std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Contex
     try_pieces_of_peers(*context, bootstrap, ranks);
     plan = plan_heap(ranks, options.bytes_for);
   }
-  const SharingGroup group{*context, bootstrap, ranks, plan, options.timeout_s};
-  std::vector<Mapped> memory = plan.kind == HeapKind::fabric     ? share_by_fabric(group)
-                               : plan.kind == HeapKind::posix_fd ? share_by_fd(group)
-                                                                 : share_by_ipc(group);
-  auto heap = std::make_unique<CudaHeap>(context, std::move(memory), plan, group.rank());
-  agree(bootstrap, "clearing the heap", [&] { heap->fill(); });
+  const auto rank = static_cast<std::size_t>(bootstrap.rank());
+  auto heap = std::make_unique<CudaHeap>(context, SharingGroup{ranks, plan, rank, options.timeout_s}, bootstrap);
   log::info("rank {}: heap of {} on GPU {}, shared by {}", bootstrap.rank(), format_bytes(plan.bytes),
             context->device(), name_of(plan.kind));
   return heap;

@@ -75,32 +75,34 @@ FabricHandle VmmMemory::export_fabric() const {
   return fabric;
 }
 
-std::shared_ptr<std::byte> map(const VmmMemory& memory, std::size_t bytes) {
-  /// Undoes what was done, also when a later step fails.
-  struct Mapping {
-    CUdeviceptr address = 0;
-    std::size_t bytes = 0;
-    bool mapped = false;
-    ~Mapping() {
-      if (mapped) driver().mem_unmap(address, bytes);
-      if (bytes != 0) driver().mem_address_free(address, bytes);
-    }
-  };
-  const auto mapping = std::make_shared<Mapping>();
-  const Context& context = memory.context();
-  check(driver().mem_address_reserve(&mapping->address, bytes, 0, 0, 0), context.device(), "cuMemAddressReserve of {}",
+Mapping::Mapping(const Context& context, std::size_t bytes) : context_(&context), bytes_(bytes) {
+  check(driver().mem_address_reserve(&address_, bytes, 0, 0, 0), context.device(), "cuMemAddressReserve of {}",
         format_bytes(bytes));
-  mapping->bytes = bytes;
-  check(driver().mem_map(mapping->address, bytes, 0, memory.handle(), 0), context.device(), "cuMemMap of {}",
-        format_bytes(bytes));
-  mapping->mapped = true;
+}
+
+Mapping::~Mapping() {
+  detach();
+  driver().mem_address_free(address_, bytes_);
+}
+
+void Mapping::attach(const VmmMemory& memory) {
+  check(driver().mem_map(address_, bytes_, 0, memory.handle(), 0), context_->device(), "cuMemMap of {}",
+        format_bytes(bytes_));
+  attached_ = true;
   CUmemAccessDesc access{};
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = context.driver_device();
+  access.location.id = context_->driver_device();
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  check(driver().mem_set_access(mapping->address, bytes, &access, 1), context.device(), "cuMemSetAccess of {}",
-        format_bytes(bytes));
-  return {mapping, reinterpret_cast<std::byte*>(mapping->address)};  // NOLINT(performance-no-int-to-ptr)
+  check(driver().mem_set_access(address_, bytes_, &access, 1), context_->device(), "cuMemSetAccess of {}",
+        format_bytes(bytes_));
+}
+
+void Mapping::detach() noexcept {
+  if (std::exchange(attached_, false)) driver().mem_unmap(address_, bytes_);
+}
+
+std::byte* Mapping::get() const {
+  return reinterpret_cast<std::byte*>(address_);  // NOLINT(performance-no-int-to-ptr)
 }
 
 std::size_t granularity(const Context& context, CUmemAllocationHandleType type) {

@@ -39,8 +39,23 @@ class VmmMemory {
   bool owned_ = true;
 };
 
-/// Addresses at which this GPU reads and writes the memory; the last owner unmaps it.
-std::shared_ptr<std::byte> map(const VmmMemory& memory, std::size_t bytes);
+/// Addresses at which this GPU reads and writes memory. They stay the same while memory comes and goes.
+class Mapping {
+ public:
+  Mapping(const Context& context, std::size_t bytes);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+
+  void attach(const VmmMemory& memory);
+  void detach() noexcept;
+  std::byte* get() const;
+
+ private:
+  const Context* context_;
+  CUdeviceptr address_ = 0;
+  std::size_t bytes_;
+  bool attached_ = false;
+};
 
 /// What sizes must be a multiple of.
 std::size_t granularity(const Context& context, CUmemAllocationHandleType type);

@@ -102,6 +102,24 @@ class HostHeap final : public SymmetricHeap {
   std::byte* const* device_peers() const override { return peers_.data(); }
   void unmap_peers() noexcept override { mappings_.clear(); }
 
+  void suspend(Bootstrap& bootstrap) override {
+    try {
+      agree(bootstrap, "keeping what the heap holds", [&] { kept_.assign(local(), local() + bytes_); });
+      bootstrap.barrier();
+    } catch (...) {
+      kept_ = {};
+      throw;
+    }
+    // The pages go; mappings, those of peers, too, read zeros until a rank writes.
+    madvise(local(), bytes_, MADV_REMOVE);
+    bootstrap.barrier();
+  }
+  void resume(Bootstrap& bootstrap) override {
+    std::copy(kept_.begin(), kept_.end(), local());
+    kept_ = {};
+    bootstrap.barrier();
+  }
+
  private:
   UniqueFd create() {
     UniqueFd fd = make_sealed_memory("deep_ep_heap", bytes_);
@@ -129,6 +147,7 @@ class HostHeap final : public SymmetricHeap {
   Mapped local_;
   std::vector<Mapped> mappings_;  ///< of the heaps of all ranks on this host
   std::vector<std::byte*> peers_;
+  std::vector<std::byte> kept_;  ///< what a suspended heap holds
 };
 
 }  // namespace

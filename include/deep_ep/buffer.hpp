@@ -214,6 +214,17 @@ class Buffer {
   /// @throws InvalidArgument while calls of this buffer are being recorded into a CUDA graph.
   std::size_t trim();
 
+  /// Collective: waits for all calls so far, and gives the GPU's memory of the heap back, for an engine that sleeps.
+  /// The host keeps what the heap holds, so it needs as much memory. Addresses stay: after `resume` results, handles
+  /// and recorded CUDA graphs are as before. Until then only resume, check and destroy may be called, and neither a
+  /// graph nor a kernel may touch the heap's tensors.
+  /// @throws Unsupported with ranks that RDMA reaches, and for a heap shared by cuda_ipc. @throws OutOfMemory if the
+  /// host of a rank has no room. If it throws, the buffer is as before.
+  void suspend();
+  /// Collective, after suspend. @throws OutOfMemory or SystemError if the GPU of a rank has no memory: the buffer is
+  /// suspended still. @throws InvalidArgument if it is not suspended.
+  void resume();
+
   // --------------------------------------------------------------------------------------------------------- end
 
   /// Waits for all calls so far and throws the error that a kernel met; without `wait` looks only at ended kernels.

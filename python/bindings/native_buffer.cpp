@@ -386,6 +386,16 @@ std::size_t NativeBuffer::trim() {
   return without_gil([&] { return buffer.trim(); });
 }
 
+void NativeBuffer::suspend() {
+  Buffer& buffer = alive();
+  without_gil([&] { buffer.suspend(); });
+}
+
+void NativeBuffer::resume() {
+  Buffer& buffer = alive();
+  without_gil([&] { buffer.resume(); });
+}
+
 void NativeBuffer::destroy() {
   Buffer& buffer = alive();
   const py::gil_scoped_release released;

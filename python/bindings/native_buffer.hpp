@@ -126,6 +126,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// Raises what the GPU work of this buffer met, with `wait` after all of it has ended.
   void check(bool wait);
   std::size_t trim();
+  void suspend();
+  void resume();
   /// Collective.
   void destroy();
   /// Frees without talking to peers.

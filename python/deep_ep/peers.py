@@ -189,6 +189,17 @@ class NativeOwner:
         that finds no memory does the same by itself before it raises ``OutOfMemory``."""
         return self._alive().trim()
 
+    def suspend(self) -> None:
+        """Collective, the host waits: gives the driver the GPU memory of the buffer's heap while an engine sleeps. The host
+        keeps what the heap holds, which takes as much memory there. After ``resume`` tensors, handles and recorded graphs are
+        as before; until then calls raise ``InvalidArgument``, and nothing may touch tensors that are in the heap. Raises
+        ``Unsupported`` with ranks that RDMA reaches, ``OutOfMemory`` if a host has no room; the buffer is as before then."""
+        self._alive().suspend()
+
+    def resume(self) -> None:
+        """Collective: the end of ``suspend``. ``OutOfMemory`` if a GPU has no memory: the buffer is suspended still."""
+        self._alive().resume()
+
     def describe(self) -> str:
         """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,
         and how many SMs calls use by default. The wording may change."""

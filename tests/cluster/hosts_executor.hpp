@@ -31,6 +31,8 @@ class HeapOfOneHost final : public SymmetricHeap {
   std::span<std::byte* const> peers() const override { return inner_->peers(); }
   std::byte* const* device_peers() const override { return for_kernels_.data(); }
   void unmap_peers() noexcept override { inner_->unmap_peers(); }
+  void suspend(Bootstrap& bootstrap) override { inner_->suspend(bootstrap); }
+  void resume(Bootstrap& bootstrap) override { inner_->resume(bootstrap); }
 
  private:
   std::unique_ptr<SymmetricHeap> inner_;

@@ -102,6 +102,8 @@ class FakeHeap final : public SymmetricHeap {
   std::span<std::byte* const> peers() const override { return {}; }
   std::byte* const* device_peers() const override { return nullptr; }
   void unmap_peers() noexcept override {}
+  void suspend(Bootstrap& /*bootstrap*/) override {}
+  void resume(Bootstrap& /*bootstrap*/) override {}
 
  private:
   std::size_t bytes_;

@@ -60,6 +60,26 @@ def graph_replays_with_new_data(ranks):
 
 
 @check()
+def a_graph_before_and_after_a_sleep(ranks):
+    """The GPU has the heap's memory meanwhile."""
+    buffer = ranks.buffer(num_bytes=256 << 20)
+    graph, inputs, outputs = recorded(ranks, buffer, True, False)
+    replayed(ranks, graph, inputs, outputs, 1, True)
+    freed = []
+    for seed in (2, 3):
+        ranks.wait()
+        before = torch.cuda.mem_get_info()[0]
+        buffer.suspend()
+        freed.append((torch.cuda.mem_get_info()[0] - before) >> 20)
+        buffer.resume()
+        replayed(ranks, graph, inputs, outputs, seed, True)
+    assert min(freed) >= 256, f"MiB that suspend gave back: {freed}"
+    del graph
+    buffer.destroy()
+    return f"{freed} MiB given back"
+
+
+@check()
 def graph_beside_other_calls(ranks):
     """Two graphs and calls outside of them, in turn, on one buffer."""
     buffer = ranks.buffer()

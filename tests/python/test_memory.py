@@ -161,6 +161,26 @@ def test_trim(ranks):
         assert "destroy" in error
 
 
+def asleep(group):
+    buffer = deep_ep.ElasticBuffer(group, num_bytes=1 << 22, explicitly_destroy=True)
+    x, idx = torch.ones(4, 128, dtype=torch.bfloat16), torch.zeros(4, 1, dtype=deep_ep.topk_idx_t)
+    rows, _, _, handle, _ = buffer.dispatch(x, idx, num_experts=group.size())
+    buffer.suspend()
+    try:
+        buffer.combine(rows, handle)
+    except deep_ep.errors.InvalidArgument as error:
+        refused = str(error)
+    buffer.resume()
+    total = buffer.combine(rows, handle)[0].sum().item()
+    buffer.destroy()
+    return refused, total
+
+
+def test_asleep(ranks):
+    for refused, total in ranks(2).run(asleep):
+        assert "the buffer is suspended, allowed: resume" in refused and total == 4 * 128
+
+
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description="Test results in PyTorch's memory")
     parser.add_argument("--num-processes", type=int, default=2, help="processes to start (default: %(default)s)")

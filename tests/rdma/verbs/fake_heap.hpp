@@ -18,6 +18,8 @@ class FakeHeap final : public SymmetricHeap {
   std::span<std::byte* const> peers() const override { return peers_; }
   std::byte* const* device_peers() const override { return peers_; }
   void unmap_peers() noexcept override {}
+  void suspend(Bootstrap& /*bootstrap*/) override {}
+  void resume(Bootstrap& /*bootstrap*/) override {}
 
  private:
   alignas(4096) mutable std::byte memory_[kBytes]{};

@@ -1,0 +1,81 @@
+// An engine that sleeps: the heap's memory goes, and comes back at the same addresses with what it held.
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class SuspendTest : public ClusterTest {};
+DEEP_EP_ON_THREADS(SuspendTest);
+class SuspendProcessesTest : public ClusterTest {};
+DEEP_EP_ON_PROCESSES(SuspendProcessesTest);
+
+/// Calls of both modes, of which parts lie before, between and behind two sleeps.
+void sleep_amid_calls(const ClusterOptions& cluster) {
+  const Case one = make_case({.tokens = {8, 9, 4}});
+  const LowLatencyCombineCase small =
+      make_low_latency_combine_case({.tokens = {5, 7, 3}, .max_tokens = 7, .hidden = 256, .topk = 3});
+  const auto sums = small.expected();
+  const auto sums_with_hooks = small.expected_with_hooks(cluster.where.topology);
+  run_cluster(cluster, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(3, 7, 256));
+    run_round(rank, buffer, one);
+    const Inputs inputs = upload_inputs(rank, one);
+    const DispatchResult before = buffer.dispatch(inputs.dispatch, rank.call());
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, small);
+    const LowLatencyCombineArguments arguments = upload_combine(rank, small, handle);
+    const auto pending = buffer.low_latency_combine(with_hook(arguments), rank.call());
+    const TensorView in_heap = before.recv_x.view();
+    require(in_heap.elements() == 0 || buffer.in_heap(in_heap), "rows are received in the heap");
+    void* const heap = buffer.local_memory().data;
+    for (int sleep = 0; sleep < 2; ++sleep) {
+      buffer.suspend();
+      if (cluster.where.target == Target::host && in_heap.elements() != 0) {
+        const auto gone = rank.download_bytes(in_heap);
+        require(gone == std::vector<std::byte>(gone.size()), "the memory is gone");
+      }
+      rank.bootstrap()->barrier();  // the download is over
+      require_throws<InvalidArgument>([&] { buffer.dispatch(inputs.dispatch, rank.call()); }, {"is suspended"},
+                                      "is suspended");
+      require_throws<InvalidArgument>([&] { pending.hook(); }, {"is suspended"}, "is suspended");
+      require_throws<InvalidArgument>([&] { buffer.suspend(); }, {"is suspended"}, "is suspended");
+      buffer.check();
+      buffer.resume();
+      require(buffer.local_memory().data == heap, "addresses stay");
+    }
+    require_throws<InvalidArgument>([&] { buffer.resume(); }, {"not suspended"}, "not suspended");
+    check_dispatch(rank, one, before);
+    Returned returned = upload_returned(rank, buffer, one, before.handle, true);
+    check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+    pending.hook();
+    check_low_latency_combine(rank, small, sums_with_hooks, pending.combined_x.view());
+    const auto again = buffer.low_latency_combine(arguments, rank.call());
+    check_low_latency_combine(rank, small, sums, again.combined_x.view());
+    run_round(rank, buffer, one);
+    buffer.suspend();
+    buffer.destroy();
+  });
+}
+
+TEST_P(SuspendTest, EverythingIsAsBefore) {
+  DEEP_EP_NEEDS_RANKS(3);
+  sleep_amid_calls(cluster(3));
+}
+TEST_P(SuspendProcessesTest, EverythingIsAsBefore) {
+  DEEP_EP_NEEDS_RANKS(3);
+  sleep_amid_calls(cluster(3));
+}
+
+TEST_P(SuspendTest, IsRefusedBetweenNodes) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {3, 4}, .ranks_per_node = 1});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{64} << 20, .ranks_per_node = 1});
+    require_throws<Unsupported>([&] { buffer.suspend(); }, {"RDMA"}, "RDMA");
+    run_round(rank, buffer, one);
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

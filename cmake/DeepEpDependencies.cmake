@@ -26,7 +26,6 @@ function(deep_ep_find_or_headers package target header definitions)
 endfunction()
 
 deep_ep_find_or_headers(fmt fmt::fmt fmt/format.h FMT_HEADER_ONLY)
-deep_ep_find_or_headers(spdlog spdlog::spdlog spdlog/spdlog.h "SPDLOG_HEADER_ONLY;SPDLOG_FMT_EXTERNAL")
 
 # libgcc_s stays shared: it is part of every system, and its static form needs a newer glibc than all the rest. So does
 # std::random_device, which the static C++ library drags in by a class that nobody uses: unused sections go.

@@ -53,9 +53,9 @@ cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY "${CMAKE_INSTALL_FU
            DEEP_EP_PC_PREFIX)
 set(DEEP_EP_PC_PRIVATE "")
 if(NOT BUILD_SHARED_LIBS)
-  string(APPEND DEEP_EP_PC_PRIVATE "-lstdc++ -lpthread -ldl -lrt -lboost_context")
+  string(APPEND DEEP_EP_PC_PRIVATE "-lstdc++ -lpthread -ldl -lboost_context")
   if(TARGET fmt::fmt)
-    string(APPEND DEEP_EP_PC_PRIVATE " -lspdlog -lfmt")
+    string(APPEND DEEP_EP_PC_PRIVATE " -lfmt")
   endif()
   if(DEEP_EP_CUDA)
     string(APPEND DEEP_EP_PC_PRIVATE " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static")
@@ -86,7 +86,7 @@ if(TARGET deep_ep_nccl)
   deep_ep_install_bootstrap_pc(nccl "${NCCL_INCLUDE_DIR}" "${NCCL_LIBRARY}")
 endif()
 
-# fmt, spdlog and Boost.Context have another version in every distribution. With them beside it, an installed tree runs
+# fmt and Boost.Context have another version in every distribution. With them beside it, an installed tree runs
 # wherever the C library is new enough. MPI is the cluster's own, and in /usr packages depend on each other instead.
 if(DEEP_EP_BUNDLE)
   set(programs "")
@@ -98,7 +98,7 @@ if(DEEP_EP_BUNDLE)
 if(NOT CMAKE_INSTALL_PREFIX MATCHES \"^/usr(/local)?/?$\")
   file(GET_RUNTIME_DEPENDENCIES LIBRARIES [[$<TARGET_FILE:deep_ep>]] ${programs}
     RESOLVED_DEPENDENCIES_VAR found UNRESOLVED_DEPENDENCIES_VAR missing CONFLICTING_DEPENDENCIES_PREFIX several
-    PRE_INCLUDE_REGEXES \"^lib(fmt|spdlog|boost_context)[.-]\" PRE_EXCLUDE_REGEXES \".*\")
+    PRE_INCLUDE_REGEXES \"^lib(fmt|boost_context)[.-]\" PRE_EXCLUDE_REGEXES \".*\")
   foreach(library IN LISTS found)
     file(INSTALL \"\${library}\" DESTINATION \"\${CMAKE_INSTALL_PREFIX}/\${libdir}\" FOLLOW_SYMLINK_CHAIN)
   endforeach()

@@ -1,9 +1,11 @@
-/* Dispatch, experts and combine from C, in normal mode and in a low-latency call. Four processes on the CPU meet by a
- * name; on GPUs an engine gives a device and its stream instead, and its own all-gather (MPI_Allgather, for example).
- */
+/* Dispatch, experts and combine from C, in normal mode and in a low-latency call, by four processes on the CPU. On GPUs
+ * an engine gives a device and its stream. Ranks find each other by an all-gather of the program, such as
+ * MPI_Allgather; here it is one of processes that share a piece of memory. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +29,29 @@ static deep_ep_tensor matrix(void* data, deep_ep_dtype dtype, int64_t rows, int6
   tensor.shape[0] = rows;
   tensor.shape[1] = columns;
   return tensor;
+}
+
+/* What the processes share. */
+struct meeting {
+  pthread_barrier_t all;
+  char bytes[kRanks][1 << 14];
+};
+
+struct place {
+  struct meeting* meeting;
+  int rank;
+};
+
+static int all_gather(void* context, const void* mine, size_t bytes, void* all) {
+  const struct place* place = context;
+  struct meeting* meeting = place->meeting;
+  int rank;
+  if (bytes > sizeof(meeting->bytes[0])) return 1;
+  memcpy(meeting->bytes[place->rank], mine, bytes);
+  pthread_barrier_wait(&meeting->all);
+  for (rank = 0; rank < kRanks; ++rank) memcpy((char*)all + (size_t)rank * bytes, meeting->bytes[rank], bytes);
+  pthread_barrier_wait(&meeting->all); /* all have read */
+  return 0;
 }
 
 /* Small whole numbers are exact in bfloat16, which is the upper half of a float. */
@@ -55,7 +80,8 @@ static int wrong(const char* what, int rank, const uint16_t* rows, const uint16_
   return 0;
 }
 
-static int run_rank(int rank, const char* group) {
+static int run_rank(struct place place) {
+  const int rank = place.rank;
   static uint16_t x[kTokens * kHidden], out[kTokens * kHidden];
   int64_t topk_idx[kTokens * kTopk];
   float weights[kTokens * kTopk];
@@ -64,7 +90,7 @@ static int run_rank(int rank, const char* group) {
   deep_ep_low_latency_arguments low_latency;
   deep_ep_buffer* buffer;
   deep_ep_result *dispatched, *combined;
-  deep_ep_tensor recv_x, combined_x, rows, idx, factors, place;
+  deep_ep_tensor recv_x, combined_x, rows, idx, factors, sums;
   int i, t, failures = 0, received = 0;
 
   for (t = 0; t < kTokens; ++t) {
@@ -78,7 +104,8 @@ static int run_rank(int rank, const char* group) {
   options.size = sizeof(options);
   options.rank = rank;
   options.num_ranks = kRanks;
-  options.group = group;
+  options.all_gather = all_gather;
+  options.context = &place;
   options.on_cpu = 1;
   options.heap_bytes = deep_ep_heap_bytes(kRanks, kTokens, kHidden * 2, kTopk);
   options.low_latency_bytes = deep_ep_low_latency_bytes(kTokens, kHidden, kRanks, kExperts);
@@ -110,8 +137,8 @@ static int run_rank(int rank, const char* group) {
   rows = deep_ep_result_tensor(dispatched, DEEP_EP_RECV_X);
   idx = arguments.topk_idx;
   factors = matrix(weights, DEEP_EP_FLOAT32, kTokens, kTopk);
-  place = matrix(out, DEEP_EP_BFLOAT16, kTokens, kHidden);
-  must(deep_ep_low_latency_combine(buffer, dispatched, &rows, &idx, &factors, &place, NULL), "low-latency combine");
+  sums = matrix(out, DEEP_EP_BFLOAT16, kTokens, kHidden);
+  must(deep_ep_low_latency_combine(buffer, dispatched, &rows, &idx, &factors, &sums, NULL), "low-latency combine");
   must(deep_ep_synchronize(buffer), "synchronize");
   failures += wrong("low-latency combine", rank, out, x, 2.0F);
   deep_ep_release(dispatched);
@@ -130,12 +157,22 @@ static int run_rank(int rank, const char* group) {
 
 int main(void) {
   pid_t children[kRanks];
-  char group[64];
+  pthread_barrierattr_t shared;
+  struct meeting* meeting = mmap(NULL, sizeof(*meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   int rank, failures = 0;
-  snprintf(group, sizeof(group), "from_c_%ld", (long)getpid());
+  if (meeting == MAP_FAILED || pthread_barrierattr_init(&shared) != 0 ||
+      pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED) != 0 ||
+      pthread_barrier_init(&meeting->all, &shared, kRanks) != 0) {
+    perror("shared memory");
+    return 1;
+  }
   for (rank = 0; rank < kRanks; ++rank) {
     children[rank] = fork();
-    if (children[rank] == 0) exit(run_rank(rank, group) != 0);
+    if (children[rank] == 0) {
+      const struct place place = {meeting, rank};
+      alarm(60); /* a rank that failed leaves the others in the barrier */
+      exit(run_rank(place) != 0);
+    }
   }
   for (rank = 0; rank < kRanks; ++rank) {
     int status = 0;

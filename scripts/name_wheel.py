@@ -22,7 +22,7 @@ import zipfile
 DISTRIBUTION = "deep_ep"
 # Whose code is in the binaries, and the packages whose file "copyright" holds the licence. (Boost's asks for nothing
 # where there is no source.)
-LINKED = {"CLI11": "libcli11-dev", "fmt": "libfmt-dev", "nlohmann-json": "nlohmann-json3-dev", "spdlog": "libspdlog-dev"}
+LINKED = {"CLI11": "libcli11-dev", "fmt": "libfmt-dev", "nlohmann-json": "nlohmann-json3-dev"}
 
 
 def licences(documentation=pathlib.Path("/usr/share/doc")):

@@ -187,16 +187,6 @@ TensorView Buffer::local_memory() const {
   return TensorView::contiguous(runtime.window(), DType::uint8, {bytes}, runtime.device());
 }
 
-std::size_t Buffer::trim() {
-  const BufferCall in(runtime_, "trim");
-  Backend& executor = *in->executor();
-  executor.make_current();
-  if (executor.is_capturing(in->comm_stream())) {
-    throw InvalidArgument("trim: calls are being recorded into a CUDA graph, and the host waits for calls");
-  }
-  return in->calls().trim();
-}
-
 void Buffer::suspend() { BufferCall(runtime_, "suspend")->suspend(); }
 void Buffer::resume() { BufferCall(runtime_, "resume", true)->resume(); }
 

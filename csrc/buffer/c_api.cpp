@@ -130,11 +130,7 @@ const deep_ep::DispatchHandle& handle_of(const deep_ep_result* dispatched) {
 }
 
 std::shared_ptr<deep_ep::Bootstrap> bootstrap_of(const deep_ep_options& options) {
-  if (options.all_gather == nullptr) {
-    return deep_ep::make_shared_memory_bootstrap(
-        &given(options.group, "options->group (without options->all_gather)"), options.rank, options.num_ranks,
-        options.timeout_s == 0 ? std::nullopt : std::optional(options.timeout_s));
-  }
+  given(options.all_gather, "options->all_gather");
   return deep_ep::make_callback_bootstrap(
       options.rank, options.num_ranks,
       [gather = options.all_gather, context = options.context](std::span<const std::byte> mine,

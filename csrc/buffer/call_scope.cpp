@@ -55,12 +55,6 @@ void CallContext::settle() const {
   executor_->synchronize(comm_stream_);
 }
 
-std::size_t CallContext::trim() const {
-  cache_->give_back_all();
-  settle();
-  return executor_->trim();
-}
-
 CallScope::CallScope(const CallContext& context, const CallOptions& call)
     : context_(context),
       framework_(context.result_tensors_.get()),

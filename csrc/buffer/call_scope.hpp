@@ -29,8 +29,6 @@ class CallContext {
   StreamHandle comm_stream() const { return comm_stream_; }
   /// The host waits for all calls so far.
   void settle() const;
-  /// The same, and the driver gets the memory that nobody uses: how many bytes.
-  std::size_t trim() const;
 
  private:
   friend class CallScope;

@@ -1,4 +1,4 @@
-#include "csrc/buffer/fault_texts.hpp"
+#include "csrc/buffer/faults.hpp"
 
 #include <algorithm>
 #include <array>

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <thread>
 
-#include "csrc/buffer/fault_texts.hpp"
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/ring/failure.hpp"

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,5 +98,20 @@ class Faults {
   std::function<std::string()> explain_;  ///< may be empty
   std::exception_ptr broken_;             ///< what every later call throws; null: the buffer is not broken
 };
+
+// What a kernel put on record, in words: fault_texts.cpp.
+
+/// The message of an exception for a fault or a note that kernels of `rank` have met. `lost`: of a time-out, whom the
+/// rank that was waited for waits for itself, if it does.
+std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost = {});
+
+/// The same for a wait that has ended as `fault.peer` is lost: because of rank `lost`. `gone`: whose processes ended.
+std::string describe_lost(const FaultRecord& fault, int rank, int lost, const std::string& gone);
+
+/// The message of an exception: with masking, the others go on without `rank`. `lost`: all verdicts.
+std::string describe_given_up(std::span<const control::LostRank> lost, int rank);
+
+/// A line for the log: why a rank is masked. `gone`: whose processes ended.
+std::string describe_masking(const control::LostRank& lost, const std::string& gone);
 
 }  // namespace deep_ep

@@ -308,7 +308,7 @@ void Runtime::suspend() {
   bootstrap_->barrier();  // a peer may have read here until now
   heap_->suspend(*bootstrap_);
   one_thread_.suspend(true);
-  calls_->trim();
+  executor_->trim();
 }
 
 void Runtime::resume() {

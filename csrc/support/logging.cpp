@@ -1,16 +1,19 @@
 #include "csrc/support/logging.hpp"
 
-#include <spdlog/sinks/basic_file_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
+#include <ctime>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "csrc/support/environment.hpp"
@@ -18,11 +21,11 @@
 namespace deep_ep::log {
 namespace {
 
-spdlog::level::level_enum to_spdlog(Level level) {
-  static constexpr std::array kLevels = {spdlog::level::trace, spdlog::level::debug, spdlog::level::info,
-                                         spdlog::level::warn, spdlog::level::err};
-  return kLevels[static_cast<std::size_t>(level)];
-}
+// Levels as numbers, and two that no line has: above all of them nothing is logged.
+constexpr std::array<const char*, 5> kNames = {"trace", "debug", "info", "warn", "error"};
+constexpr int kOff = static_cast<int>(kNames.size());
+/// The environment is asked once the first line, or the sink, is there.
+constexpr int kNotRead = kOff + 1;
 
 std::string expand(std::string_view pattern) {
   std::string path;
@@ -46,33 +49,48 @@ std::string expand(std::string_view pattern) {
   return path;
 }
 
-std::shared_ptr<spdlog::logger> make_logger(std::string& complaint) {
-  // A logger of our own, not in spdlog's registry: a program that also uses spdlog keeps its settings and its names.
-  const auto to_stderr = [] {
-    return std::make_shared<spdlog::logger>("deep_ep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  };
-  std::shared_ptr<spdlog::logger> logger;
+/// Of the file that lines go to.
+int open_file(std::string& complaint) {
   try {
-    const std::string file = environment::text("DEEP_EP_LOG_FILE");
-    logger = file.empty() ? to_stderr()
-                          : std::make_shared<spdlog::logger>(
-                                "deep_ep", std::make_shared<spdlog::sinks::basic_file_sink_mt>(expand(file)));
+    const std::string pattern = environment::text("DEEP_EP_LOG_FILE");
+    if (pattern.empty()) return STDERR_FILENO;
+    const std::filesystem::path path = expand(pattern);
+    std::error_code unimportant;  // the file says it
+    std::filesystem::create_directories(path.parent_path(), unimportant);
+    const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (file >= 0) return file;
+    complaint = fmt::format("DEEP_EP_LOG_FILE: opening {}: {}", path.string(), errno_text(errno));
   } catch (const std::exception& error) {
     complaint = error.what();
-    logger = to_stderr();
   }
-  logger->set_pattern("[%Y-%m-%d %H:%M:%S.%e] [deep_ep %P] [%l] %v");
-  logger->set_level(spdlog::level::trace);  // what is below the level in effect never gets here
-  logger->flush_on(spdlog::level::info);
-  return logger;
+  return STDERR_FILENO;
 }
 
-spdlog::level::level_enum level_of_environment(std::string& complaint) {
+/// In one piece, so that lines of threads, and of processes that share a file, do not mix.
+void write_line(int file, Level level, std::string_view line) {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  std::tm parts{};
+  ::localtime_r(&now.tv_sec, &parts);
+  std::array<char, 32> second{};
+  std::strftime(second.data(), second.size(), "%Y-%m-%d %H:%M:%S", &parts);
+  const char* name = level == Level::warn ? "warning" : kNames[static_cast<std::size_t>(level)];
+  const std::string text =
+      fmt::format("[{}.{:03}] [deep_ep {}] [{}] {}\n", second.data(), now.tv_nsec / 1'000'000, ::getpid(), name, line);
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t count = ::write(file, text.data() + done, text.size() - done);
+    if (count < 0 && errno != EINTR) return;
+    done += static_cast<std::size_t>(std::max<ssize_t>(count, 0));
+  }
+}
+
+int level_of_environment(std::string& complaint) {
   try {
-    return spdlog::level::from_str(environment::choice("DEEP_EP_LOG"));
+    const std::string word = environment::choice("DEEP_EP_LOG");
+    return static_cast<int>(std::find(kNames.begin(), kNames.end(), word) - kNames.begin());  // kOff: off
   } catch (const std::exception& error) {
     complaint = error.what();
-    return spdlog::level::warn;
+    return static_cast<int>(Level::warn);
   }
 }
 
@@ -85,49 +103,44 @@ class Log {
   }
 
   bool enabled(Level level) {
-    auto least = least_.load(std::memory_order_relaxed);
+    int least = least_.load(std::memory_order_relaxed);
     if (least == kNotRead) least = read_level();
-    return to_spdlog(level) >= least;
+    return static_cast<int>(level) >= least;
   }
 
   void write(Level level, std::string_view line) {
     std::shared_ptr<const LogSink> sink;
-    std::shared_ptr<spdlog::logger> logger;
     std::string complaint;
+    int file = -1;
     {
       const std::lock_guard lock(mutex_);
       sink = sink_;
-      if (!sink) {
-        if (!logger_) logger_ = make_logger(complaint);
-        logger = logger_;
-      }
+      if (!sink && file_ < 0) file_ = open_file(complaint);
+      file = file_;
     }
     if (sink) {
       (*sink)(level, line);
       return;
     }
-    if (!complaint.empty() && enabled(Level::warn)) logger->warn("{}", complaint);
-    logger->log(to_spdlog(level), line);
+    if (!complaint.empty() && enabled(Level::warn)) write_line(file, Level::warn, complaint);
+    write_line(file, level, line);
   }
 
   void set_sink(LogSink sink, std::optional<LogLevel> least) {
     {
       const std::lock_guard lock(mutex_);
       sink_ = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
-      least_.store(least ? to_spdlog(*least) : kNotRead, std::memory_order_relaxed);
+      least_.store(least ? static_cast<int>(*least) : kNotRead, std::memory_order_relaxed);
     }
     if (!least) read_level();
   }
 
  private:
-  /// No level, and above all of them: the environment is asked once the first line, or the sink, is there.
-  static constexpr auto kNotRead = spdlog::level::n_levels;
-
   Log() = default;
 
-  spdlog::level::level_enum read_level() {
+  int read_level() {
     std::string complaint;
-    spdlog::level::level_enum least;
+    int least = kNotRead;
     {
       const std::lock_guard lock(mutex_);
       least = least_.load(std::memory_order_relaxed);
@@ -140,10 +153,10 @@ class Log {
     return least;
   }
 
-  std::atomic<spdlog::level::level_enum> least_{kNotRead};
+  std::atomic<int> least_{kNotRead};
   std::mutex mutex_;
   std::shared_ptr<const LogSink> sink_;
-  std::shared_ptr<spdlog::logger> logger_;  // made for the first line that goes to a file or to standard error
+  int file_ = -1;  ///< opened for the first line that goes to a file or to standard error
 };
 
 }  // namespace

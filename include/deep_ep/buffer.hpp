@@ -209,11 +209,6 @@ class Buffer {
   /// while no such call is under way on any rank. From one low_latency_clean to the next it may write anything.
   TensorView low_latency_memory() const;
 
-  /// Not collective: waits for all calls so far, gives the driver the memory of dropped results, and returns its bytes.
-  /// The heap stays. A call that finds no memory does the same before it throws OutOfMemory.
-  /// @throws InvalidArgument while calls of this buffer are being recorded into a CUDA graph.
-  std::size_t trim();
-
   /// Collective: waits for all calls so far, and gives the GPU's memory of the heap back, for an engine that sleeps.
   /// The host keeps what the heap holds, so it needs as much memory. Addresses stay: after `resume` results, handles
   /// and recorded CUDA graphs are as before. Until then only resume, check and destroy may be called, and neither a

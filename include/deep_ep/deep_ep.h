@@ -72,9 +72,8 @@ typedef struct deep_ep_options {
   size_t size;                   /**< sizeof(deep_ep_options) */
   int rank;                      /**< 0 to num_ranks - 1 */
   int num_ranks;                 /**< R */
-  deep_ep_all_gather all_gather; /**< how ranks find each other; NULL: `group` */
+  deep_ep_all_gather all_gather; /**< how ranks find each other */
   void* context;                 /**< given to all_gather */
-  const char* group;             /**< a name that no other group of this host has: ranks are processes of one host */
   int on_cpu;                    /**< not 0: ranks compute on the CPU, in ordinary memory */
   int device;                    /**< else the ordinal of the GPU */
   size_t heap_bytes;             /**< of normal mode: deep_ep_heap_bytes; 0: 1 GiB */

@@ -137,7 +137,6 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "reduce_grads", &NativeBuffer::reduce_grads);
   define(buffer, "local_memory", &NativeBuffer::local_memory);
   define(buffer, "check", &NativeBuffer::check, {"wait"});
-  define(buffer, "trim", &NativeBuffer::trim);
   define(buffer, "suspend", &NativeBuffer::suspend);
   define(buffer, "resume", &NativeBuffer::resume);
   define(buffer, "destroy", &NativeBuffer::destroy);

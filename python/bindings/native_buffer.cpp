@@ -381,11 +381,6 @@ void NativeBuffer::check(bool wait) {
   without_gil([&] { buffer.check(wait); });
 }
 
-std::size_t NativeBuffer::trim() {
-  Buffer& buffer = alive();
-  return without_gil([&] { return buffer.trim(); });
-}
-
 void NativeBuffer::suspend() {
   Buffer& buffer = alive();
   without_gil([&] { buffer.suspend(); });

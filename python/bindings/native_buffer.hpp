@@ -125,7 +125,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::object low_latency_memory() const;
   /// Raises what the GPU work of this buffer met, with `wait` after all of it has ended.
   void check(bool wait);
-  std::size_t trim();
   void suspend();
   void resume();
   /// Collective.

@@ -182,13 +182,6 @@ class NativeOwner:
         with GroupExchanges.known(self.group).bounded(_native.default_timeout_s()):
             native.destroy()
 
-    def trim(self) -> int:
-        """Waits for this rank's calls, and gives the driver the memory of results that the program has dropped; otherwise the
-        buffer keeps it for later calls. Returns how many bytes that were (0 on the CPU). Results that are PyTorch's memory
-        and the heap itself are not counted. Not collective; refused while calls are being recorded into a CUDA graph. A call
-        that finds no memory does the same by itself before it raises ``OutOfMemory``."""
-        return self._alive().trim()
-
     def suspend(self) -> None:
         """Collective, the host waits: gives the driver the GPU memory of the buffer's heap while an engine sleeps. The host
         keeps what the heap holds, which takes as much memory there. After ``resume`` tensors, handles and recorded graphs are

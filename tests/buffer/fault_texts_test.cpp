@@ -1,5 +1,5 @@
 // Who is named in the text of a fault, and with which of its numbers.
-#include "csrc/buffer/fault_texts.hpp"
+#include "csrc/buffer/faults.hpp"
 
 #include <gtest/gtest.h>
 

@@ -60,7 +60,7 @@ case "${tarball##*/}" in deep_ep-"$version"-Linux-*.tar.gz) ;; *) fail "the tarb
 (cd "$work/packages" && sha256sum --quiet -c ./*.sha256)
 
 # Both hold the same things, but for the libraries that the .deb depends on.
-tar -tzf "$tarball" | grep -v '/$' | sed 's|^[^/]*/||' | grep -Ev '^lib/lib(fmt|spdlog|boost_context)\.' | sort >"$work/in_tarball"
+tar -tzf "$tarball" | grep -v '/$' | sed 's|^[^/]*/||' | grep -Ev '^lib/lib(fmt|boost_context)\.' | sort >"$work/in_tarball"
 dpkg-deb --fsys-tarfile "$deb" | tar -t | grep -v '/$' | sed 's|^\./usr/||' | sort >"$work/in_deb"
 diff "$work/in_tarball" "$work/in_deb" || fail "the packages differ"
 for file in bin/deep_ep bin/deep_ep-host-tune lib/libdeep_ep.so include/deep_ep/buffer.hpp include/deep_ep/version.hpp \

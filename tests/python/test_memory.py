@@ -132,35 +132,6 @@ def run_rank(local_rank, args):
     dist.destroy_process_group()
 
 
-def trim(group):
-    buffers = [
-        deep_ep.Buffer(group, 1 << 22, explicitly_destroy=True),
-        deep_ep.ElasticBuffer(group, num_bytes=1 << 22, explicitly_destroy=True),
-    ]
-    x = torch.ones(4, 128, dtype=torch.bfloat16)
-    idx = torch.zeros(4, 1, dtype=deep_ep.topk_idx_t)
-    per_rank, _, per_expert, in_rank, _ = buffers[0].get_dispatch_layout(idx, group.size())
-    received = buffers[0].dispatch(
-        x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert
-    )[0]
-    del per_rank, per_expert, in_rank
-    given_back = [buffer.trim() for buffer in buffers]
-    rows = received.float().sum().item()  # still there
-    for buffer in buffers:
-        buffer.destroy()
-    try:
-        buffers[0].trim()
-    except Exception as error:
-        return given_back, rows, str(error)
-
-
-def test_trim(ranks):
-    for rank, (given_back, rows, error) in enumerate(ranks(2).run(trim)):
-        assert given_back == [0] * 2, "on the CPU the system has the memory at once"
-        assert rows == (2 * 4 * 128 if rank == 0 else 0)
-        assert "destroy" in error
-
-
 def asleep(group):
     buffer = deep_ep.ElasticBuffer(group, num_bytes=1 << 22, explicitly_destroy=True)
     x, idx = torch.ones(4, 128, dtype=torch.bfloat16), torch.zeros(4, 1, dtype=deep_ep.topk_idx_t)

@@ -93,7 +93,7 @@ def test_name_and_metadata():
     assert "Programming Language :: Python :: 3.13" in said.get_all("Classifier")
     assert any(name.endswith("LICENSE") for name in names) and {"deep_ep/py.typed", "deep_ep/_native.pyi"} <= set(names)
     linked = [file for file in said.get_all("License-File") if file.startswith("linked/")]
-    assert not os.path.exists("/usr/share/doc/libspdlog-dev/copyright") or "linked/spdlog.txt" in linked
+    assert not os.path.exists("/usr/share/doc/libfmt-dev/copyright") or "linked/fmt.txt" in linked
     assert {metadata.replace("METADATA", f"licenses/{file}") for file in linked} <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.endswith((".a", ".hpp", ".h"))]
 

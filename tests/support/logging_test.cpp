@@ -3,9 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -59,8 +64,9 @@ template <class Act, class Check>
   testing::internal::CaptureStderr();
   act();
   const std::string text = testing::internal::GetCapturedStderr();
-  if (!check(text)) std::fprintf(stderr, "standard error was: %s\n", text.c_str());
-  std::_Exit(check(text) ? 0 : 1);
+  const bool right = check(text);
+  if (!right) std::fprintf(stderr, "standard error was: %s\n", text.c_str());
+  std::_Exit(right ? 0 : 1);
 }
 
 TEST(LogDeathTest, AWrongLevelIsToldToTheFirstSinkAlone) {
@@ -89,6 +95,37 @@ TEST(LogDeathTest, AFileThatCannotBeOpenedIsToldAtTheLevelOfAWarning) {
                     [told = told](const std::string& text) {
                       return text.find("lost") != std::string::npos &&
                              (text.find("/dev/null/log") != std::string::npos) == told;
+                    }),
+                testing::ExitedWithCode(0), "");
+  }
+}
+
+TEST(LogDeathTest, LinesAreAppendedToTheFile) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const bool there : {false, true}) {
+    std::string folder, pid;
+    EXPECT_EXIT(exit_with(
+                    [&] {
+                      pid = std::to_string(::getpid());
+                      folder = testing::TempDir() + "deep_ep-log-" + pid;
+                      ::setenv("DEEP_EP_LOG", "info", 1);
+                      ::setenv("DEEP_EP_LOG_FILE", (folder + "/made/%p.log").c_str(), 1);
+                      if (there) {
+                        std::filesystem::create_directories(folder + "/made");
+                        std::ofstream(folder + "/made/" + pid + ".log") << "before\n";
+                      }
+                      log::debug("too small");
+                      log::info("heap of {} bytes", 64);
+                      log::warn("late");
+                    },
+                    [&](const std::string& text) {
+                      std::stringstream written;
+                      written << std::ifstream(folder + "/made/" + pid + ".log").rdbuf();
+                      std::filesystem::remove_all(folder);
+                      const std::string head = R"(\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\] \[deep_ep )" + pid;
+                      const std::regex lines((there ? "before\n" : "") + head + R"(\] \[info\] heap of 64 bytes\n)" +
+                                             head + R"(\] \[warning\] late\n)");
+                      return text.empty() && std::regex_match(written.str(), lines);
                     }),
                 testing::ExitedWithCode(0), "");
   }

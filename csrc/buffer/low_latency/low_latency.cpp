@@ -5,7 +5,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/fault_texts.hpp"
+#include "csrc/buffer/faults.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"

@@ -84,6 +84,11 @@ TEST_P(CombineTest, Pulls) {
   run(make_case(with_everything({20, 0, 31})), {{true, true, true}, {true, true, true}});
 }
 
+TEST_P(CombineTest, Pushes) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run(make_case(with_everything({20, 0, 31})), {{false, false, false}});
+}
+
 TEST_P(CombineTest, OwnRowsAreReadWhereTheyLie) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "looks into the heap";
   const Case one = make_case(with_everything({20, 9, 31}));

@@ -19,7 +19,6 @@
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
-#include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
 
 namespace deep_ep::bindings {

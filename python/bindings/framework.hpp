@@ -7,11 +7,17 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
+#include "deep_ep/executor.hpp"
 #include "deep_ep/result_allocator.hpp"
+#include "deep_ep/result_tensors.hpp"
 #include "deep_ep/tensor.hpp"
 
 // The part of the DLPack 1.x binary interface that tensors cross: layouts only, no framework's header.
@@ -183,6 +189,127 @@ class Framework {
   PyObject* without_modes_ = nullptr;
   mutable std::vector<PyObject*> devices_;  ///< the CPU, then GPUs by their ordinals; nullptr: not asked for yet
   std::vector<NamedType> types_;
+};
+
+// Events, and the executors that they are of.
+
+/// One executor per GPU for the whole process, as events cross from one buffer to another: made at the first call for a
+/// device, never destroyed: at interpreter exit other objects may still need it.
+std::shared_ptr<Executor> gpu_executor(int device);
+
+/// A point in a GPU's work. On the CPU there is nothing to wait for: calls end before they return.
+class Event {
+ public:
+  /// All work that the calling thread's current stream holds.
+  static Event of_current_stream();
+  /// `results`: tensors that the event stands for, or nothing. A stream that waits for it uses them.
+  template <class... Results>
+  Event(std::shared_ptr<Executor> executor, EventHandle event, const Results&... results)
+      : executor_(std::move(executor)), event_(std::move(event)) {
+    (stand_for(results), ...);
+  }
+
+  /// The stream that is current now waits; the host does not.
+  void wait_on_current_stream() const;
+  const EventHandle& event() const { return event_; }
+
+ private:
+  Event() = default;
+  void stand_for(const Tensor& result) { results_.emplace_back(result.storage()); }
+  void stand_for(const std::optional<Tensor>& result) {
+    if (result) stand_for(*result);
+  }
+
+  std::shared_ptr<Executor> executor_;
+  EventHandle event_;
+  std::vector<std::weak_ptr<Tensor::Storage>> results_;
+};
+
+/// The hook of a low-latency call with return_recv_hook: enqueues the receive part when called; a second call does
+/// nothing. The buffer keeps all that this part needs, also when the hook is dropped.
+class ReceiveHook {
+ public:
+  /// `receive` is called with the GIL.
+  explicit ReceiveHook(std::function<void()> receive) : receive_(std::move(receive)) {}
+  void call() {
+    if (!receive_) return;
+    const std::function<void()> receive = receive_;  // the program may drop the hook meanwhile
+    receive();
+    receive_ = nullptr;  // only now: a hook that failed may come again
+  }
+
+ private:
+  std::function<void()> receive_;
+};
+
+// Results as tensors of PyTorch, whose memory is PyTorch's own.
+
+/// Lets go of an object from any thread, with or without the GIL.
+void let_go(PyObject* object);
+
+/// Memory on the CPU is not freed in stream order. So an object without another owner is kept until the work has ended.
+/// Thread-safe.
+class Leftovers {
+ public:
+  ~Leftovers() { clear(); }
+  /// Lets go of `object`, which work may use: at `clear`, if it has no other owner. Without `leftovers`: now.
+  static void add(const std::shared_ptr<Leftovers>& leftovers, PyObject* object);
+  /// The work has ended. Without the GIL.
+  void clear();
+
+ private:
+  std::mutex mutex_;
+  std::vector<PyObject*> objects_;
+};
+
+/// The tensor of PyTorch behind a result, for as long as the library has it.
+class FrameworkStorage final : public Tensor::Storage {
+ public:
+  /// `made`: the shape and strides of `object`.
+  FrameworkStorage(py::object object, const TensorSpec& made, std::shared_ptr<Leftovers> leftovers)
+      : object_(object.release().ptr()), made_(made), leftovers_(std::move(leftovers)) {}
+  ~FrameworkStorage() override { Leftovers::add(leftovers_, object_); }
+  FrameworkStorage(const FrameworkStorage&) = delete;
+  FrameworkStorage& operator=(const FrameworkStorage&) = delete;
+  /// PyTorch is told of streams by its own users.
+  void record_stream(StreamHandle) override {}
+  /// Needs the GIL.
+  py::object object() const { return py::reinterpret_borrow<py::object>(object_); }
+  /// Has the object the shape and the strides of `view`?
+  bool looks_like(const TensorSpec& view) const {
+    if (view.dims != made_.dims || view.elements() == 0) return false;
+    for (int dim = 0; dim < view.dims; ++dim) {
+      if (view.size(dim) != made_.size(dim) || view.stride(dim) != made_.stride(dim)) return false;
+    }
+    return true;
+  }
+
+ private:
+  PyObject* object_;
+  TensorSpec made_;
+  std::shared_ptr<Leftovers> leftovers_;
+};
+
+/// Asks PyTorch, with the GIL that calls have given up. `helper`: deep_ep.results.Results, for what needs more than
+/// torch.empty; `leftovers`: of a buffer on the CPU, else nullptr.
+class FrameworkResults final : public ResultTensors {
+ public:
+  FrameworkResults(py::object helper, std::shared_ptr<Leftovers> leftovers)
+      : helper_(helper.release().ptr()), leftovers_(std::move(leftovers)) {}
+  ~FrameworkResults() override { let_go(helper_); }
+  FrameworkResults(const FrameworkResults&) = delete;
+  FrameworkResults& operator=(const FrameworkResults&) = delete;
+
+  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override;
+  std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
+                                   const std::shared_ptr<HeapPieces>& heap) override;
+
+ private:
+  Tensor tensor_over(Framework::Made made, TensorView view) const;
+  Tensor tensor_over(py::object object, const TensorView& view) const;
+
+  PyObject* helper_;
+  std::shared_ptr<Leftovers> leftovers_;
 };
 
 }  // namespace deep_ep::bindings

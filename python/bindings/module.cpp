@@ -13,7 +13,6 @@
 #include "deep_ep/version.hpp"
 #include "python/bindings/arguments.hpp"
 #include "python/bindings/bootstrap.hpp"
-#include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
 #include "python/bindings/native_buffer.hpp"
 

@@ -11,8 +11,6 @@
 #include <vector>
 
 #include "deep_ep/error.hpp"
-#include "python/bindings/framework.hpp"
-#include "python/bindings/result_tensors.hpp"
 
 namespace deep_ep::bindings {
 namespace {

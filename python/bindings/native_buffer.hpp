@@ -18,9 +18,7 @@
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/interrupt.hpp"
 #include "python/bindings/arguments.hpp"
-#include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
-#include "python/bindings/result_tensors.hpp"
 
 namespace deep_ep::bindings {
 

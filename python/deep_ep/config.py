@@ -6,6 +6,7 @@ from typing import Any
 
 from . import _native
 from .arguments import integer, require, type_name
+from .utils.math import align
 
 ALIGNMENT = 128
 _LARGEST = 2**31 - ALIGNMENT
@@ -81,7 +82,7 @@ class Config:
             _native.max_topk,
             4 * _HINTED_SCALES,
         )
-        return min(_align(size), _LARGEST)
+        return min(align(size, ALIGNMENT), _LARGEST)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of ``num_rdma_bytes`` for the normal mode: 0. Rows pass from node to node through a window that every
@@ -94,10 +95,6 @@ class Config:
         return f"Config({', '.join(f'{name}={getattr(self, name)}' for name in self.__slots__)})"
 
 
-def _align(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def low_latency_size(num_max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
     """Monotone in each argument."""
     sizes = (
@@ -106,7 +103,7 @@ def low_latency_size(num_max_tokens: int, hidden: int, num_ranks: int, num_exper
         integer("num_ranks", num_ranks, 1),
         integer("num_experts", num_experts, 1),
     )
-    return _align(_native.low_latency_bytes_hint(*sizes))
+    return align(_native.low_latency_bytes_hint(*sizes), ALIGNMENT)
 
 
 def sms_of(config: Any, default: int) -> int:

@@ -14,6 +14,7 @@ from ..errors import InvalidArgument, WrongUse
 from ..peers import device_index
 from ..utils import envs
 from ..utils.event import EventOverlap
+from ..utils.math import align
 from .allocator import BufferAllocator, check_bytes
 from .base import BufferBase, Context
 from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer, check_tensor
@@ -317,10 +318,6 @@ class EPBuffer(ElasticBuffer, BufferBase):
             return host.tolist()
 
         return read
-
-
-def align(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 def used_here(*tensors: Optional[torch.Tensor]) -> None:

@@ -87,6 +87,20 @@ TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {
 }
 
 /// As under MPS with a quarter of the GPU, and with a single SM.
+TEST(LowLatencyPlan, HintsHaveRoomForRowsInBfloat16) {
+  for (const int tokens : {1, 5, 48, 128, 1000}) {
+    for (const int hidden : {128, 768, 2880, 7168}) {
+      for (const int ranks : {1, 2, 8, 64}) {
+        const std::size_t bytes = Buffer::low_latency_bytes_hint(tokens, hidden, ranks, ranks);
+        const auto window = LowLatencyWindow::make(0, bytes, ranks, BufferOptions{}.max_local_experts);
+        const LowLatencyRow row{.hidden = hidden, .num_topk = kMaxTopk, .scaled = false, .by_rails = true};
+        EXPECT_GE(window.source_bytes, std::size_t{row.bytes()} * static_cast<std::size_t>(tokens))
+            << tokens << " tokens of " << hidden << " channels, " << ranks << " ranks";
+      }
+    }
+  }
+}
+
 TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
   for (const int multiprocessors : {33, 3, 1}) {
     for (const bool rdma : {false, true}) {

@@ -87,11 +87,12 @@ StreamHandle Buffer::comm_stream() const { return alive(runtime_, "comm_stream")
 const BufferOptions& Buffer::options() const { return alive(runtime_, "options").options(); }
 std::string Buffer::describe() const { return alive(runtime_, "describe").describe(); }
 std::vector<int> Buffer::lost_ranks() const {
-  const control::Membership* membership = alive(runtime_, "lost_ranks").membership();
+  const Runtime& runtime = alive(runtime_, "lost_ranks");
   std::set<int> lost;
-  if (membership != nullptr) {
-    for (const control::LostRank& verdict : membership->lost()) lost.insert(verdict.rank);
+  for (int rank = 0; runtime.membership() != nullptr && rank < runtime.num_ranks(); ++rank) {
+    lost.insert(runtime.membership()->lost_for(rank));
   }
+  lost.erase(control::kNobody);
   return {lost.begin(), lost.end()};
 }
 

@@ -114,7 +114,8 @@ int Faults::find_lost(int waited_for) const {
 std::string Faults::describe_waited(const FaultRecord& fault) const {
   const int lost = find_lost(fault.peer);
   if (lost == control::kNobody || lost == rank_) return describe_fault(fault, rank_, timeout_s_);
-  if (!membership_->is_gone(lost)) return describe_fault(fault, rank_, timeout_s_, lost);
+  const std::vector<int> gone = membership_->gone();
+  if (std::ranges::find(gone, lost) == gone.end()) return describe_fault(fault, rank_, timeout_s_, lost);
   return describe_lost(fault, rank_, lost, membership_->describe_gone());
 }
 

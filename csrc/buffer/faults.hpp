@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "csrc/buffer/call_scope.hpp"
-#include "csrc/control/plane.hpp"
+#include "csrc/control/membership.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/common/faults.hpp"
 

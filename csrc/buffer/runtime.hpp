@@ -12,7 +12,7 @@
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/faults.hpp"
 #include "csrc/buffer/one_thread.hpp"
-#include "csrc/control/plane.hpp"
+#include "csrc/control/membership.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/memory/node_membership.hpp"

@@ -1,13 +1,10 @@
-// A rank's part of a buffer: how it joins and leaves, what it hears of the other ranks, and what follows from that.
-#include <linux/sockios.h>
-#include <sys/ioctl.h>
+#include "csrc/control/membership.hpp"
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/control/plane.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
@@ -15,25 +12,33 @@
 namespace deep_ep::control {
 namespace {
 
-constexpr auto kMostOfAGoodbye = std::chrono::seconds(5);
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
 
-/// Has the system of the other end taken all that was sent?
-bool has_arrived(const UniqueFd& tcp_socket) {
-  int on_the_way = 0;
-  return ::ioctl(tcp_socket.get(), SIOCOUTQ, &on_the_way) == 0 && on_the_way == 0;
+constexpr auto kMostOfAGoodbye = std::chrono::seconds(5);
+// Parts of a time-out.
+constexpr int kLooks = 64;           ///< between two looks at what kernels say
+constexpr int kSteps = 16;           ///< between two reports of a wait, and the most that time moves on between looks
+constexpr int kBeforeReports = 8;    ///< a shorter wait is not reported
+constexpr int kBetweenDeciders = 8;  ///< the next rank decides
+constexpr int kEndsAfter = 4;        ///< a wait that has shown no beat is over
+constexpr int kForgottenAfter = 2;   ///< a report is not true any more
+constexpr nanoseconds kMostBetweenLooks = milliseconds(20);
+constexpr nanoseconds kMostBetweenDeciders = std::chrono::seconds(1);
+/// After the first failure of a queue pair: others may be about to fail, and show which end it is.
+constexpr nanoseconds kToSettle = milliseconds(50);
+
+nanoseconds timeout_of(const JoinOptions& options) {
+  constexpr double kForEver = 1e9;  // s, as in kernels; not all doubles have their nanoseconds in 64 bits
+  const double seconds = options.timeout_s == 0 ? kForEver : std::min(options.timeout_s, kForEver);
+  return nanoseconds(static_cast<std::int64_t>(1e9 * seconds));
 }
+
+auto load(const auto& words, int rank) { return __atomic_load_n(&words[index(rank)], __ATOMIC_RELAXED); }
 
 }  // namespace
 
-std::string describe(const ProcessInfo& info) {
-  return fmt::format("process {} on {}", info.pid, info.identity.host.data());
-}
-
-std::chrono::nanoseconds JoinOptions::timeout() const {
-  constexpr double kMostSeconds = 1e9;  // as in kernels; not all doubles have their nanoseconds in 64 bits
-  const std::chrono::duration<double> seconds(std::min(timeout_s, kMostSeconds));
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(seconds);
-}
+// ---- Joining and leaving ----
 
 std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap,
                                              const Words& words, const JoinOptions& options) {
@@ -53,9 +58,9 @@ std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane
       log::info("control: off on rank {}, so a lost rank ends waits at their deadlines", where);
     return nullptr;
   }
-  const bool by_tcp =
-      std::ranges::any_of(ranks, [&](const ProcessInfo& one) { return !plane->reaches_by_unix(ranks.front(), one); });
-  if (by_tcp) {
+  const bool one_network =
+      std::ranges::all_of(ranks, [&](const ProcessInfo& one) { return one.identity.same_network(mine.identity); });
+  if (!one_network) {
     agree(bootstrap, "opening a port for control connections", [&] { mine = plane->info(true); });
     ranks = all_gather_values(bootstrap, mine);
   }
@@ -74,9 +79,11 @@ Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int r
       rank_(rank),
       words_(words),
       masks_(options.masks),
-      timeout_(options.timeout()),
+      timeout_(timeout_of(options)),
       looked_(Clock::now()) {
   for (const ProcessInfo& info : ranks) ranks_.push_back({.info = info, .sign = -timeout_});  // silent so far
+  at(rank_).said.buffer = buffer_;
+  at(rank_).said.rank = rank_;
   std::unique_lock lock(plane_->mutex_);
   plane_->members_.push_back(this);
   try {
@@ -92,7 +99,7 @@ Membership::~Membership() {
   std::unique_lock lock(plane_->mutex_);
   // This process may be about to end, and a connection to be down: a goodbye that is lost makes the end a death.
   const auto until = Clock::now() + kMostOfAGoodbye;
-  const auto may_wait = [&] { return !plane_->home_.left() && !plane_->ending_ && Clock::now() < until; };
+  const auto may_wait = [&] { return !plane_->ending_ && Clock::now() < until; };
   while (may_wait() && std::ranges::any_of(ranks_, [&](const Rank& rank) { return is_to_hear(rank); })) {
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::microseconds(500));
@@ -101,53 +108,17 @@ Membership::~Membership() {
   std::erase(plane_->members_, this);
 }
 
-int Membership::lost_for(int rank) const {
-  const std::lock_guard lock(plane_->mutex_);
-  return rank >= 0 && rank < size() ? at(rank).lost : kNobody;
-}
-
-std::vector<int> Membership::gone() const {
-  const std::lock_guard lock(plane_->mutex_);
-  std::set<int> ranks;
-  for (const LostRank& one : known_.verdicts) {
-    if (one.why == LostWhy::gone) ranks.insert(one.rank);
-  }
-  // No verdict follows on a rank that was lost before its process ended.
-  for (int rank = 0; rank < size(); ++rank) {
-    if (has_gone(at(rank))) ranks.insert(rank);
-  }
-  return {ranks.begin(), ranks.end()};
-}
-
-bool Membership::is_gone(int rank) const {
-  const std::vector<int> ranks = gone();
-  return std::ranges::find(ranks, rank) != ranks.end();
-}
-
-std::string Membership::describe_gone() const {
-  std::string text;
-  for (const int rank : gone()) text += (text.empty() ? "" : ", ") + describe_end(rank);
-  return text;
-}
-
-std::string Membership::describe_end(int rank) const {
-  return fmt::format("the process of rank {} has ended ({})", rank, describe(at(rank).info));
-}
-
-std::vector<LostRank> Membership::lost() const {
-  const std::lock_guard lock(plane_->mutex_);
-  return known_.verdicts;
-}
-
-void Membership::leave_out(int rank, bool on) {
-  const std::lock_guard lock(plane_->mutex_);
-  if (leaves_out(rank_, rank) != on) tell(MessageType::leaves_out, {.rank = rank}, on);
+/// It has not heard yet that this rank has left, and may take its end for a death.
+bool Membership::is_to_hear(const Rank& rank) const {
+  const Plane::Peer* peer = peer_of(rank);
+  if (peer == nullptr || peer->link >= Plane::Link::ended || rank.said.left != 0 || rank.lost != kNobody) return false;
+  return peer->link != Plane::Link::up || peer->behind || !peer->connection.unsent.empty();
 }
 
 void Membership::leave() {
   const std::lock_guard lock(plane_->mutex_);
-  look_for_end();
-  if (!at(rank_).left) tell(MessageType::left);
+  look_at_words();
+  if (std::exchange(at(rank_).said.left, 1) == 0) say();
 }
 
 std::vector<int> Membership::awaited_at_end() const {
@@ -156,7 +127,7 @@ std::vector<int> Membership::awaited_at_end() const {
   std::vector<int> awaited;
   for (int rank = 0; rank < size(); ++rank) {
     const Rank& one = at(rank);
-    if (!one.left && one.lost == kNobody && !leaves_out(rank_, rank)) awaited.push_back(rank);
+    if (one.said.left == 0 && one.lost == kNobody && report(rank_, rank).left_out == 0) awaited.push_back(rank);
   }
   return awaited;
 }
@@ -164,7 +135,7 @@ std::vector<int> Membership::awaited_at_end() const {
 bool Membership::meet(double most_s) {
   leave();
   const auto begin = Clock::now();
-  for (auto nap = std::chrono::milliseconds(1);; nap = std::min(2 * nap, std::chrono::milliseconds(20))) {
+  for (auto nap = milliseconds(1);; nap = std::min(2 * nap, milliseconds(20))) {
     const std::vector<int> awaited = awaited_at_end();
     if (awaited.empty()) return true;
     const std::chrono::duration<double> waited = Clock::now() - begin;
@@ -177,28 +148,96 @@ bool Membership::meet(double most_s) {
   }
 }
 
+// ---- What the program asks and says ----
+
+int Membership::lost_for(int rank) const {
+  const std::lock_guard lock(plane_->mutex_);
+  return rank >= 0 && rank < size() ? at(rank).lost : kNobody;
+}
+
+std::vector<LostRank> Membership::lost() const {
+  const std::lock_guard lock(plane_->mutex_);
+  return verdicts_;
+}
+
+std::vector<int> Membership::gone() const {
+  const std::lock_guard lock(plane_->mutex_);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size(); ++rank) {
+    // No verdict follows on a rank that was lost before its process ended.
+    if (report(rank_, rank).verdict.why == LostWhy::gone || has_gone(at(rank))) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::string Membership::describe_end(int rank) const {
+  return fmt::format("the process of rank {} has ended ({})", rank, describe(at(rank).info));
+}
+
+std::string Membership::describe_gone() const {
+  std::string text;
+  for (const int rank : gone()) text += (text.empty() ? "" : ", ") + describe_end(rank);
+  return text;
+}
+
+void Membership::leave_out(int rank, bool on) {
+  const std::lock_guard lock(plane_->mutex_);
+  const std::uint16_t now = on ? 1 : 0;
+  if (std::exchange(mine(rank).left_out, now) == now) return;
+  say(!on);  // what this rank owes begins now
+}
+
 void Membership::resume() {
   const std::lock_guard lock(plane_->mutex_);
-  ++round_;
-  known_ = {.blamed_since = time_};
+  Report& said = at(rank_).said;
+  ++said.round;
+  said.of = {};
+  verdicts_.clear();
+  blamed_since_ = time_;
   for (Rank& rank : ranks_) {
     rank.lost = kNobody;
-    rank.own = {.since = time_};
-    rank.facts.gone = false;  // judged again below
+    rank.own = {.beats = rank.own.beats, .since = time_};
   }
   for (const std::span<std::uint32_t> words : {words_.lost, words_.failed}) {
     for (std::uint32_t& word : words) __atomic_store_n(&word, 0, __ATOMIC_RELAXED);
   }
   __atomic_fetch_add(words_.changes, 1, __ATOMIC_RELEASE);
-  judge();
-  plane_->wake();
+  say();
+  judge();  // again of those that are gone
 }
 
-// ---- What is known of ranks ----
+// ---- What other ranks say ----
 
-bool Membership::has(const Token& process, bool and_misses) const {
-  return std::ranges::any_of(
-      ranks_, [&](const Rank& rank) { return rank.info.process == process && !(and_misses && rank.left); });
+int Report::waits_for() const {
+  const auto longest = std::ranges::max_element(of, {}, &PeerReport::waited_ns);
+  return longest->waited_ns > 0 ? static_cast<int>(longest - of.begin()) : kNobody;
+}
+
+bool Membership::has(const Token& process) const {
+  return std::ranges::any_of(ranks_, [&](const Rank& rank) { return rank.info.process == process; });
+}
+
+void Membership::hear(const Token& process, const Report& said) {
+  const auto is_of_process = [&](const Rank& rank) { return rank.info.process == process; };
+  const bool is_alone = std::ranges::count_if(ranks_, is_of_process) == 1;
+  for (Rank& rank : ranks_) {
+    if (!is_of_process(rank)) continue;
+    const bool is_itself = said.buffer == buffer_ && said.rank == &rank - ranks_.data();
+    // A rank that waits in another buffer is not silent in this one. Of several it is not known which of them waits.
+    const bool waits_elsewhere = said.buffer != buffer_ && is_alone;
+    if (said.waits != 0 && (is_itself || waits_elsewhere)) rank.sign = time_;
+    if (!is_itself) continue;
+    rank.heard = time_;
+    rank.said = said;
+  }
+}
+
+/// An empty one of a rank that is masked, or reports on another round.
+const PeerReport& Membership::report(int rank, int peer) const {
+  static const PeerReport kNothing;
+  const Rank& one = at(rank);
+  const bool counts = one.said.round == report().round && (!masks_ || one.lost == kNobody || rank == rank_);
+  return counts ? one.said.of[index(peer)] : kNothing;
 }
 
 const Plane::Peer* Membership::peer_of(const Rank& rank) const {
@@ -206,155 +245,167 @@ const Plane::Peer* Membership::peer_of(const Rank& rank) const {
   return place != plane_->peers_.end() ? &place->second : nullptr;
 }
 
+/// Its process has ended, and it had not left the buffer.
 bool Membership::has_gone(const Rank& rank) const {
   const Plane::Peer* peer = peer_of(rank);
-  return peer != nullptr && peer->known && !rank.left;
+  return peer != nullptr && peer->link == Plane::Link::gone && rank.said.left == 0;
 }
 
-/// It has not heard yet that this rank has left, and may take its end for a death.
-bool Membership::is_to_hear(const Rank& rank) const {
-  const Plane::Peer* peer = peer_of(rank);
-  if (peer == nullptr || peer->by_unix || peer->link == Plane::Link::ended) return false;
-  if (rank.left || rank.lost != kNobody) return false;
-  return peer->link != Plane::Link::up || !peer->to.unsent.empty() || !has_arrived(peer->to.socket);
+// ---- What this rank says ----
+
+void Membership::say(bool waits) {
+  at(rank_).said.waits = waits ? 1 : 0;
+  plane_->say(*this);
 }
 
-// ---- Messages ----
-
-void Membership::tell(MessageType type, const LostRank& other, bool flag) {
-  Message message{.type = type, .buffer = buffer_, .round = round_, .rank = rank_, .about = other};
-  message.flag = flag ? 1 : 0;
-  plane_->broadcast(message);
-}
-
-void Membership::hear(const Token& process, const Message& message) {
-  const bool is_here = buffer_ == message.buffer && message.rank >= 0 && message.rank < size() &&
-                       at(message.rank).info.process == process;
-  if (is_here) apply(message);
-  if (message.type != MessageType::waits || message.about.waited_s == 0) return;
-  // A rank that waits in another buffer is not silent in this one. If a process has several ranks of a buffer, the
-  // message does not say which of them waits.
-  const auto is_of_process = [&](const Rank& rank) { return rank.info.process == process; };
-  const bool one_rank = std::ranges::count_if(ranks_, is_of_process) == 1;
-  for (Rank& rank : ranks_) {
-    const bool itself = is_here && &rank == &at(message.rank);
-    if (is_of_process(rank) && (one_rank || itself)) rank.sign = time_;
+/// Does what is due, and says when the next thing is.
+Membership::Clock::time_point Membership::step(Clock::time_point now) {
+  const Time between = std::clamp<Time>(timeout_ / kLooks, milliseconds(1), kMostBetweenLooks);
+  if (now >= looked_ + between) {
+    time_ += std::min<Time>(now - looked_, timeout_ / kSteps);
+    looked_ = now;
+    look_at_words();
   }
+  judge();
+  return looked_ + between;
 }
 
-void Membership::apply(const Message& message) {
-  Rank& rank = at(message.rank);
-  const LostRank& about = message.about;
-  const bool is_rank = about.rank >= 0 && about.rank < size();
-  const bool is_of_now = is_rank && message.round == round_;
-  const RankPair pair{message.rank, about.rank};
-  switch (message.type) {
-    case MessageType::left:
-      rank.left = true;
-      break;
-    case MessageType::gave_up:
-      if (masks_) {
-        lose({.rank = message.rank, .why = LostWhy::ended, .by = message.rank});
-        break;
-      }
-      if (rank.facts.gave_up_on != kNobody) break;
-      rank.facts.gave_up_on = about.rank;
-      if (is_rank) known_.verdicts.push_back({.rank = about.rank, .why = about.why, .by = message.rank});
-      judge();
-      break;
-    case MessageType::waits:
-      if (!is_of_now) break;
-      rank.waits_for = about.waited_s != 0 ? about.rank : kNobody;
-      known_.waits.erase(pair);
-      if (about.waited_s != 0) known_.waits[pair] = {about, message.flag != 0, time_};
-      break;
-    case MessageType::failed:
-      if (!is_of_now) break;
-      if (known_.failed.empty()) known_.failed_at = time_;
-      known_.failed.insert(pair);
-      judge();
-      break;
-    case MessageType::lost:
-      // A rank that stood still may have judged before it heard that it is lost itself.
-      if (is_of_now && masks_ && (rank.lost == kNobody || about.rank == message.rank)) lose(about);
-      break;
-    case MessageType::leaves_out:
-      if (!is_of_now) break;
-      if (message.flag != 0) {
-        known_.left_out.insert(pair);
-      } else {  // what that rank owes begins now
-        known_.left_out.erase(pair);
-        known_.waits.erase({about.rank, message.rank});
-        rank.sign = time_;
-      }
-      break;
-    case MessageType::ended:
-      break;  // of processes, not of ranks
+/// Kernels say for whom they wait, and for how long. A rank tells all others when a wait has lasted for an eighth of
+/// the time-out, 16 times in a time-out while it lasts, and at once when it has lasted too long.
+void Membership::look_at_words() {
+  // First: with the end of the calls all that kernels wrote before is seen, too, the reason perhaps.
+  const int ended_for = static_cast<int>(__atomic_load_n(words_.ended, __ATOMIC_ACQUIRE)) - 1;
+  bool has_news = std::exchange(at(rank_).said.gave_up_on, ended_for) != ended_for;
+  bool waits = false;
+  for (int peer = 0; peer < size(); ++peer) {
+    PeerReport& said = mine(peer);
+    OwnWait& wait = at(peer).own;
+    look_at_wait(wait, peer);
+    const bool is_over = time_ - wait.heard > timeout_ / kEndsAfter;
+    const Time lasted = is_over ? Time{} : std::min(wait.longest, time_ - wait.since);
+    const bool was_late = Time(said.waited_ns) >= timeout_;
+    has_news |= was_late != (lasted >= timeout_);
+    said.waited_ns = lasted >= timeout_ / kBeforeReports ? lasted.count() : 0;
+    said.wanted = load(words_.wanted, peer);
+    // Without a beat since the last report the next beat is reported: beats may come more seldom than reports are due.
+    waits |= said.waited_ns != 0 && wait.heard > reported_;
+    if (load(words_.failed, peer) != 0) has_news |= std::exchange(said.failed, 1) == 0;
   }
+  at(rank_).heard = time_;
+  const bool is_due = time_ - reported_ >= timeout_ / kSteps;
+  if (!has_news && !(is_due && waits)) return;
+  reported_ = time_;
+  say(waits);
+}
+
+void Membership::look_at_wait(OwnWait& wait, int peer) const {
+  const std::uint32_t beats = load(words_.beats, peer);
+  if (beats == std::exchange(wait.beats, beats)) return;
+  // On a very busy machine beats come so seldom that a long wait seems to be over: the next beat tells.
+  const Time so_far(load(words_.waits, peer));
+  const bool is_another = wait.longest < timeout_ / kBeforeReports || so_far < wait.longest;
+  if (time_ - wait.heard > timeout_ / kEndsAfter && is_another) wait = {.beats = beats, .since = time_};
+  if (so_far < wait.longest) return;
+  wait.longest = so_far;
+  wait.heard = time_;
 }
 
 // ---- Verdicts ----
 
 void Membership::judge() {
-  for (int rank = 0; rank < size(); ++rank) {
-    if (at(rank).facts.gone || !has_gone(at(rank))) continue;
-    at(rank).facts.gone = true;
-    const LostRank verdict{.rank = rank, .why = LostWhy::gone, .by = rank_};
-    if (masks_) {
-      lose(verdict);
-    } else {
-      add(verdict);
-    }
-  }
-  if (masks_) return;
-  std::vector<RankFacts> facts;
-  for (const Rank& rank : ranks_) facts.push_back(rank.facts);
-  const std::vector<int> lost = control::judge(facts, std::vector(known_.failed.begin(), known_.failed.end()));
-  if (std::ranges::equal(lost, ranks_, {}, {}, &Rank::lost)) return;
-  for (int rank = 0; rank < size(); ++rank) {
-    const int because = at(rank).lost = lost[static_cast<std::size_t>(rank)];
-    if (because != kNobody && rank != rank_) show_lost(rank, because);
-  }
-  __atomic_fetch_add(words_.changes, 1, __ATOMIC_RELEASE);
+  const std::size_t before = verdicts_.size();
+  for (int rank = 0; rank < size(); ++rank) lose(evident(rank));
+  for (const LostRank& verdict : decide()) lose(verdict);
+  if (verdicts_.size() != before) say();  // before kernels of this rank hear of it
+  show();
 }
 
-void Membership::add(const LostRank& verdict) {
-  known_.verdicts.push_back(verdict);
+/// The verdict on a rank that none has to decide: its end, or what another rank has said.
+LostRank Membership::evident(int rank) const {
+  const Report& said = at(rank).said;
+  if (has_gone(at(rank))) return {.rank = rank, .why = LostWhy::gone, .by = rank_};
+  if (masks_ && said.gave_up_on != kNobody) return {.rank = rank, .why = LostWhy::ended, .by = rank};
+  for (int other = 0; other < size(); ++other) {
+    LostRank verdict = report(other, rank).verdict;
+    verdict.rank = rank;
+    const bool has_left = verdict.why == LostWhy::gone && said.left != 0;
+    if (verdict.why != LostWhy::unknown && !has_left) return verdict;
+  }
+  return {.rank = rank};
+}
+
+/// The verdicts on ranks that others wait for in vain, if it is this rank's turn to give them.
+std::vector<LostRank> Membership::decide() {
+  Evidence evidence = gather();
+  std::vector<LostRank> silent = silent_ranks(evidence);
+  const std::vector<LostRank> failed = masks_ ? failed_ranks(evidence, PairEnd::peer) : std::vector<LostRank>();
+  if (silent.empty() && failed.empty()) {
+    blamed_since_ = time_;
+    return {};
+  }
+  for (int rank = 0; rank < size(); ++rank) {  // these decide nothing
+    evidence.ranks[index(rank)].lost |= at(rank).said.left != 0 || report(rank_, rank).left_out != 0;
+  }
+  // A rank with failed queue pairs may still decide; a silent one may be stopped.
+  const Time turn =
+      deciders_before(rank_, evidence.ranks, silent) * std::min(timeout_ / kBetweenDeciders, kMostBetweenDeciders);
+  if (time_ - blamed_since_ < turn + (silent.empty() ? kToSettle : Time{})) return {};
+  for (LostRank& verdict : silent) {
+    const PeerReport& wait = report(verdict.by, verdict.rank);
+    verdict.wanted = wait.wanted;
+    verdict.waited_s = std::chrono::duration<double>(Time(wait.waited_ns)).count();
+  }
+  silent.insert(silent.end(), failed.begin(), failed.end());
+  return silent;
+}
+
+void Membership::lose(const LostRank& verdict) {
+  LostRank& known = mine(verdict.rank).verdict;
+  if (verdict.why == LostWhy::unknown || known.why != LostWhy::unknown) return;
+  if (!masks_ && verdict.rank == rank_) return;  // it knows better, and is about to go on
+  known = verdict;
+  verdicts_.push_back(verdict);
   // Ranks that have waited themselves may have waited for this one: what they owe begins now.
   for (Rank& rank : ranks_) {
-    if (std::exchange(rank.waits_for, kNobody) != kNobody) rank.sign = time_;
+    if (rank.said.waits_for() == kNobody) continue;
+    rank.sign = time_;
+    for (PeerReport& report : rank.said.of) report.waited_ns = 0;
   }
 }
 
-/// With masks.
-void Membership::lose(const LostRank& verdict) {
-  if (at(verdict.rank).lost != kNobody) return;
-  at(verdict.rank).lost = verdict.rank;
-  add(verdict);
-  std::erase_if(known_.failed,
-                [&](const RankPair& pair) { return pair.rank == verdict.rank || pair.peer == verdict.rank; });
-  tell(MessageType::lost, verdict);  // before this rank's own kernels hear of it
-  const bool is_own = verdict.rank == rank_;
-  show_lost(verdict.rank, is_own && verdict.by != kNobody ? verdict.by : verdict.rank);
-  __atomic_fetch_add(words_.changes, 1, __ATOMIC_RELEASE);
-}
-
-void Membership::show_lost(int rank, int because) {
-  std::uint32_t& word = words_.lost[static_cast<std::size_t>(rank)];
-  __atomic_store_n(&word, static_cast<std::uint32_t>(because) + 1, __ATOMIC_RELEASE);
-}
-
-void Membership::look_for_end() {
-  if (known_.told) return;
-  const int peer = static_cast<int>(__atomic_load_n(words_.ended, __ATOMIC_ACQUIRE)) - 1;
-  if (peer == kNobody) return;
-  look_for_failures();  // first: others hear of a failed queue pair before they hear that this rank gave up
-  known_.told = true;
-  LostRank other{.rank = peer};
-  for (const LostRank& one : known_.verdicts) {
-    if (one.rank == peer && one.why != LostWhy::unknown) other.why = one.why;
+/// Tells this rank's kernels.
+void Membership::show() {
+  const Evidence evidence = gather();
+  const std::vector<int> ends = ends_of_chains(evidence);
+  bool changes = false;
+  for (int rank = 0; rank < size(); ++rank) {
+    const int if_masked = evidence.ranks[index(rank)].lost ? rank : kNobody;
+    const int lost = masks_ ? if_masked : ends[index(rank)];
+    if (std::exchange(at(rank).lost, lost) == lost) continue;
+    changes = true;
+    if (!masks_ && rank == rank_) continue;
+    __atomic_store_n(&words_.lost[index(rank)], static_cast<std::uint32_t>(lost) + 1, __ATOMIC_RELEASE);
   }
-  tell(MessageType::gave_up, other);
+  if (changes) __atomic_fetch_add(words_.changes, 1, __ATOMIC_RELEASE);
+}
+
+Evidence Membership::gather() const {
+  Evidence found;
+  for (int rank = 0; rank < size(); ++rank) {
+    const Rank& one = at(rank);
+    found.ranks.push_back({.lost = report(rank_, rank).verdict.why != LostWhy::unknown,
+                           .silent = time_ - one.sign >= timeout_,
+                           .waits_for = one.said.waits_for(),
+                           .gave_up_on = one.said.gave_up_on});
+    const bool is_of_now = time_ - one.heard <= timeout_ / kForgottenAfter;
+    for (int peer = 0; peer < size(); ++peer) {
+      const PeerReport& said = report(rank, peer);
+      const bool is_late = is_of_now && Time(said.waited_ns) >= timeout_;
+      if (is_late && report(peer, rank).left_out == 0) found.late.push_back({rank, peer});
+      if (said.failed != 0) found.failed.push_back({rank, peer});
+    }
+  }
+  return found;
 }
 
 }  // namespace deep_ep::control

@@ -1,7 +1,9 @@
-// Messages of control threads to each other: a hello, then messages of one size. A control thread interprets nothing
+// Messages of control threads to each other: a hello, then reports of one size. A control thread interprets nothing
 // that a caller sends before it has compared the caller's token.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "csrc/control/verdict.hpp"
@@ -10,59 +12,40 @@
 namespace deep_ep::control {
 
 inline constexpr std::uint32_t kMagic = 0x43504544;  // "DEPC"
-inline constexpr std::uint16_t kVersion = 4;
+inline constexpr std::uint32_t kVersion = 5;         ///< of all messages
+inline constexpr int kMostRanks = 128;               ///< of a buffer
 
 /// First on each connection, in both directions.
 struct Hello {
   std::uint32_t magic = kMagic;
-  std::uint16_t version = kVersion;
-  std::uint16_t bytes = sizeof(Hello);
+  std::uint32_t version = kVersion;
   Token secret = {};  ///< the receiver's token, which only processes of the job know
   Token from = {};    ///< the process that sends this
 
-  bool shows(const Token& token) const {
-    return magic == kMagic && version == kVersion && bytes == sizeof(Hello) && secret == token;
-  }
+  bool shows(const Token& token) const { return magic == kMagic && version == kVersion && secret == token; }
 };
 
-enum class LostWhy : std::uint32_t {
-  unknown,
-  gone,    ///< its process has ended
-  silent,  ///< others have waited for it for longer than the time-out, and it has reported no wait of its own
-  ended,   ///< it has ended its calls
-  failed,  ///< it cannot be reached by RDMA
-};
-struct LostRank {
-  int rank = 0;
-  LostWhy why = LostWhy::unknown;
-  int by = kNobody;          ///< the rank whose report decided
-  std::uint32_t wanted = 0;  ///< silent: what that rank waited for ...
-  double waited_s = 0;       ///< ... and for how long
+/// The part of a report that is about a peer, since the last Membership::resume().
+struct PeerReport {
+  LostRank verdict = {};       ///< why unknown: the peer is not lost
+  std::int64_t waited_ns = 0;  ///< a wait for the peer has lasted for so long; 0: none does
+  std::uint32_t wanted = 0;    ///< what it is for
+  std::uint16_t failed = 0;    ///< a queue pair to the peer has failed
+  std::uint16_t left_out = 0;  ///< the program leaves the peer out
 };
 
-/// All but `ended` are of `rank` of `buffer`, a rank of the process that sends the message, and about another one.
-enum class MessageType : std::uint16_t {
-  left = 1,    ///< it makes no more calls, and its process may end
-  gave_up,     ///< it has ended its calls, as it waited for that rank in vain
-  ended,       ///< `process`, which lives on the host of the sender, has ended
-  waits,       ///< it has waited for that rank, for longer than the time-out if `flag`; for 0 s: no longer
-  failed,      ///< a queue pair of it to that rank has failed
-  lost,        ///< the verdict, with masks: all go on without that rank
-  leaves_out,  ///< its program leaves that rank out (`flag`), or does so no longer
-};
-
-struct Message {
-  std::uint32_t magic = kMagic;
-  std::uint16_t version = kVersion;
-  MessageType type = MessageType::left;
+/// All that a rank says. A report takes the place of the one before, so one that is lost does no harm.
+struct Report {
   std::uint64_t buffer = 0;
-  std::uint32_t round = 0;  ///< of the buffer's verdicts: one more with each Membership::resume()
+  std::uint32_t round = 0;  ///< one more with each Membership::resume()
   std::int32_t rank = 0;
-  LostRank about = {};
-  std::uint64_t flag = 0;
-  Token process = {};
+  std::int32_t gave_up_on = kNobody;  ///< see RankFacts
+  std::uint16_t left = 0;             ///< it makes no more calls, and its process may end
+  std::uint16_t waits = 0;            ///< it waits itself, or what it owes begins only now: it is not to blame
+  std::array<PeerReport, kMostRanks> of = {};
 
-  bool well_formed() const { return magic == kMagic && version == kVersion; }
+  /// The peer that it waits for longest; kNobody: it does not wait.
+  int waits_for() const;
 };
 
 }  // namespace deep_ep::control

@@ -110,7 +110,7 @@ constexpr std::array kVariables = {
              .default_value = "",
              .allowed = "<port> or <first>-<last>; empty = the system chooses",
              .help = "TCP ports of which each process takes one, where control connections go between hosts or network "
-                     "namespaces; on the interface of DEEP_EP_SOCKET_IFNAME, else on all"},
+                     "namespaces; on the interface of DEEP_EP_SOCKET_IFNAME, else the first that is up"},
     Variable{.names = {"DEEP_EP_HOST_SEED"},
              .type = Type::unsigned_integer,
              .default_value = "0",

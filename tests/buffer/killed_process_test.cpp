@@ -1,5 +1,6 @@
 // A process is killed while calls run: the others raise an error that names its rank, long before the time-out.
 #include <poll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/control/sockets.hpp"
+#include "csrc/support/unique_fd.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
 #include "tests/cluster/rank_processes.hpp"
@@ -46,7 +47,7 @@ void note_moment(const char* what, Clock::time_point when) {
 std::jthread kill_soon(pid_t pid) {
   return std::jthread([pid] {
     std::mt19937 random(static_cast<unsigned>(pid));
-    const UniqueFd process = control::watch_process(pid);
+    const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
     const auto killed = Clock::now();
     ::kill(pid, SIGKILL);

@@ -1,10 +1,11 @@
 // The knowledge of control threads of each other: over Unix sockets as within a host, over TCP as between hosts.
-#include "csrc/control/plane.hpp"
+#include "csrc/control/membership.hpp"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -138,7 +139,7 @@ TEST(PlaneOverTcp, AResetEndsNothingAndIsMadeGood) {
   Planes planes(3, false);
   Planes::Buffer& buffer = planes.join(1, {0, 1, 2});
   const std::size_t connections = tcp_connections().size();
-  ASSERT_EQ(connections, 12u);  // each of three processes calls two, and both ends are here
+  ASSERT_EQ(connections, 6u);  // one for each pair of processes, and both ends are here
   for (int round = 0; round < 3; ++round) {
     reset_all();
     ASSERT_TRUE(eventually([&] { return tcp_connections().size() == connections; }));
@@ -166,7 +167,7 @@ class Relay {
     ends_ = true;
     thread_.join();
   }
-  const Addresses& addresses() const { return listener_.addresses; }
+  const Address& address() const { return listener_.address; }
   void cut(bool on) { cut_ = on; }
 
  private:
@@ -176,7 +177,7 @@ class Relay {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (cut_) continue;
       UniqueFd caller(::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (caller) connections.push_back({std::move(caller), call_by_tcp(to_)});
+      if (caller) connections.push_back({std::move(caller), call(to_)});
       for (const auto& [one, other] : connections) {
         pass_on(one.get(), other.get());
         pass_on(other.get(), one.get());
@@ -202,10 +203,10 @@ void expect_that_a_cut_loses_nobody(double timeout_s, double cut_s) {
   for (const bool masks : {false, true}) {
     Planes planes(2, false);
     std::vector<ProcessInfo> infos{planes.info(0), planes.info(1)};
-    Relay to_0(infos[0].tcp.front());
-    Relay to_1(infos[1].tcp.front());
-    infos[0].tcp = to_0.addresses();
-    infos[1].tcp = to_1.addresses();
+    Relay to_0(infos[0].tcp);
+    Relay to_1(infos[1].tcp);
+    infos[0].tcp = to_0.address();
+    infos[1].tcp = to_1.address();
     Planes::Buffer& buffer = planes.join(1, {0, 1}, infos, {.timeout_s = timeout_s, .masks = masks});
     const auto make_calls = [&](double seconds) {
       const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
@@ -294,21 +295,21 @@ struct RefusingPlace {
     EXPECT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own), 0);
     socklen_t size = sizeof own;
     EXPECT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&own), &size), 0);
-    there[0].size = sizeof own;
-    std::memcpy(&there[0].at, &own, sizeof own);
+    there.size = sizeof own;
+    std::memcpy(&there.at, &own, sizeof own);
     where = "127.0.0.1 port " + std::to_string(ntohs(own.sin_port));
   }
   UniqueFd silent;
-  Addresses there{};
+  Address there{};
   std::string where;
 };
 
 TEST(PlaneOverTcp, APortThatRefusesIsAnErrorThatNamesIt) {
   const RefusingPlace place;
-  const Settings settings{.on = true, .ports = {}, .unix_sockets = false, .connect_s = 0.3};
+  const Settings settings{.on = true, .ports = {}, .connect_s = 0.3};
   const std::vector<std::shared_ptr<Plane>> planes{std::make_shared<Plane>(settings),
                                                    std::make_shared<Plane>(settings)};
-  std::vector<ProcessInfo> infos{planes[0]->info(true), planes[1]->info(true)};
+  std::vector<ProcessInfo> infos{test::info_of(*planes[0], 0, false), test::info_of(*planes[1], 1, false)};
   for (ProcessInfo& info : infos) info.tcp = place.there;
   std::string said;
   for (const int rank : {0, 1}) {
@@ -334,39 +335,40 @@ TEST(PlaneOverTcp, TheEndOfEitherProcessIsNoticedByTheOther) {
   }
 }
 
-/// Both say which of them does not come through.
-TEST(PlaneOverTcp, BothMustReachEachOther) {
+/// Rank 0 is the one that is called. Both say who does not come through.
+TEST(PlaneOverTcp, ACallThatDoesNotComeIsAnErrorThatNamesTheCaller) {
   const RefusingPlace place;
-  const Settings settings{.on = true, .ports = {}, .unix_sockets = false, .connect_s = 0.3};
-  const auto plane = std::make_shared<Plane>(settings);
-  const auto other = std::make_shared<Plane>(settings);
-  std::vector<ProcessInfo> infos{plane->info(true), other->info(true)};
+  const Settings settings{.on = true, .ports = {}, .connect_s = 0.3};
+  std::array<std::shared_ptr<Plane>, 2> planes{std::make_shared<Plane>(settings), std::make_shared<Plane>(settings)};
+  if (planes[0]->info(false).process < planes[1]->info(false).process) std::swap(planes[0], planes[1]);
+  std::vector<ProcessInfo> infos{test::info_of(*planes[0], 0, false), test::info_of(*planes[1], 1, false)};
+  const std::string own = to_string(infos[0].tcp);
   infos[0].tcp = place.there;
   std::array<std::string, 2> said;
   std::array<SharedWords, 2> words;
   std::vector<std::thread> threads;
-  for (const int rank : {0, 1}) {
+  for (const std::size_t rank : {0, 1}) {
     threads.emplace_back([&, rank] {
-      const auto r = static_cast<std::size_t>(rank);
       try {
-        const Membership member(rank == 0 ? plane : other, 1, rank, infos, words[r].words());
+        const Membership member(planes[rank], 1, static_cast<int>(rank), infos, words[rank].words());
       } catch (const SystemError& error) {
-        said[r] = error.what();
+        said[rank] = error.what();
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_NE(said[0].find("rank 1 (process"), std::string::npos) << said[0];
-  EXPECT_NE(said[0].find("did not reach rank 0 at"), std::string::npos) << said[0];
+  EXPECT_NE(said[0].find("did not reach rank 0 at " + own), std::string::npos) << said[0];
   EXPECT_NE(said[1].find("rank 1 did not reach rank 0 (process"), std::string::npos) << said[1];
+  EXPECT_NE(said[1].find("at " + place.where), std::string::npos) << said[1];
 }
 
 TEST(PlaneOverTcp, PortsThatAreAllTakenAreAnErrorThatNamesThem) {
   const TcpListener taken = listen_by_tcp({});
-  const std::string where = to_string(taken.addresses.front());
+  const std::string where = to_string(taken.address);
   const auto port = static_cast<std::uint16_t>(std::stoi(where.substr(where.rfind(' ') + 1)));
   try {
-    Plane({.on = true, .ports = {port, port}, .unix_sockets = false, .connect_s = 1}).info(true);
+    Plane({.on = true, .ports = {port, port}, .connect_s = 1}).info(true);
     FAIL() << "two listen at " << where;
   } catch (const SystemError& error) {
     EXPECT_NE(std::string(error.what()).find("port " + std::to_string(port)), std::string::npos) << error.what();
@@ -376,10 +378,10 @@ TEST(PlaneOverTcp, PortsThatAreAllTakenAreAnErrorThatNamesThem) {
 
 TEST(PlaneOverTcp, ThePortIsOneOfTheRange) {
   const TcpListener any = listen_by_tcp({});
-  const std::string text = to_string(any.addresses.front());
+  const std::string text = to_string(any.address);
   const auto port = static_cast<std::uint16_t>(std::stoi(text.substr(text.rfind(' ') + 1)));
   const auto last = static_cast<std::uint16_t>(std::min(65535, port + 200));
-  const std::string got = to_string(listen_by_tcp({port, last}).addresses.front());
+  const std::string got = to_string(listen_by_tcp({port, last}).address);
   const int chosen = std::stoi(got.substr(got.rfind(' ') + 1));
   EXPECT_GT(chosen, port);
   EXPECT_LE(chosen, last);
@@ -415,7 +417,7 @@ std::vector<bool> join_as_threads(const std::vector<std::shared_ptr<Plane>>& pla
   return {joined.begin(), joined.end()};
 }
 
-std::vector<std::shared_ptr<Plane>> make_planes(int number, const Settings& settings = test::settings_of(true)) {
+std::vector<std::shared_ptr<Plane>> make_planes(int number, const Settings& settings = test::settings()) {
   std::vector<std::shared_ptr<Plane>> planes;
   for (int i = 0; i < number; ++i) planes.push_back(std::make_shared<Plane>(settings));
   return planes;
@@ -432,13 +434,13 @@ TEST(Membership, RanksOfOneProcessHaveOneToo) {
 
 TEST(Membership, OffOnOneRankIsOffForAll) {
   auto planes = make_planes(3);
-  planes[1] = std::make_shared<Plane>(test::settings_of(true, false));
+  planes[1] = std::make_shared<Plane>(test::settings(false));
   EXPECT_EQ(join_as_threads(planes), (std::vector<bool>{false, false, false}));
 }
 
 TEST(Membership, MasksNeedTheControlPlaneOnAllRanks) {
   auto planes = make_planes(3);
-  planes[1] = std::make_shared<Plane>(test::settings_of(true, false));
+  planes[1] = std::make_shared<Plane>(test::settings(false));
   int refused = 0;
   std::mutex mutex;
   deep_ep::expect_ranks_succeed(3, [&](const std::shared_ptr<Bootstrap>& bootstrap) {
@@ -482,16 +484,14 @@ struct Process {
   const Membership& member;
 };
 
-/// `sees_pids`: processes have descriptors of each other.
-void run_ranks(bool by_unix, const std::function<void(Process)>& body, bool sees_pids = true) {
+void run_ranks(bool by_unix, const std::function<void(Process)>& body) {
   if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
   const std::vector<std::string> errors = deep_ep::run_rank_processes(kRanks, [&](const auto& bootstrap) {
     const int rank = bootstrap->rank();
     SharedWords words;
-    const auto plane = std::make_shared<Plane>(test::settings_of(by_unix));
-    ProcessInfo mine = plane->info(!by_unix);
-    if (!sees_pids) mine.pid_namespace = 0;
-    const Membership member(plane, 1, rank, all_gather_values(*bootstrap, mine), words.words());
+    const auto plane = std::make_shared<Plane>(test::settings());
+    const std::vector<ProcessInfo> infos = all_gather_values(*bootstrap, test::info_of(*plane, rank, by_unix));
+    const Membership member(plane, 1, rank, infos, words.words());
     bootstrap->barrier();
     body({rank, *bootstrap, words, member});
   });
@@ -499,13 +499,13 @@ void run_ranks(bool by_unix, const std::function<void(Process)>& body, bool sees
 }
 
 /// `dies` is called in the last rank, and does not return.
-void expect_to_be_missed(bool by_unix, const std::function<void()>& dies, bool sees_pids = true) {
+void expect_to_be_missed(bool by_unix, const std::function<void()>& dies) {
   const auto body = [&](const Process& process) {
     if (process.rank == kVictim) return dies();
     if (!eventually([&] { return process.words.lost_for(kVictim) == kVictim; })) throw SystemError("not received of");
     if (process.member.gone() != std::vector<int>{kVictim}) throw SystemError("others are gone, too");
   };
-  run_ranks(by_unix, body, sees_pids);
+  run_ranks(by_unix, body);
 }
 
 TEST_P(PlaneTest, AKilledProcessIsMissed) {
@@ -516,35 +516,21 @@ TEST_P(PlaneTest, AProcessThatEndsByItselfWithoutGoodbyeIsMissed) {
   expect_to_be_missed(by_unix(), [] { ::_exit(0); });
 }
 
-/// The child of a killed process lives on, with copies of all its descriptors but those that fork() closes.
-void expect_to_be_missed_in_spite_of_a_child(bool by_unix, bool sees_pids, const std::function<pid_t()>& fork) {
+/// The child of a killed process lives on. fork() has closed its copies of the descriptors of connections.
+TEST_P(PlaneTest, AForkedChildThatSleepsKeepsNothingAlive) {
   void* const memory = ::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   auto& sleeper = *static_cast<pid_t*>(memory);
-  const auto dies = [&] {
-    const pid_t child = fork();
+  expect_to_be_missed(by_unix(), [&] {
+    const pid_t child = ::fork();
     if (child == 0) {
       ::alarm(600);  // should the test be killed
       for (;;) ::pause();
     }
     sleeper = child;
     ::raise(SIGKILL);
-  };
-  expect_to_be_missed(by_unix, dies, sees_pids);
+  });
   if (sleeper > 0) ::kill(sleeper, SIGKILL);
   ::munmap(memory, sizeof(pid_t));
-}
-
-TEST_P(PlaneTest, AForkedChildThatSleepsKeepsNothingAlive) {
-  for (const bool sees_pids : {true, false}) {
-    expect_to_be_missed_in_spite_of_a_child(by_unix(), sees_pids, [] { return ::fork(); });
-  }
-}
-
-TEST_P(PlaneTest, AChildThatHoldsTheDescriptorsKeepsNothingAlive) {
-  // Past the handlers of fork(): the descriptor of the process tells.
-  expect_to_be_missed_in_spite_of_a_child(by_unix(), true, [] {
-    return static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
-  });
 }
 
 TEST_P(PlaneTest, AStoppedProcessIsNotMissed) {

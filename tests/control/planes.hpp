@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "csrc/control/plane.hpp"
+#include "csrc/control/membership.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep::control::test {
@@ -61,14 +61,18 @@ struct SharedWords {
   void fail_queue_to(int peer) { __atomic_store_n(&failed[static_cast<std::size_t>(peer)], 1, __ATOMIC_RELAXED); }
 };
 
-inline Settings settings_of(bool by_unix, bool on = true) {
-  return {.on = on, .ports = {}, .unix_sockets = by_unix, .connect_s = deep_ep::test::patience()};
+inline Settings settings(bool on = true) { return {.on = on, .ports = {}, .connect_s = deep_ep::test::patience()}; }
+/// By TCP it is as if each plane had a network of its own.
+inline ProcessInfo info_of(Plane& plane, int number, bool by_unix) {
+  ProcessInfo info = plane.info(!by_unix);
+  if (!by_unix) info.identity.network_namespace = static_cast<std::uint64_t>(number) + 1;
+  return info;
 }
 
 class Planes {
  public:
   Planes(int number, bool by_unix) : by_unix_(by_unix) {
-    for (int i = 0; i < number; ++i) planes_.push_back(std::make_shared<Plane>(settings_of(by_unix)));
+    for (int i = 0; i < number; ++i) planes_.push_back(std::make_shared<Plane>(settings()));
   }
   ~Planes() {
     for (const auto& plane : planes_) plane->stop();
@@ -79,7 +83,7 @@ class Planes {
   Plane& operator[](int plane) { return *planes_[static_cast<std::size_t>(plane)]; }
   /// Without a goodbye.
   void end(int plane) { (*this)[plane].stop(); }
-  ProcessInfo info(int plane) { return (*this)[plane].info(!by_unix_); }
+  ProcessInfo info(int plane) { return info_of((*this)[plane], plane, by_unix_); }
 
   /// A buffer of these planes, one rank each: the members, the words, and the exceptions of the ranks.
   struct Buffer {

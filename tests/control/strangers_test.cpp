@@ -22,7 +22,7 @@ class StrangersTest : public testing::TestWithParam<bool> {
   /// Calls a process as another one of this machine would.
   UniqueFd call(int plane) {
     const ProcessInfo info = planes_.info(plane);
-    UniqueFd socket = GetParam() ? call_by_unix(info.process) : call_by_tcp(info.tcp.front());
+    UniqueFd socket = control::call(GetParam() ? unix_address(info.process) : info.tcp);
     pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
     ::poll(&ready, 1, static_cast<int>(1000 * deep_ep::test::patience()));
     return socket;
@@ -130,7 +130,7 @@ TEST_P(StrangersTest, AFloodDelaysNobody) {
   const ProcessInfo info = planes_.info(0);
   std::vector<UniqueFd> held;
   for (int i = 0; i < 10'000; ++i) {
-    UniqueFd socket = GetParam() ? call_by_unix(info.process) : call_by_tcp(info.tcp.front());
+    UniqueFd socket = control::call(GetParam() ? unix_address(info.process) : info.tcp);
     if (held.size() < 200) held.push_back(std::move(socket));
   }
   planes_.join(3, {0, 1});  // received behind all of these

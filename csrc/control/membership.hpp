@@ -1,0 +1,137 @@
+// A rank's part of a buffer in the control plane: what is known of the other ranks, and the verdicts on them.
+//
+// Kernels say for whom they wait. A rank reports its waits to all others, so each knows who waits for whom; the lowest
+// rank that is neither lost nor silent decides. A thread that hears of a verdict tells all others before it tells its
+// own kernels: so all ranks that go on hear of it, or none does, though the rank that decided may end half way.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "csrc/control/messages.hpp"
+#include "csrc/control/plane.hpp"
+#include "deep_ep/bootstrap.hpp"
+
+namespace deep_ep::control {
+
+/// Words of a buffer that its rank's waits read and write: see ControlWords in kernels/common/faults.hpp. They live as
+/// long as the membership. Spans are [ranks] or longer.
+struct Words {
+  std::uint32_t* changes = nullptr;
+  const std::uint32_t* ended = nullptr;
+  std::span<std::uint32_t> lost = {};  ///< 1 + Membership::lost_for(); without masks not of this rank itself
+  std::span<const std::uint32_t> beats = {};
+  std::span<const std::uint64_t> waits = {};
+  std::span<const std::uint32_t> wanted = {};
+  std::span<std::uint32_t> failed = {};
+};
+
+struct JoinOptions {
+  double timeout_s = 0;  ///< of waits; 0: they last for ever
+  bool masks = false;    ///< ranks go on without those that are lost
+};
+
+class Membership {
+ public:
+  /// Collective. Null where the control plane is off on some rank; with masks that is an InvalidArgument on all.
+  static std::unique_ptr<Membership> join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap, const Words& words,
+                                          const JoinOptions& options = {});
+  /// Returns when the processes of the other ranks and this one are connected.
+  Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int rank, std::span<const ProcessInfo> ranks,
+             const Words& words, const JoinOptions& options = {});
+  /// Says goodbye. If a TCP connection is down, waits until it is made again, for 5 s at most.
+  ~Membership();
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+  /// The rank because of which nothing comes from `rank` any more; kNobody: something may come. With masks each lost
+  /// rank itself.
+  int lost_for(int rank) const;
+  /// The verdicts, in the order in which they were given or heard.
+  std::vector<LostRank> lost() const;
+  /// The ranks whose processes have ended, as far as this rank has seen or heard.
+  std::vector<int> gone() const;
+  /// "the process of rank 3 has ended (process 77 on node-a)"
+  std::string describe_end(int rank) const;
+  /// The same of all that are gone; empty: none is.
+  std::string describe_gone() const;
+
+  // With masks.
+
+  /// This rank's program leaves `rank` out from now on, or does so no longer. A wait of `rank` for this one says
+  /// nothing about this one meanwhile.
+  void leave_out(int rank, bool on);
+  /// At the end of the buffer: says goodbye, and returns when all ranks that are not lost, nor left out by this rank's
+  /// program, have done so: true. After `most_s` (0: for ever) a warning names those that have not: false.
+  bool meet(double most_s);
+  void leave();
+  std::vector<int> awaited_at_end() const;
+  /// By all ranks, between two barriers of the bootstrap: forgets the verdicts so far.
+  void resume();
+
+ private:
+  friend class Plane;
+  /// The time of a member. It moves on in steps of a part of the time-out at most, so that a process that stood still
+  /// has not waited.
+  using Time = std::chrono::nanoseconds;
+  using Clock = Plane::Clock;
+  /// The reports of this rank's kernels on their waits for one peer.
+  struct OwnWait {
+    std::uint32_t beats = 0;
+    Time since{};
+    Time longest{};  ///< of waits that last at the same time, as kernels say
+    Time heard{};    ///< when that was said last
+  };
+  struct Rank {
+    ProcessInfo info;
+    Report said = {};  ///< the last; of this rank, what it says
+    Time heard{};      ///< when that was
+    Time sign{};       ///< when it has last reported a wait, or what it owes began
+    int lost = kNobody;
+    OwnWait own = {};  ///< of this rank for it
+  };
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  const Rank& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  // All below with the plane's mutex held.
+  const ProcessInfo& info(int rank) const { return at(rank).info; }
+  const Report& report() const { return at(rank_).said; }
+  bool has(const Token& process) const;
+  void hear(const Token& process, const Report& said);
+  Clock::time_point step(Clock::time_point now);
+  const PeerReport& report(int rank, int peer) const;
+  PeerReport& mine(int peer) { return at(rank_).said.of[static_cast<std::size_t>(peer)]; }
+  const Plane::Peer* peer_of(const Rank& rank) const;
+  bool has_gone(const Rank& rank) const;
+  bool is_to_hear(const Rank& rank) const;
+  void say(bool waits = false);
+  void look_at_words();
+  void look_at_wait(OwnWait& wait, int peer) const;
+  void judge();
+  LostRank evident(int rank) const;
+  std::vector<LostRank> decide();
+  void lose(const LostRank& verdict);
+  void show();
+  Evidence gather() const;
+
+  const std::shared_ptr<Plane> plane_;
+  const std::uint64_t buffer_;
+  const int rank_;
+  const Words words_;
+  const bool masks_;
+  const Time timeout_;
+  std::vector<Rank> ranks_;
+  Clock::time_point looked_;  ///< at waits
+  Time time_{}, reported_{};
+  // Of this round.
+  std::vector<LostRank> verdicts_;
+  Time blamed_since_{};  ///< a rank is about to be lost
+};
+
+}  // namespace deep_ep::control

@@ -21,9 +21,9 @@
   KERNEL(prefetch_weights,                         deep_ep::LoadBalanceParams,         256) \
   KERNEL(reduce_grads,                             deep_ep::LoadBalanceParams,         512) \
   KERNEL(copy_received,                            deep_ep::CopyReceivedParams,        256) \
-  KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
-  KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
-  KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
+  KERNEL(notify_internode,                         deep_ep::NotifyParams,              512) \
+  KERNEL(dispatch_and_notify_internode,            deep_ep::DispatchParams,            384) \
+  KERNEL(combine_and_notify_internode,             deep_ep::CombineParams,             384) \
   KERNEL(dispatch_low_latency,                     deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(dispatch_low_latency_rdma,                deep_ep::LowLatencyDispatchParams,  512) \
   KERNEL(combine_low_latency,                      deep_ep::LowLatencyCombineParams,   512) \
@@ -53,9 +53,6 @@ struct ElasticBarrierParams;
 struct ElasticDispatchParams;
 struct ElasticCombineParams;
 struct LoadBalanceParams;
-struct InternodeNotifyParams;
-struct InternodeDispatchParams;
-struct InternodeCombineParams;
 struct LowLatencyDispatchParams;
 struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;

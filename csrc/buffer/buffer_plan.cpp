@@ -6,8 +6,8 @@
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "kernels/internode/params.hpp"
 #include "kernels/low_latency/params.hpp"
+#include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 namespace {
@@ -134,7 +134,7 @@ BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& 
                                              plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
   }
   if (plan.grid.width != 0) {
-    layout.internode = InternodeWindow::make(layout.internode_at(), plan.grid, options.max_local_experts);
+    layout.internode = RailWindow::make(layout.internode_at(), plan.grid, options.max_local_experts);
   }
   return plan;
 }

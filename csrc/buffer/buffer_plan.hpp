@@ -11,9 +11,9 @@
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/buffer.hpp"
-#include "kernels/internode/params.hpp"
-#include "kernels/intranode/control_window.hpp"
 #include "kernels/low_latency/window.hpp"
+#include "kernels/normal/control_window.hpp"
+#include "kernels/normal/rings.hpp"
 
 namespace deep_ep {
 
@@ -24,7 +24,7 @@ struct HeapLayout {
   ControlWindow control;
   LowLatencyWindow low_latency;  ///< bytes 0: none
   LowLatencyStaging staging;     ///< bytes 0: none
-  InternodeWindow internode;     ///< bytes 0: none
+  RailWindow internode;          ///< bytes 0: none
   std::size_t window_bytes = 0;
   std::size_t asked_bytes = 0;  ///< heap_bytes of the options, and what low_latency.bytes takes
 

@@ -37,9 +37,6 @@ constexpr std::array kWanted = {
     "its arrival at the barrier (low_latency_clean)",
     "its rows over the network (dispatch or combine between nodes)",
     "room in its landing ring (dispatch or combine between nodes)",
-    "a row in our window (dispatch or combine between nodes, rows outside the heap)",
-    "room in its window (dispatch or combine between nodes, rows outside the heap)",
-    "its end of the call (dispatch or combine between nodes)",
     "the NIC's report that our RDMA operations have reached it",
 };
 static_assert(kWanted.size() == static_cast<std::size_t>(Wanted::rdma_completion) + 1);

@@ -12,7 +12,7 @@
 #include "deep_ep/buffer.hpp"
 #include "kernels/common/messages.hpp"
 #include "kernels/common/rows.hpp"
-#include "kernels/layout/params.hpp"
+#include "kernels/normal/layout.hpp"
 
 namespace deep_ep {
 
@@ -25,7 +25,7 @@ struct NormalModeSetup {
   bool reject_unknown_experts = true;
   std::size_t heap_bytes = 0;
   std::size_t window_bytes = 0;
-  int max_window_tokens = 0;  ///< in a node: of tokens whose rows are pushed
+  int max_window_tokens = 0;  ///< of the second interface: of tokens whose rows are pushed
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   /// Of a call: `config`, or what the library takes by default.

@@ -17,7 +17,7 @@
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
-#include "kernels/internode/params.hpp"
+#include "kernels/normal/rings.hpp"
 #include "kernels/low_latency/window.hpp"
 
 namespace deep_ep {

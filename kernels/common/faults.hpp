@@ -14,10 +14,10 @@ enum class Wanted : std::uint32_t {
   counts,                         ///< the peer's token counts (notify)
   dispatch_addresses,             ///< where the peer wants its rows
   dispatch_rows,                  ///< the peer's rows
-  dispatch_credit,                ///< room in the peer's window
+  dispatch_credit,                ///< room in our local ring at the peer
   combine_addresses,              ///< where the peer's rows are, or its window
   combine_rows,                   ///< a pushed row
-  combine_credit,                 ///< room in the peer's window
+  combine_credit,                 ///< room in our local ring at the peer
   combine_done,                   ///< the peer's word that it has read our rows
   barrier,                        ///< its arrival at the barrier
   load_balance_call,              ///< its arrival at a load-balance call
@@ -32,9 +32,6 @@ enum class Wanted : std::uint32_t {
   low_latency_barrier,            ///< its arrival at the barrier
   internode_rows,                 ///< rows from the rail in another node (normal mode)
   internode_credit,               ///< room in its landing ring
-  internode_near_rows,            ///< a row that a rank of this node stores in our local ring
-  internode_near_room,            ///< room in the local ring of a rank of this node
-  internode_done,                 ///< the word of a rank of this node that it has ended the call
   rdma_completion,                ///< the NIC's word that our operations have reached the peer
 };
 

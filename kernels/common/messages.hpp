@@ -33,15 +33,11 @@ struct DispatchAddresses {
   std::int32_t num_scales, num_topk;
 };
 
-/// Where a rank's rows of a combine are, and where others may put theirs: offsets in its heap.
+/// Where a rank's rows of a combine are: offsets in its heap.
 struct CombineAddresses {
   std::uint64_t x, topk_weights;
-  std::uint64_t window;  ///< the reader's part
-  std::uint32_t window_stride;
-  std::int32_t window_tokens, tokens_per_round;
-  std::int32_t num_tokens;
   std::int32_t num_rows;
-  bool pulled;  ///< others read its rows at x; else it pushes them into the owners' windows
+  bool pulled;  ///< others read its rows at x; else it pushes them into their local rings
   // Must agree.
   std::uint32_t row_bytes;
   std::int32_t num_topk;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/intranode/params.hpp"
+#include "kernels/normal/params.hpp"
 #include "kernels/rows/landing.hpp"
 #include "kernels/rows/params.hpp"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/common/row_comparison.hpp"
-#include "kernels/intranode/params.hpp"
+#include "kernels/normal/params.hpp"
 #include "kernels/primitives/thread.hpp"
 
 namespace deep_ep::device {

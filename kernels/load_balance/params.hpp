@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/intranode/params.hpp"
+#include "kernels/normal/params.hpp"
 #include "kernels/primitives/mbarrier.hpp"
 
 namespace deep_ep {

@@ -85,7 +85,7 @@ TEST_P(MemoryTest, RowsThatTheWindowHoldsAreCopiedFromIt) {
 
 TEST_P(MemoryTest, SmallWindowsAreNamed) {
   DEEP_EP_NEEDS_RANKS(3);
-  const Case one = make_case({.tokens = {9, 4, 7}, .hidden = 2048, .combine_hidden = 2048});
+  const Case one = make_case({.tokens = {9, 4, 7}, .hidden = 2048, .combine_hidden = 4096});
   const Case wide = make_case({.tokens = {9, 4, 7}, .hidden = 4096});
   run_cluster(cluster(3), [&](Rank& rank) {
     Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 16 * kKiB});

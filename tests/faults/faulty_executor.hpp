@@ -8,7 +8,7 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "kernels/internode/params.hpp"
+#include "kernels/normal/params.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/rdma/params.hpp"
 #include "tests/cluster/counting_executor.hpp"

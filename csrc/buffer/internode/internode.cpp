@@ -9,8 +9,8 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "kernels/internode/combine_rows.hpp"
-#include "kernels/internode/dispatch_rows.hpp"
+#include "kernels/normal/combine_rows.hpp"
+#include "kernels/normal/dispatch_rows.hpp"
 
 namespace deep_ep {
 namespace {
@@ -31,11 +31,14 @@ Internode::Internode(Runtime& runtime)
   agree(runtime.bootstrap(), "allocating memory for calls of normal mode between nodes", [&] {
     const std::size_t counters = others * Rings::kMostChunks;
     allocate();
-    state_ = runtime.zeroed_memory<InternodeState>();
+    state_ = runtime.zeroed_memory<KernelState>();
     rails_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(lanes) * others * sizeof(RailState));
     counters_ = runtime.zeroed_memory<std::uint32_t>((2 * counters + static_cast<std::size_t>(grid_.width)) *
                                                      sizeof(std::uint32_t));
     heaps_ = runtime.table_of_heaps([&](int rank) { return rank / grid_.width == grid_.node(); });
+    common_.rank = grid_.rank;
+    common_.num_ranks = grid_.num_ranks;
+    common_.control = runtime.layout().control;
     common_.grid = grid_;
     common_.heaps = heaps_.get();
     common_.window = runtime.layout().internode;
@@ -67,43 +70,49 @@ Rings Internode::rings_for(std::size_t row_bytes) const {
   return rings;
 }
 
-LocalRings Internode::local_rings_for(const Rings& rings, int count) const {
+LocalRings Internode::local_rings_for(const Rings& rings, bool dispatches) const {
   const std::size_t bytes = LocalRings::bytes_of(setup_.window_bytes);
-  return LocalRings::make(runtime_.layout().window_at() + setup_.window_bytes - bytes, bytes, count, grid_.num_ranks,
-                          rings.slot_bytes);
+  const std::size_t begin = runtime_.layout().window_at() + setup_.window_bytes - bytes;
+  if (dispatches) {
+    return LocalRings::make(begin, bytes, grid_.width, grid_.num_ranks, rings.slot_bytes,
+                            common_.control.fetched_rows(), Wanted::dispatch_rows, Wanted::dispatch_credit);
+  }
+  return LocalRings::make(begin, bytes, grid_.num_ranks, grid_.num_ranks, rings.slot_bytes,
+                          common_.control.pushed_rows(), Wanted::combine_rows, Wanted::combine_credit);
 }
 
 void Internode::check_room(const RowShape& rows) const {
   const Rings rings = rings_for(PackedRow::bytes(rows, grid_.width));
-  if (local_rings_for(rings, grid_.width).slots != 0) return;
+  if (local_rings_for(rings, true).slots != 0) return;
   fail<OutOfMemory>(
       "a quarter of the window of {} does not hold a row of {} from each of the {} ranks of the node: raise heap_bytes "
       "or window_bytes",
       format_bytes(setup_.window_bytes), format_bytes(rings.slot_bytes), grid_.width);
 }
 
-TransferParams Internode::transfer(const DispatchHandle& handle, std::size_t row_bytes, int local_rings) const {
+TransferParams Internode::transfer(const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const {
   TransferParams params{};
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
   params.rings = rings_for(row_bytes);
-  params.local = local_rings_for(params.rings, local_rings);
+  params.local = local_rings_for(params.rings, dispatches);
   const auto* counts = handle.node_counts.as<std::int32_t>();
   params.counts = {counts, counts + grid_.nodes()};
   params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
   params.node_row = handle.node_row.as<std::int32_t>();
   params.num_tokens = static_cast<int>(handle.num_tokens);
   params.relay_rows_room = handle.relay_rows.view().size(0);
   return params;
 }
 
-int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most, bool outside_heap) const {
+int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most, int fewest_local) const {
   const int wanted = config.warps_per_block != 0 ? config.warps_per_block
                      : setup_.on_gpu()           ? most
                                                  : setup_.policy.warps_per_block;
   params.poster_warps = (grid_.others() * common_.lanes + 32 * blocks - 1) / (32 * blocks);
-  const int rest = std::max(outside_heap ? 3 : 2, std::min(wanted, most) - params.poster_warps);
-  params.local_warps = outside_heap ? std::max(1, rest / 4) : 0;
+  const int rest = std::max(2 + fewest_local, std::min(wanted, most) - params.poster_warps);
+  params.local_warps = fewest_local == 0 ? 0 : std::max(fewest_local, rest / 4);
   params.first_warps = (rest - params.local_warps) / 2;
   params.second_warps = rest - params.local_warps - params.first_warps;
   return rest + params.poster_warps;
@@ -128,7 +137,7 @@ void Internode::notify(const NotifyCall& notify, DispatchHandle& handle, const C
   handle.destination_row = tables[1];
   handle.node_row = tables[2];
   handle.node_counts = tables[3];
-  InternodeNotifyParams params{};
+  NotifyParams params{};
   static_cast<NotifyCall&>(params) = notify;
   params.common = common_;
   params.destination_row = handle.destination_row.as<std::int32_t>();
@@ -138,7 +147,7 @@ void Internode::notify(const NotifyCall& notify, DispatchHandle& handle, const C
   constexpr int kMost = kernels::notify_internode::kMaxThreads;
   const LaunchShape shape{std::min(setup_.num_ranks + nodes, setup_.policy.multiprocessors),
                           setup_.on_gpu() ? kMost : std::min(setup_.policy.warps_per_block * 32, kMost),
-                          sizeof(InternodeNotifyShared)};
+                          sizeof(NotifyShared)};
   runtime_.executor()->kernels().notify_internode(params, shape, scope.stream());
 }
 
@@ -148,25 +157,24 @@ void Internode::make_relay_rows(DispatchHandle& handle, std::int64_t relayed, co
 
 void Internode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
                      const DispatchOutputs& outputs, int weights, const CallScope& scope) {
-  InternodeDispatchParams params{};
+  DispatchParams params{};
   static_cast<SentRows&>(params) = rows;
   params.weights_as_scales = weights;
-  params.transfer = transfer(handle, PackedRow::bytes(params.rows, grid_.width), grid_.width);
+  params.transfer = transfer(handle, PackedRow::bytes(params.rows, grid_.width), true);
   params.transfer.shape = shape_of({0, params.rows.row_bytes, static_cast<std::uint32_t>(params.rows.num_scales),
                                     static_cast<std::uint32_t>(params.rows.num_topk)});
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
   params.relay_rows = handle.relay_rows.as<std::int32_t>();
   params.output = outputs.targets();
   params.output_rows = handle.num_recv_rows;
 
   const int blocks = setup_.sms(config, Config::dispatch_default(setup_.num_ranks));
   const int most_warps = kernels::dispatch_and_notify_internode::kMaxThreads / 32;
-  const int warps = plan_warps(params.transfer, config, blocks, most_warps, !outputs.in_heap);
-  const std::size_t shared_bytes = plan_stages(
-      params.stages, params.stage_bytes, params.transfer.moving_warps(), params.rows.row_bytes,
-      setup_.policy.max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
-        return InternodeDispatchShared(Carver::without_memory(), params.transfer, blocks, stages, stage_bytes).bytes;
-      });
+  const int warps = plan_warps(params.transfer, config, blocks, most_warps, outputs.in_heap ? 0 : 1);
+  const std::size_t shared_bytes =
+      plan_stages(params.transfer.stages, params.transfer.stage_bytes, params.transfer.moving_warps(),
+                  params.rows.row_bytes, setup_.policy.max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
+                    return DispatchShared(Carver::without_memory(), params.transfer, blocks, stages, stage_bytes).bytes;
+                  });
   runtime_.executor()->kernels().dispatch_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
                                                                scope.stream());
 }
@@ -183,18 +191,19 @@ void Internode::add_up(const CombineArguments& arguments, const CombineResult& r
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
   const DispatchHandle& handle = *arguments.handle;
-  InternodeCombineParams params{};
+  CombineParams params{};
   params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
   params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
-  params.transfer = transfer(handle, params.row_bytes + static_cast<std::size_t>(params.num_topk) * 4, grid_.num_ranks);
+  params.transfer = transfer(handle, params.row_bytes + static_cast<std::size_t>(params.num_topk) * 4, false);
+  params.parts_per_token = 1;
+  params.pushing_blocks = INT32_MAX;
   params.transfer.shape = shape_of({1, params.row_bytes, static_cast<std::uint32_t>(params.num_topk)});
-  // What came from a node goes back to it.
+  // Rows that came from a node go back to it.
   std::swap(params.transfer.counts.to_node, params.transfer.counts.from_node);
   params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
   params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
   params.relay_rows = handle.relay_rows.as<std::int32_t>();
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
 
   params.combined_x = result.combined_x.as<std::byte>();
   if (weights) params.combined_weights = result.combined_topk_weights->as<float>();
@@ -203,7 +212,7 @@ void Internode::add_up(const CombineArguments& arguments, const CombineResult& r
   if (x.size(0) == 0) {
     params.x = runtime_.heap()->local();
   } else {
-    // Ranks of the node read the rows in the heap. Where it has no room for them, they are pushed.
+    // Ranks of the node read the rows in the heap. If it has no room for them, they are pushed.
     const auto readable = [&](const ConstTensorView& tensor) {
       if (pushed || runtime_.in_heap(tensor)) return tensor.data;
       const std::optional<Tensor> copy = copy_in_heap(tensor, scope);
@@ -228,10 +237,17 @@ void Internode::add_up(const CombineArguments& arguments, const CombineResult& r
 
   const int blocks = setup_.sms(arguments.config, Config::combine_default(setup_.num_ranks));
   const int most_warps = kernels::combine_and_notify_internode::kMaxThreads / 32;
-  const int warps = plan_warps(params.transfer, arguments.config, blocks, most_warps, pushed);
-  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), params.transfer, blocks).bytes;
-  runtime_.executor()->kernels().combine_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
-                                                              scope.stream());
+  TransferParams& transfer = params.transfer;
+  const int warps = plan_warps(transfer, arguments.config, blocks, most_warps, pushed ? 2 : 0);
+  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
+    return CombineShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
+  };
+  if (pushed) {
+    plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
+                setup_.policy.max_shared_bytes, shared_bytes);
+  }
+  runtime_.executor()->kernels().combine_and_notify_internode(
+      params, {blocks, warps * 32, shared_bytes(transfer.stages, transfer.stage_bytes)}, scope.stream());
 }
 
 }  // namespace deep_ep

@@ -7,7 +7,7 @@
 
 #include "csrc/buffer/normal_mode.hpp"
 #include "csrc/rdma/connections.hpp"
-#include "kernels/internode/params.hpp"
+#include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 
@@ -39,24 +39,24 @@ class Internode final : public NormalMode {
   void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
             int weights, const CallScope& scope) override;
   void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) override;
-  /// With rows of `row_bytes`, all included, in `local_rings` local rings of each rank.
-  TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, int local_rings) const;
+  /// Of a dispatch, or of a combine, with rows of `row_bytes`, all included.
+  TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const;
   /// The rings for rows of so many bytes, all included. OutOfMemory where the window is too small.
   Rings rings_for(std::size_t row_bytes) const;
-  LocalRings local_rings_for(const Rings& rings, int count) const;
-  /// Shares the warps of a block out among the roles; returns how many there are. `outside_heap`: this rank's rows lie
-  /// outside the heap.
-  int plan_warps(TransferParams& params, const Config& config, int blocks, int most, bool outside_heap) const;
+  LocalRings local_rings_for(const Rings& rings, bool dispatches) const;
+  /// Shares the warps of a block out among the roles; returns how many there are. `fewest_local`: of local warps; 0 if
+  /// this rank's rows lie in the heap.
+  int plan_warps(TransferParams& params, const Config& config, int blocks, int most, int fewest_local) const;
   /// A copy in the heap, if there is room.
   std::optional<Tensor> copy_in_heap(const ConstTensorView& tensor, const CallScope& scope) const;
 
   NodeGrid grid_;
   std::unique_ptr<rdma::Connections> connections_;
-  std::shared_ptr<InternodeState> state_;
+  std::shared_ptr<KernelState> state_;
   std::shared_ptr<RailState> rails_;
   std::shared_ptr<std::uint32_t> counters_;
   std::shared_ptr<std::byte*> heaps_;  ///< device memory, [num_ranks]
-  InternodeParams common_;             ///< what every kernel is told
+  NormalParams common_;                ///< what every kernel is told
 };
 
 }  // namespace deep_ep

@@ -8,21 +8,27 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/elastic/params.hpp"
-#include "kernels/intranode/combine_shared.hpp"
-#include "kernels/intranode/dispatch_shared.hpp"
+#include "kernels/normal/combine_rows.hpp"
+#include "kernels/normal/dispatch_rows.hpp"
 
 namespace deep_ep {
 namespace {
 
-LaunchShape plan_launch(DispatchParams& params, const Config& config, const NormalModeSetup& setup) {
-  const int warps = config.warps_per_block != 0 ? config.warps_per_block : setup.policy.warps_per_block;
-  const int useful = std::max(1, (params.num_tokens + warps - 1) / warps);
+/// `fetches`: some warps take this rank's rows out of its local rings.
+LaunchShape plan_launch(DispatchParams& params, const Config& config, const NormalModeSetup& setup, bool fetches) {
+  TransferParams& transfer = params.transfer;
+  const int wanted = config.warps_per_block != 0 ? config.warps_per_block : setup.policy.warps_per_block;
+  const int warps = std::max(wanted, fetches ? 2 : 1);
+  const int sms = setup.sms(config, Config::dispatch_default(setup.num_ranks));
+  const int blocks = fetches ? sms : std::min(sms, std::max(1, (params.num_tokens + warps - 1) / warps));
+  transfer.local_warps = fetches ? std::max(1, warps / 4) : 0;
+  transfer.first_warps = warps - transfer.local_warps;
   const std::size_t shared_bytes =
-      plan_stages(params.stages, params.stage_bytes, warps, params.rows.row_bytes, setup.policy.max_shared_bytes,
-                  [&](int stages, std::uint32_t stage_bytes) {
-                    return DispatchShared(Carver::without_memory(), setup.num_ranks, warps, stages, stage_bytes).bytes;
+      plan_stages(transfer.stages, transfer.stage_bytes, transfer.first_warps, params.rows.row_bytes,
+                  setup.policy.max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
+                    return DispatchShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
                   });
-  return {std::min(setup.sms(config, Config::dispatch_default(setup.num_ranks)), useful), warps * 32, shared_bytes};
+  return {blocks, warps * 32, shared_bytes};
 }
 
 /// The window as a place for all rows at once, if it has room for them.
@@ -33,26 +39,6 @@ std::optional<RowTargets> whole_window(std::byte* window, std::int64_t rows, con
   const std::size_t bytes = setup.window_bytes;
   if (bytes < kPadding || (bytes - kPadding) / shape.all_bytes() < count) return std::nullopt;
   return RowTargets::carve(Carver(window), shape, count);
-}
-
-/// For rows that fit neither the heap nor the window at once: how they go through the window. OutOfMemory when it is
-/// too small.
-void plan_window(DispatchParams& params, std::byte* window, const NormalModeSetup& setup) {
-  const std::size_t row = params.rows.all_bytes();
-  const auto ranks = static_cast<std::size_t>(setup.num_ranks);
-  const std::size_t padding = RowTargets::kParts * kLine;
-  const std::size_t rows = (setup.window_bytes - std::min(setup.window_bytes, padding)) / (row * ranks);
-  if (rows == 0) {
-    fail<OutOfMemory>(
-        "a heap of {} cannot hold the {} rows of this dispatch, and its window of {} not one row of {} "
-        "from each of the {} ranks: raise heap_bytes or window_bytes",
-        format_bytes(setup.heap_bytes), params.output_rows, format_bytes(setup.window_bytes), format_bytes(row),
-        setup.num_ranks);
-  }
-  params.window_rows = static_cast<std::uint32_t>(std::min<std::size_t>(rows, INT32_MAX / ranks));
-  check_range("rounds that the rows take through the window (raise window_bytes)",
-              params.output_rows / params.window_rows + 1, 1, kMostRounds);
-  params.window = RowTargets::carve(Carver(window), params.rows, ranks * params.window_rows);
 }
 
 // About 32 pushing warps in all saturate NVLink; more get in each other's way (results/measurements/). Few blocks have
@@ -71,60 +57,45 @@ int parts_per_token(int tokens, int warps) {
   return 2 * tokens >= kTokensOfWarp * warps ? 2 : 4;
 }
 
-/// How rows that peers push go through this rank's window.
-void plan_window(CombineParams& params, const NormalModeSetup& setup) {
-  PushWindow& window = params.window;
-  window.stride = PushWindow::stride_for(params.row_bytes, params.num_topk);
-  const std::size_t bytes_of_token = static_cast<std::size_t>(setup.num_ranks) * window.stride;
-  const std::size_t fits =
-      std::min<std::size_t>(setup.window_bytes / bytes_of_token, static_cast<std::size_t>(setup.max_window_tokens));
-  if (fits < kWindowRounds) {
-    fail<OutOfMemory>(
-        "the window of {} does not hold {} rows of {} from each of the {} ranks: raise heap_bytes or "
-        "window_bytes",
-        format_bytes(setup.window_bytes), kWindowRounds, format_bytes(window.stride), setup.num_ranks);
-  }
-  if (fits >= static_cast<std::size_t>(params.num_tokens)) {
-    window.tokens = window.tokens_per_round = std::max(1, params.num_tokens);
-    return;
-  }
-  window.tokens_per_round = static_cast<int>(fits / kWindowRounds);
-  window.tokens = kWindowRounds * window.tokens_per_round;
-  check_range("rounds that the tokens take through the window (raise window_bytes)",
-              params.num_tokens / window.tokens_per_round + 1, 1, kMostRounds);
-}
-
-/// The roles of the warps of each of `blocks` blocks. Where this rank pushes, one raises flags, and the others share
-/// adding and pushing. Returns how many there are.
-int plan_warps(CombineParams& params, int blocks, const Config& config, const NormalModeSetup& setup) {
+/// The roles of the warps of each of `blocks` blocks. If this rank pushes, one raises the words of pushed rows, and
+/// the others share adding and pushing. Returns how many there are.
+int plan_warps(CombineParams& params, int blocks, const Config& config, const NormalModeSetup& setup, bool pushes) {
   const bool gpu = setup.on_gpu();
-  const int flag_warps = params.push ? 1 : 0;
+  const int raising = pushes ? 1 : 0;
+  int pushing = 0;
+  int adding = 0;
   if (config.warps_per_block == 0 && gpu) {
     const int share = (kGpuPushingWarpsInAll + blocks - 1) / blocks;
-    params.pushing_warps = params.push ? std::clamp(share, kGpuFewestPushingWarps, kGpuMostPushingWarps) : 0;
-    params.adding_warps = kGpuWarps - params.pushing_warps - flag_warps;
+    pushing = pushes ? std::clamp(share, kGpuFewestPushingWarps, kGpuMostPushingWarps) : 0;
+    adding = kGpuWarps - pushing - raising;
   } else {
     const int wanted = config.warps_per_block != 0 ? config.warps_per_block : setup.policy.warps_per_block;
-    const int rest = std::max(wanted - flag_warps, params.push ? 2 : 1);
-    params.pushing_warps = params.push ? std::max(1, rest / 3) : 0;
-    params.adding_warps = rest - params.pushing_warps;
+    const int rest = std::max(wanted - raising, pushes ? 2 : 1);
+    pushing = pushes ? std::max(1, rest / 3) : 0;
+    adding = rest - pushing;
   }
-  params.parts_per_token = parts_per_token(params.num_tokens, blocks * params.adding_warps);
-  params.pushing_blocks = gpu ? std::max(1, kGpuPushingWarpsInAll / std::max(1, params.pushing_warps)) : INT32_MAX;
-  return params.adding_warps + params.pushing_warps + flag_warps;
+  TransferParams& transfer = params.transfer;
+  transfer.first_warps = adding;
+  transfer.local_warps = pushing + raising;
+  // A row whose slot is used again is released by one warp, which has added all of it.
+  const bool release = transfer.num_tokens > transfer.local.slots;
+  params.parts_per_token = release ? 1 : parts_per_token(transfer.num_tokens, blocks * adding);
+  params.pushing_blocks = gpu ? std::max(1, kGpuPushingWarpsInAll / std::max(1, pushing)) : INT32_MAX;
+  return adding + transfer.local_warps;
 }
 
-LaunchShape plan_launch(CombineParams& params, const Config& config, const NormalModeSetup& setup) {
+LaunchShape plan_launch(CombineParams& params, const Config& config, const NormalModeSetup& setup, bool pushes) {
+  TransferParams& transfer = params.transfer;
   const int blocks = setup.sms(config, Config::combine_default(setup.num_ranks));
-  const int warps = plan_warps(params, blocks, config, setup);
+  const int warps = plan_warps(params, blocks, config, setup, pushes);
   const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return CombineShared(Carver::without_memory(), setup.num_ranks, params.pushing_warps, stages, stage_bytes).bytes;
+    return CombineShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
   };
-  if (params.push) {  // warps that add work in registers
-    plan_stages(params.stages, params.stage_bytes, params.pushing_warps, params.row_bytes,
+  if (pushes) {  // warps that add work in registers
+    plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
                 setup.policy.max_shared_bytes, shared_bytes);
   }
-  return {blocks, warps * 32, shared_bytes(params.stages, params.stage_bytes)};
+  return {blocks, warps * 32, shared_bytes(transfer.stages, transfer.stage_bytes)};
 }
 
 }  // namespace
@@ -137,6 +108,23 @@ Intranode::Intranode(Runtime& runtime) : NormalMode(runtime) {
   common_.heaps = runtime.heap()->device_peers();
   common_.control = runtime.layout().control;
   common_.state = state_.get();
+  local_tickets_ =
+      runtime.zeroed_memory<std::uint32_t>(static_cast<std::size_t>(setup_.num_ranks) * sizeof(std::uint32_t));
+  common_.grid = {common_.rank, common_.num_ranks, common_.num_ranks};
+  common_.local_tickets = local_tickets_.get();
+}
+
+TransferParams Intranode::transfer(const DispatchHandle& handle, std::size_t row_bytes, const RingWords& words,
+                                   Wanted row, Wanted room) const {
+  TransferParams params{};
+  params.common = common_;
+  params.wait = runtime_.faults().wait_context();
+  params.local = LocalRings::make(runtime_.layout().window_at(), setup_.window_bytes, setup_.num_ranks,
+                                  setup_.num_ranks, row_bytes, words, row, room);
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.num_tokens = static_cast<int>(handle.num_tokens);
+  return params;
 }
 
 EventHandle Intranode::barrier(const CallOptions& call) {
@@ -155,7 +143,9 @@ void Intranode::notify(const NotifyCall& notify, DispatchHandle& handle, const C
   const std::vector<Tensor> tables = scope.pool_tensors(wanted);
   handle.rank_prefix_matrix = tables[0];
   handle.destination_row = tables[1];
-  NotifyParams params{notify, common_};
+  NotifyParams params{};
+  static_cast<NotifyCall&>(params) = notify;
+  params.common = common_;
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
   params.destination_row = handle.destination_row.as<std::int32_t>();
   const LaunchShape shape{std::min(setup_.num_ranks, setup_.policy.multiprocessors),
@@ -168,21 +158,24 @@ void Intranode::send(const SentRows& rows, const Config& config, const DispatchH
                      const DispatchOutputs& outputs, int /*weights*/, const CallScope& scope) {
   DispatchParams params{};
   static_cast<SentRows&>(params) = rows;
-  const LaunchShape shape = plan_launch(params, config, setup_);
-  params.common = common_;
-  params.wait = runtime_.faults().wait_context();
-  params.destination_row = handle.destination_row.as<std::int32_t>();
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.transfer = transfer(handle, PackedRow::bytes(params.rows, setup_.num_ranks), common_.control.fetched_rows(),
+                             Wanted::dispatch_rows, Wanted::dispatch_credit);
   params.output = outputs.targets();
   params.output_rows = handle.num_recv_rows;
-  // Peers write rows into place in the heap. Elsewhere they are copied from the window, all at once if it holds all.
+  // Peers write rows into place in the heap. Elsewhere they are copied from the window, if it holds all, or pass
+  // through local rings in it.
   const std::optional<RowTargets> landed =
       outputs.in_heap ? std::nullopt : whole_window(runtime_.window(), handle.num_recv_rows, params.rows, setup_);
-  if (landed) {
-    params.output = *landed;
-  } else if (!outputs.in_heap) {
-    plan_window(params, runtime_.window(), setup_);
+  if (landed) params.output = *landed;
+  const bool fetches = !outputs.in_heap && !landed;
+  if (fetches && params.transfer.local.slots == 0) {
+    fail<OutOfMemory>(
+        "a heap of {} cannot hold the {} rows of this dispatch, and its window of {} not one row of {} "
+        "from each of the {} ranks: raise heap_bytes or window_bytes",
+        format_bytes(setup_.heap_bytes), params.output_rows, format_bytes(setup_.window_bytes),
+        format_bytes(params.transfer.local.slot_bytes), setup_.num_ranks);
   }
+  const LaunchShape shape = plan_launch(params, config, setup_, fetches);
   const KernelTable& kernels = runtime_.executor()->kernels();
   kernels.dispatch(params, shape, scope.stream());
   if (!landed) return;
@@ -191,7 +184,7 @@ void Intranode::send(const SentRows& rows, const Config& config, const DispatchH
   copying.from = *landed;
   copying.to = outputs.targets();
   copying.num_rows = handle.num_recv_rows;
-  copying.num_valid = params.rank_prefix_matrix + (common_.num_ranks - 1) * common_.num_ranks + common_.rank;
+  copying.num_valid = params.transfer.rank_prefix_matrix + (common_.num_ranks - 1) * common_.num_ranks + common_.rank;
   const LaunchShape all = shape_for_pipelines(copying.num_rows, copying.rows.row_bytes, runtime_.executor()->policy(),
                                               kernels::copy_received::kMaxThreads, copying.stages, copying.stage_bytes);
   kernels.copy_received(copying, all, scope.stream());
@@ -202,28 +195,27 @@ void Intranode::add_up(const CombineArguments& arguments, const CombineResult& r
   const auto& weights = arguments.topk_weights;
   const DispatchHandle& handle = *arguments.handle;
   CombineParams params{};
-  params.common = common_;
-  params.wait = runtime_.faults().wait_context();
-  params.num_tokens = static_cast<int>(handle.num_tokens);
   params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
   params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
-  params.destination_row = handle.destination_row.as<std::int32_t>();
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.recv_src_idx = handle.recv_src_idx.as<std::int32_t>();
+  params.transfer = transfer(handle, params.row_bytes + static_cast<std::size_t>(params.num_topk) * sizeof(float),
+                             common_.control.pushed_rows(), Wanted::combine_rows, Wanted::combine_credit);
+  if (params.transfer.local.slots == 0) {  // also where this rank does not push: its peers may
+    fail<OutOfMemory>(
+        "the window of {} does not hold a row of {} from each of the {} ranks: raise heap_bytes or window_bytes",
+        format_bytes(setup_.window_bytes), format_bytes(params.transfer.local.slot_bytes), setup_.num_ranks);
+  }
   params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
   params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
-  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
-  params.push = x.size(0) != 0 && !(runtime_.in_heap(x) && (!weights || runtime_.in_heap(*weights)));
   params.x = x.size(0) == 0 ? runtime_.heap()->local() : x.as<std::byte>();
   params.combined_x = result.combined_x.as<std::byte>();
   if (weights) {
     params.combined_weights = result.combined_topk_weights->as<float>();
     if (x.size(0) != 0) params.topk_weights = weights->as<float>();
   }
-  params.window.rows = runtime_.window();
-  plan_window(params, setup_);  // also where this rank pulls: its peers may push
-  const LaunchShape shape = plan_launch(params, arguments.config, setup_);
+  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
+  const bool pushes = x.size(0) != 0 && !(runtime_.in_heap(x) && (!weights || runtime_.in_heap(*weights)));
+  const LaunchShape shape = plan_launch(params, arguments.config, setup_, pushes);
   runtime_.executor()->kernels().combine(params, shape, scope.stream());
 }
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "csrc/buffer/normal_mode.hpp"
-#include "kernels/intranode/params.hpp"
+#include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 
@@ -36,8 +36,13 @@ class Intranode final : public NormalMode {
                     const std::optional<ConstTensorView>& counts, int alignment, const Config& config,
                     CallScope& scope);
 
+  /// Without what only dispatch or combine knows. A local ring has slots of `row_bytes`, all included.
+  TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, const RingWords& words, Wanted row,
+                          Wanted room) const;
+
   std::shared_ptr<KernelState> state_;
-  IntranodeParams common_;  ///< what every kernel is told
+  std::shared_ptr<std::uint32_t> local_tickets_;
+  NormalParams common_;  ///< what every kernel is told
 };
 
 }  // namespace deep_ep

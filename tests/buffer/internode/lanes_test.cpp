@@ -5,7 +5,7 @@
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/rdma/connections.hpp"
-#include "kernels/internode/params.hpp"
+#include "kernels/normal/params.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/support/setting.hpp"

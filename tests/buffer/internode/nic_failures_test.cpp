@@ -1,5 +1,5 @@
 // Operations of a NIC that fail in calls between nodes.
-#include "kernels/internode/params.hpp"
+#include "kernels/normal/params.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/spoiling_executor.hpp"
 

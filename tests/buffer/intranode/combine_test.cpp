@@ -1,21 +1,22 @@
 // Combine: pulling, pushing and both at once give the same bits; biases, weights, the automatic choice.
 #include <algorithm>
 
-#include "kernels/intranode/params.hpp"
-#include "kernels/layout/params.hpp"
+#include "kernels/normal/layout.hpp"
+#include "kernels/normal/params.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
 namespace {
 
-/// On the CPU: fills the window for pushed rows before every combine, and keeps where it lies.
+/// On the CPU: fills the local rings before every combine, and keeps where they lie.
 class WindowFillingExecutor final : public CountingExecutor {
  public:
   static constexpr std::byte kUntouched{0xa5};
   using CountingExecutor::CountingExecutor;
 
-  PushWindow window{};
+  LocalRings rings;
+  std::byte* heap = nullptr;
 
   const KernelTable& kernels() const override {
     static thread_local KernelTable table;
@@ -25,10 +26,10 @@ class WindowFillingExecutor final : public CountingExecutor {
     return table;
   }
 
-  /// Of the part that belongs to `source`: whether anything was written to it.
+  /// Of the ring that belongs to `source`: whether anything was written to it.
   bool written(int source) const {
-    const std::byte* part = window.rows + static_cast<std::size_t>(source) * bytes_of_part();
-    return std::any_of(part, part + bytes_of_part(), [](std::byte byte) { return byte != kUntouched; });
+    const std::byte* ring = rings.slot(source, 0).in(heap);
+    return std::any_of(ring, ring + bytes_of_ring(), [](std::byte byte) { return byte != kUntouched; });
   }
 
  private:
@@ -38,13 +39,14 @@ class WindowFillingExecutor final : public CountingExecutor {
   };
   static inline thread_local Launching launching_;
 
-  std::size_t bytes_of_part() const { return static_cast<std::size_t>(window.tokens) * window.stride; }
+  std::size_t bytes_of_ring() const { return static_cast<std::size_t>(rings.slots) * rings.slot_bytes; }
 
   static void combine(const CombineParams& params, const LaunchShape& shape, void* stream) {
     WindowFillingExecutor& executor = *launching_.executor;
-    executor.window = params.window;
-    const auto ranks = static_cast<std::size_t>(params.common.num_ranks);
-    std::fill_n(params.window.rows, ranks * executor.bytes_of_part(), kUntouched);
+    executor.rings = params.transfer.local;
+    executor.heap = params.transfer.common.own_heap();
+    const auto ranks = static_cast<std::size_t>(params.transfer.common.num_ranks);
+    std::fill_n(executor.rings.slot(0, 0).in(executor.heap), ranks * executor.bytes_of_ring(), kUntouched);
     launching_.kernels->combine(params, shape, stream);
   }
 };
@@ -99,7 +101,7 @@ TEST_P(CombineTest, OwnRowsAreReadWhereTheyLie) {
     const Returned returned = upload_returned(rank, buffer, one, dispatched.handle, false);
     check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
     for (int source = 0; source < rank.size(); ++source) {
-      require(executor->written(source) == (source != rank.rank()), "the part of " + std::to_string(source));
+      require(executor->written(source) == (source != rank.rank()), "the ring of " + std::to_string(source));
     }
     buffer.destroy();
   });

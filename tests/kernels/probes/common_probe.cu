@@ -1,7 +1,7 @@
 #include "tests/kernels/probes/common_probe.hpp"
 
 #include "kernels/common/wait.hpp"
-#include "kernels/internode/serving.hpp"
+#include "kernels/normal/transfer.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/memory.hpp"
 
@@ -37,12 +37,13 @@ DEEP_EP_DEVICE void call_probe(const probes::CallParams& p, std::byte* shared) {
 DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared) {
   const NodeGrid grid{.rank = 0, .num_ranks = 3, .width = {}};  // each rank is a node
   const std::uint64_t never = 0;
-  const bool good = internode::serve(
-      grid.others(), p.wait, reinterpret_cast<std::int32_t*>(shared), 0, 1, [](int) { return 1; },
+  const bool good = normal::serve(
+      grid.others(), ReportLate{p.wait}, reinterpret_cast<std::int32_t*>(shared), 0, 1, [](int) { return 1; },
       [](int) { return false; }, [](int, int) { return true; },
       [&](int number, int) {
-        return internode::AwaitedWord{{grid.other(number), Wanted::internode_rows, 1}, &never};
-      });
+        return normal::AwaitedWord{{grid.other(number), Wanted::internode_rows, 1}, &never};
+      },
+      [] {});
   p.returned[lane_index()] = good ? 2 : 1;
 }
 

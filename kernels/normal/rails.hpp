@@ -15,12 +15,61 @@
 // so a lane's first chunks may lie where other lanes' were, and the rail must have read those, too.
 #pragma once
 
-#include "kernels/common/wait.hpp"
-#include "kernels/internode/params.hpp"
-#include "kernels/internode/serving.hpp"
+#include "kernels/normal/transfer.hpp"
 #include "kernels/rdma/port_channel.hpp"
 
-namespace deep_ep::device::internode {
+namespace deep_ep::device::normal {
+
+/// The word in which the rail of other node `number` says how much of a lane has been delivered.
+DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int number, int lane) {
+  return params.common.window.rail_word(RailWindow::tail, params.common.grid.other(number), lane)
+      .in(params.common.own_heap());
+}
+/// The word that says that a chunk from other node `number` has landed.
+DEEP_EP_DEVICE AwaitedWord landed_through(const TransferParams& params, std::uint64_t call, int number, int chunk) {
+  const Rings& rings = params.rings;
+  const int rail = params.common.grid.rail_in(params.common.grid.other(number));
+  return {{rail, Wanted::internode_rows, Rings::through(call, rings.in_lane(chunk))},
+          tail_of(params, number, rings.lane_of(chunk))};
+}
+/// May a chunk be staged for other node `number`?
+DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
+  const Rings& rings = params.rings;
+  const int at = rings.in_lane(chunk);
+  const RailState& rail = params.common.rails[rings.lane_of(chunk) * params.common.grid.others() + number];
+  return at < rings.held() || load_acquire<Scope::gpu>(&rail.sent) >= rings.room_for(call, at);
+}
+/// Rows that cross the network between this rank and the nodes before other node `number`, by nodes: where those of
+/// that node begin in relay_rows.
+DEEP_EP_DEVICE std::int64_t rows_before(const NodeGrid& grid, const std::int32_t* rows_of_node, int number) {
+  std::int64_t before = 0;
+  for (int node = 0; node < grid.other(number); ++node) {
+    if (node != grid.node()) before += rows_of_node[node];
+  }
+  return before;
+}
+
+/// The word that the ends of a rail compare, for one direction of a call: the same at both, unless the ranks disagree.
+/// It is a progress word whose position stands for the rows.
+DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
+                                        int rows_from_rail) {
+  const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
+  return Progress::at(call + 1, combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail)));
+}
+/// The word that the rail in other node `number` sends by each lane ahead of its rows, and the value that it must have.
+DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number, int lane) {
+  return params.common.window.rail_word(RailWindow::shape, params.common.grid.other(number), lane)
+      .in(params.common.own_heap());
+}
+DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::uint64_t call, int number) {
+  const int node = params.common.grid.other(number);
+  return rail_shape(params, call, params.counts.from_node[node], params.counts.to_node[node]);
+}
+/// Does the rail mean the same call? Asked when its word has come. A word of a later call agrees: a rail that has ended
+/// this call has compared, too.
+DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
+  return Progress::call_of(theirs) != Progress::call_of(expected) || theirs == expected;
+}
 
 /// One lane to a rail in one call, by one thread. Chunks are counted in the lane.
 class RailPoster {
@@ -44,7 +93,7 @@ class RailPoster {
   /// Sends the rail the shape, ahead of all rows. False after a fault.
   DEEP_EP_DEVICE bool send_shape() {
     const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
-    if (!rows_.signal(word_there(InternodeWindow::shape), state_.shape, ours)) return false;
+    if (!rows_.signal(word_there(RailWindow::shape), state_.shape, ours)) return false;
     first_entry_ = rows_.posted();
     rows_.flush();
     return true;
@@ -128,10 +177,10 @@ class RailPoster {
   DEEP_EP_DEVICE std::uint32_t* read(int at) const { return params_.common.read + rings_.counter(number_, chunk(at)); }
 
   DEEP_EP_DEVICE const std::uint64_t* head_of(int lane) const {
-    return params_.common.window.rail_word(InternodeWindow::head, node_, lane).in(params_.common.own_heap());
+    return params_.common.window.rail_word(RailWindow::head, node_, lane).in(params_.common.own_heap());
   }
   /// One at the rail.
-  DEEP_EP_DEVICE Place<std::uint64_t> word_there(InternodeWindow::RailWord which) const {
+  DEEP_EP_DEVICE Place<std::uint64_t> word_there(RailWindow::RailWord which) const {
     return params_.common.window.rail_word(which, params_.common.grid.node(), lane_);
   }
   /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
@@ -163,7 +212,7 @@ class RailPoster {
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
     const auto bytes = rows_in(posted_, rows_out_) * rings_.slot_bytes;
     if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
-        !rows_.signal(word_there(InternodeWindow::tail), state_.tail, Rings::through(call_, posted_))) {
+        !rows_.signal(word_there(RailWindow::tail), state_.tail, Rings::through(call_, posted_))) {
       failed_ = true;
       return true;
     }
@@ -200,7 +249,7 @@ class RailPoster {
         last ? Progress::at(call_ + 1) : Progress::at(call_, static_cast<std::uint32_t>(credited_));
     const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.held() + 3) / 4);
     if (head < head_ + step) return false;
-    if (!credit_.signal(word_there(InternodeWindow::head), state_.head, head)) {
+    if (!credit_.signal(word_there(RailWindow::head), state_.head, head)) {
       failed_ = true;
       return true;
     }
@@ -258,20 +307,23 @@ DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, i
   return warp::agree(good && closed);
 }
 
-/// By all warps of a block: each does what its role is. `first()`, `second(part, parts)` and `local(part, parts)`,
-/// which share the work among the warps of all blocks, return false after a fault.
-template <class Rank, class First, class Second, class Local>
+/// By all warps of a block: each does what its role is. `first()`, `second(part, parts)`, which share the work among
+/// the warps of all blocks, and `local(warp)` return false after a fault.
+template <bool kRails, class Rank, class First, class Second, class Local>
 DEEP_EP_DEVICE bool do_roles(const TransferParams& params, std::uint64_t call, const TransferShared<Rank>& shared,
                              First first, Second second, Local local) {
   const int second_warp = warp_index() - params.first_warps;
-  const int local_warp = second_warp - params.second_warps;
-  const int poster_warp = local_warp - params.local_warps;
   if (second_warp < 0) return first();
-  if (local_warp < 0) {
-    return second(second_warp * grid_blocks() + block_index(), params.second_warps * grid_blocks());
+  if constexpr (kRails) {
+    const int local_warp = second_warp - params.second_warps;
+    const int poster_warp = local_warp - params.local_warps;
+    if (local_warp < 0) {
+      return second(second_warp * grid_blocks() + block_index(), params.second_warps * grid_blocks());
+    }
+    return poster_warp < 0 ? local(local_warp) : post_all(params, call, poster_warp, shared.pairs);
+  } else {
+    return local(second_warp);
   }
-  if (poster_warp < 0) return local(local_warp * grid_blocks() + block_index(), params.local_warps * grid_blocks());
-  return post_all(params, call, poster_warp, shared.pairs);
 }
 
-}  // namespace deep_ep::device::internode
+}  // namespace deep_ep::device::normal

@@ -2,8 +2,8 @@
 // keep their order, so each part is one range of bytes: rows go in pieces, by bulk copies; scales, weights and indices
 // by threads.
 #include "kernels/common/row_pipe.hpp"
-#include "kernels/intranode/params.hpp"
 #include "kernels/kernel_list.hpp"
+#include "kernels/normal/params.hpp"
 #include "kernels/normal/row_copy.hpp"
 #include "kernels/primitives/launch.hpp"
 

@@ -1,11 +1,10 @@
-// Rows of a dispatch as a warp holds them and as they cross the network, and the shared memory of a block.
+// Rows of a dispatch as a warp holds them and as they go through rings, and the shared memory of a block.
 #pragma once
 
 #include "kernels/common/row_pipe.hpp"
-#include "kernels/internode/serving.hpp"
+#include "kernels/normal/transfer.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/bulk.hpp"
-#include "kernels/primitives/mbarrier.hpp"
 
 namespace deep_ep {
 
@@ -16,18 +15,15 @@ struct NodeTarget {
   bool by_ring;           ///< they come by its local rings; `rows` means nothing
 };
 
-struct InternodeDispatchShared : TransferShared<NodeTarget> {
-  device::Mbarrier* barriers;  ///< [warps][stages]
-  std::byte* stages;
+struct DispatchShared : TransferShared<NodeTarget> {
+  WarpStages pipes;  ///< of the moving warps
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE InternodeDispatchShared(Carver carver, const TransferParams& params, int blocks, int num_stages,
-                                              std::uint32_t stage_bytes)
+  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, const TransferParams& params, int blocks, int stages,
+                                     std::uint32_t stage_bytes)
       : TransferShared(carver, params, blocks, params.common.grid.width),
-        barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(params.moving_warps() * num_stages), kLine)),
-        stages(
-            carver.take<std::byte>(static_cast<std::size_t>(params.moving_warps() * num_stages) * stage_bytes, kLine)),
-        bytes(carver.bytes()) {}
+        pipes(carver, params.moving_warps(), stages, stage_bytes),
+        bytes(pipes.bytes) {}
 };
 
 /// A slot of a ring in dispatch: the row, and all that the rank behind it needs to put it into place.
@@ -50,29 +46,30 @@ struct PackedRow {
   }
 };
 
-namespace device::internode {
+namespace device::normal {
 
 // A row that a warp spreads, and what travels beside it. `place`: at the destination of this lane's index
 // (RowSpreader).
 
 /// A token of this rank.
+template <bool kRails>
 struct TokenRow {
-  static constexpr bool kForAllNodes = true;
+  static constexpr bool kForAllNodes = kRails;
 
-  const InternodeDispatchParams* params;
+  const DispatchParams* params;
   int token;
   std::int32_t place = -1;
 
   DEEP_EP_DEVICE const std::byte* x() const { return params->x + std::int64_t{token} * params->rows.row_bytes; }
   DEEP_EP_DEVICE std::uint32_t scale(int at) const {
-    const int weight = at - (params->rows.num_scales - params->weights_as_scales);
+    const int weight = kRails ? at - (params->rows.num_scales - params->weights_as_scales) : -1;
     if (weight < 0) return load_stream(params->scales.at(token, at));
     const auto* weights = reinterpret_cast<const std::uint32_t*>(params->topk_weights);
     return load_stream(weights + std::int64_t{token} * params->weights_as_scales + weight);
   }
   DEEP_EP_DEVICE std::int64_t selection(int at) const { return std::int64_t{token} * params->rows.num_topk + at; }
   DEEP_EP_DEVICE int expert(int at) const {
-    const int experts = params->num_local_experts * params->transfer.common.grid.num_ranks;
+    const int experts = params->num_local_experts * params->transfer.common.num_ranks;
     return expert_of(params->topk_idx.load(selection(at)), experts);
   }
   DEEP_EP_DEVICE float weight(int at) const {
@@ -81,9 +78,9 @@ struct TokenRow {
   DEEP_EP_DEVICE std::int32_t src_idx() const { return token; }
   /// Its final place at rank `index` of node `node`; -1: not wanted.
   DEEP_EP_DEVICE std::int32_t place_of(int node, int index) const {
-    const NodeGrid& grid = params->transfer.common.grid;
-    const std::int64_t at = std::int64_t{token} * grid.num_ranks + node * grid.width + index;
-    return load_stream(params->transfer.destination_row + at);
+    const int rank = kRails ? node * params->transfer.common.grid.width + index : index;
+    return load_stream(params->transfer.destination_row + std::int64_t{token} * params->transfer.common.num_ranks +
+                       rank);
   }
   /// Its number among the rows for node `node`; -1: not wanted.
   DEEP_EP_DEVICE std::int32_t number_for(int node) const {
@@ -111,14 +108,14 @@ template <class Row>
 struct Sidecar {
   static constexpr int kHeld = 4;  ///< scales that a lane keeps in registers; more are read again for each destination
 
-  const InternodeDispatchParams& params;
+  const DispatchParams& params;
   const Row& row;
   std::uint32_t scales[kHeld] = {};
   int expert = -1;  ///< global
   float weight = 0;
   std::int32_t src_idx;
 
-  DEEP_EP_DEVICE Sidecar(const InternodeDispatchParams& dispatch, const Row& of_row)
+  DEEP_EP_DEVICE Sidecar(const DispatchParams& dispatch, const Row& of_row)
       : params(dispatch), row(of_row), src_idx(row.src_idx()) {
     for (int i = 0; i < kHeld; ++i) {
       const int at = lane_index() + i * kWarpSize;
@@ -167,23 +164,24 @@ struct Sidecar {
 
 /// Spreads a warp's rows to destinations: the ranks of this node, by index, and, for a row of this rank, the other
 /// nodes, by number.
+template <bool kRails>
 struct RowSpreader {
-  const InternodeDispatchParams& params;
+  const DispatchParams& params;
   const NodeTarget* targets;
-  std::uint64_t call;
+  std::uint64_t epoch;
   RowPipe pipe;
   bool by_rings;  ///< some rank of this node gets its rows by its local rings
 
-  DEEP_EP_DEVICE RowSpreader(const InternodeDispatchParams& dispatch, const NodeTarget* node_targets,
-                             std::uint64_t number, const RowPipe& row_pipe)
-      : params(dispatch), targets(node_targets), call(number), pipe(row_pipe), by_rings(false) {
+  DEEP_EP_DEVICE RowSpreader(const DispatchParams& dispatch, const NodeTarget* node_targets, std::uint64_t call_epoch,
+                             const RowPipe& row_pipe)
+      : params(dispatch), targets(node_targets), epoch(call_epoch), pipe(row_pipe), by_rings(false) {
     for (int index = lane_index(); index < grid().width; index += kWarpSize) by_rings |= targets[index].by_ring;
     by_rings = warp::any(by_rings);
   }
 
-  DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
+  DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(params.transfer.common); }
   DEEP_EP_DEVICE const Rings& rings() const { return params.transfer.rings; }
-  DEEP_EP_DEVICE bool is_node(int destination) const { return destination >= grid().width; }
+  DEEP_EP_DEVICE bool is_node(int destination) const { return kRails && destination >= grid().width; }
   template <class Row>
   DEEP_EP_DEVICE int destinations(const Row&) const {
     return grid().width + (Row::kForAllNodes ? grid().others() : 0);
@@ -210,6 +208,10 @@ struct RowSpreader {
       if (is_node(destination)) return row.number_for(grid().other(destination - grid().width));
     }
     return targets[destination].by_ring ? -1 : final_place(row, destination);
+  }
+  /// Does anything travel beside rows?
+  DEEP_EP_DEVICE bool has_sidecars() const {
+    return kRails || params.rows.num_scales > 0 || params.topk_idx.data != nullptr || params.send_src_idx;
   }
   DEEP_EP_DEVICE std::byte* staging_slot(int destination, std::int32_t place) const {
     return rings().staging(destination - grid().width, place).in(params.transfer.common.own_heap());
@@ -241,13 +243,15 @@ struct RowSpreader {
       for (std::uint32_t left = warp::ballot(mine >= 0); left != 0; left &= left - 1) {
         const int destination = first + lowest_bit(left);
         const std::int32_t place = warp::shuffle(mine, lowest_bit(left));
-        if (Row::kForAllNodes && is_node(destination)) {
-          sidecar.pack({staging_slot(destination, place), params.rows}, grid().other(destination - grid().width));
-        } else {
-          // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
-          const RowTargets rows = targets[destination].rows;
-          sidecar.store(rows.row(params.rows, place), grid().first_of_node() + destination);
+        if constexpr (Row::kForAllNodes) {
+          if (is_node(destination)) {
+            sidecar.pack({staging_slot(destination, place), params.rows}, grid().other(destination - grid().width));
+            continue;
+          }
         }
+        // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
+        const RowTargets rows = targets[destination].rows;
+        sidecar.store(rows.row(params.rows, place), grid().first_of_node() + destination);
       }
     }
   }
@@ -262,7 +266,7 @@ struct RowSpreader {
       const bool mine = place_by_ring(row, first + lane_index()) >= 0;
       for (std::uint32_t left = warp::ballot(mine); left != 0; left &= left - 1) {
         const int to = first + lowest_bit(left);
-        const TokenRing ring{params.transfer, call, to, to, grid().index()};
+        const TokenRing ring{params.transfer, epoch, grid().first_of_node() + to, to, grid().index(), 0};
         const auto n = static_cast<std::int32_t>(take_next(params.transfer.common.local_tickets + to));
         if (!ring.acquire(n)) return false;
         bulk::fence_global();  // bulk stores come behind what the warp has acquired
@@ -290,12 +294,12 @@ struct RowSpreader {
           pipe.drop();
           return false;
         }
-        store_sidecars(row);
+        if (has_sidecars()) store_sidecars(row);
       }
       pipe.store(rest < pipe.stage_bytes ? rest : pipe.stage_bytes, [&](auto store) {
         for_each(row, [&](int destination, std::int32_t place) {
-          store((Row::kForAllNodes && is_node(destination) ? staging_slot(destination, place)
-                                                           : targets[destination].rows.row(params.rows, place).x()) +
+          store((is_node(destination) ? staging_slot(destination, place)
+                                      : targets[destination].rows.row(params.rows, place).x()) +
                 offset);
         });
       });
@@ -304,5 +308,5 @@ struct RowSpreader {
   }
 };
 
-}  // namespace device::internode
+}  // namespace device::normal
 }  // namespace deep_ep

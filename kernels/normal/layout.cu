@@ -5,7 +5,7 @@
 // clear the outputs beforehand would take a second launch.
 #include "kernels/common/tickets.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/layout/params.hpp"
+#include "kernels/normal/layout.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/memory.hpp"

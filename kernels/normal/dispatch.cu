@@ -1,24 +1,27 @@
-// Dispatch between nodes: a token crosses the network once for each node that wants it, to the rank with the sender's
-// index there, which spreads it by NVLink. A row's way:
+// Dispatch: every token's row goes once to each rank of this node that wants it, straight into the tensor that the
+// receiver returns. Between nodes a token crosses the network once for each node that wants it, to the rank with the
+// sender's index there, which spreads it by NVLink. A row's way:
 //
 //   1. A sending warp takes the token and loads its row.
 //   2. It stores the row into its final place on each rank of this node that wants it, and, packed with all that
 //      travels beside it and its final places there, into the staging ring of each other node that does
 //      (dispatch_rows.hpp).
-//   3. When a chunk of the staging ring is whole, a poster writes it into the landing ring of the rail (posting.hpp).
+//   3. When a chunk of the staging ring is whole, a poster writes it into the landing ring of the rail (rails.hpp).
 //   4. There a forwarding warp loads it and stores it into its final places.
 //
-// A rank whose output does not lie in the heap gets its rows by local rings instead, and its fetching warps copy them
-// to their final places.
+// In one node steps 3 and 4 do not exist: kRails is false. The output of a rank may lie where the others do not reach
+// it. In one node it then lands in the rank's window, if that holds all rows, and another kernel copies it behind this
+// one (copy_received.cu). Otherwise rows come by local rings, and the receiver's fetching warps copy them to their
+// final places.
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/tickets.hpp"
-#include "kernels/internode/dispatch_rows.hpp"
-#include "kernels/internode/posting.hpp"
 #include "kernels/kernel_list.hpp"
+#include "kernels/normal/dispatch_rows.hpp"
+#include "kernels/normal/rails.hpp"
 #include "kernels/primitives/launch.hpp"
 
-namespace deep_ep::device::internode {
+namespace deep_ep::device::normal {
 
 // The sending warps of dispatch. Each takes the next token, loads its row once, and stores it to every rank of this
 // node that wants it, straight into its final place, and into the staging ring of every other node that does.
@@ -26,20 +29,28 @@ namespace deep_ep::device::internode {
 // Tokens are taken in order, and a ring's chunks are freed in order. So the oldest token that waits for room finds
 // some, whatever the others wait for.
 
+template <bool kRails>
 struct DispatchSender {
-  RowSpreader& to;
+  RowSpreader<kRails>& to;
 
   DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
 
-  DEEP_EP_DEVICE TokenRow none() const { return {&to.params, transfer().num_tokens}; }
-  DEEP_EP_DEVICE bool is_row(const TokenRow& row) const { return row.token < transfer().num_tokens; }
+  /// The warp's own token, if there is a sending warp for each; -1: warps take turns. Then nobody waits for a ticket.
+  DEEP_EP_DEVICE static int own_token(const TransferParams& params) {
+    if (params.num_tokens > grid_blocks() * params.first_warps) return -1;
+    return warp_index() * grid_blocks() + block_index();
+  }
+  DEEP_EP_DEVICE TokenRow<kRails> none() const { return {&to.params, transfer().num_tokens}; }
+  DEEP_EP_DEVICE bool is_row(const TokenRow<kRails>& row) const { return row.token < transfer().num_tokens; }
 
-  /// The next token that any destination wants, or no row.
-  DEEP_EP_DEVICE TokenRow take() const {
-    for (;;) {
-      const std::uint32_t token = take_next(&transfer().common.state->next_token);
+  /// The next token that any destination wants, or no row. `first`: of this warp.
+  DEEP_EP_DEVICE TokenRow<kRails> take(bool first = false) const {
+    const int own = own_token(transfer());
+    for (;; first = false) {
+      const std::uint32_t token = own < 0 ? take_next(&transfer().common.state->dispatch_next_token)
+                                          : static_cast<std::uint32_t>(first ? own : transfer().num_tokens);
       if (token >= static_cast<std::uint32_t>(transfer().num_tokens)) return none();
-      TokenRow row{&to.params, static_cast<int>(token)};
+      TokenRow<kRails> row{&to.params, static_cast<int>(token)};
       row.place = to.place_at(row, lane_index());
       bool wanted = row.place >= 0;
       for (int at = lane_index() + kWarpSize; at < to.destinations(row); at += kWarpSize) {
@@ -53,14 +64,15 @@ struct DispatchSender {
   }
 
   /// Waits until the row's slots in the staging rings may be written. False after a fault.
-  DEEP_EP_DEVICE bool await_room(const TokenRow& row) const {
+  DEEP_EP_DEVICE bool await_room(const TokenRow<kRails>& row) const {
+    if constexpr (!kRails) return true;
     bool good = true;
     to.for_each(row, [&](int destination, std::int32_t place) {
       const int chunk = to.rings().chunk_of(place);
       if (!to.is_node(destination) || chunk < to.rings().chunks) return;
       const int number = destination - to.grid().width;
       // The poster knows for which rank it waits.
-      good = poll_until([&](Poll&) { return is_stageable(transfer(), to.call, number, chunk); },
+      good = poll_until([&](Poll&) { return is_stageable(transfer(), to.epoch - 1, number, chunk); },
                         [&](const Poll&) { return aborted(transfer().wait); }) &&
              good;
       bulk::fence_global();  // what the NIC has read may be overwritten by bulk stores
@@ -69,8 +81,8 @@ struct DispatchSender {
   }
 
   /// The row is stored, as soon as this warp's bulk stores are complete: counts it in the chunks that it belongs to.
-  DEEP_EP_DEVICE void count_staged(TokenRow& row) const {
-    if (!is_row(row)) return;
+  DEEP_EP_DEVICE void count_staged(TokenRow<kRails>& row) const {
+    if (!kRails || !is_row(row)) return;
     bulk::wait<0>();
     bulk::fence_global();
     warp::sync();  // what the other lanes have stored comes before, too
@@ -84,11 +96,11 @@ struct DispatchSender {
 
   /// Sends tokens until none is left. False after a fault.
   DEEP_EP_DEVICE bool send_all() const {
-    TokenRow row = take();
-    TokenRow stored = none();  // whose last piece may not be complete yet
+    TokenRow<kRails> row = take(true);
+    TokenRow<kRails> stored = none();  // whose last piece may not be complete yet
     if (is_row(row)) to.load(row.x(), 0);
     while (is_row(row)) {
-      TokenRow next = none();
+      TokenRow<kRails> next = none();
       const auto load_next = [&] {
         next = take();
         if (is_row(next)) to.load(next.x(), 0);
@@ -102,6 +114,10 @@ struct DispatchSender {
       row = next;
     }
     count_staged(stored);
+    if constexpr (!kRails) {
+      bulk::wait<0>();
+      bulk::fence_global();
+    }
     return true;
   }
 };
@@ -110,7 +126,7 @@ struct DispatchSender {
 // their final places on the ranks of this node.
 
 struct DispatchForwarder {
-  RowSpreader& to;
+  RowSpreader<true>& to;
   std::int32_t* next;  ///< [other nodes], of the warp
 
   DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
@@ -143,7 +159,7 @@ struct DispatchForwarder {
     // While the row is loading. The shape arrived before any row; each warp compares it for itself. A warp drops rows
     // of another shape, as they would name places of other rows; the poster puts the fault on record.
     const std::uint64_t theirs = load_relaxed<Scope::system>(shape_of(transfer(), number, rings().lane_of(chunk)));
-    if (!shapes_agree(expected_shape(transfer(), to.call, number), theirs)) {
+    if (!shapes_agree(expected_shape(transfer(), to.epoch - 1, number), theirs)) {
       to.pipe.drop();
     } else {
       const std::int64_t relayed = rows_before(grid(), transfer().counts.from_node, number);
@@ -169,44 +185,45 @@ struct DispatchForwarder {
   /// Forwards this warp's shares, which are every `step`th one. False after a fault.
   DEEP_EP_DEVICE bool forward_all(int first, int step) const {
     const auto landed = [&](int number, int share) {
-      return landed_through(transfer(), to.call, number, share / rings().shares);
+      return landed_through(transfer(), to.epoch - 1, number, share / rings().shares);
     };
     const bool good = serve(
-        grid().others(), transfer().wait, next, first, step,
+        grid().others(), ReportLate{transfer().wait}, next, first, step,
         [&](int number) { return rings().chunks_for(rows_from(number)) * rings().shares; },
         [&](int number) { return landed(number, next[number]).is_reached(); },
-        [&](int number, int share) { return forward(number, share); }, landed);
+        [&](int number, int share) { return forward(number, share); }, landed, [] {});
     bulk::wait<0>();
     bulk::fence_global();
     return good;
   }
 };
 
-// The fetching warps of dispatch, on a rank whose output the heap had no room for: the ranks of its node store its rows
+// The fetching warps of dispatch, on a rank whose output the others do not reach: the ranks of its node store its rows
 // in its local rings, and these warps copy them to their final places. They wait for no rank that might wait for them.
 
+template <bool kRails>
 struct DispatchFetcher {
-  const InternodeDispatchParams& params;
-  std::uint64_t call;
+  const DispatchParams& params;
+  std::uint64_t epoch;
   const std::int32_t* rows;  ///< [width]: how many each rank of this node stores
   std::int32_t* next;        ///< [width], of the warp
 
-  DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
-  DEEP_EP_DEVICE TokenRing ring(int writer) const { return {params.transfer, call, writer, writer, grid().index()}; }
+  DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(params.transfer.common); }
+  DEEP_EP_DEVICE TokenRing ring(int writer) const {
+    return {params.transfer, epoch, grid().first_of_node() + writer, writer, grid().index(), rows[writer]};
+  }
 
   /// Rows that rank `writer` of this node stores in our local ring: its own, and those of its rails.
-  DEEP_EP_DEVICE static std::int32_t rows_by(const InternodeDispatchParams& params, int writer) {
-    const NodeGrid& grid = params.transfer.common.grid;
+  DEEP_EP_DEVICE std::int32_t rows_by(int writer) const {
+    const std::int32_t* ends = params.transfer.rank_prefix_matrix;
     const auto clip = [&](std::int32_t end) { return end < params.output_rows ? end : params.output_rows; };
-    std::int64_t rows = 0;
-    for (int node = 0; node < grid.nodes(); ++node) {
-      const int source = node * grid.width + writer;
-      const std::int32_t end = params.rank_prefix_matrix[source * grid.num_ranks + grid.rank];
-      const std::int32_t begin =
-          end - deep_ep::rows_between(params.rank_prefix_matrix, grid.num_ranks, source, grid.rank);
-      rows += clip(end) - clip(begin);
+    std::int64_t count = 0;
+    for (int node = 0; node < grid().nodes(); ++node) {
+      const int source = node * grid().width + writer;
+      const std::int32_t end = ends[source * grid().num_ranks + grid().rank];
+      count += clip(end) - clip(end - rows_between(ends, grid().num_ranks, source, grid().rank));
     }
-    return static_cast<std::int32_t>(rows);
+    return static_cast<std::int32_t>(count);
   }
 
   DEEP_EP_DEVICE void fetch(int writer, std::int32_t n) const {
@@ -221,43 +238,41 @@ struct DispatchFetcher {
   /// Fetches this warp's rows, which are every `step`th one of each writer. False after a fault.
   DEEP_EP_DEVICE bool fetch_all(int first, int step) const {
     return serve(
-        grid().width, params.transfer.wait, next, first, step, [&](int writer) { return rows[writer]; },
+        grid().width, ReportLate{params.transfer.wait}, next, first, step, [&](int writer) { return rows[writer]; },
         [&](int writer) { return ring(writer).row(next[writer]).is_reached(); },
         [&](int writer, std::int32_t n) {
           fetch(writer, n);
           return true;
         },
-        [&](int writer, std::int32_t n) { return ring(writer).row(n); });
+        [&](int writer, std::int32_t n) { return ring(writer).row(n); }, [] {});
   }
 };
 
-/// Publishes to rank `index` of this node where this rank wants its rows.
-DEEP_EP_DEVICE void publish_targets(const InternodeDispatchParams& params, std::uint64_t epoch, int index) {
-  const InternodeParams& common = params.transfer.common;
-  Mailbox<DispatchAddresses>& box = common.window.dispatch_box(common.heap_of(index), common.grid.index());
+/// Publishes to rank `peer` of this node where this rank wants its rows.
+DEEP_EP_DEVICE void publish_targets(const DispatchParams& params, std::uint64_t epoch, int peer) {
+  const NormalParams& common = params.transfer.common;
+  Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.heaps[peer], common.rank);
   const bool by_ring = params.transfer.local_warps != 0;
   const RowTargets places = by_ring ? RowTargets{} : params.output;
-  const auto window_rows = static_cast<std::uint32_t>(by_ring ? int{params.transfer.local.slots} : 0);
+  const auto window_rows = static_cast<std::uint32_t>(by_ring ? params.transfer.local.slots : 0);
   box.message = addresses_in(common.own_heap(), places.row(params.rows, 0), params.output_rows, window_rows);
   store_release<Scope::system>(&box.signal, epoch);
 }
 
-/// Waits for the addresses of rank `index` of this node. False after a fault.
-DEEP_EP_DEVICE bool learn_target(const InternodeDispatchParams& params, std::uint64_t epoch, int index,
-                                 NodeTarget& target) {
-  const TransferParams& transfer = params.transfer;
-  const InternodeParams& common = transfer.common;
-  const Mailbox<DispatchAddresses>& box = common.window.dispatch_box(common.own_heap(), index);
-  const Awaited addresses{common.grid.first_of_node() + index, Wanted::dispatch_addresses, epoch};
-  if (!wait_signal(transfer.wait, &box.signal, addresses)) return false;
+/// Waits for the addresses of rank `peer` of this node. False after a fault.
+DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epoch, int peer, NodeTarget& target) {
+  const WaitContext& wait = params.transfer.wait;
+  const NormalParams& common = params.transfer.common;
+  const Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.own_heap(), peer);
+  const Awaited addresses{peer, Wanted::dispatch_addresses, epoch};
+  if (!wait_signal(wait, &box.signal, addresses)) return false;
   const DispatchAddresses& theirs = box.message;
   RowComparison rows_of_both;
   rows_of_both.compare(params.rows, theirs);
-  const std::uint64_t* own = &common.window.dispatch_box(common.own_heap(), common.grid.index()).signal;
-  if (!rows_of_both.agrees(transfer.wait, own, common.grid.rank, addresses)) return false;
-  target = {.rows = targets_in(common.heap_of(index), theirs),
-            .capacity = theirs.capacity,
-            .by_ring = theirs.window_rows != 0};
+  const std::uint64_t* own = &common.control.dispatch_box(common.own_heap(), common.rank).signal;
+  if (!rows_of_both.agrees(wait, own, common.rank, addresses)) return false;
+  target = {
+      .rows = targets_in(common.heaps[peer], theirs), .capacity = theirs.capacity, .by_ring = theirs.window_rows != 0};
   return true;
 }
 
@@ -271,35 +286,46 @@ DEEP_EP_DEVICE void note_lack_of_relay_rows(const TransferParams& transfer) {
              static_cast<std::uint64_t>(relayed), static_cast<std::uint64_t>(transfer.relay_rows_room));
 }
 
-DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::byte* memory) {
+template <bool kRails>
+DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memory) {
   const TransferParams& transfer = params.transfer;
-  const InternodeParams& common = transfer.common;
-  const NodeGrid& grid = common.grid;
-  const InternodeDispatchShared shared(Carver(memory), transfer, grid_blocks(), params.stages, params.stage_bytes);
-  const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
-  const std::uint64_t number = call.epoch - 1;
-  const auto stages = static_cast<std::uint32_t>(params.stages);
-  const RowPipe pipe{shared.barriers + warp_index() * params.stages,
-                     shared.stages + static_cast<std::size_t>(warp_index()) * stages * params.stage_bytes, stages,
-                     params.stage_bytes};
+  const NormalParams& common = transfer.common;
+  decltype(auto) grid = grid_of<kRails>(common);
+  const DispatchShared shared(Carver(memory), transfer, grid_blocks(), transfer.stages, transfer.stage_bytes);
+  // When notify found that the ranks disagree, no rank sends anything.
+  const Call call =
+      Call::begin(kRails ? common.state->transfer : common.state->dispatch, transfer.wait, shared.scratch);
+  const auto stages = static_cast<std::uint32_t>(transfer.stages);
+  const std::uint32_t first_stage = static_cast<std::uint32_t>(warp_index()) * stages;
+  const RowPipe pipe{shared.pipes.barriers + first_stage,
+                     shared.pipes.memory + std::size_t{first_stage} * transfer.stage_bytes, stages,
+                     transfer.stage_bytes};
+  const int local_warp = warp_index() - transfer.moving_warps();
+  const DispatchFetcher<kRails> fetcher{params, call.epoch, shared.local_rows,
+                                        shared.local_next + local_warp * grid.width};
   bool good = call.begun;
-  const std::int64_t received = good ? params.rank_prefix_matrix[(grid.num_ranks - 1) * grid.num_ranks + grid.rank] : 0;
+  const std::int64_t received =
+      good ? transfer.rank_prefix_matrix[(grid.num_ranks - 1) * grid.num_ranks + grid.rank] : 0;
   if (good) {
     // 1. Publish where our rows are to go. That this kernel runs also says that no earlier work uses that memory.
     if (block_index() == 0) {
       for (int index = thread_index(); index < grid.width; index += block_threads()) {
-        publish_targets(params, call.epoch, index);
+        publish_targets(params, call.epoch, grid.first_of_node() + index);
       }
     }
     if (warp_index() < transfer.moving_warps() && lane_index() == 0) pipe.init();
     if (params.fill_tail) fill_tail(params.output, params.rows, received, params.output_rows);
-
-    // 2. Learn where the others of this node want theirs.
-    for (int index = thread_index(); index < grid.width; index += block_threads()) {
-      good = learn_target(params, call.epoch, index, shared.ranks[index]) && good;
-    }
     for (int index = thread_index(); transfer.local_warps != 0 && index < grid.width; index += block_threads()) {
-      shared.local_rows[index] = DispatchFetcher::rows_by(params, index);
+      shared.local_rows[index] = fetcher.rows_by(index);
+    }
+
+    // 2. Learn where the others of this node want theirs. What is sent first comes nearer meanwhile.
+    if (const int own = DispatchSender<kRails>::own_token(transfer);
+        own >= 0 && own < transfer.num_tokens && warp_index() < transfer.first_warps && lane_index() == 0) {
+      bulk::prefetch(params.x + std::int64_t{own} * params.rows.row_bytes, params.rows.row_bytes);
+    }
+    for (int index = thread_index(); index < grid.width; index += block_threads()) {
+      good = learn_target(params, call.epoch, grid.first_of_node() + index, shared.ranks[index]) && good;
     }
     bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
     good = whole_block(good, shared.scratch);
@@ -307,31 +333,37 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
 
   // 3. Send, forward, fetch, post.
   if (good) {
-    RowSpreader to(params, shared.ranks, number, pipe);
-    const DispatchForwarder forwarder{to, shared.next + warp_index() * grid.others()};
-    const int local_warp = warp_index() - transfer.moving_warps();
-    const DispatchFetcher fetcher{params, number, shared.local_rows, shared.local_next + local_warp * grid.width};
-    good = do_roles(
-        transfer, number, shared, [&] { return DispatchSender{to}.send_all(); },
-        [&](int part, int parts) { return forwarder.forward_all(part, parts); },
-        [&](int part, int parts) { return fetcher.fetch_all(part, parts); });
+    RowSpreader<kRails> to(params, shared.ranks, call.epoch, pipe);
+    good = do_roles<kRails>(
+        transfer, call.epoch - 1, shared, [&] { return DispatchSender<kRails>{to}.send_all(); },
+        [&](int part, int parts) {
+          if constexpr (!kRails)
+            return true;
+          else
+            return DispatchForwarder{to, shared.next + warp_index() * grid.others()}.forward_all(part, parts);
+        },
+        [&](int warp) {
+          return fetcher.fetch_all(warp * grid_blocks() + block_index(), transfer.local_warps * grid_blocks());
+        });
     good = whole_block(good, shared.scratch);
   }
 
   // 4. The last block signals to the node, and waits until its ranks have stored all our rows.
   call.end([&] {
     if (!good) return;
-    end_together(transfer, call.epoch);
+    end_together<kRails>(transfer, ReportLate{transfer.wait}, IntranodeSignal::dispatch_rows, Wanted::dispatch_rows,
+                         call.epoch);
     if (thread_index() != 0) return;
     if (received > params.output_rows) {
       note_fault(transfer.wait, FaultKind::overflow, Wanted::dispatch_rows, grid.rank, 0,
                  static_cast<std::uint64_t>(received), static_cast<std::uint64_t>(params.output_rows));
-    } else if (params.send_src_idx) {
+    } else if (kRails && params.send_src_idx) {
       note_lack_of_relay_rows(transfer);
     }
   });
 }
 
-}  // namespace deep_ep::device::internode
+}  // namespace deep_ep::device::normal
 
-DEEP_EP_DEFINE_KERNEL(dispatch_and_notify_internode, deep_ep::device::internode::dispatch_body)
+DEEP_EP_DEFINE_KERNEL(dispatch, deep_ep::device::normal::dispatch_body<false>)
+DEEP_EP_DEFINE_KERNEL(dispatch_and_notify_internode, deep_ep::device::normal::dispatch_body<true>)

@@ -1,0 +1,419 @@
+// Combine: for each token of this rank, the sum of the rows that its destination ranks hold. The way of a token's rows:
+//
+//   1. In each other node, a relaying warp of our rail adds up the rows of its node's ranks, which it reads in their
+//      heaps, and stages the sum.
+//   2. When a chunk of the staging ring is whole, a poster writes it into our landing ring (rails.hpp).
+//   3. An adding warp adds the rows of this node's ranks and the sums that have landed.
+//
+// In one node there is only step 3: kRails is false. Between nodes chunks go the other way than in dispatch: counts of
+// rows are swapped.
+//
+// A rank whose rows lie outside the heap pushes them through local rings to the ranks of its node that add them
+// (combine_push.hpp). These add in the same order either way, so the result does not depend on it.
+#include "kernels/common/row_comparison.hpp"
+#include "kernels/common/tickets.hpp"
+#include "kernels/kernel_list.hpp"
+#include "kernels/normal/combine_rows.hpp"
+#include "kernels/normal/rails.hpp"
+#include "kernels/primitives/launch.hpp"
+
+namespace deep_ep::device::normal {
+
+// The relaying warps of combine: for a token of their rail in another node, they add up what the ranks of this node
+// hold, by rank and in fp32, and stage the sum, rounded once, as the one row that crosses the network.
+
+struct CombineRelay {
+  const LocalRows<true>& local;
+  std::int32_t* next;  ///< [other nodes], of the warp
+
+  DEEP_EP_DEVICE const CombineParams& params() const { return local.params; }
+  DEEP_EP_DEVICE const TransferParams& transfer() const { return local.params.transfer; }
+  DEEP_EP_DEVICE const NodeGrid& grid() const { return local.grid(); }
+  DEEP_EP_DEVICE const Rings& rings() const { return transfer().rings; }
+  /// In combine, what came from a node goes back to it.
+  DEEP_EP_DEVICE int rows_for(int number) const { return transfer().counts.to_node[grid().other(number)]; }
+  DEEP_EP_DEVICE std::int64_t relayed(int number, int row) const {
+    return rows_before(grid(), transfer().counts.to_node, number) + row;
+  }
+
+  /// The row that rank `index` of this node has of row number `relayed`; -1: none.
+  DEEP_EP_DEVICE std::int32_t place_at(std::int64_t relayed, int index) const {
+    if (index >= grid().width || relayed >= transfer().relay_rows_room) return -1;
+    return load_stream(params().relay_rows + relayed * grid().width + index);
+  }
+  /// By one lane: the first of the pushed rows that is not there yet. Without a word if all are: then the warp waits
+  /// for room in the staging ring, that is for the posters, or for a warp that waits with an earlier row.
+  DEEP_EP_DEVICE AwaitedWord missing(int number, int row) const {
+    const std::int64_t at = relayed(number, row);
+    for (int index = 0; local.by_rings && index < grid().width; ++index) {
+      const AwaitedWord part = local.awaited(index, grid().other(number), place_at(at, index));
+      if (part.word != nullptr && !part.is_reached()) return part;
+    }
+    return {};
+  }
+
+  DEEP_EP_DEVICE void stage(int number, int row) const {
+    const int node = grid().other(number);
+    const std::int64_t at = relayed(number, row);
+    const auto find = [&](int index) {
+      const std::int32_t place = place_at(at, index);
+      return place < 0 ? FoundRow{} : local.find(index, node, place);
+    };
+    std::byte* to = rings().staging(number, row).in(transfer().common.own_heap());
+    const RowReduction reduction(grid().width, find);
+    reduction.add(to, params().row_bytes, {});
+    if (params().num_topk != 0) {
+      reduction.add_weights(reinterpret_cast<float*>(to + params().row_bytes), params().num_topk);
+    }
+    if (!local.by_rings) return;
+    warp::sync();  // all lanes have read
+    for (int index = lane_index(); index < grid().width; index += kWarpSize) {
+      local.release(index, node, place_at(at, index));
+    }
+  }
+
+  // A warp takes two rows of a chunk at a time, so that one fence serves for both; and one where ranks push, as two may
+  // not fit their rings at once.
+
+  DEEP_EP_DEVICE int share_rows() const { return local.by_rings ? 1 : Rings::kShareRows; }
+  DEEP_EP_DEVICE const Divisor& shares_of_chunk() const { return local.by_rings ? rings().chunk_rows : rings().shares; }
+  DEEP_EP_DEVICE int chunk_of(int share) const { return share / shares_of_chunk(); }
+  DEEP_EP_DEVICE int first_row(int share) const {
+    return chunk_of(share) * rings().chunk_rows + share % shares_of_chunk() * share_rows();
+  }
+
+  /// Of so many rows: none is empty, as no rank would push it.
+  DEEP_EP_DEVICE int shares_of(int rows) const {
+    const int chunks = rings().chunk_of(rows);
+    const int rest = rows - chunks * rings().chunk_rows;
+    return chunks * shares_of_chunk() + (rest + share_rows() - 1) / share_rows();
+  }
+
+  DEEP_EP_DEVICE void stage_share(int number, int share) const {
+    const int chunk = chunk_of(share);
+    const int first = first_row(share);
+    const int left = chunk * rings().chunk_rows + rings().rows_in(chunk, rows_for(number)) - first;
+    const int rows = left < share_rows() ? left : share_rows();
+#pragma unroll 1
+    for (int row = first; row < first + rows; ++row) stage(number, row);
+    warp::sync();  // the lanes' stores come before the count
+    if (lane_index() == 0) {
+      add_release<Scope::gpu>(transfer().common.staged + rings().counter(number, chunk),
+                              static_cast<std::uint32_t>(rows));
+    }
+  }
+
+  /// Stages this warp's shares, which are every `step`th one of each node: so the first chunks are whole soon. False
+  /// after a fault. If no rank pushes, the warp waits for the posters only, which know for which rank they wait, and
+  /// for how long.
+  DEEP_EP_DEVICE bool stage_all(int first, int step) const {
+    return serve(
+        grid().others(), ReportLate{transfer().wait}, next, first, step,
+        [&](int number) { return shares_of(rows_for(number)); },
+        [&](int number) {
+          return is_stageable(transfer(), local.epoch - 1, number, chunk_of(next[number])) &&
+                 missing(number, first_row(next[number])).word == nullptr;
+        },
+        [&](int number, int share) {
+          stage_share(number, share);
+          return true;
+        },
+        [&](int number, int share) { return missing(number, first_row(share)); }, [] {});
+  }
+};
+
+// The adding warps of combine. Each takes the next part of one of this rank's tokens and adds, in fp32 and in this
+// order: the biases; then node by node, for this node the rows that its ranks hold, by rank, and for another one the
+// sum that has landed from there. Rounded once more at the end. Warps take parts as they go: tokens have more or fewer
+// rows, and SMs differ in speed. A warp fetches what it needs for the next part while it works on the current one.
+//
+// Parts are taken in order, and ranks push, and rails stage, the rows of tokens in the same order. So the oldest token
+// that waits for a row waits for one that there is room for.
+
+template <bool kRails, class Policy>
+struct CombineAdder {
+  const LocalRows<kRails>& local;
+  Policy policy;
+
+  DEEP_EP_DEVICE const CombineParams& params() const { return local.params; }
+  DEEP_EP_DEVICE const TransferParams& transfer() const { return local.params.transfer; }
+  DEEP_EP_DEVICE decltype(auto) grid() const { return local.grid(); }
+  DEEP_EP_DEVICE const Rings& rings() const { return transfer().rings; }
+
+  // Contributions to a token, in the order in which they are added: a node's sum each, for this node its ranks' rows.
+
+  DEEP_EP_DEVICE int contributions() const { return grid().others() + grid().width; }
+  DEEP_EP_DEVICE int index_of(int at) const { return at - grid().node(); }  ///< of a rank of this node
+  DEEP_EP_DEVICE bool is_local(int at) const { return !kRails || (index_of(at) >= 0 && index_of(at) < grid().width); }
+  DEEP_EP_DEVICE int node_of(int at) const { return at < grid().node() ? at : at - grid().width + 1; }
+
+  /// A token, and the lane's contribution to it: looked up before, as each look takes as long as loading a row.
+  struct Token {
+    int number;
+    std::int32_t place;
+  };
+
+  /// The rank's row, or the number of the landed row; -1: none.
+  DEEP_EP_DEVICE std::int32_t place_at(const Token& token, int at) const {
+    return at < kWarpSize ? token.place : look_up(token.number, at);
+  }
+  DEEP_EP_DEVICE std::int32_t look_up(int token, int at) const {
+    if (at >= contributions()) return -1;
+    if constexpr (kRails) {
+      if (!is_local(at)) return load_stream(transfer().node_row + std::int64_t{token} * grid().nodes() + node_of(at));
+    }
+    return load_stream(transfer().destination_row + std::int64_t{token} * grid().num_ranks + grid().first_of_node() +
+                       index_of(at));
+  }
+
+  /// Waits until all that other nodes have of the token has landed, and all that is pushed is there. `landed`: how far
+  /// the lane knows that its node's chunks have come. False after a fault.
+  DEEP_EP_DEVICE bool await(const Token& token, std::uint64_t& landed) const {
+    bool good = true;
+    for (int at = lane_index(); at < contributions(); at += kWarpSize) {
+      const std::int32_t place = place_at(token, at);
+      if (place < 0) continue;
+      AwaitedWord part;
+      if (is_local(at)) {
+        part = local.awaited(index_of(at), grid().node(), place);
+      } else if constexpr (kRails) {
+        part = landed_through(transfer(), local.epoch - 1, grid().number_of(node_of(at)), rings().chunk_of(place));
+        if (part.awaited.expected <= landed) continue;
+      }
+      if (part.word == nullptr) continue;
+      good = part.await(policy) && good;
+      // The same lane asks for the same node again.
+      if (!is_local(at) && rings().lanes == 1 && contributions() <= kWarpSize) {
+        landed = load_acquire<Scope::system>(part.word);
+      }
+    }
+    return warp::agree(good);
+  }
+
+  /// The row of a bias that begins `at` bytes into it; nullptr: there is none.
+  DEEP_EP_DEVICE const std::byte* bias_of(int number, std::int64_t at) const {
+    return params().bias[number] == nullptr ? nullptr : params().bias[number] + at;
+  }
+
+  /// Adds a part of the token.
+  DEEP_EP_DEVICE void add(const Token& token, int part) const {
+    const auto find = [&](int at) {
+      const std::int32_t place = place_at(token, at);
+      if (place < 0) return FoundRow{};
+      if constexpr (kRails) {
+        if (!is_local(at)) {
+          const Place landed = rings().landing(grid().number_of(node_of(at)), place);
+          return local.in_slot(landed.in(transfer().common.own_heap()));
+        }
+      }
+      return local.find(index_of(at), grid().node(), place);
+    };
+    const std::int64_t at = std::int64_t{token.number} * params().row_bytes;
+    const RowReduction reduction(contributions(), find, bias_of(0, at), bias_of(1, at));
+    reduction.add(params().combined_x + at, params().row_bytes,
+                  {static_cast<std::uint32_t>(part) * RowSum::kPieceBytes,
+                   static_cast<std::uint32_t>(params().parts_per_token) * RowSum::kPieceBytes});
+    if (part != 0 || params().combined_weights == nullptr) return;
+    reduction.add_weights(params().combined_weights + std::int64_t{token.number} * params().num_topk,
+                          params().num_topk);
+  }
+
+  /// The token's rows are read: counts those that have landed in their chunks, and releases those that were pushed,
+  /// where others wait for that. Then a token has one part.
+  DEEP_EP_DEVICE void count_read(const Token& token) const {
+    if (!kRails && !local.by_rings) return;
+    warp::sync();  // by all lanes
+    for (int at = lane_index(); at < contributions(); at += kWarpSize) {
+      const std::int32_t place = place_at(token, at);
+      if (place < 0) continue;
+      if (is_local(at)) {
+        local.release(index_of(at), grid().node(), place);
+      } else if constexpr (kRails) {
+        const int counter = rings().counter(grid().number_of(node_of(at)), rings().chunk_of(place));
+        add_release<Scope::gpu>(transfer().common.read + counter, std::uint32_t{1});
+      }
+    }
+  }
+
+  /// Adds parts of tokens until none is left. False after a fault.
+  DEEP_EP_DEVICE bool add_all() const {
+    std::uint32_t* next = &transfer().common.state->combine_next_part;
+    const auto parts_of_token = static_cast<std::uint32_t>(params().parts_per_token);
+    const std::uint32_t end = static_cast<std::uint32_t>(transfer().num_tokens) * parts_of_token;
+    const auto token_of = [&](std::uint32_t part) { return static_cast<int>(part / parts_of_token); };
+    const auto place_of = [&](std::uint32_t part) { return part < end ? look_up(token_of(part), lane_index()) : -1; };
+    std::uint64_t landed = 0;
+    std::uint32_t part = take_next(next);
+    std::uint32_t following = take_next(next);
+    std::int32_t place = place_of(part);
+    while (part < end) {
+      // Nobody looks at these two before this part is done.
+      const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
+      const std::int32_t place_next = place_of(following);
+      const Token token{token_of(part), place};
+      if (!await(token, landed)) return false;
+      add(token, static_cast<int>(part % parts_of_token));
+      count_read(token);
+      part = following;
+      place = place_next;
+      following = warp::shuffle(ticket, 0);
+    }
+    return true;
+  }
+};
+
+/// What the handle says of the rows between this rank and `peer`: equal at both, unless their handles are of different
+/// dispatches.
+struct RowsWithPeer {
+  std::int32_t to_peer, from_peer;
+  std::int32_t first_row;  ///< of the peer's rows, that is of a token of this rank
+
+  DEEP_EP_DEVICE RowsWithPeer(const TransferParams& params, int peer)
+      : to_peer(rows_between(params.rank_prefix_matrix, params.common.num_ranks, params.common.rank, peer)),
+        from_peer(rows_between(params.rank_prefix_matrix, params.common.num_ranks, peer, params.common.rank)),
+        first_row(first_row_of(params, params.common.rank, peer)) {}
+};
+
+/// Publishes to rank `peer` of this node where our rows are.
+DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoch, int peer, const RowsWithPeer& rows) {
+  const NormalParams& common = params.transfer.common;
+  const bool pushed = params.transfer.local_warps != 0;
+  const auto offset = [&](const void* address) {
+    return pushed || address == nullptr
+               ? 0
+               : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
+  };
+  Mailbox<CombineAddresses>& box = common.control.combine_box(common.heaps[peer], epoch, common.rank);
+  box.message = {.x = offset(params.x),
+                 .topk_weights = offset(params.topk_weights),
+                 .num_rows = params.num_rows,
+                 .pulled = !pushed,
+                 .row_bytes = params.row_bytes,
+                 .num_topk = params.num_topk,
+                 .rows_to_reader = rows.to_peer,
+                 .rows_from_reader = rows.from_peer};
+  store_release<Scope::system>(&box.signal, epoch);
+}
+
+/// Waits for what rank `peer` of this node publishes. False after a fault.
+template <class Policy>
+DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const Policy& policy, std::uint64_t epoch, int peer,
+                               const RowsWithPeer& rows, NodeRows& rank) {
+  const TransferParams& transfer = params.transfer;
+  const NormalParams& common = transfer.common;
+  const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), epoch, peer);
+  const Awaited addresses{peer, Wanted::combine_addresses, epoch};
+  if (!wait_signal(policy, &box.signal, addresses)) return false;
+  const CombineAddresses& theirs = box.message;
+  RowComparison rows_of_both;
+  rows_of_both.compare(RowField::row_bytes, params.row_bytes, theirs.row_bytes);
+  rows_of_both.compare(RowField::num_topk, params.num_topk, theirs.num_topk);
+  rows_of_both.compare(RowField::rows_to_peer, rows.to_peer, theirs.rows_from_reader);
+  rows_of_both.compare(RowField::rows_from_peer, rows.from_peer, theirs.rows_to_reader);
+  const std::uint64_t* own = &common.control.combine_box(common.own_heap(), epoch, common.rank).signal;
+  if (!rows_of_both.agrees(transfer.wait, own, common.rank, addresses)) return false;
+  const std::byte* heap = common.heaps[peer];
+  // Our own rows are read where they lie, also where no peer can read them: they were written before the call.
+  const bool ours = peer == common.rank;
+  const std::int32_t end = rows.first_row + rows.to_peer;
+  rank = {.x = ours ? params.x : heap + theirs.x,
+          .topk_weights = ours ? params.topk_weights : reinterpret_cast<const float*>(heap + theirs.topk_weights),
+          .num_rows = theirs.num_rows,
+          .first_row = rows.first_row,
+          .our_rows = (end < theirs.num_rows ? end : theirs.num_rows) - rows.first_row,
+          .pushed = !ours && !theirs.pulled};
+  return true;
+}
+
+template <bool kRails>
+DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory) {
+  using Policy = std::conditional_t<kRails, ReportLate, ReportLateHere>;
+  const TransferParams& transfer = params.transfer;
+  const NormalParams& common = transfer.common;
+  decltype(auto) grid = grid_of<kRails>(common);
+  const Policy policy = [&] {
+    if constexpr (kRails)
+      return ReportLate{transfer.wait};
+    else
+      return ReportLateHere{{transfer.wait}};
+  }();
+  const CombineShared shared(Carver(memory), transfer, grid_blocks(), transfer.stages, transfer.stage_bytes);
+  // Loaded while the block finds out which call it is.
+  const RowsWithPeer rows_with_first(transfer,
+                                     grid.first_of_node() + (thread_index() < grid.width ? thread_index() : 0));
+  const auto rows_with = [&](int index) {
+    return index == thread_index() ? rows_with_first : RowsWithPeer(transfer, grid.first_of_node() + index);
+  };
+  const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, transfer.wait, shared.scratch);
+  const int local_warp = warp_index() - transfer.moving_warps();
+  const int first_stage = local_warp * transfer.stages;
+  CombinePusher<kRails, Policy> pusher{
+      params,
+      policy,
+      call.epoch,
+      shared.local_rows,
+      shared.local_next + local_warp * grid.num_ranks,
+      {{shared.pipes.barriers + first_stage, shared.pipes.memory + std::int64_t{first_stage} * transfer.stage_bytes,
+        static_cast<std::uint32_t>(transfer.stages), transfer.stage_bytes},
+       shared.pieces[local_warp]}};
+  bool good = call.begun;
+  if (good) {
+    // 1. Publish where our rows are. That this kernel runs also says that they are written, and that our rings are
+    // free.
+    if (block_index() == 0) {
+      for (int index = thread_index(); index < grid.width; index += block_threads()) {
+        publish_rows(params, call.epoch, grid.first_of_node() + index, rows_with(index));
+      }
+    }
+    if (local_warp >= 0 && local_warp < transfer.pushing_warps() && lane_index() == 0) pusher.pipe.init();
+
+    for (int ring = thread_index(); transfer.local_warps != 0 && ring < pusher.rings(); ring += block_threads()) {
+      shared.local_rows[ring] = pusher.rows_of(ring);
+    }
+
+    // 2. Learn the same of the others of this node.
+    for (int index = thread_index(); index < grid.width; index += block_threads()) {
+      good =
+          learn_rows(params, policy, call.epoch, grid.first_of_node() + index, rows_with(index), shared.ranks[index]) &&
+          good;
+    }
+    good = whole_block(good, shared.scratch);
+  }
+
+  // 3. Add for ourselves, add for our rails, push, post.
+  if (good) {
+    const LocalRows<kRails> local(params, shared.ranks, call.epoch);
+    good = do_roles<kRails>(
+        transfer, call.epoch - 1, shared,
+        [&] {
+          return CombineAdder<kRails, Policy>{local, policy}.add_all();
+        },
+        [&](int part, int parts) {
+          if constexpr (!kRails)
+            return true;
+          else
+            return CombineRelay{local, shared.next + warp_index() * grid.others()}.stage_all(part, parts);
+        },
+        [&](int warp) {
+          const int pushing = transfer.pushing_warps();
+          const int blocks = params.pushing_blocks < grid_blocks() ? params.pushing_blocks : grid_blocks();
+          if (block_index() >= blocks) return true;
+          if (warp < pushing) return pusher.push_all(warp * blocks + block_index(), pushing * blocks);
+          raise_words(shared.pieces, pushing);
+          return true;
+        });
+    good = whole_block(good, shared.scratch);
+  }
+
+  // 4. The last block signals to the node that its rows have been read, and waits for the same signal.
+  call.end([&] {
+    if (good) {
+      end_together<kRails>(transfer, policy, IntranodeSignal::combine_done, Wanted::combine_done, call.epoch);
+    }
+  });
+}
+
+}  // namespace deep_ep::device::normal
+
+DEEP_EP_DEFINE_KERNEL(combine, deep_ep::device::normal::combine_body<false>)
+DEEP_EP_DEFINE_KERNEL(combine_and_notify_internode, deep_ep::device::normal::combine_body<true>)

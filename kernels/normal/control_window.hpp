@@ -1,0 +1,134 @@
+// The part of every rank's heap that peers of its node signal in. It starts the heap and has the same layout on every
+// rank, so an address on a peer is the peer's heap base plus the offset computed here.
+//
+// All of it is zero when the buffer is made and never reset: signals only grow. Everything has one writer and one
+// reader.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/carver.hpp"
+#include "kernels/common/messages.hpp"
+#include "kernels/primitives/cell.hpp"
+
+namespace deep_ep {
+
+/// One source's counts: as a rank reads them (its own experts), as the source stages them for its rails (experts of all
+/// ranks), and as they land at a rail (experts of the rail's node).
+struct SourceCounts {
+  CallShape* shape;
+  std::int32_t* tokens_per_rank;    ///< [num_ranks]: tokens that the source sends to each rank
+  std::int32_t* tokens_per_node;    ///< [at most num_ranks]: and, between nodes, to each node
+  std::int32_t* tokens_per_expert;  ///< [experts]: entries that name each expert
+  std::size_t head_bytes;           ///< of all before the experts
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE SourceCounts(Carver carver, int num_ranks, int experts)
+      : shape(carver.take<CallShape>()),
+        tokens_per_rank(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        tokens_per_node(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        tokens_per_expert(carver.take<std::int32_t>(static_cast<std::size_t>(experts), kLine)),
+        head_bytes(static_cast<std::size_t>(reinterpret_cast<std::byte*>(tokens_per_expert) -
+                                            reinterpret_cast<std::byte*>(shape))),
+        bytes(align_to_line(carver.bytes())) {}
+};
+
+/// A rank's word that it has begun a call of the second interface, and what must agree: see kernels/elastic/meet.hpp.
+/// Cells, so that no fence is between the message and its signal.
+struct alignas(kLine) ElasticArrival {
+  static constexpr int kCells = 3;
+  Cell cells[kCells];
+};
+
+/// Plain signals, one per source and purpose. `selections`: Progress, how many tokens the source has.
+enum class IntranodeSignal : int { notify, selections, dispatch_rows, combine_done, barrier, load_balance_done, count };
+
+/// The words of the slots of local rings (LocalRings): for each slot that a rank reads how far the rows stored in it
+/// have come, for each slot that it writes how far the rows read from it have.
+struct RingWords {
+  Place<std::uint64_t> published, released;
+  int slots;  ///< that there are words for, for each rank
+};
+
+/// Computes addresses in the control window of the heap that begins at `heap`, which peer `source` writes to.
+class ControlWindow {
+ public:
+  ControlWindow() = default;
+  /// `max_window_tokens`: rows of a source that fit the window for pushed rows at once; each has a word.
+  ControlWindow(int num_ranks, int max_local_experts, int max_window_tokens)
+      : num_ranks_(num_ranks), max_local_experts_(max_local_experts), max_window_tokens_(max_window_tokens) {
+    const auto ranks = static_cast<std::size_t>(num_ranks);
+    Carver carver = Carver::without_memory();
+    dispatch_boxes_ = carver.place<Mailbox<DispatchAddresses>>(ranks);
+    combine_boxes_ = carver.place<Mailbox<CombineAddresses>>(2 * ranks);
+    arrivals_ = carver.place<ElasticArrival>(3 * ranks);
+    load_balance_boxes_ = carver.place<Mailbox<LoadBalanceCall>>(ranks);
+    signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
+    counts_bytes_ = counts_at(Carver::without_memory(), 1).bytes;
+    counts_ = carver.place<std::byte>(2 * ranks * counts_bytes_, kLine);
+    const auto place_words = [&](int slots) {
+      const std::size_t words = ranks * static_cast<std::size_t>(slots);
+      return RingWords{{carver.place<std::uint64_t>(words, kLine)}, {carver.place<std::uint64_t>(words, kLine)}, slots};
+    };
+    fetched_rows_ = place_words(kFetchedSlots);
+    pushed_rows_ = place_words(max_window_tokens);
+    bytes_ = align_to_line(carver.bytes());
+  }
+
+  std::size_t bytes() const { return bytes_; }
+  int max_window_tokens() const { return max_window_tokens_; }
+  /// Of the local rings of a dispatch, and of a combine.
+  const RingWords& fetched_rows() const { return fetched_rows_; }
+  const RingWords& pushed_rows() const { return pushed_rows_; }
+
+  DEEP_EP_DEVICE Mailbox<DispatchAddresses>& dispatch_box(std::byte* heap, int source) const {
+    return reinterpret_cast<Mailbox<DispatchAddresses>*>(heap + dispatch_boxes_)[source];
+  }
+  /// Of `source`: at a dispatch (slot 0), or at a combine, two in turn like counts() (slots 1 and 2).
+  DEEP_EP_DEVICE ElasticArrival& elastic_arrival(std::byte* heap, int slot, int source) const {
+    return reinterpret_cast<ElasticArrival*>(heap + arrivals_)[slot * num_ranks_ + source];
+  }
+  /// What `source` tells in call `epoch`, two in turn like those of counts().
+  DEEP_EP_DEVICE Mailbox<CombineAddresses>& combine_box(std::byte* heap, std::uint64_t epoch, int source) const {
+    const auto index = static_cast<int>(epoch & 1) * num_ranks_ + source;
+    return reinterpret_cast<Mailbox<CombineAddresses>*>(heap + combine_boxes_)[index];
+  }
+  DEEP_EP_DEVICE Mailbox<LoadBalanceCall>& load_balance_box(std::byte* heap, int source) const {
+    return reinterpret_cast<Mailbox<LoadBalanceCall>*>(heap + load_balance_boxes_)[source];
+  }
+  DEEP_EP_DEVICE std::uint64_t* signal(std::byte* heap, IntranodeSignal kind, int source) const {
+    return &reinterpret_cast<Line*>(heap + signals_)[static_cast<int>(kind) * num_ranks_ + source].signal;
+  }
+  /// The counts of `source` in call `epoch`. Two in turn: a source may be one call ahead, never two.
+  DEEP_EP_DEVICE SourceCounts counts(std::byte* heap, std::uint64_t epoch, int source) const {
+    const std::size_t index = (epoch & 1) * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(source);
+    return counts_at(Carver(heap + counts_ + index * counts_bytes_), 1);
+  }
+  /// Counts with the experts of so many ranks.
+  DEEP_EP_HOST_DEVICE SourceCounts counts_at(Carver carver, int ranks) const {
+    return {carver, num_ranks_, ranks * max_local_experts_};
+  }
+  /// Flag of the row that `source` pushed into `slot` of its part of the push window.
+  DEEP_EP_DEVICE std::uint64_t* pushed_flag(std::byte* heap, int source, int slot) const {
+    return pushed_rows_.published.in(heap) + (std::int64_t{source} * max_window_tokens_ + slot);
+  }
+
+ private:
+  static constexpr int kFetchedSlots = 32;  ///< few bytes are enough under way
+
+  struct alignas(kLine) Line {
+    std::uint64_t signal;
+  };
+
+  int num_ranks_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
+  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, arrivals_ = 0, load_balance_boxes_ = 0, signals_ = 0;
+  std::size_t counts_ = 0, counts_bytes_ = 0, bytes_ = 0;
+  RingWords fetched_rows_{}, pushed_rows_{};
+};
+
+/// A signal that counts steps within a call.
+DEEP_EP_HOST_DEVICE constexpr std::uint64_t round_signal(std::uint64_t epoch, std::uint64_t round) {
+  return Progress::at(epoch, static_cast<std::uint32_t>(round));
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,235 @@
+// Notify: ranks exchange how many rows they will send, and every row's final place becomes known. The way of a rank's
+// counts:
+//
+//   1. Its blocks number its tokens for each rank, and between nodes for each node, and count them. Each block stores
+//   the
+//      counts of its columns in the memory of all ranks of its node, and signals.
+//   2. Between nodes its last block puts the counts to its rail in each other node. There the rail's last block copies
+//      them to the ranks of that node.
+//   3. Every rank adds up the counts of all ranks, which gives its rows their places (notify.hpp).
+//
+// Between nodes a source also numbers its tokens for each node: in that order they cross the network.
+#include "kernels/common/tickets.hpp"
+#include "kernels/kernel_list.hpp"
+#include "kernels/normal/notify.hpp"
+#include "kernels/normal/params.hpp"
+#include "kernels/primitives/launch.hpp"
+#include "kernels/rdma/port_channel.hpp"
+
+namespace deep_ep::device::normal {
+
+template <bool kRails>
+struct Notify {
+  const NotifyParams& params;
+  NotifyShared& shared;
+  std::uint64_t epoch;
+  std::int64_t unknown_expert;  ///< of the block that tells it, in thread 0: see CallShape
+
+  DEEP_EP_DEVICE const NormalParams& common() const { return params.common; }
+  DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(params.common); }
+  /// A column for each rank, then for each node.
+  DEEP_EP_DEVICE int columns() const { return grid().num_ranks + (kRails ? grid().nodes() : 0); }
+  /// What a source's signal is when all its columns are here.
+  DEEP_EP_DEVICE std::uint64_t all_columns() const { return epoch * static_cast<std::uint64_t>(columns()); }
+  DEEP_EP_DEVICE SourceCounts staged() const {
+    return common().control.counts_at(Carver(common().window.staged_counts().in(common().own_heap())),
+                                      grid().num_ranks);
+  }
+  DEEP_EP_DEVICE SourceCounts counts_of(int source) const {
+    return common().control.counts(common().own_heap(), epoch, source);
+  }
+
+  /// By a whole block: numbers our tokens for node `node`. A token goes there once, however many of its ranks want it.
+  DEEP_EP_DEVICE std::int32_t number_for_node(int node) const {
+    const auto is_member = [&](int token) {
+      const std::uint8_t* in_rank =
+          params.is_token_in_rank + std::int64_t{token} * grid().num_ranks + node * grid().width;
+      bool member = false;
+      for (int index = 0; token < params.num_tokens && index < grid().width; ++index) {
+        member = member || in_rank[index] != 0;
+      }
+      return member;
+    };
+    return number_members(params.num_tokens, shared.numbering, is_member, [&](int token, int number) {
+      params.node_row[std::int64_t{token} * grid().nodes() + node] = number;
+    });
+  }
+  DEEP_EP_DEVICE std::int32_t number(int column) const {
+    if constexpr (kRails) {
+      if (column >= grid().num_ranks) return number_for_node(column - grid().num_ranks);
+    }
+    return number_for_rank(params, grid().num_ranks, column, shared.numbering);
+  }
+
+  /// By one thread.
+  DEEP_EP_DEVICE void store_count(const SourceCounts& to, int column, std::int32_t count) const {
+    if (!kRails || column < grid().num_ranks) {
+      to.tokens_per_rank[column] = count;
+    } else {
+      to.tokens_per_node[column - grid().num_ranks] = count;
+    }
+    if (column != 0) return;
+    *to.shape = params.shape;
+    to.shape->word[CallShape::kUnknownExpert] = shared.unknown_expert;
+  }
+  /// By a whole block: stores a column's count, and how many selections each expert of the column's rank has, where
+  /// other ranks read them or NICs fetch them.
+  DEEP_EP_DEVICE void publish(int column, std::int32_t count) const {
+    if (column == 0) {
+      if (thread_index() == 0) shared.unknown_expert = unknown_expert;
+      block::sync();
+    }
+    const auto counts_at = [&](int index) {
+      return common().control.counts(common().heaps[grid().first_of_node() + index], epoch, grid().rank);
+    };
+#pragma unroll 1
+    for (int index = thread_index(); index < grid().width; index += block_threads()) {
+      store_count(counts_at(index), column, count);
+    }
+    if (kRails && thread_index() == 0) store_count(staged(), column, count);
+    if (!kRails || column < grid().num_ranks) {
+      const std::int32_t* experts = params.num_tokens_per_expert + std::int64_t{column} * params.num_local_experts;
+      const int index = column - grid().first_of_node();
+      const bool here = !kRails || (index >= 0 && index < grid().width);
+      std::int32_t* const to = here ? counts_at(index).tokens_per_expert : nullptr;
+      std::int32_t* const also_to = kRails ? staged().tokens_per_expert + column * params.num_local_experts : nullptr;
+#pragma unroll 1
+      for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
+        if (here) to[expert] = experts[expert];
+        if (kRails) also_to[expert] = experts[expert];
+      }
+    }
+    block::sync();
+    for (int peer = thread_index(); peer < grid().width; peer += block_threads()) {
+      fetch_add_release<Scope::system>(common().signal_to(grid().first_of_node() + peer, IntranodeSignal::notify),
+                                       std::uint64_t{1});
+    }
+  }
+
+  /// Sends our counts to the rail in node `node`.
+  DEEP_EP_DEVICE void send_to(int node) const {
+    RailState& rail = common().rails[grid().number_of(node)];
+    rdma::PortChannel<OneThread> peer(common().queue_pair(InternodeChannel::rows, node), params.wait);
+    const std::size_t from = common().window.staged_counts().offset;
+    const std::size_t to = common().window.landed_counts(epoch, grid().node()).offset;
+    const std::size_t head_bytes = staged().head_bytes;
+    const auto expert_bytes = static_cast<std::uint32_t>(grid().width * params.num_local_experts) * 4;
+    bool good = peer.put(to, from, static_cast<std::uint32_t>(head_bytes));
+    good = good && peer.put(to + head_bytes,
+                            from + head_bytes + std::size_t{expert_bytes} * static_cast<unsigned>(node), expert_bytes);
+    good = good && peer.signal(common().window.rail_word(RailWindow::notified, grid().node()), rail.notified, epoch);
+    // The next notify stages its counts at the same place.
+    good = good && peer.quiet();
+    peer.close();
+  }
+  /// By a whole warp: waits for the counts of our rail in node `node`, and copies them to the ranks of this node.
+  DEEP_EP_DEVICE void relay_from(int node) const {
+    const int rail = grid().rail_in(node);
+    const std::uint64_t* landed = common().window.rail_word(RailWindow::notified, node).in(common().own_heap());
+    if (!wait_signal<WholeWarp>(params.wait, landed, {rail, Wanted::counts, epoch})) return;
+    warp::sync();
+    const SourceCounts from = common().control.counts_at(
+        Carver(common().window.landed_counts(epoch, node).in(common().own_heap())), grid().width);
+    const auto copy = [](auto* into, const auto* out_of, int words) {
+      for (int i = lane_index(); i < words; i += kWarpSize) into[i] = load_weak(out_of + i);
+    };
+    for (int index = 0; index < grid().width; ++index) {
+      std::byte* heap = common().heaps[grid().first_of_node() + index];
+      const SourceCounts to = common().control.counts(heap, epoch, rail);
+      copy(to.shape->word, from.shape->word, CallShape::kWords);
+      copy(to.tokens_per_rank, from.tokens_per_rank, grid().num_ranks);
+      copy(to.tokens_per_node, from.tokens_per_node, grid().nodes());
+      copy(to.tokens_per_expert, from.tokens_per_expert + index * params.num_local_experts, params.num_local_experts);
+      warp::sync();  // the lanes' stores come before the signal
+      if (lane_index() == 0) {
+        store_release<Scope::system>(common().control.signal(heap, IntranodeSignal::notify, rail), all_columns());
+      }
+    }
+  }
+  /// By one block, when all counts are staged: a warp for a rail, whose first lane posts. Everything is posted, or has
+  /// its warp, before any warp waits for others.
+  DEEP_EP_DEVICE void exchange() const {
+    for (int number = warp_index(); number < grid().others(); number += block_warps()) {
+      if (lane_index() == 0) send_to(grid().other(number));
+      warp::sync();
+    }
+    for (int number = warp_index(); number < grid().others(); number += block_warps()) {
+      relay_from(grid().other(number));
+    }
+  }
+
+  /// Waits until every rank's counts are here. False after a fault. Those of other nodes come by relays of this node,
+  /// so this rank waits for the relays; a relay itself reports for which rank it waits.
+  DEEP_EP_DEVICE bool await_counts() const {
+    bool good = true;
+    for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
+      int speaker = source;
+      if constexpr (kRails) {
+        const int relay = grid().first_of_node() + source % grid().width;
+        if (relay != grid().rank) speaker = relay;
+      }
+      good = wait_signal(params.wait, common().signal_from(source, IntranodeSignal::notify),
+                         {speaker, Wanted::counts, all_columns()}) &&
+             good;
+    }
+    return whole_block(good, &shared.scratch);
+  }
+
+  /// Writes the counts of nodes: for the handle, and for the host.
+  DEEP_EP_DEVICE void write_counts_of_nodes() const {
+    for (int node = thread_index(); node < grid().nodes(); node += block_threads()) {
+      params.node_counts[node] = counts_of(grid().rank).tokens_per_node[node];
+      params.node_counts[grid().nodes() + node] = counts_of(grid().rail_in(node)).tokens_per_node[grid().node()];
+    }
+    if (params.host_counts == nullptr || thread_index() != 0) return;
+    std::int32_t relayed = 0;
+    for (int number = 0; number < grid().others(); ++number) {
+      relayed += counts_of(grid().rail_in(grid().other(number))).tokens_per_node[grid().node()];
+    }
+    params.host_counts->num_relay_rows = relayed;
+  }
+};
+
+template <bool kRails>
+DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
+  auto& shared = *reinterpret_cast<NotifyShared*>(memory);
+  const NormalParams& common = params.common;
+  const Call call = Call::begin(common.state->notify, params.wait, &shared.scratch);
+  // Loaded early: the record lies in the host's memory.
+  const bool tells = call.begun && block_index() == 0 && thread_index() == 0;
+  const Notify<kRails> notify{params, shared, call.epoch, tells ? unknown_expert_to_tell(params) : 0};
+
+  if (call.begun) {
+    // 1. Number our tokens for each rank and each node; the blocks share them. Publish how many there are.
+    for (int column = block_index(); column < notify.columns(); column += grid_blocks()) {
+      notify.publish(column, notify.number(column));
+    }
+
+    // 2. Between nodes the last block exchanges counts with the rails.
+    if constexpr (kRails) {
+      if (last_block_to_arrive(&common.state->notify_ticket, &shared.scratch)) notify.exchange();
+    }
+
+    // 3. Add the rows of the ranks before us.
+    const bool arrived = notify.await_counts();
+    const auto counts_of = [&](int source) { return notify.counts_of(source); };
+    const AllCounts counts{params, common.rank, common.num_ranks, counts_of};
+    for (int rank = block_index(); arrived && rank < common.num_ranks; rank += grid_blocks()) {
+      counts.add_rows_before(rank);
+    }
+
+    // 4. One block writes the tables and wakes the host.
+    if (arrived && block_index() == 0) {
+      counts.finish(call.epoch, &shared.scratch, [&] {
+        if constexpr (kRails) notify.write_counts_of_nodes();
+      });
+    }
+  }
+
+  call.end([] {});
+}
+
+}  // namespace deep_ep::device::normal
+
+DEEP_EP_DEFINE_KERNEL(notify, deep_ep::device::normal::notify_body<false>)
+DEEP_EP_DEFINE_KERNEL(notify_internode, deep_ep::device::normal::notify_body<true>)

@@ -1,0 +1,228 @@
+// Arguments of the kernels of normal mode. Plain data: host code fills it, kernels read it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/call.hpp"
+#include "kernels/common/faults.hpp"
+#include "kernels/common/numbering.hpp"
+#include "kernels/common/rows.hpp"
+#include "kernels/common/topk.hpp"
+#include "kernels/normal/control_window.hpp"
+#include "kernels/normal/rings.hpp"
+#include "kernels/rdma/params.hpp"
+
+namespace deep_ep {
+
+/// This rank's own counters, in device memory. Zero when the buffer is made.
+struct KernelState {
+  CallCounter notify, dispatch, combine, barrier, load_balance;
+  CallCounter transfer;  ///< between nodes: dispatches and combines, which share the rings
+  // Blocks (or warps) that have arrived; the last to arrive sets it back to zero.
+  std::uint32_t notify_ticket;
+  std::uint32_t dispatch_round_ticket;
+  // Of blocks of the second interface's dispatch: those that tell selections, those that number them.
+  std::uint32_t telling_ticket, selections_ticket;
+  std::uint64_t selections_counted;  ///< the last call in which all of the latter have counted
+  // The next token, or part of one, that a warp may take; zero between calls. SMs differ in speed: if tokens were
+  // shared out beforehand, the call would be as slow as the slowest.
+  std::uint32_t dispatch_next_token;
+  std::uint32_t combine_next_part;
+  std::uint32_t elastic_next_row;         ///< to be pushed
+  std::uint32_t load_balance_next_piece;  ///< of an expert
+};
+
+/// What every kernel gets that signals to the ranks of its node.
+struct IntranodeParams {
+  int rank = 0;
+  int num_ranks = 0;
+  std::byte* const* heaps = nullptr;  ///< heap base of every rank as this rank maps it, nullptr for those of other
+                                      ///< nodes; readable by kernels
+  ControlWindow control;
+  KernelState* state = nullptr;
+
+  DEEP_EP_DEVICE std::byte* own_heap() const { return heaps[rank]; }
+  /// What this rank raises at `peer`.
+  DEEP_EP_DEVICE std::uint64_t* signal_to(int peer, IntranodeSignal kind) const {
+    return control.signal(heaps[peer], kind, rank);
+  }
+  /// What `peer` raises here.
+  DEEP_EP_DEVICE const std::uint64_t* signal_from(int peer, IntranodeSignal kind) const {
+    return control.signal(own_heap(), kind, peer);
+  }
+  /// Of a row pushed into `slot` of a window: the flag that this rank raises at `owner`, the one that `source` raises
+  /// here.
+  DEEP_EP_DEVICE std::uint64_t* flag_to(int owner, int slot) const {
+    return control.pushed_flag(heaps[owner], rank, slot);
+  }
+  DEEP_EP_DEVICE const std::uint64_t* flag_from(int source, int slot) const {
+    return control.pushed_flag(own_heap(), source, slot);
+  }
+};
+
+/// Queue pairs of a lane to a rail. Credit has its own, so that it does not wait behind rows.
+enum class InternodeChannel : int { rows, credit, count };
+
+/// This rank's state of a lane to its rail in another node. (That of counts is in the first lane's.)
+struct alignas(kLine) RailState {
+  std::uint64_t notified, shape, tail, head;  ///< the words at the rail, once all that was posted has arrived
+  std::uint64_t sent;                         ///< Progress: chunks whose staging memory the NIC has read
+};
+
+/// What notify, dispatch and combine get. In one node: a grid of one, and no rails.
+struct NormalParams : IntranodeParams {
+  NodeGrid grid;
+  std::uint32_t* local_tickets = nullptr;  ///< [width]: rows of a dispatch for a local ring; zero between calls
+
+  RailWindow window;
+  int lanes = 1;                          ///< to each rail; a power of two
+  const RdmaPeerParams* peers = nullptr;  ///< [lanes][InternodeChannel][num_ranks]
+  RailState* rails = nullptr;             ///< [lanes][other nodes], by number
+  /// [other nodes][Rings::kMostChunks]: rows of a chunk that are staged, and rows of a landed chunk that are read. Set
+  /// back to zero when the chunk has been sent, or read.
+  std::uint32_t* staged = nullptr;
+  std::uint32_t* read = nullptr;
+
+  DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(InternodeChannel channel, int node, int lane = 0) const {
+    const int queue_pairs = lane * static_cast<int>(InternodeChannel::count) + static_cast<int>(channel);
+    return peers[queue_pairs * num_ranks + grid.rail_in(node)];
+  }
+};
+
+/// The nodes, for code that exists with and without rails.
+template <bool kRails>
+DEEP_EP_DEVICE decltype(auto) grid_of(const NormalParams& common) {
+  if constexpr (kRails) {
+    return (common.grid);
+  } else {
+    return OneNode{common.rank, common.num_ranks, common.num_ranks};
+  }
+}
+
+struct NotifyParams : NotifyCall {
+  NormalParams common;
+  std::int32_t* node_row;     ///< out, [num_tokens, nodes]
+  std::int32_t* node_counts;  ///< out, [2, nodes]: see NodeCounts
+};
+
+/// Shared memory of a notify block.
+struct NotifyShared {
+  std::int64_t unknown_expert;  ///< of the block that tells: see CallShape
+  device::Numbering numbering;
+  std::int32_t scratch;
+};
+
+/// Rows that cross the network in a call, by nodes: what the handle's node_counts say.
+struct NodeCounts {
+  const std::int32_t* to_node;    ///< tokens of this rank for each node
+  const std::int32_t* from_node;  ///< tokens of this rank's rail in each node for this one
+};
+
+/// A number that is made of two others, and differs, almost always, if one of them does.
+DEEP_EP_HOST_DEVICE constexpr std::uint32_t combine_shapes(std::uint32_t first, std::uint32_t second) {
+  return (first ^ second) * 0x9e3779b1u ^ first >> 15;
+}
+
+/// Arguments that dispatch and combine have in common.
+struct TransferParams {
+  NormalParams common;
+  WaitContext wait;
+  LocalRings local;
+  const std::int32_t* destination_row;     ///< [num_tokens, num_ranks]
+  const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]
+  int num_tokens;
+
+  // Between nodes.
+  Rings rings;
+  NodeCounts counts;
+  const std::int32_t* node_row;  ///< [num_tokens, nodes]
+  std::uint32_t shape;           ///< of the rows, as combine_shapes() makes it: must be equal on all ranks
+  std::int64_t relay_rows_room;  ///< rows of relay_rows
+
+  // Roles of a block's warps, in this order.
+  int first_warps;   ///< dispatch: send; combine: add this rank's tokens
+  int second_warps;  ///< 0 in one node; dispatch: forward; combine: add for other nodes
+  int local_warps;   ///< 0 where other ranks reach this rank's rows; dispatch: fetch its rows; combine: push them, and
+                     ///< the last one raises their flags
+  int poster_warps;  ///< a thread posts to one lane of one rail
+
+  // Pipeline of a dispatch's moving warp, or of a combine's pushing warp, in shared memory.
+  std::uint32_t stage_bytes;  ///< a row travels in pieces of at most this size, multiple of 128
+  int stages;                 ///< 2..8
+
+  DEEP_EP_HOST_DEVICE int moving_warps() const { return first_warps + second_warps; }
+  /// Of combine: one of the local warps raises the words of what the others push.
+  DEEP_EP_HOST_DEVICE int pushing_warps() const { return local_warps == 0 ? 0 : local_warps - 1; }
+};
+
+/// Queue pairs of a lane to a rail, copied into shared memory: a poster needs them for every entry.
+struct RailPairs {
+  RdmaPeerParams channel[static_cast<int>(InternodeChannel::count)];
+
+  DEEP_EP_DEVICE const RdmaPeerParams& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
+};
+
+/// Shared memory of a block that moves rows. `Rank`: what the block knows of a rank of its node.
+template <class Rank>
+struct TransferShared {
+  std::int32_t* scratch;
+  Rank* ranks;               ///< [width]
+  std::int32_t* next;        ///< [moving warps][other nodes]
+  RailPairs* pairs;          ///< [lanes of rails that the block posts to]
+  std::int32_t* local_rows;  ///< [local rings]: rows of this rank in each, if other ranks do not reach them
+  std::int32_t* local_next;  ///< [local warps][local rings]
+
+  DEEP_EP_HOST_DEVICE TransferShared(Carver& carver, const TransferParams& params, int blocks, int local_rings)
+      : scratch(carver.take<std::int32_t>()),
+        ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
+        next(carver.take<std::int32_t>(static_cast<std::size_t>(params.moving_warps() * params.common.grid.others()))),
+        pairs(carver.take<RailPairs>(
+            static_cast<std::size_t>((params.common.grid.others() * params.common.lanes + blocks - 1) / blocks),
+            kLine)),
+        local_rows(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps == 0 ? 0 : local_rings))),
+        local_next(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps * local_rings))) {}
+};
+
+/// With send_src_idx, forwarders also note where the rows go.
+struct DispatchParams : SentRows {
+  TransferParams transfer;
+
+  // Where this rank receives.
+  RowTargets output;         ///< final places; other ranks reach them, unless there are local_warps
+  int weights_as_scales;     ///< between nodes, the last ones of num_scales: weights of a token, from topk_weights
+  std::int64_t output_rows;  ///< rows there is room for
+  std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
+};
+
+struct CombineParams {
+  TransferParams transfer;
+
+  // As owner: what is added up.
+  std::uint32_t row_bytes;   ///< 2 * hidden, multiple of 16
+  const std::byte* bias[2];  ///< nullptr: none
+  std::byte* combined_x;     ///< out, [num_tokens] rows
+  float* combined_weights;   ///< out, [num_tokens, num_topk], nullptr: none
+  int num_topk;
+  int parts_per_token;  ///< a token is added in so many parts, by different warps; one between nodes
+
+  // As expert side: where the rows are. Other ranks read them in the heap, unless there are local_warps.
+  std::int32_t num_rows;
+  const std::byte* x;
+  const float* topk_weights;
+  const std::int32_t* relay_rows;  ///< [relay_rows_room, width]
+  int pushing_blocks;              ///< only so many blocks push: rows from too many senders at once hold each other up
+};
+
+/// Rows that lie in the window, and where they are to stay.
+struct CopyReceivedParams {
+  RowShape rows;
+  RowTargets from, to;  ///< without what is not wanted
+  std::int64_t num_rows;
+  const std::int32_t* num_valid;  ///< on the device: how many rows came; of the others only selections are copied
+
+  // Pipeline of a warp, in shared memory.
+  std::uint32_t stage_bytes;  ///< multiple of 128
+  int stages;                 ///< 2..8
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,233 @@
+// Nodes and their rails, and the rings that rows go through: between nodes, and inside a node where a rank cannot write
+// rows into place.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/common/carver.hpp"
+#include "kernels/common/faults.hpp"
+#include "kernels/common/messages.hpp"
+#include "kernels/normal/control_window.hpp"
+#include "kernels/primitives/divisor.hpp"
+
+namespace deep_ep {
+
+/// Nodes of equally many consecutive ranks, as one rank sees them. A rank's rails are the ranks with its index.
+struct NodeGrid {
+  int rank = 0;
+  int num_ranks = 0;
+  Divisor width = 1;  ///< ranks of a node
+
+  DEEP_EP_HOST_DEVICE int nodes() const { return num_ranks / width; }
+  DEEP_EP_HOST_DEVICE int node() const { return rank / width; }
+  DEEP_EP_HOST_DEVICE int index() const { return rank % width; }
+  DEEP_EP_HOST_DEVICE int first_of_node() const { return rank - index(); }
+  DEEP_EP_HOST_DEVICE int rail_in(int node) const { return node * width + index(); }
+
+  // The other nodes are numbered from the next one on, so that not all ranks begin with the same.
+  DEEP_EP_HOST_DEVICE int others() const { return nodes() - 1; }
+  DEEP_EP_HOST_DEVICE int other(int number) const { return around(node() + 1 + number); }
+  DEEP_EP_HOST_DEVICE int number_of(int other) const { return around(other - node() - 1 + nodes()); }
+  /// The number that this node has at node `other`.
+  DEEP_EP_HOST_DEVICE int number_at(int other) const { return around(node() - other - 1 + nodes()); }
+
+  /// `node`, below twice as many as there are, modulo the nodes.
+  DEEP_EP_HOST_DEVICE int around(int node) const {
+    const int all = nodes();
+    return node < all ? node : node - all;
+  }
+};
+
+/// All ranks in one node: the same members, as far as code that both share names them.
+struct OneNode {
+  int rank, num_ranks, width;
+
+  DEEP_EP_HOST_DEVICE static constexpr int nodes() { return 1; }
+  DEEP_EP_HOST_DEVICE static constexpr int node() { return 0; }
+  DEEP_EP_HOST_DEVICE int index() const { return rank; }
+  DEEP_EP_HOST_DEVICE static constexpr int first_of_node() { return 0; }
+  DEEP_EP_HOST_DEVICE int rail_in(int) const { return rank; }
+  DEEP_EP_HOST_DEVICE static constexpr int others() { return 0; }
+};
+
+// The rings that rows cross the network through: for each other node a landing ring, which this rank's rail there
+// writes, and a staging ring, which this rank's NIC reads.
+//
+// A ring has equal chunks, a chunk a few slots, a slot one row with all that belongs to it. Chunk c of a call
+// takes the place of chunk c - chunks; none wraps, so a chunk is one RDMA write. Every call divides the same memory by
+// its own row size: a ring is written in a call only when its reader has read all rows of the call before.
+//
+// Chunks take the lanes to a rail in turn: chunk c is number c / lanes of lane c % lanes. A ring has equally many
+// chunks of each, so chunk c takes the place of one of its own lane.
+
+struct Rings {
+  static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
+  static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
+  static constexpr int kShareRows = 2;                             ///< of a chunk, that a warp takes at once
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
+
+  std::size_t begin = 0;       ///< offset in the heap: landing rings, then staging rings
+  std::size_t ring_bytes = 0;  ///< whole lines
+  int others = 0;              ///< other nodes
+  std::uint32_t slot_bytes = 0;
+  Divisor chunk_rows = 1;
+  Divisor chunks = 0;
+  Divisor shares = 1;  ///< of a chunk
+  Divisor lanes = 1;   ///< that a call's chunks take: a power of two; a ring holds two chunks of each, or more
+
+  /// For rows of `row_bytes`, all included, in memory of `bytes` bytes. chunks is 0 where two do not fit. `lanes`:
+  /// there are so many; fewer are taken where a ring does not hold two chunks of each.
+  static Rings make(std::size_t begin, std::size_t bytes, int others, std::size_t row_bytes, int lanes = 1) {
+    Rings rings;
+    rings.begin = begin;
+    rings.others = others;
+    rings.ring_bytes = bytes / static_cast<std::size_t>(2 * others) / kLine * kLine;
+    rings.slot_bytes = static_cast<std::uint32_t>(align_to_line(row_bytes));
+    const std::size_t slots = rings.ring_bytes / rings.slot_bytes;
+    constexpr std::size_t kFewChunks = 4;
+    int rows = slots >= kFewChunks * kRows ? kRows : slots < kFewChunks ? 1 : static_cast<int>(slots / kFewChunks);
+    while (rows > 1 && rings.slot_bytes * static_cast<std::size_t>(rows) > kMostBytes) rows /= 2;
+    const std::size_t fit = slots / static_cast<std::size_t>(rows);
+    const int chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
+    while (lanes > 1 && chunks < 2 * lanes) lanes /= 2;
+    rings.chunk_rows = rows;
+    rings.shares = (rows + kShareRows - 1) / kShareRows;
+    rings.chunks = chunks - chunks % lanes;
+    rings.lanes = lanes;
+    return rings;
+  }
+
+  DEEP_EP_HOST_DEVICE int chunk_of(int row) const { return row / chunk_rows; }
+  DEEP_EP_HOST_DEVICE int chunks_for(int rows) const { return (rows + chunk_rows - 1) / chunk_rows; }
+  /// Rows of chunk `chunk` where there are `rows` in all.
+  DEEP_EP_HOST_DEVICE int rows_in(int chunk, int rows) const {
+    const int rest = rows - chunk * chunk_rows;
+    return rest < chunk_rows ? rest : int{chunk_rows};
+  }
+  // Of lanes.
+  DEEP_EP_HOST_DEVICE int lane_of(int chunk) const { return chunk & (lanes - 1); }
+  DEEP_EP_HOST_DEVICE int in_lane(int chunk) const { return chunk / lanes; }
+  DEEP_EP_HOST_DEVICE int chunk_in(int lane, int number) const { return number * lanes + lane; }
+  /// Chunks of a lane where there are `rows` rows in all.
+  DEEP_EP_HOST_DEVICE int chunks_for(int rows, int lane) const {
+    return lane < lanes ? (chunks_for(rows) + lanes - 1 - lane) / lanes : 0;
+  }
+  /// The counter of a chunk, of one node's.
+  DEEP_EP_HOST_DEVICE int counter(int number, int chunk) const { return number * kMostChunks + chunk % chunks; }
+
+  /// Of other node `number`.
+  DEEP_EP_HOST_DEVICE Place<std::byte> landing(int number, int row) const { return slot(number, row); }
+  DEEP_EP_HOST_DEVICE Place<std::byte> staging(int number, int row) const { return slot(others + number, row); }
+
+  // Both ends count the chunks of a lane, of which a ring holds held().
+
+  DEEP_EP_HOST_DEVICE int held() const { return in_lane(chunks); }
+  /// How far a lane has come with its chunk `chunk` of call `call` (from 0).
+  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t through(std::uint64_t call, int chunk) {
+    return Progress::at(call, static_cast<std::uint32_t>(chunk) + 1);
+  }
+  /// How far it must have been read before chunk `chunk` may be written.
+  DEEP_EP_HOST_DEVICE std::uint64_t room_for(std::uint64_t call, int chunk) const {
+    return chunk < held() ? Progress::at(call) : through(call, chunk - held());
+  }
+
+ private:
+  DEEP_EP_HOST_DEVICE Place<std::byte> slot(int ring, int row) const {
+    const int at = chunk_of(row) % chunks * chunk_rows + row % chunk_rows;
+    return {begin + static_cast<std::size_t>(ring) * ring_bytes + static_cast<std::size_t>(at) * slot_bytes};
+  }
+};
+
+/// Rings between ranks of one node, for rows that one of them cannot write into place, or read where they are. A ring
+/// has one writer and one reader. Row n passes through slot n % slots; a slot has words that say how far its rows have
+/// come (TokenRing).
+struct LocalRings {
+  static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
+
+  std::size_t begin = 0;  ///< offset in the heap
+  std::uint32_t slot_bytes = 0;
+  int slots = 0;  ///< of a ring; 0: there is no room for one in each
+  Place<std::uint64_t> published{}, released{};
+  Wanted row = Wanted::nothing, room = Wanted::nothing;  ///< what the ends of a ring wait for
+
+  /// Between nodes: how much of a window of `window_bytes` they take. Calls divide the rest differently, so it stays
+  /// where it is.
+  static std::size_t bytes_of(std::size_t window_bytes) {
+    return std::min(window_bytes / 4, kMostBytes) / kLine * kLine;
+  }
+  /// `bytes` bytes for `rings` rings of a rank, of `num_ranks`; for rows of `row_bytes`, all included.
+  static LocalRings make(std::size_t begin, std::size_t bytes, int rings, int num_ranks, std::size_t row_bytes,
+                         const RingWords& words, Wanted row, Wanted room) {
+    const std::size_t slot_bytes = align_to_line(row_bytes);
+    const std::size_t fit = bytes / slot_bytes / static_cast<std::size_t>(rings);
+    const auto most = static_cast<std::size_t>(words.slots * num_ranks / rings);
+    return {begin,
+            static_cast<std::uint32_t>(slot_bytes),
+            static_cast<int>(std::min(fit, most)),
+            words.published,
+            words.released,
+            row,
+            room};
+  }
+
+  /// The number, among all slots, of that of row `n`.
+  DEEP_EP_HOST_DEVICE int slot_of(int ring, std::int32_t n) const { return ring * slots + n % slots; }
+  DEEP_EP_HOST_DEVICE Place<std::byte> slot(int ring, std::int32_t n) const {
+    return {begin + static_cast<std::size_t>(slot_of(ring, n)) * slot_bytes};
+  }
+};
+
+// The part of every rank's heap that its rails write, ranks in other nodes: their NICs write and add. The same layout
+// on every rank. All of it is zero when the buffer is made and never reset: words only grow.
+
+/// A lane is a pair of queue pairs to a rail, with words of its own: chunk c of a call goes by lane c modulo the lanes.
+constexpr int kMostInternodeLanes = 4;
+
+struct RailWindow {
+  std::size_t begin = 0;
+  std::size_t bytes = 0;  ///< 0: there are no calls between nodes
+
+  static RailWindow make(std::size_t begin, const NodeGrid& grid, int max_local_experts) {
+    const auto nodes = static_cast<std::size_t>(grid.nodes());
+    RailWindow window;
+    window.grid_ = grid;
+    window.max_local_experts_ = max_local_experts;
+    window.begin = begin;
+    Carver carver = Carver::without_memory();
+    carver.place<std::byte>(begin);
+    window.rail_words_ = carver.place<std::byte>(kMostInternodeLanes * kRailWords * nodes * kLine, kLine);
+    window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes(grid.width), kLine);
+    window.staged_counts_ = carver.place<std::byte>(window.counts_bytes(grid.num_ranks), kLine);
+    window.bytes = align_to_line(carver.bytes()) - begin;
+    return window;
+  }
+
+  // Written by this rank's rails: by their nodes. There is one for each lane, but of `notified` one for all.
+
+  enum RailWord : int { notified, shape, tail, head };
+  static constexpr std::size_t kRailWords = 4;
+  DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node, int lane = 0) const {
+    const int word = lane * static_cast<int>(kRailWords) + which;
+    return {rail_words_ + static_cast<std::size_t>(word * grid_.nodes() + node) * kLine};
+  }
+  DEEP_EP_DEVICE Place<std::byte> landed_counts(std::uint64_t epoch, int node) const {
+    const std::size_t at = (epoch & 1) * static_cast<std::size_t>(grid_.nodes()) + static_cast<std::size_t>(node);
+    return {landed_counts_ + at * counts_bytes(grid_.width)};
+  }
+
+  /// Memory that this rank's NIC reads.
+  DEEP_EP_DEVICE Place<std::byte> staged_counts() const { return {staged_counts_}; }
+
+ private:
+  DEEP_EP_HOST_DEVICE std::size_t counts_bytes(int ranks) const {
+    return SourceCounts(Carver::without_memory(), grid_.num_ranks, ranks * max_local_experts_).bytes;
+  }
+
+  NodeGrid grid_;
+  int max_local_experts_ = 0;
+  std::size_t rail_words_ = 0, landed_counts_ = 0, staged_counts_ = 0;
+};
+
+}  // namespace deep_ep

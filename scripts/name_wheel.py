@@ -4,6 +4,7 @@
 deep_ep_cpu runs on CPUs only; deep_ep_cu13 has GPU code, made by CUDA 13. The kind is what the command inside says of
 itself, so no name can promise what a wheel does not hold. A name and not a local version (0.2.0+cpu), as PyPI takes
 none of those. NAME=URL are addresses for the metadata. What is linked in of other projects comes with their licences.
+RUN_COMMAND: what runs the command of another architecture, for example qemu-aarch64-static.
 """
 
 import base64
@@ -44,7 +45,8 @@ def kind_of(wheel):
     with tempfile.TemporaryDirectory() as folder:
         command = wheel.extract(f"{DISTRIBUTION}/bin/deep_ep", folder)
         os.chmod(command, 0o755)
-        said = subprocess.run([command, "--version"], stdout=subprocess.PIPE, check=True, universal_newlines=True).stdout
+        asked = [*os.environ.get("RUN_COMMAND", "").split(), command, "--version"]
+        said = subprocess.run(asked, stdout=subprocess.PIPE, check=True, universal_newlines=True).stdout
     cuda = re.search(r"^ +cuda +(?:(none)|(\d+)\.)", said, re.MULTILINE)
     if cuda is None:
         raise SystemExit(f"name_wheel: deep_ep --version says nothing of CUDA: {said!r}")

@@ -1,10 +1,14 @@
 #include "simulation/simulated_ends.hpp"
 
 #include <algorithm>
+#include <optional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
+#include "csrc/rdma/ring/bells.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/ring/wire.hpp"
 #include "csrc/support/format.hpp"
@@ -69,7 +73,7 @@ class SimulatedPaths final : public Paths {
 class SimulatedEnds final : public Ends {
  public:
   SimulatedEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
-                const ConnectionOptions& options, const SimulatedNic& nic)
+                const ConnectionOptions& options, const SimulatedNic& nic, NicHandler handler)
       : executor_(backend_of(executor)),
         on_gpu_(executor->device().kind == Device::Kind::cuda),
         rank_(rank),
@@ -79,7 +83,10 @@ class SimulatedEnds final : public Ends {
         rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch, .on_gpu = true}),
         regions_(1 + heap.peers().size()),
         sinks_(device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
-        doorbells_(device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
+        // Those that a thread rings lie where it and the kernel reach them.
+        doorbells_(handler == NicHandler::doorbell
+                       ? pinned_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))
+                       : device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
         states_(device_memory<SimulatedQueueState>(executor, count() * sizeof(SimulatedQueueState))),
         queues_(device_memory<SimulatedQueue>(executor, count() * sizeof(SimulatedQueue))),
         device_regions_(device_memory<SimulatedRegion>(executor, regions_.size() * sizeof(SimulatedRegion))),
@@ -89,6 +96,7 @@ class SimulatedEnds final : public Ends {
     if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
     if (blocks_ > 1) lending_ = device_memory<device::simulated::Lending>(executor, sizeof(device::simulated::Lending));
     check_room();
+    if (handler == NicHandler::doorbell) bells_.emplace(executor, count(), options.depth);
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
     regions_[1 + static_cast<std::size_t>(rank)] = {heap.local(), heap.bytes()};
     for (const int peer : options_.peers) {
@@ -110,9 +118,13 @@ class SimulatedEnds final : public Ends {
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     require_rail(peer, rank_, nic_);
     RdmaQueuePair queue = rings_.queue_pair(end, number_of(end), options_.peer(end));
-    queue.kind = RdmaDoorbell::device_register;
-    queue.doorbell = doorbells_.get() + end;
-    queue.doorbell_record = rings_.doorbell_record(end);
+    if (bells_) {
+      bells_->connect(end, queue);
+    } else {
+      queue.kind = RdmaDoorbell::device_register;
+      queue.doorbell = doorbells_.get() + end;
+      queue.doorbell_record = rings_.doorbell_record(end);
+    }
     queue.system_scope = false;  // all that the kernel reads is served by the same device
     queue.sink = {sizeof(std::uint64_t) * end, kFirstSimulatedKey};
     remote_keys_[end] = peer.heap_key;
@@ -142,9 +154,14 @@ class SimulatedEnds final : public Ends {
     int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : fewest_threads();
     while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;
     runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{blocks_, threads, shared_bytes(threads)});
+    if (!bells_) return;
+    std::vector<Bells::Register> registers;
+    for (std::size_t end = 0; end < count(); ++end) registers.push_back({doorbells_.get() + end, number_of(end)});
+    bells_->start(std::move(registers));
+    ringer_ = bells_->thread({});
   }
 
-  bool rung_by_kernels() const override { return true; }
+  NicHandler handler() const override { return bells_ ? NicHandler::doorbell : NicHandler::gpu; }
 
   std::optional<Failure> failure() const override {
     for (std::size_t end = 0; end < count(); ++end) {
@@ -169,7 +186,7 @@ class SimulatedEnds final : public Ends {
   bool idle() const override { return rings_.idle(); }
 
   std::string describe() const override {
-    return fmt::format("handler gpu, wire simulated ({}{})", describe_speed(params_.speed),
+    return fmt::format("handler {}, wire simulated ({}{})", name_of(handler()), describe_speed(params_.speed),
                        blocks_ > 1 ? fmt::format(", {} SMs", blocks_) : "");
   }
 
@@ -196,7 +213,8 @@ class SimulatedEnds final : public Ends {
   void write_tables() {
     std::vector<SimulatedQueue> queues(count());
     for (std::size_t end = 0; end < count(); ++end) {
-      queues[end] = {rings_.ring(end), rings_.completion(end), rings_.doorbell_record(end),
+      std::uint32_t* const record = bells_ ? bells_->record(end) : rings_.doorbell_record(end);
+      queues[end] = {rings_.ring(end), rings_.completion(end), record,
                      number_of(end),   rings_.options().depth, remote_keys_[end]};
     }
     const OwnStream stream(*executor_);
@@ -226,7 +244,9 @@ class SimulatedEnds final : public Ends {
   int blocks_;
   std::shared_ptr<device::simulated::Lending> lending_;
   SimulatedNicParams params_;
-  std::unique_ptr<NicRunner> runner_;  ///< last: uses the rest
+  std::optional<Bells> bells_;         ///< handler `doorbell`
+  std::unique_ptr<NicRunner> runner_;  ///< uses the rest
+  std::jthread ringer_;                ///< last: rings for bells
 };
 
 }  // namespace
@@ -238,8 +258,9 @@ std::unique_ptr<Paths> make_simulated_paths(int rank, const SimulatedNic& nic) {
 }
 
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
-                                          int rank, const ConnectionOptions& options, const SimulatedNic& nic) {
-  return std::make_unique<SimulatedEnds>(executor, heap, rank, options, nic);
+                                          int rank, const ConnectionOptions& options, const SimulatedNic& nic,
+                                          NicHandler handler) {
+  return std::make_unique<SimulatedEnds>(executor, heap, rank, options, nic, handler);
 }
 
 }  // namespace deep_ep::rdma

@@ -1,5 +1,5 @@
-// Queue pairs between ranks of one host whose NICs are played by a kernel on each rank's device: handler `gpu`, with
-// the rings, records, doorbells and completions of an mlx5 device.
+// Queue pairs between ranks of one host whose NICs are played by a kernel on each rank's device, with the rings,
+// records, doorbells and completions of an mlx5 device.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,12 @@ class Executor;
 
 namespace deep_ep::rdma {
 
-/// SystemError where a peer's heap is not mapped, or there are more queue pairs than the kernel can serve.
+/// SystemError where a peer's heap is not mapped, or there are more queue pairs than the kernel can serve. `handler`:
+/// gpu or doorbell. On GPUs the NIC looks for doorbells of a thread in host memory, which takes it longer than a
+/// device.
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
-                                          int rank, const ConnectionOptions& options, const SimulatedNic& nic);
+                                          int rank, const ConnectionOptions& options, const SimulatedNic& nic,
+                                          NicHandler handler = NicHandler::gpu);
 
 /// The key by which NICs of one host write to rank r's heap.
 std::uint32_t simulated_key_of_rank(int rank);

@@ -14,7 +14,6 @@
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/local/local_wire.hpp"
 #include "csrc/rdma/rails.hpp"
-#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/verbs/nic_rails.hpp"
@@ -27,24 +26,6 @@
 
 namespace deep_ep::rdma {
 namespace {
-
-void check_options(const ConnectionOptions& options, int rank, int num_ranks) {
-  if (options.channels < 1 || options.channels > 64) {
-    fail<InvalidArgument>("RDMA connections: {} channels, allowed: 1 to 64", options.channels);
-  }
-  check_ring(options.depth, options.batch);
-  std::vector<bool> named(static_cast<std::size_t>(num_ranks));
-  for (const int peer : options.peers) {
-    if (peer < 0 || peer >= num_ranks || peer == rank) {
-      fail<InvalidArgument>("RDMA connections of rank {}: peer {}, allowed: 0 to {} without this rank", rank, peer,
-                            num_ranks - 1);
-    }
-    if (named[static_cast<std::size_t>(peer)]) {
-      fail<InvalidArgument>("RDMA connections of rank {}: peer {} is named twice", rank, peer);
-    }
-    named[static_cast<std::size_t>(peer)] = true;
-  }
-}
 
 /// Nothing, and `why_not`, if this rank has no NIC that can be used.
 std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes, int rank,
@@ -63,6 +44,15 @@ std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes
     why_not = error.what();
     return std::nullopt;
   }
+}
+
+/// Automatic: there are no ends.
+NicHandler slowest(std::span<const ConnectedEnds> made) {
+  NicHandler found = NicHandler::automatic;
+  for (const ConnectedEnds& one : made) {
+    if (one.ends != nullptr) found = std::max(found, one.ends->handler());
+  }
+  return found;
 }
 
 /// How connecting went on one rank; all-gathered.
@@ -185,7 +175,7 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
   const auto first = std::find_if(ranks.begin(), ranks.end(), [](const WireFacts& rank) { return rank.needs_rdma; });
   std::size_t elsewhere = ranks.size();
   std::size_t without_nic = ranks.size();
-  bool needs_gpu_handler = false;
+  NicHandler rings_nic = NicHandler::automatic;  ///< a handler that was asked for, and has nothing to ring without one
   bool needs_cpu_handler = false;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].wanted.kind != wanted) {
@@ -201,8 +191,9 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
                          name_of(ranks[0].rail_only), name_of(ranks[rank].rail_only), rank);
     }
     if (!ranks[rank].needs_rdma) continue;
-    needs_gpu_handler |= ranks[rank].handler == NicHandler::gpu;
-    needs_cpu_handler |= ranks[rank].handler == NicHandler::cpu;
+    const NicHandler handler = ranks[rank].handler;
+    if (handler == NicHandler::gpu || handler == NicHandler::doorbell) rings_nic = handler;
+    needs_cpu_handler |= handler == NicHandler::cpu;
     if (elsewhere == ranks.size() && !ranks[rank].process.same_host(first->process)) elsewhere = rank;
     if (without_nic == ranks.size() && ranks[rank].why_no_nic[0] != '\0') without_nic = rank;
   }
@@ -214,8 +205,9 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
           name_of(wanted), first - ranks.begin(), first->process.host.data(), elsewhere,
           ranks[elsewhere].process.host.data());
     }
-    if (wanted == WireKind::local && needs_gpu_handler) {
-      throw SystemError("DEEP_EP_NIC_HANDLER=gpu is impossible with DEEP_EP_RDMA_WIRE=local: no NIC");
+    if (wanted == WireKind::local && rings_nic != NicHandler::automatic) {
+      fail<SystemError>("DEEP_EP_NIC_HANDLER={} is impossible with DEEP_EP_RDMA_WIRE=local: no NIC",
+                        name_of(rings_nic));
     }
     if (wanted == WireKind::simulated && needs_cpu_handler) {
       throw SystemError("DEEP_EP_NIC_HANDLER=cpu is impossible with DEEP_EP_RDMA_WIRE=simulated: kernels ring it");
@@ -224,7 +216,7 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
   }
   if (without_nic == ranks.size()) return WireKind::verbs;
   const char* why = ranks[without_nic].why_no_nic.data();
-  if (wanted == WireKind::automatic && elsewhere == ranks.size() && !needs_gpu_handler) {
+  if (wanted == WireKind::automatic && elsewhere == ranks.size() && rings_nic == NicHandler::automatic) {
     why_local = fmt::format("rank {} (host {}): {}", without_nic, ranks[without_nic].process.host.data(), why);
     return WireKind::local;
   }
@@ -261,7 +253,8 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
   wire.may_fall_back = wire.kind == WireKind::verbs && std::ranges::any_of(all, [](const WireFacts& rank) {
                          return rank.needs_rdma && rank.handler == NicHandler::automatic;
                        });
-  wire.handler = wire.kind == WireKind::simulated ? NicHandler::gpu : wire.settings.nic_handler;
+  wire.handler = wire.settings.nic_handler;
+  if (wire.kind == WireKind::simulated && wire.handler != NicHandler::doorbell) wire.handler = NicHandler::gpu;
   if (!why_local.empty() && bootstrap.rank() == 0) {
     // On GPUs that is slow, and hardly what their owner wants.
     const bool cuda = executor.device().kind == deep_ep::Device::Kind::cuda;
@@ -273,6 +266,7 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
 
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make) {
+  const bool open = wanted == NicHandler::automatic;
   for (NicHandler handler = wanted;;) {
     std::vector<ConnectedEnds> made(sets.size());
     agree(bootstrap, "making RDMA queue pairs", [&] {
@@ -280,6 +274,18 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
         if (!sets[set].peers.empty()) made[set].ends = make(handler, sets[set]);
       }
     });
+    if (may_fall_back) {
+      const NicHandler mine = open ? slowest(made) : NicHandler::automatic;
+      const std::vector<NicHandler> all = all_gather_values(bootstrap, mine);
+      const auto common = std::ranges::max_element(all);
+      if (std::ranges::any_of(all, [&](NicHandler one) { return one != NicHandler::automatic && one != *common; })) {
+        if (open) handler = *common;
+        if (mine != NicHandler::automatic && mine != *common) {
+          verbs::warn_of_handler(*common, fmt::format("rank {} has no faster one", common - all.begin()));
+        }
+        continue;
+      }
+    }
     const std::vector<OtherSides> theirs = exchange_addresses(bootstrap, sets, made);
     const auto connect_all = [&] {
       for (std::size_t set = 0; set < sets.size(); ++set) {
@@ -292,14 +298,13 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
     }
     Outcome mine;
     std::exception_ptr thrown;
-    const auto by_kernels = [](const ConnectedEnds& one) { return one.ends != nullptr && one.ends->rung_by_kernels(); };
     try {
       connect_all();
     } catch (const std::exception& error) {
       thrown = std::current_exception();
       mine.failed = true;
-      mine.may_fall_back = handler == NicHandler::automatic && std::ranges::any_of(made, by_kernels) &&
-                           dynamic_cast<const SystemError*>(&error) != nullptr;
+      mine.may_fall_back =
+          open && slowest(made) < NicHandler::cpu && dynamic_cast<const SystemError*>(&error) != nullptr;
       std::string(error.what()).copy(mine.why.data(), mine.why.size() - 1);
     }
     const std::vector<Outcome> all = all_gather_values(bootstrap, mine);
@@ -309,27 +314,13 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
       if (thrown) std::rethrow_exception(thrown);
       fail<SystemError>("connecting RDMA queue pairs failed on rank {}: {}", failed - all.begin(), failed->why.data());
     }
-    if (handler != NicHandler::automatic) continue;
-    handler = NicHandler::cpu;
-    if (std::ranges::all_of(made, [](const ConnectedEnds& one) { return one.ends == nullptr; })) continue;
-    log::warn("RDMA: a CPU thread executes what kernels post (DEEP_EP_NIC_HANDLER=cpu), because on rank {}: {}",
-              failed - all.begin(), failed->why.data());
+    if (!open || slowest(made) == NicHandler::automatic) continue;
+    handler = slowest(made) == NicHandler::gpu ? NicHandler::doorbell : NicHandler::cpu;
+    verbs::warn_of_handler(handler, fmt::format("on rank {}: {}", failed - all.begin(), failed->why.data()));
   }
 }
 
 namespace {
-
-verbs::LandingNics open_landing_nics(const AgreedWire& wire, const verbs::NicAccess& own, int rank, int width,
-                                     const SymmetricHeap& heap) {
-  const int rail = rank % width;
-  return verbs::open_landing_nics(own, rail, width, heap, [&](int other) {
-    const NicPlace& place = wire.nics[static_cast<std::size_t>(rank - rail + other)];
-    verbs::RailNic nic{verbs::Device::open(place.name.data()), own.path};
-    nic.path.port = place.port;
-    nic.path.gid_index = place.gid_index;
-    return nic;
-  });
-}
 
 [[noreturn]] void fail_without_path(const AgreedWire& wire, const std::string& over_rails) {
   fail<SystemError>(
@@ -344,7 +335,10 @@ void open_rails(Bootstrap& bootstrap, const verbs::NicAccess& own, const Symmetr
   const int rank = bootstrap.rank();
   agree(bootstrap, "opening the NICs of other rails", [&] {
     try {
-      wire.landing_nics = std::make_shared<const verbs::LandingNics>(open_landing_nics(wire, own, rank, width, heap));
+      const auto node = static_cast<std::size_t>(rank / width * width);
+      const std::span<const NicPlace> places = std::span(wire.nics).subspan(node, static_cast<std::size_t>(width));
+      wire.landing_nics = std::make_shared<const verbs::LandingNics>(
+          verbs::open_landing_nics(own, static_cast<std::size_t>(rank % width), places, heap));
     } catch (const Error& error) {
       fail_without_path(wire, fmt::format("rank {} (rail {}, NIC {}, {}): {}", rank, rank % width, wire.nic->name(),
                                           wire.nic->gid.address(), error.what()));
@@ -400,18 +394,15 @@ std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap
                                                             std::shared_ptr<SymmetricHeap> heap,
                                                             std::span<const ConnectionOptions> sets,
                                                             const AgreedWire& wire) {
-  std::vector<ConnectionOptions> checked(sets.begin(), sets.end());
-  agree(bootstrap, "checking the RDMA connections asked for", [&] {
-    for (ConnectionOptions& options : checked) {
-      if (options.batch == 0) options.batch = std::min(options.depth / 2, 64U);
-      check_options(options, bootstrap.rank(), bootstrap.size());
-    }
-  });
+  std::vector<ConnectionOptions> filled(sets.begin(), sets.end());
+  for (ConnectionOptions& options : filled) {
+    if (options.batch == 0) options.batch = std::min(options.depth / 2, 64U);
+  }
   AgreedWire agreed = wire;
-  keep_to_rails(bootstrap, *executor, *heap, checked, agreed);
+  keep_to_rails(bootstrap, *executor, *heap, filled, agreed);
   std::vector<std::unique_ptr<Connections>> made;
   agree(bootstrap, "allocating the table of RDMA connections", [&] {
-    for (ConnectionOptions& options : checked) {
+    for (ConnectionOptions& options : filled) {
       made.emplace_back(new Connections(executor, heap, std::move(options), agreed, bootstrap.size()));
     }
   });
@@ -430,10 +421,11 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
   const auto make_ends = [&](NicHandler handler, const ConnectionOptions& options) {
     if (wire.kind == WireKind::local) return make_local_ends(any.executor_, *any.heap_, bootstrap.rank(), options);
     if (wire.kind == WireKind::simulated) {
-      return make_simulated_ends(any.executor_, *any.heap_, bootstrap.rank(), options, wire.settings.wire.nic);
+      return make_simulated_ends(any.executor_, *any.heap_, bootstrap.rank(), options, wire.settings.wire.nic, handler);
     }
     verbs::NicAccess access = verbs::open_nic(wire.nic.value(), *any.executor_, wire.settings);
     access.handler = handler;
+    access.or_next = wire.handler == NicHandler::automatic;
     access.landing_nics = wire.landing_nics;
     access.rank = bootstrap.rank();
     return verbs::make_nic_ends(access, any.executor_, *any.heap_, options);

@@ -27,13 +27,6 @@ namespace verbs {
 struct LandingNics;
 }
 
-/// A rank's NIC, as others of its node open it.
-struct NicPlace {
-  std::array<char, 64> name{};  ///< empty: none
-  int port = 1;
-  int gid_index = 0;
-};
-
 /// What one rank knows of its wire; all-gathered, so that every rank decides on the same facts.
 struct WireFacts {
   ProcessIdentity process;
@@ -78,10 +71,10 @@ struct ConnectedEnds {
 };
 
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them; addresses of
-/// all sets go in one exchange. Connecting is what a device or fabric may refuse although all else worked: where that
-/// happens to ends that kernels ring, and nobody insists on them, every rank that leaves the handler open makes its
-/// ends again, for the handler `cpu`. Otherwise throws, on every rank. `may_fall_back`: some rank leaves the handler
-/// open and has a device, the same on all ranks; else no exchange is spent on how connecting went.
+/// all sets go in one exchange. All ranks that leave the handler open get the same one: the fastest that works on each
+/// of them. Connecting is what a device or fabric may refuse although all else worked: these ranks then make their ends
+/// again, for the next handler. Otherwise throws, on every rank. `may_fall_back`: some rank leaves the handler open and
+/// has a device, the same on all ranks; else no exchange is spent on what the ranks got.
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make);
 

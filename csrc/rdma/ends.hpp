@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/queue_pair_address.hpp"
 #include "csrc/rdma/ring/failure.hpp"
 #include "kernels/rdma/params.hpp"
@@ -69,8 +70,7 @@ class Ends {
   virtual void connect_landing(std::size_t /*end*/, const QueuePairAddress& /*peer*/) {}
   virtual void start() = 0;
 
-  /// Do kernels ring a device by themselves (handler `gpu`)?
-  virtual bool rung_by_kernels() const { return false; }
+  virtual NicHandler handler() const { return NicHandler::cpu; }
   /// The first failure that was found, if there is one.
   virtual std::optional<Failure> failure() const = 0;
   /// Has everything that kernels have posted happened at the peers? What failed never will, and counts as done. No

@@ -30,6 +30,11 @@ struct QueuePairAddress {
 };
 static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 40);
 
+/// Of packets with a global route.
+inline constexpr std::uint8_t kHopLimit = 64;
+/// A peer that is not ready for a message is asked again for ever. Writes and atomics never need it.
+inline constexpr std::uint8_t kReceiverNotReadyRetries = 7;
+
 std::string to_string(const QueuePairAddress& address);
 
 /// RankMismatch unless queue pairs with these addresses can be connected; `device` is the one at this end.

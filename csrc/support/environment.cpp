@@ -157,8 +157,10 @@ constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_NIC_HANDLER", "NVSHMEM_IBGDA_NIC_HANDLER"},
              .type = Type::choice,
              .default_value = "auto",
-             .allowed = "auto|gpu|cpu",
-             .help = "rings the NIC: the GPU itself, or a thread on the CPU",
+             .allowed = "auto|gpu|doorbell|cpu",
+             .help =
+                 "rings the NIC: the GPU itself (gpu), or a CPU thread for it (doorbell), or a CPU thread does all the "
+                 "work (cpu); auto = the first that works on all ranks",
              .translate = nic_handler},
     Variable{.names = {"DEEP_EP_RAIL_ONLY"},
              .type = Type::choice,

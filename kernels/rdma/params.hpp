@@ -10,6 +10,7 @@ namespace deep_ep {
 /// How the handler that executes the entries learns of them.
 enum class RdmaDoorbell : std::uint32_t {
   device_register,  ///< handler `gpu`: doorbell record, then the register of the mlx5 device (UAR page)
+  bell,             ///< handler `doorbell`: a word in a queue of all rings in pinned host memory
   producer_index,   ///< handler `cpu`: a 64-bit word in pinned host memory
 };
 
@@ -37,8 +38,11 @@ struct RdmaQueuePair {
   device::rdma::WorkQueueEntry* ring = nullptr;  ///< [depth]
   /// The collapsed completion queue: one entry, overwritten by every completion.
   const device::rdma::CompletionEntry* completion = nullptr;
-  std::uint64_t* doorbell = nullptr;         ///< device register or producer index
+  std::uint64_t* doorbell = nullptr;         ///< device register, queue of bells, or producer index
   std::uint32_t* doorbell_record = nullptr;  ///< of the send queue; device_register only
+  std::uint64_t* bells_left = nullptr;       ///< bell only: so many have been put into the queue; memory of this GPU
+  std::uint32_t bell_bits = 0;               ///< the queue has 2^bell_bits places
+  std::uint32_t bell_ring = 0;               ///< of this queue pair in bells
   RdmaQueueState* state = nullptr;           ///< memory of this GPU
   RdmaDoorbell kind = RdmaDoorbell::producer_index;
   std::uint32_t number = 0;  ///< 24 bits

@@ -146,10 +146,13 @@ class Examination {
 
   Line handler() {
     if (!subject_.wants_gpu_handler) return skipped("handler", "kernels are not to ring this machine's NIC");
-    if (bench_.ends()->rung_by_kernels()) return {"handler", Outcome::pass, "kernels ring the NIC", "", ""};
-    return {"handler", Outcome::fail, "kernels cannot ring this NIC, so a CPU thread does (handler cpu)",
+    const NicHandler handler = bench_.ends()->handler();
+    if (handler == NicHandler::gpu) return {"handler", Outcome::pass, "kernels ring the NIC", "", ""};
+    return {"handler", Outcome::fail,
+            fmt::format("kernels cannot ring this NIC, so a CPU thread does (handler {})", name_of(handler)),
             "every message takes some microseconds more, and CPU time",
-            "the lines `way` with handler gpu say why; if it is meant to be so, set DEEP_EP_NIC_HANDLER=cpu"};
+            fmt::format("the lines `way` with handler gpu say why; if it is meant to be so, set DEEP_EP_NIC_HANDLER={}",
+                        name_of(handler))};
   }
 
   Line bandwidth() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/rdma/connections.hpp"
+#include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/processes.hpp"
@@ -20,33 +21,37 @@ using rdma::NicHandler;
 /// Ends of no device; `refusal` is what connecting throws.
 class FakeEnds final : public rdma::Ends {
  public:
-  FakeEnds(bool by_kernels, std::function<void()> refusal) : by_kernels_(by_kernels), refusal_(std::move(refusal)) {}
+  FakeEnds(NicHandler handler, std::function<void()> refusal) : handler_(handler), refusal_(std::move(refusal)) {}
 
-  rdma::QueuePairAddress address(std::size_t) const override { return {.queue_pair = by_kernels_ ? 1U : 2U}; }
+  rdma::QueuePairAddress address(std::size_t) const override {
+    return {.queue_pair = static_cast<std::uint32_t>(handler_)};
+  }
   RdmaPeerParams connect(std::size_t, const rdma::QueuePairAddress& peer) override {
     if (refusal_) refusal_();
     RdmaPeerParams params;
     params.queue.number = peer.queue_pair;
     return params;
   }
-  bool rung_by_kernels() const override { return by_kernels_; }
+  NicHandler handler() const override { return handler_; }
   void start() override {}
   std::optional<rdma::Failure> failure() const override { return {}; }
   bool idle() const override { return true; }
-  std::string describe() const override { return by_kernels_ ? "gpu" : "cpu"; }
+  std::string describe() const override { return std::string(name_of(handler_)); }
 
  private:
-  bool by_kernels_;
+  NicHandler handler_;
   std::function<void()> refusal_;
 };
 
 struct ConnectingCase {
-  std::vector<NicHandler> wanted;  ///< of each rank
-  int refused = -1;                ///< the rank whose device refuses kernels' ends
+  std::vector<NicHandler> wanted;                ///< of each rank
+  int refused = -1;                              ///< the rank whose device refuses to connect ends,
+  NicHandler slowest_refused = NicHandler::gpu;  ///< up to those of this handler
+  int slow = -1;                                 ///< the rank on which `gpu` is impossible
   std::function<void()> refusal = [] { throw SystemError("INIT2RTR_QP: syndrome 0x764216"); };
 };
 
-/// What each rank got, "gpu to the peer's 1", or threw.
+/// Of each rank: "gpu to the peer's gpu", or its error.
 std::vector<std::string> connect(const ConnectingCase& given) {
   const auto ranks = static_cast<int>(given.wanted.size());
   std::vector<std::string> results(given.wanted.size());
@@ -55,16 +60,18 @@ std::vector<std::string> connect(const ConnectingCase& given) {
     const NicHandler wanted = given.wanted[static_cast<std::size_t>(rank)];
     const int peer = rank < 2 ? 1 - rank : -1;  // further ranks reach nobody
     const auto make = [&](NicHandler handler, const rdma::ConnectionOptions&) {
-      const bool by_kernels = handler != NicHandler::cpu;
-      return std::make_unique<FakeEnds>(by_kernels, by_kernels && rank == given.refused ? given.refusal : nullptr);
+      NicHandler made = handler == NicHandler::automatic ? NicHandler::gpu : handler;
+      if (rank == given.slow) made = std::max(made, NicHandler::doorbell);
+      return std::make_unique<FakeEnds>(
+          made, rank == given.refused && made <= given.slowest_refused ? given.refusal : nullptr);
     };
     const rdma::ConnectionOptions options{.peers = peer < 0 ? std::vector<int>{} : std::vector<int>{peer}};
     const auto all = rdma::make_connected_ends(*bootstrap, std::array{options}, wanted, true, make);
     const rdma::ConnectedEnds& connected = all.front();
+    if (peer < 0) return void(results[static_cast<std::size_t>(rank)] = "nobody");
+    const auto number = connected.peers[static_cast<std::size_t>(peer)].queue.number;
     results[static_cast<std::size_t>(rank)] =
-        peer < 0 ? "nobody"
-                 : connected.ends->describe() + " to the peer's " +
-                       std::to_string(connected.peers[static_cast<std::size_t>(peer)].queue.number);
+        fmt::format("{} to the peer's {}", connected.ends->describe(), name_of(static_cast<NicHandler>(number)));
   });
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
     if (!errors[rank].empty()) results[rank] = errors[rank];
@@ -75,11 +82,26 @@ std::vector<std::string> connect(const ConnectingCase& given) {
 using Results = std::vector<std::string>;
 constexpr NicHandler kAny = NicHandler::automatic;
 
+Results both(const std::string& handler) {
+  const std::string text = handler + " to the peer's " + handler;
+  return {text, text, "nobody"};
+}
+
+TEST(ConnectingTest, AutoIsTheFastestThatWorksOnAllRanks) {
+  EXPECT_EQ(connect({{kAny, kAny, kAny}}), both("gpu"));
+  EXPECT_EQ(connect({.wanted = {kAny, kAny, kAny}, .slow = 1}), both("doorbell"));
+  EXPECT_EQ(connect({.wanted = {NicHandler::gpu, kAny, kAny}, .slow = 1}),
+            (Results{"gpu to the peer's doorbell", "doorbell to the peer's gpu", "nobody"}))
+      << "a rank that insists keeps its handler";
+}
+
 TEST(ConnectingTest, AutoFallsBackOnAllRanksAlike) {
-  EXPECT_EQ(connect({{kAny, kAny, kAny}}), (Results{"gpu to the peer's 1", "gpu to the peer's 1", "nobody"}));
-  EXPECT_EQ(connect({{kAny, kAny, kAny}, 1}), (Results{"cpu to the peer's 2", "cpu to the peer's 2", "nobody"}));
-  EXPECT_EQ(connect({{NicHandler::gpu, kAny, kAny}, 1}),
-            (Results{"gpu to the peer's 2", "cpu to the peer's 1", "nobody"}))
+  EXPECT_EQ(connect({{kAny, kAny, kAny}, 1}), both("doorbell"));
+  EXPECT_EQ(connect({{kAny, kAny, kAny}, 1, NicHandler::doorbell}), both("cpu"));
+  EXPECT_EQ(connect({.wanted = {kAny, kAny, kAny}, .refused = 0, .slowest_refused = NicHandler::doorbell, .slow = 1}),
+            both("cpu"));
+  EXPECT_EQ(connect({{NicHandler::gpu, kAny, kAny}, 1, NicHandler::doorbell}),
+            (Results{"gpu to the peer's cpu", "cpu to the peer's gpu", "nobody"}))
       << "a rank that insists keeps its handler, with new queue pairs";
 }
 
@@ -87,7 +109,11 @@ TEST(ConnectingTest, NothingElseIsTriedWhereThatHelpsNobody) {
   for (const std::string& text : connect({{kAny, NicHandler::gpu}, 1})) {
     EXPECT_TRUE(contains(text, "syndrome 0x764216")) << text;
   }
-  for (const std::string& text : connect({{kAny, kAny}, 1, [] { throw RankMismatch("other fabrics"); }})) {
+  for (const std::string& text : connect({{kAny, kAny}, 1, NicHandler::cpu})) {
+    EXPECT_TRUE(contains(text, "syndrome 0x764216")) << text;
+  }
+  for (const std::string& text :
+       connect({.wanted = {kAny, kAny}, .refused = 1, .refusal = [] { throw RankMismatch("other fabrics"); }})) {
     EXPECT_TRUE(contains(text, "other fabrics")) << "no handler would connect these";
   }
 }

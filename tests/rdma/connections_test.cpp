@@ -56,6 +56,7 @@ struct Where {
   const char* name;
   bool gpu;
   const char* wire;
+  const char* handler = "auto";
 };
 
 std::shared_ptr<Executor> executor_at(const Where& where, int rank) {
@@ -70,11 +71,14 @@ class ConnectionsTest : public testing::TestWithParam<Where> {
 
  private:
   Setting wire_{"DEEP_EP_RDMA_WIRE", GetParam().wire};
+  Setting handler_{"DEEP_EP_NIC_HANDLER", GetParam().handler};
 };
 INSTANTIATE_TEST_SUITE_P(, ConnectionsTest,
                          testing::Values(Where{"Cpu", false, "local"}, Where{"Gpu", true, "local"},
                                          Where{"CpuSimulated", false, "simulated"},
-                                         Where{"GpuSimulated", true, "simulated"}),
+                                         Where{"GpuSimulated", true, "simulated"},
+                                         Where{"CpuDoorbell", false, "simulated", "doorbell"},
+                                         Where{"GpuDoorbell", true, "simulated", "doorbell"}),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(ConnectionsTest, EveryRankReachesAllOthersOnEveryChannel) {
@@ -134,13 +138,6 @@ std::vector<std::string> refusals(const std::function<ConnectionOptions(int rank
 }
 
 TEST(ConnectionsRefuseTest, OptionsOutOfRange) {
-  const auto only_of_rank_1 = [](const ConnectionOptions& wrong) {
-    return [wrong](int rank) { return rank == 1 ? wrong : ConnectionOptions{}; };
-  };
-  EXPECT_EQ(refusals(only_of_rank_1({.peers = {1}}))[1],
-            "RDMA connections of rank 1: peer 1, allowed: 0 to 2 without this rank");
-  EXPECT_EQ(refusals(only_of_rank_1({.peers = {2, 2}}))[1], "RDMA connections of rank 1: peer 2 is named twice");
-  EXPECT_TRUE(contains(refusals(only_of_rank_1({.channels = 0}))[0], "rank 1: RDMA connections: 0 channels, allowed"));
   const auto all = [](const ConnectionOptions& wrong) {
     return [wrong](int rank) {
       ConnectionOptions mine = wrong;

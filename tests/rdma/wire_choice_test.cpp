@@ -82,6 +82,8 @@ TEST(WireChoice, WhatWasAskedForIsDoneOrRefused) {
   EXPECT_EQ(choose(facts).wire, WireKind::local);
   facts[0].handler = NicHandler::gpu;
   EXPECT_EQ(refusal(facts), "DEEP_EP_NIC_HANDLER=gpu is impossible with DEEP_EP_RDMA_WIRE=local: no NIC");
+  facts[0].handler = NicHandler::doorbell;
+  EXPECT_EQ(refusal(facts), "DEEP_EP_NIC_HANDLER=doorbell is impossible with DEEP_EP_RDMA_WIRE=local: no NIC");
   want(facts, WireKind::simulated);
   EXPECT_EQ(choose(facts).wire, WireKind::simulated);
   facts[0].handler = NicHandler::cpu;

@@ -81,13 +81,13 @@ void check_doorbell(const Patient& patient, Findings& findings) {
   const bool mlx5 =
       std::ranges::any_of(patient.nics, [](const rdma::Nic& nic) { return nic.capability == rdma::Capability::mlx5; });
   if (!mlx5 || patient.gpus.empty()) return;
-  constexpr const char* kFallback =
-      "the handler cpu does the same work with a thread of the host, with a higher latency";
+  constexpr const char* kFallback = "the handler doorbell rings with a thread of the host, with a higher latency";
   constexpr const char* kOption =
       "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d, update-initramfs -u, "
       "restart; or run the container privileged";
-  if (patient.settings.nic_handler == rdma::NicHandler::cpu) {
-    findings.push_back({"doorbell", Verdict::note, "the NIC handler is cpu by a variable",
+  if (patient.settings.nic_handler > rdma::NicHandler::gpu) {
+    findings.push_back({"doorbell", Verdict::note,
+                        fmt::format("the NIC handler is {} by a variable", name_of(patient.settings.nic_handler)),
                         "GPUs do not ring doorbells even where they could"});
     return;
   }
@@ -105,7 +105,7 @@ void check_doorbell(const Patient& patient, Findings& findings) {
     findings.push_back({"doorbell", Verdict::note,
                         "PeerMappingOverride is not set, but this process is privileged (CAP_SYS_ADMIN, CAP_SYS_RAWIO)",
                         "such processes are reported to map doorbells without it; the first connection will show",
-                        fmt::format("if the log then says that handler cpu was taken: {}", kOption)});
+                        fmt::format("if the log then says that another handler was taken: {}", kOption)});
   } else {
     findings.push_back(
         {"doorbell", impossible, "PeerMappingOverride is not set, and this process is not privileged",

@@ -2,6 +2,7 @@
 // per process and asked by GPU or by rank.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -24,6 +25,13 @@ struct NicAssignment {
 
   const NicPort& of_port() const { return *nic.port(port); }
   std::string name() const { return fmt::format("{}:{}", nic.name, port); }  ///< "mlx5_2:1"
+};
+
+/// A rank's NIC, as others of its node open it.
+struct NicPlace {
+  std::array<char, 64> name{};  ///< empty: none
+  int port = 1;
+  int gid_index = 0;
 };
 
 struct NicMapRow {

@@ -12,6 +12,7 @@ namespace deep_ep::rdma {
 namespace {
 
 constexpr std::array<std::string_view, 4> kWireNames = {"auto", "local", "verbs", "simulated"};
+constexpr std::array<std::string_view, 4> kHandlerNames = {"auto", "gpu", "doorbell", "cpu"};
 constexpr std::array<std::string_view, 3> kRailOnlyNames = {"auto", "0", "1"};
 
 struct SimulatedKey {
@@ -77,9 +78,10 @@ using environment::Value;
 // The kernel's GID tables have 256 entries at most on today's devices; indices are 8 bits in address handles.
 constexpr int kHighestGidIndex = 255;
 
-NicHandler read_handler(Reader& reader) {
-  const std::string word = reader.choice("DEEP_EP_NIC_HANDLER");
-  return word == "auto" ? NicHandler::automatic : word == "gpu" ? NicHandler::gpu : NicHandler::cpu;
+/// A choice whose words are the names of the values of an enum.
+template <class Enum, std::size_t n>
+Enum word(Reader& reader, const char* variable, const std::array<std::string_view, n>& names) {
+  return static_cast<Enum>(std::ranges::find(names, reader.choice(variable)) - names.begin());
 }
 
 NicFilter parse_filter(const Value& value) {
@@ -130,6 +132,7 @@ PathOptions read_path(Reader& reader) {
 }  // namespace
 
 std::string_view name_of(WireKind kind) { return kWireNames[static_cast<std::size_t>(kind)]; }
+std::string_view name_of(NicHandler handler) { return kHandlerNames[static_cast<std::size_t>(handler)]; }
 std::string_view name_of(RailOnly rail_only) { return kRailOnlyNames[static_cast<std::size_t>(rail_only)]; }
 
 WireSetting parse_wire(std::string_view text) {
@@ -154,11 +157,10 @@ RdmaSettings read_settings(const environment::Source& source) {
           .value_or(std::vector<MappingEntry>{});
   settings.nics = reader.read("DEEP_EP_HCA_LIST", parse_filter).value_or(NicFilter());
   settings.gid = read_gid(reader);
-  settings.nic_handler = read_handler(reader);
+  settings.nic_handler = word<NicHandler>(reader, "DEEP_EP_NIC_HANDLER", kHandlerNames);
   settings.wire = reader.read("DEEP_EP_RDMA_WIRE", [](const Value& value) { return parse_wire(value.text); })
                       .value_or(WireSetting{});
-  const std::string rail_only = reader.choice("DEEP_EP_RAIL_ONLY");
-  settings.rail_only = static_cast<RailOnly>(std::ranges::find(kRailOnlyNames, rail_only) - kRailOnlyNames.begin());
+  settings.rail_only = word<RailOnly>(reader, "DEEP_EP_RAIL_ONLY", kRailOnlyNames);
   settings.dma_buf = reader.choice("NVSHMEM_IB_DISABLE_DMABUF") == "on";
   settings.gpu_direct_limit = topology::parse_proximity(reader.choice("NCCL_NET_GDR_LEVEL"));
   settings.path = read_path(reader);

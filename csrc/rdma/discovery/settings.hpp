@@ -48,12 +48,14 @@ struct WireSetting {
 /// wrong and what is allowed.
 WireSetting parse_wire(std::string_view text);
 
-/// Who tells the NIC of new work.
+/// How the NIC is told of new work; each needs less than the one before, and is slower.
 enum class NicHandler : std::uint8_t {
-  automatic,
-  gpu,  ///< kernels ring the doorbell register of an mlx5 device
-  cpu,  ///< a thread of this process posts what kernels wrote
+  automatic,  ///< the first that works on all ranks that leave it open
+  gpu,        ///< kernels ring the doorbell register of an mlx5 device
+  doorbell,   ///< a thread of this process rings it for them
+  cpu,        ///< a thread of this process posts what kernels wrote
 };
+std::string_view name_of(NicHandler handler);
 
 /// Do low-latency calls keep to rails?
 enum class RailOnly : std::uint8_t {
@@ -71,14 +73,11 @@ struct PathOptions {
   /// Of packets with a global route, so of all on RoCE, where the DSCP is its upper six bits; no others have one.
   std::uint8_t traffic_class = 0;
   std::uint8_t service_level = 0;  ///< InfiniBand service level, RoCE priority; 0 to 15
-  std::uint8_t hop_limit = 64;
   /// An unanswered packet is sent again after 4.096 us * 2^ack_timeout, retry_count times; then the queue pair fails
   /// with "transport retries exceeded". 0 to 31, 0 = wait for ever; 0 to 7. The defaults give up after 7.5 s; not 7
   /// times, because soft-RoCE takes that for "for ever".
   std::uint8_t ack_timeout = 18;
   std::uint8_t retry_count = 6;
-  /// How often a peer that is not ready for a message is asked again; 7 = for ever. Writes and atomics never need it.
-  std::uint8_t receiver_not_ready_retries = 7;
 
   bool operator==(const PathOptions&) const = default;
 };

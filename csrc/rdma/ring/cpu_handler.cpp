@@ -1,14 +1,10 @@
 #include "csrc/rdma/ring/cpu_handler.hpp"
 
-#include <sched.h>
-#include <sys/prctl.h>
-
 #include <algorithm>
-#include <chrono>
 #include <exception>
 
+#include "csrc/rdma/ring/polling.hpp"
 #include "csrc/rdma/ring/wire.hpp"
-#include "csrc/support/backoff.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
@@ -39,18 +35,6 @@ struct CpuHandler::Ring {
 
 namespace {
 
-/// The calling thread runs on these CPUs only, where this process may use any of them.
-void keep_to(const std::vector<int>& cpus) {
-  cpu_set_t allowed, wanted;
-  CPU_ZERO(&wanted);
-  for (const int cpu : cpus) {
-    if (cpu < CPU_SETSIZE) CPU_SET(cpu, &wanted);
-  }
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  CPU_AND(&wanted, &wanted, &allowed);
-  if (CPU_COUNT(&wanted) != 0) ::sched_setaffinity(0, sizeof wanted, &wanted);
-}
-
 constexpr std::size_t kCompletionsAtOnce = 64;
 constexpr std::size_t kMostOperationsWaiting = 256;  ///< beyond that, entries stay in the ring
 
@@ -63,7 +47,7 @@ void publish(CompletionEntry& entry, std::uint64_t index, std::uint32_t opcode) 
 
 CpuHandler::CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
                        std::string device, std::vector<int> cpus, bool start_thread)
-    : wire_(std::move(wire)), device_(std::move(device)), cpus_(std::move(cpus)), completions_(kCompletionsAtOnce) {
+    : wire_(std::move(wire)), device_(std::move(device)), completions_(kCompletionsAtOnce) {
   for (std::size_t i = 0; i < queue_pairs.size(); ++i) {
     Ring ring{.pair = queue_pairs[i],
               .depth = rings.options().depth,
@@ -74,7 +58,14 @@ CpuHandler::CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, cons
     by_number_[ring.pair.number] = i;
     rings_.push_back(std::move(ring));
   }
-  if (start_thread) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  if (!start_thread) return;
+  thread_ = std::jthread([this, cpus = std::move(cpus)](const std::stop_token& stop) {
+    poll(stop, cpus, wire_->has_device(), [this] {
+      const bool worked = step();
+      while (waiting_.load() != 0) std::this_thread::yield();  // mutexes are not fair
+      return worked;
+    });
+  });
 }
 
 CpuHandler::~CpuHandler() = default;
@@ -90,27 +81,6 @@ bool CpuHandler::idle() const {
   waiting_.fetch_sub(1);
   return std::all_of(rings_.begin(), rings_.end(),
                      [](const Ring& ring) { return ring.failed || ring.completed == ring.rung(); });
-}
-
-void CpuHandler::run(const std::stop_token& stop) {
-  constexpr auto kSpin = std::chrono::microseconds(200);  // the next rows of a call are expected within that time
-  constexpr auto kPause = std::chrono::milliseconds(2);   // the next call, while an engine works
-  const bool serves_nic = !cpus_.empty();                 // on a machine that has CPUs to spare
-  keep_to(cpus_);
-  if (serves_nic) ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // else every sleep takes 50 us more
-  Backoff idle;
-  while (!stop.stop_requested()) {
-    if (step()) {
-      idle.restart();
-    } else if (const auto time = idle.time(); time <= kSpin) {
-      std::this_thread::yield();
-    } else if (wire_->has_device()) {
-      std::this_thread::sleep_for(std::chrono::microseconds(serves_nic && time <= kPause ? 5 : 50));
-    } else {
-      std::this_thread::sleep_for(idle.nap());
-    }
-    while (waiting_.load() != 0) std::this_thread::yield();  // mutexes are not fair
-  }
 }
 
 bool CpuHandler::step() {

@@ -47,7 +47,6 @@ class CpuHandler {
  private:
   struct Ring;
 
-  void run(const std::stop_token& stop);
   bool take_entries(Ring& ring);
   bool post(Ring& ring);
   bool complete();
@@ -59,7 +58,6 @@ class CpuHandler {
   mutable std::mutex mutex_;  ///< a round of the thread, and every other call
   std::unique_ptr<Wire> wire_;
   std::string device_;
-  std::vector<int> cpus_;
   std::vector<Ring> rings_;
   std::unordered_map<std::uint32_t, std::size_t> by_number_;
   std::vector<WireCompletion> completions_;

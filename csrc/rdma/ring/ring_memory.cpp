@@ -18,8 +18,6 @@ constexpr std::size_t kLine = 128;  // what one writes and what another writes a
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-}  // namespace
-
 void check_ring(std::uint32_t depth, std::uint32_t batch) {
   if (!std::has_single_bit(depth) || depth < 64 || depth > device::rdma::kMaxDepth) {
     fail<InvalidArgument>("queue pair depth {}, allowed: a power of two from 64 to {}", depth, device::rdma::kMaxDepth);
@@ -28,6 +26,8 @@ void check_ring(std::uint32_t depth, std::uint32_t batch) {
     fail<InvalidArgument>("doorbell batch {}, allowed: 1 to {} (half the depth)", batch, depth / 2);
   }
 }
+
+}  // namespace
 
 RingLayout RingLayout::of(std::uint32_t depth, std::size_t alignment) {
   RingLayout layout;

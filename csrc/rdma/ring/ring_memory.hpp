@@ -11,9 +11,6 @@
 
 namespace deep_ep::rdma {
 
-/// InvalidArgument unless rings may have this depth and their doorbell this batch.
-void check_ring(std::uint32_t depth, std::uint32_t batch);
-
 /// Where things lie in the memory of one queue pair, in bytes from its beginning, which is where the ring is.
 struct RingLayout {
   std::uint32_t depth = 0;
@@ -52,7 +49,7 @@ struct RingStatus {
 /// wherever the rings are.
 class RingMemory {
  public:
-  /// InvalidArgument: see check_ring().
+  /// InvalidArgument for a depth or batch out of range.
   RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options);
   RingMemory(const RingMemory&) = delete;
   RingMemory& operator=(const RingMemory&) = delete;

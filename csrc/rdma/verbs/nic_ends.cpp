@@ -1,6 +1,7 @@
 #include "csrc/rdma/verbs/nic_ends.hpp"
 
 #include <utility>
+#include <vector>
 
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
@@ -52,17 +53,28 @@ std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<
   const auto registration =
       std::make_shared<Registration>(nic.gpu_memory ? Registration::of_gpu_memory(nic.device, range, nic.exporter)
                                                     : Registration::of_host_memory(nic.device, range));
-  // For kernels on the CPU there is nothing to try, and nothing to warn of.
-  const bool any = nic.handler == NicHandler::automatic;
-  if (nic.handler == NicHandler::gpu || (any && nic.gpu_memory)) {
+  const bool any = nic.handler == NicHandler::automatic || nic.or_next;
+  std::vector<std::string> refusals;
+  for (const NicHandler handler : {NicHandler::gpu, NicHandler::doorbell}) {
+    // For kernels on the CPU there is nothing to try, and nothing to warn of.
+    if (handler != nic.handler && (!any || !nic.gpu_memory || handler < nic.handler)) continue;
     try {
-      return make_devx_ends(nic, executor, registration, options);
+      std::unique_ptr<Ends> ends = make_devx_ends(handler, nic, executor, registration, options);
+      if (!refusals.empty()) warn_of_handler(handler, fmt::format("{}", fmt::join(refusals, "; ")));
+      return ends;
     } catch (const Error& error) {
-      if (!any) fail<SystemError>("DEEP_EP_NIC_HANDLER=gpu is impossible here: {}", error.what());
-      log::warn("RDMA: a CPU thread executes what kernels post (DEEP_EP_NIC_HANDLER=cpu), because: {}", error.what());
+      if (!any) fail<SystemError>("DEEP_EP_NIC_HANDLER={} is impossible here: {}", name_of(handler), error.what());
+      if (refusals.empty() || refusals.back() != error.what()) refusals.emplace_back(error.what());
     }
   }
+  if (!refusals.empty()) warn_of_handler(NicHandler::cpu, fmt::format("{}", fmt::join(refusals, "; ")));
   return make_verbs_ends(nic, executor, registration, options);
+}
+
+void warn_of_handler(NicHandler handler, const std::string& why) {
+  log::warn("RDMA: a CPU thread {} (DEEP_EP_NIC_HANDLER={}), because: {}",
+            handler == NicHandler::cpu ? "executes what kernels post" : "rings the NIC for kernels", name_of(handler),
+            why);
 }
 
 Registration register_sinks(const NicAccess& nic, const RingMemory& rings) {

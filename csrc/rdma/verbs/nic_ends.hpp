@@ -36,6 +36,7 @@ struct NicAccess {
   WritesOrdering writes_ordering = WritesOrdering::all;
   std::size_t page_bytes = host_page_bytes();  ///< of this machine
   NicHandler handler = NicHandler::automatic;
+  bool or_next = false;  ///< where that handler does not work, the next one may
   /// For tests of the handler `gpu` on a GPU: which of the device's doorbells, and whether rings lie in host memory.
   /// Nothing: what works best.
   std::optional<devx::DoorbellPage::Kind> doorbell;
@@ -61,19 +62,23 @@ PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignmen
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings);
 
 /// Registers the heap, addressed from 0, and makes queue pairs for the handler that the NIC's user asks for: where any
-/// will do, `gpu` if kernels can drive the device (it is tried out), else `cpu`, with one warning that says why.
-/// SystemError: the device refuses, or `gpu` was asked for and is impossible.
+/// will do, the first that works (it is tried out) of `gpu`, `doorbell` and `cpu`, with one warning that says why not
+/// an earlier one. SystemError: the device refuses, or what was asked for is impossible.
 std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                     const SymmetricHeap& heap, const ConnectionOptions& options);
+
+/// The one warning, where a handler is taken that is not the fastest.
+void warn_of_handler(NicHandler handler, const std::string& why);
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                       std::shared_ptr<Registration> heap, const ConnectionOptions& options);
 
-/// Handler `gpu`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory if the device cannot use that.
-/// SystemError: kernels of this executor cannot drive this device, and why.
-std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                     std::shared_ptr<Registration> heap, const ConnectionOptions& options);
+/// Handlers `gpu` and `doorbell`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory if the device
+/// cannot use that. SystemError: kernels of this executor cannot drive this device, and why.
+std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
+                                     const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
+                                     const ConnectionOptions& options);
 
 /// The words of pinned memory where old values of additions go, at their own addresses.
 Registration register_sinks(const NicAccess& nic, const RingMemory& rings);

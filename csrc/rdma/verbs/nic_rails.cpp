@@ -91,18 +91,20 @@ Landings::Landings(const LandingNics* nics, int rank, const ConnectionOptions& o
   }
 }
 
-LandingNics open_landing_nics(const NicAccess& own, int own_rail, int rails, const SymmetricHeap& heap,
-                              const std::function<RailNic(int rail)>& open) {
+LandingNics open_landing_nics(const NicAccess& own, std::size_t own_rail, std::span<const NicPlace> places,
+                              const SymmetricHeap& heap) {
   const MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
-  LandingNics nics{std::vector<std::optional<LandingNic>>(static_cast<std::size_t>(rails))};
-  for (int rail = 0; rail < rails; ++rail) {
+  LandingNics nics{std::vector<std::optional<LandingNic>>(places.size())};
+  for (std::size_t rail = 0; rail < places.size(); ++rail) {
     if (rail == own_rail) continue;
-    const RailNic nic = open(rail);
-    nics.of_rail[static_cast<std::size_t>(rail)] =
-        LandingNic{nic.path,
-                   own.gpu_memory ? Registration::of_gpu_memory(nic.device, range, own.exporter)
-                                  : Registration::of_host_memory(nic.device, range),
-                   std::make_shared<CompletionQueue>(nic.device, 1)};
+    const std::shared_ptr<Device> device = Device::open(places[rail].name.data(), own.device->functions());
+    PathOptions path = own.path;
+    path.port = places[rail].port;
+    path.gid_index = places[rail].gid_index;
+    nics.of_rail[rail] = LandingNic{path,
+                                    own.gpu_memory ? Registration::of_gpu_memory(device, range, own.exporter)
+                                                   : Registration::of_host_memory(device, range),
+                                    std::make_shared<CompletionQueue>(device, 1)};
   }
   return nics;
 }

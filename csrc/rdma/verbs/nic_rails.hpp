@@ -1,9 +1,9 @@
 // A rank's NIC and those of its node on a fabric that connects rails only.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "csrc/rdma/ends.hpp"
@@ -24,14 +24,10 @@ struct LandingNics {
   std::vector<std::optional<LandingNic>> of_rail = {};
 };
 
-struct RailNic {
-  std::shared_ptr<Device> device;
-  PathOptions path;
-};
-/// Opens the NICs of other rails and registers the heap with each. `own` says what memory that is. SystemError: one
-/// refuses.
-LandingNics open_landing_nics(const NicAccess& own, int own_rail, int rails, const SymmetricHeap& heap,
-                              const std::function<RailNic(int rail)>& open);
+/// Opens the NICs of other rails and registers the heap with each. `own` says what memory that is; `places`: of each
+/// rail. SystemError: one refuses.
+LandingNics open_landing_nics(const NicAccess& own, std::size_t own_rail, std::span<const NicPlace> places,
+                              const SymmetricHeap& heap);
 
 /// Queue pairs that try paths: to and from the NICs of the other ranks, or where there are `landings`, over the own
 /// rail into the memory of the other ranks. There must be two for each rail, see why_unreached(). An answer that does

@@ -134,7 +134,7 @@ void QueuePair::become_ready_to_receive(const QueuePairAddress& peer) {
     route.is_global = 1;
     std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
     route.grh.sgid_index = static_cast<std::uint8_t>(path_.gid_index);
-    route.grh.hop_limit = path_.hop_limit;
+    route.grh.hop_limit = kHopLimit;
     route.grh.traffic_class = path_.traffic_class;
   }
   modify(*this, attributes,
@@ -149,7 +149,7 @@ void QueuePair::become_ready_to_send(const QueuePairAddress& peer) {
   attributes.sq_psn = address_.packet_number;
   attributes.timeout = path_.ack_timeout;
   attributes.retry_cnt = path_.retry_count;
-  attributes.rnr_retry = path_.receiver_not_ready_retries;
+  attributes.rnr_retry = kReceiverNotReadyRetries;
   attributes.max_rd_atomic = std::min(to_byte(device().limits().max_qp_init_rd_atom), peer.outstanding_reads_in);
   modify(*this, attributes,
          IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,

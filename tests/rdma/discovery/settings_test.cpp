@@ -160,6 +160,7 @@ TEST(RdmaSettings, AddressesOfOthers) {
 }
 
 TEST(RdmaSettings, HandlersAndMemoryOfOthers) {
+  EXPECT_EQ(read({{"DEEP_EP_NIC_HANDLER", "doorbell"}}).nic_handler, NicHandler::doorbell);
   EXPECT_EQ(read({{"NVSHMEM_IBGDA_NIC_HANDLER", "cpu_host_memory"}}).nic_handler, NicHandler::cpu);
   EXPECT_EQ(read({{"NVSHMEM_IBGDA_NIC_HANDLER", "GPU"}}).warnings.size(), 1u);
   EXPECT_FALSE(read({{"NVSHMEM_IB_DISABLE_DMABUF", "1"}}).dma_buf);
@@ -176,7 +177,7 @@ TEST(RdmaSettings, OwnVariablesMustBeRight) {
         fmt::format("environment variable DEEP_EP_RDMA_GID_INDEX='{}': not auto, nor a number from 0 to 255", wrong));
   }
   EXPECT_EQ(refusal({{"DEEP_EP_NIC_HANDLER", "nic"}}),
-            "environment variable DEEP_EP_NIC_HANDLER='nic': not one of auto|gpu|cpu");
+            "environment variable DEEP_EP_NIC_HANDLER='nic': not one of auto|gpu|doorbell|cpu");
   EXPECT_EQ(refusal({{"DEEP_EP_RDMA_TRAFFIC_CLASS", "256"}}),
             "environment variable DEEP_EP_RDMA_TRAFFIC_CLASS='256': not a number from 0 to 255");
   EXPECT_TRUE(refusal({{"DEEP_EP_HCA_LIST", "a,,b"}})

@@ -124,9 +124,8 @@ TEST(RdmaFaultsOfADevice, LateReadersSeeTheFlushBehindTheCause) {
 }
 
 class RdmaWaits : public testing::TestWithParam<Behind> {};
-INSTANTIATE_TEST_SUITE_P(, RdmaWaits, testing::Values(Behind::software_nic, Behind::cpu_handler), [](const auto& info) {
-  return info.param == Behind::software_nic ? "SoftwareNic" : "CpuHandler";
-});
+INSTANTIATE_TEST_SUITE_P(, RdmaWaits, testing::Values(Behind::software_nic, Behind::bells, Behind::cpu_handler),
+                         [](const auto& info) { return name_of(info.param); });
 
 TEST_P(RdmaWaits, ForRoomHaveADeadline) {
   QueueWorld world({.behind = GetParam(), .depth = 64, .timeout_ns = 20'000'000});
@@ -141,7 +140,7 @@ TEST_P(RdmaWaits, ForRoomHaveADeadline) {
 }
 
 TEST(RdmaMissingDoorbells, GivingTheQueuePairBackRings) {
-  for (const Behind behind : {Behind::software_nic, Behind::cpu_handler}) {
+  for (const Behind behind : {Behind::software_nic, Behind::bells, Behind::cpu_handler}) {
     QueueWorld world({.behind = behind});
     world.run([&](auto& peers) { peers[0]->signal_add(kSignal, 1); });
     world.settle();

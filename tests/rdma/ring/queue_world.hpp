@@ -1,12 +1,17 @@
 // Several queue pairs of one sender to one receiver, filled by device code, executed in either way: by the software NIC
-// (doorbell registers) or by the `cpu` handler, both on the adversarial wire.
+// (doorbell registers, stored by the sender or rung for it by bells) or by the `cpu` handler, all on the adversarial
+// wire.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "csrc/rdma/ring/bells.hpp"
 #include "csrc/rdma/ring/cpu_handler.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "deep_ep/executor.hpp"
@@ -18,7 +23,11 @@
 
 namespace deep_ep::test {
 
-enum class Behind { software_nic, cpu_handler };
+enum class Behind { software_nic, bells, cpu_handler };
+
+inline std::string name_of(Behind behind) {
+  return behind == Behind::software_nic ? "SoftwareNic" : behind == Behind::bells ? "Bells" : "CpuHandler";
+}
 
 struct QueueWorldOptions {
   Behind behind = Behind::software_nic;
@@ -56,7 +65,13 @@ class QueueWorld {
     wire_.add_memory(kLocalKey, local_.data(), kHeapBytes);
     wire_.add_memory(kRemoteKey, remote_.data(), kHeapBytes);
     wire_.add_memory(kSignalKey, remote_.data(), kHeapBytes);
+    if (options.behind == Behind::bells) bells_.emplace(executor_, rings_.options().count, options.depth);
     for (std::size_t i = 0; i < rings_.options().count; ++i) add_queue_pair(i);
+    if (bells_) {
+      std::vector<rdma::Bells::Register> registers;
+      for (std::size_t i = 0; i < registers_.size(); ++i) registers.push_back({registers_[i].get(), number(i)});
+      bells_->start(std::move(registers));
+    }
     if (options.behind == Behind::cpu_handler) {
       std::vector<rdma::CpuHandler::QueuePair> pairs;
       for (const RdmaPeerParams& peer : params_) pairs.push_back({peer.queue.number, peer.queue.peer});
@@ -89,6 +104,9 @@ class QueueWorld {
   AdversarialWire& wire() { return wire_; }
   SoftwareNic& nic() { return nic_; }
   rdma::CpuHandler& handler() { return *handler_; }
+  rdma::Bells& bells() { return *bells_; }
+  /// The last doorbell of this queue pair.
+  std::uint64_t& doorbell_register(std::size_t queue_pair) { return *registers_[queue_pair]; }
   const FaultRecord& fault() const { return faults_.fault(); }
   const QueueWorldOptions& options() const { return options_; }
   static std::uint32_t number(std::size_t queue_pair) { return 0x100 + static_cast<std::uint32_t>(queue_pair); }
@@ -101,6 +119,11 @@ class QueueWorld {
     if (handler_) {
       handler_->step();
     } else {
+      // The thread that rings is now and then away for long.
+      if (bells_ && wire_.below(200) == 0) away_ = !away_;
+      for (std::uint64_t bells = bells_ && !(away_ && wire_.below(50) != 0) ? wire_.below(4) : 0; bells != 0; --bells) {
+        bells_->step();
+      }
       nic_.step();
     }
   }
@@ -113,10 +136,11 @@ class QueueWorld {
     } else {
       registers_.push_back(std::make_unique<std::uint64_t>(0));
       peer.queue.doorbell = registers_.back().get();
-      peer.queue.doorbell_record = rings_.doorbell_record(i);
+      peer.queue.doorbell_record = bells_ ? bells_->record(i) : rings_.doorbell_record(i);
       *peer.queue.doorbell_record = device::rdma::record_word(options_.first_index);
       peer.queue.kind = RdmaDoorbell::device_register;
       nic_.add(peer.queue, options_.first_index);
+      if (bells_) bells_->connect(i, peer.queue);
     }
     params_.push_back(peer);
   }
@@ -131,8 +155,10 @@ class QueueWorld {
   AdversarialWire& wire_;
   SoftwareNic nic_;
   std::unique_ptr<rdma::CpuHandler> handler_;
+  std::optional<rdma::Bells> bells_;
   WaitContext context_;
   bool slow_ = false;
+  bool away_ = false;
   std::vector<std::unique_ptr<std::uint64_t>> registers_;
   std::vector<RdmaPeerParams> params_;
 };

@@ -223,21 +223,68 @@ TEST_F(NicEndsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {
   EXPECT_TRUE(contains(describe(*failure), "RDMA write to rank 1 over fake_0:1 failed (queue pair 0x1235, entry 7)"));
 }
 
-TEST_F(NicEndsTest, AutoFallsBackWhereThePageMayNotBeMapped) {
+TEST_F(NicEndsTest, AThreadRingsWhereThePageMayNotBeMapped) {
   pages_.refusal = "GPU 0 may not map the page";
   testing::internal::CaptureStderr();
   make();
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_TRUE(contains(ends_->describe(), "handler cpu, wire verbs, NIC fake_0:1, heap registered as dma-buf"));
-  EXPECT_TRUE(warned(said, "because: GPU 0 may not map the page"));
-  EXPECT_EQ(peer(0).queue.kind, RdmaDoorbell::producer_index);
-  EXPECT_TRUE(commands(0x500).empty()) << "no queue pair is made before the page is tried";
+  EXPECT_EQ(ends_->describe(), "handler doorbell, rings in dma-buf, NIC fake_0:1, heap registered as dma-buf");
+  EXPECT_EQ(ends_->handler(), NicHandler::doorbell);
+  EXPECT_TRUE(
+      warned(said, "a CPU thread rings the NIC for kernels (DEEP_EP_NIC_HANDLER=doorbell), because: GPU 0 may"));
+  EXPECT_EQ(commands(0x500).size(), 2u) << "no queue pair is made before the page is tried";
+  EXPECT_TRUE(pages_.mapped.empty());
+  auto* const reg = reinterpret_cast<std::uint64_t*>(registers + kRegister);
+  __atomic_store_n(reg, 0, __ATOMIC_RELAXED);
+  // As a kernel does it: a bell. Queue pairs of this fake device share a register.
+  for (int channel = 0; channel < kChannels; ++channel) {
+    const RdmaQueuePair& pair = peer(channel).queue;
+    EXPECT_EQ(pair.kind, RdmaDoorbell::bell);
+    EXPECT_FALSE(pair.system_scope);
+    EXPECT_EQ(pair.doorbell_record, nullptr) << "it is the thread's, see Bells";
+    const std::uint64_t ticket = (*pair.bells_left)++;
+    __atomic_store_n(pair.doorbell + ticket, device::rdma::bell_word(ticket, pair.bell_bits, pair.bell_ring, 70000),
+                     __ATOMIC_RELEASE);
+    const std::uint64_t rung = device::rdma::doorbell_word(70000, pair.number);
+    const Deadline deadline(30);
+    while (__atomic_load_n(reg, __ATOMIC_ACQUIRE) != rung && !deadline.expired()) std::this_thread::yield();
+    EXPECT_EQ(__atomic_load_n(reg, __ATOMIC_ACQUIRE), rung);
+    // The records lie in host memory of their own.
+    const auto& records = *std::find_if(fake_.registered.begin(), fake_.registered.end(),
+                                        [](const auto& one) { return one.bytes == 65536; });
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(records.address) % 65536, 0u);
+    const FakeVerbs::Command made = commands(0x500)[static_cast<std::size_t>(channel)];
+    EXPECT_EQ(made.get(0xc0 + 0x500, 64), 8u * static_cast<unsigned>(channel)) << "dbr_addr";
+    EXPECT_EQ(made.get(0xc0 + 0x720, 32), 0x131u) << "dbr_umem_id: not that of the rings, which came by dma-buf";
+    EXPECT_EQ(static_cast<const std::uint32_t*>(records.address)[2 * channel + 1], device::rdma::record_word(70000));
+  }
 }
 
 TEST_F(NicEndsTest, AutoFallsBackWhateverTheGpuAnswers) {
   nic_.page_mapper.map = [](void*) -> void* { throw OutOfMemory("cudaHostRegister: out of memory"); };
   make();
-  EXPECT_TRUE(contains(ends_->describe(), "handler cpu"));
+  EXPECT_TRUE(contains(ends_->describe(), "handler doorbell"));
+}
+
+TEST_F(NicEndsTest, AThreadPostsWhereThereAreNoQueuePairsForKernels) {
+  fake_.firmware_refusals = {{0x500, {EREMOTEIO, 0x3, 0x12ab34}}};
+  testing::internal::CaptureStderr();
+  make();
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(ends_->describe(), "handler cpu, wire verbs, NIC fake_0:1, heap registered as dma-buf"));
+  EXPECT_TRUE(warned(said, "executes what kernels post (DEEP_EP_NIC_HANDLER=cpu), because: RDMA device fake_0: DevX"));
+  EXPECT_EQ(peer(0).queue.kind, RdmaDoorbell::producer_index);
+  ends_.reset();
+  nic_.handler = NicHandler::doorbell;
+  EXPECT_TRUE(
+      contains(refusal(), "DEEP_EP_NIC_HANDLER=doorbell is impossible here: RDMA device fake_0: DevX CREATE_QP"));
+  nic_.or_next = true;
+  make();
+  EXPECT_TRUE(contains(ends_->describe(), "handler cpu")) << "all ranks had agreed on a handler that fails here";
+  ends_.reset();
+  fake_.firmware_refusals.clear();
+  make();
+  EXPECT_TRUE(contains(ends_->describe(), "handler doorbell")) << "not a faster one than agreed";
 }
 
 TEST_F(NicEndsTest, AGpuThatReordersWhatNicsWriteIsRefused) {

@@ -33,8 +33,9 @@ class NicRailsTest : public testing::Test {
     return access;
   }
   /// Of a rank of nodes of so many.
-  LandingNics landing_nics(int own_rail, int rails) {
-    return open_landing_nics(own(), own_rail, rails, heap_, [&](int) { return RailNic{open(), path_}; });
+  LandingNics landing_nics(std::size_t own_rail, std::size_t rails) {
+    const NicPlace place{.name = {"fake_0"}, .port = 1, .gid_index = 3};
+    return open_landing_nics(own(), own_rail, std::vector(rails, place), heap_);
   }
   void answer(std::uint64_t id, ibv_wc_status status) {
     ibv_wc completion{};

@@ -45,6 +45,7 @@ constexpr std::array kAdjustments = {
                  access.handler = rdma::NicHandler::gpu;
                  access.rings_in_host_memory = true;  // with the best register
                }},
+    Adjustment{"handler doorbell", [](rdma::verbs::NicAccess& access) { access.handler = rdma::NicHandler::doorbell; }},
     Adjustment{"handler cpu", [](rdma::verbs::NicAccess& access) { access.handler = rdma::NicHandler::cpu; }},
 };
 
@@ -79,7 +80,7 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
                   .link_gbps = nic.of_port().rate_gbps};
   const bool has_registers =
       executor->device().kind == Device::Kind::cuda && nic.nic.capability == rdma::Capability::mlx5;
-  subject.wants_gpu_handler = has_registers && settings.nic_handler != rdma::NicHandler::cpu;
+  subject.wants_gpu_handler = has_registers && settings.nic_handler < rdma::NicHandler::doorbell;
   if (choice.between_machines) {
     subject.no_others = "a NIC's doorbells and rings are tested without --listen and --peer";
   } else if (subject.wants_gpu_handler) {

@@ -48,7 +48,7 @@ void set_route(Mailbox& mailbox, const ConnectionCommand& command) {
   if (global) {
     mailbox.set_bytes(kPath + ads::rgid_rip, command.peer.gid)
         .set(of_path(ads::src_addr_index), static_cast<std::uint64_t>(path.gid_index))
-        .set(of_path(ads::hop_limit), path.hop_limit);
+        .set(of_path(ads::hop_limit), kHopLimit);
   }
   if (command.own.link_layer == LinkLayer::infiniband) {
     // The firmware refuses a traffic class without the header that carries it.
@@ -124,8 +124,9 @@ Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_p
       .set(of_context(qpc::cs_res), 0)
       .set(of_context(qpc::log_page_size), log_page(memory.umem->page_bytes()))
       .set(of_context(qpc::dbr_umem_valid), 1)
-      .set(of_context(qpc::dbr_umem_id), memory.umem->id())
-      .set(of_context(qpc::dbr_addr), memory.offset + memory.layout.doorbell);
+      .set(of_context(qpc::dbr_umem_id), (memory.records != nullptr ? memory.records : memory.umem)->id())
+      .set(of_context(qpc::dbr_addr),
+           memory.records != nullptr ? memory.record : memory.offset + memory.layout.doorbell);
   return mailbox;
 }
 
@@ -164,7 +165,7 @@ Mailbox ready_to_send_command(const ConnectionCommand& command) {
       .set(of_context(qpc::log_sra_max), command.log_outstanding_out)
       .set(of_context(qpc::next_send_psn), command.own.packet_number)
       .set(of_context(qpc::retry_count), command.path.retry_count)
-      .set(of_context(qpc::rnr_retry), command.path.receiver_not_ready_retries)
+      .set(of_context(qpc::rnr_retry), kReceiverNotReadyRetries)
       .set(of_path(layout::ads::ack_timeout), command.path.ack_timeout);
   return mailbox;
 }

@@ -19,6 +19,8 @@ struct QueueMemory {
   std::shared_ptr<const Umem> umem;
   std::uint64_t offset = 0;  ///< in it, in bytes; it and the layout are aligned to the page size of GPUs
   RingLayout layout = {};
+  std::shared_ptr<const Umem> records = {};  ///< other memory for the doorbell record; null: it lies as the layout says
+  std::uint64_t record = 0;                  ///< in that memory
 };
 
 /// One end's view of the connection.

@@ -81,7 +81,7 @@ MacAddress find_mac(const Context& context, const QueuePairAddress& peer, const 
   attributes.sl = path.service_level;
   std::memcpy(attributes.grh.dgid.raw, peer.gid.data(), peer.gid.size());
   attributes.grh.sgid_index = static_cast<std::uint8_t>(path.gid_index);
-  attributes.grh.hop_limit = path.hop_limit;
+  attributes.grh.hop_limit = kHopLimit;
   attributes.grh.traffic_class = path.traffic_class;
   errno = 0;
   ibv_ah* handle = device.functions().create_ah(device.protection_domain(), &attributes);

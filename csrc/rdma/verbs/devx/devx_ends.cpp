@@ -1,9 +1,12 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "csrc/rdma/ring/bells.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/async_events.hpp"
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
@@ -28,16 +31,22 @@ void try_ringing(const NicAccess& nic, DoorbellPages& pages) {
 
 class DevxEnds final : public Ends {
  public:
-  DevxEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
-           const ConnectionOptions& options)
-      : name_(nic.nic.name()),
+  DevxEnds(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor,
+           std::shared_ptr<Registration> heap, const ConnectionOptions& options)
+      : handler_(handler),
+        name_(nic.nic.name()),
+        cpus_(nic.nic.nic.cpus),
         options_(options),
         heap_(std::move(heap)),
         landings_(nic.landing_nics.get(), nic.rank, options),
         pages_(nic.page_mapper),
         device_(nic.device),
         port_(nic.path.port) {
-    try_ringing(nic, pages_);
+    if (handler_ == NicHandler::gpu) {
+      try_ringing(nic, pages_);
+    } else {
+      bells_.emplace(executor, options_.ends(), options_.depth);
+    }
     const bool on_gpu = nic.gpu_memory && !nic.rings_in_host_memory.value_or(false);
     try {
       make(nic, executor, on_gpu);
@@ -62,18 +71,30 @@ class DevxEnds final : public Ends {
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     pairs_[end]->connect(peer);
     RdmaQueuePair queue = rings_->queue_pair(end, pairs_[end]->number(), options_.peer(end));
-    queue.kind = RdmaDoorbell::device_register;
-    queue.doorbell = doorbells_[end].get();
-    queue.doorbell_record = rings_->doorbell_record(end);
-    // In the GPU's own memory all that the device reads is served by this GPU, see SendQueue.
+    if (bells_) {
+      bells_->connect(end, queue);
+    } else {
+      queue.kind = RdmaDoorbell::device_register;
+      queue.doorbell = doorbells_[end].get();
+      queue.doorbell_record = rings_->doorbell_record(end);
+    }
+    // In the GPU's own memory all that the device reads is served by this GPU, see PortChannel.
     queue.system_scope = !rings_->options().on_gpu;
     return peer_params(queue, *heap_, peer, *sinks_, end);
   }
 
   QueuePairAddress landing(std::size_t end) const override { return landings_.address(end); }
   void connect_landing(std::size_t end, const QueuePairAddress& peer) override { landings_.connect(end, peer); }
-  bool rung_by_kernels() const override { return true; }
-  void start() override {}  // the device serves the rings by itself
+  NicHandler handler() const override { return handler_; }
+  void start() override {
+    if (!bells_) return;  // the device serves the rings by itself
+    std::vector<Bells::Register> registers;
+    for (const auto& pair : pairs_) {
+      registers.push_back({static_cast<std::uint64_t*>(pair->doorbell().register_address()), pair->number()});
+    }
+    bells_->start(std::move(registers));
+    ringer_ = bells_->thread(cpus_);
+  }
 
   /// Completions in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
   std::optional<Failure> failure() const override {
@@ -81,6 +102,9 @@ class DevxEnds final : public Ends {
       return Failure{.of = FailureOf::device,
                      .device = name_,
                      .detail = "reported a fatal error: nothing on it completes any more"};
+    }
+    if (bells_ && bells_->lost()) {
+      return Failure{.of = FailureOf::device, .device = name_, .detail = "was not told of a doorbell"};
     }
     for (std::size_t end = 0; end < pairs_.size() && !rings_->options().on_gpu; ++end) {
       const device::rdma::CompletionEntry& completion = *rings_->completion(end);
@@ -119,9 +143,9 @@ class DevxEnds final : public Ends {
       reports.push_back(
           {fmt::format("queue pair {:#x} ({}): {}; posted {}, device told of {}, fetched {}, completion "
                        "{:#010x}{}{}",
-                       pairs_[end]->number(), to_string(pairs_[end]->doorbell().kind()), to_string(progress.state),
-                       rings[end].state.posted, progress.posted, progress.fetched, rings[end].completion.tail,
-                       trouble.empty() ? "" : "; ", trouble),
+                       pairs_[end]->number(), to_string(pairs_[end]->doorbell().kind()),
+                       devx::state_name(progress.state), rings[end].state.posted, progress.posted, progress.fetched,
+                       rings[end].completion.tail, trouble.empty() ? "" : "; ", trouble),
            trouble.empty() && progress.posted == posted && progress.fetched == posted});
     }
     return reports;
@@ -130,7 +154,7 @@ class DevxEnds final : public Ends {
   bool idle() const override { return rings_->idle(); }
 
   std::string describe() const override {
-    return fmt::format("handler gpu, rings in {}, NIC {}, heap registered as {}",
+    return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler_),
                        to_string(pairs_.front()->memory_path()), name_, to_string(heap_->path()));
   }
 
@@ -172,8 +196,8 @@ class DevxEnds final : public Ends {
     }
     const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end]->number(), options_.peer(end));
     if (const auto seen = reported(); seen && seen->queue_pair == pairs_[end]->number()) return rdma::describe(*seen);
-    if (progress.state != devx::QueuePairState::ready_to_send) {
-      return fmt::format("{} is in the state '{}'", name, to_string(progress.state));
+    if (progress.state != devx::kReadyToSend) {
+      return fmt::format("{} is in the state '{}'", name, devx::state_name(progress.state));
     }
     if (ring.outstanding() == 0) return {};
     const auto unseen = static_cast<std::uint16_t>(ring.state.posted - progress.posted);
@@ -198,10 +222,16 @@ class DevxEnds final : public Ends {
     const auto memory =
         std::make_shared<const devx::Umem>(on_gpu ? devx::Umem::of_gpu_memory(device->context(), range, nic.exporter)
                                                   : devx::Umem::of_host_memory(device->context(), range));
+    devx::QueueMemory place{.umem = memory, .layout = rings_->layout()};
+    if (bells_) {
+      place.records = std::make_shared<const devx::Umem>(devx::Umem::of_host_memory(
+          device->context(), {.address = bells_->records(), .bytes = bells_->record_bytes()}));
+    }
     for (std::size_t i = 0; i < options_.ends(); ++i) {
-      pairs_.push_back(std::make_unique<DevxQueuePair>(device, devx::QueueMemory{memory, i * bytes, rings_->layout()},
-                                                       options_.port_offset(i), nic.doorbell));
-      doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
+      place.offset = i * bytes;
+      place.record = i * 2 * sizeof(std::uint32_t);
+      pairs_.push_back(std::make_unique<DevxQueuePair>(device, place, options_.port_offset(i), nic.doorbell));
+      if (!bells_) doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
     }
     subscribe(device->context());
   }
@@ -219,9 +249,12 @@ class DevxEnds final : public Ends {
 
   // In this order; they are destroyed in the opposite order: mapped registers before the pages and the queue pairs that
   // have them, queue pairs before the memory.
+  NicHandler handler_;
   std::string name_;
+  std::vector<int> cpus_;
   ConnectionOptions options_;
   std::shared_ptr<Registration> heap_;
+  std::optional<Bells> bells_;  ///< handler `doorbell`
   std::unique_ptr<RingMemory> rings_;
   std::unique_ptr<Registration> sinks_;
   Landings landings_;
@@ -234,19 +267,21 @@ class DevxEnds final : public Ends {
   std::atomic<bool> device_failed_{false};
   mutable std::mutex reported_mutex_;
   std::optional<Failure> reported_;            ///< the first queue pair that the device says has failed
-  std::unique_ptr<AsyncEventWatcher> events_;  ///< last: its thread uses the rest
+  std::unique_ptr<AsyncEventWatcher> events_;  ///< its thread uses the rest
+  std::jthread ringer_;                        ///< last: rings for bells
 };
 
 }  // namespace
 
-std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                     std::shared_ptr<Registration> heap, const ConnectionOptions& options) {
+std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
+                                     const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
+                                     const ConnectionOptions& options) {
   if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
   if (!nic.mlx5()) {
     fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format",
                       nic.nic.name());
   }
-  return std::make_unique<DevxEnds>(nic, executor, std::move(heap), options);
+  return std::make_unique<DevxEnds>(handler, nic, executor, std::move(heap), options);
 }
 
 }  // namespace deep_ep::rdma::verbs

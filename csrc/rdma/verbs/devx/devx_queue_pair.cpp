@@ -1,6 +1,7 @@
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <utility>
 
@@ -15,20 +16,9 @@ std::uint32_t log2_down(int value) { return value <= 0 ? 0 : std::bit_width(stat
 
 }  // namespace
 
-std::string_view to_string(QueuePairState state) {
-  switch (state) {
-    case QueuePairState::reset:
-      return "reset";
-    case QueuePairState::initialised:
-      return "initialised";
-    case QueuePairState::ready_to_receive:
-      return "ready to receive";
-    case QueuePairState::ready_to_send:
-      return "ready to send";
-    case QueuePairState::error:
-      break;
-  }
-  return "error";
+std::string_view state_name(std::uint64_t state) {
+  constexpr std::array<std::string_view, 4> kNames = {"reset", "initialised", "ready to receive", "ready to send"};
+  return state < kNames.size() ? kNames[state] : "error";
 }
 
 DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset,
@@ -77,10 +67,7 @@ QueuePairProgress DevxQueuePair::progress() const {
       queue_pair_.query("QUERY_QP", query_queue_pair_command(number()), layout::command::context_bits);
   const auto value = [&](Field field) { return answer.get(within(layout::queue_pair::context, field)); };
   QueuePairProgress progress;
-  const auto state = value(layout::qpc::state);
-  progress.state = state <= static_cast<std::uint64_t>(QueuePairState::ready_to_send)
-                       ? static_cast<QueuePairState>(state)
-                       : QueuePairState::error;
+  progress.state = value(layout::qpc::state);
   progress.posted = static_cast<std::uint16_t>(value(layout::qpc::sw_sq_wqebb_counter));
   progress.fetched = static_cast<std::uint16_t>(value(layout::qpc::hw_sq_wqebb_counter));
   return progress;

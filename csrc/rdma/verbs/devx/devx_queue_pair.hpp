@@ -13,14 +13,13 @@
 
 namespace deep_ep::rdma::verbs::devx {
 
-/// As the firmware numbers them; what is not one of the first four counts as error.
-enum class QueuePairState : std::uint8_t { reset, initialised, ready_to_receive, ready_to_send, error };
-
-std::string_view to_string(QueuePairState state);
+/// Of the states that the firmware numbers.
+inline constexpr std::uint64_t kReadyToSend = 3;
+std::string_view state_name(std::uint64_t state);
 
 /// Counters of the device that say what happened to posted work.
 struct QueuePairProgress {
-  QueuePairState state = QueuePairState::reset;
+  std::uint64_t state = 0;
   std::uint16_t posted = 0;   ///< blocks that doorbells announced
   std::uint16_t fetched = 0;  ///< blocks that the device has read
 };

@@ -1,0 +1,93 @@
+#include "csrc/rdma/ring/bells.hpp"
+
+#include <bit>
+#include <memory>
+#include <utility>
+
+#include "csrc/memory/executor_memory.hpp"
+#include "csrc/rdma/ring/polling.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+constexpr std::size_t kPage = 65536;  ///< the largest of a host
+
+/// What was stored before is there for the device that gets this; and it gets it at once, not when a write-combining
+/// buffer is full.
+void store_to_device(volatile std::uint64_t* reg, std::uint64_t word) {
+#if defined(__aarch64__)
+  asm volatile("dsb sy" ::: "memory");
+  *reg = word;
+  asm volatile("dsb sy" ::: "memory");
+#elif defined(__x86_64__)
+  asm volatile("sfence" ::: "memory");
+  *reg = word;
+  asm volatile("sfence" ::: "memory");
+#else
+#error "no order of stores to devices is known for this processor"
+#endif
+}
+
+}  // namespace
+
+Bells::Bells(std::shared_ptr<Executor> executor, std::size_t rings, std::uint32_t depth)
+    : rings_(rings),
+      bits_(static_cast<std::uint32_t>(std::bit_width(rings * depth - 1))),
+      bells_(pinned_memory<std::uint64_t>(executor, sizeof(std::uint64_t) << bits_)),
+      left_(device_memory<std::uint64_t>(executor, sizeof(std::uint64_t))),
+      record_memory_(pinned_memory<std::byte>(executor, record_bytes() + kPage)) {
+  void* begin = record_memory_.get();
+  std::size_t room = record_bytes() + kPage;
+  records_ = static_cast<std::uint32_t*>(std::align(kPage, record_bytes(), begin, room));
+  if (rings > device::rdma::kMostBellRings) {
+    fail<InvalidArgument>("{} queue pairs for one thread that rings, allowed: {}", rings, device::rdma::kMostBellRings);
+  }
+  const OwnStream stream(*executor);
+  executor->fill(left_.get(), 0, sizeof(std::uint64_t), stream.get());
+  executor->synchronize(stream.get());
+}
+
+std::size_t Bells::record_bytes() const {
+  const std::size_t bytes = rings_ * 2 * sizeof(std::uint32_t);
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+void Bells::connect(std::size_t ring, RdmaQueuePair& pair) const {
+  pair.kind = RdmaDoorbell::bell;
+  pair.doorbell = bells_.get();
+  pair.bells_left = left_.get();
+  pair.bell_bits = bits_;
+  pair.bell_ring = static_cast<std::uint32_t>(ring);
+}
+
+void Bells::start(std::vector<Register> registers) { registers_ = std::move(registers); }
+
+std::jthread Bells::thread(std::vector<int> cpus) {
+  return std::jthread([this, cpus = std::move(cpus)](const std::stop_token& stop) {
+    poll(stop, cpus, /*for_device=*/true, [this] { return step(); });
+  });
+}
+
+bool Bells::step() {
+  const std::uint64_t place = next_ & ((std::uint64_t{1} << bits_) - 1);
+  const std::uint64_t bell = __atomic_load_n(bells_.get() + place, __ATOMIC_ACQUIRE);
+  // What is not the next bell is the one that was read from this place before, or nothing.
+  const std::uint32_t lap = device::rdma::high_half(bell);
+  const auto expected = static_cast<std::uint32_t>((next_ >> bits_) + 1);
+  if (lap != expected) {
+    if (lap != expected - 1 && !lost_.exchange(true)) log::error("RDMA: a doorbell was overwritten before it was rung");
+    return false;
+  }
+  const std::uint32_t ring = device::rdma::low_half(bell) >> 16;
+  const Register& to = registers_.at(ring);
+  __atomic_store_n(record(ring), device::rdma::record_word(device::rdma::low_half(bell)), __ATOMIC_RELEASE);
+  store_to_device(to.address, device::rdma::doorbell_word(device::rdma::low_half(bell), to.queue_pair));
+  ++next_;
+  return true;
+}
+
+}  // namespace deep_ep::rdma

@@ -1,0 +1,63 @@
+// The handler `doorbell`: kernels fill rings in their GPU's memory as for the handler `gpu`, and a thread rings the
+// device for them. Neither the GPU nor this process needs any privilege for that.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "csrc/executor/own_stream.hpp"
+#include "kernels/rdma/params.hpp"
+
+namespace deep_ep::rdma {
+
+/// A queue in pinned memory where kernels leave a bell for each doorbell: which ring, and how far. There is one for all
+/// rings, so the thread looks at one word however many there are. It cannot run over: a bell that waits announces at
+/// least one entry that the device does not know, and a ring has room for no more of them than its depth.
+///
+/// The thread writes the doorbell records too. A kernel's would be ahead of the bells that wait: a device that reads it
+/// to recover a lost doorbell would then be rung for entries that it has passed, and take them for those a lap ahead.
+class Bells {
+ public:
+  /// Where the device is told of a ring's new entries.
+  struct Register {
+    volatile std::uint64_t* address = nullptr;
+    std::uint32_t queue_pair = 0;  ///< its number
+  };
+
+  /// InvalidArgument where a bell cannot name so many rings. `depth`: of each of them.
+  Bells(std::shared_ptr<Executor> executor, std::size_t rings, std::uint32_t depth);
+
+  /// Kernels that use `pair` leave bells for this ring.
+  void connect(std::size_t ring, RdmaQueuePair& pair) const;
+  /// Doorbell records, 8 bytes each, for the device; in pinned memory, on pages of their own.
+  std::uint32_t* records() const { return records_; }
+  std::size_t record_bytes() const;
+  /// That of a ring's send queue.
+  std::uint32_t* record(std::size_t ring) const { return records_ + 2 * ring + 1; }
+
+  /// From now on `registers`, one of each ring, are rung, by step() or by thread().
+  void start(std::vector<Register> registers);
+  std::jthread thread(std::vector<int> cpus);
+
+  /// Rings for the next bell; false: there is none.
+  bool step();
+  /// True if a bell was overwritten before it was read, which must not happen.
+  bool lost() const { return lost_.load(std::memory_order_relaxed); }
+
+ private:
+  std::size_t rings_;
+  std::uint32_t bits_;  ///< the queue has 2^bits_ places
+  std::shared_ptr<std::uint64_t> bells_;
+  std::shared_ptr<std::uint64_t> left_;  ///< bells so far; in memory of the kernels' device
+  std::shared_ptr<std::byte> record_memory_;
+  std::uint32_t* records_;
+  std::vector<Register> registers_;
+  std::uint64_t next_ = 0;  ///< bells read
+  std::atomic<bool> lost_{false};
+};
+
+}  // namespace deep_ep::rdma

@@ -124,8 +124,8 @@ class Buffer {
   /// The same in two calls with equal arguments. The first one is collective and reads x; the second one is not, and
   /// reads topk_idx and the biases.
   ElasticReturn begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call = {});
-  /// The second of these calls. It comes behind all calls of this buffer so far. @throws InvalidArgument if `back` is
-  /// of other arguments.
+  /// The second of these calls, in stream order behind the first one. With BufferOptions::result_tensors it does not
+  /// wait for other calls of this buffer. @throws InvalidArgument if `back` is of other arguments.
   CombineResult end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
                                     const CallOptions& call = {});
   /// Collective: later work on the stream begins when all ranks have reached the call. No host wait. @returns an event,

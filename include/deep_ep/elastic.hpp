@@ -123,6 +123,7 @@ struct ElasticReturn {
   Tensor rows = {};     ///< [most that may come, H] bfloat16
   Tensor beside = {};   ///< [as many, 1 or 1 + K] int32: the selection that a row belongs to, then weights
   Tensor ends = {};     ///< [R, R] int32: as DispatchHandle::rank_prefix_matrix, of these rows
+  Tensor row_of = {};   ///< [T, K] int32: the row of a selection, if that row says the same
   EventHandle event{};  ///< set with async_finish
 };
 

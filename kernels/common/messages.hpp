@@ -45,11 +45,6 @@ struct CombineAddresses {
 };
 static_assert(sizeof(Mailbox<DispatchAddresses>) == kLine && sizeof(Mailbox<CombineAddresses>) == kLine);
 
-/// A rank's arrival at a load-balance call.
-struct LoadBalanceCall {
-  std::uint64_t shape;  ///< must agree: see LoadBalanceParams
-};
-
 /// What of these must agree, in the words of a fault record.
 enum class RowField : int {
   row_bytes,

@@ -4,30 +4,25 @@
 // pushes each row, if there is to be one rounding only. The owner adds while rows arrive. It makes no difference where
 // x lies or how much of the heap is in use.
 #include "kernels/elastic/combine_add.hpp"
-#include "kernels/elastic/meet.hpp"
+#include "kernels/normal/meet.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device {
 
 /// What must be equal on all ranks for windows to be laid out alike: see RowField::kind.
-DEEP_EP_DEVICE std::int32_t kind_of(const ElasticCombineParams& params) {
-  return (params.weighted ? 1 : 0) + (params.each_selection ? 2 : 0);
-}
-
 DEEP_EP_DEVICE Arrival arrival(const ElasticCombineParams& params) {
   return {.row_bytes = params.row_bytes,
-          .beside = static_cast<std::uint32_t>(kind_of(params)),
           .num_topk = static_cast<std::uint32_t>(params.num_topk),
           .max_tokens = static_cast<std::uint32_t>(params.max_tokens),
-          .fingerprint = 0};
+          .kind = static_cast<std::uint64_t>((params.weighted ? 1 : 0) + (params.each_selection ? 2 : 0))};
 }
 
 /// Meets the other ranks, whose windows are then free, and pushes. False after a fault.
 DEEP_EP_DEVICE bool meet_and_push(const ElasticCombineParams& params, const ElasticCombineShared& shared,
-                                  const Meeting& meeting) {
+                                  const Meeting<ReportLateHere>& meeting) {
   ElasticPusher pusher(params, shared, meeting.epoch);
-  const bool good = whole_block(meeting.hear_all(arrival(params), RowField::kind), shared.scratch);
+  const bool good = whole_block(meeting.hear_all(arrival(params)), shared.scratch);
   if (good) pusher.push_all();
   return good;
 }
@@ -46,8 +41,8 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
   const Call call = Call::begin(common.state->combine, params.wait, shared.scratch);
   if (call.begun) {
     // 1. This rank's window is free: the call before has ended here.
-    const Meeting meeting{common, params.wait, Wanted::combine_addresses, 1 + static_cast<int>(call.epoch & 1),
-                          call.epoch};
+    const Meeting<ReportLateHere> meeting{
+        common, {{params.wait}}, Wanted::combine_addresses, 1 + static_cast<int>(call.epoch & 1), call.epoch};
     if (block_index() == 0) meeting.announce(arrival(params));
     // 2. Some warps push, and then all add. Blocks that only add need no word of others but their rows' flags.
     if (block_index() >= params.pushing_blocks || meet_and_push(params, shared, meeting)) {

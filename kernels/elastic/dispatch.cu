@@ -22,10 +22,10 @@ namespace deep_ep::device {
 /// What this rank says when it has come. A call that is meant differently otherwise is found out with the selections.
 DEEP_EP_DEVICE Arrival arrival(const ElasticDispatchParams& params) {
   return {.row_bytes = params.rows.row_bytes,
-          .beside = params.fresh ? static_cast<std::uint32_t>(params.rows.num_scales) : params.window.words_beside,
+          .num_scales = params.fresh ? static_cast<std::uint32_t>(params.rows.num_scales) : params.window.words_beside,
           .num_topk = static_cast<std::uint32_t>(params.rows.num_topk),
           .max_tokens = static_cast<std::uint32_t>(params.window.max_tokens),
-          .fingerprint = params.fingerprint};
+          .kind = params.fingerprint};
 }
 
 /// By the telling blocks: copies this rank's selections to all ranks. The last one says that they are there.
@@ -35,6 +35,7 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
   const std::int64_t end = std::int64_t{params.num_tokens} * params.rows.num_topk;
   const int experts = params.num_local_experts * common.num_ranks;
   const std::int64_t step = std::int64_t{params.telling_blocks} * block_threads() * kTogether;
+#pragma unroll 1
   for (std::int64_t at = (std::int64_t{block_index()} * block_threads() + thread_index()) * kTogether; at < end;
        at += step) {
     std::int64_t index[kTogether];
@@ -43,6 +44,7 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
     Vec16 told;
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) told.word[i] = static_cast<std::uint32_t>(expert_of(index[i], experts));
+#pragma unroll 1
     for (int peer = 0; peer < common.num_ranks; ++peer) {
       *reinterpret_cast<Vec16*>(params.told.of(common.heaps[peer], common.rank) + at) = told;
     }
@@ -54,18 +56,18 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
       }
     }
   }
-  for (int peer = thread_index(); block_index() == 0 && peer < common.num_ranks; peer += block_threads()) {
+  block::each(block_index() == 0 ? common.num_ranks : 0, [&](int peer) {
     static_cast<CallShape&>(params.told.shape(common.heaps[peer], common.rank)) = params.call.shape;
-  }
+  });
   if (params.telling_blocks > 1) {
     if (!last_of_blocks(&common.state->telling_ticket, params.telling_blocks, scratch)) return;
   } else {
     block::sync();
   }
-  for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+  block::each(common.num_ranks, [&](int peer) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::selections),
                                  Progress::at(epoch, static_cast<std::uint32_t>(params.num_tokens)));
-  }
+  });
 }
 
 /// By a block that tells or sends, whose warps have their first rows at hand. False after a fault.
@@ -73,10 +75,10 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
                                   std::int32_t* scratch) {
   const IntranodeParams& common = params.common;
   // 1. Ranks meet.
-  const Meeting meeting = dispatch_meeting(params, epoch);
+  const Meeting<ReportLate> meeting = dispatch_meeting(params, epoch);
   const Arrival ours = arrival(params);
   if (block_index() == 0) meeting.announce(ours);
-  const bool good = meeting.hear_all(ours, RowField::num_scales);
+  const bool good = meeting.hear_all(ours);
   bulk::fence_global();  // windows that are free may be overwritten by bulk stores
   if (!whole_block(good, scratch)) return false;
 
@@ -90,9 +92,9 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
   // 3. Send.
   sender.send();
   if (!last_of_blocks(&common.state->dispatch_round_ticket, params.sending_blocks, scratch)) return true;
-  for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+  block::each(common.num_ranks, [&](int peer) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows), round_signal(epoch, 1));
-  }
+  });
   if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->dispatch_next_token, std::uint32_t{0});
   return true;
 }
@@ -107,10 +109,10 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
     if (thread_index() == 0) add_release<Scope::gpu>(&call.counter.arrived, std::uint32_t{1});
     return;
   }
-  for (int peer = thread_index(); good && peer < common.num_ranks; peer += block_threads()) {
+  block::each(good ? common.num_ranks : 0, [&](int peer) {
     wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
                 {peer, Wanted::dispatch_rows, round_signal(call.epoch, 1)});
-  }
+  });
   if (thread_index() == 0) {
     const auto arrived = [&](const Poll&) {
       return load_acquire<Scope::gpu>(&call.counter.arrived) == static_cast<std::uint32_t>(others);
@@ -120,9 +122,8 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
   }
   if (!agree) {
     block::sync();  // every block has begun: see agrees_on_call
-    for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-      agrees_on_call(params.call, params.told.shape(common.own_heap(), peer), peer);
-    }
+    block::each(common.num_ranks,
+                [&](int peer) { agrees_on_call(params.call, params.told.shape(common.own_heap(), peer), peer); });
   }
   if (thread_index() == 0 && call.begun) call.counter.count(call.epoch);
 }
@@ -146,8 +147,9 @@ DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, s
   }
   sender.pipe.drop();  // what is prepared and not sent
   if (good && params.fresh && block_index() >= grid_blocks() - params.numbers.blocks) {
-    const DispatchNumbersShared numbers(Carver(memory + params.numbers.shared_at), params.numbers.warps,
-                                        common.num_ranks, params.num_local_experts, params.numbers.staged);
+    const NumberingShared numbers(Carver(memory + params.numbers.shared_at), params.numbers.warps,
+                                  DispatchNumbers::columns(common.num_ranks, params.num_local_experts),
+                                  params.num_local_experts, common.num_ranks, params.numbers.staged);
     agree = DispatchNumberer{params, numbers, epoch, shared.scratch}.number();
   }
   end_dispatch(params, call, good, agree);

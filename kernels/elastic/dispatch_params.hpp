@@ -28,11 +28,11 @@ struct ToldSelections {
 
 /// What the blocks that number selections find out.
 struct DispatchNumbers : RowTables {
-  std::int32_t* block_counts;  ///< [blocks, columns]: what they tell each other; one block needs none
-  bool clear_tail;             ///< rows behind the last one say that they hold nothing
-  int blocks;                  ///< the last ones of the grid
-  int warps;                   ///< of each of these blocks, for which shared memory has room
-  int staged;                  ///< selections of a block for which shared memory has room, too
+  CountExchange exchange;  ///< one block needs none
+  bool clear_tail;         ///< rows behind the last one say that they hold nothing
+  int blocks;              ///< the last ones of the grid
+  int warps;               ///< of each of these blocks, for which shared memory has room
+  int staged;              ///< selections of a block for which shared memory has room, too
   std::uint32_t shared_at;
 
   /// Counters: rows for each rank, selections of each local expert, rows of this rank from each source.
@@ -82,32 +82,6 @@ struct ElasticDispatchShared {
         barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages_of_warp), kLine)),
         stages(carver.take<std::byte>(static_cast<std::size_t>(warps * stages_of_warp) * stage_bytes, kLine)),
         bytes(carver.bytes()) {}
-};
-
-/// The same of a block that numbers.
-struct DispatchNumbersShared {
-  std::int32_t* next;         ///< [warps, columns]: what the warp counts, then the next one that it meets
-  std::int32_t* before;       ///< [columns]: what earlier blocks have counted
-  std::int32_t* totals;       ///< [columns]
-  std::int32_t* starts;       ///< [num_local_experts]: first row of each expert
-  std::int32_t* source_ends;  ///< [num_ranks]: of the sources' tokens, one behind the other
-  std::int32_t* staged;       ///< the first selections of the block's share
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE DispatchNumbersShared(Carver carver, int warps, int num_ranks, int num_local_experts,
-                                            int selections)
-      : next(carver.take<std::int32_t>(static_cast<std::size_t>(warps) * columns_of(num_ranks, num_local_experts))),
-        before(carver.take<std::int32_t>(columns_of(num_ranks, num_local_experts))),
-        totals(carver.take<std::int32_t>(columns_of(num_ranks, num_local_experts))),
-        starts(carver.take<std::int32_t>(static_cast<std::size_t>(num_local_experts))),
-        source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
-        staged(carver.take<std::int32_t>(static_cast<std::size_t>(selections))),
-        bytes(carver.bytes()) {}
-
- private:
-  DEEP_EP_HOST_DEVICE static std::size_t columns_of(int num_ranks, int num_local_experts) {
-    return static_cast<std::size_t>(DispatchNumbers::columns(num_ranks, num_local_experts));
-  }
 };
 
 }  // namespace deep_ep

@@ -27,12 +27,14 @@ struct ElasticSender {
     bool travels;  ///< to another rank
   };
 
-  Unit ahead{0, 0, -1, false};  ///< what is sent first
+  Turns turns{};
+  Unit ahead{};  ///< what is sent first
 
-  /// The warp's own token, if there is a warp for each; -1: warps take turns. Then nobody waits for a ticket.
-  DEEP_EP_DEVICE std::int32_t own_token() const {
-    if (params.end_of_pass() - params.window.first_token > params.sending_blocks * params.sending_warps) return -1;
-    return params.window.first_token + warp_index() * params.sending_blocks + block_index() - params.first_sender;
+  /// Tokens of the pass, counted from its first one.
+  DEEP_EP_DEVICE SharedWork work() const {
+    const std::int32_t tokens = params.end_of_pass() - params.window.first_token;
+    return {&params.common.state->dispatch_next_token, static_cast<std::uint32_t>(tokens < 0 ? 0 : tokens),
+            params.sending_blocks * params.sending_warps};
   }
 
   /// By a whole warp: does the row go to the rank of this lane?
@@ -42,19 +44,23 @@ struct ElasticSender {
       return rank < num_ranks && params.sent_to[std::int64_t{unit.token} * num_ranks + rank] != 0;
     }
     bool found = false;
+#pragma unroll 4
     for (int k = 0; k < params.rows.num_topk; ++k) found |= warp::shuffle(unit.owner, k) == rank;
     return found;
   }
 
-  DEEP_EP_DEVICE Unit unit_of(std::int32_t token) const {
+  /// The token whose turn it is, that behind the last one if there is none.
+  DEEP_EP_DEVICE Unit unit_of(std::uint32_t turn) const {
     const int num_ranks = params.common.num_ranks, num_topk = params.rows.num_topk;
+    if (turn >= work().end) return {params.end_of_pass(), 0, -1, false};
+    const std::int32_t token = params.window.first_token + static_cast<std::int32_t>(turn);
     Unit unit{token, 0, -1, false};
-    if (token >= params.end_of_pass()) return unit;
     if (params.selects() && lane_index() < num_topk) {
       const std::int64_t index = params.topk_idx.load_cached(std::int64_t{token} * num_topk + lane_index());
       const int expert = expert_of(index, params.num_local_experts * num_ranks);
       unit.owner = expert < 0 ? -1 : expert / params.num_local_experts;
     }
+#pragma unroll 1
     for (int first = 0; first < num_ranks; first += kWarpSize) {
       const int rank = first + lane_index();
       const bool goes = goes_to(unit, rank);
@@ -62,16 +68,6 @@ struct ElasticSender {
       unit.travels = warp::any(goes && rank != params.common.rank) || unit.travels;
     }
     return unit;
-  }
-
-  DEEP_EP_DEVICE Unit next(const Unit& unit) const {
-    if (unit.travels && unit.offset + params.stage_bytes < params.rows.row_bytes) {
-      return {unit.token, unit.offset + params.stage_bytes, unit.owner, true};
-    }
-    return unit_of(own_token() < 0 ? next_in_turn() : params.end_of_pass());
-  }
-  DEEP_EP_DEVICE std::int32_t next_in_turn() const {
-    return params.window.first_token + static_cast<std::int32_t>(take_next(&params.common.state->dispatch_next_token));
   }
 
   DEEP_EP_DEVICE std::uint32_t bytes_of(const Unit& unit) const {
@@ -87,6 +83,7 @@ struct ElasticSender {
     if (!unit.travels) return;
     const IntranodeParams& common = params.common;
     pipe.store(bytes_of(unit), [&](auto store) {
+#pragma unroll 1
       for (int first = 0; first < common.num_ranks; first += kWarpSize) {
         const int rank = first + lane_index();
         if (!goes_to(unit, rank) || rank == common.rank) continue;
@@ -114,7 +111,9 @@ struct ElasticSender {
       const int at = lane_index() + i * kWarpSize;
       held[i] = at < words ? word_beside(unit.token, at) : 0;
     }
+#pragma unroll 1
     for (int first = 0; first < common.num_ranks; first += kWarpSize) {
+#pragma unroll 1
       for (std::uint32_t left = warp::ballot(goes_to(unit, first + lane_index())); left != 0; left &= left - 1) {
         const int rank = first + lowest_bit(left);
         std::uint32_t* const to = params.window.beside(common.heaps[rank], common.rank, unit.token);
@@ -123,6 +122,7 @@ struct ElasticSender {
           const int at = lane_index() + i * kWarpSize;
           if (at < words) to[at] = held[i];
         }
+#pragma unroll 1
         for (int at = lane_index() + kHeld * kWarpSize; at < words; at += kWarpSize) {
           to[at] = word_beside(unit.token, at);
         }
@@ -130,28 +130,28 @@ struct ElasticSender {
     }
   }
 
-  /// Before ranks meet: the warp's own token comes to shared memory.
+  /// Before ranks meet: the warp's first token comes to shared memory.
   DEEP_EP_DEVICE void prepare() {
     if (!sends()) return;
     if (lane_index() == 0) pipe.init();
-    if (own_token() < 0) return;
-    ahead = unit_of(own_token());
+    turns = Turns::of_warp(work(), warp_index() * params.sending_blocks + block_index() - params.first_sender);
+    ahead = unit_of(turns.turn);
     load(ahead);
   }
   /// Sends what this warp has to send. Afterwards every store of the warp is complete.
   DEEP_EP_DEVICE void send() {
     if (!sends()) return;
-    const std::int32_t end = params.end_of_pass();
-    Unit unit = ahead;
-    if (own_token() < 0) {
-      unit = unit_of(next_in_turn());
-      load(unit);
-    }
-    while (unit.token < end) {
-      const Unit following = next(unit);
+#pragma unroll 1
+    for (Unit unit = ahead; unit.token < params.end_of_pass();) {
+      Unit following = unit;
+      following.offset += params.stage_bytes;
+      const bool more = unit.travels && following.offset < params.rows.row_bytes;
+      const std::uint32_t drawn = more ? 0 : turns.draw(work());  // needed when this unit is on its way
+      if (!more) following = unit_of(turns.following);
       load(following);
       store(unit);
       if (unit.offset == 0) store_beside(unit);
+      if (!more) turns.advance(drawn);
       unit = following;
     }
     pipe.drop();

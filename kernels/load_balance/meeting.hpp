@@ -2,8 +2,8 @@
 // rank has reached the call; and no rank goes on before all ranks have done their part.
 #pragma once
 
-#include "kernels/common/row_comparison.hpp"
 #include "kernels/common/tickets.hpp"
+#include "kernels/normal/meet.hpp"
 #include "kernels/load_balance/params.hpp"
 #include "kernels/primitives/bulk.hpp"
 
@@ -12,28 +12,13 @@ namespace deep_ep::device {
 /// By all threads of the block: tells all ranks that this one has come, and waits for them. False after a fault, in all
 /// threads.
 DEEP_EP_DEVICE bool meet(const LoadBalanceParams& params, const Call& call) {
-  const IntranodeParams& common = params.common;
-  const ControlWindow& control = common.control;
-  bool good = call.begun;
-  for (int peer = thread_index(); peer < common.num_ranks && good && block_index() == 0; peer += block_threads()) {
-    Mailbox<LoadBalanceCall>& box = control.load_balance_box(common.heaps[peer], common.rank);
-    box.message.shape = params.shape;
-    store_release<Scope::system>(&box.signal, call.epoch);
-  }
-  for (int peer = thread_index(); peer < common.num_ranks && call.begun; peer += block_threads()) {
-    const Mailbox<LoadBalanceCall>& box = control.load_balance_box(common.own_heap(), peer);
-    const Awaited arrival{params.first_rank + peer, Wanted::load_balance_call, call.epoch};
-    if (!wait_signal(params.wait, &box.signal, arrival)) {
-      good = false;
-      continue;
-    }
-    RowComparison shapes;
-    shapes.compare(RowField::kind, static_cast<std::int64_t>(params.shape),
-                   static_cast<std::int64_t>(box.message.shape));
-    const std::uint64_t* own = &control.load_balance_box(common.own_heap(), common.rank).signal;
-    good = shapes.agrees(params.wait, own, params.first_rank + common.rank, arrival) && good;
-  }
-  bulk::fence_global();  // the peers' signals also allow bulk stores into their slots
+  const Meeting<ReportLate> meeting{params.common, {params.wait},    Wanted::load_balance_call, 3,
+                                    call.epoch,    params.first_rank};
+  const Arrival ours{.kind = params.shape};
+  if (call.begun && block_index() == 0) meeting.announce(ours);
+  const bool good = call.begun && meeting.hear_all(ours);
+  fence<Scope::system>();  // gradients that peers had written before are read by ordinary loads
+  bulk::fence_global();    // the peers' signals also allow bulk stores into their slots
   return whole_block(good, call.scratch);
 }
 

@@ -33,9 +33,9 @@ struct SourceCounts {
         bytes(align_to_line(carver.bytes())) {}
 };
 
-/// A rank's word that it has begun a call of the second interface, and what must agree: see kernels/elastic/meet.hpp.
-/// Cells, so that no fence is between the message and its signal.
-struct alignas(kLine) ElasticArrival {
+/// A rank's word that it has begun a call, and what must agree: see meet.hpp. Cells, so that no fence is between the
+/// message and its signal.
+struct alignas(kLine) ArrivalCells {
   static constexpr int kCells = 3;
   Cell cells[kCells];
 };
@@ -61,8 +61,7 @@ class ControlWindow {
     Carver carver = Carver::without_memory();
     dispatch_boxes_ = carver.place<Mailbox<DispatchAddresses>>(ranks);
     combine_boxes_ = carver.place<Mailbox<CombineAddresses>>(2 * ranks);
-    arrivals_ = carver.place<ElasticArrival>(3 * ranks);
-    load_balance_boxes_ = carver.place<Mailbox<LoadBalanceCall>>(ranks);
+    arrivals_ = carver.place<ArrivalCells>(4 * ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
     counts_bytes_ = counts_at(Carver::without_memory(), 1).bytes;
     counts_ = carver.place<std::byte>(2 * ranks * counts_bytes_, kLine);
@@ -84,17 +83,15 @@ class ControlWindow {
   DEEP_EP_DEVICE Mailbox<DispatchAddresses>& dispatch_box(std::byte* heap, int source) const {
     return reinterpret_cast<Mailbox<DispatchAddresses>*>(heap + dispatch_boxes_)[source];
   }
-  /// Of `source`: at a dispatch (slot 0), or at a combine, two in turn like counts() (slots 1 and 2).
-  DEEP_EP_DEVICE ElasticArrival& elastic_arrival(std::byte* heap, int slot, int source) const {
-    return reinterpret_cast<ElasticArrival*>(heap + arrivals_)[slot * num_ranks_ + source];
+  /// Of `source`, at a dispatch (slot 0) or a combine of the second interface (1 and 2, in turn like counts()), or a
+  /// load-balance call (3).
+  DEEP_EP_DEVICE ArrivalCells& arrival(std::byte* heap, int slot, int source) const {
+    return reinterpret_cast<ArrivalCells*>(heap + arrivals_)[slot * num_ranks_ + source];
   }
   /// What `source` tells in call `epoch`, two in turn like those of counts().
   DEEP_EP_DEVICE Mailbox<CombineAddresses>& combine_box(std::byte* heap, std::uint64_t epoch, int source) const {
     const auto index = static_cast<int>(epoch & 1) * num_ranks_ + source;
     return reinterpret_cast<Mailbox<CombineAddresses>*>(heap + combine_boxes_)[index];
-  }
-  DEEP_EP_DEVICE Mailbox<LoadBalanceCall>& load_balance_box(std::byte* heap, int source) const {
-    return reinterpret_cast<Mailbox<LoadBalanceCall>*>(heap + load_balance_boxes_)[source];
   }
   DEEP_EP_DEVICE std::uint64_t* signal(std::byte* heap, IntranodeSignal kind, int source) const {
     return &reinterpret_cast<Line*>(heap + signals_)[static_cast<int>(kind) * num_ranks_ + source].signal;
@@ -121,7 +118,7 @@ class ControlWindow {
   };
 
   int num_ranks_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
-  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, arrivals_ = 0, load_balance_boxes_ = 0, signals_ = 0;
+  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, arrivals_ = 0, signals_ = 0;
   std::size_t counts_ = 0, counts_bytes_ = 0, bytes_ = 0;
   RingWords fetched_rows_{}, pushed_rows_{};
 };

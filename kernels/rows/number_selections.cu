@@ -1,52 +1,24 @@
 // An index of received rows: where each came from, how many selections each expert has, and the row of each selection
 // in the expanded layout: by expert, then by received row, then by selection.
 //
-// Warps take the selections in order, each its share. How many of an expert lie before a warp's share is what earlier
-// blocks have counted, and earlier warps of its own block.
+// A column of counters (numbering.hpp) is an expert's.
+#include "kernels/common/wait.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/primitives/bits.hpp"
-#include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
-#include "kernels/primitives/warp.hpp"
-#include "kernels/rows/shares.hpp"
-#include "kernels/rows/tables.hpp"
+#include "kernels/rows/numbering.hpp"
 
 namespace deep_ep::device {
 
-/// What all blocks, and those before this one, have counted of each expert. Warps share the blocks, whose counts they
-/// load in groups.
-DEEP_EP_DEVICE void add_block_counts(const NumberRowsParams& params, const NumberRowsShared& shared) {
-  for (int expert = lane_index(); expert < params.num_experts; expert += kWarpSize) {
-    std::int32_t before = 0, total = 0;
-#pragma unroll 8
-    for (int block = warp_index(); block < grid_blocks(); block += block_warps()) {
-      const std::int32_t count = load_weak(params.block_counts + std::int64_t{block} * params.num_experts + expert);
-      total += count;
-      before += block < block_index() ? count : 0;
-    }
-    fetch_add_relaxed<Scope::block>(&shared.before[expert], before);
-    fetch_add_relaxed<Scope::block>(&shared.totals[expert], total);
-  }
-}
-
-/// The same for few selections: each block counts all of them.
-DEEP_EP_DEVICE void count_all_selections(const NumberRowsParams& params, const NumberRowsShared& shared) {
-  const std::int64_t end = valid_rows(params) * params.metadata.num_topk;
-  const std::int64_t begin = selections_of_block(params).begin;
-#pragma unroll 8
-  for (std::int64_t at = thread_index(); at < end; at += block_threads()) {
-    const int expert = expert_of(params.recv_topk_idx.load_cached(at), params.num_experts);
-    if (expert < 0) continue;
-    fetch_add_relaxed<Scope::block>(&shared.totals[expert], 1);
-    if (at < begin) fetch_add_relaxed<Scope::block>(&shared.before[expert], 1);
-  }
+DEEP_EP_DEVICE std::int64_t valid_rows(const NumberRowsParams& params) {
+  const std::int64_t valid = load_weak(params.ends + (params.num_ranks - 1) * params.ends_stride);
+  return valid < params.metadata.num_rows ? valid : params.metadata.num_rows;
 }
 
 /// By one block: what is said of each source and each expert.
-DEEP_EP_DEVICE void write_totals(const NumberRowsParams& params, const NumberRowsShared& shared) {
+DEEP_EP_DEVICE void write_totals(const NumberRowsParams& params, const NumberingShared& shared) {
   for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) {
     // Of rows that had no room nothing is known but their number, and nothing of theirs may be looked for.
-    const std::int64_t end = shared.ends[rank];
+    const std::int64_t end = shared.source_ends[rank];
     params.source_ends[rank] =
         static_cast<std::int32_t>(end < params.metadata.num_rows ? end : params.metadata.num_rows);
   }
@@ -55,22 +27,16 @@ DEEP_EP_DEVICE void write_totals(const NumberRowsParams& params, const NumberRow
   }
 }
 
-/// By a whole warp: numbers the selections of its share. `next` is the warp's own.
-DEEP_EP_DEVICE void number_share(const NumberRowsParams& params, const Share& share, std::int32_t* next) {
+/// By a whole warp: numbers the selections of its share.
+DEEP_EP_DEVICE void number_share(const NumberRowsParams& params, const SelectionNumbers& numbers,
+                                 const Share<std::int64_t>& share) {
   const int num_topk = params.metadata.num_topk;
   for (std::int64_t first = share.begin; first < share.end; first += kWarpSize) {
     const std::int64_t at = first + lane_index();
     const bool there = at < share.end;
     const int expert = there ? expert_of(params.recv_topk_idx.load_cached(at), params.num_experts) : -1;
     std::int32_t slot = -1;
-    if (params.expand) {
-      const std::uint32_t same = warp::match_any(static_cast<std::uint32_t>(expert));
-      const std::uint32_t earlier = same & ((1u << lane_index()) - 1);
-      if (expert >= 0) slot = next[expert] + count_bits(earlier);
-      warp::sync();
-      if (expert >= 0 && earlier == 0) next[expert] += count_bits(same);
-      warp::sync();
-    }
+    if (params.expand) slot = numbers.take(expert, expert >= 0 ? numbers.shared.starts[expert] : 0, expert >= 0);
     if (!there) continue;
     const std::int64_t row = at / num_topk;
     params.metadata.slots(row)[at - row * num_topk] = slot;
@@ -79,12 +45,12 @@ DEEP_EP_DEVICE void number_share(const NumberRowsParams& params, const Share& sh
 }
 
 /// By a thread: where a valid row came from.
-DEEP_EP_DEVICE void write_source(const NumberRowsParams& params, const NumberRowsShared& shared, std::int64_t row) {
+DEEP_EP_DEVICE void write_source(const NumberRowsParams& params, const NumberingShared& shared, std::int64_t row) {
   const int num_topk = params.metadata.num_topk;
   int source = 0;
   for (int behind = params.num_ranks; source < behind;) {  // the first one whose rows end behind this one
     const int middle = (source + behind) / 2;
-    if (shared.ends[middle] > row) {
+    if (shared.source_ends[middle] > row) {
       behind = middle;
     } else {
       source = middle + 1;
@@ -121,50 +87,38 @@ DEEP_EP_DEVICE void write_rows_at_owners(const NumberRowsParams& params) {
 DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::byte* memory) {
   // Nothing is known of the rows of a call that has failed.
   if (load_relaxed<Scope::gpu>(params.abort) != 0) return;
-  const NumberRowsShared shared(Carver(memory), block_warps(), params.num_experts, params.num_ranks);
-  const Share rows = rows_of_block(params);
-  const Share mine = part_of(selections_of_block(params), warp_index(), block_warps(), kWarpSize);
-  std::int32_t* const next = shared.next + std::int64_t{warp_index()} * params.num_experts;
+  const NumberingShared shared(Carver(memory), block_warps(), params.num_experts, params.num_experts, params.num_ranks,
+                               0);
+  const SelectionNumbers numbers{shared, params.num_experts, block_warps(), block_index(), grid_blocks()};
+  const int num_topk = params.metadata.num_topk;
+  const auto rows = numbers.share_of_block(valid_rows(params), 1);
+  const auto mine = numbers.share_of_warp(Share<std::int64_t>{rows.begin * num_topk, rows.end * num_topk}, kWarpSize);
 
   // 1. Count the selections of each warp's share.
   for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) {
-    shared.ends[rank] = load_weak(params.ends + rank * params.ends_stride);
+    shared.source_ends[rank] = load_weak(params.ends + rank * params.ends_stride);
   }
-  for (int expert = thread_index(); expert < params.num_experts; expert += block_threads()) {
-    shared.before[expert] = shared.totals[expert] = 0;
-  }
-  for (int expert = lane_index(); expert < params.num_experts; expert += kWarpSize) next[expert] = 0;
+  numbers.clear();
   block::sync();
   for (std::int64_t at = mine.begin + lane_index(); at < mine.end; at += kWarpSize) {
     const int expert = expert_of(params.recv_topk_idx.load_cached(at), params.num_experts);
-    if (expert >= 0) fetch_add_relaxed<Scope::block>(&next[expert], 1);
-  }
-
-  // 2. Find each expert's first row, and how many of its selections lie before this block.
-  if (params.block_counts != nullptr) {
-    add_block_counts(params, shared);
-  } else {
-    count_all_selections(params, shared);
+    if (expert >= 0) numbers.count(expert);
   }
   block::sync();
+
+  // 2. Add what the others have counted, and find each expert's first row.
+  const auto await_others = [&] {
+    const auto counted = [&](const Poll&) { return load_acquire<Scope::gpu>(params.exchange.counted) != 0; };
+    // All blocks run at once, and none begins after another kernel has failed.
+    return poll_until(counted, [&](const Poll&) { return load_relaxed<Scope::gpu>(params.abort) != 0; });
+  };
+  if (!numbers.add(params.exchange, 1, shared.scratch, await_others)) return;
   if (warp_index() == 0) find_starts(shared.totals, params.num_experts, params.alignment, shared.starts);
   block::sync();
   if (block_index() == 0) write_totals(params, shared);
 
-  // 3. Each warp's first row of each expert.
-  for (int expert = thread_index(); expert < params.num_experts; expert += block_threads()) {
-    std::int32_t row = shared.starts[expert] + shared.before[expert];
-    for (int warp = 0; warp < block_warps(); ++warp) {
-      std::int32_t& of_warp = shared.next[std::int64_t{warp} * params.num_experts + expert];
-      const std::int32_t count = of_warp;
-      of_warp = row;
-      row += count;
-    }
-  }
-  block::sync();
-
-  // 4. Write it all down.
-  number_share(params, mine, next);
+  // 3. Write it all down.
+  number_share(params, numbers, mine);
   for (std::int64_t row = rows.begin + thread_index(); row < rows.end; row += block_threads()) {
     write_source(params, shared, row);
   }

@@ -75,10 +75,15 @@ struct RowTables {
   bool expand;                   ///< the metadata says where rows of the expanded layout are
 };
 
-/// Of count_selections and number_selections, which have equally many blocks.
+/// Where blocks that number tell each other what they have counted. The words are zero before the first call.
+struct CountExchange {
+  std::int32_t* counts;  ///< [blocks, columns]
+  std::uint32_t* ticket;
+  std::uint64_t* counted;  ///< the last call in which all have counted
+};
+
 struct NumberRowsParams : RowTables {
   static constexpr int kMostBlocks = 128;
-  static constexpr std::int64_t kFewSelections = 16384;  ///< that a block counts sooner than another kernel begins
 
   const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is numbered
   TopkIndices recv_topk_idx;   ///< [num_rows, num_topk]
@@ -89,28 +94,33 @@ struct NumberRowsParams : RowTables {
   int num_experts;  ///< of this rank
   int max_tokens;
   int alignment;
-  std::int32_t* block_counts;  ///< [blocks, num_experts]: what the first kernel tells; nullptr: there was none
+  CountExchange exchange;  ///< one block needs none
 
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   std::int64_t num_tokens;
   const std::int32_t* destination_row;  ///< [num_tokens, num_ranks]
 };
 
-/// Shared memory of a block of number_selections.
-struct NumberRowsShared {
-  std::int32_t* next;    ///< [warps, num_experts]: row for the next selection that the warp meets
-  std::int32_t* before;  ///< [num_experts]: selections that earlier blocks have
-  std::int32_t* totals;  ///< [num_experts]
-  std::int32_t* starts;  ///< [num_experts]: first row of each expert
-  std::int32_t* ends;    ///< [num_ranks]
+/// Shared memory of a block that numbers.
+struct NumberingShared {
+  std::int32_t* next;         ///< [warps, columns]: what the warp counts, then the next one that it meets
+  std::int32_t* before;       ///< [columns]: what earlier blocks have counted
+  std::int32_t* totals;       ///< [columns]
+  std::int32_t* starts;       ///< [num_experts]: first row of each expert
+  std::int32_t* source_ends;  ///< [num_ranks]
+  std::int32_t* staged;       ///< selections that lie here
+  std::int32_t* scratch;
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE NumberRowsShared(Carver carver, int warps, int num_experts, int num_ranks)
-      : next(carver.take<std::int32_t>(static_cast<std::size_t>(warps) * static_cast<std::size_t>(num_experts))),
-        before(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
-        totals(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
+  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, int warps, int columns, int num_experts, int num_ranks,
+                                      int selections)
+      : next(carver.take<std::int32_t>(static_cast<std::size_t>(warps) * static_cast<std::size_t>(columns))),
+        before(carver.take<std::int32_t>(static_cast<std::size_t>(columns))),
+        totals(carver.take<std::int32_t>(static_cast<std::size_t>(columns))),
         starts(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
-        ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        staged(carver.take<std::int32_t>(static_cast<std::size_t>(selections))),
+        scratch(carver.take<std::int32_t>()),
         bytes(carver.bytes()) {}
 };
 

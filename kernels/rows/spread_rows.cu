@@ -15,6 +15,7 @@ namespace deep_ep::device {
 DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t row, std::int64_t slot,
                                   std::uint32_t found) {
   if (params.scales != nullptr) {
+#pragma unroll 1
     for (int first = 0; first < params.num_scales; first += kWarpSize) {
       const int column = first + lane_index();
       const bool there = column < params.num_scales;
@@ -41,7 +42,9 @@ DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t r
 DEEP_EP_DEVICE void clear_row(const SpreadRowsParams& params, std::int64_t to) {
   auto* const row = reinterpret_cast<Vec16*>(params.spread_rows + to * params.row_bytes);
   const auto vectors = static_cast<int>(params.row_bytes / sizeof(Vec16));
+#pragma unroll 1
   for (int at = lane_index(); params.rows != nullptr && at < vectors; at += kWarpSize) store_stream(row + at, Vec16{});
+#pragma unroll 1
   for (int column = lane_index(); params.scales != nullptr && column < params.num_scales; column += kWarpSize) {
     params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = 0;
   }
@@ -52,9 +55,11 @@ DEEP_EP_DEVICE void clear_row(const SpreadRowsParams& params, std::int64_t to) {
 DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp, std::int64_t warps) {
   constexpr int kMostSharing = 64;
   const int sharing = params.alignment < kMostSharing ? params.alignment : kMostSharing;
+#pragma unroll 1
   for (std::int64_t unit = warp; unit < std::int64_t{params.num_experts} * sharing; unit += warps) {
     const int expert = static_cast<int>(unit / sharing);
     std::int64_t end = 0;  // of the expert's rows with their gap
+#pragma unroll 1
     for (int other = lane_index(); other <= expert; other += kWarpSize) {
       const std::int64_t count = load_weak(params.expert_counts + other);
       end += (count + params.alignment - 1) / params.alignment * params.alignment;
@@ -62,6 +67,7 @@ DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp
     end = warp::sum(end);
     const std::int64_t count = load_weak(params.expert_counts + expert);
     const std::int64_t gap = (params.alignment - count % params.alignment) % params.alignment;
+#pragma unroll 1
     for (std::int64_t to = end - gap + unit % sharing; to < end && to < params.num_spread; to += sharing) {
       clear_row(params, to);
     }
@@ -74,6 +80,7 @@ DEEP_EP_DEVICE void copy_selections(const SpreadRowsParams& params, std::int64_t
   const std::int64_t thread = std::int64_t{block_index()} * block_threads() + thread_index();
   const int num_topk = params.metadata.num_topk;
   if (params.spread_topk_idx == nullptr && params.weights == nullptr) return;
+#pragma unroll 1
   for (std::int64_t at = thread; at < params.metadata.num_rows * num_topk; at += threads) {
     const std::int32_t local = load_weak(params.local + at);
     if (params.spread_topk_idx != nullptr) {
@@ -125,6 +132,7 @@ struct RowSpreader {
   }
   /// The first row from `row` on that belongs somewhere; `valid`: there is none.
   DEEP_EP_DEVICE Unit take(std::int64_t row) const {
+#pragma unroll 1
     for (; row < valid; row += step) {
       Unit unit{row, 0, slot_of(row), 0, nullptr};
       if (find(unit) && warp::any(unit.slot >= 0)) return unit;
@@ -147,16 +155,18 @@ struct RowSpreader {
   }
 
   DEEP_EP_DEVICE void spread(std::int64_t first) {
-    Unit unit = take(first);
-    load(unit);
-    while (unit.row < valid) {
+    // Before the first row there is none, of which every piece has been moved.
+#pragma unroll 1
+    for (Unit unit{first - step, params.row_bytes, -1, 0, nullptr}; unit.row < valid;) {
       const Unit following = next(unit);
       load(following);
-      if (unit.offset == 0) spread_beside(params, unit.beside, unit.slot, warp::ballot(unit.slot >= 0));
-      if (params.rows != nullptr) {
-        pipe.store(bytes_of(unit), [&](auto store) {
-          if (unit.slot >= 0) store(params.spread_rows + unit.slot * params.row_bytes + unit.offset);
-        });
+      if (unit.row >= 0) {
+        if (unit.offset == 0) spread_beside(params, unit.beside, unit.slot, warp::ballot(unit.slot >= 0));
+        if (params.rows != nullptr) {
+          pipe.store(bytes_of(unit), [&](auto store) {
+            if (unit.slot >= 0) store(params.spread_rows + unit.slot * params.row_bytes + unit.offset);
+          });
+        }
       }
       unit = following;
     }

@@ -299,7 +299,7 @@ py::tuple NativeBuffer::deferred_combine_elastic(ElasticDeferredCombineCall& cal
   give_biases(call.bias, call.arguments);
   complete(call.options);
   const ElasticReturn back = without_gil([&] { return buffer.begin_combine_elastic(call.arguments, call.options); });
-  const py::object event = event_object(call.options, back.event, back.rows, back.beside, back.ends);
+  const py::object event = event_object(call.options, back.event, back.rows, back.beside, back.ends, back.row_of);
   return py::make_tuple(py::cpp_function([self = shared_from_this(), arguments = call.arguments, back] {
                           Buffer& the_same = self->alive();
                           CallOptions options;

@@ -75,6 +75,7 @@ TEST(SumReturnedRows, BySelectionAndWithoutRowsThatNobodySent) {
       Backend& backend = *backend_of(executor);
       backend.make_current();
       params.abort = failed.data();
+      find_returned_rows(backend, params, nullptr);
       sum_rows(backend, params, nullptr);
       EXPECT_EQ(sums.read(), std::vector<std::uint16_t>(bias.size() + kWidth, 1)) << "sums of a call that has failed";
       params.abort = well.data();

@@ -63,8 +63,7 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
   handle.route = came.handle;
   handle.route.recv_src_idx = {};
   static_cast<RowTables&>(numbers) = tables.rows;
-  numbers.block_counts = plan.scratch_words == 0 ? nullptr : tables.scratch;
-  number_rows(*runtime_.executor(), numbers, plan, scope.stream());
+  number_rows(*runtime_.executor(), numbers, plan, tables.scratch, scope.stream());
 
   const ElasticOutputs outputs =
       make_elastic_outputs(arguments, received, arguments.expand ? result.num_expanded : received, scope);

@@ -79,9 +79,10 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   const int free = policy.multiprocessors - params.first_sender - params.sending_blocks;
 
   DispatchNumbers& numbers = params.numbers;
+  const int columns = DispatchNumbers::columns(setup.num_ranks, params.num_local_experts);
   const auto bytes_to_number = [&](int counting_warps, int staged) {
-    return DispatchNumbersShared(Carver::without_memory(), counting_warps, setup.num_ranks, params.num_local_experts,
-                                 staged)
+    return NumberingShared(Carver::without_memory(), counting_warps, columns, params.num_local_experts, setup.num_ranks,
+                           staged)
         .bytes;
   };
   const auto bytes_to_send = [&](int stages, std::uint32_t stage_bytes) {
@@ -94,7 +95,8 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
     others =
         static_cast<int>(std::clamp<std::int64_t>((selections + kSelectionsOfBlock - 1) / kSelectionsOfBlock, 0, free));
     numbers.blocks = std::max(1, others);
-    numbers.warps = all_warps;
+    // A warp has a word to the host to wait for.
+    numbers.warps = params.call.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
     const std::size_t room = policy.max_shared_bytes / (others == 0 ? 2 : 1) - kLine;
     while (numbers.warps > 1 && bytes_to_number(numbers.warps, 0) > room) --numbers.warps;
     if (bytes_to_number(numbers.warps, 0) > room) {
@@ -185,6 +187,8 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
       call_shape(arguments.x, arguments.x_scales, arguments.topk_idx, arguments.topk_weights, arguments.num_experts);
   params.call.expert_alignment = alignment;
   params.fingerprint = fingerprint_of(params.call.shape);
+  HostCounts& counts = *host_counts_;
+  params.call.host_counts = arguments.exact ? &counts : nullptr;
   params.fresh = true;
   params.weighted = arguments.topk_weights.has_value();
   plan_window(params, arguments.max_tokens, runtime_.layout().window_at(), setup_);
@@ -198,13 +202,11 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
   ElasticDispatchResult result;
   ElasticDispatchHandle& handle = result.handle = tables.handle;
 
-  HostCounts& counts = *host_counts_;
   DispatchNumbers& numbers = params.numbers;
   params.wait = params.call.wait = runtime_.faults().wait_context();
-  params.call.host_counts = arguments.exact ? &counts : nullptr;
   params.sent_to = handle.sent_to.as<std::uint8_t>();
   static_cast<RowTables&>(numbers) = tables.rows;
-  numbers.block_counts = tables.scratch;
+  numbers.exchange = {tables.scratch, &common_.state->selections_ticket, &common_.state->selections_counted};
   numbers.clear_tail = !arguments.exact;
   if (arguments.exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
   runtime_.executor()->kernels().dispatch_elastic(params, shape, scope.stream());

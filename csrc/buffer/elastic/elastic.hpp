@@ -69,17 +69,21 @@ RowTables tables_of(const ElasticCachedDispatchArguments& arguments);
 
 // Launches of the kernels of rows, which work within this device's memory.
 
-/// How rows are numbered, and how many int32 `block_counts` needs for that: 0 where one kernel is enough.
+/// How rows are numbered, and how many int32 blocks need to tell each other what they count: 0 for one block.
 struct NumberingPlan {
+  static constexpr int kWords = 4;  ///< of a CountExchange beside the counts
+
   LaunchShape shape;
   std::int64_t scratch_words;
 };
 NumberingPlan plan_numbering(const NumberRowsParams& params, const LaunchPolicy& policy, bool on_gpu);
-void number_rows(const Backend& executor, const NumberRowsParams& params, const NumberingPlan& plan,
+void number_rows(Backend& executor, NumberRowsParams& params, const NumberingPlan& plan, std::int32_t* scratch,
                  StreamHandle stream);
 LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy);
 /// Sets what the kernel expects to be zero.
 void address_rows(Backend& executor, const AddressRowsParams& params, StreamHandle stream);
+/// Before sum_rows where rows came back.
+void find_returned_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);
 void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);
 
 // Combine by a dispatch of the rows back to their tokens, and sums of what came: between nodes, and where biases are

@@ -8,6 +8,28 @@
 namespace deep_ep {
 namespace {
 
+SumRowsParams returning_params(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime) {
+  const std::int64_t ranks = runtime.num_ranks();
+  SumRowsParams params{};
+  params.abort = runtime.faults().wait_context().abort;
+  params.rows = back.rows.as<std::byte>();
+  params.num_rows = back.rows.size(0);
+  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
+  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
+  params.row_bytes = static_cast<std::uint32_t>(back.rows.size(1) * 2);
+  params.returned = {.beside = back.beside.as<std::int32_t>(),
+                     .beside_stride = back.beside.size(1),
+                     .num_valid = back.ends.as<std::int32_t>() + (ranks - 1) * ranks + runtime.rank(),
+                     .topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64},
+                     .num_tokens = arguments.topk_idx.size(0),
+                     .num_topk = static_cast<int>(arguments.topk_idx.size(1)),
+                     .num_experts = arguments.num_experts / runtime.num_ranks(),
+                     .each_selection = arguments.each_selection,
+                     .weights = nullptr,
+                     .row_of = back.row_of.as<std::int32_t>()};
+  return params;
+}
+
 /// `kept`: what must live until the call is enqueued.
 ElasticReturn send_back(const ElasticCombineArguments& arguments, NormalMode& mode, std::vector<Tensor>& kept,
                         CallScope& scope) {
@@ -63,34 +85,21 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, NormalMode& mo
   back.config = arguments.config;
   const DispatchResult came = mode.dispatch(back, scope);
   for (const Tensor* tensor : {&came.handle.recv_src_idx, &came.handle.relay_rows}) kept.push_back(*tensor);
-  return {.rows = came.recv_x, .beside = *came.recv_x_scales, .ends = came.handle.rank_prefix_matrix};
+  ElasticReturn returned{.rows = came.recv_x, .beside = *came.recv_x_scales, .ends = came.handle.rank_prefix_matrix};
+  const ConstTensorView& topk_idx = arguments.topk_idx;
+  returned.row_of = scope.pool_tensor(unplaced(device, DType::int32, {topk_idx.size(0), topk_idx.size(1)}));
+  find_returned_rows(*runtime.executor(), returning_params(returned, arguments, runtime), scope.stream());
+  return returned;
 }
 
 CombineResult sum_returned(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
-                           std::vector<Tensor>& kept, const CallScope& scope) {
-  const std::int64_t tokens = arguments.topk_idx.size(0), topk = arguments.topk_idx.size(1);
-  const int ranks = runtime.num_ranks();
+                           const CallScope& scope) {
   const bool weighted = arguments.topk_weights.has_value();
-  CombineResult result = make_sums(back.rows.view(), tokens, weighted ? topk : 0, scope);
-  kept.push_back(scope.pool_tensor(unplaced(runtime.device(), DType::int32, {tokens, topk})));
-  SumRowsParams params{};
-  params.abort = runtime.faults().wait_context().abort;
-  params.rows = back.rows.as<std::byte>();
-  params.num_rows = back.rows.size(0);
-  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
-  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
+  CombineResult result =
+      make_sums(back.rows.view(), arguments.topk_idx.size(0), weighted ? arguments.topk_idx.size(1) : 0, scope);
+  SumRowsParams params = returning_params(back, arguments, runtime);
   params.sums = result.combined_x.as<std::byte>();
-  params.row_bytes = static_cast<std::uint32_t>(back.rows.size(1) * 2);
-  params.returned = {.beside = back.beside.as<std::int32_t>(),
-                     .beside_stride = back.beside.size(1),
-                     .num_valid = back.ends.as<std::int32_t>() + std::int64_t{ranks - 1} * ranks + runtime.rank(),
-                     .topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64},
-                     .num_tokens = tokens,
-                     .num_topk = static_cast<int>(topk),
-                     .num_experts = arguments.num_experts / ranks,
-                     .each_selection = arguments.each_selection,
-                     .weights = weighted ? result.combined_topk_weights->as<std::int32_t>() : nullptr,
-                     .row_of = kept.back().as<std::int32_t>()};
+  if (weighted) params.returned.weights = result.combined_topk_weights->as<std::int32_t>();
   sum_rows(*runtime.executor(), params, scope.stream());
   return result;
 }
@@ -98,7 +107,10 @@ CombineResult sum_returned(const ElasticReturn& back, const ElasticCombineArgume
 /// The two calls of a combine have equal arguments: kernels take sizes from either.
 void check_same_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments) {
   const std::int64_t columns = arguments.topk_weights ? 1 + arguments.topk_idx.size(1) : 1;
-  if (back.rows.view().dims == 2 && back.rows.size(1) == arguments.x.size(1) && back.beside.size(1) == columns) return;
+  if (back.rows.view().dims == 2 && back.rows.size(1) == arguments.x.size(1) && back.beside.size(1) == columns &&
+      back.row_of.size(0) == arguments.topk_idx.size(0) && back.row_of.size(1) == arguments.topk_idx.size(1)) {
+    return;
+  }
   fail<InvalidArgument>("back is of a combine with other arguments, allowed: that of begin_combine_elastic with these");
 }
 
@@ -111,7 +123,7 @@ CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, Norm
   CallScope scope(runtime.calls(), call);
   std::vector<Tensor> kept;
   const ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, kept, scope); });
-  CombineResult result = sum_returned(back, arguments, runtime, kept, scope);
+  CombineResult result = sum_returned(back, arguments, runtime, scope);
   result.event = scope.finish();
   return result;
 }
@@ -123,7 +135,7 @@ ElasticReturn begin_combine(const ElasticCombineArguments& arguments, NormalMode
   CallScope scope(runtime.calls(), call);
   std::vector<Tensor> kept;
   ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, kept, scope); });
-  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends}) scope.hand_out(*tensor);
+  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends, &back.row_of}) scope.hand_out(*tensor);
   back.event = scope.finish();
   return back;
 }
@@ -133,10 +145,9 @@ CombineResult end_combine(const ElasticReturn& back, const ElasticCombineArgumen
   check_elastic_combine(arguments, runtime);
   check_same_combine(back, arguments);
   runtime.faults().raise();
-  CallScope scope(runtime.calls(), call);
-  std::vector<Tensor> kept;
-  CombineResult result = sum_returned(back, arguments, runtime, kept, scope);
-  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends}) scope.hand_out(*tensor);
+  CallScope scope(runtime.calls(), call, CallScope::Place::beside_others);
+  CombineResult result = sum_returned(back, arguments, runtime, scope);
+  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends, &back.row_of}) scope.hand_out(*tensor);
   result.event = scope.finish();
   return result;
 }

@@ -9,7 +9,8 @@ namespace deep_ep {
 
 NumberingPlan plan_numbering(const NumberRowsParams& params, const LaunchPolicy& policy, bool on_gpu) {
   const auto bytes = [&](int warps) {
-    return NumberRowsShared(Carver::without_memory(), warps, params.num_experts, params.num_ranks).bytes;
+    return NumberingShared(Carver::without_memory(), warps, params.num_experts, params.num_experts, params.num_ranks, 0)
+        .bytes;
   };
   constexpr int kMostWarps = kernels::number_selections::kMaxThreads / 32;
   // As many warps as have room for their counters.
@@ -19,21 +20,22 @@ NumberingPlan plan_numbering(const NumberRowsParams& params, const LaunchPolicy&
     fail<InvalidArgument>("num_local_experts is {}, allowed: as many as fit {} bytes of shared memory, {} each",
                           params.num_experts, policy.max_shared_bytes, 4 * sizeof(std::int32_t));
   }
-  const std::int64_t received = params.metadata.num_rows * params.metadata.num_topk;
-  const std::int64_t selections = std::max(received, params.num_tokens * params.metadata.num_topk);
-  const std::int64_t wanted = (selections + warps * 32 - 1) / (warps * 32);
-  const auto blocks = static_cast<int>(
-      std::clamp<std::int64_t>(wanted, 1, std::min(policy.multiprocessors, NumberRowsParams::kMostBlocks)));
+  constexpr std::int64_t kSelectionsOfWarp = 128;  // fewer would make more blocks wait for each other
+  const std::int64_t rows = std::max(params.metadata.num_rows, params.num_tokens);
+  const std::int64_t of_block = kSelectionsOfWarp * warps;
+  const auto blocks =
+      static_cast<int>(std::clamp<std::int64_t>((rows * params.metadata.num_topk + of_block - 1) / of_block, 1,
+                                                std::min(policy.multiprocessors, NumberRowsParams::kMostBlocks)));
   return {{blocks, warps * 32, bytes(warps)},
-          received <= NumberRowsParams::kFewSelections ? 0 : std::int64_t{blocks} * params.num_experts};
+          blocks == 1 ? 0 : NumberingPlan::kWords + std::int64_t{blocks} * params.num_experts};
 }
 
-void number_rows(const Backend& executor, const NumberRowsParams& params, const NumberingPlan& plan,
+void number_rows(Backend& executor, NumberRowsParams& params, const NumberingPlan& plan, std::int32_t* scratch,
                  StreamHandle stream) {
   if (plan.scratch_words != 0) {
-    LaunchShape counting = plan.shape;
-    counting.shared_bytes = static_cast<std::size_t>(params.num_experts) * sizeof(std::int32_t);
-    executor.kernels().count_selections(params, counting, stream);
+    executor.fill(scratch, 0, NumberingPlan::kWords * sizeof(std::int32_t), stream);
+    params.exchange = {scratch + NumberingPlan::kWords, reinterpret_cast<std::uint32_t*>(scratch) + 2,
+                       reinterpret_cast<std::uint64_t*>(scratch)};
   }
   executor.kernels().number_selections(params, plan.shape, stream);
 }
@@ -54,17 +56,21 @@ void address_rows(Backend& executor, const AddressRowsParams& params, StreamHand
   executor.kernels().address_rows(params, shape, stream);
 }
 
+void find_returned_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream) {
+  if (params.returned.num_tokens == 0) return;
+  executor.kernels().find_returned_rows(
+      params, shape_for_warps((params.num_rows + 31) / 32, executor.policy(), kernels::find_returned_rows::kMaxThreads),
+      stream);
+}
+
 void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream) {
   const bool returned = params.returned.beside != nullptr;
   const std::int64_t sums = returned ? params.returned.num_tokens : params.metadata.num_rows;
   if (sums == 0) return;
-  const LaunchPolicy& policy = executor.policy();
-  if (returned) {
-    executor.kernels().find_returned_rows(
-        params, shape_for_warps((params.num_rows + 31) / 32, policy, kernels::find_returned_rows::kMaxThreads), stream);
-  }
   executor.kernels().sum_rows(
-      params, shape_for_warps(pieces_of_sums(sums, params.row_bytes), policy, kernels::sum_rows::kMaxThreads), stream);
+      params,
+      shape_for_warps(pieces_of_sums(sums, params.row_bytes), executor.policy(), kernels::sum_rows::kMaxThreads),
+      stream);
 }
 
 }  // namespace deep_ep

@@ -50,7 +50,7 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   check_range("num_ranks", num_ranks, 1, kMaxRanks);
   check_range("num_experts", num_experts, 1, 1 << 20);
   // The largest rows: those of a dispatch in bfloat16, with as many selections as there may be.
-  const std::size_t row_bytes = LowLatencyRow{static_cast<int>(hidden), kMaxTopk, false, true}.bytes();
+  const std::size_t row_bytes = LowLatencyRow{static_cast<int>(hidden), kMaxTopk, LowLatencyFormat::bf16, true}.bytes();
   const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
   const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
   // Calls with hooks keep a combine's rows of all sources together, one for each selection: room for so many.

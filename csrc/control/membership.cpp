@@ -22,7 +22,7 @@ constexpr int kSteps = 16;           ///< between two reports of a wait, and the
 constexpr int kBeforeReports = 8;    ///< a shorter wait is not reported
 constexpr int kBetweenDeciders = 8;  ///< the next rank decides
 constexpr int kEndsAfter = 4;        ///< a wait that has shown no beat is over
-constexpr int kForgottenAfter = 2;   ///< a report is not true any more
+constexpr int kForgottenAfter = 2;   ///< a wait that is not reported again is over, too
 constexpr nanoseconds kMostBetweenLooks = milliseconds(20);
 constexpr nanoseconds kMostBetweenDeciders = std::chrono::seconds(1);
 /// After the first failure of a queue pair: others may be about to fail, and show which end it is.
@@ -226,9 +226,7 @@ void Membership::hear(const Token& process, const Report& said) {
     // A rank that waits in another buffer is not silent in this one. Of several it is not known which of them waits.
     const bool waits_elsewhere = said.buffer != buffer_ && is_alone;
     if (said.waits != 0 && (is_itself || waits_elsewhere)) rank.sign = time_;
-    if (!is_itself) continue;
-    rank.heard = time_;
-    rank.said = said;
+    if (is_itself) rank.said = said;
   }
 }
 
@@ -291,7 +289,6 @@ void Membership::look_at_words() {
     waits |= said.waited_ns != 0 && wait.heard > reported_;
     if (load(words_.failed, peer) != 0) has_news |= std::exchange(said.failed, 1) == 0;
   }
-  at(rank_).heard = time_;
   const bool is_due = time_ - reported_ >= timeout_ / kSteps;
   if (!has_news && !(is_due && waits)) return;
   reported_ = time_;
@@ -397,7 +394,7 @@ Evidence Membership::gather() const {
                            .silent = time_ - one.sign >= timeout_,
                            .waits_for = one.said.waits_for(),
                            .gave_up_on = one.said.gave_up_on});
-    const bool is_of_now = time_ - one.heard <= timeout_ / kForgottenAfter;
+    const bool is_of_now = time_ - one.sign <= timeout_ / kForgottenAfter;
     for (int peer = 0; peer < size(); ++peer) {
       const PeerReport& said = report(rank, peer);
       const bool is_late = is_of_now && Time(said.waited_ns) >= timeout_;

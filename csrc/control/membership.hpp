@@ -90,7 +90,6 @@ class Membership {
   struct Rank {
     ProcessInfo info;
     Report said = {};  ///< the last; of this rank, what it says
-    Time heard{};      ///< when that was
     Time sign{};       ///< when it has last reported a wait, or what it owes began
     int lost = kNobody;
     OwnWait own = {};  ///< of this rank for it

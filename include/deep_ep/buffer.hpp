@@ -163,7 +163,7 @@ class Buffer {
 
   /// How long low-latency calls of this rank have waited for each rank, in microseconds: low_latency_stats.hpp. Not
   /// collective. The host waits for the work on `stream`. The first call switches statistics on and returns zeros. From
-  /// then on each call enqueues one small kernel more, a dispatch three. Graphs count if they are recorded after it.
+  /// then on each call enqueues one small kernel more. Graphs count if they are recorded after it.
   LowLatencyStats low_latency_stats(LowLatencyStatsThen then = LowLatencyStatsThen::go_on,
                                     StreamHandle stream = nullptr);
 

@@ -57,8 +57,8 @@ struct FaultRecord {
                            ///< waited, 0 is one; unknown_expert: the token; rdma_failed: an RdmaFailure
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came; unknown_expert: the
                            ///< index found; rdma_failed: index of the work-queue entry, if `seen` is not 0
-  std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows that there is room for;
-                           ///< unknown_expert: how many experts there are; rdma_failed: entries posted so far
+  std::uint64_t seen;  ///< timeout: signal value (0 in low-latency calls); mismatch: theirs; overflow: rows that there
+                       ///< is room for; unknown_expert: how many experts there are; rdma_failed: entries posted so far
 };
 
 /// Words by which waits of a rank and its control thread (csrc/control/) tell each other. In memory that host and
@@ -219,7 +219,7 @@ DEEP_EP_DEVICE std::uint64_t report_wait(const WaitContext& context, int peer, W
   return waited;
 }
 
-/// Has a wait that began at `begin` lasted longer than calls do? Only then do kernels ask ends_late_wait().
+/// Has a wait that began at `begin` lasted longer than calls do? Only then do kernels ask whether it is late.
 DEEP_EP_DEVICE bool may_be_late(std::uint64_t begin) {
   constexpr std::uint64_t kAfterNs = 5'000'000;
   return now_ns() - begin >= kAfterNs;
@@ -229,10 +229,12 @@ struct NothingElse {
   DEEP_EP_DEVICE void operator()() const {}
 };
 
-/// ends_late_wait(), inlined.
+/// Does a wait for `peer` that began at `begin` end, as nothing comes from the peer any more, or as it has lasted for
+/// too long? With a control plane one of the waiting threads reports the wait now and then, and calls
+/// `when_reporting()`.
 template <class WhenReporting = NothingElse>
-DEEP_EP_DEVICE bool ends_late_wait_here(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
-                                        WhenReporting when_reporting = {}) {
+DEEP_EP_DEVICE bool is_late_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
+                                 WhenReporting when_reporting = {}) {
   constexpr std::uint64_t kBetweenNs = 1'000'000;
   const std::uint64_t now = now_ns();
   if (context.control == nullptr) return context.timeout_ns != 0 && now - begin > context.timeout_ns;
@@ -245,13 +247,17 @@ DEEP_EP_DEVICE bool ends_late_wait_here(const WaitContext& context, int peer, Wa
   }
   return is_lost(*context.control, peer);
 }
-/// Does a wait for `peer` that began at `begin` end, as nothing comes from the peer any more, or as it has lasted for
-/// too long? With a control plane one of the waiting threads reports the wait now and then, and calls
-/// `when_reporting()`.
-template <class WhenReporting = NothingElse>
-DEEP_EP_DEVICE_CALL bool ends_late_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
-                                        WhenReporting when_reporting = {}) {
-  return ends_late_wait_here(context, peer, wanted, begin, when_reporting);
+/// end_late_wait(), inlined.
+DEEP_EP_DEVICE bool end_late_wait_here(const WaitContext& context, int peer, Wanted wanted, std::uint64_t expected,
+                                       std::uint64_t begin, std::uint64_t seen) {
+  if (!is_late_wait(context, peer, wanted, begin)) return false;
+  report_fault_here(context, FaultKind::timeout, wanted, peer, 0, expected, seen);
+  return true;
+}
+/// Puts a late wait on record as a fault. False: it is not late.
+DEEP_EP_DEVICE_CALL bool end_late_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t expected,
+                                       std::uint64_t begin, std::uint64_t seen) {
+  return end_late_wait_here(context, peer, wanted, expected, begin, seen);
 }
 
 }  // namespace device

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "kernels/common/faults.hpp"
-#include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 
@@ -48,22 +47,15 @@ DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
 }
 
 /// poll_until with a deadline. A policy decides about a wait:
-///   bool called_off(const Awaited&)           nobody needs to wait for this any more
-///   bool is_late(const Awaited&, begin)       the time since `begin` (of now_ns) has run out, or the rank is lost
-///   void blame(const Awaited&, seen)          puts it on record: ends the call, or goes on without the peer
+///   bool called_off(const Awaited&)         nobody needs to wait for this any more
+///   bool ends(const Awaited&, begin, seen)  the time since `begin` (of now_ns) has run out, or the rank is lost. Puts
+///   it
+///                                           on record, which ends the call; or goes on without the peer
 /// They are asked in one thread of the group. False: what was waited for must not be touched.
 template <class Group = OneThread, class Policy, class Arrived>
 DEEP_EP_DEVICE bool wait_until(const Policy& policy, const Awaited& awaited, Arrived arrived) {
   return poll_until(arrived, [&](const Poll& poll) {
-    bool over = false;
-    if (Group::leads()) {
-      over = policy.called_off(awaited);
-      if (!over && policy.is_late(awaited, poll.begin)) {
-        policy.blame(awaited, poll.seen);
-        over = true;
-      }
-    }
-    return Group::any(over);
+    return Group::any(Group::leads() && (policy.called_off(awaited) || policy.ends(awaited, poll.begin, poll.seen)));
   });
 }
 
@@ -72,21 +64,16 @@ struct ReportLate {
   const WaitContext& context;
 
   DEEP_EP_DEVICE bool called_off(const Awaited&) const { return aborted(context); }
-  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return may_be_late(begin) && ends_late_wait(context, awaited.peer, awaited.wanted, begin);
-  }
-  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    report_fault(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
+  DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t seen) const {
+    return may_be_late(begin) && end_late_wait(context, awaited.peer, awaited.wanted, awaited.expected, begin, seen);
   }
 };
 
 /// The same without calls, for threads that hold so many registers that a call would spill some.
 struct ReportLateHere : ReportLate {
-  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return may_be_late(begin) && ends_late_wait_here(context, awaited.peer, awaited.wanted, begin);
-  }
-  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    report_fault_here(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
+  DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t seen) const {
+    return may_be_late(begin) &&
+           end_late_wait_here(context, awaited.peer, awaited.wanted, awaited.expected, begin, seen);
   }
 };
 
@@ -101,17 +88,6 @@ DEEP_EP_DEVICE bool wait_signal(const Policy& policy, const std::uint64_t* signa
 template <class Group = OneThread>
 DEEP_EP_DEVICE bool wait_signal(const WaitContext& context, const std::uint64_t* signal, const Awaited& awaited) {
   return wait_signal<Group>(ReportLate{context}, signal, awaited);
-}
-
-/// Waits until the cell belongs to epoch `awaited.expected`, and takes its payload.
-template <class Policy>
-DEEP_EP_DEVICE bool wait_cell(const Policy& policy, const Cell* cell, const Awaited& awaited, std::uint64_t& payload) {
-  return wait_until(policy, awaited, [&](Poll& poll) {
-    const Cell now = load_cell(cell);
-    poll.seen = now.epoch;
-    payload = now.payload;
-    return poll.seen >= awaited.expected;
-  });
 }
 
 }  // namespace deep_ep::device

@@ -36,6 +36,7 @@ struct LowLatencyCounters {
   std::uint32_t arrived;     ///< blocks of this kernel that know which call it is; reset
   std::uint32_t finished;    ///< blocks that have received (masking), or are done (unreduced combine); reset
   std::uint64_t versions;    ///< with masking: sum of what the blocks saw as ControlState::version; reset
+  std::uint64_t agreed;      ///< the last unreduced combine that all ranks have sent and mean alike
 
   /// By one thread of a block: ask once, so that the word is not what all warps of the GPU meet at.
   DEEP_EP_DEVICE LowLatencyEpochs epochs() const { return {sent.epoch(), received.epoch()}; }
@@ -153,8 +154,11 @@ constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in
 /// the expert's rank), words of scales (float32, also for UE8M0; NVFP4: four E4M3), payload.
 struct LowLatencyRow {
   int hidden, num_topk;
-  bool scaled;
-  bool by_rails = false, nvfp4 = false, aligned = false;
+  LowLatencyFormat format;
+  bool by_rails = false;
+
+  DEEP_EP_HOST_DEVICE bool scaled() const { return has_scales(format); }
+  DEEP_EP_HOST_DEVICE bool nvfp4() const { return format == LowLatencyFormat::nvfp4; }
 
   // Words of the header.
   static constexpr int kToken = 0;
@@ -165,14 +169,14 @@ struct LowLatencyRow {
   // Offsets in the row, without tags.
   DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return 4 * static_cast<std::uint32_t>(header_words()); }
   DEEP_EP_HOST_DEVICE std::uint32_t scale_words() const {
-    if (nvfp4) return static_cast<std::uint32_t>(hidden) / (4 * kNvfp4ScaleChannels);
-    return scaled ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
+    if (nvfp4()) return static_cast<std::uint32_t>(hidden) / (4 * kNvfp4ScaleChannels);
+    return scaled() ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
   }
   DEEP_EP_HOST_DEVICE std::uint32_t scales_end() const { return scales_at() + scale_words() * 4; }
   DEEP_EP_HOST_DEVICE std::uint32_t payload_at() const { return (scales_end() + 7) / 8 * 8; }
   DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const {
-    if (nvfp4) return static_cast<std::uint32_t>(hidden) / 2;
-    return static_cast<std::uint32_t>(hidden) * (scaled ? 1 : 2);
+    if (nvfp4()) return static_cast<std::uint32_t>(hidden) / 2;
+    return static_cast<std::uint32_t>(hidden) * (scaled() ? 1 : 2);
   }
   DEEP_EP_HOST_DEVICE std::uint32_t data_bytes() const { return payload_at() + payload_bytes(); }
 
@@ -189,37 +193,31 @@ struct LowLatencyRow {
   }
 };
 
-/// Scales of received rows, as grouped GEMMs load them: [blocks][columns][rows] words, with blocks and rows as in
-/// recv_x. A word is a float, or with UE8M0 the exponents of four neighbouring scales.
+/// Scales of received rows, as grouped GEMMs load them, in words: float, or with UE8M0 the exponents of four
+/// neighbouring scales, or of NVFP4 four scales of 64 channels. FP8: [blocks][columns][rows], with blocks and rows as
+/// in recv_x. NVFP4, as tensor cores of sm_100 load them: [blocks][tiles of 128 rows][columns] tiles of 512 bytes, in
+/// which the word of row r lies at 16 * (r % 32) + 4 * (r / 32).
 struct LowLatencyScales {
-  std::uint32_t scales;  ///< of a row
-  int rows;              ///< of a block
-  bool packed;
+  static constexpr int kTileRows = 128;
+  LowLatencyFormat format;
+  int hidden;
+  int rows;  ///< of a block
 
-  DEEP_EP_HOST_DEVICE int columns() const { return static_cast<int>(packed ? scales / 4 : scales); }
+  DEEP_EP_HOST_DEVICE bool tiled() const { return format == LowLatencyFormat::nvfp4; }
+  DEEP_EP_HOST_DEVICE bool packed() const { return format == LowLatencyFormat::fp8_ue8m0; }
+  DEEP_EP_HOST_DEVICE int columns() const {
+    if (tiled()) return hidden / (4 * kNvfp4ScaleChannels);
+    return hidden / kScaleChannels / (packed() ? 4 : 1);
+  }
+  DEEP_EP_HOST_DEVICE int tiles() const { return (rows + kTileRows - 1) / kTileRows; }
   /// The first word of a row.
   DEEP_EP_HOST_DEVICE std::int64_t first(int block, int row) const {
-    return std::int64_t{block} * columns() * rows + row;
-  }
-  /// How far behind it the word with scale `index` lies.
-  DEEP_EP_HOST_DEVICE std::int64_t behind(std::uint32_t index) const {
-    return std::int64_t{packed ? index / 4 : index} * rows;
-  }
-};
-
-/// Scales of NVFP4 rows, as tensor cores of sm_100 load them: [blocks][tiles of 128 rows][columns] tiles of 512 bytes.
-/// In a tile, the four scales (a word) of row r, of 64 channels, lie at 16 * (r % 32) + 4 * (r / 32).
-struct LowLatencyTiledScales {
-  static constexpr int kTileRows = 128;
-  int columns;  ///< of words
-  int rows;     ///< of a block
-
-  DEEP_EP_HOST_DEVICE int tiles() const { return (rows + kTileRows - 1) / kTileRows; }
-  /// The first word of a row; the others lie kTileRows words behind each other.
-  DEEP_EP_HOST_DEVICE std::int64_t first(int block, int row) const {
+    if (!tiled()) return std::int64_t{block} * columns() * rows + row;
     const std::int64_t tile = std::int64_t{block} * tiles() + row / kTileRows;
-    return tile * columns * kTileRows + row % 32 * 4 + row % kTileRows / 32;
+    return tile * columns() * kTileRows + row % 32 * 4 + row % kTileRows / 32;
   }
+  /// How far the words of neighbouring columns lie apart.
+  DEEP_EP_HOST_DEVICE int stride() const { return tiled() ? kTileRows : rows; }
 };
 
 /// A rank that has met an unknown expert sets this bit in the call_shape that it sends: the call ends on all ranks.
@@ -246,23 +244,11 @@ struct LowLatencyDispatchParams {
   bool report_unknown_experts;
 
   /// A row as it travels, directly or by rails.
-  DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails) const {
-    return {hidden,
-            num_topk,
-            has_scales(format),
-            by_rails,
-            format == LowLatencyFormat::nvfp4,
-            format == LowLatencyFormat::fp8_aligned};
-  }
+  DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails) const { return {hidden, num_topk, format, by_rails}; }
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
   DEEP_EP_HOST_DEVICE int expert_rows() const { return common.num_ranks * max_tokens; }
-  DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const {
-    return {static_cast<std::uint32_t>(hidden) / kScaleChannels, expert_rows(), format == LowLatencyFormat::fp8_ue8m0};
-  }
-  DEEP_EP_HOST_DEVICE LowLatencyTiledScales tiled_scales() const {
-    return {hidden / (4 * kNvfp4ScaleChannels), expert_rows()};
-  }
+  DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const { return {format, hidden, expert_rows()}; }
   std::byte* recv_x;           ///< [L, R * M] rows
   std::byte* recv_scales;      ///< [L, hidden / 128 (UE8M0: / 512), R * M] words; nullptr: bf16
   std::int32_t* recv_count;    ///< [L]
@@ -299,9 +285,7 @@ struct LowLatencyCombineParams {
   std::uint32_t row_bytes;   ///< of a row as it travels
   std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
 
-  Divisor block_warps;
   Divisor warps_per_row;  ///< that push a row together
-  int rows_of_group;      ///< of so many warps, at most; 0 without a send part
 
   // As expert side: what is sent.
   const std::byte* x;             ///< rows as dispatch laid them out, bfloat16
@@ -339,41 +323,14 @@ struct LowLatencyWaited {
   std::int64_t longest;  ///< in one of them
 };
 
-/// What was found out while a call waited for the counts of one source.
-struct LowLatencyHeard {
-  std::int64_t cycles;
-  std::int64_t came;  ///< 0: nothing came so far, or nobody listened
-};
-
-/// A launch takes one of them.
-enum class LowLatencyWaitsStep : int {
-  listen,  ///< before dispatch's receive part: when do the counts of each source come?
-  add,     ///< after a receive part
-  clock,   ///< how fast does the clock run in which the others count?
-};
-
+/// Adds what a call has cost; or, with `clock`, measures how fast the clock runs in which calls count.
 struct LowLatencyWaitsParams {
   LowLatencyParams common;
-  LowLatencyWaitsStep step;
-  LowLatencyKind kind;
-  std::uint64_t patience_ns;  ///< `listen` ends then; the receive part goes on waiting
-
-  // Of one call; the step that adds sets it to zero. [num_ranks] each.
-  std::int64_t* cost;  ///< as the receive part measures it: its wait_cost
-  LowLatencyHeard* heard;
-
-  // Where `add` adds.
-  LowLatencyWaited* waited;  ///< [num_ranks]
-  std::int64_t* given;       ///< [num_ranks], the caller's statistics; nullptr: none
-
-  // Of a combine.
-  int blocks;  ///< that receive
-  int num_tokens;
-  Divisor num_topk;
-  Divisor num_local_experts;
-  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
-
-  std::int64_t* clock;  ///< [2], written: cycles, and the nanoseconds that they took
+  std::int64_t* cost = nullptr;        ///< [num_ranks], as the receive part measures it: its wait_cost. Set to zero
+  std::int64_t* given = nullptr;       ///< [num_ranks], the caller's statistics, added to; nullptr: none
+  LowLatencyWaited* waited = nullptr;  ///< [num_ranks], added to
+  int blocks = 1;                      ///< that have measured
+  std::int64_t* clock = nullptr;       ///< [2], written: cycles, and the nanoseconds that they took
 };
 
 }  // namespace deep_ep

@@ -146,7 +146,29 @@ DEEP_EP_DEVICE_CALL void refuse_call(const LowLatencyParams& common, std::uint64
   report_fault(common.wait, FaultKind::mismatch, wanted, peer, field, ours, theirs);
 }
 
-/// The policy of waits, and of failures of queue pairs. `kCombines`: of a combine, which ranks may refuse.
+/// Ends a wait if nothing comes from `peer` any more, or if it has lasted for too long: ends the call, or goes on,
+/// where the peer is masked now. `kCombines`: the wait is of combine `epoch`, which ranks may refuse. A rank that has
+/// refused an earlier one sends nothing of this one either.
+template <bool kRdma, bool kCombines>
+DEEP_EP_DEVICE_CALL bool end_late_wait(const LowLatencyParams& common, std::uint64_t epoch, int peer, Wanted wanted,
+                                       std::uint64_t expected, std::uint64_t begin) {
+  if constexpr (kCombines) {
+    const std::uint64_t word =
+        load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local));
+    if ((word & kRefused) != 0 && (word & ~kRefused) <= epoch) {  // never with masking
+      refuse_call(common, epoch, peer, 0, 0, 0, Wanted::low_latency_combine_rows);
+      return true;
+    }
+  }
+  if (!is_late_wait(common.wait, peer, wanted, begin, FailureLook<kRdma>{common})) return false;
+  if (!masked(common, peer)) {
+    const int timeouts = common.mask == nullptr ? 0 : kMostTimeouts;
+    report_fault(common.wait, FaultKind::timeout, wanted, peer, timeouts, expected, 0);
+  }
+  return true;
+}
+
+/// The policy of waits, and of failures of queue pairs.
 template <bool kRdma, bool kCombines = false>
 struct MaskOrEnd {
   const LowLatencyParams& common;
@@ -154,37 +176,15 @@ struct MaskOrEnd {
 
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
-  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return may_be_late(begin) && (refused(awaited.peer) || ends_late_wait(common.wait, awaited.peer, awaited.wanted,
-                                                                          begin, FailureLook<kRdma>{common}));
-  }
-  /// Ends the call; or goes on, where the peer is masked now.
-  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    if (refused(awaited.peer)) {
-      return refuse_call(common, epoch, awaited.peer, 0, 0, 0, Wanted::low_latency_combine_rows);
-    }
-    if (masked(common, awaited.peer)) return;
-    report_fault(common.wait, FaultKind::timeout, awaited.wanted, awaited.peer,
-                 common.mask == nullptr ? 0 : kMostTimeouts, awaited.expected, seen);
-  }
-  /// For waits with a loop of their own.
-  DEEP_EP_DEVICE void blame_if_late(const Awaited& awaited, std::uint64_t begin) const {
-    if (is_late(awaited, begin)) blame(awaited, 0);
+  DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t = 0) const {
+    return may_be_late(begin) &&
+           end_late_wait<kRdma, kCombines>(common, epoch, awaited.peer, awaited.wanted, awaited.expected, begin);
   }
   /// Ends the call. With masking the control thread knows that the queue pair has failed: its verdict comes.
   DEEP_EP_DEVICE void blame_queue(const RdmaQueuePair& queue) const {
     if (common.mask != nullptr || gives_up(queue.peer)) return;
     const auto failure = static_cast<std::int32_t>(load_relaxed<Scope::gpu>(&queue.state->failure));
     report_fault(common.wait, FaultKind::rdma_failed, Wanted::rdma_completion, queue.peer, failure, 0, 0);
-  }
-
- private:
-  /// A rank that has refused an earlier combine sends nothing of this one either.
-  DEEP_EP_DEVICE bool refused(int peer) const {
-    if (!kCombines) return false;
-    const std::uint64_t word =
-        load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local));
-    return (word & kRefused) != 0 && (word & ~kRefused) <= epoch;  // never with masking
   }
 };
 
@@ -259,14 +259,21 @@ struct RankCall : Topology<kRdma> {
   DEEP_EP_DEVICE std::uint64_t* staged_flag(int token) const {
     return common.staging.dispatch_ready(epoch, token).in(common.local);
   }
-  /// By one thread: waits for one cell of `source`'s counts. False: they do not come.
-  DEEP_EP_DEVICE bool await_count(int source, int cell, std::uint64_t& payload) const {
-    constexpr Wanted kWanted = Wanted::low_latency_dispatch_counts;
+  /// By one thread: waits for one cell of `source`'s counts. False: they do not come. `missed`: becomes the clock of
+  /// the last look that did not find it. (Threads of a warp wait for different ranks, and may all go on with the last
+  /// one.)
+  DEEP_EP_DEVICE bool await_count(int source, int cell, std::uint64_t& payload, std::int64_t& missed) const {
     const Cell* counts = common.window.counts(epoch, source).in(common.local) + cell;
-    if (!is_far(source)) return wait_cell(policy(), counts, {source, kWanted, epoch}, payload);
-    const bool there = await_progress(source, 0, kWanted);
-    if (there) payload = load_cell(counts).payload;
-    return there;
+    return wait_until(policy(), {source, Wanted::low_latency_dispatch_counts, epoch}, [&](const Poll&) {
+      if (!is_far(source) ||
+          load_acquire<Scope::system>(progress(source, 0)) >= LowLatencyMailbox::progress_value(epoch, 0)) {
+        const Cell now = load_cell(counts);
+        payload = now.payload;
+        if (now.epoch >= epoch) return true;
+      }
+      missed = clock_cycles();
+      return false;
+    });
   }
   /// By a whole warp: waits until what `source`, which is far, has posted as row `slot` is there, acquiring.
   DEEP_EP_DEVICE bool await_posted(int source, int slot) const {

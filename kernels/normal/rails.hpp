@@ -135,9 +135,7 @@ class RailPoster {
       missing = {rail, Wanted::internode_rows, Progress::at(call_ + 1)};
     }
     // Without a missing word other warps of this rank are late, and say for which rank.
-    if (missing.wanted == Wanted::nothing || !policy.is_late(missing, poll.begin)) return false;
-    policy.blame(missing, seen);
-    return true;
+    return missing.wanted != Wanted::nothing && policy.ends(missing, poll.begin, seen);
   }
   /// Gives the queue pairs back. False where one has failed.
   DEEP_EP_DEVICE bool close() {

@@ -64,9 +64,8 @@ DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, 
       for (int number = lane_index(); number < others; number += kWarpSize) {
         if (next[number] >= parts(number)) continue;
         const AwaitedWord part = missing(number, next[number]);
-        if (part.word == nullptr || !policy.is_late(part.awaited, poll.begin)) continue;
-        policy.blame(part.awaited, load_relaxed<Scope::system>(part.word));
-        reported = true;
+        if (part.word == nullptr) continue;
+        reported = policy.ends(part.awaited, poll.begin, load_relaxed<Scope::system>(part.word)) || reported;
       }
       return warp::any(reported);
     };

@@ -184,10 +184,12 @@ TEST(Wait, AWarpThatServesNodesIsCalledOff) {
 }
 
 TEST(Wait, ZeroIsNoDeadline) {
-  WaitContext context;
-  EXPECT_FALSE(device::ReportLate{context}.is_late({}, 0));
+  FaultRecord faults[2] = {};
+  std::uint64_t abort = 0;
+  WaitContext context{.fault = faults, .abort = &abort};
+  EXPECT_FALSE(device::ReportLate{context}.ends({}, 0, 0));
   context.timeout_ns = 1;
-  EXPECT_TRUE(device::ReportLate{context}.is_late({}, 0));
+  EXPECT_TRUE(device::ReportLate{context}.ends({}, 0, 0));
 }
 
 TEST(Faults, TheFirstOneIsKept) {

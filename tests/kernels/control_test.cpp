@@ -42,7 +42,7 @@ struct ControlledRank {
   }
   /// A wait that has lasted for so long looks.
   bool looks(int peer, std::uint64_t lasted) const { return ends(peer, device::now_ns() - lasted); }
-  bool ends(int peer, std::uint64_t begin) const { return device::ReportLate{wait}.is_late({peer, kRows, 1}, begin); }
+  bool ends(int peer, std::uint64_t begin) const { return device::ReportLate{wait}.ends({peer, kRows, 1}, begin, 0); }
   /// The next wait reports at once.
   void forget_looks() { std::ranges::fill(control.looked, 0); }
 };
@@ -215,7 +215,7 @@ TEST(Control, WithMaskingNoWaitMasksByItself) {
   MaskingRank rank;
   const Policy policy{rank.params};
   const device::Awaited rows{3, kRows, 1};
-  EXPECT_FALSE(policy.is_late(rows, device::now_ns() - 900 * kMs));
+  EXPECT_FALSE(policy.ends(rows, device::now_ns() - 900 * kMs));
   EXPECT_FALSE(policy.called_off(rows));
   rank.queue_state.failure = 7;
   policy.blame_queue(rank.queue);
@@ -223,8 +223,7 @@ TEST(Control, WithMaskingNoWaitMasksByItself) {
   EXPECT_FALSE(policy.called_off(rows));
   rank.lose(3, 3);
   rank.forget_looks();
-  EXPECT_TRUE(policy.is_late(rows, device::now_ns() - 900 * kMs));
-  policy.blame(rows, 0);
+  EXPECT_TRUE(policy.ends(rows, device::now_ns() - 900 * kMs));
   EXPECT_TRUE(policy.called_off(rows));
   EXPECT_EQ(rank.abort, 0u) << "the call goes on without it";
 }
@@ -233,8 +232,7 @@ TEST(Control, WithMaskingRanksThatMixUpTheirCallsDoNotWaitForEver) {
   MaskingRank rank;
   const Policy policy{rank.params};
   const device::Awaited rows{3, kRows, 1};
-  ASSERT_TRUE(policy.is_late(rows, device::now_ns() - 1100 * kMs));
-  policy.blame(rows, 0);
+  ASSERT_TRUE(policy.ends(rows, device::now_ns() - 1100 * kMs));
   EXPECT_EQ(rank.abort, 1u);
   EXPECT_EQ(rank.faults[0].kind, FaultKind::timeout);
   EXPECT_EQ(rank.faults[0].peer, 3);
@@ -263,7 +261,7 @@ TEST(Control, AWaitFindsAFailedQueuePairToAnyRank) {
       for (int look = 0; look < 4; ++look) {
         EXPECT_EQ(rank.words.failed[3], 0u) << look;
         rank.forget_looks();
-        EXPECT_FALSE(Policy{rank.params}.is_late({0, kRows, 1}, device::now_ns() - 20 * kMs));
+        EXPECT_FALSE(Policy{rank.params}.ends({0, kRows, 1}, device::now_ns() - 20 * kMs));
       }
       EXPECT_EQ(rank.words.failed[3] != 0, far);
     }
@@ -295,8 +293,7 @@ TEST(Control, ARankThatHearsOfARefusalTellsTheOthers) {
   told(heaps[kOwn], 3) = device::low_latency::kRefused | 4;
   const device::low_latency::MaskOrEnd<true, true> policy{rank.params, 5};
   const device::Awaited rows{3, kRows, 1};
-  ASSERT_TRUE(policy.is_late(rows, device::now_ns() - 20 * kMs));
-  policy.blame(rows, 0);
+  ASSERT_TRUE(policy.ends(rows, device::now_ns() - 20 * kMs));
   EXPECT_EQ(rank.faults[0].kind, FaultKind::mismatch);
   EXPECT_EQ(rank.faults[0].peer, 3);
   EXPECT_EQ(rank.words.ended, kOwn + 1u);

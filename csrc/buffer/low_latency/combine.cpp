@@ -27,11 +27,12 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
 }
 
 /// `unreduced`: groups share the selections of a row, too, where there are enough of them.
-int warps_per_row(const LowLatencyCombineParams& params, int sms, bool unreduced, const LowLatencySetup& setup) {
-  if (!setup.on_gpu()) return std::min<int>(params.block_warps, kHostWarpsPerRow);
+int warps_per_row(const LowLatencyCombineParams& params, int warps, int sms, bool unreduced,
+                  const LowLatencySetup& setup) {
+  if (!setup.on_gpu()) return std::min(warps, kHostWarpsPerRow);
   const int pieces = unreduced ? int{params.num_topk} : 1;
   const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens * pieces <= sms;
-  return std::min<int>(params.block_warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
+  return std::min(warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
 }
 
 /// Words that an expert has, and rows that one of them stands for.
@@ -66,10 +67,9 @@ void check_overlap(const LowLatencyCombineArguments& arguments, const LowLatency
 }
 
 /// Grid and shared memory of a part. `params`: complete but for the part's.
-LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& params, int sms, bool unreduced,
-                         const LowLatencySetup& setup) {
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& params, int warps, int sms,
+                         bool unreduced, const LowLatencySetup& setup) {
   const int ranks = params.common.num_ranks;
-  const int warps = params.block_warps;
   const int groups = sends(phase) ? warps / static_cast<int>(params.warps_per_row) : 0;
   // As many blocks as have anything to do.
   using namespace device::low_latency;
@@ -80,7 +80,6 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   const int blocks_of_token = !unreduced ? 1 : !receives(phase) ? 0 : 2 * params.num_tokens <= sms - waiting ? 2 : 1;
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
-  part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   if (sends(phase) && params.signals.words != nullptr) {
     part.selections = rows_of_group(ranks, params.max_tokens, part.working_blocks) * int{params.num_topk};
   }
@@ -88,8 +87,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   const CombineWire wire{params.hidden};
   const std::size_t stage_bytes = groups == 0 || unreduced ? 0 : WarpShare{0, params.warps_per_row}.stage_bytes(wire);
   const device::low_latency::CombineShared shared(Carver::without_memory(), warps, stage_bytes,
-                                                  unreduced ? 0 : part.rows_of_group, posters != 0 ? warps : 0,
-                                                  part.selections);
+                                                  posters != 0 ? warps : 0, part.selections);
   part.shape = {part.working_blocks + waiting + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
@@ -186,18 +184,18 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
                       : setup.rdma() ? choices::combine_low_latency_rdma
                                      : choices::combine_low_latency;
   plan.kernel = kernel.launcher;
-  params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
-  const int others = poster_blocks(setup, params.block_warps);
+  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
+  const int others = poster_blocks(setup, warps);
   const int sms = most_working_blocks(arguments.config, setup, others);
-  params.warps_per_row = warps_per_row(params, sms, unreduced, setup);
+  params.warps_per_row = warps_per_row(params, warps, sms, unreduced, setup);
   int send_sms = sms;
   if (arguments.overlap) {
     params.signals = signals_of(*arguments.overlap, HandleRows(handle, setup.common.num_ranks).rows);
     if (params.signals.words != nullptr) params.warps_per_row = 1;  // a warp has its own selections
     if (arguments.overlap->num_sms != 0) send_sms = std::min(sms, arguments.overlap->num_sms);
   }
-  plan_parts(plan, arguments.return_recv_hook, false, [&](LowLatencyPhase phase) {
-    return plan_part(phase, params, phase == LowLatencyPhase::send ? send_sms : sms, unreduced, setup);
+  plan_parts(plan, arguments.return_recv_hook, [&](LowLatencyPhase phase) {
+    return plan_part(phase, params, warps, phase == LowLatencyPhase::send ? send_sms : sms, unreduced, setup);
   });
   return plan;
 }

@@ -87,14 +87,13 @@ std::vector<TensorView> received_rows(const LowLatencyDispatchParams& params, co
   const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
     return unplaced(device, dtype, shape);
   };
-  if (params.format == LowLatencyFormat::nvfp4) {
-    const LowLatencyTiledScales scales = params.tiled_scales();
-    return {of(DType::uint8, {blocks, rows, params.hidden / 2}),
-            of(DType::uint8, {blocks, scales.tiles(), scales.columns, 4 * LowLatencyTiledScales::kTileRows})};
-  }
   if (!has_scales(params.format)) return {of(DType::bfloat16, {blocks, rows, params.hidden})};
   const LowLatencyScales layout = params.scale_layout();
-  TensorView scales = of(layout.packed ? DType::int32 : DType::float32, {blocks, layout.columns(), rows});
+  if (layout.tiled()) {
+    return {of(DType::uint8, {blocks, rows, params.hidden / 2}),
+            of(DType::uint8, {blocks, layout.tiles(), layout.columns(), 4 * LowLatencyScales::kTileRows})};
+  }
+  TensorView scales = of(layout.packed() ? DType::int32 : DType::float32, {blocks, layout.columns(), rows});
   std::swap(scales.shape[1], scales.shape[2]);  // column-major
   std::swap(scales.strides[1], scales.strides[2]);
   return {of(DType::float8_e4m3, {blocks, rows, params.hidden}), scales};
@@ -202,9 +201,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
-  // A relay hands on within its own launch. A program that polls arrival counters may take the SMs between two
-  // parts.
-  plan_parts(plan, arguments.return_recv_hook, setup.measured && rail_width == 0 && !arguments.arrival_counters,
+  plan_parts(plan, arguments.return_recv_hook,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
   return plan;
 }

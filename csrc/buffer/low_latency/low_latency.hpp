@@ -124,7 +124,6 @@ inline void take_part(const LowLatencyPart& part, LowLatencyDispatchParams& para
 inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& params) {
   params.phase = part.phase;
   params.common.working_blocks = part.working_blocks;
-  params.rows_of_group = part.rows_of_group;
   params.signals.selections = part.selections;
 }
 
@@ -133,9 +132,8 @@ template <class Params>
 void enqueue_receive(const KernelTable& kernels, const LowLatencyPlan<Params>& plan, StreamHandle stream) {
   Params params = plan.params;
   take_part(*plan.receive, params);
-  if (plan.waits && plan.waits->listens) enqueue_waits(kernels, *plan.waits->listens, stream);
   (kernels.*plan.kernel)(params, plan.receive->shape, stream);
-  if (plan.waits) enqueue_waits(kernels, plan.waits->adds, stream);
+  if (plan.waits) enqueue_waits(kernels, *plan.waits, stream);
 }
 
 template <class Params, class Kept>
@@ -144,12 +142,8 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
   take_part(plan.first, plan.params);
   const KernelTable& kernels = runtime_.executor()->kernels();
   (kernels.*plan.kernel)(plan.params, plan.first.shape, scope.stream());
-  if (!plan.hooked) {
-    if (plan.receive) {
-      enqueue_receive(kernels, plan, scope.stream());
-    } else if (plan.waits) {
-      enqueue_waits(kernels, plan.waits->adds, scope.stream());
-    }
+  if (!plan.receive) {
+    if (plan.waits) enqueue_waits(kernels, *plan.waits, scope.stream());
     return scope.finish();
   }
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come

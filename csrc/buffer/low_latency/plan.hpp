@@ -37,26 +37,17 @@ struct LowLatencyPart {
   LowLatencyPhase phase = LowLatencyPhase::both;
   LaunchShape shape = {};
   int working_blocks = 0;
-  int rows_of_group = 0;  ///< of combine
-  int selections = 0;     ///< of combine: see LowLatencySignals
+  int selections = 0;  ///< of combine: see LowLatencySignals
 };
 
-/// What measures a call: launched around its receive part.
-struct LowLatencyWaits {
-  std::optional<LowLatencyWaitsParams> listens;  ///< before it
-  LowLatencyWaitsParams adds;                    ///< behind it
-};
-void enqueue_waits(const KernelTable& kernels, const LowLatencyWaitsParams& params, StreamHandle stream);
-
-/// A call: one kernel, or two when a hook enqueues the second, or a measured dispatch listens before it.
+/// A call: one kernel, or two when a hook enqueues the second.
 template <class Params>
 struct LowLatencyPlan {
   Params params{};  ///< all but the part's, and memory that the call is given
   Launcher<Params> KernelTable::*kernel = nullptr;
   LowLatencyPart first;
-  std::optional<LowLatencyPart> receive;         ///< with a hook, or where somebody listens before it
-  bool hooked = false;                           ///< a hook enqueues it
-  std::shared_ptr<const LowLatencyWaits> waits;  ///< of a call that is measured
+  std::optional<LowLatencyPart> receive;               ///< a hook enqueues it
+  std::shared_ptr<const LowLatencyWaitsParams> waits;  ///< what measures the call, behind its receive part
 };
 
 using LowLatencyDispatchPlan = LowLatencyPlan<LowLatencyDispatchParams>;
@@ -145,11 +136,12 @@ void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_by
 int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
                  const LowLatencySetup& setup);
 
-/// The plan's parts, each as `plan_part(phase)` says. `split`: two also without a hook.
+void enqueue_waits(const KernelTable& kernels, const LowLatencyWaitsParams& params, StreamHandle stream);
+
+/// The plan's parts, each as `plan_part(phase)` says.
 template <class Plan, class PlanPart>
-void plan_parts(Plan& plan, bool hook, bool split, PlanPart&& plan_part) {
-  plan.hooked = hook;
-  if (!hook && !split) {
+void plan_parts(Plan& plan, bool hook, PlanPart&& plan_part) {
+  if (!hook) {
     plan.first = plan_part(LowLatencyPhase::both);
     return;
   }

@@ -5,23 +5,9 @@
 #include "kernels/common/carver.hpp"
 
 namespace deep_ep {
-namespace {
-
-/// How long a kernel listens for dispatch's counts before the receive part goes on waiting. No longer than it may take
-/// until somebody finds out that this rank shows no sign of life meanwhile (transport/watch.hpp).
-constexpr std::uint64_t kMostPatienceNs = 100'000'000;
-constexpr std::uint64_t kPatiencesInTimeout = 16;
-
-LaunchShape shape_of(LowLatencyWaitsStep step, int num_ranks) {
-  const std::size_t counts = step == LowLatencyWaitsStep::add ? static_cast<std::size_t>(num_ranks) * 4 : 0;
-  if (step == LowLatencyWaitsStep::add) return {1, kernels::add_waits_low_latency::kMaxThreads, counts};
-  return {1, step == LowLatencyWaitsStep::listen ? (num_ranks + 31) / 32 * 32 : 32, 0};
-}
-
-}  // namespace
 
 void enqueue_waits(const KernelTable& kernels, const LowLatencyWaitsParams& params, StreamHandle stream) {
-  kernels.add_waits_low_latency(params, shape_of(params.step, params.common.num_ranks), stream);
+  kernels.add_waits_low_latency(params, {1, kernels::add_waits_low_latency::kMaxThreads, 0}, stream);
 }
 
 WaitStats::WaitStats(Runtime& runtime, const LowLatencySetup& setup) : runtime_(runtime), common_(setup.common) {
@@ -29,7 +15,6 @@ WaitStats::WaitStats(Runtime& runtime, const LowLatencySetup& setup) : runtime_(
   const auto carve = [&](Carver carver) {
     for (OfKind& kind : kinds_) {
       kind.cost = carver.take<std::int64_t>(ranks);
-      kind.heard = carver.take<LowLatencyHeard>(ranks);
       kind.waited = carver.take<LowLatencyWaited>(ranks);
     }
     clock_ = carver.take<std::int64_t>(2);
@@ -39,53 +24,32 @@ WaitStats::WaitStats(Runtime& runtime, const LowLatencySetup& setup) : runtime_(
   carve(Carver(memory_.get()));
 }
 
-LowLatencyWaitsParams WaitStats::params(LowLatencyKind kind) const {
-  LowLatencyWaitsParams params{};
-  params.common = common_;
-  params.kind = kind;
-  const std::uint64_t timeout = runtime_.faults().wait_context().timeout_ns;
-  params.patience_ns =
-      timeout == 0 ? kMostPatienceNs : std::clamp<std::uint64_t>(timeout / kPatiencesInTimeout, 1, kMostPatienceNs);
-  params.cost = of(kind).cost;
-  params.heard = of(kind).heard;
-  params.waited = of(kind).waited;
-  params.clock = clock_;
-  return params;
+std::shared_ptr<const LowLatencyWaitsParams> WaitStats::measure(LowLatencyKind kind, int blocks,
+                                                                std::int64_t*& wait_cost) const {
+  const OfKind& of_kind = kinds_[static_cast<std::size_t>(kind)];
+  const LowLatencyWaitsParams params{.common = common_,
+                                     .cost = of_kind.cost,
+                                     .given = wait_cost,
+                                     .waited = of_kind.waited,
+                                     .blocks = std::max(blocks, 1)};
+  wait_cost = of_kind.cost;
+  return std::make_shared<const LowLatencyWaitsParams>(params);
 }
 
 void WaitStats::measure(LowLatencyDispatchPlan& plan) const {
-  LowLatencyWaitsParams waits = params(LowLatencyKind::dispatch);
-  waits.given = plan.params.wait_cost;
-  plan.params.wait_cost = waits.cost;
-  waits.step = LowLatencyWaitsStep::add;
-  LowLatencyWaits both{.listens = {}, .adds = waits};
-  if (plan.receive) {
-    waits.step = LowLatencyWaitsStep::listen;
-    both.listens = waits;
-  }
-  plan.waits = std::make_shared<const LowLatencyWaits>(both);
+  plan.waits = measure(LowLatencyKind::dispatch, 1, plan.params.wait_cost);
 }
 
 void WaitStats::measure(LowLatencyCombinePlan& plan) const {
-  LowLatencyWaitsParams waits = params(LowLatencyKind::combine);
-  waits.given = plan.params.wait_cost;
-  plan.params.wait_cost = waits.cost;
-  waits.step = LowLatencyWaitsStep::add;
-  waits.blocks = plan.receive ? plan.receive->working_blocks : plan.first.working_blocks;
-  waits.num_tokens = plan.params.num_tokens;
-  waits.num_topk = plan.params.num_topk;
-  waits.num_local_experts = plan.params.num_local_experts;
-  waits.topk_idx = plan.params.topk_idx;
-  plan.waits = std::make_shared<const LowLatencyWaits>(LowLatencyWaits{.listens = {}, .adds = waits});
+  const int blocks = plan.receive ? plan.receive->working_blocks : plan.first.working_blocks;
+  plan.waits = measure(LowLatencyKind::combine, std::min(plan.params.num_tokens, blocks), plan.params.wait_cost);
 }
 
 LowLatencyStats WaitStats::read(StreamHandle stream, bool reset) const {
   Backend& executor = *runtime_.executor();
   const auto ranks = static_cast<std::size_t>(runtime_.num_ranks());
   CallScope scope(runtime_.calls(), {.stream = stream});
-  LowLatencyWaitsParams clock = params(LowLatencyKind::dispatch);
-  clock.step = LowLatencyWaitsStep::clock;
-  enqueue_waits(executor.kernels(), clock, scope.stream());
+  enqueue_waits(executor.kernels(), {.common = common_, .clock = clock_}, scope.stream());
   std::array<std::int64_t, 2> cycles_and_ns{};
   std::array<std::vector<LowLatencyWaited>, kLowLatencyKinds> waited;
   executor.copy(cycles_and_ns.data(), clock_, sizeof cycles_and_ns, scope.stream());

@@ -27,11 +27,10 @@ class WaitStats {
   /// Of calls of one kind, [num_ranks] each.
   struct OfKind {
     std::int64_t* cost;
-    LowLatencyHeard* heard;
     LowLatencyWaited* waited;
   };
-  const OfKind& of(LowLatencyKind kind) const { return kinds_[static_cast<std::size_t>(kind)]; }
-  LowLatencyWaitsParams params(LowLatencyKind kind) const;
+  /// `wait_cost`: where the call adds its waits; from now on to memory of this object, from where they come back.
+  std::shared_ptr<const LowLatencyWaitsParams> measure(LowLatencyKind kind, int blocks, std::int64_t*& wait_cost) const;
 
   Runtime& runtime_;
   LowLatencyParams common_;

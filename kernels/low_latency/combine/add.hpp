@@ -61,87 +61,56 @@ struct UnreducedCall : CombineCall<false> {
 struct UnreducedSurvey {
   const LowLatencyCombineParams& params;
   const UnreducedCall& call;
-  int disagrees = -1;        ///< the first rank that means another one
-  int unsent = -1;           ///< the first that has not sent everything
-  std::uint32_t theirs = 0;  ///< what `disagrees` means
 
-  /// By one warp of the rank: waits until every rank has sent all its rows, and all mean the same call.
+  /// By one warp of the rank, whose lanes go round together: waits until every rank has sent all its rows, and all mean
+  /// the same call. Tells has_no_row() so.
   DEEP_EP_DEVICE void await_all_sent() const {
     const std::uint32_t ours = meaning_of(params);
-    warp::each(params.common.num_ranks, [&](int peer) {
-      std::uint32_t said = 0;
+    int unsent = -1;  // the lane's first rank that has not sent everything
+    const auto all_sent = [&](const Poll&) {
       bool differs = false;
-      const auto told = [&](const Poll&) {
-        if (call.has_sent(peer, said)) return true;
-        differs = call.has_announced_cells(peer);
-        return differs;
-      };
-      if (!wait_until(call.policy(), {peer, Wanted::low_latency_combine_rows, call.epoch}, told)) return;
-      if (differs || said != ours) refuse_call(params.common, call.epoch, peer, 0, ours, said);
-    });
+      unsent = -1;
+      warp::each(params.common.num_ranks, [&](int peer) {
+        std::uint32_t theirs = 0;
+        const bool sent = call.has_sent(peer, theirs);
+        if (!sent && unsent < 0) unsent = peer;
+        if (sent ? theirs == ours : !call.has_announced_cells(peer)) return;
+        refuse_call(params.common, call.epoch, peer, 0, ours, theirs);
+        differs = true;
+      });
+      return warp::any(differs) || warp::all(unsent < 0);
+    };
+    const auto gives_up = [&](const Poll& poll) {
+      if (unsent >= 0) call.policy().ends({unsent, Wanted::low_latency_combine_rows, call.epoch}, poll.begin);
+      return warp::any(aborted(params.common.wait));
+    };
+    if (!poll_until(all_sent, gives_up)) return;
+    warp::sync();  // what each lane has acquired, lane 0 releases
+    if (lane_index() == 0 && !aborted(params.common.wait)) store_release<Scope::gpu>(agreed(), call.epoch);
   }
 
-  /// By a whole warp, of the row of `expert` of `rank`, which does not come: had the dispatch no room for it? Once its
-  /// rank has sent everything, either it is here, or there was no room, or another expert's lies there. Or a rank that
-  /// means another call, with rows of another size, has written where it lay; so no rank is blamed for a row that is
-  /// not there before all have said which call they mean.
-  DEEP_EP_DEVICE bool has_no_row(int token, int expert, int rank, const std::byte* row, std::uint64_t begin) {
-    const std::uint32_t ours = meaning_of(params);
-    unsent = rank;
-    bool sent = false;
+  /// By a whole warp, of the row of `expert` of `rank`, which does not come: had the dispatch no room for it? If
+  /// another expert's row lies there, the call ends; but only once all ranks have sent and agree, as one that means
+  /// another call, with rows of another size, may have written there, too.
+  DEEP_EP_DEVICE bool has_no_row(int token, int expert, int rank, const std::byte* row) const {
+    bool none = false;
     if (lane_index() == 0) {
-      sent = call.has_sent(rank, theirs);
-      if (sent ? theirs != ours : call.has_announced_cells(rank)) disagrees = rank;
-    }
-    sent = warp::any(sent && disagrees < 0);
-    warp::sync();  // what other lanes read comes after the rank's word
-    bool found_here = false;
-    if (sent) {
-      std::uint64_t seen = 0;
-      if (lane_index() == 0)
-        seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
-      found_here = warp::any(seen == call.tag(static_cast<std::uint32_t>(expert)));
-      if (warp::any(seen == call.tag(UnreducedCall::kNoRow | static_cast<std::uint32_t>(rank)))) return true;
-      ask_all(ours);
-    }
-    if (lane_index() == 0) {
-      const bool other = disagrees < 0 && unsent < 0 && !found_here;  // another expert's row lies there
-      if (disagrees >= 0 || other) {
-        refuse_call(params.common, call.epoch, other ? rank : disagrees, other ? 2 : 0,
-                    other ? static_cast<std::uint32_t>(expert) : ours,
-                    other ? static_cast<std::uint32_t>(token) : theirs);
-      } else {
-        call.policy().blame_if_late({unsent < 0 ? rank : unsent, Wanted::low_latency_combine_rows, call.epoch}, begin);
+      const bool all_agree = load_acquire<Scope::gpu>(agreed()) == call.epoch;
+      const std::uint64_t seen =
+          load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
+      none = seen == call.tag(UnreducedCall::kNoRow | static_cast<std::uint32_t>(rank));
+      if (!none && all_agree && seen != call.tag(static_cast<std::uint32_t>(expert))) {
+        refuse_call(params.common, call.epoch, rank, 2, static_cast<std::uint32_t>(expert),
+                    static_cast<std::uint32_t>(token));
       }
     }
+    none = warp::any(none);
     warp::sync();
-    return false;
+    return none;
   }
 
  private:
-  /// By a whole warp.
-  DEEP_EP_DEVICE void ask_all(std::uint32_t ours) {
-    disagrees = unsent = -1;
-#pragma unroll 1
-    for (int first = 0; first < params.common.num_ranks; first += kWarpSize) {
-      const int peer = first + lane_index();
-      bool sent = true;
-      bool differs = false;
-      std::uint32_t said = 0;
-      if (peer < params.common.num_ranks) {
-        sent = call.has_sent(peer, said);
-        differs = sent ? said != ours : call.has_announced_cells(peer);
-      }
-      const std::uint32_t odd = warp::ballot(differs);
-      const std::uint32_t missing = warp::ballot(!sent);
-      said = warp::shuffle(said, odd == 0 ? 0 : lowest_bit(odd));
-      if (disagrees < 0 && odd != 0) {
-        disagrees = first + lowest_bit(odd);
-        theirs = said;
-      }
-      if (unsent < 0 && missing != 0) unsent = first + lowest_bit(missing);
-    }
-  }
+  DEEP_EP_DEVICE std::uint64_t* agreed() const { return &params.common.counters(LowLatencyKind::combine).agreed; }
 };
 
 /// The terms of a token's sum: lane i < count holds the i-th.
@@ -373,10 +342,10 @@ struct CombineAdder {
     const int rank = warp::shuffle(terms.rank, term);
     if constexpr (kUnreduced) {
       const int expert = warp::shuffle(terms.expert, term);
-      return UnreducedSurvey{params, call}.has_no_row(token, expert, rank, warp::shuffle(terms.row, term), begin);
+      return UnreducedSurvey{params, call}.has_no_row(token, expert, rank, warp::shuffle(terms.row, term));
     } else {
       if (lane_index() == 0 && !masked(params.common, rank)) {
-        call.policy().blame_if_late({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
+        call.policy().ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
       }
       warp::sync();
       return warp::any(masked(params.common, rank));

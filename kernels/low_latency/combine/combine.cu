@@ -10,8 +10,7 @@
 //             (one trip)
 //   owner     lines, as they are polled -> result
 //   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (peers.hpp)
-// There is no barrier of the grid, and ranks wait for each other only here. A late rank holds up no call of others: a
-// rank tells its selections first to the ranks that are ready, and pushes rows whose selections are late last.
+// There is no barrier of the grid, and ranks wait for each other only here.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
@@ -37,34 +36,25 @@ struct Announcer {
     acknowledged = call.load_acknowledged(thread / params.num_topk);
   }
 
-  /// A peer's cells are free once it has said that it is done with the call before the last. We wait for peers that
-  /// have not said so only when all others have been told: they must not suffer from one that does not come.
+  /// A peer's cells are free once it has said that it is done with the call before the last.
   template <class Call>
   DEEP_EP_DEVICE void announce(const Call& call, std::uint32_t meaning) const {
     if (!any) return;
     const LowLatencyParams& common = params.common;
     const Selections selections{params};
-    bool late = true;
 #pragma unroll 1
-    for (int round = 0; late && round < 2; ++round) {  // saying it twice does no harm
-      late = false;
+    for (int token = block_index(); token < params.num_tokens; token += common.working_blocks) {
 #pragma unroll 1
-      for (int token = block_index(); token < params.num_tokens; token += common.working_blocks) {
-#pragma unroll 1
-        for (int cell = thread; cell < cells(); cell += block_threads()) {
-          const bool is_first = round == 0 && token == block_index() && cell == thread;
-          const int peer = cell / params.num_topk;
-          const int k = cell % params.num_topk;
-          if (masked(common, peer) || call.is_far(peer)) continue;
-          if (!call.has_room(is_first ? acknowledged : call.load_acknowledged(peer))) {
-            late = round == 0 || late;
-            if (round == 0 || !call.await_room(peer)) continue;
-          }
-          const LoadedSelection loaded = is_first ? first : selections.load(token, k);
-          Cell* const to = common.window.selections(call.epoch, common.rank, token).in(common.heaps[peer]) + k;
-          store_cell(to, selections.packed(loaded).packed(meaning), Selection::stamp(call.epoch, meaning));
-          if (peer == common.rank) selections.report_unknown(loaded, token);
-        }
+      for (int cell = thread; cell < cells(); cell += block_threads()) {
+        const bool is_first = token == block_index() && cell == thread;
+        const int peer = cell / params.num_topk;
+        const int k = cell % params.num_topk;
+        if (masked(common, peer) || call.is_far(peer)) continue;
+        if (!call.has_room(is_first ? acknowledged : call.load_acknowledged(peer)) && !call.await_room(peer)) continue;
+        const LoadedSelection loaded = is_first ? first : selections.load(token, k);
+        Cell* const to = common.window.selections(call.epoch, common.rank, token).in(common.heaps[peer]) + k;
+        store_cell(to, selections.packed(loaded).packed(meaning), Selection::stamp(call.epoch, meaning));
+        if (peer == common.rank) selections.report_unknown(loaded, token);
       }
     }
   }
@@ -85,8 +75,7 @@ struct CombineChoice {
 ///
 /// Groups of warps take rows in turn (ReceivedRows), those of an owner in token order, so that it can begin to add. The
 /// warps of a group share a row by its lines and need nothing from each other: each looks for the owner's selections,
-/// sums its channels and stores its lines. Rows whose owner has not announced its selections for a while are deferred
-/// until all others are done: a rank that is late must not delay what others get, nor make them look late.
+/// sums its channels and stores its lines.
 template <class Call>
 struct CombinePusher {
   const LowLatencyCombineParams& params;
@@ -94,14 +83,10 @@ struct CombinePusher {
   ReceivedRows received;
   int warp;                      ///< in the group
   const std::uint32_t& meaning;  ///< see meaning_of()
-  std::uint32_t* deferred;       ///< for each row that falls to this warp: is it deferred?
   std::byte* stage;
   CombineRow next{};      ///< the next row to push
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
-  /// How long rows wait in turn for their owners, all together, in ns: an owner that is only a little late costs no
-  /// second look at the row, and a late one delays the rows of other owners for no longer than this.
-  static constexpr std::uint64_t kPatience = 50'000;
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
   /// Starts the loads that do not depend on the call.
@@ -110,66 +95,43 @@ struct CombinePusher {
     most = received.most_rows();
   }
 
-  /// All rows in turn; then again and again the deferred ones.
+  /// All rows in turn.
   DEEP_EP_DEVICE void push_all(const Call& call) {
+    // By rails rows go to other ranks than those that announce that they want them.
+    if (call.uses_rails() && !await_relays(call)) return;
     const int end = warp::max(most) * params.common.num_ranks;
-    const std::uint64_t start = now_ns();
-    int waiting = 0;
-    std::int64_t waits_since = 0;
 #pragma unroll 1
-    for (int pass = 0;; ++pass) {
-      bool counted = pass == 0;  // the time since the last pass, as a wait for the owner of the first row
-#pragma unroll 1
-      for (int index = 0, item = received.first_item(); item < end; ++index, item += received.step()) {
-        const bool deferred_before = pass > 0 && (deferred[index / 32] & bit(index)) != 0;
-        if (pass > 0 && !deferred_before) continue;
-        if (pass == 0 && index % 32 == 0) set_bits(index, 0);
-        CombineRow row = next;
-        next = received.load_row(pass == 0 ? item + received.step() : item);
-        if (pass > 0) row = next;
-        if (row.index >= row.rows) continue;
-        if (!counted) waits_since = count_wait(row.source, waits_since);
-        counted = true;
-        const bool lost = pass == 0 ? left_out(row.source) : gives_up(call, row.source, start);
-        const bool late = !lost && !push(call, row, pass == 0 ? kPatience : 0, start);
-        if (late == deferred_before) continue;
-        set_bits(index, deferred[index / 32] ^ bit(index));
-        waiting += late ? 1 : -1;
-      }
-      if (waiting == 0 || warp::any(aborted(params.common.wait))) return;
-      if (pass == 0) waits_since = clock_cycles();
-      pause(pass + 1);
+    for (int item = received.first_item(); item < end; item += received.step()) {
+      const CombineRow row = next;
+      next = received.load_row(item + received.step());
+      // The same for all lanes, even while another warp masks the rank.
+      if (row.index >= row.rows || warp::any(masked(params.common, row.source))) continue;
+      if (!push(call, row) && warp::any(aborted(params.common.wait))) return;
     }
   }
 
  private:
-  DEEP_EP_DEVICE static std::uint32_t bit(int index) { return 1u << (index % 32); }
-  DEEP_EP_DEVICE void set_bits(int index, std::uint32_t bits) const {
-    warp::sync();
-    if (lane_index() == 0) deferred[index / 32] = bits;
-    warp::sync();
+  /// By rails: waits for room at the ranks of this node. False: the call is over.
+  DEEP_EP_DEVICE bool await_relays(const Call& call) const {
+    bool there = true;
+    warp::each(params.common.rail_width,
+               [&](int rank) { there = call.await_room(call.own_node() * params.common.rail_width + rank) && there; });
+    return warp::agree(there);
   }
-
-  /// The same for all lanes, even while another warp masks the rank.
-  DEEP_EP_DEVICE bool left_out(int source) const { return warp::any(masked(params.common, source)); }
-
-  /// Makes the choice if the owner announces its selections soon: one that is only a little late is waited for, so that
-  /// what was loaded in advance is not wasted. False after a fault, too.
-  DEEP_EP_DEVICE bool await_choice(const Call& call, const CombineRow& row, std::uint64_t patience_ns,
-                                   std::uint64_t start, CombineChoice& choice) const {
-    std::int64_t begin = 0;
-    bool chosen = false;
-    const auto arrived = [&](const Poll&) {
-      chosen = choose(call, row, choice);
-      if (chosen || patience_ns == 0) return true;
-      if (begin == 0) begin = clock_cycles();
-      return false;
-    };
-    poll_until<16>(arrived, [&](const Poll&) {
-      return !warp::any(now_ns() - start < patience_ns) || warp::any(aborted(params.common.wait));
-    });
-    if (begin != 0) count_wait(row.source, begin);
-    return chosen;
+  /// Waits until the owner has announced its selections, and makes the choice. False: the owner is masked now, or the
+  /// call is over.
+  DEEP_EP_DEVICE bool await_choice(const Call& call, const CombineRow& row, CombineChoice& choice) const {
+    count_wait(row.source, -1);
+    const bool there =
+        wait_until<WholeWarp>(call.policy(), {row.source, Wanted::low_latency_combine_selection, call.epoch},
+                              [&](const Poll&) { return choose(call, row, choice); });
+    count_wait(row.source, 1);
+    return there;
+  }
+  /// `sign` -1: a wait begins, whose time is taken off; 1: it ends, and the time is added.
+  DEEP_EP_DEVICE void count_wait(int source, int sign) const {
+    if (params.wait_cost == nullptr || warp != 0 || lane_index() != 0) return;
+    add_relaxed<Scope::gpu>(params.wait_cost + source, sign * clock_cycles());
   }
 
   /// Finds the rows that the owner's selections mean. False: it has not said yet, or the call is over.
@@ -208,42 +170,16 @@ struct CombinePusher {
     if (!call.has_announced(row.source)) return false;
     const FarSelections announced{params, call.far_selections(row.source)};
     if (row.index == 0 && lane_index() == 0) announced.check_call(call.epoch, row.source);
-    // By rails the row goes to another rank, which has to have made room, too: nearly always long ago.
-    if (call.uses_rails() && !call.is_relay(row.source) &&
-        !call.has_room(call.load_acknowledged(call.relay(row.source)))) {
-      return false;
-    }
     now = announced.selection(row.token, lane_index());
     return true;
   }
 
-  /// From `begin` until now the group has waited for `source`. Returns now.
-  DEEP_EP_DEVICE std::int64_t count_wait(int source, std::int64_t begin) const {
-    if (params.wait_cost == nullptr) return 0;
-    const std::int64_t now = clock_cycles();
-    if (warp == 0 && lane_index() == 0) add_relaxed<Scope::gpu>(params.wait_cost + source, now - begin);
-    return now;
-  }
-
-  /// Is `source` left out? When its time has run out, it is from now on (or the call ends).
-  DEEP_EP_DEVICE bool gives_up(const Call& call, int source, std::uint64_t start) const {
-    if (lane_index() == 0 && !masked(params.common, source)) {
-      const bool announced = call.uses_rails() && call.is_far(source) && call.has_announced(source);
-      const Awaited missing = announced ? call.room(call.relay(source))
-                                        : Awaited{source, Wanted::low_latency_combine_selection, call.epoch};
-      call.policy().blame_if_late(missing, start);
-    }
-    warp::sync();
-    return left_out(source);
-  }
-
   /// Sends this warp's share of the row to its owner: the weighted sum of the rows that the dispatch brought. False:
-  /// the owner has not announced its selections yet.
+  /// it is not sent, see await_choice().
   ///
   /// A thread has as many loads in flight as registers allow, whether they are many vectors of one row or few of many.
   /// The first ones start before the owner has announced which of these rows it wants: nearly always all of them.
-  DEEP_EP_DEVICE bool push(const Call& call, const CombineRow& row, std::uint64_t patience_ns,
-                           std::uint64_t start) const {
+  DEEP_EP_DEVICE bool push(const Call& call, const CombineRow& row) const {
     const WarpShare share{warp, params.warps_per_row};
     const int steps = share.steps(wire);
     std::byte* const to = destination(call, row);
@@ -277,7 +213,7 @@ struct CombinePusher {
       // 2. Which rows does the owner want?
       if (!chosen) {
         chosen = true;
-        if (!await_choice(call, row, patience_ns, start, choice)) return false;
+        if (!await_choice(call, row, choice)) return false;
         if (choice.rows != rows) {  // rare: begins again with the rows that are left
           rows = rows_to_load = rows_to_add = choice.rows;
           pieces = steps * count_bits(rows);
@@ -480,20 +416,15 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int group = warp / params.warps_per_row;
   const bool pushes = group < groups;
   const std::size_t stage_bytes = groups == 0 ? 0 : WarpShare{0, params.warps_per_row}.stage_bytes(wire);
-  const CombineShared shared(Carver(memory), params.block_warps, stage_bytes, params.rows_of_group, 0);
+  const CombineShared shared(Carver(memory), block_warps(), stage_bytes, 0);
   const Call no_call(common, 0, params.row_bytes);
   if constexpr (kRdma) {
     if (no_call.is_poster()) return post_combine<Call>(params, shared);
   }
 
   // 1. Loads under way.
-  CombinePusher<Call> pusher{params,
-                             wire,
-                             {params, group, groups},
-                             warp % params.warps_per_row,
-                             shared.words->meaning,
-                             shared.deferred(warp),
-                             shared.stage(warp)};
+  CombinePusher<Call> pusher{
+      params, wire, {params, group, groups}, warp % params.warps_per_row, shared.words->meaning, shared.stage(warp)};
   if (pushes) pusher.load_first();
   const Announcer announcer(params, no_call, sends(params.phase));
 
@@ -515,8 +446,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  const CombineAdder<kRdma> adder{params, wire, Call(common, epochs.receive, params.row_bytes), warp,
-                                  params.block_warps};
+  const CombineAdder<kRdma> adder{params, wire, Call(common, epochs.receive, params.row_bytes), warp, block_warps()};
   int first = block_index();
   int step = common.working_blocks;
 #pragma unroll 1

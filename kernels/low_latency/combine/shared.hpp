@@ -179,33 +179,28 @@ struct CombineShared {
   };
 
   Words* words;
-  rdma::PosterWords* posters;    ///< in blocks that post, instead of the rest: of each warp
-  std::uint32_t* deferred_bits;  ///< of each warp, for each row that may fall to it
-  std::byte* stages;             ///< of each warp that pushes: for the sums of its share of a row
-  std::uint32_t* list;           ///< of a send part that signals hold up: see SignalledPusher
+  rdma::PosterWords* posters;  ///< in blocks that post, instead of the rest: of each warp
+  std::byte* stages;           ///< of each warp that pushes: for the sums of its share of a row
+  std::uint32_t* list;         ///< of a send part that signals hold up: see SignalledPusher
   std::size_t bytes;
 
-  /// `stage_bytes`: of a warp; 0 where it sums nothing. `rows`: that may fall to a warp. `poster_warps`: 0 where
-  /// nothing is posted. `selections`: that may be listed.
-  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int warps, std::size_t stage_bytes, int rows, int poster_warps,
+  /// `stage_bytes`: of a warp; 0 where it sums nothing. `poster_warps`: 0 where nothing is posted. `selections`: that
+  /// may be listed.
+  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int warps, std::size_t stage_bytes, int poster_warps,
                                     int selections = 0)
-      : deferred_words_((static_cast<std::size_t>(rows) + 31) / 32), stage_bytes_(stage_bytes) {
+      : stage_bytes_(stage_bytes) {
     words = carver.take<Words>();
     Carver instead = carver;
     posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
-    deferred_bits = carver.take<std::uint32_t>(static_cast<std::size_t>(warps) * deferred_words_, kLine);
     stages = carver.take<std::byte>(static_cast<std::size_t>(warps) * stage_bytes_, kLine);
     list = carver.take<std::uint32_t>(static_cast<std::size_t>(selections), kLine);
     bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
   }
 
-  DEEP_EP_DEVICE std::uint32_t* deferred(int warp) const {
-    return deferred_bits + static_cast<std::size_t>(warp) * deferred_words_;
-  }
   DEEP_EP_DEVICE std::byte* stage(int warp) const { return stages + static_cast<std::size_t>(warp) * stage_bytes_; }
 
  private:
-  std::size_t deferred_words_, stage_bytes_;  ///< of a warp
+  std::size_t stage_bytes_;  ///< of a warp
 };
 
 /// Which call is this? By all threads of the block: one warp reads the counters for all. They are loaded before

@@ -27,10 +27,9 @@ namespace deep_ep::device::low_latency {
 
 /// The expert side. Groups of warps take rows in turn, and the warps of a group share a row by its lines. If there are
 /// more groups than rows, so many share the selections of a row: a group that copies one after the other waits for
-/// memory each time. Rows for owners without room wait until all others have theirs.
+/// memory each time.
 struct UnreducedPusher {
   static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
-  static constexpr int kRanksOfLane = (kMaxRanks + kWarpSize - 1) / kWarpSize;
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -41,8 +40,6 @@ struct UnreducedPusher {
   std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began ...
   bool looked = false;     ///< ... if this warp has looked then
   int sharing = 0;         ///< so many groups share a row: a power of two, by its exponent
-  std::uint32_t left = 0;  ///< bit i: the lane's i-th owner, rank i * 32 + lane, has not got its rows
-  std::uint32_t open = 0;  ///< the same: it has room
 
   /// Starts the loads that do not depend on the call. The warp that reads the counters does not look for room yet:
   /// nothing of a warp comes before what it has acquired, and the block waits for what that warp loads next.
@@ -54,53 +51,31 @@ struct UnreducedPusher {
     first = received.load_row(received.first_item() >> sharing);
     most = received.most_rows();
     looked = !reads_counters;
-    if (looked && owner(0) < params.common.num_ranks) seen = no_call.load_acknowledged(owner(0));
+    if (looked && lane_index() < params.common.num_ranks) seen = no_call.load_acknowledged(lane_index());
   }
 
-  /// By whole warps. False: the call is over.
-  DEEP_EP_DEVICE bool push_all(const UnreducedCall& call) {
+  /// By whole warps: all rows, once their owners have room.
+  DEEP_EP_DEVICE void push_all(const UnreducedCall& call) const {
+    if (!await_room(call)) return;
     const int end = warp::max(most) * params.common.num_ranks << sharing;
-    bool begins = looked;
-    return push_until(
-        call,
-        [&] {
-          find_room(call, begins);
-          begins = false;
-          if (warp::any(open != 0)) push_open(call, end);
-          left &= ~open;
-          return !warp::any(left != 0);
-        },
-        [](std::uint64_t) {});
+    CombineRow next = first;
+#pragma unroll 1
+    for (int item = received.first_item(); item < end; item += received.step()) {
+      const CombineRow row = next;
+      next = received.load_row((item + received.step()) >> sharing);
+      if (row.index < row.rows) push(call, row, item & ((1 << sharing) - 1));
+    }
   }
 
  protected:
-  DEEP_EP_DEVICE static int owner(int i) { return i * kWarpSize + lane_index(); }
-
-  /// Calls `push()` until it returns true; in between asks whether an owner without room is late, and calls
-  /// `look(begin)`.
-  template <class Push, class Look>
-  DEEP_EP_DEVICE bool push_until(const UnreducedCall& call, Push push, Look look) {
-#pragma unroll
-    for (int i = 0; i < kRanksOfLane; ++i) left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
-    return poll_until<16>([&](const Poll&) { return push(); },
-                          [&](const Poll& poll) {
-                            if (left != 0) {
-                              call.policy().blame_if_late(call.room(owner(lowest_bit(left))), poll.begin);
-                            }
-                            look(poll.begin);
-                            return warp::any(aborted(params.common.wait));
-                          });
-  }
-
-  DEEP_EP_DEVICE void find_room(const UnreducedCall& call, bool begins) {
-    open = 0;
-    each_bit(left, [&](int i) {
-      if (call.has_room(begins && i == 0 ? seen : call.load_acknowledged(owner(i)))) open |= 1u << i;
+  /// Waits until all owners have room. False: the call is over.
+  DEEP_EP_DEVICE bool await_room(const UnreducedCall& call) const {
+    bool there = true;
+    warp::each(params.common.num_ranks, [&](int owner) {
+      const bool known = looked && owner < kWarpSize;
+      if (!call.has_room(known ? seen : call.load_acknowledged(owner))) there = call.await_room(owner) && there;
     });
-    warp::sync();  // what follows in other lanes comes after the owner's reads
-  }
-  DEEP_EP_DEVICE bool is_open(int source) const {
-    return (warp::shuffle(open, source % kWarpSize) >> (source / kWarpSize) & 1u) != 0;
+    return warp::agree(there);  // what follows in other lanes comes after the owners' reads
   }
 
   /// What the tag of a row names.
@@ -136,18 +111,6 @@ struct UnreducedPusher {
   }
 
  private:
-  DEEP_EP_DEVICE void push_open(const UnreducedCall& call, int end) {
-    int item = received.first_item();
-    CombineRow next = first.rows >= 0 ? first : received.load_row(item >> sharing);
-    first.rows = -1;  // it has been used
-#pragma unroll 1
-    for (; item < end; item += received.step()) {
-      const CombineRow row = next;
-      next = received.load_row((item + received.step()) >> sharing);
-      if (row.index < row.rows && is_open(row.source)) push(call, row, item & ((1 << sharing) - 1));
-    }
-  }
-
   /// Those of the row's selections on this rank that are the group's.
   DEEP_EP_DEVICE void push(const UnreducedCall& call, const CombineRow& row, int member) const {
     std::byte* heap = params.common.heaps[row.source];
@@ -209,25 +172,20 @@ struct SignalledPusher : UnreducedPusher {
     }
   }
 
-  /// By whole warps: each has every so many-th of the block's selections. False: the call is over.
-  DEEP_EP_DEVICE bool push_listed(const UnreducedCall& call) {
+  /// By whole warps: each has every so many-th of the block's selections.
+  DEEP_EP_DEVICE void push_listed(const UnreducedCall& call) const {
+    if (!await_room(call)) return;
     const int warps = block_warps();
     int count = (static_cast<int>(shared.words->listed) - warp_index() + warps - 1) / warps;
-    std::uint32_t opened = 0;
-    return push_until(
-        call,
-        [&] {
-          find_room(call, false);
-          left &= ~open;
-          opened |= open;
-          open = opened;
-          count = push_ready(call, count);
-          return count == 0;
-        },
-        [&](std::uint64_t begin) {
-          warp::sync();
-          if (lane_index() == 0) look_at_first(call, begin);
-        });
+    const auto all_pushed = [&](const Poll&) {
+      count = push_ready(call, count);
+      return count == 0;
+    };
+    poll_until<16>(all_pushed, [&](const Poll& poll) {
+      warp::sync();
+      if (lane_index() == 0) look_at_first(poll.begin);
+      return warp::any(aborted(params.common.wait));
+    });
   }
 
  private:
@@ -265,8 +223,7 @@ struct SignalledPusher : UnreducedPusher {
       const bool wanted = begin + lane_index() < count;
       const std::uint32_t listed = wanted ? *entry(begin + lane_index()) : 0;
       const Selected of = load(listed);
-      const bool open = is_open(of.source);
-      const bool ready = wanted && open && (of.position < 0 || signal(word_of(of.position)) >= params.signals.expected);
+      const bool ready = wanted && (of.position < 0 || signal(word_of(of.position)) >= params.signals.expected);
       const std::uint32_t rest = warp::ballot(wanted && !ready);
       const std::uint32_t now = warp::ballot(ready);
       warp::sync();  // all have read their entries, and the rows are acquired for every lane
@@ -286,7 +243,7 @@ struct SignalledPusher : UnreducedPusher {
   }
 
   /// By one thread: ends the call if the first selection that is left has waited for its signal for too long.
-  DEEP_EP_DEVICE void look_at_first(const UnreducedCall& call, std::uint64_t begin) const {
+  DEEP_EP_DEVICE void look_at_first(std::uint64_t begin) const {
     const Selected of = load(*entry(0));
     const std::uint32_t expected = params.signals.expected;
     if (of.position < 0) return;
@@ -294,7 +251,7 @@ struct SignalledPusher : UnreducedPusher {
     const std::uint32_t seen = signal(word);
     if (seen >= expected) return;
     const Awaited awaited{params.common.rank, Wanted::low_latency_combine_signal, expected};
-    if (!call.policy().is_late(awaited, begin)) return;
+    if (!may_be_late(begin) || !is_late_wait(params.common.wait, awaited.peer, awaited.wanted, begin)) return;
     const auto expert = static_cast<std::uint64_t>(word / params.signals.words_of_expert);
     report_fault(params.common.wait, FaultKind::timeout, awaited.wanted, awaited.peer, word, expert << 32 | expected,
                  seen);
@@ -332,7 +289,7 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   const bool last_warp = warp == block_warps() - 1;
   const bool sending = sends(params.phase);
   const bool signalled = sending && params.signals.words != nullptr;
-  const CombineShared shared(Carver(memory), block_warps(), 0, 0, 0, signalled ? params.signals.selections : 0);
+  const CombineShared shared(Carver(memory), block_warps(), 0, 0, signalled ? params.signals.selections : 0);
 
   // 1. Loads under way: the first row to push; or the selections of the first token to add, where two blocks share a
   // token if there are so many, and the last block has none.
@@ -365,10 +322,10 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
       pusher.push_all(call);
     }
   } else {
+    if (block_index() == grid_blocks() - 1 && warp == 0) UnreducedSurvey{params, call}.await_all_sent();
     const int member = (block_index() & by_two) * block_warps() + warp;
     const Adder adder{params, wire, call, member, block_warps() << by_two, loaded, first};
     adder.add_all(first, common.working_blocks >> by_two);
-    if (block_index() == grid_blocks() - 1 && warp == 0) UnreducedSurvey{params, call}.await_all_sent();
   }
 
   // 4. The last block counts the call, and tells the peers: that all rows are there, or that they may send the call

@@ -268,27 +268,24 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (sending && tells) sender.load_counts();
   if (sending && !tells) sender.load(first, 0);
   if (sending) sender.clear_counts();
-  // This warp acknowledges the call before, by relaxed stores behind this fence: it orders them after all that earlier
-  // kernels have read. A release at the place of the stores would wait for the counts that are under way by then, 1.1
-  // us of a call with few tokens.
+  // This warp acknowledges the call before, by relaxed stores behind this fence, which orders them after all that
+  // earlier kernels have read. A release at the place of the stores would hold up the counts, by up to 1.1 us.
   const bool acknowledges = tells && warp_index() == block_warps() - 1;
   if (acknowledges) fence<Scope::system>();
   prepare(params, shared, counters);
   block::sync();
   const DispatchShared::Words& words = *shared.words;
-  const auto acknowledge = [&] {
-    if (!acknowledges) return;
+  if (acknowledges) {  // before anything waits for room: the peer may wait for ours
     warp::each(common.num_ranks, [&](int peer) {
       if (load_relaxed<Scope::block>(&shared.left_out[peer]) != 0 || ranks.is_far(peer)) return;
-      std::uint64_t* word = common.window.acknowledged(kDispatch, common.rank).in(common.heaps[peer]);
+      std::uint64_t* word = common.window.acknowledged(kDispatch, common.rank).in(shared.heaps[peer]);
       store_relaxed<Scope::system>(word, words.epochs.receive - 1);
     });
-  };
-  if (!sending && tells) acknowledge();
+  }
 
   // 2. Send.
   if (sending && tells) {
-    sender.send_counts(acknowledge);
+    sender.send_counts();
     block::sync();
     if (first == 0) {  // alone
       sender.load(first, 0);

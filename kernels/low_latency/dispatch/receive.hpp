@@ -105,12 +105,13 @@ struct DispatchReceiver {
     if (left_out(source)) return;
     std::uint64_t payload = 0;
     const bool costs = role.measures && cell == 0 && params.wait_cost != nullptr;
-    const std::int64_t begin = costs ? clock_cycles() : 0;
-    if (!call().await_count(source, cell, payload)) {
+    const std::int64_t begin = clock_cycles();
+    std::int64_t missed = begin;
+    if (!call().await_count(source, cell, payload, missed)) {
       store_relaxed<Scope::block>(&shared.left_out[source], 1);
       return;
     }
-    if (costs) params.wait_cost[source] += clock_cycles() - begin;
+    if (costs) params.wait_cost[source] += missed - begin;
     if (cell > 0) {
       const int local = 2 * (cell - 1);
       entries(source, local) = static_cast<std::uint32_t>(payload);
@@ -230,19 +231,18 @@ struct DispatchReceiver {
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
         const int to = warp::shuffle(position, lowest_bit(left));
         const int local = local_expert(warp::shuffle(selection, lowest_bit(left)));
-        std::int64_t first = scales.first(local, to - local * scales.rows);
-        if (row.nvfp4) first = params.tiled_scales().first(local, to - local * scales.rows);
+        const std::int64_t first = scales.first(local, to - local * scales.rows);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const std::uint32_t at = lane.payload_at(line) + 4 * static_cast<std::uint32_t>(i);
           if (at < row.scales_at() || at >= row.scales_end() || (lane.has_tag() && i >= 2)) continue;
           const std::uint32_t scale = (at - row.scales_at()) / 4;
           const auto bits = static_cast<std::uint32_t>(part.word[i / 2] >> (32 * (i % 2)));
-          std::int64_t word = first + scales.behind(scale);
-          if (row.nvfp4) word = first + std::int64_t{scale} * LowLatencyTiledScales::kTileRows;
-          if (scales.packed) {  // the exponent of a power of two
+          if (scales.packed()) {  // the exponent of a power of two
+            const std::int64_t word = first + std::int64_t{scale / 4} * scales.stride();
             params.recv_scales[word * 4 + scale % 4] = static_cast<std::byte>(bits >> 23);
           } else {
+            const std::int64_t word = first + std::int64_t{scale} * scales.stride();
             reinterpret_cast<std::uint32_t*>(params.recv_scales)[word] = bits;
           }
         }
@@ -312,7 +312,7 @@ struct DispatchReceiver {
 
     // 4. The rest: every warp stores the scales at its share of the places, the last one also stores the words.
     const int before = count_bits(places & ((1u << lane) - 1));
-    const std::uint32_t share = row.scaled ? places & warp::ballot(before % params.warps_per_row == part) : 0;
+    const std::uint32_t share = row.scaled() ? places & warp::ballot(before % params.warps_per_row == part) : 0;
     const bool scaled = store_scales(source, lines, selection, position, share);
     if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, position);
     if (!scaled) return;  // the call is over

@@ -103,10 +103,11 @@ struct Routing {
   }
 
   /// By whole blocks, which sync after it: counts the selections of the tokens from `begin` to before `end`. `first` is
-  /// what load(begin, end) returned. Returns whether the lane has met an expert that does not exist.
-  DEEP_EP_DEVICE bool count(int begin, int end, std::int64_t first) const {
+  /// what load(begin, end) returned. Returns one of the lane's selections that names an expert that does not exist,
+  /// counted over all tokens, or -1.
+  DEEP_EP_DEVICE int count(int begin, int end, std::int64_t first) const {
     const int step = tokens_of_warp() * block_warps();
-    bool unknown = false;
+    int unknown = -1;
 #pragma unroll 1
     for (; begin < end; begin += step) {
       const std::int64_t next = begin + step < end ? load(begin + step, end) : -1;
@@ -114,7 +115,7 @@ struct Routing {
       const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
       if (is_first(rank)) add_relaxed<Scope::block>(rows + rank, 1);
       if (expert >= 0) add_relaxed<Scope::block>(entries + expert, 1);
-      unknown = unknown || first >= num_experts();
+      if (first >= num_experts()) unknown = (begin + warp_index() * tokens_of_warp()) * params.num_topk + lane_index();
       first = next;
     }
     return unknown;
@@ -194,9 +195,9 @@ struct RowWriter {
     for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
       const int vector = base + lane_index();
       const Vec16 next = load(vector + block_threads());
-      if (row.nvfp4) {
+      if (row.nvfp4()) {
         write_nvfp4(vector, first);
-      } else if (row.scaled) {
+      } else if (row.scaled()) {
         write_fp8(vector, first);
       } else if (vector < vectors()) {
         const LinePart words = LinePart::of(first);
@@ -219,7 +220,7 @@ struct RowWriter {
     const Fp8Scale scale = fp8_scale(amax, params.format != LowLatencyFormat::fp8);
     if (vector >= vectors()) return;
     float inverse = scale.inverse;
-    if (row.aligned) {
+    if (row.format == LowLatencyFormat::fp8_aligned) {
       inverse = aligned_fp8_scale(amax);
       payload<std::uint64_t>()[vector] = to_e4m3(value, [&](float x) { return rounded_quotient(x, inverse); });
     } else {
@@ -300,15 +301,17 @@ struct DispatchSender {
     if (thread_index() == 0) shared.words->unknown_expert = 0;
   }
 
-  /// Does an expert that does not exist end the call on all ranks? Where ranks are masked the others go on.
-  DEEP_EP_DEVICE bool refuses_unknown_experts() const {
-    return params.report_unknown_experts && params.common.mask == nullptr;
-  }
-
-  /// By whole blocks that send counts: counts all tokens, the first of which are loaded. The block syncs after it.
+  /// By whole blocks that send counts: counts all tokens, the first of which are loaded. The block syncs after it. An
+  /// expert that does not exist ends the call on all ranks; where ranks are masked the others go on.
   DEEP_EP_DEVICE void count_all() const {
-    const bool unknown = routing.count(0, params.num_tokens, other);
-    if (unknown && refuses_unknown_experts()) store_relaxed<Scope::block>(&shared.words->unknown_expert, 1);
+    const int unknown = routing.count(0, params.num_tokens, other);
+    if (unknown < 0 || !params.report_unknown_experts) return;
+    const bool refuses = params.common.mask == nullptr;
+    if (refuses) store_relaxed<Scope::block>(&shared.words->unknown_expert, 1);
+    note_fault(params.common.wait, FaultKind::unknown_expert,
+               refuses ? Wanted::low_latency_dispatch_counts : Wanted::nothing, params.common.rank,
+               unknown / params.num_topk, static_cast<std::uint64_t>(params.topk_idx.load(unknown)),
+               static_cast<std::uint64_t>(routing.num_experts()));
   }
 
   /// Nearly always there was room before the block began.
@@ -412,44 +415,19 @@ struct DispatchSender {
     return payload;
   }
 
-  /// By block 0, with counts of zero: tells every rank how many rows and entries it gets. Does `acknowledge` in
-  /// between: behind the counts that others wait for, and before it waits itself, as a rank without room may wait for
-  /// ours.
-  template <class Acknowledge>
-  DEEP_EP_DEVICE void send_counts(Acknowledge acknowledge) const {
+  /// By block 0, with counts of zero: tells every rank how many rows and entries it gets, once there is room.
+  DEEP_EP_DEVICE void send_counts() const {
     count_all();
     block::sync();
-    store_counts(true);
-    acknowledge();
-    await_room();
-    block::sync();
-    store_counts(false);
-    if (params.report_unknown_experts) report_unknown_experts();
-  }
-
-  /// To ranks that had room, or to those that had none.
-  DEEP_EP_DEVICE void store_counts(bool room) const {
     const Divisor& cells = params.count_cells;
     block::each(cells * params.common.num_ranks, [&](int i) {
       const int rank = i / cells;
       const int cell = i % cells;
-      if (had_room(rank) != room || shared.left_out[rank] != 0 || call().is_far(rank)) return;
+      if (shared.left_out[rank] != 0 || call().is_far(rank)) return;
+      if (!had_room(rank) && !call().await_room(rank)) return;
       Cell* const counts = params.common.window.counts(epoch(), params.common.rank).in(shared.heaps[rank]);
       store_cell(counts + cell, count_payload(rank, cell), epoch());
     });
-  }
-
-  DEEP_EP_DEVICE void report_unknown_experts() const {
-    const std::int64_t all = std::int64_t{params.num_tokens} * params.num_topk;
-#pragma unroll 1
-    for (std::int64_t i = thread_index(); i < all; i += block_threads()) {
-      const std::int64_t expert = params.topk_idx.load(i);
-      if (expert < routing.num_experts()) continue;
-      note_fault(params.common.wait, FaultKind::unknown_expert,
-                 refuses_unknown_experts() ? Wanted::low_latency_dispatch_counts : Wanted::nothing, params.common.rank,
-                 static_cast<int>(i) / params.num_topk, static_cast<std::uint64_t>(expert),
-                 static_cast<std::uint64_t>(routing.num_experts()));
-    }
   }
 };
 

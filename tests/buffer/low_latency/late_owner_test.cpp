@@ -188,43 +188,6 @@ TEST_P(LowLatencyLateOwnerTest, ACallEndsWhenAllHaveSent) {
   });
 }
 
-/// Without hooks rank 1 waits for what owners select. Rank 0, which half of its rows are for, begins when rank 2 has
-/// all of its own: nobody has a deadline, so a wait for rank 0 in between would have no end.
-TEST_P(LowLatencyLateOwnerTest, ItHoldsUpNobodyElsesRowsWithoutHooks) {
-  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
-  constexpr std::int64_t kTokens = 24, kHidden = 256;
-  const LowLatencyCase one = make_low_latency_case(
-      {.tokens = {kTokens, 0, kTokens}, .max_tokens = kTokens, .hidden = kHidden, .local_experts = 1, .topk = 1});
-  run_cluster(cluster_with_absentees(kLateOwnerRanks), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(kLateOwnerRanks, kTokens, kHidden);
-    options.timeout_s = 0;
-    Buffer& buffer = rank.buffer(options);
-    const std::int64_t tokens = rank.rank() == 1 ? 0 : kTokens;
-    LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
-    dispatch.topk_idx =
-        rank.upload(std::vector<std::int64_t>(static_cast<std::size_t>(tokens), 1), DType::int64, {tokens, 1});
-    const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
-    LowLatencyCombineArguments combine;
-    combine.handle = &dispatched.handle;
-    const TensorView x = buffer.low_latency_combine_buffer(dispatched.handle);
-    rank.executor()->fill(x.data, 0x3f, x.bytes(), rank.stream());
-    combine.x = x;
-    combine.topk_idx = dispatch.topk_idx;
-    combine.topk_weights =
-        rank.upload(std::vector<float>(static_cast<std::size_t>(tokens), 1.0f), DType::float32, {tokens, 1});
-    rank.executor()->synchronize(rank.stream());
-    rank.bootstrap()->barrier();  // the dispatch is over everywhere
-    if (rank.rank() == 0) rank.bootstrap()->barrier();
-    const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
-    if (rank.rank() == 1) rank.bootstrap()->barrier();
-    const std::vector<std::byte> sums = rank.download_bytes(result.combined_x.view());
-    if (rank.rank() == 2) rank.bootstrap()->barrier();
-    require(std::ranges::all_of(sums, [](std::byte byte) { return byte == std::byte{0x3f}; }), "the rows");
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 TEST_P(LowLatencyLateOwnerTest, EverySeedGivesTheSame) {
   DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";

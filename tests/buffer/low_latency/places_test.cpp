@@ -97,12 +97,12 @@ class LowLatencyWindowTest : public testing::Test {
 
 TEST_F(LowLatencyWindowTest, AllIsReceivedAgainWithoutTheRank) {
   LowLatencyCaseShape shape{.tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7};
-  LowLatencyRow row{.hidden = 256, .num_topk = 3, .scaled = true};
+  LowLatencyRow row{.hidden = 256, .num_topk = 3, .format = LowLatencyFormat::fp8};
   for (const bool line : {false, true}) {
     if (line) {  // one with nothing but scales, behind the four lines that a warp takes at once
       shape.hidden = row.hidden = kMostHidden;
       shape.format = oracle::RowFormat::nvfp4;
-      row.nvfp4 = true;
+      row.format = LowLatencyFormat::nvfp4;
       ASSERT_GT(row.payload_at(), 5 * kTaggedPayload);
     }
     const LowLatencyCase all = make_low_latency_case(shape);

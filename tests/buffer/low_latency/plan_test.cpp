@@ -57,6 +57,17 @@ struct LowLatencyCombineInputs {
   LowLatencyCombineArguments arguments;
 };
 
+/// The largest rows are those in bfloat16, with as many selections as there may be.
+TEST(LowLatencyPlan, TheHintHasRoomForEveryRow) {
+  const LowLatencyRow largest{7168, kMaxTopk, LowLatencyFormat::bf16, true};
+  for (const int ranks : {2, 8, 16, 64, 128}) {
+    const std::size_t bytes = Buffer::low_latency_bytes_hint(128, 7168, ranks, 256);
+    const LowLatencyWindow window = LowLatencyWindow::make(0, bytes, ranks, BufferOptions{}.max_local_experts);
+    EXPECT_GE(window.slots, 128u) << ranks << " ranks";
+    EXPECT_GE(window.source_bytes, 128 * largest.bytes()) << ranks << " ranks";
+  }
+}
+
 /// Also where rails are asked for always: a call with a hook goes directly.
 TEST(LowLatencyPlan, CallsWithHooksGoDirectly) {
   LowLatencySetup setup = low_latency_setup(true);

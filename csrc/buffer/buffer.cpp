@@ -183,7 +183,8 @@ Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> 
 }
 bool Buffer::in_heap(const ConstTensorView& tensor) const { return alive(runtime_, "in_heap").in_heap(tensor); }
 TensorView Buffer::local_memory() const {
-  const Runtime& runtime = alive(runtime_, "local_memory");
+  const BufferCall in(runtime_, "local_memory");
+  const Runtime& runtime = in.runtime();
   const auto bytes = static_cast<std::int64_t>(runtime.heap()->bytes() - runtime.layout().window_at());
   return TensorView::contiguous(runtime.window(), DType::uint8, {bytes}, runtime.device());
 }

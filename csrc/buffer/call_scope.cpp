@@ -55,20 +55,18 @@ void CallContext::settle() const {
   executor_->synchronize(comm_stream_);
 }
 
-CallScope::CallScope(const CallContext& context, const CallOptions& call, Place place)
+CallScope::CallScope(const CallContext& context, const CallOptions& call)
     : context_(context),
       framework_(context.result_tensors_.get()),
       caller_stream_(call.stream),
       stream_(call.stream),
       async_finish_(call.async_finish),
-      behind_others_(place == Place::behind_others || framework_ == nullptr),
       after_caller_(call.previous_event == nullptr) {
   Executor& executor = context_.executor();
   executor.make_current();
   // A call that the caller's stream waits for anyway runs there: going to another stream and back costs microseconds.
   // In a recording it costs nothing, and the communication stream is what orders the calls of a graph.
-  const bool in_place =
-      !behind_others_ || (!call.async_finish && !call.previous_event && !executor.is_capturing(call.stream));
+  const bool in_place = !call.async_finish && !call.previous_event && !executor.is_capturing(call.stream);
   if (!in_place) stream_ = context_.comm_stream();
   if (call.previous_event) {
     executor.wait_event(stream_, call.previous_event);
@@ -77,8 +75,7 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call, Place 
   }
   if (call.also_after) executor.wait_event(stream_, call.also_after);
   // After the wait, which is what makes the stream a part of the recording.
-  recording_ = (!in_place || !behind_others_) && executor.is_capturing(stream_);
-  if (!behind_others_) return;
+  recording_ = !in_place && executor.is_capturing(stream_);
   HomeStream& home = *context_.home_;
   if (!recording_) {
     // The default stream stays the same one; any other handle may by now belong to another stream.
@@ -223,7 +220,7 @@ EventHandle CallScope::finish() {
   Executor& executor = context_.executor();
   EventHandle done = executor.record_event(stream_);
   if (!async_finish_ && caller_stream_ != stream_) executor.wait_event(caller_stream_, done);
-  if (behind_others_ && !recording_) context_.home_->work_ends(done);
+  if (!recording_) context_.home_->work_ends(done);
   ended_ = true;
   return async_finish_ ? done : EventHandle{};
 }
@@ -232,11 +229,11 @@ EventHandle CallScope::finish() {
 /// stream.
 CallScope::~CallScope() {
   abandon();
-  if (behind_others_) context_.home_->works_on(context_.comm_stream());
+  context_.home_->works_on(context_.comm_stream());
 }
 
 void CallScope::abandon() noexcept {
-  if (ended_ || !behind_others_) return;
+  if (ended_) return;
   ended_ = true;
   try {
     Executor& executor = context_.executor();

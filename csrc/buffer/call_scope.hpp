@@ -48,13 +48,9 @@ class CallContext {
 /// caller's stream does, too.
 class CallScope {
  public:
-  /// Does a call come behind the calls before it? One may run beside them, on the caller's stream, if it uses no memory
-  /// of theirs but tensors whose use there it records, and if the program's framework makes its results.
-  enum class Place { behind_others, beside_others };
-
   /// Chooses the stream, which waits for what the call comes after and for the call before it. Throws before anything
   /// has changed.
-  CallScope(const CallContext& context, const CallOptions& call, Place place = Place::behind_others);
+  CallScope(const CallContext& context, const CallOptions& call);
   ~CallScope();
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
@@ -109,7 +105,6 @@ class CallScope {
   StreamHandle caller_stream_;
   StreamHandle stream_;
   bool async_finish_;
-  bool behind_others_;
   bool after_caller_;  ///< the call comes after what the caller's stream has been given so far
   bool recording_ = false;
   bool ended_ = false;

@@ -64,6 +64,12 @@ std::string describe_shape_value(int field, std::uint64_t value) {
   return is_dtype ? name_of(static_cast<DType>(value)) : std::to_string(value);
 }
 
+/// Low-latency kernels do not note what a word held: that would take registers in every wait.
+std::string seen_of(const FaultRecord& fault) {
+  const bool noted = fault.wanted < Wanted::low_latency_dispatch_credit || fault.wanted > Wanted::low_latency_barrier;
+  return noted ? std::to_string(fault.seen) : std::string("an earlier call");
+}
+
 }  // namespace
 
 std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost) {
@@ -82,7 +88,7 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
       return fmt::format(
           "rank {} waited {} s for rank {}{} without seeing {} (signal at {}, expected {}). The ranks no longer agree: "
           "destroy the buffer",
-          rank, waited, named, relay, text_of(fault.wanted), fault.seen, fault.expected);
+          rank, waited, named, relay, text_of(fault.wanted), seen_of(fault), fault.expected);
     }
     case FaultKind::mismatch:
       if (fault.wanted == Wanted::counts) {
@@ -196,7 +202,7 @@ std::string describe_lost(const FaultRecord& fault, int rank, int lost, const st
   return fmt::format(
       "rank {} waited in vain for rank {}{} without seeing {} (signal at {}, expected {}): {}. The ranks no longer "
       "agree: destroy the buffer",
-      rank, lost, relay, text_of(fault.wanted), fault.seen, fault.expected, gone);
+      rank, lost, relay, text_of(fault.wanted), seen_of(fault), fault.expected, gone);
 }
 
 std::string describe_given_up(std::span<const control::LostRank> lost, int rank) {

@@ -19,14 +19,15 @@ class OneThread {
     /// @param call for messages; a literal. @param while_suspended the call may come then. @throws Error where another
     /// thread is in a call, InvalidArgument while the buffer is suspended.
     Use(OneThread& owner, const char* call, bool while_suspended = false) : owner_(owner) {
-      if (owner.suspended_ && !while_suspended) {
-        fail<InvalidArgument>("{}: the buffer is suspended, allowed: resume, check and destroy", call);
-      }
       if (owner.thread_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return;
       const char* other = nullptr;
       if (!owner.call_.compare_exchange_strong(other, call, std::memory_order_acquire)) {
         fail<Error>("{}: the buffer is in use by another thread, which is in {}, allowed: one thread at a time", call,
                     other);
+      }
+      if (owner.suspended_ && !while_suspended) {
+        owner.call_.store(nullptr, std::memory_order_release);
+        fail<InvalidArgument>("{}: the buffer is suspended, allowed: resume, check and destroy", call);
       }
       owner.thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
       outermost_ = true;
@@ -51,7 +52,7 @@ class OneThread {
   bool suspended() const { return suspended_; }
 
  private:
-  std::atomic<bool> suspended_ = false;
+  bool suspended_ = false;                   ///< of the thread that is in a call
   std::atomic<const char*> call_ = nullptr;  ///< of the thread that is in one; nullptr: none is
   std::atomic<std::thread::id> thread_ = std::thread::id();
 };

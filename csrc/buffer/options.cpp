@@ -17,8 +17,8 @@
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
-#include "kernels/normal/rings.hpp"
 #include "kernels/low_latency/window.hpp"
+#include "kernels/normal/rings.hpp"
 
 namespace deep_ep {
 namespace {

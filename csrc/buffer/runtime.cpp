@@ -307,8 +307,10 @@ void Runtime::suspend() {
     check(true);
   });
   bootstrap_->barrier();  // a peer may have read here until now
-  heap_->suspend(*bootstrap_);
+  heap_->keep(*bootstrap_);
   one_thread_.suspend(true);
+  heap_->release_memory();
+  bootstrap_->barrier();  // the system has the memory of all ranks
   executor_->trim();
 }
 

@@ -24,6 +24,7 @@ constexpr int kBetweenDeciders = 8;  ///< the next rank decides
 constexpr int kEndsAfter = 4;        ///< a wait that has shown no beat is over
 constexpr int kForgottenAfter = 2;   ///< a wait that is not reported again is over, too
 constexpr nanoseconds kMostBetweenLooks = milliseconds(20);
+constexpr nanoseconds kMostBetweenIdleLooks = milliseconds(250);
 constexpr nanoseconds kMostBetweenDeciders = std::chrono::seconds(1);
 /// After the first failure of a queue pair: others may be about to fail, and show which end it is.
 constexpr nanoseconds kToSettle = milliseconds(50);
@@ -256,16 +257,23 @@ void Membership::say(bool waits) {
   plane_->say(*this);
 }
 
+/// Without masks, what kernels say may be found later: until a wait is long enough to be reported, or a rank is lost
+/// and others must hear soon that this rank's wait for it has ended.
+Membership::Time Membership::between_looks() const {
+  const bool is_idle = !masks_ && report().waits_for() == kNobody &&
+                       std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.lost == kNobody; });
+  return std::clamp<Time>(timeout_ / kLooks, milliseconds(1), is_idle ? kMostBetweenIdleLooks : kMostBetweenLooks);
+}
+
 /// Does what is due, and says when the next thing is.
 Membership::Clock::time_point Membership::step(Clock::time_point now) {
-  const Time between = std::clamp<Time>(timeout_ / kLooks, milliseconds(1), kMostBetweenLooks);
-  if (now >= looked_ + between) {
+  if (now >= looked_ + between_looks()) {
     time_ += std::min<Time>(now - looked_, timeout_ / kSteps);
     looked_ = now;
     look_at_words();
   }
   judge();
-  return looked_ + between;
+  return looked_ + between_looks();
 }
 
 /// Kernels say for whom they wait, and for how long. A rank tells all others when a wait has lasted for an eighth of

@@ -103,6 +103,7 @@ class Membership {
   const Report& report() const { return at(rank_).said; }
   bool has(const Token& process) const;
   void hear(const Token& process, const Report& said);
+  Time between_looks() const;
   Clock::time_point step(Clock::time_point now);
   const PeerReport& report(int rank, int peer) const;
   PeerReport& mine(int peer) { return at(rank_).said.of[static_cast<std::size_t>(peer)]; }

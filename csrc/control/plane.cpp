@@ -22,8 +22,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kMostOfACall = milliseconds(3000);  ///< a cut network does not answer at all
+constexpr auto kMostOfACall = milliseconds(3000);         ///< a cut network does not answer at all
+constexpr auto kMostWithinAHost = milliseconds(600'000);  ///< nothing but the other process ends a call there
 constexpr auto kBetweenCalls = milliseconds(50);
+/// After this time without a call, a process asks by a call of its own whether the other one of its host still lives.
+constexpr auto kBeforeAsking = milliseconds(500);
+constexpr auto kMostOfAHello = milliseconds(5000);
+constexpr auto kWithoutDescriptors = milliseconds(100);
 /// In this time the data that a process sent before it ended arrives, also from its NIC, and its last words.
 constexpr auto kToArrive = milliseconds(20);
 constexpr std::size_t kMostStrangers = 64;
@@ -124,8 +129,17 @@ void Plane::connect(const Membership& member, std::unique_lock<std::mutex>& lock
     peer.info = info;
     peer.rank = rank;
     peer.address = own.identity.same_network(info.identity) ? unix_address(info.process) : info.tcp;
+    if (!calls(peer)) peer.next = Clock::now() + kBeforeAsking;
   }
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] {
+      try {
+        run();
+      } catch (const std::exception& error) {
+        log::warn("control: the thread ends, so lost ranks end waits at their deadlines: {}", error.what());
+      }
+    });
+  }
   wake();
   for (;;) {
     const auto missing =
@@ -163,16 +177,20 @@ void Plane::run() {
   ::pthread_setname_np(::pthread_self(), "deep_ep_control");
   std::unique_lock lock(mutex_);
   while (!ending_) {
-    const Clock::time_point next = step(Clock::now());
+    Clock::time_point next = step(Clock::now());
     std::vector<pollfd> polled;  // those without a descriptor are ignored
     const auto add = [&](const UniqueFd& fd, short events = POLLIN) { polled.push_back({fd.get(), events, 0}); };
     add(wake_);
-    add(unix_listener_);
-    add(tcp_.socket);
+    if (Clock::now() >= listens_again_) {
+      add(unix_listener_);
+      add(tcp_.socket);
+    } else {
+      next = std::min(next, listens_again_);
+    }
     for (const auto& [process, peer] : peers_) {
       add(peer.connection.socket, peer.connection.unsent.empty() ? POLLIN : POLLIN | POLLOUT);
     }
-    for (const Connection& caller : strangers_) add(caller.socket);
+    for (const Stranger& caller : strangers_) add(caller.connection.socket);
     const auto most_ms = std::chrono::ceil<milliseconds>(next - Clock::now()).count();
     lock.unlock();
     ::poll(polled.data(), polled.size(), static_cast<int>(std::max<std::int64_t>(0, most_ms)));
@@ -183,7 +201,7 @@ void Plane::run() {
     for (auto& [process, peer] : peers_) {
       if (peer.connection.socket) serve(peer);
     }
-    for (Connection& caller : strangers_) {
+    for (auto& [caller, until] : strangers_) {
       if (caller.receive() != 0) caller = {};
     }
     accept_from(unix_listener_);
@@ -204,7 +222,7 @@ Plane::Clock::time_point Plane::step(Clock::time_point now) {
     return when <= now;
   };
   for (auto& [process, peer] : peers_) {
-    const bool is_called = peer.link == Link::none && !calls(peer) && !peer.was_up;
+    const bool is_called = peer.link == Link::none && !calls(peer) && !peer.was_up && !peer.address.is_unix();
     if (is_called || peer.link == Link::up || peer.link == Link::gone || !is_due(peer.next)) continue;
     if (peer.link == Link::none) {
       call(peer);
@@ -214,7 +232,7 @@ Plane::Clock::time_point Plane::step(Clock::time_point now) {
       peer.link = Link::gone;
     }
   }
-  strangers_.remove_if([&](Connection& caller) { return !stays_strange(caller); });
+  strangers_.remove_if([&](Stranger& caller) { return is_due(caller.until) || !stays_strange(caller.connection); });
   for (Membership* member : members_) is_due(member->step(now));
   std::erase_if(peers_, [&](const auto& one) {
     return one.second.link == Link::gone &&
@@ -228,7 +246,7 @@ Plane::Clock::time_point Plane::step(Clock::time_point now) {
 void Plane::call(Peer& peer) {
   peer.connection.socket = control::call(peer.address);
   if (!peer.connection.socket) return failed(peer, errno);
-  set_link(peer, Link::calling, kMostOfACall);
+  set_link(peer, Link::calling, peer.address.is_unix() ? kMostWithinAHost : kMostOfACall);
   const Hello hello{.secret = peer.info.secret, .from = process_};
   const auto* bytes = reinterpret_cast<const std::byte*>(&hello);
   peer.connection.unsent.assign(bytes, bytes + sizeof hello);  // sent when it is connected
@@ -236,10 +254,11 @@ void Plane::call(Peer& peer) {
 
 void Plane::accept_from(const UniqueFd& listener) {
   UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket && (errno == EMFILE || errno == ENFILE)) listens_again_ = Clock::now() + kWithoutDescriptors;
   if (!socket || (&listener == &unix_listener_ && !is_of_this_user(socket.get()))) return;
   // A flood pushes out those that have been silent for longest. A process of the job speaks at once, and calls again.
   if (strangers_.size() == kMostStrangers) strangers_.pop_front();
-  strangers_.push_back({std::move(socket)});
+  strangers_.push_back({.connection = {std::move(socket)}, .until = Clock::now() + kMostOfAHello});
 }
 
 /// False: it is no stranger any more, or it is to be forgotten.
@@ -250,11 +269,12 @@ bool Plane::stays_strange(Connection& caller) {
   const auto place = peers_.find(hello.from);
   if (place == peers_.end()) return true;  // this process is about to hear of it
   Peer& peer = place->second;
-  if (calls(peer)) {  // it has lost the connection, and asks whether this process lives: does it take a report?
+  if (calls(peer)) {  // it has no connection, and asks whether this process lives: does it take a report?
     for (const Membership* member : members_) say(*member, peer);
     return false;
   }
   caller.take(hello);
+  if (caller.receive() != 0) return false;  // it gave up before this process took the call, and calls again
   peer.connection = std::move(caller);
   const Hello answer{.secret = peer.info.secret, .from = process_};
   peer.connection.send(&answer, sizeof answer);
@@ -281,8 +301,10 @@ void Plane::serve(Peer& peer) {
 }
 
 void Plane::failed(Peer& peer, int error) {
-  // Only the end of a process ends a connection within a host.
-  if (peer.link == Link::up && peer.address.is_unix()) return set_link(peer, Link::ended, kToArrive);
+  // Within a host only the end of a process ends a connection, or makes it refuse a call: it listened before the others
+  // heard of it.
+  const bool shows_end = peer.link == Link::up || error == ECONNREFUSED;
+  if (shows_end && peer.address.is_unix()) return set_link(peer, Link::ended, kToArrive);
   set_link(peer, Link::none, kBetweenCalls);
   peer.error = error;
   if (!peer.was_up || error != ECONNREFUSED) {

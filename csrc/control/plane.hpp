@@ -3,8 +3,8 @@
 // is the business of memberships: see membership.hpp.
 //
 // There is one connection to each process, which the one with the lower token makes. Within a host only the end of the
-// process, or of its last buffer, ends it. Between hosts it may break for other reasons. Then both call: it is made
-// again, or a port that refuses says that the process has ended.
+// process, or of its last buffer, ends it, or refuses a call. Between hosts it may break for other reasons. Then both
+// call: it is made again, or a port that refuses says that the process has ended.
 #pragma once
 
 #include <chrono>
@@ -80,6 +80,10 @@ class Plane {
     int error = 0;        ///< of the last call
     std::optional<Clock::time_point> refused_since;
   };
+  struct Stranger {
+    Connection connection;
+    Clock::time_point until{};  ///< it has shown the token, or is closed
+  };
 
   void run();
   void wake() const;
@@ -108,10 +112,11 @@ class Plane {
   UniqueFd wake_;
   UniqueFd unix_listener_;
   TcpListener tcp_;
+  Clock::time_point listens_again_{};  ///< callers wait while there are no descriptors
   std::thread thread_;
   bool ending_ = false;
   std::map<Token, Peer> peers_;
-  std::list<Connection> strangers_;  ///< callers that have not shown the token, or whose process is not known yet
+  std::list<Stranger> strangers_;  ///< callers that have not shown the token, or whose process is not known yet
   std::vector<Membership*> members_;
 };
 

@@ -88,6 +88,8 @@ Address unix_address(const Token& process) {
 
 UniqueFd listen_at(const Address& address) {
   UniqueFd socket = new_socket(address.at.ss_family);
+  const int yes = 1;  // connections of a process before may still hold the port
+  if (!address.is_unix()) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   const bool listens =
       ::bind(socket.get(), socket_address(address), address.size) == 0 && ::listen(socket.get(), kQueue) == 0;
   return listens ? std::move(socket) : UniqueFd();
@@ -112,8 +114,7 @@ TcpListener listen_by_tcp(const PortRange& ports) {
   }
   fail<SystemError>(
       "control connections: cannot listen at {}, the last of ports {} to {}: {}. DEEP_EP_CONTROL_PORTS must have a "
-      "free "
-      "port for each process of this host",
+      "free port for each process of this host",
       to_string(address), ports.first, ports.last, errno_text(refusal));
 }
 

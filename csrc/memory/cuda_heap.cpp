@@ -58,7 +58,7 @@ class CudaHeap final : public SymmetricHeap {
       const RelaxedCapture relaxed;
       // Unlike cudaFree, unmapping does not wait for kernels, and tensors in the heap may have died a moment ago.
       cudaDeviceSynchronize();
-      if (device_peers_ != nullptr) cudaFree(device_peers_);
+      device_peers_.reset();
       mappings_.clear();
       ipc_memory_.clear();
     });
@@ -68,7 +68,7 @@ class CudaHeap final : public SymmetricHeap {
   std::size_t bytes() const override { return group_.plan.bytes; }
   HeapKind kind() const override { return group_.plan.kind; }
   std::span<std::byte* const> peers() const override { return peers_; }
-  std::byte* const* device_peers() const override { return device_peers_; }
+  std::byte* const* device_peers() const override { return device_peers_.get(); }
 
   void unmap_peers() noexcept override {
     cuda::quietly([&] {
@@ -84,7 +84,7 @@ class CudaHeap final : public SymmetricHeap {
     });
   }
 
-  void suspend(Bootstrap& bootstrap) override {
+  void keep(Bootstrap& bootstrap) override {
     const CurrentContext current(*context_);
     const RelaxedCapture relaxed;
     if (kind() == HeapKind::cuda_ipc) {
@@ -105,8 +105,14 @@ class CudaHeap final : public SymmetricHeap {
       kept_.reset();
       throw;
     }
-    detach();
-    bootstrap.barrier();
+  }
+
+  void release_memory() noexcept override {
+    cuda::quietly([&] {
+      const CurrentContext current(*context_);
+      const RelaxedCapture relaxed;
+      detach();
+    });
   }
 
   void resume(Bootstrap& bootstrap) override {
@@ -226,7 +232,7 @@ class CudaHeap final : public SymmetricHeap {
     const std::size_t table_bytes = peers_.size() * sizeof(std::byte*);
     void* table = nullptr;
     check(cudaMalloc(&table, table_bytes), context_->device(), "cudaMalloc of {}", format_bytes(table_bytes));
-    device_peers_ = static_cast<std::byte**>(table);
+    device_peers_ = {static_cast<std::byte**>(table), [](std::byte** gone) { cudaFree(gone); }};
     on_own_stream([&](cudaStream_t stream) {
       check(cudaMemcpyAsync(table, peers_.data(), table_bytes, cudaMemcpyHostToDevice, stream), context_->device(),
             "cudaMemcpyAsync of {}", format_bytes(table_bytes));
@@ -261,7 +267,7 @@ class CudaHeap final : public SymmetricHeap {
   std::vector<std::unique_ptr<cuda::Mapping>> mappings_;  ///< of each rank; null where this one maps nothing
   std::vector<std::shared_ptr<std::byte>> ipc_memory_;    ///< the same with CUDA IPC
   std::vector<std::byte*> peers_;
-  std::byte** device_peers_ = nullptr;
+  std::shared_ptr<std::byte*> device_peers_;
   std::unique_ptr<std::byte[]> kept_;  ///< what a suspended heap holds
 };
 

@@ -102,7 +102,7 @@ class HostHeap final : public SymmetricHeap {
   std::byte* const* device_peers() const override { return peers_.data(); }
   void unmap_peers() noexcept override { mappings_.clear(); }
 
-  void suspend(Bootstrap& bootstrap) override {
+  void keep(Bootstrap& bootstrap) override {
     try {
       agree(bootstrap, "keeping what the heap holds", [&] { kept_.assign(local(), local() + bytes_); });
       bootstrap.barrier();
@@ -110,10 +110,9 @@ class HostHeap final : public SymmetricHeap {
       kept_ = {};
       throw;
     }
-    // The pages go; mappings, those of peers, too, read zeros until a rank writes.
-    madvise(local(), bytes_, MADV_REMOVE);
-    bootstrap.barrier();
   }
+  /// Mappings, those of peers, too, read zeros from then on, until a rank writes.
+  void release_memory() noexcept override { madvise(local(), bytes_, MADV_REMOVE); }
   void resume(Bootstrap& bootstrap) override {
     std::copy(kept_.begin(), kept_.end(), local());
     kept_ = {};

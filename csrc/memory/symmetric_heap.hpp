@@ -54,11 +54,12 @@ class SymmetricHeap {
   /// Unmaps what belongs to peers, so that their owners may free it after a barrier. Idempotent.
   virtual void unmap_peers() noexcept = 0;
 
-  /// Collective, when no rank uses memory of another one: the host keeps what the heap holds, and the memory of all
-  /// ranks goes back to the system when all have returned. peers() stay. If it throws, on all ranks, nothing has
-  /// changed.
-  /// @throws Unsupported where addresses cannot be kept, OutOfMemory if the host has no room.
-  virtual void suspend(Bootstrap& bootstrap) = 0;
+  /// Collective, when no rank uses memory of another one: the host keeps what the heap holds. If it throws, on all
+  /// ranks, nothing has changed. @throws Unsupported where addresses cannot be kept, OutOfMemory if the host has no
+  /// room.
+  virtual void keep(Bootstrap& bootstrap) = 0;
+  /// After keep, by each rank: the memory goes back to the system when all ranks have called it. peers() stay.
+  virtual void release_memory() noexcept = 0;
   /// Collective: memory at the same addresses, with what it held. If it throws, on all ranks, the heap stays suspended.
   virtual void resume(Bootstrap& bootstrap) = 0;
 };

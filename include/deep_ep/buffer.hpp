@@ -124,8 +124,8 @@ class Buffer {
   /// The same in two calls with equal arguments. The first one is collective and reads x; the second one is not, and
   /// reads topk_idx and the biases.
   ElasticReturn begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call = {});
-  /// The second of these calls, in stream order behind the first one. With BufferOptions::result_tensors it does not
-  /// wait for other calls of this buffer. @throws InvalidArgument if `back` is of other arguments.
+  /// The second of these calls. It comes behind all calls of this buffer so far. @throws InvalidArgument if `back` is
+  /// of other arguments.
   CombineResult end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
                                     const CallOptions& call = {});
   /// Collective: later work on the stream begins when all ranks have reached the call. No host wait. @returns an event,
@@ -214,7 +214,7 @@ class Buffer {
   /// and recorded CUDA graphs are as before. Until then only resume, check and destroy may be called, and neither a
   /// graph nor a kernel may touch the heap's tensors.
   /// @throws Unsupported with ranks that RDMA reaches, and for a heap shared by cuda_ipc. @throws OutOfMemory if the
-  /// host of a rank has no room. If it throws, the buffer is as before.
+  /// host of a rank has no room: the buffer is as before. After a TimeoutError of a rank that did not come: destroy.
   void suspend();
   /// Collective, after suspend. @throws OutOfMemory or SystemError if the GPU of a rank has no memory: the buffer is
   /// suspended still. @throws InvalidArgument if it is not suspended.

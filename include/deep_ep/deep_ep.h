@@ -10,9 +10,9 @@
  * is allowed; pointers to be written are NULL then. One thread at a time uses a buffer. A null buffer, result or
  * structure is DEEP_EP_INVALID_ARGUMENT.
  *
- * ABI. Structures begin with their size, which the caller sets to sizeof: later versions add members at the end, and
- * take smaller structures of older programs, whose new members are zero. Values of enumerations stay. Zero is a valid
- * default of each member that has a default.
+ * ABI. Structures of options and arguments begin with their size, which the caller sets to sizeof: later versions add
+ * members at the end, and take smaller structures of older programs, whose new members are zero. Values of enumerations
+ * stay. Zero is a valid default of each member that has a default.
  *
  * SPDX-License-Identifier: MIT */
 #ifndef DEEP_EP_DEEP_EP_H
@@ -28,7 +28,8 @@ extern "C" {
 /** What a function returns. */
 typedef enum deep_ep_status {
   DEEP_EP_OK = 0,               /**< done */
-  DEEP_EP_INVALID_ARGUMENT = 1, /**< an argument breaks a rule; nothing was sent */
+  DEEP_EP_INVALID_ARGUMENT = 1, /**< an argument breaks a rule; nothing was sent. A kernel may find an unknown expert
+                                     only later: then a later call returns it, of the one before (deep_ep/error.hpp) */
   DEEP_EP_UNSUPPORTED = 2,      /**< this buffer cannot do it */
   DEEP_EP_RANK_MISMATCH = 3,    /**< arguments of the ranks do not fit together */
   DEEP_EP_OUT_OF_MEMORY = 4,    /**< heap or device memory is too small */

@@ -14,10 +14,10 @@ enum class Wanted : std::uint32_t {
   counts,                         ///< the peer's token counts (notify)
   dispatch_addresses,             ///< where the peer wants its rows
   dispatch_rows,                  ///< the peer's rows
-  dispatch_credit,                ///< room in our local ring at the peer
-  combine_addresses,              ///< where the peer's rows are, or its window
+  dispatch_credit,                ///< room in our ring in the peer's window
+  combine_addresses,              ///< where the peer's rows are, or that it pushes them
   combine_rows,                   ///< a pushed row
-  combine_credit,                 ///< room in our local ring at the peer
+  combine_credit,                 ///< room in our ring in the peer's window
   combine_done,                   ///< the peer's word that it has read our rows
   barrier,                        ///< its arrival at the barrier
   load_balance_call,              ///< its arrival at a load-balance call

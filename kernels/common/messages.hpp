@@ -23,11 +23,11 @@ struct alignas(kLine) Mailbox {
   Message message;
 };
 
-/// Where a rank wants its rows of a dispatch: offsets in its heap, in its window those of the sender's part.
+/// Where a rank wants its rows of a dispatch: offsets in its heap.
 struct DispatchAddresses {
   std::uint64_t x, scales, topk_idx, topk_weights, src_idx;
-  std::int64_t capacity;      ///< rows it has room for in all
-  std::uint32_t window_rows;  ///< 0: the addresses are final places. Else rows that the part of the window holds
+  std::int64_t capacity;  ///< rows it has room for in all
+  bool by_ring;           ///< there are no offsets: rows go through the local rings (LocalRings)
   // Must agree, even where no counts are exchanged (cached calls).
   std::uint32_t row_bytes;
   std::int32_t num_scales, num_topk;
@@ -51,7 +51,7 @@ enum class RowField : int {
   num_scales,
   num_topk,
   max_tokens,
-  kind,  ///< of combine in the elastic interface: 1 with weights, plus 2 if each selection's row travels
+  kind,  ///< Arrival::kind: of combine in the elastic interface 1 with weights, plus 2 if each selection's row travels
   rows_to_peer,
   rows_from_peer
 };

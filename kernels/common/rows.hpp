@@ -27,7 +27,8 @@ struct RowShape {
   }
 };
 
-/// Where a rank wants its rows: in the heap (final place or window), or, for draining, in its own memory.
+/// Where a rank wants its rows: in the heap (final place or window), or in its own memory, for rows that are copied
+/// from rings or from the window.
 struct RowTargets {
   std::byte* x;
   std::uint32_t* scales;
@@ -86,7 +87,7 @@ DEEP_EP_DEVICE std::int32_t rows_between(const std::int32_t* ends, int num_ranks
 
 /// Offsets, in the heap at `heap`, of the rows that begin with `first`; what is not there has offset 0.
 DEEP_EP_DEVICE DispatchAddresses addresses_in(const std::byte* heap, const RowTargets::Row& first,
-                                              std::int64_t capacity, std::uint32_t window_rows) {
+                                              std::int64_t capacity, bool by_ring) {
   const auto offset = [&](const void* address) {
     return address == nullptr ? 0 : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - heap);
   };
@@ -96,7 +97,7 @@ DEEP_EP_DEVICE DispatchAddresses addresses_in(const std::byte* heap, const RowTa
           .topk_weights = offset(first.topk_weights()),
           .src_idx = offset(first.src_idx()),
           .capacity = capacity,
-          .window_rows = window_rows,
+          .by_ring = by_ring,
           .row_bytes = first.shape.row_bytes,
           .num_scales = first.shape.num_scales,
           .num_topk = first.shape.num_topk};

@@ -48,9 +48,8 @@ DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
 
 /// poll_until with a deadline. A policy decides about a wait:
 ///   bool called_off(const Awaited&)         nobody needs to wait for this any more
-///   bool ends(const Awaited&, begin, seen)  the time since `begin` (of now_ns) has run out, or the rank is lost. Puts
-///   it
-///                                           on record, which ends the call; or goes on without the peer
+///   bool ends(const Awaited&, begin, seen)  the time since `begin` (of now_ns) has run out, or the rank is lost: puts
+///                                           it on record, which ends the call; or goes on without the peer
 /// They are asked in one thread of the group. False: what was waited for must not be touched.
 template <class Group = OneThread, class Policy, class Arrived>
 DEEP_EP_DEVICE bool wait_until(const Policy& policy, const Awaited& awaited, Arrived arrived) {

@@ -4,8 +4,8 @@
 // pushes each row, if there is to be one rounding only. The owner adds while rows arrive. It makes no difference where
 // x lies or how much of the heap is in use.
 #include "kernels/elastic/combine_add.hpp"
-#include "kernels/normal/meet.hpp"
 #include "kernels/kernel_list.hpp"
+#include "kernels/normal/meet.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device {

@@ -24,8 +24,7 @@ DEEP_EP_DEVICE Arrival arrival(const ElasticDispatchParams& params) {
   return {.row_bytes = params.rows.row_bytes,
           .num_scales = params.fresh ? static_cast<std::uint32_t>(params.rows.num_scales) : params.window.words_beside,
           .num_topk = static_cast<std::uint32_t>(params.rows.num_topk),
-          .max_tokens = static_cast<std::uint32_t>(params.window.max_tokens),
-          .kind = params.fingerprint};
+          .max_tokens = static_cast<std::uint32_t>(params.window.max_tokens)};
 }
 
 /// By the telling blocks: copies this rank's selections to all ranks. The last one says that they are there.

@@ -18,12 +18,8 @@
 namespace deep_ep::device {
 
 DEEP_EP_DEVICE Meeting<ReportLate> dispatch_meeting(const ElasticDispatchParams& params, std::uint64_t epoch) {
-  return {.common = params.common,
-          .wait = {params.wait},
-          .wanted = Wanted::dispatch_addresses,
-          .slot = 0,
-          .epoch = epoch,
-          .same_kind = false};
+  return {
+      .common = params.common, .wait = {params.wait}, .wanted = Wanted::dispatch_addresses, .slot = 0, .epoch = epoch};
 }
 
 struct DispatchNumberer {
@@ -45,11 +41,11 @@ struct DispatchNumberer {
   DEEP_EP_DEVICE bool await_selections(bool& agree) const {
     const Meeting<ReportLate> meeting = dispatch_meeting(params, epoch);
     bool good = true, same = true;
-    // First until all have come: a rank tells nothing before, and is not to blame for one that does not come.
+    // First until all have come: a rank tells nothing before, and is not to blame for one that does not come. What it
+    // said is not looked at: it may be in its next call already, as this block takes no part in sending.
     block::each(num_ranks(), [&](int peer) {
       Arrival theirs;
       good = meeting.hear(peer, theirs) && good;
-      same = same && theirs.kind == params.fingerprint;
     });
     if (!whole_block(good, scratch)) return false;
     block::each(num_ranks(), [&](int peer) {
@@ -62,6 +58,7 @@ struct DispatchNumberer {
       };
       good = wait_until(ReportLate{params.wait}, selections, told) && good;
       shared.source_ends[peer] = static_cast<std::int32_t>(word);
+      same = good && same && differing_word(params.call, params.told.shape(params.common.own_heap(), peer)) < 0;
     });
     if (!whole_block(good, scratch)) return false;
     agree = whole_block(same, scratch);

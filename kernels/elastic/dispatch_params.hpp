@@ -47,8 +47,7 @@ struct ElasticDispatchParams : SentRows {
   NotifyCall call;  ///< fresh: what must agree, and what the host is told
   bool fresh;       ///< selections are told and numbered
   bool weighted;
-  std::uint64_t fingerprint;  ///< of call.shape, 0 unless fresh
-  std::uint8_t* sent_to;      ///< [num_tokens, num_ranks]: does the token's row go there? Out if selections say it
+  std::uint8_t* sent_to;  ///< [num_tokens, num_ranks]: does the token's row go there? Out if selections say it
   LandingWindow window;
   ToldSelections told;
   DispatchNumbers numbers;

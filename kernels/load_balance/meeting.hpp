@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/common/tickets.hpp"
-#include "kernels/normal/meet.hpp"
 #include "kernels/load_balance/params.hpp"
+#include "kernels/normal/meet.hpp"
 #include "kernels/primitives/bulk.hpp"
 
 namespace deep_ep::device {

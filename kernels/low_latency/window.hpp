@@ -28,7 +28,8 @@ constexpr int kMostLowLatencyLanes = 4;
 /// What one rank tells another about its calls of one kind. Words only grow. A far rank adds to them.
 struct alignas(kLine) LowLatencyMailbox {
   std::uint64_t acknowledged;  ///< the last call whose receive part it has finished
-  std::uint64_t begun;         ///< with masking: the last combine whose send part it has begun
+  std::uint64_t begun;  ///< with masking: the last combine whose send part it has begun. Without: 0, or kRefused and
+                        ///< the combine that it has ended (peers.hpp)
   /// For each lane, for even and for odd epochs, of a far rank: how far its rows of the call have come over this lane.
   /// Takes the place of tags and flags; what is read behind it needs no cells.
   std::uint64_t progress[kMostLowLatencyLanes][2];

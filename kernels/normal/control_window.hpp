@@ -1,8 +1,8 @@
 // The part of every rank's heap that peers of its node signal in. It starts the heap and has the same layout on every
 // rank, so an address on a peer is the peer's heap base plus the offset computed here.
 //
-// All of it is zero when the buffer is made and never reset: signals only grow. Everything has one writer and one
-// reader.
+// All of it is zero when the buffer is made and never reset: signals only grow. In a call everything has one writer and
+// one reader.
 #pragma once
 
 #include <cstdint>
@@ -88,7 +88,7 @@ class ControlWindow {
   DEEP_EP_DEVICE ArrivalCells& arrival(std::byte* heap, int slot, int source) const {
     return reinterpret_cast<ArrivalCells*>(heap + arrivals_)[slot * num_ranks_ + source];
   }
-  /// What `source` tells in call `epoch`, two in turn like those of counts().
+  /// What `source` tells of its rows in call `epoch`; two in turn, by the epoch's parity.
   DEEP_EP_DEVICE Mailbox<CombineAddresses>& combine_box(std::byte* heap, std::uint64_t epoch, int source) const {
     const auto index = static_cast<int>(epoch & 1) * num_ranks_ + source;
     return reinterpret_cast<Mailbox<CombineAddresses>*>(heap + combine_boxes_)[index];

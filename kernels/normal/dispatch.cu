@@ -254,8 +254,7 @@ DEEP_EP_DEVICE void publish_targets(const DispatchParams& params, std::uint64_t 
   Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.heaps[peer], common.rank);
   const bool by_ring = params.transfer.local_warps != 0;
   const RowTargets places = by_ring ? RowTargets{} : params.output;
-  const auto window_rows = static_cast<std::uint32_t>(by_ring ? params.transfer.local.slots : 0);
-  box.message = addresses_in(common.own_heap(), places.row(params.rows, 0), params.output_rows, window_rows);
+  box.message = addresses_in(common.own_heap(), places.row(params.rows, 0), params.output_rows, by_ring);
   store_release<Scope::system>(&box.signal, epoch);
 }
 
@@ -271,8 +270,7 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epo
   rows_of_both.compare(params.rows, theirs);
   const std::uint64_t* own = &common.control.dispatch_box(common.own_heap(), common.rank).signal;
   if (!rows_of_both.agrees(wait, own, common.rank, addresses)) return false;
-  target = {
-      .rows = targets_in(common.heaps[peer], theirs), .capacity = theirs.capacity, .by_ring = theirs.window_rows != 0};
+  target = {.rows = targets_in(common.heaps[peer], theirs), .capacity = theirs.capacity, .by_ring = theirs.by_ring};
   return true;
 }
 

@@ -21,8 +21,7 @@ struct Meeting {
   Wanted wanted;
   int slot;  ///< of the cells: see ControlWindow
   std::uint64_t epoch;
-  int first_rank = 0;     ///< of the node, in words of a fault record
-  bool same_kind = true;  ///< false: what differs in kind is found out later
+  int first_rank = 0;  ///< of the node, in words of a fault record
 
   DEEP_EP_DEVICE Awaited awaited(int rank) const { return {first_rank + rank, wanted, epoch}; }
 
@@ -63,9 +62,7 @@ struct Meeting {
       rows.compare(RowField::num_scales, ours.num_scales, theirs.num_scales);
       rows.compare(RowField::num_topk, ours.num_topk, theirs.num_topk);
       rows.compare(RowField::max_tokens, ours.max_tokens, theirs.max_tokens);
-      if (same_kind) {
-        rows.compare(RowField::kind, static_cast<std::int64_t>(ours.kind), static_cast<std::int64_t>(theirs.kind));
-      }
+      rows.compare(RowField::kind, static_cast<std::int64_t>(ours.kind), static_cast<std::int64_t>(theirs.kind));
       const ArrivalCells& own = common.control.arrival(common.own_heap(), slot, common.rank);
       good = rows.agrees(wait.context, &own.cells[0].epoch, first_rank + common.rank, awaited(peer));
     });

@@ -2,8 +2,7 @@
 // counts:
 //
 //   1. Its blocks number its tokens for each rank, and between nodes for each node, and count them. Each block stores
-//   the
-//      counts of its columns in the memory of all ranks of its node, and signals.
+//      the counts of its columns in the memory of all ranks of its node, and signals.
 //   2. Between nodes its last block puts the counts to its rail in each other node. There the rail's last block copies
 //      them to the ranks of that node.
 //   3. Every rank adds up the counts of all ranks, which gives its rows their places (notify.hpp).

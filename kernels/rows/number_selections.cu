@@ -86,7 +86,7 @@ DEEP_EP_DEVICE void write_rows_at_owners(const NumberRowsParams& params) {
 
 DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::byte* memory) {
   // Nothing is known of the rows of a call that has failed.
-  if (load_relaxed<Scope::gpu>(params.abort) != 0) return;
+  if (aborted(params.wait)) return;
   const NumberingShared shared(Carver(memory), block_warps(), params.num_experts, params.num_experts, params.num_ranks,
                                0);
   const SelectionNumbers numbers{shared, params.num_experts, block_warps(), block_index(), grid_blocks()};
@@ -107,10 +107,8 @@ DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::
   block::sync();
 
   // 2. Add what the others have counted, and find each expert's first row.
-  const auto await_others = [&] {
-    const auto counted = [&](const Poll&) { return load_acquire<Scope::gpu>(params.exchange.counted) != 0; };
-    // All blocks run at once, and none begins after another kernel has failed.
-    return poll_until(counted, [&](const Poll&) { return load_relaxed<Scope::gpu>(params.abort) != 0; });
+  const auto await_others = [&] {  // all blocks run at once, and none begins after another kernel has failed
+    return wait_signal(params.wait, params.exchange.counted, {params.rank, Wanted::counts, 1});
   };
   if (!numbers.add(params.exchange, 1, shared.scratch, await_others)) return;
   if (warp_index() == 0) find_starts(shared.totals, params.num_experts, params.alignment, shared.starts);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/common/carver.hpp"
+#include "kernels/common/faults.hpp"
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/rows/landing.hpp"
@@ -85,7 +86,8 @@ struct CountExchange {
 struct NumberRowsParams : RowTables {
   static constexpr int kMostBlocks = 128;
 
-  const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is numbered
+  WaitContext wait;            ///< after a failed call nothing is numbered
+  int rank;                    ///< this one, in words of a fault record
   TopkIndices recv_topk_idx;   ///< [num_rows, num_topk]
   const std::int32_t* source;  ///< [num_rows]: token at its source
   const std::int32_t* ends;    ///< of this rank's rows, by source

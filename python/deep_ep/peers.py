@@ -145,6 +145,8 @@ class NativeOwner:
     group: Any
     explicitly_destroy: bool
     _comm_stream: Optional[torch.cuda.Stream]
+    #: Whether EP_AVOID_RECORD_STREAM counts: programs of the first interface may drop the event.
+    _events_may_keep: bool = False
 
     def _make(self, peers: Peers, device: int, memory: int, **options: Any) -> "_native.Buffer":
         """Collective: makes the native buffer, see ``native_buffer``."""
@@ -212,7 +214,7 @@ class NativeOwner:
             return EventOverlap(event)
         each_input = itertools.chain.from_iterable(given if isinstance(given, (tuple, list)) else (given,) for given in inputs)
         given = [tensor for tensor in each_input if tensor is not None and tensor.is_cuda]
-        if _native.environment_text("EP_AVOID_RECORD_STREAM") == "1":
+        if self._events_may_keep and _native.environment_text("EP_AVOID_RECORD_STREAM") == "1":
             return EventOverlap(event, given)
         for tensor in given:
             tensor.record_stream(self._comm_stream)

@@ -32,6 +32,12 @@ TEST(FaultTexts, ATimeoutNamesWhoWaitedAndForWhom) {
   EXPECT_EQ(text_of(FaultKind::timeout, Wanted::counts), waited + "its token counts (dispatch, notify kernel)" + words);
 }
 
+TEST(FaultTexts, LowLatencyCallsDoNotSayWhatAWordHeld) {
+  EXPECT_NE(text_of(FaultKind::timeout, Wanted::low_latency_dispatch_rows)
+                .find(" (signal at an earlier call, expected 17). The ranks"),
+            std::string::npos);
+}
+
 TEST(FaultTexts, AWaitOfSeveralTimeoutsSaysSo) {
   EXPECT_EQ(text_of(FaultKind::timeout, Wanted::low_latency_dispatch_rows, 8).find("rank 2 waited 12 s for rank 5"),
             0u);

@@ -31,7 +31,8 @@ class HeapOfOneHost final : public SymmetricHeap {
   std::span<std::byte* const> peers() const override { return inner_->peers(); }
   std::byte* const* device_peers() const override { return for_kernels_.data(); }
   void unmap_peers() noexcept override { inner_->unmap_peers(); }
-  void suspend(Bootstrap& bootstrap) override { inner_->suspend(bootstrap); }
+  void keep(Bootstrap& bootstrap) override { inner_->keep(bootstrap); }
+  void release_memory() noexcept override { inner_->release_memory(); }
   void resume(Bootstrap& bootstrap) override { inner_->resume(bootstrap); }
 
  private:

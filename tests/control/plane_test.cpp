@@ -423,6 +423,23 @@ std::vector<std::shared_ptr<Plane>> make_planes(int number, const Settings& sett
   return planes;
 }
 
+/// Whether it is to call the other one or to be called.
+TEST(Plane, AProcessThatEndsWhileRanksJoinIsNamed) {
+  for (const std::size_t ends : {0, 1}) {
+    auto planes = make_planes(2);
+    if (planes[1]->info(false).process < planes[0]->info(false).process) std::swap(planes[0], planes[1]);
+    const std::vector<ProcessInfo> infos{planes[0]->info(false), planes[1]->info(false)};
+    planes[ends]->stop();
+    SharedWords words;
+    try {
+      const Membership member(planes[1 - ends], 1, static_cast<int>(1 - ends), infos, words.words());
+      ADD_FAILURE() << "connected";
+    } catch (const SystemError& error) {
+      EXPECT_NE(std::string(error.what()).find("has ended while"), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST(Membership, RanksOfSeveralProcessesHaveOne) {
   EXPECT_EQ(join_as_threads(make_planes(3)), (std::vector<bool>{true, true, true}));
 }

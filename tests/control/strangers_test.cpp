@@ -112,6 +112,11 @@ TEST_P(StrangersTest, ASlowOrSilentCallerDelaysNobody) {
   send_to(slow, reinterpret_cast<const char*>(&hello) + 1, 1);
 }
 
+TEST_P(StrangersTest, ASilentCallerIsClosedAfterAWhile) {
+  EXPECT_TRUE(is_closed(call(called())));
+  expect_health();
+}
+
 TEST_P(StrangersTest, CallersThatHangUpAreForgotten) {
   const Hello hello = this->hello();
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, sizeof hello - 1}) {

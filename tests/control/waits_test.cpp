@@ -74,7 +74,10 @@ void sleep_timeouts(double number) { std::this_thread::sleep_for(std::chrono::du
 /// A process of the job that only says what it is told to say. Its token is the lowest, so it calls all others.
 class ScriptedProcess {
  public:
-  explicit ScriptedProcess(ProcessInfo like) : info_(like) { info_.process.words[0] = 0; }
+  explicit ScriptedProcess(ProcessInfo like) : info_(like) {
+    info_.process.words[0] = 0;
+    listener_ = listen_at(unix_address(info_.process));
+  }
   const ProcessInfo& info() const { return info_; }
   void connect_to(const ProcessInfo& other) {
     connections_.push_back({call(unix_address(other.process))});
@@ -98,6 +101,7 @@ class ScriptedProcess {
     EXPECT_EQ(::send(connection.socket.get(), bytes, size, MSG_NOSIGNAL), static_cast<ssize_t>(size));
   }
   ProcessInfo info_;
+  UniqueFd listener_;  ///< does not answer; it shows that the process lives
   std::vector<Connection> connections_;
   bool answered_ = false;
   Report heard_;
@@ -505,6 +509,22 @@ TEST(SlowProcess, GetsTheLatestReportWhenItTakesThem) {
   buffer[1].leave_out(0, true);
   EXPECT_TRUE(eventually([&] { return slow.hear(0).of[0].left_out != 0; }));
   slow.end();
+}
+
+/// A call that a process has given up before the other one takes it says nothing: the process calls again.
+TEST(StaleCall, IsNoDeath) {
+  Planes planes(1, true);
+  ScriptedProcess caller(planes.info(0));
+  caller.connect_to(planes.info(0));
+  caller.end();
+  std::thread again([&, info = planes.info(0)] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    caller.connect_to(info);
+  });
+  const Planes::Buffer& buffer = planes.join(1, {-1, 0}, {caller.info(), planes.info(0)});
+  again.join();
+  EXPECT_EQ(buffer.words[1].verdicts(), 0u);
+  EXPECT_EQ(buffer[1].gone(), Ranks{});
 }
 
 /// Rank 0 decides that rank 3 is lost, and its process ends when it has told the ranks of a bit mask.

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "kernels/normal/params.hpp"
 #include "kernels/low_latency/params.hpp"
+#include "kernels/normal/params.hpp"
 #include "kernels/rdma/params.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/faults/freezer.hpp"

@@ -149,13 +149,13 @@ TEST(NumberRows, ByExpertThenRowThenSelection) {
         const NumberingPlan plan =
             plan_numbering(params, backend.policy(), backend.device().kind == Device::Kind::cuda);
         EXPECT_TRUE(plan.scratch_words != 0 || want.rows < 4000);
-        params.abort = aborts.set.data();
+        params.wait.abort = aborts.set.data();
         number_rows(backend, params, plan, scratch.data(), nullptr);
         for (const auto* untouched : {&ends, &expert_ends, &counts, &metadata, &local, &at_owners}) {
           const Ints values = untouched->read();
           EXPECT_EQ(values, Ints(values.size(), kUntouched));
         }
-        params.abort = aborts.none.data();
+        params.wait.abort = aborts.none.data();
         number_rows(backend, params, plan, scratch.data(), nullptr);
         Ints wanted_metadata = want.metadata, wanted_ends, wanted_stats;
         for (std::size_t expert = 0; expert < want.counts.size(); ++expert) {

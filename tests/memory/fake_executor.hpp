@@ -102,7 +102,8 @@ class FakeHeap final : public SymmetricHeap {
   std::span<std::byte* const> peers() const override { return {}; }
   std::byte* const* device_peers() const override { return nullptr; }
   void unmap_peers() noexcept override {}
-  void suspend(Bootstrap& /*bootstrap*/) override {}
+  void keep(Bootstrap& /*bootstrap*/) override {}
+  void release_memory() noexcept override {}
   void resume(Bootstrap& /*bootstrap*/) override {}
 
  private:

@@ -133,7 +133,7 @@ def run_rank(local_rank, args):
 
 
 def asleep(group):
-    buffer = deep_ep.ElasticBuffer(group, num_bytes=1 << 22, explicitly_destroy=True)
+    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=4, hidden=128, num_topk=1, explicitly_destroy=True)
     x, idx = torch.ones(4, 128, dtype=torch.bfloat16), torch.zeros(4, 1, dtype=deep_ep.topk_idx_t)
     rows, _, _, handle, _ = buffer.dispatch(x, idx, num_experts=group.size())
     buffer.suspend()

@@ -102,7 +102,7 @@ std::optional<std::uint64_t> shared_memory(const Patient& patient) {
 }
 
 void check_shared_memory(const Patient& patient, Findings& findings) {
-  // NCCL and the workers of PyTorch are known to want so much; this library's ranks on GPUs need next to nothing.
+  // NCCL and the workers of PyTorch are known to want so much. This library's own shared memory does not lie there.
   constexpr std::uint64_t kOfOthers = std::uint64_t{1} << 30;
   const auto memory = shared_memory(patient);
   if (!memory) return;
@@ -113,8 +113,8 @@ void check_shared_memory(const Patient& patient, Findings& findings) {
   }
   findings.push_back(
       {"shared_memory", Verdict::warning, text,
-       "what shares memory between processes there ends with SIGBUS or ENOSPC: NCCL, PyTorch's "
-       "workers, and ranks of this library that run on the CPU",
+       "programs that share memory there, such as NCCL and PyTorch's workers, end with SIGBUS or ENOSPC; this library "
+       "does not",
        "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium Memory at /dev/shm"});
 }
 

@@ -44,7 +44,8 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
   const std::int64_t received = came.handle.num_recv_rows;
 
   NumberRowsParams numbers{};
-  numbers.abort = runtime_.faults().wait_context().abort;
+  numbers.wait = runtime_.faults().wait_context();
+  numbers.rank = runtime_.rank();
   numbers.metadata.num_rows = received;
   numbers.metadata.num_topk = topk;
   numbers.recv_topk_idx = indices_of(arguments.topk_idx, came.recv_topk_idx->data());
@@ -77,7 +78,7 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
        .weight_stride = topk},
       outputs, numbers,
       arguments.zero_padding ? std::optional<ConstTensorView>(handle.expert_counts.view()) : std::nullopt,
-      arguments.expert_alignment, numbers.abort);
+      arguments.expert_alignment, numbers.wait.abort);
   const LaunchShape shape = plan_spreading(moving, setup_.policy);
   runtime_.executor()->kernels().spread_rows(moving, shape, scope.stream());
   hand_out(handle.route, scope);

@@ -145,7 +145,7 @@ CombineResult end_combine(const ElasticReturn& back, const ElasticCombineArgumen
   check_elastic_combine(arguments, runtime);
   check_same_combine(back, arguments);
   runtime.faults().raise();
-  CallScope scope(runtime.calls(), call, CallScope::Place::beside_others);
+  CallScope scope(runtime.calls(), call);
   CombineResult result = sum_returned(back, arguments, runtime, scope);
   for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends, &back.row_of}) scope.hand_out(*tensor);
   result.event = scope.finish();

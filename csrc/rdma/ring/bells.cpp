@@ -78,12 +78,13 @@ bool Bells::step() {
   // What is not the next bell is the one that was read from this place before, or nothing.
   const std::uint32_t lap = device::rdma::high_half(bell);
   const auto expected = static_cast<std::uint32_t>((next_ >> bits_) + 1);
-  if (lap != expected) {
+  const std::uint32_t ring = device::rdma::low_half(bell) >> 16;
+  // One that names no ring was overwritten, too.
+  if (lap != expected || ring >= registers_.size()) {
     if (lap != expected - 1 && !lost_.exchange(true)) log::error("RDMA: a doorbell was overwritten before it was rung");
     return false;
   }
-  const std::uint32_t ring = device::rdma::low_half(bell) >> 16;
-  const Register& to = registers_.at(ring);
+  const Register& to = registers_[ring];
   __atomic_store_n(record(ring), device::rdma::record_word(device::rdma::low_half(bell)), __ATOMIC_RELEASE);
   store_to_device(to.address, device::rdma::doorbell_word(device::rdma::low_half(bell), to.queue_pair));
   ++next_;

@@ -1,4 +1,4 @@
-// The ends of a rank's queue pairs on its NIC, for either handler.
+// The ends of a rank's queue pairs on its NIC, for each handler.
 #pragma once
 
 #include <functional>
@@ -37,13 +37,13 @@ struct NicAccess {
   std::size_t page_bytes = host_page_bytes();  ///< of this machine
   NicHandler handler = NicHandler::automatic;
   bool or_next = false;  ///< where that handler does not work, the next one may
-  /// For tests of the handler `gpu` on a GPU: which of the device's doorbells, and whether rings lie in host memory.
-  /// Nothing: what works best.
+  /// For tests of the handlers `gpu` and `doorbell` on a GPU: which of the device's doorbells, and whether rings lie in
+  /// host memory. Nothing: what works best.
   std::optional<devx::DoorbellPage::Kind> doorbell;
   std::optional<bool> rings_in_host_memory;
-  /// Called when the handler `gpu` is tried; may throw SystemError.
+  /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
-  PageMapper page_mapper;
+  PageMapper page_mapper;  ///< for the handler `gpu`
   /// Where ends keep to rails: the NICs that receive for this rank, which is `rank`.
   std::shared_ptr<const LandingNics> landing_nics;
   int rank = 0;

@@ -49,7 +49,8 @@ class NicPaths final : public Paths {
     wire_.post({&operation, 1});
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
     std::array<WireCompletion, 1> answer;
-    while (wire_.poll(answer) == 0) {
+    // A path that was given up may still fail; its completion says nothing of this one.
+    while (wire_.poll(answer) == 0 || answer[0].queue_pair != operation.queue_pair) {
       if (std::chrono::steady_clock::now() > end) {
         fail<SystemError>("RDMA device {}: a message that tries a path is not complete within 5 s", name_);
       }

@@ -51,6 +51,8 @@ class ElasticBuffer(NativeOwner):
     All ranks make the same calls in the same order, and agree on all arguments but tensors, T, statistics and streams.
     """
 
+    _events_may_keep = True
+
     # Of EPBuffer: memory beside that of dispatch and combine, and the communication stream that all its objects share.
     num_lb_bytes: int = 0
     _shared_stream: Optional[torch.cuda.Stream] = None

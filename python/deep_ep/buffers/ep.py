@@ -190,7 +190,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
         """As ``ElasticBuffer.combine``.
 
         ``defer_epilogue``: returns the event alone; its ``wait()`` returns the results but for the event, for the stream that is
-        current then. ``bias`` is read there."""
+        current then. ``bias`` is read there; with a ``bias`` the sum comes behind the calls of this buffer so far."""
         if defer_epilogue:
             self._check_deferred(async_with_compute_stream)
         kept = handle.topk_idx if isinstance(handle, EPHandle) else None, bias

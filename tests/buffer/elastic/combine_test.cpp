@@ -2,7 +2,6 @@
 #include <atomic>
 
 #include "tests/buffer/elastic/combine_case.hpp"
-#include "tests/buffer/elastic/slow_framework.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/marking_executor.hpp"
 
@@ -78,32 +77,6 @@ TEST_P(ElasticCombineTest, SumsThatAreMadeLater) {
       buffer.destroy();
     });
   }
-}
-
-TEST_P(ElasticCombineTest, SumsThatAreMadeLaterWaitForNoOtherCall) {
-  DEEP_EP_NEEDS_RANKS(2);
-  if (GetParam().target != Target::host || are_processes(GetParam())) GTEST_SKIP() << "ranks share a flag";
-  const ElasticCase one = make_elastic_case({.tokens = {9, 12}, .local_experts = 3, .topk = 4, .biases = 3});
-  std::atomic<bool> may_make = true, added = false;
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer =
-        rank.buffer({.heap_bytes = 16 * kMiB, .result_tensors = std::make_shared<SlowFramework>(may_make)});
-    const ElasticCombineArguments call = upload_elastic(rank, one);
-    const ElasticReturn back = buffer.begin_combine_elastic(call, rank.call());
-    const StreamHandle other = rank.executor()->create_stream();
-    if (rank.rank() == 1) {
-      // A call that the other rank has begun, and waits in for this one.
-      const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience());
-      while (!added && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-      require(added, "the other rank has its sums before the barrier ends");
-    }
-    buffer.barrier({.stream = other});
-    check_elastic(rank, one, buffer.end_combine_elastic(back, call, rank.call()));
-    added = true;
-    rank.executor()->synchronize(other);
-    rank.executor()->destroy_stream(other);
-    buffer.destroy();
-  });
 }
 
 TEST_P(ElasticCombineTest, NothingIsAddedAfterADisagreementBetweenNodes) {

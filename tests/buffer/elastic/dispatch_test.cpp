@@ -2,9 +2,11 @@
 // itself.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <thread>
 
+#include "deep_ep/result_tensors.hpp"
 #include "tests/buffer/elastic/dispatch_case.hpp"
-#include "tests/buffer/elastic/slow_framework.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/marking_executor.hpp"
@@ -284,6 +286,46 @@ TEST_P(ElasticDispatchTest, WrongArgumentsAreNamed) {
 Case wide_rows(std::uint64_t seed) {
   return make_case({.tokens = {12, 0, 19}, .dtype = DType::bfloat16, .hidden = 1800, .scales = 3, .seed = seed});
 }
+
+/// A framework whose program has no time to make memory before `may_go`.
+class SlowFramework final : public ResultTensors {
+ public:
+  class Owned final : public Tensor::Storage {
+   public:
+    explicit Owned(std::size_t bytes) : memory(new std::byte[std::max<std::size_t>(bytes, 1) + kAlignment]) {}
+    void record_stream(StreamHandle) override {}
+    std::byte* begin() const {
+      const auto at = reinterpret_cast<std::uintptr_t>(memory.get());
+      return memory.get() + (kAlignment - at % kAlignment);
+    }
+
+   private:
+    static constexpr std::uintptr_t kAlignment = 128;
+    std::unique_ptr<std::byte[]> memory;
+  };
+
+  explicit SlowFramework(const std::atomic<bool>& may_go) : may_go_(may_go) {}
+
+  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order&) override {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience());
+    while (!may_go_ && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    require(may_go_, "the other rank has all its rows before this one has memory for its own");
+    std::vector<Tensor> made;
+    for (TensorView view : wanted) {
+      const auto owner = std::make_shared<Owned>(view.bytes());
+      view.data = owner->begin();
+      made.emplace_back(view, owner);
+    }
+    return made;
+  }
+  std::vector<Tensor> make_in_heap(std::span<const TensorView>, const Order&,
+                                   const std::shared_ptr<HeapPieces>&) override {
+    return {};
+  }
+
+ private:
+  const std::atomic<bool>& may_go_;
+};
 
 TEST_P(ElasticDispatchTest, RowsTravelBeforeTheHostKnowsHowManyCome) {
   DEEP_EP_NEEDS_RANKS(2);

@@ -129,5 +129,13 @@ TEST(RdmaBells, OneThatWasOverwrittenIsNoticed) {
   EXPECT_TRUE(few.bells.lost());
 }
 
+TEST(RdmaBells, OneThatNamesNoRingIsNoticed) {
+  FewBells few;
+  few.pairs[0].bell_ring = 2;
+  few.leave(0, 1);
+  EXPECT_FALSE(few.bells.step());
+  EXPECT_TRUE(few.bells.lost());
+}
+
 }  // namespace
 }  // namespace deep_ep::test

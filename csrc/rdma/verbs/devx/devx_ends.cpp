@@ -11,6 +11,7 @@
 #include "csrc/rdma/verbs/async_events.hpp"
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 #include "csrc/rdma/verbs/devx/event_channel.hpp"
+#include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/verbs/nic_rails.hpp"
 #include "csrc/support/format.hpp"

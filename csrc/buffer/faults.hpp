@@ -99,7 +99,7 @@ class Faults {
   std::exception_ptr broken_;             ///< what every later call throws; null: the buffer is not broken
 };
 
-// What a kernel put on record, in words: fault_texts.cpp.
+// Fault records in words: fault_texts.cpp.
 
 /// The message of an exception for a fault or a note that kernels of `rank` have met. `lost`: of a time-out, whom the
 /// rank that was waited for waits for itself, if it does.

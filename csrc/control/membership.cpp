@@ -149,7 +149,7 @@ bool Membership::meet(double most_s) {
   }
 }
 
-// ---- What the program asks and says ----
+// ---- Calls of the program ----
 
 int Membership::lost_for(int rank) const {
   const std::lock_guard lock(plane_->mutex_);

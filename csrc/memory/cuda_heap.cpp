@@ -26,7 +26,7 @@ using cuda::check;
 using cuda::CurrentContext;
 using cuda::RelaxedCapture;
 
-/// What the ranks agreed on before memory is made.
+/// The facts of all ranks, on which they agree before they make memory.
 struct SharingGroup {
   std::vector<HeapCapabilities> ranks;
   HeapPlan plan;

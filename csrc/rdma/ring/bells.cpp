@@ -16,16 +16,16 @@ namespace {
 
 constexpr std::size_t kPage = 65536;  ///< the largest of a host
 
-/// What was stored before is there for the device that gets this; and it gets it at once, not when a write-combining
+/// Earlier stores come before this one, also for a device; and the device gets it at once, not when a write-combining
 /// buffer is full.
 void store_to_device(volatile std::uint64_t* reg, std::uint64_t word) {
 #if defined(__aarch64__)
   asm volatile("dsb sy" ::: "memory");
-  *reg = word;
+  __atomic_store_n(reg, word, __ATOMIC_RELEASE);
   asm volatile("dsb sy" ::: "memory");
 #elif defined(__x86_64__)
   asm volatile("sfence" ::: "memory");
-  *reg = word;
+  __atomic_store_n(reg, word, __ATOMIC_RELEASE);
   asm volatile("sfence" ::: "memory");
 #else
 #error "no order of stores to devices is known for this processor"
@@ -75,7 +75,7 @@ std::jthread Bells::thread(std::vector<int> cpus) {
 bool Bells::step() {
   const std::uint64_t place = next_ & ((std::uint64_t{1} << bits_) - 1);
   const std::uint64_t bell = __atomic_load_n(bells_.get() + place, __ATOMIC_ACQUIRE);
-  // What is not the next bell is the one that was read from this place before, or nothing.
+  // A word that is not the next bell is the bell that was read from this place before, or zero.
   const std::uint32_t lap = device::rdma::high_half(bell);
   const auto expected = static_cast<std::uint32_t>((next_ >> bits_) + 1);
   const std::uint32_t ring = device::rdma::low_half(bell) >> 16;

@@ -2,7 +2,7 @@
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 get_filename_component(tools "${CMAKE_CURRENT_LIST_DIR}/../build/aarch64" ABSOLUTE)
-set(CMAKE_SYSROOT "${tools}/root")
+set(CMAKE_SYSROOT "${tools}/sysroot")
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
 set(CMAKE_CUDA_FLAGS_INIT "-Xcompiler=--sysroot=${CMAKE_SYSROOT}")  # CMake tells it other compilers only

@@ -222,7 +222,7 @@ std::string Runtime::describe_normal_mode() const {
       "normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say",
       sms(Config::dispatch_default(num_ranks())), sms(Config::combine_default(num_ranks())), policy_.multiprocessors);
   if (nodes_.num_nodes != 1) {
-    return text + fmt::format(", between nodes (combine pulls, or pulls a copy) by {}", internode->describe());
+    return text + fmt::format(", between nodes by {}", internode->describe());
   }
   const int lanes = options_.internode.lanes;
   return lanes == 1 ? text : text + fmt::format(", without the {} lanes, as there is one node", lanes);

@@ -23,7 +23,7 @@ struct alignas(kLine) Mailbox {
   Message message;
 };
 
-/// Where a rank wants its rows of a dispatch: offsets in its heap.
+/// The places at which a rank wants its rows of a dispatch: offsets in its heap.
 struct DispatchAddresses {
   std::uint64_t x, scales, topk_idx, topk_weights, src_idx;
   std::int64_t capacity;  ///< rows it has room for in all
@@ -33,7 +33,7 @@ struct DispatchAddresses {
   std::int32_t num_scales, num_topk;
 };
 
-/// Where a rank's rows of a combine are: offsets in its heap.
+/// The places of a rank's rows of a combine: offsets in its heap.
 struct CombineAddresses {
   std::uint64_t x, topk_weights;
   std::int32_t num_rows;

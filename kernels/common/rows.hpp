@@ -27,8 +27,8 @@ struct RowShape {
   }
 };
 
-/// Where a rank wants its rows: in the heap (final place or window), or in its own memory, for rows that are copied
-/// from rings or from the window.
+/// The memory for a rank's rows: in the heap (final place or window), or its own, for rows that are copied from rings
+/// or from the window.
 struct RowTargets {
   std::byte* x;
   std::uint32_t* scales;

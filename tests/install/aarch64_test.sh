@@ -4,7 +4,7 @@
 # usage: aarch64_test.sh SOURCE_DIR
 set -euo pipefail
 cd "$1"
-root=$PWD/build/aarch64/root
+root=$PWD/build/aarch64/sysroot
 [ -e build/aarch64/cuda/lib64 ] || { echo "SKIPPED: there is no build/aarch64 (scripts/setup --aarch64)" && exit 77; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

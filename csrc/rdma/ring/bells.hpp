@@ -22,7 +22,7 @@ namespace deep_ep::rdma {
 /// to recover a lost doorbell would then be rung for entries that it has passed, and take them for those a lap ahead.
 class Bells {
  public:
-  /// Where the device is told of a ring's new entries.
+  /// The device's register that takes a ring's doorbells.
   struct Register {
     volatile std::uint64_t* address = nullptr;
     std::uint32_t queue_pair = 0;  ///< its number

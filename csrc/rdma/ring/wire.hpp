@@ -22,7 +22,7 @@ struct WireCompletion {
   std::uint8_t vendor_syndrome = 0;    ///< the device's own code (ibv_wc::vendor_err), 0 where there is none
 };
 
-/// What is wrong with an entry or doorbell, in words; empty where nothing is.
+/// Names the mistake in an entry or doorbell; empty for a right one.
 std::string describe_mistake(const Operation& operation);
 
 /// A wire belongs to one handler, whose thread alone calls `post` and `poll`; concrete wires have functions

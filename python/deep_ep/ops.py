@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
@@ -81,10 +81,11 @@ def combine(state: torch.Tensor, rows: torch.Tensor, handle: torch.Tensor) -> to
 
 
 class _Sent:
-    """Of a dispatch: the handle of the buffer, and its other results until they are received."""
+    """Of a dispatch: the handle of the buffer, its other results until they are received, and the weights' gradients."""
 
-    def __init__(self, handle: Any, received: Optional[Tuple[torch.Tensor, ...]]) -> None:
+    def __init__(self, handle: Any, received: List[Optional[torch.Tensor]]) -> None:
         self.handle, self.received = handle, received
+        self.grad_weights: Optional[torch.Tensor] = None
 
 
 class _Key(bytearray):
@@ -141,7 +142,7 @@ def _send(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_ex
         counts = torch.tensor(sizes, dtype=torch.int32, device=x.device)
     if idx is None:
         idx = topk_idx.new_empty((0, topk_idx.size(1)))
-    return _new_handle(_Sent(handle, (rows, idx, weights, counts)), *topk_idx.shape)
+    return _new_handle(_Sent(handle, [rows, idx, weights, counts]), *topk_idx.shape)
 
 
 def _send_shape(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_expand):
@@ -149,32 +150,65 @@ def _send_shape(state, x, topk_idx, topk_weights, num_experts, expert_alignment,
     return topk_idx.new_empty((tokens + _KEY_BYTES, topk), dtype=torch.uint8, device="cpu")
 
 
+def _receive_part(part):
+    """A kernel that hands out one of the results, which the program alone has from here on."""
+
+    def receive(first, like, handle, *_):
+        received = _sent_by(handle).received
+        result, received[part] = received[part], None
+        if result is None:
+            raise InvalidArgument("handle is one whose rows were received already, allowed: a dispatch's, once")
+        return result
+
+    return receive
+
+
+def _rows_shape(state, x, handle):
+    return x.new_empty((torch.library.get_ctx().new_dynamic_size(), x.size(1)))
+
+
+def _idx_shape(rows, topk_idx, handle, do_expand):
+    return topk_idx.new_empty((0 if do_expand else rows.size(0), topk_idx.size(1)))
+
+
+def _weights_shape(rows, topk_weights, handle, do_expand):
+    rows = rows.size(0)
+    return topk_weights.new_empty((rows,) if do_expand else (rows, topk_weights.size(1)))
+
+
+def _counts_shape(state, x, handle, num_experts):
+    return x.new_empty((num_experts // state.size(1),), dtype=torch.int32)
+
+
 def _receive(state, x, topk_idx, topk_weights, handle, num_experts, do_expand):
-    sent = _sent_by(handle)
-    received, sent.received = sent.received, None  # rows belong to the program alone from here on
-    if received is None:
-        raise InvalidArgument("handle is one whose rows were received already, allowed: a dispatch's, once")
-    return received
-
-
-def _receive_shapes(state, x, topk_idx, topk_weights, handle, num_experts, do_expand):
-    topk = topk_idx.size(1)
-    rows = torch.library.get_ctx().new_dynamic_size()
+    """All of them. An operator each, as a part of a compiled program that is recorded into a CUDA graph takes no tuple."""
+    rows = torch.ops.deep_ep.receive_rows(state, x, handle)
     return (
-        x.new_empty((rows, x.size(1))),
-        topk_idx.new_empty((0 if do_expand else rows, topk)),
-        topk_weights.new_empty((rows,) if do_expand else (rows, topk)),
-        topk_idx.new_empty((num_experts // state.size(1),), dtype=torch.int32),
+        rows,
+        torch.ops.deep_ep.receive_idx(rows, topk_idx, handle, do_expand),
+        torch.ops.deep_ep.receive_weights(rows, topk_weights, handle, do_expand),
+        torch.ops.deep_ep.receive_counts(state, x, handle, num_experts),
     )
 
 
 def _receive_backward(state, grad_rows, grad_weights, handle):
-    return _begin(state).combine(grad_rows, _sent_by(handle).handle, grad_weights)[:2]
+    sent = _sent_by(handle)
+    grad_x, sent.grad_weights, _ = _begin(state).combine(grad_rows, sent.handle, grad_weights)
+    return grad_x
 
 
-def _receive_backward_shapes(state, grad_rows, grad_weights, handle):
-    tokens = handle.size(0) - _KEY_BYTES
-    return grad_rows.new_empty((tokens, grad_rows.size(1))), grad_weights.new_empty((tokens, handle.size(1)))
+def _receive_backward_shape(state, grad_rows, grad_weights, handle):
+    return grad_rows.new_empty((handle.size(0) - _KEY_BYTES, grad_rows.size(1)))
+
+
+def _weights_backward(grad_x, grad_weights, handle):
+    sent = _sent_by(handle)
+    result, sent.grad_weights = sent.grad_weights, None
+    return result
+
+
+def _weights_backward_shape(grad_x, grad_weights, handle):
+    return grad_weights.new_empty((handle.size(0) - _KEY_BYTES, handle.size(1)))
 
 
 def _combine(state, rows, handle):
@@ -201,17 +235,15 @@ class _Receive(torch.autograd.Function):
     def forward(ctx, state, x, topk_idx, topk_weights, handle, num_experts, do_expand):
         ctx.state, ctx.handle = state, handle
         with torch._C._AutoDispatchBelowAutograd():
-            rows, idx, weights, counts = torch.ops.deep_ep.receive(
-                state, x, topk_idx, topk_weights, handle, num_experts, do_expand
-            )
+            rows, idx, weights, counts = _receive(state, x, topk_idx, topk_weights, handle, num_experts, do_expand)
         ctx.mark_non_differentiable(idx, counts)
         return rows, idx, weights, counts
 
     @staticmethod
     def backward(ctx, grad_rows, _idx, grad_weights, _counts):
-        grad_x, grad_topk_weights = torch.ops.deep_ep.receive_backward(
-            ctx.state, grad_rows.contiguous(), grad_weights.contiguous(), ctx.handle
-        )
+        grad_weights = grad_weights.contiguous()
+        grad_x = torch.ops.deep_ep.receive_backward(ctx.state, grad_rows.contiguous(), grad_weights, ctx.handle)
+        grad_topk_weights = torch.ops.deep_ep.receive_weights_backward(grad_x, grad_weights, ctx.handle)
         return None, grad_x, None, grad_topk_weights, None, None, None
 
 
@@ -232,10 +264,17 @@ _library = torch.library.Library("deep_ep", "FRAGMENT")
 _OPERATORS = (
     ("send(Tensor(a!) state, Tensor x, Tensor topk_idx, Tensor topk_weights, SymInt num_experts, SymInt expert_alignment, "
      "bool do_expand) -> Tensor", _send, _send_shape, None),
+    ("receive_rows(Tensor state, Tensor x, Tensor handle) -> Tensor", _receive_part(0), _rows_shape, None),
+    ("receive_idx(Tensor rows, Tensor topk_idx, Tensor handle, bool do_expand) -> Tensor", _receive_part(1), _idx_shape, None),
+    ("receive_weights(Tensor rows, Tensor topk_weights, Tensor handle, bool do_expand) -> Tensor", _receive_part(2),
+     _weights_shape, None),
+    ("receive_counts(Tensor state, Tensor x, Tensor handle, SymInt num_experts) -> Tensor", _receive_part(3), _counts_shape, None),
     ("receive(Tensor state, Tensor x, Tensor topk_idx, Tensor topk_weights, Tensor handle, SymInt num_experts, bool do_expand) "
-     "-> (Tensor, Tensor, Tensor, Tensor)", _receive, _receive_shapes, _Receive),
-    ("receive_backward(Tensor(a!) state, Tensor grad_rows, Tensor grad_weights, Tensor handle) -> (Tensor, Tensor)",
-     _receive_backward, _receive_backward_shapes, None),
+     "-> (Tensor, Tensor, Tensor, Tensor)", None, None, _Receive),
+    ("receive_backward(Tensor(a!) state, Tensor grad_rows, Tensor grad_weights, Tensor handle) -> Tensor",
+     _receive_backward, _receive_backward_shape, None),
+    ("receive_weights_backward(Tensor grad_x, Tensor grad_weights, Tensor handle) -> Tensor",
+     _weights_backward, _weights_backward_shape, None),
     ("combine(Tensor(a!) state, Tensor rows, Tensor handle) -> Tensor", _combine, _combine_shape, _Combine),
     ("combine_backward(Tensor(a!) state, Tensor grad, Tensor handle, SymInt num_rows) -> Tensor",
      _combine_backward, _combine_backward_shape, None),
@@ -248,10 +287,11 @@ def _register() -> None:
     for schema, kernel, shapes, function in _OPERATORS:
         name = schema.partition("(")[0]
         _library.define(schema, tags=tags)
-        _library.impl(name, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"deep_ep::{name}", shapes, lib=_library)
-        if function is not None:
-            _library.impl(name, function.apply, "Autograd")
+        if kernel is not None:
+            _library.impl(name, kernel, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"deep_ep::{name}", shapes, lib=_library)
+        if function is not None:  # an operator without a kernel stands for those that its function calls, also to a compiler
+            _library.impl(name, function.apply, "CompositeImplicitAutograd" if kernel is None else "Autograd")
 
 
 _register()

@@ -152,7 +152,7 @@ TEST(Wait, AWarpThatServesNodesEndsForALostRank) {
   on_every_executor([&](Executor& executor) {
     const Wait wait(executor);
     wait.lose(1);
-    run(executor, kernel, {1, 32, 64}, {wait.params(0).wait, wait.returned.data()});
+    run(executor, kernel, {1, 32, 64}, {wait.params(0).wait, wait.signal.data(), wait.returned.data()});
     for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
     EXPECT_EQ(wait.faults[0].peer, 1);
   });
@@ -164,7 +164,7 @@ TEST(Wait, AWarpThatServesNodesEndsWithARecord) {
   const TestKernel<probes::ServeParams> kernel(DEEP_EP_TEST_LAUNCHERS(serve_probe));
   on_every_executor([&](Executor& executor) {
     const Wait wait(executor);
-    run(executor, kernel, {1, 32, 64}, {wait.params(50'000).wait, wait.returned.data()});
+    run(executor, kernel, {1, 32, 64}, {wait.params(50'000).wait, wait.signal.data(), wait.returned.data()});
     for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
     EXPECT_EQ(wait.faults[0].written, 1u);
     EXPECT_EQ(wait.faults[0].kind, FaultKind::timeout);
@@ -177,7 +177,7 @@ TEST(Wait, AWarpThatServesNodesIsCalledOff) {
   for (const auto& executor : executors_present()) {
     const Wait wait(*executor);
     wait.abort[0] = 1;
-    run(*executor, kernel, {1, 32, 64}, {wait.params(0).wait, wait.returned.data()});
+    run(*executor, kernel, {1, 32, 64}, {wait.params(0).wait, wait.signal.data(), wait.returned.data()});
     for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
     EXPECT_EQ(wait.faults[0].written, 0u);
   }

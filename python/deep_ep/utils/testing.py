@@ -132,6 +132,7 @@ def bench_kineto(
         for _ in range(2):
             for _ in range(num_tests):
                 if flush_l2:
+                    torch.cuda.synchronize()  # what fn has left on other streams must not run beside the flush
                     flush_l2_cache()
                 if align_ranks:
                     torch.cuda._sleep(int(2e7))  # about 10 ms: hosts run ahead

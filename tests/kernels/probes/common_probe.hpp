@@ -27,6 +27,7 @@ struct CallParams {
 /// A warp serves the nodes of a grid of three, from none of which anything comes.
 struct ServeParams {
   WaitContext wait;
+  const std::uint64_t* never;  ///< [1]: the word awaited, which stays 0
   std::uint32_t* returned;  ///< [32]: one per lane; 1: false, 2: true
 };
 

@@ -23,7 +23,7 @@ DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected
 
 /// By a whole warp: takes the next piece of work and returns its number in all lanes.
 DEEP_EP_DEVICE std::uint32_t take_next(std::uint32_t* next) {
-  return warp::shuffle(lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0, 0);
+  return warp::shuffle(lane_index() == 0 ? count_up(next) : 0, 0);
 }
 
 /// Work that warps share: each begins with two pieces that its number gives it; the others are drawn.
@@ -32,35 +32,36 @@ struct SharedWork {
   std::uint32_t end;     ///< pieces
   int warps;
 
-  /// Draws a piece, for all lanes to know once lane 0 tells them.
-  DEEP_EP_DEVICE std::uint32_t draw() const {
-    if (lane_index() != 0) return end;
-    return 2 * static_cast<std::uint32_t>(warps) + fetch_add_relaxed<Scope::gpu>(drawn, std::uint32_t{1});
-  }
+  /// Of the pieces that are drawn, the first.
+  DEEP_EP_DEVICE std::uint32_t given() const { return 2 * static_cast<std::uint32_t>(warps); }
+  /// Draws a piece: in lane 0 its number behind given(), which all lanes learn from it.
+  DEEP_EP_DEVICE std::uint32_t draw() const { return lane_index() == 0 ? count_up(drawn) : 0; }
 };
 
-/// The pieces that a warp takes. It knows the next one while it works on one.
+/// The pieces that a warp takes, in their order. It knows the next one while it works on one.
 struct Turns {
   std::uint32_t turn, following;
+  std::uint32_t given;
 
   /// Of warp `number`.
   DEEP_EP_DEVICE static Turns of_warp(const SharedWork& work, int number) {
     const auto first = static_cast<std::uint32_t>(number);
-    return {first, first + static_cast<std::uint32_t>(work.warps)};
+    return {first, first + static_cast<std::uint32_t>(work.warps), work.given()};
   }
   /// Of a warp beside these, which comes later.
   DEEP_EP_DEVICE static Turns of_late_warp(const SharedWork& work) {
-    if (2 * static_cast<std::uint32_t>(work.warps) >= work.end) return {work.end, work.end};
+    if (work.given() >= work.end) return {work.end, work.end, work.given()};
     const std::uint32_t first = work.draw(), second = work.draw();
-    return {warp::shuffle(first, 0), warp::shuffle(second, 0)};
+    return {work.given() + warp::shuffle(first, 0), work.given() + warp::shuffle(second, 0), work.given()};
   }
-  /// Draws another piece, which is not needed before advance().
+  /// Draws another piece, which is not needed before advance(): until then nothing looks at what it returns, not even
+  /// to add something to it, so that the warp does not wait for it.
   DEEP_EP_DEVICE std::uint32_t draw(const SharedWork& work) const {
     return following < work.end ? work.draw() : work.end;
   }
   DEEP_EP_DEVICE void advance(std::uint32_t drawn) {
     turn = following;
-    following = warp::shuffle(drawn, 0);
+    following = given + warp::shuffle(drawn, 0);
   }
 };
 

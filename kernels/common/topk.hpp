@@ -23,6 +23,19 @@ struct TopkIndices {
     return is_64_bit ? device::load_stream(static_cast<const std::int64_t*>(data) + at)
                      : device::load_stream(static_cast<const std::int32_t*>(data) + at);
   }
+  /// The same in two steps, for a thread that does not need the index before others are loading.
+  struct Words {
+    std::uint32_t low = 0, high = 0;
+  };
+  DEEP_EP_DEVICE Words load_words(std::int64_t at) const {
+    const auto* const words = static_cast<const std::uint32_t*>(data);
+    if (!is_64_bit) return {device::load_stream(words + at)};
+    return {device::load_stream(words + 2 * at), device::load_stream(words + 2 * at + 1)};
+  }
+  DEEP_EP_DEVICE std::int64_t index_of(const Words& words) const {
+    return is_64_bit ? static_cast<std::int64_t>(std::uint64_t{words.high} << 32 | words.low)
+                     : static_cast<std::int32_t>(words.low);
+  }
   /// The same for a thread that reads neighbouring indices one after the other, which its cache serves.
   DEEP_EP_DEVICE std::int64_t load_cached(std::int64_t at) const {
     return is_64_bit ? static_cast<const std::int64_t*>(data)[at] : static_cast<const std::int32_t*>(data)[at];

@@ -127,8 +127,8 @@ struct CombineRelay {
 // sum that has landed from there. Rounded once more at the end. Warps take parts as they go: tokens have more or fewer
 // rows, and SMs differ in speed. A warp fetches what it needs for the next part while it works on the current one.
 //
-// Parts are taken in order, and ranks push, and rails stage, the rows of tokens in the same order. So the oldest token
-// that waits for a row waits for one that there is room for.
+// A warp takes its parts in order, and ranks push, and rails stage, the rows of tokens in the same order. So some warp
+// is at the oldest part that is not added, and waits for rows that there is room for.
 
 template <bool kRails, class Policy>
 struct CombineAdder {
@@ -221,7 +221,7 @@ struct CombineAdder {
   /// The token's rows are read: counts those that have landed in their chunks, and releases those that were pushed,
   /// where others wait for that. Then a token has one part.
   DEEP_EP_DEVICE void count_read(const Token& token) const {
-    if (!kRails && !local.by_rings) return;
+    if (!kRails && !local.releases) return;
     warp::sync();  // by all lanes
     for (int at = lane_index(); at < contributions(); at += kWarpSize) {
       const std::int32_t place = place_at(token, at);
@@ -237,26 +237,27 @@ struct CombineAdder {
 
   /// Adds parts of tokens until none is left. False after a fault.
   DEEP_EP_DEVICE bool add_all() const {
-    std::uint32_t* next = &transfer().common.state->combine_next_part;
     const auto parts_of_token = static_cast<std::uint32_t>(params().parts_per_token);
-    const std::uint32_t end = static_cast<std::uint32_t>(transfer().num_tokens) * parts_of_token;
+    const SharedWork parts{&transfer().common.state->combine_next_part,
+                           static_cast<std::uint32_t>(transfer().num_tokens) * parts_of_token,
+                           grid_blocks() * transfer().first_warps};
     const auto token_of = [&](std::uint32_t part) { return static_cast<int>(part / parts_of_token); };
-    const auto place_of = [&](std::uint32_t part) { return part < end ? look_up(token_of(part), lane_index()) : -1; };
+    const auto place_of = [&](std::uint32_t part) {
+      return part < parts.end ? look_up(token_of(part), lane_index()) : -1;
+    };
     std::uint64_t landed = 0;
-    std::uint32_t part = take_next(next);
-    std::uint32_t following = take_next(next);
-    std::int32_t place = place_of(part);
-    while (part < end) {
+    Turns turns = Turns::of_warp(parts, warp_index() * grid_blocks() + block_index());
+    std::int32_t place = place_of(turns.turn);
+    while (turns.turn < parts.end) {
       // Nobody looks at these two before this part is done.
-      const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
-      const std::int32_t place_next = place_of(following);
-      const Token token{token_of(part), place};
+      const std::uint32_t drawn = turns.draw(parts);
+      const std::int32_t place_next = place_of(turns.following);
+      const Token token{token_of(turns.turn), place};
       if (!await(token, landed)) return false;
-      add(token, static_cast<int>(part % parts_of_token));
+      add(token, static_cast<int>(turns.turn % parts_of_token));
       count_read(token);
-      part = following;
+      turns.advance(drawn);
       place = place_next;
-      following = warp::shuffle(ticket, 0);
     }
     return true;
   }

@@ -40,11 +40,16 @@ struct LocalRows {
   const NodeRows* ranks;  ///< [width]
   std::uint64_t epoch;
   bool by_rings;  ///< some rank of this node pushes its rows
+  bool releases;  ///< and waits for room for some of our tokens' rows
 
   DEEP_EP_DEVICE LocalRows(const CombineParams& combine, const NodeRows* node_ranks, std::uint64_t call_epoch)
-      : params(combine), ranks(node_ranks), epoch(call_epoch), by_rings(false) {
-    for (int index = lane_index(); index < grid().width; index += kWarpSize) by_rings |= ranks[index].pushed;
+      : params(combine), ranks(node_ranks), epoch(call_epoch), by_rings(false), releases(false) {
+    for (int index = lane_index(); index < grid().width; index += kWarpSize) {
+      by_rings |= ranks[index].pushed;
+      releases |= ranks[index].pushed && ranks[index].our_rows > params.transfer.local.slots;
+    }
     by_rings = warp::any(by_rings);
+    releases = warp::any(releases);
   }
 
   DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(params.transfer.common); }

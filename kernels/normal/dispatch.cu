@@ -24,50 +24,32 @@
 namespace deep_ep::device::normal {
 
 // The sending warps of dispatch. Each takes the next token, loads its row once, and stores it to every rank of this
-// node that wants it, straight into its final place, and into the staging ring of every other node that does.
+// node that wants it, straight into its final place, and into the staging ring of every other node that does. While it
+// stores a row, the next one is loading with all that travels beside it, and the token behind that is being drawn.
 //
-// Tokens are taken in order, and a ring's chunks are freed in order. So the oldest token that waits for room finds
-// some, whatever the others wait for.
+// A warp takes its tokens in order, and a ring's chunks are freed in order. So some warp is at the oldest token that is
+// not stored, and finds room, whatever the others wait for.
 
 template <bool kRails>
 struct DispatchSender {
+  using Held = HeldRow<TokenRow<kRails>>;
   RowSpreader<kRails>& to;
 
   DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
 
-  /// The warp's own token, if there is a sending warp for each; -1: warps take turns. Then nobody waits for a ticket.
-  DEEP_EP_DEVICE static int own_token(const TransferParams& params) {
-    if (params.num_tokens > grid_blocks() * params.first_warps) return -1;
-    return warp_index() * grid_blocks() + block_index();
+  /// Of this warp, among the sending warps of all blocks: also its first token.
+  DEEP_EP_DEVICE static int number() { return warp_index() * grid_blocks() + block_index(); }
+  DEEP_EP_DEVICE Held at(int token) const {
+    const TokenRow<kRails> row{&to.params, token};
+    return token < transfer().num_tokens ? to.hold(row) : Held{row};
   }
-  DEEP_EP_DEVICE TokenRow<kRails> none() const { return {&to.params, transfer().num_tokens}; }
-  DEEP_EP_DEVICE bool is_row(const TokenRow<kRails>& row) const { return row.token < transfer().num_tokens; }
-
-  /// The next token that any destination wants, or no row. `first`: of this warp.
-  DEEP_EP_DEVICE TokenRow<kRails> take(bool first = false) const {
-    const int own = own_token(transfer());
-    for (;; first = false) {
-      const std::uint32_t token = own < 0 ? take_next(&transfer().common.state->dispatch_next_token)
-                                          : static_cast<std::uint32_t>(first ? own : transfer().num_tokens);
-      if (token >= static_cast<std::uint32_t>(transfer().num_tokens)) return none();
-      TokenRow<kRails> row{&to.params, static_cast<int>(token)};
-      row.place = to.place_at(row, lane_index());
-      bool wanted = row.place >= 0;
-      for (int at = lane_index() + kWarpSize; at < to.destinations(row); at += kWarpSize) {
-        wanted = wanted || to.place_at(row, at) >= 0;
-      }
-      for (int index = lane_index(); to.by_rings && index < to.grid().width; index += kWarpSize) {
-        wanted = wanted || to.place_by_ring(row, index) >= 0;
-      }
-      if (warp::any(wanted)) return row;
-    }
-  }
+  DEEP_EP_DEVICE bool is_row(const Held& held) const { return held.row.token < transfer().num_tokens; }
 
   /// Waits until the row's slots in the staging rings may be written. False after a fault.
-  DEEP_EP_DEVICE bool await_room(const TokenRow<kRails>& row) const {
+  DEEP_EP_DEVICE bool await_room(const Held& held) const {
     if constexpr (!kRails) return true;
     bool good = true;
-    to.for_each(row, [&](int destination, std::int32_t place) {
+    to.for_each(held, [&](int destination, std::int32_t place) {
       const int chunk = to.rings().chunk_of(place);
       if (!to.is_node(destination) || chunk < to.rings().chunks) return;
       const int number = destination - to.grid().width;
@@ -81,29 +63,32 @@ struct DispatchSender {
   }
 
   /// The row is stored, as soon as this warp's bulk stores are complete: counts it in the chunks that it belongs to.
-  DEEP_EP_DEVICE void count_staged(TokenRow<kRails>& row) const {
-    if (!kRails || !is_row(row)) return;
+  DEEP_EP_DEVICE void count_staged(Held& held) const {
+    if (!kRails || !is_row(held)) return;
     bulk::wait<0>();
     bulk::fence_global();
     warp::sync();  // what the other lanes have stored comes before, too
-    to.for_each(row, [&](int destination, std::int32_t place) {
+    to.for_each(held, [&](int destination, std::int32_t place) {
       if (!to.is_node(destination)) return;
       const int counter = to.rings().counter(destination - to.grid().width, to.rings().chunk_of(place));
       fetch_add_release<Scope::gpu>(transfer().common.staged + counter, std::uint32_t{1});
     });
-    row = none();
+    held = at(transfer().num_tokens);
   }
 
   /// Sends tokens until none is left. False after a fault.
   DEEP_EP_DEVICE bool send_all() const {
-    TokenRow<kRails> row = take(true);
-    TokenRow<kRails> stored = none();  // whose last piece may not be complete yet
-    if (is_row(row)) to.load(row.x(), 0);
+    const SharedWork tokens{&transfer().common.state->dispatch_next_token,
+                            static_cast<std::uint32_t>(transfer().num_tokens), grid_blocks() * transfer().first_warps};
+    Turns turns = Turns::of_warp(tokens, number());
+    Held row = at(static_cast<int>(turns.turn));
+    Held stored = at(transfer().num_tokens);  // whose last piece may not be complete yet
+    if (is_row(row)) to.load(row.row.x(), 0);
     while (is_row(row)) {
-      TokenRow<kRails> next = none();
+      const std::uint32_t drawn = turns.draw(tokens);
+      const Held next = at(static_cast<int>(turns.following));
       const auto load_next = [&] {
-        next = take();
-        if (is_row(next)) to.load(next.x(), 0);
+        if (is_row(next)) to.load(next.row.x(), 0);
       };
       const auto may_store = [&] {
         count_staged(stored);  // before waiting for room: others may wait for this row
@@ -112,6 +97,7 @@ struct DispatchSender {
       if (!to.spread(row, load_next, may_store)) return false;
       stored = row;
       row = next;
+      turns.advance(drawn);
     }
     count_staged(stored);
     if constexpr (!kRails) {
@@ -141,7 +127,8 @@ struct DispatchForwarder {
   DEEP_EP_DEVICE void note_places(const SlotRow& row, std::int64_t relayed) const {
     if (!to.params.send_src_idx || relayed >= transfer().relay_rows_room) return;
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {
-      to.params.relay_rows[relayed * grid().width + index] = to.final_place(row, index);
+      const std::int32_t place = to.place_at(row, index);
+      to.params.relay_rows[relayed * grid().width + index] = place < to.targets[index].capacity ? place : -1;
     }
   }
 
@@ -164,13 +151,12 @@ struct DispatchForwarder {
     } else {
       const std::int64_t relayed = rows_before(grid(), transfer().counts.from_node, number);
       for (int at = begin; at < begin + rows; ++at) {
-        SlotRow row{slot(number, at)};
-        row.place = to.place_at(row, lane_index());
-        note_places(row, relayed + at);
+        const HeldRow held = to.hold(SlotRow{slot(number, at)});
+        note_places(held.row, relayed + at);
         const auto load_next = [&] {
           if (at + 1 < begin + rows) to.load(slot(number, at + 1).at, 0);
         };
-        if (!to.spread(row, load_next, [] { return true; })) return false;
+        if (!to.spread(held, load_next, [] { return true; })) return false;
       }
     }
     // All of it is in shared memory or in registers: the slots may be written again.
@@ -229,7 +215,7 @@ struct DispatchFetcher {
   DEEP_EP_DEVICE void fetch(int writer, std::int32_t n) const {
     const SlotRow row{{ring(writer).slot(n), params.rows}};
     const RowTargets::Row to = params.output.row(params.rows, row.place_of(grid().node(), grid().index()));
-    Sidecar(params, row).store(to, grid().rank);
+    HeldRow<SlotRow>::load(params, row, -1).store(params, to, grid().rank);
     copy_row(to.x(), row.x(), params.rows.row_bytes);
     warp::sync();  // all lanes have read it
     if (lane_index() == 0) ring(writer).release(n);
@@ -270,7 +256,9 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epo
   rows_of_both.compare(params.rows, theirs);
   const std::uint64_t* own = &common.control.dispatch_box(common.own_heap(), common.rank).signal;
   if (!rows_of_both.agrees(wait, own, common.rank, addresses)) return false;
-  target = {.rows = targets_in(common.heaps[peer], theirs), .capacity = theirs.capacity, .by_ring = theirs.by_ring};
+  const auto capacity = static_cast<std::int32_t>(theirs.capacity < INT32_MAX ? theirs.capacity : INT32_MAX);
+  target = {
+      .rows = targets_in(common.heaps[peer], theirs), .capacity = capacity, .reachable = theirs.by_ring ? 0 : capacity};
   return true;
 }
 
@@ -318,9 +306,9 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
     }
 
     // 2. Learn where the others of this node want theirs. What is sent first comes nearer meanwhile.
-    if (const int own = DispatchSender<kRails>::own_token(transfer);
-        own >= 0 && own < transfer.num_tokens && warp_index() < transfer.first_warps && lane_index() == 0) {
-      bulk::prefetch(params.x + std::int64_t{own} * params.rows.row_bytes, params.rows.row_bytes);
+    if (const int first = DispatchSender<kRails>::number();
+        first < transfer.num_tokens && warp_index() < transfer.first_warps && lane_index() == 0) {
+      bulk::prefetch(params.x + std::int64_t{first} * params.rows.row_bytes, params.rows.row_bytes);
     }
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
       good = learn_target(params, call.epoch, grid.first_of_node() + index, shared.ranks[index]) && good;

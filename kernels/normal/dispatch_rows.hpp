@@ -1,6 +1,8 @@
 // Rows of a dispatch as a warp holds them and as they go through rings, and the shared memory of a block.
 #pragma once
 
+#include <utility>
+
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/normal/transfer.hpp"
 #include "kernels/primitives/bits.hpp"
@@ -10,9 +12,9 @@ namespace deep_ep {
 
 /// The memory for rows at one rank of this node.
 struct NodeTarget {
-  RowTargets rows;        ///< its memory, as mapped here
-  std::int64_t capacity;  ///< rows it has room for
-  bool by_ring;           ///< they come by its local rings; `rows` means nothing
+  RowTargets rows;         ///< its memory, as mapped here
+  std::int32_t capacity;   ///< rows it has room for
+  std::int32_t reachable;  ///< the same; 0 where they come by its local rings, and `rows` means nothing
 };
 
 struct DispatchShared : TransferShared<NodeTarget> {
@@ -48,8 +50,7 @@ struct PackedRow {
 
 namespace device::normal {
 
-// A row that a warp spreads, and what travels beside it. `place`: at the destination of this lane's index
-// (RowSpreader).
+// A row that a warp spreads: what travels beside it, and the places where it goes.
 
 /// A token of this rank.
 template <bool kRails>
@@ -58,7 +59,6 @@ struct TokenRow {
 
   const DispatchParams* params;
   int token;
-  std::int32_t place = -1;
 
   DEEP_EP_DEVICE const std::byte* x() const { return params->x + std::int64_t{token} * params->rows.row_bytes; }
   DEEP_EP_DEVICE std::uint32_t scale(int at) const {
@@ -67,13 +67,14 @@ struct TokenRow {
     const auto* weights = reinterpret_cast<const std::uint32_t*>(params->topk_weights);
     return load_stream(weights + std::int64_t{token} * params->weights_as_scales + weight);
   }
-  DEEP_EP_DEVICE std::int64_t selection(int at) const { return std::int64_t{token} * params->rows.num_topk + at; }
-  DEEP_EP_DEVICE int expert(int at) const {
-    const int experts = params->num_local_experts * params->transfer.common.num_ranks;
-    return expert_of(params->topk_idx.load(selection(at)), experts);
+  DEEP_EP_DEVICE std::int64_t selection_at(int at) const { return std::int64_t{token} * params->rows.num_topk + at; }
+  DEEP_EP_DEVICE TopkIndices::Words selection(int at) const { return params->topk_idx.load_words(selection_at(at)); }
+  DEEP_EP_DEVICE int expert(const TopkIndices::Words& selected) const {
+    return expert_of(params->topk_idx.index_of(selected),
+                     params->num_local_experts * params->transfer.common.num_ranks);
   }
   DEEP_EP_DEVICE float weight(int at) const {
-    return params->topk_weights == nullptr ? 0.0f : load_stream(params->topk_weights + selection(at));
+    return params->topk_weights == nullptr ? 0.0f : load_stream(params->topk_weights + selection_at(at));
   }
   DEEP_EP_DEVICE std::int32_t src_idx() const { return token; }
   /// Its final place at rank `index` of node `node`; -1: not wanted.
@@ -93,51 +94,56 @@ struct SlotRow {
   static constexpr bool kForAllNodes = false;
 
   PackedRow slot;
-  std::int32_t place = -1;
 
   DEEP_EP_DEVICE const std::byte* x() const { return slot.at; }
   DEEP_EP_DEVICE std::uint32_t scale(int at) const { return load_weak(slot.scales() + at); }
-  DEEP_EP_DEVICE int expert(int at) const { return load_weak(slot.experts() + at); }
+  DEEP_EP_DEVICE std::int32_t selection(int at) const { return load_weak(slot.experts() + at); }
+  DEEP_EP_DEVICE static int expert(std::int32_t selected) { return selected; }
   DEEP_EP_DEVICE float weight(int at) const { return load_weak(slot.weights() + at); }
   DEEP_EP_DEVICE std::int32_t src_idx() const { return load_weak(slot.src_idx()); }
   DEEP_EP_DEVICE std::int32_t place_of(int, int index) const { return load_weak(slot.places() + index); }
 };
 
-/// Scales and selections of one row, as lanes hold them between reading and writing. All by a whole warp.
+/// A row as the lanes of a warp hold it between reading and writing. Nothing that load() loads is looked at before it
+/// is used: so the loads of one row may be under way while the warp stores another. All by a whole warp.
 template <class Row>
-struct Sidecar {
-  static constexpr int kHeld = 4;  ///< scales that a lane keeps in registers; more are read again for each destination
+struct HeldRow {
+  static constexpr int kScales = 4;  ///< that a lane holds; more are read again for each destination
 
-  const DispatchParams& params;
-  const Row& row;
-  std::uint32_t scales[kHeld] = {};
-  int expert = -1;  ///< global
+  Row row;
+  std::int32_t place = -1;  ///< at the destination of the lane's index: see RowSpreader
+  std::uint32_t scales[kScales] = {};
+  decltype(std::declval<const Row&>().selection(0)) selection{};
   float weight = 0;
-  std::int32_t src_idx;
+  std::int32_t src_idx = 0;
 
-  DEEP_EP_DEVICE Sidecar(const DispatchParams& dispatch, const Row& of_row)
-      : params(dispatch), row(of_row), src_idx(row.src_idx()) {
-    for (int i = 0; i < kHeld; ++i) {
+  DEEP_EP_DEVICE static HeldRow load(const DispatchParams& params, const Row& row, std::int32_t place) {
+    HeldRow held{row, place};
+    for (int i = 0; i < kScales; ++i) {
       const int at = lane_index() + i * kWarpSize;
-      if (at < params.rows.num_scales) scales[i] = row.scale(at);
+      if (at < params.rows.num_scales) held.scales[i] = row.scale(at);
     }
-    if (lane_index() >= params.rows.num_topk) return;
-    expert = row.expert(lane_index());
-    weight = row.weight(lane_index());
+    if (lane_index() < params.rows.num_topk) {
+      held.selection = row.selection(lane_index());
+      held.weight = row.weight(lane_index());
+    }
+    held.src_idx = row.src_idx();
+    return held;
   }
 
-  DEEP_EP_DEVICE void store_scales(std::uint32_t* to) const {
-    for (int i = 0; i < kHeld; ++i) {
+  DEEP_EP_DEVICE void store_scales(const DispatchParams& params, std::uint32_t* to) const {
+    for (int i = 0; i < kScales; ++i) {
       const int at = lane_index() + i * kWarpSize;
       if (at < params.rows.num_scales) to[at] = scales[i];
     }
-    for (int at = lane_index() + kHeld * kWarpSize; at < params.rows.num_scales; at += kWarpSize)
+    for (int at = lane_index() + kScales * kWarpSize; at < params.rows.num_scales; at += kWarpSize)
       to[at] = row.scale(at);
   }
   /// To the row's final place, at rank `rank`.
-  DEEP_EP_DEVICE void store(const RowTargets::Row& to, int rank) const {
-    store_scales(to.scales());
+  DEEP_EP_DEVICE void store(const DispatchParams& params, const RowTargets::Row& to, int rank) const {
+    store_scales(params, to.scales());
     if (lane_index() < params.rows.num_topk) {
+      const int expert = row.expert(selection);
       const int local = expert - rank * params.num_local_experts;
       const bool here = expert >= 0 && local >= 0 && local < params.num_local_experts;
       store_topk_index(to.topk_idx(), params.rows.topk_idx_is_64_bit, lane_index(), here ? local : -1);
@@ -146,10 +152,10 @@ struct Sidecar {
     if (params.send_src_idx && lane_index() == 0) *to.src_idx() = src_idx;
   }
   /// To a slot for ranks of node `node`.
-  DEEP_EP_DEVICE void pack(const PackedRow& to, int node) const {
-    store_scales(to.scales());
+  DEEP_EP_DEVICE void pack(const DispatchParams& params, const PackedRow& to, int node) const {
+    store_scales(params, to.scales());
     if (lane_index() < params.rows.num_topk) {
-      to.experts()[lane_index()] = expert;
+      to.experts()[lane_index()] = row.expert(selection);
       to.weights()[lane_index()] = weight;
     }
     if (lane_index() == 0) *to.src_idx() = src_idx;
@@ -163,7 +169,8 @@ struct Sidecar {
 // there.
 
 /// Spreads a warp's rows to destinations: the ranks of this node, by index, and, for a row of this rank, the other
-/// nodes, by number.
+/// nodes, by number. A row's place at a destination is its final place at a rank, or its number among the rows for a
+/// node; -1: it is not wanted there.
 template <bool kRails>
 struct RowSpreader {
   const DispatchParams& params;
@@ -175,7 +182,9 @@ struct RowSpreader {
   DEEP_EP_DEVICE RowSpreader(const DispatchParams& dispatch, const NodeTarget* node_targets, std::uint64_t call_epoch,
                              const RowPipe& row_pipe)
       : params(dispatch), targets(node_targets), epoch(call_epoch), pipe(row_pipe), by_rings(false) {
-    for (int index = lane_index(); index < grid().width; index += kWarpSize) by_rings |= targets[index].by_ring;
+    for (int index = lane_index(); index < grid().width; index += kWarpSize) {
+      by_rings |= targets[index].reachable != targets[index].capacity;
+    }
     by_rings = warp::any(by_rings);
   }
 
@@ -187,28 +196,26 @@ struct RowSpreader {
     return grid().width + (Row::kForAllNodes ? grid().others() : 0);
   }
 
-  /// The row's final place at rank `index` of this node; -1: none.
-  template <class Row>
-  DEEP_EP_DEVICE std::int32_t final_place(const Row& row, int index) const {
-    if (index >= grid().width) return -1;
-    const std::int32_t place = row.place_of(grid().node(), index);
-    return place < targets[index].capacity ? place : -1;
-  }
-  /// The same if it goes there by a local ring.
-  template <class Row>
-  DEEP_EP_DEVICE std::int32_t place_by_ring(const Row& row, int index) const {
-    return index < grid().width && targets[index].by_ring ? final_place(row, index) : -1;
-  }
-  /// The place to which the warp stores the row: its final place at a rank, its number among the rows for a node; -1:
-  /// none.
   template <class Row>
   DEEP_EP_DEVICE std::int32_t place_at(const Row& row, int destination) const {
     if (destination >= destinations(row)) return -1;
     if constexpr (Row::kForAllNodes) {
       if (is_node(destination)) return row.number_for(grid().other(destination - grid().width));
     }
-    return targets[destination].by_ring ? -1 : final_place(row, destination);
+    return row.place_of(grid().node(), destination);
   }
+  /// Does the warp store a row with this place there? Not one that the rank has no room for, or gets by a local ring.
+  DEEP_EP_DEVICE bool is_stored(int destination, std::int32_t place) const {
+    return place >= 0 && (is_node(destination) || place < targets[destination].reachable);
+  }
+  DEEP_EP_DEVICE bool goes_by_ring(int index, std::int32_t place) const {
+    return place >= targets[index].reachable && place < targets[index].capacity;
+  }
+  template <class Row>
+  DEEP_EP_DEVICE HeldRow<Row> hold(const Row& row) const {
+    return HeldRow<Row>::load(params, row, place_at(row, lane_index()));
+  }
+
   /// Does anything travel beside rows?
   DEEP_EP_DEVICE bool has_sidecars() const {
     return kRails || params.rows.num_scales > 0 || params.topk_idx.data != nullptr || params.send_src_idx;
@@ -217,15 +224,15 @@ struct RowSpreader {
     return rings().staging(destination - grid().width, place).in(params.transfer.common.own_heap());
   }
 
-  /// Calls `use(destination, place)` for each of this lane's destinations.
+  /// Calls `use(destination, place)` for each of this lane's destinations to which the warp stores the row.
   template <class Row, class Use>
-  DEEP_EP_DEVICE void for_each(const Row& row, Use use) const {
-    std::int32_t place = row.place;
+  DEEP_EP_DEVICE void for_each(const HeldRow<Row>& held, Use use) const {
+    std::int32_t place = held.place;
     for (int destination = lane_index();;) {
-      if (place >= 0) use(destination, place);
+      if (is_stored(destination, place)) use(destination, place);
       destination += kWarpSize;
-      if (destination >= destinations(row)) break;
-      place = place_at(row, destination);
+      if (destination >= destinations(held.row)) break;
+      place = place_at(held.row, destination);
     }
   }
 
@@ -236,22 +243,22 @@ struct RowSpreader {
 
   /// By the whole warp: what travels beside the row.
   template <class Row>
-  DEEP_EP_DEVICE void store_sidecars(const Row& row) const {
-    const Sidecar sidecar(params, row);
-    for (int first = 0; first < destinations(row); first += kWarpSize) {
-      const std::int32_t mine = first == 0 ? row.place : place_at(row, first + lane_index());
-      for (std::uint32_t left = warp::ballot(mine >= 0); left != 0; left &= left - 1) {
+  DEEP_EP_DEVICE void store_sidecars(const HeldRow<Row>& held) const {
+    for (int first = 0; first < destinations(held.row); first += kWarpSize) {
+      const std::int32_t mine = first == 0 ? held.place : place_at(held.row, first + lane_index());
+      for (std::uint32_t left = warp::ballot(is_stored(first + lane_index(), mine)); left != 0; left &= left - 1) {
         const int destination = first + lowest_bit(left);
         const std::int32_t place = warp::shuffle(mine, lowest_bit(left));
         if constexpr (Row::kForAllNodes) {
           if (is_node(destination)) {
-            sidecar.pack({staging_slot(destination, place), params.rows}, grid().other(destination - grid().width));
+            held.pack(params, {staging_slot(destination, place), params.rows},
+                      grid().other(destination - grid().width));
             continue;
           }
         }
         // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
         const RowTargets rows = targets[destination].rows;
-        sidecar.store(rows.row(params.rows, place), grid().first_of_node() + destination);
+        held.store(params, rows.row(params.rows, place), grid().first_of_node() + destination);
       }
     }
   }
@@ -261,17 +268,18 @@ struct RowSpreader {
   /// A warp takes a number only when it has stored what it took before, so the oldest number not stored waits for
   /// nothing but the receiver, which takes rows as they come.
   template <class Row>
-  DEEP_EP_DEVICE bool store_in_rings(const Row& row) const {
+  DEEP_EP_DEVICE bool store_in_rings(const HeldRow<Row>& held) const {
     for (int first = 0; first < grid().width; first += kWarpSize) {
-      const bool mine = place_by_ring(row, first + lane_index()) >= 0;
+      const int index = first + lane_index();
+      const bool mine = index < grid().width && goes_by_ring(index, place_at(held.row, index));
       for (std::uint32_t left = warp::ballot(mine); left != 0; left &= left - 1) {
         const int to = first + lowest_bit(left);
         const TokenRing ring{params.transfer, epoch, grid().first_of_node() + to, to, grid().index(), 0};
         const auto n = static_cast<std::int32_t>(take_next(params.transfer.common.local_tickets + to));
         if (!ring.acquire(n)) return false;
         bulk::fence_global();  // bulk stores come behind what the warp has acquired
-        copy_row(ring.slot_there(n), row.x(), params.rows.row_bytes);
-        Sidecar(params, row).pack({ring.slot_there(n), params.rows}, grid().node());
+        copy_row(ring.slot_there(n), held.row.x(), params.rows.row_bytes);
+        held.pack(params, {ring.slot_there(n), params.rows}, grid().node());
         ring.publish(n);
       }
     }
@@ -281,23 +289,23 @@ struct RowSpreader {
   /// Begins to store the row, whose first piece is loading. `load_next()` begins to load the first piece of the row
   /// behind it, if there is one; `may_store()` waits for the row's slots. False after a fault.
   template <class Row, class LoadNext, class MayStore>
-  DEEP_EP_DEVICE bool spread(const Row& row, LoadNext load_next, MayStore may_store) {
+  DEEP_EP_DEVICE bool spread(const HeldRow<Row>& held, LoadNext load_next, MayStore may_store) {
     for (std::uint32_t offset = 0; offset < params.rows.row_bytes; offset += pipe.stage_bytes) {
       const std::uint32_t rest = params.rows.row_bytes - offset;
       if (rest > pipe.stage_bytes) {
-        load(row.x(), offset + pipe.stage_bytes);
+        load(held.row.x(), offset + pipe.stage_bytes);
       } else {
         load_next();
       }
       if (offset == 0) {
-        if (!may_store() || (by_rings && !store_in_rings(row))) {
+        if (!may_store() || (by_rings && !store_in_rings(held))) {
           pipe.drop();
           return false;
         }
-        if (has_sidecars()) store_sidecars(row);
+        if (has_sidecars()) store_sidecars(held);
       }
       pipe.store(rest < pipe.stage_bytes ? rest : pipe.stage_bytes, [&](auto store) {
-        for_each(row, [&](int destination, std::int32_t place) {
+        for_each(held, [&](int destination, std::int32_t place) {
           store((is_node(destination) ? staging_slot(destination, place)
                                       : targets[destination].rows.row(params.rows, place).x()) +
                 offset);

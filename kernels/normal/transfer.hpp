@@ -155,15 +155,19 @@ DEEP_EP_DEVICE void end_together(const TransferParams& params, const Policy& pol
                                  Wanted wanted, std::uint64_t epoch) {
   const NormalParams& common = params.common;
   decltype(auto) grid = grid_of<kRails>(common);
+  const bool failed = aborted(params.wait);  // a block has failed: no rank may take its rows for stored
+  for (int index = thread_index(); !failed && index < grid.width; index += block_threads()) {
+    store_release<Scope::system>(common.signal_to(grid.first_of_node() + index, signal), Progress::at(epoch, 1));
+  }
+  // Behind the signals, which would wait for these stores.
   if (thread_index() == 0) {
     store_relaxed<Scope::gpu>(&common.state->dispatch_next_token, std::uint32_t{0});
     store_relaxed<Scope::gpu>(&common.state->combine_next_part, std::uint32_t{0});
   }
-  if (aborted(params.wait)) return;  // a block has failed: no rank may take its rows for stored
   for (int index = thread_index(); index < grid.width; index += block_threads()) {
     store_relaxed<Scope::gpu>(common.local_tickets + index, std::uint32_t{0});
-    store_release<Scope::system>(common.signal_to(grid.first_of_node() + index, signal), Progress::at(epoch, 1));
   }
+  if (failed) return;
   for (int index = thread_index(); index < grid.width; index += block_threads()) {
     const int peer = grid.first_of_node() + index;
     wait_signal(policy, common.signal_from(peer, signal), {peer, wanted, Progress::at(epoch, 1)});

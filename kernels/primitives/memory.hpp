@@ -89,6 +89,16 @@ DEEP_EP_DEVICE T fetch_add_relaxed(T* p, std::type_identity_t<T> value) {
   return static_cast<T>(native::fetch_add_relaxed<S>(detail::word(p), detail::word(value)));
 }
 
+/// fetch_add_relaxed<Scope::gpu>(p, 1) for a lane that looks at the value later. An addition of a constant the GPU's
+/// compiler turns into one of all lanes that add, whose result it waits for at once, to share it out.
+DEEP_EP_DEVICE std::uint32_t count_up(std::uint32_t* p) {
+#if DEEP_EP_TARGET_CUDA
+  return ptx::increment(p);
+#else
+  return fetch_add_relaxed<Scope::gpu>(p, std::uint32_t{1});
+#endif
+}
+
 /// Adds, returns the value before; what was written before is visible to whoever acquires the sum or a later one.
 template <Scope S, class T>
 DEEP_EP_DEVICE T fetch_add_release(T* p, std::type_identity_t<T> value) {

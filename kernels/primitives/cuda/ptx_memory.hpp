@@ -61,6 +61,13 @@ DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_FETCH_ADD, fetch_add_acq_rel, "acq_rel")
 DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_ADD, add_relaxed, "relaxed")
 DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_ADD, add_release, "release")
 
+/// Up to 2^31 - 1. (Without this end the compiler would take it for an addition.)
+DEEP_EP_DEVICE std::uint32_t increment(std::uint32_t* p) {
+  std::uint32_t old;
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(0x7fffffffu) : "memory");
+  return old;
+}
+
 template <Scope S>
 DEEP_EP_DEVICE void fence() {
   if constexpr (S == Scope::block) asm volatile("fence.acq_rel.cta;" ::: "memory");

@@ -53,9 +53,9 @@ constexpr std::array<const char*, CallShape::kCompared> kShapeFields = {
 };
 
 /// See RowField.
-constexpr std::array<const char*, 5> kRowFields = {"bytes of a row of x", "number of scales of a row", "top-k",
-                                                   "maximum of tokens of a rank",
-                                                   "kind (1 with weights, plus 2 with one rounding for all rows)"};
+constexpr std::array<const char*, 5> kRowFields = {
+    "bytes of a row of x", "number of scales of a row", "top-k", "maximum of tokens of a rank",
+    "kind (1 with weights, plus 2 with one rounding for all rows; of a dispatch 1 with a handle)"};
 
 /// A word of the CallShape as a message should show it.
 std::string describe_shape_value(int field, std::uint64_t value) {

@@ -51,7 +51,8 @@ enum class RowField : int {
   num_scales,
   num_topk,
   max_tokens,
-  kind,  ///< Arrival::kind: of combine in the elastic interface 1 with weights, plus 2 if each selection's row travels
+  kind,  ///< Arrival::kind: of combine in the elastic interface 1 with weights, plus 2 if each selection's row travels;
+         ///< of dispatch 1 if a handle says where rows go
   rows_to_peer,
   rows_from_peer
 };

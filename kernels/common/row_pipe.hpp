@@ -9,18 +9,6 @@
 
 namespace deep_ep {
 
-/// Shared memory of a block whose warps have a pipeline each, and nothing else.
-struct WarpStages {
-  device::Mbarrier* barriers;  ///< [warps * stages]
-  std::byte* memory;           ///< [warps * stages] of stage_bytes
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE WarpStages(Carver carver, int warps, int stages, std::uint32_t stage_bytes)
-      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages), kLine)),
-        memory(carver.take<std::byte>(static_cast<std::size_t>(warps * stages) * stage_bytes, kLine)),
-        bytes(carver.bytes()) {}
-};
-
 namespace device {
 
 struct RowPipe {
@@ -31,6 +19,7 @@ struct RowPipe {
 
   /// By one lane, before the warp's first load.
   DEEP_EP_DEVICE void init() const {
+#pragma unroll 1
     for (std::uint32_t stage = 0; stage < stages; ++stage) mbarrier::init(barriers[stage], 1);
     mbarrier::fence_init();
   }
@@ -68,4 +57,26 @@ struct RowPipe {
 };
 
 }  // namespace device
+
+/// Shared memory of a block whose warps have a pipeline each, behind what the carver has taken.
+struct WarpStages {
+  device::Mbarrier* barriers;  ///< [warps * stages]
+  std::byte* memory;           ///< [warps * stages] of stage_bytes
+  int stages;
+  std::uint32_t stage_bytes;
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE WarpStages(Carver carver, int warps, int stages_of_warp, std::uint32_t bytes_of_stage)
+      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages_of_warp), kLine)),
+        memory(carver.take<std::byte>(static_cast<std::size_t>(warps * stages_of_warp) * bytes_of_stage, kLine)),
+        stages(stages_of_warp),
+        stage_bytes(bytes_of_stage),
+        bytes(carver.bytes()) {}
+
+  DEEP_EP_DEVICE device::RowPipe pipe(int warp) const {
+    return {barriers + warp * stages, memory + static_cast<std::size_t>(warp * stages) * stage_bytes,
+            static_cast<std::uint32_t>(stages), stage_bytes};
+  }
+};
+
 }  // namespace deep_ep

@@ -65,34 +65,21 @@ struct Turns {
   }
 };
 
-/// last_to_arrive for `blocks` whole blocks: all threads of the block take part and get the same answer. `scratch` is a
-/// word of shared memory that is not in use.
+/// See block::all.
+DEEP_EP_DEVICE bool whole_block(bool good, std::int32_t* scratch) { return block::all(good, scratch); }
+
+/// last_to_arrive for `blocks` whole blocks: all threads of the block take part and get the same answer.
 template <Scope S = Scope::system>
 DEEP_EP_DEVICE bool last_of_blocks(std::uint32_t* ticket, int blocks, std::int32_t* scratch) {
-  block::sync();  // the block's work is done, and so is the last use of `scratch`
-  if (thread_index() == 0) *scratch = last_to_arrive<S>(ticket, static_cast<std::uint32_t>(blocks)) ? 1 : 0;
-  block::sync();
-  const bool last = *scratch != 0;
-  block::sync();  // `scratch` may be written again
-  return last;
+  block::sync();  // the block's work is done
+  const bool last = thread_index() == 0 && last_to_arrive<S>(ticket, static_cast<std::uint32_t>(blocks));
+  return !whole_block(!last, scratch);
 }
 
 /// The same for all blocks of the grid.
 template <Scope S = Scope::system>
 DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* scratch) {
   return last_of_blocks<S>(ticket, grid_blocks(), scratch);
-}
-
-/// True in all threads of the block when `good` is true in every one. `scratch` as above.
-DEEP_EP_DEVICE bool whole_block(bool good, std::int32_t* scratch) {
-  block::sync();
-  if (thread_index() == 0) *scratch = 1;
-  block::sync();
-  if (!good) store_relaxed<Scope::block>(scratch, 0);
-  block::sync();
-  const bool all_good = *scratch != 0;
-  block::sync();
-  return all_good;
 }
 
 }  // namespace deep_ep::device

@@ -12,10 +12,9 @@ namespace deep_ep::device {
 struct RoundedSum {
   Vec16 vectors[RowSum::kVectors];
 
+  RoundedSum() = default;
   DEEP_EP_DEVICE explicit RoundedSum(const RowSum& of) {
-    for (int v = 0; v < RowSum::kVectors; ++v) {
-      for (int i = 0; i < 4; ++i) vectors[v].word[i] = pack_bf16(of.sum[v][2 * i], of.sum[v][2 * i + 1]);
-    }
+    for (int v = 0; v < RowSum::kVectors; ++v) vectors[v] = pack_sum(of.sum[v]);
   }
   DEEP_EP_DEVICE void add_to(RowSum& sum) const {
     for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, vectors[v]);
@@ -102,14 +101,20 @@ struct OwnSum {
 #pragma unroll 1
     for (std::uint32_t offset = share.first; offset < bytes; offset += share.step) {
       const int vectors = RowSum::vectors_at(offset, bytes);
-      RowSum of_rank;
-      of_rank.add_rows(own, own_rows, offset, vectors);
-      const RoundedSum rounded(of_rank);
       RowSum sum;
-      add_biases(sum, offset, vectors);
-      sum.add_rows(term, before, offset, vectors);
-      rounded.add_to(sum);
-      sum.add_rows(term, behind, offset, vectors);
+      RoundedSum rounded;
+      // The rank's own rows, then the terms before and behind: one place in the code adds them all.
+#pragma unroll 1
+      for (int step = 0; step < 3; ++step) {
+        sum.add_rows(step == 0 ? own : term, step == 0 ? own_rows : step == 1 ? before : behind, offset, vectors);
+        if (step == 0) {
+          rounded = RoundedSum(sum);
+          sum.begin_with(0);
+          add_biases(sum, offset, vectors);
+        } else if (step == 1) {
+          rounded.add_to(sum);
+        }
+      }
       sum.store(params.combined_x + at + offset, vectors);
     }
   }
@@ -199,6 +204,9 @@ struct ElasticAdder {
   DEEP_EP_DEVICE void add(const Token& token, std::uint64_t own, int part) const {
     const RowShare share = share_of(part);
     const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
+    // Its load is under way with those of the rows.
+    const bool weighted = part == 0 && params.weighted && lane_index() < params.num_topk;
+    const float weight = weighted ? weight_of(token) : 0;
     std::uint64_t term = term_of(token, own);
     const std::uint32_t own_rows = params.each_selection ? 0 : warp::ballot(own != 0);
     const std::uint32_t own_last = warp::ballot(token.last && is_own(token));
@@ -217,21 +225,15 @@ struct ElasticAdder {
       const auto bias_at = [&](int i) { return params.bias[i] == nullptr ? nullptr : params.bias[i] + at; };
       RowReduction(kWarpSize, find, bias_at(0), bias_at(1)).add(params.combined_x + at, params.row_bytes, share);
     }
-    if (part == 0 && params.weighted) add_weights(token);
+    if (weighted) params.combined_weights[std::int64_t{token.number} * params.num_topk + lane_index()] = weight;
   }
 
-  /// The rank of a selection's expert holds its weight.
-  DEEP_EP_DEVICE void add_weights(const Token& token) const {
-    const int lane = lane_index();
-    if (lane >= params.num_topk) return;
-    float weight = 0;
-    if (is_own(token)) {
-      if (token.own.number >= 0) weight = weight_of_selection(params, token.own.number, lane);
-    } else if (token.rank >= 0) {
-      const std::uint32_t* beside = params.window.beside(params.common.own_heap(), token.rank, slot_of(token));
-      weight = load_weak(reinterpret_cast<const float*>(beside) + lane);
-    }
-    params.combined_weights[std::int64_t{token.number} * params.num_topk + lane] = weight;
+  /// By a lane: the weight of its selection, which the rank of its expert holds.
+  DEEP_EP_DEVICE float weight_of(const Token& token) const {
+    if (is_own(token)) return token.own.number >= 0 ? token.own.weight(params) : 0;
+    if (token.rank < 0) return 0;
+    const std::uint32_t* beside = params.window.beside(params.common.own_heap(), token.rank, slot_of(token));
+    return load_weak(reinterpret_cast<const float*>(beside) + lane_index());
   }
 
   DEEP_EP_DEVICE SharedWork work() const {

@@ -42,17 +42,12 @@ struct ReceivedRow {
     if (share.first < params.row_bytes) bulk::prefetch(row + share.first, rest < kAhead ? rest : kAhead);
     return reinterpret_cast<std::uint64_t>(row);
   }
-};
-
-/// By a lane: the weight of selection k that received row `row` has.
-DEEP_EP_DEVICE float weight_of_selection(const ElasticCombineParams& params, std::int64_t row, int k) {
-  std::int64_t at = row * params.num_topk + k;
-  if (params.expanded) {
-    at = load_weak(params.metadata.slots(row) + k);
-    if (at < 0 || at >= params.num_rows) return 0;
+  /// By a lane: the weight of its selection.
+  DEEP_EP_DEVICE float weight(const ElasticCombineParams& params) const {
+    const std::int64_t of_selection = params.expanded ? at : std::int64_t{number} * params.num_topk + lane_index();
+    return params.expanded && (at < 0 || at >= params.num_rows) ? 0 : load_weak(params.weights + of_selection);
   }
-  return load_weak(params.weights + at);
-}
+};
 
 class ElasticPusher {
  public:
@@ -115,21 +110,22 @@ class ElasticPusher {
     std::byte* heap = common.heaps[owner];
     const RowShare share = team.share(params);
     const std::uint64_t address = row.find(params, share);
-    const std::uint32_t holders = warp::ballot(address != 0);
-    std::uint32_t* beside = params.window.beside(heap, common.rank, slot);
-    if (params.each_selection) {
-      for (std::uint32_t left = holders; left != 0; left &= left - 1) {
-        const int k = lowest_bit(left);
-        store_sum(address, std::uint32_t{1} << k, params.window.row(heap, k, slot), share);
-      }
-      if (team.member(params) == 0 && lane_index() == 0) *beside = holders;
-    } else {
-      const int part = params.part_of(common.rank, row.last_selection % params.num_topk);
-      store_sum(address, holders, params.window.row(heap, part, slot), share);
-      if (params.weighted && team.member(params) == 0 && lane_index() < params.num_topk) {
-        reinterpret_cast<float*>(beside)[lane_index()] = weight_of_selection(params, row.number, lane_index());
-      }
-    }
+    // Beside the rows goes which ones there are, or their weights, whose loads are under way with those of the rows.
+    const bool each = params.each_selection;
+    std::uint32_t left = warp::ballot(address != 0);
+    const bool beside_too =
+        team.member(params) == 0 && (each ? lane_index() == 0 : params.weighted && lane_index() < params.num_topk);
+    const std::uint32_t beside = each ? left : beside_too ? bits_of(row.weight(params)) : 0;
+    // A part for each selection's row, or one for their sum. There is one place that adds: a call of few tokens takes
+    // as long as it takes to fetch its code.
+    do {
+      if (each && left == 0) break;
+      const int part = each ? lowest_bit(left) : params.part_of(common.rank, row.last_selection % params.num_topk);
+      const std::uint32_t added = each ? left & (0u - left) : left;
+      left ^= added;
+      store_sum(address, added, params.window.row(heap, part, slot), share);
+    } while (left != 0);
+    if (beside_too) params.window.beside(heap, common.rank, slot)[lane_index()] = beside;
     warp::sync();
     if (lane_index() != 0) return;
     if (team.members > 1 &&

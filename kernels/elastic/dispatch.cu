@@ -7,7 +7,8 @@
 // (rows/spread_rows.cu) then copies rows from their places to the results.
 //
 // Of a few tokens each step is one latency, so none waits for what it does not need: first rows come to shared memory
-// while ranks meet, ranks meet by cells, and the last block waits for rows while the others end.
+// while ranks meet, ranks meet by cells, few selections are told before ranks have met, and the last block waits for
+// rows and for no other block.
 //
 // No rank overwrites rows that this one still reads: a rank sends when it has heard that this one has begun the call,
 // which this one does behind whatever it reads from its window, in stream order.
@@ -19,24 +20,24 @@
 
 namespace deep_ep::device {
 
-/// What this rank says when it has come. A call that is meant differently otherwise is found out with the selections.
+/// What this rank says when it has come. A fresh call that is meant differently otherwise is found out with the
+/// selections, which a call with a handle does not tell.
 DEEP_EP_DEVICE Arrival arrival(const ElasticDispatchParams& params) {
   return {.row_bytes = params.rows.row_bytes,
           .num_scales = params.fresh ? static_cast<std::uint32_t>(params.rows.num_scales) : params.window.words_beside,
           .num_topk = static_cast<std::uint32_t>(params.rows.num_topk),
-          .max_tokens = static_cast<std::uint32_t>(params.window.max_tokens)};
+          .max_tokens = static_cast<std::uint32_t>(params.window.max_tokens),
+          .kind = params.fresh ? 0u : 1u};
 }
 
-/// By the telling blocks: copies this rank's selections to all ranks. The last one says that they are there.
-DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::uint64_t epoch, std::int32_t* scratch) {
+/// By the first block: copies this rank's selections to all ranks, and says that they are there.
+DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::uint64_t epoch) {
   constexpr int kTogether = 4;  // a vector's
   const IntranodeParams& common = params.common;
   const std::int64_t end = std::int64_t{params.num_tokens} * params.rows.num_topk;
   const int experts = params.num_local_experts * common.num_ranks;
-  const std::int64_t step = std::int64_t{params.telling_blocks} * block_threads() * kTogether;
 #pragma unroll 1
-  for (std::int64_t at = (std::int64_t{block_index()} * block_threads() + thread_index()) * kTogether; at < end;
-       at += step) {
+  for (std::int64_t at = thread_index() * kTogether; at < end; at += block_threads() * kTogether) {
     std::int64_t index[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) index[i] = at + i < end ? params.topk_idx.load_cached(at + i) : -1;
@@ -45,7 +46,7 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
     for (int i = 0; i < kTogether; ++i) told.word[i] = static_cast<std::uint32_t>(expert_of(index[i], experts));
 #pragma unroll 1
     for (int peer = 0; peer < common.num_ranks; ++peer) {
-      *reinterpret_cast<Vec16*>(params.told.of(common.heaps[peer], common.rank) + at) = told;
+      *reinterpret_cast<Vec16*>(params.told.of(common.heaps[peer], common.rank, epoch) + at) = told;
     }
     for (int i = 0; params.numbers.selected != nullptr && i < kTogether && at + i < end; ++i) {
       if (params.topk_idx.is_64_bit) {
@@ -55,17 +56,12 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
       }
     }
   }
-  block::each(block_index() == 0 ? common.num_ranks : 0, [&](int peer) {
-    static_cast<CallShape&>(params.told.shape(common.heaps[peer], common.rank)) = params.call.shape;
-  });
-  if (params.telling_blocks > 1) {
-    if (!last_of_blocks(&common.state->telling_ticket, params.telling_blocks, scratch)) return;
-  } else {
-    block::sync();
-  }
   block::each(common.num_ranks, [&](int peer) {
-    store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::selections),
-                                 Progress::at(epoch, static_cast<std::uint32_t>(params.num_tokens)));
+    params.told.shape(common.heaps[peer], common.rank, epoch) = {params.call.shape, params.num_tokens};
+  });
+  block::sync();
+  block::each(common.num_ranks, [&](int peer) {
+    store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::selections), epoch);
   });
 }
 
@@ -73,18 +69,17 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
 DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint64_t epoch, ElasticSender& sender,
                                   std::int32_t* scratch) {
   const IntranodeParams& common = params.common;
-  // 1. Ranks meet.
+  // 1. Ranks meet. 2. Tell the selections: before, if their place is free anyway. One place in the code tells.
   const Meeting<ReportLate> meeting = dispatch_meeting(params, epoch);
   const Arrival ours = arrival(params);
   if (block_index() == 0) meeting.announce(ours);
-  const bool good = meeting.hear_all(ours);
-  bulk::fence_global();  // windows that are free may be overwritten by bulk stores
-  if (!whole_block(good, scratch)) return false;
-
-  // 2. Tell the selections.
-  if (params.fresh && block_index() < params.telling_blocks) {
-    tell_selections(params, epoch, scratch);
-    bulk::fence_global();
+  const bool tells = params.fresh && block_index() == 0;
+#pragma unroll 1
+  for (int step = 0; step < 2; ++step) {
+    if (tells && step == (params.told.apart() ? 0 : 1)) tell_selections(params, epoch);
+    const bool good = step == 1 || meeting.hear_all(ours);
+    bulk::fence_global();  // windows that are free may be overwritten by bulk stores
+    if (step == 0 && !whole_block(good, scratch)) return false;
   }
   if (block_index() < params.first_sender) return true;
 
@@ -98,60 +93,54 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
   return true;
 }
 
-/// By every block at its end. The last one of the grid waits for the others and, if its own work is `good`, for the
-/// rows of every source. Then it reports a source that means another call, unless all are known to `agree`.
+/// By the last block of the grid, at its end: if its own work is `good`, waits for the rows of every source. Then it
+/// reports a source that means another call, unless all are known to `agree`, and counts the call.
+///
+/// No block reads that count later. Those that tell or send have begun before this rank's own rows are there, and those
+/// that number, of ranks that agree, when they have added their counts. After a fault a block that begins takes no
+/// part.
 DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call& call, bool good, bool agree) {
   const IntranodeParams& common = params.common;
-  const int others = grid_blocks() - 1;
-  block::sync();
-  if (block_index() != others) {
-    if (thread_index() == 0) add_release<Scope::gpu>(&call.counter.arrived, std::uint32_t{1});
-    return;
-  }
-  block::each(good ? common.num_ranks : 0, [&](int peer) {
+  // By the warp that numbers nothing where the host is told: the others may be at it.
+  const bool waits = good && warp_index() == block_warps() - 1;
+#pragma unroll 1
+  for (int peer = lane_index(); waits && peer < common.num_ranks; peer += kWarpSize) {
     wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
                 {peer, Wanted::dispatch_rows, round_signal(call.epoch, 1)});
-  });
-  if (thread_index() == 0) {
-    const auto arrived = [&](const Poll&) {
-      return load_acquire<Scope::gpu>(&call.counter.arrived) == static_cast<std::uint32_t>(others);
-    };
-    poll_until(arrived, [](const Poll&) { return false; });  // they have deadlines of their own
-    store_relaxed<Scope::gpu>(&call.counter.arrived, std::uint32_t{0});
   }
+  block::sync();
   if (!agree) {
-    block::sync();  // every block has begun: see agrees_on_call
-    block::each(common.num_ranks,
-                [&](int peer) { agrees_on_call(params.call, params.told.shape(common.own_heap(), peer), peer); });
+    block::each(common.num_ranks, [&](int peer) {
+      agrees_on_call(params.call, params.told.shape(common.own_heap(), peer, call.epoch), peer);
+    });
+    block::sync();
   }
   if (thread_index() == 0 && call.begun) call.counter.count(call.epoch);
 }
 
 DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
-  const ElasticDispatchShared shared(Carver(memory), params.sending_warps, params.stages, params.stage_bytes);
-  const int first_stage = warp_index() < params.sending_warps ? warp_index() * params.stages : 0;
-  ElasticSender sender{
-      params,
-      {shared.barriers + first_stage, shared.stages + static_cast<std::size_t>(first_stage) * params.stage_bytes,
-       static_cast<std::uint32_t>(params.stages), params.stage_bytes}};
+  Carver carver(memory);
+  auto* const scratch = carver.take<std::int32_t>();
+  const WarpStages shared(carver, params.sending_warps, params.stages, params.stage_bytes);
+  ElasticSender sender{params, shared.pipe(warp_index() < params.sending_warps ? warp_index() : 0)};
   const std::uint64_t epoch = common.state->dispatch.epoch();
   const bool may_begin = !aborted(params.wait);
   sender.prepare();
-  const Call call{common.state->dispatch, shared.scratch, epoch, whole_block(may_begin, shared.scratch)};
+  const Call call{common.state->dispatch, scratch, epoch, whole_block(may_begin, scratch)};
 
   bool good = call.begun, agree = true;
   if (good && block_index() < params.first_sender + params.sending_blocks) {
-    good = meet_and_send(params, epoch, sender, shared.scratch);
+    good = meet_and_send(params, epoch, sender, scratch);
   }
   sender.pipe.drop();  // what is prepared and not sent
   if (good && params.fresh && block_index() >= grid_blocks() - params.numbers.blocks) {
     const NumberingShared numbers(Carver(memory + params.numbers.shared_at), params.numbers.warps,
                                   DispatchNumbers::columns(common.num_ranks, params.num_local_experts),
-                                  params.num_local_experts, common.num_ranks, params.numbers.staged);
-    agree = DispatchNumberer{params, numbers, epoch, shared.scratch}.number();
+                                  params.num_local_experts, common.num_ranks);
+    agree = DispatchNumberer{params, numbers, epoch, scratch}.number();
   }
-  end_dispatch(params, call, good, agree);
+  if (block_index() == grid_blocks() - 1) end_dispatch(params, call, good, agree);
 }
 
 }  // namespace deep_ep::device

@@ -49,20 +49,17 @@ struct DispatchNumberer {
     });
     if (!whole_block(good, scratch)) return false;
     block::each(num_ranks(), [&](int peer) {
-      const std::uint64_t* signal = params.common.signal_from(peer, IntranodeSignal::selections);
-      const Awaited selections{peer, Wanted::counts, Progress::at(epoch)};
-      std::uint64_t word = 0;
-      const auto told = [&](Poll& poll) {
-        word = poll.seen = load_acquire<Scope::system>(signal);
-        return word >= selections.expected;
-      };
-      good = wait_until(ReportLate{params.wait}, selections, told) && good;
-      shared.source_ends[peer] = static_cast<std::int32_t>(word);
-      same = good && same && differing_word(params.call, params.told.shape(params.common.own_heap(), peer)) < 0;
+      good = wait_signal(params.wait, params.common.signal_from(peer, IntranodeSignal::selections),
+                         {peer, Wanted::counts, epoch}) &&
+             good;
+      if (!good) return;
+      const ToldSelections::Shape& theirs = params.told.shape(params.common.own_heap(), peer, epoch);
+      shared.source_ends[peer] = static_cast<std::int32_t>(theirs.num_tokens);
+      same = differing_word(params.call, theirs) < 0 && same;
     });
-    if (!whole_block(good, scratch)) return false;
-    agree = whole_block(same, scratch);
-    return agree;
+    if (whole_block(good && same, scratch)) return true;
+    agree = !whole_block(good, scratch);  // else nothing is known of those that have not told
+    return false;
   }
 
   /// By one warp: where the tokens of each source end.
@@ -87,33 +84,7 @@ struct DispatchNumberer {
   /// Selection k of the token at `position`, which is one of `source`.
   DEEP_EP_DEVICE const std::int32_t* selection_at(int source, int position, int k) const {
     const int token = position - first_token(source);
-    return params.told.of(params.common.own_heap(), source) + std::int64_t{token} * num_topk() + k;
-  }
-
-  /// By all threads of the block: its selections, as far as there is room, come to shared memory. They are read twice.
-  DEEP_EP_DEVICE void stage() const {
-    constexpr int kTogether = 4;  // loads under way at once
-    const Share<int> share = share_of_block();
-    const std::int64_t all = std::int64_t{share.end - share.begin} * num_topk();
-    const int count = all < numbers().staged ? static_cast<int>(all) : numbers().staged;
-    int source = 0;
-#pragma unroll 1
-    for (int first = thread_index(); first < count; first += kTogether * block_threads()) {
-      std::int32_t expert[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int at = first + i * block_threads();
-        if (at >= count) break;
-        const int token = at / num_topk();
-        while (share.begin + token >= shared.source_ends[source]) ++source;
-        expert[i] = load_weak(selection_at(source, share.begin + token, at - token * num_topk()));
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int at = first + i * block_threads();
-        if (at < count) shared.staged[at] = expert[i];
-      }
-    }
+    return params.told.of(params.common.own_heap(), source, epoch) + std::int64_t{token} * num_topk() + k;
   }
 
   /// A selection, as a lane of a warp sees it that looks at several tokens.
@@ -133,7 +104,7 @@ struct DispatchNumberer {
   /// By a whole warp: `visit(selection)` for its share.
   template <class Visit>
   DEEP_EP_DEVICE void for_each_selection(Visit visit) const {
-    const Share<int> of_block = share_of_block(), share = counted.share_of_warp(of_block, tokens_at_once());
+    const Share<int> share = counted.share_of_warp(share_of_block(), tokens_at_once());
     const int topk = num_topk(), at_once = tokens_at_once(), experts = params.num_local_experts;
     const int of_lane = lane_index() / topk;
     int source = 0;
@@ -149,9 +120,7 @@ struct DispatchNumberer {
         while (position >= shared.source_ends[source]) ++source;
         selection.source = source;
         selection.token = position - first_token(source);
-        const std::int64_t at = std::int64_t{position - of_block.begin} * topk + selection.k;
-        const std::int32_t expert =
-            at < numbers().staged ? shared.staged[at] : load_weak(selection_at(source, position, selection.k));
+        const std::int32_t expert = load_weak(selection_at(source, position, selection.k));
         if (expert >= 0) selection.rank = expert / experts;
         if (selection.rank == params.common.rank) selection.local = expert - selection.rank * experts;
       }
@@ -238,8 +207,6 @@ struct DispatchNumberer {
     // 1. Count the warp's share.
     if (warp_index() == 0) find_tokens();
     counted.clear();
-    block::sync();
-    stage();
     block::sync();
     count();
     block::sync();

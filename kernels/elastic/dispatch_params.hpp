@@ -10,19 +10,24 @@
 
 namespace deep_ep {
 
-/// What a source tells every rank of a fresh dispatch, before its rows come. It lies in the window, whose owner has
-/// read it before it announces its next call.
+/// What a source tells every rank of a fresh dispatch, before its rows come. Many selections lie in the window, whose
+/// owner has read them before it announces its next call. Few lie in memory of their own, so they are told before ranks
+/// have met; a source may be one call ahead there, never two.
 struct ToldSelections {
   std::uint64_t shapes_at, selections_at;  ///< offsets in the heap
   std::int64_t stride;                     ///< from a source's selections to the next one's, multiple of 4
+  std::uint64_t turn_bytes;                ///< from those of an even call to those of an odd one; 0: in the window
 
-  struct alignas(kLine) Shape : CallShape {};
-  DEEP_EP_DEVICE Shape& shape(std::byte* heap, int source) const {
-    return reinterpret_cast<Shape*>(heap + shapes_at)[source];
+  struct alignas(kLine) Shape : CallShape {
+    std::int64_t num_tokens;
+  };
+  DEEP_EP_DEVICE bool apart() const { return turn_bytes != 0; }
+  DEEP_EP_DEVICE Shape& shape(std::byte* heap, int source, std::uint64_t epoch) const {
+    return reinterpret_cast<Shape*>(heap + shapes_at + (epoch & 1) * turn_bytes)[source];
   }
   /// [num_tokens, num_topk]: experts, -1 for none.
-  DEEP_EP_DEVICE std::int32_t* of(std::byte* heap, int source) const {
-    return reinterpret_cast<std::int32_t*>(heap + selections_at) + source * stride;
+  DEEP_EP_DEVICE std::int32_t* of(std::byte* heap, int source, std::uint64_t epoch) const {
+    return reinterpret_cast<std::int32_t*>(heap + selections_at + (epoch & 1) * turn_bytes) + source * stride;
   }
 };
 
@@ -32,7 +37,6 @@ struct DispatchNumbers : RowTables {
   bool clear_tail;         ///< rows behind the last one say that they hold nothing
   int blocks;              ///< the last ones of the grid
   int warps;               ///< of each of these blocks, for which shared memory has room
-  int staged;              ///< selections of a block for which shared memory has room, too
   std::uint32_t shared_at;
 
   /// Counters: rows for each rank, selections of each local expert, rows of this rank from each source.
@@ -51,8 +55,7 @@ struct ElasticDispatchParams : SentRows {
   LandingWindow window;
   ToldSelections told;
   DispatchNumbers numbers;
-  int telling_blocks;  ///< the first ones of the grid
-  int first_sender;    ///< telling_blocks, or 0 where those send, too
+  int first_sender;  ///< 1, or 0 where the block that tells sends, too
   int sending_blocks;
   int sending_warps;  ///< of each, the first ones
 
@@ -67,20 +70,6 @@ struct ElasticDispatchParams : SentRows {
     const std::int64_t end = std::int64_t{window.first_token} + window.tokens;
     return end < num_tokens ? static_cast<std::int32_t>(end) : num_tokens;
   }
-};
-
-/// Shared memory of a block: a word, and the pipelines of its warps.
-struct ElasticDispatchShared {
-  std::int32_t* scratch;
-  device::Mbarrier* barriers;  ///< [warps * stages]
-  std::byte* stages;           ///< [warps * stages] of stage_bytes
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE ElasticDispatchShared(Carver carver, int warps, int stages_of_warp, std::uint32_t stage_bytes)
-      : scratch(carver.take<std::int32_t>()),
-        barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages_of_warp), kLine)),
-        stages(carver.take<std::byte>(static_cast<std::size_t>(warps * stages_of_warp) * stage_bytes, kLine)),
-        bytes(carver.bytes()) {}
 };
 
 }  // namespace deep_ep

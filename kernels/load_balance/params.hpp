@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/row_pipe.hpp"
 #include "kernels/normal/params.hpp"
-#include "kernels/primitives/mbarrier.hpp"
 
 namespace deep_ep {
 
@@ -42,20 +42,6 @@ struct LoadBalanceParams {
   DEEP_EP_DEVICE std::byte* slot(const ExpertPayload& payload, int place) const {
     return common.heaps[place / num_slots] + payload.slots_at + std::uint64_t{payload.bytes} * (place % num_slots);
   }
-};
-
-/// Shared memory of a prefetch_weights block.
-struct PrefetchShared {
-  std::int32_t* scratch;
-  device::Mbarrier* barriers;
-  std::byte* stages;
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE PrefetchShared(Carver carver, int warps, int num_stages, std::uint32_t stage_bytes)
-      : scratch(carver.take<std::int32_t>()),
-        barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * num_stages), kLine)),
-        stages(carver.take<std::byte>(static_cast<std::size_t>(warps * num_stages) * stage_bytes, kLine)),
-        bytes(carver.bytes()) {}
 };
 
 }  // namespace deep_ep

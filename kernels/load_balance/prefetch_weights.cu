@@ -33,13 +33,12 @@ DEEP_EP_DEVICE void push_weights(const LoadBalanceParams& params, RowPipe pipe) 
 }
 
 DEEP_EP_DEVICE void prefetch_weights_body(const LoadBalanceParams& params, std::byte* memory) {
-  const PrefetchShared shared(Carver(memory), block_warps(), params.stages, params.piece_bytes);
-  const int first_stage = warp_index() * params.stages;
-  const RowPipe pipe{shared.barriers + first_stage,
-                     shared.stages + static_cast<std::size_t>(first_stage) * params.piece_bytes,
-                     static_cast<std::uint32_t>(params.stages), params.piece_bytes};
+  Carver carver(memory);
+  auto* const scratch = carver.take<std::int32_t>();
+  const WarpStages shared(carver, block_warps(), params.stages, params.piece_bytes);
+  const RowPipe pipe = shared.pipe(warp_index());
   if (lane_index() == 0) pipe.init();
-  const Call call = Call::begin(params.common.state->load_balance, params.wait, shared.scratch);
+  const Call call = Call::begin(params.common.state->load_balance, params.wait, scratch);
 
   // 1. Ranks meet: their slots may be overwritten.
   const bool good = meet(params, call);

@@ -40,7 +40,7 @@ struct alignas(kLine) ArrivalCells {
   Cell cells[kCells];
 };
 
-/// Plain signals, one per source and purpose. `selections`: Progress, how many tokens the source has.
+/// Plain signals, one per source and purpose.
 enum class IntranodeSignal : int { notify, selections, dispatch_rows, combine_done, barrier, load_balance_done, count };
 
 /// The words of the slots of local rings (LocalRings): for each slot that a rank reads how far the rows stored in it
@@ -71,11 +71,21 @@ class ControlWindow {
     };
     fetched_rows_ = place_words(kFetchedSlots);
     pushed_rows_ = place_words(max_window_tokens);
+    few_selections_ = carver.place<std::byte>(2 * few_selections_bytes(), kLine);
     bytes_ = align_to_line(carver.bytes());
   }
 
   std::size_t bytes() const { return bytes_; }
   int max_window_tokens() const { return max_window_tokens_; }
+  /// Room for what each source tells of so many selections in a dispatch of the second interface: twice, by the
+  /// epoch's parity. First a line for each source, then the selections of each. 0 bytes for more ranks than a node has.
+  static constexpr int kFewSelections = 2048;
+  std::uint64_t few_selections() const { return few_selections_; }
+  std::size_t few_selections_bytes() const {
+    constexpr int kMostRanks = 128;
+    const int ranks = num_ranks_ <= kMostRanks ? num_ranks_ : 0;
+    return static_cast<std::size_t>(ranks) * (kLine + kFewSelections * sizeof(std::int32_t));
+  }
   /// Of the local rings of a dispatch, and of a combine.
   const RingWords& fetched_rows() const { return fetched_rows_; }
   const RingWords& pushed_rows() const { return pushed_rows_; }
@@ -119,7 +129,7 @@ class ControlWindow {
 
   int num_ranks_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
   std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, arrivals_ = 0, signals_ = 0;
-  std::size_t counts_ = 0, counts_bytes_ = 0, bytes_ = 0;
+  std::size_t counts_ = 0, counts_bytes_ = 0, few_selections_ = 0, bytes_ = 0;
   RingWords fetched_rows_{}, pushed_rows_{};
 };
 

@@ -87,8 +87,7 @@ DEEP_EP_DEVICE void write_rows_at_owners(const NumberRowsParams& params) {
 DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::byte* memory) {
   // Nothing is known of the rows of a call that has failed.
   if (aborted(params.wait)) return;
-  const NumberingShared shared(Carver(memory), block_warps(), params.num_experts, params.num_experts, params.num_ranks,
-                               0);
+  const NumberingShared shared(Carver(memory), block_warps(), params.num_experts, params.num_experts, params.num_ranks);
   const SelectionNumbers numbers{shared, params.num_experts, block_warps(), block_index(), grid_blocks()};
   const int num_topk = params.metadata.num_topk;
   const auto rows = numbers.share_of_block(valid_rows(params), 1);

@@ -110,18 +110,15 @@ struct NumberingShared {
   std::int32_t* totals;       ///< [columns]
   std::int32_t* starts;       ///< [num_experts]: first row of each expert
   std::int32_t* source_ends;  ///< [num_ranks]
-  std::int32_t* staged;       ///< selections that lie here
   std::int32_t* scratch;
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, int warps, int columns, int num_experts, int num_ranks,
-                                      int selections)
+  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, int warps, int columns, int num_experts, int num_ranks)
       : next(carver.take<std::int32_t>(static_cast<std::size_t>(warps) * static_cast<std::size_t>(columns))),
         before(carver.take<std::int32_t>(static_cast<std::size_t>(columns))),
         totals(carver.take<std::int32_t>(static_cast<std::size_t>(columns))),
         starts(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
         source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
-        staged(carver.take<std::int32_t>(static_cast<std::size_t>(selections))),
         scratch(carver.take<std::int32_t>()),
         bytes(carver.bytes()) {}
 };

@@ -29,7 +29,7 @@ DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t r
   if (params.weights != nullptr && params.expand && (found >> lane_index() & 1) != 0) {
     params.spread_weights[slot] = load_weak(params.weights + row * params.weight_stride + lane_index());
   }
-  if (params.weights != nullptr && !params.expand && params.heap != nullptr) {
+  if (params.weights != nullptr && !params.expand) {
     const std::int64_t at = warp::shuffle(slot, 0) * params.metadata.num_topk + lane_index();
     if (lane_index() < params.metadata.num_topk) {
       const bool held = load_weak(params.local + at) >= 0;
@@ -74,7 +74,7 @@ DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp
   }
 }
 
-/// By all threads of the grid: what each row selects on this rank, and with which weights.
+/// By all threads of the grid: what each row selects on this rank. Behind the last row weights are zeros.
 DEEP_EP_DEVICE void copy_selections(const SpreadRowsParams& params, std::int64_t valid) {
   const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
   const std::int64_t thread = std::int64_t{block_index()} * block_threads() + thread_index();
@@ -86,12 +86,7 @@ DEEP_EP_DEVICE void copy_selections(const SpreadRowsParams& params, std::int64_t
     if (params.spread_topk_idx != nullptr) {
       store_topk_index(params.spread_topk_idx, params.indices_are_64_bit, at, local);
     }
-    if (params.weights == nullptr) continue;
-    const std::int64_t row = at / num_topk;
-    if (params.heap != nullptr && row < valid) continue;  // as its row comes
-    const bool held = row < valid && local >= 0;
-    params.spread_weights[at] =
-        held ? load_weak(params.weights + row * params.weight_stride + (at - row * num_topk)) : 0;
+    if (params.weights != nullptr && at >= valid * num_topk) params.spread_weights[at] = 0;
   }
 }
 
@@ -116,26 +111,28 @@ struct RowSpreader {
     const std::int64_t slot = load_weak(params.metadata.slots(row) + lane_index());
     return slot < params.num_spread ? slot : -1;
   }
-  /// Where a row lies, and what is beside it. False: not in this pass.
-  DEEP_EP_DEVICE bool find(Unit& unit) const {
-    unit.beside = unit.row;
-    unit.from = params.rows + unit.row * params.row_bytes;
-    if (params.heap == nullptr) return true;
-    const std::int32_t origin = load_weak(params.metadata.row(unit.row));
+  /// What is known of row `row`: where it belongs, where it lies, and what is beside it.
+  DEEP_EP_DEVICE Unit look(std::int64_t row) const {
+    const std::int32_t origin = params.heap == nullptr ? 0 : load_weak(params.metadata.row(row));
+    Unit unit{row, 0, slot_of(row), row, params.rows + row * params.row_bytes};
+    if (params.heap == nullptr) return unit;
     const int source = origin < 0 ? params.num_ranks : origin / params.window.max_tokens;
     const std::int32_t token = origin - source * params.window.max_tokens;
-    if (source >= params.num_ranks || !params.window.holds(token)) return false;
+    if (source >= params.num_ranks || !params.window.holds(token)) {
+      unit.slot = -1;  // not in this pass
+      return unit;
+    }
     unit.beside = params.window.place_beside(source, token);
     unit.from = source == params.rank ? params.own_rows + std::int64_t{token} * params.row_bytes
                                       : params.window.row(params.heap, source, params.rank, token);
-    return true;
+    return unit;
   }
   /// The first row from `row` on that belongs somewhere; `valid`: there is none.
   DEEP_EP_DEVICE Unit take(std::int64_t row) const {
 #pragma unroll 1
     for (; row < valid; row += step) {
-      Unit unit{row, 0, slot_of(row), 0, nullptr};
-      if (find(unit) && warp::any(unit.slot >= 0)) return unit;
+      const Unit unit = look(row);
+      if (warp::any(unit.slot >= 0)) return unit;
     }
     return {valid, 0, -1, 0, nullptr};
   }
@@ -154,13 +151,15 @@ struct RowSpreader {
     pipe.load(unit.from + unit.offset, bytes_of(unit));
   }
 
-  DEEP_EP_DEVICE void spread(std::int64_t first) {
-    // Before the first row there is none, of which every piece has been moved.
+  /// `ahead`: what is known of the warp's first row, if there is one.
+  DEEP_EP_DEVICE void spread(const Unit& ahead) {
+    const bool there = ahead.row < valid && warp::any(ahead.slot >= 0);
+    Unit unit{ahead.row, params.row_bytes, -1, 0, nullptr};  // nothing, of which every piece has been moved
 #pragma unroll 1
-    for (Unit unit{first - step, params.row_bytes, -1, 0, nullptr}; unit.row < valid;) {
-      const Unit following = next(unit);
+    for (bool begun = false; !begun || unit.row < valid; begun = true) {
+      const Unit following = !begun && there ? ahead : next(unit);
       load(following);
-      if (unit.row >= 0) {
+      if (begun) {
         if (unit.offset == 0) spread_beside(params, unit.beside, unit.slot, warp::ballot(unit.slot >= 0));
         if (params.rows != nullptr) {
           pipe.store(bytes_of(unit), [&](auto store) {
@@ -178,22 +177,22 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
   // Neighbours in order are in different blocks, so that a few rows keep all multiprocessors busy, too.
   const std::int64_t warp = std::int64_t{warp_index()} * grid_blocks() + block_index();
-  const std::int64_t valid = params.metadata.valid();
-  // The metadata of a call that has failed is not there.
-  if (load_relaxed<Scope::gpu>(params.abort) != 0) return;
   const WarpStages shared(Carver(memory), block_warps(), params.stages, params.stage_bytes);
+  RowSpreader spreader{params, shared.pipe(warp_index()), 0, warps};
+  // A few rows take as long as the memory does, so that all loads that need no other's result are under way at once.
+  const std::int32_t num_valid = load_weak(params.metadata.num_valid);
+  const std::uint64_t failed = load_relaxed<Scope::gpu>(params.abort);
+  RowSpreader::Unit ahead{warp, 0, -1, 0, nullptr};
+  if (warp < params.metadata.num_rows) ahead = spreader.look(warp);
+  // The metadata of a call that has failed is not there.
+  if (failed != 0) return;
+  const std::int64_t valid = num_valid < params.metadata.num_rows ? num_valid : params.metadata.num_rows;
+  spreader.valid = valid;
 
   // 1. Rows, and what is beside them.
-  if (params.rows != nullptr || params.scales != nullptr || (params.weights != nullptr && params.expand)) {
-    const int first_stage = warp_index() * params.stages;
-    RowSpreader spreader{
-        params,
-        {shared.barriers + first_stage, shared.memory + static_cast<std::size_t>(first_stage) * params.stage_bytes,
-         static_cast<std::uint32_t>(params.stages), params.stage_bytes},
-        valid,
-        warps};
+  if (params.rows != nullptr || params.scales != nullptr || params.weights != nullptr) {
     if (lane_index() == 0) spreader.pipe.init();
-    spreader.spread(warp);
+    spreader.spread(ahead);
   }
 
   // 2. What nothing names.

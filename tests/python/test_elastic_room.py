@@ -11,6 +11,7 @@ from reference import make_case
 from test_calls import equal
 from test_errors import Alone
 
+from deep_ep import peers
 from deep_ep.errors import RankMismatch
 
 
@@ -55,3 +56,14 @@ def weights_of_some(group):
 
 def test_weights_of_some_ranks(ranks):
     ranks(2).run(weights_of_some)
+
+
+def test_memory_inside_a_node_is_the_window(monkeypatch):
+    asked = []
+    heap_bytes = peers._heap_bytes
+    monkeypatch.setattr(peers, "_heap_bytes", lambda of, memory: asked.append(memory) or heap_bytes(of, memory))
+    buffer = make_buffer(Alone, num_bytes=256 << 20)
+    inside, between = asked
+    assert inside <= (128 << 20) + (2 << 20) and between == 2 * buffer.num_bytes
+    case = make_case([M], hidden=H, num_topk=4)
+    check_rows(reference.expected(case, 0, M, 1), send(buffer, case), False)

@@ -18,11 +18,16 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, std::size_t at, 
   std::size_t used = at;
   if (params.fresh) {
     const auto selections = static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(params.rows.num_topk);
-    params.told.shapes_at = used;
-    used += ranks * sizeof(ToldSelections::Shape);
-    params.told.selections_at = used;
+    const ControlWindow& control = params.common.control;
+    const bool few = selections <= ControlWindow::kFewSelections && control.few_selections_bytes() != 0;
+    params.told.shapes_at = few ? control.few_selections() : used;
+    params.told.selections_at = params.told.shapes_at + ranks * sizeof(ToldSelections::Shape);
     params.told.stride = static_cast<std::int64_t>(align_up(selections, 4));
-    used = align_to_line(used + ranks * static_cast<std::size_t>(params.told.stride) * sizeof(std::int32_t));
+    params.told.turn_bytes = few ? control.few_selections_bytes() : 0;
+    if (!few) {
+      used = align_to_line(params.told.selections_at +
+                           ranks * static_cast<std::size_t>(params.told.stride) * sizeof(std::int32_t));
+    }
   }
   LandingWindow& window = params.window;
   window.row_bytes = params.rows.row_bytes;
@@ -47,8 +52,7 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, std::size_t at, 
 constexpr std::int64_t kSelectionsOfBlock = 2048;  ///< that numbers them
 /// Few selections are numbered by several blocks: on two H100 128 tokens took 1.5 us longer than one token with 8
 /// blocks, and 7.7 us longer with one.
-constexpr std::int64_t kFewSelections = 256, kFewBlocks = 8;
-constexpr std::int64_t kSelectionsOfTeller = 2048;
+constexpr std::int64_t kFewOfBlock = 256, kFewBlocks = 8;
 
 LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, const NormalModeSetup& setup) {
   const LaunchPolicy& policy = setup.policy;
@@ -62,23 +66,20 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   const int most = std::min(sms, std::max(1, policy.multiprocessors - 1));
   const int useful = std::max(1, (params.num_tokens + warps - 1) / warps);
   params.sending_blocks = std::min(most, useful);
-  const std::int64_t own_selections = std::int64_t{params.num_tokens} * params.rows.num_topk;
-  params.telling_blocks = static_cast<int>(std::clamp<std::int64_t>(
-      (own_selections + kSelectionsOfTeller - 1) / kSelectionsOfTeller, 1, params.sending_blocks));
-  // If few tokens leave multiprocessors free, these tell, and no row waits for it.
-  const bool apart = params.fresh && params.sending_blocks + params.telling_blocks <= most;
-  params.first_sender = apart ? params.telling_blocks : 0;
+  // If few tokens leave a multiprocessor free, it tells, and no row waits for it.
+  params.first_sender = params.fresh && params.sending_blocks < most ? 1 : 0;
   const int free = policy.multiprocessors - params.first_sender - params.sending_blocks;
 
   DispatchNumbers& numbers = params.numbers;
   const int columns = DispatchNumbers::columns(setup.num_ranks, params.num_local_experts);
-  const auto bytes_to_number = [&](int counting_warps, int staged) {
-    return NumberingShared(Carver::without_memory(), counting_warps, columns, params.num_local_experts, setup.num_ranks,
-                           staged)
+  const auto bytes_to_number = [&](int counting_warps) {
+    return NumberingShared(Carver::without_memory(), counting_warps, columns, params.num_local_experts, setup.num_ranks)
         .bytes;
   };
   const auto bytes_to_send = [&](int stages, std::uint32_t stage_bytes) {
-    return align_to_line(ElasticDispatchShared(Carver::without_memory(), warps, stages, stage_bytes).bytes);
+    Carver carver = Carver::without_memory();
+    carver.take<std::int32_t>();
+    return align_to_line(WarpStages(carver, warps, stages, stage_bytes).bytes);
   };
   int others = std::min(free, 1);  // blocks that send nothing
   std::size_t beside = 0;
@@ -86,24 +87,19 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
     const std::int64_t selections = setup.num_ranks * params.told.stride;
     const auto blocks_of = [&](std::int64_t each) { return (selections + each - 1) / each; };
     const std::int64_t useful_blocks =
-        std::max(blocks_of(kSelectionsOfBlock), std::min(kFewBlocks, blocks_of(kFewSelections)));
+        std::max(blocks_of(kSelectionsOfBlock), std::min(kFewBlocks, blocks_of(kFewOfBlock)));
     others = static_cast<int>(std::clamp<std::int64_t>(useful_blocks, 0, free));
     numbers.blocks = std::max(1, others);
     // A warp has a word to the host to wait for.
     numbers.warps = params.call.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
     const std::size_t room = policy.max_shared_bytes / (others == 0 ? 2 : 1) - kLine;
-    while (numbers.warps > 1 && bytes_to_number(numbers.warps, 0) > room) --numbers.warps;
-    if (bytes_to_number(numbers.warps, 0) > room) {
+    while (numbers.warps > 1 && bytes_to_number(numbers.warps) > room) --numbers.warps;
+    if (bytes_to_number(numbers.warps) > room) {
       fail<InvalidArgument>(
           "num_experts is {}, allowed: so many that the {} of each rank fit {} bytes of shared memory",
           params.num_local_experts * setup.num_ranks, params.num_local_experts, room);
     }
-    const std::int64_t steps = device::kWarpSize / params.rows.num_topk * std::int64_t{numbers.blocks};
-    const std::int64_t tokens = std::int64_t{setup.num_ranks} * params.window.max_tokens;
-    const std::int64_t of_block = (tokens + steps - 1) / steps * device::kWarpSize;
-    const auto fits = static_cast<std::int64_t>((room - bytes_to_number(numbers.warps, 0)) / sizeof(std::int32_t));
-    numbers.staged = static_cast<int>(std::min(of_block, fits));
-    if (others == 0) beside = bytes_to_number(numbers.warps, numbers.staged);
+    if (others == 0) beside = bytes_to_number(numbers.warps);
   }
   const std::size_t per_warp =
       (policy.max_shared_bytes - beside - bytes_to_send(RowStages::kMost, 0)) / static_cast<std::size_t>(warps);
@@ -113,7 +109,7 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   std::size_t shared_bytes = bytes_to_send(stages.count, stages.bytes);
   if (params.fresh) {
     numbers.shared_at = static_cast<std::uint32_t>(others == 0 ? shared_bytes : kLine);
-    shared_bytes = std::max(shared_bytes, numbers.shared_at + bytes_to_number(numbers.warps, numbers.staged));
+    shared_bytes = std::max(shared_bytes, numbers.shared_at + bytes_to_number(numbers.warps));
   }
   return {params.first_sender + params.sending_blocks + others, all_warps * 32, shared_bytes};
 }

@@ -9,7 +9,7 @@ namespace deep_ep {
 
 NumberingPlan plan_numbering(const NumberRowsParams& params, const LaunchPolicy& policy, bool on_gpu) {
   const auto bytes = [&](int warps) {
-    return NumberingShared(Carver::without_memory(), warps, params.num_experts, params.num_experts, params.num_ranks, 0)
+    return NumberingShared(Carver::without_memory(), warps, params.num_experts, params.num_experts, params.num_ranks)
         .bytes;
   };
   constexpr int kMostWarps = kernels::number_selections::kMaxThreads / 32;

@@ -112,14 +112,17 @@ EventHandle Intranode::prefetch_weights(const WeightPrefetch& weights, const Cal
              fmt::format("expert_weights[{}]", i), weights.expert_weights[i], {});
   }
   const int warps = std::min(setup_.policy.warps_per_block, kernels::prefetch_weights::kMaxThreads / 32);
-  const std::size_t room =
-      setup_.policy.max_shared_bytes - PrefetchShared(Carver::without_memory(), warps, kPrefetchStages, 0).bytes;
+  const auto bytes = [warps](std::uint32_t of_stage) {
+    Carver carver = Carver::without_memory();
+    carver.take<std::int32_t>();
+    return WarpStages(carver, warps, kPrefetchStages, of_stage).bytes;
+  };
+  const std::size_t room = setup_.policy.max_shared_bytes - bytes(0);
   const std::size_t of_stage = room / static_cast<std::size_t>(warps * kPrefetchStages) / kLine * kLine;
   runtime_.faults().raise();
   plan.params.stages = kPrefetchStages;
   plan.finish(0, static_cast<std::uint32_t>(std::min<std::size_t>(of_stage, kMostPieceBytes)));
-  const std::size_t shared =
-      PrefetchShared(Carver::without_memory(), warps, kPrefetchStages, plan.params.piece_bytes).bytes;
+  const std::size_t shared = bytes(plan.params.piece_bytes);
   CallScope scope(runtime_.calls(), call);
   runtime_.executor()->kernels().prefetch_weights(plan.params, {plan.blocks(), warps * 32, shared}, scope.stream());
   return scope.finish();

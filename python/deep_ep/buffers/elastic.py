@@ -135,12 +135,12 @@ class ElasticBuffer(NativeOwner):
         native = self._make(
             peers,
             device,
-            memory + self.num_lb_bytes,
+            memory // 2 + _PAGE + self.num_lb_bytes,
             timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
             results=results,
-            # Inside a node rows come back through the window, for which the hint has as much room as for what dispatch
-            # brings. Between nodes combine copies rows into the heap, and the window is as the library has it, of what
-            # is left without memory for replicas.
+            # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
+            # copies rows into the heap, and the window is as the library has it, of what is left without memory for
+            # replicas.
             window_bytes=memory // 2,
             between_nodes=(2 * memory + self.num_lb_bytes, min(memory // 2, 1 << 30) if self.num_lb_bytes else 0),
             stream=self._shared_stream,

@@ -22,15 +22,14 @@ _HEADROOM = 1.25
 def buffer_bytes(
     num_ranks: int, num_max_tokens: int, hidden: int, num_topk: int, use_fp8_dispatch: bool, multiple_reduction: bool
 ) -> int:
-    """Room for the largest dispatch and its combine at full speed: R * M rows come, and for each of M tokens a row from
+    """Room for the largest dispatch, or its combine, at full speed: R * M rows come, and for each of M tokens a row from
     each rank that has one, or from each selection. 8-bit rows may be sent in any case: bfloat16 ones are larger."""
     topk = integer("num_topk", num_topk, 0) or _native.max_topk
     if topk > _native.max_topk:
         raise InvalidArgument(f"num_topk is {topk}, allowed: at most {_native.max_topk}")
     back = num_max_tokens * (min(num_ranks, topk) if multiple_reduction else topk)
-    back_tokens = -(-back // num_ranks)
-    # Rows that come have one half of the memory, those on their way back the other one (see ElasticBuffer).
-    tokens = max(num_max_tokens + back_tokens, -(-3 * max(num_max_tokens, back_tokens) // 2))
+    # One call has the window at a time, which is half of the memory (see ElasticBuffer). The hint below adds a third.
+    tokens = -(-3 * max(num_max_tokens, -(-back // num_ranks)) // 2)
     scale_bytes = 4 * (-(-hidden // 32)) + 4 * topk
     size = _native.heap_bytes_hint(num_ranks, tokens, 2 * hidden, topk, scale_bytes)
     return -(-size // _PAGE) * _PAGE

@@ -163,7 +163,9 @@ TEST_P(ElasticCombineTest, RanksThatDisagreeLearnOfIt) {
     return call;
   };
   for (const auto& [other, words] :
-       {std::pair{&with, "combine: kind (1 with weights, plus 2 with one rounding for all rows) is"},
+       {std::pair{
+            &with,
+            "combine: kind (1 with weights, plus 2 with one rounding for all rows; of a dispatch 1 with a handle) is"},
         {&wide, "combine: bytes of a row of x is"}}) {
     run_cluster(cluster(2), [&](Rank& rank) {
       Buffer& buffer = rank.buffer();

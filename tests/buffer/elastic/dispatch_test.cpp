@@ -9,6 +9,7 @@
 #include "tests/buffer/elastic/dispatch_case.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
+#include "tests/cluster/late_block_executor.hpp"
 #include "tests/cluster/marking_executor.hpp"
 
 namespace deep_ep::test {
@@ -96,7 +97,7 @@ TEST_P(ElasticDispatchTest, OneMultiprocessorSendsAndNumbers) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "a device with one multiprocessor";
   ClusterOptions options = cluster(2);
   options.host = {.multiprocessors = 1, .warps_per_block = 2};
-  // More selections than shared memory has room for.
+  // Many selections, which do not lie in the control window.
   const Case many = make_case({.tokens = {1900, 2100}, .local_experts = 5, .topk = 16, .hidden = 16});
   run_kinds(options, {{many, {.expand = true}}}, {.heap_bytes = 16 * kMebibyte});
   run_kinds(options, dispatch_kinds({20, 31}, 5), {.heap_bytes = 16 * kMebibyte});
@@ -210,6 +211,66 @@ TEST_P(ElasticDispatchTest, RanksGoOnAfterADisagreement) {
       }
       buffer.destroy();
     });
+  });
+}
+
+TEST_P(ElasticDispatchTest, ABlockMayBeginLaterThanTheNextCallOfAnotherRank) {
+  if (GetParam().target != Target::host) GTEST_SKIP() << "schedules are the CPU executor's";
+  // A block tells, five send, and three number. Selections differ from call to call.
+  const auto case_of = [](std::uint64_t seed) {
+    return make_case({.tokens = {40, 33}, .local_experts = 4, .topk = 8, .hidden = 80, .seed = seed});
+  };
+  const Case cases[] = {case_of(1), case_of(2), case_of(3), case_of(4)};
+  for (int block = 0; block < 9; ++block) {
+    LateBlock shared{.block = block};
+    ClusterOptions options = cluster(2);
+    options.host = {.multiprocessors = 12, .warps_per_block = 8};
+    run_cluster(options, [&](Rank& rank) {
+      Buffer buffer(rank.bootstrap(), std::make_shared<LateBlockExecutor>(rank.executor(), shared, rank.rank() == 0),
+                    {.heap_bytes = 8 * kMebibyte});
+      for (int call = 0; call < 4; ++call) {
+        const ElasticKind kind{.exact = call % 2 == 0, .stats = true};
+        ElasticDispatchArguments arguments = elastic_arguments(rank, cases[call], kind);
+        arguments.config = {.num_sms = 8};
+        if (call != 1) {
+          check_elastic(rank, cases[call], kind, buffer.dispatch_elastic(arguments, rank.call()));
+          continue;
+        }
+        if (rank.rank() == 0) arguments.topk_weights.reset();
+        require_throws<RankMismatch>(
+            [&] {
+              buffer.dispatch_elastic(arguments, rank.call());
+              rank.executor()->synchronize(rank.stream());
+              buffer.check();
+            },
+            {"dispatch: topk_weights is"}, "a dispatch that ranks mean differently");
+      }
+      buffer.destroy();
+    });
+  }
+}
+
+TEST_P(ElasticDispatchTest, AFreshCallAndOneWithAHandleDiffer) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {9, 6}, .local_experts = 4, .hidden = 80});
+  const ElasticKind kind{.weights = false};
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte});
+    const ElasticDispatchArguments fresh = elastic_arguments(rank, one, kind);
+    const ElasticDispatchResult result = buffer.dispatch_elastic(fresh, rank.call());
+    const ElasticCachedDispatchArguments cached = cached_arguments(one, kind, fresh, result);
+    require_throws<RankMismatch>(
+        [&] {
+          if (rank.rank() == 0) {
+            buffer.dispatch_elastic(fresh, rank.call());
+          } else {
+            buffer.dispatch_elastic(cached, rank.call());
+          }
+          rank.executor()->synchronize(rank.stream());
+          buffer.check();
+        },
+        {"dispatch: kind (", "of a dispatch 1 with a handle) is"}, "a fresh dispatch and one with a handle");
+    rank.bootstrap()->barrier();
   });
 }
 

@@ -32,7 +32,6 @@
   KERNEL(barrier_low_latency,                      deep_ep::LowLatencyBarrierParams,   128) \
   KERNEL(masks_low_latency,                        deep_ep::LowLatencyMasksParams,     128) \
   KERNEL(add_waits_low_latency,                    deep_ep::LowLatencyWaitsParams,     256) \
-  KERNEL(line_test,                                deep_ep::LineTestParams,            256) \
   KERNEL(number_selections,                        deep_ep::NumberRowsParams,          512) \
   KERNEL(spread_rows,                              deep_ep::SpreadRowsParams,          256) \
   KERNEL(address_rows,                             deep_ep::AddressRowsParams,         512) \
@@ -57,7 +56,6 @@ struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;
 struct LowLatencyMasksParams;
 struct LowLatencyWaitsParams;
-struct LineTestParams;
 struct SumRowsParams;
 struct NumberRowsParams;
 struct SpreadRowsParams;

@@ -102,9 +102,6 @@ DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int 
 DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   return BufferCall(runtime_, "dispatch").normal().dispatch(arguments, call);
 }
-CachedDispatchResult Buffer::cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call) {
-  return BufferCall(runtime_, "cached_dispatch").normal().dispatch(arguments, call);
-}
 CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {
   return BufferCall(runtime_, "combine").normal().combine(arguments, call);
 }
@@ -172,6 +169,10 @@ Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> 
   const TensorView wanted = unplaced(runtime.device(), dtype, shape);
   // There is no event here, so the caller's stream waits until the memory is free.
   CallScope scope(runtime.calls(), {.stream = stream});
+  if (scope.recording()) {
+    throw InvalidArgument(
+        "allocate_tensor: the stream is being recorded into a CUDA graph, allowed: before that begins");
+  }
   const auto made = scope.try_heap_tensors({&wanted, 1});
   if (!made) {
     fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",

@@ -221,10 +221,10 @@ deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_res
                                        const deep_ep_tensor* x, void* stream, deep_ep_result** result) {
   return result_of(result, [&](deep_ep_result& made) {
     auto& of = given(buffer, "buffer").buffer;
-    deep_ep::CachedDispatchArguments mine;
+    deep_ep::DispatchArguments mine;
     mine.x = view_of(given(x, "x"), "x", of);
     mine.handle = &handle_of(dispatched);
-    keep(made, DEEP_EP_RECV_X, of.cached_dispatch(mine, {.stream = stream}).recv_x);
+    keep(made, DEEP_EP_RECV_X, of.dispatch(mine, {.stream = stream}).recv_x);
   });
 }
 

@@ -81,19 +81,22 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
     // The default stream stays the same one; any other handle may by now belong to another stream.
     const EventHandle latest = stream_ == nullptr ? home.latest_unless_on(stream_) : home.latest();
     if (latest) executor.wait_event(stream_, latest);
-    home.work_begins();
   }
   home.works_on(stream_);
 }
 
 std::optional<std::vector<Tensor>> CallScope::try_heap_tensors(std::span<const TensorView> wanted) const {
-  auto storage = ArenaStorage::allocate(context_.arena_, bytes_together(wanted), context_.home_, recording_);
+  if (recording_) return std::nullopt;  // the graph would have the memory for good, and the heap is for all calls
+  auto storage = ArenaStorage::allocate(context_.arena_, bytes_together(wanted), context_.home_);
   if (!storage) return std::nullopt;
   return lay_out(wanted, std::move(storage));
 }
 
 std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) const {
-  if (context_.program_memory_ != nullptr && after_caller_) {
+  // Small tables of handles come and go on the default stream without any request: see kDefaultStream.
+  constexpr std::size_t kSmall = std::size_t{1} << 20;
+  const bool from_cache = context_.result_tensors_ != nullptr && stream_ == nullptr && bytes_together(wanted) <= kSmall;
+  if (context_.program_memory_ != nullptr && after_caller_ && !from_cache) {
     return lay_out(wanted, std::make_shared<ProgramStorage>(context_.program_memory_, bytes_together(wanted),
                                                             caller_stream_, context_.home_, recording_));
   }
@@ -180,22 +183,15 @@ std::optional<std::vector<Tensor>> CallScope::try_heap_results(Pieces wanted) co
   std::vector<Tensor> made;
   for (const std::vector<TensorView>& piece : wanted) {
     if (piece.empty()) continue;
-    if (auto tensors = try_heap_tensors(piece)) {
-      std::ranges::move(*tensors, std::back_inserter(made));
-      continue;
-    }
-    // The call will not use them after all. Otherwise a graph that is being recorded would keep their memory.
-    for (const Tensor& unused : made) {
-      if (auto* ours = dynamic_cast<StreamStorage*>(unused.storage().get())) ours->never_used();
-    }
-    return std::nullopt;
+    auto tensors = try_heap_tensors(piece);
+    if (!tensors) return std::nullopt;
+    std::ranges::move(*tensors, std::back_inserter(made));
   }
   return made;
 }
 
 std::optional<std::vector<Tensor>> CallScope::try_framework_in_heap(Pieces wanted) const {
-  // A recorded call's memory is the graph's for good, and the pool of the heap is for all calls.
-  if (recording_) return std::nullopt;
+  if (recording_) return std::nullopt;  // as above
   const std::vector<TensorView> all = all_of(wanted);
   const ResultTensors::Order order = result_order();
   std::vector<Tensor> tensors = framework_->make_in_heap(all, order, context_.heap_pieces_);
@@ -216,10 +212,13 @@ void CallScope::hand_out(const Tensor& tensor) const {
   }
 }
 
+EventHandle CallScope::event_behind() const {
+  return stream_ == nullptr ? kDefaultStream : context_.executor().record_event(stream_);
+}
+
 EventHandle CallScope::finish() {
-  Executor& executor = context_.executor();
-  EventHandle done = executor.record_event(stream_);
-  if (!async_finish_ && caller_stream_ != stream_) executor.wait_event(caller_stream_, done);
+  EventHandle done = event_behind();
+  if (!async_finish_ && caller_stream_ != stream_) context_.executor().wait_event(caller_stream_, done);
   if (!recording_) context_.home_->work_ends(done);
   ended_ = true;
   return async_finish_ ? done : EventHandle{};
@@ -236,16 +235,15 @@ void CallScope::abandon() noexcept {
   if (ended_) return;
   ended_ = true;
   try {
-    Executor& executor = context_.executor();
-    const EventHandle done = executor.record_event(stream_);
+    const EventHandle done = event_behind();
     if (!recording_) {
       context_.home_->work_ends(done);
     } else if (caller_stream_ != stream_) {
       // Nobody else can bring the communication stream back, and a recording with a loose end is invalid.
-      executor.wait_event(caller_stream_, done);
+      context_.executor().wait_event(caller_stream_, done);
     }
   } catch (const std::exception& error) {
-    // The device is lost. As far as memory is concerned the call never ends, so no graph gets any.
+    // The device is lost.
     log::debug("buffer: a call that failed has no event behind it: {}", error.what());
   }
 }

@@ -61,7 +61,7 @@ class CallScope {
   bool recording() const { return recording_; }
 
   /// Tensors of these types and shapes in the heap, in one piece of memory that lives as long as any of them. Nothing
-  /// if they do not fit.
+  /// if they do not fit, or the call is being recorded.
   std::optional<std::vector<Tensor>> try_heap_tensors(std::span<const TensorView> wanted) const;
   /// The same in the executor's pool, or from the program's allocator. Throws OutOfMemory.
   std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
@@ -99,6 +99,8 @@ class CallScope {
   /// the memory of the tensors.
   void come_after(const ResultTensors::Order& order) const;
   std::optional<std::vector<Tensor>> try_framework_in_heap(Pieces wanted) const;
+  /// Behind all that the call has enqueued; kDefaultStream where it runs there, which is in place.
+  EventHandle event_behind() const;
 
   const CallContext& context_;
   ResultTensors* framework_;  ///< that makes results; nullptr: the library

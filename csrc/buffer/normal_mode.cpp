@@ -59,11 +59,6 @@ std::int64_t row_bytes(const ConstTensorView& rows) {
   return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
 }
 
-void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup) {
-  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, setup);
-  check_layout(arguments, setup);
-}
-
 void check_combine(const CombineArguments& arguments, const NormalModeSetup& setup) {
   if (is_missing(arguments.handle)) {
     throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
@@ -106,6 +101,10 @@ NotifyCall notify_call(const DispatchArguments& arguments, const NormalModeSetup
 
 SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& setup) {
   SentRows params = sent_rows(arguments.x, arguments.x_scales);
+  if (arguments.handle != nullptr) {
+    params.num_local_experts = arguments.handle->num_experts / setup.num_ranks;
+    return params;
+  }
   if (arguments.topk_idx) {
     params.topk_idx = {arguments.topk_idx->data, arguments.topk_idx->dtype == DType::int64};
     if (arguments.topk_weights) params.topk_weights = arguments.topk_weights->as<float>();
@@ -115,12 +114,6 @@ SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& se
   params.num_local_experts = num_experts(arguments) / setup.num_ranks;
   params.send_src_idx = true;
   params.fill_tail = arguments.num_worst_tokens > 0 && arguments.topk_idx.has_value();
-  return params;
-}
-
-SentRows sent_rows(const CachedDispatchArguments& arguments, const NormalModeSetup& setup) {
-  SentRows params = sent_rows(arguments.x, arguments.x_scales);
-  params.num_local_experts = arguments.handle->num_experts / setup.num_ranks;
   return params;
 }
 
@@ -142,14 +135,12 @@ LaunchShape plan_launch(const LayoutParams& params, const LaunchPolicy& policy) 
 }
 
 /// Of a dispatch with these arguments.
-template <class Result, class Arguments>
-void give(Result& result, const Arguments& arguments, const DispatchOutputs& outputs) {
+void give(DispatchResult& result, const DispatchArguments& arguments, const DispatchOutputs& outputs) {
   result.recv_x = outputs.x;
   if (arguments.x_scales) result.recv_x_scales = outputs.scales;
-  if constexpr (requires { result.recv_topk_idx; }) {
-    if (arguments.topk_idx) result.recv_topk_idx = outputs.topk_idx;
-    if (arguments.topk_weights) result.recv_topk_weights = outputs.topk_weights;
-  }
+  if (arguments.handle != nullptr) return;
+  if (arguments.topk_idx) result.recv_topk_idx = outputs.topk_idx;
+  if (arguments.topk_weights) result.recv_topk_weights = outputs.topk_weights;
 }
 
 }  // namespace
@@ -175,12 +166,11 @@ void check_selections(const ConstTensorView& topk_idx, const std::optional<Const
   }
 }
 
-void check_dispatch(const CachedDispatchArguments& arguments, const NormalModeSetup& setup) {
+void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup) {
   check_sent_rows(arguments.x, arguments.x_scales, arguments.config, setup);
-  if (is_missing(arguments.handle)) {
-    throw InvalidArgument("handle is missing: cached_dispatch needs the handle of an earlier dispatch");
-  }
+  if (arguments.handle == nullptr) return check_layout(arguments, setup);
   const DispatchHandle& handle = *arguments.handle;
+  if (is_missing(&handle)) throw InvalidArgument("handle is empty, allowed: the handle of an earlier dispatch");
   check_ranks(handle, setup);
   if (handle.num_tokens != arguments.x.size(0)) {
     fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", arguments.x.size(0), handle.num_tokens);
@@ -295,12 +285,18 @@ NormalMode::NormalMode(Runtime& runtime)
              .reject_unknown_experts = runtime.options().reject_unknown_experts,
              .heap_bytes = runtime.heap()->bytes(),
              .window_bytes = runtime.layout().window_bytes,
-             .max_window_tokens = runtime.layout().control.max_window_tokens()} {}
+             .max_window_tokens = runtime.layout().control.max_window_tokens()} {
+  common_.rank = runtime.rank();
+  common_.num_ranks = runtime.num_ranks();
+  common_.control = runtime.layout().control;
+}
 
 void NormalMode::allocate() {
   const auto ranks = static_cast<std::size_t>(setup_.num_ranks);
   const auto experts = static_cast<std::size_t>(setup_.max_local_experts);
   host_counts_ = pinned_memory<HostCounts>(runtime_.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
+  state_ = runtime_.zeroed_memory<KernelState>();
+  common_.state = state_.get();
   // Ranks, experts, and nodes, which are at most ranks.
   layout_work_ =
       runtime_.zeroed_memory<LayoutWork>(sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
@@ -352,7 +348,8 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
 
 DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   check_dispatch(arguments, setup_);
-  runtime_.faults().raise(Faults::Notes::but_unknown_experts);
+  if (arguments.handle != nullptr) check_handle(*arguments.handle);
+  runtime_.faults().raise(arguments.handle != nullptr ? Faults::Notes::all : Faults::Notes::but_unknown_experts);
   CallScope scope(runtime_.calls(), call);
   DispatchResult result = dispatch(arguments, scope);
   hand_out(result.handle, scope);
@@ -365,9 +362,18 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Ca
 }
 
 DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScope& scope) {
-  const bool exact = arguments.num_worst_tokens == 0;
   const SentRows rows = sent_rows(arguments, setup_);
   check_room(rows.rows);
+  if (arguments.handle != nullptr) {
+    DispatchResult result;
+    result.handle = *arguments.handle;
+    const DispatchOutputs outputs =
+        make_outputs(arguments.x, arguments.x_scales, nullptr, result.handle.num_recv_rows, scope);
+    send(rows, arguments.config, result.handle, outputs, 0, scope);
+    give(result, arguments, outputs);
+    return result;
+  }
+  const bool exact = arguments.num_worst_tokens == 0;
   check_recording(scope, exact);
   // Memory for the worst case is made before the exchange: it may throw, and the peers do not count on this rank yet.
   DispatchOutputs outputs;
@@ -379,7 +385,8 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
   const auto make_room = [&](std::int64_t received, std::int64_t relayed) {
     handle.num_recv_rows = received;
     outputs = make_outputs(arguments.x, arguments.x_scales, &arguments, received, scope);
-    make_relay_rows(handle, relayed, scope);
+    if (common_.peers == nullptr) return;
+    handle.relay_rows = scope.pool_tensor(unplaced(setup_.device, DType::int32, {relayed, common_.grid.width}));
   };
   if (!exact) make_room(arguments.num_worst_tokens, arguments.num_worst_tokens * runtime_.node_grid().width);
 
@@ -401,22 +408,79 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
   return result;
 }
 
-CachedDispatchResult NormalMode::dispatch(const CachedDispatchArguments& arguments, const CallOptions& call) {
-  check_dispatch(arguments, setup_);
+void NormalMode::notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) const {
+  const int ranks = setup_.num_ranks;
+  const int nodes = common_.peers == nullptr ? 0 : common_.grid.nodes();
+  std::vector wanted = {unplaced(setup_.device, DType::int32, {ranks, ranks}),
+                        unplaced(setup_.device, DType::int32, {handle.num_tokens, ranks})};
+  if (nodes != 0) {
+    wanted.push_back(unplaced(setup_.device, DType::int32, {handle.num_tokens, nodes}));
+    wanted.push_back(unplaced(setup_.device, DType::int32, {2, nodes}));
+  }
+  const std::vector<Tensor> tables = scope.pool_tensors(wanted);
+  handle.rank_prefix_matrix = tables[0];
+  handle.destination_row = tables[1];
+  NotifyParams params{};
+  static_cast<NotifyCall&>(params) = notify;
+  params.common = common_;
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  if (nodes != 0) {
+    handle.node_row = tables[2];
+    handle.node_counts = tables[3];
+    params.node_row = handle.node_row.as<std::int32_t>();
+    params.node_counts = handle.node_counts.as<std::int32_t>();
+  }
+  const auto kernel = nodes == 0 ? choices::notify : choices::notify_internode;
+  const LaunchShape shape{
+      std::min(ranks + nodes, setup_.policy.multiprocessors),
+      setup_.on_gpu() ? kernel.max_threads : std::min(setup_.policy.warps_per_block * 32, kernel.max_threads),
+      sizeof(NotifyShared)};
+  (runtime_.executor()->kernels().*kernel.launcher)(params, shape, scope.stream());
+}
+
+TransferParams NormalMode::transfer(const DispatchHandle& handle) const {
+  TransferParams params{};
+  params.common = common_;
+  params.wait = runtime_.faults().wait_context();
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.num_tokens = static_cast<int>(handle.num_tokens);
+  return params;
+}
+
+void NormalMode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
+                      const DispatchOutputs& outputs, int weights, const CallScope& scope) {
+  DispatchParams params{};
+  static_cast<SentRows&>(params) = rows;
+  params.weights_as_scales = weights;
+  params.transfer = transfer(handle);
+  params.output = outputs.targets();
+  params.output_rows = handle.num_recv_rows;
+  params.relay_rows = handle.relay_rows.as<std::int32_t>();
+  launch(params, config, handle, outputs, scope);
+}
+
+void NormalMode::add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) {
+  const ConstTensorView& x = arguments.x;
+  const auto& weights = arguments.topk_weights;
   const DispatchHandle& handle = *arguments.handle;
-  check_handle(handle);
-  runtime_.faults().raise();
-  const SentRows rows = sent_rows(arguments, setup_);
-  check_room(rows.rows);
-  CallScope scope(runtime_.calls(), call);
-  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
-  send(rows, arguments.config, handle, outputs, 0, scope);
-  hand_out(handle, scope);
-  for (const Tensor* tensor : {&outputs.x, &outputs.scales}) scope.hand_out(*tensor);
-  CachedDispatchResult result;
-  give(result, arguments, outputs);
-  result.event = scope.finish();
-  return result;
+  CombineParams params{};
+  params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
+  params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
+  params.transfer = transfer(handle);
+  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
+  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
+  params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
+  params.relay_rows = handle.relay_rows.as<std::int32_t>();
+  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
+  params.x = x.size(0) == 0 ? runtime_.heap()->local() : x.as<std::byte>();
+  params.combined_x = result.combined_x.as<std::byte>();
+  if (weights) {
+    params.combined_weights = result.combined_topk_weights->as<float>();
+    if (x.size(0) != 0) params.topk_weights = weights->as<float>();
+  }
+  launch(params, arguments, scope);
 }
 
 CombineResult NormalMode::combine(const CombineArguments& arguments, const CallOptions& call) {

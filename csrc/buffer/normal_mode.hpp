@@ -13,6 +13,7 @@
 #include "kernels/common/messages.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/normal/layout.hpp"
+#include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 
@@ -35,7 +36,7 @@ struct NormalModeSetup {
 };
 
 // Checks of arguments throw InvalidArgument.
-void check_dispatch(const CachedDispatchArguments& arguments, const NormalModeSetup& setup);
+void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup);
 /// What every dispatch brings: rows, and maybe scales.
 void check_sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales, const Config& config,
                      const NormalModeSetup& setup);
@@ -84,7 +85,6 @@ class NormalMode {
   /// Needs no peer.
   DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call);
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
-  CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
   /// Of arguments that are right, as a part of a call. Hands nothing out.
   DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope);
@@ -116,17 +116,22 @@ class NormalMode {
   /// OutOfMemory, where that is known before rows are counted, for a dispatch of such rows.
   virtual void check_room(const RowShape& /*rows*/) const {}
   /// Makes the tables of the handle that counts fill, and enqueues the exchange.
-  virtual void notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) = 0;
-  /// Makes the table of rows that this rank relays to others of its node, where it does.
-  virtual void make_relay_rows(DispatchHandle& /*handle*/, std::int64_t /*relayed*/, const CallScope& /*scope*/) const {
-  }
+  void notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) const;
   /// Sends the rows to where the handle says. The last `weights` scales of a token are its weights.
-  virtual void send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
-                    const DispatchOutputs& outputs, int weights, const CallScope& scope) = 0;
-  virtual void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) = 0;
+  void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
+            int weights, const CallScope& scope);
+  void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope);
+  /// Without rings, and without what only dispatch or combine knows.
+  TransferParams transfer(const DispatchHandle& handle) const;
+  /// Both complete `params` by the rings, plan the launch and enqueue it.
+  virtual void launch(DispatchParams& params, const Config& config, const DispatchHandle& handle,
+                      const DispatchOutputs& outputs, const CallScope& scope) = 0;
+  virtual void launch(CombineParams& params, const CombineArguments& arguments, const CallScope& scope) = 0;
 
   Runtime& runtime_;
   NormalModeSetup setup_;
+  NormalParams common_;                      ///< what every kernel is told; `peers`: between nodes
+  std::shared_ptr<KernelState> state_;       ///< device memory
   std::shared_ptr<HostCounts> host_counts_;  ///< pinned, for the counts of a dispatch with exact sizes
 
  private:

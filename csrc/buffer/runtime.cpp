@@ -8,7 +8,6 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/internode/internode.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
-#include "csrc/buffer/line_check.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/memory/heap_choice.hpp"
@@ -107,10 +106,6 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
                                                .timeout_s = timeout_s_});
   options_ = with_memory_for(nodes_.num_nodes, options_);
   if (options_.low_latency.bytes != 0) options_.low_latency.lanes = plan_.reach.lanes;
-  // Within a host that is known of NVLink.
-  if (heap_->kind() == HeapKind::fabric && options_.low_latency.bytes != 0) {
-    check_lines(*bootstrap_, executor_, *heap_, comm_stream_, {.timeout_s = timeout_s_});
-  }
   if (plan_.layout.internode.bytes != 0 || !plan_.reach.far.empty()) {  // the same on all ranks
     const auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
     connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), wire);

@@ -29,73 +29,47 @@ Arena::Arena(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> 
   const std::uint64_t end = (offset + bytes) / kAlignment * kAlignment;
   if (begin >= end) return;
   total_ = end - begin;
-  free_.insert(begin, {.bytes = total_, .events = {}});
+  insert_free(begin, {.bytes = total_, .events = {}});
 }
 
-std::optional<Arena::Allocation> Arena::allocate(std::size_t bytes, bool capturing) {
+std::optional<Arena::Allocation> Arena::allocate(std::size_t bytes) {
   if (bytes > std::numeric_limits<std::size_t>::max() - kAlignment) return std::nullopt;
   // Empty tensors get a block too: distinct addresses, and no special case.
   const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1));
   const std::lock_guard lock(mutex_);
-  if (capturing) {
-    if (auto again = allocate_from(graphs_, wanted, true)) return again;
-  }
-  return allocate_from(free_, wanted, capturing);
-}
-
-std::optional<Arena::Allocation> Arena::allocate_from(FreeBlocks& from, std::size_t bytes, bool capturing) {
-  const auto found = find_fit(from, bytes, capturing);
-  if (found == from.by_offset.end()) return std::nullopt;
-  const std::uint64_t offset = found->first;
-  Free piece = from.take(found);
-  if (piece.bytes > bytes) from.insert(offset + bytes, {.bytes = piece.bytes - bytes, .events = {}});
-  used_.emplace(offset, bytes);
-  used_bytes_ += bytes;
-  return Allocation{.block = {.offset = offset, .bytes = bytes}, .wait_for = std::move(piece.events)};
-}
-
-Arena::FreeBlocks::Iterator Arena::find_fit(FreeBlocks& from, std::size_t bytes, bool capturing) const {
-  for (auto candidate = from.by_size.lower_bound({bytes, 0}); candidate != from.by_size.end(); ++candidate) {
-    const auto block = from.by_offset.find(candidate->second);
-    if (!capturing) return block;
-    drop_done(block->second.events);
-    if (block->second.events.empty()) return block;
-  }
-  return from.by_offset.end();
+  const auto fit = sizes_.lower_bound({wanted, 0});
+  if (fit == sizes_.end()) return std::nullopt;
+  const std::uint64_t offset = fit->second;
+  Free piece = take_free(free_.find(offset));
+  if (piece.bytes > wanted) insert_free(offset + wanted, {.bytes = piece.bytes - wanted, .events = {}});
+  used_.emplace(offset, wanted);
+  used_bytes_ += wanted;
+  return Allocation{.block = {.offset = offset, .bytes = wanted}, .wait_for = std::move(piece.events)};
 }
 
 void Arena::release(const Block& block, std::vector<EventHandle> events) {
   const std::lock_guard lock(mutex_);
-  give_back(free_, block, std::move(events));
-}
-
-void Arena::release_to_graphs(const Block& block, std::vector<EventHandle> events) {
-  const std::lock_guard lock(mutex_);
-  give_back(graphs_, block, std::move(events));
-}
-
-void Arena::give_back(FreeBlocks& to, const Block& block, std::vector<EventHandle> events) {
   take_used(block);
   used_bytes_ -= block.bytes;
   Free piece{.bytes = block.bytes, .events = std::move(events)};
   std::uint64_t offset = block.offset;
-  const auto absorb = [&](FreeBlocks::Iterator neighbour) {
-    const Free other = to.take(neighbour);
+  const auto absorb = [&](FreeBlocks::iterator neighbour) {
+    const Free other = take_free(neighbour);
     piece.bytes += other.bytes;
     piece.events.insert(piece.events.end(), other.events.begin(), other.events.end());
   };
-  auto next = to.by_offset.lower_bound(offset);
-  if (next != to.by_offset.begin()) {
+  auto next = free_.lower_bound(offset);
+  if (next != free_.begin()) {
     const auto previous = std::prev(next);
     if (previous->first + previous->second.bytes == offset) {
       offset = previous->first;
       absorb(previous);
-      next = to.by_offset.lower_bound(offset);
+      next = free_.lower_bound(offset);
     }
   }
-  if (next != to.by_offset.end() && next->first == block.offset + block.bytes) absorb(next);
+  if (next != free_.end() && next->first == block.offset + block.bytes) absorb(next);
   thin_out(piece.events);
-  to.insert(offset, std::move(piece));
+  insert_free(offset, std::move(piece));
 }
 
 void Arena::pin(const Block& block) {
@@ -106,24 +80,31 @@ void Arena::pin(const Block& block) {
 
 Arena::Usage Arena::usage() const {
   const std::lock_guard lock(mutex_);
-  std::size_t for_graphs = 0;
-  for (const auto& [bytes, offset] : graphs_.by_size) for_graphs += bytes;
   return {.total = total_,
           .used = used_bytes_,
           .pinned = pinned_bytes_,
-          .for_graphs = for_graphs,
-          .largest_free = free_.by_size.empty() ? 0 : free_.by_size.rbegin()->first};
+          .largest_free = sizes_.empty() ? 0 : sizes_.rbegin()->first};
 }
 
-void Arena::FreeBlocks::insert(std::uint64_t offset, Free block) {
-  by_size.emplace(block.bytes, offset);
-  by_offset.emplace(offset, std::move(block));
+std::optional<Arena::Block> Arena::block_at(const void* memory) const {
+  if (!heap_->contains(memory)) return std::nullopt;
+  const std::uint64_t at = heap_->offset_of(memory);
+  const std::lock_guard lock(mutex_);
+  const auto behind = used_.upper_bound(at);
+  if (behind == used_.begin()) return std::nullopt;
+  const auto& [offset, bytes] = *std::prev(behind);
+  return at < offset + bytes ? std::optional(Block{.offset = offset, .bytes = bytes}) : std::nullopt;
 }
 
-Arena::Free Arena::FreeBlocks::take(Iterator block) {
-  by_size.erase({block->second.bytes, block->first});
+void Arena::insert_free(std::uint64_t offset, Free block) {
+  sizes_.emplace(block.bytes, offset);
+  free_.emplace(offset, std::move(block));
+}
+
+Arena::Free Arena::take_free(FreeBlocks::iterator block) {
+  sizes_.erase({block->second.bytes, block->first});
   Free taken = std::move(block->second);
-  by_offset.erase(block);
+  free_.erase(block);
   return taken;
 }
 
@@ -138,15 +119,12 @@ void Arena::take_used(const Block& block) {
 
 /// Only merging makes events pile up. Asking about one costs as much as waiting for it, so we ask only when there are
 /// many.
-void Arena::thin_out(std::vector<EventHandle>& events) const {
+void Arena::thin_out(std::vector<EventHandle>& events) const noexcept {
   constexpr std::size_t kMany = 8;
   if (events.size() < 2) return;
   std::sort(events.begin(), events.end());
   events.erase(std::unique(events.begin(), events.end()), events.end());
-  if (events.size() > kMany) drop_done(events);
-}
-
-void Arena::drop_done(std::vector<EventHandle>& events) const noexcept {
+  if (events.size() <= kMany) return;
   std::erase_if(events, [&](const EventHandle& event) {
     try {
       return executor_->event_done(event);
@@ -160,49 +138,26 @@ void Arena::drop_done(std::vector<EventHandle>& events) const noexcept {
 void* ArenaPieces::take(std::size_t bytes, StreamHandle stream) {
   const auto allocation = arena_->allocate(bytes);
   if (!allocation) return nullptr;
-  std::byte* piece = arena_->address(allocation->block);
-  {
-    const std::lock_guard lock(mutex_);
-    taken_.emplace(piece, allocation->block);
-  }
   try {
     for (const EventHandle& event : allocation->wait_for) arena_->executor().wait_event(stream, event);
   } catch (...) {
-    // Nothing has used the piece yet.
-    const std::lock_guard lock(mutex_);
-    taken_.erase(piece);
-    arena_->release(allocation->block, allocation->wait_for);
+    arena_->release(allocation->block, allocation->wait_for);  // nothing has used the piece yet
     throw;
   }
-  return piece;
+  return arena_->address(allocation->block);
 }
 
 void ArenaPieces::give_back(void* piece, StreamHandle stream) noexcept {
   try {
-    Arena::Block block;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto found = taken_.find(static_cast<std::byte*>(piece));
-      if (found == taken_.end()) return;
-      block = found->second;
-      taken_.erase(found);
-    }
+    const auto block = arena_->block_at(piece);
+    if (!block || arena_->address(*block) != piece) return;
     // A graph that is being recorded would be the only one that could wait.
-    if (arena_->executor().is_capturing(stream)) return arena_->pin(block);
-    arena_->release(block, {arena_->executor().record_event(stream)});
+    if (arena_->executor().is_capturing(stream)) return arena_->pin(*block);
+    arena_->release(*block, {arena_->executor().record_event(stream)});
   } catch (const std::exception& error) {
     // At exit the driver may be gone, and the memory goes with it.
     log::debug("a piece of the heap was not given back: {}", error.what());
   }
-}
-
-bool ArenaPieces::contains(const void* memory) const {
-  const auto* at = static_cast<const std::byte*>(memory);
-  const std::lock_guard lock(mutex_);
-  const auto behind = taken_.upper_bound(at);
-  if (behind == taken_.begin()) return false;
-  const auto& [begin, block] = *std::prev(behind);
-  return at < begin + block.bytes;
 }
 
 }  // namespace deep_ep

@@ -1,4 +1,4 @@
-// The symmetric heap on GPUs: three ways to share memory.
+// The symmetric heap on GPUs: two ways to share memory.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -43,12 +43,8 @@ class CudaHeap final : public SymmetricHeap {
   /// Collective. The context is current.
   CudaHeap(std::shared_ptr<const cuda::Context> context, SharingGroup group, Bootstrap& bootstrap)
       : context_(std::move(context)), group_(std::move(group)), peers_(group_.ranks.size()) {
-    if (kind() == HeapKind::cuda_ipc) {
-      share_by_ipc(bootstrap);
-    } else {
-      agree(bootstrap, "reserving addresses for the heap", [&] { reserve(); });
-      attach(bootstrap);
-    }
+    agree(bootstrap, "reserving addresses for the heap", [&] { reserve(); });
+    attach(bootstrap);
     agree(bootstrap, "clearing the heap", [&] { fill(); });
   }
 
@@ -60,7 +56,6 @@ class CudaHeap final : public SymmetricHeap {
       cudaDeviceSynchronize();
       device_peers_.reset();
       mappings_.clear();
-      ipc_memory_.clear();
     });
   }
 
@@ -77,8 +72,7 @@ class CudaHeap final : public SymmetricHeap {
       cudaDeviceSynchronize();
       for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
         if (rank == group_.rank) continue;
-        if (!mappings_.empty()) mappings_[rank].reset();
-        if (!ipc_memory_.empty()) ipc_memory_[rank].reset();
+        mappings_[rank].reset();
         peers_[rank] = nullptr;
       }
     });
@@ -87,11 +81,6 @@ class CudaHeap final : public SymmetricHeap {
   void keep(Bootstrap& bootstrap) override {
     const CurrentContext current(*context_);
     const RelaxedCapture relaxed;
-    if (kind() == HeapKind::cuda_ipc) {
-      throw Unsupported(
-          "suspend: the heap is shared by cuda_ipc, which cannot keep its addresses, allowed: DEEP_EP_HEAP=posix_fd or "
-          "fabric");
-    }
     try {
       agree(bootstrap, "keeping what the heap holds", [&] {
         kept_.reset(new (std::nothrow) std::byte[bytes()]);
@@ -179,54 +168,6 @@ class CudaHeap final : public SymmetricHeap {
     }
   }
 
-  /// From cudaMalloc, through CUDA IPC between processes and as plain pointers inside one.
-  void share_by_ipc(Bootstrap& bootstrap) {
-    struct Exported {
-      cudaIpcMemHandle_t handle{};
-      std::byte* pointer = nullptr;
-    } mine;
-    ipc_memory_.resize(peers_.size());
-    const int device = context_->device();
-    agree(bootstrap, "allocating the heap", [&] {
-      void* memory = nullptr;
-      check(cudaMalloc(&memory, bytes()), device, "cudaMalloc of {}", format_bytes(bytes()));
-      mine.pointer = peers_[group_.rank] = static_cast<std::byte*>(memory);
-      ipc_memory_[group_.rank] = {mine.pointer, [](std::byte* gone) { cudaFree(gone); }};
-      check(cudaIpcGetMemHandle(&mine.handle, mine.pointer), device, "cudaIpcGetMemHandle");
-    });
-    const std::vector<Exported> exports = all_gather_values(bootstrap, mine);
-    agree(bootstrap, "mapping the heaps of peers", [&] {
-      for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
-        if (peer != group_.rank && group_.shares_with(peer)) {
-          open_ipc(peer, exports[peer].handle, exports[peer].pointer);
-        }
-      }
-    });
-  }
-
-  void open_ipc(std::size_t peer, const cudaIpcMemHandle_t& handle, std::byte* pointer) {
-    const HeapCapabilities& rank = group_.ranks[peer];
-    const int device = context_->device();
-    if (!rank.process.same_process(group_.ranks[group_.rank].process)) {
-      void* memory = nullptr;
-      check(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess), device,
-            "cudaIpcOpenMemHandle of the heap of rank {}", peer);
-      peers_[peer] = static_cast<std::byte*>(memory);
-      ipc_memory_[peer] = {peers_[peer], [](std::byte* gone) { cudaIpcCloseMemHandle(gone); }};
-      return;
-    }
-    // A process cannot open a handle that it exported itself; there the pointer works, once access is enabled.
-    if (rank.device != device) {
-      const cudaError_t result = cudaDeviceEnablePeerAccess(rank.device, 0);
-      if (result == cudaErrorPeerAccessAlreadyEnabled) {
-        cudaGetLastError();
-      } else {
-        check(result, device, "cudaDeviceEnablePeerAccess to GPU {} of rank {}", rank.device, peer);
-      }
-    }
-    peers_[peer] = pointer;
-  }
-
   /// Zeros the heap and puts the table of peers where kernels can read it.
   void fill() {
     const std::size_t table_bytes = peers_.size() * sizeof(std::byte*);
@@ -265,26 +206,18 @@ class CudaHeap final : public SymmetricHeap {
   std::shared_ptr<const cuda::Context> context_;  // before the memory: it goes last
   SharingGroup group_;
   std::vector<std::unique_ptr<cuda::Mapping>> mappings_;  ///< of each rank; null where this one maps nothing
-  std::vector<std::shared_ptr<std::byte>> ipc_memory_;    ///< the same with CUDA IPC
   std::vector<std::byte*> peers_;
   std::shared_ptr<std::byte*> device_peers_;
   std::unique_ptr<std::byte[]> kept_;  ///< what a suspended heap holds
 };
 
 /// `trial`: a small piece of memory with a fabric handle, kept until peers have tried to map it.
-HeapCapabilities query(const cuda::Context& context, const HeapOptions& options,
-                       std::optional<cuda::VmmMemory>& trial) {
+HeapCapabilities query(const cuda::Context& context, std::optional<cuda::VmmMemory>& trial) {
   HeapCapabilities mine;
   mine.process = this_process();
   mine.device = context.device();
-  mine.requested = heap_kind_from_name(environment::choice("DEEP_EP_HEAP"));
   mine.posix_fd = cuda::supports_posix_fd(context);
-  mine.bytes = options.bytes;
-  // Also for cudaIpc, which shares whole allocations: a smaller heap would take its neighbours along.
-  mine.granularity = std::size_t{2} << 20;
-  if (mine.posix_fd) {
-    mine.granularity = std::max(mine.granularity, cuda::granularity(context, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-  }
+  if (mine.posix_fd) mine.granularity = cuda::granularity(context, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   if (environment::choice("DEEP_EP_MNNVL") != "off") cuda::try_fabric(context, trial, mine.fabric_trial);
   mine.fabric = trial.has_value();
   if (mine.fabric) {
@@ -321,12 +254,12 @@ std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Contex
   const RelaxedCapture relaxed;
   HeapCapabilities mine;
   std::optional<cuda::VmmMemory> trial;
-  agree(bootstrap, "asking the GPU how it can share memory", [&] { mine = query(*context, options, trial); });
+  agree(bootstrap, "asking the GPU how it can share memory", [&] { mine = query(*context, trial); });
   std::vector<HeapCapabilities> ranks = all_gather_values(bootstrap, mine);
-  HeapPlan plan = plan_heap(ranks, options.bytes_for);
+  HeapPlan plan = plan_heap(ranks, options);
   if (plan.kind == HeapKind::fabric) {
     try_pieces_of_peers(*context, bootstrap, ranks);
-    plan = plan_heap(ranks, options.bytes_for);
+    plan = plan_heap(ranks, options);
   }
   const auto rank = static_cast<std::size_t>(bootstrap.rank());
   auto heap = std::make_unique<CudaHeap>(context, SharingGroup{ranks, plan, rank, options.timeout_s}, bootstrap);

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "csrc/memory/process_identity.hpp"
@@ -17,14 +16,12 @@ namespace deep_ep {
 /// A handle by which memory is shared over NVLink across hosts, as the driver exports it.
 using FabricHandle = std::array<std::byte, 64>;
 
-/// What one rank asks for and can do; all-gathered, so that every rank decides on the same facts.
+/// The abilities of one rank; all-gathered, so that every rank decides on the same facts.
 struct HeapCapabilities {
   ProcessIdentity process;
   std::int32_t device = 0;
   bool posix_fd = false;  ///< virtual memory management with file descriptors
   bool fabric = false;    ///< it has fabric handles
-  HeapKind requested = HeapKind::automatic;
-  std::uint64_t bytes = 0;
   std::uint64_t granularity = 1;
   FabricHandle fabric_trial{};  ///< of a small piece of its memory, where `fabric`
 };
@@ -34,21 +31,17 @@ struct HeapPlan {
   std::uint64_t bytes = 0;  ///< rounded up to every rank's granularity
 };
 
-/// automatic: for ranks of one host posix_fd where they can reach each other's sockets and their GPUs can, otherwise
-/// fabric, otherwise cuda_ipc. For ranks of several hosts fabric, so that all map each other; where that is impossible,
-/// the same as for one host, and only ranks of one host map each other. Throws the same exception on every rank:
-/// RankMismatch if ranks ask for different things, or SystemError, naming a rank, if a kind cannot work.
-/// `bytes_for`: see HeapOptions.
-HeapPlan plan_heap(std::span<const HeapCapabilities> ranks,
-                   const std::function<std::size_t(std::span<const int> domains)>& bytes_for = {});
+/// For ranks of one host posix_fd where they can reach each other's sockets and their GPUs can, otherwise fabric. For
+/// ranks of several hosts fabric, so that all map each other; where that is impossible, the same as for one host, and
+/// only ranks of one host map each other. Throws the same SystemError, naming a rank, on every rank if neither can
+/// work.
+HeapPlan plan_heap(std::span<const HeapCapabilities> ranks, const HeapOptions& options);
 
 /// Do ranks map each other's memory with this kind of heap?
 bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilities& b);
 /// Of each rank, the lowest rank that it shares memory with.
 std::vector<int> memory_domains(HeapKind kind, std::span<const HeapCapabilities> ranks);
 
-std::string_view name_of(HeapKind kind);
-/// The value of DEEP_EP_HEAP.
-HeapKind heap_kind_from_name(std::string_view name);
+const char* name_of(HeapKind kind);
 
 }  // namespace deep_ep

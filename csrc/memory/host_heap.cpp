@@ -66,14 +66,11 @@ struct HostExport {
 class HostHeap final : public SymmetricHeap {
  public:
   HostHeap(Bootstrap& bootstrap, const HeapOptions& options, const ProcessIdentity& identity) {
-    const HeapCapabilities facts{.process = identity,
-                                 .posix_fd = true,
-                                 .requested = HeapKind::posix_fd,
-                                 .bytes = options.bytes,
-                                 .granularity = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE))};
+    const HeapCapabilities facts{
+        .process = identity, .posix_fd = true, .granularity = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE))};
     const std::vector<HeapCapabilities> ranks = all_gather_values(bootstrap, facts);
     const auto own_rank = static_cast<std::size_t>(bootstrap.rank());
-    bytes_ = plan_heap(ranks, options.bytes_for).bytes;
+    bytes_ = plan_heap(ranks, options).bytes;
     UniqueFd fd;
     OfferedFd mine;
     agree(bootstrap, "allocating the heap", [&] {

@@ -28,54 +28,39 @@ bool StreamStorage::knows_stream(StreamHandle stream) const {
   return std::find(streams_.begin(), streams_.end(), stream) != streams_.end();
 }
 
-void StreamStorage::never_used() {
-  const std::lock_guard lock(mutex_);
-  in_graph_ = false;
-  streams_.clear();
-}
-
-std::optional<std::vector<EventHandle>> StreamStorage::end_of_use(const StreamHandle* skip) {
+/// `event(stream)` is behind what the stream has enqueued so far; null: it needs none.
+template <class Event>
+std::optional<std::vector<EventHandle>> StreamStorage::end_behind(const Event& event) {
   Executor& executor = home_->executor();
   const std::lock_guard lock(mutex_);
-  if (in_graph_) return std::nullopt;
-  for (const StreamHandle stream : streams_) {
-    if (executor.is_capturing(stream)) return std::nullopt;
-  }
+  const auto records = [&](StreamHandle stream) { return executor.is_capturing(stream); };
+  if (in_graph_ || std::ranges::any_of(streams_, records)) return std::nullopt;
   std::vector<EventHandle> events;
   for (const StreamHandle stream : streams_) {
-    if (skip == nullptr || stream != *skip) events.push_back(executor.record_event(stream));
+    if (EventHandle behind = event(stream)) events.push_back(std::move(behind));
   }
   return events;
 }
 
-std::optional<std::vector<EventHandle>> StreamStorage::end_of_recorded_use() {
-  Executor& executor = home_->executor();
-  const std::lock_guard lock(mutex_);
-  const StreamHandle at_home = home_->handle();
-  std::vector<EventHandle> events;
-  for (const StreamHandle stream : streams_) {
-    if (!executor.is_capturing(stream)) {
-      events.push_back(executor.record_event(stream));
-    } else if (!executor.is_capturing(at_home)) {
-      return std::nullopt;
-    } else if (stream != at_home) {
-      executor.wait_event(at_home, executor.record_event(stream));
-    }
-  }
-  return events;
+std::optional<std::vector<EventHandle>> StreamStorage::end_of_use() {
+  return end_behind([&](StreamHandle stream) { return home_->executor().record_event(stream); });
 }
 
-ArenaStorage::ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, std::shared_ptr<HomeStream> home,
-                           bool recording)
-    : StreamStorage(std::move(home), recording), arena_(std::move(arena)), block_(block), for_graph_(recording) {}
+std::optional<std::vector<EventHandle>> StreamStorage::end_of_use_at_home() {
+  return end_behind([&](StreamHandle stream) {
+    if (stream == nullptr) return kDefaultStream;
+    return stream == home_->handle() ? EventHandle{} : home_->executor().record_event(stream);
+  });
+}
+
+ArenaStorage::ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, std::shared_ptr<HomeStream> home)
+    : StreamStorage(std::move(home)), arena_(std::move(arena)), block_(block) {}
 
 ArenaStorage::~ArenaStorage() {
   try {
-    // Whoever named the home stream itself did work there that HomeStream::idle does not know of, so it is not skipped.
+    // Whoever named the home stream itself did work there that HomeStream does not know of, so it is not skipped.
     if (auto events = end_of_use()) {
       arena_->release(block_, *std::move(events));
-    } else if (auto recorded = for_graph_ ? end_of_recorded_use() : std::nullopt) {
-      arena_->release_to_graphs(block_, *std::move(recorded));
     } else {
       arena_->pin(block_);
     }
@@ -86,20 +71,15 @@ ArenaStorage::~ArenaStorage() {
 }
 
 std::shared_ptr<ArenaStorage> ArenaStorage::allocate(const std::shared_ptr<Arena>& arena, std::size_t bytes,
-                                                     const std::shared_ptr<HomeStream>& home, bool recording) {
-  if (recording && !home->idle()) return nullptr;
-  const auto allocation = arena->allocate(bytes, recording);
+                                                     const std::shared_ptr<HomeStream>& home) {
+  const auto allocation = arena->allocate(bytes);
   if (!allocation) return nullptr;
   try {
     for (const EventHandle& event : allocation->wait_for) home->executor().wait_event(home->handle(), event);
-    return std::make_shared<ArenaStorage>(arena, allocation->block, home, recording);
+    return std::make_shared<ArenaStorage>(arena, allocation->block, home);
   } catch (...) {
-    // Nothing has used the block yet, so it is free as soon as it would have been, for those who might have it.
-    if (recording) {
-      arena->release_to_graphs(allocation->block, allocation->wait_for);
-    } else {
-      arena->release(allocation->block, allocation->wait_for);
-    }
+    // Nothing has used the block yet, so it is free as soon as it would have been.
+    arena->release(allocation->block, allocation->wait_for);
     throw;
   }
 }
@@ -145,7 +125,7 @@ MemoryCache::Block MemoryCache::allocate(std::size_t bytes) {
     return {.memory = take(wanted), .bytes = wanted};
   }
   try {
-    for (const EventHandle& event : found->events) home_->executor().wait_event(home_->handle(), event);
+    for (const EventHandle& event : found->events) home_->wait_for(event);
   } catch (...) {
     release(found->block, std::move(found->events));
     throw;
@@ -183,7 +163,7 @@ std::size_t MemoryCache::unused_bytes() const {
 }
 
 void MemoryCache::give_back(const Unused& unused) {
-  for (const EventHandle& event : unused.events) home_->executor().wait_event(home_->handle(), event);
+  for (const EventHandle& event : unused.events) home_->wait_for(event);
   home_->executor().free_async(unused.block.memory, home_->handle());
 }
 
@@ -207,9 +187,8 @@ PoolStorage::PoolStorage(std::shared_ptr<MemoryCache> cache, std::size_t bytes, 
 
 PoolStorage::~PoolStorage() {
   try {
-    const StreamHandle at_home = home().handle();
     // Memory that a graph may write to again stays allocated; the executor's pool still owns it.
-    if (auto events = end_of_use(&at_home)) cache_->release(block_, *std::move(events));
+    if (auto events = end_of_use_at_home()) cache_->release(block_, *std::move(events));
   } catch (const std::exception& error) {
     log::debug("a tensor's memory was not given back: {}", error.what());
   }

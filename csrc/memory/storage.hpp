@@ -8,7 +8,7 @@
 //
 // Requests to the executor are what makes a call slow on the host, so there are few: one storage serves several tensors
 // of a call, the call says once whether it is being recorded, and the end of a storage costs one query and one event
-// for each stream other than the home.
+// for each stream other than the home and the default one.
 #pragma once
 
 #include <atomic>
@@ -30,6 +30,10 @@ namespace deep_ep {
 // The order in which a buffer's memory is handed out: that of its calls. They run on the communication stream or on the
 // callers' streams, each after the one before it, as if all were on one stream.
 
+/// In place of an event: behind what the default stream holds when another stream waits. That stream never ends, so
+/// nothing is recorded for callers who stay on it.
+inline const EventHandle kDefaultStream = std::make_shared<char>();
+
 /// Calls use the memory first, and they are in order: what earlier calls did with a piece of memory needs no event.
 /// Other work of streams does. Thread-safe.
 class HomeStream {
@@ -41,41 +45,42 @@ class HomeStream {
   /// The real stream of the call under way; between calls, the communication stream.
   StreamHandle handle() const { return stream_.load(std::memory_order_relaxed); }
   void works_on(StreamHandle stream) { stream_.store(stream, std::memory_order_relaxed); }
-
-  /// From here on, work may be enqueued that no event known to this object covers ...
-  void work_begins() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
+  /// Work on handle() comes behind `event`, which may be kDefaultStream.
+  void wait_for(const EventHandle& event) const {
+    if (event != kDefaultStream) {
+      executor_->wait_event(handle(), event);
+    } else if (handle() != nullptr) {
+      executor_->wait_event(handle(), executor_->record_event(nullptr));
+    }
   }
-  /// ... until here. Work that is recorded into a graph does not count: it does not run now.
+
+  /// A call has ended, `behind` all its work, which may be kDefaultStream. Calls that are recorded into a graph do not
+  /// count: they do not run now.
   void work_ends(EventHandle behind) {
     const std::lock_guard lock(mutex_);
     latest_ = std::move(behind);
     latest_on_ = handle();
-    open_ = false;
   }
-  /// Behind all work that has ended; null when there was none. The next work has to wait for it.
+  /// Behind all calls that have ended; null when there was none. The next work has to wait for it.
   EventHandle latest() {
     const std::lock_guard lock(mutex_);
-    return latest_;
+    return record_latest();
   }
   /// The same; null, too, when the latest work was on `stream` itself, whose order covers it.
   EventHandle latest_unless_on(StreamHandle stream) {
     const std::lock_guard lock(mutex_);
-    return latest_on_ == stream ? nullptr : latest_;
-  }
-  /// True when all work that was begun is known to have ended. Needed for graphs: their replays do not wait for the
-  /// stream, so they may only use memory that it has finished with.
-  bool idle() {
-    const std::lock_guard lock(mutex_);
-    return !open_ && (latest_ == nullptr || executor_->event_done(latest_));
+    return latest_on_ == stream ? nullptr : record_latest();
   }
 
  private:
+  EventHandle record_latest() {
+    if (latest_ == kDefaultStream) latest_ = executor_->record_event(nullptr);
+    return latest_;
+  }
+
   std::shared_ptr<Executor> executor_;
   std::atomic<StreamHandle> stream_;
   std::mutex mutex_;
-  bool open_ = false;
   EventHandle latest_;
   StreamHandle latest_on_ = nullptr;
 };
@@ -88,26 +93,27 @@ class StreamStorage : public Tensor::Storage {
   bool knows_stream(StreamHandle stream) const override;
   /// The same for a caller who knows whether the stream is recording a graph.
   void record_stream(StreamHandle stream, bool recording);
-  /// Nothing enqueued or recorded so far touches the memory: it goes back like that, and no graph keeps it.
-  void never_used();
 
   virtual std::byte* data() const = 0;
 
  protected:
-  StreamStorage(std::shared_ptr<HomeStream> home, bool recording) : home_(std::move(home)), in_graph_(recording) {}
+  explicit StreamStorage(std::shared_ptr<HomeStream> home, bool recording = false)
+      : home_(std::move(home)), in_graph_(recording) {}
 
   HomeStream& home() const { return *home_; }
   /// The streams that were recorded. For destructors: nobody records any more.
   const std::vector<StreamHandle>& users() const { return streams_; }
-  /// Events behind what the streams have enqueued so far, without those of `skip`. Nothing if a graph may use the
-  /// memory again: a stream was recording one when it was named, or is recording now.
-  std::optional<std::vector<EventHandle>> end_of_use(const StreamHandle* skip = nullptr);
-  /// The same for memory that was allocated for a graph, and that only graphs will get again. What streams are
-  /// recording now is no event: the home, which records with them, waits for it in the graph. Nothing if it does not
-  /// record.
-  std::optional<std::vector<EventHandle>> end_of_recorded_use();
+  /// Events behind what the streams have enqueued so far. Nothing if a graph may use the memory again: a stream was
+  /// recording one when it was named, or is recording now.
+  std::optional<std::vector<EventHandle>> end_of_use();
+  /// The same for memory that goes back to the home: without events of the home's own stream, and kDefaultStream for
+  /// the default one.
+  std::optional<std::vector<EventHandle>> end_of_use_at_home();
 
  private:
+  template <class Event>
+  std::optional<std::vector<EventHandle>> end_behind(const Event& event);
+
   std::shared_ptr<HomeStream> home_;
   mutable std::mutex mutex_;
   std::vector<StreamHandle> streams_;
@@ -117,8 +123,7 @@ class StreamStorage : public Tensor::Storage {
 class ArenaStorage final : public StreamStorage {
  public:
   /// Owns `block`. The caller has made the home stream wait for Allocation::wait_for.
-  ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, std::shared_ptr<HomeStream> home,
-               bool recording);
+  ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, std::shared_ptr<HomeStream> home);
   ~ArenaStorage() override;
   ArenaStorage(const ArenaStorage&) = delete;
   ArenaStorage& operator=(const ArenaStorage&) = delete;
@@ -126,15 +131,14 @@ class ArenaStorage final : public StreamStorage {
   const Arena::Block& block() const { return block_; }
   std::byte* data() const override { return arena_->address(block_); }
 
-  /// Allocates from the arena in the order of the home stream, waits included. All users of an arena have the same
-  /// home. `recording`: the memory is for a graph. nullptr when the arena has no room.
+  /// Allocates from the arena in the order of the home stream, which records no graph, waits included. All users of an
+  /// arena have the same home. nullptr when the arena has no room.
   static std::shared_ptr<ArenaStorage> allocate(const std::shared_ptr<Arena>& arena, std::size_t bytes,
-                                                const std::shared_ptr<HomeStream>& home, bool recording = false);
+                                                const std::shared_ptr<HomeStream>& home);
 
  private:
   std::shared_ptr<Arena> arena_;
   Arena::Block block_;
-  bool for_graph_;  ///< it was allocated for one
 };
 
 // Memory of the executor's stream-ordered pool that one stream keeps using: what comes back is handed out again without

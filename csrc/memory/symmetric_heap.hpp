@@ -16,7 +16,7 @@ namespace cuda {
 class Context;
 }
 
-enum class HeapKind : std::uint8_t { automatic, posix_fd, fabric, cuda_ipc };
+enum class HeapKind : std::uint8_t { posix_fd, fabric };
 
 struct HeapOptions {
   std::size_t bytes = 0;  ///< rounded up to the allocation granularity; equal on all ranks
@@ -34,7 +34,6 @@ class SymmetricHeap {
 
   virtual std::byte* local() const = 0;
   virtual std::size_t bytes() const = 0;
-  /// What `automatic` resolved to.
   virtual HeapKind kind() const = 0;
 
   /// The heap of every rank, this one included, as this process maps it. Null for ranks that share no memory with this
@@ -55,8 +54,7 @@ class SymmetricHeap {
   virtual void unmap_peers() noexcept = 0;
 
   /// Collective, when no rank uses memory of another one: the host keeps what the heap holds. If it throws, on all
-  /// ranks, nothing has changed. @throws Unsupported where addresses cannot be kept, OutOfMemory if the host has no
-  /// room.
+  /// ranks, nothing has changed. @throws OutOfMemory if the host has no room.
   virtual void keep(Bootstrap& bootstrap) = 0;
   /// After keep, by each rank: the memory goes back to the system when all ranks have called it. peers() stay.
   virtual void release_memory() noexcept = 0;

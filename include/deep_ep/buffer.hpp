@@ -89,15 +89,11 @@ class Buffer {
   /// @param num_experts E, a multiple of R, at most max_local_experts a rank.
   DispatchLayout get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call = {});
 
-  /// Collective: sends every token once to each rank that is_token_in_rank names. The host waits for N unless
-  /// num_worst_tokens is given.
+  /// Collective: sends every token once to each rank that is_token_in_rank, or the handle, names. The host waits for N
+  /// unless num_worst_tokens or a handle is given; such calls may be recorded into a CUDA graph.
   /// @throws OutOfMemory if neither heap nor window has room (between nodes: no room in the window for two rows to and
   /// from each node, and one of each rank of the node). @throws InvalidArgument for exact sizes in a recording.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
-
-  /// Collective: sends rows to the places of an earlier dispatch. No host wait; may be recorded into a CUDA graph.
-  /// @throws OutOfMemory as dispatch.
-  CachedDispatchResult cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call = {});
 
   /// Collective: adds, for each token of the dispatch, the rows of its ranks. No host wait; may be recorded into a CUDA
   /// graph. @throws OutOfMemory if the window has no room for two rows of each rank; between nodes, if x is outside
@@ -198,7 +194,8 @@ class Buffer {
 
   /// A contiguous tensor in the symmetric heap, for example for an expert's output, so that combine can pull from it.
   /// Not collective. @param dtype any. @param shape up to four sizes, 0 or more. @param stream the first user: it waits
-  /// for earlier users of the memory. @throws OutOfMemory if the tensor does not fit.
+  /// for earlier users of the memory. @throws OutOfMemory if the tensor does not fit. @throws InvalidArgument if the
+  /// stream is being recorded into a CUDA graph.
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream = nullptr);
   /// Whether the tensor is in the heap memory of allocate_tensor and dispatch, so that combine may pull from it.
   bool in_heap(const ConstTensorView& tensor) const;
@@ -213,8 +210,8 @@ class Buffer {
   /// The host keeps what the heap holds, so it needs as much memory. Addresses stay: after `resume` results, handles
   /// and recorded CUDA graphs are as before. Until then only resume, check and destroy may be called, and neither a
   /// graph nor a kernel may touch the heap's tensors.
-  /// @throws Unsupported with ranks that RDMA reaches, and for a heap shared by cuda_ipc. @throws OutOfMemory if the
-  /// host of a rank has no room: the buffer is as before. After a TimeoutError of a rank that did not come: destroy.
+  /// @throws Unsupported with ranks that RDMA reaches. @throws OutOfMemory if the host of a rank has no room: the
+  /// buffer is as before. After a TimeoutError of a rank that did not come: destroy.
   void suspend();
   /// Collective, after suspend. @throws OutOfMemory or SystemError if the GPU of a rank has no memory: the buffer is
   /// suspended still. @throws InvalidArgument if it is not suspended.

@@ -44,13 +44,17 @@ struct DispatchHandle {
   int num_topk = 0;                ///< K, 0 if no selections were sent
 };
 
-/// A dispatch that exchanges counts. Equal on all ranks: the dtype and width of every tensor, E, K, and the presence of
-/// optional tensors. Otherwise RankMismatch on every rank, before any row moves.
+/// A dispatch. Without `handle` it exchanges counts. Equal on all ranks: the dtype and width of every tensor, E, K, and
+/// the presence of optional tensors. Otherwise RankMismatch on every rank, before any row moves.
 struct DispatchArguments {
   /// [T, H], any dtype with rows of a multiple of 16 bytes below 2 GiB; starts at a multiple of 16 bytes.
   ConstTensorView x = {};
   /// [T, S] float32 or int32, any strides, any S: the scales of 8-bit rows.
   std::optional<ConstTensorView> x_scales = {};
+
+  /// Of an earlier dispatch of this buffer with as many tokens: rows go to its places, with any H and dtype. The call
+  /// exchanges no counts, the host does not wait, and of the other members only `config` counts. Used during the call.
+  const DispatchHandle* handle = nullptr;
 
   // The layout, of get_dispatch_layout or computed in the same way.
   ConstTensorView num_tokens_per_rank = {};    ///< [R] int32
@@ -79,25 +83,11 @@ struct DispatchResult {
   Tensor recv_x = {};  ///< [rows, H], dtype of x: by source rank, then by token index at the source
   std::optional<Tensor> recv_x_scales = {};  ///< [rows, S], dtype of x_scales
   std::optional<Tensor> recv_topk_idx = {};  ///< [rows, K], dtype of topk_idx: index among this rank's experts, or -1
-  std::optional<Tensor> recv_topk_weights = {};      ///< [rows, K] float32, with weights: 0 where the index is -1
-  std::vector<int> num_recv_tokens_per_expert = {};  ///< [E / R], rounded up; empty with num_worst_tokens
-  DispatchHandle handle = {};                        ///< for cached_dispatch and combine
-  EventHandle event = {};                            ///< set with async_finish
-};
-
-/// A dispatch whose rows go to the places of an earlier one: it exchanges no counts, and the host does not wait.
-struct CachedDispatchArguments {
-  ConstTensorView x = {};                        ///< as DispatchArguments::x, T as in that dispatch; any H and dtype
-  std::optional<ConstTensorView> x_scales = {};  ///< as DispatchArguments::x_scales
-  const DispatchHandle* handle = nullptr;        ///< of the earlier dispatch, by this buffer; used during the call only
-  Config config = {};                            ///< SMs and warps of this rank's call
-};
-
-/// The result of Buffer::cached_dispatch, as DispatchResult.
-struct CachedDispatchResult {
-  Tensor recv_x = {};                        ///< [rows of the handle, H]
-  std::optional<Tensor> recv_x_scales = {};  ///< [rows of the handle, S]
-  EventHandle event = {};                    ///< set with async_finish
+  std::optional<Tensor> recv_topk_weights = {};  ///< [rows, K] float32, with weights: 0 where the index is -1
+  /// [E / R], rounded up; empty with num_worst_tokens, and, like the two above, with `handle`
+  std::vector<int> num_recv_tokens_per_expert = {};
+  DispatchHandle handle = {};  ///< for further dispatches and combine; with `handle` the same
+  EventHandle event = {};      ///< set with async_finish
 };
 
 /// A combine. Equal on all ranks: H, and the presence of topk_weights; the biases may differ. The owners of the tokens

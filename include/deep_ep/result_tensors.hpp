@@ -21,7 +21,7 @@ class HeapPieces {
   virtual void* take(std::size_t bytes, StreamHandle stream) = 0;
   /// Frees `piece` of `take`. Work that `stream` holds now may still use it.
   virtual void give_back(void* piece, StreamHandle stream) noexcept = 0;
-  /// Whether `memory` is in a piece that `take` returned and `give_back` has not freed.
+  /// Whether `memory` is in a part of the heap that is in use, a piece or other tensors.
   virtual bool contains(const void* memory) const = 0;
   /// The bytes of the largest free piece.
   virtual std::size_t largest_free() const = 0;

@@ -198,22 +198,22 @@ py::tuple NativeBuffer::dispatch(DispatchCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
   complete(call.options);
-  if (call.handle) {
-    const DispatchHandle handle = borrow_handle(*call.handle);
-    CachedDispatchArguments arguments{.handle = &handle, .config = call.arguments.config};
-    give_rows(call.x, arguments);
-    const CachedDispatchResult result = without_gil([&] { return buffer.cached_dispatch(arguments, call.options); });
-    dispatches_.add(call.x.rows.view.bytes());
-    const py::none none;
-    return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x), none, none, none, none,
-                          event_object(call.options, result.event, result.recv_x, result.recv_x_scales));
-  }
   give_rows(call.x, call.arguments);
+  DispatchHandle handle;
+  if (call.handle) {
+    handle = borrow_handle(*call.handle);
+    call.arguments.handle = &handle;
+  }
   if (call.is_token_in_rank) call.arguments.is_token_in_rank = call.is_token_in_rank->view;
   if (call.num_tokens_per_rank) call.arguments.num_tokens_per_rank = *call.num_tokens_per_rank;
   if (call.num_tokens_per_expert) call.arguments.num_tokens_per_expert = *call.num_tokens_per_expert;
   const DispatchResult result = without_gil([&] { return buffer.dispatch(call.arguments, call.options); });
   dispatches_.add(call.x.rows.view.bytes());
+  if (call.handle) {
+    const py::none none;
+    return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x), none, none, none, none,
+                          event_object(call.options, result.event, result.recv_x, result.recv_x_scales));
+  }
 
   return py::make_tuple(
       hand_out_rows(result.recv_x, result.recv_x_scales, call.x), framework.hand_out(result.recv_topk_idx),

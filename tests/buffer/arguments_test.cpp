@@ -144,28 +144,26 @@ TEST_P(ArgumentsTest, CachedDispatch) {
     Buffer& buffer = rank.buffer();
     const Inputs inputs = upload_inputs(rank, one_);
     const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
-    const auto refuses = [&](const char* name, const CachedDispatchArguments& arguments) {
-      require_throws<InvalidArgument>([&] { buffer.cached_dispatch(arguments, rank.call()); }, {name},
+    const auto refuses = [&](const char* name, const DispatchArguments& arguments) {
+      require_throws<InvalidArgument>([&] { buffer.dispatch(arguments, rank.call()); }, {name},
                                       std::string("cached dispatch, ") + name);
     };
-    CachedDispatchArguments good;
+    DispatchArguments good;
     good.x = inputs.dispatch.x;
     good.handle = &result.handle;
-    CachedDispatchArguments bad = good;
+    DispatchArguments bad = good;
     one_row_less(bad.x);
     refuses("x", bad);
     const DispatchHandle empty;
     bad = good;
     bad.handle = &empty;
     refuses("handle", bad);
-    bad.handle = nullptr;
-    refuses("handle", bad);
     check_dispatch(rank, make_case([&] {
                      Shape shape = one_.shape;
                      shape.scales = 0;
                      return shape;
                    }()),
-                   with_handle(buffer.cached_dispatch(good, rank.call()), result.handle), {.cached = true});
+                   buffer.dispatch(good, rank.call()), {.cached = true});
     buffer.destroy();
   });
 }

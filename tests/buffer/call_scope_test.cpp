@@ -25,18 +25,6 @@ class CallScopeTest : public ::testing::Test {
       return FakeExecutor::stream_of(event) == &state(other);
     });
   }
-  void end_all_work() {
-    for (const StreamHandle stream : {caller_, side_, comm_}) executor_->synchronize(stream);
-  }
-  bool graph_gets_memory() {
-    state(caller_).capturing = state(comm_).capturing = true;
-    CallScope scope(context_, {.stream = caller_});
-    const bool made = scope.try_heap_tensors({&wanted_, 1}).has_value();
-    scope.finish();
-    state(caller_).capturing = state(comm_).capturing = false;
-    return made;
-  }
-
   std::shared_ptr<FakeExecutor> executor_ = std::make_shared<FakeExecutor>();
   OwnStream streams_[3] = {OwnStream(*executor_), OwnStream(*executor_), OwnStream(*executor_)};
   StreamHandle caller_ = streams_[0].get(), side_ = streams_[1].get(), comm_ = streams_[2].get();
@@ -96,28 +84,38 @@ TEST_F(CallScopeTest, EachCallComesAfterTheOneBefore) {
 
 TEST_F(CallScopeTest, AnAbandonedCallIsWaitedForLikeAnyOther) {
   { CallScope scope(context_, {.stream = side_}); }
-  EXPECT_FALSE(graph_gets_memory()) << "the call's work has not ended";
   CallScope(context_, {.stream = caller_}).finish();
   EXPECT_TRUE(waits_for(caller_, side_));
-  end_all_work();
-  EXPECT_TRUE(graph_gets_memory());
 }
 
-TEST_F(CallScopeTest, WithoutAnEventBehindItGraphsGetNothing) {
-  {
-    CallScope scope(context_, {.stream = side_});
-    state(side_).gone = true;
+TEST_F(CallScopeTest, CallsOnTheDefaultStreamHaveNoEventUntilACallLeavesIt) {
+  FakeExecutor::Stream& of_all = FakeExecutor::of(nullptr);
+  const std::uint64_t before = of_all.enqueued;
+  CallScope(context_, {}).finish();
+  { CallScope abandoned(context_, {}); }
+  EXPECT_EQ(of_all.enqueued, before);
+  CallScope(context_, {.stream = caller_}).finish();
+  EXPECT_EQ(waits(caller_, nullptr), 1);
+  CallScope(context_, {}).finish();
+  context_.settle();
+  EXPECT_EQ(waits(comm_, nullptr), 1);
+}
+
+TEST_F(CallScopeTest, RecordedCallsGetNoMemoryOfTheHeap) {
+  for (const bool recorded : {true, false}) {
+    state(caller_).capturing = state(comm_).capturing = recorded;
+    CallScope scope(context_, {.stream = caller_});
+    EXPECT_EQ(scope.try_heap_tensors({&wanted_, 1}).has_value(), !recorded);
+    scope.finish();
   }
-  end_all_work();
-  EXPECT_FALSE(graph_gets_memory()) << "nobody knows whether the work has ended";
-  state(side_).gone = false;
 }
 
 TEST_F(CallScopeTest, NothingIsChangedByACallThatCannotBegin) {
   state(caller_).gone = true;
   EXPECT_THROW(CallScope(context_, {.stream = caller_, .async_finish = true}), SystemError);
   state(caller_).gone = false;
-  EXPECT_TRUE(graph_gets_memory());
+  CallScope(context_, {.stream = side_}).finish();
+  EXPECT_TRUE(state(side_).waited_for.empty());
 }
 
 TEST_F(CallScopeTest, RecordedCallsAreOrderedByTheGraphAlone) {

@@ -54,11 +54,11 @@ class DisagreementTest : public ClusterTest {
     const Case cases[] = {make_case(good), make_case(odd)};
     expect_late_mismatch(cases[0], what, values, [&](Rank& rank, Buffer& buffer, const DispatchResult& result) {
       const Inputs again = upload_inputs(rank, cases[rank.rank()]);
-      CachedDispatchArguments cached;
+      DispatchArguments cached;
       cached.x = again.dispatch.x;
       cached.x_scales = again.dispatch.x_scales;
       cached.handle = &result.handle;
-      buffer.cached_dispatch(cached, rank.call());
+      buffer.dispatch(cached, rank.call());
     });
   }
 

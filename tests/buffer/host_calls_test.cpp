@@ -58,11 +58,10 @@ TEST_F(HostCallsTest, StayFew) {
       count("layout", [&] { buffer.get_dispatch_layout(inputs.topk_idx, experts, rank_.call()); });
   const ExecutorCalls dispatch = count("dispatch", [&] { buffer.dispatch(inputs.dispatch, rank_.call()); });
   const DispatchResult original = buffer.dispatch(inputs.dispatch, rank_.call());
-  CachedDispatchArguments cached_arguments;
+  DispatchArguments cached_arguments;
   cached_arguments.x = inputs.dispatch.x;
   cached_arguments.handle = &original.handle;
-  const ExecutorCalls cached =
-      count("cached dispatch", [&] { buffer.cached_dispatch(cached_arguments, rank_.call()); });
+  const ExecutorCalls cached = count("cached dispatch", [&] { buffer.dispatch(cached_arguments, rank_.call()); });
   Returned returned = upload_returned(rank_, buffer, case_, original.handle, true);
   const ExecutorCalls combine = count("combine", [&] { buffer.combine(returned.combine, rank_.call()); });
 

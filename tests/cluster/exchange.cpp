@@ -194,15 +194,6 @@ void check_dispatch(Rank& rank, const Case& one, const DispatchResult& result, D
   }
 }
 
-DispatchResult with_handle(const CachedDispatchResult& result, const DispatchHandle& handle) {
-  DispatchResult whole;
-  whole.recv_x = result.recv_x;
-  whole.recv_x_scales = result.recv_x_scales;
-  whole.handle = handle;
-  whole.event = result.event;
-  return whole;
-}
-
 Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const DispatchHandle& handle, bool heap) {
   const Shape& shape = one.shape;
   const auto& returned = one.returned[static_cast<std::size_t>(rank.rank())];

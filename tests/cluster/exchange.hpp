@@ -29,9 +29,6 @@ struct DispatchExpectations {
 };
 void check_dispatch(Rank& rank, const Case& one, const DispatchResult& result, DispatchExpectations expected = {});
 
-/// The result of a cached dispatch as if it had returned the handle.
-DispatchResult with_handle(const CachedDispatchResult& result, const DispatchHandle& handle);
-
 /// What combine reads: the expert outputs of this rank, in the heap or in ordinary memory, and what else it may get.
 struct Returned {
   std::vector<Tensor> in_heap;  ///< keeps the memory

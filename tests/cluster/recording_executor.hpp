@@ -9,7 +9,6 @@
 #include "kernels/elastic/dispatch_params.hpp"
 #include "kernels/elastic/params.hpp"
 #include "kernels/load_balance/params.hpp"
-#include "kernels/low_latency/line_test.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/normal/layout.hpp"
 #include "kernels/normal/params.hpp"

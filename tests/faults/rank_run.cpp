@@ -82,7 +82,7 @@ struct RankRun::Calls {
           break;
         }
         case Kind::cached:
-          buffer->cached_dispatch({}, rank.call());
+          buffer->dispatch({.handle = &dispatched.handle}, rank.call());
           break;
         case Kind::combine:
           buffer->combine({}, rank.call());
@@ -116,10 +116,9 @@ struct RankRun::Calls {
     const test::Case& one = run.data_.normal[step.data];
     const test::Inputs inputs = upload_inputs(rank, odd ? odd_case(one) : one);
     begin_call();
-    const CachedDispatchResult result =
-        buffer->cached_dispatch({.x = inputs.dispatch.x, .x_scales = {}, .handle = &dispatched.handle}, rank.call());
+    const DispatchResult result = buffer->dispatch({.x = inputs.dispatch.x, .handle = &dispatched.handle}, rank.call());
     end_call();
-    check_dispatch(rank, one, test::with_handle(result, dispatched.handle), {.cached = true});
+    check_dispatch(rank, one, result, {.cached = true});
   }
 
   void combine(const Step& step, bool odd) {

@@ -97,21 +97,6 @@ TEST_F(ArenaTest, MergedBlocksWaitForTheUsersOfAllParts) {
   EXPECT_EQ(std::set<EventHandle>(whole->wait_for.begin(), whole->wait_for.end()), events);
 }
 
-TEST_F(ArenaTest, RecordingStreamsGetOnlyMemoryThatIsFreeNow) {
-  const auto arena = make_arena(0, 2048);
-  const StreamHandle stream = make_stream();
-  const auto small = arena->allocate(512);
-  const auto wall = arena->allocate(512);
-  ASSERT_TRUE(small && wall);
-  arena->release(small->block, {executor_->record_event(stream)});
-  const auto in_graph = arena->allocate(512, true);
-  ASSERT_TRUE(in_graph);
-  EXPECT_EQ(in_graph->block.offset, 1024u) << "the better fit is still in use";
-  EXPECT_FALSE(arena->allocate(1024, true));
-  executor_->synchronize(stream);
-  EXPECT_EQ(arena->allocate(512, true)->block, small->block);
-}
-
 TEST_F(ArenaTest, StorageGivesBackBehindEveryOtherStreamThatUsedIt) {
   const auto arena = make_arena(0, 512);
   const StreamHandle other = make_stream();
@@ -136,7 +121,6 @@ TEST_F(ArenaTest, StorageUsedByAGraphIsNeverReused) {
   auto dropped_inside = ArenaStorage::allocate(arena, 512, home_);
   auto by_call = ArenaStorage::allocate(arena, 512, home_);
   dropped_inside->record_stream(stream);
-  auto inside = ArenaStorage::allocate(arena, 512, home_, true);
   state(stream).capturing = true;
   named_inside->record_stream(stream);
   by_call->record_stream(stream, true);
@@ -145,60 +129,6 @@ TEST_F(ArenaTest, StorageUsedByAGraphIsNeverReused) {
   named_inside.reset();
   by_call.reset();
   EXPECT_EQ(arena->usage().pinned, 1536u);
-  EXPECT_EQ(arena->usage().for_graphs, 0u);
-  inside.reset();
-  EXPECT_EQ(arena->usage().pinned, 1536u);
-  EXPECT_EQ(arena->usage().for_graphs, 512u);
-  EXPECT_FALSE(arena->allocate(1)) << "outside of graphs";
-  EXPECT_NE(ArenaStorage::allocate(arena, 512, home_, true), nullptr) << "graphs may";
-}
-
-TEST_F(ArenaTest, GraphsShareWhatTheyGiveBack) {
-  const auto arena = make_arena(0, 4096);
-  FakeExecutor::Stream& home = state(home_->handle());
-  const StreamHandle caller = make_stream();
-  const auto layer = [&] {
-    auto storage = ArenaStorage::allocate(arena, 1024, home_, true);
-    if (storage != nullptr) storage->record_stream(caller, true);
-    return storage;
-  };
-  for (int graph = 0; graph < 8; ++graph) {
-    executor_->synchronize(caller);  // as PyTorch does before it records
-    home.capturing = state(caller).capturing = true;
-    home.waited_for.clear();
-    for (int i = 0; i < 5; ++i) {
-      ASSERT_NE(layer(), nullptr) << "layer " << i << " of graph " << graph;
-      ASSERT_EQ(home.waited_for.size(), i + 1u) << "the next layer comes behind what its memory was used for";
-      EXPECT_EQ(FakeExecutor::stream_of(home.waited_for.back()), &state(caller));
-    }
-    auto kept = layer();  // until after the recording
-    ASSERT_NE(kept, nullptr);
-    home.capturing = state(caller).capturing = false;
-  }
-  // In use outside of a recording: the next graph cannot wait, and takes other memory.
-  EXPECT_EQ(arena->usage().for_graphs, 1024u);
-  EXPECT_FALSE(arena->allocate(1024, true)->block.offset == 0);
-  EXPECT_EQ(arena->usage().pinned, 0u);
-}
-
-TEST_F(ArenaTest, MemoryOfAGraphThatARecordingAloneUsesIsPinned) {
-  const auto arena = make_arena(0, 1024);
-  const StreamHandle other = make_stream();
-  auto storage = ArenaStorage::allocate(arena, 512, home_, true);
-  state(other).capturing = true;  // a graph without calls of the buffer reads it: nobody can wait there
-  storage->record_stream(other);
-  storage.reset();
-  EXPECT_EQ(arena->usage().pinned, 512u);
-}
-
-TEST_F(ArenaTest, GraphsGetMemoryOnlyWhenTheHomeIsIdle) {
-  const auto arena = make_arena(0, 1024);
-  home_->work_begins();
-  EXPECT_EQ(ArenaStorage::allocate(arena, 512, home_, true), nullptr);
-  home_->work_ends(executor_->record_event(home_->handle()));
-  EXPECT_EQ(ArenaStorage::allocate(arena, 512, home_, true), nullptr);
-  executor_->synchronize(home_->handle());
-  EXPECT_NE(ArenaStorage::allocate(arena, 512, home_, true), nullptr);
 }
 
 TEST_F(ArenaTest, StorageSurvivesArenaOwnersAndADriverThatIsGone) {
@@ -237,24 +167,18 @@ TEST_F(ArenaTest, RandomHistoriesMatchAShadowModel) {
       if (action < 9) {
         const std::size_t bytes = pick(12 * 512);
         const std::size_t units = std::max<std::size_t>((bytes + 511) / 512, 1);
-        const bool capturing = pick(8) == 0;
-        const auto allocation = arena->allocate(bytes, capturing);
+        const auto allocation = arena->allocate(bytes);
         std::size_t run = 0;
         std::size_t longest = 0;
         for (const bool used : taken) {
           run = used ? 0 : run + 1;
           longest = std::max(longest, run);
         }
-        if (!capturing) {
-          ASSERT_EQ(allocation.has_value(), longest >= units);
-        }
+        ASSERT_EQ(allocation.has_value(), longest >= units);
         if (!allocation) continue;
         ASSERT_EQ(allocation->block.bytes, units * 512);
         const auto [begin, end] = unit_range(allocation->block);
         ASSERT_LE(end, kUnits);
-        if (capturing) {
-          ASSERT_TRUE(allocation->wait_for.empty()) << "a recording stream cannot wait";
-        }
         waited.insert(allocation->wait_for.begin(), allocation->wait_for.end());
         for (std::size_t unit = begin; unit < end; ++unit) {
           ASSERT_FALSE(taken[unit]);

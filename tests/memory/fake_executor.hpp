@@ -75,7 +75,10 @@ class FakeExecutor final : public Executor {
   EventHandle record_timed_event(StreamHandle stream) override { return record_event(stream); }
   void make_current() override {}
 
-  static Stream& of(StreamHandle stream) { return *static_cast<Stream*>(stream); }
+  static Stream& of(StreamHandle stream) {
+    static Stream the_default;
+    return stream == nullptr ? the_default : *static_cast<Stream*>(stream);
+  }
   static Stream* stream_of(const EventHandle& event) { return static_cast<const Event*>(event.get())->stream; }
   static std::uint64_t position_of(const EventHandle& event) {
     return static_cast<const Event*>(event.get())->position;
@@ -98,7 +101,7 @@ class FakeHeap final : public SymmetricHeap {
   explicit FakeHeap(std::size_t bytes) : bytes_(bytes) {}
   std::byte* local() const override { return reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40); }
   std::size_t bytes() const override { return bytes_; }
-  HeapKind kind() const override { return HeapKind::automatic; }
+  HeapKind kind() const override { return HeapKind::posix_fd; }
   std::span<std::byte* const> peers() const override { return {}; }
   std::byte* const* device_peers() const override { return nullptr; }
   void unmap_peers() noexcept override {}

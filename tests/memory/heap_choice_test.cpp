@@ -29,7 +29,6 @@ std::vector<HeapCapabilities> ranks_on_one_host(int count) {
     ranks[rank].process.token = 100 + rank;
     ranks[rank].device = static_cast<std::int32_t>(rank);
     ranks[rank].posix_fd = true;
-    ranks[rank].bytes = 1000;
     ranks[rank].granularity = 512;
   }
   return ranks;
@@ -40,9 +39,13 @@ void move_to_other_host(HeapCapabilities& rank) {
   write(rank.process.host, "beta");
 }
 
+HeapPlan plan(const std::vector<HeapCapabilities>& ranks, std::size_t bytes = 1000) {
+  return plan_heap(ranks, {.bytes = bytes});
+}
+
 std::string refusal(const std::vector<HeapCapabilities>& ranks) {
   try {
-    plan_heap(ranks);
+    plan(ranks);
   } catch (const SystemError& error) {
     return error.what();
   }
@@ -50,36 +53,41 @@ std::string refusal(const std::vector<HeapCapabilities>& ranks) {
 }
 
 TEST(HeapChoice, OneHostSharesFileDescriptors) {
-  const HeapPlan plan = plan_heap(ranks_on_one_host(8));
-  EXPECT_EQ(plan.kind, HeapKind::posix_fd);
-  EXPECT_EQ(plan.bytes, 1024u);
+  EXPECT_EQ(plan(ranks_on_one_host(8)).kind, HeapKind::posix_fd);
+  EXPECT_EQ(plan(ranks_on_one_host(8)).bytes, 1024u);
   auto with_fabric = ranks_on_one_host(8);
   for (auto& rank : with_fabric) rank.fabric = true;
-  EXPECT_EQ(plan_heap(with_fabric).kind, HeapKind::posix_fd) << "whether or not there is anything else";
+  EXPECT_EQ(plan(with_fabric).kind, HeapKind::posix_fd) << "whether or not there is anything else";
 }
 
 TEST(HeapChoice, TheCoarsestGranularityCounts) {
   auto ranks = ranks_on_one_host(3);
   ranks[2].granularity = 4096;
-  EXPECT_EQ(plan_heap(ranks).bytes, 4096u);
-  for (auto& rank : ranks) rank.bytes = 0;
-  EXPECT_EQ(plan_heap(ranks).bytes, 4096u);
+  EXPECT_EQ(plan(ranks).bytes, 4096u);
+  EXPECT_EQ(plan(ranks, 0).bytes, 4096u);
 }
 
 TEST(HeapChoice, FabricAcrossHosts) {
   auto ranks = ranks_on_one_host(4);
   move_to_other_host(ranks[3]);
   for (auto& rank : ranks) rank.fabric = true;
-  EXPECT_EQ(plan_heap(ranks).kind, HeapKind::fabric);
+  EXPECT_EQ(plan(ranks).kind, HeapKind::fabric);
 }
 
-TEST(HeapChoice, IpcWhereOneGpuOrTheNetworkForbidsDescriptors) {
-  auto ranks = ranks_on_one_host(4);
-  ranks[1].posix_fd = false;
-  EXPECT_EQ(plan_heap(ranks).kind, HeapKind::cuda_ipc);
-  ranks = ranks_on_one_host(4);
-  ranks[2].process.network_namespace = 8;  // containers with separate networks
-  EXPECT_EQ(plan_heap(ranks).kind, HeapKind::cuda_ipc);
+TEST(HeapChoice, FabricWhereOneGpuOrTheNetworkForbidsDescriptors) {
+  auto gpu = ranks_on_one_host(4);
+  gpu[1].posix_fd = false;
+  EXPECT_NE(refusal(gpu).find("GPU 1 of rank 1"), std::string::npos) << refusal(gpu);
+  auto network = ranks_on_one_host(4);
+  network[2].process.network_namespace = 8;  // containers with separate networks
+  EXPECT_NE(refusal(network).find("rank 2 and rank 0 (host alpha) are not in one network namespace"), std::string::npos)
+      << refusal(network);
+  for (auto* ranks : {&gpu, &network}) {
+    for (auto& rank : *ranks) rank.fabric = true;
+    EXPECT_EQ(plan(*ranks).kind, HeapKind::fabric);
+    ranks->back().fabric = false;
+    EXPECT_NE(refusal(*ranks), "");
+  }
 }
 
 TEST(HeapChoice, WithoutFabricEachHostSharesForItself) {
@@ -87,40 +95,11 @@ TEST(HeapChoice, WithoutFabricEachHostSharesForItself) {
   move_to_other_host(ranks[2]);
   move_to_other_host(ranks[3]);
   ranks[3].process.network_namespace = ranks[2].process.network_namespace = 9;
-  const HeapPlan plan = plan_heap(ranks);
-  EXPECT_EQ(plan.kind, HeapKind::posix_fd);
-  EXPECT_TRUE(shares_memory(plan.kind, ranks[2], ranks[3]));
-  EXPECT_FALSE(shares_memory(plan.kind, ranks[0], ranks[3]));
+  const HeapKind kind = plan(ranks).kind;
+  EXPECT_EQ(kind, HeapKind::posix_fd);
+  EXPECT_TRUE(shares_memory(kind, ranks[2], ranks[3]));
+  EXPECT_FALSE(shares_memory(kind, ranks[0], ranks[3]));
   EXPECT_TRUE(shares_memory(HeapKind::fabric, ranks[0], ranks[3]));
-  EXPECT_FALSE(shares_memory(HeapKind::cuda_ipc, ranks[0], ranks[3]));
-  ranks[3].process.network_namespace = 10;
-  EXPECT_EQ(plan_heap(ranks).kind, HeapKind::cuda_ipc);
-}
-
-TEST(HeapChoice, ForcedKindNamesTheRankThatCannot) {
-  auto ranks = ranks_on_one_host(3);
-  for (auto& rank : ranks) rank.requested = HeapKind::fabric;
-  ranks[0].fabric = true;
-  EXPECT_NE(refusal(ranks).find("GPU 1 of rank 1"), std::string::npos) << refusal(ranks);
-  for (auto& rank : ranks) rank.requested = HeapKind::posix_fd;
-  ranks[2].posix_fd = false;
-  EXPECT_NE(refusal(ranks).find("GPU 2 of rank 2"), std::string::npos) << refusal(ranks);
-  ranks = ranks_on_one_host(3);
-  ranks[1].process.network_namespace = 8;
-  for (auto& rank : ranks) rank.requested = HeapKind::posix_fd;
-  EXPECT_NE(refusal(ranks).find("rank 1 and rank 0 (host alpha) are not in one network namespace"), std::string::npos)
-      << refusal(ranks);
-  for (auto& rank : ranks) rank.requested = HeapKind::cuda_ipc;
-  EXPECT_EQ(plan_heap(ranks).kind, HeapKind::cuda_ipc);
-}
-
-TEST(HeapChoice, RanksThatAskForDifferentThingsAreRefused) {
-  auto ranks = ranks_on_one_host(2);
-  ranks[1].bytes = 2000;
-  EXPECT_THROW(plan_heap(ranks), RankMismatch);
-  ranks = ranks_on_one_host(2);
-  ranks[1].requested = HeapKind::cuda_ipc;
-  EXPECT_THROW(plan_heap(ranks), RankMismatch);
 }
 
 TEST(ProcessIdentity, ThreadsShareItAndItNamesThisHost) {

@@ -71,6 +71,25 @@ TEST_F(MemoryCacheTest, TheHomeWaitsForOtherUsersBeforeReuse) {
   cache_->release(larger, {});
 }
 
+TEST_F(MemoryCacheTest, TheHomeWaitsForTheDefaultStreamOnlyWhereItLeavesIt) {
+  HomeStream& home = *cache_->home();
+  FakeExecutor::Stream& the_default = FakeExecutor::of(nullptr);
+  const std::uint64_t before = the_default.enqueued;
+  for (const StreamHandle stream : {StreamHandle{}, other_}) {
+    {
+      PoolStorage storage(cache_, 1000);
+      storage.StreamStorage::record_stream(nullptr, false);
+    }
+    home.works_on(stream);
+    const PoolStorage again(cache_, 1000);
+    EXPECT_EQ(executor_->allocated_async, 1);
+    EXPECT_EQ(the_default.enqueued, before + (stream == nullptr ? 0 : 1));
+  }
+  ASSERT_EQ(FakeExecutor::of(other_).waited_for.size(), 1u);
+  EXPECT_EQ(FakeExecutor::stream_of(FakeExecutor::of(other_).waited_for[0]), &the_default);
+  home.works_on(home_stream_);
+}
+
 TEST_F(MemoryCacheTest, TooMuchUnusedMemoryGoesBackBeforeMoreIsTaken) {
   // The fake's memory is never touched, so it costs nothing.
   const auto large = cache_->allocate(MemoryCache::kMostUnused + 1);

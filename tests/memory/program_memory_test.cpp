@@ -92,6 +92,29 @@ TEST_F(ProgramMemoryTest, GoesBackWhenTheCommunicationStreamAndOthersHaveEnded) 
   EXPECT_EQ(allocator_->live, 0);
 }
 
+TEST_F(ProgramMemoryTest, SmallTablesOfHandlesOnTheDefaultStreamAreTheLibrarys) {
+  struct Framework final : ResultTensors {
+    std::vector<Tensor> make(std::span<const TensorView>, const Order&) override { return {}; }
+    std::vector<Tensor> make_in_heap(std::span<const TensorView>, const Order&,
+                                     const std::shared_ptr<HeapPieces>&) override {
+      return {};
+    }
+  };
+  const auto live_of = [&](StreamHandle stream, std::int64_t bytes, bool with_framework) {
+    CallContext context(executor_, comm_,
+                        std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, 1 << 20),
+                        {.allocator = allocator_, .tensors = with_framework ? std::make_shared<Framework>() : nullptr});
+    CallScope scope(context, {.stream = stream});
+    const Tensor table = scope.pool_tensor(unplaced({}, DType::uint8, {bytes}));
+    scope.finish();
+    return allocator_->live;
+  };
+  EXPECT_EQ(live_of(nullptr, 1 << 20, true), 0);
+  EXPECT_EQ(live_of(nullptr, (1 << 20) + 1, true), 1);
+  EXPECT_EQ(live_of(caller_, 100, true), 1);
+  EXPECT_EQ(live_of(nullptr, 100, false), 1) << "a result";
+}
+
 /// As a handle, or as input: nobody names the stream of that call.
 TEST_F(ProgramMemoryTest, GoesBackAfterLaterCallsOnOtherStreams) {
   auto result = result_of({.stream = caller_});

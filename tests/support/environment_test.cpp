@@ -125,19 +125,19 @@ TEST(Environment, UnsignedIntegers) {
 
 TEST(Environment, ChoicesNameWhatIsAllowed) {
   const auto read = [](const char* value) {
-    const Setting set("DEEP_EP_HEAP", value);
-    return environment::choice("DEEP_EP_HEAP");
+    const Setting set("DEEP_EP_NIC_HANDLER", value);
+    return environment::choice("DEEP_EP_NIC_HANDLER");
   };
   EXPECT_EQ(read("auto"), "auto");
-  EXPECT_EQ(read("cuda_ipc"), "cuda_ipc");
-  const std::string text = refusal([&] { read("posix"); });
-  EXPECT_NE(text.find("auto|posix_fd|fabric|cuda_ipc"), std::string::npos) << text;
-  EXPECT_THROW(read("auto|posix_fd"), InvalidArgument);
+  EXPECT_EQ(read("doorbell"), "doorbell");
+  const std::string text = refusal([&] { read("door"); });
+  EXPECT_NE(text.find("auto|gpu|doorbell|cpu"), std::string::npos) << text;
+  EXPECT_THROW(read("auto|gpu"), InvalidArgument);
 }
 
 TEST(Environment, AskingForWhatIsNotInTheTableIsAMistakeOfTheLibrary) {
   EXPECT_THROW(environment::text("DEEP_EP_NO_SUCH_THING"), std::logic_error);
-  EXPECT_THROW(environment::number("DEEP_EP_HEAP"), std::logic_error);
+  EXPECT_THROW(environment::number("DEEP_EP_NIC_HANDLER"), std::logic_error);
 }
 
 TEST(Format, BytesAndRanks) {

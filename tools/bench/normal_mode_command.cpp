@@ -99,14 +99,14 @@ class NormalModeMeasurer {
   }
 
   void measure_dispatch(const NormalModeCall& call, bool exchange) {
-    CachedDispatchResult result;
+    DispatchResult result;
     const auto dispatch = [&] {
       result = {};  // a round's rows are given back before the next ones are asked for
-      result = exchange ? rows_of(rank_.dispatch(call)) : rank_.dispatch_again(handle_, call);
+      result = exchange ? rank_.dispatch(call) : rank_.dispatch_again(handle_, call);
     };
     const Timing timing = meter_.measure(options_.rounds, dispatch);
     rank_.buffer().check();
-    if (options_.check) rank_.check_dispatched(result, call);
+    if (options_.check) rank_.check_rows_of(result, call);
     Figure figure = named(exchange ? "layout+notify+dispatch" : "dispatch", call.fp8 ? "fp8" : "bf16",
                           exchange ? "exchange" : "cached");
     set_config(figure, call.config, Config::dispatch_default(shape_.ranks));
@@ -117,7 +117,7 @@ class NormalModeMeasurer {
   /// `pull` takes the rows from the heap; what is pushed (between nodes: copied into the heap first) lies in ordinary
   /// memory, like the output of experts that do not know of the heap.
   void measure_combine(bool pull, const Config& config) {
-    const CachedDispatchResult received = rank_.dispatch_again(handle_, {});
+    const DispatchResult received = rank_.dispatch_again(handle_, {});
     const TensorView rows = received.recv_x.view();
     const DeviceTensor ordinary(executor_, rows.dtype, {pull ? 0 : rows.size(0), rows.size(1)});
     const std::size_t copied = ordinary.view().bytes();

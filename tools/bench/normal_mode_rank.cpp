@@ -82,12 +82,12 @@ DispatchResult NormalModeRank::dispatch(const NormalModeCall& call) {
   return result;
 }
 
-CachedDispatchResult NormalModeRank::dispatch_again(const DispatchHandle& handle, const NormalModeCall& call) {
-  CachedDispatchArguments arguments;
+DispatchResult NormalModeRank::dispatch_again(const DispatchHandle& handle, const NormalModeCall& call) {
+  DispatchArguments arguments;
   set_rows(arguments, call.fp8);
   arguments.config = call.config;
   arguments.handle = &handle;
-  CachedDispatchResult result = buffer_.cached_dispatch(arguments, options(call));
+  DispatchResult result = buffer_.dispatch(arguments, options(call));
   if (call.async) executor_.wait_event(stream_, result.event);
   return result;
 }
@@ -99,7 +99,7 @@ CombineResult NormalModeRank::combine(CombineArguments arguments, const NormalMo
   return result;
 }
 
-void NormalModeRank::check_dispatched(const CachedDispatchResult& result, const NormalModeCall& call) {
+void NormalModeRank::check_rows_of(const DispatchResult& result, const NormalModeCall& call) {
   const oracle::Received& expected = task_.routes.received_by(rank_);
   const auto check = [&]<class T>(const char* what, const Tensor& tensor, std::int64_t columns, T, const auto& fill) {
     const auto width = static_cast<std::size_t>(columns);
@@ -114,7 +114,7 @@ void NormalModeRank::check_dispatched(const CachedDispatchResult& result, const 
 }
 
 void NormalModeRank::check_dispatched(const DispatchResult& result, const NormalModeCall& call) {
-  check_dispatched(rows_of(result), call);
+  check_rows_of(result, call);
   const oracle::Received& expected = task_.routes.received_by(rank_);
   if (!call.topk || expected.topk_idx.empty()) return;
   auto experts = fetch<std::int64_t>(result.recv_topk_idx.value());
@@ -190,11 +190,11 @@ std::string name_of(const NormalModeCall& call) {
 void run_selftest_case(NormalModeRank& rank, const NormalModeCall& one) {
   const DispatchResult received = rank.dispatch(one);
   rank.check_dispatched(received, one);
-  rank.check_dispatched(rank.dispatch_again(received.handle, one), one);
+  rank.check_rows_of(rank.dispatch_again(received.handle, one), one);
   // Experts that change nothing: their output is what BF16 rows would be.
   NormalModeCall wide = one;
   wide.fp8 = false;
-  const CachedDispatchResult rows = one.fp8 ? rank.dispatch_again(received.handle, wide) : rows_of(received);
+  const DispatchResult rows = one.fp8 ? rank.dispatch_again(received.handle, wide) : received;
   CombineArguments arguments{.x = rows.recv_x.view(), .handle = &received.handle};
   if (one.topk) arguments.topk_weights = received.recv_topk_weights->view();
   rank.check_combined(rank.combine(arguments, one));

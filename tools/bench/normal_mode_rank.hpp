@@ -32,12 +32,12 @@ class NormalModeRank {
   /// Layout, exchange of counts (the host waits for them) and dispatch.
   DispatchResult dispatch(const NormalModeCall& call);
   /// Dispatch along known routes.
-  CachedDispatchResult dispatch_again(const DispatchHandle& handle, const NormalModeCall& call);
+  DispatchResult dispatch_again(const DispatchHandle& handle, const NormalModeCall& call);
   /// `arguments`: all but the configuration.
   CombineResult combine(CombineArguments arguments, const NormalModeCall& call);
 
   // Each throws Error at the first difference from what the oracle says.
-  void check_dispatched(const CachedDispatchResult& result, const NormalModeCall& call);
+  void check_rows_of(const DispatchResult& result, const NormalModeCall& call);
   /// Also selections, weights and counts, if the task's routes have them.
   void check_dispatched(const DispatchResult& result, const NormalModeCall& call);
   /// With identity experts: every token comes back as often as it was sent.
@@ -63,11 +63,6 @@ class NormalModeRank {
   Buffer buffer_;
   DeviceTensor x_bf16_, x_8bit_, scales_, selection_, weights_;
 };
-
-/// The rows of a dispatch, as a cached one returns them.
-inline CachedDispatchResult rows_of(const DispatchResult& result) {
-  return {.recv_x = result.recv_x, .recv_x_scales = result.recv_x_scales, .event = result.event};
-}
 
 // The cases of `deep_ep bench selftest`.
 

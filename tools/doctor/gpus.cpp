@@ -108,7 +108,7 @@ void check_multi_node(const Patient& patient, Findings& findings) {
   if (!channels.empty()) {
     findings.push_back({"imex", Verdict::ok,
                         fmt::format("{} IMEX channels, first {}/{}", channels.size(), folder, channels[0]),
-                        "memory can be shared by NVLink between nodes of one domain (DEEP_EP_HEAP=fabric, auto)"});
+                        "memory can be shared by NVLink between nodes of one domain"});
     return;
   }
   findings.push_back(

@@ -39,7 +39,7 @@ constexpr ForeignVariable kForeign[] = {
     {"NVSHMEM_IB_ENABLE_IBGDA", "no effect: GPUs ring doorbells where they can", "DEEP_EP_NIC_HANDLER"},
     {"NVSHMEM_DISABLE_CUDA_VMM", "no effect: memory of either kind is registered", kUnset},
     {"NCCL_CUMEM_ENABLE NVSHMEM_CUMEM_HANDLE_TYPE NVSHMEM_CUMEM_GRANULARITY",
-     "not read: DEEP_EP_HEAP decides how GPUs share memory"},
+     "not read: the library finds out how GPUs can share memory"},
     {"NCCL_IB_DATA_DIRECT", "not read: NICs reach GPU memory by their own function"},
     {"NVSHMEM_SYMMETRIC_SIZE", "no effect: buffers have the size that they are made with", kUnset},
     {"NVSHMEM_MAX_TEAMS TORCH_CUDA_ARCH_LIST_B200", "no effect", kUnset},

@@ -90,10 +90,9 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
 ElasticCachedDispatchResult Internode::dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
                                                         const CallOptions& call) {
   check_elastic_dispatch(arguments, setup_);
-  check_dispatch(
-      {.x = arguments.x, .x_scales = arguments.x_scales, .handle = arguments.route, .config = arguments.config},
-      setup_);
-  DispatchHandle handle = *arguments.route;
+  DispatchHandle handle = arguments.route != nullptr ? *arguments.route : DispatchHandle{};
+  check_dispatch({.x = arguments.x, .x_scales = arguments.x_scales, .handle = &handle, .config = arguments.config},
+                 setup_);
   check_handle(handle);
   runtime_.faults().raise();
   handle.num_recv_rows = arguments.local_topk_idx.size(0);

@@ -31,20 +31,15 @@ Internode::Internode(Runtime& runtime)
   agree(runtime.bootstrap(), "allocating memory for calls of normal mode between nodes", [&] {
     const std::size_t counters = others * Rings::kMostChunks;
     allocate();
-    state_ = runtime.zeroed_memory<KernelState>();
     rails_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(lanes) * others * sizeof(RailState));
     counters_ = runtime.zeroed_memory<std::uint32_t>((2 * counters + static_cast<std::size_t>(grid_.width)) *
                                                      sizeof(std::uint32_t));
     heaps_ = runtime.table_of_heaps([&](int rank) { return rank / grid_.width == grid_.node(); });
-    common_.rank = grid_.rank;
-    common_.num_ranks = grid_.num_ranks;
-    common_.control = runtime.layout().control;
     common_.grid = grid_;
     common_.heaps = heaps_.get();
     common_.window = runtime.layout().internode;
     common_.lanes = lanes;
     common_.peers = connections_->device_peers();
-    common_.state = state_.get();
     common_.rails = rails_.get();
     common_.staged = counters_.get();
     common_.read = counters_.get() + counters;
@@ -90,20 +85,14 @@ void Internode::check_room(const RowShape& rows) const {
       format_bytes(setup_.window_bytes), format_bytes(rings.slot_bytes), grid_.width);
 }
 
-TransferParams Internode::transfer(const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const {
-  TransferParams params{};
-  params.common = common_;
-  params.wait = runtime_.faults().wait_context();
+void Internode::set_rings(TransferParams& params, const DispatchHandle& handle, std::size_t row_bytes,
+                          bool dispatches) const {
   params.rings = rings_for(row_bytes);
   params.local = local_rings_for(params.rings, dispatches);
   const auto* counts = handle.node_counts.as<std::int32_t>();
   params.counts = {counts, counts + grid_.nodes()};
-  params.destination_row = handle.destination_row.as<std::int32_t>();
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
   params.node_row = handle.node_row.as<std::int32_t>();
-  params.num_tokens = static_cast<int>(handle.num_tokens);
   params.relay_rows_room = handle.relay_rows.view().size(0);
-  return params;
 }
 
 int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most, int fewest_local) const {
@@ -126,47 +115,11 @@ void Internode::check_handle(const DispatchHandle& handle) const {
   fail<InvalidArgument>("handle is not of a dispatch between {} nodes", grid_.nodes());
 }
 
-void Internode::notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) {
-  const int nodes = grid_.nodes();
-  const std::array wanted = {unplaced(setup_.device, DType::int32, {setup_.num_ranks, setup_.num_ranks}),
-                             unplaced(setup_.device, DType::int32, {handle.num_tokens, setup_.num_ranks}),
-                             unplaced(setup_.device, DType::int32, {handle.num_tokens, nodes}),
-                             unplaced(setup_.device, DType::int32, {2, nodes})};
-  const std::vector<Tensor> tables = scope.pool_tensors(wanted);
-  handle.rank_prefix_matrix = tables[0];
-  handle.destination_row = tables[1];
-  handle.node_row = tables[2];
-  handle.node_counts = tables[3];
-  NotifyParams params{};
-  static_cast<NotifyCall&>(params) = notify;
-  params.common = common_;
-  params.destination_row = handle.destination_row.as<std::int32_t>();
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.node_row = handle.node_row.as<std::int32_t>();
-  params.node_counts = handle.node_counts.as<std::int32_t>();
-  constexpr int kMost = kernels::notify_internode::kMaxThreads;
-  const LaunchShape shape{std::min(setup_.num_ranks + nodes, setup_.policy.multiprocessors),
-                          setup_.on_gpu() ? kMost : std::min(setup_.policy.warps_per_block * 32, kMost),
-                          sizeof(NotifyShared)};
-  runtime_.executor()->kernels().notify_internode(params, shape, scope.stream());
-}
-
-void Internode::make_relay_rows(DispatchHandle& handle, std::int64_t relayed, const CallScope& scope) const {
-  handle.relay_rows = scope.pool_tensor(unplaced(setup_.device, DType::int32, {relayed, grid_.width}));
-}
-
-void Internode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
-                     const DispatchOutputs& outputs, int weights, const CallScope& scope) {
-  DispatchParams params{};
-  static_cast<SentRows&>(params) = rows;
-  params.weights_as_scales = weights;
-  params.transfer = transfer(handle, PackedRow::bytes(params.rows, grid_.width), true);
+void Internode::launch(DispatchParams& params, const Config& config, const DispatchHandle& handle,
+                       const DispatchOutputs& outputs, const CallScope& scope) {
+  set_rings(params.transfer, handle, PackedRow::bytes(params.rows, grid_.width), true);
   params.transfer.shape = shape_of({0, params.rows.row_bytes, static_cast<std::uint32_t>(params.rows.num_scales),
                                     static_cast<std::uint32_t>(params.rows.num_topk)});
-  params.relay_rows = handle.relay_rows.as<std::int32_t>();
-  params.output = outputs.targets();
-  params.output_rows = handle.num_recv_rows;
-
   const int blocks = setup_.sms(config, Config::dispatch_default(setup_.num_ranks));
   const int most_warps = kernels::dispatch_and_notify_internode::kMaxThreads / 32;
   const int warps = plan_warps(params.transfer, config, blocks, most_warps, outputs.in_heap ? 0 : 1);
@@ -187,31 +140,19 @@ std::optional<Tensor> Internode::copy_in_heap(const ConstTensorView& tensor, con
   return made->front();
 }
 
-void Internode::add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) {
+void Internode::launch(CombineParams& params, const CombineArguments& arguments, const CallScope& scope) {
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
-  const DispatchHandle& handle = *arguments.handle;
-  CombineParams params{};
-  params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
-  params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
-  params.transfer = transfer(handle, params.row_bytes + static_cast<std::size_t>(params.num_topk) * 4, false);
+  set_rings(params.transfer, *arguments.handle,
+            params.row_bytes + static_cast<std::size_t>(params.num_topk) * sizeof(float), false);
   params.parts_per_token = 1;
   params.pushing_blocks = INT32_MAX;
   params.transfer.shape = shape_of({1, params.row_bytes, static_cast<std::uint32_t>(params.num_topk)});
   // Rows that came from a node go back to it.
   std::swap(params.transfer.counts.to_node, params.transfer.counts.from_node);
-  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
-  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
-  params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
-  params.relay_rows = handle.relay_rows.as<std::int32_t>();
-
-  params.combined_x = result.combined_x.as<std::byte>();
-  if (weights) params.combined_weights = result.combined_topk_weights->as<float>();
   std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it
   bool pushed = false;
-  if (x.size(0) == 0) {
-    params.x = runtime_.heap()->local();
-  } else {
+  if (x.size(0) != 0) {
     // Ranks of the node read the rows in the heap. If it has no room for them, they are pushed.
     const auto readable = [&](const ConstTensorView& tensor) {
       if (pushed || runtime_.in_heap(tensor)) return tensor.data;

@@ -7,7 +7,6 @@
 
 #include "csrc/buffer/normal_mode.hpp"
 #include "csrc/rdma/connections.hpp"
-#include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 
@@ -34,13 +33,11 @@ class Internode final : public NormalMode {
  private:
   void check_handle(const DispatchHandle& handle) const override;
   void check_room(const RowShape& rows) const override;
-  void notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) override;
-  void make_relay_rows(DispatchHandle& handle, std::int64_t relayed, const CallScope& scope) const override;
-  void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
-            int weights, const CallScope& scope) override;
-  void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) override;
-  /// Of a dispatch, or of a combine, with rows of `row_bytes`, all included.
-  TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const;
+  void launch(DispatchParams& params, const Config& config, const DispatchHandle& handle,
+              const DispatchOutputs& outputs, const CallScope& scope) override;
+  void launch(CombineParams& params, const CombineArguments& arguments, const CallScope& scope) override;
+  /// The rings of a dispatch, or of a combine, with rows of `row_bytes`, all included.
+  void set_rings(TransferParams& params, const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const;
   /// The rings for rows of so many bytes, all included. OutOfMemory where the window is too small.
   Rings rings_for(std::size_t row_bytes) const;
   LocalRings local_rings_for(const Rings& rings, bool dispatches) const;
@@ -52,11 +49,9 @@ class Internode final : public NormalMode {
 
   NodeGrid grid_;
   std::unique_ptr<rdma::Connections> connections_;
-  std::shared_ptr<KernelState> state_;
   std::shared_ptr<RailState> rails_;
   std::shared_ptr<std::uint32_t> counters_;
   std::shared_ptr<std::byte*> heaps_;  ///< device memory, [num_ranks]
-  NormalParams common_;                ///< what every kernel is told
 };
 
 }  // namespace deep_ep

@@ -102,29 +102,11 @@ LaunchShape plan_launch(CombineParams& params, const Config& config, const Norma
 
 Intranode::Intranode(Runtime& runtime) : NormalMode(runtime) {
   allocate();
-  state_ = runtime.zeroed_memory<KernelState>();
-  common_.rank = runtime.rank();
-  common_.num_ranks = runtime.num_ranks();
   common_.heaps = runtime.heap()->device_peers();
-  common_.control = runtime.layout().control;
-  common_.state = state_.get();
   local_tickets_ =
       runtime.zeroed_memory<std::uint32_t>(static_cast<std::size_t>(setup_.num_ranks) * sizeof(std::uint32_t));
   common_.grid = {common_.rank, common_.num_ranks, common_.num_ranks};
   common_.local_tickets = local_tickets_.get();
-}
-
-TransferParams Intranode::transfer(const DispatchHandle& handle, std::size_t row_bytes, const RingWords& words,
-                                   Wanted row, Wanted room) const {
-  TransferParams params{};
-  params.common = common_;
-  params.wait = runtime_.faults().wait_context();
-  params.local = LocalRings::make(runtime_.layout().window_at(), setup_.window_bytes, setup_.num_ranks,
-                                  setup_.num_ranks, row_bytes, words, row, room);
-  params.destination_row = handle.destination_row.as<std::int32_t>();
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.num_tokens = static_cast<int>(handle.num_tokens);
-  return params;
 }
 
 EventHandle Intranode::barrier(const CallOptions& call) {
@@ -137,31 +119,10 @@ EventHandle Intranode::barrier(const CallOptions& call) {
   return scope.finish();
 }
 
-void Intranode::notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) {
-  const std::array wanted = {unplaced(setup_.device, DType::int32, {setup_.num_ranks, setup_.num_ranks}),
-                             unplaced(setup_.device, DType::int32, {handle.num_tokens, setup_.num_ranks})};
-  const std::vector<Tensor> tables = scope.pool_tensors(wanted);
-  handle.rank_prefix_matrix = tables[0];
-  handle.destination_row = tables[1];
-  NotifyParams params{};
-  static_cast<NotifyCall&>(params) = notify;
-  params.common = common_;
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.destination_row = handle.destination_row.as<std::int32_t>();
-  const LaunchShape shape{std::min(setup_.num_ranks, setup_.policy.multiprocessors),
-                          setup_.on_gpu() ? kernels::notify::kMaxThreads : setup_.policy.warps_per_block * 32,
-                          sizeof(NotifyShared)};
-  runtime_.executor()->kernels().notify(params, shape, scope.stream());
-}
-
-void Intranode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
-                     const DispatchOutputs& outputs, int /*weights*/, const CallScope& scope) {
-  DispatchParams params{};
-  static_cast<SentRows&>(params) = rows;
-  params.transfer = transfer(handle, PackedRow::bytes(params.rows, setup_.num_ranks), common_.control.fetched_rows(),
-                             Wanted::dispatch_rows, Wanted::dispatch_credit);
-  params.output = outputs.targets();
-  params.output_rows = handle.num_recv_rows;
+void Intranode::launch(DispatchParams& params, const Config& config, const DispatchHandle& handle,
+                       const DispatchOutputs& outputs, const CallScope& scope) {
+  params.transfer.local = local_rings(PackedRow::bytes(params.rows, setup_.num_ranks), common_.control.fetched_rows(),
+                                      Wanted::dispatch_rows, Wanted::dispatch_credit);
   // Peers write rows into place in the heap. Elsewhere they are copied from the window, if it holds all, or pass
   // through local rings in it.
   const std::optional<RowTargets> landed =
@@ -190,30 +151,16 @@ void Intranode::send(const SentRows& rows, const Config& config, const DispatchH
   kernels.copy_received(copying, all, scope.stream());
 }
 
-void Intranode::add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) {
+void Intranode::launch(CombineParams& params, const CombineArguments& arguments, const CallScope& scope) {
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
-  const DispatchHandle& handle = *arguments.handle;
-  CombineParams params{};
-  params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
-  params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
-  params.transfer = transfer(handle, params.row_bytes + static_cast<std::size_t>(params.num_topk) * sizeof(float),
-                             common_.control.pushed_rows(), Wanted::combine_rows, Wanted::combine_credit);
+  params.transfer.local = local_rings(params.row_bytes + static_cast<std::size_t>(params.num_topk) * sizeof(float),
+                                      common_.control.pushed_rows(), Wanted::combine_rows, Wanted::combine_credit);
   if (params.transfer.local.slots == 0) {  // also where this rank does not push: its peers may
     fail<OutOfMemory>(
         "the window of {} does not hold a row of {} from each of the {} ranks: raise heap_bytes or window_bytes",
         format_bytes(setup_.window_bytes), format_bytes(params.transfer.local.slot_bytes), setup_.num_ranks);
   }
-  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
-  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
-  params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
-  params.x = x.size(0) == 0 ? runtime_.heap()->local() : x.as<std::byte>();
-  params.combined_x = result.combined_x.as<std::byte>();
-  if (weights) {
-    params.combined_weights = result.combined_topk_weights->as<float>();
-    if (x.size(0) != 0) params.topk_weights = weights->as<float>();
-  }
-  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
   const bool pushes = x.size(0) != 0 && !(runtime_.in_heap(x) && (!weights || runtime_.in_heap(*weights)));
   const LaunchShape shape = plan_launch(params, arguments.config, setup_, pushes);
   runtime_.executor()->kernels().combine(params, shape, scope.stream());

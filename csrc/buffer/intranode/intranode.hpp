@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "csrc/buffer/normal_mode.hpp"
-#include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 
@@ -27,22 +26,21 @@ class Intranode final : public NormalMode {
   EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call);
 
  private:
-  void notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) override;
-  void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
-            int weights, const CallScope& scope) override;
-  void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) override;
+  void launch(DispatchParams& params, const Config& config, const DispatchHandle& handle,
+              const DispatchOutputs& outputs, const CallScope& scope) override;
+  void launch(CombineParams& params, const CombineArguments& arguments, const CallScope& scope) override;
   /// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
   void move_elastic(ElasticDispatchParams& sent, const ElasticOutputs& outputs, const RowTables& tables,
                     const std::optional<ConstTensorView>& counts, int alignment, const Config& config,
                     CallScope& scope);
 
-  /// Without what only dispatch or combine knows. A local ring has slots of `row_bytes`, all included.
-  TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, const RingWords& words, Wanted row,
-                          Wanted room) const;
+  /// With slots of `row_bytes`, all included.
+  LocalRings local_rings(std::size_t row_bytes, const RingWords& words, Wanted row, Wanted room) const {
+    return LocalRings::make(runtime_.layout().window_at(), setup_.window_bytes, setup_.num_ranks, setup_.num_ranks,
+                            row_bytes, words, row, room);
+  }
 
-  std::shared_ptr<KernelState> state_;
   std::shared_ptr<std::uint32_t> local_tickets_;
-  NormalParams common_;  ///< what every kernel is told
 };
 
 }  // namespace deep_ep

@@ -218,8 +218,8 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   }
   plan.params.combined_x = result.combined_x.as<std::byte>();
   if (setup_.measured) waits_->measure(plan);
-  result.event = launch(LowLatencyKind::combine, plan, scope, call.stream,
-                        std::tuple(result.combined_x, arguments.handle->row_table, arguments.owner), result.hook);
+  const auto keep = [&] { return std::tuple(result.combined_x, arguments.handle->row_table, arguments.owner); };
+  result.event = launch(LowLatencyKind::combine, plan, scope, call.stream, keep, result.hook);
   return result;
 }
 

@@ -249,8 +249,8 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   if (setup_.measured) waits_->measure(plan);
   for (const Tensor* tensor : {&made[0], &count, &kept[0]}) scope.hand_out(*tensor);
 
-  result.event =
-      launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::tuple(made, arguments.owner), result.hook);
+  const auto keep = [&] { return std::tuple(made, arguments.owner); };
+  result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, keep, result.hook);
   if (too_many_tokens(arguments)) {
     if (result.hook) result.hook();
     check_range("number of tokens (rows of x)", arguments.x.size(0), 0, arguments.max_tokens);

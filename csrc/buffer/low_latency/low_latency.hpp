@@ -75,10 +75,10 @@ class LowLatency {
   /// A call that receives at once comes after those that wait for their hooks; one with a hook needs a place.
   void make_way(LowLatencyKind kind, bool hook);
   /// Enqueues the first part of a call and finishes the scope. If a hook enqueues the other part, sets `hook`; until
-  /// then `kept` keeps what the kernel uses.
-  template <class Params, class Kept>
+  /// then what `keep()` returns keeps what the kernel uses.
+  template <class Params, class Keep>
   EventHandle launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
-                     Kept kept, std::function<void()>& hook);
+                     const Keep& keep, std::function<void()>& hook);
   /// For people: whom calls reach, whether by rails, over which NIC.
   std::string describe_reach() const;
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
@@ -136,9 +136,9 @@ void enqueue_receive(const KernelTable& kernels, const LowLatencyPlan<Params>& p
   if (plan.waits) enqueue_waits(kernels, *plan.waits, stream);
 }
 
-template <class Params, class Kept>
+template <class Params, class Keep>
 EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope,
-                               StreamHandle caller_stream, Kept kept, std::function<void()>& hook) {
+                               StreamHandle caller_stream, const Keep& keep, std::function<void()>& hook) {
   take_part(plan.first, plan.params);
   const KernelTable& kernels = runtime_.executor()->kernels();
   (kernels.*plan.kernel)(plan.params, plan.first.shape, scope.stream());
@@ -149,7 +149,7 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
   // again, but the part must not.
   hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), plan = LowLatencyPlan<Params>(plan),
-                          kept = std::move(kept), enqueued = false]() mutable {
+                          kept = keep(), enqueued = false]() mutable {
     Backend& executor = *runtime_.executor();
     if (executor.is_capturing(caller_stream) != recorded) {
       fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",

@@ -50,14 +50,10 @@ CurrentContext::~CurrentContext() {
 }
 
 bool is_capturing(cudaStream_t stream, int device) {
+  // The legacy default stream cannot be recorded, and asking while another stream is would be an error.
+  if (stream == nullptr || stream == cudaStreamLegacy) return false;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaError_t result = cudaStreamIsCapturing(stream, &status);
-  if (result == cudaErrorStreamCaptureImplicit) {
-    // The legacy default stream, queried while some other stream records: it cannot be recording itself.
-    cudaGetLastError();
-    return false;
-  }
-  check(result, device, "cudaStreamIsCapturing");
+  check(cudaStreamIsCapturing(stream, &status), device, "cudaStreamIsCapturing");
   return status != cudaStreamCaptureStatusNone;
 }
 

@@ -7,7 +7,6 @@
 
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/support/format.hpp"
-#include "csrc/topology/memory_place.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
@@ -43,7 +42,6 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
     : executor_(std::move(executor)), stream_(*executor_), options_(options) {
   check_ring(options_.depth, options_.batch);
   layout_ = RingLayout::of(options_.depth, options_.alignment);
-  const topology::MemoryNear near(options_.numa_node);
   const std::size_t bytes = options_.count * layout_.bytes + options_.alignment;
   allocation_ =
       options_.on_gpu ? device_memory<std::byte>(executor_, bytes) : pinned_memory<std::byte>(executor_, bytes);

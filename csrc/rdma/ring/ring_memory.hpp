@@ -31,7 +31,6 @@ struct RingOptions {
   bool on_gpu = false;            ///< in the executor's device memory, otherwise in pinned memory of the host
   std::size_t alignment = 64;     ///< of each queue pair's memory
   std::uint64_t first_index = 0;  ///< number of the first entry (tests of wrap-around)
-  int numa_node = -1;             ///< where pinned memory had best come from; -1: anywhere
 };
 
 /// What the memory of one queue pair says of its work.

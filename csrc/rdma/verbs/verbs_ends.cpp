@@ -37,10 +37,7 @@ class VerbsEnds final : public Ends {
       : name_(nic.nic.name()),
         cpus_(nic.nic.nic.cpus),
         heap_(std::move(heap)),
-        rings_(executor, {.count = options.ends(),
-                          .depth = options.depth,
-                          .batch = options.batch,
-                          .numa_node = nic.nic.nic.pci.numa_node}),
+        rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch}),
         sinks_(register_sinks(nic, rings_)),
         landings_(nic.landing_nics.get(), nic.rank, options),
         wire_(std::make_unique<VerbsWire>(nic.device, options.ends(), send_depth(*nic.device, options), nic.path)) {

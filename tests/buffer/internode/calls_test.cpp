@@ -21,8 +21,8 @@ class InternodeCallsTest : public ClusterTest {
   static BufferOptions options(std::size_t window_bytes = 0) {
     return {.heap_bytes = kCallsHeap, .window_bytes = window_bytes, .ranks_per_node = 2};
   }
-  static CachedDispatchArguments again(const Inputs& inputs, const DispatchHandle& handle) {
-    CachedDispatchArguments cached;
+  static DispatchArguments again(const Inputs& inputs, const DispatchHandle& handle) {
+    DispatchArguments cached;
     cached.x = inputs.dispatch.x;
     cached.x_scales = inputs.dispatch.x_scales;
     cached.handle = &handle;
@@ -46,7 +46,7 @@ TEST_P(InternodeCallsTest, CachedCallsMustAgreeBetweenNodes) {
     const Inputs inputs = upload_inputs(rank, rank.rank() < 2 ? one : other);
     require_throws<RankMismatch>(
         [&] {
-          buffer.cached_dispatch(again(inputs, first.handle), rank.call());
+          buffer.dispatch(again(inputs, first.handle), rank.call());
           buffer.check();
         },
         {"rank", "bytes of a row of x"}, "cached dispatch");

@@ -168,21 +168,21 @@ void run_lanes(const ClusterOptions& cluster, int lanes, int nodes, int width, s
     check_dispatch(rank, wide, second, {.cached = false, .num_worst_tokens = 0});
     const Returned of_second = upload_returned(rank, buffer, wide, second.handle, true);
     const Inputs later = upload_inputs(rank, other);
-    CachedDispatchArguments again;
+    DispatchArguments again;
     again.x = later.dispatch.x;
     again.x_scales = later.dispatch.x_scales;
     again.handle = &first.handle;
     // A rank has few tokens and gets many rows, or the other way round: here the one that sends much sends again at
     // once.
-    CachedDispatchResult cached;
+    DispatchResult cached;
     for (int i = 0; i < 4; ++i) {
       const CombineResult combined = buffer.combine(of_second.combine, rank.call());
-      cached = buffer.cached_dispatch(again, rank.call());
+      cached = buffer.dispatch(again, rank.call());
       check_combine(rank, wide, combined);
     }
     const Returned returned = upload_returned(rank, buffer, plain, first.handle, true);
     for (int i = 0; i < 2; ++i) check_combine(rank, plain, buffer.combine(returned.combine, rank.call()));
-    check_dispatch(rank, other, with_handle(cached, first.handle), {.cached = true, .num_worst_tokens = worst});
+    check_dispatch(rank, other, cached, {.cached = true, .num_worst_tokens = worst});
     check_dispatch(rank, plain, first, {.cached = false, .num_worst_tokens = worst});
     if (under_thread_sanitizer()) return;  // near_window_test.cpp has it with one lane
     const std::vector<Tensor> hoard = rank.rank() % 2 == 0 ? take_whole_heap(rank, buffer) : std::vector<Tensor>{};

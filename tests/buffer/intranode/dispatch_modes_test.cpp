@@ -126,11 +126,11 @@ TEST_P(DispatchModesTest, CachedCallsMayChangeTypeAndWidth) {
       const DispatchResult original = buffer.dispatch(inputs.dispatch, rank.call());
       for (const Case& one : cases) {
         const Inputs again = upload_inputs(rank, one);
-        CachedDispatchArguments cached;
+        DispatchArguments cached;
         cached.x = again.dispatch.x;
         cached.x_scales = again.dispatch.x_scales;
         cached.handle = &original.handle;
-        const DispatchResult result = with_handle(buffer.cached_dispatch(cached, rank.call()), original.handle);
+        const DispatchResult result = buffer.dispatch(cached, rank.call());
         check_dispatch(rank, one, result, {.cached = true, .num_worst_tokens = worst});
         Returned returned = upload_returned(rank, buffer, one, result.handle, true);
         check_combine(rank, one, buffer.combine(returned.combine, rank.call()));

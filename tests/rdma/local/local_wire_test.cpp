@@ -84,11 +84,11 @@ TEST_P(LocalWireTest, ChecksKeysBoundsAndAlignment) {
 }
 
 TEST_P(LocalWireTest, AFailureStopsItsQueuePairOnly) {
-  Operation unsignalled = write(3, 0, 0, 8);
-  unsignalled.signalled = false;
+  Operation refused = write(1, 0, 64, 8), unsignalled = write(3, 0, 0, 8);
+  refused.signalled = unsignalled.signalled = false;  // a failure is told all the same
   Operation other = write(1, 0, 8, 8);
   other.queue_pair = 11;
-  const auto completions = post({write(1, 0, 64, 8), add(2, 0, 1), unsignalled, other});
+  const auto completions = post({refused, add(2, 0, 1), unsignalled, other});
   ASSERT_EQ(completions.size(), 2u);
   EXPECT_EQ(completions[0].syndrome, Syndrome::remote_access);
   EXPECT_EQ(completions[1].syndrome, Syndrome::none);

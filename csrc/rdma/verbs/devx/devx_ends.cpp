@@ -215,8 +215,7 @@ class DevxEnds final : public Ends {
                                                                 .depth = options_.depth,
                                                                 .batch = options_.batch,
                                                                 .on_gpu = on_gpu,
-                                                                .alignment = devx::kRingAlignment,
-                                                                .numa_node = nic.nic.nic.pci.numa_node});
+                                                                .alignment = devx::kRingAlignment});
     const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions(), nic.path, nic.page_bytes);
     const std::size_t bytes = rings_->layout().bytes;
     const MemoryRange range{.address = rings_->ring(0), .bytes = bytes * options_.ends()};

@@ -116,7 +116,7 @@ std::string Faults::describe_waited(const FaultRecord& fault) const {
   if (lost == control::kNobody || lost == rank_) return describe_fault(fault, rank_, timeout_s_);
   const std::vector<int> gone = membership_->gone();
   if (std::ranges::find(gone, lost) == gone.end()) return describe_fault(fault, rank_, timeout_s_, lost);
-  return describe_lost(fault, rank_, lost, membership_->describe_gone());
+  return describe_lost(fault, rank_, lost, membership_->describe_end(lost));
 }
 
 FaultRecord Faults::failed_queue_pair() const {

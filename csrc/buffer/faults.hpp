@@ -105,13 +105,13 @@ class Faults {
 /// rank that was waited for waits for itself, if it does.
 std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost = {});
 
-/// The same for a wait that has ended as `fault.peer` is lost: because of rank `lost`. `gone`: whose processes ended.
+/// The same for a wait that has ended as `fault.peer` is lost: because of rank `lost`. `gone`: that its process ended.
 std::string describe_lost(const FaultRecord& fault, int rank, int lost, const std::string& gone);
 
 /// The message of an exception: with masking, the others go on without `rank`. `lost`: all verdicts.
 std::string describe_given_up(std::span<const control::LostRank> lost, int rank);
 
-/// A line for the log: why a rank is masked. `gone`: whose processes ended.
+/// A line for the log: why a rank is masked. `gone`: that its process ended.
 std::string describe_masking(const control::LostRank& lost, const std::string& gone);
 
 }  // namespace deep_ep

@@ -162,8 +162,10 @@ void Runtime::join_control_plane() {
                                           {.timeout_s = timeout_s_, .masks = options_.low_latency.masking});
   if (membership_ == nullptr) return;
   bootstrap_->end_waits_by([this] {
-    const std::string gone = membership_->describe_gone();
-    if (!gone.empty()) fail<PeerLeft>("rank {} waits for the other ranks of a buffer, but {}", rank(), gone);
+    const std::vector<int> gone = membership_->gone();
+    if (gone.empty()) return;
+    fail<PeerLeft>("rank {} waits for the other ranks of a buffer, but {}", rank(),
+                   membership_->describe_end(gone.front()));
   });
 }
 

@@ -1,10 +1,12 @@
 #include "csrc/control/membership.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <thread>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
@@ -15,25 +17,15 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-constexpr auto kMostOfAGoodbye = std::chrono::seconds(5);
 // Parts of a time-out.
-constexpr int kLooks = 64;           ///< between two looks at what kernels say
 constexpr int kSteps = 16;           ///< between two reports of a wait, and the most that time moves on between looks
 constexpr int kBeforeReports = 8;    ///< a shorter wait is not reported
 constexpr int kBetweenDeciders = 8;  ///< the next rank decides
 constexpr int kEndsAfter = 4;        ///< a wait that has shown no beat is over
-constexpr int kForgottenAfter = 2;   ///< a wait that is not reported again is over, too
-constexpr nanoseconds kMostBetweenLooks = milliseconds(20);
-constexpr nanoseconds kMostBetweenIdleLooks = milliseconds(250);
 constexpr nanoseconds kMostBetweenDeciders = std::chrono::seconds(1);
 /// After the first failure of a queue pair: others may be about to fail, and show which end it is.
 constexpr nanoseconds kToSettle = milliseconds(50);
-
-nanoseconds timeout_of(const JoinOptions& options) {
-  constexpr double kForEver = 1e9;  // s, as in kernels; not all doubles have their nanoseconds in 64 bits
-  const double seconds = options.timeout_s == 0 ? kForEver : std::min(options.timeout_s, kForEver);
-  return nanoseconds(static_cast<std::int64_t>(1e9 * seconds));
-}
+constexpr double kForEver = 1e9;  ///< s, as in kernels; not all doubles have their nanoseconds in 64 bits
 
 auto load(const auto& words, int rank) { return __atomic_load_n(&words[index(rank)], __ATOMIC_RELAXED); }
 
@@ -80,7 +72,7 @@ Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int r
       rank_(rank),
       words_(words),
       masks_(options.masks),
-      timeout_(timeout_of(options)),
+      timeout_(std::llround(1e9 * (options.timeout_s == 0 ? kForEver : std::min(options.timeout_s, kForEver)))),
       looked_(Clock::now()) {
   for (const ProcessInfo& info : ranks) ranks_.push_back({.info = info, .sign = -timeout_});  // silent so far
   at(rank_).said.buffer = buffer_;
@@ -97,23 +89,8 @@ Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int r
 
 Membership::~Membership() {
   leave();
-  std::unique_lock lock(plane_->mutex_);
-  // This process may be about to end, and a connection to be down: a goodbye that is lost makes the end a death.
-  const auto until = Clock::now() + kMostOfAGoodbye;
-  const auto may_wait = [&] { return !plane_->ending_ && Clock::now() < until; };
-  while (may_wait() && std::ranges::any_of(ranks_, [&](const Rank& rank) { return is_to_hear(rank); })) {
-    lock.unlock();
-    std::this_thread::sleep_for(std::chrono::microseconds(500));
-    lock.lock();
-  }
+  const std::lock_guard lock(plane_->mutex_);
   std::erase(plane_->members_, this);
-}
-
-/// It has not heard yet that this rank has left, and may take its end for a death.
-bool Membership::is_to_hear(const Rank& rank) const {
-  const Plane::Peer* peer = peer_of(rank);
-  if (peer == nullptr || peer->link >= Plane::Link::ended || rank.said.left != 0 || rank.lost != kNobody) return false;
-  return peer->link != Plane::Link::up || peer->behind || !peer->connection.unsent.empty();
 }
 
 void Membership::leave() {
@@ -133,20 +110,14 @@ std::vector<int> Membership::awaited_at_end() const {
   return awaited;
 }
 
-bool Membership::meet(double most_s) {
+void Membership::meet(double most_s) {
   leave();
-  const auto begin = Clock::now();
-  for (auto nap = milliseconds(1);; nap = std::min(2 * nap, milliseconds(20))) {
-    const std::vector<int> awaited = awaited_at_end();
-    if (awaited.empty()) return true;
-    const std::chrono::duration<double> waited = Clock::now() - begin;
-    if (most_s != 0 && waited.count() > most_s) {
-      log::warn("buffer: rank {} waited {} s for {} to destroy the buffer, too, and goes alone", rank_, most_s,
-                format_ranks(awaited));
-      return false;
-    }
-    std::this_thread::sleep_for(nap);
-  }
+  const Deadline deadline(most_s);
+  std::vector<int> awaited;
+  while (!(awaited = awaited_at_end()).empty() && !deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
+  if (awaited.empty()) return;
+  log::warn("buffer: rank {} waited {} s for {} to destroy the buffer, too, and goes alone", rank_, most_s,
+            format_ranks(awaited));
 }
 
 // ---- Calls of the program ----
@@ -175,28 +146,19 @@ std::string Membership::describe_end(int rank) const {
   return fmt::format("the process of rank {} has ended ({})", rank, describe(at(rank).info));
 }
 
-std::string Membership::describe_gone() const {
-  std::string text;
-  for (const int rank : gone()) text += (text.empty() ? "" : ", ") + describe_end(rank);
-  return text;
-}
-
 void Membership::leave_out(int rank, bool on) {
   const std::lock_guard lock(plane_->mutex_);
   const std::uint16_t now = on ? 1 : 0;
-  if (std::exchange(mine(rank).left_out, now) == now) return;
-  say(!on);  // what this rank owes begins now
+  if (std::exchange(mine(rank).left_out, now) != now) say();
 }
 
 void Membership::resume() {
   const std::lock_guard lock(plane_->mutex_);
-  Report& said = at(rank_).said;
-  ++said.round;
-  said.of = {};
+  ++at(rank_).said.round;
   verdicts_.clear();
-  blamed_since_ = time_;
   for (Rank& rank : ranks_) {
     rank.lost = kNobody;
+    rank.said.of = {};
     rank.own = {.beats = rank.own.beats, .since = time_};
   }
   for (const std::span<std::uint32_t> words : {words_.lost, words_.failed}) {
@@ -214,40 +176,22 @@ int Report::waits_for() const {
   return longest->waited_ns > 0 ? static_cast<int>(longest - of.begin()) : kNobody;
 }
 
-bool Membership::has(const Token& process) const {
-  return std::ranges::any_of(ranks_, [&](const Rank& rank) { return rank.info.process == process; });
-}
-
 void Membership::hear(const Token& process, const Report& said) {
-  const auto is_of_process = [&](const Rank& rank) { return rank.info.process == process; };
-  const bool is_alone = std::ranges::count_if(ranks_, is_of_process) == 1;
   for (Rank& rank : ranks_) {
-    if (!is_of_process(rank)) continue;
+    if (rank.info.process != process) continue;
     const bool is_itself = said.buffer == buffer_ && said.rank == &rank - ranks_.data();
-    // A rank that waits in another buffer is not silent in this one. Of several it is not known which of them waits.
-    const bool waits_elsewhere = said.buffer != buffer_ && is_alone;
-    if (said.waits != 0 && (is_itself || waits_elsewhere)) rank.sign = time_;
-    if (is_itself) rank.said = said;
+    // A rank that waits in another buffer is not silent in this one.
+    if (said.waits != 0 && (is_itself || said.buffer != buffer_)) rank.sign = time_;
+    // A masked rank may have woken up, or come back from the other half of a network that was cut in two.
+    const bool counts = said.round == report().round && (!masks_ || rank.lost == kNobody);
+    if (is_itself && counts) rank.said = said;
   }
-}
-
-/// An empty one of a rank that is masked, or reports on another round.
-const PeerReport& Membership::report(int rank, int peer) const {
-  static const PeerReport kNothing;
-  const Rank& one = at(rank);
-  const bool counts = one.said.round == report().round && (!masks_ || one.lost == kNobody || rank == rank_);
-  return counts ? one.said.of[index(peer)] : kNothing;
-}
-
-const Plane::Peer* Membership::peer_of(const Rank& rank) const {
-  const auto place = plane_->peers_.find(rank.info.process);
-  return place != plane_->peers_.end() ? &place->second : nullptr;
 }
 
 /// Its process has ended, and it had not left the buffer.
 bool Membership::has_gone(const Rank& rank) const {
-  const Plane::Peer* peer = peer_of(rank);
-  return peer != nullptr && peer->link == Plane::Link::gone && rank.said.left == 0;
+  if (rank.peer == nullptr || rank.peer->link != Plane::Link::ended || rank.said.left != 0) return false;
+  return Clock::now() >= rank.peer->next;
 }
 
 // ---- What this rank says ----
@@ -257,23 +201,11 @@ void Membership::say(bool waits) {
   plane_->say(*this);
 }
 
-/// Without masks, what kernels say may be found later: until a wait is long enough to be reported, or a rank is lost
-/// and others must hear soon that this rank's wait for it has ended.
-Membership::Time Membership::between_looks() const {
-  const bool is_idle = !masks_ && report().waits_for() == kNobody &&
-                       std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.lost == kNobody; });
-  return std::clamp<Time>(timeout_ / kLooks, milliseconds(1), is_idle ? kMostBetweenIdleLooks : kMostBetweenLooks);
-}
-
-/// Does what is due, and says when the next thing is.
-Membership::Clock::time_point Membership::step(Clock::time_point now) {
-  if (now >= looked_ + between_looks()) {
-    time_ += std::min<Time>(now - looked_, timeout_ / kSteps);
-    looked_ = now;
-    look_at_words();
-  }
+void Membership::step(Clock::time_point now) {
+  time_ += std::min<Time>(now - looked_, timeout_ / kSteps);
+  looked_ = now;
+  look_at_words();
   judge();
-  return looked_ + between_looks();
 }
 
 /// Kernels say for whom they wait, and for how long. A rank tells all others when a wait has lasted for an eighth of
@@ -331,8 +263,7 @@ LostRank Membership::evident(int rank) const {
   if (has_gone(at(rank))) return {.rank = rank, .why = LostWhy::gone, .by = rank_};
   if (masks_ && said.gave_up_on != kNobody) return {.rank = rank, .why = LostWhy::ended, .by = rank};
   for (int other = 0; other < size(); ++other) {
-    LostRank verdict = report(other, rank).verdict;
-    verdict.rank = rank;
+    const LostRank& verdict = report(other, rank).verdict;
     const bool has_left = verdict.why == LostWhy::gone && said.left != 0;
     if (verdict.why != LostWhy::unknown && !has_left) return verdict;
   }
@@ -341,19 +272,23 @@ LostRank Membership::evident(int rank) const {
 
 /// The verdicts on ranks that others wait for in vain, if it is this rank's turn to give them.
 std::vector<LostRank> Membership::decide() {
-  Evidence evidence = gather();
+  const Evidence evidence = gather();
   std::vector<LostRank> silent = silent_ranks(evidence);
   const std::vector<LostRank> failed = masks_ ? failed_ranks(evidence, PairEnd::peer) : std::vector<LostRank>();
   if (silent.empty() && failed.empty()) {
     blamed_since_ = time_;
     return {};
   }
-  for (int rank = 0; rank < size(); ++rank) {  // these decide nothing
-    evidence.ranks[index(rank)].lost |= at(rank).said.left != 0 || report(rank_, rank).left_out != 0;
+  // The lowest rank decides, but for these. (One with failed queue pairs may; a silent one may be stopped.) The next
+  // one decides if it does not: its thread may stand still, though no rank waits for it.
+  int before = 0;
+  for (int rank = 0; rank < rank_; ++rank) {
+    const bool is_silent = std::ranges::find(silent, rank, &LostRank::rank) != silent.end();
+    const bool is_out =
+        evidence.ranks[index(rank)].lost || at(rank).said.left != 0 || report(rank_, rank).left_out != 0;
+    before += is_silent || is_out ? 0 : 1;
   }
-  // A rank with failed queue pairs may still decide; a silent one may be stopped.
-  const Time turn =
-      deciders_before(rank_, evidence.ranks, silent) * std::min(timeout_ / kBetweenDeciders, kMostBetweenDeciders);
+  const Time turn = before * std::min(timeout_ / kBetweenDeciders, kMostBetweenDeciders);
   if (time_ - blamed_since_ < turn + (silent.empty() ? kToSettle : Time{})) return {};
   for (LostRank& verdict : silent) {
     const PeerReport& wait = report(verdict.by, verdict.rank);
@@ -380,12 +315,10 @@ void Membership::lose(const LostRank& verdict) {
 
 /// Tells this rank's kernels.
 void Membership::show() {
-  const Evidence evidence = gather();
-  const std::vector<int> ends = ends_of_chains(evidence);
+  const std::vector<int> ends = ends_of_chains(gather());
   bool changes = false;
   for (int rank = 0; rank < size(); ++rank) {
-    const int if_masked = evidence.ranks[index(rank)].lost ? rank : kNobody;
-    const int lost = masks_ ? if_masked : ends[index(rank)];
+    const int lost = ends[index(rank)];  // with masks each lost rank itself, as one that has given up is lost, too
     if (std::exchange(at(rank).lost, lost) == lost) continue;
     changes = true;
     if (!masks_ && rank == rank_) continue;
@@ -402,10 +335,10 @@ Evidence Membership::gather() const {
                            .silent = time_ - one.sign >= timeout_,
                            .waits_for = one.said.waits_for(),
                            .gave_up_on = one.said.gave_up_on});
-    const bool is_of_now = time_ - one.sign <= timeout_ / kForgottenAfter;
     for (int peer = 0; peer < size(); ++peer) {
       const PeerReport& said = report(rank, peer);
-      const bool is_late = is_of_now && Time(said.waited_ns) >= timeout_;
+      // A silent rank may have stood still since it said so.
+      const bool is_late = !found.ranks.back().silent && Time(said.waited_ns) >= timeout_;
       if (is_late && report(peer, rank).left_out == 0) found.late.push_back({rank, peer});
       if (said.failed != 0) found.failed.push_back({rank, peer});
     }

@@ -44,7 +44,7 @@ class Membership {
   /// Returns when the processes of the other ranks and this one are connected.
   Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int rank, std::span<const ProcessInfo> ranks,
              const Words& words, const JoinOptions& options = {});
-  /// Says goodbye. If a TCP connection is down, waits until it is made again, for 5 s at most.
+  /// Says goodbye.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
@@ -58,8 +58,6 @@ class Membership {
   std::vector<int> gone() const;
   /// "the process of rank 3 has ended (process 77 on node-a)"
   std::string describe_end(int rank) const;
-  /// The same of all that are gone; empty: none is.
-  std::string describe_gone() const;
 
   // With masks.
 
@@ -67,8 +65,8 @@ class Membership {
   /// nothing about this one meanwhile.
   void leave_out(int rank, bool on);
   /// At the end of the buffer: says goodbye, and returns when all ranks that are not lost, nor left out by this rank's
-  /// program, have done so: true. After `most_s` (0: for ever) a warning names those that have not: false.
-  bool meet(double most_s);
+  /// program, have done so. After `most_s` (0: for ever) a warning names those that have not.
+  void meet(double most_s);
   void leave();
   std::vector<int> awaited_at_end() const;
   /// By all ranks, between two barriers of the bootstrap: forgets the verdicts so far.
@@ -89,27 +87,23 @@ class Membership {
   };
   struct Rank {
     ProcessInfo info;
-    Report said = {};  ///< the last; of this rank, what it says
-    Time sign{};       ///< when it has last reported a wait, or what it owes began
+    const Plane::Peer* peer = nullptr;  ///< null: a rank of this process
+    Report said = {};                   ///< the last; of this rank, what it says
+    Time sign{};                        ///< when it has last reported a wait, or what it owes began
     int lost = kNobody;
     OwnWait own = {};  ///< of this rank for it
   };
 
   int size() const { return static_cast<int>(ranks_.size()); }
-  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
-  const Rank& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  Rank& at(int rank) { return ranks_[index(rank)]; }
+  const Rank& at(int rank) const { return ranks_[index(rank)]; }
   // All below with the plane's mutex held.
-  const ProcessInfo& info(int rank) const { return at(rank).info; }
   const Report& report() const { return at(rank_).said; }
-  bool has(const Token& process) const;
   void hear(const Token& process, const Report& said);
-  Time between_looks() const;
-  Clock::time_point step(Clock::time_point now);
-  const PeerReport& report(int rank, int peer) const;
-  PeerReport& mine(int peer) { return at(rank_).said.of[static_cast<std::size_t>(peer)]; }
-  const Plane::Peer* peer_of(const Rank& rank) const;
+  void step(Clock::time_point now);
+  const PeerReport& report(int rank, int peer) const { return at(rank).said.of[index(peer)]; }
+  PeerReport& mine(int peer) { return at(rank_).said.of[index(peer)]; }
   bool has_gone(const Rank& rank) const;
-  bool is_to_hear(const Rank& rank) const;
   void say(bool waits = false);
   void look_at_words();
   void look_at_wait(OwnWait& wait, int peer) const;

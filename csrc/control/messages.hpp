@@ -41,7 +41,7 @@ struct Report {
   std::int32_t rank = 0;
   std::int32_t gave_up_on = kNobody;  ///< see RankFacts
   std::uint16_t left = 0;             ///< it makes no more calls, and its process may end
-  std::uint16_t waits = 0;            ///< it waits itself, or what it owes begins only now: it is not to blame
+  std::uint16_t waits = 0;            ///< it waits itself: it is not to blame
   std::array<PeerReport, kMostRanks> of = {};
 
   /// The peer that it waits for longest; kNobody: it does not wait.

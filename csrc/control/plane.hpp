@@ -7,14 +7,13 @@
 // call: it is made again, or a port that refuses says that the process has ended.
 #pragma once
 
+#include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -23,7 +22,7 @@
 #include "csrc/control/messages.hpp"
 #include "csrc/control/sockets.hpp"
 #include "csrc/memory/process_identity.hpp"
-#include "csrc/support/home_process.hpp"
+#include "csrc/support/token.hpp"
 #include "csrc/support/unique_fd.hpp"
 
 namespace deep_ep::control {
@@ -44,8 +43,10 @@ struct ProcessInfo {
   std::int32_t pid = 0;
   std::uint32_t on = 1;
   std::uint64_t buffer = 0;  ///< rank 0's names the buffer
-  Address tcp = {};
+  SocketAddress tcp = {};
 };
+/// At which it listens for processes of its network namespace.
+SocketAddress unix_address_of(const ProcessInfo& info);
 /// "process 77 on node-a"
 std::string describe(const ProcessInfo& info);
 
@@ -55,7 +56,7 @@ class Plane {
   /// The one that buffers of this process share; it ends with the last of them.
   static std::shared_ptr<Plane> of_process();
   explicit Plane(const Settings& settings);
-  ~Plane();
+  ~Plane() { stop(); }
   Plane(const Plane&) = delete;
   Plane& operator=(const Plane&) = delete;
 
@@ -66,37 +67,30 @@ class Plane {
 
  private:
   friend class Membership;
-  /// calling: not answered yet. ended: the process has; what it sent before still arrives. gone: that has, too.
-  enum class Link : std::uint8_t { none, calling, up, ended, gone };
+  /// calling: not answered yet. ended: the process has; what it sent before arrives until `next`.
+  enum class Link : std::uint8_t { none, calling, up, ended };
   struct Peer {
     ProcessInfo info;
-    int rank = 0;  ///< a rank of it, for errors
-    Address address;
+    SocketAddress address;
     Connection connection;
     Link link = Link::none;
     Clock::time_point next{};  ///< when the link changes if nothing happens
-    bool was_up = false;
-    bool behind = false;  ///< it gets the latest reports when it has taken those before
-    int error = 0;        ///< of the last call
-    std::optional<Clock::time_point> refused_since;
-  };
-  struct Stranger {
-    Connection connection;
-    Clock::time_point until{};  ///< it has shown the token, or is closed
+    int error = 0;             ///< of the last call
+    int refusals = 0;          ///< of the last calls
   };
 
   void run();
-  void wake() const;
   // All below with the mutex held.
   void close_descriptors();
-  void connect(const Membership& member, std::unique_lock<std::mutex>& lock);
-  std::string why_not_connected(const Membership& member, const Peer& peer) const;
+  void connect(Membership& member, std::unique_lock<std::mutex>& lock);
+  std::string why_not_connected(int rank, std::int64_t other, const Peer& peer) const;
   bool calls(const Peer& peer) const { return process_ < peer.info.process; }
-  Clock::time_point step(Clock::time_point now);
+  void step(Clock::time_point now);
   void call(Peer& peer);
   void serve(Peer& peer);
   void failed(Peer& peer, int error);
   void set_link(Peer& peer, Link link, Clock::duration until_next = {});
+  void watch(const UniqueFd& socket, std::uint32_t events) const;
   void accept_from(const UniqueFd& listener);
   bool stays_strange(Connection& caller);
   /// Tells all processes of a buffer what this rank has to say.
@@ -105,18 +99,16 @@ class Plane {
 
   inline static std::mutex mutex_;         ///< of all planes: a process has one, but in tests
   inline static std::set<Plane*> planes_;  ///< of this process
+  inline static std::weak_ptr<Plane> shared_;
   const Settings settings_;
-  const HomeProcess home_;
   const Token process_ = random_token();
   const Token secret_ = random_token();
-  UniqueFd wake_;
-  UniqueFd unix_listener_;
-  TcpListener tcp_;
-  Clock::time_point listens_again_{};  ///< callers wait while there are no descriptors
+  UniqueFd epoll_, unix_listener_, tcp_listener_;
+  SocketAddress tcp_address_;
   std::thread thread_;
-  bool ending_ = false;
+  std::atomic<bool> ending_ = false;
   std::map<Token, Peer> peers_;
-  std::list<Stranger> strangers_;  ///< callers that have not shown the token, or whose process is not known yet
+  std::list<Connection> strangers_;  ///< callers that have not shown the token yet
   std::vector<Membership*> members_;
 };
 

@@ -18,47 +18,37 @@ std::vector<LostRank> silent_ranks(const Evidence& evidence) {
   std::vector<LostRank> found;
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     if (is_out(rank) || !ranks[index(rank)].silent) continue;
-    int by = kNobody;
-    for (const RankPair& wait : evidence.late) {
-      if (wait.peer != rank || wait.rank == rank || is_out(wait.rank)) continue;
-      if (by == kNobody || wait.rank < by) by = wait.rank;
-    }
-    if (by != kNobody) found.push_back({.rank = rank, .why = LostWhy::silent, .by = by});
+    const auto accuses = [&](const RankPair& wait) { return wait.peer == rank && !is_out(wait.rank); };
+    const auto wait = std::ranges::find_if(evidence.late, accuses);
+    if (wait != evidence.late.end()) found.push_back({.rank = rank, .why = LostWhy::silent, .by = wait->rank});
   }
-  const auto leads_to_another = [&, all = found](const LostRank& blame) {
-    int end = blame.rank;
-    for (std::size_t steps = 0; steps < ranks.size(); ++steps) {
-      const int next = ranks[index(end)].waits_for;
-      if (!names(all, next)) return end != blame.rank;
-      end = next;
-    }
-    return false;  // round a circle
-  };
-  std::erase_if(found, leads_to_another);
-  return found;
+  std::vector<LostRank> ends = found;
+  std::erase_if(ends, [&](const LostRank& blame) { return names(found, ranks[index(blame.rank)].waits_for); });
+  return ends.empty() ? found : ends;  // empty: they wait for each other
 }
 
 std::vector<LostRank> failed_ranks(const Evidence& evidence, PairEnd end) {
-  std::vector<bool> lost;
-  for (const RankFacts& facts : evidence.ranks) lost.push_back(facts.lost);
-  std::vector<LostRank> found;
-  for (;;) {
-    std::vector<std::array<int, 2>> pairs(lost.size());  // [rank]: all of it, and those of which it is that end
-    for (const RankPair& pair : evidence.failed) {
-      if (lost[index(pair.rank)] || lost[index(pair.peer)]) continue;
-      ++pairs[index(pair.rank)][0];
-      ++pairs[index(pair.peer)][0];
-      ++pairs[index(end == PairEnd::owner ? pair.rank : pair.peer)][1];
-    }
-    const auto most = std::ranges::max_element(pairs);  // the first of the largest
-    if (most == pairs.end() || most->front() == 0) return found;
-    const int worst = static_cast<int>(most - pairs.begin());
-    const auto report = std::ranges::find_if(
-        evidence.failed, [&](const RankPair& pair) { return pair.peer == worst && !lost[index(pair.rank)]; });
-    const int by = report == evidence.failed.end() ? worst : report->rank;
-    found.push_back({.rank = worst, .why = LostWhy::failed, .by = by});
-    lost[index(worst)] = true;
+  std::vector<RankPair> pairs = evidence.failed;  // that are not explained yet
+  const auto explain = [&](int rank) {
+    std::erase_if(pairs, [&](const RankPair& pair) { return pair.rank == rank || pair.peer == rank; });
+  };
+  for (std::size_t rank = 0; rank < evidence.ranks.size(); ++rank) {
+    if (evidence.ranks[rank].lost) explain(static_cast<int>(rank));
   }
+  std::vector<LostRank> found;
+  while (!pairs.empty()) {
+    std::vector<std::array<int, 2>> of(evidence.ranks.size());  // [rank]: all of it, and those of which it is that end
+    for (const RankPair& pair : pairs) {
+      ++of[index(pair.rank)][0];
+      ++of[index(pair.peer)][0];
+      ++of[index(end == PairEnd::owner ? pair.rank : pair.peer)][1];
+    }
+    const int worst = static_cast<int>(std::ranges::max_element(of) - of.begin());  // the first of the largest
+    const auto report = std::ranges::find(pairs, worst, &RankPair::peer);
+    found.push_back({.rank = worst, .why = LostWhy::failed, .by = report == pairs.end() ? worst : report->rank});
+    explain(worst);
+  }
+  return found;
 }
 
 std::vector<int> ends_of_chains(const Evidence& evidence) {
@@ -84,12 +74,6 @@ std::vector<int> ends_of_chains(const Evidence& evidence) {
     ends.push_back(facts(rank).lost || has_given_up(rank) ? end_of_chain(rank) : kNobody);
   }
   return ends;
-}
-
-int deciders_before(int rank, const std::vector<RankFacts>& ranks, const std::vector<LostRank>& blamed) {
-  int before = 0;
-  for (int lower = 0; lower < rank; ++lower) before += !ranks[index(lower)].lost && !names(blamed, lower) ? 1 : 0;
-  return before;
 }
 
 }  // namespace deep_ep::control

@@ -64,8 +64,4 @@ std::vector<LostRank> failed_ranks(const Evidence& evidence, PairEnd end);
 /// else its lowest rank. Late or contradictory reports have the same outcome wherever they are known, in any order.
 std::vector<int> ends_of_chains(const Evidence& evidence);
 
-/// How many ranks decide before `rank` does: the lower ones that are neither lost nor `blamed`. The next one decides if
-/// the first does not: its thread may stand still, though no rank waits for it.
-int deciders_before(int rank, const std::vector<RankFacts>& ranks, const std::vector<LostRank>& blamed);
-
 }  // namespace deep_ep::control

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <thread>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/sockets.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -30,43 +30,7 @@ struct Request {
   std::int32_t padding = 0;
 };
 
-struct Address {
-  sockaddr_un storage{};
-  socklen_t length = 0;
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-};
-
-Address address_of(const Token& name) {
-  const std::string text = "deep_ep-" + to_string(name);
-  Address address;
-  address.storage.sun_family = AF_UNIX;
-  // A zero byte first makes the name abstract: it disappears with its socket.
-  std::copy(text.begin(), text.end(), address.storage.sun_path + 1);
-  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  return address;
-}
-
-UniqueFd open_socket() {
-  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) fail<SystemError>("socket(AF_UNIX): {}", errno_text(errno));
-  return socket;
-}
-
-UniqueFd listen_at(const Token& name, int peers) {
-  UniqueFd socket = open_socket();
-  const Address address = address_of(name);
-  if (::bind(socket.get(), address.get(), address.length) != 0) fail<SystemError>("bind: {}", errno_text(errno));
-  // Room for all: a rank connects to its peers before it accepts any of them.
-  if (::listen(socket.get(), std::max(peers, 16)) != 0) fail<SystemError>("listen: {}", errno_text(errno));
-  return socket;
-}
-
-/// Is the process at the other end one of this user's?
-bool of_this_user(int socket) {
-  ucred peer{};
-  socklen_t bytes = sizeof(peer);
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == ::geteuid();
-}
+SocketAddress address_of(const Token& name) { return unix_address("deep_ep-" + to_string(name)); }
 
 void send_fd(int socket, int fd) {
   char payload = 'f';
@@ -147,9 +111,8 @@ class Exchange {
   }
 
   UniqueFd connect_to(std::size_t peer) const {
-    UniqueFd socket = open_socket();
-    const Address address = address_of(offers_[peer].name);
-    while (::connect(socket.get(), address.get(), address.length) != 0) {
+    UniqueFd socket;
+    while (!(socket = call_at(address_of(offers_[peer].name)))) {
       const int error = errno;
       // EAGAIN: the peer's queue of connections is full.
       if (error != EAGAIN && error != EINTR) {
@@ -194,7 +157,7 @@ class Exchange {
           fail<SystemError>("taking a rank's call for a file descriptor: {}", errno_text(errno));
         }
         // Names of sockets are visible to every user, and whoever stays silent keeps a descriptor of this process.
-        if (caller && of_this_user(caller.get())) callers.push_back(std::move(caller));
+        if (caller && is_of_this_user(caller.get())) callers.push_back(std::move(caller));
       }
     }
   }
@@ -235,9 +198,10 @@ class Exchange {
 
 }  // namespace
 
-OfferedFd make_fd_offer(int fd, int num_ranks) {
+OfferedFd make_fd_offer(int fd) {
   OfferedFd mine{.offer = {.name = random_token(), .secret = random_token(), .fd = fd}, .listener = {}};
-  mine.listener = listen_at(mine.offer.name, num_ranks);
+  mine.listener = listen_at(address_of(mine.offer.name));
+  if (!mine.listener) fail<SystemError>("listening on a Unix socket: {}", errno_text(errno));
   return mine;
 }
 
@@ -250,7 +214,7 @@ std::vector<UniqueFd> take_fds(int rank, OfferedFd mine, std::span<const FdOffer
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const ProcessIdentity> ranks,
                                    double timeout_s) {
   OfferedFd mine;
-  agree(bootstrap, "offering a file descriptor", [&] { mine = make_fd_offer(fd, bootstrap.size()); });
+  agree(bootstrap, "offering a file descriptor", [&] { mine = make_fd_offer(fd); });
   const std::vector<FdOffer> offers = all_gather_values(bootstrap, mine.offer);
   std::vector<UniqueFd> received;
   agree(bootstrap, "exchanging file descriptors",

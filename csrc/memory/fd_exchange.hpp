@@ -24,7 +24,7 @@ struct OfferedFd {
   FdOffer offer;
   UniqueFd listener;
 };
-OfferedFd make_fd_offer(int fd, int num_ranks);
+OfferedFd make_fd_offer(int fd);
 std::vector<UniqueFd> take_fds(int rank, OfferedFd mine, std::span<const FdOffer> offers,
                                std::span<const ProcessIdentity> ranks, double timeout_s);
 

@@ -75,7 +75,7 @@ class HostHeap final : public SymmetricHeap {
     OfferedFd mine;
     agree(bootstrap, "allocating the heap", [&] {
       fd = create();
-      mine = make_fd_offer(fd.get(), bootstrap.size());
+      mine = make_fd_offer(fd.get());
     });
     const auto all = all_gather_values(bootstrap, HostExport{reinterpret_cast<std::uintptr_t>(local()), mine.offer});
     agree(bootstrap, "mapping the heaps of peers", [&] {

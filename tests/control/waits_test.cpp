@@ -76,11 +76,11 @@ class ScriptedProcess {
  public:
   explicit ScriptedProcess(ProcessInfo like) : info_(like) {
     info_.process.words[0] = 0;
-    listener_ = listen_at(unix_address(info_.process));
+    listener_ = listen_at(unix_address_of(info_));
   }
   const ProcessInfo& info() const { return info_; }
   void connect_to(const ProcessInfo& other) {
-    connections_.push_back({call(unix_address(other.process))});
+    connections_.push_back({call_at(unix_address_of(other))});
     const Hello hello{.secret = other.secret, .from = info_.process};
     send(connections_.back(), &hello, sizeof hello);
   }
@@ -230,21 +230,6 @@ TEST_F(WaitsTest, ARankThatWaitsInAnotherBufferIsNotSilent) {
   EXPECT_TRUE(eventually([&] { return first.words[0].lost_for(1) == 1; }));
 }
 
-/// Its process has several ranks of the first buffer: which of them waits in the second one is not known.
-TEST_F(WaitsTest, ARankWhoseProcessWaitsInAnotherBufferMayBeSilent) {
-  Planes planes(2, true);
-  const JoinOptions options{.timeout_s = timeout_s(), .masks = true};
-  Planes::Buffer& first = planes.join(1, {0, 1, 1}, options);
-  Planes::Buffer& second = planes.join(2, {0, 1}, options);
-  Waits in_first(first);
-  Waits in_second(second);
-  in_second.begin(1, 0);
-  in_second.begin(0, 1);
-  in_first.begin(0, 2);
-  EXPECT_TRUE(eventually([&] { return first.words[0].lost_for(2) == 2; }));
-  EXPECT_EQ(first.words[0].lost_for(1), kNobody);
-}
-
 TEST_F(WaitsTest, WithMasksAnEndIsAVerdictForAllAtOnce) {
   make(4, true);
   planes_->end(2);
@@ -280,6 +265,22 @@ TEST(DecidingRank, ThatDoesNotAnswerIsFollowedByTheNext) {
   waits.begin(1, 2);
   EXPECT_TRUE(eventually([&] { return buffer.words[1].lost_for(2) == 2; }));
   EXPECT_EQ(buffer.words[1].lost_for(0), kNobody);
+}
+
+/// As a rank does that was in the other half of a network that was cut in two.
+TEST(MaskedRank, MasksNobody) {
+  Planes planes(2, true);
+  ScriptedProcess masked(planes.info(0));
+  const std::vector<ProcessInfo> infos{masked.info(), planes.info(0), planes.info(1)};
+  for (std::size_t rank = 1; rank < infos.size(); ++rank) masked.connect_to(infos[rank]);
+  Planes::Buffer& buffer = planes.join(1, {-1, 0, 1}, infos, {.timeout_s = timeout_s(), .masks = true});
+  Report said{.buffer = 1, .rank = 0, .gave_up_on = 0};
+  for (const std::size_t connection : {0, 1}) masked.tell(connection, said);
+  for (const std::size_t rank : {1, 2}) EXPECT_TRUE(eventually([&] { return buffer.words[rank].lost_for(0) == 0; }));
+  said.of[2].verdict = {.rank = 2, .why = LostWhy::silent, .by = 0};
+  for (const std::size_t connection : {0, 1}) masked.tell(connection, said);
+  sleep_timeouts(0.5);
+  for (const std::size_t rank : {1, 2}) EXPECT_EQ(buffer.words[rank].lost_for(2), kNobody);
 }
 
 /// Rank 1 says that it waits for rank 2, and then nothing for longer than the time-out. Rank 2 says nothing at all.
@@ -321,6 +322,19 @@ TEST_F(WaitsTest, AWaitThatIsOverDoesNotMakeShorterOnesLate) {
     sleep_timeouts(0.05);
     waits.end(0, 1);
   }
+  EXPECT_EQ(lost(0), Ranks{});
+}
+
+TEST_F(WaitsTest, AWaitThatIsOverAccusesNobodyWhileAnotherLasts) {
+  Waits waits(make(3, true));
+  waits.begin(0, 1);
+  waits.begin(1, 0);  // shows that it waits itself
+  sleep_timeouts(1.3);
+  waits.end(0, 1);
+  waits.end(1, 0);
+  waits.begin(0, 2);
+  waits.begin(2, 0);
+  sleep_timeouts(2);  // rank 1 is silent, as no rank waits for it
   EXPECT_EQ(lost(0), Ranks{});
 }
 
@@ -509,22 +523,6 @@ TEST(SlowProcess, GetsTheLatestReportWhenItTakesThem) {
   buffer[1].leave_out(0, true);
   EXPECT_TRUE(eventually([&] { return slow.hear(0).of[0].left_out != 0; }));
   slow.end();
-}
-
-/// A call that a process has given up before the other one takes it says nothing: the process calls again.
-TEST(StaleCall, IsNoDeath) {
-  Planes planes(1, true);
-  ScriptedProcess caller(planes.info(0));
-  caller.connect_to(planes.info(0));
-  caller.end();
-  std::thread again([&, info = planes.info(0)] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    caller.connect_to(info);
-  });
-  const Planes::Buffer& buffer = planes.join(1, {-1, 0}, {caller.info(), planes.info(0)});
-  again.join();
-  EXPECT_EQ(buffer.words[1].verdicts(), 0u);
-  EXPECT_EQ(buffer[1].gone(), Ranks{});
 }
 
 /// Rank 0 decides that rank 3 is lost, and its process ends when it has told the ranks of a bit mask.

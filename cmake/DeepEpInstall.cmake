@@ -22,9 +22,9 @@ if(DEEP_EP_BUILD_TOOL)
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/deep_ep-host-tune" DESTINATION "${CMAKE_INSTALL_BINDIR}")
   # It also uninstalls, so an installed tree carries its own.
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/install.sh" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep")
-  # Scripts: the first hour on new machines, measurements of many shapes, pictures, tables of nccl-tests, a prediction.
+  # Scripts: the first hour on new machines, pictures, a prediction.
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/first_hour" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/scripts")
-  foreach(script bench_sweep bench_plot nccl_table cluster_model)
+  foreach(script bench_plot cluster_model)
     install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/${script}.py" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/scripts")
   endforeach()
 endif()

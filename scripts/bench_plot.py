@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Draws what `deep_ep bench` measured: bandwidth or time of CSV files, or the timeline of a trace.
+"""Draws what `deep_ep bench` measured: bandwidth or time of CSV files.
 
     deep_ep bench intranode --sms 4,8,16,24 --csv > sms.csv && bench_plot.py sms.csv --out sms.svg
     bench_plot.py seed-b200-gke --where benchmark=internode --where nvl_chunk=4 --over rdma_chunk --out chunks.svg
-    deep_ep bench low-latency --trace --json > trace.json && bench_plot.py trace.json --out trace.svg
 
 A name without a folder may be one of the results that come with the library. There is a line for each operation and
 setting, between nodes one for NVLink and one for RDMA. Drawing needs matplotlib (pip install matplotlib); the ending of
@@ -12,7 +11,6 @@ setting, between nodes one for NVLink and one for RDMA. Drawing needs matplotlib
 
 import argparse
 import csv
-import json
 import pathlib
 import sys
 
@@ -22,7 +20,6 @@ AXES = {
     "nvl_chunk": "rows in a chunk by NVLink", "hidden": "channels of a token", "topk": "experts of a token",
     "experts": "experts", "groups": "nodes that a token's experts are on", "bytes": "bytes of a message",
 }  # fmt: skip
-ENDS = ("dispatch sent", "received", "combine sent", "received")  # of a trace
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -117,30 +114,6 @@ def draw_lines(axes, over, lines, unit):
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.14))
 
 
-def draw_trace(axes, trace):
-    """Bars are the parts of the calls; marks say how long the rank has waited for each other one."""
-    parts = (("dispatch: send", "#9ecae1"), ("dispatch: receive", "#deebf7"), ("combine: send", "#fdae6b"), ("combine: receive", "#fee6ce"))  # fmt: skip
-    ranks = [lane["rank"] for lane in trace["waits"]]
-    for lane in trace["waits"]:
-        ends = [0, *lane["ends_us"]]
-        for i, (name, colour) in enumerate(parts):
-            axes.barh(lane["rank"], ends[i + 1] - ends[i], left=ends[i], height=0.5, color=colour, edgecolor="#555", linewidth=0.5,
-                      label=name if lane["rank"] == ranks[0] else None)  # fmt: skip
-        for call, begin in (("dispatch", ends[1]), ("combine", ends[3])):
-            of = lane[call]
-            for source, calls in enumerate(of["calls"]):
-                if calls and source != lane["rank"]:
-                    axes.vlines(begin + of["total_us"][source] / calls, lane["rank"] - 0.35, lane["rank"] + 0.35, color=f"C{source % 10}", linewidth=2,
-                                label=f"from rank {source}" if lane["rank"] == ranks[source == ranks[0]] and call == "dispatch" else None)  # fmt: skip
-    axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
-    axes.invert_yaxis()
-    axes.set_xlabel("microseconds")
-    axes.set_title(f"A dispatch and a combine of {trace['tokens']} tokens")
-    marks = dict(sorted(zip(*reversed(axes.get_legend_handles_labels()))))
-    below = -0.6 / axes.get_figure().get_figheight() - 0.1
-    axes.legend(marks.values(), marks, fontsize="small", loc="upper left", bbox_to_anchor=(0, below), ncol=4)
-
-
 def picture(out, size):
     """The function that draws into `out` by what it is given."""
     try:
@@ -165,7 +138,7 @@ def picture(out, size):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", help="CSV of `deep_ep bench --csv` or of bench_sweep.py; or one trace, JSON")
+    parser.add_argument("files", nargs="+", help="CSV of `deep_ep bench --csv`")
     parser.add_argument("--out", help="the picture to write: .svg, .png, .pdf")
     parser.add_argument("--over", choices=AXES, help="the horizontal axis (the first that has several values)")
     parser.add_argument("--times", action="store_true", help="median microseconds instead of GB/s")
@@ -173,20 +146,6 @@ def main():
     arguments = parser.parse_args()
     try:
         paths = [find(name) for name in arguments.files]
-        if paths[0].suffix == ".json":
-            document = json.loads(paths[0].read_text(encoding="utf-8"))
-            traces = document.get("who_is_late", [{}])
-            if "ends_us" not in traces[0].get("waits", [{}])[0]:
-                raise Refused(f"{paths[0]}: this is not what `deep_ep bench low-latency --trace --json` prints")
-            if not arguments.out:
-                for lane in traces[0]["waits"]:
-                    ends = (f"{name} {us:.1f}" for name, us in zip(ENDS, lane["ends_us"]))
-                    print(f"rank {lane['rank']}: {', '.join(ends)} us")
-                return 0
-            axes, finish = picture(arguments.out, (9, 1 + 0.5 * len(traces[0]["waits"])))
-            draw_trace(axes, traces[0])
-            finish()
-            return 0
         rows = [row for path in paths for row in read_csv(path) if fits(row, arguments.where)]
         over, lines = lines_of(rows, arguments.over, arguments.times)
         unit = "microseconds" if arguments.times else "GB/s"

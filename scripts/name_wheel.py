@@ -3,7 +3,8 @@
 
 deep_ep_cpu runs on CPUs only; deep_ep_cu13 has GPU code, made by CUDA 13. The kind is what the command inside says of
 itself, so no name can promise what a wheel does not hold. A name and not a local version (0.2.0+cpu), as PyPI takes
-none of those. NAME=URL are addresses for the metadata. What is linked in of other projects comes with their licences.
+none of those. NAME=URL are addresses for the metadata; with Source, links of the description into the sources lead there.
+What is linked in of other projects comes with their licences.
 RUN_COMMAND: what runs the command of another architecture, for example qemu-aarch64-static.
 """
 
@@ -59,6 +60,10 @@ def named(metadata, name, urls, licence_files):
     lines = [f"Name: {name}" if line == f"Name: {DISTRIBUTION}" else line for line in head.split("\n")]
     lines += [f"Project-URL: {label}, {address}" for label, address in urls]
     lines += [f"License-File: {file}" for file in licence_files]
+    source = dict(urls).get("Source")
+    if source:  # an index shows the description without the files beside it
+        for begin, kind in ((r"\]\(", "blob"), (r'src(?:set)?="', "raw")):
+            text = re.sub(rf"({begin})(?!https?:|#)", rf"\g<1>{source}/{kind}/HEAD/", text)
     return "\n".join(lines) + blank + text
 
 

@@ -29,15 +29,16 @@ void print_error(std::string text) {
 
 [[noreturn]] void refuse(const std::string& text) { throw CLI::ParseError(text, CLI::ExitCodes::ExtrasError); }
 
-/// Subcommands of earlier versions that are scripts now.
-struct Moved {
+/// Subcommands of earlier versions, and what does their work now.
+struct Gone {
   std::string_view command;
-  const char* script;
+  const char* instead;
 };
-constexpr Moved kMoved[] = {{"model", "cluster_model"},
-                            {"bench sweep", "bench_sweep"},
-                            {"bench plot", "bench_plot"},
-                            {"bench nccl-parse", "nccl_table"}};
+constexpr Gone kGone[] = {{"model", "scripts/cluster_model.py, installed in share/deep_ep/scripts"},
+                          {"bench sweep", "a loop of the shell over deep_ep bench intranode --csv"},
+                          {"bench plot", "scripts/bench_plot.py, installed in share/deep_ep/scripts"},
+                          {"bench nccl-parse", "the table that nccl-tests prints"},
+                          {"bench wire", "deep_ep doctor --nic-test"}};
 
 /// Throws for a word that names no subcommand where one must stand: the parser would not say what is allowed.
 void check_commands(const CLI::App& app, int argc, char** argv) {
@@ -51,10 +52,8 @@ void check_commands(const CLI::App& app, int argc, char** argv) {
     const std::string allowed = fmt::format("allowed: {}", fmt::join(names, ", "));
     if (i == argc) refuse(fmt::format("the command behind `deep_ep{}` is missing, {}", path, allowed));
     path += fmt::format(" {}", argv[i]);
-    for (const auto& [name, script] : kMoved) {
-      if (path.substr(1) != name) continue;
-      refuse(fmt::format("'{0}' is a script now: scripts/{1}.py, installed as share/deep_ep/scripts/{1}.py", name,
-                         script));
+    for (const auto& [name, instead] : kGone) {
+      if (path.substr(1) == name) refuse(fmt::format("'{}' is no command any more; instead: {}", name, instead));
     }
     const auto found = std::ranges::find(names, argv[i]);
     if (found == names.end()) refuse(fmt::format("'{}' is no command, {}", path.substr(1), allowed));
@@ -63,9 +62,7 @@ void check_commands(const CLI::App& app, int argc, char** argv) {
   for (int i = 2; i < argc && std::string_view(argv[1]) == "bench"; ++i) {
     const std::string_view word = argv[i];
     if (!word.starts_with("--plot") && !word.ends_with(".svg")) continue;
-    refuse(fmt::format(
-        "{}: scripts/bench_plot.py (installed: share/deep_ep/scripts) draws what --csv or --trace --json prints",
-        word));
+    refuse(fmt::format("{}: scripts/bench_plot.py (installed: share/deep_ep/scripts) draws what --csv prints", word));
   }
 }
 

@@ -90,7 +90,7 @@ def test_name_and_metadata():
     assert said.get_payload().startswith("# deep_ep") and said["Description-Content-Type"].startswith("text/markdown")
     assert all("extra ==" in each for each in said.get_all("Requires-Dist"))
     assert "Operating System :: POSIX :: Linux" in said.get_all("Classifier")
-    assert "Programming Language :: Python :: 3.13" in said.get_all("Classifier")
+    assert "Programming Language :: Python :: 3.14" in said.get_all("Classifier")
     assert any(name.endswith("LICENSE") for name in names) and {"deep_ep/py.typed", "deep_ep/_native.pyi"} <= set(names)
     linked = [file for file in said.get_all("License-File") if file.startswith("linked/")]
     assert not os.path.exists("/usr/share/doc/libfmt-dev/copyright") or "linked/fmt.txt" in linked
@@ -186,7 +186,11 @@ def test_addresses_and_other_wheels(tmp_path):
     assert done.returncode == 0 and os.path.basename(done.stdout.strip()) == os.path.basename(FILE), done.stderr
     with zipfile.ZipFile(done.stdout.strip()) as wheel:
         (metadata,) = [entry for entry in wheel.namelist() if entry.endswith("/METADATA")]
-        assert email.message_from_bytes(wheel.read(metadata))["Project-URL"] == "Source, https://example.org/deep_ep"
+        said = email.message_from_bytes(wheel.read(metadata))
+    assert said["Project-URL"] == "Source, https://example.org/deep_ep"
+    links = re.findall(r'(?:\]\(|src(?:set)?=")([^)"]+)', said.get_payload())
+    assert links and all(link.startswith(("https://", "#")) for link in links), "an index has no files beside the description"
+    assert "https://example.org/deep_ep/blob/HEAD/docs/how-to/install.md" in links
     done = run(sys.executable, script, FILE, out)
     assert done.returncode == 1 and "has its name already" in done.stderr
 

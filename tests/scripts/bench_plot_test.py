@@ -61,20 +61,12 @@ class BenchPlot(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertRegex(done.stderr, "nothing: there is no such file; with the library come .*seed-b200")
 
-    def test_a_trace(self):
-        text = self.plot(json.dumps(TRACE), name="t.json")
-        self.assertIn("rank 1: dispatch sent 10.5, received 20.0, combine sent 30.0, received 40.0 us", text)
-        self.assertIn("this is not what", self.plot('{"measurements": []}', name="t.json", status=2))
-
     @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "matplotlib is not installed")
     def test_pictures(self):
         picture = self.folder / "p.svg"
         self.assertIn(
             "1 lines over tokens per rank", self.plot(row(tokens=1, rate=1) + row(tokens=64, rate=2), "--out", picture)
         )
-        self.assertIn("</svg>", picture.read_text())
-        picture.unlink()
-        self.plot(json.dumps(TRACE), "--out", picture, name="t.json")
         self.assertIn("</svg>", picture.read_text())
         self.assertIn("--out", self.plot(row(rate=1), "--out", self.folder / "p.nothing", status=2))
 

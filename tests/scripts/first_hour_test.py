@@ -56,7 +56,7 @@ class FirstHour(unittest.TestCase):
             [call.split(": ")[1] for call in calls[:-1]],
             ["doctor", "bench selftest", "bench intranode --check --quick", "bench low-latency --check --quick"],
         )
-        self.assertEqual(len(re.findall(r"skipped: no RDMA device", done.stdout)), 2)
+        self.assertEqual(len(re.findall(r"skipped: no RDMA device", done.stdout)), 1)
         self.assertEqual(len(re.findall(r"skipped: one machine", done.stdout)), 4)
         self.assertIn("the bundle", report.read_text())
         self.assertEqual(report.stat().st_mode & 0o077, 0)
@@ -64,11 +64,10 @@ class FirstHour(unittest.TestCase):
     def test_a_failure_counts_and_the_next_steps_run(self):
         done, calls = self.run_it(self.top / "report", GPUS="8 x NVIDIA B200", NICS="8 x 400 Gb/s RoCE (mlx5_core)")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("[ 5/10] each NIC by itself           FAILED (exit status 1)", done.stdout)
+        self.assertIn("[5/9] each NIC by itself           FAILED (exit status 1)", done.stdout)
         self.assertIn("to do:   change the cable", done.stdout)
-        self.assertTrue(any(call.endswith(": bench wire") for call in calls), calls)
         self.assertTrue(any(call.endswith(": bench intranode --check") for call in calls), calls)
-        self.assertIn("1 of 10 steps failed", done.stdout)
+        self.assertIn("1 of 9 steps failed", done.stdout)
 
     def test_two_machines_meet_at_the_same_ports(self):
         found = {}
@@ -76,7 +75,7 @@ class FirstHour(unittest.TestCase):
             (self.top / "log").unlink(missing_ok=True)
             (self.top / "log.tried").unlink(missing_ok=True)
             done, calls = self.run_it(self.top / role[0], *role, "--port", "20000", GPUS="8 x H200", NICS="8 x mlx5")
-            found[role[0]] = calls[6:-1]
+            found[role[0]] = calls[5:-1]
             self.assertIn("NICs between the machines    ok", done.stdout)
         tests = [call.split(": ")[1] for calls in found.values() for call in calls if "nic-test" in call]
         # The other machine is not there at first.
@@ -118,7 +117,7 @@ class FirstHour(unittest.TestCase):
         ]
         for process, text in [(process, process.communicate()[0]) for process in both]:
             self.assertEqual(process.returncode, 0, text)
-            self.assertIn("0 of 10 steps failed", text)
+            self.assertIn("0 of 9 steps failed", text)
             self.assertNotIn("skipped", text)
 
 

@@ -103,7 +103,7 @@ class MeasureNode(unittest.TestCase):
             "between_2x1_50": {("2", "2", "4")}, "between_2x1_low_latency_never": {("2", "2", "3")},
         })  # fmt: skip
         self.assertIn("simulated:rate=50", (self.top / "out/between_2x1_50.csv").read_text())
-        self.assertIn("ends_us", (self.top / "out/low_latency_late.json").read_text())
+        self.assertIn("of rank", (self.top / "out/low_latency_late.log").read_text())
 
 
 if __name__ == "__main__":

@@ -104,6 +104,14 @@ TEST_F(Sysroot, TheBuildMustFitTheGpu) {
   machine_.write("/sys/module/nvidia/version", "550.54.15");
   EXPECT_NE(complaints("driver").find("error: driver 550.54.15 is older than 575, the first for NVIDIA B300"),
             std::string::npos);
+  machine_.write("/sys/module/nvidia/version", "575.57.08");
+  EXPECT_EQ(complaints("driver").find("is older than"), std::string::npos) << "this build is of CUDA 12";
+  Patient cuda_13 = patient();
+  cuda_13.build = {"13.0.88", {"90a-real", "100-real"}};
+  Findings of_cuda_13;
+  check_driver(cuda_13, of_cuda_13);
+  ASSERT_EQ(of_cuda_13.size(), 1u);
+  EXPECT_EQ(of_cuda_13[0].found, "driver 575.57.08 is older than 580, the first for CUDA 13.0.88");
 }
 
 TEST_F(Sysroot, OldGpusAreRefused) {

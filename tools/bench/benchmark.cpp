@@ -49,12 +49,6 @@ BenchRun::BenchRun(const BenchKind& kind, BenchOptions& given)
   common.hidden = options.hidden;
   common.topk = options.topk;
   common.experts = options.experts;
-  setting = figure_json(common);
-  setting.erase("status");
-  setting.update({{"ranks_are", world.kind},
-                  {"rounds", options.rounds.count},
-                  {"warmup", options.rounds.warmup},
-                  {"checked", options.check}});
   text = fmt::format(
       "{} ranks ({}) on {}; hidden {}, top-{} of {} experts, uniform routing; {} rounds after {} to warm up\n",
       world.size, world.kind, device == Device::Kind::cuda ? "a GPU each" : "the CPU (not a measure of speed)",

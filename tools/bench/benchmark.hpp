@@ -72,10 +72,9 @@ struct BenchRun {
   BenchOptions& options;
   World world;
   Device::Kind device;
-  bool speaks;             ///< this process has global rank 0
-  Figure common;           ///< what all figures have in common
-  nlohmann::json setting;  ///< of the run
-  std::string text;        ///< the same in a line
+  bool speaks;       ///< this process has global rank 0
+  Figure common;     ///< what all figures have in common
+  std::string text;  ///< the run in a line
 };
 
 /// `common` with what one measurement adds.
@@ -95,6 +94,5 @@ std::string low_latency_lines(const BenchOptions& options, int ranks, const std:
 // The subcommands of `deep_ep bench` that have files of their own.
 void add_bench_low_latency(CLI::App& bench, Action& action);
 void add_bench_selftest(CLI::App& bench, Action& action);
-void add_bench_wire(CLI::App& bench, Action& action);
 
 }  // namespace deep_ep::tools

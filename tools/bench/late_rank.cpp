@@ -1,29 +1,21 @@
-// `deep_ep bench low-latency --who-is-late` and `--trace`: calls with statistics of waits.
+// `deep_ep bench low-latency --who-is-late`: calls with statistics of waits.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <functional>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/low_latency_stats.hpp"
 #include "tools/bench/low_latency.hpp"
-#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-/// When the parts of one rank's calls ended (dispatch sent, received, combine sent, received), after a barrier of the
-/// devices. Microseconds, medians of the rounds.
-using PartEnds = std::array<double, 4>;
-
 /// The results for one number of tokens, by rank.
 struct LateRankReport {
   std::int64_t tokens = 0;
   std::vector<LowLatencyStats> stats;
-  std::vector<PartEnds> ends_us;
   LowLatencyVerdict verdict;
 };
 
@@ -48,18 +40,13 @@ class LateRankFinder {
     Buffer& buffer = rank_.buffer();
     rank_.receive_for_combine();
     buffer.low_latency_stats(LowLatencyStatsThen::go_on, rank_.stream());
-    std::array<std::vector<double>, std::tuple_size_v<PartEnds>> times;
     for (int round = -options_.rounds.warmup; round < options_.rounds.count; ++round) {
       if (round == 0) buffer.low_latency_stats(LowLatencyStatsThen::reset, rank_.stream());
-      const PartEnds ends = run_round();
-      for (std::size_t i = 0; round >= 0 && i < ends.size(); ++i) times[i].push_back(ends[i]);
+      run_round();
     }
     buffer.check();
     const LowLatencyStats own = buffer.low_latency_stats(LowLatencyStatsThen::stop, rank_.stream());
-    LateRankReport report{task_.shape.tokens, gather_low_latency_stats(*task_.bootstrap, own), {}, {}};
-    PartEnds ends{};
-    std::ranges::transform(times, ends.begin(), middle_of);
-    report.ends_us = all_gather_values(*task_.bootstrap, ends);
+    LateRankReport report{task_.shape.tokens, gather_low_latency_stats(*task_.bootstrap, own), {}};
     report.verdict = find_late_ranks(report.stats, options_.late_threshold_us.value_or(kLateRankThresholdUs));
     if (!options_.late_threshold_us && executor_.device().kind == Device::Kind::cpu) {
       report.verdict.late.clear();
@@ -73,7 +60,7 @@ class LateRankFinder {
 
  private:
   /// All ranks begin it at the same moment, except for one that is to be late.
-  PartEnds run_round() {
+  void run_round() {
     task_.bootstrap->barrier();
     if (filler_) executor_.fill(filler_->view().data, 0, filler_->view().bytes(), rank_.stream());
     rank_.buffer().low_latency_clean(rank_.stream());  // a barrier of the devices
@@ -84,21 +71,9 @@ class LateRankFinder {
       while (Clock::now() < until) {
       }
     }
-    std::vector<EventHandle> stamps{executor_.record_timed_event(rank_.stream())};
-    const auto part = [&](const std::function<void()>& enqueue) {
-      if (enqueue) enqueue();
-      stamps.push_back(executor_.record_timed_event(rank_.stream()));
-    };
-    LowLatencyDispatchResult dispatched;
-    LowLatencyCombineResult combined;
-    part([&] { dispatched = rank_.dispatch(oracle::RowFormat::fp8, options_.trace); });
-    part(dispatched.hook);
-    part([&] { combined = rank_.combine(LowLatencyCombine::plain, options_.trace); });
-    part(combined.hook);
+    rank_.dispatch(oracle::RowFormat::fp8);
+    rank_.combine(LowLatencyCombine::plain);
     executor_.synchronize(rank_.stream());
-    PartEnds ends{};
-    for (std::size_t i = 0; i < ends.size(); ++i) ends[i] = executor_.elapsed_seconds(stamps[0], stamps[i + 1]) * 1e6;
-    return ends;
   }
 
   const LowLatencyBenchOptions& options_;
@@ -134,28 +109,10 @@ void print(const LateRankReport& report) {
   std::fflush(stdout);
 }
 
-nlohmann::json json_of(const LateRankReport& report) {
-  nlohmann::json json = {{"tokens", report.tokens},
-                         {"late", report.verdict.late},
-                         {"verdict", report.verdict.text},
-                         {"waited_us", report.verdict.waited_us}};
-  for (const LowLatencyStats& stats : report.stats) {
-    const auto times = [](const LowLatencyWaitTimes& of) {
-      return nlohmann::json{{"calls", of.calls}, {"total_us", of.total_us}, {"longest_us", of.longest_us}};
-    };
-    json["waits"].push_back({{"rank", stats.rank},
-                             {"dispatch", times(stats.dispatch)},
-                             {"combine", times(stats.combine)},
-                             {"ends_us", report.ends_us[static_cast<std::size_t>(stats.rank)]}});
-  }
-  return json;
-}
-
 }  // namespace
 
 int run_late_rank(const LowLatencyBenchOptions& options, BenchRun& run) {
-  const bool prints_text = run.speaks && !options.output.json;
-  if (prints_text) {
+  if (run.speaks) {
     fmt::print(
         "{}What a rank waits for each source, on average over {} rounds: the median of the other ranks.\n"
         "longest: one wait in one call, and of which rank.\n\n",
@@ -163,11 +120,8 @@ int run_late_rank(const LowLatencyBenchOptions& options, BenchRun& run) {
   }
   run.measure([&](const RankTask& task) {
     const LateRankReport report = LateRankFinder(options, task).run();
-    if (task.rank() != 0) return;
-    if (prints_text) print(report);
-    run.setting["who_is_late"].push_back(json_of(report));
+    if (task.rank() == 0) print(report);
   });
-  if (run.speaks && options.output.json) print_json(run.setting);
   return 0;
 }
 

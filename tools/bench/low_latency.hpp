@@ -34,8 +34,8 @@ struct LowLatencyBenchOptions : BenchOptions {
 /// Memory that takes a GPU longer to fill than the host needs to enqueue `calls` (nothing on the CPU).
 std::unique_ptr<DeviceTensor> make_filler(Executor& executor, int calls);
 
-/// --who-is-late, --trace: a dispatch (FP8) and a combine in each round, with statistics of waits; for a trace each in
-/// two parts, the second right behind the first. Collective over the processes.
+/// --who-is-late: a dispatch (FP8) and a combine in each round, with statistics of waits. Collective over the
+/// processes.
 int run_late_rank(const LowLatencyBenchOptions& options, BenchRun& run);
 
 }  // namespace deep_ep::tools

@@ -195,19 +195,17 @@ std::string explanation(const LowLatencyBenchOptions& options, Device::Kind devi
              device == Device::Kind::cuda ? "the call's kernels, behind a barrier of the GPUs" : "the call");
 }
 
-/// Throws InvalidArgument for options about times with --who-is-late or --trace, and for theirs without these.
+/// Throws InvalidArgument for options about times with --who-is-late, and for its own without it.
 void refuse_other_options(const CLI::App& command, const LowLatencyBenchOptions& options) {
   const auto given = [&](const char* option) { return command.count(option) != 0; };
-  const char* const instead = options.trace ? "--trace" : "--who-is-late";
   for (const char* const of_times :
        {"--check", "--csv", "--compare", "--fail-below", "--dtype", "--arrivals", "--no-hooks", "--no-graphs"}) {
     if (!options.who_is_late || !given(of_times)) continue;
-    fail<InvalidArgument>("{} measures no times, and {} says how to: leave out one of them", instead, of_times);
+    fail<InvalidArgument>("--who-is-late measures no times, and {} says how to: leave out one of them", of_times);
   }
   for (const char* const of_waits : {"--late", "--late-rank", "--late-threshold"}) {
     if (options.who_is_late || !given(of_waits)) continue;
-    fail<InvalidArgument>("{} needs --who-is-late, or --trace, which says when the parts of each rank's calls end",
-                          of_waits);
+    fail<InvalidArgument>("{} needs --who-is-late", of_waits);
   }
 }
 
@@ -217,10 +215,9 @@ int run_low_latency_bench(LowLatencyBenchOptions options) {
     fail<InvalidArgument>("--late-rank is {}, allowed: 0 to {}", options.late_rank, run.world.size - 1);
   }
   if (options.late_rank < 0) options.late_rank = run.world.size - 1;
-  run.setting.update({{"nvlink", options.nvlink}, {"rails", options.rails}, {"masking", options.masking}});
   if (options.who_is_late) return run_late_rank(options, run);
   if (options.masking) run.common.note = "masking";
-  Report report(options.output, run.speaks, run.setting,
+  Report report(options.output, run.speaks,
                 {{{"tokens", &Figure::tokens}, 7},
                  {{"operation", &Figure::operation}, 16},
                  {{"dtype", &Figure::dtype}, 9},
@@ -269,13 +266,11 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
                    "--who-is-late: microseconds that the others must wait longer for a late rank than for the quickest "
                    "[50; on the CPU there is no verdict without it]")
       ->check(CLI::PositiveNumber);
-  command->add_flag("--trace", o.trace,
-                    "--who-is-late with each call in two parts; --json says when they end, for scripts/bench_plot.py");
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
-  add_gone_options(*command, {{"--combine-fp8", "combine's rows are bfloat16"}});
+  add_gone_options(*command, {{"--combine-fp8", "combine's rows are bfloat16"},
+                              {"--trace", "--who-is-late says who waits for whom"}});
   command->callback([command, options, &action] {
     action = [command, options] {
-      options->who_is_late = options->who_is_late || options->trace;
       refuse_other_options(*command, *options);
       return run_low_latency_bench(*options);
     };

@@ -246,8 +246,7 @@ int run_normal_mode_bench(const BenchKind& kind, NormalModeOptions options) {
   if (options.sms.empty()) options.sms = sms_to_try(options.tune, run.device);
   options.nccl = options.nccl && !options.quick;
   run.common.groups = options.groups;
-  run.setting["groups"] = options.groups;
-  Report report(options.output, run.speaks, run.setting, table_of(options.nodes == 1));
+  Report report(options.output, run.speaks, table_of(options.nodes == 1));
   report.begin(run.text + explanation(options));
   run.measure([&](const RankTask& task) { NormalModeMeasurer(options, task, run.common, report).run(); });
   if (report.prints_text()) {
@@ -336,7 +335,6 @@ void add_bench_command(CLI::App& app, Action& action) {
   add_internode(*bench, action);
   add_bench_low_latency(*bench, action);
   add_bench_selftest(*bench, action);
-  add_bench_wire(*bench, action);
   bench->callback([bench, &action] {  // behind that of the chosen benchmark
     const CLI::Option* option = bench->get_subcommands().front()->get_option_no_throw("--spawn");
     if (option == nullptr || option->count() == 0) return;

@@ -43,9 +43,8 @@ void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options
 }
 
 void add_output_options(CLI::App& command, OutputOptions& options) {
-  CLI::Option* json = command.add_flag("--json", options.json, "Print JSON");
-  command.add_flag("--csv", options.csv, "Print CSV: a line of column names, then one for each measurement")
-      ->excludes(json);
+  command.add_flag("--csv", options.csv, "Print CSV: a line of column names, then one for each measurement");
+  add_gone_options(command, {{"--json", "--csv prints the same fields"}});
   CLI::Option* compare =
       command.add_option("--compare", options.compare,
                          "Also print these figures beside those of FILE.csv, or of results that come with the library "

@@ -162,22 +162,16 @@ std::string describe_status(int status) {
 
 std::string ChildResult::reason() const {
   if (timed_out) return "it took too long";
-  if (too_long) return "it printed too much";
   std::string_view line = trim(errors);
   line = line.substr(line.find_last_of('\n') + 1);  // npos + 1 is 0
   if (line.starts_with("deep_ep: ")) line.remove_prefix(std::string_view("deep_ep: ").size());
   return line.empty() ? "it ended with " + describe_status(status) : std::string(line);
 }
 
-std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds,
-                                      std::size_t most_output) {
+std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds) {
   std::vector<ChildResult> results(commands.size());
-  bool killed = false;
   Children children(commands, [&](std::size_t which, int stream, std::string_view text) {
-    ChildResult& result = results[which];
-    (stream == 0 ? result.output : result.errors) += text;
-    result.too_long = result.output.size() > most_output || result.errors.size() > most_output;
-    killed = killed || result.too_long;
+    (stream == 0 ? results[which].output : results[which].errors) += text;
   });
   const Deadline deadline(seconds);
   const Deadline patience(seconds + 5);
@@ -186,19 +180,10 @@ std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands,
     for (std::size_t i = 0; i < results.size(); ++i) {
       results[i].timed_out = results[i].timed_out || (deadline.expired() && !children.status(i));
     }
-    if (killed || deadline.expired() || children.first_failure()) children.signal_all(SIGKILL);
+    if (deadline.expired() || children.first_failure()) children.signal_all(SIGKILL);
   }
   for (std::size_t i = 0; i < results.size(); ++i) results[i].status = children.status(i).value_or(128 + SIGKILL);
   return results;
-}
-
-std::string find_program(const std::string& name, const std::string& path) {
-  for (const std::string_view folder : split(path, ':')) {
-    if (folder.empty()) continue;
-    std::string file = fmt::format("{}/{}", folder, name);
-    if (access(file.c_str(), X_OK) == 0) return file;
-  }
-  return {};
 }
 
 std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }

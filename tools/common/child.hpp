@@ -1,4 +1,4 @@
-// Commands that run as processes of their own: ranks, the selftest's processes, kubectl.
+// Commands that run as processes of their own: ranks, the selftest's processes.
 #pragma once
 
 #include <sys/types.h>
@@ -68,24 +68,18 @@ std::string describe_status(int status);
 struct ChildResult {
   int status = 0;
   bool timed_out = false;
-  bool too_long = false;  ///< it printed more than it may
   std::string output{};
   std::string errors{};
 
-  bool well() const { return status == 0 && !timed_out && !too_long; }
+  bool well() const { return status == 0 && !timed_out; }
   /// One line: what it said last on standard error, or how it ended.
   std::string reason() const;
 };
 
-/// Runs all at once. When one fails or has printed more than `most_output` bytes, or `seconds` have passed, the others
-/// are killed.
-std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds,
-                                      std::size_t most_output = SIZE_MAX);
+/// Runs all at once. When one fails, or `seconds` have passed, the others are killed.
+std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds);
 
 /// This program, for children.
 std::string own_program();
-
-/// Where a program lies on PATH; empty if nowhere.
-std::string find_program(const std::string& name, const std::string& path);
 
 }  // namespace deep_ep::tools

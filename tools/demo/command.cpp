@@ -8,7 +8,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
 #include <string>
@@ -18,7 +17,6 @@
 #include "oracle/bf16.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/command_line.hpp"
-#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
 #include "tools/common/variables.hpp"
 #include "tools/demo/layer.hpp"
@@ -33,7 +31,6 @@ struct DemoOptions {
   int ranks = 8;
   std::int64_t most_tokens = 0;
   ModelShape shape;
-  bool json = false;
 };
 
 struct DemoReport {
@@ -133,32 +130,6 @@ std::vector<std::int64_t> expert_load(const DemoReport& report) {
   return load;
 }
 
-void print_as_json(const DemoReport& report) {
-  const ModelShape& shape = report.options.shape;
-  nlohmann::json times;
-  for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
-    times[kPhases[phase]] = report.result.phase_seconds[phase];
-  }
-  const nlohmann::json json = {
-      {"input", report.input()},
-      {"device", name_of(report.device)},
-      {"ranks", report.options.ranks},
-      {"hidden", shape.hidden},
-      {"experts", shape.experts},
-      {"topk", shape.topk},
-      {"words", report.words},
-      {"tokens", report.used.size()},
-      {"expert_load", expert_load(report)},
-      {"rows", row_matrix(report)},
-      {"seconds", times},
-      {"total_seconds", report.seconds},
-      {"largest_error", report.result.error.largest},
-      {"largest_error_of_bound", report.result.error.largest_of_bound},
-      {"correct", true},
-  };
-  print_json(json);
-}
-
 /// From its rank to its experts and back.
 void print_way(const DemoReport& report) {
   const auto [rank, token] = report.followed;
@@ -244,16 +215,14 @@ int run_demo(const DemoOptions& options) {
                            : report.device == Device::Kind::cuda ? 32768
                                                                  : 4096;
   report.used.resize(std::min(report.words, static_cast<std::size_t>(cap)));
-  if (!options.json) {
-    const ModelShape& shape = options.shape;
-    fmt::print("{}: {} words, of which {} are used{}; {} ranks on {}\n", report.input(), report.words,
-               report.used.size(), report.used.size() < report.words ? fmt::format(" (at most {}: --tokens)", cap) : "",
-               options.ranks, report.device == Device::Kind::cuda ? "a GPU each" : "the CPU");
-    fmt::print(
-        "Layer: hidden {}, {} experts in {} groups of which {} are used, top-{}, sigmoid gate, {} experts per rank\n",
-        shape.hidden, shape.experts, shape.groups, shape.used_groups, shape.topk, shape.experts / options.ranks);
-    std::fflush(stdout);
-  }
+  const ModelShape& shape = options.shape;
+  fmt::print("{}: {} words, of which {} are used{}; {} ranks on {}\n", report.input(), report.words, report.used.size(),
+             report.used.size() < report.words ? fmt::format(" (at most {}: --tokens)", cap) : "", options.ranks,
+             report.device == Device::Kind::cuda ? "a GPU each" : "the CPU");
+  fmt::print(
+      "Layer: hidden {}, {} experts in {} groups of which {} are used, top-{}, sigmoid gate, {} experts per rank\n",
+      shape.hidden, shape.experts, shape.groups, shape.used_groups, shape.topk, shape.experts / options.ranks);
+  std::fflush(stdout);
 
   show_progress("embedding and routing");
   share_out(report);
@@ -261,7 +230,7 @@ int run_demo(const DemoOptions& options) {
   report.followed = choose_followed(report);
   report.result = run_layer(options.shape, report.batches, report.routes, report.followed, report.device);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  options.json ? print_as_json(report) : print_report(report);
+  print_report(report);
   return 0;
 }
 
@@ -276,7 +245,7 @@ void add_demo_command(CLI::App& app, Action& action) {
   add_number(*command, "--tokens", options->most_tokens, std::int64_t{1}, std::int64_t{1} << 20,
              "Use at most so many words (default 4096; 32768 on GPUs)");
   add_device_option(*command, options->device);
-  command->add_flag("--json", options->json, "Print JSON");
+  add_gone_options(*command, {{"--json", "the text has its numbers"}});
   command->callback([options, &action] { action = [options] { return run_demo(*options); }; });
 }
 

@@ -16,7 +16,6 @@
 #include "tools/common/version.hpp"
 #include "tools/doctor/bundle.hpp"
 #include "tools/doctor/checks.hpp"
-#include "tools/doctor/cluster/cluster.hpp"
 #include "tools/doctor/counters.hpp"
 #include "tools/doctor/explain/explain.hpp"
 #include "tools/doctor/machine.hpp"
@@ -33,8 +32,6 @@ struct DoctorOptions {
   std::optional<std::string> explain;
   bool list_checks = false;
   bool report = false;
-  bool cluster = false;
-  ClusterOptions cluster_options;
   bool quick = false;
   QuickOptions expected;
   bool nic_test = false;
@@ -94,8 +91,7 @@ std::vector<std::string> modes_of(const DoctorOptions& options) {
   for (const auto& [asked, name] :
        {std::pair(options.list_checks, "--list-checks"), std::pair(options.explain.has_value(), "--explain"),
         std::pair(options.quick, "--quick"), std::pair(options.report, "--report"),
-        std::pair(options.cluster, "--cluster"), std::pair(options.nic_test, "--nic-test"),
-        std::pair(options.nic_counters, "--nic-counters")}) {
+        std::pair(options.nic_test, "--nic-test"), std::pair(options.nic_counters, "--nic-counters")}) {
     if (asked) modes.emplace_back(name);
   }
   const bool makes_bundles = modes.empty() || options.nic_test || options.nic_counters;
@@ -111,7 +107,6 @@ int run_doctor(const DoctorOptions& options) {
     for (const Check& check : all_checks()) fmt::print("{:<5}{}: {}\n", check.id, check.title, check.meaning);
     return 0;
   }
-  if (options.cluster) return run_cluster(options.cluster_options, options.json);
   if (options.explain) return run_explain(*options.explain, options.json);
   if (options.nic_test) return run_nic_test(options);
   if (options.nic_counters == options.command.empty()) {
@@ -174,13 +169,6 @@ void add_doctor_command(CLI::App& app, Action& action) {
       "and what to do; - reads it from standard input");
   command->add_flag("--list-checks", options->list_checks, "List the checks: number, title, and why it matters");
   command->add_flag("--report", options->report, "The machine in a dozen lines: GPUs, NICs, driver, versions");
-  CLI::Option* cluster = command->add_flag(
-      "--cluster", options->cluster, "Ask a Kubernetes cluster, by kubectl: nodes, GPUs, RDMA networks, JobSet, Kueue");
-  add_number(*command, "--kubectl-seconds", options->cluster_options.seconds, 0.1, 600.0,
-             "With --cluster: how long each question may take")
-      ->capture_default_str()
-      ->needs(cluster);
-  options->cluster_options.path = environment::of_process("PATH").value_or("");
   CLI::Option* quick = command->add_flag("--quick", options->quick,
                                          "One line, from files alone: is this machine usable? For readiness probes");
   add_number(*command, "--gpus", options->expected.gpus, 0, 1024, "With --quick: not usable with fewer GPUs")
@@ -214,7 +202,8 @@ void add_doctor_command(CLI::App& app, Action& action) {
   command->add_option("--bundle", options->bundle,
                       "Also write everything into a new file, to attach to a report of a problem");
   add_gone_options(*command,
-                   {{"--compare", "diff shows what two outputs of --report differ in"},
+                   {{"--cluster", "kubectl get nodes, networks, crd shows what a cluster has"},
+                    {"--compare", "diff shows what two outputs of --report differ in"},
                     {"--pid", "grep -E 'libnccl|libibverbs|libmlx5' /proc/PID/maps shows copies of libraries"},
                     {"--ranks", "deep_ep size prints what a run needs"},
                     {"--tokens", "deep_ep size prints what a run needs"}});

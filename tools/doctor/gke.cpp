@@ -103,7 +103,7 @@ void check_networks(const Patient& patient, Findings& findings) {
                    fmt::join(missing, ", ")),
        "NICs of these networks have no address in this pod; with hostNetwork the annotation has no effect",
        "either hostNetwork: true without the annotation, or the annotation and the Network objects rdma-0 to "
-       "rdma-7 (deep_ep doctor --cluster)"});
+       "rdma-7 (kubectl get networks)"});
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "csrc/executor/driver_version.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -40,12 +41,6 @@ const GpuModel* model_of(std::string_view name) {
 }
 
 std::string capability_text(int capability) { return fmt::format("{}.{}", capability / 10, capability % 10); }
-
-// The first driver of each release of CUDA that runs its programs; within a major release older ones do.
-int least_driver_for_cuda(const std::string& cuda) {
-  const int major = major_of(cuda);
-  return major >= 13 ? 580 : major == 12 ? 525 : 450;
-}
 
 // Machine code that this GPU loads, or PTX that the driver translates for it.
 enum class Code : std::uint8_t { none, translated, loads };
@@ -128,7 +123,7 @@ void check_driver(const Patient& patient, Findings& findings) {
                         "/sys/module/nvidia/version is missing", "is the driver loaded? nvidia-smi must work"});
     return;
   }
-  int least = patient.build.cuda.empty() ? 0 : least_driver_for_cuda(patient.build.cuda);
+  int least = patient.build.cuda.empty() ? 0 : cuda::first_driver_of_cuda(major_of(patient.build.cuda));
   std::string why = fmt::format("CUDA {}", patient.build.cuda);
   for (const std::string& name : names_of(patient)) {
     const GpuModel* model = model_of(name);

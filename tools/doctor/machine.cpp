@@ -53,53 +53,6 @@ void add_nic(const Patient& patient, const rdma::Nic& nic, std::string& text) {
   }
 }
 
-json nic_json(const Patient& patient, const rdma::Nic& nic) {
-  json ports = json::array();
-  for (const rdma::NicPort& port : nic.ports) {
-    json gids = json::array();
-    for (const rdma::GidEntry& gid : port.gids) {
-      gids.push_back({{"index", gid.index},
-                      {"type", name_of(gid.type)},
-                      {"address", gid.address()},
-                      {"netdev", gid.netdev},
-                      {"used", is_chosen(patient, nic, port, gid)}});
-    }
-    ports.push_back({{"number", port.number},
-                     {"state", port.state},
-                     {"link", port.physical_state},
-                     {"gbps", port.rate_gbps},
-                     {"link_layer", port.link_layer},
-                     {"gids", gids}});
-  }
-  return {{"name", nic.name},
-          {"pci", nic.pci.address ? json(nic.pci.address->text()) : json()},
-          {"numa_node", nic.pci.numa_node},
-          {"driver", nic.driver},
-          {"firmware", nic.firmware},
-          {"board", nic.board},
-          {"device_file", nic.uverbs.empty() ? "" : "/dev/infiniband/" + nic.uverbs},
-          {"accessible", nic.accessible},
-          {"virtual_function", nic.virtual_function},
-          {"mlx5", nic.capability == rdma::Capability::mlx5},
-          {"supported", nic.capability != rdma::Capability::unsupported},
-          {"ports", ports}};
-}
-
-json row_json(const rdma::NicMap& map, std::size_t gpu) {
-  const rdma::NicMapRow& row = map.rows[gpu];
-  json result = {{"gpu", map.gpus[gpu].cuda_id ? json(*map.gpus[gpu].cuda_id) : json()},
-                 {"gpu_pci", map.gpus[gpu].pci.address ? json(map.gpus[gpu].pci.address->text()) : json()},
-                 {"nic", json()},
-                 {"problem", row.problem}};
-  if (!row.nic) return result;
-  result["nic"] = row.nic->nic.name;
-  result["port"] = row.nic->port;
-  result["gid_index"] = row.nic->gid.index;
-  result["distance"] = topology::short_name(row.nic->distance.proximity);
-  result["from_mapping"] = row.from_mapping;
-  return result;
-}
-
 /// "8 x NVIDIA B200", or "4 x A, 4 x B".
 std::string counted(const std::vector<std::string>& names) {
   std::map<std::string, int> counts;
@@ -144,24 +97,6 @@ std::string machine_text(const Patient& patient) {
     for (const std::string& line : patient.map.unused) text += fmt::format("  {}\n", line);
   }
   return text;
-}
-
-json machine_json(const Patient& patient) {
-  json gpus = json::array();
-  for (const topology::Gpu& gpu : patient.gpus) {
-    gpus.push_back({{"cuda_id", gpu.cuda_id ? json(*gpu.cuda_id) : json()},
-                    {"pci", gpu.pci.address ? json(gpu.pci.address->text()) : json()},
-                    {"numa_node", gpu.pci.numa_node},
-                    {"uuid", gpu.uuid},
-                    {"model", gpu.model}});
-  }
-  json nics = json::array();
-  for (const rdma::Nic& nic : patient.nics) nics.push_back(nic_json(patient, nic));
-  json map = json::array();
-  for (std::size_t gpu = 0; gpu < patient.map.rows.size(); ++gpu) map.push_back(row_json(patient.map, gpu));
-  return {
-      {"kernel", kernel_of(patient)},     {"driver", driver_of(patient)}, {"gpus", gpus}, {"nics", nics}, {"map", map},
-      {"unused_nics", patient.map.unused}};
 }
 
 MachineReport report_machine(const Patient& patient, const std::string& version) {
@@ -221,9 +156,7 @@ std::string examination_text(const Patient& patient, const Findings& findings, c
 
 json examination_json(const Patient& patient, const Findings& findings) {
   const Overall overall = overall_of(patient, findings);
-  json all = machine_json(patient);
-  all["report"] = to_json(report_machine(patient, full_version()));
-  all["checks"] = checks_json(findings);
+  json all = {{"report", to_json(report_machine(patient, full_version()))}, {"checks", checks_json(findings)}};
   all["findings"] = to_json(findings);
   all["healthy"] = worst_of(findings) < Verdict::error;
   all["verdict"] = overall.verdict;

@@ -1,4 +1,4 @@
-// A machine as `deep_ep doctor` describes it: all of it as text and as JSON, and in a dozen lines for --report.
+// A machine as `deep_ep doctor` describes it: all of it as text, and in a dozen lines for --report and JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,7 +10,6 @@
 namespace deep_ep::tools {
 
 std::string machine_text(const Patient& patient);
-nlohmann::json machine_json(const Patient& patient);
 
 struct ReportRow {
   std::string key;    ///< "nic_firmware": for scripts

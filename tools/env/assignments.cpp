@@ -27,17 +27,6 @@ std::string mapping_of(const Patient& patient) {
   return text;
 }
 
-/// "=mlx5_0:1,mlx5_1:1" for NCCL: the ports of the map, each once.
-std::string nics_for_nccl(const Patient& patient) {
-  std::vector<std::string> names;
-  for (const auto& row : patient.map.rows) {
-    if (!row.nic) continue;
-    std::string name = row.nic->name();
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
-  }
-  return names.empty() ? "" : fmt::format("={}", fmt::join(names, ","));
-}
-
 const Setting* find(const std::vector<Setting>& settings, std::string_view name) {
   const auto found = std::ranges::find_if(settings, [&](const Setting& s) { return s.name == name; });
   return found == settings.end() ? nullptr : &*found;
@@ -72,16 +61,14 @@ Assignment own(const environment::Variable& variable, const Patient& patient, co
 
 std::vector<Assignment> for_nccl(const Patient& patient, const Profile& profile) {
   std::vector<Assignment> result;
-  const auto add = [&](std::string_view name, std::string value, Origin origin, std::string source) {
-    if (const auto set = patient.environment(name)) {
-      result.push_back({std::string(name), *set, Origin::other, "set"});
-    } else if (!value.empty()) {
-      result.push_back({std::string(name), std::move(value), origin, std::move(source)});
-    }
-  };
   for (const Setting& setting : profile.nccl) {
-    add(setting.name, std::string(setting.value), Origin::profile,
-        fmt::format("profile {}: {}", profile.name, setting.why));
+    const std::string name(setting.name);
+    if (const auto set = patient.environment(name)) {
+      result.push_back({name, *set, Origin::other, "set"});
+    } else {
+      result.push_back({name, std::string(setting.value), Origin::profile,
+                        fmt::format("profile {}: {}", profile.name, setting.why)});
+    }
   }
   if (!profile.nccl_folder.empty()) {
     const std::string path = patient.environment("LD_LIBRARY_PATH").value_or(std::string(profile.library_path));
@@ -91,7 +78,6 @@ std::vector<Assignment> for_nccl(const Patient& patient, const Profile& profile)
                       there ? Origin::other : Origin::profile,
                       there ? "set" : fmt::format("profile {}: the plug-in's libraries, last", profile.name)});
   }
-  if (profile.nccl_nics) add("NCCL_IB_HCA", nics_for_nccl(patient), Origin::detected, "detected: the NICs of the map");
   return result;
 }
 

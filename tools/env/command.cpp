@@ -9,6 +9,7 @@
 #include "csrc/support/environment.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/command_line.hpp"
 #include "tools/common/json_output.hpp"
 #include "tools/common/variables.hpp"
 #include "tools/env/env.hpp"
@@ -18,7 +19,6 @@ namespace {
 
 struct EnvOptions {
   bool json = false;
-  bool list = false;
   bool explain = false;
   bool markdown = false;
   bool nccl = false;
@@ -76,8 +76,8 @@ void print_table() {
 
 int run_env(const EnvOptions& options) {
   const bool script = !options.format.empty() || !options.profile.empty() || options.nccl || !options.sysroot.empty();
-  if (options.json + options.list + options.markdown + (script || options.explain) > 1) {
-    throw InvalidArgument("--json, --list, and a script (--format, --profile, --nccl, --explain) exclude each other");
+  if (options.json + options.markdown + (script || options.explain) > 1) {
+    throw InvalidArgument("--json and a script (--format, --profile, --nccl, --explain) exclude each other");
   }
   if (options.explain && !options.format.empty()) {
     throw InvalidArgument(
@@ -86,14 +86,9 @@ int run_env(const EnvOptions& options) {
   if (options.nccl && options.profile.empty()) {
     throw InvalidArgument("--nccl: the variables of NCCL belong to a --profile, and none was given");
   }
-  if (options.list) {
-    for (const environment::Variable& variable : environment::variables()) {
-      if (environment::is_own(variable.name())) fmt::print("{}\n", variable.name());
-    }
-  }
   if (options.json) print_json(variables_json());
   if (options.markdown) fmt::print("{}", reference_page());
-  if (options.list || options.json || options.markdown) return 0;
+  if (options.json || options.markdown) return 0;
   if (!script && !options.explain) {
     print_table();
     return 0;
@@ -116,7 +111,6 @@ void add_env_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("env", "Print the environment variables the library reads");
   auto options = std::make_shared<EnvOptions>();
   command->add_flag("--json", options->json, "Print JSON");
-  command->add_flag("--list", options->list, "Print the names of the library's own variables, one a line");
   command
       ->add_option("--format", options->format,
                    "Print what is set, comes from the profile or was found on this machine: shell to source, yaml for "
@@ -128,6 +122,7 @@ void add_env_command(CLI::App& app, Action& action) {
   command->add_flag("--nccl", options->nccl, "With --profile: NCCL's own variables as well");
   command->add_flag("--explain", options->explain, "Print every value and where it comes from");
   command->add_option("--sysroot", options->sysroot, "Look at the files below this folder instead of this machine's");
+  add_gone_options(*command, {{"--list", "without it the names stand in front"}});
   // docs/reference/environment.md is its output; a test compares.
   command->add_flag("--markdown", options->markdown)->group("");
   command->callback([options, &action] { action = [options] { return run_env(*options); }; });

@@ -92,7 +92,7 @@ constexpr std::string_view kScripts =
 ```sh
 deep_ep env --format shell > deep_ep_env.sh      # what is set or found here, to source; any number of times
 deep_ep env --profile gke-a4 --nccl --format yaml   # for the `env` of a container; NCCL's variables as well
-deep_ep env --profile infiniband --format helm   # values for deploy/helm/deep-ep-testbed: helm install -f
+deep_ep env --profile gke-a4 --format helm       # values for deploy/helm/deep-ep-testbed: helm install -f
 deep_ep env --profile gke-a4 --explain           # every value, and where it comes from
 ```
 
@@ -201,10 +201,9 @@ std::string reference_page() {
   }
   text += kScripts;
   for (const Profile& profile : profiles()) {
-    text +=
-        fmt::format("| `{}` | {} | {} | {}{}{} |\n", profile.name, cell(profile.help), settings(profile.own),
-                    settings(profile.nccl), profile.nccl_nics ? ", `NCCL_IB_HCA` with the NICs that were found" : "",
-                    profile.nccl_folder.empty() ? "" : fmt::format(", `{}` in `LD_LIBRARY_PATH`", profile.nccl_folder));
+    text += fmt::format(
+        "| `{}` | {} | {} | {}{} |\n", profile.name, cell(profile.help), settings(profile.own), settings(profile.nccl),
+        profile.nccl_folder.empty() ? "" : fmt::format(", `{}` in `LD_LIBRARY_PATH`", profile.nccl_folder));
   }
   text += kOtherLibraries;
   for (const ForeignVariable& row : foreign_variables()) {

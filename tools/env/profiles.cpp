@@ -43,25 +43,8 @@ const Profile kGkeA3Ultra{
     .nccl_folder = "/usr/local/gib/lib64",
     .library_path = "/usr/local/nvidia/lib64"};
 
-// Any machines with RoCE NICs. Traffic class and priority are the network's affair: nothing fits all of them.
-const Profile kGenericRoce{
-    .name = "generic-roce",
-    .help = "machines with RoCE NICs; the traffic class is the network's affair, so it is not set",
-    .own = {{"DEEP_EP_RDMA_WIRE", "verbs", "a run that finds no NIC fails instead of copying within one host"}},
-    .nccl = {{"NCCL_IB_ADDR_FAMILY", "AF_INET", "RoCE v2 over IPv4, as deep_ep prefers, too"},
-             {"NCCL_IB_ROCE_VERSION_NUM", "2", "RoCE v2"},
-             {"NCCL_NET_GDR_LEVEL", "PIX", "GPUs use NICs of their own PCIe switch directly"}},
-    .nccl_nics = true};
-
-const Profile kInfiniBand{
-    .name = "infiniband",
-    .help = "machines with InfiniBand NICs",
-    .own = {{"DEEP_EP_RDMA_WIRE", "verbs", "a run that finds no NIC fails instead of copying within one host"}},
-    .nccl = {{"NCCL_NET_GDR_LEVEL", "PIX", "GPUs use NICs of their own PCIe switch directly"}},
-    .nccl_nics = true};
-
 const std::vector<Profile>& all() {
-  static const std::vector<Profile> profiles = {kGkeA4, kGkeA3Ultra, kGenericRoce, kInfiniBand};
+  static const std::vector<Profile> profiles = {kGkeA4, kGkeA3Ultra};
   return profiles;
 }
 

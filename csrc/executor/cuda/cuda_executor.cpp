@@ -15,9 +15,11 @@
 #include "csrc/executor/cuda/context.hpp"
 #include "csrc/executor/cuda/driver.hpp"
 #include "csrc/executor/cuda/stream_memory.hpp"
+#include "csrc/executor/driver_version.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/environment.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
@@ -325,10 +327,18 @@ bool is_new_enough(int device) {
          major >= kOldestMajor;
 }
 
+/// Of the driver that is installed here.
+std::string refusal_here() {
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+  return driver_refusal(driver, CUDART_VERSION);
+}
+
 }  // namespace
 }  // namespace cuda
 
 std::shared_ptr<Executor> make_cuda_executor(int device) {
+  if (const std::string refusal = cuda::refusal_here(); !refusal.empty()) throw SystemError(refusal);
   int count = 0;
   cuda::check(cudaGetDeviceCount(&count), device, "cudaGetDeviceCount");
   if (device < 0 || device >= count) {
@@ -347,6 +357,13 @@ std::shared_ptr<Executor> make_cuda_executor(int device) {
 int cuda_device_count() noexcept {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+  // A program that asks how many GPUs there are goes on on the CPU: once it is told why.
+  static const bool told = [] {
+    const std::string refusal = cuda::refusal_here();
+    if (!refusal.empty()) log::warn("no GPU is used: {}", refusal);
+    return true;
+  }();
+  static_cast<void>(told);
   // Ordinals 0 to the result must all work, so counting ends at the first GPU that does not.
   int usable = 0;
   while (usable < count && cuda::is_new_enough(usable)) ++usable;

@@ -35,14 +35,6 @@ TEST(Children, GiveOutputStatusAndReason) {
   EXPECT_EQ(absent.reason(), "/nonexistent/program: No such file or directory");
 }
 
-TEST(Children, WhoPrintsTooMuchIsEnded) {
-  const ChildResult endless = run_children({{.words = {"yes"}}}, 600, 1 << 20)[0];
-  EXPECT_TRUE(endless.too_long);
-  EXPECT_FALSE(endless.well());
-  EXPECT_LT(endless.output.size(), std::size_t{2} << 20);
-  EXPECT_EQ(endless.reason(), "it printed too much");
-}
-
 TEST(Children, EndTogether) {
   const auto begin = std::chrono::steady_clock::now();
   const auto results = run_children({{.words = {"sh", "-c", "sleep 1000 & sleep 1000"}}, {.words = {"false"}}}, 600);

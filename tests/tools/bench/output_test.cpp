@@ -62,10 +62,6 @@ TEST(BenchFigure, EveryColumnGoesToCsvAndBack) {
   const ResultFile file = parsed(figure_csv_header() + figure_csv_line(figure));
   ASSERT_EQ(file.figures.size(), 1u);
   EXPECT_EQ(figure_csv_line(file.figures[0]), figure_csv_line(figure));
-  const nlohmann::json json = figure_json(figure);  // the same names
-  EXPECT_EQ(json.size(), figure_columns().size());
-  EXPECT_EQ(json["benchmark"], "1");
-  EXPECT_EQ(json["ranks"], 9);
   std::set<std::string> names;
   for (const FigureColumn& column : figure_columns()) names.insert(column.name);
   EXPECT_EQ(names.size(), figure_columns().size());

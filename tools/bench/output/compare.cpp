@@ -170,16 +170,6 @@ std::string Comparison::text() const {
   return text;
 }
 
-nlohmann::json Comparison::json() const {
-  nlohmann::json origin = nlohmann::json::object();
-  for (const auto& [key, value] : reference.provenance) origin[key] = value;
-  return {{"file", reference.name},
-          {"provenance", origin},
-          {"figures", figures},
-          {"refusals", refusals},
-          {"warnings", warnings}};
-}
-
 Comparison compare(const std::vector<Figure>& all_of_ours, const ResultFile& reference) {
   Comparison comparison{.reference = reference};
   const std::vector<Figure> ours = usable(all_of_ours);

@@ -1,7 +1,6 @@
 // Our figures beside those of a file. Only what has the same shape is compared.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -19,8 +18,6 @@ struct ComparedFigure {
   std::string note;  ///< of theirs, and what their file does not say of the shape
 };
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ComparedFigure, what, quantity, ours, theirs, ratio, how, note)
-
 struct Comparison {
   ResultFile reference;
   std::vector<ComparedFigure> figures{};
@@ -30,7 +27,6 @@ struct Comparison {
   /// The least ratio; 0 where nothing could be compared.
   double worst_ratio() const;
   std::string text() const;
-  nlohmann::json json() const;
 };
 
 /// The best of ours against the best of theirs, for each operation and shape.

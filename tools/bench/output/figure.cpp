@@ -45,14 +45,6 @@ void set_field(Figure& figure, const FigureColumn& column, const std::string& te
   }
 }
 
-nlohmann::json figure_json(const Figure& figure) {
-  nlohmann::json json = nlohmann::json::object();
-  for (const FigureColumn& column : figure_columns()) {
-    if (nlohmann::json value = value_of(figure, column); !value.is_null()) json[column.name] = std::move(value);
-  }
-  return json;
-}
-
 std::string figure_csv_header() {
   std::vector<std::string> names;
   for (const FigureColumn& column : figure_columns()) names.emplace_back(column.name);

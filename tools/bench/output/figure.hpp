@@ -1,4 +1,4 @@
-// One measurement as every kind of output has it: a row of a CSV file, an object of JSON, what is compared.
+// One measurement as every kind of output has it: a row of a CSV file, what is compared.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,6 @@ const std::vector<FigureColumn>& figure_columns();
 nlohmann::json value_of(const Figure& figure, const FigureColumn& column);
 /// @throws InvalidArgument, without saying where, for a text that is no such value.
 void set_field(Figure& figure, const FigureColumn& column, const std::string& text);
-/// All fields that have a value, by the names of columns.
-nlohmann::json figure_json(const Figure& figure);
 
 /// The first line of a CSV file, and that of a measurement.
 std::string figure_csv_header();

@@ -7,7 +7,6 @@
 
 #include "tools/bench/output/compare.hpp"
 #include "tools/common/child.hpp"
-#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -28,9 +27,8 @@ std::string shown(const TableColumn& column, const Figure& figure) {
 
 }  // namespace
 
-Report::Report(const OutputOptions& options, bool speaks, nlohmann::json setting, std::vector<TableColumn> table)
-    : options_(options), speaks_(speaks), document_(std::move(setting)), table_(std::move(table)) {
-  document_["measurements"] = nlohmann::json::array();
+Report::Report(const OutputOptions& options, bool speaks, std::vector<TableColumn> table)
+    : options_(options), speaks_(speaks), table_(std::move(table)) {
   always_show_progress(options.progress && speaks);
   if (options.compare.empty()) return;
   reference_ = read_results(find_results(options.compare, own_program()).string());
@@ -48,7 +46,6 @@ void Report::begin(const std::string& explanation) const {
 
 void Report::add(const Figure& figure) {
   figures_.push_back(figure);
-  if (options_.json) document_["measurements"].push_back(figure_json(figure));
   if (!speaks_) return;
   clear_progress();
   if (prints_text()) {
@@ -56,7 +53,7 @@ void Report::add(const Figure& figure) {
     for (const TableColumn& column : table_) line += aligned(column, shown(column, figure));
     fmt::print("{}\n", line);
   } else {
-    if (options_.csv) fmt::print("{}", figure_csv_line(figure));
+    fmt::print("{}", figure_csv_line(figure));
     show_progress(fmt::format("measured: {} {} {}{}", figure.operation, figure.dtype, figure.mode,
                               figure.tokens ? fmt::format(", {} tokens", *figure.tokens) : ""));
   }
@@ -65,12 +62,8 @@ void Report::add(const Figure& figure) {
 
 int Report::finish_comparison() {
   const Comparison comparison = compare(figures_, *reference_);
-  if (options_.json) {
-    document_["comparison"] = comparison.json();
-  } else {
-    // CSV goes on where a program reads it, without people's tables between.
-    fmt::print(options_.csv ? stderr : stdout, "{}", comparison.text());
-  }
+  // CSV goes on where a program reads it, without people's tables between.
+  fmt::print(options_.csv ? stderr : stdout, "{}", comparison.text());
   if (comparison.figures.empty()) return 1;
   if (!options_.fail_below || comparison.worst_ratio() >= *options_.fail_below) return 0;
   fmt::print(stderr, "deep_ep: --fail-below {:g}: the least ratio is {:.3g}\n", *options_.fail_below,
@@ -81,9 +74,7 @@ int Report::finish_comparison() {
 int Report::finish() {
   if (!speaks_) return 0;
   clear_progress();
-  const int status = reference_ ? finish_comparison() : 0;
-  if (options_.json) print_json(document_);
-  return status;
+  return reference_ ? finish_comparison() : 0;
 }
 
 }  // namespace deep_ep::tools

@@ -1,7 +1,6 @@
-// Output of a benchmark's figures: a table, CSV, JSON, comparison with a file. All commands share it.
+// Output of a benchmark's figures: a table, CSV, comparison with a file. All commands share it.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,7 +14,6 @@ class App;
 namespace deep_ep::tools {
 
 struct OutputOptions {
-  bool json = false;
   bool csv = false;
   std::string compare;               ///< a file of results
   std::optional<double> fail_below;  ///< the least ratio
@@ -34,17 +32,17 @@ struct TableColumn {
 class Report {
  public:
   /// Reads what is to be compared with, so that a wrong name is found before the run. `speaks`: this process prints; of
-  /// several processes one does. `setting`: what the JSON document says besides measurements.
-  Report(const OutputOptions& options, bool speaks, nlohmann::json setting, std::vector<TableColumn> table);
+  /// several processes one does.
+  Report(const OutputOptions& options, bool speaks, std::vector<TableColumn> table);
 
-  bool prints_text() const { return speaks_ && !options_.json && !options_.csv; }
+  bool prints_text() const { return speaks_ && !options_.csv; }
   const std::vector<Figure>& figures() const { return figures_; }
 
   /// Prints what stands in front of all figures: `explanation` in front of the table.
   void begin(const std::string& explanation) const;
-  /// Prints its line at once, but not with --json.
+  /// Prints its line at once.
   void add(const Figure& figure);
-  /// Compares, and prints the document. Returns the exit status.
+  /// Compares. Returns the exit status.
   int finish();
 
  private:
@@ -52,7 +50,6 @@ class Report {
 
   const OutputOptions& options_;
   bool speaks_;
-  nlohmann::json document_;
   std::vector<TableColumn> table_;
   std::optional<ResultFile> reference_;
   std::vector<Figure> figures_;

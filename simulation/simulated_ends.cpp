@@ -89,6 +89,7 @@ class SimulatedEnds final : public Ends {
                        : device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
         states_(device_memory<SimulatedQueueState>(executor, count() * sizeof(SimulatedQueueState))),
         queues_(device_memory<SimulatedQueue>(executor, count() * sizeof(SimulatedQueue))),
+        ways_(device_memory<std::uint64_t>(executor, num_ways() * sizeof(std::uint64_t))),
         device_regions_(device_memory<SimulatedRegion>(executor, regions_.size() * sizeof(SimulatedRegion))),
         failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))),
         blocks_(nic.multiprocessors.value_or(on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks : 1)) {
@@ -112,7 +113,10 @@ class SimulatedEnds final : public Ends {
   }
 
   QueuePairAddress address(std::size_t end) const override {
-    return {.queue_pair = number_of(end), .lid = lid_of(rank_, nic_), .heap_key = simulated_key_of_rank(rank_)};
+    return {.queue_pair = number_of(end),
+            .lid = lid_of(rank_, nic_),
+            .heap_key = simulated_key_of_rank(rank_),
+            .signal_key = simulated_key_of_rank(rank_) | kSimulatedSignalKey};
   }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
@@ -128,7 +132,7 @@ class SimulatedEnds final : public Ends {
     queue.system_scope = false;  // all that the kernel reads is served by the same device
     queue.sink = {sizeof(std::uint64_t) * end, kFirstSimulatedKey};
     remote_keys_[end] = peer.heap_key;
-    return {queue, simulated_key_of_rank(rank_), peer.heap_key, peer.heap_key};
+    return {queue, simulated_key_of_rank(rank_), peer.heap_key, peer.signal_key};
   }
 
   QueuePairAddress landing(std::size_t end) const override {
@@ -178,7 +182,7 @@ class SimulatedEnds final : public Ends {
                      .detail = describe_mistake(entry)};
     }
     if (const std::string why = runner_ == nullptr ? std::string() : runner_->failure(); !why.empty()) {
-      return Failure{.of = FailureOf::device, .device = kName, .detail = fmt::format("is gone: {}", why)};
+      return Failure{.of_device = true, .device = kName, .detail = fmt::format("is gone: {}", why)};
     }
     return std::nullopt;
   }
@@ -194,6 +198,7 @@ class SimulatedEnds final : public Ends {
   static constexpr const char* kName = "wire simulated";
 
   std::size_t count() const { return options_.ends(); }
+  std::size_t num_ways() const { return 2 * options_.peers.size(); }
   std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
   int fewest_threads() const { return SimulatedNicParams::fewest_threads(blocks_); }
   std::size_t shared_bytes(int threads) const {
@@ -216,9 +221,17 @@ class SimulatedEnds final : public Ends {
       std::uint32_t* const record = bells_ ? bells_->record(end) : rings_.doorbell_record(end);
       queues[end] = {rings_.ring(end), rings_.completion(end), record,
                      number_of(end),   rings_.options().depth, remote_keys_[end]};
+      // To each peer there are two ways: the slow path, and what the peer's NIC takes in from this rank.
+      const bool slow = options_.channel(end) + 1 == nic_.slow;
+      const double share = nic_.receive_gb_per_s / static_cast<double>(options_.peers.size());
+      const double rate = slow ? nic_.slow_gb_per_s : share;
+      if (rate == 0) continue;
+      queues[end].way = ways_.get() + 2 * (end % options_.peers.size()) + (slow ? 1 : 0);
+      queues[end].way_ns_per_byte = 1 / rate;
     }
     const OwnStream stream(*executor_);
     executor_->fill(sinks_.get(), 0, count() * sizeof(std::uint64_t), stream.get());
+    executor_->fill(ways_.get(), 0, num_ways() * sizeof(std::uint64_t), stream.get());
     executor_->fill(doorbells_.get(), 0, count() * sizeof(std::uint64_t), stream.get());
     executor_->fill(states_.get(), 0, count() * sizeof(SimulatedQueueState), stream.get());
     if (lending_ != nullptr) executor_->fill(lending_.get(), 0, sizeof(device::simulated::Lending), stream.get());
@@ -239,6 +252,7 @@ class SimulatedEnds final : public Ends {
   std::shared_ptr<std::uint64_t> doorbells_;
   std::shared_ptr<SimulatedQueueState> states_;
   std::shared_ptr<SimulatedQueue> queues_;
+  std::shared_ptr<std::uint64_t> ways_;  ///< [num_ways()]
   std::shared_ptr<SimulatedRegion> device_regions_;
   std::shared_ptr<SimulatedFailure> failures_;
   int blocks_;

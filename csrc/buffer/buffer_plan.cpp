@@ -1,7 +1,6 @@
 #include "csrc/buffer/buffer_plan.hpp"
 
 #include <algorithm>
-#include <bit>
 
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/support/format.hpp"
@@ -107,17 +106,11 @@ rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
 
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes) {
   rdma::ConnectionOptions options;
-  options.channels = lanes * static_cast<int>(InternodeChannel::count);
-  for (int lane = 0; lane < lanes; ++lane)
-    options.port_offsets.insert(options.port_offsets.end(), {lane, lane + 1});  // rows, credit
-  options.depth = internode_depth(lanes);
+  options.channels = lanes + 1;  // rows of each lane, credit
+  options.depth = kInternodeDepth;
   if (grid.width == 0) return options;
   for (int number = 0; number < grid.others(); ++number) options.peers.push_back(grid.rail_in(grid.other(number)));
   return options;
-}
-
-std::uint32_t internode_depth(int lanes) {
-  return std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(Rings::kMostChunks / lanes));
 }
 
 BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& nodes) {

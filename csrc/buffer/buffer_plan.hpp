@@ -13,6 +13,7 @@
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/window.hpp"
 #include "kernels/normal/control_window.hpp"
+#include "kernels/normal/params.hpp"
 #include "kernels/normal/rings.hpp"
 
 namespace deep_ep {
@@ -65,10 +66,10 @@ int lanes_of_all(const LowLatencyOptions& options, NodeMembership nodes, const s
 rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach);
 /// Queue pairs of normal mode to the rails in other nodes, by `lanes` lanes; none in a grid of width 0.
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes);
-/// Their depth: no fewer entries than a call can have posted to a lane's rows that are not complete (the shape, and for
-/// each chunk that a ring holds of the lane a write and an addition). A poster would wait for its NIC otherwise, and
-/// with it all that its warp serves.
-std::uint32_t internode_depth(int lanes);
+/// Their depth: no fewer entries than a lane can have under way (the shape, and for each chunk a write and an
+/// addition). A poster would wait for its NIC otherwise, and with it all that its warp serves.
+inline constexpr std::uint32_t kInternodeDepth = 128;
+static_assert(1 + 2 * RailPairs::kMostUnderWay <= kInternodeDepth);
 
 struct BufferPlan {
   HeapLayout layout;

@@ -123,18 +123,21 @@ int asked_for_lanes(int asked) {
   return parse_number<int>(environment::choice("DEEP_EP_LOW_LATENCY_LANES")).value_or(0);  // auto
 }
 
-int asked_for_internode_lanes(const InternodeOptions& options) {
-  const int asked = options.lanes;
+int most_internode_lanes(const InternodeOptions& options) {
   const int bound = options.num_qps_per_rank;
   if (bound < 0) {
     fail<InvalidArgument>(
         "internode.num_qps_per_rank is {}, allowed: at least 1, or 0 for as many as the library wants", bound);
   }
-  const int most = bound == 0
-                       ? kMostInternodeLanes
-                       : std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(bound))));
+  if (bound == 0) return kMostInternodeLanes;
+  return std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(bound))));
+}
+
+int asked_for_internode_lanes(const InternodeOptions& options) {
+  const int asked = options.lanes;
+  const int most = most_internode_lanes(options);
   if (asked == 0) {
-    return std::min(parse_number<int>(environment::choice("DEEP_EP_INTERNODE_LANES")).value_or(1), most);
+    return std::min(parse_number<int>(environment::choice("DEEP_EP_INTERNODE_LANES")).value_or(0), most);  // auto
   }
   if (asked != 1 && asked != 2 && asked != kMostInternodeLanes) {
     fail<InvalidArgument>("internode.lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_INTERNODE_LANES", asked,
@@ -142,7 +145,7 @@ int asked_for_internode_lanes(const InternodeOptions& options) {
   }
   if (asked > most) {
     fail<InvalidArgument>("internode.lanes is {}, but internode.num_qps_per_rank is {}, allowed: at most that many",
-                          asked, bound);
+                          asked, options.num_qps_per_rank);
   }
   return asked;
 }
@@ -181,8 +184,8 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
       mine.low_latency.rails = asked_for_rails(options.low_latency.rails);
       mine.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);
       mine.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
-      if (mine.low_latency.lanes == 0) facts.keeps_to_path = rdma::nics_are_on_ethernet();
     }
+    facts.keeps_to_path = rdma::queue_pairs_keep_to_paths();
     for (std::size_t i = 0; i < kNumbers.size(); ++i) facts.options[i] = kNumbers[i].of(mine);
     facts.process = this_process();
   });
@@ -193,6 +196,10 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
     agreed.devices.push_back(rank.device);
     agreed.processes.push_back(rank.process);
     agreed.keeps_to_path.push_back(rank.keeps_to_path);
+  }
+  if (mine.internode.lanes == 0) {
+    const bool ethernet = std::ranges::any_of(all, &Facts::keeps_to_path);
+    mine.internode.lanes = ethernet ? most_internode_lanes(mine.internode) : 1;
   }
   if (options.max_local_experts < 1 || options.max_local_experts > 1 << 16) {
     fail<InvalidArgument>("max_local_experts is {}, allowed: 1 to 65536", options.max_local_experts);

@@ -21,7 +21,7 @@ struct AgreedOptions {
   /// Of each rank.
   std::vector<DeviceIdentity> devices;
   std::vector<ProcessIdentity> processes;
-  std::vector<bool> keeps_to_path;  ///< see lanes_for; asked where lanes are to be found
+  std::vector<bool> keeps_to_path;  ///< see lanes_for
 };
 
 /// Collective: one exchange of all that a rank knows before memory is made. Throws on every rank when the options are
@@ -32,8 +32,10 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
 
 /// LowLatencyOptions::lanes: 0 where DEEP_EP_LOW_LATENCY_LANES is auto.
 int asked_for_lanes(int asked);
-/// InternodeOptions::lanes: no more than num_qps_per_rank allows.
+/// InternodeOptions::lanes, no more than num_qps_per_rank allows: 0 where DEEP_EP_INTERNODE_LANES is auto. All ranks
+/// then have the most where a rank's NIC is on an Ethernet, which sends each lane along one path, else one.
 int asked_for_internode_lanes(const InternodeOptions& options);
+int most_internode_lanes(const InternodeOptions& options);
 LowLatencyRails asked_for_rails(LowLatencyRails asked);
 
 /// The policy of a rank with `mine`, where all ranks have said what they run on. Kernels of ranks that share a GPU wait

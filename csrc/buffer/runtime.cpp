@@ -222,7 +222,7 @@ std::string Runtime::describe_normal_mode() const {
     return text + fmt::format(", between nodes by {}", internode->describe());
   }
   const int lanes = options_.internode.lanes;
-  return lanes == 1 ? text : text + fmt::format(", without the {} lanes, as there is one node", lanes);
+  return lanes <= 1 ? text : text + fmt::format(", without the {} lanes, as there is one node", lanes);
 }
 
 std::string Runtime::describe() const {

@@ -1,6 +1,5 @@
 #include "csrc/rdma/connections.hpp"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -245,11 +244,24 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
     wire.nic->nic.name.copy(mine.nic.name.data(), mine.nic.name.size() - 1);
     mine.nic.port = wire.nic->port;
     mine.nic.gid_index = wire.nic->gid.index;
+    mine.num_nics = static_cast<int>(1 + wire.nic->more.size());
+    mine.bytes_per_ns = wire.nic->of_port().rate_gbps / 8;
+    for (const NicAssignment& nic : wire.nic->more) mine.bytes_per_ns += nic.of_port().rate_gbps / 8;
   });
   std::string why_local;
   const std::vector<WireFacts> all = all_gather_values(bootstrap, mine);
   wire.kind = choose_wire(all, why_local);
-  for (const WireFacts& rank : all) wire.nics.push_back(rank.nic);
+  std::optional<int> least;
+  for (const WireFacts& rank : all) {
+    wire.nics.push_back(rank.nic);
+    if (rank.needs_rdma) least = std::min(least.value_or(rank.num_nics), rank.num_nics);
+  }
+  if (wire.kind == WireKind::verbs) wire.num_nics = least.value_or(1);
+  double slowest = 0;
+  for (const WireFacts& rank : all) {
+    if (rank.bytes_per_ns > 0 && (slowest == 0 || rank.bytes_per_ns < slowest)) slowest = rank.bytes_per_ns;
+  }
+  if (slowest != 0) wire.bytes_per_ns = slowest;
   wire.may_fall_back = wire.kind == WireKind::verbs && std::ranges::any_of(all, [](const WireFacts& rank) {
                          return rank.needs_rdma && rank.handler == NicHandler::automatic;
                        });
@@ -262,6 +274,18 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
             "rdma: a CPU thread of each rank copies what would be sent (wire local), because: {}", why_local);
   }
   return wire;
+}
+
+ConnectionOptions by_nic(const ConnectionOptions& set, int nic, int num_nics) {
+  ConnectionOptions part = set;
+  part.nic = nic;
+  part.channels = 0;
+  part.port_offsets.clear();
+  for (int channel = nic; channel < set.channels; channel += num_nics, ++part.channels) {
+    const auto place = static_cast<std::size_t>(channel);
+    part.port_offsets.push_back(set.port_offsets.empty() ? channel : set.port_offsets.at(place));
+  }
+  return part;
 }
 
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
@@ -354,19 +378,19 @@ void keep_to_rails(Bootstrap& bootstrap, const Executor& executor, const Symmetr
                    std::span<ConnectionOptions> sets, AgreedWire& wire) {
   const auto found = std::ranges::find_if(sets, [](const ConnectionOptions& set) { return set.rail_width > 1; });
   const int width = found == sets.end() ? 0 : found->rail_width;
-  RailOnly rail_only = width == 0 ? RailOnly::no : wire.settings.rail_only;
+  Choice rail_only = width == 0 ? Choice::no : wire.settings.rail_only;
   verbs::NicAccess own;
-  if (rail_only != RailOnly::no && wire.kind == WireKind::verbs) {
+  if (rail_only != Choice::no && wire.kind == WireKind::verbs) {
     agree(bootstrap, "opening the NIC", [&] { own = verbs::open_nic(wire.nic.value(), executor, wire.settings); });
   }
-  if (rail_only == RailOnly::automatic && wire.kind != WireKind::local) {
+  if (rail_only == Choice::automatic && wire.kind != WireKind::local) {
     wire.why_rails_only = why_unreached(bootstrap, width, [&](std::size_t count) {
       return wire.kind == WireKind::simulated ? make_simulated_paths(bootstrap.rank(), wire.settings.wire.nic)
                                               : verbs::make_nic_paths(own, count);
     });
-    if (!wire.why_rails_only.empty()) rail_only = RailOnly::yes;
+    if (!wire.why_rails_only.empty()) rail_only = Choice::yes;
   }
-  if (rail_only != RailOnly::yes) {
+  if (rail_only != Choice::yes) {
     for (ConnectionOptions& set : sets) set.rail_width = 0;
     return;
   }
@@ -423,7 +447,9 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
     if (wire.kind == WireKind::simulated) {
       return make_simulated_ends(any.executor_, *any.heap_, bootstrap.rank(), options, wire.settings.wire.nic, handler);
     }
-    verbs::NicAccess access = verbs::open_nic(wire.nic.value(), *any.executor_, wire.settings);
+    const NicAssignment& nic =
+        options.nic == 0 ? wire.nic.value() : wire.nic.value().more.at(static_cast<std::size_t>(options.nic) - 1);
+    verbs::NicAccess access = verbs::open_nic(nic, *any.executor_, wire.settings);
     access.handler = handler;
     access.or_next = wire.handler == NicHandler::automatic;
     access.landing_nics = wire.landing_nics;
@@ -431,29 +457,38 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
     return verbs::make_nic_ends(access, any.executor_, *any.heap_, options);
   };
   std::vector<ConnectionOptions> options;
-  for (const Connections* one : sets) options.push_back(one->options_);
+  for (const Connections* one : sets) {
+    for (int nic = 0; nic < one->num_nics(); ++nic) options.push_back(by_nic(one->options_, nic, one->num_nics()));
+  }
   std::vector<ConnectedEnds> connected =
       make_connected_ends(bootstrap, options, wire.handler, wire.may_fall_back, make_ends);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*any.executor_);
-    for (std::size_t set = 0; set < sets.size(); ++set) {
-      Connections& one = *sets[set];
-      one.peers_ = std::move(connected[set].peers);
+    auto part = connected.begin();
+    for (Connections* const set : sets) {
+      Connections& one = *set;
+      const int nics = one.num_nics();
+      for (int nic = 0; nic < nics; ++nic, ++part) {
+        for (int channel = nic; channel < one.options_.channels; channel += nics) {
+          std::copy_n(part->peers.begin() + channel / nics * one.num_ranks_, one.num_ranks_,
+                      one.peers_.begin() + channel * one.num_ranks_);
+        }
+        if (part->ends != nullptr) one.ends_.push_back(std::move(part->ends));
+      }
       any.executor_->copy(one.device_peers_.get(), one.peers_.data(), one.peers_.size() * sizeof(RdmaPeerParams),
                           stream.get());
     }
     any.executor_->synchronize(stream.get());
   });
-  for (std::size_t set = 0; set < sets.size(); ++set) {
-    sets[set]->ends_ = std::move(connected[set].ends);
-    sets[set]->connected_ = true;
-    log::info("rdma: rank {}: {}", bootstrap.rank(), sets[set]->describe());
+  for (Connections* const set : sets) {
+    set->connected_ = true;
+    log::info("rdma: rank {}: {}", bootstrap.rank(), set->describe());
   }
 }
 
 void Connections::reconnect(Bootstrap& bootstrap) {
   connected_ = false;
-  ends_.reset();
+  ends_.clear();
   connect(bootstrap, std::array{this});
   bootstrap.barrier();  // where it has failed on a rank, it fails on all
 }
@@ -464,50 +499,50 @@ const RdmaPeerParams& Connections::peer(int channel, int rank) const {
 
 void Connections::check() const {
   if (!connected_) throw SystemError("the RDMA connections are gone: making new ones has failed");
-  if (ends_ == nullptr) return;
-  if (const std::optional<Failure> seen = ends_->failure()) throw SystemError(rdma::describe(*seen));
+  for (const auto& ends : ends_) {
+    if (const std::optional<Failure> seen = ends->failure()) throw SystemError(rdma::describe(*seen));
+  }
 }
 
 std::string Connections::health() const {
-  if (!connected_ || ends_ == nullptr) return {};
-  try {
-    return fmt::format("RDMA ({}): {}", ends_->describe(), ends_->health());
-  } catch (const std::exception& error) {
-    return fmt::format("RDMA ({}) does not say how it is: {}", ends_->describe(), error.what());
-  }
-}
-
-bool Connections::drain(double most_s) const {
-  if (ends_ == nullptr) return true;
-  executor_->make_current();
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(most_s);
-  while (!ends_->idle()) {
-    if (std::chrono::steady_clock::now() > end) {
-      log::warn("rdma: what was posted has not arrived within {} s and is given up", most_s);
-      return false;
+  std::vector<std::string> of_nics;
+  for (const auto& ends : ends_) {
+    try {
+      of_nics.push_back(fmt::format("RDMA ({}): {}", ends->describe(), ends->health()));
+    } catch (const std::exception& error) {
+      of_nics.push_back(fmt::format("RDMA ({}) does not say how it is: {}", ends->describe(), error.what()));
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  return true;
+  return fmt::format("{}", fmt::join(of_nics, "; "));
 }
 
-void Connections::drain_at_end(int rank, double timeout_s) const noexcept {
-  // Longer than a NIC takes to give up a peer that is gone (about 7 s, see PathOptions).
-  constexpr double kLongest_s = 10;
+bool Connections::drain(double most_s) const noexcept {
   try {
-    drain(timeout_s == 0 ? kLongest_s : std::min(timeout_s, kLongest_s));
+    executor_->make_current();
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(most_s);
+    while (!std::ranges::all_of(ends_, [](const auto& ends) { return ends->idle(); })) {
+      if (std::chrono::steady_clock::now() > end) {
+        log::warn("rdma: what was posted has not arrived within {} s and is given up", most_s);
+        return false;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    return true;
   } catch (const std::exception& error) {
-    log::warn("buffer: rank {} cannot tell whether its peers have got all that it sent: {}", rank, error.what());
+    log::warn("rdma: whether all that was posted has arrived cannot be told: {}", error.what());
+    return false;
   }
 }
 
 std::string Connections::describe() const {
+  std::vector<std::string> of_nics;
+  for (const auto& ends : ends_) of_nics.push_back(ends->describe());
   return fmt::format("{} {} x {} {}, {}{}", options_.peers.size(), options_.peers.size() == 1 ? "peer" : "peers",
                      options_.channels, options_.channels == 1 ? "channel" : "channels",
                      options_.rail_width != 0 ? "rails only, " : "",
-                     !connected_        ? "gone"
-                     : ends_ == nullptr ? "no NIC needed"
-                                        : ends_->describe());
+                     !connected_     ? "gone"
+                     : ends_.empty() ? "no NIC needed"
+                                     : fmt::format("{}", fmt::join(of_nics, " and ")));
 }
 
 }  // namespace deep_ep::rdma

@@ -2,6 +2,7 @@
 // exclusive queue pair for each channel.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <memory>
@@ -33,8 +34,10 @@ struct WireFacts {
   WireSetting wanted;
   bool needs_rdma = false;  ///< it reaches at least one rank by RDMA
   NicHandler handler = NicHandler::automatic;
-  RailOnly rail_only = RailOnly::automatic;
+  Choice rail_only = Choice::automatic;
   NicPlace nic;
+  int num_nics = 0;
+  double bytes_per_ns = 0;             ///< of these; 0: not known
   std::array<char, 400> why_no_nic{};  ///< empty: it has one
 };
 
@@ -51,6 +54,8 @@ struct AgreedWire {
   RdmaSettings settings;
   std::optional<NicAssignment> nic;  ///< of this rank, for WireKind::verbs
   std::vector<NicPlace> nics;        ///< of each rank
+  double bytes_per_ns = 50;          ///< of the slowest rank's NICs; where that is not known, of 400 Gbit/s
+  int num_nics = 1;                  ///< of a rank, for its channels in turn: as many as each rank has
   std::string why_rails_only = {};   ///< where DEEP_EP_RAIL_ONLY is auto and a rail does not reach the others
   std::shared_ptr<const verbs::LandingNics> landing_nics = {};  ///< where verbs keep to rails
 
@@ -69,6 +74,9 @@ struct ConnectedEnds {
   std::unique_ptr<Ends> ends;         ///< null where the set reaches nobody
   std::vector<RdmaPeerParams> peers;  ///< [channels][ranks], for kernels
 };
+
+/// The channels of a set that go by NIC `nic` of so many: nic, nic + num_nics, ...
+ConnectionOptions by_nic(const ConnectionOptions& set, int nic, int num_nics);
 
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them; addresses of
 /// all sets go in one exchange. All ranks that leave the handler open get the same one: the fastest that works on each
@@ -115,16 +123,17 @@ class Connections {
   std::string health() const;
 
   /// Waits until all that kernels have posted has happened at the peers or has failed. Kernels that use the connections
-  /// must have ended. False, and a warning, if it takes more than `most_s` seconds.
-  bool drain(double most_s) const;
-  /// The same before a buffer ends whose calls wait `timeout_s` (0: for ever): at most 10 s, and no exception. `rank`
-  /// is named where that cannot be told.
-  void drain_at_end(int rank, double timeout_s) const noexcept;
+  /// must have ended. False, and a warning, if it takes more than `most_s` seconds or cannot be told.
+  bool drain(double most_s) const noexcept;
+  /// How long before a buffer ends whose calls wait `timeout_s` (0: for ever): at most 10 s, which is longer than a NIC
+  /// takes to give up a peer that is gone (about 7 s, see PathOptions).
+  static double drain_time(double timeout_s) { return timeout_s == 0 || timeout_s > 10 ? 10 : timeout_s; }
 
   /// Collective, while no kernel of any rank uses the connections: destroys all queue pairs and makes new ones. Failed
   /// ones work again; nothing is outstanding. Throws like make(); kernels must not use the connections then.
   void reconnect(Bootstrap& bootstrap);
 
+  double bytes_per_ns() const { return wire_.bytes_per_ns; }  ///< see AgreedWire
   /// "7 peers x 3 channels, handler cpu, wire local".
   std::string describe() const;
 
@@ -132,6 +141,8 @@ class Connections {
   Connections(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, ConnectionOptions options,
               AgreedWire wire, int num_ranks);
   static void connect(Bootstrap& bootstrap, std::span<Connections* const> sets);
+  /// That its channels share. What keeps to rails has one, as other ranks receive by it.
+  int num_nics() const { return options_.rail_width != 0 ? 1 : std::min(wire_.num_nics, options_.channels); }
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;
@@ -140,8 +151,8 @@ class Connections {
   int num_ranks_ = 0;
   std::vector<RdmaPeerParams> peers_;  ///< [channels][ranks]
   std::shared_ptr<RdmaPeerParams> device_peers_;
-  bool connected_ = false;      ///< else new connections could not be made, and the old ones are gone
-  std::unique_ptr<Ends> ends_;  ///< null where nobody is reached; last: uses the rest
+  bool connected_ = false;                   ///< else new connections could not be made, and the old ones are gone
+  std::vector<std::unique_ptr<Ends>> ends_;  ///< of each NIC; none where nobody is reached; last: uses the rest
 };
 
 }  // namespace deep_ep::rdma

@@ -28,6 +28,7 @@ struct ConnectionOptions {
   /// Entries after which a kernel rings unasked, 1 to depth / 2. For Connections 0 is half the depth, at most 64, so
   /// that the rows of a warp and the word behind them go by one doorbell.
   std::uint32_t batch = 0;
+  int nic = 0;                ///< of the rank's NICs
   bool long_messages = true;  ///< throughput counts, of messages of many rows: for a simulated NIC
   /// Ranks of a node, where the fabric connects rails only; else 0. A peer with another index in its node than this
   /// rank is then reached over this rank's rail: a NIC of the peer's node receives for it, see Ends::landing().
@@ -44,11 +45,6 @@ struct ConnectionOptions {
     const int offset = port_offsets.empty() ? channel(end) : port_offsets.at(end / peers.size());
     return offset + static_cast<int>(end % peers.size());
   }
-};
-
-struct QueuePairReport {
-  std::string text;   ///< number, state, counters
-  bool well = false;  ///< it can send, and all that was posted is complete and counted by the device
 };
 
 /// Made for a set of queue pairs, then all are connected, then start() is called, then kernels use them. The heap and
@@ -81,8 +77,6 @@ class Ends {
     if (const std::optional<Failure> seen = failure()) return rdma::describe(*seen);
     return idle() ? "all that was posted has arrived" : "what was posted has not all arrived";
   }
-  /// What the device says of each queue pair; empty where there is none to ask. No kernel may be posting.
-  virtual std::vector<QueuePairReport> report() const { return {}; }
   /// "handler cpu, wire local".
   virtual std::string describe() const = 0;
 };

@@ -16,7 +16,7 @@ std::string_view to_string(LinkLayer link_layer);
 /// What one end of a queue pair must know of the other. Plain bytes in the byte order of the machine: all ranks share
 /// one.
 struct QueuePairAddress {
-  std::uint32_t format = 3;  ///< version of this struct
+  std::uint32_t format = 4;  ///< version of this struct
   std::uint32_t queue_pair = 0;
   std::uint32_t packet_number = 0;  ///< first one that this end sends
   std::uint16_t lid = 0;
@@ -25,10 +25,11 @@ struct QueuePairAddress {
   std::uint8_t outstanding_reads_in = 0;
   std::uint8_t needs_global_route = 0;  ///< InfiniBand: 1 where the port takes no packets without a global route header
   std::uint8_t padding[2] = {};
-  std::uint32_t heap_key = 0;  ///< by which the peer writes to this rank's heap
+  std::uint32_t heap_key = 0;    ///< by which the peer writes to this rank's heap
+  std::uint32_t signal_key = 0;  ///< by which it adds there
   GidBytes gid{};
 };
-static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 40);
+static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 44);
 
 /// Of packets with a global route.
 inline constexpr std::uint8_t kHopLimit = 64;
@@ -41,11 +42,7 @@ std::string to_string(const QueuePairAddress& address);
 void check_compatible(const std::string& device, const QueuePairAddress& own, const QueuePairAddress& peer);
 
 /// Do packets between the two carry a global route header (GRH)? On RoCE all do; on InfiniBand where a port asks for
-/// it, and between subnets.
+/// it.
 bool has_global_route(const QueuePairAddress& own, const QueuePairAddress& peer);
-
-/// The LID that packets to the peer go to: its own, or between subnets the one of the router, where its GID names it
-/// (fec0::, "floating LID").
-std::uint16_t destination_lid(const QueuePairAddress& own, const QueuePairAddress& peer);
 
 }  // namespace deep_ep::rdma

@@ -1,6 +1,5 @@
 #include "csrc/rdma/rails.hpp"
 
-#include <algorithm>
 #include <array>
 #include <span>
 #include <vector>

@@ -20,10 +20,6 @@ constexpr std::string_view gid_index(std::string_view, std::string_view value) {
 }
 
 // "::/0" is their default: no restriction, not for IPv4 either.
-constexpr std::string_view address_range(std::string_view, std::string_view value) {
-  return value == "::/0" ? kNothing : value;
-}
-
 constexpr std::string_view nic_handler(std::string_view, std::string_view value) {
   return value == "cpu_host_memory" ? "cpu" : value;
 }
@@ -138,17 +134,19 @@ constexpr std::array kVariables = {
                      "program sets it; auto = 1, more on Ethernet where ranks are few"},
     Variable{.names = {"DEEP_EP_INTERNODE_LANES"},
              .type = Type::choice,
-             .default_value = "1",
-             .allowed = "1|2|4",
-             .help =
-                 "normal mode between nodes: lanes (a queue pair for rows, one for credit) that rows take in turn to "
-                 "each rail, at most num_qps_per_rank, unless the program sets it"},
-    Variable{.names = {"DEEP_EP_RDMA_WIRE"},
              .default_value = "auto",
-             .allowed = "auto|local|verbs|simulated[:key=value,...]",
-             .help = "what carries RDMA: NICs (verbs), copies on one host (local), a kernel that plays the NIC on "
-                     "one host (simulated; keys: rate, latency, atomics, overhead, reorder, completion, rails, sms); "
-                     "auto = NICs where ranks have them"},
+             .allowed = "auto|1|2|4",
+             .help = "normal mode between nodes: queue pairs for rows to each rail, at most num_qps_per_rank, unless "
+                     "the program sets it; auto = 4 on Ethernet, else 1"},
+    Variable{
+        .names = {"DEEP_EP_RDMA_WIRE"},
+        .default_value = "auto",
+        .allowed = "auto|local|verbs|simulated[:key=value,...]",
+        .help =
+            "what carries RDMA: NICs (verbs), copies on one host (local), a kernel that plays the NIC on "
+            "one host (simulated; keys: rate, latency, atomics, overhead, reorder, completion, rails, receive, slow, "
+            "slow_rate, sms); "
+            "auto = NICs where ranks have them"},
     Variable{.names = {"DEEP_EP_NIC_HANDLER", "NVSHMEM_IBGDA_NIC_HANDLER"},
              .type = Type::choice,
              .default_value = "auto",
@@ -163,10 +161,18 @@ constexpr std::array kVariables = {
              .allowed = "auto|0|1",
              .help = "low-latency calls between nodes: 1 sends to ranks of other rails over the sender's rail, whose "
                      "NIC in the other node receives for them; auto = where a rail does not reach the others"},
+    Variable{.names = {"DEEP_EP_RDMA_RELAXED_ORDERING"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|0|1",
+             .help = "PCIe may bring the bytes that a NIC writes in any order; signals keep theirs; auto = in virtual "
+                     "machines"},
     Variable{.names = {"DEEP_EP_DEVICE_TO_HCA_MAPPING"},
              .default_value = "",
              .allowed = "<CUDA id or GPU UUID>:<hca>[:<port>],...; empty = automatic",
-             .help = "which NIC each GPU uses; CUDA ids are those of nvidia-smi"},
+             .help =
+                 "which NIC each GPU uses, or which NICs and ports, if several entries name it; CUDA ids are those of "
+                 "nvidia-smi"},
     Variable{.names = {"DEEP_EP_HCA_LIST", "NVSHMEM_HCA_LIST", "NCCL_IB_HCA"},
              .default_value = "",
              .allowed = "[^]<hca>[:<port>],...; ^ = all but these; empty = all",
@@ -178,20 +184,6 @@ constexpr std::array kVariables = {
              .help = "GID that every NIC uses; auto prefers RoCE v2 with an IPv4 address, separately for each NIC. "
                      "Another library's index counts on NICs that have a GID there",
              .translate = gid_index},
-    Variable{.names = {"NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY"},
-             .type = Type::choice,
-             .default_value = "",
-             .allowed = "AF_INET|AF_INET6",
-             .help = "which addresses the choice of a GID may take"},
-    Variable{.names = {"NVSHMEM_IB_ADDR_RANGE", "NCCL_IB_ADDR_RANGE"},
-             .default_value = "",
-             .allowed = "an address range such as 10.0.0.0/8",
-             .help = "which addresses the choice of a GID may take",
-             .translate = address_range},
-    Variable{.names = {"NVSHMEM_IB_ROCE_VERSION_NUM", "NCCL_IB_ROCE_VERSION_NUM"},
-             .default_value = "2",
-             .allowed = "2",
-             .help = "version of RoCE; only v2 is chosen automatically"},
     Variable{.names = {"DEEP_EP_RDMA_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", "NCCL_IB_TC"},
              .type = Type::unsigned_integer,
              .default_value = "0",
@@ -230,11 +222,6 @@ constexpr std::array kVariables = {
              .help = "off (NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0): NICs reach GPU memory by peer memory "
                      "only",
              .translate = dma_buf},
-    Variable{.names = {"NCCL_NET_GDR_LEVEL"},
-             .type = Type::choice,
-             .default_value = "",
-             .allowed = "LOC|PIX|PXB|PHB|NODE|SYS",
-             .help = "a GPU whose NIC is farther away is warned of"},
     Variable{.names = {"NVSHMEM_QP_DEPTH"},
              .type = Type::unsigned_integer,
              .default_value = "1024",

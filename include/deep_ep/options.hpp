@@ -49,9 +49,9 @@ struct LowLatencyOptions {
 /// Options of normal mode between nodes. Within one node they are checked and have no effect, so a program may set them
 /// before it knows the number of nodes.
 struct InternodeOptions {
-  /// Lanes that the rows of a call take in turn to each rail, the rank with the same index in another node; equal on
-  /// all ranks: 1, 2 or 4. A lane is a queue pair for rows and one for credit. More lanes use more paths of an Ethernet
-  /// network. 0: DEEP_EP_INTERNODE_LANES decides; its default is 1.
+  /// Lanes that the rows of a call share to each rail, the rank with the same index in another node; equal on all
+  /// ranks: 1, 2 or 4. A lane is a queue pair. More lanes use more paths of an Ethernet network. 0:
+  /// DEEP_EP_INTERNODE_LANES decides; its default is 4 on Ethernet, else 1.
   int lanes = 0;
   /// The most lanes; 0: no bound.
   int num_qps_per_rank = 0;

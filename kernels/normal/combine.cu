@@ -166,8 +166,8 @@ struct CombineAdder {
                        index_of(at));
   }
 
-  /// Waits until all that other nodes have of the token has landed, and all that is pushed is there. `landed`: how far
-  /// the lane knows that its node's chunks have come. False after a fault.
+  /// Waits until all that other nodes have of the token has landed, and all that is pushed is there. `landed`: of which
+  /// chunk of its node the lane knows that. False after a fault.
   DEEP_EP_DEVICE bool await(const Token& token, std::uint64_t& landed) const {
     bool good = true;
     for (int at = lane_index(); at < contributions(); at += kWarpSize) {
@@ -178,14 +178,12 @@ struct CombineAdder {
         part = local.awaited(index_of(at), grid().node(), place);
       } else if constexpr (kRails) {
         part = landed_through(transfer(), local.epoch - 1, grid().number_of(node_of(at)), rings().chunk_of(place));
-        if (part.awaited.expected <= landed) continue;
+        if (part.awaited.expected == landed) continue;
       }
       if (part.word == nullptr) continue;
       good = part.await(policy) && good;
       // The same lane asks for the same node again.
-      if (!is_local(at) && rings().lanes == 1 && contributions() <= kWarpSize) {
-        landed = load_acquire<Scope::system>(part.word);
-      }
+      if (!is_local(at) && contributions() <= kWarpSize) landed = part.awaited.expected;
     }
     return warp::agree(good);
   }

@@ -144,9 +144,11 @@ struct DispatchForwarder {
     bulk::fence_global();  // the chunk has landed: bulk loads may read it
     to.load(slot(number, begin).at, 0);
     // While the row is loading. The shape arrived before any row; each warp compares it for itself. A warp drops rows
-    // of another shape, as they would name places of other rows; the poster puts the fault on record.
-    const std::uint64_t theirs = load_relaxed<Scope::system>(shape_of(transfer(), number, rings().lane_of(chunk)));
-    if (!shapes_agree(expected_shape(transfer(), to.epoch - 1, number), theirs)) {
+    // of another shape, as they would name places of other rows; the poster puts the fault on record. The chunk came by
+    // one of the lanes, behind its shape.
+    const int lane = lane_index() < transfer().common.lanes ? lane_index() : 0;
+    const std::uint64_t theirs = load_relaxed<Scope::system>(shape_of(transfer(), number, lane));
+    if (!warp::agree(shapes_agree(expected_shape(transfer(), to.epoch - 1, number), theirs))) {
       to.pipe.drop();
     } else {
       const std::int64_t relayed = rows_before(grid(), transfer().counts.from_node, number);

@@ -59,13 +59,14 @@ struct IntranodeParams {
   }
 };
 
-/// Queue pairs of a lane to a rail. Credit has its own, so that it does not wait behind rows.
+/// Queue pairs to a rail: one of each lane for rows, then one for credit, so that it does not wait behind rows.
 enum class InternodeChannel : int { rows, credit, count };
 
-/// This rank's state of a lane to its rail in another node. (That of counts is in the first lane's.)
+/// This rank's state of its rail in another node.
 struct alignas(kLine) RailState {
-  std::uint64_t notified, shape, tail, head;  ///< the words at the rail, once all that was posted has arrived
-  std::uint64_t sent;                         ///< Progress: chunks whose staging memory the NIC has read
+  /// The words at the rail, once all that was posted has arrived.
+  std::uint64_t notified, head, shape[kMostInternodeLanes];
+  std::uint32_t next_chunk;  ///< that a lane takes; zero between calls
 };
 
 /// What notify, dispatch and combine get. In one node: a grid of one, and no rails.
@@ -74,17 +75,20 @@ struct NormalParams : IntranodeParams {
   std::uint32_t* local_tickets = nullptr;  ///< [width]: rows of a dispatch for a local ring; zero between calls
 
   RailWindow window;
-  int lanes = 1;                          ///< to each rail; a power of two
-  const RdmaPeerParams* peers = nullptr;  ///< [lanes][InternodeChannel][num_ranks]
-  RailState* rails = nullptr;             ///< [lanes][other nodes], by number
+  int lanes = 1;                          ///< to each rail
+  const RdmaPeerParams* peers = nullptr;  ///< [lanes, credit][num_ranks]
+  RailState* rails = nullptr;             ///< [other nodes], by number
   /// [other nodes][Rings::kMostChunks]: rows of a chunk that are staged, and rows of a landed chunk that are read. Set
   /// back to zero when the chunk has been sent, or read.
   std::uint32_t* staged = nullptr;
   std::uint32_t* read = nullptr;
+  /// [other nodes][Rings::kMostChunks]: Rings::through() of the chunk that was last sent from a place of the ring,
+  /// which is free again, and whose word at the rail has this value.
+  std::uint64_t* sent = nullptr;
 
   DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(InternodeChannel channel, int node, int lane = 0) const {
-    const int queue_pairs = lane * static_cast<int>(InternodeChannel::count) + static_cast<int>(channel);
-    return peers[queue_pairs * num_ranks + grid.rail_in(node)];
+    const int queue_pair = channel == InternodeChannel::credit ? lanes : lane;
+    return peers[queue_pair * num_ranks + grid.rail_in(node)];
   }
 };
 
@@ -154,9 +158,12 @@ struct TransferParams {
   DEEP_EP_HOST_DEVICE int pushing_warps() const { return local_warps == 0 ? 0 : local_warps - 1; }
 };
 
-/// Queue pairs of a lane to a rail, copied into shared memory: a poster needs them for every entry.
+/// A poster's memory, shared: copies of its lane's queue pairs, needed for every entry, and the chunks under way.
 struct RailPairs {
+  static constexpr int kMostUnderWay = 32;
+
   RdmaPeerParams channel[static_cast<int>(InternodeChannel::count)];
+  std::int32_t under_way[kMostUnderWay];
 
   DEEP_EP_DEVICE const RdmaPeerParams& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
 };

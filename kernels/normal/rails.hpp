@@ -1,18 +1,19 @@
-// The posters: each thread serves one lane to one rail, the rank with our index in another node. It sends the chunks
-// that other warps have staged, in their order, and gives the rail credit for the chunks that other warps have read.
+// The posters: each thread serves one lane to one rail, the rank with our index in another node. It sends chunks that
+// other warps have staged, and the first lane's gives the rail credit for the chunks that other warps have read.
 //
 //   this rank                                              the rail
 //   1. signal: shape of the rows of this call              compare
 //   2. warps stage the rows of a chunk, count them
 //   3. the chunk is whole, and there is room (head):
-//      put the chunk; signal: tail is that chunk           4. warps that see the tail read the chunk, count its rows
-//   5. the NIC has read it: it may be staged again         6. the chunk is read; signal: head is that chunk
+//      put the chunk; signal: landed, of its place         4. warps that see it read the chunk, count its rows
+//   5. the NIC has read it: it may be staged again         6. all chunks up to it are read; signal: head
 //
 // A signal becomes visible behind the bytes posted before it, and only grows.
 //
-// Lanes are not ordered among each other. So each has all of these words for itself, counts its own chunks in them, and
-// sends the shape ahead of its rows. One thing concerns them all: rows may have another size than in the call before,
-// so a lane's first chunks may lie where other lanes' were, and the rail must have read those, too.
+// Lanes are not ordered among each other. So each place of a ring has a word of its own, and each lane sends the shape
+// ahead of its rows. A network may carry one lane slower than the others. So a lane takes the next chunk only while it
+// has few under way: a slow one takes few. That also bounds the bytes under way to a rail, which many others may send
+// to at the same time.
 #pragma once
 
 #include "kernels/normal/transfer.hpp"
@@ -20,24 +21,18 @@
 
 namespace deep_ep::device::normal {
 
-/// The word in which the rail of other node `number` says how much of a lane has been delivered.
-DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int number, int lane) {
-  return params.common.window.rail_word(RailWindow::tail, params.common.grid.other(number), lane)
-      .in(params.common.own_heap());
-}
 /// The word that says that a chunk from other node `number` has landed.
 DEEP_EP_DEVICE AwaitedWord landed_through(const TransferParams& params, std::uint64_t call, int number, int chunk) {
-  const Rings& rings = params.rings;
-  const int rail = params.common.grid.rail_in(params.common.grid.other(number));
-  return {{rail, Wanted::internode_rows, Rings::through(call, rings.in_lane(chunk))},
-          tail_of(params, number, rings.lane_of(chunk))};
+  const NormalParams& common = params.common;
+  const int node = common.grid.other(number);
+  return {{common.grid.rail_in(node), Wanted::internode_rows, Rings::through(call, chunk)},
+          common.window.landed(node, chunk % params.rings.chunks).in(common.own_heap())};
 }
 /// May a chunk be staged for other node `number`?
 DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
   const Rings& rings = params.rings;
-  const int at = rings.in_lane(chunk);
-  const RailState& rail = params.common.rails[rings.lane_of(chunk) * params.common.grid.others() + number];
-  return at < rings.held() || load_acquire<Scope::gpu>(&rail.sent) >= rings.room_for(call, at);
+  const std::uint64_t* sent = params.common.sent + rings.counter(number, chunk);
+  return chunk < rings.chunks || load_acquire<Scope::gpu>(sent) >= rings.room_for(call, chunk);
 }
 /// Rows that cross the network between this rank and the nodes before other node `number`, by nodes: where those of
 /// that node begin in relay_rows.
@@ -71,21 +66,22 @@ DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
   return Progress::call_of(theirs) != Progress::call_of(expected) || theirs == expected;
 }
 
-/// One lane to a rail in one call, by one thread. Chunks are counted in the lane.
+/// One lane to a rail in one call, by one thread.
 class RailPoster {
  public:
   /// `pairs` stay where they are.
-  DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number, int lane,
-                            const RailPairs& pairs)
+  DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number, int lane, RailPairs& pairs)
       : params_(params),
         rings_(params.rings),
-        state_(params.common.rails[lane * params.common.grid.others() + number]),
+        state_(params.common.rails[number]),
+        under_way_(pairs.under_way),
         call_(call),
         number_(number),
         lane_(lane),
         node_(params.common.grid.other(number)),
         rows_out_(params.counts.to_node[node_]),
         rows_in_(params.counts.from_node[node_]),
+        most_under_way_(most_under_way(rings_, params.common.lanes)),
         head_(Progress::at(call)),
         rows_(pairs[InternodeChannel::rows], params.wait),
         credit_(pairs[InternodeChannel::credit], params.wait) {}
@@ -93,14 +89,16 @@ class RailPoster {
   /// Sends the rail the shape, ahead of all rows. False after a fault.
   DEEP_EP_DEVICE bool send_shape() {
     const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
-    if (!rows_.signal(word_there(RailWindow::shape), state_.shape, ours)) return false;
+    if (!rows_.signal(word_there(RailWindow::shape, lane_), state_.shape[lane_], ours)) return false;
     first_entry_ = rows_.posted();
     rows_.flush();
+    chunk_ = take_chunk();
     return true;
   }
   /// Everything is sent and its memory free again, and the rail has credit for everything that came.
   DEEP_EP_DEVICE bool ended() const {
-    return compared_ && sent_ == chunks_for(rows_out_) && head_ == Progress::at(call_ + 1);
+    const bool credited = lane_ != 0 || head_ == Progress::at(call_ + 1);
+    return compared_ && chunk_ >= rings_.chunks_for(rows_out_) && sent_ == posted_ && credited;
   }
   /// Does what can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
@@ -109,7 +107,7 @@ class RailPoster {
     while (!failed_ && post_chunk()) posted = true;
     rows_.flush();
     const bool freed = free_chunks();
-    return give_credit() || compared || posted || freed || failed_;
+    return (lane_ == 0 && give_credit()) || compared || posted || freed || failed_;
   }
   DEEP_EP_DEVICE bool failed() const { return failed_; }
 
@@ -117,20 +115,18 @@ class RailPoster {
   DEEP_EP_DEVICE bool gives_up(const Poll& poll) {
     const ReportLate policy{params_.wait};
     const int rail = params_.common.grid.rail_in(node_);
-    credit_.reached(credit_.posted());  // puts a failure on record, which no other look would find before the end
+    // Puts a failure on record, which no other look would find before the end.
+    if (lane_ == 0) credit_.reached(credit_.posted());
     if (policy.called_off({})) return true;
     if (!may_be_late(poll.begin)) return false;
     Awaited missing{rail, Wanted::nothing, 0};
     std::uint64_t seen = 0;
-    if (is_staged()) {
-      int lane = 0;
-      while (!begun_ && lane < params_.common.lanes && is_read_before(lane)) ++lane;
-      const bool by_all = begun_ || lane == params_.common.lanes;
-      missing = {rail, Wanted::internode_credit, by_all ? rings_.room_for(call_, posted_) : Progress::at(call_)};
-      seen = load_acquire<Scope::system>(head_of(by_all ? lane_ : lane));
-      if (seen >= missing.expected) return false;  // it has come meanwhile
-    } else if (sent_ < posted_) {
+    if (sent_ < posted_) {
       missing = {rail, Wanted::rdma_completion, entries_through(sent_)};
+    } else if (is_staged()) {
+      missing = {rail, Wanted::internode_credit, rings_.room_for(call_, chunk_)};
+      seen = load_acquire<Scope::system>(head_here());
+      if (seen >= missing.expected) return false;  // it has come meanwhile
     } else if (!compared_) {
       missing = {rail, Wanted::internode_rows, Progress::at(call_ + 1)};
     }
@@ -140,12 +136,23 @@ class RailPoster {
   /// Gives the queue pairs back. False where one has failed.
   DEEP_EP_DEVICE bool close() {
     const bool rows_closed = rows_.close();
-    const bool credit_closed = credit_.close();
-    return rows_closed && credit_closed;
+    return (lane_ != 0 || credit_.close()) && rows_closed;
   }
 
  private:
-  static constexpr int kRungTogether = 4;  ///< chunks
+  static constexpr int kRungTogether = 4;                ///< chunks
+  static constexpr std::uint32_t kMostBytes = 2u << 20;  ///< under way to a rail: what 50 GB/s carry in 42 us
+
+  /// Chunks of a lane.
+  DEEP_EP_DEVICE static int most_under_way(const Rings& rings, int lanes) {
+    const std::uint32_t bytes = rings.slot_bytes * static_cast<std::uint32_t>(rings.chunk_rows);
+    const auto fit = static_cast<int>(kMostBytes / static_cast<std::uint32_t>(lanes) / bytes);
+    return fit < 2 ? 2 : fit < RailPairs::kMostUnderWay ? fit : RailPairs::kMostUnderWay;
+  }
+  /// The next chunk that no lane has taken; there may be none.
+  DEEP_EP_DEVICE int take_chunk() {
+    return static_cast<int>(fetch_add_relaxed<Scope::gpu>(&state_.next_chunk, std::uint32_t{1}));
+  }
 
   /// Looks for the rail's shape.
   DEEP_EP_DEVICE bool compare() {
@@ -162,65 +169,56 @@ class RailPoster {
     return true;
   }
 
-  // Chunks by their number in the lane.
-
-  DEEP_EP_DEVICE int chunk(int at) const { return rings_.chunk_in(lane_, at); }
-  DEEP_EP_DEVICE int chunks_for(int rows) const { return rings_.chunks_for(rows, lane_); }
-  DEEP_EP_DEVICE std::uint32_t rows_in(int at, int rows) const {
-    return static_cast<std::uint32_t>(rings_.rows_in(chunk(at), rows));
+  DEEP_EP_DEVICE std::uint32_t rows_of(int chunk, int rows) const {
+    return static_cast<std::uint32_t>(rings_.rows_in(chunk, rows));
   }
-  DEEP_EP_DEVICE std::uint32_t* staged(int at) const {
-    return params_.common.staged + rings_.counter(number_, chunk(at));
+  DEEP_EP_DEVICE std::uint32_t* staged(int chunk) const {
+    return params_.common.staged + rings_.counter(number_, chunk);
   }
-  DEEP_EP_DEVICE std::uint32_t* read(int at) const { return params_.common.read + rings_.counter(number_, chunk(at)); }
+  DEEP_EP_DEVICE std::uint32_t* read(int chunk) const { return params_.common.read + rings_.counter(number_, chunk); }
+  DEEP_EP_DEVICE std::uint64_t* sent(int chunk) const { return params_.common.sent + rings_.counter(number_, chunk); }
 
-  DEEP_EP_DEVICE const std::uint64_t* head_of(int lane) const {
-    return params_.common.window.rail_word(RailWindow::head, node_, lane).in(params_.common.own_heap());
+  DEEP_EP_DEVICE const std::uint64_t* head_here() const {
+    return params_.common.window.rail_word(RailWindow::head, node_).in(params_.common.own_heap());
   }
   /// One at the rail.
-  DEEP_EP_DEVICE Place<std::uint64_t> word_there(RailWindow::RailWord which) const {
-    return params_.common.window.rail_word(which, params_.common.grid.node(), lane_);
+  DEEP_EP_DEVICE Place<std::uint64_t> word_there(RailWindow::RailWord which, int lane = 0) const {
+    return params_.common.window.rail_word(which, params_.common.grid.node(), lane);
   }
   /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
   DEEP_EP_DEVICE bool is_staged() const {
-    return posted_ < chunks_for(rows_out_) && posted_ < sent_ + rings_.held() &&
-           load_acquire<Scope::gpu>(staged(posted_)) == rows_in(posted_, rows_out_);
+    return chunk_ < rings_.chunks_for(rows_out_) && is_stageable(params_, call_, number_, chunk_) &&
+           load_acquire<Scope::gpu>(staged(chunk_)) == rows_of(chunk_, rows_out_);
   }
-  /// The rail has read what is in the place of the next chunk.
+  /// The rail has read what is in the place of the next chunk, and all of the calls before.
   DEEP_EP_DEVICE bool has_room() {
-    if (!begun_ && !may_begin()) return false;
-    const std::uint64_t needed = rings_.room_for(call_, posted_);
-    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head_of(lane_));
+    const std::uint64_t needed = rings_.room_for(call_, chunk_);
+    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head_here());
     return seen_head_ >= needed;
-  }
-  /// The rail has read what came by all lanes in the calls before.
-  DEEP_EP_DEVICE bool may_begin() {
-    begun_ = true;
-    for (int lane = 0; lane < params_.common.lanes; ++lane) begun_ = begun_ && is_read_before(lane);
-    return begun_;
-  }
-  DEEP_EP_DEVICE bool is_read_before(int lane) const {
-    return load_acquire<Scope::system>(head_of(lane)) >= Progress::at(call_);
   }
   /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
-    if (!is_staged() || !has_room()) return false;
+    if (posted_ - sent_ == most_under_way_ || !is_staged() || !has_room()) return false;
     const NodeGrid& grid = params_.common.grid;
-    const int row = chunk(posted_) * rings_.chunk_rows;
+    const int row = chunk_ * rings_.chunk_rows;
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
-    const auto bytes = rows_in(posted_, rows_out_) * rings_.slot_bytes;
+    const auto bytes = rows_of(chunk_, rows_out_) * rings_.slot_bytes;
+    const Place landed = params_.common.window.landed(grid.node(), chunk_ % rings_.chunks);
+    const std::uint64_t before = load_relaxed<Scope::gpu>(sent(chunk_));
     if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
-        !rows_.signal(word_there(RailWindow::tail), state_.tail, Rings::through(call_, posted_))) {
+        !rows_.signal_add(landed.offset, Rings::through(call_, chunk_) - before)) {
       failed_ = true;
       return true;
     }
+    under_way_[posted_ % RailPairs::kMostUnderWay] = chunk_;
     ++posted_;
+    chunk_ = take_chunk();
     const bool busy = posted_ - sent_ > 2;  // the NIC has something to do, as far as is known
     if (!busy || posted_ % kRungTogether == 0) rows_.flush();
     return true;
   }
 
-  /// Entries of the queue pair, with those of chunk `at`: a write and an addition for each.
+  /// Entries of the queue pair, with those of the lane's chunk `at`: a write and an addition for each.
   DEEP_EP_DEVICE std::uint64_t entries_through(int at) const {
     return first_entry_ + 2 * static_cast<std::uint64_t>(at + 1);
   }
@@ -228,24 +226,24 @@ class RailPoster {
   DEEP_EP_DEVICE bool free_chunks() {
     const int before = sent_;
     for (; sent_ < posted_ && rows_.reached(entries_through(sent_)); ++sent_) {
-      store_relaxed<Scope::gpu>(staged(sent_), 0);
+      const int chunk = under_way_[sent_ % RailPairs::kMostUnderWay];
+      store_relaxed<Scope::gpu>(staged(chunk), 0);
+      store_release<Scope::gpu>(sent(chunk), Rings::through(call_, chunk));
     }
-    if (sent_ == before) return false;
-    store_release<Scope::gpu>(&state_.sent, Rings::through(call_, sent_ - 1));
-    return true;
+    return sent_ != before;
   }
 
   /// Gives the rail credit, for a quarter of the ring at once; at the end of the call for all that is still to come.
   DEEP_EP_DEVICE bool give_credit() {
-    const int chunks = chunks_for(rows_in_);
-    while (credited_ < chunks && load_acquire<Scope::gpu>(read(credited_)) == rows_in(credited_, rows_in_)) {
+    const int chunks = rings_.chunks_for(rows_in_);
+    while (credited_ < chunks && load_acquire<Scope::gpu>(read(credited_)) == rows_of(credited_, rows_in_)) {
       store_relaxed<Scope::gpu>(read(credited_), 0);
       ++credited_;
     }
     const bool last = credited_ == chunks;
     const std::uint64_t head =
         last ? Progress::at(call_ + 1) : Progress::at(call_, static_cast<std::uint32_t>(credited_));
-    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.held() + 3) / 4);
+    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.chunks + 3) / 4);
     if (head < head_ + step) return false;
     if (!credit_.signal(word_there(RailWindow::head), state_.head, head)) {
       failed_ = true;
@@ -259,18 +257,20 @@ class RailPoster {
   const TransferParams& params_;
   const Rings& rings_;
   RailState& state_;
+  std::int32_t* under_way_;  ///< chunks; place n is that of the lane's chunk n
   std::uint64_t call_;
   int number_, lane_, node_;
   int rows_out_, rows_in_;
+  int most_under_way_;
   std::uint64_t head_;           ///< credit that the rail has got
   std::uint64_t seen_head_ = 0;  ///< credit that the rail has given, as last looked at
   rdma::PortChannel<OneThread> rows_, credit_;
   std::uint64_t first_entry_ = 0;  ///< of the chunks
-  int posted_ = 0;                 ///< chunks
+  int chunk_ = 0;                  ///< that it has taken, to be posted next
+  int posted_ = 0;                 ///< chunks of the lane
   int sent_ = 0;                   ///< of these, whose staging memory is free again
   int credited_ = 0;               ///< landed chunks that are read
   bool compared_ = false;
-  bool begun_ = false;  ///< the ring is free of the calls before
   bool failed_ = false;
 };
 
@@ -288,8 +288,9 @@ DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, i
   const int lane = served / others;
   RailPairs* const own = pairs + poster_warp * kWarpSize + (mine ? lane_index() : 0);
   for (int channel = 0; mine && channel < static_cast<int>(InternodeChannel::count); ++channel) {
-    const int node = params.common.grid.other(number);
-    own->channel[channel] = params.common.queue_pair(static_cast<InternodeChannel>(channel), node, lane);
+    // One lane gives credit. In the others their own queue pair takes that place, and is not looked at there.
+    const auto which = lane == 0 ? static_cast<InternodeChannel>(channel) : InternodeChannel::rows;
+    own->channel[channel] = params.common.queue_pair(which, params.common.grid.other(number), lane);
   }
   warp::sync();
   // (A thread without a lane only looks on.)

@@ -59,8 +59,8 @@ struct OneNode {
 // takes the place of chunk c - chunks; none wraps, so a chunk is one RDMA write. Every call divides the same memory by
 // its own row size: a ring is written in a call only when its reader has read all rows of the call before.
 //
-// Chunks take the lanes to a rail in turn: chunk c is number c / lanes of lane c % lanes. A ring has equally many
-// chunks of each, so chunk c takes the place of one of its own lane.
+// Each place of a ring has a word of its own, which says what chunk has landed there: chunks take several queue pairs
+// to a rail, which are not ordered among each other.
 
 struct Rings {
   static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
@@ -75,11 +75,9 @@ struct Rings {
   Divisor chunk_rows = 1;
   Divisor chunks = 0;
   Divisor shares = 1;  ///< of a chunk
-  Divisor lanes = 1;   ///< that a call's chunks take: a power of two; a ring holds two chunks of each, or more
 
-  /// For rows of `row_bytes`, all included, in memory of `bytes` bytes. chunks is 0 where two do not fit. `lanes`:
-  /// there are so many; fewer are taken where a ring does not hold two chunks of each.
-  static Rings make(std::size_t begin, std::size_t bytes, int others, std::size_t row_bytes, int lanes = 1) {
+  /// For rows of `row_bytes`, all included, in memory of `bytes` bytes. chunks is 0 where two do not fit.
+  static Rings make(std::size_t begin, std::size_t bytes, int others, std::size_t row_bytes) {
     Rings rings;
     rings.begin = begin;
     rings.others = others;
@@ -90,12 +88,9 @@ struct Rings {
     int rows = slots >= kFewChunks * kRows ? kRows : slots < kFewChunks ? 1 : static_cast<int>(slots / kFewChunks);
     while (rows > 1 && rings.slot_bytes * static_cast<std::size_t>(rows) > kMostBytes) rows /= 2;
     const std::size_t fit = slots / static_cast<std::size_t>(rows);
-    const int chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
-    while (lanes > 1 && chunks < 2 * lanes) lanes /= 2;
     rings.chunk_rows = rows;
     rings.shares = (rows + kShareRows - 1) / kShareRows;
-    rings.chunks = chunks - chunks % lanes;
-    rings.lanes = lanes;
+    rings.chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
     return rings;
   }
 
@@ -106,14 +101,6 @@ struct Rings {
     const int rest = rows - chunk * chunk_rows;
     return rest < chunk_rows ? rest : int{chunk_rows};
   }
-  // Of lanes.
-  DEEP_EP_HOST_DEVICE int lane_of(int chunk) const { return chunk & (lanes - 1); }
-  DEEP_EP_HOST_DEVICE int in_lane(int chunk) const { return chunk / lanes; }
-  DEEP_EP_HOST_DEVICE int chunk_in(int lane, int number) const { return number * lanes + lane; }
-  /// Chunks of a lane where there are `rows` rows in all.
-  DEEP_EP_HOST_DEVICE int chunks_for(int rows, int lane) const {
-    return lane < lanes ? (chunks_for(rows) + lanes - 1 - lane) / lanes : 0;
-  }
   /// The counter of a chunk, of one node's.
   DEEP_EP_HOST_DEVICE int counter(int number, int chunk) const { return number * kMostChunks + chunk % chunks; }
 
@@ -121,16 +108,13 @@ struct Rings {
   DEEP_EP_HOST_DEVICE Place<std::byte> landing(int number, int row) const { return slot(number, row); }
   DEEP_EP_HOST_DEVICE Place<std::byte> staging(int number, int row) const { return slot(others + number, row); }
 
-  // Both ends count the chunks of a lane, of which a ring holds held().
-
-  DEEP_EP_HOST_DEVICE int held() const { return in_lane(chunks); }
-  /// How far a lane has come with its chunk `chunk` of call `call` (from 0).
+  /// How far a ring, or a place in it, has come with chunk `chunk` of call `call` (from 0).
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t through(std::uint64_t call, int chunk) {
     return Progress::at(call, static_cast<std::uint32_t>(chunk) + 1);
   }
   /// How far it must have been read before chunk `chunk` may be written.
   DEEP_EP_HOST_DEVICE std::uint64_t room_for(std::uint64_t call, int chunk) const {
-    return chunk < held() ? Progress::at(call) : through(call, chunk - held());
+    return chunk < chunks ? Progress::at(call) : through(call, chunk - chunks);
   }
 
  private:
@@ -184,7 +168,7 @@ struct LocalRings {
 // The part of every rank's heap that its rails write, ranks in other nodes: their NICs write and add. The same layout
 // on every rank. All of it is zero when the buffer is made and never reset: words only grow.
 
-/// A lane is a pair of queue pairs to a rail, with words of its own: chunk c of a call goes by lane c modulo the lanes.
+/// A lane is a queue pair for rows to a rail. The next chunk of a call goes by a lane that has few bytes under way.
 constexpr int kMostInternodeLanes = 4;
 
 struct RailWindow {
@@ -199,20 +183,24 @@ struct RailWindow {
     window.begin = begin;
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);
-    window.rail_words_ = carver.place<std::byte>(kMostInternodeLanes * kRailWords * nodes * kLine, kLine);
+    window.rail_words_ = carver.place<std::byte>(kRailWords * nodes * kLine, kLine);
+    window.landed_ = carver.place<std::uint64_t>(nodes * Rings::kMostChunks, kLine);
     window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes(grid.width), kLine);
     window.staged_counts_ = carver.place<std::byte>(window.counts_bytes(grid.num_ranks), kLine);
     window.bytes = align_to_line(carver.bytes()) - begin;
     return window;
   }
 
-  // Written by this rank's rails: by their nodes. There is one for each lane, but of `notified` one for all.
+  // Written by this rank's rails: by their nodes.
 
-  enum RailWord : int { notified, shape, tail, head };
-  static constexpr std::size_t kRailWords = 4;
+  enum RailWord : int { notified, head, shape };  ///< a shape for each lane
+  static constexpr std::size_t kRailWords = 2 + std::size_t{kMostInternodeLanes};
   DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node, int lane = 0) const {
-    const int word = lane * static_cast<int>(kRailWords) + which;
-    return {rail_words_ + static_cast<std::size_t>(word * grid_.nodes() + node) * kLine};
+    return {rail_words_ + static_cast<std::size_t>((which + lane) * grid_.nodes() + node) * kLine};
+  }
+  /// Rings::through() of the last chunk that has landed in a place of the ring from that node.
+  DEEP_EP_DEVICE Place<std::uint64_t> landed(int node, int place) const {
+    return {landed_ + static_cast<std::size_t>(node * Rings::kMostChunks + place) * sizeof(std::uint64_t)};
   }
   DEEP_EP_DEVICE Place<std::byte> landed_counts(std::uint64_t epoch, int node) const {
     const std::size_t at = (epoch & 1) * static_cast<std::size_t>(grid_.nodes()) + static_cast<std::size_t>(node);
@@ -229,7 +217,7 @@ struct RailWindow {
 
   NodeGrid grid_;
   int max_local_experts_ = 0;
-  std::size_t rail_words_ = 0, landed_counts_ = 0, staged_counts_ = 0;
+  std::size_t rail_words_ = 0, landed_ = 0, landed_counts_ = 0, staged_counts_ = 0;
 };
 
 }  // namespace deep_ep

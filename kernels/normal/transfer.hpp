@@ -164,6 +164,9 @@ DEEP_EP_DEVICE void end_together(const TransferParams& params, const Policy& pol
     store_relaxed<Scope::gpu>(&common.state->dispatch_next_token, std::uint32_t{0});
     store_relaxed<Scope::gpu>(&common.state->combine_next_part, std::uint32_t{0});
   }
+  for (int number = thread_index(); number < grid.others(); number += block_threads()) {
+    store_relaxed<Scope::gpu>(&common.rails[number].next_chunk, std::uint32_t{0});
+  }
   for (int index = thread_index(); index < grid.width; index += block_threads()) {
     store_relaxed<Scope::gpu>(common.local_tickets + index, std::uint32_t{0});
   }

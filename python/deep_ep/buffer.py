@@ -88,8 +88,8 @@ class Buffer(LowLatencyCalls):
                 not to be ``off``.
             allow_nvlink_for_low_latency_mode: ``False``: low-latency calls reach all other ranks by RDMA, even those of
                 its own node. Ranks of other nodes are reached by RDMA in any case.
-            num_qps_per_rank: the most queue pairs that rows of normal mode take in turn to each rank of another node that
-                is written to (0: no bound); how many are taken says ``DEEP_EP_INTERNODE_LANES``. Low-latency calls have a
+            num_qps_per_rank: the most queue pairs that rows of normal mode share to each rank of another node that is
+                written to (0: no bound); how many are taken says ``DEEP_EP_INTERNODE_LANES``. Low-latency calls have a
                 queue pair for each peer and kind of call, and for each of ``DEEP_EP_LOW_LATENCY_LANES``.
             results: the memory of what calls return, which may differ between ranks: ``"auto"`` and ``"ordinary"``, PyTorch's;
                 ``"heap"``, the library's. docs/reference/python.md compares them. Not part of upstream's interface.

@@ -9,6 +9,10 @@
 
 namespace deep_ep {
 
+/// A heap is registered twice: additions are by the key with this bit, writes by the one without, whose bytes may come
+/// in any order.
+inline constexpr std::uint32_t kSimulatedSignalKey = 1u << 24;
+
 /// A queue pair as its device sees it.
 struct SimulatedQueue {
   const device::rdma::WorkQueueEntry* ring = nullptr;  ///< [depth]
@@ -17,6 +21,9 @@ struct SimulatedQueue {
   std::uint32_t number = 0;
   std::uint32_t depth = 0;
   std::uint32_t remote_key = 0;  ///< of the one heap that it may write to
+  /// Of a slow path, or of the way to a slow receiver: when it is free. Null: as fast as the rank's own line.
+  std::uint64_t* way = nullptr;
+  double way_ns_per_byte = 0;
 };
 
 /// What the NIC knows of a queue pair from one launch to the next.

@@ -83,7 +83,7 @@ class Taker {
       const int turn = turn_ + i < mine ? turn_ + i : turn_ + i - mine;
       const int q = lane_index() + turn * kWarpSize;
       const Served& served = shared_.served[q];
-      if (served.failed) continue;
+      if (served.failed || is_busy(served.pair)) continue;
       // Acquiring takes time, so of several only the one with news is acquired.
       std::uint64_t rung = mine == 1 ? load_acquire<Scope::system>(params_.doorbells + q)
                                      : load_relaxed<Scope::system>(params_.doorbells + q);
@@ -97,6 +97,17 @@ class Taker {
       return true;
     }
     return false;
+  }
+
+  // Entries of a slow way are fetched one after the other, when the way has carried the one before: all queue pairs are
+  // finished in one order, so one that waited there would hold up the others.
+
+  DEEP_EP_DEVICE bool is_busy(const SimulatedQueue& pair) const {
+    return pair.way != nullptr && now_ns() < load_relaxed<Scope::gpu>(pair.way);
+  }
+  DEEP_EP_DEVICE void occupy_way(const SimulatedQueue& pair, std::uint32_t bytes) const {
+    const double taken = pair.way_ns_per_byte * (static_cast<double>(bytes) + params_.speed.overhead_bytes);
+    store_relaxed<Scope::gpu>(pair.way, now_ns() + static_cast<std::uint64_t>(taken));
   }
 
   DEEP_EP_DEVICE static std::uint32_t end_of(std::uint64_t rung) {
@@ -123,7 +134,9 @@ class Taker {
     Served& served = shared_.served[q];
     const SimulatedQueue& pair = served.pair;
     const std::uint64_t taken = served.taken;
-    int count = found.fresh < kWarpSize ? static_cast<int>(found.fresh) : kWarpSize;
+    if (warp::any(is_busy(pair))) return;  // by what was taken of another queue pair
+    const std::uint32_t most = pair.way != nullptr ? 1 : kWarpSize;
+    int count = static_cast<int>(found.fresh < most ? found.fresh : most);
     const bool wanted = lane_index() < count;
     const std::uint64_t index = taken + static_cast<std::uint64_t>(lane_index());
     const std::uint32_t record = load_relaxed<Scope::system>(pair.doorbell_record);
@@ -142,6 +155,7 @@ class Taker {
       served.failed = failures != 0;
       params_.states[q].taken = served.taken;
       params_.states[q].failed = failures != 0 ? 1 : 0;
+      if (pair.way != nullptr) occupy_way(pair, job.bytes);
     }
     warp::sync();
     hand_on(job, q, taken, count);
@@ -189,7 +203,9 @@ class Taker {
       const std::uint32_t local = operation.local.key;
       const bool mine = local == params_.first_key || local == params_.heap_key;
       job.from = mine ? find(operation.local, operation.length) : nullptr;
-      job.to = operation.remote.key == pair.remote_key ? find(operation.remote, operation.length) : nullptr;
+      const std::uint32_t key = pair.remote_key | (adds ? kSimulatedSignalKey : 0);
+      const rdma::KeyedAddress remote{operation.remote.address, pair.remote_key};
+      job.to = operation.remote.key == key ? find(remote, operation.length) : nullptr;
       job.bytes = operation.length;
       job.add = operation.add;
       if (adds) job.what |= kAdds;

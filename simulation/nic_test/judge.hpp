@@ -20,10 +20,8 @@ struct Rate {
   int pairs = 0;
   Run run;
 };
-/// `link_gbps`: of the NIC; 0: not known.
-Line judge_bandwidth(const std::vector<Rate>& rates, double link_gbps);
-
-Line judge_report(const std::vector<QueuePairReport>& report);
+/// A failure below 80 % of the port's rate, if it is judged: which of PCIe, MTU, ordering and ATS is the likely cause.
+Line judge_bandwidth(const std::vector<Rate>& rates, const Link& link);
 
 /// A check that was left out.
 Line skipped(const std::string& name, const std::string& why);

@@ -4,7 +4,6 @@
 #include <array>
 #include <exception>
 #include <functional>
-#include <optional>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
@@ -65,7 +64,6 @@ class Examination {
     check_moving("litmus", [&] { return judge_litmus(measure(NicTestTask::litmus, 1)); });
     check_moving("atomics", [&] { return judge_additions(measure(NicTestTask::additions, 1)); });
     check_moving("bandwidth", [&] { return bandwidth(); });
-    check("query_qp", [&] { return query(); });
     check_moving("wrong_key", [&] { return wrong_key(); });
   }
 
@@ -97,10 +95,7 @@ class Examination {
       line = {name, Outcome::fail, error.what(), "the device, or the system, refuses what a run needs",
               "as the text says; deep_ep doctor looks at GPUs, NICs and drivers"};
     }
-    if (hear_of_the_other(line)) {
-      remember_report();
-      connected_ = false;  // what it leaves may not work
-    }
+    if (hear_of_the_other(line)) connected_ = false;  // what it leaves may not work
     lines_.push_back(std::move(line));
   }
 
@@ -118,16 +113,6 @@ class Examination {
               "see the other machine's report"};
     }
     return true;
-  }
-
-  /// Of the queue pairs that have failed: new ones will have nothing to tell.
-  void remember_report() {
-    if (report_ || bench_.ends() == nullptr) return;
-    try {
-      report_ = bench_.ends()->report();
-    } catch (const std::exception& error) {
-      report_ = {{error.what(), false}};
-    }
   }
 
   /// The same on queue pairs as a run has them, new ones where those before have failed.
@@ -162,16 +147,7 @@ class Examination {
       const Run& run = rates.back().run;
       if (anywhere(run.fault.has_value() || run.wrong() != nullptr)) break;
     }
-    return judge_bandwidth(rates, subject_.link_gbps);
-  }
-
-  Line query() {
-    if (!report_) remember_report();
-    if (!report_ || report_->empty()) {
-      return skipped("query_qp", "only queue pairs of the handler gpu (DevX) can be asked");
-    }
-    for (const QueuePairReport& pair : *report_) log::info("NIC test: {}", pair.text);
-    return judge_report(*report_);
+    return judge_bandwidth(rates, subject_.link);
   }
 
   Line wrong_key() {
@@ -185,12 +161,8 @@ class Examination {
   void check_other_ways() {
     if (subject_.others.empty()) lines_.push_back(skipped("way", subject_.no_others));
     for (const Way& way : subject_.others) {
-      check("way", [&]() -> Line {
-        try {
-          bench_.connect(way.make, 1);
-        } catch (const Missing& missing) {
-          return skipped("way", missing.what());
-        }
+      check("way", [&] {
+        bench_.connect(way.make, 1);
         const double wait_s = std::min(limits_.wait_s, kMostOfAWay);
         return judge_entries("way", bench_.run({NicTestTask::entries, 1, 2000, limits_.entries_s, wait_s}),
                              /*must_wrap=*/false);
@@ -206,8 +178,7 @@ class Examination {
   Bench bench_;
   Lines lines_;
   bool connected_ = false;
-  bool stuck_ = false;                                  ///< entries do not get through
-  std::optional<std::vector<QueuePairReport>> report_;  ///< of the queue pairs on which a check failed first
+  bool stuck_ = false;  ///< entries do not get through
 };
 
 }  // namespace

@@ -15,14 +15,8 @@ namespace deep_ep::rdma::nic_test {
 
 /// A way to drive the NIC.
 struct Way {
-  std::string name;  ///< "handler gpu, own register, rings in GPU memory"
-  MakeEnds make;     ///< throws Missing where the device has no such thing
-};
-
-/// A device need not have everything.
-class Missing : public SystemError {
- public:
-  using SystemError::SystemError;
+  std::string name;  ///< "handler doorbell"
+  MakeEnds make;
 };
 
 /// Log lines around failures that the test makes on purpose.
@@ -35,7 +29,7 @@ struct Subject {
   MakeEnds make;            ///< as a run would
   std::vector<Way> others;  ///< tried briefly, one line each; none between machines
   std::string no_others;    ///< why there are none
-  double link_gbps = 0;
+  Link link = {};
   bool wants_gpu_handler = false;  ///< kernels are to ring the NIC; that they cannot is a failure
 };
 

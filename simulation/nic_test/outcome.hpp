@@ -20,4 +20,15 @@ struct Line {
 
 using Lines = std::vector<Line>;
 
+/// What may keep a NIC from the rate of its port.
+struct Link {
+  double gbps = 0;            ///< of the port; 0: not known
+  bool is_judged = false;     ///< kernels ring the NIC, so that nothing but what follows keeps it from that rate
+  double pcie_gbps = 0;       ///< lanes times speed, as they are now; 0: not known
+  double pcie_best_gbps = 0;  ///< of which the NIC is capable
+  int interface_mtu = 0;      ///< of the Ethernet interface; 0: none
+  bool virtual_machine = false;
+  bool relaxed_ordering = false;  ///< payload may come in any order
+};
+
 }  // namespace deep_ep::rdma::nic_test

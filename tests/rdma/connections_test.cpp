@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -86,6 +87,23 @@ TEST_P(ConnectionsTest, EveryRankReachesAllOthersOnEveryChannel) {
     Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
     member.connect({.peers = member.nodes(0).reached_by_rdma(/*use_nvlink=*/false), .channels = 3, .depth = 64});
     for (int channel = 0; channel < 3; ++channel) member.exchange_rows(channel);
+    bootstrap->barrier();
+  });
+}
+
+/// Of five channels two go by the second NIC.
+TEST(ConnectionsOfSeveralNicsTest, ChannelsGoByThemInTurn) {
+  const Setting wire("DEEP_EP_RDMA_WIRE", "local");
+  expect_ranks_succeed(3, [](const auto& bootstrap) {
+    Member member(bootstrap, make_host_executor());
+    member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 5, .depth = 64}, {}, 2);
+    for (int channel = 0; channel < 5; ++channel) member.exchange_rows(channel);
+    std::set<std::uint32_t> numbers;  // each NIC counts its queue pairs from 1
+    for (int channel = 0; channel < 5; ++channel) {
+      numbers.insert(member.connections->peer(channel, (bootstrap->rank() + 1) % 3).queue.number);
+    }
+    if (numbers.size() != 3) throw std::runtime_error("queue pairs of one NIC");
+    if (!contains(member.connections->describe(), "wire local and handler")) throw std::runtime_error("one NIC");
     bootstrap->barrier();
   });
 }

@@ -43,9 +43,10 @@ struct Member {
   NodeMembership nodes(int ranks_per_node) const {
     return NodeMembership::of_domains(bootstrap->rank(), domains, ranks_per_node);
   }
-  void connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSettings> settings = {}) {
+  void connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSettings> settings = {}, int num_nics = 1) {
     const std::vector<ProcessIdentity> processes = all_gather_values(*bootstrap, this_process());
     auto wire = rdma::AgreedWire::agree(*bootstrap, *executor, !options.peers.empty(), processes, std::move(settings));
+    wire.num_nics = num_nics;
     connections =
         std::move(rdma::Connections::make(*bootstrap, executor, heap, std::array{std::move(options)}, wire).front());
   }

@@ -117,7 +117,7 @@ TEST(WireChoice, RanksMustAgree) {
 
 TEST(WireChoice, RanksMustAgreeOnRails) {
   auto facts = ranks("aaa");
-  facts[2].rail_only = RailOnly::yes;
+  facts[2].rail_only = Choice::yes;
   EXPECT_EQ(message_of<RankMismatch>([&] { choose(facts); }),
             "DEEP_EP_RAIL_ONLY is auto on rank 0 but 1 on rank 2; it must be equal on all ranks");
 }

@@ -38,7 +38,7 @@ TEST(NicTestReport, SaysOfFailuresWhatTheyMean) {
   report.nics.push_back({"mlx5_0:1, rung by GPU 0",
                          {{"entries", Outcome::pass, "all right", "", ""},
                           {"litmus", Outcome::fail, "found", "meant", "do"},
-                          {"query_qp", Outcome::skip, "cannot", "", ""}}});
+                          {"wrong_key", Outcome::skip, "cannot", "", ""}}});
   report.log = {"info: heap", "warn: rings in host memory", "error: on purpose", "warn: rings in host memory"};
   const std::string text = report.text();
   EXPECT_NE(text.find("\nmlx5_0:1, rung by GPU 0\n"
@@ -46,7 +46,7 @@ TEST(NicTestReport, SaysOfFailuresWhatTheyMean) {
                       "  FAIL litmus      found\n"
                       "       meaning: meant\n"
                       "       to do:   do\n"
-                      "  SKIP query_qp    cannot\n"
+                      "  SKIP wrong_key   cannot\n"
                       "\nwarn: rings in host memory\n"
                       "\n1 passed, 1 failed, 1 skipped\n"),
             std::string::npos)

@@ -24,7 +24,10 @@ constexpr ForeignVariable kForeign[] = {
      "set DEEP_EP_DEVICE_TO_HCA_MAPPING if the pairing is not the one you want"},
     {"NVSHMEM_ENABLE_NIC_PE_MAPPING", "no effect: GPUs and NICs are paired by their position in the machine", kUnset},
     {"NVSHMEM_HCA_PREFIX", "no effect: NICs are known by their driver, not by their name", kUnset},
-    {"NCCL_IB_FIFO_TC NCCL_NVLS_ENABLE NCCL_NET NCCL_TUNER_CONFIG_PATH "
+    {"NVSHMEM_IB_ADDR_FAMILY NCCL_IB_ADDR_FAMILY NVSHMEM_IB_ADDR_RANGE NCCL_IB_ADDR_RANGE NVSHMEM_IB_ROCE_VERSION_NUM "
+     "NCCL_IB_ROCE_VERSION_NUM",
+     "no effect: RoCE v2 is used, by an IPv4 address where there is one", "DEEP_EP_RDMA_GID_INDEX"},
+    {"NCCL_IB_FIFO_TC NCCL_NET_GDR_LEVEL NCCL_NVLS_ENABLE NCCL_NET NCCL_TUNER_CONFIG_PATH "
      "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE NCCL_TUNER_PLUGIN NCCL_NET_PLUGIN NCCL_CROSS_NIC "
      "NCCL_P2P_NET_CHUNKSIZE NCCL_NVLS_CHUNKSIZE NCCL_PXN_C2C NCCL_IB_MERGE_NICS",
      "NCCL's traffic only"},

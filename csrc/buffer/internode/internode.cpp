@@ -31,7 +31,8 @@ Internode::Internode(Runtime& runtime)
   agree(runtime.bootstrap(), "allocating memory for calls of normal mode between nodes", [&] {
     const std::size_t counters = others * Rings::kMostChunks;
     allocate();
-    rails_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(lanes) * others * sizeof(RailState));
+    rails_ = runtime.zeroed_memory<RailState>(others * sizeof(RailState));
+    sent_ = runtime.zeroed_memory<std::uint64_t>(counters * sizeof(std::uint64_t));
     counters_ = runtime.zeroed_memory<std::uint32_t>((2 * counters + static_cast<std::size_t>(grid_.width)) *
                                                      sizeof(std::uint32_t));
     heaps_ = runtime.table_of_heaps([&](int rank) { return rank / grid_.width == grid_.node(); });
@@ -43,6 +44,7 @@ Internode::Internode(Runtime& runtime)
     common_.rails = rails_.get();
     common_.staged = counters_.get();
     common_.read = counters_.get() + counters;
+    common_.sent = sent_.get();
     common_.local_tickets = counters_.get() + 2 * counters;
   });
   log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe());
@@ -55,7 +57,7 @@ std::string Internode::describe() const {
 
 Rings Internode::rings_for(std::size_t row_bytes) const {
   const std::size_t bytes = setup_.window_bytes - LocalRings::bytes_of(setup_.window_bytes);
-  const Rings rings = Rings::make(runtime_.layout().window_at(), bytes, grid_.others(), row_bytes, common_.lanes);
+  const Rings rings = Rings::make(runtime_.layout().window_at(), bytes, grid_.others(), row_bytes);
   if (rings.chunks == 0) {
     fail<OutOfMemory>(
         "the window of {} does not hold two rows of {} to and from each of the {} other nodes: raise heap_bytes or "

@@ -28,7 +28,7 @@ class Internode final : public NormalMode {
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_->check(); }
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
-  void drain() noexcept { connections_->drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
+  void drain() noexcept { connections_->drain(rdma::Connections::drain_time(runtime_.timeout_s())); }
 
  private:
   void check_handle(const DispatchHandle& handle) const override;
@@ -51,6 +51,7 @@ class Internode final : public NormalMode {
   std::unique_ptr<rdma::Connections> connections_;
   std::shared_ptr<RailState> rails_;
   std::shared_ptr<std::uint32_t> counters_;
+  std::shared_ptr<std::uint64_t> sent_;
   std::shared_ptr<std::byte*> heaps_;  ///< device memory, [num_ranks]
 };
 

@@ -35,6 +35,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
   setup_.rail_width = reach.rail_width;
   setup_.rails_always = reach.rails_always;
+  if (connections_) setup_.nic_bytes_per_ns = connections_->bytes_per_ns();
   if (runtime.rank() == 0 && setup_.rails_always && setup_.rail_width == 0) {
     log::info("low latency: rails are asked for always, but rows go {}", reach.describe_rails());
   }

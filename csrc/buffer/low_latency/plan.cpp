@@ -97,8 +97,7 @@ int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, 
   if (setup.rails_always) return setup.rail_width;
   // Do rails save more time of the NIC than the additional hop takes? Directly a rank sends to other nodes a row for
   // each rank that is selected, by rails one for each node, if every expert is equally likely to be selected.
-  constexpr double kNicBytesPerNs = 50;  // a 400 Gbit/s port
-  constexpr double kHopNs = 5000;        // what a call within a node takes beyond its bytes
+  constexpr double kHopNs = 5000;  // what a call within a node takes beyond its bytes
   const int ranks = setup.common.num_ranks;
   const int nodes = ranks / setup.rail_width;
   // The rows of a token, where it has one for each of `others` of so many equal parts, of which some of its selections
@@ -108,7 +107,7 @@ int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, 
     return max_tokens * others * selected * static_cast<double>(bytes_of_row);
   };
   const double saved = bytes(ranks - setup.rail_width, ranks, row_bytes) - bytes(nodes - 1, nodes, rail_row_bytes);
-  return saved > kHopNs * kNicBytesPerNs ? setup.rail_width : 0;
+  return saved > kHopNs * setup.nic_bytes_per_ns ? setup.rail_width : 0;
 }
 
 }  // namespace deep_ep

@@ -26,7 +26,8 @@ struct LowLatencySetup {
   std::size_t low_latency_bytes = 0;
   int rail_width = 0;  ///< see LowLatencyReach
   bool rails_always = false;
-  bool measured = false;  ///< calls add to statistics of waits
+  double nic_bytes_per_ns = 50;  ///< see rdma::AgreedWire
+  bool measured = false;         ///< calls add to statistics of waits
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }

@@ -84,8 +84,9 @@ std::vector<MappingEntry> parse_device_mapping(std::string_view text) {
     entry.hca = parse_hca(place, fields[1]);
     if (fields.size() == 3) entry.port = parse_port(place, fields[2]);
     for (const MappingEntry& other : entries) {
-      if (other.cuda_id == entry.cuda_id && other.uuid == entry.uuid) {
-        place.refuse(fmt::format("'{}' has an entry already, '{}'", fields[0], other.text));
+      if (other.cuda_id == entry.cuda_id && other.uuid == entry.uuid && other.hca == entry.hca &&
+          other.port == entry.port) {
+        place.refuse("it comes twice");
       }
     }
     entries.push_back(std::move(entry));

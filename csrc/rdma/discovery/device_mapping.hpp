@@ -18,7 +18,8 @@ struct MappingEntry {
   int port = 1;
 };
 
-/// `<CUDA id or GPU UUID>:<hca>[:<port>],...`; white space around every part is ignored, the default port is 1.
+/// `<CUDA id or GPU UUID>:<hca>[:<port>],...`; white space around every part is ignored, the default port is 1. A GPU
+/// with several entries uses them all, the first one for what one alone can do.
 /// InvalidArgument says which entry is wrong and why. An empty text is an empty mapping.
 std::vector<MappingEntry> parse_device_mapping(std::string_view text);
 

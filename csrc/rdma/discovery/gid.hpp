@@ -36,25 +36,11 @@ struct GidEntry {
 /// Sixteen bytes of "0000:0000:0000:0000:0000:ffff:0a00:0001", as sysfs writes them.
 std::optional<GidBytes> parse_gid(std::string_view text);
 
-/// A range of addresses, IPv4 ("10.0.0.0/8") or IPv6 ("fd00::/8"); without "/bits", one address.
-struct AddressRange {
-  GidBytes bytes{};  ///< IPv4 mapped into IPv6
-  int bits = 0;      ///< of these sixteen bytes
-  std::string text;
-
-  bool contains(const GidBytes& address) const;
-};
-std::optional<AddressRange> parse_address_range(std::string_view text);
-
 /// What the operator wants. An index wins over the rest.
 struct GidPolicy {
-  enum class Family : std::uint8_t { any, ipv4, ipv6 };
-
   std::optional<int> index = {};
   std::string index_source = {};  ///< the variable that set it
   bool index_is_binding = false;  ///< an unusable index is an error, not a warning and an automatic choice
-  Family family = Family::any;    ///< any: IPv4 first
-  std::optional<AddressRange> range = {};
 };
 
 struct GidChoice {

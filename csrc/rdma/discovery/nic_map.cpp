@@ -100,23 +100,26 @@ class Mapper {
   }
 
   void apply_mapping() {
-    std::vector<const MappingEntry*> entry_of(map_.gpus.size());
+    std::vector<bool> named(map_.gpus.size());
     for (const MappingEntry& entry : settings_.mapping) {
       const auto gpu = find_gpu(entry);
       if (!gpu) {
         map_.warnings.push_back(
             fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}' names no GPU of this machine", entry.text));
-      } else if (entry_of[*gpu] != nullptr) {
-        map_.rows[*gpu] = {};
-        map_.rows[*gpu].problem = fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING names it twice: '{}' and '{}'",
-                                              entry_of[*gpu]->text, entry.text);
-      } else {
-        entry_of[*gpu] = &entry;
-        apply_entry(entry, map_.rows[*gpu]);
+        continue;
       }
+      NicMapRow row;
+      apply_entry(entry, row);
+      NicMapRow& whole = map_.rows[*gpu];
+      if (!named[*gpu] || (whole.nic && !row.nic)) {
+        whole = std::move(row);  // a NIC that is not there is a problem of the whole
+      } else if (whole.nic) {
+        whole.nic->more.push_back(*std::move(row.nic));
+      }
+      named[*gpu] = true;
     }
     for (std::size_t gpu = 0; gpu < map_.gpus.size(); ++gpu) {
-      if (entry_of[gpu] == nullptr) map_.rows[gpu].problem = "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it";
+      if (!named[gpu]) map_.rows[gpu].problem = "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it";
     }
   }
 
@@ -248,7 +251,8 @@ class Mapper {
   std::vector<std::string> users_of(const Like& like) const {
     std::vector<std::string> users;
     for (std::size_t gpu = 0; gpu < map_.rows.size(); ++gpu) {
-      if (map_.rows[gpu].nic && like(*map_.rows[gpu].nic)) users.push_back(map_.gpus[gpu].text());
+      const auto& nic = map_.rows[gpu].nic;
+      if (nic && (like(*nic) || std::ranges::any_of(nic->more, like))) users.push_back(map_.gpus[gpu].text());
     }
     return users;
   }
@@ -268,18 +272,10 @@ class Mapper {
   void warn_of_distance() {
     for (std::size_t gpu = 0; gpu < map_.rows.size(); ++gpu) {
       const NicMapRow& row = map_.rows[gpu];
-      if (!row.nic || row.nic->distance.proximity == Proximity::unknown) continue;
-      const Proximity proximity = row.nic->distance.proximity;
-      const std::string pair = fmt::format("{} and {} are {} apart ({})", map_.gpus[gpu].text(), row.nic->nic.name,
-                                           topology::short_name(proximity), topology::explanation(proximity));
-      if (settings_.gpu_direct_limit && proximity > *settings_.gpu_direct_limit) {
-        map_.warnings.push_back(
-            fmt::format("{}, farther than NCCL_NET_GDR_LEVEL={} allows NCCL; here the NIC reads and "
-                        "writes GPU memory at any distance",
-                        pair, topology::short_name(*settings_.gpu_direct_limit)));
-      } else if (proximity == Proximity::system) {
-        map_.warnings.push_back(fmt::format("{}: expect a fraction of the NIC's bandwidth", pair));
-      }
+      if (!row.nic || row.nic->distance.proximity != Proximity::system) continue;
+      map_.warnings.push_back(fmt::format("{} and {} are SYS apart ({}): expect a fraction of the NIC's bandwidth",
+                                          map_.gpus[gpu].text(), row.nic->nic.name,
+                                          topology::explanation(Proximity::system)));
     }
   }
 
@@ -300,10 +296,12 @@ void log_map(const NicMap& map) {
 std::string NicMap::line(std::size_t gpu) const {
   const NicMapRow& row = rows.at(gpu);
   if (!row.nic) return fmt::format("{} -> no NIC: {}", gpus[gpu].text(), row.problem);
-  const auto& [nic, port, gid, distance] = *row.nic;
-  return fmt::format("{} -> {}, {} Gb/s, GID {} ({}, {}{}{}), {}", gpus[gpu].text(), port_name(nic, port),
+  const auto& [nic, port, gid, distance, more] = *row.nic;
+  std::string others;
+  for (const NicAssignment& other : more) others += fmt::format(", and {}", port_name(other.nic, other.port));
+  return fmt::format("{} -> {}, {} Gb/s, GID {} ({}, {}{}{}), {}{}", gpus[gpu].text(), port_name(nic, port),
                      row.nic->of_port().rate_gbps, gid.index, name_of(gid.type), gid.address(),
-                     gid.netdev.empty() ? "" : ", ", gid.netdev, topology::short_name(distance.proximity));
+                     gid.netdev.empty() ? "" : ", ", gid.netdev, topology::short_name(distance.proximity), others);
 }
 
 NicMap map_gpus_to_nics(std::vector<Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings) {
@@ -369,10 +367,17 @@ NicAssignment nic_of_cuda_device(int ordinal) {
   return assignment_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
 }
 
-bool nics_are_on_ethernet(const topology::SystemRoot& root, const environment::Source& source) noexcept {
+bool queue_pairs_keep_to_paths(const topology::SystemRoot& root, const environment::Source& source) noexcept {
   try {
-    const WireKind wire = read_settings(source).wire.kind;
+    const RdmaSettings settings = read_settings(source);
+    const WireKind wire = settings.wire.kind;
     if (wire != WireKind::automatic && wire != WireKind::verbs) return false;
+    for (const MappingEntry& entry : settings.mapping) {
+      const auto same = [&](const MappingEntry& other) {
+        return other.cuda_id == entry.cuda_id && other.uuid == entry.uuid;
+      };
+      if (std::ranges::count_if(settings.mapping, same) > 1) return true;
+    }
     const std::vector<Nic> nics = find_nics(root);
     return std::any_of(nics.begin(), nics.end(), [](const Nic& nic) {
       return nic.pci.address && nic.capability != Capability::unsupported &&

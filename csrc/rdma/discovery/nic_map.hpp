@@ -22,6 +22,7 @@ struct NicAssignment {
   int port = 1;  ///< one of the NIC's
   GidEntry gid;  ///< of that port
   topology::Distance distance = {};
+  std::vector<NicAssignment> more = {};  ///< further NICs, or ports, that the mapping names for the same GPU
 
   const NicPort& of_port() const { return *nic.port(port); }
   std::string name() const { return fmt::format("{}:{}", nic.name, port); }  ///< "mlx5_2:1"
@@ -75,10 +76,11 @@ NicAssignment nic_of_cuda_device(int ordinal);
 /// NIC of one of `local_ranks` ranks that run on the CPU of this machine. Errors as above.
 NicAssignment nic_of_host_rank(int local_rank, int local_ranks);
 
-/// Does RDMA of this machine go by NICs of its own on Ethernet? No for software NICs, and where the wire is no NIC.
-/// Wrong variables are for others to report.
-bool nics_are_on_ethernet(const topology::SystemRoot& root = {},
-                          const environment::Source& source = environment::of_process) noexcept;
+/// Does a queue pair use only one of several paths between two ranks? So on Ethernet, and where the mapping names
+/// several NICs for a GPU. No for software NICs, and where the wire is no NIC. Wrong variables are for others to
+/// report.
+bool queue_pairs_keep_to_paths(const topology::SystemRoot& root = {},
+                               const environment::Source& source = environment::of_process) noexcept;
 
 /// The same over any map, for tests.
 NicAssignment assignment_of(const NicMap& map, std::size_t gpu);

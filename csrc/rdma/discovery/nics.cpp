@@ -143,6 +143,10 @@ std::vector<Nic> find_nics(const SystemRoot& root) {
   return nics;
 }
 
+bool is_virtual_machine(const SystemRoot& root) {
+  return root.read("/proc/cpuinfo").value_or("").find(" hypervisor") != std::string::npos;
+}
+
 const char* name_of(Capability capability) {
   switch (capability) {
     case Capability::mlx5:

@@ -54,6 +54,9 @@ struct Nic {
 /// All devices in /sys/class/infiniband, by PCI address; those that are not on PCI follow, by name.
 std::vector<Nic> find_nics(const topology::SystemRoot& root);
 
+/// Does the processor say that a hypervisor runs this machine?
+bool is_virtual_machine(const topology::SystemRoot& root);
+
 const char* name_of(Capability capability);
 
 }  // namespace deep_ep::rdma

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kWireNames = {"auto", "local", "verbs", "simulated"};
 constexpr std::array<std::string_view, 4> kHandlerNames = {"auto", "gpu", "doorbell", "cpu"};
-constexpr std::array<std::string_view, 3> kRailOnlyNames = {"auto", "0", "1"};
+constexpr std::array<std::string_view, 3> kChoiceNames = {"auto", "0", "1"};
 
 struct SimulatedKey {
   std::string_view name;
@@ -40,12 +40,17 @@ constexpr std::array kSimulatedKeys = {
                  [](SimulatedNic& nic, double value) { nic.completion_us = value; }},
     SimulatedKey{"rails", "ranks of a node; or 0, no rails", 0, 128, true, false,
                  [](SimulatedNic& nic, double value) { nic.rails = static_cast<int>(value); }},
+    SimulatedKey{"receive", "GB/s; or 0, no limit", 0.001, 1000, false, true,
+                 [](SimulatedNic& nic, double value) { nic.receive_gb_per_s = value; }},
+    SimulatedKey{"slow", "the channel, counted from 1; or 0, none", 1, 256, true, true,
+                 [](SimulatedNic& nic, double value) { nic.slow = static_cast<int>(value); }},
+    SimulatedKey{"slow_rate", "GB/s", 0.001, 1000, false, false,
+                 [](SimulatedNic& nic, double value) { nic.slow_gb_per_s = value; }},
     SimulatedKey{"sms", "that a NIC takes", 1, 2, true, false,
                  [](SimulatedNic& nic, double value) { nic.multiprocessors = static_cast<int>(value); }},
 };
 
-/// `said`: a bit for each key that was.
-void set_simulated_key(SimulatedNic& nic, std::uint32_t& said, std::string_view text) {
+void set_simulated_key(SimulatedNic& nic, std::string_view text) {
   const std::size_t equals = text.find('=');
   const std::string_view name = trim(text.substr(0, equals));
   const auto* key = std::find_if(kSimulatedKeys.begin(), kSimulatedKeys.end(),
@@ -56,9 +61,6 @@ void set_simulated_key(SimulatedNic& nic, std::uint32_t& said, std::string_view 
                    [](const SimulatedKey& one) { return one.name; });
     fail<InvalidArgument>("simulated has no '{}', allowed: {}", name, fmt::join(names, ", "));
   }
-  const std::uint32_t bit = std::uint32_t{1} << (key - kSimulatedKeys.begin());
-  if ((said & bit) != 0) fail<InvalidArgument>("simulated: '{}' comes twice, allowed: once", name);
-  said |= bit;
   const auto value =
       equals == std::string_view::npos ? std::nullopt : parse_number<double>(trim(text.substr(equals + 1)));
   const auto allowed = [&](double one) {
@@ -101,24 +103,6 @@ GidPolicy parse_gid_index(const Value& value) {
   return policy;
 }
 
-AddressRange parse_range(const Value& value) {
-  if (auto range = parse_address_range(value.text)) return *range;
-  throw InvalidArgument("not an address range such as 10.0.0.0/8");
-}
-
-GidPolicy read_gid(Reader& reader) {
-  GidPolicy policy = reader.read("DEEP_EP_RDMA_GID_INDEX", parse_gid_index).value_or(GidPolicy{});
-  const std::string family = reader.choice("NVSHMEM_IB_ADDR_FAMILY");
-  if (!family.empty()) policy.family = family == "AF_INET" ? GidPolicy::Family::ipv4 : GidPolicy::Family::ipv6;
-  policy.range = reader.read("NVSHMEM_IB_ADDR_RANGE", parse_range);
-  // Nothing follows from it: only that another version is not understood.
-  reader.read("NVSHMEM_IB_ROCE_VERSION_NUM", [](const Value& value) {
-    if (value.text == "2") return true;
-    throw InvalidArgument("only RoCE v2 is chosen automatically; DEEP_EP_RDMA_GID_INDEX may name another GID");
-  });
-  return policy;
-}
-
 PathOptions read_path(Reader& reader) {
   PathOptions path;
   path.traffic_class = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_TRAFFIC_CLASS"));
@@ -133,7 +117,7 @@ PathOptions read_path(Reader& reader) {
 
 std::string_view name_of(WireKind kind) { return kWireNames[static_cast<std::size_t>(kind)]; }
 std::string_view name_of(NicHandler handler) { return kHandlerNames[static_cast<std::size_t>(handler)]; }
-std::string_view name_of(RailOnly rail_only) { return kRailOnlyNames[static_cast<std::size_t>(rail_only)]; }
+std::string_view name_of(Choice choice) { return kChoiceNames[static_cast<std::size_t>(choice)]; }
 
 WireSetting parse_wire(std::string_view text) {
   const std::size_t colon = text.find(':');
@@ -144,8 +128,7 @@ WireSetting parse_wire(std::string_view text) {
     throw InvalidArgument("not one of auto, local, verbs, simulated[:key=value,...]");
   }
   if (colon == std::string_view::npos) return wire;
-  std::uint32_t said = 0;
-  for (const std::string_view part : split(text.substr(colon + 1), ',')) set_simulated_key(wire.nic, said, part);
+  for (const std::string_view part : split(text.substr(colon + 1), ',')) set_simulated_key(wire.nic, part);
   return wire;
 }
 
@@ -156,13 +139,13 @@ RdmaSettings read_settings(const environment::Source& source) {
       reader.read("DEEP_EP_DEVICE_TO_HCA_MAPPING", [](const Value& value) { return parse_device_mapping(value.text); })
           .value_or(std::vector<MappingEntry>{});
   settings.nics = reader.read("DEEP_EP_HCA_LIST", parse_filter).value_or(NicFilter());
-  settings.gid = read_gid(reader);
+  settings.gid = reader.read("DEEP_EP_RDMA_GID_INDEX", parse_gid_index).value_or(GidPolicy{});
   settings.nic_handler = word<NicHandler>(reader, "DEEP_EP_NIC_HANDLER", kHandlerNames);
   settings.wire = reader.read("DEEP_EP_RDMA_WIRE", [](const Value& value) { return parse_wire(value.text); })
                       .value_or(WireSetting{});
-  settings.rail_only = word<RailOnly>(reader, "DEEP_EP_RAIL_ONLY", kRailOnlyNames);
+  settings.rail_only = word<Choice>(reader, "DEEP_EP_RAIL_ONLY", kChoiceNames);
+  settings.relaxed_ordering = word<Choice>(reader, "DEEP_EP_RDMA_RELAXED_ORDERING", kChoiceNames);
   settings.dma_buf = reader.choice("NVSHMEM_IB_DISABLE_DMABUF") == "on";
-  settings.gpu_direct_limit = topology::parse_proximity(reader.choice("NCCL_NET_GDR_LEVEL"));
   settings.path = read_path(reader);
   settings.has_traffic_class = reader.is_set("DEEP_EP_RDMA_TRAFFIC_CLASS");
   settings.taken = reader.taken();

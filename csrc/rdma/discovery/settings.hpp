@@ -11,7 +11,6 @@
 #include "csrc/rdma/discovery/device_mapping.hpp"
 #include "csrc/rdma/discovery/gid.hpp"
 #include "csrc/support/environment.hpp"
-#include "csrc/topology/pci.hpp"
 
 namespace deep_ep::rdma {
 
@@ -33,6 +32,9 @@ struct SimulatedNic {
   double reorder_us = 0;                  ///< pieces of payload are held up for different times below this
   double completion_us = 0;               ///< completions are held up for different times below this
   int rails = 0;  ///< each of so many consecutive ranks is on a rail of its own, without a way to the others
+  double receive_gb_per_s = 0;  ///< that a rank takes in, an equal share from each that sends to it; 0: no limit
+  int slow = 0;                 ///< queue pairs of this channel, counted from 1, have a path of slow_gb_per_s
+  double slow_gb_per_s = 1;
   /// That a NIC takes, 1 or 2. Not said: 2 on GPUs where messages are long, else 1.
   std::optional<int> multiprocessors = {};
 
@@ -57,13 +59,8 @@ enum class NicHandler : std::uint8_t {
 };
 std::string_view name_of(NicHandler handler);
 
-/// Do low-latency calls keep to rails?
-enum class RailOnly : std::uint8_t {
-  automatic,  ///< where some rank does not reach the other rails of another node
-  no,
-  yes,
-};
-std::string_view name_of(RailOnly rail_only);
+enum class Choice : std::uint8_t { automatic, no, yes };
+std::string_view name_of(Choice choice);
 
 /// Where a queue pair leaves the machine, and how long it tries.
 struct PathOptions {
@@ -88,13 +85,15 @@ struct RdmaSettings {
   GidPolicy gid;
   NicHandler nic_handler = NicHandler::automatic;
   WireSetting wire;
-  RailOnly rail_only = RailOnly::automatic;
+  /// Do low-latency calls keep to rails? Automatic: where some rank does not reach the other rails of another node.
+  Choice rail_only = Choice::automatic;
+  /// May PCIe bring payload in any order? Automatic: in virtual machines, where NICs that use ATS are slow otherwise.
+  Choice relaxed_ordering = Choice::automatic;
   bool dma_buf = true;
-  std::optional<topology::Proximity> gpu_direct_limit;  ///< a GPU whose NIC is farther away is warned of
-  bool has_traffic_class = false;                       ///< a variable set path.traffic_class
-  PathOptions path;                                     ///< all but port and GID index, which the map chooses
-  std::vector<std::string> taken;                       ///< "NCCL_IB_TC=52": variables of others that are in effect
-  std::vector<std::string> warnings;                    ///< variables of others that are not understood, so ignored
+  bool has_traffic_class = false;     ///< a variable set path.traffic_class
+  PathOptions path;                   ///< all but port and GID index, which the map chooses
+  std::vector<std::string> taken;     ///< "NCCL_IB_TC=52": variables of others that are in effect
+  std::vector<std::string> warnings;  ///< variables of others that are not understood, so ignored
 };
 
 /// InvalidArgument names a variable of the library's own that is wrong.

@@ -61,12 +61,13 @@ class LocalEnds final : public Ends {
   }
 
   QueuePairAddress address(std::size_t end) const override {
-    return {.queue_pair = pairs_[end].number, .heap_key = local_key_of_rank(rank_)};
+    return {
+        .queue_pair = pairs_[end].number, .heap_key = local_key_of_rank(rank_), .signal_key = local_key_of_rank(rank_)};
   }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     RdmaPeerParams params{rings_.queue_pair(end, pairs_[end].number, pairs_[end].peer), local_key_of_rank(rank_),
-                          peer.heap_key, peer.heap_key};
+                          peer.heap_key, peer.signal_key};
     params.queue.sink = {sizeof(std::uint64_t) * end, kSinkKey};
     return params;
   }

@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "csrc/executor/own_stream.hpp"
-#include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
 namespace {
@@ -70,16 +68,10 @@ std::unique_ptr<LocalMemory> make_executor_memory(std::shared_ptr<Executor> exec
 LocalWire::LocalWire(std::unique_ptr<LocalMemory> memory) : memory_(std::move(memory)) {}
 
 void LocalWire::add_memory(std::uint32_t key, void* base, std::size_t bytes) {
-  if (!regions_.emplace(key, Region{static_cast<std::byte*>(base), bytes}).second) {
-    fail<InvalidArgument>("memory key {:#x} is in use; allowed: one that no other memory of this wire has", key);
-  }
+  regions_[key] = {static_cast<std::byte*>(base), bytes};
 }
 
-void LocalWire::add_queue_pair(std::uint32_t number) {
-  if (!failed_.emplace(number, false).second) {
-    fail<InvalidArgument>("queue pair {:#x} is in use; allowed: a number that no other one of this wire has", number);
-  }
-}
+void LocalWire::add_queue_pair(std::uint32_t number) { failed_[number] = false; }
 
 std::byte* LocalWire::find(const device::rdma::KeyedAddress& place, std::uint64_t bytes) const {
   const auto region = regions_.find(place.key);
@@ -107,12 +99,11 @@ Syndrome LocalWire::execute(const Operation& operation) {
 
 std::size_t LocalWire::post(std::span<const Operation> operations) {
   for (const Operation& operation : operations) {
-    const auto failed = failed_.find(operation.queue_pair);
-    if (failed == failed_.end()) fail<InvalidArgument>("queue pair {:#x} is not known", operation.queue_pair);
-    if (failed->second) continue;
+    bool& failed = failed_.at(operation.queue_pair);
+    if (failed) continue;
     const Syndrome syndrome = execute(operation);
-    failed->second = syndrome != Syndrome::none;
-    if (failed->second || operation.signalled) {
+    failed = syndrome != Syndrome::none;
+    if (failed || operation.signalled) {
       completions_.push_back({operation.queue_pair, operation.index, syndrome, 0});
     }
   }

@@ -43,8 +43,7 @@ class LocalWire final : public Wire {
   explicit LocalWire(std::unique_ptr<LocalMemory> memory);
 
   /// Makes `bytes` from `base` known under a key, with addresses that start at 0. Every heap that operations read or
-  /// write needs one, this rank's and the peers'; ranks agree on the keys (local_key_of_rank()). InvalidArgument: key
-  /// in use.
+  /// write needs one, this rank's and the peers'; ranks agree on the keys (local_key_of_rank()).
   void add_memory(std::uint32_t key, void* base, std::size_t bytes);
   void add_queue_pair(std::uint32_t number);
 

@@ -56,11 +56,7 @@ std::string operation_name(std::uint32_t opcode) {
 }
 
 std::string describe(const Failure& failure) {
-  if (failure.of == FailureOf::device) return fmt::format("RDMA device {} {}", failure.device, failure.detail);
-  if (failure.of == FailureOf::queue_pair) {
-    return fmt::format("RDMA queue pair {:#x} to rank {} over {} failed: {}", failure.queue_pair, failure.peer,
-                       failure.device, failure.detail);
-  }
+  if (failure.of_device) return fmt::format("RDMA device {} {}", failure.device, failure.detail);
   std::string sentence = operation_name(failure.opcode);
   if (failure.peer >= 0) sentence += fmt::format(" to rank {}", failure.peer);
   if (!failure.device.empty()) sentence += fmt::format(" over {}", failure.device);

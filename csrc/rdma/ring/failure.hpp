@@ -35,12 +35,8 @@ enum class Syndrome : std::uint8_t {
 /// What the code means and what usually causes it. Any value is allowed.
 std::string_view text(Syndrome syndrome);
 
-/// What has failed: one work-queue entry; a queue pair, by what its device says of it (only `peer`, `device`,
-/// `queue_pair` and `detail` count); or the device (only `device` and `detail`).
-enum class FailureOf : std::uint8_t { operation, queue_pair, device };
-
 struct Failure {
-  FailureOf of = FailureOf::operation;
+  bool of_device = false;                  ///< not of one work-queue entry: only `device` and `detail` count
   int peer = -1;                           ///< rank at the other end; negative: unknown
   std::string device = {};                 ///< the NIC or wire that reported it; empty: unknown
   std::uint32_t queue_pair = 0;            ///< 0: unknown

@@ -1,5 +1,6 @@
 #include "csrc/rdma/verbs/device.hpp"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,8 +16,6 @@
 
 namespace deep_ep::rdma::verbs {
 std::size_t host_page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
-
-std::shared_ptr<Device> Device::open(const std::string& name) { return open(name, verbs_functions()); }
 
 std::shared_ptr<Device> Device::open(const std::string& name, const VerbsFunctions& functions) {
   return std::shared_ptr<Device>(new Device(name, functions));
@@ -66,6 +65,20 @@ void Device::close() noexcept {
     log::warn("RDMA device {}: ibv_dealloc_pd failed: something that was made on the device still exists", name_);
   }
   if (context_ != nullptr) functions_.close_device(context_);
+}
+
+bool Device::has_failed() {
+  const std::lock_guard lock(events_mutex_);
+  pollfd waiting{context_->async_fd, POLLIN, 0};
+  while (!failed_ && ::poll(&waiting, 1, 0) > 0 && (waiting.revents & POLLIN) != 0) {
+    ibv_async_event event{};
+    if (functions_.get_async_event(context_, &event) != 0) break;
+    log::warn("RDMA device {}: {}", name_, functions_.event_type_str(event.event_type));
+    // An overrun completion queue loses completions for good.
+    failed_ = event.event_type == IBV_EVENT_DEVICE_FATAL || event.event_type == IBV_EVENT_CQ_ERR;
+    functions_.ack_async_event(&event);
+  }
+  return failed_;
 }
 
 ibv_port_attr Device::port(int port) const {

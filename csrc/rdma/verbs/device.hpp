@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "csrc/rdma/queue_pair_address.hpp"
@@ -23,7 +24,6 @@ class Device {
  public:
   /// InvalidArgument for a name that libibverbs does not see (the text lists those it sees), SystemError when the
   /// device cannot be opened.
-  static std::shared_ptr<Device> open(const std::string& name);
   /// `functions` must outlive the device.
   static std::shared_ptr<Device> open(const std::string& name, const VerbsFunctions& functions);
   ~Device();
@@ -42,6 +42,9 @@ class Device {
   /// Ports count from 1. SystemError when the device refuses.
   ibv_port_attr port(int port) const;
   GidBytes gid(int port, int index) const;
+  /// Has it reported a fatal error, after which nothing on it completes? Logs what it has reported since the last call;
+  /// never waits. From any thread.
+  bool has_failed();
 
  private:
   Device(std::string name, const VerbsFunctions& functions);
@@ -53,6 +56,8 @@ class Device {
   ibv_pd* protection_domain_ = nullptr;
   ibv_device_attr limits_{};
   std::uint32_t first_packet_ = random_bits<std::uint32_t>() & 0xffffff;
+  std::mutex events_mutex_;
+  bool failed_ = false;
 };
 
 }  // namespace deep_ep::rdma::verbs

@@ -22,28 +22,24 @@ struct Symbols {
   std::vector<std::string> missing = {};
 
   template <class Function>
-  void find(Function& function, const char* name, std::vector<std::string>& absent) const {
+  void find(Function& function, const char* name) {
     function = reinterpret_cast<Function>(::dlsym(library, name));
-    if (function == nullptr) absent.emplace_back(name);
+    if (function == nullptr) missing.emplace_back(name);
   }
 };
 
-void read_symbols(VerbsFunctions& f, Symbols& symbols, LoadedLibrary& report) {
-#define DEEP_EP_NEED(name) symbols.find(f.name, "ibv_" #name, symbols.missing);
-#define DEEP_EP_PREFER(name) symbols.find(f.name, "ibv_" #name, report.fallbacks);
-  DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_NEED, DEEP_EP_PREFER)
-#undef DEEP_EP_NEED
-#undef DEEP_EP_PREFER
+void read_symbols(VerbsFunctions& f, Symbols& symbols) {
+#define DEEP_EP_FIND(name) symbols.find(f.name, "ibv_" #name);
+  DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_FIND)
+#undef DEEP_EP_FIND
 }
 
-void read_symbols(Mlx5Functions& f, Symbols& symbols, LoadedLibrary& report) {
-#define DEEP_EP_DIRECT(name) symbols.find(f.name, "mlx5dv_" #name, symbols.missing);
-#define DEEP_EP_NEED(name) symbols.find(f.name, "mlx5dv_devx_" #name, symbols.missing);
-#define DEEP_EP_PREFER(name) symbols.find(f.name, "mlx5dv_devx_" #name, report.fallbacks);
-  DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_DIRECT, DEEP_EP_NEED, DEEP_EP_PREFER)
-#undef DEEP_EP_DIRECT
-#undef DEEP_EP_NEED
-#undef DEEP_EP_PREFER
+void read_symbols(Mlx5Functions& f, Symbols& symbols) {
+#define DEEP_EP_FIND_DIRECT(name) symbols.find(f.name, "mlx5dv_" #name);
+#define DEEP_EP_FIND(name) symbols.find(f.name, "mlx5dv_devx_" #name);
+  DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_FIND_DIRECT, DEEP_EP_FIND)
+#undef DEEP_EP_FIND_DIRECT
+#undef DEEP_EP_FIND
 }
 
 /// The file that was loaded, with symbolic links resolved.
@@ -75,7 +71,7 @@ Loaded<Functions> load(const char* name) {
   }
   report.path = path_of(symbols.library);
   report.rdma_core = rdma_core_of_file(report.path);
-  read_symbols(loaded.functions, symbols, report);
+  read_symbols(loaded.functions, symbols);
   report.usable = symbols.missing.empty();
   if (!report.usable) report.error = fmt::format("{} lacks {}", report.path, fmt::join(symbols.missing, ", "));
   return loaded;
@@ -107,7 +103,7 @@ const VerbsFunctions& verbs_functions() {
   const Loaded<VerbsFunctions>& loaded = loaded_verbs();
   if (!loaded.report.usable) {
     fail<SystemError>(
-        "RDMA was asked for, but libibverbs cannot be used: {}. Install the user-space libraries of rdma-core 28 or "
+        "RDMA was asked for, but libibverbs cannot be used: {}. Install the user-space libraries of rdma-core 34 or "
         "later (Debian and Ubuntu: libibverbs1 and ibverbs-providers)",
         loaded.report.error);
   }
@@ -140,9 +136,6 @@ std::vector<std::string> describe(const LibraryReport& report) {
     } else {
       line += library->path;
       if (!library->rdma_core.empty()) line += " (rdma-core " + library->rdma_core + ")";
-      if (!library->fallbacks.empty()) {
-        line += fmt::format("; without {}, so a fallback is used", fmt::join(library->fallbacks, ", "));
-      }
     }
     lines.push_back(std::move(line));
   }

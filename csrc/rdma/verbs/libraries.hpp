@@ -8,12 +8,11 @@ namespace deep_ep::rdma::verbs {
 
 /// One library that was opened at run time, or could not be.
 struct LoadedLibrary {
-  std::string name;                         ///< "libibverbs.so.1"
-  bool usable = false;                      ///< opened, and no symbol that is needed is missing
-  std::string path = {};                    ///< the file, symbolic links resolved; empty when it was not opened
-  std::string rdma_core = {};               ///< its release, by the file's name: "44.0"; may be empty
-  std::string error = {};                   ///< why it is not usable
-  std::vector<std::string> fallbacks = {};  ///< functions that this release lacks; a fallback is used instead
+  std::string name;            ///< "libibverbs.so.1"
+  bool usable = false;         ///< opened, and no symbol that is needed is missing
+  std::string path = {};       ///< the file, symbolic links resolved; empty when it was not opened
+  std::string rdma_core = {};  ///< its release, by the file's name: "44.0"; may be empty
+  std::string error = {};      ///< why it is not usable
 };
 
 struct LibraryReport {

@@ -1,6 +1,5 @@
 #include "csrc/rdma/verbs/nic_ends.hpp"
 
-#include <utility>
 #include <vector>
 
 #include "csrc/rdma/ring/ring_memory.hpp"
@@ -27,18 +26,35 @@ PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignmen
   return path;
 }
 
+bool relaxes_ordering(const RdmaSettings& settings, const NicAssignment& assignment) {
+  if (settings.relaxed_ordering != Choice::automatic) return settings.relaxed_ordering == Choice::yes;
+  return assignment.nic.capability == Capability::mlx5 && is_virtual_machine({});
+}
+
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings) {
   NicAccess access;
   access.nic = assignment;
-  access.device = Device::open(assignment.nic.name);
+  access.device = Device::open(assignment.nic.name, verbs_functions());
   access.path = path_by(settings, assignment);
   access.gpu_memory = executor.device().kind == deep_ep::Device::Kind::cuda;
   access.handler = settings.nic_handler;
   if (access.gpu_memory) access.writes_ordering = gpu_writes_ordering(executor.device().index);
   access.exporter = exporter_by(settings);
+  access.relaxed_ordering = relaxes_ordering(settings, assignment);
   access.mlx5_functions = []() -> const Mlx5Functions& { return mlx5_functions(); };
   access.page_mapper = gpu_page_mapper(executor.device().index);
   return access;
+}
+
+HeapRegistration register_heap(const NicAccess& nic, const std::shared_ptr<Device>& device, const SymmetricHeap& heap) {
+  MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
+  const auto registered = [&] {
+    return nic.gpu_memory ? Registration::of_gpu_memory(device, range, nic.exporter)
+                          : Registration::of_host_memory(device, range);
+  };
+  const Registration signals = registered();
+  range.any_order = nic.relaxed_ordering;
+  return {signals, nic.relaxed_ordering ? registered() : signals};
 }
 
 std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
@@ -49,10 +65,7 @@ std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<
         "GPU_DIRECT_RDMA_WRITES_ORDERING is 0), so that a signal could be seen before its data",
         nic.nic.name());
   }
-  const MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
-  const auto registration =
-      std::make_shared<Registration>(nic.gpu_memory ? Registration::of_gpu_memory(nic.device, range, nic.exporter)
-                                                    : Registration::of_host_memory(nic.device, range));
+  const HeapRegistration registration = register_heap(nic, nic.device, heap);
   const bool any = nic.handler == NicHandler::automatic || nic.or_next;
   std::vector<std::string> refusals;
   for (const NicHandler handler : {NicHandler::gpu, NicHandler::doorbell}) {
@@ -81,10 +94,10 @@ Registration register_sinks(const NicAccess& nic, const RingMemory& rings) {
   return Registration::of_host_memory(nic.device, {.address = rings.sinks(), .bytes = rings.sink_bytes()});
 }
 
-RdmaPeerParams peer_params(RdmaQueuePair queue, const Registration& heap, const QueuePairAddress& peer,
+RdmaPeerParams peer_params(RdmaQueuePair queue, const HeapRegistration& heap, const QueuePairAddress& peer,
                            const Registration& sinks, std::size_t sink) {
   queue.sink = {sinks.first_address() + sizeof(std::uint64_t) * sink, sinks.local_key()};
-  return {queue, heap.local_key(), peer.heap_key, peer.heap_key};
+  return {queue, heap.payload.local_key(), peer.heap_key, peer.signal_key};
 }
 
 }  // namespace deep_ep::rdma::verbs

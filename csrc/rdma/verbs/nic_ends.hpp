@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "csrc/memory/symmetric_heap.hpp"
@@ -34,13 +33,10 @@ struct NicAccess {
   bool gpu_memory = false;  ///< heap and rings are a GPU's
   DmaBufExporter exporter;  ///< for GPU memory
   WritesOrdering writes_ordering = WritesOrdering::all;
+  bool relaxed_ordering = false;               ///< of payload
   std::size_t page_bytes = host_page_bytes();  ///< of this machine
   NicHandler handler = NicHandler::automatic;
   bool or_next = false;  ///< where that handler does not work, the next one may
-  /// For tests of the handlers `gpu` and `doorbell` on a GPU: which of the device's doorbells, and whether rings lie in
-  /// host memory. Nothing: what works best.
-  std::optional<devx::DoorbellPage::Kind> doorbell;
-  std::optional<bool> rings_in_host_memory;
   /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
   PageMapper page_mapper;  ///< for the handler `gpu`
@@ -51,12 +47,30 @@ struct NicAccess {
   bool mlx5() const { return nic.nic.capability == Capability::mlx5; }
 };
 
+/// The heap, addressed from 0, as a NIC reaches it.
+struct HeapRegistration {
+  Registration signals;  ///< strictly ordered
+  Registration payload;  ///< the same, or in any order
+
+  /// Tells the peer both keys.
+  QueuePairAddress at(QueuePairAddress address) const {
+    address.heap_key = payload.remote_key();
+    address.signal_key = signals.remote_key();
+    return address;
+  }
+};
+/// With `device`, for the ranks of `nic`.
+HeapRegistration register_heap(const NicAccess& nic, const std::shared_ptr<Device>& device, const SymmetricHeap& heap);
+
 /// How GPU memory becomes a dma-buf; one that refuses where the settings have turned that off.
 DmaBufExporter exporter_by(const RdmaSettings& settings);
 
 /// The path of the settings, from the port that was assigned. Without a variable, the traffic class is what the
 /// administrator set for that port.
 PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignment);
+
+/// Is payload registered so that PCIe may bring it in any order?
+bool relaxes_ordering(const RdmaSettings& settings, const NicAssignment& assignment);
 
 /// Opens the NIC for the ranks of `executor`.
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings);
@@ -72,19 +86,19 @@ void warn_of_handler(NicHandler handler, const std::string& why);
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                      std::shared_ptr<Registration> heap, const ConnectionOptions& options);
+                                      HeapRegistration heap, const ConnectionOptions& options);
 
 /// Handlers `gpu` and `doorbell`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory if the device
 /// cannot use that. SystemError: kernels of this executor cannot drive this device, and why.
 std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
-                                     const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
+                                     const std::shared_ptr<Executor>& executor, HeapRegistration heap,
                                      const ConnectionOptions& options);
 
 /// The words of pinned memory where old values of additions go, at their own addresses.
 Registration register_sinks(const NicAccess& nic, const RingMemory& rings);
 
 /// What kernels need to reach `peer` by this queue pair; `sink` is its place among the sinks.
-RdmaPeerParams peer_params(RdmaQueuePair queue, const Registration& heap, const QueuePairAddress& peer,
+RdmaPeerParams peer_params(RdmaQueuePair queue, const HeapRegistration& heap, const QueuePairAddress& peer,
                            const Registration& sinks, std::size_t sink);
 
 }  // namespace deep_ep::rdma::verbs

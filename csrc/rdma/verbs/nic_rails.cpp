@@ -3,7 +3,6 @@
 #include <array>
 #include <chrono>
 #include <thread>
-#include <utility>
 
 #include "csrc/rdma/verbs/verbs_wire.hpp"
 #include "csrc/support/format.hpp"
@@ -19,7 +18,7 @@ class NicPaths final : public Paths {
         sink_registration_(Registration::of_host_memory(own.device, {.address = &sink_, .bytes = sizeof sink_})),
         wire_(own.device, count, 1, hasty(own.path)),
         landings_(count),
-        heap_keys_(count) {
+        signal_keys_(count) {
     for (std::size_t path = 0; path < count; ++path) {
       pairs_.push_back(&wire_.queue_pair(path));
       const std::size_t rails = count / 2;
@@ -30,21 +29,21 @@ class NicPaths final : public Paths {
   }
 
   QueuePairAddress address(std::size_t path) const override {
-    return landings_[path] ? landings_[path]->address() : pairs_[path]->address();
+    return landings_[path] ? landings_[path]->address : pairs_[path]->address();
   }
   void connect(std::size_t path, const QueuePairAddress& peer) override {
-    heap_keys_[path] = peer.heap_key;
+    signal_keys_[path] = peer.signal_key;
     (landings_[path] ? *landings_[path]->queue_pair : *pairs_[path]).connect(peer);
   }
 
   void reach(std::size_t path) override {
     // A write of no bytes is answered like any other. Into memory: 0 is added to its first word.
     Operation operation{.opcode = device::rdma::kOpcodeWrite, .queue_pair = pairs_[path]->number(), .signalled = true};
-    if (heap_keys_[path] != 0) {
+    if (signal_keys_[path] != 0) {
       operation.opcode = device::rdma::kOpcodeFetchAdd;
       operation.length = sizeof sink_;
       operation.local = {sink_registration_.first_address(), sink_registration_.local_key()};
-      operation.remote.key = heap_keys_[path];
+      operation.remote.key = signal_keys_[path];
     }
     wire_.post({&operation, 1});
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
@@ -73,16 +72,10 @@ class NicPaths final : public Paths {
   VerbsWire wire_;
   std::vector<QueuePair*> pairs_;  ///< the wire's
   std::vector<std::optional<Landing>> landings_;
-  std::vector<std::uint32_t> heap_keys_;  ///< of the peers' heaps; 0: they have not said
+  std::vector<std::uint32_t> signal_keys_;  ///< of the peers' heaps; 0: they have not said
 };
 
 }  // namespace
-
-QueuePairAddress Landing::address() const {
-  QueuePairAddress address = queue_pair->address();
-  address.heap_key = heap_key;
-  return address;
-}
 
 Landings::Landings(const LandingNics* nics, int rank, const ConnectionOptions& options) : landings_(options.ends()) {
   for (std::size_t end = 0; end < options.ends(); ++end) {
@@ -94,7 +87,6 @@ Landings::Landings(const LandingNics* nics, int rank, const ConnectionOptions& o
 
 LandingNics open_landing_nics(const NicAccess& own, std::size_t own_rail, std::span<const NicPlace> places,
                               const SymmetricHeap& heap) {
-  const MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
   LandingNics nics{std::vector<std::optional<LandingNic>>(places.size())};
   for (std::size_t rail = 0; rail < places.size(); ++rail) {
     if (rail == own_rail) continue;
@@ -102,10 +94,8 @@ LandingNics open_landing_nics(const NicAccess& own, std::size_t own_rail, std::s
     PathOptions path = own.path;
     path.port = places[rail].port;
     path.gid_index = places[rail].gid_index;
-    nics.of_rail[rail] = LandingNic{path,
-                                    own.gpu_memory ? Registration::of_gpu_memory(device, range, own.exporter)
-                                                   : Registration::of_host_memory(device, range),
-                                    std::make_shared<CompletionQueue>(device, 1)};
+    nics.of_rail[rail] =
+        LandingNic{path, register_heap(own, device, heap), std::make_shared<CompletionQueue>(device, 1)};
   }
   return nics;
 }

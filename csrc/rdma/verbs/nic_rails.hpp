@@ -16,7 +16,7 @@ namespace deep_ep::rdma::verbs {
 /// A NIC of this node on another rail, by which that rail's ranks of other nodes write to this rank's heap.
 struct LandingNic {
   PathOptions path;
-  Registration heap;
+  HeapRegistration heap;
   std::shared_ptr<CompletionQueue> completions;
 };
 /// Of each rail; nothing for this rank's own.
@@ -34,14 +34,14 @@ LandingNics open_landing_nics(const NicAccess& own, std::size_t own_rail, std::s
 /// not come is given up after a second or two.
 std::unique_ptr<Paths> make_nic_paths(const NicAccess& own, std::size_t count, const LandingNics& landings = {});
 
-/// The receiving end of a path by which others write to this rank's heap.
+/// The receiving end by which others write to this rank's heap.
 struct Landing {
   std::unique_ptr<QueuePair> queue_pair;
-  std::uint32_t heap_key = 0;
+  QueuePairAddress address;
 
   Landing(const LandingNic& nic, const PathOptions& path)
-      : queue_pair(std::make_unique<QueuePair>(nic.completions, 1, path)), heap_key(nic.heap.remote_key()) {}
-  QueuePairAddress address() const;
+      : queue_pair(std::make_unique<QueuePair>(nic.completions, 1, path)),
+        address(nic.heap.at(queue_pair->address())) {}
 };
 
 /// Of each end of a set whose peer is on another rail.
@@ -49,7 +49,7 @@ class Landings {
  public:
   /// `nics`: may be null where no end has one.
   Landings(const LandingNics* nics, int rank, const ConnectionOptions& options);
-  QueuePairAddress address(std::size_t end) const { return landings_.at(end)->address(); }
+  QueuePairAddress address(std::size_t end) const { return landings_.at(end)->address; }
   void connect(std::size_t end, const QueuePairAddress& peer) { landings_.at(end)->queue_pair->connect(peer); }
 
  private:

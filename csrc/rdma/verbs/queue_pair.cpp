@@ -127,7 +127,7 @@ void QueuePair::become_ready_to_receive(const QueuePairAddress& peer) {
   attributes.max_dest_rd_atomic = address_.outstanding_reads_in;
   attributes.min_rnr_timer = 12;  // 0.64 ms
   ibv_ah_attr& route = attributes.ah_attr;
-  route.dlid = destination_lid(address_, peer);
+  route.dlid = peer.lid;
   route.sl = path_.service_level;
   route.port_num = static_cast<std::uint8_t>(path_.port);
   if (has_global_route(address_, peer)) {

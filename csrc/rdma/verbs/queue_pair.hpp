@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/verbs/device.hpp"

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "csrc/rdma/verbs/device.hpp"
@@ -29,13 +30,20 @@ struct MemoryRange {
   /// The address that work requests use for the first byte. A heap registered with 0 is addressed by offsets; without
   /// a value the address itself counts. Congruent to `address` modulo the page size.
   std::optional<std::uint64_t> first_address = {};
+  /// PCIe may bring bytes in any order (relaxed ordering). Nothing is added then: the device refuses signals by this
+  /// key.
+  bool any_order = false;
 };
 
 /// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
 using DmaBufExporter = std::function<UniqueFd(void* address, std::size_t bytes)>;
+/// Exports the range and calls `use` with the descriptor, which says why the device refuses, or nothing. Returns why
+/// the device has not got the memory so; empty: it has.
+std::string by_dma_buf(const MemoryRange& range, const DmaBufExporter& exporter,
+                       const std::function<std::string(int descriptor)>& use);
 
-/// A registration with strict ordering, because signals may lie anywhere in the memory: what is written after data is
-/// seen after the data. Destroying it unregisters the memory, which must still exist.
+/// Destroying it unregisters the memory, which must still exist. What is written or added by a key of strict ordering
+/// is seen after all that was written before it, by whatever key.
 class Registration {
  public:
   /// CPU memory. SystemError names device, bytes and the kernel's answer.

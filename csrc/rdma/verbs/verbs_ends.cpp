@@ -32,7 +32,7 @@ std::uint32_t send_depth(const Device& device, const ConnectionOptions& options)
 
 class VerbsEnds final : public Ends {
  public:
-  VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
+  VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, HeapRegistration heap,
             const ConnectionOptions& options)
       : name_(nic.nic.name()),
         cpus_(nic.nic.nic.cpus),
@@ -47,15 +47,11 @@ class VerbsEnds final : public Ends {
     }
   }
 
-  QueuePairAddress address(std::size_t end) const override {
-    QueuePairAddress address = pairs_[end]->address();
-    address.heap_key = heap_->remote_key();
-    return address;
-  }
+  QueuePairAddress address(std::size_t end) const override { return heap_.at(pairs_[end]->address()); }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     pairs_[end]->connect(peer);
-    return peer_params(rings_.queue_pair(end, served_[end].number, served_[end].peer), *heap_, peer, sinks_, end);
+    return peer_params(rings_.queue_pair(end, served_[end].number, served_[end].peer), heap_, peer, sinks_, end);
   }
 
   QueuePairAddress landing(std::size_t end) const override { return landings_.address(end); }
@@ -65,13 +61,14 @@ class VerbsEnds final : public Ends {
   std::optional<Failure> failure() const override { return handler_->failure(); }
   bool idle() const override { return handler_->idle(); }
   std::string describe() const override {
-    return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", name_, to_string(heap_->path()));
+    return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", name_,
+                       to_string(heap_.signals.path()));
   }
 
  private:
   std::string name_;
   std::vector<int> cpus_;
-  std::shared_ptr<Registration> heap_;
+  HeapRegistration heap_;
   RingMemory rings_;
   Registration sinks_;
   Landings landings_;
@@ -84,7 +81,7 @@ class VerbsEnds final : public Ends {
 }  // namespace
 
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                      std::shared_ptr<Registration> heap, const ConnectionOptions& options) {
+                                      HeapRegistration heap, const ConnectionOptions& options) {
   return std::make_unique<VerbsEnds>(nic, executor, std::move(heap), options);
 }
 

@@ -12,47 +12,33 @@
 namespace deep_ep::rdma::verbs {
 
 Syndrome syndrome_of(int status) {
-  switch (status) {
-    case IBV_WC_SUCCESS:
-      return Syndrome::none;
-    case IBV_WC_LOC_LEN_ERR:
-      return Syndrome::local_length;
-    case IBV_WC_LOC_PROT_ERR:
-      return Syndrome::local_protection;
-    case IBV_WC_WR_FLUSH_ERR:
-      return Syndrome::flushed;
-    case IBV_WC_MW_BIND_ERR:
-      return Syndrome::memory_window_bind;
-    case IBV_WC_BAD_RESP_ERR:
-      return Syndrome::bad_response;
-    case IBV_WC_LOC_ACCESS_ERR:
-      return Syndrome::local_access;
-    case IBV_WC_REM_INV_REQ_ERR:
-      return Syndrome::remote_invalid_request;
-    case IBV_WC_REM_ACCESS_ERR:
-      return Syndrome::remote_access;
-    case IBV_WC_REM_OP_ERR:
-      return Syndrome::remote_operation;
-    case IBV_WC_RETRY_EXC_ERR:
-    case IBV_WC_RESP_TIMEOUT_ERR:
-      return Syndrome::transport_retries_exceeded;
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-      return Syndrome::receiver_not_ready_retries_exceeded;
-    case IBV_WC_REM_ABORT_ERR:
-      return Syndrome::remote_aborted;
-    default:
-      // Local queue pair errors, and what has no code of its own (fatal, general).
-      return Syndrome::local_queue_pair;
+  constexpr std::pair<ibv_wc_status, Syndrome> kSyndromes[] = {
+      {IBV_WC_SUCCESS, Syndrome::none},
+      {IBV_WC_LOC_LEN_ERR, Syndrome::local_length},
+      {IBV_WC_LOC_PROT_ERR, Syndrome::local_protection},
+      {IBV_WC_WR_FLUSH_ERR, Syndrome::flushed},
+      {IBV_WC_MW_BIND_ERR, Syndrome::memory_window_bind},
+      {IBV_WC_BAD_RESP_ERR, Syndrome::bad_response},
+      {IBV_WC_LOC_ACCESS_ERR, Syndrome::local_access},
+      {IBV_WC_REM_INV_REQ_ERR, Syndrome::remote_invalid_request},
+      {IBV_WC_REM_ACCESS_ERR, Syndrome::remote_access},
+      {IBV_WC_REM_OP_ERR, Syndrome::remote_operation},
+      {IBV_WC_RETRY_EXC_ERR, Syndrome::transport_retries_exceeded},
+      {IBV_WC_RESP_TIMEOUT_ERR, Syndrome::transport_retries_exceeded},
+      {IBV_WC_RNR_RETRY_EXC_ERR, Syndrome::receiver_not_ready_retries_exceeded},
+      {IBV_WC_REM_ABORT_ERR, Syndrome::remote_aborted},
+  };
+  for (const auto& [code, syndrome] : kSyndromes) {
+    if (code == status) return syndrome;
   }
+  // Local queue pair errors, and what has no code of its own (fatal, general).
+  return Syndrome::local_queue_pair;
 }
 
 VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth, const PathOptions& path)
     : device_(std::move(device)),
       // An overrun completion queue loses completions, so every request under way has its place in it.
-      completion_queue_(std::make_shared<CompletionQueue>(device_, static_cast<std::uint32_t>(count) * depth)),
-      events_(device_, [this](const AsyncEvent& event) {
-        if (event.kind == AsyncEventKind::device_failed) device_failed_.store(true, std::memory_order_relaxed);
-      }) {
+      completion_queue_(std::make_shared<CompletionQueue>(device_, static_cast<std::uint32_t>(count) * depth)) {
   if (device_->limits().atomic_cap == IBV_ATOMIC_NONE) {
     fail<InvalidArgument>("RDMA device {} has no 8-byte fetch-and-add, which signals need", device_->name());
   }
@@ -62,22 +48,8 @@ VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uin
   }
 }
 
-VerbsWire::~VerbsWire() = default;
-
-void VerbsWire::check_device() const {
-  if (device_failed_.load(std::memory_order_relaxed)) {
-    fail<SystemError>("RDMA device {} reported a fatal error: nothing on it completes any more", device_->name());
-  }
-}
-
 std::size_t VerbsWire::post(std::span<const Operation> operations) {
-  check_device();
-  const auto found = by_number_.find(operations.front().queue_pair);
-  if (found == by_number_.end()) {
-    fail<InvalidArgument>("queue pair {:#x} is not one of this wire's on RDMA device {}", operations.front().queue_pair,
-                          device_->name());
-  }
-  SendQueue& queue = queues_[found->second];
+  SendQueue& queue = queues_[by_number_.at(operations.front().queue_pair)];
   if (queue.failed) return operations.size();
   if (queue.oldest == queue.end) queue.oldest = queue.end = operations.front().index;
   const std::uint32_t depth = queue.pair->send_depth();
@@ -136,11 +108,13 @@ std::size_t VerbsWire::post(std::span<const Operation> operations) {
 }
 
 std::size_t VerbsWire::poll(std::span<WireCompletion> completions) {
-  check_device();
   std::array<ibv_wc, 32> polled;
   const int count = ibv_poll_cq(completion_queue_->get(), static_cast<int>(std::min(polled.size(), completions.size())),
                                 polled.data());
   if (count < 0) fail<SystemError>("RDMA device {}: ibv_poll_cq gives {}", device_->name(), count);
+  if (count == 0 && device_->has_failed()) {
+    fail<SystemError>("RDMA device {} reported a fatal error: nothing on it completes any more", device_->name());
+  }
   std::size_t told = 0;
   for (int i = 0; i < count; ++i) {
     if (const auto completion = take(polled[static_cast<std::size_t>(i)])) completions[told++] = *completion;

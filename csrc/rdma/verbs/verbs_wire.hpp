@@ -1,7 +1,6 @@
 // The wire that executes decoded work on any RDMA device, with plain ibv_post_send and ibv_poll_cq.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -9,7 +8,6 @@
 #include <vector>
 
 #include "csrc/rdma/ring/wire.hpp"
-#include "csrc/rdma/verbs/async_events.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 
 struct ibv_wc;
@@ -28,7 +26,6 @@ class VerbsWire final : public Wire {
  public:
   /// With `count` queue pairs, each for `depth` requests under way.
   VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth, const PathOptions& path);
-  ~VerbsWire() override;
 
   QueuePair& queue_pair(std::size_t i) { return *queues_[i].pair; }
 
@@ -36,7 +33,6 @@ class VerbsWire final : public Wire {
   bool has_device() const override { return true; }
 
   /// SystemError for failures without a completion: a device that failed, a request that the provider refuses.
-  /// InvalidArgument for a queue pair that is not known.
   std::size_t post(std::span<const Operation> operations) override;
   std::size_t poll(std::span<WireCompletion> completions) override;
 
@@ -51,15 +47,12 @@ class VerbsWire final : public Wire {
   };
 
   std::optional<WireCompletion> take(const ibv_wc& completion);
-  void check_device() const;
 
   std::shared_ptr<Device> device_;
   std::shared_ptr<CompletionQueue> completion_queue_;
   /// By the serial in the upper half of a work request's id: numbers of queue pairs are used again, serials are not.
   std::vector<SendQueue> queues_;
   std::unordered_map<std::uint32_t, std::size_t> by_number_;
-  std::atomic<bool> device_failed_{false};
-  AsyncEventWatcher events_;  ///< last: its thread uses the rest
 };
 
 }  // namespace deep_ep::rdma::verbs

@@ -1,11 +1,15 @@
-// Several lanes to each rail: chunks take them in turn, and nothing is ordered between them.
+// Several lanes to each rail: a chunk takes one that has few bytes under way, and nothing is ordered between them.
+#include <algorithm>
 #include <cstring>
+#include <functional>
+#include <thread>
 #include <vector>
 
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "kernels/normal/params.hpp"
+#include "kernels/rdma/decode.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/support/setting.hpp"
@@ -22,6 +26,7 @@ int asked_with(const char* variable, int lanes, int num_qps_per_rank) {
 }
 
 TEST(InternodeLanes, TheOptionComesBeforeTheVariableAndNumQpsPerRankBoundsBoth) {
+  EXPECT_EQ(asked_with("auto", 0, 24), 0);
   EXPECT_EQ(asked_with("1", 0, 0), 1);
   EXPECT_EQ(asked_with("1", 0, 24), 1);
   EXPECT_EQ(asked_with("4", 0, 0), 4);
@@ -31,7 +36,7 @@ TEST(InternodeLanes, TheOptionComesBeforeTheVariableAndNumQpsPerRankBoundsBoth) 
   EXPECT_EQ(asked_with("1", 4, 0), 4);
   EXPECT_EQ(asked_with("1", 2, 2), 2);
   EXPECT_EQ(asked_with("4", 0, 1 << 30), kMostInternodeLanes);
-  require_throws<InvalidArgument>([&] { asked_with("3", 0, 0); }, {"DEEP_EP_INTERNODE_LANES", "'3'", "1|2|4"},
+  require_throws<InvalidArgument>([&] { asked_with("3", 0, 0); }, {"DEEP_EP_INTERNODE_LANES", "'3'", "auto|1|2|4"},
                                   "variable");
   require_throws<InvalidArgument>([&] { asked_with("2", 3, 0); }, {"internode.lanes is 3", "1, 2, 4"}, "option");
   require_throws<InvalidArgument>([&] { asked_with("2", 0, -1); }, {"internode.num_qps_per_rank is -1", "at least 1"},
@@ -40,19 +45,8 @@ TEST(InternodeLanes, TheOptionComesBeforeTheVariableAndNumQpsPerRankBoundsBoth) 
                                   {"internode.lanes is 4", "internode.num_qps_per_rank is 3"}, "both");
 }
 
-/// A posting thread never waits for its NIC because of too small a queue pair.
-TEST(InternodeLanes, QueuePairsHoldAllChunksInFlight) {
-  for (const int lanes : {1, 2, 4}) {
-    const std::uint32_t depth = internode_depth(lanes);
-    for (std::size_t bytes = std::size_t{1} << 12; bytes < std::size_t{1} << 34; bytes *= 3) {
-      const Rings rings = Rings::make(0, bytes, 3, 512, lanes);
-      EXPECT_LE(1 + 2 * rings.in_lane(rings.chunks), static_cast<int>(depth)) << lanes << " lanes, " << bytes;
-    }
-  }
-}
-
 constexpr std::size_t kLanesHeap = std::size_t{8} << 20;
-constexpr std::size_t kLanesWindow = std::size_t{64} << 10;  // two or three chunks of each lane in a ring
+constexpr std::size_t kLanesWindow = std::size_t{64} << 10;  // a ring has few chunks
 
 BufferOptions lanes_options(int lanes, int ranks_per_node) {
   BufferOptions options{.heap_bytes = kLanesHeap, .window_bytes = kLanesWindow, .ranks_per_node = ranks_per_node};
@@ -70,21 +64,20 @@ ClusterOptions few_warps(int ranks, std::uint64_t seed) {
 class PairsExecutor final : public CountingExecutor {
  public:
   PairsExecutor(const std::shared_ptr<Executor>& inner, int ranks, int lanes)
-      : CountingExecutor(inner),
-        ranks_(ranks),
-        table_(static_cast<std::size_t>(lanes * static_cast<int>(InternodeChannel::count) * ranks)) {}
+      : CountingExecutor(inner), ranks_(ranks), lanes_(lanes), table_(static_cast<std::size_t>((lanes + 1) * ranks)) {}
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     if (bytes == table_.size() * sizeof(RdmaPeerParams)) std::memcpy(table_.data(), source, bytes);
     CountingExecutor::copy(destination, source, bytes, stream);
   }
-  const RdmaQueuePair& pair(InternodeChannel channel, int lane, int peer) const {
-    const int at = lane * static_cast<int>(InternodeChannel::count) + static_cast<int>(channel);
-    return table_.at(static_cast<std::size_t>(at * ranks_ + peer)).queue;
+  int lanes() const { return lanes_; }
+  /// Of a lane's rows.
+  const RdmaQueuePair& pair(int lane, int peer) const {
+    return table_.at(static_cast<std::size_t>(lane * ranks_ + peer)).queue;
   }
   /// On the CPU, when all kernels have ended.
   int writes(int lane, int peer) const {
-    const RdmaQueuePair& queue = pair(InternodeChannel::rows, lane, peer);
+    const RdmaQueuePair& queue = pair(lane, peer);
     require(queue.peer == peer && queue.state->posted < queue.depth, "the table of queue pairs");
     int writes = 0;
     for (std::uint64_t i = 0; i < queue.state->posted; ++i) {
@@ -95,35 +88,101 @@ class PairsExecutor final : public CountingExecutor {
 
  private:
   int ranks_;
+  int lanes_;
   std::vector<RdmaPeerParams> table_;
 };
 
-TEST(InternodeLanes, ChunksTakeThemInTurn) {
-  constexpr int kTokens = 16 * 6 + 3;  // 7 chunks, all for both nodes
-  const Case one = make_case({.tokens = {kTokens, kTokens}, .local_experts = 1, .topk = 2, .ranks_per_node = 1});
+/// Two nodes of one rank dispatch `tokens` rows of `hidden` numbers to each other; `use` looks at a rank's queue pairs.
+void dispatch_between_two(
+    int lanes, int tokens, int hidden, std::uint64_t seed,
+    const std::function<void(Rank&, const PairsExecutor&, Buffer&, const std::function<void()>& dispatch)>& use) {
+  Shape shape{.tokens = {tokens, tokens}, .local_experts = 1, .topk = 2, .ranks_per_node = 1};
+  shape.hidden = hidden;
+  const Case one = make_case(shape);
+  run_cluster(few_warps(2, seed), [&](Rank& rank) {
+    const auto executor = std::make_shared<PairsExecutor>(rank.executor(), 2, lanes);
+    BufferOptions options = lanes_options(lanes, 1);
+    options.heap_bytes = std::size_t{64} << 20;
+    options.window_bytes = std::size_t{40} << 20;
+    options.internode.num_qps_per_rank = 5;
+    Buffer buffer(rank.bootstrap(), executor, options);
+    const Inputs inputs = upload_inputs(rank, one);
+    use(rank, *executor, buffer, [&] {
+      const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
+      executor->synchronize(rank.stream());
+      check_dispatch(rank, one, result, {.cached = false, .num_worst_tokens = 0});
+    });
+    buffer.destroy();
+  });
+}
+
+TEST(InternodeLanes, EachHasAQueuePairAndTheyShareAllChunks) {
+  constexpr int kChunks = 7;
   for (const int lanes : {1, 2, 4}) {
     SCOPED_TRACE(lanes);
-    run_cluster(few_warps(2, 0), [&](Rank& rank) {
-      const auto executor = std::make_shared<PairsExecutor>(rank.executor(), 2, lanes);
-      BufferOptions options = lanes_options(lanes, 1);
-      options.window_bytes = 0;
-      options.internode.num_qps_per_rank = 5;
-      Buffer buffer(rank.bootstrap(), executor, options);
-      const std::string channels = "1 peer x " + std::to_string(2 * lanes) + " channels";
-      require(buffer.describe().find(channels) != std::string::npos, buffer.describe());
-      const Inputs inputs = upload_inputs(rank, one);
-      const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
-      executor->synchronize(rank.stream());
-      const int peer = 1 - rank.rank();
-      for (int lane = 0; lane < lanes; ++lane) {
-        const int chunks = (7 - lane + lanes - 1) / lanes;
-        const int counts = lane == 0 ? 2 : 0;  // writes of notify
-        require(executor->writes(lane, peer) == chunks + counts,
-                "lane " + std::to_string(lane) + " has " + std::to_string(executor->writes(lane, peer)) + " writes");
-        require(executor->pair(InternodeChannel::rows, lane, peer).depth == internode_depth(lanes), "depth");
-      }
-      buffer.destroy();
-    });
+    dispatch_between_two(lanes, 16 * (kChunks - 1) + 3, 128, 0,
+                         [&](Rank& rank, const PairsExecutor& pairs, Buffer& buffer, const auto& dispatch) {
+                           const std::string channels = "1 peer x " + std::to_string(lanes + 1) + " channels";
+                           require(buffer.describe().find(channels) != std::string::npos, buffer.describe());
+                           dispatch();
+                           int writes = 0;
+                           for (int lane = 0; lane < lanes; ++lane) {
+                             writes += pairs.writes(lane, 1 - rank.rank());
+                           }
+                           const int counts = 2;  // writes of notify
+                           require(writes == kChunks + counts, std::to_string(writes) + " writes");
+                         });
+  }
+}
+
+/// One path of the network is much slower than the others: the call does not wait for a quarter of its rows there.
+TEST(InternodeLanes, ASlowPathTakesFewChunks) {
+  const Setting wire("DEEP_EP_RDMA_WIRE", "simulated:slow=1,slow_rate=0.001");  // 0.13 s for a chunk
+  constexpr int kChunks = 64;
+  dispatch_between_two(4, 16 * kChunks, 4096, 0,
+                       [&](Rank& rank, const PairsExecutor& pairs, Buffer&, const auto& dispatch) {
+                         dispatch();
+                         const int slow = pairs.writes(0, 1 - rank.rank()) - 2;
+                         require(slow < kChunks / 8, std::to_string(slow) + " chunks by the slow path");
+                       });
+}
+
+/// The bytes that a device has been told of, and has not completed, of all lanes.
+std::uint64_t bytes_under_way(const PairsExecutor& pairs, int peer) {
+  std::uint64_t bytes = 0;
+  for (int lane = 0; lane < pairs.lanes(); ++lane) {
+    const RdmaQueuePair& queue = pairs.pair(lane, peer);
+    // In this order: what is complete has been rung.
+    const std::uint32_t tail = __atomic_load_n(&queue.completion->tail, __ATOMIC_ACQUIRE);
+    const std::uint64_t bell = __atomic_load_n(queue.doorbell, __ATOMIC_ACQUIRE);
+    const bool none = device::rdma::tail_opcode(tail) == device::rdma::kCompletionNotYetWritten;
+    const std::uint32_t done = none ? 0 : device::rdma::tail_counter(tail) + 1;
+    const std::uint32_t rung = device::rdma::swap32(device::rdma::low_half(bell)) >> 8;
+    for (std::uint32_t i = done; i != rung && bell != 0; ++i) {
+      bytes += device::rdma::decode(queue.ring[i & (queue.depth - 1)], i, queue.number).length;
+    }
+  }
+  return bytes;
+}
+
+/// Others may send to a rail at the same time, which receives more slowly then: no sender has more under way to it.
+TEST(InternodeLanes, ASlowReceiverBoundsTheBytesUnderWay) {
+  if (under_thread_sanitizer()) GTEST_SKIP() << "looks at rings that kernels write";
+  const Setting wire("DEEP_EP_RDMA_WIRE", "simulated:receive=0.05");
+  for (const int lanes : {1, 4}) {
+    SCOPED_TRACE(lanes);
+    dispatch_between_two(lanes, 16 * 64, 4096, 0,
+                         [&](Rank& rank, const PairsExecutor& pairs, Buffer&, const auto& dispatch) {
+                           std::uint64_t most = 0;
+                           std::jthread looks([&](const std::stop_token& stop) {
+                             while (!stop.stop_requested())
+                               most = std::max(most, bytes_under_way(pairs, 1 - rank.rank()));
+                           });
+                           dispatch();
+                           looks.request_stop();
+                           looks.join();
+                           require(most > 0 && most <= std::uint64_t{2} << 20, std::to_string(most) + " bytes");
+                         });
   }
 }
 

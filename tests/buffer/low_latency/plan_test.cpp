@@ -71,6 +71,18 @@ TEST(LowLatencyPlan, CallsWithHooksGoDirectly) {
   EXPECT_EQ(width(plan_combine(with_hook(inputs.arguments), setup)), 0);
 }
 
+/// A NIC that sends the bytes at once gains nothing by rails.
+TEST(LowLatencyPlan, RailsPayByTheRateOfTheNic) {
+  LowLatencySetup setup = low_latency_setup(true);
+  setup.rail_width = 4;
+  const auto width = [&](double bytes_per_ns) {
+    setup.nic_bytes_per_ns = bytes_per_ns;
+    return static_cast<int>(plan_dispatch(dispatch_of(128, setup), setup).params.common.rail_width);
+  };
+  EXPECT_EQ(width(1), 4);
+  EXPECT_EQ(width(1e6), 0);
+}
+
 TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {
   LowLatencySetup setup = low_latency_setup();
   LowLatencyDispatchArguments arguments = dispatch_of(100, setup);

@@ -89,7 +89,7 @@ TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
 
 TEST_F(NicMapTest, NetworksThatKeepAConnectionOnOnePath) {
   const auto on_ethernet = [&](const Variables& variables = {}) {
-    return nics_are_on_ethernet(machine_.root(), source_of(variables));
+    return queue_pairs_keep_to_paths(machine_.root(), source_of(variables));
   };
   machine_.add_nic({.name = "rxe0", .folder = "", .driver = "", .gids = {}});
   EXPECT_FALSE(on_ethernet()) << "a software NIC only";
@@ -101,7 +101,7 @@ TEST_F(NicMapTest, NetworksThatKeepAConnectionOnOnePath) {
   EXPECT_FALSE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "wrong"}})) << "which is told elsewhere";
   const test::FakeMachine infiniband;
   test::write_h200_machine(infiniband);
-  EXPECT_FALSE(nics_are_on_ethernet(infiniband.root(), source_of({})));
+  EXPECT_FALSE(queue_pairs_keep_to_paths(infiniband.root(), source_of({})));
 }
 
 TEST_F(NicMapTest, APortThatIsDownLeavesItsNicOut) {
@@ -310,9 +310,26 @@ INSTANTIATE_TEST_SUITE_P(
                "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_0:2': mlx5_0 has 1 port, no port 2"},
         Mapped{"APortThatIsDown", "0:mlx5_7", 0, "",
                "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_7': mlx5_7: port 1 is DOWN (link: Polling)"},
-        Mapped{"OneGpuByTwoNames", "4:mlx5_4,GPU-a0000004:mlx5_5", 4, "",
-               "DEEP_EP_DEVICE_TO_HCA_MAPPING names it twice: '4:mlx5_4' and 'GPU-a0000004:mlx5_5'"}),
+        Mapped{"OneOfTwoIsUnknown", "4:mlx5_4,GPU-a0000004:mlx5_9", 4, "",
+               "DEEP_EP_DEVICE_TO_HCA_MAPPING: 'GPU-a0000004:mlx5_9': there is no HCA 'mlx5_9'; HCAs of this machine: "
+               "mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7"}),
     [](const auto& test) { return std::string(test.param.name); });
+
+TEST_F(NicMapTest, AGpuMayHaveSeveralNics) {
+  write();
+  const NicMap map = map_of(machine_, {{kVariable, "0:mlx5_0,1:mlx5_2,GPU-a0000000:mlx5_1"}});
+  const NicAssignment nic = assignment_of(map, 0);
+  EXPECT_EQ(nic.nic.name, "mlx5_0");
+  ASSERT_EQ(nic.more.size(), 1u);
+  EXPECT_EQ(nic.more[0].name(), "mlx5_1:1");
+  EXPECT_TRUE(map.line(0).ends_with(", and mlx5_1 port 1")) << map.line(0);
+  EXPECT_TRUE(map.unused[0].starts_with("mlx5_3: "));
+  EXPECT_TRUE(assignment_of(map, 1).more.empty());
+  const test::FakeMachine infiniband;
+  test::write_h200_machine(infiniband);
+  EXPECT_TRUE(queue_pairs_keep_to_paths(infiniband.root(), source_of({{kVariable, "0:mlx5_0,0:mlx5_1"}})))
+      << "one queue pair would use one of them";
+}
 
 TEST_F(NicMapTest, AMappingThatSharesANicIsWarnedOf) {
   write();
@@ -338,11 +355,6 @@ TEST_F(NicMapTest, AFarNicIsWarnedOf) {
   const NicMap far = map_of(machine_, {{kVariable, "0:mlx5_7"}});
   EXPECT_EQ(far.warnings, std::vector<std::string>{"GPU 0 (0000:13:00.0) and mlx5_7 are SYS apart (across NUMA nodes): "
                                                    "expect a fraction of the NIC's bandwidth"});
-  const NicMap limited = map_of(machine_, {{kVariable, "0:mlx5_2"}, {"NCCL_NET_GDR_LEVEL", "PIX"}});
-  EXPECT_EQ(limited.warnings,
-            std::vector<std::string>{
-                "GPU 0 (0000:13:00.0) and mlx5_2 are NODE apart (between host bridges of one NUMA node), farther than "
-                "NCCL_NET_GDR_LEVEL=PIX allows NCCL; here the NIC reads and writes GPU memory at any distance"});
 }
 
 }  // namespace

@@ -82,11 +82,10 @@ TEST(RdmaSettings, SimulatedWire) {
             "environment variable DEEP_EP_RDMA_WIRE='simulated:rate=-1': simulated: 'rate=-1', allowed: rate= a number "
             "from 0.01 to 1000 (GB/s; or 0, no limit)");
   EXPECT_EQ(parse_wire("simulated:rate=0").nic.gb_per_s, 0);
-  EXPECT_TRUE(why("simulated:rate=1, rate=50").ends_with("simulated: 'rate' comes twice, allowed: once"));
   EXPECT_TRUE(
       why("simulated:speed=1")
           .ends_with("simulated has no 'speed', allowed: rate, latency, atomics, overhead, reorder, completion, "
-                     "rails, sms"));
+                     "rails, receive, slow, slow_rate, sms"));
   for (const char* const wrong :
        {"simulated:rate", "simulated:latency=nan", "simulated:atomics=0", "simulated:atomics=33",
         "simulated:atomics=1.5", "simulated:rate=5x", "simulated:rate=0.009", "simulated:rate=1e-320"}) {
@@ -106,16 +105,13 @@ TEST(RdmaSettings, OfTheSeeds) {
   const RdmaSettings settings = read({{"NVSHMEM_IBGDA_NIC_HANDLER", "gpu"},
                                       {"NVSHMEM_IB_GID_INDEX", "3"},
                                       {"NCCL_IB_TC", "52"},
-                                      {"NCCL_NET_GDR_LEVEL", "PIX"},
                                       {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_0:1,1:mlx5_1:1"}});
   EXPECT_EQ(settings.nic_handler, NicHandler::gpu);
   EXPECT_EQ(settings.gid.index, 3);
   EXPECT_FALSE(settings.gid.index_is_binding);
   EXPECT_EQ(settings.path.traffic_class, 52);
-  EXPECT_EQ(settings.gpu_direct_limit, topology::Proximity::same_switch);
   EXPECT_EQ(settings.mapping.size(), 2u);
-  EXPECT_EQ(settings.taken, (Texts{"NVSHMEM_IB_GID_INDEX=3", "NVSHMEM_IBGDA_NIC_HANDLER=gpu", "NCCL_NET_GDR_LEVEL=PIX",
-                                   "NCCL_IB_TC=52"}));
+  EXPECT_EQ(settings.taken, (Texts{"NVSHMEM_IB_GID_INDEX=3", "NVSHMEM_IBGDA_NIC_HANDLER=gpu", "NCCL_IB_TC=52"}));
 }
 
 TEST(RdmaSettings, ListsOfOthers) {
@@ -145,20 +141,6 @@ TEST(RdmaSettings, NumbersForQueuePairs) {
                                       "NCCL_IB_RETRY_CNT='8' is ignored: not a number from 0 to 7"}));
 }
 
-TEST(RdmaSettings, AddressesOfOthers) {
-  const RdmaSettings settings = read({{"NVSHMEM_IB_ADDR_FAMILY", "AF_INET6"},
-                                      {"NCCL_IB_ADDR_RANGE", "fd00::/8"},
-                                      {"NVSHMEM_IB_ADDR_RANGE", "::/0"},
-                                      {"NCCL_IB_ROCE_VERSION_NUM", "1"},
-                                      {"NCCL_IB_GID_INDEX", "-1"}});
-  EXPECT_EQ(settings.gid.family, GidPolicy::Family::ipv6);
-  EXPECT_EQ(settings.gid.range->text, "fd00::/8");
-  EXPECT_FALSE(settings.gid.index);
-  EXPECT_EQ(settings.warnings, Texts{"NCCL_IB_ROCE_VERSION_NUM='1' is ignored: only RoCE v2 is chosen automatically; "
-                                     "DEEP_EP_RDMA_GID_INDEX may name another GID"});
-  EXPECT_EQ(read({{"NCCL_IB_ADDR_FAMILY", "inet"}, {"NCCL_IB_ADDR_RANGE", "10.0/8"}}).warnings.size(), 2u);
-}
-
 TEST(RdmaSettings, HandlersAndMemoryOfOthers) {
   EXPECT_EQ(read({{"DEEP_EP_NIC_HANDLER", "doorbell"}}).nic_handler, NicHandler::doorbell);
   EXPECT_EQ(read({{"NVSHMEM_IBGDA_NIC_HANDLER", "cpu_host_memory"}}).nic_handler, NicHandler::cpu);
@@ -166,8 +148,8 @@ TEST(RdmaSettings, HandlersAndMemoryOfOthers) {
   EXPECT_FALSE(read({{"NVSHMEM_IB_DISABLE_DMABUF", "1"}}).dma_buf);
   EXPECT_TRUE(read({{"NVSHMEM_IB_DISABLE_DMABUF", "0"}}).dma_buf);
   EXPECT_FALSE(read({{"NCCL_DMABUF_ENABLE", "0"}}).dma_buf);
-  EXPECT_EQ(read({{"NCCL_NET_GDR_LEVEL", "5"}}).warnings,
-            Texts{"NCCL_NET_GDR_LEVEL='5' is ignored: not one of LOC|PIX|PXB|PHB|NODE|SYS"});
+  EXPECT_EQ(read({}).relaxed_ordering, Choice::automatic);
+  EXPECT_EQ(read({{"DEEP_EP_RDMA_RELAXED_ORDERING", "1"}}).relaxed_ordering, Choice::yes);
 }
 
 TEST(RdmaSettings, OwnVariablesMustBeRight) {

@@ -112,6 +112,17 @@ TEST_F(HandWritten, ACompletionComesBehindTheAdditionsBeforeIt) {
   }
 }
 
+/// Its bytes may come in any order, so a signal by that key could come before them.
+TEST_F(HandWritten, AnAdditionByThePayloadsKeyIsRefused) {
+  post(0, [&](auto& entry, const auto& header) {
+    fetch_add_entry(entry, {header.index, header.number, 0}, {72, peers_[0].remote_key}, pair().sink, 5);
+  });
+  ring();
+  wait_for(device::rdma::kCompletionError, 1);
+  EXPECT_EQ(pair().completion->syndrome, static_cast<std::uint8_t>(rdma::Syndrome::remote_access));
+  EXPECT_EQ(words()[9], 0u);
+}
+
 /// With completions at once, and delayed ones.
 class SimulatedFailures : public HandWritten, public testing::WithParamInterface<double> {
  protected:

@@ -123,7 +123,7 @@ void pass_the_nic_test(const std::shared_ptr<Executor>& here, const rdma::Simula
                                             },
                                         .others = {},
                                         .no_others = "none",
-                                        .link_gbps = 0,
+                                        .link = {},
                                         .wants_gpu_handler = true};
   const rdma::nic_test::Limits limits{.wait_s = patience(),
                                       .entries = on_gpu ? 70000u : 2000u,

@@ -280,39 +280,11 @@ void fill(Mlx5Functions& f) {
     *number = kEventQueue;
     return fake->refuses("query_eqn") ? errno : 0;
   };
-  f.create_event_channel = [](ibv_context*, mlx5dv_devx_create_event_channel_flags) -> mlx5dv_devx_event_channel* {
-    return fake->refuses("create_event_channel") ? nullptr : made(&fake->channel);
-  };
-  f.destroy_event_channel = [](mlx5dv_devx_event_channel*) { ended(); };
-  f.subscribe_devx_event = [](mlx5dv_devx_event_channel*, mlx5dv_devx_obj* handle, std::uint16_t bytes,
-                              std::uint16_t events[], std::uint64_t cookie) {
-    if (fake->refuses("subscribe_event")) return -1;
-    const auto number = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(handle));
-    fake->subscribed[number].insert(events, events + bytes / sizeof(events[0]));
-    fake->cookies[number] = cookie;
-    return 0;
-  };
-  f.get_event = [](mlx5dv_devx_event_channel*, mlx5dv_devx_async_event_hdr* header, std::size_t bytes) -> ssize_t {
-    constexpr std::size_t kEntry = 64;
-    // Called by the thread that watches: `calls` is for those of the test's own.
-    const auto refusal = fake->refusals.find("get_event");
-    if (bytes < sizeof(*header) + kEntry || refusal != fake->refusals.end()) {
-      errno = bytes < sizeof(*header) + kEntry ? EINVAL : refusal->second;
-      return -1;
-    }
-    const FakeVerbs::DevxEvent event = fake->take_devx_event();
-    std::memset(static_cast<void*>(header), 0, sizeof(*header) + kEntry);
-    header->cookie = event.cookie;
-    header->out_data[1] = event.type;
-    return static_cast<ssize_t>(sizeof(*header) + kEntry);
-  };
 }
 
 }  // namespace
 
-FakeVerbs::FakeVerbs()
-    : event_count_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)),
-      devx_event_count_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)) {
+FakeVerbs::FakeVerbs() : event_count_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)) {
   fake = this;
   functions = {};
   mlx5 = {};
@@ -321,7 +293,6 @@ FakeVerbs::FakeVerbs()
   std::strcpy(device.name, "fake_0");
   context.device = &device;
   context.async_fd = event_count_.get();
-  channel.fd = devx_event_count_.get();
   context.ops.post_send = post_send;
   context.ops.poll_cq = poll_cq;
   completion_queue.context = &context;
@@ -377,24 +348,6 @@ ibv_async_event FakeVerbs::take_event() {
   const std::lock_guard lock(mutex_);
   const ibv_async_event event = events_.front();
   events_.pop_front();
-  return event;
-}
-
-bool FakeVerbs::raise_devx(std::uint32_t queue_pair, std::uint8_t event) {
-  if (!subscribed[queue_pair].contains(event)) return false;
-  {
-    const std::lock_guard lock(mutex_);
-    devx_events_.push_back({cookies[queue_pair], event});
-  }
-  count_up(devx_event_count_);
-  return true;
-}
-
-FakeVerbs::DevxEvent FakeVerbs::take_devx_event() {
-  count_down(devx_event_count_);
-  const std::lock_guard lock(mutex_);
-  const DevxEvent event = devx_events_.front();
-  devx_events_.pop_front();
   return event;
 }
 

@@ -62,18 +62,7 @@ class FakeVerbs {
   std::deque<ibv_wc> completions;
   void complete(std::size_t posted_index, ibv_wc_status status = IBV_WC_SUCCESS, std::uint32_t vendor = 0);
   void raise(ibv_event_type event);
-  /// The next event, for the watcher's thread.
   ibv_async_event take_event();
-  /// An event about a queue pair made by DevX, for whoever has subscribed to it; false: nobody has.
-  bool raise_devx(std::uint32_t queue_pair, std::uint8_t event);
-  struct DevxEvent {
-    std::uint64_t cookie;
-    std::uint8_t type;
-  };
-  DevxEvent take_devx_event();
-  std::map<std::uint32_t, std::set<std::uint16_t>> subscribed;  ///< queue pair -> events
-  std::map<std::uint32_t, std::uint64_t> cookies;
-  mlx5dv_devx_event_channel channel{};
 
   // ---- DevX: commands as they came, answers as told ----
   struct Command {
@@ -124,8 +113,6 @@ class FakeVerbs {
   std::mutex mutex_;
   std::deque<ibv_async_event> events_;
   UniqueFd event_count_;
-  std::deque<DevxEvent> devx_events_;
-  UniqueFd devx_event_count_;
 };
 
 }  // namespace deep_ep::rdma::verbs::test

@@ -131,6 +131,22 @@ TEST_F(NicEndsTest, HandlerCpu) {
   EXPECT_FALSE(ends_->failure().has_value());
 }
 
+TEST_F(NicEndsTest, PayloadInAnyOrderHasAKeyOfItsOwnByWhichNothingIsAdded) {
+  nic_.relaxed_ordering = true;
+  for (const NicHandler handler : {NicHandler::gpu, NicHandler::cpu}) {
+    nic_.handler = handler;
+    fake_.registered.clear();
+    make();
+    EXPECT_EQ(registered(0).access, kStrict);
+    EXPECT_EQ(registered(1).access, kStrict - IBV_ACCESS_REMOTE_ATOMIC + IBV_ACCESS_RELAXED_ORDERING);
+    EXPECT_EQ(registered(1).bytes, registered(0).bytes);
+    EXPECT_EQ(registered(1).first_address, 0u);
+    EXPECT_EQ(peer(0).remote_key - peer(0).signal_key, 1u) << "the second";
+    EXPECT_EQ(peer(0).remote_key - peer(0).local_key, 0x100u);
+    ends_.reset();
+  }
+}
+
 TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
   make();
   EXPECT_EQ(ends_->describe(), "handler gpu, rings in dma-buf, NIC fake_0:1, heap registered as dma-buf");
@@ -177,7 +193,6 @@ TEST_F(NicEndsTest, ManyQueuePairsShareWhatTheyCan) {
   const auto calls = [&](const char* name) { return std::count(fake_.calls.begin(), fake_.calls.end(), name); };
   EXPECT_EQ(fake_.commands.size(), 5u * kChannels + 4) << "each: CREATE_CQ, CREATE_QP, three states";
   EXPECT_EQ(calls("alloc_uar dedicated"), kChannels + 1) << "one to try whether kernels can ring";
-  EXPECT_EQ(calls("subscribe_event"), kChannels);
   for (const char* once : {"create_ah", "query_eqn", "umem_reg_ex dma-buf"}) EXPECT_EQ(calls(once), 1) << once;
 }
 
@@ -320,76 +335,8 @@ TEST_F(NicEndsTest, HealthSaysWhatTheDeviceHasDoneWithAllThatWasPosted) {
 TEST_F(NicEndsTest, ADeviceThatFailsIsNoLatePeer) {
   make();
   fake_.raise(IBV_EVENT_DEVICE_FATAL);
-  const Deadline deadline(30);
-  while (!ends_->failure() && !deadline.expired()) std::this_thread::yield();
-  EXPECT_EQ(ends_->health(), "RDMA device fake_0:1 reported a fatal error: nothing on it completes any more");
-}
-
-TEST_F(NicEndsTest, AQueuePairThatTheDeviceReportsIsTheNamedFailure) {
-  make();
-  EXPECT_FALSE(fake_.raise_devx(0x1235, 0x01)) << "what is no failure is not asked for";
-  for (const std::uint8_t event : {0x05, 0x07, 0x10, 0x11}) EXPECT_TRUE(fake_.subscribed[0x1234].contains(event));
-  ASSERT_TRUE(fake_.raise_devx(0x1235, 0x11));
-  const Deadline deadline(30);
-  while (!ends_->failure() && !deadline.expired()) std::this_thread::yield();
   ASSERT_TRUE(ends_->failure().has_value());
-  EXPECT_EQ(ends_->failure()->peer, 1);
-  EXPECT_EQ(describe(*ends_->failure()),
-            "RDMA queue pair 0x1235 to rank 1 over fake_0:1 failed: the device reports 'access error'");
-  fake_.queue_pair_state = 6;
-  EXPECT_EQ(ends_->health(),
-            "queue pair 0x1234 to rank 1 is in the state 'error'; RDMA queue pair 0x1235 to rank 1 over fake_0:1 "
-            "failed: the device reports 'access error'");
-}
-
-TEST_F(NicEndsTest, WithoutEventsOfQueuePairsTheWorkGoesOn) {
-  for (const char* refused : {"create_event_channel", "subscribe_event"}) {
-    fake_.refusals = {{refused, EOPNOTSUPP}};
-    testing::internal::CaptureStderr();
-    make();
-    EXPECT_TRUE(warned(testing::internal::GetCapturedStderr(), "failures that the device alone sees are not told"));
-    EXPECT_TRUE(contains(ends_->describe(), "handler gpu"));
-    ends_.reset();
-  }
-}
-
-TEST_F(NicEndsTest, DeviceEventsAreWatchedWhenThoseOfQueuePairsHaveEnded) {
-  fake_.refusals = {{"get_event", EIO}};
-  make();
-  ASSERT_TRUE(fake_.raise_devx(0x1234, 0x11));
-  fake_.raise(IBV_EVENT_DEVICE_FATAL);
-  const Deadline deadline(30);
-  while (!ends_->failure() && !deadline.expired()) std::this_thread::yield();
-  EXPECT_TRUE(contains(ends_->health(), "reported a fatal error"));
-}
-
-TEST_F(NicEndsTest, TestsMayChooseTheDoorbellAndWhereRingsLie) {
-  nic_.doorbell = devx::DoorbellPage::Kind::write_combining;
-  nic_.rings_in_host_memory = true;
-  make();
-  EXPECT_EQ(ends_->describe(), "handler gpu, rings in host memory, NIC fake_0:1, heap registered as dma-buf");
-  const std::vector<QueuePairReport> report = ends_->report();
-  ASSERT_EQ(report.size(), 2u);
-  EXPECT_EQ(report[0].text,
-            "queue pair 0x1234 (write-combining register): ready to send; posted 0, device told of 0, fetched 0, "
-            "completion 0xffffffff");
-  EXPECT_TRUE(report[0].well);
-  peer(1).queue.state->posted = 3;
-  fake_.told = 2;
-  fake_.fetched = 1;
-  EXPECT_FALSE(ends_->report()[0].well) << "complete, but the device counts more than was posted";
-  EXPECT_FALSE(ends_->report()[1].well);
-  EXPECT_TRUE(contains(ends_->report()[1].text, "posted 3, device told of 2, fetched 1"));
-  ends_.reset();
-  fake_.refusals = {{"alloc_uar BF", EOPNOTSUPP}};
-  nic_.handler = NicHandler::gpu;
-  const std::string text = refusal();
-  EXPECT_TRUE(contains(text, "Tried: write-combining register")) << text;
-  EXPECT_FALSE(contains(text, "shared register")) << "only what was asked for";
-  fake_.refusals = {{"umem_reg_ex dma-buf", EOPNOTSUPP}, {"umem_reg_ex", EFAULT}};
-  nic_.doorbell.reset();
-  nic_.rings_in_host_memory = false;
-  EXPECT_TRUE(contains(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: RDMA device fake_0")) << "no fallback";
+  EXPECT_EQ(ends_->health(), "RDMA device fake_0:1 reported a fatal error: nothing on it completes any more");
 }
 
 TEST_F(NicEndsTest, QueuePairsCountWithTheCountersOfTheirPort) {

@@ -64,11 +64,11 @@ TEST_F(NicRailsTest, APathIsTriedByAWriteOfNoBytes) {
 
 TEST_F(NicRailsTest, APathIntoMemoryIsTriedByAnAdditionOfNothing) {
   const LandingNics nics = landing_nics(0, 2);
-  const std::uint32_t key = nics.of_rail[1]->heap.remote_key();
+  const std::uint32_t key = nics.of_rail[1]->heap.signals.remote_key();
   const auto paths = make_nic_paths(own(), 4, nics);
-  EXPECT_EQ(paths->address(1).heap_key, 0u) << "it sends";
-  EXPECT_EQ(paths->address(2).heap_key, 0u) << "of the own rail";
-  EXPECT_EQ(paths->address(3).heap_key, key);
+  EXPECT_EQ(paths->address(1).signal_key, 0u) << "it sends";
+  EXPECT_EQ(paths->address(2).signal_key, 0u) << "of the own rail";
+  EXPECT_EQ(paths->address(3).signal_key, key);
   paths->connect(3, paths->address(1));
   paths->connect(1, paths->address(3));
   answer(std::uint64_t{1} << 32, IBV_WC_SUCCESS);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <string>
@@ -22,41 +23,16 @@ namespace {
 using rdma::nic_test::Subject;
 using rdma::nic_test::Way;
 using Adjust = void (*)(rdma::verbs::NicAccess&);
-using DoorbellKind = rdma::verbs::devx::DoorbellPage::Kind;
 
 struct Adjustment {
   const char* name;
   Adjust adjust;
 };
 
-template <DoorbellKind kind>
-void ring_by(rdma::verbs::NicAccess& access) {
-  access.handler = rdma::NicHandler::gpu;
-  access.doorbell = kind;
-  access.rings_in_host_memory = false;
-}
-
 constexpr std::array kAdjustments = {
-    Adjustment{"handler gpu, own register, rings in GPU memory", ring_by<DoorbellKind::own_register>},
-    Adjustment{"handler gpu, shared register, rings in GPU memory", ring_by<DoorbellKind::shared_register>},
-    Adjustment{"handler gpu, write-combining register, rings in GPU memory", ring_by<DoorbellKind::write_combining>},
-    Adjustment{"handler gpu, rings in host memory",
-               [](rdma::verbs::NicAccess& access) {
-                 access.handler = rdma::NicHandler::gpu;
-                 access.rings_in_host_memory = true;  // with the best register
-               }},
     Adjustment{"handler doorbell", [](rdma::verbs::NicAccess& access) { access.handler = rdma::NicHandler::doorbell; }},
     Adjustment{"handler cpu", [](rdma::verbs::NicAccess& access) { access.handler = rdma::NicHandler::cpu; }},
 };
-
-/// A register that the device does not have is no failure; whatever else goes wrong is.
-void require_register(const rdma::verbs::NicAccess& nic) {
-  try {
-    const rdma::verbs::devx::DoorbellPage trial({nic.device, &nic.mlx5_functions()}, nic.doorbell);
-  } catch (const Error& error) {
-    throw rdma::nic_test::Missing(error.what());
-  }
-}
 
 /// Opens the NIC, changed by `adjust` where given, and makes queue pairs on it.
 rdma::nic_test::MakeEnds on_nic(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor,
@@ -65,9 +41,26 @@ rdma::nic_test::MakeEnds on_nic(const rdma::NicAssignment& nic, const std::share
     rdma::verbs::NicAccess access = rdma::verbs::open_nic(nic, *executor, settings);
     access.path = giving_up_within(access.path, retry_s);
     if (adjust != nullptr) adjust(access);
-    if (access.doorbell) require_register(access);
     return rdma::verbs::make_nic_ends(access, executor, heap, options);
   };
+}
+
+rdma::nic_test::Link link_of(const rdma::NicAssignment& nic, const rdma::RdmaSettings& settings) {
+  const topology::SystemRoot root;
+  const auto number = [&](const std::string& path) {
+    return std::strtod(root.read(path).value_or("0").c_str(), nullptr);
+  };
+  const std::string device = "/sys/class/infiniband/" + nic.nic.name + "/device/";
+  const auto pcie = [&](const char* which) {
+    return number(device + which + "_link_speed") * number(device + which + "_link_width");
+  };
+  return {.gbps = nic.of_port().rate_gbps,
+          .pcie_gbps = pcie("current"),
+          .pcie_best_gbps = pcie("max"),
+          .interface_mtu =
+              nic.gid.netdev.empty() ? 0 : static_cast<int>(number("/sys/class/net/" + nic.gid.netdev + "/mtu")),
+          .virtual_machine = rdma::is_virtual_machine(root),
+          .relaxed_ordering = rdma::verbs::relaxes_ordering(settings, nic)};
 }
 
 Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor, const std::string& by,
@@ -77,12 +70,13 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
                   .make = on_nic(nic, executor, settings, choice.retry_s, nullptr),
                   .others = {},
                   .no_others = "handler cpu: there is no doorbell register, and rings lie in host memory",
-                  .link_gbps = nic.of_port().rate_gbps};
+                  .link = link_of(nic, settings)};
   const bool has_registers =
       executor->device().kind == Device::Kind::cuda && nic.nic.capability == rdma::Capability::mlx5;
   subject.wants_gpu_handler = has_registers && settings.nic_handler < rdma::NicHandler::doorbell;
+  subject.link.is_judged = subject.wants_gpu_handler;
   if (choice.between_machines) {
-    subject.no_others = "a NIC's doorbells and rings are tested without --listen and --peer";
+    subject.no_others = "other handlers are tested without --listen and --peer";
   } else if (subject.wants_gpu_handler) {
     for (const Adjustment& way : kAdjustments) {
       subject.others.push_back({way.name, on_nic(nic, executor, settings, choice.retry_s, way.adjust)});

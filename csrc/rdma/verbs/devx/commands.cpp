@@ -40,31 +40,32 @@ Mailbox state_change(Opcode opcode, std::uint32_t queue_pair) {
   return mailbox;
 }
 
-void set_route(Mailbox& mailbox, const ConnectionCommand& command) {
+std::uint64_t log2_down(int value) { return value <= 0 ? 0 : std::bit_width(static_cast<std::uint32_t>(value)) - 1U; }
+
+void set_route(Mailbox& mailbox, const PathOptions& path, const QueuePairAddress& own, const QueuePairAddress& peer,
+               const MacAddress& mac) {
   namespace ads = layout::ads;
-  const PathOptions& path = command.path;
   mailbox.set(of_path(ads::vhca_port_num), static_cast<std::uint64_t>(path.port));
-  const bool global = has_global_route(command.own, command.peer);
+  const bool global = has_global_route(own, peer);
   if (global) {
-    mailbox.set_bytes(kPath + ads::rgid_rip, command.peer.gid)
+    mailbox.set_bytes(kPath + ads::rgid_rip, peer.gid)
         .set(of_path(ads::src_addr_index), static_cast<std::uint64_t>(path.gid_index))
         .set(of_path(ads::hop_limit), kHopLimit);
   }
-  if (command.own.link_layer == LinkLayer::infiniband) {
+  if (own.link_layer == LinkLayer::infiniband) {
     // The firmware refuses a traffic class without the header that carries it.
     mailbox.set(of_path(ads::grh), global ? 1 : 0)
         .set(of_path(ads::tclass), global ? path.traffic_class : 0)
-        .set(of_path(ads::rlid), destination_lid(command.own, command.peer))
+        .set(of_path(ads::rlid), peer.lid)
         .set(of_path(ads::sl), path.service_level);
     return;
   }
-  const auto& mac = command.peer_mac;
   mailbox.set(of_path(ads::rmac_47_32), std::uint64_t{mac[0]} << 8 | mac[1])
       .set(of_path(ads::rmac_31_0),
            std::uint64_t{mac[2]} << 24 | std::uint64_t{mac[3]} << 16 | std::uint64_t{mac[4]} << 8 | mac[5])
       .set(of_path(ads::eth_prio), path.service_level & 7U)
       .set(of_path(ads::dscp), path.traffic_class >> 2)
-      .set(of_path(ads::udp_sport), udp_source_port(command.own.queue_pair, command.peer.queue_pair));
+      .set(of_path(ads::udp_sport), udp_source_port(own.queue_pair, peer.queue_pair));
 }
 
 }  // namespace
@@ -130,43 +131,45 @@ Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_p
   return mailbox;
 }
 
-Mailbox reset_to_init_command(const ConnectionCommand& command) {
+Mailbox reset_to_init_command(const PathOptions& path, const QueuePairAddress& own, std::uint8_t counter_set,
+                              std::uint8_t physical_port) {
   namespace qpc = layout::qpc;
-  Mailbox mailbox = state_change(Opcode::rst2init_qp, command.queue_pair);
+  Mailbox mailbox = state_change(Opcode::rst2init_qp, own.queue_pair);
   mailbox.set(of_context(qpc::pm_state), qpc::pm_state_migrated)
-      .set(of_context(qpc::counter_set_id), command.counter_set)
-      .set(of_context(qpc::lag_tx_port_affinity), command.physical_port)
+      .set(of_context(qpc::counter_set_id), counter_set)
+      .set(of_context(qpc::lag_tx_port_affinity), physical_port)
       .set(of_context(qpc::rre), 0)  // Nothing reads remotely.
       .set(of_context(qpc::rwe), 1)
       .set(of_context(qpc::rae), 1)
       .set(of_context(qpc::atomic_mode), qpc::atomic_mode_up_to_8_bytes)
-      .set(of_path(layout::ads::vhca_port_num), static_cast<std::uint64_t>(command.path.port))
-      .set(of_path(layout::ads::pkey_index), command.path.pkey_index);
+      .set(of_path(layout::ads::vhca_port_num), static_cast<std::uint64_t>(path.port))
+      .set(of_path(layout::ads::pkey_index), path.pkey_index);
   return mailbox;
 }
 
-Mailbox init_to_ready_to_receive_command(const ConnectionCommand& command) {
+Mailbox init_to_ready_to_receive_command(const PathOptions& path, const QueuePairAddress& own,
+                                         const QueuePairAddress& peer, const MacAddress& peer_mac) {
   namespace qpc = layout::qpc;
-  Mailbox mailbox = state_change(Opcode::init2rtr_qp, command.queue_pair);
-  mailbox.set(of_context(qpc::mtu), std::min(command.own.mtu, command.peer.mtu))
+  Mailbox mailbox = state_change(Opcode::init2rtr_qp, own.queue_pair);
+  mailbox.set(of_context(qpc::mtu), std::min(own.mtu, peer.mtu))
       .set(of_context(qpc::log_msg_max), kLogMessageMax)
-      .set(of_context(qpc::remote_qpn), command.peer.queue_pair)
-      .set(of_context(qpc::next_rcv_psn), command.peer.packet_number)
+      .set(of_context(qpc::remote_qpn), peer.queue_pair)
+      .set(of_context(qpc::next_rcv_psn), peer.packet_number)
       .set(of_context(qpc::min_rnr_nak), kReceiverNotReadyTimer)
-      .set(of_context(qpc::log_rra_max), command.log_outstanding_in);
-  set_route(mailbox, command);
+      .set(of_context(qpc::log_rra_max), log2_down(own.outstanding_reads_in));
+  set_route(mailbox, path, own, peer, peer_mac);
   return mailbox;
 }
 
-Mailbox ready_to_send_command(const ConnectionCommand& command) {
+Mailbox ready_to_send_command(const PathOptions& path, const QueuePairAddress& own, int outstanding) {
   namespace qpc = layout::qpc;
-  Mailbox mailbox = state_change(Opcode::rtr2rts_qp, command.queue_pair);
+  Mailbox mailbox = state_change(Opcode::rtr2rts_qp, own.queue_pair);
   mailbox.set(of_context(qpc::log_ack_req_freq), 0)
-      .set(of_context(qpc::log_sra_max), command.log_outstanding_out)
-      .set(of_context(qpc::next_send_psn), command.own.packet_number)
-      .set(of_context(qpc::retry_count), command.path.retry_count)
+      .set(of_context(qpc::log_sra_max), log2_down(outstanding))
+      .set(of_context(qpc::next_send_psn), own.packet_number)
+      .set(of_context(qpc::retry_count), path.retry_count)
       .set(of_context(qpc::rnr_retry), kReceiverNotReadyRetries)
-      .set(of_path(layout::ads::ack_timeout), command.path.ack_timeout);
+      .set(of_path(layout::ads::ack_timeout), path.ack_timeout);
   return mailbox;
 }
 

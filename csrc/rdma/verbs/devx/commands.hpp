@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -23,18 +22,7 @@ struct QueueMemory {
   std::uint64_t record = 0;                  ///< in that memory
 };
 
-/// One end's view of the connection.
-struct ConnectionCommand {
-  std::uint32_t queue_pair = 0;
-  PathOptions path;
-  QueuePairAddress own;
-  QueuePairAddress peer;
-  std::array<std::uint8_t, 6> peer_mac{};  ///< RoCE
-  std::uint32_t log_outstanding_out = 0;   ///< atomics and reads under way, as a power of two
-  std::uint32_t log_outstanding_in = 0;
-  std::uint8_t counter_set = 0;    ///< see DevxDevice
-  std::uint8_t physical_port = 0;  ///< of bonded ports, from 1; 0: not bonded
-};
+using MacAddress = std::array<std::uint8_t, 6>;
 
 Mailbox query_capabilities_command(std::uint16_t op_mod);
 /// The one entry is overwritten by every completion: the queue is collapsed. Its doorbell record is never written:
@@ -42,9 +30,14 @@ Mailbox query_capabilities_command(std::uint16_t op_mod);
 Mailbox create_completion_queue_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t event_queue);
 Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t protection_domain,
                                   std::uint32_t completion_queue);
-Mailbox reset_to_init_command(const ConnectionCommand& command);
-Mailbox init_to_ready_to_receive_command(const ConnectionCommand& command);
-Mailbox ready_to_send_command(const ConnectionCommand& command);
+/// `counter_set`: see DevxDevice. `physical_port`: of bonded ports, from 1; 0: not bonded.
+Mailbox reset_to_init_command(const PathOptions& path, const QueuePairAddress& own, std::uint8_t counter_set,
+                              std::uint8_t physical_port);
+/// `peer_mac`: on RoCE.
+Mailbox init_to_ready_to_receive_command(const PathOptions& path, const QueuePairAddress& own,
+                                         const QueuePairAddress& peer, const MacAddress& peer_mac);
+/// `outstanding`: additions under way.
+Mailbox ready_to_send_command(const PathOptions& path, const QueuePairAddress& own, int outstanding);
 Mailbox query_queue_pair_command(std::uint32_t queue_pair);
 Mailbox query_lag_command();
 

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 #include "csrc/support/format.hpp"
@@ -108,7 +107,6 @@ MacAddress find_mac(const Context& context, const QueuePairAddress& peer, const 
 /// The kernel gives one to its own queue pairs: a queue pair of verbs is made and asked. 0: it does not say.
 std::uint8_t find_counter_set(const Context& context, const PathOptions& path) {
   try {
-    if (context.functions->qp_query == nullptr) throw SystemError("libmlx5 has no mlx5dv_devx_qp_query");
     const QueuePair pair(std::make_shared<CompletionQueue>(context.device, 1), 1, path);
     const Mailbox command = query_queue_pair_command(pair.number());
     Mailbox answer(layout::command::context_bits);

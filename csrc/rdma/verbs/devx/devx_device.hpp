@@ -2,7 +2,6 @@
 // for and registered once.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -11,14 +10,13 @@
 
 #include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/queue_pair_address.hpp"
+#include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 
 /// Of the memory of queue pairs: the page size of GPUs.
 inline constexpr std::size_t kRingAlignment = 65536;
-
-using MacAddress = std::array<std::uint8_t, 6>;
 
 class DevxDevice {
  public:

@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <atomic>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -8,9 +5,7 @@
 
 #include "csrc/rdma/ring/bells.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
-#include "csrc/rdma/verbs/async_events.hpp"
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
-#include "csrc/rdma/verbs/devx/event_channel.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/verbs/nic_rails.hpp"
@@ -26,14 +21,14 @@ using devx::DevxQueuePair;
 
 /// Whether kernels can ring is tried on a page of its own, before anything else is made.
 void try_ringing(const NicAccess& nic, DoorbellPages& pages) {
-  const devx::DoorbellPage trial(devx::Context{nic.device, &nic.mlx5_functions()}, nic.doorbell);
+  const devx::DoorbellPage trial(devx::Context{nic.device, &nic.mlx5_functions()});
   pages.map(trial.register_address());
 }
 
 class DevxEnds final : public Ends {
  public:
-  DevxEnds(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-           std::shared_ptr<Registration> heap, const ConnectionOptions& options)
+  DevxEnds(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor, HeapRegistration heap,
+           const ConnectionOptions& options)
       : handler_(handler),
         name_(nic.nic.name()),
         cpus_(nic.nic.nic.cpus),
@@ -48,26 +43,18 @@ class DevxEnds final : public Ends {
     } else {
       bells_.emplace(executor, options_.ends(), options_.depth);
     }
-    const bool on_gpu = nic.gpu_memory && !nic.rings_in_host_memory.value_or(false);
     try {
-      make(nic, executor, on_gpu);
+      make(nic, executor, nic.gpu_memory);
     } catch (const Error& error) {
-      if (!on_gpu || nic.rings_in_host_memory) throw;
+      if (!nic.gpu_memory) throw;
       log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", name_,
                 error.what());
       make(nic, executor, false);
     }
     sinks_ = std::make_unique<Registration>(register_sinks(nic, *rings_));
-    events_ = std::make_unique<AsyncEventWatcher>(
-        device_, [this](const AsyncEvent& event) { take(event); },
-        channel_ == nullptr ? EventSource{} : channel_->source());
   }
 
-  QueuePairAddress address(std::size_t end) const override {
-    QueuePairAddress address = pairs_[end]->address();
-    address.heap_key = heap_->remote_key();
-    return address;
-  }
+  QueuePairAddress address(std::size_t end) const override { return heap_.at(pairs_[end]->address()); }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     pairs_[end]->connect(peer);
@@ -81,7 +68,7 @@ class DevxEnds final : public Ends {
     }
     // In the GPU's own memory all that the device reads is served by this GPU, see PortChannel.
     queue.system_scope = !rings_->options().on_gpu;
-    return peer_params(queue, *heap_, peer, *sinks_, end);
+    return peer_params(queue, heap_, peer, *sinks_, end);
   }
 
   QueuePairAddress landing(std::size_t end) const override { return landings_.address(end); }
@@ -99,32 +86,31 @@ class DevxEnds final : public Ends {
 
   /// Completions in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
   std::optional<Failure> failure() const override {
-    if (device_failed_) {
-      return Failure{.of = FailureOf::device,
-                     .device = name_,
-                     .detail = "reported a fatal error: nothing on it completes any more"};
+    if (device_->has_failed()) {
+      return Failure{
+          .of_device = true, .device = name_, .detail = "reported a fatal error: nothing on it completes any more"};
     }
     if (bells_ && bells_->lost()) {
-      return Failure{.of = FailureOf::device, .device = name_, .detail = "was not told of a doorbell"};
+      return Failure{.of_device = true, .device = name_, .detail = "was not told of a doorbell"};
     }
     for (std::size_t end = 0; end < pairs_.size() && !rings_->options().on_gpu; ++end) {
       const device::rdma::CompletionEntry& completion = *rings_->completion(end);
       const std::uint32_t tail = __atomic_load_n(&completion.tail, __ATOMIC_ACQUIRE);
       if (device::rdma::tail_opcode(tail) == device::rdma::kCompletionError) return failure_of(end, completion, tail);
     }
-    return reported();
+    return std::nullopt;
   }
 
   /// Asks the device about every queue pair.
   std::string health() const override {
-    if (device_failed_) return rdma::describe(*failure());
+    if (device_->has_failed()) return rdma::describe(*failure());
     std::vector<std::string> troubles;
     if (const ibv_port_attr port = device_->port(port_); port.state != IBV_PORT_ACTIVE) {
       troubles.push_back(fmt::format("port {} is {}", port_, device_->functions().port_state_str(port.state)));
     }
     const std::vector<RingStatus> rings = rings_->status();
     for (std::size_t end = 0; end < pairs_.size(); ++end) {
-      std::string trouble = trouble_of(end, rings[end], pairs_[end]->progress());
+      std::string trouble = trouble_of(end, rings[end]);
       if (!trouble.empty()) troubles.push_back(std::move(trouble));
     }
     constexpr std::size_t kMost = 4;
@@ -134,29 +120,11 @@ class DevxEnds final : public Ends {
     return fmt::format("{}{}", fmt::join(troubles, "; "), more != 0 ? fmt::format("; and {} more", more) : "");
   }
 
-  std::vector<QueuePairReport> report() const override {
-    std::vector<QueuePairReport> reports;
-    const std::vector<RingStatus> rings = rings_->status();
-    for (std::size_t end = 0; end < pairs_.size(); ++end) {
-      const devx::QueuePairProgress progress = pairs_[end]->progress();
-      const std::string trouble = trouble_of(end, rings[end], progress);
-      const auto posted = static_cast<std::uint16_t>(rings[end].state.posted);  // the device counts in 16 bits
-      reports.push_back(
-          {fmt::format("queue pair {:#x} ({}): {}; posted {}, device told of {}, fetched {}, completion "
-                       "{:#010x}{}{}",
-                       pairs_[end]->number(), to_string(pairs_[end]->doorbell().kind()),
-                       devx::state_name(progress.state), rings[end].state.posted, progress.posted, progress.fetched,
-                       rings[end].completion.tail, trouble.empty() ? "" : "; ", trouble),
-           trouble.empty() && progress.posted == posted && progress.fetched == posted});
-    }
-    return reports;
-  }
-
   bool idle() const override { return rings_->idle(); }
 
   std::string describe() const override {
     return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler_),
-                       to_string(pairs_.front()->memory_path()), name_, to_string(heap_->path()));
+                       to_string(pairs_.front()->memory_path()), name_, to_string(heap_.signals.path()));
   }
 
  private:
@@ -171,32 +139,13 @@ class DevxEnds final : public Ends {
             .vendor_syndrome = completion.vendor_syndrome};
   }
 
-  /// On the watcher's thread.
-  void take(const AsyncEvent& event) {
-    if (event.kind == AsyncEventKind::device_failed) device_failed_ = true;
-    if (event.kind != AsyncEventKind::queue_pair_failed) return;
-    const auto pair = std::find_if(pairs_.begin(), pairs_.end(),
-                                   [&](const auto& each) { return each->number() == event.queue_pair; });
-    const std::lock_guard lock(reported_mutex_);
-    if (pair == pairs_.end() || reported_) return;
-    reported_ = Failure{.of = FailureOf::queue_pair,
-                        .peer = options_.peer(static_cast<std::size_t>(pair - pairs_.begin())),
-                        .device = name_,
-                        .queue_pair = event.queue_pair,
-                        .detail = fmt::format("the device reports '{}'", event.name)};
-  }
-  std::optional<Failure> reported() const {
-    const std::lock_guard lock(reported_mutex_);
-    return reported_;
-  }
-
   /// Empty where all that was posted is complete.
-  std::string trouble_of(std::size_t end, const RingStatus& ring, const devx::QueuePairProgress& progress) const {
+  std::string trouble_of(std::size_t end, const RingStatus& ring) const {
     if (device::rdma::tail_opcode(ring.completion.tail) == device::rdma::kCompletionError) {
       return rdma::describe(failure_of(end, ring.completion, ring.completion.tail));
     }
     const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end]->number(), options_.peer(end));
-    if (const auto seen = reported(); seen && seen->queue_pair == pairs_[end]->number()) return rdma::describe(*seen);
+    const devx::QueuePairProgress progress = pairs_[end]->progress();
     if (progress.state != devx::kReadyToSend) {
       return fmt::format("{} is in the state '{}'", name, devx::state_name(progress.state));
     }
@@ -230,20 +179,8 @@ class DevxEnds final : public Ends {
     for (std::size_t i = 0; i < options_.ends(); ++i) {
       place.offset = i * bytes;
       place.record = i * 2 * sizeof(std::uint32_t);
-      pairs_.push_back(std::make_unique<DevxQueuePair>(device, place, options_.port_offset(i), nic.doorbell));
+      pairs_.push_back(std::make_unique<DevxQueuePair>(device, place, options_.port_offset(i)));
       if (!bells_) doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
-    }
-    subscribe(device->context());
-  }
-
-  /// The work goes on without: then waits end by their deadline alone where only the device knows what has failed.
-  void subscribe(const devx::Context& context) {
-    try {
-      channel_ = std::make_unique<devx::EventChannel>(context);
-      for (const auto& pair : pairs_) pair->report_to(*channel_);
-    } catch (const Error& error) {
-      channel_.reset();
-      log::warn("rdma: {}: failures that the device alone sees are not told, because: {}", name_, error.what());
     }
   }
 
@@ -253,28 +190,23 @@ class DevxEnds final : public Ends {
   std::string name_;
   std::vector<int> cpus_;
   ConnectionOptions options_;
-  std::shared_ptr<Registration> heap_;
+  HeapRegistration heap_;
   std::optional<Bells> bells_;  ///< handler `doorbell`
   std::unique_ptr<RingMemory> rings_;
   std::unique_ptr<Registration> sinks_;
   Landings landings_;
   DoorbellPages pages_;
-  std::unique_ptr<devx::EventChannel> channel_;  ///< null where the device has none
   std::vector<std::unique_ptr<DevxQueuePair>> pairs_;
   std::vector<MappedDoorbell> doorbells_;
   std::shared_ptr<Device> device_;
   int port_;
-  std::atomic<bool> device_failed_{false};
-  mutable std::mutex reported_mutex_;
-  std::optional<Failure> reported_;            ///< the first queue pair that the device says has failed
-  std::unique_ptr<AsyncEventWatcher> events_;  ///< its thread uses the rest
-  std::jthread ringer_;                        ///< last: rings for bells
+  std::jthread ringer_;  ///< last: rings for bells
 };
 
 }  // namespace
 
 std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
-                                     const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
+                                     const std::shared_ptr<Executor>& executor, HeapRegistration heap,
                                      const ConnectionOptions& options) {
   if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
   if (!nic.mlx5()) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <utility>
 
 #include "csrc/rdma/verbs/functions.hpp"
@@ -10,24 +9,17 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
-namespace {
-
-std::uint32_t log2_down(int value) { return value <= 0 ? 0 : std::bit_width(static_cast<std::uint32_t>(value)) - 1U; }
-
-}  // namespace
-
 std::string_view state_name(std::uint64_t state) {
   constexpr std::array<std::string_view, 4> kNames = {"reset", "initialised", "ready to receive", "ready to send"};
   return state < kNames.size() ? kNames[state] : "error";
 }
 
-DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset,
-                             std::optional<DoorbellPage::Kind> doorbell)
+DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset)
     : device_(std::move(device)),
       memory_(std::move(memory)),
       port_offset_(port_offset),
       address_(device_->address()),
-      doorbell_(device_->context(), doorbell),
+      doorbell_(device_->context()),
       completion_queue_(device_->context(), "CREATE_CQ",
                         create_completion_queue_command(memory_, doorbell_.page_id(), device_->event_queue())),
       queue_pair_(device_->context(), "CREATE_QP",
@@ -38,28 +30,23 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory mem
 
 void DevxQueuePair::connect(const QueuePairAddress& peer) {
   check_compatible(device_->context().device->name(), address_, peer);
-  ConnectionCommand command;
-  command.queue_pair = number();
-  command.path = device_->path();
-  command.own = address_;
-  command.peer = peer;
-  if (address_.link_layer == LinkLayer::ethernet) command.peer_mac = device_->mac_of(peer);
-  const ibv_device_attr& limits = device_->context().device->limits();
-  command.log_outstanding_out = log2_down(std::min<int>(limits.max_qp_init_rd_atom, peer.outstanding_reads_in));
-  command.log_outstanding_in = log2_down(address_.outstanding_reads_in);
-  command.counter_set = device_->counter_set();
+  const MacAddress mac = address_.link_layer == LinkLayer::ethernet ? device_->mac_of(peer) : MacAddress{};
   const int ports = device_->bonded_ports();
-  if (ports > 1) command.physical_port = static_cast<std::uint8_t>(1 + port_offset_ % ports);
+  const auto physical_port = static_cast<std::uint8_t>(ports > 1 ? 1 + port_offset_ % ports : 0);
+  const auto initialise = [&](std::uint8_t counter_set) {
+    queue_pair_.modify("RST2INIT_QP", reset_to_init_command(device_->path(), address_, counter_set, physical_port));
+  };
   try {
-    queue_pair_.modify("RST2INIT_QP", reset_to_init_command(command));
+    initialise(device_->counter_set());
   } catch (const SystemError& error) {
-    if (command.counter_set == 0) throw;
+    if (device_->counter_set() == 0) throw;
     device_->stop_counting(error.what());
-    command.counter_set = 0;
-    queue_pair_.modify("RST2INIT_QP", reset_to_init_command(command));
+    initialise(0);
   }
-  queue_pair_.modify("INIT2RTR_QP", init_to_ready_to_receive_command(command));
-  queue_pair_.modify("RTR2RTS_QP", ready_to_send_command(command));
+  queue_pair_.modify("INIT2RTR_QP", init_to_ready_to_receive_command(device_->path(), address_, peer, mac));
+  const int most = device_->context().device->limits().max_qp_init_rd_atom;
+  queue_pair_.modify("RTR2RTS_QP",
+                     ready_to_send_command(device_->path(), address_, std::min<int>(most, peer.outstanding_reads_in)));
 }
 
 QueuePairProgress DevxQueuePair::progress() const {

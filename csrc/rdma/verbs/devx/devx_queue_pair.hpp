@@ -1,14 +1,11 @@
 // A queue pair whose ring, completion entry and doorbell a GPU uses by itself: made by DevX, in memory of the caller.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 
 #include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
-#include "csrc/rdma/verbs/devx/event_channel.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
@@ -27,10 +24,8 @@ struct QueuePairProgress {
 class DevxQueuePair {
  public:
   /// Makes doorbell, completion queue and queue pair. `port_offset`: with bonded ports, consecutive offsets leave by
-  /// consecutive ports. `doorbell`: nothing for the best that there is. SystemError says which command was refused, and
-  /// how.
-  DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset = 0,
-                std::optional<DoorbellPage::Kind> doorbell = {});
+  /// consecutive ports. SystemError says which command was refused, and how.
+  DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset = 0);
 
   std::uint32_t number() const { return queue_pair_.number(); }
   const QueuePairAddress& address() const { return address_; }
@@ -40,8 +35,6 @@ class DevxQueuePair {
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
   void connect(const QueuePairAddress& peer);
   QueuePairProgress progress() const;
-  /// Lets the channel hand on what the device reports about it. SystemError.
-  void report_to(EventChannel& channel) const { channel.subscribe(queue_pair_); }
 
  private:
   // In the order in which the firmware needs them; they are destroyed in the opposite order.

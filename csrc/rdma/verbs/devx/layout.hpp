@@ -153,7 +153,6 @@ inline constexpr std::uint64_t atomic_mode_up_to_8_bytes = 3;
 namespace ads {
 inline constexpr Field pkey_index{0x10, 16};
 inline constexpr Field grh{0x28, 1};
-inline constexpr Field mlid{0x29, 7};
 inline constexpr Field rlid{0x30, 16};
 inline constexpr Field ack_timeout{0x40, 5};
 inline constexpr Field src_addr_index{0x48, 8};
@@ -172,22 +171,9 @@ inline constexpr Field rmac_31_0{0x140, 32};
 /// General capabilities (op_mod 0 << 1 | 1: current values).
 namespace cmd_hca_cap {
 inline constexpr std::uint16_t op_mod = 0 << 1 | 1;
-inline constexpr Field log_max_ra_req_qp{0x14a, 6};
-inline constexpr Field log_max_ra_res_qp{0x15a, 6};
 inline constexpr Field cqe_version{0x1fc, 4};
-inline constexpr Field log_bf_reg_size{0x26b, 5};
 inline constexpr Field num_lag_ports{0x27c, 4};
 }  // namespace cmd_hca_cap
-
-/// Events about a queue pair after which it is in the error state.
-namespace event {
-inline constexpr std::uint16_t queue_failed = 0x05;
-inline constexpr std::uint16_t path_migration_failed = 0x07;
-inline constexpr std::uint16_t invalid_request = 0x10;
-inline constexpr std::uint16_t access_violation = 0x11;
-inline constexpr std::size_t type_byte = 1;  ///< of an event queue's entry
-inline constexpr std::size_t entry_bytes = 64;
-}  // namespace event
 
 /// Answer of QUERY_LAG.
 namespace query_lag {

@@ -35,16 +35,16 @@ void check(const Context& context, const char* name, int error, const Mailbox& a
 }
 
 /// See Umem. `dma_buf` begins where the range does. errno tells a failure.
-mlx5dv_devx_umem* register_pages(const Context& context, const MemoryRange& range, const UniqueFd* dma_buf = nullptr) {
+mlx5dv_devx_umem* register_pages(const Context& context, const MemoryRange& range, int dma_buf = -1) {
   mlx5dv_devx_umem_in request{};
   request.addr = range.address;
   request.size = range.bytes;
   request.access = IBV_ACCESS_LOCAL_WRITE;
   request.pgsz_bitmap = context.page_bytes;
-  if (dma_buf != nullptr) {
+  if (dma_buf >= 0) {
     request.addr = nullptr;  // an offset into the dma-buf
     request.comp_mask = kUmemMaskDmabuf;
-    request.dmabuf_fd = dma_buf->get();
+    request.dmabuf_fd = dma_buf;
   }
   errno = 0;
   return context.functions->umem_reg_ex(context.device->context(), &request);
@@ -117,20 +117,13 @@ Umem Umem::of_host_memory(Context context, const MemoryRange& range) {
 }
 
 Umem Umem::of_gpu_memory(Context context, const MemoryRange& range, const DmaBufExporter& exporter) {
-  std::string dma_buf;
-  if (!exporter) {
-    dma_buf = "the GPU's driver offers no export";
-  } else {
-    try {
-      const UniqueFd descriptor = exporter(range.address, range.bytes);
-      mlx5dv_devx_umem* memory = register_pages(context, range, &descriptor);
-      if (memory != nullptr) return Umem(std::move(context), memory, RegistrationPath::dma_buf);
-      dma_buf = "mlx5dv_devx_umem_reg_ex: " + errno_text(errno);
-    } catch (const Error& error) {
-      dma_buf = error.what();
-    }
-  }
-  mlx5dv_devx_umem* memory = register_pages(context, range);
+  mlx5dv_devx_umem* memory = nullptr;
+  const std::string dma_buf = by_dma_buf(range, exporter, [&](int descriptor) {
+    memory = register_pages(context, range, descriptor);
+    return memory != nullptr ? std::string() : "mlx5dv_devx_umem_reg_ex: " + errno_text(errno);
+  });
+  if (dma_buf.empty()) return Umem(std::move(context), memory, RegistrationPath::dma_buf);
+  memory = register_pages(context, range);
   if (memory == nullptr) {
     const int error = errno;
     fail<SystemError>(
@@ -141,35 +134,18 @@ Umem Umem::of_gpu_memory(Context context, const MemoryRange& range, const DmaBuf
   return Umem(std::move(context), memory, RegistrationPath::peer_memory);
 }
 
-std::string_view to_string(DoorbellPage::Kind kind) {
-  switch (kind) {
-    case DoorbellPage::Kind::own_register:
-      return "own register";
-    case DoorbellPage::Kind::shared_register:
-      return "shared register";
-    case DoorbellPage::Kind::write_combining:
-      return "write-combining register";
-  }
-  return "unknown";
-}
-
-DoorbellPage::DoorbellPage(Context context, std::optional<Kind> wanted) : context_(std::move(context)) {
-  struct Attempt {
-    std::uint32_t flags;
-    Kind kind;
+DoorbellPage::DoorbellPage(Context context) : context_(std::move(context)) {
+  constexpr std::pair<std::uint32_t, const char*> kAttempts[] = {
+      {kUarNcDedicated, "own register"},
+      {MLX5DV_UAR_ALLOC_TYPE_NC, "shared register"},
+      {MLX5DV_UAR_ALLOC_TYPE_BF, "write-combining register"},
   };
   std::string answers;
-  for (const Attempt attempt :
-       {Attempt{kUarNcDedicated, Kind::own_register}, Attempt{MLX5DV_UAR_ALLOC_TYPE_NC, Kind::shared_register},
-        Attempt{MLX5DV_UAR_ALLOC_TYPE_BF, Kind::write_combining}}) {
-    if (wanted && attempt.kind != *wanted) continue;
+  for (const auto& [flags, name] : kAttempts) {
     errno = 0;
-    page_ = context_.functions->alloc_uar(context_.device->context(), attempt.flags);
-    if (page_ != nullptr) {
-      kind_ = attempt.kind;
-      return;
-    }
-    answers += fmt::format("{}{}: {}", answers.empty() ? "" : "; ", to_string(attempt.kind), errno_text(errno));
+    page_ = context_.functions->alloc_uar(context_.device->context(), flags);
+    if (page_ != nullptr) return;
+    answers += fmt::format("{}{}: {}", answers.empty() ? "" : "; ", name, errno_text(errno));
   }
   fail<SystemError>("RDMA device {}: mlx5dv_devx_alloc_uar gives no doorbell register. Tried: {}",
                     context_.device->name(), answers);

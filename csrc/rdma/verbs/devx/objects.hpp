@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "csrc/rdma/verbs/device.hpp"
@@ -41,7 +40,6 @@ class FirmwareObject {
   FirmwareObject& operator=(const FirmwareObject&) = delete;
 
   std::uint32_t number() const { return number_; }
-  mlx5dv_devx_obj* handle() const { return object_; }
   void modify(const char* name, const Mailbox& command);
   Mailbox query(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
 
@@ -76,28 +74,20 @@ class Umem {
 /// A doorbell register. Writing combined or not, eight bytes stored at once ring it.
 class DoorbellPage {
  public:
-  enum class Kind : std::uint8_t {
-    own_register,     ///< not cached, exclusive (rdma-core 45 and later)
-    shared_register,  ///< not cached, one for the opened device: queue pairs share it, which 8-byte stores allow
-    write_combining,  ///< a BlueFlame register, used as a plain one
-  };
-
-  /// The first of these kinds that the device provides, in this order, or the one that is `wanted`. SystemError says
-  /// what each attempt answered.
-  explicit DoorbellPage(Context context, std::optional<Kind> wanted = {});
+  /// The first that the device provides of: one that is not cached and exclusive (rdma-core 45 and later); one that is
+  /// not cached and all queue pairs of the opened device share, which 8-byte stores allow; a BlueFlame register, used
+  /// as a plain one. SystemError says what each attempt answered.
+  explicit DoorbellPage(Context context);
   ~DoorbellPage();
   DoorbellPage(const DoorbellPage&) = delete;
   DoorbellPage& operator=(const DoorbellPage&) = delete;
 
-  Kind kind() const { return kind_; }
   std::uint32_t page_id() const;
   void* register_address() const;
 
  private:
   Context context_;
   mlx5dv_devx_uar* page_ = nullptr;
-  Kind kind_ = Kind::own_register;
 };
-std::string_view to_string(DoorbellPage::Kind kind);
 
 }  // namespace deep_ep::rdma::verbs::devx

@@ -41,6 +41,9 @@ class BufferCall {
   bool outermost() const { return use_.outermost(); }
   /// Among ranks of one node, or between nodes; InvalidArgument where neither is possible.
   NormalMode& normal() const {
+    if (runtime_.only_low_latency()) {
+      fail<Unsupported>("Buffer::{} after ranks were replaced, allowed: low-latency calls", call_);
+    }
     const NodeMembership& nodes = runtime_.nodes();
     if (nodes.num_nodes == 1) return *runtime_.intranode;
     if (runtime_.internode) return *runtime_.internode;
@@ -158,6 +161,11 @@ void Buffer::low_latency_clear_mask(StreamHandle stream) {
   BufferCall(runtime_, "low_latency_clear_mask").masking().clear_mask(stream);
 }
 void Buffer::low_latency_resume() { BufferCall(runtime_, "low_latency_resume").low_latency().resume(); }
+void Buffer::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks) {
+  const BufferCall call(runtime_, "replace_ranks");
+  static_cast<void>(call.masking());
+  call->replace_ranks(group, ranks);
+}
 TensorView Buffer::low_latency_memory() const {
   return BufferCall(runtime_, "low_latency_memory").low_latency().memory();
 }

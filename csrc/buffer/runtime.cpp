@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/internode/internode.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
@@ -64,6 +65,8 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
                  const BufferOptions& options) {
   if (!bootstrap) throw InvalidArgument("bootstrap is null");
   bootstrap_ = BufferExchanges::over(bootstrap);
+  rank_ = bootstrap_->rank();
+  num_ranks_ = bootstrap_->size();
   try {
     make(std::move(executor), options);
     make_modes();
@@ -82,8 +85,9 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
     identity = backend->identity();
   });
   AgreedOptions agreed = agree_on_options(*bootstrap_, options, identity);
-  options_ = std::move(agreed.options);
+  options_ = agreed_options_ = std::move(agreed.options);
   timeout_s_ = agreed.timeout_s;
+  agreed_options_.timeout_s = timeout_s_;
   processes_ = std::move(agreed.processes);
   check_shared_memory(*backend);
   policy_ = share_device(backend->policy(), identity, agreed.devices);
@@ -128,6 +132,8 @@ void Runtime::make_modes() {
   if (options_.low_latency.bytes != 0) low_latency = std::make_unique<LowLatency>(*this);
   faults_->explain_timeouts_by([this] { return describe_health(); });
   bootstrap_->barrier();  // no rank signals before all ranks are ready
+  only_low_latency_ = membership_ != nullptr && membership_->joined_later();
+  if (only_low_latency_) low_latency->resume_together();
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", rank(), num_ranks(), to_string(device()),
             format_bytes(heap_->bytes()), format_bytes(layout().window_bytes));
 }
@@ -161,6 +167,10 @@ void Runtime::join_control_plane() {
                                            .failed = words.failed},
                                           {.timeout_s = timeout_s_, .masks = options_.low_latency.masking});
   if (membership_ == nullptr) return;
+  end_waits_for_the_gone();
+}
+
+void Runtime::end_waits_for_the_gone() const {
   bootstrap_->end_waits_by([this] {
     const std::vector<int> gone = membership_->gone();
     if (gone.empty()) return;
@@ -317,6 +327,80 @@ void Runtime::resume() {
   bootstrap_->begin(Purpose::sleeping);
   heap_->resume(*bootstrap_);
   one_thread_.suspend(false);
+}
+
+std::vector<bool> Runtime::check_replaced(const Bootstrap& group, std::span<const int> ranks) const {
+  if (layout().internode.bytes != 0 || !plan_.reach.far.empty()) {  // the same on all ranks
+    throw Unsupported("replace_ranks: RDMA reaches ranks of this buffer, allowed: ranks of one node");
+  }
+  if (executor_->is_capturing(comm_stream_)) {
+    throw InvalidArgument("replace_ranks: calls are being recorded into a CUDA graph, and the host waits for calls");
+  }
+  if (group.rank() != rank() || group.size() != num_ranks()) {
+    fail<InvalidArgument>("replace_ranks: the group says rank {} of {}, allowed: {} of {}, as in the buffer",
+                          group.rank(), group.size(), rank(), num_ranks());
+  }
+  if (ranks.empty()) throw InvalidArgument("replace_ranks: no ranks are given, allowed: at least one");
+  std::vector<bool> is_new(static_cast<std::size_t>(num_ranks()));
+  for (const int replaced : ranks) {
+    check_range("rank", replaced, 0, num_ranks() - 1);
+    if (replaced == rank()) fail<InvalidArgument>("replace_ranks: rank {} replaces itself, allowed: others", replaced);
+    if (!membership_->await_end(replaced)) {
+      fail<InvalidArgument>("replace_ranks: {} lives and is in the buffer, allowed: ranks whose processes have ended",
+                            membership_->describe_process(replaced));
+    }
+    is_new[static_cast<std::size_t>(replaced)] = true;
+  }
+  return is_new;
+}
+
+void Runtime::check_newcomers(const AgreedOptions& agreed, const std::vector<bool>& is_new) const {
+  const ProcessIdentity own = this_process();
+  for (std::size_t other = 0; other < is_new.size(); ++other) {
+    const ProcessIdentity& there = agreed.processes[other];
+    if (is_new[other] == processes_[other].same_process(there)) {
+      fail<RankMismatch>("replace_ranks: rank {} is {} process, but rank {} replaces {}", other,
+                         is_new[other] ? "the old" : "a new", rank(), is_new[other] ? "it" : "others");
+    }
+    if (!own.same_network(there)) {
+      fail<Unsupported>("replace_ranks: rank {} is on host {} or in another network namespace, allowed: one node",
+                        other, there.host.data());
+    }
+  }
+  if (agreed.timeout_s != timeout_s_) {
+    fail<RankMismatch>("replace_ranks: a new rank has a time-out of {} s, allowed: at most {} s, as in the buffer",
+                       agreed.timeout_s, timeout_s_);
+  }
+  const LaunchPolicy shared = share_device(executor_->policy(), executor_->identity(), agreed.devices);
+  if (shared.multiprocessors < policy_.multiprocessors) {
+    fail<RankMismatch>("replace_ranks: more ranks than before share the device of rank {}", rank());
+  }
+}
+
+void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks) {
+  if (!group) throw InvalidArgument("replace_ranks: group is null");
+  const std::shared_ptr<BufferExchanges> exchanges = BufferExchanges::over(group);
+  // These are the exchanges of Runtime::Runtime, which the new processes are in.
+  std::vector<bool> is_new;
+  agree(*exchanges, "replacing ranks", [&] {
+    is_new = check_replaced(*exchanges, ranks);
+    low_latency->begin_resume();
+  });
+  const AgreedOptions agreed = agree_on_options(*exchanges, agreed_options_, executor_->identity());
+  agree(*exchanges, "replacing ranks", [&] { check_newcomers(agreed, is_new); });
+  membership_->replace(*exchanges, is_new);
+  processes_ = agreed.processes;
+  heap_->admit(*exchanges, is_new);
+  exchanges->barrier();
+  const auto before = std::exchange(bootstrap_, exchanges);
+  try {
+    low_latency->resume_together();
+  } catch (...) {
+    bootstrap_ = before;
+    throw;
+  }
+  only_low_latency_ = true;
+  end_waits_for_the_gone();
 }
 
 void Runtime::end_with_masks() {

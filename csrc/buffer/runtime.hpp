@@ -12,6 +12,7 @@
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/faults.hpp"
 #include "csrc/buffer/one_thread.hpp"
+#include "csrc/buffer/options.hpp"
 #include "csrc/control/membership.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/memory/executor_memory.hpp"
@@ -37,8 +38,8 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   BufferExchanges& bootstrap() const { return *bootstrap_; }
-  int rank() const { return bootstrap_->rank(); }
-  int num_ranks() const { return bootstrap_->size(); }
+  int rank() const { return rank_; }
+  int num_ranks() const { return num_ranks_; }
   const BufferOptions& options() const { return options_; }
   double timeout_s() const { return timeout_s_; }
 
@@ -87,6 +88,9 @@ class Runtime {
   void destroy_collectively();
   void suspend();
   void resume();
+  void replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks);
+  /// Some ranks have no count of the other calls of this buffer.
+  bool only_low_latency() const { return only_low_latency_; }
 
   const HomeProcess home;
   std::unique_ptr<Intranode> intranode;
@@ -98,7 +102,10 @@ class Runtime {
   /// Which ranks make nodes, and what a buffer of such nodes allocates.
   void plan(std::span<const int> domains, const std::vector<bool>& keeps_to_path);
   void join_control_plane();
+  void end_waits_for_the_gone() const;
   void make_modes();
+  std::vector<bool> check_replaced(const Bootstrap& group, std::span<const int> ranks) const;
+  void check_newcomers(const AgreedOptions& agreed, const std::vector<bool>& is_new) const;
   std::string describe_normal_mode() const;
   std::string describe_heap() const;
   /// For a rank that waits in vain: what has become of all that was posted to NICs. Empty where there is none.
@@ -110,7 +117,9 @@ class Runtime {
   void settle_last_work() noexcept;
 
   std::shared_ptr<BufferExchanges> bootstrap_;
+  int rank_ = 0, num_ranks_ = 0;
   BufferOptions options_;
+  BufferOptions agreed_options_;  ///< those that a process which joins later must have, too
   double timeout_s_ = 0;
   std::vector<ProcessIdentity> processes_;
   std::shared_ptr<Backend> executor_;
@@ -125,6 +134,7 @@ class Runtime {
   std::vector<std::unique_ptr<rdma::Connections>> connections_;  ///< until their modes have taken them
   std::optional<Faults> faults_;
   OneThread one_thread_;
+  bool only_low_latency_ = false;
 };
 
 }  // namespace deep_ep

@@ -17,6 +17,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
+constexpr auto kMostOfAnEnd = std::chrono::seconds(2);  ///< from the end of a process until it is known here
+
 // Parts of a time-out.
 constexpr int kSteps = 16;           ///< between two reports of a wait, and the most that time moves on between looks
 constexpr int kBeforeReports = 8;    ///< a shorter wait is not reported
@@ -29,15 +31,34 @@ constexpr double kForEver = 1e9;  ///< s, as in kernels; not all doubles have th
 
 auto load(const auto& words, int rank) { return __atomic_load_n(&words[index(rank)], __ATOMIC_RELAXED); }
 
+/// Collective: the processes of all ranks. `buffer` and the next `round` are of a membership that this rank has
+/// already.
+std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, std::uint64_t buffer = 0,
+                                        std::uint32_t round = 0) {
+  const auto gather = [&](bool by_tcp) {
+    ProcessInfo mine;
+    agree(bootstrap, by_tcp ? "opening a port for control connections" : "joining the control plane", [&] {
+      mine = plane.info(by_tcp);
+      if (round != 0) mine.buffer = buffer;
+      mine.round = round;
+    });
+    return all_gather_values(bootstrap, mine);
+  };
+  std::vector<ProcessInfo> ranks = gather(false);
+  const ProcessIdentity& own = ranks[index(bootstrap.rank())].identity;
+  const bool all_on = std::ranges::all_of(ranks, [](const ProcessInfo& one) { return one.on != 0; });
+  const bool one_network =
+      std::ranges::all_of(ranks, [&](const ProcessInfo& one) { return one.identity.same_network(own); });
+  return one_network || !all_on ? ranks : gather(true);
+}
+
 }  // namespace
 
 // ---- Joining and leaving ----
 
 std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap,
                                              const Words& words, const JoinOptions& options) {
-  ProcessInfo mine;
-  agree(bootstrap, "joining the control plane", [&] { mine = plane->info(false); });
-  std::vector<ProcessInfo> ranks = all_gather_values(bootstrap, mine);
+  const std::vector<ProcessInfo> ranks = exchange_infos(*plane, bootstrap);
   const auto off = std::ranges::find(ranks, 0u, &ProcessInfo::on);
   if (off != ranks.end()) {
     const auto where = off - ranks.begin();
@@ -51,16 +72,13 @@ std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane
       log::info("control: off on rank {}, so a lost rank ends waits at their deadlines", where);
     return nullptr;
   }
-  const bool one_network =
-      std::ranges::all_of(ranks, [&](const ProcessInfo& one) { return one.identity.same_network(mine.identity); });
-  if (!one_network) {
-    agree(bootstrap, "opening a port for control connections", [&] { mine = plane->info(true); });
-    ranks = all_gather_values(bootstrap, mine);
-  }
+  const ProcessInfo& first = *std::ranges::max_element(ranks, {}, &ProcessInfo::round);
+  JoinOptions with_round = options;
+  with_round.joined_in_round = first.round;
   std::unique_ptr<Membership> membership;
   agree(bootstrap, "connecting the control plane", [&] {
     membership =
-        std::make_unique<Membership>(plane, ranks.front().buffer, bootstrap.rank(), std::span(ranks), words, options);
+        std::make_unique<Membership>(plane, first.buffer, bootstrap.rank(), std::span(ranks), words, with_round);
   });
   return membership;
 }
@@ -70,6 +88,7 @@ Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int r
     : plane_(std::move(plane)),
       buffer_(buffer),
       rank_(rank),
+      joined_later_(options.joined_in_round != 0),
       words_(words),
       masks_(options.masks),
       timeout_(std::llround(1e9 * (options.timeout_s == 0 ? kForEver : std::min(options.timeout_s, kForEver)))),
@@ -77,6 +96,11 @@ Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int r
   for (const ProcessInfo& info : ranks) ranks_.push_back({.info = info, .sign = -timeout_});  // silent so far
   at(rank_).said.buffer = buffer_;
   at(rank_).said.rank = rank_;
+  if (joined_later_) {  // what the others say of this rank is about the process before: resume() begins their next
+                        // round
+    at(rank_).said.round = ~std::uint32_t{0};
+    next_round_ = options.joined_in_round;
+  }
   std::unique_lock lock(plane_->mutex_);
   plane_->members_.push_back(this);
   try {
@@ -154,7 +178,7 @@ void Membership::leave_out(int rank, bool on) {
 
 void Membership::resume() {
   const std::lock_guard lock(plane_->mutex_);
-  ++at(rank_).said.round;
+  at(rank_).said.round = next_round_++;
   verdicts_.clear();
   for (Rank& rank : ranks_) {
     rank.lost = kNobody;
@@ -167,6 +191,33 @@ void Membership::resume() {
   __atomic_fetch_add(words_.changes, 1, __ATOMIC_RELEASE);
   say();
   judge();  // again of those that are gone
+}
+
+void Membership::replace(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
+  const std::vector<ProcessInfo> ranks = exchange_infos(*plane_, bootstrap, buffer_, next_round_);
+  agree(bootstrap, "connecting the control plane to new processes", [&] {
+    std::unique_lock lock(plane_->mutex_);
+    for (int rank = 0; rank < size(); ++rank) {
+      if (!is_new[index(rank)]) continue;
+      at(rank).info = ranks[index(rank)];
+      at(rank).said = {};
+      at(rank).sign = time_;
+    }
+    plane_->connect(*this, lock);
+  });
+}
+
+std::string Membership::describe_process(int rank) const {
+  return fmt::format("rank {} ({})", rank, describe(at(rank).info));
+}
+
+bool Membership::await_end(int rank) const {
+  const auto until = Clock::now() + kMostOfAnEnd;
+  for (;; std::this_thread::sleep_for(milliseconds(1))) {
+    const std::lock_guard lock(plane_->mutex_);
+    if (at(rank).said.left != 0 || has_gone(at(rank))) return true;
+    if (Clock::now() > until) return false;
+  }
 }
 
 // ---- What other ranks say ----

@@ -34,6 +34,8 @@ struct Words {
 struct JoinOptions {
   double timeout_s = 0;  ///< of waits; 0: they last for ever
   bool masks = false;    ///< ranks go on without those that are lost
+  /// That the other ranks begin next, which were there before. 0: all join.
+  std::uint32_t joined_in_round = 0;
 };
 
 class Membership {
@@ -71,6 +73,17 @@ class Membership {
   std::vector<int> awaited_at_end() const;
   /// By all ranks, between two barriers of the bootstrap: forgets the verdicts so far.
   void resume();
+
+  // A process that takes the place of a rank joins while the others replace that rank.
+
+  /// The other ranks have had a membership before this one joined.
+  bool joined_later() const { return joined_later_; }
+  /// Collective with join() in the new processes, where `is_new`. The verdicts stay, until resume().
+  void replace(Bootstrap& bootstrap, const std::vector<bool>& is_new);
+  /// "rank 3 (process 77 on node-a)"
+  std::string describe_process(int rank) const;
+  /// Waits, for a moment, until the process of `rank` is known to have ended, or to have left: true.
+  bool await_end(int rank) const;
 
  private:
   friend class Plane;
@@ -117,6 +130,8 @@ class Membership {
   const std::shared_ptr<Plane> plane_;
   const std::uint64_t buffer_;
   const int rank_;
+  const bool joined_later_;
+  std::uint32_t next_round_ = 1;
   const Words words_;
   const bool masks_;
   const Time timeout_;

@@ -118,6 +118,39 @@ class CudaHeap final : public SymmetricHeap {
     kept_.reset();
   }
 
+  /// The same exchanges as of make_cuda_heap and attach() with descriptors.
+  void admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) override {
+    const CurrentContext current(*context_);
+    const RelaxedCapture relaxed;
+    SharingGroup next = group_;
+    next.ranks = all_gather_values(bootstrap, group_.ranks[group_.rank]);
+    UniqueFd fd;
+    std::vector<ProcessIdentity> takers;
+    agree(bootstrap, "offering the heap to new processes", [&] {
+      const HeapPlan plan = plan_heap(next.ranks, {.bytes = bytes()});
+      if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
+        fail<Unsupported>("replace_ranks: the heaps of {} are shared by {}, with the new ranks by {}, allowed: {}",
+                          format_bytes(bytes()), name_of(kind()), name_of(plan.kind), name_of(HeapKind::posix_fd));
+      }
+      fd = cuda::VmmMemory::at(*context_, local()).export_fd();
+      for (std::size_t peer = 0; peer < next.ranks.size(); ++peer) {
+        takers.push_back(next.ranks[peer].process);
+        if (peer != group_.rank && !is_new[peer]) takers.back().boot_id = {};  // it has the descriptor's memory already
+      }
+    });
+    const std::vector<UniqueFd> fds = exchange_fds(bootstrap, fd.get(), takers, group_.timeout_s);
+    agree(bootstrap, "mapping the heaps of new processes", [&] {
+      cudaDeviceSynchronize();
+      for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+        if (!is_new[peer]) continue;
+        const auto memory = cuda::VmmMemory::import(*context_, fds[peer].get());
+        mappings_[peer]->detach();
+        mappings_[peer]->attach(memory);
+      }
+      group_ = next;
+    });
+  }
+
  private:
   void reserve() {
     mappings_.resize(peers_.size());

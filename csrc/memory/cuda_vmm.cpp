@@ -45,6 +45,12 @@ VmmMemory VmmMemory::import(const Context& context, int fd) {
   return {context, handle};
 }
 
+VmmMemory VmmMemory::at(const Context& context, std::byte* address) {
+  CUmemGenericAllocationHandle handle = 0;
+  check(driver().mem_retain(&handle, address), context.device(), "cuMemRetainAllocationHandle");
+  return {context, handle};
+}
+
 VmmMemory VmmMemory::import(const Context& context, const FabricHandle& fabric) {
   CUmemGenericAllocationHandle handle = 0;
   FabricHandle copy = fabric;

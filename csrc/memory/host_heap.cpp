@@ -29,10 +29,16 @@ namespace {
 /// The last owner unmaps it.
 using Mapped = std::shared_ptr<std::byte>;
 
-Mapped map_shared(int fd, std::size_t bytes, const std::string& what) {
-  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+/// `at`: the place of another mapping of as many bytes, which is gone then.
+std::byte* map_at(std::byte* at, int fd, std::size_t bytes, const std::string& what) {
+  const int fixed = at == nullptr ? 0 : MAP_FIXED;
+  void* address = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | fixed, fd, 0);
   if (address == MAP_FAILED) fail<SystemError>("mapping {} of {}: {}", format_bytes(bytes), what, errno_text(errno));
-  return {static_cast<std::byte*>(address), [bytes](std::byte* gone) { munmap(gone, bytes); }};
+  return static_cast<std::byte*>(address);
+}
+
+Mapped map_shared(int fd, std::size_t bytes, const std::string& what) {
+  return {map_at(nullptr, fd, bytes, what), [bytes](std::byte* gone) { munmap(gone, bytes); }};
 }
 
 /// Heaps of this process, by address. Threads that are ranks use a peer's heap where its owner has it, and keep it as
@@ -65,31 +71,17 @@ struct HostExport {
 
 class HostHeap final : public SymmetricHeap {
  public:
-  HostHeap(Bootstrap& bootstrap, const HeapOptions& options, const ProcessIdentity& identity) {
-    const HeapCapabilities facts{
-        .process = identity, .posix_fd = true, .granularity = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE))};
-    const std::vector<HeapCapabilities> ranks = all_gather_values(bootstrap, facts);
-    const auto own_rank = static_cast<std::size_t>(bootstrap.rank());
-    bytes_ = plan_heap(ranks, options).bytes;
-    UniqueFd fd;
-    OfferedFd mine;
-    agree(bootstrap, "allocating the heap", [&] {
-      fd = create();
-      mine = make_fd_offer(fd.get());
-    });
-    const auto all = all_gather_values(bootstrap, HostExport{reinterpret_cast<std::uintptr_t>(local()), mine.offer});
-    agree(bootstrap, "mapping the heaps of peers", [&] {
-      std::vector<FdOffer> offers;
-      std::vector<ProcessIdentity> takers;
-      for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-        offers.push_back(all[rank].offer);
-        takers.push_back(ranks[rank].process);
-        // Threads of this process need no descriptor, and would use up the many that it may have open.
-        if (rank != own_rank && takers.back().same_process(identity)) takers.back().boot_id = {};
-      }
-      const auto fds = take_fds(bootstrap.rank(), std::move(mine), offers, takers, options.timeout_s);
-      map_peers(ranks, all, identity, fds);
-    });
+  HostHeap(Bootstrap& bootstrap, const HeapOptions& options, const ProcessIdentity& identity)
+      : own_{.process = identity,
+             .posix_fd = true,
+             .granularity = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE))},
+        timeout_s_(options.timeout_s),
+        ranks_(all_gather_values(bootstrap, own_)),
+        mappings_(ranks_.size()),
+        peers_(ranks_.size()) {
+    bytes_ = plan_heap(ranks_, options).bytes;
+    agree(bootstrap, "allocating the heap", [&] { create(); });
+    share(bootstrap, std::vector<bool>(ranks_.size(), true));
   }
 
   std::byte* local() const override { return local_.get(); }
@@ -116,30 +108,61 @@ class HostHeap final : public SymmetricHeap {
     bootstrap.barrier();
   }
 
- private:
-  UniqueFd create() {
-    UniqueFd fd = make_sealed_memory("deep_ep_heap", bytes_);
-    local_ = map_shared(fd.get(), bytes_, "its own heap");
-    HeapsHere::add(local_);
-    return fd;
-  }
-
-  void map_peers(const std::vector<HeapCapabilities>& ranks, const std::vector<HostExport>& all,
-                 const ProcessIdentity& identity, const std::vector<UniqueFd>& fds) {
-    for (std::size_t peer = 0; peer < all.size(); ++peer) {
-      if (ranks[peer].process.same_process(identity)) {
-        mappings_.push_back(HeapsHere::find(all[peer].address));
-      } else if (fds[peer]) {
-        mappings_.push_back(map_shared(fds[peer].get(), bytes_, fmt::format("the heap of rank {}", peer)));
-      } else {
-        peers_.push_back(nullptr);  // on another host
-        continue;
-      }
-      peers_.push_back(mappings_.back().get());
+  void admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) override {
+    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {  // the memory of a thread of this process is not ours
+      if (is_new[peer] && ranks_[peer].process.same_process(own_.process)) mappings_[peer] = nullptr;
     }
+    ranks_ = all_gather_values(bootstrap, own_);
+    share(bootstrap, is_new);
   }
 
+ private:
+  void create() {
+    fd_ = make_sealed_memory("deep_ep_heap", bytes_);
+    local_ = map_shared(fd_.get(), bytes_, "its own heap");
+    HeapsHere::add(local_);
+  }
+
+  /// Collective: ranks with `is_new` give their heaps to all others, and get theirs.
+  void share(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
+    OfferedFd mine;
+    agree(bootstrap, "offering the heap", [&] { mine = make_fd_offer(fd_.get()); });
+    const auto all = all_gather_values(bootstrap, HostExport{reinterpret_cast<std::uintptr_t>(local()), mine.offer});
+    agree(bootstrap, "mapping the heaps of peers", [&] {
+      const auto own_rank = static_cast<std::size_t>(bootstrap.rank());
+      std::vector<FdOffer> offers;
+      std::vector<ProcessIdentity> takers;
+      for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+        offers.push_back(all[rank].offer);
+        takers.push_back(ranks_[rank].process);
+        // Threads of this process need no descriptor, and would use up the many that it may have open.
+        const bool needs_none = takers.back().same_process(own_.process) || (!is_new[rank] && !is_new[own_rank]);
+        if (rank != own_rank && needs_none) takers.back().boot_id = {};
+      }
+      const auto fds = take_fds(bootstrap.rank(), std::move(mine), offers, takers, timeout_s_);
+      for (std::size_t peer = 0; peer < all.size(); ++peer) {
+        if (is_new[peer] || is_new[own_rank]) map_peer(peer, all[peer].address, fds[peer]);
+      }
+    });
+  }
+
+  void map_peer(std::size_t peer, std::uint64_t address, const UniqueFd& fd) {
+    const std::string what = fmt::format("the heap of rank {}", peer);
+    if (ranks_[peer].process.same_process(own_.process)) {
+      mappings_[peer] = HeapsHere::find(address);
+    } else if (fd && mappings_[peer]) {
+      map_at(mappings_[peer].get(), fd.get(), bytes_, what);
+    } else if (fd) {
+      mappings_[peer] = map_shared(fd.get(), bytes_, what);
+    }
+    peers_[peer] = mappings_[peer].get();  // null: on another host
+  }
+
+  const HeapCapabilities own_;
+  const double timeout_s_;
+  std::vector<HeapCapabilities> ranks_;
   std::size_t bytes_ = 0;
+  UniqueFd fd_;  ///< for processes that take the place of others
   Mapped local_;
   std::vector<Mapped> mappings_;  ///< of the heaps of all ranks on this host
   std::vector<std::byte*> peers_;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "csrc/memory/process_identity.hpp"
 
@@ -60,6 +61,11 @@ class SymmetricHeap {
   virtual void release_memory() noexcept = 0;
   /// Collective: memory at the same addresses, with what it held. If it throws, on all ranks, the heap stays suspended.
   virtual void resume(Bootstrap& bootstrap) = 0;
+
+  /// Collective, while no rank uses memory of another one: with new processes, which make a heap of as many bytes, in
+  /// the place of the ranks with `is_new`. Their memory is mapped where that of the ranks before them was. If it
+  /// throws, nothing of the other ranks has changed. @throws Unsupported where addresses cannot be kept.
+  virtual void admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) = 0;
 };
 
 /// On the CPU: anonymous shared memory. Collective. Ranks of the same process see a peer's heap at the address where

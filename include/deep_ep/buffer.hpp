@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -176,6 +177,16 @@ class Buffer {
   /// Collective over all ranks, masked ones too: waits for their work, agrees on the number of calls, drops receive
   /// parts that no hook has enqueued, and unmasks all ranks.
   void low_latency_resume();
+  /// Collective over the ranks that live, and over one new process for each of `ranks`, which makes its Buffer over
+  /// `group` with the same options meanwhile: these take the places of ranks whose processes have ended, or have left
+  /// the buffer. This rank keeps object, addresses and recorded graphs; nothing of a call before may still run.
+  /// Unmasks all ranks, as low_latency_resume, and drops receive parts that no hook has enqueued. Afterwards there are
+  /// only low-latency calls, on all ranks: others throw Unsupported.
+  /// @param group all ranks, new ones too; it takes the place of the one that the buffer was made over.
+  /// @throws InvalidArgument for a rank that lives, or without LowLatencyOptions::masking; RankMismatch for a new
+  /// process with other options; Unsupported for ranks of several nodes, or a heap that is not shared by posix_fd; what
+  /// `group` throws if a rank does not come. Then the buffer is as before, without the ranks that were lost.
+  void replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks);
 
   // ------------------------------------------------------------------------------------------------------ memory
 

@@ -157,6 +157,7 @@ std::string python_type() {
   if constexpr (std::is_same_v<Plain, py::tuple>) return "Tuple[Any, ...]";
   if constexpr (std::is_same_v<Plain, std::shared_ptr<Bootstrap>>) return "Bootstrap";
   if constexpr (std::is_same_v<Plain, py::object>) return "Any";
+  if constexpr (std::is_same_v<Plain, std::vector<int>>) return "Sequence[int]";
   if constexpr (requires { typename Plain::allocator_type; }) return "Sequence[torch.Tensor]";
   if constexpr (requires { typename Plain::value_type; }) {
     return "Optional[" + python_type<typename Plain::value_type>() + "]";

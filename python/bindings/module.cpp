@@ -1,6 +1,7 @@
 // deep_ep._native: what deep_ep/buffer.py and deep_ep/low_latency.py call. Docstrings begin with the signature, of
 // which scripts/native_stub makes deep_ep/_native.pyi.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>  // ranks are a list of numbers
 
 #include <exception>
 #include <memory>
@@ -151,6 +152,7 @@ void define_buffer(py::module_& module) {
   define(buffer, "low_latency_query_mask", &NativeBuffer::low_latency_query_mask, {"mask_status"});
   define(buffer, "low_latency_clear_mask", &NativeBuffer::low_latency_clear_mask);
   define(buffer, "low_latency_resume", &NativeBuffer::low_latency_resume);
+  define(buffer, "replace_ranks", &NativeBuffer::replace_ranks, {"group", "ranks"});
 }
 
 }  // namespace

@@ -600,4 +600,9 @@ void NativeBuffer::low_latency_resume() {
   without_gil([&] { buffer.low_latency_resume(); });
 }
 
+void NativeBuffer::replace_ranks(const std::shared_ptr<Bootstrap>& group, const std::vector<int>& ranks) {
+  Buffer& buffer = alive();
+  without_gil([&] { buffer.replace_ranks(group, ranks); });
+}
+
 }  // namespace deep_ep::bindings

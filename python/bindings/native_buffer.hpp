@@ -114,8 +114,9 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   void low_latency_update_mask(int rank, bool masked);
   void low_latency_query_mask(py::handle mask_status);
   void low_latency_clear_mask();
-  /// Collective; the host waits.
+  // Collective; the host waits.
   void low_latency_resume();
+  void replace_ranks(const std::shared_ptr<Bootstrap>& group, const std::vector<int>& ranks);
 
   /// A tensor over the symmetric heap of this rank; `dtype` uint8. Its memory ends with the buffer.
   py::object local_memory() const;

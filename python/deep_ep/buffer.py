@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -11,6 +11,7 @@ from .arguments import MaybeCounts, MaybeTensor, RowsLike, integer, type_name
 from .config import Config, low_latency_size, sms_of
 from .errors import InvalidArgument, WrongUse
 from .low_latency import LowLatencyCalls
+from .meetings import StoreRanks
 from .peers import Peers, device_index, event_given
 from .results import check_kind
 from .utils import EventHandle, EventOverlap
@@ -68,6 +69,9 @@ class Buffer(LowLatencyCalls):
         comm: Optional[Any] = None,
         *,
         results: str = "auto",
+        tcp_store_group: Optional[Any] = None,
+        rank: Optional[int] = None,
+        num_ranks: Optional[int] = None,
     ) -> None:
         """Collective: every rank of the group calls it, with equal sizes and with its CUDA device current.
 
@@ -93,10 +97,21 @@ class Buffer(LowLatencyCalls):
                 queue pair for each peer and kind of call, and for each of ``DEEP_EP_LOW_LATENCY_LANES``.
             results: the memory of what calls return, which may differ between ranks: ``"auto"`` and ``"ordinary"``, PyTorch's;
                 ``"heap"``, the library's. docs/reference/python.md compares them. Not part of upstream's interface.
+            tcp_store_group, rank, num_ranks: of a process that takes the place of ``rank``, which has died, instead of
+                ``group``: a ``torch.distributed.Store`` in which the other ranks call ``connect_ranks([rank])`` meanwhile.
             allow_mnnvl, use_fabric: accepted without effect. GPU memory that other nodes can map is used wherever all
                 ranks support it.
         """
+        if tcp_store_group is not None:
+            if group is not None or comm is not None or rank is None or num_ranks is None:
+                raise InvalidArgument("tcp_store_group is given: it needs rank and num_ranks, and neither group nor comm")
+            size = integer("num_ranks", num_ranks, 2)
+            if not 0 <= integer("rank", rank) < size:
+                raise InvalidArgument(f"rank is {rank}, allowed: 0 to {size - 1}")
+            comm = StoreRanks.join(tcp_store_group, rank, size)
         peers = Peers(group, comm)
+        self._store: Optional[Any] = tcp_store_group
+        self._disconnected: Set[int] = set()
         self.rank: int = peers.rank
         self.group_size: int = peers.size
 
@@ -133,6 +148,51 @@ class Buffer(LowLatencyCalls):
         self._num_nodes: int = native.num_nodes()
         if low_latency_mode or self._num_nodes > 1:
             self.nvshmem_qp_depth: int = qp_depth
+
+    # --------------------------------------------------------------------------------------------- replaced ranks
+    # The names are those of nixl_ep, whose callers replace ranks.
+
+    def set_tcp_store_group(self, store: Optional[Any]) -> None:
+        """The ``torch.distributed.Store`` in which ``connect_ranks`` meets new processes."""
+        self._store = store
+
+    def disconnect_ranks(self, remote_ranks: Sequence[int]) -> None:
+        """Masks ranks on the current stream, for this rank alone, until ``connect_ranks``. Needs ``enable_shrink``."""
+        for remote in self._remote(remote_ranks):
+            self._alive().low_latency_update_mask(remote, True)
+            self._disconnected.add(remote)
+
+    def connect_ranks(self, remote_ranks: Sequence[int], activate: bool = True) -> None:
+        """Collective over all ranks that live, and over one new process for each rank to be replaced; the host waits.
+
+        Replaces those of ``remote_ranks`` that ``disconnect_ranks`` has left out, or whose processes have ended, by the new
+        processes that make a ``Buffer`` with ``tcp_store_group`` and the same sizes meanwhile; other ranks are connected, and
+        stay so. This object, its addresses and recorded graphs stay valid; handles of dispatches before do not. Receive parts
+        whose hooks have not been called are dropped. Afterwards there are low-latency calls only.
+
+        All ranks are unmasked; without ``activate`` the new ones stay masked, here, until ``low_latency_update_mask_buffer``.
+        Needs ``enable_shrink``, ``set_tcp_store_group`` and ranks of one node. Raises ``TimeoutError``, which names the rank for
+        which no process has come in ``DEEP_EP_TIMEOUT_S`` seconds; ``ValueError`` for a rank whose process lives;
+        ``RankMismatch`` for a new process with other sizes. The buffer is as before then, without the lost ranks."""
+        native = self._alive()
+        remote_ranks = self._remote(remote_ranks)
+        gone = self._disconnected | set(native.metrics()["lost_ranks"])
+        replaced = [remote for remote in remote_ranks if remote in gone]
+        if replaced:
+            if self._store is None:
+                raise InvalidArgument("connect_ranks: there is no store, allowed: after set_tcp_store_group(store)")
+            peers = Peers(None, StoreRanks.replace(self._store, self.rank, self.group_size, replaced))
+            native.replace_ranks(peers.bootstrap, replaced)
+            self.group = peers.group
+            self._disconnected.clear()
+        for remote in replaced if not activate else remote_ranks:
+            native.low_latency_update_mask(remote, not activate)
+
+    def _remote(self, ranks: Sequence[int]) -> Sequence[int]:
+        remote = [integer("remote_ranks", one, 0) for one in ranks]
+        if not remote or any(one >= self.group_size for one in remote):
+            raise InvalidArgument(f"remote_ranks is {list(ranks)}, allowed: ranks from 0 to {self.group_size - 1}, at least one")
+        return [one for one in remote if one != self.rank]
 
     # ------------------------------------------------------------------------------------------- static helpers
 

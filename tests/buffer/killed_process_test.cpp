@@ -66,7 +66,7 @@ class KilledProcessTest : public ClusterTest {
   void expect_to_be_named(
       const BufferOptions& chosen, const Calls& calls, const std::function<void()>& victim_begins = [] {}) {
     ClusterOptions options = cluster(kRanks);
-    options.lost_rank = kVictim;
+    options.lost_ranks = {kVictim};
     run_cluster(options, [&](Rank& rank) {
       BufferOptions with_timeout = chosen;
       with_timeout.timeout_s = long_timeout();
@@ -162,7 +162,7 @@ TEST_P(KilledLowLatencyProcessTest, IsMaskedInTheMiddleOfCalls) {
   for (const int survivor : {0, 1, 3}) masks[static_cast<std::size_t>(survivor * kRanks + kVictim)] = 1;
   const LowLatencyCase without = with_masks(all, masks);
   ClusterOptions options = cluster(kRanks);
-  options.lost_rank = kVictim;
+  options.lost_ranks = {kVictim};
   run_cluster(options, [&](Rank& rank) {
     BufferOptions masking = low_latency_options(kRanks, 6, 256);
     masking.low_latency.masking = true;
@@ -209,7 +209,7 @@ TEST_P(KilledLowLatencyProcessTest, IsMaskedInTheMiddleOfCalls) {
 TEST_P(KilledProcessTest, IsNotWaitedForAtTheEnd) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   ClusterOptions options = cluster(kRanks);
-  options.lost_rank = kVictim;
+  options.lost_ranks = {kVictim};
   options.timeout_s = long_timeout();
   run_cluster(options, [&](Rank& rank) {
     Buffer buffer = rank.own_buffer();

@@ -205,7 +205,7 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
     std::exit(failure.empty() ? kRankSucceeded : 1);
   }
   const std::vector<std::string> failures =
-      processes ? run_processes(options.ranks, options.deadline_s, options.lost_rank) : run_threads(options, function);
+      processes ? run_processes(options.ranks, options.deadline_s, options.lost_ranks) : run_threads(options, function);
   std::string all;
   int failed = 0;
   for (const auto& failure : failures) {

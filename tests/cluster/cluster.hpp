@@ -15,6 +15,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -51,8 +52,8 @@ struct ClusterOptions {
   double timeout_s = 0;
   /// A rank waits in the bootstrap while others go through deadlines: there long_patience() is allowed.
   bool sits_out = false;
-  /// This rank is meant to disappear; how its process ends does not matter.
-  int lost_rank = -1;
+  /// These ranks are meant to disappear; how their processes end does not matter.
+  std::set<int> lost_ranks = {};
 };
 
 /// What the function gets: one rank, with memory and buffers that live until all ranks have returned.

@@ -34,6 +34,7 @@ class HeapOfOneHost final : public SymmetricHeap {
   void keep(Bootstrap& bootstrap) override { inner_->keep(bootstrap); }
   void release_memory() noexcept override { inner_->release_memory(); }
   void resume(Bootstrap& bootstrap) override { inner_->resume(bootstrap); }
+  void admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) override { inner_->admit(bootstrap, is_new); }
 
  private:
   std::unique_ptr<SymmetricHeap> inner_;

@@ -110,7 +110,7 @@ RankProcess rank_process() {
 
 bool is_own_cluster() { return next_call() == std::atoi(std::getenv(kCall)); }
 
-std::vector<std::string> run_processes(int ranks, double deadline_s, int lost_rank) {
+std::vector<std::string> run_processes(int ranks, double deadline_s, const std::set<int>& lost_ranks) {
   const int call = next_call();
   const MeetingPoint meeting_point;
   std::vector<Child> children;
@@ -134,7 +134,7 @@ std::vector<std::string> run_processes(int ranks, double deadline_s, int lost_ra
       kill(child.pid, SIGKILL);
       waitpid(child.pid, &child.status, 0);
     }
-    failures.push_back(r == lost_rank ? std::string() : describe(r, child, killed));
+    failures.push_back(lost_ranks.contains(r) ? std::string() : describe(r, child, killed));
     close(child.errors);
   }
   return failures;

@@ -1,6 +1,7 @@
 // The processes behind run_cluster: this test program started again, once per rank.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,6 @@ bool is_own_cluster();
 
 /// Starts the ranks, waits for them, and returns what each wrote to stderr if it failed (empty if it did not).
 /// What is still running at the deadline is killed and reported.
-std::vector<std::string> run_processes(int ranks, double deadline_s, int lost_rank);
+std::vector<std::string> run_processes(int ranks, double deadline_s, const std::set<int>& lost_ranks);
 
 }  // namespace deep_ep::test

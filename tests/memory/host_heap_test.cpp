@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -50,6 +51,30 @@ TEST(HostHeap, RanksOfOtherHostsAreNotMapped) {
     bootstrap.barrier();
   });
   EXPECT_EQ(right, std::vector<int>(4, 1));
+}
+
+/// The others see its memory where that of the process before was.
+TEST(HostHeap, ANewProcessTakesThePlaceOfAnother) {
+  const auto groups = make_thread_bootstraps(3, long_patience());
+  expect_nothing_thrown(run_rank_processes(3, [&](const std::shared_ptr<Bootstrap>& bootstrap) {
+    const auto check = [](bool holds, const char* what) {
+      if (!holds) throw std::runtime_error(what);
+    };
+    const int rank = bootstrap->rank();
+    auto heap = make_host_heap(*bootstrap, {.bytes = 10000});
+    check(exchange(*bootstrap, *heap), "before");
+    const std::vector<std::byte*> before(heap->peers().begin(), heap->peers().end());
+    Bootstrap& group = *groups[static_cast<std::size_t>(rank)];
+    if (rank == 2) {
+      heap = make_host_heap(group, {.bytes = 10000});
+    } else {
+      heap->admit(group, {false, false, true});
+      check(std::ranges::equal(before, heap->peers()), "addresses");
+    }
+    std::fill_n(heap->local(), 300, std::byte{0});
+    group.barrier();
+    check(exchange(group, *heap), "afterwards");
+  }));
 }
 
 TEST(HostHeap, AHeapStaysForThePeersWhenItsThreadHasLeft) {

@@ -28,7 +28,7 @@ COMBINE = "self, x, handle, topk_weights=None, bias=None, config=None, " + CALL
 SIGNATURES = {
     Buffer.__init__: "self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24, "
     "allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, use_fabric=False, explicitly_destroy=False, "
-    "enable_shrink=False, comm=None, *, results='auto'",
+    "enable_shrink=False, comm=None, *, results='auto', tcp_store_group=None, rank=None, num_ranks=None",
     Buffer.is_sm90_compiled: "",
     Buffer.set_num_sms: "new_num_sms",
     Buffer.capture: "",
@@ -55,6 +55,9 @@ SIGNATURES = {
     Buffer.low_latency_update_mask_buffer: "self, rank_to_mask, mask=False",
     Buffer.low_latency_query_mask_buffer: "self, mask_status",
     Buffer.low_latency_clean_mask_buffer: "self",
+    Buffer.set_tcp_store_group: "self, store",
+    Buffer.connect_ranks: "self, remote_ranks, activate=True",
+    Buffer.disconnect_ranks: "self, remote_ranks",
     Buffer.get_next_low_latency_combine_buffer: "self, handle",
     EventOverlap.__init__: "self, event=None, extra_tensors=None",
     Config.__init__: "self, num_sms=20, num_max_nvl_chunked_send_tokens=6, num_max_nvl_chunked_recv_tokens=256, "

@@ -194,7 +194,9 @@ void LowLatency::check() const {
 }
 
 LowLatencyCounts LowLatency::count_together() {
-  // Everybody goes on from the largest count, so that no signal of an earlier call can be taken for a later one's.
+  // Everybody goes on from the largest count, so that no signal of an earlier call can be taken for a later one's. A
+  // rank that has died took its count along; it may have sent rows of two more calls.
+  constexpr std::uint64_t kMostAhead = 2;
   Executor& executor = *runtime_.executor();
   LowLatencyState state;
   executor.copy(&state, state_.get(), sizeof state, runtime_.comm_stream());
@@ -209,8 +211,10 @@ LowLatencyCounts LowLatency::count_together() {
       counts.calls[kind] = std::max(counts.calls[kind], theirs.calls[kind]);
     }
   }
+  counts.barriers += kMostAhead;
   state.barriers.calls = counts.barriers;
   for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
+    counts.calls[kind] += kMostAhead;
     state.counters[kind].sent.calls = state.counters[kind].received.calls = counts.calls[kind];
   }
   executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
@@ -218,13 +222,16 @@ LowLatencyCounts LowLatency::count_together() {
   return counts;
 }
 
-void LowLatency::resume() {
-  masking("low_latency_resume");
+void LowLatency::begin_resume() {
   runtime_.executor()->make_current();
   runtime_.calls().settle();
   runtime_.faults().come_back();
   log_masks();
-  for (const auto& queue : queues_) queue->drop_all();
+}
+
+void LowLatency::resume() {
+  masking("low_latency_resume");
+  begin_resume();
   runtime_.bootstrap().begin(Purpose::resuming);
   try {
     resume_together();
@@ -235,6 +242,7 @@ void LowLatency::resume() {
 }
 
 void LowLatency::resume_together() {
+  for (const auto& queue : queues_) queue->drop_all();
   const LowLatencyCounts counts = count_together();
   if (connections_) {
     try {

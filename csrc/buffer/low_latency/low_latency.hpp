@@ -51,8 +51,12 @@ class LowLatency {
   /// Of waits; the first call, and the first after `stop`, begin them.
   LowLatencyStats stats(LowLatencyStatsThen then, StreamHandle stream);
 
-  /// Collective, with masks.
+  // Collective, with masks.
   void resume();
+  /// The first half of resume(), by this rank alone: what it has begun is over.
+  void begin_resume();
+  /// The second: all ranks go on together, also with processes whose buffers are new.
+  void resume_together();
 
   /// From now on the program may write there, and `clean` cleans it.
   TensorView memory();
@@ -85,7 +89,6 @@ class LowLatency {
   bool masks() const { return runtime_.options().low_latency.masking; }
   void launch_masks(LowLatencyMasksStep step, int rank, std::int32_t* status, StreamHandle stream);
   LowLatencyCounts count_together();
-  void resume_together();
   /// After all ranks have ended their work: new queue pairs, and all that was told over the old ones as it would be
   /// after so many calls.
   void reconnect(const LowLatencyCounts& counts);

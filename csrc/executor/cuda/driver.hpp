@@ -30,6 +30,7 @@ namespace deep_ep::cuda {
   NEED(mem_unmap, cuMemUnmap, 10020)                              \
   NEED(mem_set_access, cuMemSetAccess, 10020)                     \
   NEED(mem_export, cuMemExportToShareableHandle, 10020)           \
+  NEED(mem_retain, cuMemRetainAllocationHandle, 11000)            \
   NEED(mem_import, cuMemImportFromShareableHandle, 10020)         \
   MAY(mem_range_handle, cuMemGetHandleForAddressRange, 11070)
 

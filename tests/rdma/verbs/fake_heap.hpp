@@ -21,6 +21,7 @@ class FakeHeap final : public SymmetricHeap {
   void keep(Bootstrap& /*bootstrap*/) override {}
   void release_memory() noexcept override {}
   void resume(Bootstrap& /*bootstrap*/) override {}
+  void admit(Bootstrap& /*bootstrap*/, const std::vector<bool>& /*is_new*/) override {}
 
  private:
   alignas(4096) mutable std::byte memory_[kBytes]{};

@@ -1,0 +1,255 @@
+// Processes that have died are replaced by new ones, which meet the others in a group of their own.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/unique_fd.hpp"
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+#include "tests/cluster/rank_processes.hpp"
+#include "tests/cluster/recording_executor.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr int kRanks = 4;
+
+class ReplacedRankTest : public ClusterTest {
+ protected:
+  bool processes_have_threads() const override { return true; }
+};
+INSTANTIATE_TEST_SUITE_P(On, ReplacedRankTest, testing::Values(Where{Target::host, Placement::processes}),
+                         name_of_place);
+
+/// Groups of processes of this test: the same number is the same group.
+std::string meeting_file(int number) {
+  const int test = testing::UnitTest::GetInstance()->current_test_info()->line();
+  return fmt::format("/dev/shm/deep_ep_{}_{}_{}", test, rank_process().parent, number);
+}
+std::shared_ptr<Bootstrap> meet(int number, int rank, double timeout_s = cluster_patience() / 2) {
+  const UniqueFd file(::open(meeting_file(number).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  return make_file_bootstrap(file.get(), rank, kRanks, timeout_s);
+}
+
+BufferOptions masking_options(std::int64_t hidden = 256) {
+  BufferOptions options = low_latency_options(kRanks, 6, hidden);
+  options.low_latency.masking = true;
+  options.timeout_s = cluster_patience() / 2;  // a dead process is masked at once
+  return options;
+}
+
+LowLatencyCombineCase some_case() {
+  return make_low_latency_combine_case(
+      {.tokens = {5, 4, 6, 3}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3});
+}
+
+/// The others leave `gone` out.
+LowLatencyCase without(const LowLatencyCase& all, int gone) {
+  oracle::Masks masks(kRanks * kRanks, 0);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank != gone) masks[index(rank * kRanks + gone)] = 1;
+  }
+  return with_masks(all, masks);
+}
+
+void dispatch_and_combine(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one) {
+  const LowLatencyDispatchResult result = buffer.low_latency_dispatch(upload_arguments(rank, one.before), rank.call());
+  check_low_latency_dispatch(rank, one.before, result);
+  const auto combined = buffer.low_latency_combine(upload_combine(rank, one, result.handle), rank.call());
+  check_low_latency_combine(rank, one, one.expected(), combined.combined_x.view());
+  buffer.check();
+}
+
+/// A dispatch and its combine, which are recorded once and may be replayed.
+class RecordedCalls {
+ public:
+  RecordedCalls(Rank& rank, Buffer& buffer, RecordingExecutor& executor, const LowLatencyCombineCase& one)
+      : rank_(rank), buffer_(buffer), executor_(executor), one_(one) {
+    const LowLatencyDispatchArguments arguments = upload_arguments(rank, one.before);
+    record(rank, executor, [&] { dispatched_ = buffer.low_latency_dispatch(arguments, rank.call()); });
+    const LowLatencyCombineArguments combine = upload_combine(rank, one, dispatched_.handle);
+    record(rank, executor, [&] { combined_ = buffer.low_latency_combine(combine, rank.call()); });
+    check();
+  }
+  void replay() {
+    const TensorView rows = dispatched_.recv_x.view();
+    const TensorView sums = combined_.combined_x.view();
+    rank_.write(rows, std::vector<std::byte>(rows.bytes(), std::byte{0x55}));
+    rank_.write(sums, std::vector<std::byte>(sums.bytes(), std::byte{0x55}));
+    executor_.replay();
+    check();
+  }
+
+ private:
+  void check() {
+    settle(rank_, buffer_);
+    check_low_latency_dispatch(rank_, one_.before, dispatched_);
+    check_low_latency_combine(rank_, one_, one_.expected(), combined_.combined_x.view());
+    buffer_.check();
+  }
+
+  Rank& rank_;
+  Buffer& buffer_;
+  RecordingExecutor& executor_;
+  const LowLatencyCombineCase& one_;
+  LowLatencyDispatchResult dispatched_;
+  LowLatencyCombineResult combined_;
+};
+
+/// Kills this process after some calls, at any moment.
+std::thread die_during_a_call(const std::atomic<int>& calls) {
+  return std::thread([&calls] {
+    std::mt19937 random(static_cast<unsigned>(::getpid()));
+    const int last = static_cast<int>(1 + random() % 8);
+    while (calls < last) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 2'000));
+    ::raise(SIGKILL);
+  });
+}
+
+/// So many calls, until each rank that lives has left `gone` out.
+void call_until_lost(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& all, int gone, std::atomic<int>& calls) {
+  constexpr int kCalls = 30;
+  const LowLatencyCase rest = without(all.before, gone);
+  bool lost = false;
+  for (; calls < kCalls; ++calls) {
+    const LowLatencyDispatchResult result =
+        buffer.low_latency_dispatch(upload_arguments(rank, all.before), rank.call());
+    try {
+      check_low_latency_dispatch(rank, lost ? rest : all.before, result);
+    } catch (const CheckFailure&) {
+      if (lost) throw;
+      check_low_latency_dispatch(rank, rest, result);
+      lost = true;
+    }
+    buffer.low_latency_combine(upload_combine(rank, all, result.handle), rank.call());
+    buffer.check();
+  }
+  require(lost, "a killed process is left out");
+  require_same({gone}, buffer.lost_ranks(), "lost ranks");
+}
+
+/// Ranks 2, 0 and again 2 are processes 2, 0 and 4 at first, then 4, 5 and 6. Rank 0 dies in the middle of calls: it
+/// gives verdicts, and named the buffer in the control plane.
+TEST_P(ReplacedRankTest, ThreeInTurnOneOfThemDuringACall) {
+  constexpr int kDying[] = {2, 0, 2};
+  constexpr int kTimes = 3;
+  const LowLatencyCombineCase all = some_case();
+  ClusterOptions options = cluster(kRanks + kTimes);
+  options.lost_ranks = {2, 0, 4};
+  run_cluster(options, [&](Rank& process) {
+    const int first = std::max(0, process.rank() - kRanks + 1);
+    const int self = first == 0 ? process.rank() : kDying[first - 1];
+    Rank rank(self, cluster(kRanks), meet(first, self), process.executor());
+    const auto executor = std::make_shared<RecordingExecutor>(process.executor());
+    Buffer buffer(rank.bootstrap(), executor, masking_options());
+    const void* const memory = buffer.local_memory().data;
+    std::optional<RecordedCalls> recorded;
+    for (int time = first;; ++time) {
+      for (int i = 0; i < 3; ++i) dispatch_and_combine(rank, buffer, all);
+      if (recorded) {
+        recorded->replay();
+      } else {
+        recorded.emplace(rank, buffer, *executor, all);
+      }
+      require(buffer.lost_ranks().empty(), "no rank is lost");
+      require(buffer.local_memory().data == memory, "the heap stays where it is");
+      if (time == kTimes) break;
+      const int dying = kDying[time];
+      std::atomic<int> calls{0};
+      std::thread killer;
+      if (self == dying && time == 1) killer = die_during_a_call(calls);
+      if (self == dying && time != 1) ::raise(SIGKILL);
+      call_until_lost(rank, buffer, all, dying, calls);
+      const auto begin = std::chrono::steady_clock::now();
+      buffer.replace_ranks(meet(time + 1, self), std::vector{dying});
+      const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+      if (self == 1) std::printf("rank %d was replaced in %.1f ms\n", dying, took.count());
+    }
+    buffer.destroy();
+    for (int number = 0; self == 1 && number <= kTimes; ++number) ::unlink(meeting_file(number).c_str());
+  });
+}
+
+/// Each mistake is an error on all ranks, and those that live go on without the lost one, until a process comes that
+/// fits.
+TEST_P(ReplacedRankTest, Mistakes) {
+  constexpr int kLost = 3, kMisfit = 4, kNewcomer = 5;
+  const LowLatencyCombineCase all = some_case();
+  const LowLatencyCase rest = without(all.before, kLost);
+  ClusterOptions options = cluster(6);
+  options.lost_ranks = {kLost};
+  run_cluster(options, [&](Rank& process) {
+    const int self = std::min(process.rank(), kLost);
+    const int first = process.rank() == kMisfit ? 2 : process.rank() == kNewcomer ? 4 : 0;
+    Rank rank(self, cluster(kRanks), meet(first, self), process.executor());
+    if (process.rank() == kMisfit) {
+      require_throws<RankMismatch>([&] { Buffer(rank.bootstrap(), process.executor(), masking_options(512)); },
+                                   {"low_latency.bytes", "rank 3"}, "a new process with other shapes");
+      return;
+    }
+    Buffer buffer(rank.bootstrap(), process.executor(), masking_options());
+    const std::vector lost{kLost};
+    if (first == 0) {
+      dispatch_and_combine(rank, buffer, all);
+      require_throws<InvalidArgument>([&] { buffer.replace_ranks(meet(1, self), lost); },
+                                      {"rank 3", self == kLost ? "itself" : "lives"}, "a rank that lives");
+      dispatch_and_combine(rank, buffer, all);
+      if (self == kLost) ::raise(SIGKILL);
+      dispatch_and_check(rank, buffer, rest);
+      require_throws<InvalidArgument>([&] { buffer.replace_ranks(meet(5, self, 0.1), {}); }, {"at least one"}, "none");
+      require_throws<RankMismatch>([&] { buffer.replace_ranks(meet(2, self), lost); }, {"low_latency.bytes"}, "shapes");
+      dispatch_and_check(rank, buffer, rest);
+      require_throws<TimeoutError>([&] { buffer.replace_ranks(meet(3, self, scaled(0.5)), lost); }, {"rank 3"},
+                                   "no process comes");
+      for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, rest);
+      require_same({kLost}, buffer.lost_ranks(), "lost ranks");
+      buffer.replace_ranks(meet(4, self), lost);
+    }
+    for (int i = 0; i < 3; ++i) dispatch_and_combine(rank, buffer, all);
+    require_throws<Unsupported>([&] { buffer.barrier(); }, {"Buffer::barrier", "low-latency"}, "another call");
+    buffer.destroy();
+    for (int number = 0; self == 1 && number <= 5; ++number) ::unlink(meeting_file(number).c_str());
+  });
+}
+
+/// A lost rank may have sent rows of calls that the others have not made yet. They are not rows of the new process.
+TEST_P(ReplacedRankTest, RowsOfTheLostRankAreForgotten) {
+  const LowLatencyCombineCase all = some_case();
+  LowLatencyCaseShape shape = all.before.shape;
+  shape.seed = 7;
+  const LowLatencyCombineCase other = make_low_latency_combine_case(shape);
+  ClusterOptions options = cluster(kRanks + 1);
+  options.lost_ranks = {2};
+  run_cluster(options, [&](Rank& process) {
+    const bool is_new = process.rank() == kRanks;
+    const int self = is_new ? 2 : process.rank();
+    Rank rank(self, cluster(kRanks), meet(is_new ? 1 : 0, self), process.executor());
+    Buffer buffer(rank.bootstrap(), process.executor(), masking_options());
+    if (!is_new) {
+      dispatch_and_combine(rank, buffer, all);
+      if (self == 2) {
+        const auto sent = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all.before)), rank.call());
+        rank.executor()->synchronize(rank.stream());
+        ::raise(SIGKILL);
+      }
+      buffer.replace_ranks(meet(1, self), std::vector{2});
+    }
+    for (int i = 0; i < 4; ++i) dispatch_and_combine(rank, buffer, i % 2 == 0 ? other : all);
+    buffer.destroy();
+    for (int number = 0; self == 1 && number <= 1; ++number) ::unlink(meeting_file(number).c_str());
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/common/limits.hpp"
+#include "kernels/primitives/cell.hpp"
 
 namespace deep_ep {
 
@@ -16,34 +17,42 @@ struct Progress {
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t call_of(std::uint64_t word) { return word >> 32; }
 };
 
-/// A message, and the signal that says to which call it belongs.
+/// A message between ranks of a node, in cells: each says to which call it belongs, so no fence is behind them. See
+/// kernels/normal/meet.hpp.
 template <class Message>
 struct alignas(kLine) Mailbox {
-  std::uint64_t signal;
-  Message message;
+  static constexpr int kCells = sizeof(Message) / sizeof(std::uint64_t);
+  static_assert(sizeof(Message) % sizeof(std::uint64_t) == 0 && kCells <= 8, "whole words that fit a line of cells");
+  Cell cells[kCells];
 };
 
 /// The places at which a rank wants its rows of a dispatch: offsets in its heap.
 struct DispatchAddresses {
   std::uint64_t x, scales, topk_idx, topk_weights, src_idx;
-  std::int64_t capacity;  ///< rows it has room for in all
-  bool by_ring;           ///< there are no offsets: rows go through the local rings (LocalRings)
+  std::int32_t capacity;  ///< rows it has room for in all
+  std::int32_t by_ring;   ///< there are no offsets: rows go through the local rings (LocalRings)
   // Must agree, even where no counts are exchanged (cached calls).
   std::uint32_t row_bytes;
-  std::int32_t num_scales, num_topk;
+  std::int32_t num_scales;
+  std::int64_t num_topk;
 };
 
 /// The places of a rank's rows of a combine: offsets in its heap.
 struct CombineAddresses {
   std::uint64_t x, topk_weights;
   std::int32_t num_rows;
-  bool pulled;  ///< others read its rows at x; else it pushes them into their local rings
+  std::int32_t pulled;  ///< others read its rows at x; else it pushes them into their local rings
   // Must agree.
   std::uint32_t row_bytes;
   std::int32_t num_topk;
   std::int32_t rows_to_reader, rows_from_reader;  ///< as the handle has it
 };
-static_assert(sizeof(Mailbox<DispatchAddresses>) == kLine && sizeof(Mailbox<CombineAddresses>) == kLine);
+
+/// What a rank says when it has come to a call that has nothing else to say.
+struct Arrival {
+  std::uint32_t row_bytes = 0, num_scales = 0, num_topk = 0, max_tokens = 0;
+  std::uint64_t kind = 0;  ///< a number made of all else that must agree
+};
 
 /// What of these must agree, in the words of a fault record.
 enum class RowField : int {

@@ -1,10 +1,35 @@
-// Do two ranks mean rows of the same kind?
+// Do two ranks mean the same call, and rows of the same kind?
 #pragma once
 
 #include "kernels/common/rows.hpp"
 #include "kernels/common/wait.hpp"
 
 namespace deep_ep::device {
+
+/// In which word does the call of another rank differ from this rank's, though it must not? -1: in none.
+DEEP_EP_DEVICE int differing_word(const NotifyCall& call, const CallShape& theirs) {
+  for (int word = 0; word < CallShape::kCompared; ++word) {
+    if (theirs.word[word] != call.shape.word[word]) return word;
+  }
+  return -1;
+}
+
+/// Compares the call of rank `peer` with this rank's. False after a fault, which every rank meets. Every block of the
+/// kernel has begun by then: one that begins after a fault takes no part, and ranks would no longer be in step.
+DEEP_EP_DEVICE bool agrees_on_call(const NotifyCall& call, const CallShape& theirs, int peer) {
+  const std::int64_t unknown = theirs.word[CallShape::kUnknownExpert];
+  if (unknown != 0) {
+    report_fault(call.wait, FaultKind::unknown_expert, Wanted::counts, peer, static_cast<int>(unknown >> 32) - 1,
+                 static_cast<std::uint64_t>(unknown & 0xffffffff),
+                 static_cast<std::uint64_t>(call.shape.word[CallShape::kNumExperts]));
+    return false;
+  }
+  const int word = differing_word(call, theirs);
+  if (word < 0) return true;
+  report_fault(call.wait, FaultKind::mismatch, Wanted::counts, peer, word,
+               static_cast<std::uint64_t>(call.shape.word[word]), static_cast<std::uint64_t>(theirs.word[word]));
+  return false;
+}
 
 /// Compares the rows of two ranks.
 struct RowComparison {
@@ -22,13 +47,14 @@ struct RowComparison {
     compare(RowField::num_scales, ours_is.num_scales, theirs_is.num_scales);
     compare(RowField::num_topk, ours_is.num_topk, theirs_is.num_topk);
   }
-  /// Do they agree with what `told` has brought? Ends the call otherwise: but not before this rank's own word, which
-  /// `own` signals, is on its way to all. It comes from another block, which would not begin any more, and peers would
-  /// wait for it in vain.
-  DEEP_EP_DEVICE bool agrees(const WaitContext& wait, const std::uint64_t* own, int own_rank,
+  /// Do they agree with what `told` has brought? Ends the call otherwise: but not before this rank's own message,
+  /// which comes to `own`, is on its way to all. It comes from another block, which would not begin any more, and peers
+  /// would wait for it in vain.
+  template <class Message>
+  DEEP_EP_DEVICE bool agrees(const WaitContext& wait, const Mailbox<Message>& own, int own_rank,
                              const Awaited& told) const {
     if (field < 0) return true;
-    wait_signal(ReportLateHere{{wait}}, own, {own_rank, told.wanted, told.expected});
+    wait_signal(ReportLateHere{{wait}}, &own.cells[0].epoch, {own_rank, told.wanted, told.expected});
     report_fault_here(wait, FaultKind::mismatch, told.wanted, told.peer, field, ours, theirs);
     return false;
   }

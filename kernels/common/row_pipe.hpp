@@ -58,24 +58,24 @@ struct RowPipe {
 
 }  // namespace device
 
-/// Shared memory of a block whose warps have a pipeline each, behind what the carver has taken.
+/// Shared memory of a block whose warps have a pipeline each, and nothing else.
 struct WarpStages {
   device::Mbarrier* barriers;  ///< [warps * stages]
   std::byte* memory;           ///< [warps * stages] of stage_bytes
-  int stages;
-  std::uint32_t stage_bytes;
+  std::uint32_t stages, stage_bytes;
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE WarpStages(Carver carver, int warps, int stages_of_warp, std::uint32_t bytes_of_stage)
       : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages_of_warp), kLine)),
         memory(carver.take<std::byte>(static_cast<std::size_t>(warps * stages_of_warp) * bytes_of_stage, kLine)),
-        stages(stages_of_warp),
+        stages(static_cast<std::uint32_t>(stages_of_warp)),
         stage_bytes(bytes_of_stage),
         bytes(carver.bytes()) {}
 
+  /// Of warp `warp` of those that have one.
   DEEP_EP_DEVICE device::RowPipe pipe(int warp) const {
-    return {barriers + warp * stages, memory + static_cast<std::size_t>(warp * stages) * stage_bytes,
-            static_cast<std::uint32_t>(stages), stage_bytes};
+    const std::uint32_t first = static_cast<std::uint32_t>(warp) * stages;
+    return {barriers + first, memory + std::size_t{first} * stage_bytes, stages, stage_bytes};
   }
 };
 

@@ -88,6 +88,7 @@ DEEP_EP_DEVICE std::int32_t rows_between(const std::int32_t* ends, int num_ranks
 /// Offsets, in the heap at `heap`, of the rows that begin with `first`; what is not there has offset 0.
 DEEP_EP_DEVICE DispatchAddresses addresses_in(const std::byte* heap, const RowTargets::Row& first,
                                               std::int64_t capacity, bool by_ring) {
+  constexpr std::int64_t kMost = INT32_MAX;  // as many as places have numbers
   const auto offset = [&](const void* address) {
     return address == nullptr ? 0 : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - heap);
   };
@@ -96,8 +97,8 @@ DEEP_EP_DEVICE DispatchAddresses addresses_in(const std::byte* heap, const RowTa
           .topk_idx = offset(first.topk_idx()),
           .topk_weights = offset(first.topk_weights()),
           .src_idx = offset(first.src_idx()),
-          .capacity = capacity,
-          .by_ring = by_ring,
+          .capacity = static_cast<std::int32_t>(capacity < kMost ? capacity : kMost),
+          .by_ring = by_ring ? 1 : 0,
           .row_bytes = first.shape.row_bytes,
           .num_scales = first.shape.num_scales,
           .num_topk = first.shape.num_topk};

@@ -41,7 +41,7 @@ struct SharedWork {
 /// The pieces that a warp takes, in their order. It knows the next one while it works on one.
 struct Turns {
   std::uint32_t turn, following;
-  std::uint32_t given;
+  std::uint32_t given = 0;  ///< SharedWork::given()
 
   /// Of warp `number`.
   DEEP_EP_DEVICE static Turns of_warp(const SharedWork& work, int number) {

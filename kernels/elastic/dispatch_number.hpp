@@ -12,7 +12,6 @@
 #include "kernels/common/wait.hpp"
 #include "kernels/elastic/dispatch_params.hpp"
 #include "kernels/normal/meet.hpp"
-#include "kernels/normal/notify.hpp"
 #include "kernels/rows/numbering.hpp"
 
 namespace deep_ep::device {

@@ -2,7 +2,7 @@
 //
 //   1. In each other node, a relaying warp of our rail adds up the rows of its node's ranks, which it reads in their
 //      heaps, and stages the sum.
-//   2. When a chunk of the staging ring is whole, a poster writes it into our landing ring (rails.hpp).
+//   2. When a chunk of the staging ring is whole, a poster writes it into our landing ring (transfer.hpp).
 //   3. An adding warp adds the rows of this node's ranks and the sums that have landed.
 //
 // In one node there is only step 3: kRails is false. Between nodes chunks go the other way than in dispatch: counts of
@@ -10,14 +10,74 @@
 //
 // A rank whose rows lie outside the heap pushes them through local rings to the ranks of its node that add them
 // (combine_push.hpp). These add in the same order either way, so the result does not depend on it.
+#include <type_traits>
+
 #include "kernels/common/row_comparison.hpp"
+#include "kernels/common/row_sum.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/normal/combine_rows.hpp"
-#include "kernels/normal/rails.hpp"
+#include "kernels/normal/combine_push.hpp"
+#include "kernels/normal/meet.hpp"
+#include "kernels/normal/transfer.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::normal {
+
+/// Rows that the ranks of this node hold of tokens of this rank, or of its rail in another node.
+template <bool kRails>
+struct LocalRows {
+  const CombineParams& params;
+  const NodeRows* ranks;  ///< [width]
+  std::uint64_t epoch;
+  bool by_rings;  ///< some rank of this node pushes its rows
+  bool releases;  ///< and waits for room for some of our tokens' rows
+
+  DEEP_EP_DEVICE LocalRows(const CombineParams& combine, const NodeRows* node_ranks, std::uint64_t call_epoch)
+      : params(combine), ranks(node_ranks), epoch(call_epoch), by_rings(false), releases(false) {
+    for (int index = lane_index(); index < grid().width; index += kWarpSize) {
+      by_rings |= ranks[index].pushed;
+      releases |= ranks[index].pushed && ranks[index].our_rows > params.transfer.local.slots;
+    }
+    by_rings = warp::any(by_rings);
+    releases = warp::any(releases);
+  }
+
+  DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(params.transfer.common); }
+
+  // Of row `row` of rank `index`, of a token of `node`.
+
+  DEEP_EP_DEVICE bool is_held(int index, std::int32_t row) const { return row >= 0 && row < ranks[index].num_rows; }
+  DEEP_EP_DEVICE bool is_pushed(int index, std::int32_t row) const {
+    return by_rings && is_held(index, row) && ranks[index].pushed;
+  }
+  DEEP_EP_DEVICE TokenRing ring(int index, int node) const {
+    const bool ours = !kRails || node == grid().node();
+    return combine_ring<kRails>(params.transfer, epoch, index, node, ours ? ranks[index].our_rows : INT32_MAX);
+  }
+  DEEP_EP_DEVICE std::int32_t in_ring(int index, int node, std::int32_t row) const {
+    if (!kRails || node == grid().node()) return row - ranks[index].first_row;
+    return row - first_row_of(params.transfer, grid().rail_in(node), grid().first_of_node() + index);
+  }
+
+  /// The word that says that it is there; without a word if it always is.
+  DEEP_EP_DEVICE AwaitedWord awaited(int index, int node, std::int32_t row) const {
+    return is_pushed(index, row) ? ring(index, node).row(in_ring(index, node, row)) : AwaitedWord{};
+  }
+  /// A row that lies in a slot has its weights behind it.
+  DEEP_EP_DEVICE FoundRow in_slot(const std::byte* slot) const {
+    return {slot, reinterpret_cast<const float*>(slot + params.row_bytes)};
+  }
+  DEEP_EP_DEVICE FoundRow find(int index, int node, std::int32_t row) const {
+    if (is_pushed(index, row)) return in_slot(ring(index, node).slot(in_ring(index, node, row)));
+    if (!is_held(index, row)) return {};
+    return {ranks[index].x + std::int64_t{row} * params.row_bytes,
+            ranks[index].topk_weights + std::int64_t{row} * params.num_topk};
+  }
+  /// By one lane, when the whole warp has read it.
+  DEEP_EP_DEVICE void release(int index, int node, std::int32_t row) const {
+    if (is_pushed(index, row)) ring(index, node).release(in_ring(index, node, row));
+  }
+};
 
 // The relaying warps of combine: for a token of their rail in another node, they add up what the ranks of this node
 // hold, by rank and in fp32, and stage the sum, rounded once, as the one row that crosses the network.
@@ -233,8 +293,8 @@ struct CombineAdder {
     }
   }
 
-  /// Adds parts of tokens until none is left. False after a fault.
-  DEEP_EP_DEVICE bool add_all() const {
+  /// Adds parts of tokens until none is left. `helps`: the warp had other work before. False after a fault.
+  DEEP_EP_DEVICE bool add_all(bool helps) const {
     const auto parts_of_token = static_cast<std::uint32_t>(params().parts_per_token);
     const SharedWork parts{&transfer().common.state->combine_next_part,
                            static_cast<std::uint32_t>(transfer().num_tokens) * parts_of_token,
@@ -244,7 +304,8 @@ struct CombineAdder {
       return part < parts.end ? look_up(token_of(part), lane_index()) : -1;
     };
     std::uint64_t landed = 0;
-    Turns turns = Turns::of_warp(parts, warp_index() * grid_blocks() + block_index());
+    Turns turns =
+        helps ? Turns::of_late_warp(parts) : Turns::of_warp(parts, warp_index() * grid_blocks() + block_index());
     std::int32_t place = place_of(turns.turn);
     while (turns.turn < parts.end) {
       // Nobody looks at these two before this part is done.
@@ -283,15 +344,16 @@ DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoc
                : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
   };
   Mailbox<CombineAddresses>& box = common.control.combine_box(common.heaps[peer], epoch, common.rank);
-  box.message = {.x = offset(params.x),
-                 .topk_weights = offset(params.topk_weights),
-                 .num_rows = params.num_rows,
-                 .pulled = !pushed,
-                 .row_bytes = params.row_bytes,
-                 .num_topk = params.num_topk,
-                 .rows_to_reader = rows.to_peer,
-                 .rows_from_reader = rows.from_peer};
-  store_release<Scope::system>(&box.signal, epoch);
+  tell(box,
+       {.x = offset(params.x),
+        .topk_weights = offset(params.topk_weights),
+        .num_rows = params.num_rows,
+        .pulled = pushed ? 0 : 1,
+        .row_bytes = params.row_bytes,
+        .num_topk = params.num_topk,
+        .rows_to_reader = rows.to_peer,
+        .rows_from_reader = rows.from_peer},
+       epoch);
 }
 
 /// Waits for what rank `peer` of this node publishes. False after a fault.
@@ -302,14 +364,15 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const Policy& policy
   const NormalParams& common = transfer.common;
   const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), epoch, peer);
   const Awaited addresses{peer, Wanted::combine_addresses, epoch};
-  if (!wait_signal(policy, &box.signal, addresses)) return false;
-  const CombineAddresses& theirs = box.message;
+  CombineAddresses theirs;
+  if (!hear(policy, box, addresses, theirs)) return false;
+  fence<Scope::system>();  // the rows that the peer has written before are read by ordinary loads
   RowComparison rows_of_both;
   rows_of_both.compare(RowField::row_bytes, params.row_bytes, theirs.row_bytes);
   rows_of_both.compare(RowField::num_topk, params.num_topk, theirs.num_topk);
   rows_of_both.compare(RowField::rows_to_peer, rows.to_peer, theirs.rows_from_reader);
   rows_of_both.compare(RowField::rows_from_peer, rows.from_peer, theirs.rows_to_reader);
-  const std::uint64_t* own = &common.control.combine_box(common.own_heap(), epoch, common.rank).signal;
+  const Mailbox<CombineAddresses>& own = common.control.combine_box(common.own_heap(), epoch, common.rank);
   if (!rows_of_both.agrees(transfer.wait, own, common.rank, addresses)) return false;
   const std::byte* heap = common.heaps[peer];
   // Our own rows are read where they lie, also where no peer can read them: they were written before the call.
@@ -320,7 +383,7 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const Policy& policy
           .num_rows = theirs.num_rows,
           .first_row = rows.first_row,
           .our_rows = (end < theirs.num_rows ? end : theirs.num_rows) - rows.first_row,
-          .pushed = !ours && !theirs.pulled};
+          .pushed = !ours && theirs.pulled == 0};
   return true;
 }
 
@@ -345,16 +408,12 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   };
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, transfer.wait, shared.scratch);
   const int local_warp = warp_index() - transfer.moving_warps();
-  const int first_stage = local_warp * transfer.stages;
-  CombinePusher<kRails, Policy> pusher{
-      params,
-      policy,
-      call.epoch,
-      shared.local_rows,
-      shared.local_next + local_warp * grid.num_ranks,
-      {{shared.pipes.barriers + first_stage, shared.pipes.memory + std::int64_t{first_stage} * transfer.stage_bytes,
-        static_cast<std::uint32_t>(transfer.stages), transfer.stage_bytes},
-       shared.pieces[local_warp]}};
+  CombinePusher<kRails, Policy> pusher{params,
+                                       policy,
+                                       call.epoch,
+                                       shared.local_rows,
+                                       shared.local_next + local_warp * grid.num_ranks,
+                                       {shared.pipes.pipe(local_warp), shared.pieces[local_warp]}};
   bool good = call.begun;
   if (good) {
     // 1. Publish where our rows are. That this kernel runs also says that they are written, and that our rings are
@@ -384,8 +443,8 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     const LocalRows<kRails> local(params, shared.ranks, call.epoch);
     good = do_roles<kRails>(
         transfer, call.epoch - 1, shared,
-        [&] {
-          return CombineAdder<kRails, Policy>{local, policy}.add_all();
+        [&](bool helps) {
+          return CombineAdder<kRails, Policy>{local, policy}.add_all(helps);
         },
         [&](int part, int parts) {
           if constexpr (!kRails)

@@ -3,7 +3,8 @@
 // more warp raises the rows' words once they are complete there: the fence that this takes waits for answers from all
 // peers, and would delay the warps that move rows.
 //
-// They take any ring that has room and never wait for one ring: its reader may wait for rows of another.
+// They take any ring that has room and never wait for one ring: its reader may wait for rows of another. When they
+// have pushed all, they add (combine.cu): adding takes longer with few SMs.
 #pragma once
 
 #include "kernels/common/row_pipe.hpp"
@@ -28,6 +29,19 @@ struct PushedPieces {
   PushedPiece piece[kPieces];
   device::Mbarrier complete[kPieces];
   device::Mbarrier free[kPieces];
+};
+
+struct CombineShared : TransferShared<NodeRows> {
+  PushedPieces* pieces;  ///< of each pushing warp
+  WarpStages pipes;      ///< the same
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const TransferParams& params, int blocks, int stages,
+                                    std::uint32_t stage_bytes)
+      : TransferShared(carver, params, blocks, params.common.num_ranks),
+        pieces(carver.take<PushedPieces>(static_cast<std::size_t>(params.pushing_warps()))),
+        pipes(carver, params.pushing_warps(), stages, stage_bytes),
+        bytes(pipes.bytes) {}
 };
 
 namespace device::normal {

@@ -9,7 +9,6 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/messages.hpp"
-#include "kernels/primitives/cell.hpp"
 
 namespace deep_ep {
 
@@ -33,13 +32,6 @@ struct SourceCounts {
         bytes(align_to_line(carver.bytes())) {}
 };
 
-/// A rank's word that it has begun a call, and what must agree: see meet.hpp. Cells, so that no fence is between the
-/// message and its signal.
-struct alignas(kLine) ArrivalCells {
-  static constexpr int kCells = 3;
-  Cell cells[kCells];
-};
-
 /// Plain signals, one per source and purpose.
 enum class IntranodeSignal : int { notify, selections, dispatch_rows, combine_done, barrier, load_balance_done, count };
 
@@ -61,7 +53,7 @@ class ControlWindow {
     Carver carver = Carver::without_memory();
     dispatch_boxes_ = carver.place<Mailbox<DispatchAddresses>>(ranks);
     combine_boxes_ = carver.place<Mailbox<CombineAddresses>>(2 * ranks);
-    arrivals_ = carver.place<ArrivalCells>(4 * ranks);
+    arrivals_ = carver.place<Mailbox<Arrival>>(4 * ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
     counts_bytes_ = counts_at(Carver::without_memory(), 1).bytes;
     counts_ = carver.place<std::byte>(2 * ranks * counts_bytes_, kLine);
@@ -95,8 +87,8 @@ class ControlWindow {
   }
   /// Of `source`, at a dispatch (slot 0) or a combine of the second interface (1 and 2, in turn like counts()), or a
   /// load-balance call (3).
-  DEEP_EP_DEVICE ArrivalCells& arrival(std::byte* heap, int slot, int source) const {
-    return reinterpret_cast<ArrivalCells*>(heap + arrivals_)[slot * num_ranks_ + source];
+  DEEP_EP_DEVICE Mailbox<Arrival>& arrival(std::byte* heap, int slot, int source) const {
+    return reinterpret_cast<Mailbox<Arrival>*>(heap + arrivals_)[slot * num_ranks_ + source];
   }
   /// What `source` tells of its rows in call `epoch`; two in turn, by the epoch's parity.
   DEEP_EP_DEVICE Mailbox<CombineAddresses>& combine_box(std::byte* heap, std::uint64_t epoch, int source) const {

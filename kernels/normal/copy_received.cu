@@ -47,10 +47,7 @@ DEEP_EP_DEVICE void copy_received_body(const CopyReceivedParams& params, std::by
   const RowShape& shape = params.rows;
   const std::int64_t came = load_weak(params.num_valid);
   const std::int64_t valid = came < params.num_rows ? came : params.num_rows;
-  const int first_stage = warp_index() * params.stages;
-  const RowPipe pipe{shared.barriers + first_stage,
-                     shared.memory + static_cast<std::size_t>(first_stage) * params.stage_bytes,
-                     static_cast<std::uint32_t>(params.stages), params.stage_bytes};
+  const RowPipe pipe = shared.pipe(warp_index());
   if (lane_index() == 0) pipe.init();
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
   const std::int64_t warp = std::int64_t{warp_index()} * grid_blocks() + block_index();

@@ -1,17 +1,44 @@
 // How ranks of a node meet at a call: each tells all that it has come, so that its memory is free, and with which rows.
 #pragma once
 
+#include <cstring>
+
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/normal/params.hpp"
 #include "kernels/primitives/block.hpp"
 
 namespace deep_ep::device {
 
-/// What a rank says when it has come.
-struct Arrival {
-  std::uint32_t row_bytes = 0, num_scales = 0, num_topk = 0, max_tokens = 0;
-  std::uint64_t kind = 0;  ///< a number made of all else that must agree
-};
+/// By one thread: tells the rank whose mailbox it is.
+template <class Message>
+DEEP_EP_DEVICE void tell(Mailbox<Message>& box, const Message& message, std::uint64_t epoch) {
+  std::uint64_t words[Mailbox<Message>::kCells];
+  memcpy(words, &message, sizeof(Message));
+#pragma unroll
+  for (int i = 0; i < Mailbox<Message>::kCells; ++i) store_cell(box.cells + i, words[i], epoch);
+}
+
+/// By one thread: waits for the message of call `awaited.expected`. False after a fault. Acquires nothing, and need not
+/// for what calls before have read and written: their kernels have ended. What this kernel reads of the other rank's
+/// memory needs a fence behind it.
+template <class Policy, class Message>
+DEEP_EP_DEVICE bool hear(const Policy& policy, const Mailbox<Message>& box, const Awaited& awaited, Message& message) {
+  constexpr int kCells = Mailbox<Message>::kCells;
+  std::uint64_t words[kCells];
+  const bool came = wait_until(policy, awaited, [&](Poll& poll) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kCells; ++i) {
+      const Cell cell = load_cell(box.cells + i);
+      words[i] = cell.payload;
+      if (i == 0) poll.seen = cell.epoch;
+      all = all && cell.epoch >= awaited.expected;
+    }
+    return all;
+  });
+  memcpy(&message, words, sizeof(Message));
+  return came;
+}
 
 template <class Policy>
 struct Meeting {
@@ -19,7 +46,7 @@ struct Meeting {
   Policy wait;  ///< ReportLate, or ReportLateHere
 
   Wanted wanted;
-  int slot;  ///< of the cells: see ControlWindow
+  int slot;  ///< of the mailboxes: see ControlWindow
   std::uint64_t epoch;
   int first_rank = 0;  ///< of the node, in words of a fault record
 
@@ -27,26 +54,13 @@ struct Meeting {
 
   /// By all threads of one block.
   DEEP_EP_DEVICE void announce(const Arrival& ours) const {
-    block::each(common.num_ranks, [&](int peer) {
-      Cell* const cells = common.control.arrival(common.heaps[peer], slot, common.rank).cells;
-      store_cell(cells, std::uint64_t{ours.num_scales} << 32 | ours.row_bytes, epoch);
-      store_cell(cells + 1, std::uint64_t{ours.max_tokens} << 32 | ours.num_topk, epoch);
-      store_cell(cells + 2, ours.kind, epoch);
-    });
+    block::each(common.num_ranks,
+                [&](int peer) { tell(common.control.arrival(common.heaps[peer], slot, common.rank), ours, epoch); });
   }
 
-  /// Waits until `rank` has come. False after a fault. No acquire is needed for what its calls before have read: their
-  /// kernels have ended.
+  /// Waits until `rank` has come. False after a fault.
   DEEP_EP_DEVICE bool hear(int rank, Arrival& theirs) const {
-    const Cell* const cells = common.control.arrival(common.own_heap(), slot, rank).cells;
-    return wait_until(wait, awaited(rank), [&](Poll& poll) {
-      const Cell first = load_cell(cells), second = load_cell(cells + 1), third = load_cell(cells + 2);
-      theirs = {static_cast<std::uint32_t>(first.payload), static_cast<std::uint32_t>(first.payload >> 32),
-                static_cast<std::uint32_t>(second.payload), static_cast<std::uint32_t>(second.payload >> 32),
-                third.payload};
-      poll.seen = first.epoch;
-      return first.epoch >= epoch && second.epoch >= epoch && third.epoch >= epoch;
-    });
+    return device::hear(wait, common.control.arrival(common.own_heap(), slot, rank), awaited(rank), theirs);
   }
 
   /// By all threads of a block: waits until all ranks have come, and compares their rows with ours. False after a fault
@@ -63,8 +77,8 @@ struct Meeting {
       rows.compare(RowField::num_topk, ours.num_topk, theirs.num_topk);
       rows.compare(RowField::max_tokens, ours.max_tokens, theirs.max_tokens);
       rows.compare(RowField::kind, static_cast<std::int64_t>(ours.kind), static_cast<std::int64_t>(theirs.kind));
-      const ArrivalCells& own = common.control.arrival(common.own_heap(), slot, common.rank);
-      good = rows.agrees(wait.context, &own.cells[0].epoch, first_rank + common.rank, awaited(peer));
+      good = rows.agrees(wait.context, common.control.arrival(common.own_heap(), slot, common.rank),
+                         first_rank + common.rank, awaited(peer));
     });
     return good;
   }

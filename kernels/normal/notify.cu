@@ -5,17 +5,33 @@
 //      the counts of its columns in the memory of all ranks of its node, and signals.
 //   2. Between nodes its last block puts the counts to its rail in each other node. There the rail's last block copies
 //      them to the ranks of that node.
-//   3. Every rank adds up the counts of all ranks, which gives its rows their places (notify.hpp).
+//   3. Every rank adds up the counts of all ranks, which gives its rows their places.
+//
+// Rows lie in a receiver's output by source rank, then by token index at the source. So the place of token t at rank d
+// is: the rows that d gets from the ranks before this one, plus this rank's tokens before t that also go to d. The
+// first number comes from the other ranks' counts, the second from a scan of the membership.
 //
 // Between nodes a source also numbers its tokens for each node: in that order they cross the network.
+#include "kernels/common/numbering.hpp"
+#include "kernels/common/row_comparison.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/normal/notify.hpp"
 #include "kernels/normal/params.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::normal {
+
+/// By one thread: what this rank tells the others in CallShape::kUnknownExpert. A layout before this call in stream
+/// order has left the note, and the host does not raise it before the call: it would leave the others waiting.
+DEEP_EP_DEVICE std::int64_t unknown_expert_to_tell(const NotifyCall& call) {
+  if (!call.refuse_unknown_experts) return 0;
+  const FaultRecord& note = call.wait.fault[1];
+  if (load_acquire<Scope::system>(&note.written) == 0 || note.kind != FaultKind::unknown_expert) return 0;
+  constexpr std::uint64_t kMost = 0xffffffffu;
+  const std::uint64_t expert = note.expected < kMost ? note.expected : kMost;
+  return (std::int64_t{note.field} + 1) << 32 | static_cast<std::int64_t>(expert);
+}
 
 template <bool kRails>
 struct Notify {
@@ -38,6 +54,16 @@ struct Notify {
     return common().control.counts(common().own_heap(), epoch, source);
   }
 
+  /// By a whole block: numbers our tokens for rank `destination`, in their order. Returns how many there are; -1 if the
+  /// caller has counted otherwise, which travels in place of the count, so that all ranks know.
+  DEEP_EP_DEVICE std::int32_t number_for_rank(int destination) const {
+    const auto at = [&](int token) { return std::int64_t{token} * grid().num_ranks + destination; };
+    const int count = number_members(
+        params.num_tokens, shared.numbering,
+        [&](int token) { return token < params.num_tokens && params.is_token_in_rank[at(token)] != 0; },
+        [&](int token, int number) { params.destination_row[at(token)] = number; });
+    return count == params.num_tokens_per_rank[destination] ? count : -1;
+  }
   /// By a whole block: numbers our tokens for node `node`. A token goes there once, however many of its ranks want it.
   DEEP_EP_DEVICE std::int32_t number_for_node(int node) const {
     const auto is_member = [&](int token) {
@@ -57,7 +83,7 @@ struct Notify {
     if constexpr (kRails) {
       if (column >= grid().num_ranks) return number_for_node(column - grid().num_ranks);
     }
-    return number_for_rank(params, grid().num_ranks, column, shared.numbering);
+    return number_for_rank(column);
   }
 
   /// By one thread.
@@ -174,6 +200,60 @@ struct Notify {
     return whole_block(good, &shared.scratch);
   }
 
+  /// By a whole block: adds the rows of the ranks before this one. Each thread meets the tokens that it numbered
+  /// itself.
+  DEEP_EP_DEVICE void add_rows_before(int destination) const {
+    std::int32_t first_row = 0;
+    for (int source = 0; source < grid().rank; ++source) first_row += counts_of(source).tokens_per_rank[destination];
+    if (first_row == 0) return;
+    constexpr int kTogether = 8;  // loads under way at once
+    for (int first = thread_index(); first < params.num_tokens; first += kTogether * block_threads()) {
+      std::int32_t* const rows = params.destination_row + destination;
+      const auto at = [&](int i) { return std::int64_t{first + i * block_threads()} * grid().num_ranks; };
+      std::int32_t row[kTogether];
+      for (int i = 0; i < kTogether; ++i) row[i] = first + i * block_threads() < params.num_tokens ? rows[at(i)] : -1;
+      for (int i = 0; i < kTogether; ++i) {
+        if (row[i] >= 0) rows[at(i)] = row[i] + first_row;
+      }
+    }
+  }
+
+  /// Do all ranks mean the same call, and do their counts make sense? A fault, seen by every rank, if not. Each thread
+  /// answers for some ranks.
+  DEEP_EP_DEVICE bool agree() const {
+    bool good = true;
+    for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
+      const SourceCounts counts = counts_of(source);
+      good = agrees_on_call(params, *counts.shape, source) && good;
+      for (int to = 0; to < grid().num_ranks; ++to) {
+        if (counts.tokens_per_rank[to] >= 0) continue;
+        report_fault(params.wait, FaultKind::inconsistent_counts, Wanted::counts, source, to, 0, 0);
+        good = false;
+        break;
+      }
+    }
+    return good;
+  }
+
+  /// By one block: writes the tables that outlive the call, and what the host waits for.
+  DEEP_EP_DEVICE void write_tables() const {
+    for (int to = thread_index(); to < grid().num_ranks; to += block_threads()) {
+      std::int32_t end = 0;
+      for (int source = 0; source < grid().num_ranks; ++source) {
+        end += counts_of(source).tokens_per_rank[to];
+        params.rank_prefix_matrix[source * grid().num_ranks + to] = end;
+      }
+      if (to == grid().rank && params.host_counts != nullptr) params.host_counts->num_recv_tokens = end;
+    }
+    if (params.host_counts == nullptr) return;
+    for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
+      std::int32_t count = 0;
+      for (int source = 0; source < grid().num_ranks; ++source) count += counts_of(source).tokens_per_expert[expert];
+      const std::int32_t alignment = params.expert_alignment;
+      params.host_counts->tokens_per_expert[expert] = (count + alignment - 1) / alignment * alignment;
+    }
+  }
+
   /// Writes the counts of nodes: for the handle, and for the host.
   DEEP_EP_DEVICE void write_counts_of_nodes() const {
     for (int node = thread_index(); node < grid().nodes(); node += block_threads()) {
@@ -211,17 +291,20 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
 
     // 3. Add the rows of the ranks before us.
     const bool arrived = notify.await_counts();
-    const auto counts_of = [&](int source) { return notify.counts_of(source); };
-    const AllCounts counts{params, common.rank, common.num_ranks, counts_of};
     for (int rank = block_index(); arrived && rank < common.num_ranks; rank += grid_blocks()) {
-      counts.add_rows_before(rank);
+      notify.add_rows_before(rank);
     }
 
     // 4. One block writes the tables and wakes the host.
     if (arrived && block_index() == 0) {
-      counts.finish(call.epoch, &shared.scratch, [&] {
+      if (whole_block(notify.agree(), &shared.scratch)) {
+        notify.write_tables();
         if constexpr (kRails) notify.write_counts_of_nodes();
-      });
+      }
+      block::sync();
+      if (thread_index() == 0 && params.host_counts != nullptr) {
+        store_release<Scope::system>(&params.host_counts->epoch, call.epoch);
+      }
     }
   }
 

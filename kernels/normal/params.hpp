@@ -6,6 +6,7 @@
 #include "kernels/common/call.hpp"
 #include "kernels/common/faults.hpp"
 #include "kernels/common/numbering.hpp"
+#include "kernels/common/row_pipe.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/normal/control_window.hpp"
@@ -189,6 +190,44 @@ struct TransferShared {
         local_next(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps * local_rings))) {}
 };
 
+/// The memory for rows at one rank of this node.
+struct NodeTarget {
+  RowTargets rows;         ///< its memory, as mapped here
+  std::int32_t capacity;   ///< rows it has room for
+  std::int32_t reachable;  ///< the same; 0 where they come by its local rings, and `rows` means nothing
+};
+
+struct DispatchShared : TransferShared<NodeTarget> {
+  WarpStages pipes;  ///< of the moving warps
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, const TransferParams& params, int blocks, int stages,
+                                     std::uint32_t stage_bytes)
+      : TransferShared(carver, params, blocks, params.common.grid.width),
+        pipes(carver, params.moving_warps(), stages, stage_bytes),
+        bytes(pipes.bytes) {}
+};
+
+/// A slot of a ring in dispatch: the row, and all that the rank behind it needs to put it into place.
+struct PackedRow {
+  std::byte* at;
+  const RowShape& shape;
+
+  DEEP_EP_DEVICE std::uint32_t* scales() const { return reinterpret_cast<std::uint32_t*>(at + shape.row_bytes); }
+  /// [num_topk]: global, -1 for none.
+  DEEP_EP_DEVICE std::int32_t* experts() const { return reinterpret_cast<std::int32_t*>(scales() + shape.num_scales); }
+  DEEP_EP_DEVICE float* weights() const { return reinterpret_cast<float*>(experts() + shape.num_topk); }
+  DEEP_EP_DEVICE std::int32_t* src_idx() const { return reinterpret_cast<std::int32_t*>(weights() + shape.num_topk); }
+  /// [width]: the row's final place at each rank of the node, -1 where it is not wanted.
+  DEEP_EP_DEVICE std::int32_t* places() const { return src_idx() + 1; }
+
+  static std::size_t bytes(const RowShape& shape, int width) {
+    return shape.row_bytes + (static_cast<std::size_t>(shape.num_scales) +
+                              2 * static_cast<std::size_t>(shape.num_topk) + 1 + static_cast<std::size_t>(width)) *
+                                 4;
+  }
+};
+
 /// With send_src_idx, forwarders also note where the rows go.
 struct DispatchParams : SentRows {
   TransferParams transfer;
@@ -198,6 +237,16 @@ struct DispatchParams : SentRows {
   int weights_as_scales;     ///< between nodes, the last ones of num_scales: weights of a token, from topk_weights
   std::int64_t output_rows;  ///< rows there is room for
   std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
+};
+
+/// The rows of one rank of this node.
+struct NodeRows {
+  const std::byte* x;  ///< its rows, as mapped here
+  const float* topk_weights;
+  std::int32_t num_rows;   ///< that it holds; fewer than it was sent, if num_worst_tokens was too small
+  std::int32_t first_row;  ///< that is of a token of this rank
+  std::int32_t our_rows;   ///< from there on, of our tokens
+  bool pushed;             ///< into our local rings; x and topk_weights mean nothing
 };
 
 struct CombineParams {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/faults.hpp"

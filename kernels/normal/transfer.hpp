@@ -1,5 +1,5 @@
 // What dispatch and combine share: waits for words of other ranks, warps that work off the chunks or rows of all nodes,
-// rings between ranks of a node, and the end of a call.
+// rings between ranks of a node, posters to the rails, and the end of a call.
 #pragma once
 
 #include "kernels/common/messages.hpp"
@@ -7,6 +7,7 @@
 #include "kernels/normal/params.hpp"
 #include "kernels/normal/row_copy.hpp"
 #include "kernels/primitives/bits.hpp"
+#include "kernels/rdma/port_channel.hpp"
 
 namespace deep_ep::device::normal {
 
@@ -147,6 +148,326 @@ struct TokenRing {
                                  through(n));
   }
 };
+
+// The posters: each thread serves one lane to one rail, the rank with our index in another node. It sends chunks that
+// other warps have staged, and the first lane's gives the rail credit for the chunks that other warps have read.
+//
+//   this rank                                              the rail
+//   1. signal: shape of the rows of this call              compare
+//   2. warps stage the rows of a chunk, count them
+//   3. the chunk is whole, and there is room (head):
+//      put the chunk; signal: landed, of its place         4. warps that see it read the chunk, count its rows
+//   5. the NIC has read it: it may be staged again         6. all chunks up to it are read; signal: head
+//
+// A signal becomes visible behind the bytes posted before it, and only grows.
+//
+// Lanes are not ordered among each other. So each place of a ring has a word of its own, and each lane sends the shape
+// ahead of its rows. A network may carry one lane slower than the others. So a lane takes the next chunk only while it
+// has few under way: a slow one takes few. That also bounds the bytes under way to a rail, which many others may send
+// to at the same time.
+
+/// The word that says that a chunk from other node `number` has landed.
+DEEP_EP_DEVICE AwaitedWord landed_through(const TransferParams& params, std::uint64_t call, int number, int chunk) {
+  const NormalParams& common = params.common;
+  const int node = common.grid.other(number);
+  return {{common.grid.rail_in(node), Wanted::internode_rows, Rings::through(call, chunk)},
+          common.window.landed(node, chunk % params.rings.chunks).in(common.own_heap())};
+}
+/// May a chunk be staged for other node `number`?
+DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
+  const Rings& rings = params.rings;
+  const std::uint64_t* sent = params.common.sent + rings.counter(number, chunk);
+  return chunk < rings.chunks || load_acquire<Scope::gpu>(sent) >= rings.room_for(call, chunk);
+}
+/// Rows that cross the network between this rank and the nodes before other node `number`, by nodes: where those of
+/// that node begin in relay_rows.
+DEEP_EP_DEVICE std::int64_t rows_before(const NodeGrid& grid, const std::int32_t* rows_of_node, int number) {
+  std::int64_t before = 0;
+  for (int node = 0; node < grid.other(number); ++node) {
+    if (node != grid.node()) before += rows_of_node[node];
+  }
+  return before;
+}
+
+/// The word that the ends of a rail compare, for one direction of a call: the same at both, unless the ranks disagree.
+/// It is a progress word whose position stands for the rows.
+DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
+                                        int rows_from_rail) {
+  const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
+  return Progress::at(call + 1, combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail)));
+}
+/// The word that the rail in other node `number` sends by each lane ahead of its rows, and the value that it must have.
+DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number, int lane) {
+  return params.common.window.rail_word(RailWindow::shape, params.common.grid.other(number), lane)
+      .in(params.common.own_heap());
+}
+DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::uint64_t call, int number) {
+  const int node = params.common.grid.other(number);
+  return rail_shape(params, call, params.counts.from_node[node], params.counts.to_node[node]);
+}
+/// Does the rail mean the same call? Asked when its word has come. A word of a later call agrees: a rail that has ended
+/// this call has compared, too.
+DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
+  return Progress::call_of(theirs) != Progress::call_of(expected) || theirs == expected;
+}
+
+/// One lane to a rail in one call, by one thread.
+class RailPoster {
+ public:
+  /// `pairs` stay where they are.
+  DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number, int lane, RailPairs& pairs)
+      : params_(params),
+        rings_(params.rings),
+        state_(params.common.rails[number]),
+        under_way_(pairs.under_way),
+        call_(call),
+        number_(number),
+        lane_(lane),
+        node_(params.common.grid.other(number)),
+        rows_out_(params.counts.to_node[node_]),
+        rows_in_(params.counts.from_node[node_]),
+        most_under_way_(most_under_way(rings_, params.common.lanes)),
+        head_(Progress::at(call)),
+        rows_(pairs[InternodeChannel::rows], params.wait),
+        credit_(pairs[InternodeChannel::credit], params.wait) {}
+
+  /// Sends the rail the shape, ahead of all rows. False after a fault.
+  DEEP_EP_DEVICE bool send_shape() {
+    const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
+    if (!rows_.signal(word_there(RailWindow::shape, lane_), state_.shape[lane_], ours)) return false;
+    first_entry_ = rows_.posted();
+    rows_.flush();
+    chunk_ = take_chunk();
+    return true;
+  }
+  /// Everything is sent and its memory free again, and the rail has credit for everything that came.
+  DEEP_EP_DEVICE bool ended() const {
+    const bool credited = lane_ != 0 || head_ == Progress::at(call_ + 1);
+    return compared_ && chunk_ >= rings_.chunks_for(rows_out_) && sent_ == posted_ && credited;
+  }
+  /// Does what can be done now. True if there was something.
+  DEEP_EP_DEVICE bool step() {
+    const bool compared = compare();
+    bool posted = false;
+    while (!failed_ && post_chunk()) posted = true;
+    rows_.flush();
+    const bool freed = free_chunks();
+    return (lane_ == 0 && give_credit()) || compared || posted || freed || failed_;
+  }
+  DEEP_EP_DEVICE bool failed() const { return failed_; }
+
+  /// Asked now and then while nothing happens.
+  DEEP_EP_DEVICE bool gives_up(const Poll& poll) {
+    const ReportLate policy{params_.wait};
+    const int rail = params_.common.grid.rail_in(node_);
+    // Puts a failure on record, which no other look would find before the end.
+    if (lane_ == 0) credit_.reached(credit_.posted());
+    if (policy.called_off({})) return true;
+    if (!may_be_late(poll.begin)) return false;
+    Awaited missing{rail, Wanted::nothing, 0};
+    std::uint64_t seen = 0;
+    if (sent_ < posted_) {
+      missing = {rail, Wanted::rdma_completion, entries_through(sent_)};
+    } else if (is_staged()) {
+      missing = {rail, Wanted::internode_credit, rings_.room_for(call_, chunk_)};
+      seen = load_acquire<Scope::system>(head_here());
+      if (seen >= missing.expected) return false;  // it has come meanwhile
+    } else if (!compared_) {
+      missing = {rail, Wanted::internode_rows, Progress::at(call_ + 1)};
+    }
+    // Without a missing word other warps of this rank are late, and say for which rank.
+    return missing.wanted != Wanted::nothing && policy.ends(missing, poll.begin, seen);
+  }
+  /// Gives the queue pairs back. False where one has failed.
+  DEEP_EP_DEVICE bool close() {
+    const bool rows_closed = rows_.close();
+    return (lane_ != 0 || credit_.close()) && rows_closed;
+  }
+
+ private:
+  static constexpr int kRungTogether = 4;                ///< chunks
+  static constexpr std::uint32_t kMostBytes = 2u << 20;  ///< under way to a rail: what 50 GB/s carry in 42 us
+
+  /// Chunks of a lane.
+  DEEP_EP_DEVICE static int most_under_way(const Rings& rings, int lanes) {
+    const std::uint32_t bytes = rings.slot_bytes * static_cast<std::uint32_t>(rings.chunk_rows);
+    const auto fit = static_cast<int>(kMostBytes / static_cast<std::uint32_t>(lanes) / bytes);
+    return fit < 2 ? 2 : fit < RailPairs::kMostUnderWay ? fit : RailPairs::kMostUnderWay;
+  }
+  /// The next chunk that no lane has taken; there may be none.
+  DEEP_EP_DEVICE int take_chunk() {
+    return static_cast<int>(fetch_add_relaxed<Scope::gpu>(&state_.next_chunk, std::uint32_t{1}));
+  }
+
+  /// Looks for the rail's shape.
+  DEEP_EP_DEVICE bool compare() {
+    if (compared_) return false;
+    const std::uint64_t theirs = load_acquire<Scope::system>(shape_of(params_, number_, lane_));
+    const std::uint64_t expected = expected_shape(params_, call_, number_);
+    if (Progress::call_of(theirs) < Progress::call_of(expected)) return false;
+    compared_ = true;
+    if (!shapes_agree(expected, theirs)) {
+      report_fault(params_.wait, FaultKind::mismatch, Wanted::internode_rows, params_.common.grid.rail_in(node_), 0,
+                   expected, theirs);
+      failed_ = true;
+    }
+    return true;
+  }
+
+  DEEP_EP_DEVICE std::uint32_t rows_of(int chunk, int rows) const {
+    return static_cast<std::uint32_t>(rings_.rows_in(chunk, rows));
+  }
+  DEEP_EP_DEVICE std::uint32_t* staged(int chunk) const {
+    return params_.common.staged + rings_.counter(number_, chunk);
+  }
+  DEEP_EP_DEVICE std::uint32_t* read(int chunk) const { return params_.common.read + rings_.counter(number_, chunk); }
+  DEEP_EP_DEVICE std::uint64_t* sent(int chunk) const { return params_.common.sent + rings_.counter(number_, chunk); }
+
+  DEEP_EP_DEVICE const std::uint64_t* head_here() const {
+    return params_.common.window.rail_word(RailWindow::head, node_).in(params_.common.own_heap());
+  }
+  /// One at the rail.
+  DEEP_EP_DEVICE Place<std::uint64_t> word_there(RailWindow::RailWord which, int lane = 0) const {
+    return params_.common.window.rail_word(which, params_.common.grid.node(), lane);
+  }
+  /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
+  DEEP_EP_DEVICE bool is_staged() const {
+    return chunk_ < rings_.chunks_for(rows_out_) && is_stageable(params_, call_, number_, chunk_) &&
+           load_acquire<Scope::gpu>(staged(chunk_)) == rows_of(chunk_, rows_out_);
+  }
+  /// The rail has read what is in the place of the next chunk, and all of the calls before.
+  DEEP_EP_DEVICE bool has_room() {
+    const std::uint64_t needed = rings_.room_for(call_, chunk_);
+    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head_here());
+    return seen_head_ >= needed;
+  }
+  /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
+  DEEP_EP_DEVICE bool post_chunk() {
+    if (posted_ - sent_ == most_under_way_ || !is_staged() || !has_room()) return false;
+    const NodeGrid& grid = params_.common.grid;
+    const int row = chunk_ * rings_.chunk_rows;
+    const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
+    const auto bytes = rows_of(chunk_, rows_out_) * rings_.slot_bytes;
+    const Place landed = params_.common.window.landed(grid.node(), chunk_ % rings_.chunks);
+    const std::uint64_t before = load_relaxed<Scope::gpu>(sent(chunk_));
+    if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
+        !rows_.signal_add(landed.offset, Rings::through(call_, chunk_) - before)) {
+      failed_ = true;
+      return true;
+    }
+    under_way_[posted_ % RailPairs::kMostUnderWay] = chunk_;
+    ++posted_;
+    chunk_ = take_chunk();
+    const bool busy = posted_ - sent_ > 2;  // the NIC has something to do, as far as is known
+    if (!busy || posted_ % kRungTogether == 0) rows_.flush();
+    return true;
+  }
+
+  /// Entries of the queue pair, with those of the lane's chunk `at`: a write and an addition for each.
+  DEEP_EP_DEVICE std::uint64_t entries_through(int at) const {
+    return first_entry_ + 2 * static_cast<std::uint64_t>(at + 1);
+  }
+  /// Chunks whose writes are complete may be staged again.
+  DEEP_EP_DEVICE bool free_chunks() {
+    const int before = sent_;
+    for (; sent_ < posted_ && rows_.reached(entries_through(sent_)); ++sent_) {
+      const int chunk = under_way_[sent_ % RailPairs::kMostUnderWay];
+      store_relaxed<Scope::gpu>(staged(chunk), 0);
+      store_release<Scope::gpu>(sent(chunk), Rings::through(call_, chunk));
+    }
+    return sent_ != before;
+  }
+
+  /// Gives the rail credit, for a quarter of the ring at once; at the end of the call for all that is still to come.
+  DEEP_EP_DEVICE bool give_credit() {
+    const int chunks = rings_.chunks_for(rows_in_);
+    while (credited_ < chunks && load_acquire<Scope::gpu>(read(credited_)) == rows_of(credited_, rows_in_)) {
+      store_relaxed<Scope::gpu>(read(credited_), 0);
+      ++credited_;
+    }
+    const bool last = credited_ == chunks;
+    const std::uint64_t head =
+        last ? Progress::at(call_ + 1) : Progress::at(call_, static_cast<std::uint32_t>(credited_));
+    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.chunks + 3) / 4);
+    if (head < head_ + step) return false;
+    if (!credit_.signal(word_there(RailWindow::head), state_.head, head)) {
+      failed_ = true;
+      return true;
+    }
+    head_ = head;
+    credit_.flush();
+    return true;
+  }
+
+  const TransferParams& params_;
+  const Rings& rings_;
+  RailState& state_;
+  std::int32_t* under_way_;  ///< chunks; place n is that of the lane's chunk n
+  std::uint64_t call_;
+  int number_, lane_, node_;
+  int rows_out_, rows_in_;
+  int most_under_way_;
+  std::uint64_t head_;           ///< credit that the rail has got
+  std::uint64_t seen_head_ = 0;  ///< credit that the rail has given, as last looked at
+  rdma::PortChannel<OneThread> rows_, credit_;
+  std::uint64_t first_entry_ = 0;  ///< of the chunks
+  int chunk_ = 0;                  ///< that it has taken, to be posted next
+  int posted_ = 0;                 ///< chunks of the lane
+  int sent_ = 0;                   ///< of these, whose staging memory is free again
+  int credited_ = 0;               ///< landed chunks that are read
+  bool compared_ = false;
+  bool failed_ = false;
+};
+
+/// By the posting warps of all blocks: a thread for each lane to a rail, all blocks in turn. The threads of a warp go
+/// round together: one that waited by itself could keep the others from what its rail waits for. `pairs`: in shared
+/// memory, for each thread of this block. False after a fault.
+DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, int poster_warp, RailPairs* pairs) {
+  const int others = params.common.grid.others();
+  const int all = others * params.common.lanes;
+  const int first = poster_warp * kWarpSize * grid_blocks() + block_index();
+  if (first >= all) return true;
+  const int served = first + lane_index() * grid_blocks();
+  const bool mine = served < all;
+  const int number = served % others;
+  const int lane = served / others;
+  RailPairs* const own = pairs + poster_warp * kWarpSize + (mine ? lane_index() : 0);
+  for (int channel = 0; mine && channel < static_cast<int>(InternodeChannel::count); ++channel) {
+    // One lane gives credit. In the others their own queue pair takes that place, and is not looked at there.
+    const auto which = lane == 0 ? static_cast<InternodeChannel>(channel) : InternodeChannel::rows;
+    own->channel[channel] = params.common.queue_pair(which, params.common.grid.other(number), lane);
+  }
+  warp::sync();
+  // (A thread without a lane only looks on.)
+  RailPoster poster(params, call, number, mine ? lane : 0, *own);
+  bool good = warp::agree(!mine || poster.send_shape());
+  while (good && warp::any(mine && !poster.ended())) {
+    // A new wait after each step: the time runs while nothing happens.
+    good = poll_until([&](Poll&) { return warp::any(mine && !poster.ended() && poster.step()); },
+                      [&](const Poll& poll) { return warp::any(mine && !poster.ended() && poster.gives_up(poll)); });
+    good = warp::agree(good && !(mine && poster.failed()));
+  }
+  const bool closed = !mine || poster.close();
+  return warp::agree(good && closed);
+}
+
+/// By all warps of a block: each does what its role is. `first(helps)`, `second(part, parts)`, which share the work
+/// among the warps of all blocks, and `local(warp)` return false after a fault. A local warp that has done its work
+/// helps those of the first role.
+template <bool kRails, class Rank, class First, class Second, class Local>
+DEEP_EP_DEVICE bool do_roles(const TransferParams& params, std::uint64_t call, const TransferShared<Rank>& shared,
+                             First first, Second second, Local local) {
+  const int second_warp = warp_index() - params.first_warps;
+  const int local_warp = warp_index() - params.moving_warps();
+  if constexpr (kRails) {
+    if (second_warp >= 0 && local_warp < 0) {
+      return second(second_warp * grid_blocks() + block_index(), params.second_warps * grid_blocks());
+    }
+    if (local_warp >= params.local_warps) return post_all(params, call, local_warp - params.local_warps, shared.pairs);
+  }
+  if (second_warp >= 0 && !local(local_warp)) return false;
+  return first(second_warp >= 0);
+}
 
 /// Signals to the ranks of this node that this rank has ended the call, and waits for the same signal, `wanted`: their
 /// rows are here, and ours are read. By the threads of one block, when all blocks have done their work.

@@ -8,8 +8,7 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/elastic/params.hpp"
-#include "kernels/normal/combine_rows.hpp"
-#include "kernels/normal/dispatch_rows.hpp"
+#include "kernels/normal/combine_push.hpp"
 
 namespace deep_ep {
 namespace {

@@ -118,12 +118,6 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
             "ranks no longer agree: destroy the buffer",
             rank, fault.peer);
       }
-      if (fault.wanted == Wanted::low_latency_combine_rows) {
-        return fmt::format(
-            "low_latency_combine: rank {} has ended the call, as the ranks disagree; its own error says in what. The "
-            "ranks no longer agree: destroy the buffer",
-            fault.peer);
-      }
       if (fault.wanted == Wanted::load_balance_call) {
         return fmt::format(
             "prefetch_weights or reduce_grads: ranks {} and {} differ in which of the two they call, in the numbers of "
@@ -161,7 +155,7 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
       if (fault.wanted == Wanted::low_latency_dispatch_rows) {
         return fmt::format(
             "low_latency_dispatch: tokens name local expert {} of rank {} more than once, and it got more than the {} "
-            "rows that its part of the output has; the rows beyond are lost",
+            "rows that its part of the output has. The ranks no longer agree: destroy the buffer",
             fault.field, rank, fault.seen);
       }
       if (fault.wanted == Wanted::internode_rows) {
@@ -194,6 +188,13 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
       break;
   }
   return "unknown fault";
+}
+
+std::string describe_error_of(const FaultRecord& fault, int rank, int lost) {
+  return fmt::format(
+      "rank {} waited in vain for rank {} without seeing {}: rank {} has ended the call, and its own error says why. "
+      "The ranks no longer agree: destroy the buffer",
+      rank, fault.peer, text_of(fault.wanted), lost);
 }
 
 std::string describe_lost(const FaultRecord& fault, int rank, int lost, const std::string& gone) {

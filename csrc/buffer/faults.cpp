@@ -20,7 +20,7 @@ bool written(const FaultRecord& record) { return __atomic_load_n(&record.written
 /// Counts are compared before any row moves, and by all ranks: they still agree on what has happened.
 bool breaks(const FaultRecord& fault) {
   return fault.kind == FaultKind::timeout || fault.kind == FaultKind::rdma_failed ||
-         (fault.kind == FaultKind::mismatch && fault.wanted != Wanted::counts);
+         fault.kind == FaultKind::overflow || (fault.kind == FaultKind::mismatch && fault.wanted != Wanted::counts);
 }
 
 }  // namespace
@@ -111,8 +111,7 @@ int Faults::find_lost(int waited_for) const {
   }
 }
 
-std::string Faults::describe_waited(const FaultRecord& fault) const {
-  const int lost = find_lost(fault.peer);
+std::string Faults::describe_waited(const FaultRecord& fault, int lost) const {
   if (lost == control::kNobody || lost == rank_) return describe_fault(fault, rank_, timeout_s_);
   const std::vector<int> gone = membership_->gone();
   if (std::ranges::find(gone, lost) == gone.end()) return describe_fault(fault, rank_, timeout_s_, lost);
@@ -158,8 +157,13 @@ void Faults::raise(Notes notes) {
   if (written(fault)) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
     const bool refused = refused_unknown_expert(fault);
+    const int lost = fault.kind == FaultKind::timeout ? find_lost(fault.peer) : control::kNobody;
+    if (membership_ != nullptr && membership_->ended_by_error(lost)) {
+      broken_ = std::make_exception_ptr(RankMismatch(describe_error_of(fault, rank_, lost)));
+      std::rethrow_exception(broken_);
+    }
     const std::string text = fault.kind == FaultKind::timeout
-                                 ? describe_waited(fault)
+                                 ? describe_waited(fault, lost)
                                  : describe_fault(refused ? note : fault, rank_, timeout_s_);
     if (refused) note = FaultRecord{};
     const FaultRecord cause = fault.kind == FaultKind::timeout ? failed_queue_pair() : fault;
@@ -173,7 +177,9 @@ void Faults::raise(Notes notes) {
       break_by_timeout(more.empty() ? text : text + ". " + more);
     }
     if (breaks(fault)) {
-      broken_ = std::make_exception_ptr(RankMismatch(text));
+      broken_ = fault.kind == FaultKind::overflow ? std::make_exception_ptr(OutOfMemory(text))
+                                                  : std::make_exception_ptr(RankMismatch(text));
+      if (!refused) std::rethrow_exception(broken_);
     } else {
       Executor& executor = calls_.executor();
       executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());

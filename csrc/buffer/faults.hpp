@@ -76,10 +76,10 @@ class Faults {
   /// Because of which rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for which
   /// this waits a little, or kNobody.
   int find_lost(int waited_for) const;
-  std::string describe_waited(const FaultRecord& fault) const;
+  std::string describe_waited(const FaultRecord& fault, int lost) const;
   /// A failed queue pair of this rank, as the reason for a wait in vain: the rank waited for may itself wait for what
   /// was lost there. Of kind none where no queue pair has failed, or where a process has ended, which takes its queue
-  /// pairs along. Call it after describe_waited(), which gives the verdict time to come.
+  /// pairs along. Call it after find_lost(), which gives the verdict time to come.
   FaultRecord failed_queue_pair() const;
 
   const CallContext& calls_;
@@ -104,6 +104,9 @@ class Faults {
 /// The message of an exception for a fault or a note that kernels of `rank` have met. `lost`: of a time-out, whom the
 /// rank that was waited for waits for itself, if it does.
 std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost = {});
+
+/// The same for a wait that has ended as rank `lost` has met an error, and makes no more calls.
+std::string describe_error_of(const FaultRecord& fault, int rank, int lost);
 
 /// The same for a wait that has ended as `fault.peer` is lost: because of rank `lost`. `gone`: that its process ended.
 std::string describe_lost(const FaultRecord& fault, int rank, int lost, const std::string& gone);

@@ -151,6 +151,11 @@ int Membership::lost_for(int rank) const {
   return rank >= 0 && rank < size() ? at(rank).lost : kNobody;
 }
 
+bool Membership::ended_by_error(int rank) const {
+  const std::lock_guard lock(plane_->mutex_);
+  return rank >= 0 && rank < size() && at(rank).said.gave_up_on == rank;
+}
+
 std::vector<LostRank> Membership::lost() const {
   const std::lock_guard lock(plane_->mutex_);
   return verdicts_;

@@ -54,6 +54,8 @@ class Membership {
   /// The rank because of which nothing comes from `rank` any more; kNobody: something may come. With masks each lost
   /// rank itself.
   int lost_for(int rank) const;
+  /// Has it ended its calls by an error that it has found, so not by a wait?
+  bool ended_by_error(int rank) const;
   /// The verdicts, in the order in which they were given or heard.
   std::vector<LostRank> lost() const;
   /// The ranks whose processes have ended, as far as this rank has seen or heard.

@@ -54,7 +54,7 @@ struct LowLatencyHandle {
 struct LowLatencyDispatchArguments {
   /// [T, H] bfloat16, aligned to 16 bytes; H a multiple of 128 (of 512 with use_ue8m0).
   ConstTensorView x = {};
-  /// [T, K] int32 or int64, K <= 32; negative: no selection. A token may name an expert twice: it gets two rows.
+  /// [T, K] int32 or int64, K <= 32; negative: none. A token may name an expert twice: two rows, if R * M hold them.
   ConstTensorView topk_idx = {};
   /// M, 1 or more; M * K is at most 65535. Buffer::low_latency_bytes_hint says how much memory it needs.
   int max_tokens = 0;

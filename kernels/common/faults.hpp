@@ -137,7 +137,7 @@ DEEP_EP_DEVICE_CALL void note_fault(const WaitContext& context, FaultKind kind, 
 /// find in their counts end one call alone.)
 DEEP_EP_DEVICE void tell_end(const ControlState& control, FaultKind kind, Wanted wanted, int peer) {
   const bool by_peer = kind == FaultKind::timeout || kind == FaultKind::rdma_failed;
-  const bool by_itself = kind == FaultKind::mismatch && wanted != Wanted::counts;
+  const bool by_itself = kind == FaultKind::overflow || (kind == FaultKind::mismatch && wanted != Wanted::counts);
   if (!by_peer && !by_itself) return;
   store_release<Scope::system>(&control.words->ended, static_cast<std::uint32_t>(by_peer ? peer : control.rank) + 1);
 }

@@ -11,7 +11,7 @@ DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, s
   if (!Topology<true>{common}.is_far(peer)) return store_release<Scope::system>(place.in(common.heaps[peer]), epoch);
   const RdmaPeerParams& pair = common.queue_pair(static_cast<int>(LowLatencyChannel::barrier), peer);
   rdma::PortChannel<OneThread> port(pair, common.posts);
-  port.signal(place, common.told[peer].barrier, epoch);
+  port.signal(place, common.told[peer].mailbox[0].barrier, epoch);
   if (!port.close()) MaskOrEnd<true>{common}.blame_queue(pair.queue);
 }
 

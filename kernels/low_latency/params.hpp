@@ -72,7 +72,6 @@ static_assert(channel_of(LowLatencyKind::combine, 0) == static_cast<int>(LowLate
 /// What a far rank has been told: the words that this rank adds to in its window.
 struct LowLatencyTold {
   LowLatencyMailbox mailbox[kLowLatencyKinds];
-  std::uint64_t barrier;
 };
 
 /// With masking, a wait that lasts for so many time-outs ends the call: ranks have mixed up their calls.
@@ -119,8 +118,6 @@ struct LowLatencyParams {
 
 /// What a handle knows of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order.
 struct LowLatencyRowTable {
-  static constexpr std::int32_t kNoRoom = -2;
-
   std::int32_t* base;
   int num_ranks, max_tokens, num_topk;
 
@@ -128,7 +125,7 @@ struct LowLatencyRowTable {
   DEEP_EP_HOST_DEVICE std::int32_t* rows(int source) const { return base + source; }
   /// The row's token at its source.
   DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const { return base + num_ranks + at(source, row); }
-  /// Which row of recv_x selection `k` of the row is; -1: on another rank; kNoRoom: the expert has more rows than fit.
+  /// Which row of recv_x selection `k` of the row is; -1: on another rank.
   /// It is in block position / (R * M), which is the local expert.
   DEEP_EP_HOST_DEVICE std::int32_t* position(int source, int row, int k) const {
     return base + num_ranks + std::int64_t{num_ranks} * max_tokens + at(source, row) * num_topk + k;
@@ -149,9 +146,10 @@ DEEP_EP_HOST_DEVICE constexpr bool has_scales(LowLatencyFormat format) { return 
 constexpr int kScaleChannels = 128;
 constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in a word
 
-/// A row of dispatch as it travels, in tagged lines: a header of words (the token's index at its source, for each
-/// selection the expert and its place among the source's entries that name this expert, and by rails the row's slot on
-/// the expert's rank), words of scales (float32, also for UE8M0; NVFP4: four E4M3), payload.
+/// A row of dispatch as it travels, in tagged lines. The first ones carry a header of words (the token's index at its
+/// source, for each selection the expert and its place among the source's entries that name this expert, and by rails
+/// the row's slot on the expert's rank), words of scales (float32, also for UE8M0; NVFP4: four E4M3); the others carry
+/// the payload, in vectors of 16 bytes.
 struct LowLatencyRow {
   int hidden, num_topk;
   LowLatencyFormat format;
@@ -173,18 +171,20 @@ struct LowLatencyRow {
     return scaled() ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
   }
   DEEP_EP_HOST_DEVICE std::uint32_t scales_end() const { return scales_at() + scale_words() * 4; }
-  DEEP_EP_HOST_DEVICE std::uint32_t payload_at() const { return (scales_end() + 7) / 8 * 8; }
+  /// Lines before the payload.
+  DEEP_EP_HOST_DEVICE std::uint32_t head_lines() const { return tagged_lines(scales_end()); }
   DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const {
     if (nvfp4()) return static_cast<std::uint32_t>(hidden) / 2;
     return static_cast<std::uint32_t>(hidden) * (scaled() ? 1 : 2);
   }
-  DEEP_EP_HOST_DEVICE std::uint32_t data_bytes() const { return payload_at() + payload_bytes(); }
+  DEEP_EP_HOST_DEVICE int vectors() const { return static_cast<int>(payload_bytes() / 16); }
 
-  DEEP_EP_HOST_DEVICE std::uint32_t lines() const { return tagged_lines(data_bytes()); }
+  DEEP_EP_HOST_DEVICE std::uint32_t lines() const { return head_lines() + tagged_lines(payload_bytes()); }
   /// In the window, with tags.
   DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines() * kTaggedLine; }
-  /// In shared memory, without tags: whole lines of payload, aligned for what lies behind.
-  DEEP_EP_HOST_DEVICE std::uint32_t stage_bytes() const { return (lines() * kTaggedPayload + 15) / 16 * 16; }
+  // In shared memory, without tags: the first lines, then the payload.
+  DEEP_EP_HOST_DEVICE std::uint32_t payload_at() const { return (head_lines() * kTaggedPayload + 15) / 16 * 16; }
+  DEEP_EP_HOST_DEVICE std::uint32_t stage_bytes() const { return payload_at() + payload_bytes(); }
 
   static constexpr std::uint32_t kNoExpert = 0xffff;
   /// A selection in one word: expert in the lower half, place in the upper.
@@ -223,7 +223,8 @@ struct LowLatencyScales {
 /// A rank that has met an unknown expert sets this bit in the call_shape that it sends: the call ends on all ranks.
 constexpr std::uint32_t kUnknownExpertShape = 1u << 31;
 
-struct LowLatencyDispatchParams {
+/// Arguments that dispatch and combine have in common.
+struct LowLatencyCallParams {
   LowLatencyParams common;
   LowLatencyPhase phase;
 
@@ -232,22 +233,40 @@ struct LowLatencyDispatchParams {
   Divisor num_topk;
   int hidden;
   Divisor num_local_experts;
-  Divisor count_cells;  ///< that tell one rank how many rows it gets: one, and one for each two of its experts
-  LowLatencyFormat format;
-  std::uint32_t call_shape;  ///< a hash of the above, without kUnknownExpertShape: ranks that disagree find out
-  Divisor warps_per_row;     ///< of the receive part; divides the warps of a block
+  std::uint32_t call_shape;  ///< a hash of these and of what the kind of call adds: ranks that disagree find out
 
-  // What is sent.
+  Divisor warps_per_row;  ///< that share a row: receiving it (dispatch, divides the warps of a block), or pushing it
+
+  // As owner of tokens.
   int num_tokens;
-  const std::byte* x;    ///< [num_tokens, hidden] bfloat16
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   bool report_unknown_experts;
+
+  std::int64_t* wait_cost;  ///< [R], added to; nullptr: none
+
+  DEEP_EP_HOST_DEVICE int num_experts() const { return num_local_experts * common.num_ranks; }
+  /// Rows that each local expert has room for.
+  DEEP_EP_HOST_DEVICE int expert_rows() const { return common.num_ranks * max_tokens; }
+  /// The rank of an expert, negative for none.
+  DEEP_EP_HOST_DEVICE int rank_of(int expert) const { return expert < 0 ? -1 : expert / num_local_experts; }
+  DEEP_EP_HOST_DEVICE LowLatencyRowTable table_at(std::int32_t* base) const {
+    return {base, common.num_ranks, max_tokens, num_topk};
+  }
+};
+
+struct LowLatencyDispatchParams : LowLatencyCallParams {
+  // Equal on all ranks. Their call_shape is without kUnknownExpertShape.
+  Divisor count_cells;  ///< that tell one rank how many rows it gets: one, and one for each two of its experts
+  LowLatencyFormat format;
+
+  // What is sent.
+  const std::byte* x;         ///< [num_tokens, hidden] bfloat16
+  const float* global_scale;  ///< [1], of nvfp4; nullptr: 1
 
   /// A row as it travels, directly or by rails.
   DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails) const { return {hidden, num_topk, format, by_rails}; }
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
-  DEEP_EP_HOST_DEVICE int expert_rows() const { return common.num_ranks * max_tokens; }
   DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const { return {format, hidden, expert_rows()}; }
   std::byte* recv_x;           ///< [L, R * M] rows
   std::byte* recv_scales;      ///< [L, hidden / 128 (UE8M0: / 512), R * M] words; nullptr: bf16
@@ -256,12 +275,10 @@ struct LowLatencyDispatchParams {
   std::int64_t* layout_range;  ///< [L, R]
   std::int32_t* row_table;     ///< see LowLatencyRowTable
   std::int32_t* recv_stats;    ///< [L], added to; nullptr: none
-  std::int64_t* wait_cost;     ///< [R], added to; nullptr: none
 
   std::int64_t* arrivals;  ///< [L, arrival_words], added to: see deep_ep/arrivals.hpp; nullptr: none
   int arrival_words;
-  int arrival_shift;          ///< a word stands for 1 << arrival_shift rows
-  const float* global_scale;  ///< [1], of nvfp4; nullptr: 1
+  int arrival_shift;  ///< a word stands for 1 << arrival_shift rows
 };
 
 /// By which the program tells the send part of a combine which rows of x are there: see LowLatencyOverlap.
@@ -270,34 +287,19 @@ struct LowLatencySignals {
   int words_of_expert = 1;
   int rows_of_word = 0;
   std::uint32_t expected = 0;  ///< a word says so once it is at least this
-  int selections = 0;          ///< that may fall to a block, at most
+  int rows_of_group = 0;       ///< that a group of warps pushes, at most
 };
 
-struct LowLatencyCombineParams {
-  LowLatencyParams common;
-  LowLatencyPhase phase;
-
-  // Equal on all ranks.
-  int max_tokens;
-  Divisor num_topk;
-  int hidden;
-  Divisor num_local_experts;
-  std::uint32_t row_bytes;   ///< of a row as it travels
-  std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
-
-  Divisor warps_per_row;  ///< that push a row together
+struct LowLatencyCombineParams : LowLatencyCallParams {
+  std::uint32_t row_bytes;  ///< of a row as it travels
 
   // As expert side: what is sent.
   const std::byte* x;             ///< rows as dispatch laid them out, bfloat16
   const std::int32_t* row_table;  ///< see LowLatencyRowTable
 
   // As owner: what is added up.
-  int num_tokens;
-  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
-  bool report_unknown_experts;
   const float* topk_weights;  ///< [num_tokens, num_topk]
   std::byte* combined_x;      ///< [num_tokens, hidden] bfloat16
-  std::int64_t* wait_cost;    ///< [R], added to; nullptr: none
 
   LowLatencySignals signals;  ///< of calls that go unreduced, and only their send part
 };

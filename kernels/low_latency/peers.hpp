@@ -34,6 +34,12 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
+/// Notes that selection number `at` of topk_idx names an expert that does not exist.
+DEEP_EP_DEVICE void note_unknown_expert(const LowLatencyCallParams& params, int at, Wanted wanted) {
+  note_fault(params.common.wait, FaultKind::unknown_expert, wanted, params.common.rank, at / params.num_topk,
+             static_cast<std::uint64_t>(params.topk_idx.load(at)), static_cast<std::uint64_t>(params.num_experts()));
+}
+
 /// Consecutive ranks.
 struct RankRange {
   int first, count;
@@ -126,40 +132,18 @@ struct FailureLook {
   }
 };
 
-/// Without masking no rank tells that it has begun a combine. There `begun` with this bit says that the rank has ended
-/// the call, as it disagrees with another rank (refuse_call).
-constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
-
-/// Ends the combine `epoch`, as `peer` means another one or selects what was not dispatched (`field` 1), or as it has
-/// ended the call for such a reason. Tells the near ranks first: they need not find out by their deadlines then, nor
-/// take this rank for late.
-DEEP_EP_DEVICE_CALL void refuse_call(const LowLatencyParams& common, std::uint64_t epoch, int peer, int field,
-                                     std::uint64_t ours, std::uint64_t theirs,
-                                     Wanted wanted = Wanted::low_latency_combine_selection) {
-#pragma unroll 1
-  for (int rank = 0; common.mask == nullptr && rank < common.num_ranks; ++rank) {
-    std::byte* heap = common.heaps[rank];
-    if (heap == nullptr) continue;  // it is far
-    std::uint64_t* word = common.window.begun(LowLatencyKind::combine, common.rank).in(heap);
-    store_relaxed<Scope::system>(word, kRefused | epoch);
-  }
-  report_fault(common.wait, FaultKind::mismatch, wanted, peer, field, ours, theirs);
+/// Ends a combine: `peer` means another one; or selects what was not dispatched (`field` 1), or this rank does (2). The
+/// control thread tells the others.
+DEEP_EP_DEVICE void refuse_call(const LowLatencyParams& common, int peer, int field, std::uint64_t ours,
+                                std::uint64_t theirs) {
+  report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, peer, field, ours, theirs);
 }
 
 /// Ends a wait if nothing comes from `peer` any more, or if it has lasted for too long: ends the call, or goes on,
-/// where the peer is masked now. `kCombines`: the wait is of combine `epoch`, which ranks may refuse. A rank that has
-/// refused an earlier one sends nothing of this one either.
-template <bool kRdma, bool kCombines>
-DEEP_EP_DEVICE_CALL bool end_late_wait(const LowLatencyParams& common, std::uint64_t epoch, int peer, Wanted wanted,
-                                       std::uint64_t expected, std::uint64_t begin) {
-  if constexpr (kCombines) {
-    const std::uint64_t word =
-        load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local));
-    if ((word & kRefused) != 0 && (word & ~kRefused) <= epoch) {  // never with masking
-      refuse_call(common, epoch, peer, 0, 0, 0, Wanted::low_latency_combine_rows);
-      return true;
-    }
-  }
+/// where the peer is masked now.
+template <bool kRdma>
+DEEP_EP_DEVICE_CALL bool end_late_wait(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
+                                       std::uint64_t begin) {
   if (!is_late_wait(common.wait, peer, wanted, begin, FailureLook<kRdma>{common})) return false;
   if (!masked(common, peer)) {
     const int timeouts = common.mask == nullptr ? 0 : kMostTimeouts;
@@ -169,16 +153,14 @@ DEEP_EP_DEVICE_CALL bool end_late_wait(const LowLatencyParams& common, std::uint
 }
 
 /// The policy of waits, and of failures of queue pairs.
-template <bool kRdma, bool kCombines = false>
+template <bool kRdma>
 struct MaskOrEnd {
   const LowLatencyParams& common;
-  std::uint64_t epoch = 0;  ///< of the combine
 
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
   DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t = 0) const {
-    return may_be_late(begin) &&
-           end_late_wait<kRdma, kCombines>(common, epoch, awaited.peer, awaited.wanted, awaited.expected, begin);
+    return may_be_late(begin) && end_late_wait<kRdma>(common, awaited.peer, awaited.wanted, awaited.expected, begin);
   }
   /// Ends the call. With masking the control thread knows that the queue pair has failed: its verdict comes.
   DEEP_EP_DEVICE void blame_queue(const RdmaQueuePair& queue) const {
@@ -201,7 +183,7 @@ struct RankCall : Topology<kRdma> {
   DEEP_EP_DEVICE RankCall(const LowLatencyParams& params, std::uint64_t number, std::uint32_t bytes)
       : Base{params}, epoch(number), row_bytes(bytes) {}
 
-  DEEP_EP_DEVICE MaskOrEnd<kRdma, !kDispatches> policy() const { return {common, epoch}; }
+  DEEP_EP_DEVICE MaskOrEnd<kRdma> policy() const { return {common}; }
 
   // ---- Room: a call takes the places of the call before the last ----
 
@@ -330,8 +312,8 @@ using CombineCall = RankCall<LowLatencyKind::combine, kRdma>;
 
 /// Words of shared memory that a block needs for it.
 struct MaskWords {
-  std::uint64_t version;     ///< of the masks, as the block saw them when it began
-  std::int32_t last, again;  ///< see finish_with_masks
+  std::uint64_t version;     ///< of the masks, as the block saw them when it began to receive
+  std::int32_t last, again;  ///< see compare_masks
 };
 
 /// By one thread, before the block looks at any mask.
@@ -339,35 +321,38 @@ DEEP_EP_DEVICE void note_masks(const LowLatencyParams& common, MaskWords& words)
   words.version = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.wait.control->version);
 }
 
-/// By every thread of the blocks that receive, when they have. `words.last`: all others have finished. `words.again`:
-/// not all blocks saw the same masks, and this block is to receive again.
-DEEP_EP_DEVICE void finish_with_masks(const LowLatencyParams& common, LowLatencyKind kind, MaskWords& words) {
-  block::sync();
-  if (thread_index() == 0) {
-    LowLatencyCounters& counters = common.counters(kind);
-    const auto blocks = static_cast<std::uint32_t>(common.working_blocks);
+/// By one thread of a block that has received. `words.last`: all others have finished. `words.again`: not all that was
+/// received was received with the same masks, and this block is to receive again.
+DEEP_EP_DEVICE void compare_masks(const LowLatencyParams& common, LowLatencyKind kind, bool again, MaskWords& words) {
+  LowLatencyCounters& counters = common.counters(kind);
+  const auto blocks = static_cast<std::uint32_t>(common.working_blocks);
+  if (!again) {
     add_relaxed<Scope::gpu>(&counters.versions, words.version);
-    words.last = words.again = 0;
-    if (last_to_arrive<Scope::gpu>(&counters.finished, blocks)) {
-      const std::uint64_t now = load_acquire<Scope::gpu>(&common.wait.control->version);
-      words.last = 1;
-      words.again = load_relaxed<Scope::gpu>(&counters.versions) == now * blocks ? 0 : 1;
-      words.version = now;
-      store_relaxed<Scope::gpu>(&counters.versions, 0);
-    }
+    words.last = last_to_arrive<Scope::gpu>(&counters.finished, blocks) ? 1 : 0;
+    words.again = 0;
+    if (words.last == 0) return;
   }
-  block::sync();
+  const std::uint64_t now = load_acquire<Scope::gpu>(&common.wait.control->version);
+  const std::uint64_t seen = again ? words.version * blocks : load_relaxed<Scope::gpu>(&counters.versions);
+  words.again = seen == now * blocks ? 0 : 1;
+  words.version = now;
+  store_relaxed<Scope::gpu>(&counters.versions, 0);
 }
 
-/// By every thread of the block that has received again. `words.again`: masks have changed since it began to.
-DEEP_EP_DEVICE void compare_masks(const LowLatencyParams& common, MaskWords& words) {
-  block::sync();
-  if (thread_index() == 0) {
-    const std::uint64_t now = load_acquire<Scope::gpu>(&common.wait.control->version);
-    words.again = words.version == now ? 0 : 1;
-    words.version = now;
+/// By every thread of the blocks that receive: `receive(again)`, until it has been the same ranks in all of the call.
+/// True in the block that finishes last, with masking.
+template <class Receive>
+DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatencyKind kind, MaskWords& words,
+                                       Receive receive) {
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    receive(again);
+    if (common.mask == nullptr) return false;
+    block::sync();
+    if (thread_index() == 0) compare_masks(common, kind, again, words);
+    block::sync();
+    if (words.again == 0) return words.last != 0;
   }
-  block::sync();
 }
 
 // How a call's rows and words get to a far rank: one warp, the only owner of the queue pair of its channel, posts what

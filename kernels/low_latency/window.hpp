@@ -28,11 +28,11 @@ constexpr int kMostLowLatencyLanes = 4;
 /// What one rank tells another about its calls of one kind. Words only grow. A far rank adds to them.
 struct alignas(kLine) LowLatencyMailbox {
   std::uint64_t acknowledged;  ///< the last call whose receive part it has finished
-  std::uint64_t begun;  ///< with masking: the last combine whose send part it has begun. Without: 0, or kRefused and
-                        ///< the combine that it has ended (peers.hpp)
+  std::uint64_t begun;         ///< with masking: the last combine whose send part it has begun
   /// For each lane, for even and for odd epochs, of a far rank: how far its rows of the call have come over this lane.
   /// Takes the place of tags and flags; what is read behind it needs no cells.
   std::uint64_t progress[kMostLowLatencyLanes][2];
+  std::uint64_t barrier;  ///< in the mailbox for dispatch: how many barriers it has come to
 
   /// `place` 0: what precedes all rows and goes by the first lane; then the row in slot place - 1 (dispatch) or of
   /// token place - 1 (combine) and those before it on its lane. Grows from call to call.
@@ -76,7 +76,6 @@ struct LowLatencyWindow {
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);
     window.mailboxes_ = carver.place<LowLatencyMailbox>(kLowLatencyKinds * ranks);
-    window.barriers_ = carver.place<std::byte>(ranks * kLine, kLine);
     window.counts_ = carver.place<std::byte>(parts * window.count_bytes, kLine);
     window.bytes = window.counts_ - begin + bytes / kLine * kLine;
     window.selections_ = carver.place<Cell>(parts * window.slots * kMaxTopk);
@@ -108,8 +107,9 @@ struct LowLatencyWindow {
     const std::size_t word = 2 * static_cast<std::size_t>(lane) + (epoch & 1);
     return {mailbox(kind, source).offset + offsetof(LowLatencyMailbox, progress) + word * sizeof(std::uint64_t)};
   }
-  /// How many barriers `source` has come to.
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> barrier(int source) const { return {barriers_ + index(0, source) * kLine}; }
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> barrier(int source) const {
+    return {mailbox(LowLatencyKind::dispatch, source).offset + offsetof(LowLatencyMailbox, barrier)};
+  }
 
   /// Of a dispatch: a CountHead, then in each cell the rows of two local experts.
   DEEP_EP_HOST_DEVICE Place<Cell> counts(std::uint64_t epoch, int source) const {
@@ -136,7 +136,7 @@ struct LowLatencyWindow {
     return index(static_cast<int>(epoch & 1), source);
   }
 
-  std::size_t mailboxes_ = 0, barriers_ = 0, counts_ = 0, selections_ = 0;
+  std::size_t mailboxes_ = 0, counts_ = 0, selections_ = 0;
   LowLatencyRows rows_;
 };
 
@@ -145,8 +145,7 @@ struct LowLatencyWindow {
 /// and a peer that sends rows to hand on, the only thing that peers write here, has this rank's word that it has
 /// finished the call before the last.
 struct LowLatencyStaging {
-  static constexpr std::size_t kMostWarpsPerRow = 16;   ///< that share a row of combine, or by rails add one
-  static constexpr std::size_t kLeastCombineWarps = 2;  ///< of a block
+  static constexpr std::size_t kMostWarpsPerRow = 16;  ///< that share a row of combine, or by rails add one
 
   std::size_t begin = 0;  ///< offset in the heap
   std::size_t bytes = 0;
@@ -166,7 +165,7 @@ struct LowLatencyStaging {
     staging.dispatch_ready_ = carver.place<std::uint64_t>(2 * window.slots, kLine);
     staging.combine_ready_ = carver.place<std::uint64_t>(2 * ranks * window.slots * kMostWarpsPerRow, kLine);
     staging.counts_ = carver.place<std::byte>(2 * ranks * window.count_bytes, kLine);
-    staging.selections_ = carver.place<std::byte>(2 * staging.poster_blocks() * staging.block_selection_bytes(), kLine);
+    staging.selections_ = carver.place<std::byte>(2 * ranks * staging.block_selection_bytes(), kLine);
     staging.rows_.begin = carver.place<std::byte>(2 * (1 + ranks) * window.source_bytes, kLine);
     staging.relayed_.begin =
         carver.place<std::byte>(2 * kLowLatencyKinds * static_cast<std::size_t>(nodes) * window.source_bytes, kLine);
@@ -202,8 +201,7 @@ struct LowLatencyStaging {
   }
   /// Of combine, see FarSelections: as one block of posters has gathered them.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> selections(std::uint64_t epoch, int block) const {
-    const std::size_t of_block = (epoch & 1) * poster_blocks() + static_cast<std::size_t>(block);
-    return {selections_ + of_block * block_selection_bytes()};
+    return {selections_ + of_peer(epoch, block) * block_selection_bytes()};  // each block serves a peer at least
   }
   /// By rails, rows that this rank hands on. Dispatch: row `slot` of the rank on its rail in `node`, which writes it.
   /// Combine: this rank's own part of the row of token `slot` of that rank.
@@ -216,10 +214,6 @@ struct LowLatencyStaging {
  private:
   DEEP_EP_HOST_DEVICE std::size_t block_selection_bytes() const {
     return kLine + slots_ * kMaxTopk * sizeof(std::uint64_t);
-  }
-  /// Of combine, at most: a warp serves a rank.
-  DEEP_EP_HOST_DEVICE std::size_t poster_blocks() const {
-    return (static_cast<std::size_t>(num_ranks_) + kLeastCombineWarps - 1) / kLeastCombineWarps;
   }
   DEEP_EP_HOST_DEVICE std::size_t of_peer(std::uint64_t epoch, int peer) const {
     return (epoch & 1) * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(peer);

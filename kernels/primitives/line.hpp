@@ -57,6 +57,14 @@ struct LineLane {
   DEEP_EP_DEVICE std::uint32_t payload_at(std::uint32_t index) const {
     return index * kTaggedPayload + static_cast<std::uint32_t>(part) * 16;
   }
+  /// Where lines carry vectors of 16 bytes: which one this lane has in line `index`. The last lane has half of one: two
+  /// neighbouring lines share it.
+  DEEP_EP_DEVICE int vector(std::uint32_t index) const {
+    constexpr int kWhole = kLineLanes - 1;
+    return vectors(index) + (has_tag() ? 2 * kWhole : static_cast<int>(index % 2) * kWhole + part);
+  }
+  /// How many so many lines have, an even number.
+  DEEP_EP_DEVICE static int vectors(std::uint32_t lines) { return static_cast<int>(lines / 2) * (2 * kLineLanes - 1); }
   /// Where they lie in the lines.
   DEEP_EP_DEVICE std::uint32_t byte_at(std::uint32_t index) const {
     return index * kTaggedLine + static_cast<std::uint32_t>(part) * 16;
@@ -68,6 +76,22 @@ DEEP_EP_DEVICE LinePart tagged_part(const std::byte* stage, std::uint32_t index,
   const LineLane lane;
   const auto* words = reinterpret_cast<const std::uint64_t*>(stage + lane.payload_at(index));
   return {{words[0], lane.has_tag() ? tag : words[1]}};
+}
+
+/// The same where lines carry vectors: the lane has this one.
+DEEP_EP_DEVICE LinePart tagged_part(const Vec16& vector, std::uint32_t index, std::uint64_t tag) {
+  const LinePart whole = LinePart::of(vector);
+  if (!LineLane().has_tag()) return whole;
+  return {{index % 2 == 0 ? whole.word[0] : whole.word[1], tag}};
+}
+
+/// Stores what this lane has of line `index`, which carries vectors, at its vector `to` of a row.
+DEEP_EP_DEVICE void store_vector(Vec16* to, std::uint32_t index, const LinePart& part) {
+  if (LineLane().has_tag()) {
+    store_stream(reinterpret_cast<std::uint64_t*>(to) + index % 2, part.word[0]);
+  } else {
+    store_stream(to, part.vector());
+  }
 }
 
 /// Stores this lane's part to `to`, in memory of any GPU. By whole warps; `wanted` is the same for the lanes of a line.

@@ -123,7 +123,7 @@ TEST(FaultTexts, Counts) {
   EXPECT_EQ(
       text_of(FaultKind::overflow, Wanted::low_latency_dispatch_rows, 3),
       "low_latency_dispatch: tokens name local expert 3 of rank 2 more than once, and it got more than the 13 rows "
-      "that its part of the output has; the rows beyond are lost");
+      "that its part of the output has. The ranks no longer agree: destroy the buffer");
   EXPECT_EQ(text_of(FaultKind::unknown_expert, Wanted::nothing, 3),
             "topk_idx of token 3 names expert 17, allowed: 0 to 12, or negative for no selection");
   EXPECT_EQ(text_of(FaultKind::unknown_expert, Wanted::counts, 3),

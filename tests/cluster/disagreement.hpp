@@ -27,7 +27,7 @@ inline void require_disagreement(Rank& rank, const std::vector<std::string>& wor
     wrong = "nothing was thrown";
   } catch (const RankMismatch& error) {
     const std::string text = error.what();
-    if (text.find("has ended the call, as the ranks disagree") == std::string::npos) {
+    if (text.find("has ended the call, and its own error says why") == std::string::npos) {
       named = 1;
       for (const std::string& word : words) {
         if (text.find(word) == std::string::npos) wrong = "'" + word + "' not in: " + text;

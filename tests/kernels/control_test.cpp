@@ -278,30 +278,6 @@ TEST(Control, WithoutMaskingAFailedQueuePairEndsTheCall) {
   EXPECT_EQ(rank.faults[0].field, 7);
 }
 
-/// Another rank may wait for this one alone, which sends nothing any more.
-TEST(Control, ARankThatHearsOfARefusalTellsTheOthers) {
-  MaskingRank rank;
-  rank.params.mask = nullptr;
-  rank.params.window = LowLatencyWindow::make(0, std::size_t{1} << 16, 4, 1);
-  std::vector<std::vector<std::byte>> memory(4, std::vector<std::byte>(rank.params.window.bytes));
-  std::array<std::byte*, 4> heaps{memory[0].data(), memory[1].data(), nullptr, memory[3].data()};
-  rank.params.heaps = heaps.data();
-  rank.params.local = heaps[kOwn];
-  const auto told = [&](std::byte* heap, int by) -> std::uint64_t& {
-    return *rank.params.window.begun(LowLatencyKind::combine, by).in(heap);
-  };
-  told(heaps[kOwn], 3) = device::low_latency::kRefused | 4;
-  const device::low_latency::MaskOrEnd<true, true> policy{rank.params, 5};
-  const device::Awaited rows{3, kRows, 1};
-  ASSERT_TRUE(policy.ends(rows, device::now_ns() - 20 * kMs));
-  EXPECT_EQ(rank.faults[0].kind, FaultKind::mismatch);
-  EXPECT_EQ(rank.faults[0].peer, 3);
-  EXPECT_EQ(rank.words.ended, kOwn + 1u);
-  for (const int other : {0, 3}) {
-    EXPECT_EQ(told(heaps[static_cast<std::size_t>(other)], kOwn), device::low_latency::kRefused | 5) << other;
-  }
-}
-
 TEST(Control, TheProgramAndTheVerdictMaskEachForItself) {
   for (const auto& executor : executors_present()) {
     Shared<ControlWords> words(*executor, 1);

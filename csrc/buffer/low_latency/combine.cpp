@@ -81,13 +81,11 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   if (sends(phase) && params.signals.words != nullptr) {
-    part.selections = rows_of_group(ranks, params.max_tokens, part.working_blocks) * int{params.num_topk};
+    part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   }
   const int posters = poster_blocks(setup, warps);
-  const CombineWire wire{params.hidden};
-  const std::size_t stage_bytes = groups == 0 || unreduced ? 0 : WarpShare{0, params.warps_per_row}.stage_bytes(wire);
-  const device::low_latency::CombineShared shared(Carver::without_memory(), warps, stage_bytes,
-                                                  posters != 0 ? warps : 0, part.selections);
+  const device::low_latency::CombineShared shared(Carver::without_memory(), posters != 0 ? warps : 0,
+                                                  groups * part.rows_of_group);
   part.shape = {part.working_blocks + waiting + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
@@ -178,13 +176,11 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.topk_weights = arguments.topk_weights.as<float>();
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 
-  // Memory for what posters gather is there for no more blocks than so many warps make.
-  const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
   const auto kernel = unreduced      ? choices::combine_low_latency_unreduced
                       : setup.rdma() ? choices::combine_low_latency_rdma
                                      : choices::combine_low_latency;
   plan.kernel = kernel.launcher;
-  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
+  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads);
   const int others = poster_blocks(setup, warps);
   const int sms = most_working_blocks(arguments.config, setup, others);
   params.warps_per_row = warps_per_row(params, warps, sms, unreduced, setup);

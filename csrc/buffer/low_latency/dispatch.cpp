@@ -199,7 +199,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
 
   const auto kernel = setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency;
   plan.kernel = kernel.launcher;
-  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
+  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
   plan_parts(plan, arguments.return_recv_hook,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });

@@ -263,13 +263,13 @@ void LowLatency::resume_together() {
 void LowLatency::reconnect(const LowLatencyCounts& counts) {
   connections_->reconnect(runtime_.bootstrap());  // what was under way is lost: nobody adds any more
   LowLatencyTold told{};
-  told.barrier = counts.barriers;
   for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
     const std::uint64_t calls = counts.calls[kind];
     const std::uint64_t progress = LowLatencyMailbox::progress_value(calls, 0);
-    told.mailbox[kind] = {.acknowledged = calls, .begun = calls, .progress = {}};
+    told.mailbox[kind] = {.acknowledged = calls, .begun = calls, .progress = {}, .barrier = 0};
     for (auto& of_lane : told.mailbox[kind].progress) of_lane[0] = of_lane[1] = progress;
   }
+  told.mailbox[0].barrier = counts.barriers;
 
   // Both ends of every word: what this rank has told, and what it has been told.
   Executor& executor = *runtime_.executor();
@@ -279,7 +279,6 @@ void LowLatency::reconnect(const LowLatencyCounts& counts) {
   };
   for (const int far : runtime_.low_latency_reach().far) {
     executor.copy(told_.get() + far, &told, sizeof told, runtime_.comm_stream());
-    set(window.barrier(far), told.barrier);
     for (const LowLatencyKind kind : {LowLatencyKind::dispatch, LowLatencyKind::combine}) {
       set(window.mailbox(kind, far), told.mailbox[static_cast<std::size_t>(kind)]);
     }

@@ -127,7 +127,7 @@ inline void take_part(const LowLatencyPart& part, LowLatencyDispatchParams& para
 inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& params) {
   params.phase = part.phase;
   params.common.working_blocks = part.working_blocks;
-  params.signals.selections = part.selections;
+  params.signals.rows_of_group = part.rows_of_group;
 }
 
 /// Enqueues the part that receives, with what measures it.

@@ -38,7 +38,7 @@ struct LowLatencyPart {
   LowLatencyPhase phase = LowLatencyPhase::both;
   LaunchShape shape = {};
   int working_blocks = 0;
-  int selections = 0;  ///< of combine: see LowLatencySignals
+  int rows_of_group = 0;  ///< of combine: see LowLatencySignals
 };
 
 /// A call: one kernel, or two when a hook enqueues the second.
@@ -123,10 +123,10 @@ inline int most_working_blocks(const Config& config, const LowLatencySetup& setu
 }
 
 /// Of a block. `most_threads`: as many as have registers enough.
-inline int warps_of_block(const Config& config, const LowLatencySetup& setup, int most_threads, int least) {
-  const int most = std::max(std::min(most_threads, setup.policy.max_block_threads) / 32, least);
+inline int warps_of_block(const Config& config, const LowLatencySetup& setup, int most_threads) {
+  const int most = std::max(std::min(most_threads, setup.policy.max_block_threads) / 32, 1);
   const int usual = setup.on_gpu() ? most : setup.policy.warps_per_block;
-  return std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, least, most);
+  return std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, 1, most);
 }
 
 /// InvalidArgument unless `max_tokens` rows of `row_bytes` from each rank fit the window.

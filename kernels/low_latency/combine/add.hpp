@@ -20,12 +20,8 @@ namespace deep_ep::device::low_latency {
 struct UnreducedCall : CombineCall<false> {
   using CombineCall<false>::CombineCall;
 
-  /// With a rank instead of an expert: that rank's dispatch had no room for the row, whose lines count for nothing.
-  static constexpr std::uint32_t kNoRow = 0x10000;
-  static_assert(kMostLowLatencyExperts < static_cast<int>(kNoRow) && kMaxRanks <= static_cast<int>(kNoRow));
-
-  /// What is written into the lines of a row of `expert`; without a row: kNoRow | rank. Never what a call in
-  /// one launch would write, so that no rank takes a row for a sum.
+  /// What is written into the lines of a row of `expert`. Never what a call in one launch would write, so that no rank
+  /// takes a row for a sum.
   DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t expert) const {
     return std::uint64_t{expert} << 47 | std::uint64_t{1} << 46 | epoch;
   }
@@ -63,7 +59,7 @@ struct UnreducedSurvey {
   const UnreducedCall& call;
 
   /// By one warp of the rank, whose lanes go round together: waits until every rank has sent all its rows, and all mean
-  /// the same call. Tells has_no_row() so.
+  /// the same call. Tells compare_row() so.
   DEEP_EP_DEVICE void await_all_sent() const {
     const std::uint32_t ours = meaning_of(params);
     int unsent = -1;  // the lane's first rank that has not sent everything
@@ -75,7 +71,7 @@ struct UnreducedSurvey {
         const bool sent = call.has_sent(peer, theirs);
         if (!sent && unsent < 0) unsent = peer;
         if (sent ? theirs == ours : !call.has_announced_cells(peer)) return;
-        refuse_call(params.common, call.epoch, peer, 0, ours, theirs);
+        refuse_call(params.common, peer, 0, ours, theirs);
         differs = true;
       });
       return warp::any(differs) || warp::all(unsent < 0);
@@ -89,24 +85,15 @@ struct UnreducedSurvey {
     if (lane_index() == 0 && !aborted(params.common.wait)) store_release<Scope::gpu>(agreed(), call.epoch);
   }
 
-  /// By a whole warp, of the row of `expert` of `rank`, which does not come: had the dispatch no room for it? If
-  /// another expert's row lies there, the call ends; but only once all ranks have sent and agree, as one that means
-  /// another call, with rows of another size, may have written there, too.
-  DEEP_EP_DEVICE bool has_no_row(int token, int expert, int rank, const std::byte* row) const {
-    bool none = false;
-    if (lane_index() == 0) {
-      const bool all_agree = load_acquire<Scope::gpu>(agreed()) == call.epoch;
-      const std::uint64_t seen =
-          load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
-      none = seen == call.tag(UnreducedCall::kNoRow | static_cast<std::uint32_t>(rank));
-      if (!none && all_agree && seen != call.tag(static_cast<std::uint32_t>(expert))) {
-        refuse_call(params.common, call.epoch, rank, 2, static_cast<std::uint32_t>(expert),
-                    static_cast<std::uint32_t>(token));
-      }
-    }
-    none = warp::any(none);
-    warp::sync();
-    return none;
+  /// By one thread, of the row of `expert` of `rank`, which does not come: if another expert's row lies there, the call
+  /// ends; but only once all ranks have sent and agree, as one that means another call, with rows of another size, may
+  /// have written there, too.
+  DEEP_EP_DEVICE void compare_row(int token, int expert, int rank, const std::byte* row) const {
+    const bool all_agree = load_acquire<Scope::gpu>(agreed()) == call.epoch;
+    const std::uint64_t seen =
+        load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
+    if (!all_agree || seen == call.tag(static_cast<std::uint32_t>(expert))) return;
+    refuse_call(params.common, rank, 2, static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(token));
   }
 
  private:
@@ -211,9 +198,9 @@ struct CombineAdder {
       if (lane < params.num_topk) {
         const Selections selections{params};
         const LoadedSelection now = token == loaded_token ? loaded : selections.load(token, lane);
-        if (member == 0) selections.report_unknown(now, token);
+        if (member == 0) selections.report_unknown(now, token, lane);
         own = selections.packed(now);
-        rank = selections.rank_of(own.expert);
+        rank = params.rank_of(own.expert);
       }
     } else {
       rank = rank_of_selection(task, token);
@@ -284,24 +271,14 @@ struct CombineAdder {
           continue;
         }
       }
-      store(params.combined_x + std::int64_t{token} * 2 * params.hidden, line, rounded);
+      auto* const to = reinterpret_cast<Vec16*>(params.combined_x) + std::int64_t{token} * wire.vectors();
+      const int vector = wire.vector(line);
+      if (vector >= 0) store_vector(to + vector, line, LinePart::of(rounded));
     }
     if constexpr (kRdma) {
       if (task.relays && terms.count != 0) call.hand_over(task.owner, token, member);
     }
     return true;
-  }
-
-  /// Stores the lane's part of a line into the row at `to`.
-  DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t line, const Vec16& rounded) const {
-    const LineLane lane;
-    const std::uint32_t at = lane.payload_at(line);
-    for (int word = 0; word < lane.words(); ++word) {
-      const std::uint32_t byte = at + 8 * static_cast<std::uint32_t>(word);
-      if (line >= wire.lines() || byte >= 2 * static_cast<std::uint32_t>(wire.hidden)) break;
-      store_stream(reinterpret_cast<std::uint64_t*>(to + byte),
-                   std::uint64_t{rounded.word[2 * word + 1]} << 32 | rounded.word[2 * word]);
-    }
   }
 
   /// Waits for four lines of up to kTogether terms from the `first` on; `line` is this lane's. False: the call is over.
@@ -337,12 +314,15 @@ struct CombineAdder {
     return poll_until(all_there, gives_up);
   }
 
-  /// By a whole warp, of a term that does not come: is its rank masked, or had the dispatch no room for it?
+  /// By a whole warp, of a term that does not come: is its rank masked?
   DEEP_EP_DEVICE bool is_gone(int token, const CombineTerms& terms, int term, std::uint64_t begin) const {
     const int rank = warp::shuffle(terms.rank, term);
     if constexpr (kUnreduced) {
       const int expert = warp::shuffle(terms.expert, term);
-      return UnreducedSurvey{params, call}.has_no_row(token, expert, rank, warp::shuffle(terms.row, term));
+      const std::byte* row = warp::shuffle(terms.row, term);
+      if (lane_index() == 0) UnreducedSurvey{params, call}.compare_row(token, expert, rank, row);
+      warp::sync();
+      return false;
     } else {
       if (lane_index() == 0 && !masked(params.common, rank)) {
         call.policy().ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);

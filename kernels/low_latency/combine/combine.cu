@@ -54,7 +54,7 @@ struct Announcer {
         const LoadedSelection loaded = is_first ? first : selections.load(token, k);
         Cell* const to = common.window.selections(call.epoch, common.rank, token).in(common.heaps[peer]) + k;
         store_cell(to, selections.packed(loaded).packed(meaning), Selection::stamp(call.epoch, meaning));
-        if (peer == common.rank) selections.report_unknown(loaded, token);
+        if (peer == common.rank) selections.report_unknown(loaded, token, k);
       }
     }
   }
@@ -67,7 +67,6 @@ struct Announcer {
 struct CombineChoice {
   std::uint32_t rows;  ///< bit k: that of selection k
   float weight;        ///< in lane k
-  bool owed;           ///< the owner waits for a row, even if it is the sum of none
 };
 
 /// The expert side: for each row that the dispatch brought, this rank weights, sums and rounds what its experts made of
@@ -83,31 +82,17 @@ struct CombinePusher {
   ReceivedRows received;
   int warp;                      ///< in the group
   const std::uint32_t& meaning;  ///< see meaning_of()
-  std::byte* stage;
-  CombineRow next{};      ///< the next row to push
-  std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
-  /// Starts the loads that do not depend on the call.
-  DEEP_EP_DEVICE void load_first() {
-    next = received.load_row(received.first_item());
-    most = received.most_rows();
-  }
-
   /// All rows in turn.
-  DEEP_EP_DEVICE void push_all(const Call& call) {
+  DEEP_EP_DEVICE void push_all(const Call& call) const {
     // By rails rows go to other ranks than those that announce that they want them.
     if (call.uses_rails() && !await_relays(call)) return;
-    const int end = warp::max(most) * params.common.num_ranks;
-#pragma unroll 1
-    for (int item = received.first_item(); item < end; item += received.step()) {
-      const CombineRow row = next;
-      next = received.load_row(item + received.step());
+    received.each([&](const CombineRow& row, int) {
       // The same for all lanes, even while another warp masks the rank.
-      if (row.index >= row.rows || warp::any(masked(params.common, row.source))) continue;
-      if (!push(call, row) && warp::any(aborted(params.common.wait))) return;
-    }
+      return warp::any(masked(params.common, row.source)) || push(call, row) || !warp::any(aborted(params.common.wait));
+    });
   }
 
  private:
@@ -141,18 +126,15 @@ struct CombinePusher {
     const int first_expert = params.common.rank * params.num_local_experts;
     const int expert = now.expert - first_expert;  // local
     const bool here = now.expert >= first_expert && expert < params.num_local_experts;
-    // It is the expert of the dispatch, whose row may have had no room, and which then is left out; or the call is
-    // over.
-    const int expert_rows = params.common.num_ranks * params.max_tokens;
-    const std::int32_t in_expert = row.position - expert * expert_rows;  // if it is the row of that expert
-    const bool selected = here && row.position != LowLatencyRowTable::kNoRoom;
-    const bool other = selected && (row.position < 0 || in_expert < 0 || in_expert >= expert_rows);
+    // It is the expert of the dispatch; or the call is over.
+    const std::int32_t in_expert = row.position - expert * params.expert_rows();  // if it is the row of that expert
+    const bool other = here && (row.position < 0 || in_expert < 0 || in_expert >= params.expert_rows());
     if (other) {
-      refuse_call(params.common, call.epoch, row.source, 1, static_cast<std::uint64_t>(now.expert),
+      refuse_call(params.common, row.source, 1, static_cast<std::uint64_t>(now.expert),
                   static_cast<std::uint64_t>(row.token));
     }
     if (warp::any(other)) return false;
-    choice = {warp::ballot(selected), now.weight, warp::any(here)};
+    choice = {warp::ballot(here), now.weight};
     return true;
   }
 
@@ -164,12 +146,12 @@ struct CombinePusher {
       if (Selection::epoch_in(cell) < call.epoch) return false;
       const std::uint32_t theirs = Selection::meaning_in(cell);
       if (theirs == meaning) return true;
-      refuse_call(params.common, call.epoch, row.source, 0, meaning, theirs);
+      refuse_call(params.common, row.source, 0, meaning, theirs);
       return false;
     }
     if (!call.has_announced(row.source)) return false;
     const FarSelections announced{params, call.far_selections(row.source)};
-    if (row.index == 0 && lane_index() == 0) announced.check_call(call.epoch, row.source);
+    if (row.index == 0 && lane_index() == 0) announced.check_call(row.source);
     now = announced.selection(row.token, lane_index());
     return true;
   }
@@ -187,9 +169,9 @@ struct CombinePusher {
     bool chosen = false;
     std::uint32_t rows = warp::ballot(row.position >= 0);
 
-    // Step by step, and row by row within one: what is loaded next, and what is added next.
+    // Line by line, and row by row within one: what is loaded next, and what is added next.
     std::uint32_t rows_to_load = rows, rows_to_add = rows;
-    int step_to_load = 0, step_to_add = 0, step_to_store = 0;
+    std::uint32_t line_to_load = share.first_line(), line_to_add = line_to_load;
     float sum[8] = {};
     int pieces = steps * count_bits(rows);
     int piece = 0;
@@ -201,14 +183,14 @@ struct CombinePusher {
       for (int i = 0; i < kTogether; ++i) {
         if (piece + i >= pieces) continue;
         const std::int64_t from = warp::shuffle(row.position, lowest_bit(rows_to_load));
-        const int vector = share.vector(wire, step_to_load);
+        const int vector = wire.vector(line_to_load);
         if (vector >= 0) {
           loaded[i] = load_stream(reinterpret_cast<const Vec16*>(params.x) + from * wire.vectors() + vector);
         }
         rows_to_load &= rows_to_load - 1;
         if (rows_to_load != 0) continue;
         rows_to_load = rows;
-        ++step_to_load;
+        line_to_load += share.step();
       }
       // 2. Which rows does the owner want?
       if (!chosen) {
@@ -217,7 +199,7 @@ struct CombinePusher {
         if (choice.rows != rows) {  // rare: begins again with the rows that are left
           rows = rows_to_load = rows_to_add = choice.rows;
           pieces = steps * count_bits(rows);
-          step_to_load = 0;
+          line_to_load = line_to_add;
           if (rows != 0) continue;
         }
         if (rows == 0) break;
@@ -229,26 +211,14 @@ struct CombinePusher {
         add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
         rows_to_add &= rows_to_add - 1;
         if (rows_to_add != 0) continue;
-        if (share.vector(wire, step_to_add) >= 0) *share.staged(stage, step_to_add) = pack_sum(sum);
+        wire.store(to, line_to_add, pack_sum(sum), call.epoch);
         for (float& part : sum) part = 0.0f;
         rows_to_add = rows;
-        ++step_to_add;
+        line_to_add += share.step();
       }
       piece += kTogether;
-      if (step_to_store < step_to_add) warp::sync();  // the sums are in the stage
-#pragma unroll 1
-      for (; step_to_store < step_to_add; ++step_to_store) store(share, step_to_store, to, call.epoch);
     } while (piece < pieces);
-    if (rows == 0 && choice.owed) {
-#pragma unroll 1
-      for (int step = 0; step < steps; ++step) {
-        if (share.vector(wire, step) >= 0) *share.staged(stage, step) = Vec16{};
-        warp::sync();
-        store(share, step, to, call.epoch);
-      }
-    }
-    warp::sync();  // the stage has been read
-    if (call.is_far(row.source) && !call.uses_rails()) call.hand_over(row.source, row.index, warp, choice.owed);
+    if (call.is_far(row.source) && !call.uses_rails()) call.hand_over(row.source, row.index, warp, rows != 0);
     return true;
   }
 
@@ -259,15 +229,6 @@ struct CombinePusher {
     if (!call.is_far(owner)) return call.row(common.heaps[owner], common.rank, row.token);
     if (!call.uses_rails()) return call.staged_row(owner, row.index).in(common.local);
     return call.row_of_member(common.heaps[call.relay(owner)], owner, common.rank, row.token);
-  }
-
-  /// Sends the owner what a step has completed.
-  DEEP_EP_DEVICE void store(const WarpShare& share, int step, std::byte* to, std::uint64_t epoch) const {
-    const LineLane lane;
-    const std::uint32_t line = share.line(step);
-    const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
-    const LinePart part = tagged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
-    store_line(to + lane.byte_at(line), part, line < wire.lines());
   }
 };
 
@@ -415,17 +376,15 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int groups = sends(params.phase) ? block_warps() / params.warps_per_row : 0;
   const int group = warp / params.warps_per_row;
   const bool pushes = group < groups;
-  const std::size_t stage_bytes = groups == 0 ? 0 : WarpShare{0, params.warps_per_row}.stage_bytes(wire);
-  const CombineShared shared(Carver(memory), block_warps(), stage_bytes, 0);
+  const CombineShared shared(Carver(memory), 0);
   const Call no_call(common, 0, params.row_bytes);
   if constexpr (kRdma) {
     if (no_call.is_poster()) return post_combine<Call>(params, shared);
   }
 
   // 1. Loads under way.
-  CombinePusher<Call> pusher{
-      params, wire, {params, group, groups}, warp % params.warps_per_row, shared.words->meaning, shared.stage(warp)};
-  if (pushes) pusher.load_first();
+  CombinePusher<Call> pusher{params, wire, {params, group, groups}, warp % params.warps_per_row, shared.words->meaning};
+  if (pushes) pusher.received.load_first();
   const Announcer announcer(params, no_call, sends(params.phase));
 
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
@@ -447,22 +406,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
   const CombineAdder<kRdma> adder{params, wire, Call(common, epochs.receive, params.row_bytes), warp, block_warps()};
-  int first = block_index();
-  int step = common.working_blocks;
-#pragma unroll 1
-  for (bool again = false;; again = true) {
-    adder.add_all(first, step);
-    if (!masks) return;
-    if (!again) {
-      finish_with_masks(common, LowLatencyKind::combine, shared.words->masks);
-      first = 0;
-      step = 1;
-    } else {
-      // Ranks may be masked meanwhile, each once.
-      compare_masks(common, shared.words->masks);
-    }
-    if (shared.words->masks.again == 0) return;
-  }
+  receive_with_masks(common, LowLatencyKind::combine, shared.words->masks,
+                     [&](bool again) { adder.add_all(again ? 0 : block_index(), again ? 1 : common.working_blocks); });
 }
 
 }  // namespace deep_ep::device::low_latency

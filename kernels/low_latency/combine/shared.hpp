@@ -11,44 +11,39 @@
 
 namespace deep_ep::device::low_latency {
 
-/// A row of combine as it travels from an expert rank to the token's owner, in tagged lines of bfloat16.
+/// A row of combine as it travels from an expert rank to the token's owner: tagged lines with vectors of bfloat16.
 struct CombineWire {
   int hidden;
 
-  DEEP_EP_HOST_DEVICE int vectors() const { return hidden / 8; }  ///< of 16 bytes
+  DEEP_EP_HOST_DEVICE int vectors() const { return hidden / 8; }
   DEEP_EP_HOST_DEVICE std::uint32_t lines() const { return tagged_lines(2 * static_cast<std::uint32_t>(hidden)); }
   /// In the window.
   DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines() * kTaggedLine; }
-  /// Pieces of four lines, whose payload is 30 vectors: what a warp works on at once.
-  static constexpr int kPieceVectors = kWarpLines * static_cast<int>(kTaggedPayload) / 16;
-  DEEP_EP_HOST_DEVICE int pieces() const { return (vectors() + kPieceVectors - 1) / kPieceVectors; }
+  /// Of four lines: what a warp works on at once.
+  DEEP_EP_DEVICE int pieces() const { return (static_cast<int>(lines()) + kWarpLines - 1) / kWarpLines; }
+
+  /// The vector of the row that the lane has in a line; -1: none.
+  DEEP_EP_DEVICE int vector(std::uint32_t line) const {
+    const int vector = LineLane().vector(line);
+    return vector < vectors() ? vector : -1;
+  }
+  /// By a whole warp: stores the lane's part of a line into the row at `to`.
+  DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t line, const Vec16& vector, std::uint64_t tag) const {
+    store_line(to + LineLane().byte_at(line), tagged_part(vector, line, tag), line < lines());
+  }
 };
 
-/// The part of a row's channels that one of `warps` warps works on: every `warps`-th piece, step by step, one vector
-/// per lane. Sums go into a stage of the warp's own, from where they leave in lines.
+/// The part of a row's channels that one of `warps` warps works on: every `warps`-th piece, step by step.
 struct WarpShare {
-  static constexpr int kVectors = CombineWire::kPieceVectors;
   int warp;
   Divisor warps;
 
-  DEEP_EP_HOST_DEVICE int steps(const CombineWire& wire) const { return (wire.pieces() - warp + warps - 1) / warps; }
-  DEEP_EP_HOST_DEVICE std::size_t stage_bytes(const CombineWire& wire) const {
-    return static_cast<std::size_t>(steps(wire)) * kVectors * 16;
+  DEEP_EP_DEVICE int steps(const CombineWire& wire) const { return (wire.pieces() - warp + warps - 1) / warps; }
+  /// The lane's line of the first step, and how far on that of the next one is.
+  DEEP_EP_DEVICE std::uint32_t first_line() const {
+    return static_cast<std::uint32_t>(warp * kWarpLines + LineLane().line);
   }
-  DEEP_EP_DEVICE int unit(int step) const { return warp + step * warps; }
-  /// The lane's line of a step.
-  DEEP_EP_DEVICE std::uint32_t line(int step) const {
-    return static_cast<std::uint32_t>(unit(step) * kWarpLines + LineLane().line);
-  }
-  /// -1: the lane has none.
-  DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
-    const int vector = unit(step) * kVectors + lane_index();
-    return lane_index() < kVectors && vector < wire.vectors() ? vector : -1;
-  }
-  /// Where the lane's vector of a step lies in the stage.
-  DEEP_EP_DEVICE Vec16* staged(std::byte* stage, int step) const {
-    return reinterpret_cast<Vec16*>(stage) + step * kVectors + lane_index();
-  }
+  DEEP_EP_DEVICE std::uint32_t step() const { return static_cast<std::uint32_t>(warps * kWarpLines); }
 };
 
 DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float weight) {
@@ -62,7 +57,7 @@ DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float wei
 // The owner's word to the expert ranks at the head of combine: which experts its tokens select now, and with which
 // weights. To every rank, because the owner no longer knows which ranks hold rows of its tokens.
 DEEP_EP_DEVICE LowLatencyRowTable table_of(const LowLatencyCombineParams& params) {
-  return {const_cast<std::int32_t*>(params.row_table), params.common.num_ranks, params.max_tokens, params.num_topk};
+  return params.table_at(const_cast<std::int32_t*>(params.row_table));
 }
 /// What ranks mean by the call: its shape, and the dispatch that the handle is of.
 DEEP_EP_DEVICE std::uint32_t meaning_of(const LowLatencyCombineParams& params) {
@@ -110,22 +105,18 @@ struct Selections {
     const std::int64_t at = std::int64_t{token} * params.num_topk + k;
     return {params.topk_idx.load(at), params.topk_weights == nullptr ? 1.0f : load_stream(params.topk_weights + at)};
   }
-  DEEP_EP_DEVICE int num_experts() const { return params.num_local_experts * params.common.num_ranks; }
   /// An expert that does not exist is none.
   DEEP_EP_DEVICE Selection packed(const LoadedSelection& loaded) const {
-    return {expert_of(loaded.index, num_experts()), loaded.weight};
+    return {expert_of(loaded.index, params.num_experts()), loaded.weight};
   }
   /// By one thread for each selection.
-  DEEP_EP_DEVICE void report_unknown(const LoadedSelection& loaded, int token) const {
-    if (loaded.index < num_experts() || !params.report_unknown_experts) return;
-    note_fault(params.common.wait, FaultKind::unknown_expert, Wanted::nothing, params.common.rank, token,
-               static_cast<std::uint64_t>(loaded.index), static_cast<std::uint64_t>(num_experts()));
+  DEEP_EP_DEVICE void report_unknown(const LoadedSelection& loaded, int token, int k) const {
+    if (loaded.index < params.num_experts() || !params.report_unknown_experts) return;
+    note_unknown_expert(params, token * params.num_topk + k, Wanted::nothing);
   }
-  /// The rank of an expert, negative for none.
-  DEEP_EP_DEVICE int rank_of(int expert) const { return expert < 0 ? -1 : expert / params.num_local_experts; }
   /// The rank that selection `k` of this rank's token names, negative for none.
   DEEP_EP_DEVICE int rank_of_selection(int token, int k) const {
-    return rank_of(expert_of(params.topk_idx.load(std::int64_t{token} * params.num_topk + k), num_experts()));
+    return params.rank_of(packed({params.topk_idx.load(std::int64_t{token} * params.num_topk + k), 0}).expert);
   }
 };
 
@@ -145,21 +136,19 @@ struct FarSelections {
     return Selection::unpack(load_weak(words + 1 + token * params.num_topk + k));
   }
   /// The rank that selection `k` of `token` names, negative for none.
-  DEEP_EP_DEVICE int rank_of_selection(int token, int k) const {
-    return Selections{params}.rank_of(selection(token, k).expert);
-  }
+  DEEP_EP_DEVICE int rank_of_selection(int token, int k) const { return params.rank_of(selection(token, k).expert); }
   /// Does the owner mean the same call? Ends it otherwise.
-  DEEP_EP_DEVICE void check_call(std::uint64_t epoch, int owner) const {
+  DEEP_EP_DEVICE void check_call(int owner) const {
     const std::uint64_t theirs = load_weak(words) >> 32;
     const std::uint32_t ours = meaning_of(params);
-    if (theirs != ours) refuse_call(params.common, epoch, owner, 0, ours, theirs);
+    if (theirs != ours) refuse_call(params.common, owner, 0, ours, theirs);
   }
   /// By a whole warp: waits for the owner's selections. Of how many tokens; negative: the call is over.
   template <class Call>
   DEEP_EP_DEVICE int await_count(const Call& call, int owner) const {
     constexpr Wanted kWanted = Wanted::low_latency_combine_selection;
     if (!warp::agree(lane_index() != 0 || call.await_progress(owner, 0, kWanted))) return -1;
-    if (lane_index() == 0) check_call(call.epoch, owner);
+    if (lane_index() == 0) check_call(owner);
     const auto count = static_cast<std::uint32_t>(load_weak(words));
     return warp::all(count <= static_cast<std::uint32_t>(params.max_tokens)) ? static_cast<int>(count) : -1;
   }
@@ -174,33 +163,21 @@ struct CombineShared {
   struct Words {
     LowLatencyEpochs epochs;
     std::uint32_t meaning;  ///< see meaning_of()
-    std::uint32_t listed;   ///< selections in `list`
     MaskWords masks;
   };
 
   Words* words;
   rdma::PosterWords* posters;  ///< in blocks that post, instead of the rest: of each warp
-  std::byte* stages;           ///< of each warp that pushes: for the sums of its share of a row
-  std::uint32_t* list;         ///< of a send part that signals hold up: see SignalledPusher
+  std::uint32_t* pushed;       ///< of a send part that signals hold up: see UnreducedPusher
   std::size_t bytes;
 
-  /// `stage_bytes`: of a warp; 0 where it sums nothing. `poster_warps`: 0 where nothing is posted. `selections`: that
-  /// may be listed.
-  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int warps, std::size_t stage_bytes, int poster_warps,
-                                    int selections = 0)
-      : stage_bytes_(stage_bytes) {
+  /// `poster_warps`: 0 where nothing is posted. `rows`: that signals may hold up.
+  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int poster_warps, int rows = 0) {
     words = carver.take<Words>();
-    Carver instead = carver;
-    posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
-    stages = carver.take<std::byte>(static_cast<std::size_t>(warps) * stage_bytes_, kLine);
-    list = carver.take<std::uint32_t>(static_cast<std::size_t>(selections), kLine);
-    bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
+    posters = carver.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
+    pushed = carver.take<std::uint32_t>(static_cast<std::size_t>(rows), kLine);
+    bytes = carver.bytes();
   }
-
-  DEEP_EP_DEVICE std::byte* stage(int warp) const { return stages + static_cast<std::size_t>(warp) * stage_bytes_; }
-
- private:
-  std::size_t stage_bytes_;  ///< of a warp
 };
 
 /// Which call is this? By all threads of the block: one warp reads the counters for all. They are loaded before
@@ -229,21 +206,46 @@ struct CombineRow {
 /// Groups of warps take the rows in turn. Neighbouring rows belong to different owners: all links are busy at once.
 struct ReceivedRows {
   const LowLatencyCombineParams& params;
-  int group, groups;  ///< in the block
+  int group, groups;      ///< in the block
+  int sharing = 0;        ///< so many groups share a row: a power of two, by its exponent
+  CombineRow first{};     ///< the group's first row
+  std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
-  DEEP_EP_DEVICE LowLatencyRowTable table() const { return table_of(params); }
+  /// Starts the loads that do not depend on the call.
+  DEEP_EP_DEVICE void load_first() {
+    first = load_row(first_item() >> sharing);
+    most = most_rows();
+  }
+  /// `push(row, member)` for the group's rows, until it returns false. The group is `member` of those that share the
+  /// row.
+  template <class Push>
+  DEEP_EP_DEVICE void each(Push push) const {
+    const int end = warp::max(most) * params.common.num_ranks << sharing;
+    CombineRow next = first;
+#pragma unroll 1
+    for (int item = first_item(); item < end; item += step()) {
+      const CombineRow row = next;
+      next = load_row((item + step()) >> sharing);
+      if (row.index >= row.rows) continue;
+      if (!push(row, item & ((1 << sharing) - 1))) return;
+    }
+  }
 
+  /// Groups of the grid.
+  DEEP_EP_DEVICE int step() const { return groups * params.common.working_blocks; }
+
+ private:
   /// Block by block rather than group by group: with few rows every SM has some.
   DEEP_EP_DEVICE int first_item() const { return group * params.common.working_blocks + block_index(); }
-  DEEP_EP_DEVICE int step() const { return groups * params.common.working_blocks; }
 
   /// The most rows that this lane's sources have.
   DEEP_EP_DEVICE std::int32_t most_rows() const {
     const int ranks = params.common.num_ranks;
-    std::int32_t most = lane_index() < ranks ? load_stream(table().rows(lane_index())) : 0;  // nothing waits for it yet
+    std::int32_t most =
+        lane_index() < ranks ? load_stream(table_of(params).rows(lane_index())) : 0;  // nothing waits for it yet
 #pragma unroll 1
     for (int source = lane_index() + kWarpSize; source < ranks; source += kWarpSize) {
-      const std::int32_t rows = load_stream(table().rows(source));
+      const std::int32_t rows = load_stream(table_of(params).rows(source));
       most = rows > most ? rows : most;
     }
     return most;
@@ -257,11 +259,11 @@ struct ReceivedRows {
     if (row.index >= params.max_tokens) return row;
     // The sources take turns in a different order each time: otherwise a group could always meet the same one.
     row.source = (item + row.index + params.common.rank) % ranks;
-    row.rows = load_stream(table().rows(row.source));
-    row.token = load_stream(table().token(row.source, row.index));
+    row.rows = load_stream(table_of(params).rows(row.source));
+    row.token = load_stream(table_of(params).token(row.source, row.index));
     row.position = -1;
     if (lane_index() < params.num_topk) {
-      row.position = load_stream(table().position(row.source, row.index, lane_index()));
+      row.position = load_stream(table_of(params).position(row.source, row.index, lane_index()));
     }
     return row;
   }

@@ -231,20 +231,6 @@ DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma>& receiver, int gr
   }
 }
 
-/// See finish_with_masks(): what this block is to receive again, alone.
-template <bool kRdma>
-DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma>& receiver) {
-  const LowLatencyParams& common = receiver.params.common;
-  MaskWords& words = receiver.shared.words->masks;
-  finish_with_masks(common, kDispatch, words);
-  const bool again = words.last != 0 && words.again != 0;
-  const ReceiverRole role{.writes = again, .adds = words.last != 0 && receiver.params.recv_stats != nullptr};
-  if (!role.writes && !role.adds) return role;
-  block::each(common.num_ranks, [&](int rank) { receiver.shared.left_out[rank] = masked(common, rank) ? 1 : 0; });
-  block::sync();
-  return role;
-}
-
 /// kRdma: some ranks are reached by RDMA.
 template <bool kRdma>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
@@ -252,8 +238,8 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const Topology<kRdma> ranks{common};
   const auto row = params.row(ranks.uses_rails());
   const bool sending = sends(params.phase);
-  const int num_experts = params.num_local_experts * common.num_ranks;
-  const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);
+  const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
+                              0);
   const bool tells = block_index() == 0;  // how many rows go where
   const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
   DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {},
@@ -275,6 +261,12 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   prepare(params, shared, counters);
   block::sync();
   const DispatchShared::Words& words = *shared.words;
+
+  // 2. Send. The counts come first, as others wait for them.
+  if (sending && tells) {
+    sender.count_all();
+    block::sync();
+  }
   if (acknowledges) {  // before anything waits for room: the peer may wait for ours
     warp::each(common.num_ranks, [&](int peer) {
       if (load_relaxed<Scope::block>(&shared.left_out[peer]) != 0 || ranks.is_far(peer)) return;
@@ -282,8 +274,6 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
       store_relaxed<Scope::system>(word, words.epochs.receive - 1);
     });
   }
-
-  // 2. Send.
   if (sending && tells) {
     sender.send_counts();
     block::sync();
@@ -301,21 +291,24 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
 
   // 3. Receive.
   const DispatchReceiver<kRdma> receiver{params, shared, row};
-  ReceiverRole role{.writes = tells, .adds = tells && common.mask == nullptr, .measures = tells};
   const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
   int groups = block_warps() / parts * common.working_blocks;
-#pragma unroll 1
-  for (bool again = false;; again = true) {
-    receiver.learn_counts(role);
+  const bool last = receive_with_masks(common, kDispatch, shared.words->masks, [&](bool again) {
+    if (again) {  // alone
+      group = warp_index() / parts;
+      groups = block_warps() / parts;
+      block::each(common.num_ranks, [&](int rank) { shared.left_out[rank] = masked(common, rank) ? 1 : 0; });
+      block::sync();
+    }
+    receiver.learn_counts({.writes = tells || again, .measures = tells && !again});
     if (!again) arrive();
-    if (words.failed == 0 && (!again || role.writes)) receive_rows(receiver, group, groups, warp_index() % parts);
+    if (words.failed == 0) receive_rows(receiver, group, groups, warp_index() % parts);
     Arrivals{params}.tell_failure();
-    if (common.mask == nullptr || again) return;
-    role = agree_on_masks(receiver);
-    if (!role.writes && !role.adds) return;
-    group = warp_index() / parts;
-    groups = block_warps() / parts;
+  });
+  if (last && params.recv_stats != nullptr) {  // other blocks have written the counts, or this one
+    block::each(params.num_local_experts,
+                [&](int local) { params.recv_stats[local] += load_relaxed<Scope::gpu>(params.recv_count + local); });
   }
 }
 

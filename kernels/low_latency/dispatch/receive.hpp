@@ -62,9 +62,8 @@ struct Arrivals {
 
 /// What one block does besides receiving rows.
 struct ReceiverRole {
-  bool writes = false;    ///< counts and ranges, for the caller and combine
-  bool adds = false;      ///< to the caller's statistics
-  bool measures = false;  ///< how long it waits for each source
+  bool writes;    ///< counts and ranges, for the caller and combine
+  bool measures;  ///< how long it waits for each source; and how many rows come, for the caller's statistics
 };
 
 /// `take(source, slot)` for the rows of `sources` sources that fall to `group` of `groups`; source i has `rows(i)`. The
@@ -91,7 +90,6 @@ struct DispatchReceiver {
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.receive; }
   DEEP_EP_DEVICE DispatchCall<kRdma> call() const { return {params.common, epoch(), row.bytes()}; }
-  DEEP_EP_DEVICE int capacity() const { return params.common.num_ranks * params.max_tokens; }
   DEEP_EP_DEVICE std::uint32_t& entries(int source, int local) const {
     return shared.entries[source * params.num_local_experts + local];
   }
@@ -130,7 +128,7 @@ struct DispatchReceiver {
   /// For one of our experts: turns the number of rows of each source into where they begin.
   DEEP_EP_DEVICE void add_up(int local, const ReceiverRole& role) const {
     const int num_ranks = params.common.num_ranks;
-    const auto most = static_cast<std::uint32_t>(capacity());
+    const auto most = static_cast<std::uint32_t>(params.expert_rows());
     std::uint32_t end = 0;
     bool overflow = false;
 #pragma unroll 1
@@ -146,12 +144,14 @@ struct DispatchReceiver {
             static_cast<std::int64_t>(static_cast<std::uint64_t>(begin) << 32 | taken);
       }
     }
-    if (role.adds && params.recv_stats != nullptr) params.recv_stats[local] += static_cast<std::int32_t>(end);
+    if (role.measures && params.recv_stats != nullptr && params.common.mask == nullptr) {  // else: see dispatch_body
+      params.recv_stats[local] += static_cast<std::int32_t>(end);
+    }
     if (!role.writes) return;
     params.recv_count[local] = static_cast<std::int32_t>(end);
     if (overflow) {
-      note_fault(params.common.wait, FaultKind::overflow, Wanted::low_latency_dispatch_rows, params.common.rank, local,
-                 most + 1, most);
+      report_fault(params.common.wait, FaultKind::overflow, Wanted::low_latency_dispatch_rows, params.common.rank,
+                   local, most + 1, most);
     }
   }
 
@@ -175,9 +175,7 @@ struct DispatchReceiver {
 
   // ---- Rows ----
 
-  DEEP_EP_DEVICE LowLatencyRowTable table() const {
-    return {params.row_table, params.common.num_ranks, params.max_tokens, params.num_topk};
-  }
+  DEEP_EP_DEVICE LowLatencyRowTable table() const { return params.table_at(params.row_table); }
 
   /// The rows of `sources` sources from `first` on (behind the last rank comes the first).
   DEEP_EP_DEVICE void receive_rows_of(int first, const Divisor& sources, int group, int groups, int part) const {
@@ -261,20 +259,16 @@ struct DispatchReceiver {
 
   /// Stores the payload of the lines at each of the places.
   DEEP_EP_DEVICE void store_payload(const Lines& lines, std::int32_t position, std::uint32_t places) const {
-    const LineLane lane;
+    const std::uint32_t first = lines.first - row.head_lines();
+    const int first_vector = LineLane().vector(first), step = LineLane::vectors(lines.step);
 #pragma unroll 1
     for (std::uint32_t left = places; left != 0; left &= left - 1) {
       const std::int64_t to = warp::shuffle(position, lowest_bit(left));
-      std::byte* begin = params.recv_x + to * row.payload_bytes() - row.payload_at();
+      auto* const begin = reinterpret_cast<Vec16*>(params.recv_x) + to * row.vectors();
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const std::uint32_t at = lane.payload_at(lines.line(i));
-#pragma unroll
-        for (int word = 0; word < 2; ++word) {
-          const std::uint32_t word_at = at + 8 * static_cast<std::uint32_t>(word);
-          if (word_at < row.payload_at() || word_at >= row.data_bytes() || (word == 1 && lane.has_tag())) continue;
-          store_stream(reinterpret_cast<std::uint64_t*>(begin + word_at), lines.part[i].word[word]);
-        }
+        const int vector = first_vector + i * step;
+        if (vector < row.vectors()) store_vector(begin + vector, first, lines.part[i]);
       }
     }
   }
@@ -284,7 +278,7 @@ struct DispatchReceiver {
     // 1. The lines.
     // By NVLink tags may always be trusted, and so by rails: the relay has waited.
     if (call().is_far(source) && !call().uses_rails() && !call().await_posted(source, slot)) return;
-    const int first = static_cast<int>(row.payload_at() / kTaggedPayload) + part * kWarpLines + LineLane().line;
+    const int first = static_cast<int>(row.head_lines()) + part * kWarpLines + LineLane().line;
     Lines lines{{},
                 call().row(params.common.local, source, slot),
                 row.lines(),
@@ -325,13 +319,13 @@ struct DispatchReceiver {
     return static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
   }
 
-  /// The row of recv_x that belongs to the lane's selection; -1: on another rank; kNoRoom: there is none.
+  /// The row of recv_x that belongs to the lane's selection; -1: on another rank, or there is none (see add_up).
   DEEP_EP_DEVICE std::int32_t place(int source, std::uint32_t selection) const {
     const int local = local_expert(selection);
     if ((selection & 0xffffu) == LowLatencyRow::kNoExpert || local < 0 || local >= params.num_local_experts) return -1;
     const std::uint32_t index = entries(source, local) + (selection >> 16);
-    if (index >= static_cast<std::uint32_t>(capacity())) return LowLatencyRowTable::kNoRoom;
-    return local * capacity() + static_cast<std::int32_t>(index);
+    if (index >= static_cast<std::uint32_t>(params.expert_rows())) return -1;
+    return local * params.expert_rows() + static_cast<std::int32_t>(index);
   }
 
   /// What the caller and combine need to know of the row.

@@ -46,10 +46,9 @@ struct DispatchShared {
     rows = carver.take<std::uint32_t>(ranks);
     entries = carver.take<std::uint32_t>(static_cast<std::size_t>(num_experts));
     relayed = carver.take<std::uint32_t>(ranks);
-    Carver instead = carver;
+    posters = carver.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
     stage = carver.take<std::byte>(stage_bytes, kLine);
-    posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
-    bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
+    bytes = carver.bytes();
   }
 };
 
@@ -75,13 +74,14 @@ struct Routing {
   std::uint32_t* rows;     ///< [ranks]: tokens counted so far that go to each rank
   std::uint32_t* entries;  ///< [experts]: selections counted so far
 
-  DEEP_EP_DEVICE int num_experts() const { return params.num_local_experts * params.common.num_ranks; }
   /// Selection `k` of a token, as the caller gave it.
   DEEP_EP_DEVICE std::int64_t selection(int token, int k) const {
     return params.topk_idx.load(std::int64_t{token} * params.num_topk + k);
   }
   /// An expert, or -1 for none.
-  DEEP_EP_DEVICE int expert_of(std::int64_t selection) const { return deep_ep::expert_of(selection, num_experts()); }
+  DEEP_EP_DEVICE int expert_of(std::int64_t selection) const {
+    return deep_ep::expert_of(selection, params.num_experts());
+  }
   DEEP_EP_DEVICE int tokens_of_warp() const { return kWarpSize / params.num_topk; }
 
   /// The lane's selection of the token that it counts if the block's first one is `begin`; -1 where that is not before
@@ -112,10 +112,11 @@ struct Routing {
     for (; begin < end; begin += step) {
       const std::int64_t next = begin + step < end ? load(begin + step, end) : -1;
       const int expert = expert_of(first);
-      const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
+      const int rank = params.rank_of(expert);
       if (is_first(rank)) add_relaxed<Scope::block>(rows + rank, 1);
       if (expert >= 0) add_relaxed<Scope::block>(entries + expert, 1);
-      if (first >= num_experts()) unknown = (begin + warp_index() * tokens_of_warp()) * params.num_topk + lane_index();
+      if (first >= params.num_experts())
+        unknown = (begin + warp_index() * tokens_of_warp()) * params.num_topk + lane_index();
       first = next;
     }
     return unknown;
@@ -200,9 +201,7 @@ struct RowWriter {
       } else if (row.scaled()) {
         write_fp8(vector, first);
       } else if (vector < vectors()) {
-        const LinePart words = LinePart::of(first);
-        payload<std::uint64_t>()[2 * vector] = words.word[0];  // aligned to 8 only
-        payload<std::uint64_t>()[2 * vector + 1] = words.word[1];
+        payload<Vec16>()[vector] = first;
       }
       first = next;
     }
@@ -297,7 +296,7 @@ struct DispatchSender {
 
   /// By whole blocks, which sync after it.
   DEEP_EP_DEVICE void clear_counts() const {
-    block::each(params.common.num_ranks + routing.num_experts(), [&](int i) { routing.rows[i] = 0; });  // and entries
+    block::each(params.common.num_ranks + params.num_experts(), [&](int i) { routing.rows[i] = 0; });  // and entries
     if (thread_index() == 0) shared.words->unknown_expert = 0;
   }
 
@@ -308,10 +307,7 @@ struct DispatchSender {
     if (unknown < 0 || !params.report_unknown_experts) return;
     const bool refuses = params.common.mask == nullptr;
     if (refuses) store_relaxed<Scope::block>(&shared.words->unknown_expert, 1);
-    note_fault(params.common.wait, FaultKind::unknown_expert,
-               refuses ? Wanted::low_latency_dispatch_counts : Wanted::nothing, params.common.rank,
-               unknown / params.num_topk, static_cast<std::uint64_t>(params.topk_idx.load(unknown)),
-               static_cast<std::uint64_t>(routing.num_experts()));
+    note_unknown_expert(params, unknown, refuses ? Wanted::low_latency_dispatch_counts : Wanted::nothing);
   }
 
   /// Nearly always there was room before the block began.
@@ -329,7 +325,7 @@ struct DispatchSender {
   DEEP_EP_DEVICE void decide(std::byte* stage) const {
     const int lane = lane_index();
     const int expert = routing.expert_of(own);
-    const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
+    const int rank = params.rank_of(expert);
     const std::uint32_t below = (1u << lane) - 1;
 
     const std::uint32_t unlike = 0x80000000u | static_cast<std::uint32_t>(lane);
@@ -360,6 +356,15 @@ struct DispatchSender {
     if (row.by_rails) header[row.slot_word(lane)] = expert < 0 ? 0 : routing.rows[rank];
   }
 
+  /// This lane's part of a line of the row.
+  DEEP_EP_DEVICE LinePart part(const std::byte* stage, std::uint32_t line) const {
+    if (line < row.head_lines()) return tagged_part(stage, line, epoch());
+    line -= row.head_lines();
+    const int vector = LineLane().vector(line);
+    const auto* payload = reinterpret_cast<const Vec16*>(stage + row.payload_at());
+    return tagged_part(vector < row.vectors() ? payload[vector] : Vec16{}, line, epoch());
+  }
+
   /// Stores the stage to each destination. A warp takes a few lines of the row and stores them everywhere, so that all
   /// links are busy from the beginning.
   DEEP_EP_DEVICE void store(const std::byte* stage) const {
@@ -370,7 +375,7 @@ struct DispatchSender {
          first += static_cast<std::uint32_t>(block_warps()) * kWarpLines) {
       const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
       const bool wanted = line < row.lines();
-      const LinePart part = wanted ? tagged_part(stage, line, epoch()) : LinePart{};
+      const LinePart part = wanted ? this->part(stage, line) : LinePart{};
 #pragma unroll 1
       for (int i = 0; i < destinations; ++i) store_line(shared.destinations[i] + lane.byte_at(line), part, wanted);
     }
@@ -415,10 +420,8 @@ struct DispatchSender {
     return payload;
   }
 
-  /// By block 0, with counts of zero: tells every rank how many rows and entries it gets, once there is room.
+  /// By block 0, when all tokens are counted: tells every rank how many rows and entries it gets, once there is room.
   DEEP_EP_DEVICE void send_counts() const {
-    count_all();
-    block::sync();
     const Divisor& cells = params.count_cells;
     block::each(cells * params.common.num_ranks, [&](int i) {
       const int rank = i / cells;

@@ -241,9 +241,9 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
         if (rank.rank() == (hooks ? 1 : 0) && (hooks || !moves)) {  // without, ranks 0 and 1 find out a move
           require_throws<RankMismatch>(call, {"topk_idx of rank 1 selects expert " + expert}, "the cause");
         } else if (rank.rank() == 2) {
-          require_throws<RankMismatch>(call, {"has ended the call, as the ranks disagree"}, "another rank");
+          require_throws<RankMismatch>(call, {"has ended the call, and its own error says why"}, "another rank");
         } else {
-          require_throws<RankMismatch>(call, {"low_latency_combine"}, "another rank, which may find out itself");
+          require_throws<RankMismatch>(call, {"The ranks no longer agree"}, "another rank, which may find out itself");
         }
         rank.bootstrap()->barrier();
       });
@@ -272,41 +272,40 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedBesideARankThatIsLate) {
   });
 }
 
-/// Rank 0 had no room for a row of the token that then selects an expert of rank 1. That has nothing to do with it.
-TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedBesideARowWithoutRoom) {
+/// Tokens name an expert more than once, and its rank gets more rows than fit: its calls end, and so do those of the
+/// others, which learn why.
+TEST_P(LowLatencyDisagreementTest, OnRoomForRowsOfAnExpert) {
   DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCase one =
       make_low_latency_case({.tokens = {2, 2}, .max_tokens = 2, .hidden = 512, .local_experts = 1, .topk = 2});
-  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(2, 2, 512);
-    options.timeout_s = patience();
-    Buffer& buffer = rank.buffer(options);
-    LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
-    std::vector<std::int64_t> experts(4, 0);  // eight rows for four places, those of rank 0 first
-    dispatch.topk_idx = rank.upload(experts, DType::int64, {2, 2});
-    const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
-    if (rank.rank() == 0) require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0"}, "too many rows");
-    if (rank.rank() == 1) experts[1] = 1;
-    LowLatencyCombineArguments combine;
-    combine.handle = &dispatched.handle;
-    combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
-    combine.topk_idx = rank.upload(experts, DType::int64, {2, 2});
-    combine.topk_weights = rank.upload(std::vector<float>(4, 1.0f), DType::float32, {2, 2});
-    combine.return_recv_hook = true;
-    const auto call = [&] {
-      buffer.low_latency_combine(combine, rank.call()).hook();
-      buffer.check();
-    };
-    if (rank.rank() == 1) {
-      require_throws<RankMismatch>(call, {"topk_idx of rank 1 selects expert 1 (rank 1) for token 0"}, "the cause");
-    } else {
-      try {  // it may have finished before
-        call();
-      } catch (const RankMismatch&) {
+  for (const bool hooks : {false, true}) {
+    run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
+      BufferOptions options = low_latency_options(2, 2, 512);
+      options.timeout_s = patience();
+      Buffer& buffer = rank.buffer(options);
+      LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
+      dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, 0), DType::int64, {2, 2});  // eight for four places
+      const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
+      if (rank.rank() == 0) {
+        require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0", "rank 0", "the 4 rows", "destroy"}, "rows");
+        require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0"}, "the buffer is broken");
+      } else {
+        LowLatencyCombineArguments combine;
+        combine.handle = &dispatched.handle;
+        combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
+        combine.topk_idx = dispatch.topk_idx;
+        combine.topk_weights = rank.upload(std::vector<float>(4, 1.0f), DType::float32, {2, 2});
+        combine.return_recv_hook = hooks;
+        const auto call = [&] {
+          const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
+          if (result.hook) result.hook();
+          buffer.check();
+        };
+        require_throws<RankMismatch>(call, {"rank 0 has ended the call, and its own error says why"}, "the other");
       }
-    }
-    rank.bootstrap()->barrier();
-  });
+      rank.bootstrap()->barrier();
+    });
+  }
 }
 
 TEST_P(LowLatencyDisagreementTest, AnUnknownExpertInCombineIsToldToItsRank) {

@@ -230,41 +230,6 @@ TEST_P(LowLatencyMasksTest, AnExpertThatDoesNotExistIsThatRanksOwnAffair) {
   });
 }
 
-/// More rows than there is room for, as tokens name the same expert twice. What lies behind that room is the next
-/// expert's.
-TEST_P(LowLatencyMasksTest, TooManyRowsForAnExpert) {
-  DEEP_EP_NEEDS_RANKS(1);
-  run_cluster(cluster(1), [&](Rank& rank) {
-    constexpr std::uint16_t kOne = 0x3f80, kTwo = 0x4000;  // bfloat16
-    Buffer& buffer = rank.buffer(low_latency_options(1, 4, 128));
-    LowLatencyDispatchArguments arguments;
-    arguments.x = rank.upload(std::vector<std::uint16_t>(4 * 128, kOne), DType::bfloat16, {4, 128});
-    arguments.topk_idx = rank.upload(std::vector<std::int64_t>{0, 0, 0, 0, 1, -1, 0, -1}, DType::int64, {4, 2});
-    arguments.max_tokens = 4;
-    arguments.num_experts = 2;
-    for (int i = 0; i < 8; ++i) {  // rows come in any order
-      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
-      require_same({4, 1}, rank.download<std::int32_t>(result.recv_count.view()), "no more than there is room for");
-      auto tokens = rank.download<std::int32_t>(result.handle.src_info.view());
-      tokens.resize(5);
-      require_same({0, 0, 1, 1, 2}, tokens, "tokens of the first expert's rows, then the second's");
-      require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0", "4"}, "too many rows");
-      LowLatencyCombineArguments combine;
-      combine.handle = &result.handle;
-      combine.x = rank.upload(std::vector<std::uint16_t>(2 * 4 * 128, kOne), DType::bfloat16, {2, 4, 128});
-      combine.topk_idx = arguments.topk_idx;
-      combine.topk_weights = rank.upload(std::vector<float>(8, 1.0f), DType::float32, {4, 2});
-      combine.return_recv_hook = i % 2 == 1;
-      const LowLatencyCombineResult combined = buffer.low_latency_combine(combine, rank.call());
-      if (combined.hook) combined.hook();
-      const auto sums = rank.download<std::uint16_t>(combined.combined_x.view());
-      const std::vector<std::uint16_t> of_tokens = {sums[0], sums[128], sums[2 * 128], sums[3 * 128]};
-      require_same({kTwo, kTwo, kOne, 0}, of_tokens, "what had no room is left out of the sum");
-    }
-    buffer.destroy();
-  });
-}
-
 TEST_P(LowLatencyMasksTest, ABarrierHoldsEverybody) {
   DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [&](Rank& rank) {

@@ -110,7 +110,12 @@ TEST_F(LowLatencyWindowTest, AllIsReceivedAgainWithoutTheRank) {
     on_two_ranks([&](Rank& rank, Buffer& buffer) {
       if (rank.rank() == 1) buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
       if (!lose_row(rank, buffer, LowLatencyKind::dispatch, row.bytes(), line ? 4 : -1)) return;
-      check_low_latency_dispatch(rank, without, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));
+      LowLatencyDispatchArguments arguments = upload_arguments(rank, all);
+      arguments.cumulative_local_expert_recv_stats = rank.upload(std::vector<std::int32_t>{7, 9}, DType::int32, {2});
+      check_low_latency_dispatch(rank, without, buffer.low_latency_dispatch(arguments, rank.call()));
+      const auto& count = without.dispatched.received[0].count;
+      require_same({7 + count[0], 9 + count[1]},
+                   rank.download<std::int32_t>(*arguments.cumulative_local_expert_recv_stats), "statistics");
     });
   }
 }

@@ -130,7 +130,7 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
       }
       const auto dispatch = plan_dispatch(with_hook(dispatch_of(100, setup)), setup);
       const auto combine = plan_combine(with_hook(inputs.arguments), setup);
-      EXPECT_EQ(combine.first.selections, 0);
+      EXPECT_EQ(combine.first.rows_of_group, 0);
       for (const LowLatencyPart& part : {dispatch.first, *dispatch.receive, combine.first, *combine.receive}) {
         EXPECT_LE(part.shape.blocks, multiprocessors);
         EXPECT_GE(part.working_blocks, 1);
@@ -148,13 +148,13 @@ TEST(LowLatencyPlan, OverlapLeavesMultiprocessorsAlone) {
   inputs.arguments.overlap = {.signals = signals, .signal_rows = 64, .expected = 56, .num_sms = 3};
   const auto plan = plan_combine(with_hook(inputs.arguments), setup);
   EXPECT_EQ(plan.first.shape.blocks, 3);
-  EXPECT_EQ(plan.first.selections, (8 * 128 + 2) / 3 * 8);
+  EXPECT_EQ(plan.first.rows_of_group, (8 * 128 + 3 * 16 - 1) / (3 * 16));
   EXPECT_GT(plan.receive->shape.blocks, 100);
-  EXPECT_EQ(plan.receive->selections, 0);
+  EXPECT_EQ(plan.receive->rows_of_group, 0);
   EXPECT_EQ(plan.params.signals.words_of_expert, 16);
-  // Too few for a list of all that may fall to them.
+  // Too few for a word for each row that may fall to them.
   inputs.arguments.overlap->num_sms = 1;
-  setup.policy.max_shared_bytes = std::size_t{16} << 10;
+  setup.policy.max_shared_bytes = std::size_t{4} << 10;
   EXPECT_THROW(plan_combine(with_hook(inputs.arguments), setup), InvalidArgument);
   // Room for one row of each token from each rank, but not for one of each selection.
   setup = low_latency_setup();

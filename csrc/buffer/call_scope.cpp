@@ -213,7 +213,7 @@ void CallScope::hand_out(const Tensor& tensor) const {
 }
 
 EventHandle CallScope::event_behind() const {
-  return stream_ == nullptr ? kDefaultStream : context_.executor().record_event(stream_);
+  return stream_ == nullptr && without_event_ ? kDefaultStream : context_.executor().record_event(stream_);
 }
 
 EventHandle CallScope::finish() {

@@ -88,6 +88,10 @@ class CallScope {
   /// tensors that share their memory is enough.
   void hand_out(const Tensor& tensor) const;
 
+  /// No event is recorded behind the call if it runs on the default stream: one that leaves that stream later waits for
+  /// all that the stream holds then. For calls of a few microseconds.
+  void without_event() { without_event_ = true; }
+
   /// The caller's stream waits for the call; with async_finish the returned event stands for it instead.
   EventHandle finish();
   /// Ends a call that has not finished; the destructor does it, too.
@@ -99,7 +103,7 @@ class CallScope {
   /// the memory of the tensors.
   void come_after(const ResultTensors::Order& order) const;
   std::optional<std::vector<Tensor>> try_framework_in_heap(Pieces wanted) const;
-  /// Behind all that the call has enqueued; kDefaultStream where it runs there, which is in place.
+  /// Behind all that the call has enqueued; kDefaultStream where it runs there, in place, without an event.
   EventHandle event_behind() const;
 
   const CallContext& context_;
@@ -109,6 +113,7 @@ class CallScope {
   bool async_finish_;
   bool after_caller_;  ///< the call comes after what the caller's stream has been given so far
   bool recording_ = false;
+  bool without_event_ = false;
   bool ended_ = false;
 };
 

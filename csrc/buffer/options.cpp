@@ -167,7 +167,12 @@ LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::
 }
 
 AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device) {
-  AgreedOptions agreed{.options = options, .timeout_s = 0, .devices = {}, .processes = {}, .keeps_to_path = {}};
+  AgreedOptions agreed{.options = options,
+                       .asked_internode_lanes = 0,
+                       .timeout_s = 0,
+                       .devices = {},
+                       .processes = {},
+                       .keeps_to_path = {}};
   BufferOptions& mine = agreed.options;
   Facts facts;
   facts.device = device;
@@ -197,6 +202,7 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
     agreed.processes.push_back(rank.process);
     agreed.keeps_to_path.push_back(rank.keeps_to_path);
   }
+  agreed.asked_internode_lanes = mine.internode.lanes;
   if (mine.internode.lanes == 0) {
     const bool ethernet = std::ranges::any_of(all, &Facts::keeps_to_path);
     mine.internode.lanes = ethernet ? most_internode_lanes(mine.internode) : 1;

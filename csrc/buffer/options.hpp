@@ -16,8 +16,9 @@ namespace deep_ep {
 constexpr std::size_t kMostOptionBytes = std::size_t{1} << 56;
 
 struct AgreedOptions {
-  BufferOptions options;  ///< with what the environment says if the program leaves it open
-  double timeout_s = 0;   ///< with masking the longest of all ranks'; 0: for ever
+  BufferOptions options;          ///< with what the environment says if the program leaves it open
+  int asked_internode_lanes = 0;  ///< as ranks compare them: 0 is auto, for which `options` has what all have agreed on
+  double timeout_s = 0;           ///< with masking the longest of all ranks'; 0: for ever
   /// Of each rank.
   std::vector<DeviceIdentity> devices;
   std::vector<ProcessIdentity> processes;

@@ -88,6 +88,7 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   options_ = agreed_options_ = std::move(agreed.options);
   timeout_s_ = agreed.timeout_s;
   agreed_options_.timeout_s = timeout_s_;
+  agreed_options_.internode.lanes = agreed.asked_internode_lanes;
   processes_ = std::move(agreed.processes);
   check_shared_memory(*backend);
   policy_ = share_device(backend->policy(), identity, agreed.devices);
@@ -389,7 +390,6 @@ void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<c
   const AgreedOptions agreed = agree_on_options(*exchanges, agreed_options_, executor_->identity());
   agree(*exchanges, "replacing ranks", [&] { check_newcomers(agreed, is_new); });
   membership_->replace(*exchanges, is_new);
-  processes_ = agreed.processes;
   heap_->admit(*exchanges, is_new);
   exchanges->barrier();
   const auto before = std::exchange(bootstrap_, exchanges);
@@ -399,6 +399,7 @@ void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<c
     bootstrap_ = before;
     throw;
   }
+  processes_ = agreed.processes;  // only now: after a failure the same processes may come again
   only_low_latency_ = true;
   end_waits_for_the_gone();
 }

@@ -195,7 +195,6 @@ void Membership::resume() {
   }
   __atomic_fetch_add(words_.changes, 1, __ATOMIC_RELEASE);
   say();
-  judge();  // again of those that are gone
 }
 
 void Membership::replace(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
@@ -233,14 +232,16 @@ int Report::waits_for() const {
 }
 
 void Membership::hear(const Token& process, const Report& said) {
+  const bool is_alone = std::ranges::count(ranks_, process, [](const Rank& rank) { return rank.info.process; }) == 1;
   for (Rank& rank : ranks_) {
     if (rank.info.process != process) continue;
     const bool is_itself = said.buffer == buffer_ && said.rank == &rank - ranks_.data();
-    // A rank that waits in another buffer is not silent in this one.
-    if (said.waits != 0 && (is_itself || said.buffer != buffer_)) rank.sign = time_;
+    // A rank that waits in another buffer is not silent in this one. Of several it is not known which of them waits.
+    if (said.waits != 0 && (is_itself || (said.buffer != buffer_ && is_alone))) rank.sign = time_;
     // A masked rank may have woken up, or come back from the other half of a network that was cut in two.
     const bool counts = said.round == report().round && (!masks_ || rank.lost == kNobody);
     if (is_itself && counts) rank.said = said;
+    if (is_itself && said.left != 0) rank.said.left = 1;  // for good, in whichever round it said so
   }
 }
 
@@ -281,8 +282,8 @@ void Membership::look_at_words() {
     has_news |= was_late != (lasted >= timeout_);
     said.waited_ns = lasted >= timeout_ / kBeforeReports ? lasted.count() : 0;
     said.wanted = load(words_.wanted, peer);
-    // Without a beat since the last report the next beat is reported: beats may come more seldom than reports are due.
-    waits |= said.waited_ns != 0 && wait.heard > reported_;
+    // A report that is due waits for the next beat: beats may come more seldom than reports are due.
+    waits |= said.waited_ns != 0 && wait.heard == time_;
     if (load(words_.failed, peer) != 0) has_news |= std::exchange(said.failed, 1) == 0;
   }
   const bool is_due = time_ - reported_ >= timeout_ / kSteps;

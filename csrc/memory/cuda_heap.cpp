@@ -140,12 +140,15 @@ class CudaHeap final : public SymmetricHeap {
     });
     const std::vector<UniqueFd> fds = exchange_fds(bootstrap, fd.get(), takers, group_.timeout_s);
     agree(bootstrap, "mapping the heaps of new processes", [&] {
+      std::vector<std::optional<cuda::VmmMemory>> imported(peers_.size());  // all before anything is unmapped
+      for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+        if (is_new[peer]) imported[peer].emplace(cuda::VmmMemory::import(*context_, fds[peer].get()));
+      }
       cudaDeviceSynchronize();
       for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
-        if (!is_new[peer]) continue;
-        const auto memory = cuda::VmmMemory::import(*context_, fds[peer].get());
+        if (!imported[peer]) continue;
         mappings_[peer]->detach();
-        mappings_[peer]->attach(memory);
+        mappings_[peer]->attach(*imported[peer]);
       }
       group_ = next;
     });

@@ -72,9 +72,7 @@ struct HostExport {
 class HostHeap final : public SymmetricHeap {
  public:
   HostHeap(Bootstrap& bootstrap, const HeapOptions& options, const ProcessIdentity& identity)
-      : own_{.process = identity,
-             .posix_fd = true,
-             .granularity = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE))},
+      : own_{.process = identity, .posix_fd = true, .granularity = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE))},
         timeout_s_(options.timeout_s),
         ranks_(all_gather_values(bootstrap, own_)),
         mappings_(ranks_.size()),

@@ -85,7 +85,7 @@ struct BufferOptions {
   /// On a GPU, the allocator of results outside the heap: results of low-latency calls, layouts, handles, combined
   /// rows, and received rows that the heap has no room for. nullptr: a pool of the buffer, which keeps the memory of
   /// recorded graphs. Calls with a previous_event always use the pool, as they do not come after the caller's stream;
-  /// with result_tensors so do calls on the default stream, for tables of handles below 1 MiB.
+  /// with result_tensors so do calls on the default stream, for tables of handles of at most 1 MiB.
   std::shared_ptr<ResultAllocator> result_allocator = {};
   /// Makes the tensors that calls return, except those of handles and of Buffer::allocate_tensor, as tensors of the
   /// program's framework. It makes received rows in the heap if there is room; otherwise, and in recorded calls, rows

@@ -115,7 +115,8 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
     });
     block::sync();
   }
-  if (thread_index() == 0 && call.begun) call.counter.count(call.epoch);
+  // Released, so that a block that begins late finds the fault, by which the call may have ended, behind the count.
+  if (thread_index() == 0 && call.begun) store_release<Scope::gpu>(&call.counter.calls, call.epoch);
 }
 
 DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, std::byte* memory) {

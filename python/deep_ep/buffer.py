@@ -167,12 +167,13 @@ class Buffer(LowLatencyCalls):
 
         Replaces those of ``remote_ranks`` that ``disconnect_ranks`` has left out, or whose processes have ended, by the new
         processes that make a ``Buffer`` with ``tcp_store_group`` and the same sizes meanwhile; other ranks are connected, and
-        stay so. This object, its addresses and recorded graphs stay valid; handles of dispatches before do not. Receive parts
+        stay so. All ranks leave the lost ones out with ``disconnect_ranks`` first: one that has not noticed an end connects
+        nobody, and the others wait for it. This object, its addresses and recorded graphs stay valid; handles of dispatches before do not. Receive parts
         whose hooks have not been called are dropped. Afterwards there are low-latency calls only.
 
         All ranks are unmasked; without ``activate`` the new ones stay masked, here, until ``low_latency_update_mask_buffer``.
         Needs ``enable_shrink``, ``set_tcp_store_group`` and ranks of one node. Raises ``TimeoutError``, which names the rank for
-        which no process has come in ``DEEP_EP_TIMEOUT_S`` seconds; ``ValueError`` for a rank whose process lives;
+        which no process has come in ``DEEP_EP_TIMEOUT_S`` seconds; ``ValueError`` for a rank whose process lives, once a new one has come for it;
         ``RankMismatch`` for a new process with other sizes. The buffer is as before then, without the lost ranks."""
         native = self._alive()
         remote_ranks = self._remote(remote_ranks)

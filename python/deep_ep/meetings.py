@@ -29,6 +29,7 @@ class StoreRanks:
         self._name = ""
         self._round = 0
         self._joined = ""  # this rank's own key
+        self._joins: Dict[str, bytes] = {}  # those of new processes, with their tokens
 
     @classmethod
     def join(cls, store: Any, rank: int, size: int) -> "StoreRanks":
@@ -50,7 +51,8 @@ class StoreRanks:
         """Of the others. Waits until a new process has come for each of the ranks ``replaced``."""
         ranks = cls(store, rank, size)
         joins = {f"{_ROOT}/join/{one}": f"a new process for rank {one}" for one in sorted(replaced)}
-        tokens = [token.decode() for token in ranks._await(joins)]
+        ranks._joins = dict(zip(joins, ranks._await(joins)))
+        tokens = [token.decode() for token in ranks._joins.values()]
         ranks._name = "-".join(tokens)
         for token in tokens:
             store.set(f"{_ROOT}/meet/{token}", ranks._name)  # all write the same
@@ -66,7 +68,15 @@ class StoreRanks:
         number, self._round = self._round, self._round + 1
         self._store.set(self._key(number, self._rank), mine)
         all_keys = {self._key(number, rank): f"rank {rank}" for rank in range(self._size)}
-        gathered = self._await(all_keys)
+        try:
+            gathered = self._await(all_keys)
+        except BaseException:  # no later meeting may be taken for this one
+            self._withdraw()
+            self._store.delete_key(self._key(number, self._rank))
+            for key, token in self._joins.items():
+                if self._store.check([key]) and self._store.get(key) == token:
+                    self._store.delete_key(key)
+            raise
         self._withdraw()  # all have come to this meeting, so none looks there any more
         if number > 0:
             self._store.delete_key(self._key(number - 1, self._rank))

@@ -88,15 +88,25 @@ TEST_F(CallScopeTest, AnAbandonedCallIsWaitedForLikeAnyOther) {
   EXPECT_TRUE(waits_for(caller_, side_));
 }
 
-TEST_F(CallScopeTest, CallsOnTheDefaultStreamHaveNoEventUntilACallLeavesIt) {
+TEST_F(CallScopeTest, AskedForNoEventACallOnTheDefaultStreamHasNoneUntilACallLeavesIt) {
   FakeExecutor::Stream& of_all = FakeExecutor::of(nullptr);
-  const std::uint64_t before = of_all.enqueued;
   CallScope(context_, {}).finish();
-  { CallScope abandoned(context_, {}); }
+  const std::uint64_t before = of_all.enqueued;
+  CallScope(context_, {.stream = caller_}).finish();
+  EXPECT_EQ(of_all.enqueued, before);  // it waits for the call, and for nothing behind it
+  EXPECT_EQ(waits(caller_, nullptr), 1);
+  const auto call_without = [&](bool finishes) {
+    CallScope scope(context_, {});
+    scope.without_event();
+    if (finishes) scope.finish();
+  };
+  call_without(true);
+  call_without(false);
   EXPECT_EQ(of_all.enqueued, before);
   CallScope(context_, {.stream = caller_}).finish();
-  EXPECT_EQ(waits(caller_, nullptr), 1);
-  CallScope(context_, {}).finish();
+  EXPECT_EQ(waits(caller_, nullptr), 2);
+  EXPECT_EQ(of_all.enqueued, before + 1);  // the event that the call waits for
+  call_without(true);
   context_.settle();
   EXPECT_EQ(waits(comm_, nullptr), 1);
 }

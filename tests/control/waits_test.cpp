@@ -230,6 +230,20 @@ TEST_F(WaitsTest, ARankThatWaitsInAnotherBufferIsNotSilent) {
   EXPECT_TRUE(eventually([&] { return first.words[0].lost_for(1) == 1; }));
 }
 
+/// The ranks of both buffers are threads of one process.
+TEST_F(WaitsTest, ARankMayBeSilentWhileAThreadBesideItWaitsInAnotherBuffer) {
+  Planes planes(1, true);
+  const JoinOptions options{.timeout_s = timeout_s(), .masks = true};
+  Planes::Buffer& first = planes.join(1, {0, 0}, options);
+  Planes::Buffer& second = planes.join(2, {0, 0}, options);
+  Waits in_first(first);
+  Waits in_second(second);
+  in_second.begin(0, 1);
+  in_second.begin(1, 0);
+  in_first.begin(0, 1);
+  EXPECT_TRUE(eventually([&] { return first.words[0].lost_for(1) == 1; }));
+}
+
 TEST_F(WaitsTest, WithMasksAnEndIsAVerdictForAllAtOnce) {
   make(4, true);
   planes_->end(2);

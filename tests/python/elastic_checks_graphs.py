@@ -61,8 +61,8 @@ def graph_replays_with_new_data(ranks):
 
 @check()
 def a_graph_before_and_after_a_sleep(ranks):
-    """The GPU has the heap's memory meanwhile."""
-    buffer = ranks.buffer(num_bytes=256 << 20)
+    """The GPU has the heap's memory meanwhile, half of what the buffer was made with."""
+    buffer = ranks.buffer(num_bytes=512 << 20)
     graph, inputs, outputs = recorded(ranks, buffer, True, False)
     replayed(ranks, graph, inputs, outputs, 1, True)
     freed = []

@@ -1,5 +1,6 @@
 """deep_ep.ops: layers with our operators, compiled and not, forward and backward, on CPU ranks."""
 
+import functools
 import gc
 import shutil
 
@@ -128,6 +129,29 @@ def test_a_compiled_layer_is_the_eager_one(ranks, kind, expand, calls):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_a_layer_compiled_by_inductor_is_the_eager_one(ranks):
     ranks(2).run(compiled_is_eager, "normal", False, 2, "inductor")
+
+
+def compiled_parts_take_no_tuple(group):
+    from functorch.compile import make_boxed_func
+    from torch._inductor.compile_fx import compile_fx
+
+    layer, called = Layer(make_buffer(group, "normal")), {}
+
+    def collect(graph, inputs, **options):
+        called.update((str(node.target), node.meta["val"]) for node in graph.graph.nodes if str(node.target).startswith("deep_ep."))
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        backend = functools.partial(compile_fx, inner_compile=collect)
+        step(layer, torch.compile(layer, fullgraph=True, backend=backend, dynamic=True), 5)
+    assert {f"deep_ep.receive_{what}.default" for what in ("rows", "weights", "weights_backward")} <= called.keys()
+    assert all(isinstance(value, torch.Tensor) for value in called.values()), called
+
+
+def test_parts_of_a_compiled_layer_take_no_tuple(ranks):
+    """PyTorch records such parts into CUDA graphs."""
+    ranks(1).run(compiled_parts_take_no_tuple)
 
 
 def compiled_calls_stay(group):

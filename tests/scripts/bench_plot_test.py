@@ -1,7 +1,6 @@
 """scripts/bench_plot.py: which lines it makes of measurements, and what it refuses. Pictures where there is matplotlib."""
 
 import importlib.util
-import json
 import pathlib
 import subprocess
 import sys
@@ -10,9 +9,6 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEAD = "# source: a test\nbenchmark,operation,dtype,mode,by,device,ranks,nodes,tokens,sms,median_us,gb_per_s,rdma_gb_per_s,rdma_wire_gb_per_s,status\n"
-TRACE = {"who_is_late": [{"tokens": 4, "waits": [
-    {"rank": rank, "dispatch": {"calls": [0, 2], "total_us": [0, 8]}, "combine": {"calls": [2, 0], "total_us": [6, 0]},
-     "ends_us": [10.5, 20, 30, 40]} for rank in range(2)]}]}  # fmt: skip
 
 
 def row(tokens=128, sms=24, rate="", rdma="", wire="", status="ok", operation="dispatch", median=50):

@@ -204,6 +204,7 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   make_way(LowLatencyKind::combine, arguments.return_recv_hook);
 
   CallScope scope(runtime_.calls(), call);
+  scope.without_event();
   LowLatencyCombineResult result;
   if (arguments.out) {
     result.combined_x = Tensor::borrow(*arguments.out);

@@ -64,13 +64,12 @@ ClusterOptions few_warps(int ranks, std::uint64_t seed) {
 class PairsExecutor final : public CountingExecutor {
  public:
   PairsExecutor(const std::shared_ptr<Executor>& inner, int ranks, int lanes)
-      : CountingExecutor(inner), ranks_(ranks), lanes_(lanes), table_(static_cast<std::size_t>((lanes + 1) * ranks)) {}
+      : CountingExecutor(inner), ranks_(ranks), table_(static_cast<std::size_t>((lanes + 1) * ranks)) {}
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     if (bytes == table_.size() * sizeof(RdmaPeerParams)) std::memcpy(table_.data(), source, bytes);
     CountingExecutor::copy(destination, source, bytes, stream);
   }
-  int lanes() const { return lanes_; }
   /// Of a lane's rows.
   const RdmaQueuePair& pair(int lane, int peer) const {
     return table_.at(static_cast<std::size_t>(lane * ranks_ + peer)).queue;
@@ -88,7 +87,6 @@ class PairsExecutor final : public CountingExecutor {
 
  private:
   int ranks_;
-  int lanes_;
   std::vector<RdmaPeerParams> table_;
 };
 
@@ -143,26 +141,23 @@ TEST(InternodeLanes, ASlowPathTakesFewChunks) {
                        [&](Rank& rank, const PairsExecutor& pairs, Buffer&, const auto& dispatch) {
                          dispatch();
                          const int slow = pairs.writes(0, 1 - rank.rank()) - 2;
-                         require(slow < kChunks / 8, std::to_string(slow) + " chunks by the slow path");
+                         require(slow < kChunks / 4, std::to_string(slow) + " chunks by the slow path");
                        });
 }
 
-/// The bytes that a device has been told of, and has not completed, of all lanes.
-std::uint64_t bytes_under_way(const PairsExecutor& pairs, int peer) {
+/// The bytes of a lane that the device has been told of, and has not completed; 0 if it completed some meanwhile.
+std::uint64_t bytes_under_way(const RdmaQueuePair& queue) {
+  const auto completed = [&] { return __atomic_load_n(&queue.completion->tail, __ATOMIC_ACQUIRE); };
+  const std::uint32_t tail = completed();
+  const std::uint64_t bell = __atomic_load_n(queue.doorbell, __ATOMIC_ACQUIRE);
+  const bool none = device::rdma::tail_opcode(tail) == device::rdma::kCompletionNotYetWritten;
+  const std::uint32_t done = none ? 0 : device::rdma::tail_counter(tail) + 1;
+  const std::uint32_t rung = device::rdma::swap32(device::rdma::low_half(bell)) >> 8;
   std::uint64_t bytes = 0;
-  for (int lane = 0; lane < pairs.lanes(); ++lane) {
-    const RdmaQueuePair& queue = pairs.pair(lane, peer);
-    // In this order: what is complete has been rung.
-    const std::uint32_t tail = __atomic_load_n(&queue.completion->tail, __ATOMIC_ACQUIRE);
-    const std::uint64_t bell = __atomic_load_n(queue.doorbell, __ATOMIC_ACQUIRE);
-    const bool none = device::rdma::tail_opcode(tail) == device::rdma::kCompletionNotYetWritten;
-    const std::uint32_t done = none ? 0 : device::rdma::tail_counter(tail) + 1;
-    const std::uint32_t rung = device::rdma::swap32(device::rdma::low_half(bell)) >> 8;
-    for (std::uint32_t i = done; i != rung && bell != 0; ++i) {
-      bytes += device::rdma::decode(queue.ring[i & (queue.depth - 1)], i, queue.number).length;
-    }
+  for (std::uint32_t i = done; i != rung && bell != 0; ++i) {
+    bytes += device::rdma::decode(queue.ring[i & (queue.depth - 1)], i, queue.number).length;
   }
-  return bytes;
+  return completed() == tail ? bytes : 0;
 }
 
 /// Others may send to a rail at the same time, which receives more slowly then: no sender has more under way to it.
@@ -173,15 +168,17 @@ TEST(InternodeLanes, ASlowReceiverBoundsTheBytesUnderWay) {
     SCOPED_TRACE(lanes);
     dispatch_between_two(lanes, 16 * 64, 4096, 0,
                          [&](Rank& rank, const PairsExecutor& pairs, Buffer&, const auto& dispatch) {
-                           std::uint64_t most = 0;
+                           std::uint64_t most = 0;  // of a lane
                            std::jthread looks([&](const std::stop_token& stop) {
-                             while (!stop.stop_requested())
-                               most = std::max(most, bytes_under_way(pairs, 1 - rank.rank()));
+                             for (int lane = 0; !stop.stop_requested(); lane = (lane + 1) % lanes) {
+                               most = std::max(most, bytes_under_way(pairs.pair(lane, 1 - rank.rank())));
+                             }
                            });
                            dispatch();
                            looks.request_stop();
                            looks.join();
-                           require(most > 0 && most <= std::uint64_t{2} << 20, std::to_string(most) + " bytes");
+                           const std::uint64_t share = (std::uint64_t{2} << 20) / static_cast<std::uint64_t>(lanes);
+                           require(most > 0 && most <= share, std::to_string(most) + " bytes");
                          });
   }
 }

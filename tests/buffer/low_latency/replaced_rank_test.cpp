@@ -41,8 +41,8 @@ std::shared_ptr<Bootstrap> meet(int number, int rank, double timeout_s = cluster
   return make_file_bootstrap(file.get(), rank, kRanks, timeout_s);
 }
 
-BufferOptions masking_options(std::int64_t hidden = 256) {
-  BufferOptions options = low_latency_options(kRanks, 6, hidden);
+BufferOptions masking_options() {
+  BufferOptions options = low_latency_options(kRanks, 6, 256);
   options.low_latency.masking = true;
   options.timeout_s = cluster_patience() / 2;  // a dead process is masked at once
   return options;
@@ -194,7 +194,9 @@ TEST_P(ReplacedRankTest, Mistakes) {
     const int first = process.rank() == kMisfit ? 2 : process.rank() == kNewcomer ? 4 : 0;
     Rank rank(self, cluster(kRanks), meet(first, self), process.executor());
     if (process.rank() == kMisfit) {
-      require_throws<RankMismatch>([&] { Buffer(rank.bootstrap(), process.executor(), masking_options(512)); },
+      BufferOptions larger = masking_options();
+      larger.low_latency.bytes *= 2;
+      require_throws<RankMismatch>([&] { Buffer(rank.bootstrap(), process.executor(), larger); },
                                    {"low_latency.bytes", "rank 3"}, "a new process with other shapes");
       return;
     }

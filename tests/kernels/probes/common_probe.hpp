@@ -28,7 +28,7 @@ struct CallParams {
 struct ServeParams {
   WaitContext wait;
   const std::uint64_t* never;  ///< [1]: the word awaited, which stays 0
-  std::uint32_t* returned;  ///< [32]: one per lane; 1: false, 2: true
+  std::uint32_t* returned;     ///< [32]: one per lane; 1: false, 2: true
 };
 
 }  // namespace deep_ep::probes

@@ -107,7 +107,7 @@ rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes) {
   rdma::ConnectionOptions options;
   options.channels = lanes + 1;  // rows of each lane, credit
-  options.depth = kInternodeDepth;
+  options.depth = internode_depth(lanes);
   if (grid.width == 0) return options;
   for (int number = 0; number < grid.others(); ++number) options.peers.push_back(grid.rail_in(grid.other(number)));
   return options;

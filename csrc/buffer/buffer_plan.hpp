@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -68,8 +69,10 @@ rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach);
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes);
 /// Their depth: no fewer entries than a lane can have under way (the shape, and for each chunk a write and an
 /// addition). A poster would wait for its NIC otherwise, and with it all that its warp serves.
-inline constexpr std::uint32_t kInternodeDepth = 128;
-static_assert(1 + 2 * RailPairs::kMostUnderWay <= kInternodeDepth);
+constexpr std::uint32_t internode_depth(int lanes) {
+  const int chunks = lanes == 1 ? Rings::kMostChunks : RailPairs::kMostUnderWay;
+  return std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(chunks));
+}
 
 struct BufferPlan {
   HeapLayout layout;

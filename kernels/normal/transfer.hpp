@@ -291,11 +291,13 @@ class RailPoster {
   /// Chunks of a lane.
   DEEP_EP_DEVICE static int most_under_way(const Rings& rings, int lanes) {
     const std::uint32_t bytes = rings.slot_bytes * static_cast<std::uint32_t>(rings.chunk_rows);
+    if (lanes == 1) return rings.chunks;  // no other lane could take them
     const auto fit = static_cast<int>(kMostBytes / static_cast<std::uint32_t>(lanes) / bytes);
     return fit < 2 ? 2 : fit < RailPairs::kMostUnderWay ? fit : RailPairs::kMostUnderWay;
   }
   /// The next chunk that no lane has taken; there may be none.
   DEEP_EP_DEVICE int take_chunk() {
+    if (params_.common.lanes == 1) return posted_;
     return static_cast<int>(fetch_add_relaxed<Scope::gpu>(&state_.next_chunk, std::uint32_t{1}));
   }
 
@@ -343,19 +345,22 @@ class RailPoster {
   }
   /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
-    if (posted_ - sent_ == most_under_way_ || !is_staged() || !has_room()) return false;
+    if (posted_ - sent_ == most_under_way_) return false;
+    // What is known of the place's word does not wait for the chunk: who had the place in this call has set it.
+    const std::uint64_t before =
+        chunk_ < rings_.chunks ? load_relaxed<Scope::gpu>(sent(chunk_)) : Rings::through(call_, chunk_ - rings_.chunks);
+    if (!is_staged() || !has_room()) return false;
     const NodeGrid& grid = params_.common.grid;
     const int row = chunk_ * rings_.chunk_rows;
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
     const auto bytes = rows_of(chunk_, rows_out_) * rings_.slot_bytes;
     const Place landed = params_.common.window.landed(grid.node(), chunk_ % rings_.chunks);
-    const std::uint64_t before = load_relaxed<Scope::gpu>(sent(chunk_));
     if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
         !rows_.signal_add(landed.offset, Rings::through(call_, chunk_) - before)) {
       failed_ = true;
       return true;
     }
-    under_way_[posted_ % RailPairs::kMostUnderWay] = chunk_;
+    if (params_.common.lanes > 1) under_way_[posted_ % RailPairs::kMostUnderWay] = chunk_;
     ++posted_;
     chunk_ = take_chunk();
     const bool busy = posted_ - sent_ > 2;  // the NIC has something to do, as far as is known
@@ -371,7 +376,7 @@ class RailPoster {
   DEEP_EP_DEVICE bool free_chunks() {
     const int before = sent_;
     for (; sent_ < posted_ && rows_.reached(entries_through(sent_)); ++sent_) {
-      const int chunk = under_way_[sent_ % RailPairs::kMostUnderWay];
+      const int chunk = params_.common.lanes == 1 ? sent_ : under_way_[sent_ % RailPairs::kMostUnderWay];
       store_relaxed<Scope::gpu>(staged(chunk), 0);
       store_release<Scope::gpu>(sent(chunk), Rings::through(call_, chunk));
     }
@@ -402,7 +407,7 @@ class RailPoster {
   const TransferParams& params_;
   const Rings& rings_;
   RailState& state_;
-  std::int32_t* under_way_;  ///< chunks; place n is that of the lane's chunk n
+  std::int32_t* under_way_;  ///< of several lanes: chunks; place n is that of the lane's chunk n
   std::uint64_t call_;
   int number_, lane_, node_;
   int rows_out_, rows_in_;

@@ -155,6 +155,7 @@ TEST_P(ReplacedRankTest, ThreeInTurnOneOfThemDuringACall) {
     Buffer buffer(rank.bootstrap(), executor, masking_options());
     const void* const memory = buffer.local_memory().data;
     std::optional<RecordedCalls> recorded;
+    std::shared_ptr<Bootstrap> group = rank.bootstrap();  // of those that make calls now
     for (int time = first;; ++time) {
       for (int i = 0; i < 3; ++i) dispatch_and_combine(rank, buffer, all);
       if (recorded) {
@@ -166,13 +167,15 @@ TEST_P(ReplacedRankTest, ThreeInTurnOneOfThemDuringACall) {
       require(buffer.local_memory().data == memory, "the heap stays where it is");
       if (time == kTimes) break;
       const int dying = kDying[time];
+      group->barrier();  // no rank is in a call that the dying rank has left
       std::atomic<int> calls{0};
       std::thread killer;
       if (self == dying && time == 1) killer = die_during_a_call(calls);
       if (self == dying && time != 1) ::raise(SIGKILL);
       call_until_lost(rank, buffer, all, dying, calls);
       const auto begin = std::chrono::steady_clock::now();
-      buffer.replace_ranks(meet(time + 1, self), std::vector{dying});
+      group = meet(time + 1, self);
+      buffer.replace_ranks(group, std::vector{dying});
       const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
       if (self == 1) std::printf("rank %d was replaced in %.1f ms\n", dying, took.count());
     }
@@ -207,6 +210,7 @@ TEST_P(ReplacedRankTest, Mistakes) {
       require_throws<InvalidArgument>([&] { buffer.replace_ranks(meet(1, self), lost); },
                                       {"rank 3", self == kLost ? "itself" : "lives"}, "a rank that lives");
       dispatch_and_combine(rank, buffer, all);
+      rank.bootstrap()->barrier();  // no rank is in a call that the lost rank has left
       if (self == kLost) ::raise(SIGKILL);
       dispatch_and_check(rank, buffer, rest);
       require_throws<InvalidArgument>([&] { buffer.replace_ranks(meet(5, self, 0.1), {}); }, {"at least one"}, "none");
@@ -240,6 +244,7 @@ TEST_P(ReplacedRankTest, RowsOfTheLostRankAreForgotten) {
     Buffer buffer(rank.bootstrap(), process.executor(), masking_options());
     if (!is_new) {
       dispatch_and_combine(rank, buffer, all);
+      rank.bootstrap()->barrier();
       if (self == 2) {
         const auto sent = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all.before)), rank.call());
         rank.executor()->synchronize(rank.stream());

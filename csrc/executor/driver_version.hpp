@@ -19,8 +19,7 @@ inline std::string driver_refusal(int driver, int program) {
   const auto name = [](int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); };
   return fmt::format(
       "the NVIDIA driver knows CUDA {} at most, and this build of the library is of CUDA {}: update the driver to {} "
-      "or "
-      "later, or put NVIDIA's package cuda-compat-{}-{} on the loader's path, or build the library with CUDA {}",
+      "or later, or put NVIDIA's package cuda-compat-{}-{} on the loader's path, or build the library with CUDA {}",
       name(driver), name(program), first_driver_of_cuda(major), major, program % 1000 / 10, driver / 1000);
 }
 

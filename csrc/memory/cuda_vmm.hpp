@@ -18,7 +18,7 @@ class VmmMemory {
  public:
   /// `bytes`: a multiple of granularity(). Usable by RDMA devices where the GPU supports that.
   static VmmMemory create(const Context& context, std::size_t bytes, CUmemAllocationHandleType type);
-  /// What is mapped at an address of this process.
+  /// The memory that this process has mapped at `address`.
   static VmmMemory at(const Context& context, std::byte* address);
   static VmmMemory import(const Context& context, int fd);
   static VmmMemory import(const Context& context, const FabricHandle& handle);

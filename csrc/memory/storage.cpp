@@ -58,7 +58,7 @@ ArenaStorage::ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& blo
 
 ArenaStorage::~ArenaStorage() {
   try {
-    // Whoever named the home stream itself did work there that HomeStream does not know of, so it is not skipped.
+    // A caller may have named the home stream, for work that HomeStream does not know of: that needs an event, too.
     if (auto events = end_of_use()) {
       arena_->release(block_, *std::move(events));
     } else {

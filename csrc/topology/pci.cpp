@@ -101,12 +101,4 @@ const char* short_name(Proximity proximity) { return name_of(proximity).short_na
 
 const char* explanation(Proximity proximity) { return name_of(proximity).explanation; }
 
-std::optional<Proximity> parse_proximity(std::string_view short_name) {
-  if (short_name == "LOC") return Proximity::same_switch;
-  for (const ProximityName& name : kNames) {
-    if (name.proximity != Proximity::unknown && short_name == name.short_name) return name.proximity;
-  }
-  return std::nullopt;
-}
-
 }  // namespace deep_ep::topology

@@ -57,8 +57,7 @@ struct Distance {
 
 Distance distance(const PciLocation& a, const PciLocation& b);
 
-const char* short_name(Proximity proximity);                            ///< "PIX"
-const char* explanation(Proximity proximity);                           ///< "same PCIe switch"
-std::optional<Proximity> parse_proximity(std::string_view short_name);  ///< LOC counts as PIX
+const char* short_name(Proximity proximity);   ///< "PIX"
+const char* explanation(Proximity proximity);  ///< "same PCIe switch"
 
 }  // namespace deep_ep::topology

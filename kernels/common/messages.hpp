@@ -48,7 +48,7 @@ struct CombineAddresses {
   std::int32_t rows_to_reader, rows_from_reader;  ///< as the handle has it
 };
 
-/// What a rank says when it has come to a call that has nothing else to say.
+/// A rank sends this when it comes to a call, if the call sends nothing else.
 struct Arrival {
   std::uint32_t row_bytes = 0, num_scales = 0, num_topk = 0, max_tokens = 0;
   std::uint64_t kind = 0;  ///< a number made of all else that must agree

@@ -10,9 +10,9 @@
 
 namespace deep_ep {
 
-/// What a source tells every rank of a fresh dispatch, before its rows come. Many selections lie in the window, whose
-/// owner has read them before it announces its next call. Few lie in memory of their own, so they are told before ranks
-/// have met; a source may be one call ahead there, never two.
+/// In a fresh dispatch a source tells every rank its selections before its rows come. Many selections lie in the
+/// window, whose owner has read them before it announces its next call. Few lie in memory of their own, so the source
+/// tells them before ranks have met; it may be one call ahead there, never two.
 struct ToldSelections {
   std::uint64_t shapes_at, selections_at;  ///< offsets in the heap
   std::int64_t stride;                     ///< from a source's selections to the next one's, multiple of 4

@@ -17,7 +17,7 @@ tag=${BASH_REMATCH[1]}
 "$python" -m zipfile -e "$wheel" "$work/site"
 chmod +x "$work/site/deep_ep/bin/deep_ep"
 for file in "$work"/site/deep_ep/_native*.so "$work/site/deep_ep/bin/deep_ep"; do
-  readelf -h "$file" | grep -q 'Machine: *AArch64' || { echo "FAILED: $file is not for aarch64" && exit 1; }
+  readelf -h "$file" | grep 'Machine: *AArch64' >/dev/null || { echo "FAILED: $file is not for aarch64" && exit 1; }
 done
 [ -e "$work/site/deep_ep/_native.${tag/cp/cpython-}-aarch64-linux-gnu.so" ] || { ls "$work/site/deep_ep" && exit 1; }
 emulated=(qemu-aarch64-static -L "$root")

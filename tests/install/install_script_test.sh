@@ -80,7 +80,7 @@ if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then # it is for machines withou
     # shellcheck disable=SC2086  # two words
     CUDACXX=$work/compiler/nvcc "$install" --dry-run $choice --prefix "$work/p" >out 2>&1
     if [ -z "$choice" ]; then
-      head -n 1 out | grep -q 'nvcc is here, but no GPU.* ./install.sh --gpu no leaves it out' || fail "GPU code is compiled unasked: $(cat out)"
+      head -n 1 out | grep 'nvcc is here, but no GPU.* ./install.sh --gpu no leaves it out' >/dev/null || fail "GPU code is compiled unasked: $(cat out)"
     elif grep -q 'no GPU' out; then
       fail "$choice: it says what was asked for: $(cat out)"
     fi

@@ -3,6 +3,8 @@
 # usage: lint_test.sh SOURCE_DIR
 set -euo pipefail
 cd "$1"
+# grep -q ends at its first match; the program before it may then die of SIGPIPE, which pipefail makes an error.
+if git grep -nE '[^|][|] *grep -[A-Za-z]*q' -- scripts '*.sh' .ci; then exit 1; fi
 PATH=$PWD/build/deploy-venv/bin:$PATH
 for tool in shellcheck shfmt; do
   command -v $tool >/dev/null || { echo "SKIPPED: $tool is not installed (scripts/setup --deploy)" && exit 77; }

@@ -75,7 +75,7 @@ commit=$("$build_dir/bin/deep_ep" --version | sed -n '1s/.*-g\(.*\)/+g\1/p')
 grep -qx "Version: $version${commit//-/.}" "$work/control" || { cat "$work/control" && fail "the version of the .deb is not $version${commit//-/.}"; }
 case "${deb##*/}" in deep-ep_"$version"_*.deb) ;; *) fail "the .deb is called $deb" ;; esac
 for package in libc6 libstdc++6 libgcc-s1; do
-  sed -n 's/^Depends: //p' "$work/control" | sed 's/, /\n/g; s/ ([^)]*)//g' | grep -Fqx "$package" || { cat "$work/control" && fail "no dependency on $package"; }
+  sed -n 's/^Depends: //p' "$work/control" | sed 's/, /\n/g; s/ ([^)]*)//g' | grep -Fx "$package" >"$work/log" || { cat "$work/control" && fail "no dependency on $package"; }
 done
 ! grep -q '^Depends:.*ibverbs' "$work/control" || fail "the .deb depends on libibverbs"
 grep -q '^Recommends: libibverbs1' "$work/control" || fail "libibverbs1 is not recommended"
@@ -89,7 +89,8 @@ for file in "$work"/image/usr/bin/deep_ep "$work"/image/usr/lib/*.so; do
   ! tr ':' '\n' <<<"$path" | grep -E "^($build_dir|$source_dir|/home|/tmp)" || fail "$file looks for libraries in the build folder"
 done
 [ "$("$work/image/usr/bin/deep_ep" --version)" = "$("$build_dir/bin/deep_ep" --version)" ] || fail "another version"
-"$work/image/usr/bin/deep_ep" demo --input "$source_dir/LICENSE" --tokens 32 --hidden 256 --ranks 2 | grep -q '^OK: '
+"$work/image/usr/bin/deep_ep" demo --input "$source_dir/LICENSE" --tokens 32 --hidden 256 --ranks 2 >"$work/log" || { cat "$work/log" && fail "the demo failed"; }
+grep -q '^OK: ' "$work/log" || { cat "$work/log" && fail "the demo does not say OK"; }
 status=0
 "$work/image/usr/bin/deep_ep-host-tune" --sysroot "$work/image" >"$work/tune" || status=$?
 [ $status -le 1 ] || fail "deep_ep-host-tune ended with $status"
@@ -98,11 +99,13 @@ status=0
 prefix=$work/prefix
 "$source_dir/install.sh" --from "$tarball" --prefix "$prefix" >"$work/log" || { cat "$work/log" && exit 1; }
 grep -q '^\[6/6\] ' "$work/log" || fail "install.sh ended early"
-"$prefix/bin/deep_ep" env | grep -q "^DEEP_EP_TIMEOUT_S = "
+"$prefix/bin/deep_ep" env >"$work/log" || { cat "$work/log" && fail "deep_ep env"; }
+grep -q "^DEEP_EP_TIMEOUT_S = " "$work/log" || { cat "$work/log" && fail "deep_ep env lacks DEEP_EP_TIMEOUT_S"; }
 flags=$(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags --libs deep_ep)
 # shellcheck disable=SC2086 # they are several words
 "$cxx" -std=c++20 "$source_dir/tests/install/consumer/consumer.cpp" -o "$work/consumer" $flags
-"$work/consumer" | grep -q "^deep_ep $version: tokens per expert 2 1 1 1$"
+"$work/consumer" >"$work/log" || fail "the consumer failed"
+grep -q "^deep_ep $version: tokens per expert 2 1 1 1$" "$work/log" || { cat "$work/log" && fail "the consumer says otherwise"; }
 "$source_dir/install.sh" --uninstall --prefix "$prefix" >"$work/log"
 [ ! -e "$prefix" ] || fail "uninstalling left $(find "$prefix")"
 echo "both packages are whole"

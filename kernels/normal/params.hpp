@@ -67,6 +67,7 @@ enum class InternodeChannel : int { rows, credit, count };
 struct alignas(kLine) RailState {
   /// The words at the rail, once all that was posted has arrived.
   std::uint64_t notified, head, shape[kMostInternodeLanes];
+  std::uint64_t landed;      ///< of a lane alone
   std::uint32_t next_chunk;  ///< that a lane takes; zero between calls
 };
 
@@ -84,7 +85,7 @@ struct NormalParams : IntranodeParams {
   std::uint32_t* staged = nullptr;
   std::uint32_t* read = nullptr;
   /// [other nodes][Rings::kMostChunks]: Rings::through() of the chunk that was last sent from a place of the ring,
-  /// which is free again, and whose word at the rail has this value.
+  /// which is free again, and whose word at the rail, if it has one, has this value.
   std::uint64_t* sent = nullptr;
 
   DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(InternodeChannel channel, int node, int lane = 0) const {

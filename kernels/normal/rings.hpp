@@ -58,8 +58,8 @@ struct OneNode {
 // takes the place of chunk c - chunks; none wraps, so a chunk is one RDMA write. Every call divides the same memory by
 // its own row size: a ring is written in a call only when its reader has read all rows of the call before.
 //
-// Each place of a ring has a word of its own, which says what chunk has landed there: chunks take several queue pairs
-// to a rail, which are not ordered among each other.
+// Where chunks take several queue pairs to a rail, which are not ordered among each other, each place of a ring has a
+// word of its own, which says what chunk has landed there.
 
 struct Rings {
   static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
@@ -197,7 +197,7 @@ struct RailWindow {
   DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node, int lane = 0) const {
     return {rail_words_ + static_cast<std::size_t>((which + lane) * grid_.nodes() + node) * kLine};
   }
-  /// Rings::through() of the last chunk that has landed in a place of the ring from that node.
+  /// Rings::through() of the last chunk that has landed in a place of the ring from that node, or of a lane alone.
   DEEP_EP_DEVICE Place<std::uint64_t> landed(int node, int place) const {
     return {landed_ + static_cast<std::size_t>(node * Rings::kMostChunks + place) * sizeof(std::uint64_t)};
   }

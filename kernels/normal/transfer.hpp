@@ -156,22 +156,27 @@ struct TokenRing {
 //   1. signal: shape of the rows of this call              compare
 //   2. warps stage the rows of a chunk, count them
 //   3. the chunk is whole, and there is room (head):
-//      put the chunk; signal: landed, of its place         4. warps that see it read the chunk, count its rows
+//      put the chunk; signal: landed                       4. warps that see it read the chunk, count its rows
 //   5. the NIC has read it: it may be staged again         6. all chunks up to it are read; signal: head
 //
 // A signal becomes visible behind the bytes posted before it, and only grows.
 //
-// Lanes are not ordered among each other. So each place of a ring has a word of its own, and each lane sends the shape
-// ahead of its rows. A network may carry one lane slower than the others. So a lane takes the next chunk only while it
-// has few under way: a slow one takes few. That also bounds the bytes under way to a rail, which many others may send
-// to at the same time.
+// Lanes are not ordered among each other. So each place of a ring has a word of its own where there are several, and
+// each lane sends the shape ahead of its rows. A network may carry one lane slower than the others. So a lane takes the
+// next chunk only while it has few under way: a slow one takes few. That also bounds the bytes under way to a rail,
+// which many others may send to at the same time.
 
+/// Which of a rail's words says that the chunk has landed. A lane alone brings chunks in their order, and one word
+/// tells of all of them: a NIC may have several additions to it under way.
+DEEP_EP_DEVICE int landed_word(const TransferParams& params, int chunk) {
+  return params.common.lanes == 1 ? 0 : chunk % params.rings.chunks;
+}
 /// The word that says that a chunk from other node `number` has landed.
 DEEP_EP_DEVICE AwaitedWord landed_through(const TransferParams& params, std::uint64_t call, int number, int chunk) {
   const NormalParams& common = params.common;
   const int node = common.grid.other(number);
   return {{common.grid.rail_in(node), Wanted::internode_rows, Rings::through(call, chunk)},
-          common.window.landed(node, chunk % params.rings.chunks).in(common.own_heap())};
+          common.window.landed(node, landed_word(params, chunk)).in(common.own_heap())};
 }
 /// May a chunk be staged for other node `number`?
 DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
@@ -288,6 +293,8 @@ class RailPoster {
   static constexpr int kRungTogether = 4;                ///< chunks
   static constexpr std::uint32_t kMostBytes = 2u << 20;  ///< under way to a rail: what 50 GB/s carry in 42 us
 
+  /// The only lane to its rail.
+  DEEP_EP_DEVICE bool is_alone() const { return params_.common.lanes == 1; }
   /// Chunks of a lane.
   DEEP_EP_DEVICE static int most_under_way(const Rings& rings, int lanes) {
     const std::uint32_t bytes = rings.slot_bytes * static_cast<std::uint32_t>(rings.chunk_rows);
@@ -297,7 +304,7 @@ class RailPoster {
   }
   /// The next chunk that no lane has taken; there may be none.
   DEEP_EP_DEVICE int take_chunk() {
-    if (params_.common.lanes == 1) return posted_;
+    if (is_alone()) return posted_;
     return static_cast<int>(fetch_add_relaxed<Scope::gpu>(&state_.next_chunk, std::uint32_t{1}));
   }
 
@@ -316,6 +323,10 @@ class RailPoster {
     return true;
   }
 
+  /// The lane's chunk `at`, which has been posted, and whose memory has not been given back before this step.
+  DEEP_EP_DEVICE int chunk_under_way(int at) const {
+    return is_alone() ? at : under_way_[at % RailPairs::kMostUnderWay];
+  }
   DEEP_EP_DEVICE std::uint32_t rows_of(int chunk, int rows) const {
     return static_cast<std::uint32_t>(rings_.rows_in(chunk, rows));
   }
@@ -332,9 +343,12 @@ class RailPoster {
   DEEP_EP_DEVICE Place<std::uint64_t> word_there(RailWindow::RailWord which, int lane = 0) const {
     return params_.common.window.rail_word(which, params_.common.grid.node(), lane);
   }
+  /// The place of the next chunk is free: it may be staged. A lane alone frees all places itself, and has no more under
+  /// way than the ring holds.
+  DEEP_EP_DEVICE bool is_free() const { return is_alone() || is_stageable(params_, call_, number_, chunk_); }
   /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
   DEEP_EP_DEVICE bool is_staged() const {
-    return chunk_ < rings_.chunks_for(rows_out_) && is_stageable(params_, call_, number_, chunk_) &&
+    return chunk_ < rings_.chunks_for(rows_out_) && is_free() &&
            load_acquire<Scope::gpu>(staged(chunk_)) == rows_of(chunk_, rows_out_);
   }
   /// The rail has read what is in the place of the next chunk, and all of the calls before.
@@ -346,21 +360,26 @@ class RailPoster {
   /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
     if (posted_ - sent_ == most_under_way_) return false;
-    // What is known of the place's word does not wait for the chunk: who had the place in this call has set it.
-    const std::uint64_t before =
-        chunk_ < rings_.chunks ? load_relaxed<Scope::gpu>(sent(chunk_)) : Rings::through(call_, chunk_ - rings_.chunks);
+    // What is known of the word does not wait for the chunk: who had the place in this call has set it.
+    const std::uint64_t before = is_alone()               ? state_.landed
+                                 : chunk_ < rings_.chunks ? load_relaxed<Scope::gpu>(sent(chunk_))
+                                                          : Rings::through(call_, chunk_ - rings_.chunks);
     if (!is_staged() || !has_room()) return false;
     const NodeGrid& grid = params_.common.grid;
     const int row = chunk_ * rings_.chunk_rows;
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
     const auto bytes = rows_of(chunk_, rows_out_) * rings_.slot_bytes;
-    const Place landed = params_.common.window.landed(grid.node(), chunk_ % rings_.chunks);
+    const Place landed = params_.common.window.landed(grid.node(), landed_word(params_, chunk_));
     if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
         !rows_.signal_add(landed.offset, Rings::through(call_, chunk_) - before)) {
       failed_ = true;
       return true;
     }
-    if (params_.common.lanes > 1) under_way_[posted_ % RailPairs::kMostUnderWay] = chunk_;
+    if (is_alone()) {
+      state_.landed = Rings::through(call_, chunk_);
+    } else {
+      under_way_[posted_ % RailPairs::kMostUnderWay] = chunk_;
+    }
     ++posted_;
     chunk_ = take_chunk();
     const bool busy = posted_ - sent_ > 2;  // the NIC has something to do, as far as is known
@@ -376,11 +395,14 @@ class RailPoster {
   DEEP_EP_DEVICE bool free_chunks() {
     const int before = sent_;
     for (; sent_ < posted_ && rows_.reached(entries_through(sent_)); ++sent_) {
-      const int chunk = params_.common.lanes == 1 ? sent_ : under_way_[sent_ % RailPairs::kMostUnderWay];
-      store_relaxed<Scope::gpu>(staged(chunk), 0);
-      store_release<Scope::gpu>(sent(chunk), Rings::through(call_, chunk));
+      store_relaxed<Scope::gpu>(staged(chunk_under_way(sent_)), 0);
     }
-    return sent_ != before;
+    if (sent_ == before) return false;
+    fence<Scope::gpu>();  // one release for all: each takes as long as a chunk on the wire
+    for (int at = before; at < sent_; ++at) {
+      store_relaxed<Scope::gpu>(sent(chunk_under_way(at)), Rings::through(call_, chunk_under_way(at)));
+    }
+    return true;
   }
 
   /// Gives the rail credit, for a quarter of the ring at once; at the end of the call for all that is still to come.

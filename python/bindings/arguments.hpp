@@ -211,16 +211,16 @@ struct BufferSetup {
   int device = -1;                 ///< a GPU's ordinal, -1 for the CPU
   std::uintptr_t comm_stream = 0;  ///< of the framework, lives as long as the process; 0 on the CPU
   double timeout_s = -1;           ///< below 0: DEEP_EP_TIMEOUT_S
-  py::object results;              ///< deep_ep.results.Results; None: results lie in the library's memory
-  BufferOptions options;
+  py::object results;              ///< deep_ep.results.Results
+  BufferOptions options;           ///< heap_bytes: of received tensors
 
   template <class With>
   void list(With& with) {
     with("bootstrap", bootstrap);
     with("device", device);
-    with("heap_bytes", options.heap_bytes);
+    with("memory", options.heap_bytes);
     with("window_bytes", options.window_bytes);
-    with("heap_bytes_between_nodes", options.internode.heap_bytes);
+    with("memory_between_nodes", options.internode.heap_bytes);
     with("window_bytes_between_nodes", options.internode.window_bytes);
     with("comm_stream", comm_stream);
     with("low_latency_bytes", options.low_latency.bytes);
@@ -254,8 +254,7 @@ struct DispatchCall {
       "Optional[Tuple[torch.Tensor, ...]], Optional[EventHandle]]";
   RowsArgument x;
   std::optional<py::tuple> handle;  ///< with it the six that follow say nothing
-  std::optional<ConstTensorView> num_tokens_per_rank, num_tokens_per_expert;
-  std::optional<TensorArgument> is_token_in_rank;  ///< goes into the handle, too
+  std::optional<ConstTensorView> num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank;
   DispatchArguments arguments;
   CallOptions options;
 

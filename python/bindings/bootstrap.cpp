@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,58 +12,52 @@
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/exchanges.hpp"
+#include "python/bindings/framework.hpp"
 
 namespace deep_ep::bindings {
 namespace {
 
 namespace py = pybind11;
 
-/// A Python all-gather as the library's. The GIL is taken for the call, and to release the object.
-AllGatherFunction wrap_all_gather(const py::function& all_gather) {
-  std::shared_ptr<PyObject> function(all_gather.inc_ref().ptr(), [](PyObject* object) {
-    if (Py_IsInitialized() == 0) return;
-    const py::gil_scoped_acquire gil;
-    Py_DECREF(object);
-  });
-  return [function](std::span<const std::byte> mine, std::span<std::byte> all) {
+/// Over a Python function, without an exchange of sizes ahead: the exchanges of buffers, the only ones over it, are
+/// frames of one size.
+class PythonBootstrap final : public Bootstrap {
+ public:
+  PythonBootstrap(int rank, int size, py::function function)
+      : rank_(rank), size_(size), function_(function.release().ptr()) {}
+  ~PythonBootstrap() override { let_go(function_); }
+  PythonBootstrap(const PythonBootstrap&) = delete;
+  PythonBootstrap& operator=(const PythonBootstrap&) = delete;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
     const py::gil_scoped_acquire gil;
     const py::bytes message(reinterpret_cast<const char*>(mine.data()), mine.size());
-    const py::object gathered = py::handle(function.get())(message);
-    std::size_t at = 0;
+    const py::object gathered = py::handle(function_)(message);
+    std::vector<std::byte> all;
     for (const py::handle item : gathered) {
       const auto theirs = py::cast<std::string>(item);
-      if (theirs.size() != mine.size() || at + theirs.size() > all.size()) {
+      if (theirs.size() != mine.size()) {
         throw RankMismatch(
             fmt::format("Buffer: this rank sent {} bytes to its peers and got {} from one: do all ranks "
                         "use the same version?",
                         mine.size(), theirs.size()));
       }
-      std::memcpy(all.data() + at, theirs.data(), theirs.size());
-      at += theirs.size();
+      const auto bytes = std::as_bytes(std::span(theirs));
+      all.insert(all.end(), bytes.begin(), bytes.end());
     }
-    if (at != all.size())
-      throw Error(fmt::format("the all-gather of the group returned {} bytes of {}", at, all.size()));
-  };
-}
-
-/// As it comes from Python, without an exchange of sizes ahead: the exchanges of buffers, the only ones over it, are
-/// frames of one size.
-class PythonBootstrap final : public Bootstrap {
- public:
-  PythonBootstrap(int rank, int size, const py::function& function)
-      : rank_(rank), size_(size), function_(wrap_all_gather(function)) {}
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
-    std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(size_));
-    function_(mine, all);
+    const std::size_t wanted = mine.size() * static_cast<std::size_t>(size_);
+    if (all.size() != wanted) {
+      throw Error(fmt::format("the all-gather of the group returned {} bytes of {}", all.size(), wanted));
+    }
     return all;
   }
 
  private:
   int rank_;
   int size_;
-  AllGatherFunction function_;
+  PyObject* function_;
 };
 
 py::list all_gather(Bootstrap& bootstrap, const py::bytes& mine) {
@@ -86,8 +79,8 @@ py::list all_gather(Bootstrap& bootstrap, const py::bytes& mine) {
 void define_bootstrap(py::module_& module) {
   py::class_<Bootstrap, std::shared_ptr<Bootstrap>>(
       module, "Bootstrap", "How the ranks of a group find each other: one object for all buffers of the group.")
-      .def(py::init([](int rank, int num_ranks, const py::function& gather) -> std::shared_ptr<Bootstrap> {
-             return std::make_shared<PythonBootstrap>(rank, num_ranks, gather);
+      .def(py::init([](int rank, int num_ranks, py::function gather) -> std::shared_ptr<Bootstrap> {
+             return std::make_shared<PythonBootstrap>(rank, num_ranks, std::move(gather));
            }),
            "__init__(self, rank: int, num_ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], /) -> None")
       .def("for_buffer", &make_buffer_exchanges,

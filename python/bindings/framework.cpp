@@ -75,6 +75,11 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
 }
 
+/// Tensors without elements get one, as PyTorch gives them no address.
+TensorSpec with_memory(const TensorSpec& wanted) {
+  return wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
+}
+
 /// Its shape and its strides.
 std::pair<py::tuple, py::tuple> tuples_of(const TensorSpec& spec) {
   const auto dims = static_cast<std::size_t>(spec.dims);
@@ -191,9 +196,6 @@ Framework::Framework() {
     if (api != nullptr && api->version.major == 1 && api->info_from_object != nullptr) available_exchange_ = api;
   }
   exchange_ = available_exchange_;
-  is_neg_ = PyUnicode_InternFromString("is_neg");
-  is_conj_ = PyUnicode_InternFromString("is_conj");
-  if (is_neg_ == nullptr || is_conj_ == nullptr) throw py::error_already_set();
 
   const py::object internals = torch.attr("_C");
   from_capsule_ = kept(internals.attr("_from_dlpack"));
@@ -210,10 +212,7 @@ Framework::Framework() {
   }
   as_strided_ = kept(torch.attr("as_strided"));
   device_ = kept(torch.attr("device"));
-  const char* const modes = "DisableTorchFunction";
-  if (py::hasattr(internals, modes)) without_modes_ = kept(internals.attr(modes));
-  const char* const no_memory = "OutOfMemoryError";
-  out_of_memory_ = kept(py::hasattr(torch, no_memory) ? torch.attr(no_memory) : torch.attr("cuda").attr(no_memory));
+  out_of_memory_ = kept(torch.attr("cuda").attr("OutOfMemoryError"));
   const std::array<std::pair<const char*, dlpack::DataType>, 20> names = {{
       {"bool", {dlpack::kBool, 8, 1}},
       {"uint8", {dlpack::kUInt, 8, 1}},
@@ -285,27 +284,7 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   if (!dtype) refuse_dtype(object, name);
   argument.view.dtype = *dtype;
   argument.object = object;
-  if (accept != Accept::made_here) refuse_lazy(argument, name);
   return argument;
-}
-
-void Framework::refuse_lazy(const TensorArgument& argument, const char* name) const {
-  const std::uint8_t code = argument.dtype.code;
-  // Complex tensors and their parts are the only ones, and the question is a call of Python for each tensor.
-  if (code != dlpack::kFloat && code != dlpack::kComplex) return;
-  const auto has = [&](PyObject* question) {
-    const auto answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(argument.object.ptr(), question));
-    if (!answer) throw py::error_already_set();
-    return answer.ptr() == Py_True;
-  };
-  if (has(is_neg_)) {
-    throw InvalidArgument(fmt::format(
-        "{0} is a view whose values are the negatives of what lies in memory, allowed: {0}.resolve_neg()", name));
-  }
-  if (code == dlpack::kComplex && has(is_conj_)) {
-    throw InvalidArgument(fmt::format(
-        "{0} is a view whose values are the conjugates of what lies in memory, allowed: {0}.resolve_conj()", name));
-  }
 }
 
 TensorArgument Framework::borrow_by_attributes(py::handle object, const char* name) const {
@@ -336,21 +315,6 @@ dlpack::DataType Framework::dtype_of(py::handle object, const char* name) const 
   refuse_dtype(object, name);
 }
 
-Framework::WithoutModes::WithoutModes(const Framework& framework) {
-  if (framework.without_modes_ == nullptr) return;
-  guard_ = py::handle(framework.without_modes_)();
-  guard_.attr("__enter__")();
-}
-
-Framework::WithoutModes::~WithoutModes() {
-  if (!guard_) return;
-  try {
-    guard_.attr("__exit__")(py::none(), py::none(), py::none());
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("the end of torch._C.DisableTorchFunction");
-  }
-}
-
 py::handle Framework::named(const dlpack::DataType& dtype) const {
   for (const NamedType& type : types_) {
     if (type.dtype == dtype) return type.object;
@@ -364,8 +328,8 @@ py::object Framework::dtype_object(DType dtype) const {
   return py::reinterpret_borrow<py::object>(object);
 }
 
-Framework::Made Framework::empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const {
-  const TensorSpec spec = wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
+Framework::Made Framework::empty(const TensorSpec& wanted) const {
+  const TensorSpec spec = with_memory(wanted);
   const auto [shape, strides] = tuples_of(spec);
   const bool gpu = wanted.device.kind == deep_ep::Device::Kind::cuda;
   const py::object type = dtype_object(wanted.dtype);
@@ -386,16 +350,16 @@ Framework::Made Framework::empty(const TensorSpec& wanted, std::optional<Without
   if (devices_[index] == nullptr) {
     devices_[index] = kept(gpu ? py::handle(device_)("cuda", wanted.device.index) : py::handle(device_)("cpu"));
   }
-  if (!without_modes) without_modes.emplace(*this);
   const std::array<PyObject*, 4> arguments = {shape.ptr(), strides.ptr(), type.ptr(), devices_[index]};
   PyObject* made = PyObject_Vectorcall(empty_strided_, arguments.data(), 2, empty_names_);
   if (made == nullptr) throw py::error_already_set();
   auto object = py::reinterpret_steal<py::object>(made);
-  const TensorView view = borrow(object, "a result", Accept::made_here).view;
+  const TensorView view = borrow(object, "a result").view;
   return {std::move(object), view};
 }
 
 py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as) const {
+  if (!tensor.defined()) return py::none();
   const TensorView& view = tensor.view();
   const dlpack::DataType dtype = as != nullptr ? *as : dlpack_type(view.dtype);
   const auto* result = dynamic_cast<const FrameworkStorage*>(tensor.storage().get());
@@ -434,8 +398,7 @@ py::object Framework::shared(const Tensor& tensor, const dlpack::DataType& dtype
 }
 
 py::object Framework::hand_out(const std::optional<Tensor>& tensor) const {
-  if (!tensor) return py::none();
-  return hand_out(*tensor);
+  return tensor ? hand_out(*tensor) : py::object(py::none());
 }
 
 StreamHandle Framework::current_stream(const deep_ep::Device& device) const {
@@ -475,8 +438,8 @@ void Event::wait_on_current_stream() const {
   if (!executor_ || executor_->device().kind == Device::Kind::cpu) return;
   const StreamHandle stream = Framework::instance().current_stream(executor_->device());
   executor_->wait_event(stream, event_);
-  for (const auto& result : results_) {
-    if (const auto storage = result.lock()) storage->record_stream(stream);
+  for (const auto& kept : kept_) {
+    if (const auto storage = kept.lock()) storage->record_stream(stream);
   }
 }
 
@@ -508,18 +471,10 @@ class SegmentsFrom {
   std::shared_ptr<HeapPieces> before_;
 };
 
-/// Tensors without elements get one, as PyTorch gives them no address.
-py::tuple shape_of(const TensorView& view) {
-  if (view.elements() == 0) return py::make_tuple(1);
-  py::tuple shape(static_cast<std::size_t>(view.dims));
-  for (int dim = 0; dim < view.dims; ++dim) shape[static_cast<std::size_t>(dim)] = view.size(dim);
-  return shape;
-}
-
 py::list describe(std::span<const TensorView> wanted) {
   py::list list;
   for (const TensorView& view : wanted) {
-    list.append(py::make_tuple(shape_of(view), Framework::instance().dtype_object(view.dtype)));
+    list.append(py::make_tuple(tuples_of(with_memory(view)).first, Framework::instance().dtype_object(view.dtype)));
   }
   return list;
 }
@@ -562,7 +517,7 @@ Tensor FrameworkResults::tensor_over(Framework::Made made, TensorView view) cons
 }
 
 Tensor FrameworkResults::tensor_over(py::object object, const TensorView& view) const {
-  const TensorView made = Framework::instance().borrow(object, "a result", Accept::made_here).view;
+  const TensorView made = Framework::instance().borrow(object, "a result").view;
   return tensor_over({std::move(object), made}, view);
 }
 
@@ -577,8 +532,7 @@ std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, c
     const bool cpu = wanted[0].device.kind == Device::Kind::cpu;
     const bool on_current = cpu || framework.current_stream(wanted[0].device) == order.stream;
     if (cpu || (on_current && !order.other)) {
-      std::optional<Framework::WithoutModes> without_modes;
-      for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view, without_modes), view));
+      for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view), view));
       return made;
     }
     const py::list tensors = py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value());
@@ -599,7 +553,6 @@ std::vector<Tensor> FrameworkResults::make_in_heap(std::span<const TensorView> w
   const bool on_current = Framework::instance().current_stream(wanted[0].device) == order.stream;
   const bool cpu = wanted[0].device.kind == Device::Kind::cpu;  // only tests make such
   const SegmentsFrom segments(heap);
-  const Framework::WithoutModes quick(Framework::instance());
   const py::object tensors =
       helper.attr("make_in_heap")(describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), !on_current && !cpu,
                                   order.other.has_value() && !cpu, heap->largest_free());

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -106,7 +107,7 @@ struct TensorArgument {
 /// One of any element type.
 struct AnyTensor : TensorArgument {};
 
-enum class Accept { library_types, any_type, made_here };
+enum class Accept { library_types, any_type };
 
 class Framework {
  public:
@@ -114,11 +115,11 @@ class Framework {
   static Framework& instance();
 
   /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know are treated as types of
-  /// their size. `made_here`: a tensor of ours, of which less has to be checked.
+  /// their size.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
 
   /// A tensor of the framework: the result itself, if it is one, or one that shares the memory and gives it back at its
-  /// end. `dtype`: see TensorArgument.
+  /// end; None if there is no memory. `dtype`: see TensorArgument.
   py::object hand_out(const Tensor& tensor, const dlpack::DataType* dtype = nullptr) const;
   /// The same, or None.
   py::object hand_out(const std::optional<Tensor>& tensor) const;
@@ -126,26 +127,13 @@ class Framework {
   /// The stream that the calling thread's work for this device goes to; nullptr on the CPU.
   StreamHandle current_stream(const Device& device) const;
 
-  /// While it lives, this thread's calls of the framework do not go through modes of Python, as
-  /// torch.set_default_device sets one, which take longer than the calls.
-  class WithoutModes {
-   public:
-    explicit WithoutModes(const Framework& framework);
-    ~WithoutModes();
-    WithoutModes(const WithoutModes&) = delete;
-    WithoutModes& operator=(const WithoutModes&) = delete;
-
-   private:
-    py::object guard_;
-  };
   /// A new tensor of the framework.
   struct Made {
     py::object object;
     TensorView view;  ///< as `object` has it
   };
-  /// For the current stream. Ones without elements get one, as PyTorch gives them no address. The first one that goes
-  /// through modes fills `without_modes`, for all that the caller makes.
-  Made empty(const TensorSpec& wanted, std::optional<WithoutModes>& without_modes) const;
+  /// For the current stream. Ones without elements get one, as PyTorch gives them no address.
+  Made empty(const TensorSpec& wanted) const;
   /// The torch.dtype.
   py::object dtype_object(DType dtype) const;
   /// The class of what the framework raises where memory ends.
@@ -161,8 +149,6 @@ class Framework {
   Framework();
   TensorArgument borrow_by_attributes(py::handle object, const char* name) const;
   dlpack::DataType dtype_of(py::handle object, const char* name) const;
-  /// InvalidArgument for a tensor whose values are not what lies in its memory.
-  void refuse_lazy(const TensorArgument& argument, const char* name) const;
   py::handle named(const dlpack::DataType& dtype) const;
   py::object shared(const Tensor& tensor, const dlpack::DataType& dtype) const;
 
@@ -176,8 +162,6 @@ class Framework {
   const dlpack::ExchangeApi* available_exchange_ = nullptr;
   // Never destroyed: the objects live as long as the interpreter, and this lives a little longer.
   PyObject* from_capsule_;
-  PyObject* is_neg_;
-  PyObject* is_conj_;
   PyObject* raw_stream_ = nullptr;
   PyObject* empty_strided_;
   PyObject* empty_names_;
@@ -186,7 +170,6 @@ class Framework {
   PyObject* as_strided_;
   PyObject* device_;
   PyObject* out_of_memory_;
-  PyObject* without_modes_ = nullptr;
   mutable std::vector<PyObject*> devices_;  ///< the CPU, then GPUs by their ordinals; nullptr: not asked for yet
   std::vector<NamedType> types_;
 };
@@ -202,11 +185,10 @@ class Event {
  public:
   /// All work that the calling thread's current stream holds.
   static Event of_current_stream();
-  /// `results`: tensors that the event stands for, or nothing. A stream that waits for it uses them.
-  template <class... Results>
-  Event(std::shared_ptr<Executor> executor, EventHandle event, const Results&... results)
+  /// `kept`: tensors of the library that the event stands for. A stream that waits for it uses them.
+  Event(std::shared_ptr<Executor> executor, EventHandle event, std::initializer_list<const Tensor*> kept)
       : executor_(std::move(executor)), event_(std::move(event)) {
-    (stand_for(results), ...);
+    for (const Tensor* tensor : kept) kept_.emplace_back(tensor->storage());
   }
 
   /// The stream that is current now waits; the host does not.
@@ -215,14 +197,10 @@ class Event {
 
  private:
   Event() = default;
-  void stand_for(const Tensor& result) { results_.emplace_back(result.storage()); }
-  void stand_for(const std::optional<Tensor>& result) {
-    if (result) stand_for(*result);
-  }
 
   std::shared_ptr<Executor> executor_;
   EventHandle event_;
-  std::vector<std::weak_ptr<Tensor::Storage>> results_;
+  std::vector<std::weak_ptr<Tensor::Storage>> kept_;
 };
 
 /// The hook of a low-latency call with return_recv_hook: enqueues the receive part when called; a second call does

@@ -51,10 +51,23 @@ void define(BufferClass& buffer, const char* name, Result (NativeBuffer::*method
             std::initializer_list<const char*> names = {}) {
   buffer.def(name, method, signature_of<Result, Parameters...>(name, names, true).c_str());
 }
-template <class Result, class... Parameters>
-void define(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(Parameters...) const,
-            std::initializer_list<const char*> names = {}) {
-  buffer.def(name, method, signature_of<Result, Parameters...>(name, names, true).c_str());
+/// A method of the library, which may take its time.
+template <auto method, class... Parameters>
+void define(BufferClass& buffer, const char* name, std::initializer_list<const char*> names = {}) {
+  const auto call = [](NativeBuffer& self, Parameters... given) {
+    Buffer& alive = self.alive();
+    return self.without_gil([&] { return (alive.*method)(given...); });
+  };
+  using Result = std::invoke_result_t<decltype(call), NativeBuffer&, Parameters...>;
+  buffer.def(name, call, signature_of<Result, Parameters...>(name, names, true).c_str());
+}
+/// One that works on the current stream.
+template <auto method, class... Parameters>
+void define_on_stream(BufferClass& buffer, const char* name, std::initializer_list<const char*> names = {}) {
+  const auto call = [](NativeBuffer& self, Parameters... given) {
+    self.on_current_stream([&](Buffer& alive, StreamHandle stream) { (alive.*method)(given..., stream); });
+  };
+  buffer.def(name, call, signature_of<void, Parameters...>(name, names, true).c_str());
 }
 
 template <class Result, class... Parameters>
@@ -136,9 +149,9 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "prefetch_weights", &NativeBuffer::prefetch_weights);
   define_call(buffer, "reduce_grads", &NativeBuffer::reduce_grads);
   define(buffer, "local_memory", &NativeBuffer::local_memory);
-  define(buffer, "check", &NativeBuffer::check, {"wait"});
-  define(buffer, "suspend", &NativeBuffer::suspend);
-  define(buffer, "resume", &NativeBuffer::resume);
+  define<&Buffer::check, bool>(buffer, "check", {"wait"});
+  define<&Buffer::suspend>(buffer, "suspend");
+  define<&Buffer::resume>(buffer, "resume");
   define(buffer, "destroy", &NativeBuffer::destroy);
   define(buffer, "drop", &NativeBuffer::drop);
 
@@ -146,12 +159,12 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "low_latency_combine", &NativeBuffer::low_latency_combine);
   define(buffer, "low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer, {"handle"});
   define(buffer, "low_latency_memory", &NativeBuffer::low_latency_memory);
-  define(buffer, "low_latency_clean", &NativeBuffer::low_latency_clean);
+  define_on_stream<&Buffer::low_latency_clean>(buffer, "low_latency_clean");
   define(buffer, "low_latency_stats", &NativeBuffer::low_latency_stats, {"reset", "stop"});
-  define(buffer, "low_latency_update_mask", &NativeBuffer::low_latency_update_mask, {"rank", "masked"});
+  define_on_stream<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask", {"rank", "masked"});
   define(buffer, "low_latency_query_mask", &NativeBuffer::low_latency_query_mask, {"mask_status"});
-  define(buffer, "low_latency_clear_mask", &NativeBuffer::low_latency_clear_mask);
-  define(buffer, "low_latency_resume", &NativeBuffer::low_latency_resume);
+  define_on_stream<&Buffer::low_latency_clear_mask>(buffer, "low_latency_clear_mask");
+  define<&Buffer::low_latency_resume>(buffer, "low_latency_resume");
   define(buffer, "replace_ranks", &NativeBuffer::replace_ranks, {"group", "ranks"});
 }
 
@@ -172,7 +185,6 @@ PYBIND11_MODULE(_native, module) {
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
   define(module, "heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
          {"num_ranks", "tokens", "row_bytes", "num_topk", "scale_bytes"});
-  define(module, "heap_bytes_for", &deep_ep::Buffer::heap_bytes_for, {"num_ranks", "bytes"});
   define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
          {"max_tokens", "hidden", "num_ranks", "num_experts"});
   define(module, "default_timeout_s", &deep_ep::default_timeout_s, {});

@@ -15,19 +15,10 @@
 namespace deep_ep::bindings {
 namespace {
 
-/// Places in the handle tuple. Between them lies upstream's bookkeeping, which nothing here needs.
-struct HandleElements {
-  std::size_t length, rank_prefix_matrix, recv_src_idx, destination_row;
-  std::size_t node_row = 0, node_counts = 0, relay_rows = 0;  ///< 0: not there
-};
-constexpr HandleElements kInsideANode{.length = 6, .rank_prefix_matrix = 0, .recv_src_idx = 3, .destination_row = 5};
-constexpr HandleElements kBetweenNodes{.length = 10,
-                                       .rank_prefix_matrix = 5,
-                                       .recv_src_idx = 7,
-                                       .destination_row = 2,
-                                       .node_row = 8,
-                                       .node_counts = 1,
-                                       .relay_rows = 9};
+// The handle of a dispatch as Python sees it: rank_prefix_matrix, destination_row, recv_src_idx, and between nodes
+// where the rows of each source end on this rank, node_row, node_counts, relay_rows. Upstream's tests read elements 0
+// and -4.
+constexpr std::size_t kHandleLength = 7;
 
 /// Borrowed for a call. The library's tensors are given back after the buffer's calls, and those of the framework are
 /// recorded by the caller.
@@ -63,33 +54,19 @@ void give_biases(const Biases& bias, Arguments& arguments) {
   arguments.bias_1 = bias.second;
 }
 
-py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_rank, int rank) {
+py::tuple hand_out_handle(const DispatchHandle& handle, int rank) {
   const Framework& framework = Framework::instance();
-  const py::object prefix = framework.hand_out(handle.rank_prefix_matrix);
-  const py::object recv_src_idx = framework.hand_out(handle.recv_src_idx);
-  const py::object destination_row = framework.hand_out(handle.destination_row);
-  if (!handle.node_row.defined()) {
-    return py::make_tuple(prefix, prefix, prefix, recv_src_idx, is_token_in_rank, destination_row);
+  py::object ends = py::none();
+  if (handle.node_row.defined()) {
+    const Tensor& matrix = handle.rank_prefix_matrix;
+    TensorView column = matrix.view();
+    column.dims = 1;
+    column.data = matrix.as<std::int32_t>() + rank;
+    ends = framework.hand_out(Tensor(column, matrix.storage()));
   }
-  const py::object node_counts = framework.hand_out(handle.node_counts);
-  // Where the rows of each source end on this rank: a column of the matrix.
-  const Tensor& matrix = handle.rank_prefix_matrix;
-  TensorView column = matrix.view();
-  column.dims = 1;
-  column.data = matrix.as<std::int32_t>() + rank;
-  const py::object ends = framework.hand_out(Tensor(column, matrix.storage()));
-  return py::make_tuple(is_token_in_rank, node_counts, destination_row, node_counts, node_counts, prefix, ends,
-                        recv_src_idx, framework.hand_out(handle.node_row), framework.hand_out(handle.relay_rows));
-}
-
-/// Of the second interface.
-py::tuple hand_out_route(const ElasticDispatchHandle& handle) {
-  const Framework& framework = Framework::instance();
-  if (handle.sent_to.defined()) return py::make_tuple(framework.hand_out(handle.sent_to));
-  const DispatchHandle& route = handle.route;
-  return py::make_tuple(framework.hand_out(route.rank_prefix_matrix), framework.hand_out(route.destination_row),
-                        framework.hand_out(route.node_row), framework.hand_out(route.node_counts),
-                        framework.hand_out(route.relay_rows));
+  return py::make_tuple(framework.hand_out(handle.rank_prefix_matrix), framework.hand_out(handle.destination_row),
+                        framework.hand_out(handle.recv_src_idx), ends, framework.hand_out(handle.node_row),
+                        framework.hand_out(handle.node_counts), framework.hand_out(handle.relay_rows));
 }
 
 // Low-latency calls.
@@ -136,11 +113,15 @@ std::vector<Number> numbers_of(const py::object& list) {
 NativeBuffer::NativeBuffer(const BufferSetup& setup)
     : device_(setup.device < 0 ? Device{} : Device{Device::Kind::cuda, setup.device}),
       leftovers_(setup.device < 0 ? std::make_shared<Leftovers>() : nullptr) {
+  constexpr std::size_t kPage = std::size_t{2} << 20;
   BufferOptions options = setup.options;
+  for (std::size_t* bytes : {&options.heap_bytes, &options.internode.heap_bytes}) {
+    *bytes = (Buffer::heap_bytes_for(setup.bootstrap->size(), *bytes) + kPage - 1) / kPage * kPage;
+  }
   options.reject_unknown_experts = false;
   options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
   if (setup.device >= 0) options.result_allocator = Framework::instance().allocator();
-  if (!setup.results.is_none()) options.result_tensors = std::make_shared<FrameworkResults>(setup.results, leftovers_);
+  options.result_tensors = std::make_shared<FrameworkResults>(setup.results, leftovers_);
   if (setup.timeout_s >= 0) options.timeout_s = setup.timeout_s;
   const py::gil_scoped_release released;
   executor_ = setup.device < 0 ? make_host_executor() : gpu_executor(setup.device);
@@ -161,23 +142,24 @@ void NativeBuffer::complete(CallOptions& options) const {
 }
 
 DispatchHandle NativeBuffer::borrow_handle(const py::tuple& handle) const {
-  const HandleElements at = buffer_->num_nodes() == 1 ? kInsideANode : kBetweenNodes;
-  if (handle.size() != at.length) {
+  if (handle.size() != kHandleLength) {
     throw InvalidArgument(fmt::format("handle has {} elements, expected the tuple of {} that dispatch returned",
-                                      handle.size(), at.length));
+                                      handle.size(), kHandleLength));
   }
   const auto tensor = [&](std::size_t index, int dims) { return handle_tensor(handle, index, device_, dims); };
   DispatchHandle result;
-  result.rank_prefix_matrix = tensor(at.rank_prefix_matrix, 2);
-  result.recv_src_idx = tensor(at.recv_src_idx, 1);
-  result.destination_row = tensor(at.destination_row, 2);
-  if (at.node_row != 0) {
-    result.node_row = tensor(at.node_row, 2);
-    result.node_counts = tensor(at.node_counts, 2);
-    result.relay_rows = tensor(at.relay_rows, 2);
-  }
+  result.rank_prefix_matrix = tensor(0, 2);
+  result.destination_row = tensor(1, 2);
   result.num_tokens = result.destination_row.size(0);
-  result.num_recv_rows = result.recv_src_idx.size(0);
+  if (!handle[2].is_none()) {  // the second interface has none
+    result.recv_src_idx = tensor(2, 1);
+    result.num_recv_rows = result.recv_src_idx.size(0);
+  }
+  if (buffer_->num_nodes() > 1) {
+    result.node_row = tensor(4, 2);
+    result.node_counts = tensor(5, 2);
+    result.relay_rows = tensor(6, 2);
+  }
   return result;
 }
 
@@ -187,11 +169,9 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
   complete(call.options);
   const DispatchLayout layout =
       without_gil([&] { return buffer.get_dispatch_layout(call.topk_idx, call.num_experts, call.options); });
-  return py::make_tuple(
-      framework.hand_out(layout.num_tokens_per_rank),
-      layout.num_tokens_per_node.defined() ? framework.hand_out(layout.num_tokens_per_node) : py::none(),
-      framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
-      event_object(call.options, layout.event, layout.num_tokens_per_rank, layout.is_token_in_rank));
+  return py::make_tuple(framework.hand_out(layout.num_tokens_per_rank), framework.hand_out(layout.num_tokens_per_node),
+                        framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
+                        event_object(call.options, layout.event));
 }
 
 py::tuple NativeBuffer::dispatch(DispatchCall& call) {
@@ -204,7 +184,7 @@ py::tuple NativeBuffer::dispatch(DispatchCall& call) {
     handle = borrow_handle(*call.handle);
     call.arguments.handle = &handle;
   }
-  if (call.is_token_in_rank) call.arguments.is_token_in_rank = call.is_token_in_rank->view;
+  if (call.is_token_in_rank) call.arguments.is_token_in_rank = *call.is_token_in_rank;
   if (call.num_tokens_per_rank) call.arguments.num_tokens_per_rank = *call.num_tokens_per_rank;
   if (call.num_tokens_per_expert) call.arguments.num_tokens_per_expert = *call.num_tokens_per_expert;
   const DispatchResult result = without_gil([&] { return buffer.dispatch(call.arguments, call.options); });
@@ -212,28 +192,29 @@ py::tuple NativeBuffer::dispatch(DispatchCall& call) {
   if (call.handle) {
     const py::none none;
     return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x), none, none, none, none,
-                          event_object(call.options, result.event, result.recv_x, result.recv_x_scales));
+                          event_object(call.options, result.event));
   }
 
-  return py::make_tuple(
-      hand_out_rows(result.recv_x, result.recv_x_scales, call.x), framework.hand_out(result.recv_topk_idx),
-      framework.hand_out(result.recv_topk_weights), list_of(result.num_recv_tokens_per_expert),
-      hand_out_handle(result.handle, call.is_token_in_rank ? call.is_token_in_rank->object : py::none(), buffer.rank()),
-      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_topk_idx,
-                   result.recv_topk_weights, result.handle.rank_prefix_matrix));
+  return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x),
+                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
+                        list_of(result.num_recv_tokens_per_expert), hand_out_handle(result.handle, buffer.rank()),
+                        event_object(call.options, result.event, {&result.handle.rank_prefix_matrix}));
+}
+
+py::tuple NativeBuffer::hand_out(const CombineResult& result, const CallOptions& options) {
+  const Framework& framework = Framework::instance();
+  combines_.add(result.combined_x.view().bytes());
+  return py::make_tuple(framework.hand_out(result.combined_x), framework.hand_out(result.combined_topk_weights),
+                        event_object(options, result.event));
 }
 
 py::tuple NativeBuffer::combine(CombineCall& call) {
   Buffer& buffer = alive();
-  const Framework& framework = Framework::instance();
   const DispatchHandle handle = borrow_handle(call.handle);
   call.arguments.handle = &handle;
   give_biases(call.bias, call.arguments);
   complete(call.options);
-  const CombineResult result = without_gil([&] { return buffer.combine(call.arguments, call.options); });
-  combines_.add(result.combined_x.view().bytes());
-  return py::make_tuple(framework.hand_out(result.combined_x), framework.hand_out(result.combined_topk_weights),
-                        event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
+  return hand_out(without_gil([&] { return buffer.combine(call.arguments, call.options); }), call.options);
 }
 
 py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
@@ -245,17 +226,17 @@ py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
       without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
   dispatches_.add(call.x.rows.view.bytes());
   const ElasticDispatchHandle& handle = result.handle;
-  const py::object selections =
-      handle.topk_idx.defined() ? framework.hand_out(handle.topk_idx) : py::object(py::none());
-  return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x),
-                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        list_of(result.num_recv_tokens_per_expert), result.num_expanded,
-                        py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
-                                       framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
-                                       framework.hand_out(handle.local_topk_idx),
-                                       framework.hand_out(handle.rows_at_owners), hand_out_route(handle), selections),
-                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
-                                     result.recv_topk_idx, result.recv_topk_weights, handle.metadata));
+  const bool inside_a_node = handle.sent_to.defined();
+  const py::tuple route =
+      inside_a_node ? py::make_tuple(framework.hand_out(handle.sent_to)) : hand_out_handle(handle.route, buffer.rank());
+  return py::make_tuple(
+      hand_out_rows(result.recv_x, result.recv_x_scales, call.x), framework.hand_out(result.recv_topk_idx),
+      framework.hand_out(result.recv_topk_weights), list_of(result.num_recv_tokens_per_expert), result.num_expanded,
+      py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
+                     framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
+                     framework.hand_out(handle.local_topk_idx), framework.hand_out(handle.rows_at_owners), route,
+                     framework.hand_out(handle.topk_idx)),
+      event_object(call.options, result.event, {&handle.metadata}));
 }
 
 py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call) {
@@ -267,10 +248,7 @@ py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call)
   if (buffer.num_nodes() == 1) {
     call.arguments.sent_to = Framework::instance().borrow(call.route[0], "route[0]").view;
   } else {
-    Tensor* const tables[] = {&route.rank_prefix_matrix, &route.destination_row, &route.node_row, &route.node_counts,
-                              &route.relay_rows};
-    for (std::size_t i = 0; i < std::size(tables); ++i) *tables[i] = handle_tensor(call.route, i, device_, 2);
-    route.num_tokens = route.destination_row.size(0);
+    route = borrow_handle(call.route);
     call.arguments.route = &route;
   }
   complete(call.options);
@@ -279,19 +257,14 @@ py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call)
   dispatches_.add(call.x.rows.view.bytes());
   return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
-                                     result.recv_topk_idx, result.recv_topk_weights));
+                        event_object(call.options, result.event));
 }
 
 py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
   Buffer& buffer = alive();
-  const Framework& framework = Framework::instance();
   give_biases(call.bias, call.arguments);
   complete(call.options);
-  const CombineResult result = without_gil([&] { return buffer.combine_elastic(call.arguments, call.options); });
-  combines_.add(result.combined_x.view().bytes());
-  return py::make_tuple(framework.hand_out(result.combined_x), framework.hand_out(result.combined_topk_weights),
-                        event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
+  return hand_out(without_gil([&] { return buffer.combine_elastic(call.arguments, call.options); }), call.options);
 }
 
 py::tuple NativeBuffer::deferred_combine_elastic(ElasticDeferredCombineCall& call) {
@@ -299,17 +272,14 @@ py::tuple NativeBuffer::deferred_combine_elastic(ElasticDeferredCombineCall& cal
   give_biases(call.bias, call.arguments);
   complete(call.options);
   const ElasticReturn back = without_gil([&] { return buffer.begin_combine_elastic(call.arguments, call.options); });
-  const py::object event = event_object(call.options, back.event, back.rows, back.beside, back.ends, back.row_of);
+  const py::object event = event_object(call.options, back.event, {&back.rows, &back.beside, &back.ends, &back.row_of});
   return py::make_tuple(py::cpp_function([self = shared_from_this(), arguments = call.arguments, back] {
                           Buffer& the_same = self->alive();
                           CallOptions options;
                           self->complete(options);
-                          const CombineResult result =
-                              self->without_gil([&] { return the_same.end_combine_elastic(back, arguments, options); });
-                          self->combines_.add(result.combined_x.view().bytes());
-                          const Framework& framework = Framework::instance();
-                          return py::make_tuple(framework.hand_out(result.combined_x),
-                                                framework.hand_out(result.combined_topk_weights));
+                          return self->hand_out(
+                              self->without_gil([&] { return the_same.end_combine_elastic(back, arguments, options); }),
+                              options);
                         }),
                         event);
 }
@@ -330,7 +300,7 @@ py::object NativeBuffer::allocate_lb_storage(std::size_t bytes) {
   return lb_storage();
 }
 
-py::object NativeBuffer::lb_storage() const { return Framework::instance().hand_out(lb_storage_); }
+py::object NativeBuffer::lb_storage() { return Framework::instance().hand_out(lb_storage_); }
 
 py::object NativeBuffer::prefetch_weights(PrefetchWeightsCall& call) {
   Buffer& buffer = alive();
@@ -348,9 +318,9 @@ py::object NativeBuffer::reduce_grads(ReduceGradsCall& call) {
 
 py::object NativeBuffer::lend(const TensorView& view) { return Framework::instance().hand_out(Tensor::borrow(view)); }
 
-py::object NativeBuffer::local_memory() const { return lend(alive().local_memory()); }
+py::object NativeBuffer::local_memory() { return lend(alive().local_memory()); }
 
-py::object NativeBuffer::metrics() const {
+py::object NativeBuffer::metrics() {
   const std::unique_lock lock(ending_, std::try_to_lock);
   if (!lock) throw UseAfterDestroy("the buffer was used after destroy");
   const Buffer& buffer = alive();
@@ -372,21 +342,6 @@ py::object NativeBuffer::metrics() const {
   all["lost_ranks"] = list_of(buffer.lost_ranks());
   all["description"] = buffer.describe();
   return all;
-}
-
-void NativeBuffer::check(bool wait) {
-  Buffer& buffer = alive();
-  without_gil([&] { buffer.check(wait); });
-}
-
-void NativeBuffer::suspend() {
-  Buffer& buffer = alive();
-  without_gil([&] { buffer.suspend(); });
-}
-
-void NativeBuffer::resume() {
-  Buffer& buffer = alive();
-  without_gil([&] { buffer.resume(); });
 }
 
 void NativeBuffer::destroy() {
@@ -504,8 +459,7 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   low_latency_dispatches_.add(call.arguments.x.bytes());
   py::object rows = framework.hand_out(result.recv_x);
   if (result.recv_x_scales) rows = py::make_tuple(rows, framework.hand_out(*result.recv_x_scales));
-  const py::object event = event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
-                                        result.recv_count, result.handle.src_info);
+  const py::object event = event_object(call.options, result.event, {&result.handle.src_info});
   return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count), handles_.hand_out(result.handle), event,
                         hook_object(std::move(result.hook)));
 }
@@ -532,8 +486,7 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
   low_latency_combines_.add(result.combined_x.view().bytes());
   const py::object combined =
       call.out ? py::reinterpret_borrow<py::object>(call.out->object) : framework.hand_out(result.combined_x);
-  return py::make_tuple(combined, event_object(call.options, result.event, result.combined_x),
-                        hook_object(std::move(result.hook)));
+  return py::make_tuple(combined, event_object(call.options, result.event), hook_object(std::move(result.hook)));
 }
 
 py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
@@ -548,11 +501,7 @@ TensorView NativeBuffer::lent_for(const py::tuple& handle, const LowLatencyHandl
   return lent && lent->size(2) == dispatched.hidden ? *lent : alive().low_latency_combine_buffer(dispatched);
 }
 
-py::object NativeBuffer::low_latency_memory() const { return lend(alive().low_latency_memory()); }
-
-void NativeBuffer::low_latency_clean() {
-  on_current_stream([](Buffer& buffer, StreamHandle stream) { buffer.low_latency_clean(stream); });
-}
+py::object NativeBuffer::low_latency_memory() { return lend(alive().low_latency_memory()); }
 
 py::tuple NativeBuffer::low_latency_stats(bool reset, bool stop) {
   Buffer& buffer = alive();
@@ -582,22 +531,9 @@ py::tuple find_late_ranks(const py::tuple& of_ranks, double threshold_us) {
   return py::make_tuple(list_of(verdict.late), list_of(verdict.waited_us), verdict.text);
 }
 
-void NativeBuffer::low_latency_update_mask(int rank, bool masked) {
-  on_current_stream([&](Buffer& buffer, StreamHandle stream) { buffer.low_latency_update_mask(rank, masked, stream); });
-}
-
 void NativeBuffer::low_latency_query_mask(py::handle mask_status) {
   const TensorView status = Framework::instance().borrow(mask_status, "mask_status").view;
   on_current_stream([&](Buffer& buffer, StreamHandle stream) { buffer.low_latency_query_mask(status, stream); });
-}
-
-void NativeBuffer::low_latency_clear_mask() {
-  on_current_stream([](Buffer& buffer, StreamHandle stream) { buffer.low_latency_clear_mask(stream); });
-}
-
-void NativeBuffer::low_latency_resume() {
-  Buffer& buffer = alive();
-  without_gil([&] { buffer.low_latency_resume(); });
 }
 
 void NativeBuffer::replace_ranks(const std::shared_ptr<Bootstrap>& group, const std::vector<int>& ranks) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -64,11 +65,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   // Results that do not exist are None.
 
-  int num_nodes() const { return alive().num_nodes(); }
-  std::string describe() const { return alive().describe(); }
+  int num_nodes() { return alive().num_nodes(); }
+  std::string describe() { return alive().describe(); }
   /// For exporters, which may ask in a thread of their own: rank, ranks, nodes, lost_ranks, description, calls and
   /// bytes of each kind.
-  py::object metrics() const;
+  py::object metrics();
   /// (num_tokens_per_rank, num_tokens_per_node, num_tokens_per_expert, is_token_in_rank, event)
   py::tuple get_dispatch_layout(LayoutCall& call);
   /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, counts per expert, handle, event), with a handle None
@@ -86,8 +87,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::tuple cached_dispatch_elastic(ElasticCachedDispatchCall& call);
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine_elastic(ElasticCombineCall& call);
-  /// (function, event). The function returns (combined_x, combined_topk_weights); until then topk_idx and biases must
-  /// live.
+  /// (function, event). The function returns (combined_x, combined_topk_weights, None); until then topk_idx and biases
+  /// must live.
   py::tuple deferred_combine_elastic(ElasticDeferredCombineCall& call);
   /// On the current stream; with `async_finish` on the communication stream, and it returns an event.
   py::object barrier(bool async_finish);
@@ -97,7 +98,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// Memory for them in the heap, once, before any other call: [bytes] uint8, the same on all ranks.
   py::object allocate_lb_storage(std::size_t bytes);
   /// The same tensor, or None. Tensors over it keep the memory alive.
-  py::object lb_storage() const;
+  py::object lb_storage();
   /// An event.
   py::object prefetch_weights(PrefetchWeightsCall& call);
   py::object reduce_grads(ReduceGradsCall& call);
@@ -108,55 +109,51 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::tuple low_latency_combine(LowLatencyCombineCall& call);
   /// A tensor over the memory that combine reads with zero_copy.
   py::object low_latency_combine_buffer(const py::tuple& handle);
-  void low_latency_clean();
   /// Of waits, on the current stream: (rank, and of dispatch and of combine (calls, total_us, longest_us)).
   py::tuple low_latency_stats(bool reset, bool stop);
-  void low_latency_update_mask(int rank, bool masked);
   void low_latency_query_mask(py::handle mask_status);
-  void low_latency_clear_mask();
-  // Collective; the host waits.
-  void low_latency_resume();
+  /// Collective; the host waits.
   void replace_ranks(const std::shared_ptr<Bootstrap>& group, const std::vector<int>& ranks);
 
   /// A tensor over the symmetric heap of this rank; `dtype` uint8. Its memory ends with the buffer.
-  py::object local_memory() const;
+  py::object local_memory();
   /// The same over the memory of low-latency calls.
-  py::object low_latency_memory() const;
-  /// Raises what the GPU work of this buffer met, with `wait` after all of it has ended.
-  void check(bool wait);
-  void suspend();
-  void resume();
+  py::object low_latency_memory();
   /// Collective.
   void destroy();
   /// Frees without talking to peers.
   void drop();
 
- private:
   Buffer& alive() const;
-  /// Without the GIL.
-  void end();
-  /// Fills in what Python does not say: the current stream.
-  void complete(CallOptions& options) const;
-  DispatchHandle borrow_handle(const py::tuple& handle) const;
-  template <class... Results>
-  py::object event_object(const CallOptions& options, EventHandle event, const Results&... results) const {
-    if (!options.async_finish) return py::none();
-    return py::cast(Event(executor_, std::move(event), results...));
-  }
   /// Runs `work` so that other Python threads go on, even while the library waits for a peer. On the CPU the results
   /// are ready afterwards.
   template <class Work>
   auto without_gil(Work&& work, bool settles = false);
-  /// The same for what works on the caller's stream: on the CPU it has ended afterwards, too.
-  template <class Work>
-  auto on_stream(Work&& work) {
-    return without_gil(std::forward<Work>(work), true);
-  }
+  /// The same for what works on the current stream: on the CPU it has ended afterwards, too.
   template <class Work>
   void on_current_stream(const Work& work) {
     Buffer& buffer = alive();
     const StreamHandle stream = Framework::instance().current_stream(device_);
     on_stream([&] { work(buffer, stream); });
+  }
+
+ private:
+  /// Without the GIL.
+  void end();
+  /// Fills in what Python does not say: the current stream.
+  void complete(CallOptions& options) const;
+  DispatchHandle borrow_handle(const py::tuple& handle) const;
+  py::tuple hand_out(const CombineResult& result, const CallOptions& options);
+  /// `kept`: results that are memory of the library, as the tables of handles are.
+  py::object event_object(const CallOptions& options, EventHandle event,
+                          std::initializer_list<const Tensor*> kept = {}) const {
+    if (!options.async_finish) return py::none();
+    return py::cast(Event(executor_, std::move(event), kept));
+  }
+  /// without_gil for what works on the caller's stream: on the CPU it has ended afterwards, too.
+  template <class Work>
+  auto on_stream(Work&& work) {
+    return without_gil(std::forward<Work>(work), true);
   }
   /// On the CPU: waits for what is enqueued, or until the user interrupts it.
   void settle_on_cpu();

@@ -13,7 +13,6 @@ from .errors import InvalidArgument, WrongUse
 from .low_latency import LowLatencyCalls
 from .meetings import StoreRanks
 from .peers import Peers, device_index, event_given
-from .results import check_kind
 from .utils import EventHandle, EventOverlap
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -42,7 +41,7 @@ class Buffer(LowLatencyCalls):
 
     All ranks make the same calls in the same order. One thread at a time per buffer.
 
-    Returned tensors are ordinary tensors of PyTorch (see ``results``), made for the current stream (with
+    Returned tensors are ordinary tensors of PyTorch, made for the current stream (with
     ``previous_event`` for the communication stream) and, where a call is asynchronous, recorded on the other one of the
     two. Programs that use them on further streams call ``Tensor.record_stream``, as for all tensors. They may outlive the
     buffer. Tensors of handles belong to the library.
@@ -68,7 +67,6 @@ class Buffer(LowLatencyCalls):
         enable_shrink: bool = False,
         comm: Optional[Any] = None,
         *,
-        results: str = "auto",
         tcp_store_group: Optional[Any] = None,
         rank: Optional[int] = None,
         num_ranks: Optional[int] = None,
@@ -95,8 +93,6 @@ class Buffer(LowLatencyCalls):
             num_qps_per_rank: the most queue pairs that rows of normal mode share to each rank of another node that is
                 written to (0: no bound); how many are taken says ``DEEP_EP_INTERNODE_LANES``. Low-latency calls have a
                 queue pair for each peer and kind of call, and for each of ``DEEP_EP_LOW_LATENCY_LANES``.
-            results: the memory of what calls return, which may differ between ranks: ``"auto"`` and ``"ordinary"``, PyTorch's;
-                ``"heap"``, the library's. docs/reference/python.md compares them. Not part of upstream's interface.
             tcp_store_group, rank, num_ranks: of a process that takes the place of ``rank``, which has died, instead of
                 ``group``: a ``torch.distributed.Store`` in which the other ranks call ``connect_ranks([rank])`` meanwhile.
             allow_mnnvl, use_fabric: accepted without effect. GPU memory that other nodes can map is used wherever all
@@ -119,7 +115,6 @@ class Buffer(LowLatencyCalls):
             if not 0 <= integer(name, value) <= _LARGEST_SIZE or value % 128 != 0:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 128 from 0 to 2**56")
         num_qps_per_rank = integer("num_qps_per_rank", num_qps_per_rank, 0)
-        results = check_kind(results)
         # Whatever may fail on this rank alone comes before the ranks wait for each other.
         qp_depth = _native.environment_number("NVSHMEM_QP_DEPTH")
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
@@ -136,14 +131,15 @@ class Buffer(LowLatencyCalls):
             peers,
             device_index(group),
             memory,
-            low_latency_bytes=num_rdma_bytes if low_latency_mode else 0,
-            masking=enable_shrink,
-            # Without memory for such calls it says nothing, which the native buffer would call a mistake.
-            allow_nvlink=allow_nvlink_for_low_latency_mode or not (low_latency_mode and num_rdma_bytes > 0),
-            num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
-            results=results,
             # There combine copies rows into it.
             between_nodes=(2 * memory + (0 if low_latency_mode else num_rdma_bytes), 0),
+            # Without memory for such calls allow_nvlink says nothing, which the native buffer would call a mistake.
+            low_latency=(
+                num_rdma_bytes if low_latency_mode else 0,
+                enable_shrink,
+                allow_nvlink_for_low_latency_mode or not (low_latency_mode and num_rdma_bytes > 0),
+            ),
+            num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
         )
         self._num_nodes: int = native.num_nodes()
         if low_latency_mode or self._num_nodes > 1:
@@ -337,8 +333,8 @@ class Buffer(LowLatencyCalls):
             token index; ``recv_topk_idx`` ``[N, K]``, indices among this rank's experts or -1; ``recv_topk_weights``
             ``[N, K]``, 0 where the index is -1; a list with this rank's counts per expert (empty with
             ``num_worst_tokens``); the handle; the event. With a handle, the four results in the middle are ``None``.
-            The handle is a tuple. Within a node its element 0 is ``[R, R]`` int32 with ``[i][r]`` the end of rank i's
-            rows in ``recv_x``; between nodes its element -4 is ``[R]`` int32 with the ends of this rank's sources.
+            The handle is a tuple of seven. Its element 0 is ``[R, R]`` int32 with ``[i][r]`` the end of rank i's rows in
+            ``recv_x``; between nodes its element -4 is ``[R]`` int32 with the ends of this rank's sources.
         """
         _check_allocation(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:

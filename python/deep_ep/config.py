@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 from . import _native
@@ -15,6 +16,7 @@ _HINTED_TOKENS = 4096
 _HINTED_SCALES = 128  # of a row, 4 bytes each
 
 
+@dataclass(eq=False)
 class Config:
     """Tuning of ``dispatch`` and ``combine``. Results never depend on it.
 
@@ -25,47 +27,27 @@ class Config:
         num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens: the same.
     """
 
-    __slots__ = (
-        "num_sms",
-        "num_max_nvl_chunked_send_tokens",
-        "num_max_nvl_chunked_recv_tokens",
-        "num_max_rdma_chunked_send_tokens",
-        "num_max_rdma_chunked_recv_tokens",
-    )
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
 
-    def __init__(
-        self,
-        num_sms: int = 20,
-        num_max_nvl_chunked_send_tokens: int = 6,
-        num_max_nvl_chunked_recv_tokens: int = 256,
-        num_max_rdma_chunked_send_tokens: int = 6,
-        num_max_rdma_chunked_recv_tokens: int = 256,
-    ) -> None:
-        num_sms = integer("num_sms", num_sms, 0)
-        chunks = {
-            "num_max_nvl_chunked_send_tokens": num_max_nvl_chunked_send_tokens,
-            "num_max_nvl_chunked_recv_tokens": num_max_nvl_chunked_recv_tokens,
-            "num_max_rdma_chunked_send_tokens": num_max_rdma_chunked_send_tokens,
-            "num_max_rdma_chunked_recv_tokens": num_max_rdma_chunked_recv_tokens,
-        }
-        for name, value in chunks.items():
-            integer(name, value, 1)
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            least = 0 if field.name == "num_sms" else 1
+            setattr(self, field.name, integer(field.name, getattr(self, field.name), least))
+        send, recv = self.num_max_nvl_chunked_send_tokens, self.num_max_nvl_chunked_recv_tokens
         require(
-            num_max_nvl_chunked_send_tokens < num_max_nvl_chunked_recv_tokens,
-            f"num_max_nvl_chunked_send_tokens is {num_max_nvl_chunked_send_tokens}, allowed: less than "
-            f"num_max_nvl_chunked_recv_tokens, which is {num_max_nvl_chunked_recv_tokens}",
+            send < recv,
+            f"num_max_nvl_chunked_send_tokens is {send}, allowed: less than num_max_nvl_chunked_recv_tokens, which is {recv}",
         )
+        send, recv = self.num_max_rdma_chunked_send_tokens, self.num_max_rdma_chunked_recv_tokens
         require(
-            num_max_rdma_chunked_send_tokens <= num_max_rdma_chunked_recv_tokens // 2,
-            f"num_max_rdma_chunked_send_tokens is {num_max_rdma_chunked_send_tokens}, allowed: at most half of "
-            f"num_max_rdma_chunked_recv_tokens, which is {num_max_rdma_chunked_recv_tokens}",
+            2 * send <= recv,
+            f"num_max_rdma_chunked_send_tokens is {send}, allowed: at most half of num_max_rdma_chunked_recv_tokens, which is {recv}",
         )
-        self.num_sms = num_sms
-        self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
-        self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
-        self.num_max_rdma_chunked_send_tokens = num_max_rdma_chunked_send_tokens
-        send = num_max_rdma_chunked_send_tokens
-        self.num_max_rdma_chunked_recv_tokens = -(-num_max_rdma_chunked_recv_tokens // send) * send
+        self.num_max_rdma_chunked_recv_tokens = align(recv, send)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of ``num_nvl_bytes`` with which rows of ``hidden_bytes`` travel at full speed, for usual token counts.
@@ -90,9 +72,6 @@ class Config:
         hidden_bytes = integer("hidden_bytes", hidden_bytes, 1)
         num_ranks = integer("num_ranks", num_ranks, 1)
         return 0
-
-    def __repr__(self) -> str:
-        return f"Config({', '.join(f'{name}={getattr(self, name)}' for name in self.__slots__)})"
 
 
 def low_latency_size(num_max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:

@@ -240,7 +240,7 @@ class HybridEPBuffer:
             places = torch.where(route.map, route.map.to(torch.int64).cumsum(0) - 1 + starts, -1)
             places = torch.where(places < budget, places, -1)
             route.places = self._by_row(places, route, -1)
-            handle = self._handle_of(hidden, route, non_blocking, counts, places, overflow, step)
+            handle = self._handle_of(hidden, route, non_blocking, counts, overflow, step)
         from_row, from_pair = self._sources(route.places, budget)
         there = from_row >= 0
         permuted = self._pick(rows, from_row, there)
@@ -430,8 +430,8 @@ class HybridEPBuffer:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor)
 
-    def _handle_of(self, hidden, route, non_blocking, counts=None, places=None, overflow=None, step=0):
-        """The tuple: as callers unpack it, with what is private to this library in the places of what is private there."""
+    def _handle_of(self, hidden, route, non_blocking, counts=None, overflow=None, step=0):
+        """The tuple: as callers unpack it, with ``None`` in the places of what is private upstream."""
         handle, tokens = route.handle, hidden.size(0)
         config = HybridEpConfigInstance(
             hidden.size(1), tokens, route.map.size(1), self.group_size, 1, hidden.dtype, step, route
@@ -441,13 +441,10 @@ class HybridEPBuffer:
         here = torch.zeros_like(route.map)
         filled = min(here.size(0), route.tokens.size(0))
         here[:filled] = self._by_row(route.map, route, False)[:filled]
-        going = handle.dst_buffer_slot_idx[:, : self.group_size]
-        arriving, leaving = route.map.any(dim=1), handle.topk_idx[:, : self.group_size] >= 0
-        first = (going, arriving, leaving, number, here)
+        first = (None, None, None, number, here)
         if counts is None:
             return (*first, tokens, config)
-        ends = handle.psum_num_recv_tokens_per_scaleup_rank
-        return (*first, ends, places.to(torch.int32), counts.to(torch.int32), tokens, config, overflow)
+        return (*first, None, None, counts.to(torch.int32), tokens, config, overflow)
 
 
 def _first(places: torch.Tensor, columns: int) -> torch.Tensor:

@@ -232,12 +232,6 @@ class LowLatencyCalls(NativeOwner):
         """Collective: waits, on the current stream, for all ranks that are not masked. Kept for programs that call it:
         calls are numbered, so nothing needs cleaning when shapes or modes change, or after an abandoned call. If the
         program has asked for the memory of low-latency calls (``get_local_buffer_tensor``), that is zeroed first."""
-        for name, value in (
-            ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
-            ("hidden", hidden),
-            ("num_experts", num_experts),
-        ):
-            integer(name, value, 1)
         self._alive().low_latency_clean()
 
     def low_latency_stats(self, reset: bool = False, stop: bool = False) -> LowLatencyStats:

@@ -16,13 +16,11 @@ from .arguments import type_name
 from .errors import InvalidArgument, UseAfterDestroy, WrongUse
 from .exchanges import GroupExchanges
 from .ranges import with_ranges
-from .results import results_for
+from .results import Results
 from .utils.event import EventHandle, EventOverlap
 from .utils.nvlink import check_nvlink_connections
 
-_PAGE = 2 << 20
 _TEXT_BYTES = 500
-_SMALL_HEAP = 64 << 20
 
 #: The native buffers of this process in the order in which they were made, for ``metrics``.
 made: "weakref.WeakValueDictionary[int, _native.Buffer]" = weakref.WeakValueDictionary()
@@ -83,60 +81,6 @@ def device_index(group: Optional[Any]) -> int:
     return -1
 
 
-def num_nodes(peers: Peers, device: int) -> int:
-    """Collective: how many groups of ranks there are that reach each other by RDMA only. A small buffer tells."""
-    native, _ = native_buffer(peers, device, _SMALL_HEAP)
-    nodes = native.num_nodes()
-    native.destroy()
-    return nodes
-
-
-def native_buffer(
-    peers: Peers,
-    device: int,
-    memory: int,
-    low_latency_bytes: int = 0,
-    masking: bool = False,
-    allow_nvlink: bool = True,
-    timeout_s: float = -1.0,
-    num_qps_per_rank: int = 0,
-    results: str = "heap",
-    window_bytes: int = 0,
-    between_nodes: Optional[Tuple[int, int]] = None,
-    stream: Optional[torch.cuda.Stream] = None,
-) -> Tuple["_native.Buffer", Optional[torch.cuda.Stream]]:
-    """Collective: a buffer with ``memory`` bytes for received tensors, and its communication stream. ``timeout_s`` below
-    0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``results``: as for ``Buffer``;
-    ``window_bytes``: of the heap, for what comes in passes; 0: as the library wants; ``between_nodes``: takes the
-    place of ``memory`` and ``window_bytes`` with several nodes; ``stream``: the communication stream, by
-    default a new one."""
-    memory_between, window_between = between_nodes or (memory, window_bytes)
-    # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
-    if stream is None and device >= 0:
-        stream = torch.cuda.Stream(device=device, priority=-1)
-    native = _native.Buffer(
-        peers.bootstrap,
-        device,
-        _heap_bytes(peers, memory),
-        window_bytes,
-        _heap_bytes(peers, memory_between),
-        window_between,
-        0 if stream is None else stream.cuda_stream,
-        low_latency_bytes,
-        masking,
-        allow_nvlink,
-        timeout_s,
-        num_qps_per_rank,
-        results_for(results, device, stream),
-    )
-    made[next(_numbers)] = native
-    return with_ranges(native), stream
-
-
-def _heap_bytes(peers: Peers, memory: int) -> int:
-    return -(-_native.heap_bytes_for(peers.size, memory) // _PAGE) * _PAGE
-
-
 class NativeOwner:
     """What ``Buffer`` and ``ElasticBuffer`` have in common: they own a native buffer."""
 
@@ -148,13 +92,37 @@ class NativeOwner:
     #: Whether EP_AVOID_RECORD_STREAM counts: programs of the first interface may drop the event.
     _events_may_keep: bool = False
 
-    def _make(self, peers: Peers, device: int, memory: int, **options: Any) -> "_native.Buffer":
-        """Collective: makes the native buffer, see ``native_buffer``."""
+    def _make(
+        self,
+        peers: Peers,
+        device: int,
+        memory: int,
+        between_nodes: Tuple[int, int],
+        low_latency: Tuple[int, bool, bool] = (0, False, True),
+        timeout_s: float = -1.0,
+        num_qps_per_rank: int = 0,
+        window_bytes: int = 0,
+        stream: Optional[torch.cuda.Stream] = None,
+    ) -> "_native.Buffer":
+        """Collective: makes the native buffer, with ``memory`` bytes for received tensors. ``between_nodes``: takes the place of
+        ``memory`` and ``window_bytes`` with several nodes; ``low_latency``: bytes, masking, allow_nvlink; ``timeout_s`` below
+        0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``window_bytes``: of the heap, for
+        what comes in passes; 0: as the library wants; ``stream``: the communication stream, by default a new one."""
         self.group = peers.group
         if device >= 0 and is_group(peers.group):
             check_nvlink_connections(peers.group, peers.all_gather)
-        native, self._comm_stream = native_buffer(peers, device, memory, **options)
-        self.runtime = native
+        # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
+        if stream is None and device >= 0:
+            stream = torch.cuda.Stream(device=device, priority=-1)
+        self._comm_stream, handle = stream, 0 if stream is None else stream.cuda_stream
+        memory_between, window_between = between_nodes
+        low_latency_bytes, masking, allow_nvlink = low_latency
+        native = _native.Buffer(
+            peers.bootstrap, device, memory, window_bytes, memory_between, window_between, handle, low_latency_bytes, masking,
+            allow_nvlink, timeout_s, num_qps_per_rank, Results(device, stream),
+        )  # fmt: skip
+        made[next(_numbers)] = native
+        self.runtime = native = with_ranges(native)
         # Also runs at interpreter exit, while everything it needs is still there.
         end = let_go, native, peers.rank, type(self).__name__, self.explicitly_destroy, os.getpid()
         self._finalizer = weakref.finalize(self, *end)

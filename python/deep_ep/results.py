@@ -15,11 +15,6 @@ from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from . import _native
-from .arguments import type_name
-from .errors import InvalidArgument
-
-#: The values of a buffer's ``results``.
-KINDS = ("auto", "ordinary", "heap")
 
 #: Shape and dtype of a tensor.
 Wanted = Sequence[Tuple[Tuple[int, ...], torch.dtype]]
@@ -32,19 +27,6 @@ _MOST_SKIPPED = 63
 
 # PyTorch's pools refer to it, for longer than they live.
 _allocator: Any = None
-
-
-def check_kind(results: Any) -> str:
-    if not isinstance(results, str):
-        raise TypeError(f"results is of type {type_name(results)}, expected a str")
-    if results not in KINDS:
-        raise InvalidArgument(f"results is '{results}', allowed: 'auto', 'ordinary', 'heap'")
-    return results
-
-
-def results_for(kind: str, device: int, communication: Optional[torch.cuda.Stream]) -> Optional["Results"]:
-    """What the native buffer makes results with; ``None``: in its own memory."""
-    return None if kind == "heap" else Results(device, communication, kind == "auto")
 
 
 class _Stream:
@@ -68,9 +50,9 @@ class Results:
     other streams, whose memory PyTorch keeps apart, for small tensors, and for memory of the library.
     """
 
-    def __init__(self, device: int, communication: Optional[torch.cuda.Stream], in_heap: bool) -> None:
+    def __init__(self, device: int, communication: Optional[torch.cuda.Stream]) -> None:
         #: Whether ``make_in_heap`` may have memory.
-        self.in_heap: bool = in_heap and device >= 0 and _has_pools()
+        self.in_heap: bool = device >= 0 and _has_pools()
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
         self._communication = communication
         self._pool: Any = None
@@ -98,7 +80,9 @@ class Results:
         try:
             if self._pool is None:
                 self._pool = _new_pool()
-            with self._on(on_communication), torch.cuda.use_mem_pool(self._pool, self._device):
+            # Modes, as torch.set_default_device sets one, take longer than the calls.
+            quick = torch._C.DisableTorchFunction()
+            with quick, self._on(on_communication), torch.cuda.use_mem_pool(self._pool, self._device):
                 self._take_segment(of_stream, wanted, largest)
                 made = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in wanted]
         except torch.cuda.OutOfMemoryError:

@@ -1,5 +1,8 @@
 """Ranks as processes of this machine: started once, they run one function after the other."""
 
+import functools
+import importlib
+import inspect
 import os
 import tempfile
 import traceback
@@ -46,9 +49,15 @@ class Cluster:
     def run(self, function, *arguments, ranks=None):
         """Results of all ranks (``ranks``: only of these). AssertionError with every rank's trace if one fails."""
         ranks = range(self.size) if ranks is None else ranks
-        timeout = scaled(60)
+        self.begin(ranks, function, *arguments)
+        return self.end(ranks)
+
+    def begin(self, ranks, function, *arguments):
         for rank in ranks:
             self.connections[rank].send((function, arguments))
+
+    def end(self, ranks):
+        timeout = scaled(60)
         results, failures = [], []
         for rank in ranks:
             if not self.connections[rank].poll(timeout):
@@ -81,3 +90,22 @@ class Cluster:
     @property
     def usable(self):
         return all(process.is_alive() for process in self.processes)
+
+
+def on_ranks(size):
+    """Makes a test of ``function(group, ...)``, which each rank of a cluster of this size runs."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def test(ranks, **arguments):
+            ranks(size).run(_run_wrapped, function.__module__, function.__name__, arguments)
+
+        own = inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = inspect.Signature([own, *list(inspect.signature(function).parameters.values())[1:]])
+        return test
+
+    return decorate
+
+
+def _run_wrapped(group, module, name, arguments):
+    return getattr(importlib.import_module(module), name).__wrapped__(group, **arguments)

@@ -1,9 +1,16 @@
 """What tests and scripts share: launches, nodes, signatures."""
 
-import contextlib
+import argparse
 import inspect
 import os
 import socket
+import subprocess
+from unittest import mock
+
+import torch
+from time_scale import scaled
+
+GPU = torch.cuda.is_available()
 
 
 def launched_by_torchrun():
@@ -18,15 +25,38 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@contextlib.contextmanager
+def parser_of_script(description, tokens, experts, hidden_on_cpu):
+    """Options that upstream's test scripts have in common. ``tokens``, ``experts``: by default on GPUs, and on the CPU."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, on_gpus, on_cpu, what in (
+        ("processes", 8, 4, "processes of this host"),
+        ("tokens", *tokens, "tokens per rank"),
+        ("topk", 8, 4, "experts a token"),
+        ("experts", *experts, "experts"),
+    ):
+        parser.add_argument(f"--num-{name}", type=int, default=on_gpus if GPU else on_cpu, help=f"{what} (default: %(default)s)")
+    parser.add_argument("--hidden", type=int, default=7168 if GPU else hidden_on_cpu, help="hidden size (default: %(default)s)")
+    return parser
+
+
+def run_on_cpu_ranks(monkeypatch, run_rank, args):
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    torch.multiprocessing.spawn(run_rank, args=(args,), nprocs=args.num_processes)
+
+
 def ranks_a_node(number=2):
     """Of buffers that are made meanwhile: so many ranks of this host are a node; 0: all of them."""
-    if number:
-        os.environ["DEEP_EP_RANKS_PER_NODE"] = str(number)
-    try:
-        yield
-    finally:
-        os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
+    return mock.patch.dict(os.environ, {"DEEP_EP_RANKS_PER_NODE": str(number)} if number else {})
+
+
+def output_of(*command, seconds=60, cwd=None, **variables):
+    """What a program prints, which must end well."""
+    command = [str(part) for part in command]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(seconds), cwd=cwd, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def signature_of(function):

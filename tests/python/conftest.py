@@ -1,22 +1,20 @@
 import pytest
 from cluster import Cluster
 
-_clusters = {}
 
-
-@pytest.fixture
-def ranks():
-    """``ranks(size)``: a cluster, shared by all tests that want this size."""
+def clusters():
+    """``get(size)``: a cluster, shared by all that want this size; a new one where a test has broken it."""
+    made = {}
 
     def get(size):
-        if size not in _clusters or not _clusters[size].usable:
-            _clusters[size] = Cluster(size)
-        return _clusters[size]
+        if size not in made or not made[size].usable:
+            made[size] = Cluster(size)
+        return made[size]
 
-    return get
+    yield get
+    for cluster in made.values():
+        cluster.close(kill=not cluster.usable)
 
 
-def pytest_sessionfinish():
-    for cluster in _clusters.values():
-        if cluster.usable:
-            cluster.close()
+ranks = pytest.fixture(clusters, scope="session", name="ranks")
+ranks_of_this_file = pytest.fixture(clusters, scope="module", name="ranks_of_this_file")

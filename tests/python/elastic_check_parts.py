@@ -2,7 +2,6 @@
 
 import copy
 
-import elastic_reference as reference
 import torch
 import torch.distributed as dist
 from reference import make_case
@@ -12,14 +11,12 @@ from deep_ep.buffers.elastic import ElasticBuffer, EPHandle
 H, M, K = 256, 64, 4
 TOKENS = [64, 37, 0, 51, 64, 1, 20, 64]
 SPIN = 100_000_000  # cycles: about 50 ms
-_checks = []
+checks = {}  # name: function of a Rank, whether it needs a GPU, and whether it is meaningful with a single rank
 
 
 def check(needs_gpu=True, alone=True):
-    """``alone``: also meaningful with a single rank."""
-
     def add(function):
-        _checks.append((function.__name__, function, needs_gpu, alone))
+        checks[function.__name__] = (function, needs_gpu, alone)
         return function
 
     return add
@@ -65,7 +62,7 @@ def on_host(value):
     if isinstance(value, EPHandle):
         result = copy.copy(value)
         for name, each in vars(value).items():
-            if isinstance(each, torch.Tensor):
+            if isinstance(each, torch.Tensor) and each.is_cuda:
                 setattr(result, name, on_host(each))
         return result
     return value
@@ -89,21 +86,3 @@ def recorded_graph(step):
     with torch.cuda.graph(graph):
         results = step()
     return graph, results
-
-
-def expanded_rows(case, want, size, values):
-    rows = torch.full((size, H), float("nan"), dtype=torch.bfloat16)
-    filled = reference.rows_of_selections(want, values, M)
-    rows[: filled.size(0)] = filled
-    return rows
-
-
-def flat_rows(case, want, size, values, rank):
-    rows = torch.full((size, H), float("nan"), dtype=torch.bfloat16)
-    filled = reference.rows_of_rank(case, want, values, rank, M)
-    rows[: filled.size(0)] = filled
-    return rows
-
-
-def kept_weights(case, rank):
-    return torch.where(case.topk_idx[rank] >= 0, case.topk_weights[rank], 0.0)

@@ -47,7 +47,7 @@ def hybrid_ep_there_and_back(ranks):
 def combine_beside_its_gemm(ranks):
     """The stream of the GEMM begins to write x when combine has been waiting for 50 ms."""
     import low_latency_calls as calls
-    from test_low_latency_overlap import produce, signals_of
+    from test_low_latency_overlap import forms, produce
 
     case = calls.ll_case([calls.M] * ranks.size)
     size = Buffer.get_low_latency_rdma_size_hint(calls.M, 512, ranks.size, case.num_experts)
@@ -58,13 +58,7 @@ def combine_beside_its_gemm(ranks):
     wanted, _, hook = buffer.low_latency_combine(x, mine[1], mine[2], handle, return_recv_hook=True)
     hook()
     gemm = torch.cuda.Stream()
-    for block_m in (64, 128, 0):
-        signals = ranks.there(signals_of(x.cpu(), block_m, torch.int32 if block_m else torch.uint32))
-        value = 8 if block_m else 78
-        if block_m:
-            form = dict(packed_recv_count=count, comp_signal=signals, block_m=block_m, threshold=value, num_sms=3)
-        else:
-            form = dict(src_signals=signals, src_signal_expect_value=value)
+    for form, (signals, block_m, value) in forms(x, count):
         made, first = torch.full_like(x, float("nan")), torch.full_like(x, float("nan"))
         produce(x, first, torch.zeros_like(signals), block_m, value)  # loads its kernels, which a waiting kernel would hinder
         ranks.wait()

@@ -3,9 +3,8 @@
 import elastic_reference as reference
 import torch
 from elastic_cases import check_rows
-from elastic_check_parts import H, K, M, check, expanded_rows, flat_rows, kept_weights, on_host, recorded_graph
+from elastic_check_parts import H, K, M, check, on_host, recorded_graph
 from test_calls import equal
-from test_elastic_random import check_drawn
 
 
 def recorded(ranks, buffer, expand, asynchronous):
@@ -34,17 +33,15 @@ def recorded(ranks, buffer, expand, asynchronous):
 def replayed(ranks, graph, inputs, outputs, seed, expand):
     case = ranks.case(seed, tokens=M)
     want = reference.expected(case, ranks.rank, M, 8)
-    values = (reference.selection_values if expand else reference.rank_values)(case, H, seed)
+    rows, values = reference.input_of_combine(case, want, ranks.rank, M, expand, H, seed)
     for tensor, each in zip(inputs, (case.x, case.topk_idx, case.topk_weights)):
         tensor.copy_(each[ranks.rank])
-    fill = expanded_rows if expand else (lambda *given: flat_rows(*given, ranks.rank))
-    inputs[3].copy_(fill(case, want, inputs[3].size(0), values))
+    inputs[3].copy_(reference.padded(rows, inputs[3].size(0)))
     graph.replay()
     ranks.wait()
     check_rows(want, on_host(outputs[:3]), expand)
-    kind = {"per_selection" if expand else "per_rank": values}
-    equal(outputs[3].cpu(), reference.combined(case, ranks.rank, (), **kind), "combined rows of the graph")
-    equal(outputs[4].cpu(), kept_weights(case, ranks.rank), "combined weights of the graph")
+    equal(outputs[3].cpu(), reference.combined(case, ranks.rank, (), **values), "combined rows of the graph")
+    equal(outputs[4].cpu(), reference.kept_weights(case, ranks.rank), "combined weights of the graph")
 
 
 @check()
@@ -77,18 +74,6 @@ def a_graph_before_and_after_a_sleep(ranks):
     del graph
     buffer.destroy()
     return f"{freed} MiB given back"
-
-
-@check()
-def graph_beside_other_calls(ranks):
-    """Two graphs and calls outside of them, in turn, on one buffer."""
-    buffer = ranks.buffer()
-    graphs = [(expand, *recorded(ranks, buffer, expand, False)) for expand in (False, True)]
-    for seed in (60, 61):
-        for expand, graph, inputs, outputs in graphs:
-            replayed(ranks, graph, inputs, outputs, seed, expand)
-            check_drawn(buffer, ranks.case(seed), ranks.device.type, M, 1, True, expand, False, False, True, 1, 0)
-    buffer.destroy()
 
 
 @check()

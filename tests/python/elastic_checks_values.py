@@ -6,7 +6,7 @@ import elastic_reference as reference
 import torch
 import torch.distributed as dist
 from elastic_cases import check_rows
-from elastic_check_parts import H, M, check, flat_rows, on_host
+from elastic_check_parts import H, M, check, on_host
 from test_calls import equal
 from test_elastic_random import drawn
 
@@ -33,9 +33,9 @@ def several_buffers_and_sizes(ranks):
             local.fill_(7)  # programs write there
             per_rank_held.append((buffer, case, handle, rows.size(0)))
     for buffer, case, handle, size in per_rank_held:
-        want, values = reference.expected(case, ranks.rank, M, 1), reference.rank_values(case, H)
-        rows = ranks.there(flat_rows(case, want, size, values, ranks.rank))
-        equal(buffer.combine(rows, handle)[0].cpu(), reference.combined(case, ranks.rank, (), per_rank=values), "combined")
+        rows, values = reference.input_of_combine(case, reference.expected(case, ranks.rank, M, 1), ranks.rank, M, False, H)
+        rows = ranks.there(reference.padded(rows, size))
+        equal(buffer.combine(rows, handle)[0].cpu(), reference.combined(case, ranks.rank, (), **values), "combined")
     first.destroy(), second.destroy()
 
 
@@ -54,7 +54,7 @@ def results_outlive_the_buffer(ranks):
 def barrier_waits_for_the_last(ranks):
     buffer = ranks.buffer()
     for use_comm_stream in (True, False):
-        dist.barrier(ranks.agreement)
+        dist.barrier(ranks.group)
         begin = time.monotonic()
         if ranks.rank == 1:
             time.sleep(0.3)

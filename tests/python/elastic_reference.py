@@ -100,3 +100,23 @@ def rows_of_selections(want, values, most):
             row, slot = selection
             rows[at] = values[want.ids[row] // most][want.ids[row] % most, slot]
     return rows
+
+
+def padded(rows, size):
+    """Behind them is NaN, which no call may read."""
+    result = torch.full((size, rows.size(1)), float("nan"), dtype=rows.dtype)
+    result[: rows.size(0)] = rows
+    return result
+
+
+def input_of_combine(case, want, rank, most, expand, hidden, seed=11):
+    """The rows, and the values that they are, as ``combined`` takes them."""
+    if expand:
+        values = selection_values(case, hidden, seed)
+        return rows_of_selections(want, values, most), {"per_selection": values}
+    values = rank_values(case, hidden, seed)
+    return rows_of_rank(case, want, values, rank, most), {"per_rank": values}
+
+
+def kept_weights(case, rank):
+    return torch.where(case.topk_idx[rank] >= 0, case.topk_weights[rank], 0.0)

@@ -5,14 +5,13 @@
 For scale, it begins with an allocation and a launch of PyTorch's own. On the CPU the kernels run within the call.
 """
 
-import argparse
 import os
 import statistics
 import time
 
 import torch
 import torch.distributed as dist
-from common import free_port
+from common import free_port, parser_of_script
 
 from deep_ep import Buffer
 from deep_ep.utils.envs import init_dist
@@ -63,10 +62,9 @@ def run(local_rank, args):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for option, default in (("processes", 2), ("calls", 10000), ("tokens", 128), ("hidden", 7168), ("topk", 8), ("experts", 288)):
-        name = "--hidden" if option == "hidden" else f"--num-{option}"
-        parser.add_argument(name, type=int, default=default)
+    parser = parser_of_script(__doc__.split("\n", 1)[0], (128, 128), (288, 288), 7168)
+    parser.set_defaults(num_processes=2, num_topk=8)
+    parser.add_argument("--num-calls", type=int, default=10000, help="calls of each kind (default: %(default)s)")
     arguments = parser.parse_args()
     os.environ.setdefault("MASTER_PORT", str(free_port()))
     torch.multiprocessing.spawn(run, args=(arguments,), nprocs=arguments.num_processes)

@@ -59,7 +59,7 @@ def rows_of_expert(case, expert, without=()):
 
 
 def check_dispatched(case, rank, max_tokens, result, stats=None, use_fp8=False, round_scale=False, use_ue8m0=False,
-                     without=()):  # fmt: skip
+                     align_fp8_quantization=False, without=()):  # fmt: skip
     """Everything that ``low_latency_dispatch`` returned, bit for bit."""
     rows, counts, handle, event, hook = result
     local_experts, ranks = case.local_experts, case.num_ranks
@@ -92,7 +92,7 @@ def check_dispatched(case, rank, max_tokens, result, stats=None, use_fp8=False, 
         if not use_fp8:
             assert torch.equal(rows[local][:count], x), what
             continue
-        values, inverse = cast_fp8(x, round_scale)
+        values, inverse = cast_fp8_aligned(x) if align_fp8_quantization and not round_scale else cast_fp8(x, round_scale)
         assert torch.equal(rows[local][:count].view(torch.uint8), values.view(torch.uint8)), what
         wanted = pack_ue8m0(inverse) if use_ue8m0 else inverse
         assert torch.equal(scales[local][:count], wanted), what

@@ -1,5 +1,6 @@
 """The surface: names, signatures, defaults, and what needs neither peers nor CUDA."""
 
+import copy
 import pathlib
 import pickle
 import re
@@ -9,7 +10,7 @@ import sys
 import pytest
 import torch
 from common import signature_of
-from test_errors import Alone
+from test_errors import Alone, refused
 from time_scale import scaled
 
 import deep_ep
@@ -28,7 +29,7 @@ COMBINE = "self, x, handle, topk_weights=None, bias=None, config=None, " + CALL
 SIGNATURES = {
     Buffer.__init__: "self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24, "
     "allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, use_fabric=False, explicitly_destroy=False, "
-    "enable_shrink=False, comm=None, *, results='auto', tcp_store_group=None, rank=None, num_ranks=None",
+    "enable_shrink=False, comm=None, *, tcp_store_group=None, rank=None, num_ranks=None",
     Buffer.is_sm90_compiled: "",
     Buffer.set_num_sms: "new_num_sms",
     Buffer.capture: "",
@@ -73,25 +74,19 @@ def test_signature(function):
 
 
 def test_names():
-    assert {"Buffer", "Config", "EventOverlap", "EventHandle", "topk_idx_t", "__version__"} <= set(deep_ep.__all__)
-    assert all(hasattr(deep_ep, name) for name in deep_ep.__all__)
-    assert isinstance(deep_ep.topk_idx_t, torch.dtype)
-    assert issubclass(PeerTimeout, TimeoutError) and issubclass(PeerTimeout, RuntimeError)
-    assert deep_ep.buffer.Buffer is Buffer and deep_ep.buffer.Config is Config
-    assert deep_ep.buffer.EventHandle is deep_ep.utils.EventHandle
-    assert callable(deep_ep.utils.check_nvlink_connections)
-    assert Buffer.is_sm90_compiled() is True
-
-
-def test_other_names_of_the_first_interface():
     import deep_ep.buffers.legacy
     import deep_ep.legacy
     import deep_ep.utils.event
 
-    for module in (deep_ep.legacy, deep_ep.buffers.legacy):
+    assert {"Buffer", "Config", "EventOverlap", "EventHandle", "topk_idx_t", "__version__"} <= set(deep_ep.__all__)
+    assert isinstance(deep_ep.topk_idx_t, torch.dtype)
+    assert issubclass(PeerTimeout, TimeoutError) and issubclass(PeerTimeout, RuntimeError)
+    for module in (deep_ep.buffer, deep_ep.legacy, deep_ep.buffers.legacy):
         assert module.Buffer is Buffer and module.Config is Config
-    assert deep_ep.utils.event.EventOverlap is EventOverlap is deep_ep.utils.EventOverlap
-    assert deep_ep.utils.event.EventHandle is EventHandle is deep_ep.EventHandle
+    for module in (deep_ep.utils, deep_ep.utils.event):
+        assert module.EventOverlap is EventOverlap and module.EventHandle is EventHandle is deep_ep.buffer.EventHandle
+    assert Buffer.internode_dispatch is Buffer.dispatch and Buffer.internode_combine is Buffer.combine
+    assert Buffer.is_sm90_compiled() is True
 
 
 def test_version():
@@ -145,36 +140,29 @@ def test_config():
     Config(**{"num_sms": 24, "num_max_nvl_chunked_send_tokens": 6, "num_max_nvl_chunked_recv_tokens": 512,
               "num_max_rdma_chunked_send_tokens": 8, "num_max_rdma_chunked_recv_tokens": 128})  # fmt: skip
     assert Config(24, 8, 720, 24, 128).num_max_rdma_chunked_recv_tokens == 144
-    for chunk in range(1, 33):
-        Config(24, chunk, 256)
-    for arguments, name in (
-        ((-2,), "num_sms"),
-        ((20, 0), "num_max_nvl_chunked_send_tokens"),
-        ((20, 256, 256), "num_max_nvl_chunked_send_tokens"),
-        ((20, 6, 256, 0), "num_max_rdma_chunked_send_tokens"),
-        ((20, 6, 256, 65, 128), "num_max_rdma_chunked_send_tokens"),
-    ):
-        with pytest.raises(ValueError, match=name):
-            Config(*arguments)
+    refused(
+        (ValueError, "num_sms", lambda: Config(-2)),
+        (ValueError, "num_max_nvl_chunked_send_tokens", lambda: Config(20, 0)),
+        (ValueError, "num_max_nvl_chunked_send_tokens", lambda: Config(20, 256, 256)),
+        (ValueError, "num_max_rdma_chunked_send_tokens", lambda: Config(20, 6, 256, 65, 128)),
+    )
 
 
 def test_hints():
-    for ranks in (1, 8, 100):
-        config = Config(20)
-        size = config.get_nvl_buffer_size_hint(14336, ranks)
+    """Sizes are computed, and checked, in C++ (buffer/options_test.cpp)."""
+    for ranks in (1, 4, 8, 12, 72, 100):
+        size = Config(20).get_nvl_buffer_size_hint(14336, ranks)
         assert isinstance(size, int) and 0 < size < 2**31 and size % 128 == 0
-        assert config.get_rdma_buffer_size_hint(14336, ranks) == 0
-    for hidden_bytes in (2**31, 2**70):
-        assert Config().get_nvl_buffer_size_hint(hidden_bytes, 8) == 2**31 - 128
-    with pytest.raises(ValueError, match="num_ranks"):
-        Config().get_nvl_buffer_size_hint(14336, 0)
+        assert Config(20).get_rdma_buffer_size_hint(14336, ranks) == 0
+    assert Config().get_nvl_buffer_size_hint(2**70, 8) == 2**31 - 128
     base = {"num_max_dispatch_tokens_per_rank": 128, "hidden": 7168, "num_ranks": 8, "num_experts": 288}
     size = Buffer.get_low_latency_rdma_size_hint(**base)
     assert isinstance(size, int) and size % 128 == 0 and 0 < size < 256e6
-    for name, value in base.items():
-        assert Buffer.get_low_latency_rdma_size_hint(**{**base, name: 2 * value}) >= size
-        with pytest.raises(ValueError, match=name):
-            Buffer.get_low_latency_rdma_size_hint(**{**base, name: 0})
+    refused(
+        (ValueError, "num_ranks", lambda: Config().get_nvl_buffer_size_hint(14336, 0)),
+        (ValueError, "num_ranks is 0", lambda: Config().get_rdma_buffer_size_hint(14336, 0)),
+        (ValueError, "hidden", lambda: Buffer.get_low_latency_rdma_size_hint(**{**base, "hidden": 0})),
+    )
 
 
 def test_default_configs():
@@ -188,9 +176,7 @@ def test_default_configs():
     finally:
         Buffer.set_num_sms(20)
     for get in (Buffer.get_dispatch_config, Buffer.get_combine_config):
-        for wrong, kind in ((0, ValueError), (-8, ValueError), (8.0, TypeError), ("8", TypeError), (True, TypeError)):
-            with pytest.raises(kind, match="num_ranks"):
-                get(wrong)
+        refused((ValueError, "num_ranks", lambda: get(0)), (TypeError, "num_ranks", lambda: get(True)))
 
 
 def test_event_overlap():
@@ -216,8 +202,6 @@ def test_event_overlap():
     assert isinstance(captured.event, EventHandle)
     captured.current_stream_wait()
     captured.current_stream_wait()
-    import copy
-
     copy.copy(captured.event).current_stream_wait()
     with pytest.raises(TypeError):
         pickle.dumps(captured.event)
@@ -239,14 +223,12 @@ def test_attributes_and_destroy():
     buffer = Buffer(None, comm=comm, explicitly_destroy=True)
     buffer.destroy()
     assert buffer.runtime is None
-    for call in (buffer.destroy, lambda: buffer.get_dispatch_layout(torch.zeros(1, 1, dtype=torch.int64), 1)):
-        with pytest.raises(RuntimeError, match="destroy"):
-            call()
-    for wrong in ({"num_nvl_bytes": 100}, {"num_rdma_bytes": -128}, {"num_rdma_bytes": 2**64 - 128},
-                  {"num_nvl_bytes": 2**64 - 128}, {"num_nvl_bytes": 2**80},
-                  {"num_qps_per_rank": -4}):  # fmt: skip
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Buffer(None, comm=comm, **wrong)
+    refused(
+        (RuntimeError, "destroy", buffer.destroy),
+        (RuntimeError, "destroy", lambda: buffer.get_dispatch_layout(torch.zeros(1, 1, dtype=torch.int64), 1)),
+    )
+    for name, value in (("num_nvl_bytes", 100), ("num_rdma_bytes", -128), ("num_nvl_bytes", 2**80), ("num_qps_per_rank", -4)):
+        refused((ValueError, name, lambda: Buffer(None, comm=comm, **{name: value})))
 
 
 def test_describe():
@@ -271,22 +253,12 @@ def test_local_buffer_tensor():
 
 def test_attributes_of_low_latency_buffers(monkeypatch):
     options = {"num_rdma_bytes": 1 << 22, "low_latency_mode": True, "comm": Alone()}
-    monkeypatch.delenv("NVSHMEM_QP_DEPTH", raising=False)
-    assert Buffer(None, **options).nvshmem_qp_depth == 1024
-    for text, depth in (("many", 1024), ("-1", 1024), ("99999999999", 1024), ("0x800", 2048), ("2048", 2048)):
+    for text, depth in (("", 1024), ("many", 1024), ("-1", 1024), ("99999999999", 1024), ("0x800", 2048)):
         monkeypatch.setenv("NVSHMEM_QP_DEPTH", text)
         assert Buffer(None, **options).nvshmem_qp_depth == depth
     buffer = Buffer(None, enable_shrink=True, **options)
-    assert (buffer.nvshmem_qp_depth, buffer.enable_shrink, buffer.low_latency_mode) == (2048, True, True)
-    assert buffer.num_rdma_bytes == 1 << 22
+    assert (buffer.num_rdma_bytes, buffer.enable_shrink, buffer.low_latency_mode) == (1 << 22, True, True)
     assert not hasattr(Buffer(None, comm=Alone()), "nvshmem_qp_depth")
-
-
-def test_names_of_calls_between_nodes():
-    assert Buffer.internode_dispatch is Buffer.dispatch and Buffer.internode_combine is Buffer.combine
-    assert [Config().get_rdma_buffer_size_hint(14336, ranks) for ranks in (4, 8, 12, 16, 64, 72)] == [0] * 6
-    with pytest.raises(ValueError, match="num_ranks is 0"):
-        Config().get_rdma_buffer_size_hint(14336, 0)
 
 
 def test_module_needs_no_torch_library():

@@ -2,18 +2,17 @@
 
 import csv
 import pathlib
-import subprocess
 import sys
+
+from common import output_of
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/bench_elastic.py"
 
 
 def test_on_cpu_ranks(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command = [sys.executable, "-B", SCRIPT, "--num-processes", "2", "--tokens", "4", "8", "--iterations", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    rows = list(csv.DictReader(done.stdout.splitlines()))
+    command = (sys.executable, "-B", SCRIPT, "--num-processes", "2", "--tokens", "4", "8", "--iterations", "2")
+    rows = list(csv.DictReader(output_of(*command, seconds=120).splitlines()))
     kinds = [("dispatch", dtype, f"V2 {mode}") for dtype in ("fp8", "bf16") for mode in ("exchange", "expanded", "cached")]
     kinds += [("combine", "bf16", "V2"), ("combine", "bf16", "V2 expanded")]
     assert [(row["operation"], row["dtype"], row["mode"]) for row in rows] == 2 * kinds

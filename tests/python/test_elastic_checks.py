@@ -1,32 +1,26 @@
 """The checks of elastic_checks.py: those that need no GPU on CPU ranks, all of them where there are GPUs."""
 
-import os
-import subprocess
-import sys
-
-import elastic_checks
 import pytest
 import torch
-import torch.distributed as dist
+from elastic_checks import checks, reason_to_skip, run_check
+
+GPUS = min(8, torch.cuda.device_count())
 
 
-def on_cpu_ranks(group):
-    lines = []
-    return elastic_checks.run_checks(group, group, torch.device("cpu"), (), 1000.0, lines.append), lines, dist.get_rank(group)
+@pytest.mark.parametrize("name", [name for name in checks if not reason_to_skip(name, 2, True)])
+def test_on_cpu_ranks(ranks, name):
+    ranks(2).run(run_check, name, True)
 
 
-def test_on_cpu_ranks(ranks):
-    for results, lines, rank in ranks(2).run(on_cpu_ranks):
-        assert {name for name, result in results.items() if result == "PASS"} == {
-            "arguments_drawn_at_random", "arguments_in_inference_mode", "several_buffers_and_sizes", "results_outlive_the_buffer",
-            "barrier_waits_for_the_last", "replicas_of_a_late_rank", "deferred_calls_with_a_late_rank",
-        }  # fmt: skip
-        assert {result for name, result in results.items() if "graph" in name} == {"SKIP"}
-        assert len(lines) == (0 if rank else len(results))
+def on_gpus():
+    """Checks of the memory of results also run as with a PyTorch that has no pools."""
+    for name, (function, *_) in checks.items():
+        if GPUS and not reason_to_skip(name, GPUS, False):
+            yield name, True
+            if function.__module__ == "elastic_checks_results":
+                yield name, False
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_gpus():
-    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "elastic_checks.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("name, pools", list(on_gpus()) or [pytest.param("", True, marks=pytest.mark.skip(reason="needs a GPU"))])
+def test_on_gpus(ranks_of_this_file, name, pools):
+    ranks_of_this_file(GPUS).run(run_check, name, False, pools)

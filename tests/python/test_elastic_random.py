@@ -10,16 +10,15 @@ from reference import make_case
 from test_calls import equal
 from elastic_cases import check_handle, check_rows, check_scales
 from elastic_check_parts import on_host
-from test_errors import Alone
 
-from deep_ep import EventOverlap
+from deep_ep import EPBuffer, EventOverlap
 from deep_ep.buffers.elastic import ElasticBuffer
 
 
-def drawn(group, seeds, ranks_per_node, device="cpu"):
+def drawn(group, seeds, ranks_per_node, device="cpu", make=ElasticBuffer):
     settings = {"num_max_tokens_per_rank": 64, "hidden": 512, "num_topk": 8}
     with ranks_a_node(ranks_per_node):
-        buffers = {multiple: ElasticBuffer(group, **settings, allow_multiple_reduction=multiple) for multiple in (True, False)}
+        buffers = {multiple: make(group, **settings, allow_multiple_reduction=multiple) for multiple in (True, False)}
     size, rank = buffers[True].num_ranks, buffers[True].rank_idx
     assert buffers[True].num_nvlink_ranks == (ranks_per_node or size) or device != "cpu"
     for seed in seeds:
@@ -33,7 +32,10 @@ def drawn(group, seeds, ranks_per_node, device="cpu"):
                 idx[:, 0] = torch.where(idx[:, 0] >= 0, 0, -1)
         most, alignment = choose.choice((60, 64)), choose.choice((1, 3, 16, 128))
         expand, cpu_sync, tma = (choose.random() < 0.5 for _ in range(3))
-        scaled, copy = choose.random() < 0.5, choose.random() < 0.5
+        scaled, copy = choose.random() < 0.5, choose.random() < 0.5 and make is ElasticBuffer
+        if expand and choose.random() < 0.3:  # some tokens name an expert twice
+            for idx in case.topk_idx:
+                idx[::2, -1] = idx[::2, 0]
         buffer = buffers[not expand or choose.random() < 0.5]
         check_drawn(
             buffer, case, device, most, alignment, cpu_sync, expand, tma, scaled, copy, choose.randint(1, 5), choose.randint(0, 2)
@@ -77,36 +79,20 @@ def check_drawn(buffer, case, device, most, alignment, cpu_sync, expand, tma, sc
     biases = [torch.randn(len(case.x[rank]), hidden, generator=generator).to(torch.bfloat16) for _ in range(num_biases)]
     given_biases = [each.to(device) for each in biases]
     bias = tuple(given_biases) if num_biases == 2 else next(iter(given_biases), None)
-    values = (reference.selection_values if expand else reference.rank_values)(case, hidden, width)
-    filled = (
-        reference.rows_of_selections(want, values, most) if expand else reference.rows_of_rank(case, want, values, rank, most)
-    )
-    size = handle.num_expanded_tokens if expand else handle.num_recv_tokens
-    y = torch.full((size, hidden), float("nan"), dtype=torch.bfloat16)
-    y[: filled.size(0)] = filled
+    filled, values = reference.input_of_combine(case, want, rank, most, expand, hidden, width)
+    y = reference.padded(filled, handle.num_expanded_tokens if expand else handle.num_recv_tokens)
     multiple = buffer.allow_multiple_reduction or not expand
     combined, weights = on_host(buffer.combine(y.to(device), handle, fresh[2] if multiple else None, bias)[:2])
-    kind = {"per_selection" if expand else "per_rank": values}
-    equal(combined, reference.combined(case, rank, biases, multiple=multiple, **kind), "combined rows")
+    equal(combined, reference.combined(case, rank, biases, multiple=multiple, **values), "combined rows")
     if multiple:
-        equal(weights, torch.where(case.topk_idx[rank] >= 0, case.topk_weights[rank], 0.0), "combined weights")
+        equal(weights, reference.kept_weights(case, rank), "combined weights")
 
 
-@pytest.mark.parametrize(("size", "ranks_per_node", "seeds"), [(1, 0, 12), (2, 0, 4), (4, 0, 3), (2, 1, 4), (4, 2, 3)])
-def test_arguments_drawn_at_random(ranks, size, ranks_per_node, seeds):
+# Two ranks of a node: test_elastic_checks.py.
+@pytest.mark.parametrize(
+    ("size", "ranks_per_node", "seeds", "make"),
+    [(1, 0, 12, ElasticBuffer), (4, 0, 3, ElasticBuffer), (2, 1, 4, ElasticBuffer), (4, 2, 3, ElasticBuffer), (4, 0, 3, EPBuffer)],
+)
+def test_arguments_drawn_at_random(ranks, size, ranks_per_node, seeds, make):
     first = 100 * size + 1000 * ranks_per_node
-    ranks(size).run(drawn, range(first, first + seeds), ranks_per_node)
-
-
-@pytest.mark.parametrize("expand", [False, True])
-def test_more_rows_than_one_block_counts(expand):
-    tokens = 2051
-    buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=tokens, hidden=8, num_topk=2, allow_multiple_reduction=False)
-    x, idx = torch.randn(tokens, 8).to(torch.bfloat16), torch.arange(2 * tokens).reshape(tokens, 2) % 4
-    idx[7] = torch.tensor([-1, 3])
-    rows, _, _, handle, _ = buffer.dispatch(x, idx, torch.rand(tokens, 2), num_experts=4, do_expand=expand)
-    assert len(rows) == (2 * tokens - 1 if expand else tokens)
-    combined, _, _ = buffer.combine(rows, handle)
-    wanted = x * 2 if expand else x.clone()
-    wanted[7] = x[7]
-    equal(combined, wanted, "combined rows")
+    ranks(size).run(drawn, range(first, first + seeds), ranks_per_node, "cpu", make)

@@ -17,7 +17,6 @@ import warnings
 
 import pytest
 import torch
-from cluster import Cluster
 from torch.overrides import TorchFunctionMode
 
 import deep_ep
@@ -33,23 +32,12 @@ def needs(engine, folder):
     )
 
 
-@pytest.fixture(scope="module")
-def clusters():
-    made = []
-    yield made
-    for cluster in made:
-        if cluster.usable:
-            cluster.close()
-
-
 @pytest.fixture
-def engine_ranks(clusters, monkeypatch):
+def engine_ranks(ranks_of_this_file, monkeypatch):
     """Two ranks for this file alone, as engines change their process."""
-    if not clusters or not clusters[-1].usable:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-        clusters.append(Cluster(2))
-    return clusters[-1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    return ranks_of_this_file(2)
 
 
 def random_numbers(seed, *shape):
@@ -139,38 +127,27 @@ def megatron(group, options, uneven):
     return True
 
 
-@needs("Megatron Core", "megatron/core")
-@pytest.mark.parametrize("backend", ["deepep", "hybridep"])
-def test_megatron(engine_ranks, backend):
-    engine_ranks.run(megatron, {"moe_flex_dispatcher_backend": backend}, False)
+CAPACITY = {"moe_expert_capacity_factor": 0.75}
 
 
 @needs("Megatron Core", "megatron/core")
-def test_megatron_with_other_numbers_of_tokens(engine_ranks):
-    engine_ranks.run(megatron, {"moe_flex_dispatcher_backend": "deepep"}, True)
-    options = {"moe_flex_dispatcher_backend": "hybridep", "moe_hybridep_pad_uneven_dispatch_inputs": True}
-    engine_ranks.run(megatron, options, True)
-
-
-@needs("Megatron Core", "megatron/core")
-@pytest.mark.parametrize("backend", ["deepep", "hybridep"])
-def test_megatron_with_dropped_tokens(engine_ranks, backend):
-    options = {"moe_flex_dispatcher_backend": backend, "moe_expert_capacity_factor": 0.75}
-    engine_ranks.run(megatron, options, False)
-
-
-@needs("Megatron Core", "megatron/core")
-def test_megatron_with_padded_experts(engine_ranks):
-    """Every expert gets its whole capacity, and the host waits for nothing."""
-    options = {"moe_flex_dispatcher_backend": "hybridep", "moe_expert_capacity_factor": 0.75,
-               "moe_pad_expert_input_to_capacity": True}  # fmt: skip
-    engine_ranks.run(megatron, options, False)
-
-
-@needs("Megatron Core", "megatron/core")
-def test_megatron_with_fused_permutation(engine_ranks):
-    options = {"moe_flex_dispatcher_backend": "hybridep", "moe_permute_fusion_into_hybridep": True}
-    engine_ranks.run(megatron, options, False)
+@pytest.mark.parametrize(
+    "backend, options, uneven",
+    [
+        ("deepep", {}, False),
+        ("hybridep", {}, False),
+        ("deepep", {}, True),  # other numbers of tokens
+        ("hybridep", {"moe_hybridep_pad_uneven_dispatch_inputs": True}, True),
+        ("deepep", CAPACITY, False),  # dropped tokens
+        ("hybridep", CAPACITY, False),
+        # Every expert gets its whole capacity, and the host waits for nothing.
+        ("hybridep", {**CAPACITY, "moe_pad_expert_input_to_capacity": True}, False),
+        ("hybridep", {"moe_permute_fusion_into_hybridep": True}, False),
+    ],
+    ids=str,
+)
+def test_megatron(engine_ranks, backend, options, uneven):
+    engine_ranks.run(megatron, {"moe_flex_dispatcher_backend": backend, **options}, uneven)
 
 
 def megatron_budget(group, factor):

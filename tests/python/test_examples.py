@@ -1,15 +1,13 @@
 """The examples, on CPU ranks."""
 
 import importlib.util
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
-from time_scale import scaled
+from common import output_of
 
 import deep_ep
 from deep_ep import Buffer
@@ -31,10 +29,8 @@ def test_moe_layer(ranks):
 def test_with_mpi():
     if shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None:
         pytest.skip("no mpirun, or no mpi4py")
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, str(FOLDER / "mpi_moe_layer.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(120))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 ranks: output and gradients agree" in done.stdout
+    command = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, FOLDER / "mpi_moe_layer.py")
+    assert "2 ranks: output and gradients agree" in output_of(*command, seconds=120)
 
 
 @pytest.mark.full
@@ -42,8 +38,7 @@ def test_type_checkers_accept_them():
     """Strictly: what programs call has types. (pyright in strict mode accepts them, too; that is tried by hand.)"""
     pytest.importorskip("mypy")
     package = pathlib.Path(deep_ep.__file__).parents[1]
-    environment = {**os.environ, "MYPYPATH": "" if package.name == "site-packages" else str(package)}
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--untyped-calls-exclude=torch"]
-    files = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py"))
-    done = subprocess.run([*command, *files], cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=scaled(300))
-    assert done.returncode == 0, done.stdout + done.stderr
+    path = "" if package.name == "site-packages" else str(package)
+    command = (sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--untyped-calls-exclude=torch")
+    files = sorted(path.relative_to(FOLDER) for path in FOLDER.rglob("*.py"))
+    output_of(*command, *files, seconds=300, cwd=FOLDER, MYPYPATH=path)

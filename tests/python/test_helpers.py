@@ -9,24 +9,12 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from cluster import on_ranks
 from common import signature_of
 
 from deep_ep.utils import envs, gate, nvlink, refs, testing
 from deep_ep.utils import math as numbers
 from deep_ep.utils.testing import bench, bench_kineto
-
-NAMES = {
-    "event": "EventHandle EventOverlap",
-    "envs": "init_dist init_seed dist_print get_local_seed get_global_seed get_physical_domain_size get_logical_domain_size "
-    "check_nvlink_connections check_torch_deterministic get_nvlink_gbs get_rdma_gbs check_fast_rdma_atomic_support "
-    "get_sm_read_gbs get_sm_write_gbs EnvOverride",
-    "math": "align ceil_div calc_diff safe_div count_bytes per_token_cast_to_fp8 per_token_cast_back inplace_unique "
-    "create_grouped_scores hash_tensor hash_tensors",
-    "gate": "get_unbalanced_scores",
-    "refs": "dispatch combine generate_pre_combine_data ordered_accumulate",
-    "testing": "bench bench_kineto flush_l2_cache parse_num_bytes",
-}
-
 
 # Parameters and defaults of upstream's helpers, as scripts of its three generations call them.
 SIGNATURES = {
@@ -74,20 +62,8 @@ SIGNATURES = {
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name):
     module, function = name.split(".")
-    assert signature_of(getattr(importlib.import_module(f"deep_ep.utils.{module}"), function)) == SIGNATURES[name]
-
-
-def test_signatures_are_complete():
-    """Helpers are those of the table, and EventHandle, which is native."""
-    here = {f"{module}.{name}" for module in NAMES for name in NAMES[module].split()}
-    assert here - set(SIGNATURES) == {"event.EventHandle"} and set(SIGNATURES) <= here
-
-
-@pytest.mark.parametrize("module", NAMES)
-def test_names(module):
     loaded = importlib.import_module(f"deep_ep.utils.{module}")
-    for name in NAMES[module].split():
-        assert callable(getattr(loaded, name)) and name in loaded.__all__
+    assert function in loaded.__all__ and signature_of(getattr(loaded, function)) == SIGNATURES[name]
 
 
 def test_numbers():
@@ -135,7 +111,7 @@ def test_eight_bits():
     assert numbers.per_token_cast_back(rows[:0], scales[:0]).shape == (0, 256)
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("ratio", [1.0, 2.0])
 def test_unbalanced_scores(ratio):
     torch.manual_seed(3)
     ranks, experts, topk = 4, 32, 4
@@ -163,7 +139,8 @@ def test_sums():
     assert refs.combine(y, torch.full_like(idx, -1), 1, 3, 6, (None, bias), True, False) == 256
 
 
-def exchanged(group):
+@on_ranks(2)
+def test_exchange(group):
     envs.dist_print(f"rank {dist.get_rank()}", once_in_node=True)
     assert envs.get_physical_domain_size(group) == envs.get_logical_domain_size(group) == (1, 2)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -177,16 +154,12 @@ def exchanged(group):
     assert weights.shape == local.shape
 
 
-def nothing_exchanged(group):
+@on_ranks(2)
+def test_exchange_of_nothing(group):
     idx = torch.tensor([[0, 1]]) if dist.get_rank() == 0 else torch.zeros(0, 2, dtype=torch.int64)
     idx = idx if dist.get_rank() else -torch.ones_like(idx)
     rows, local, weights, ids, sources = refs.dispatch(torch.ones(idx.size(0), 4), idx, idx.float(), 10, 4)
     assert rows.shape == (0, 4) and local.shape == weights.shape == (0, 2) and ids.shape == (0,) and sources.tolist() == [0, 0]
-
-
-def test_exchange(ranks):
-    ranks(2).run(exchanged)
-    ranks(2).run(nothing_exchanged)
 
 
 def test_facts_about_the_machine(monkeypatch):
@@ -229,29 +202,29 @@ def test_nodes_that_are_no_number(name, text, monkeypatch):
 
 
 def test_gpus_without_nvlink(monkeypatch):
-    """What two ranks with PCIe GPUs find, by the driver's library on a machine where GPU 3 has no bridge."""
+    """What two ranks with PCIe GPUs find: NVLink, none, no answer of the driver's library, and GPUs of two machines."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-PCIE-40GB")
     group = types.SimpleNamespace(size=lambda: 2, rank=lambda: 0)
-    places = [["here", "0000:01:00.0"], ["here", "0000:02:00.0"]]
+    places, answers = [["here", "0000:01:00.0"], ["here", "0000:03:00.0"]], []
 
-    def gathered(mine):
-        return [json.dumps(place).encode() for place in places] if isinstance(json.loads(mine), list) else [mine, mine]
+    def check():
+        def gathered(mine):
+            return [json.dumps(place).encode() for place in places] if isinstance(json.loads(mine), list) else [mine, mine]
 
-    monkeypatch.setattr(nvlink, "joined_by_nvlink", lambda *addresses: "0000:03:00.0" not in addresses)
-    envs.check_nvlink_connections(group, gathered)
-    places[1][1] = "0000:03:00.0"
-    with pytest.raises(AssertionError, match="GPUs 0000:01:00.0 and 0000:03:00.0 have no NVLink"):
         envs.check_nvlink_connections(group, gathered)
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-PCIE-40GB")
+
     with pytest.warns(UserWarning, match="NVML does not say whether GPUs 0000:01:00.0 and 0000:03:00.0"):
-        envs.check_nvlink_connections(group, gathered)  # there is no such library here
+        check()  # there is no such library here
+    monkeypatch.setattr(nvlink, "joined_by_nvlink", lambda *addresses: answers.pop())
+    answers.append(True)
+    check()
+    answers.append(False)
+    with pytest.raises(AssertionError, match="GPUs 0000:01:00.0 and 0000:03:00.0 have no NVLink"):
+        check()
     places[1][0] = "there"
-    envs.check_nvlink_connections(group, gathered)
+    check()
     with pytest.raises(AssertionError, match="group has 3 ranks with PCIe GPUs"):
         envs.check_nvlink_connections(types.SimpleNamespace(size=lambda: 3))
 
@@ -297,9 +270,7 @@ COMBINE = [("sum_rows", 5), ("address_rows", 1), ("notify", 2), ("dispatch", 40)
 
 
 @pytest.mark.parametrize("call, journey, epilogue", [
-    (DISPATCH, 33, 7), (DISPATCH[:3], 33, 1e-3), (COMBINE, 48, 8), ([("notify", 2), ("combine", 9)], 11, 1e-3),
-    ([("dispatch_elastic", 30), ("spread_rows", 4)], 30, 4),
-    ([("notify_internode", 1), ("dispatch_and_notify_internode", 5), ("spread_rows", 1)], 6, 1),
+    (DISPATCH, 33, 7), (DISPATCH[:3], 33, 1e-3), (COMBINE, 48, 8), ([("dispatch_and_notify_internode", 5), ("spread_rows", 1)], 5, 1),
 ])  # fmt: skip
 def test_kernels_of_upstreams_are_ours_of_the_call(call, journey, epilogue):
     """What a barrier or a GEMM runs does not count, and nothing is NaN or 0, by which scripts divide."""

@@ -1,10 +1,10 @@
 """HybridEPBuffer against a plain reference, of data that every rank can make; calls as Megatron, torchtitan and Automodel make them."""
 
-import inspect
 import random
 
 import pytest
 import torch
+from cluster import on_ranks
 
 from deep_ep import HybridEPBuffer, HybridEpConfigInstance
 from deep_ep.hybrid_ep_buffer import indices_to_map
@@ -178,10 +178,16 @@ def test_without_permuting(ranks):
     ranks(3).run(without_permuting)
 
 
-def eight_bits_and_growth(group):
+@on_ranks(2)
+def test_eight_bits_and_growth(group):
     """Paddle's form: rows of a byte for each channel with scales; and calls that are larger than the buffer."""
     rank, ranks = group.rank(), group.size()
-    buffer = HybridEPBuffer(group, H, 16, 2, use_fp8=True)
+    buffer = HybridEPBuffer(
+        group=group, hidden_dim=H, max_num_of_tokens_per_rank=16, num_local_experts=2, use_fp8=True, num_sms_dispatch_api=24,
+        num_sms_combine_api=24, load_cached_kernels=True, use_shared_buffer=True, enable_custom_allgather=True,
+        num_sms_preprocessing_api=32, num_blocks_permute=8, num_blocks_unpermute=8,
+    )  # fmt: skip
+    assert buffer.group is group
     case = Case(ranks, 6, 2, 3)
     case.rows = torch.randint(0, 256, case.rows.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     scales = torch.rand(ranks, 6, 1, generator=torch.Generator().manual_seed(2))
@@ -198,7 +204,7 @@ def eight_bits_and_growth(group):
         first = buffer.dispatch_with_permute(hidden=large.rows[rank], routing_map=large.map[rank], use_fp8=False)
         check(large, rank, first, Wanted(large, rank), False, probs=False)
         assert config.max_num_of_tokens_per_rank == 640 and config.num_of_experts_per_rank == local
-        back, _ = buffer.combine_with_unpermute(hidden=first[0], handle=first[4])
+        back, _ = buffer.combine_with_unpermute(hidden=first[0], handle=first[4], fuse_unpermute_combine=False)
         parts = large.map[rank].view(tokens, ranks, local).sum(dim=2)
         whole = sum((large.rows[rank].float() * parts[:, each : each + 1]).to(torch.bfloat16).float() for each in range(ranks))
         assert torch.equal(back, whole.to(torch.bfloat16))
@@ -209,75 +215,8 @@ def eight_bits_and_growth(group):
     assert torch.equal(again[0], result[0]) and torch.equal(again[2], result[2])
 
 
-def test_eight_bits_and_growth(ranks):
-    ranks(2).run(eight_bits_and_growth)
-
-
-class _Dispatch(torch.autograd.Function):
-    """As Megatron-LM and Automodel wrap it."""
-
-    @staticmethod
-    def forward(ctx, x, routing_map, probs, buffer, num_permuted_tokens, pad_multiple):
-        result = buffer.dispatch_with_permute(
-            hidden=x, routing_map=routing_map, probs=probs, scaling_factor=None, pad_multiple=pad_multiple,
-            num_permuted_tokens=num_permuted_tokens, non_blocking=num_permuted_tokens is not None,
-        )  # fmt: skip
-        ctx.handle, ctx.buffer, ctx.pad_multiple = result[4], buffer, pad_multiple
-        return result
-
-    @staticmethod
-    def backward(ctx, grad_x, grad_probs, *_):
-        grad, grad_probs = ctx.buffer.combine_with_unpermute(
-            hidden=grad_x.contiguous(), probs=grad_probs, handle=ctx.handle, pad_multiple=ctx.pad_multiple
-        )
-        return grad, None, grad_probs, None, None, None
-
-
-class _Combine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, handle, buffer, num_permuted_tokens, pad_multiple):
-        combined, _ = buffer.combine_with_unpermute(hidden=x, handle=handle, pad_multiple=pad_multiple, fuse_unpermute_combine=False)
-        ctx.handle, ctx.buffer, ctx.pad_multiple, ctx.size = handle, buffer, pad_multiple, num_permuted_tokens
-        return combined
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_x = ctx.buffer.dispatch_with_permute(
-            hidden=grad.contiguous(), scaling_factor=None, handle=ctx.handle, pad_multiple=ctx.pad_multiple,
-            num_permuted_tokens=ctx.size,
-        )[0]  # fmt: skip
-        return grad_x, None, None, None, None
-
-
-def training(group):
-    rank, ranks = group.rank(), group.size()
-    buffer = HybridEPBuffer(
-        group=group, hidden_dim=H, max_num_of_tokens_per_rank=16, num_local_experts=3, use_fp8=False,
-        num_sms_dispatch_api=24, num_sms_combine_api=24, load_cached_kernels=True, use_shared_buffer=True,
-        enable_custom_allgather=True, num_sms_preprocessing_api=32, num_blocks_permute=8, num_blocks_unpermute=8,
-    )  # fmt: skip
-    assert buffer.group is group and "fuse_permute_dispatch" in inspect.signature(buffer.dispatch_with_permute).parameters
-    case = Case(ranks, 11, 3, 9)
-    for budget in (None, 400):
-        x = case.rows[rank].clone().requires_grad_()
-        probs = case.probs[rank].clone().requires_grad_()
-        rows, row_probs, _, counts, handle = _Dispatch.apply(x, case.map[rank], probs, buffer, budget, 8)
-        assert int(handle[-1] != 0) == 0
-        size = counts.sum() if budget is None else budget
-        back = _Combine.apply((rows * row_probs[:, None]).to(torch.bfloat16), handle, buffer, size, 8)
-        back.float().sum().backward()
-        # d/dx: the probs of each rank, rounded there; d/dprobs: the sum of a row.
-        product = (torch.ones(H) * case.probs[rank][:, :, None]).to(torch.bfloat16).view(11, ranks, 3, H)
-        assert torch.equal(x.grad, product.float().sum(dim=2).to(torch.bfloat16).float().sum(dim=1).to(torch.bfloat16))
-        wanted = (case.rows[rank].float().sum(dim=1, keepdim=True) * case.map[rank])
-        assert (probs.grad - wanted).abs().max() < 0.3 and torch.equal(probs.grad == 0, ~case.map[rank])
-
-
-def test_training(ranks):
-    ranks(2).run(training)
-
-
-def mistakes(group):
+@on_ranks(2)
+def test_mistakes(group):
     rank, ranks = group.rank(), group.size()
     buffer = HybridEPBuffer(group, H, 16, 2)
     case = Case(ranks, 6, 2, 3, 1.0)
@@ -297,7 +236,3 @@ def mistakes(group):
         result = buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], use_host_meta=True)
     with pytest.raises(AssertionError, match="num_permuted_tokens"):
         buffer.dispatch_with_permute(hidden=case.rows[rank], handle=result[4])
-
-
-def test_mistakes(ranks):
-    ranks(2).run(mistakes)

@@ -5,22 +5,17 @@ this name means WORLD_SIZE (nodes) and RANK (of the node); or torchrun, which is
 ``--nodes-on-this-host N`` the processes of one host play N nodes. Without a GPU the same on CPU ranks with small shapes.
 """
 
-import argparse
 import os
-import sys
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import free_port, launched_by_torchrun
+from common import GPU, launched_by_torchrun, parser_of_script, run_on_cpu_ranks
 from normal_mode import InsideANode, column_major, print_once, run_cases
-from normal_mode_on_gpus import run_graphs
 
 import deep_ep
 from deep_ep.utils.envs import init_dist
 from deep_ep.utils.math import hash_tensor, per_token_cast_to_fp8
-
-GPU = torch.cuda.is_available()
 
 
 class BetweenNodes(InsideANode):
@@ -71,24 +66,14 @@ def run_rank(local_rank, args):
     rank, num_ranks, group = init_dist(local_rank, args.num_processes)
     nodes = args.nodes_on_this_host or num_ranks // args.num_processes
     assert nodes > 1, "test_internode.py needs at least 2 nodes: WORLD_SIZE, or --nodes-on-this-host"
-    num_sms = 24
     buffer = deep_ep.Buffer(
-        group, int(2e9), int(1e9), low_latency_mode=args.test_ll_compatibility, num_qps_per_rank=num_sms,
-        explicitly_destroy=True,
-    )  # fmt: skip
-    print_once(
-        rank,
-        f"[config] num_tokens={args.num_tokens}, hidden={args.hidden}, num_topk_groups={args.num_topk_groups or min(nodes, 4)}, "
-        f"num_topk={args.num_topk}, num_experts={args.num_experts}, ranks={num_ranks} of {nodes} nodes "
-        f"on {'GPUs' if GPU else 'the CPU'}",
+        group, int(2e9), int(1e9), low_latency_mode=args.test_ll_compatibility, num_qps_per_rank=24, explicitly_destroy=True
     )
     mode = BetweenNodes(nodes, args.num_topk_groups or min(nodes, 4))
-    config = deep_ep.Config(num_sms, 8, 512, 16, 128)
+    config = deep_ep.Config(24, 8, 512, 16, 128)
     run_cases(args, rank, num_ranks, group, buffer, config, mode)
     if args.pressure_test_mode:
         repeat(args, rank, num_ranks, group, buffer, config, mode)
-    if GPU:
-        run_graphs(args, rank, num_ranks, buffer, config, mode)
     if args.test_ll_compatibility:
         low_latency_beside(rank, num_ranks, buffer)
     assert buffer.get_local_buffer_tensor(torch.uint8, use_rdma_buffer=True).numel() == int(1e9)
@@ -111,13 +96,8 @@ def low_latency_beside(rank, num_ranks, buffer):
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description="Test dispatch and combine between nodes")
-    parser.add_argument("--num-processes", type=int, default=8 if GPU else 4, help="processes of this host (default: %(default)s)")
-    parser.add_argument("--num-tokens", type=int, default=4096 if GPU else 64, help="tokens per rank (default: %(default)s)")
-    parser.add_argument("--hidden", type=int, default=7168 if GPU else 256, help="hidden size (default: %(default)s)")
+    parser = parser_of_script("Test dispatch and combine between nodes", (4096, 64), (256, 16), 256)
     parser.add_argument("--num-topk-groups", type=int, help="nodes that a token may select (default: at most 4)")
-    parser.add_argument("--num-topk", type=int, default=8 if GPU else 4, help="experts a token (default: %(default)s)")
-    parser.add_argument("--num-experts", type=int, default=256 if GPU else 16, help="experts (default: %(default)s)")
     parser.add_argument("--pressure-test-mode", type=int, choices=(0, 1, 2), default=0, help="1, 2: repeat and compare")
     parser.add_argument("--test-ll-compatibility", action="store_true", help="low-latency calls on the same buffer")
     parser.add_argument("--nodes-on-this-host", type=int, default=0, help="the processes of this host play so many nodes")
@@ -130,15 +110,12 @@ def parse(arguments=None):
 
 
 def test_internode_on_cpu_ranks(monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "GPU", False)
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("DEEP_EP_RANKS_PER_NODE", "2")  # parse sets it: it goes with the test
-    args = parse(
+    words = (
         "--num-processes 4 --nodes-on-this-host 2 --num-tokens 24 --hidden 256 --num-topk 4 --num-experts 16 "
-        "--num-topk-groups 1 --pressure-test-mode 1 --test-ll-compatibility".split()
+        "--num-topk-groups 1 --pressure-test-mode 1 --test-ll-compatibility"
     )
-    mp.spawn(run_rank, args=(args,), nprocs=args.num_processes)
+    run_on_cpu_ranks(monkeypatch, run_rank, parse(words.split()))
 
 
 if __name__ == "__main__":

@@ -5,17 +5,20 @@ one GPU each; without GPUs, the CPU executor runs the cases that it has.
 """
 
 import argparse
-import json
 import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+from cluster import Cluster
+
+import deep_ep
 
 TIMEOUT_S = 20.0  # an error that comes after the time-out says nothing about the control plane
 CASES = {}
@@ -36,33 +39,25 @@ class Masked(Exception):
 class Rank:
     """This rank, its buffer, and inputs of its calls."""
 
-    def __init__(self, rank, store, masking):
-        import torch
-        import torch.distributed as dist
-
-        import deep_ep
-
-        self.torch, self.rank, self.gpu = torch, rank, torch.cuda.is_available()
+    def __init__(self, group, masking):
+        self.rank, self.gpu = group.rank(), torch.cuda.is_available()
         if self.gpu:
-            torch.cuda.set_device(rank)
+            torch.cuda.set_device(self.rank)
             torch.set_default_device("cuda")
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-        self.group = dist.new_group([0, 1])
         self.tokens, hidden, topk, self.experts = (128, 7168, 8, 256) if self.gpu else (8, 256, 4, 16)
         size = deep_ep.Buffer.get_low_latency_rdma_size_hint(self.tokens, hidden, 2, self.experts)
         self.buffer = deep_ep.Buffer(
-            self.group, int(5e8) if self.gpu else 1 << 22, size, low_latency_mode=True,
+            group, int(5e8) if self.gpu else 1 << 22, size, low_latency_mode=True,
             num_qps_per_rank=self.experts // 2, explicitly_destroy=True, enable_shrink=masking,
         )  # fmt: skip
-        torch.manual_seed(rank)
+        torch.manual_seed(self.rank)
         self.x = torch.randn((self.tokens, hidden)).to(torch.bfloat16)
         self.idx = torch.rand((self.tokens, self.experts)).topk(topk, dim=-1)[1].to(deep_ep.topk_idx_t)
         self.weights = torch.rand((self.tokens, topk), dtype=torch.float32)
-        self.barrier = lambda: dist.barrier(self.group)
 
     def sync(self):
         if self.gpu:
-            self.torch.cuda.synchronize()
+            torch.cuda.synchronize()
 
     def pair(self):
         rows, _, handle, _, _ = self.buffer.low_latency_dispatch(self.x, self.idx, self.tokens, self.experts, use_fp8=False)
@@ -106,8 +101,8 @@ def one_hardware_queue(rank):
 @case(needs_gpu=True)
 def graph_replay(rank):
     rank.pairs()
-    graph = rank.torch.cuda.CUDAGraph()
-    with rank.torch.cuda.graph(graph):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         for _ in range(10):
             rank.pair()
 
@@ -123,7 +118,7 @@ def beside(rank, work):
     """`work` again and again in a thread beside the calls."""
 
     def run():
-        rank.torch.cuda.set_device(rank.rank)
+        torch.cuda.set_device(rank.rank)
         while True:
             work()
 
@@ -133,8 +128,6 @@ def beside(rank, work):
 
 @case(needs_gpu=True)
 def blocked_free(rank):
-    torch = rank.torch
-
     def work():
         memory = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         del memory
@@ -146,7 +139,7 @@ def blocked_free(rank):
 
 @case(needs_gpu=True)
 def global_capture(rank):
-    torch, stream = rank.torch, rank.torch.cuda.Stream()
+    stream = torch.cuda.Stream()
 
     def calls():
         for _ in range(20):
@@ -166,7 +159,7 @@ def global_capture(rank):
 @case()
 def masked(rank):
     """With masks nothing is raised: calls go on, and the next one is right."""
-    status = rank.torch.zeros(2, dtype=rank.torch.int32)
+    status = torch.zeros(2, dtype=torch.int32)
 
     def calls():
         combined = rank.pairs()
@@ -180,28 +173,20 @@ def masked(rank):
         took = time.monotonic() - noticed
         mine = (rank.idx // (rank.experts // 2)) == rank.rank
         expected = rank.x.float() * (rank.weights * mine).sum(1, keepdim=True)
-        rank.torch.testing.assert_close(combined.float(), expected, rtol=0.05, atol=0.1)
+        torch.testing.assert_close(combined.float(), expected, rtol=0.05, atol=0.1)
         raise Masked(noticed, f"the next call took {1e3 * took:.1f} ms")
 
     return calls
 
 
-def run_rank(name, rank, store):
-    function, _, _ = CASES[name]
-    me = Rank(rank, store, masking=name == "masked")
-    calls = function(me)
+def until_it_ends(group, name, ready):
+    """Calls until one tells of the other rank's end: when, what, and what destroy said then."""
+    rank = Rank(group, masking=name == "masked")
+    calls = CASES[name][0](rank)
     calls()
-    me.barrier()
-    print(json.dumps({"ready": rank}), flush=True)
-    if rank == 1:
-        delay = random.Random(time.time_ns()).uniform(0.2, 0.5)
-
-        def die():
-            time.sleep(delay)
-            print(json.dumps({"killed": time.monotonic()}), flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=die, daemon=True).start()
+    dist.barrier(group)
+    if rank.rank == 0:
+        open(ready, "w").close()
     told = {}
     try:
         while True:
@@ -211,58 +196,44 @@ def run_rank(name, rank, store):
     except Exception as error:
         told = {"at": time.monotonic(), "type": type(error).__name__, "text": str(error)}
     try:
-        me.buffer.destroy()
+        rank.buffer.destroy()
     except Exception as error:
         told["destroy"] = repr(error)
-    print(json.dumps(told), flush=True)
-    os._exit(0)
+    return told
 
 
-def kill_one(name, bound_s=120):
+def check(name, folder):
     """Milliseconds from the kill to what the survivor saw, and its words."""
-    _, _, variables = CASES[name]
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "DEEP_EP_TIMEOUT_S": str(TIMEOUT_S), "OMP_NUM_THREADS": "1", **variables}
-        arguments = [sys.executable, __file__, "--rank", name, os.path.join(folder, "store")]
-        ranks = [
-            subprocess.Popen([*arguments, str(rank)], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            for rank in range(2)
-        ]
-        said, errors = [], []
-        for process in ranks:
-            try:
-                out, err = process.communicate(timeout=bound_s)
-            except subprocess.TimeoutExpired:
-                for one in ranks:
-                    one.kill()
-                raise AssertionError(f"{name}: a rank has not ended after {bound_s} s") from None
-            said.append([json.loads(line) for line in out.splitlines() if line.startswith("{")])
-            errors.append(err[-3000:])
-    killed = [line["killed"] for line in said[1] if "killed" in line]
-    told = said[0][-1] if said[0] else {}
-    assert killed and "at" in told, f"{name}: {said} {errors}"
-    return 1e3 * (told["at"] - killed[0]), told
-
-
-def check(name):
-    milliseconds, told = kill_one(name)
+    _, needs_gpu, variables = CASES[name]
+    ready = os.path.join(folder, f"ready {name} {time.monotonic_ns()}")
+    with mock.patch.dict(os.environ, DEEP_EP_TIMEOUT_S=str(TIMEOUT_S), **variables):
+        cluster = Cluster(2)
+    try:
+        cluster.begin(range(2), until_it_ends, name, ready)
+        while not os.path.exists(ready) and cluster.usable:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0.2, 0.5))
+        killed = time.monotonic()
+        cluster.processes[1].kill()
+        (told,) = cluster.end([0])
+    finally:
+        cluster.close(kill=True)
+    milliseconds = 1e3 * (told["at"] - killed)
     assert milliseconds < 1e3 * TIMEOUT_S / 4, (name, milliseconds, told)
     assert "destroy" not in told, (name, told)
     if name == "masked":
         assert told["type"] == "Masked", told
     else:
         assert "the process of rank 1 has ended" in told["text"], told
-        assert CASES[name][1] or told["type"] == "PeerTimeout", told
+        assert needs_gpu or told["type"] == "PeerTimeout", told
     return milliseconds, told
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_killed(name):
-    import torch
-
+def test_killed(name, tmp_path):
     if CASES[name][1] and torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
-    check(name)
+    check(name, str(tmp_path))
 
 
 def main():
@@ -272,21 +243,16 @@ def main():
     arguments = parser.parse_args()
     failed = False
     for name in arguments.names:
-        times, last = [], {}
-        for _ in range(arguments.times):
-            try:
-                milliseconds, last = check(name)
-                times.append(milliseconds)
-            except AssertionError as error:
-                failed = True
-                print(f"{name}: FAILED: {error}", flush=True)
-        shown = " ".join(f"{one:.1f}" for one in sorted(times))
-        print(f"{name}: ms from the kill: {shown}; {last.get('type')}: {last.get('text', '')[:160]}", flush=True)
-    sys.exit(1 if failed else 0)
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(arguments.times):
+                try:
+                    milliseconds, told = check(name, folder)
+                    print(f"{name}: {milliseconds:.1f} ms from the kill; {told['type']}: {told['text'][:160]}", flush=True)
+                except AssertionError as error:
+                    failed = True
+                    print(f"{name}: FAILED: {error}", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        run_rank(sys.argv[2], int(sys.argv[4]), sys.argv[3])
-    else:
-        main()
+    sys.exit(main())

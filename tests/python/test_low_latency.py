@@ -5,21 +5,18 @@ On GPUs: ``python tests/python/test_low_latency.py`` (8 processes, NCCL). Withou
 shapes. MASTER_ADDR, MASTER_PORT, WORLD_SIZE (nodes) and RANK (of the node) as for upstream's script of this name.
 """
 
-import argparse
 import os
-import sys
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import free_port
+from common import parser_of_script, run_on_cpu_ranks
 
 import deep_ep
 from deep_ep.utils.envs import init_dist
 from deep_ep.utils.exchange import all_gather
 from deep_ep.utils.math import calc_diff, hash_tensor, per_token_cast_back
 
-GPU = torch.cuda.is_available()
 #: Constant rows are the rank less this, so that every rank's are different and exact in bfloat16.
 OFFSET = 128
 
@@ -167,15 +164,8 @@ def run_case(args, case, x, topk_idx, topk_weights, all_topk_idx, rank, num_rank
 
 def cases():
     for return_recv_hook in (False, True):
-        for use_fp8, round_scale, use_ue8m0 in (
-            (False, False, False),
-            (True, False, False),
-            (True, True, False),
-            (True, True, True),
-        ):
-            yield dict(
-                return_recv_hook=return_recv_hook, use_fp8=use_fp8, round_scale=round_scale, use_ue8m0=use_ue8m0
-            )
+        for number in range(4):
+            yield dict(return_recv_hook=return_recv_hook, use_fp8=number > 0, round_scale=number > 1, use_ue8m0=number > 2)
 
 
 def run_cases(args, rank, num_ranks, group, buffer, seed=0, report=print):
@@ -229,12 +219,7 @@ def run_rank(local_rank, args):
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description="Test low-latency dispatch and combine")
-    parser.add_argument("--num-processes", type=int, default=8 if GPU else 4, help="processes to start (default: %(default)s)")
-    parser.add_argument("--num-tokens", type=int, default=128 if GPU else 16, help="tokens per rank (default: %(default)s)")
-    parser.add_argument("--hidden", type=int, default=7168 if GPU else 512, help="hidden size (default: %(default)s)")
-    parser.add_argument("--num-topk", type=int, default=8 if GPU else 4, help="experts a token (default: %(default)s)")
-    parser.add_argument("--num-experts", type=int, default=288 if GPU else 24, help="experts (default: %(default)s)")
+    parser = parser_of_script("Test low-latency dispatch and combine", (128, 16), (288, 24), 512)
     parser.add_argument("--allow-mnnvl", action="store_true", help="allow NVLink between nodes")
     parser.add_argument("--disable-nvlink", action="store_true", help="do not use NVLink")
     parser.add_argument("--use-logfmt", action="store_true", help="pass use_logfmt to combine, which has no effect")
@@ -247,11 +232,8 @@ def parse(arguments=None):
 
 
 def test_low_latency_on_cpu_ranks(monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "GPU", False)
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    args = parse(["--num-tokens", "8", "--hidden", "512", "--num-topk", "3", "--num-experts", "12", "--num-processes", "3"])
-    mp.spawn(run_rank, args=(args,), nprocs=args.num_processes)
+    words = "--num-tokens 8 --hidden 512 --num-topk 3 --num-experts 12 --num-processes 3"
+    run_on_cpu_ranks(monkeypatch, run_rank, parse(words.split()))
 
 
 if __name__ == "__main__":

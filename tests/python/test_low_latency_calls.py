@@ -1,45 +1,89 @@
-"""Low-latency dispatch and combine on CPU ranks, against the reference."""
+"""Low-latency dispatch and combine on CPU ranks, against the reference, in every format; and masks."""
 
 import low_latency_reference as reference
 import pytest
 import torch
+from cluster import on_ranks
 from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
 
 import deep_ep
 
 
+FORMS = (
+    {"use_fp8": False, "align_fp8_quantization": True},
+    {},
+    {"align_fp8_quantization": True},
+    {"round_scale": True, "align_fp8_quantization": True},
+    {"round_scale": True, "use_ue8m0": True},
+)
+
+
+def check_round_trip(buffer, case, form, max_tokens=M):
+    rank, hidden = buffer.rank, case.x[0].size(1)
+    result = dispatch(buffer, case, max_tokens, **form)
+    reference.check_dispatched(case, rank, max_tokens, result, **form)
+    assert isinstance(result[3], deep_ep.EventOverlap) and result[3].event is None and result[4] is None
+    outputs = outputs_of(case, max_tokens, hidden)
+    back, event, hook = combine(buffer, case, outputs[rank], result[2])
+    reference.close(back, reference.combined(case, rank, outputs))
+    assert event.event is None and hook is None
+    again, _, _ = combine(buffer, case, outputs[rank], result[2], use_logfmt=True)
+    assert torch.equal(back, again), "a second combine, or use_logfmt, gives other bits"
+
+
 def round_trip(group, tokens, options):
     buffer = make_buffer(group)
-    rank = buffer.rank
-    for seed, form in enumerate(({"use_fp8": False}, {}, {"round_scale": True}, {"round_scale": True, "use_ue8m0": True})):
-        case = ll_case(tokens, seed=seed, **options)
-        form = {"use_fp8": True, **form}
-        result = dispatch(buffer, case, **form)
-        reference.check_dispatched(case, rank, M, result, **form)
-        assert isinstance(result[3], deep_ep.EventOverlap) and result[3].event is None and result[4] is None
-        outputs = outputs_of(case)
-        back, event, hook = combine(buffer, case, outputs[rank], result[2])
-        reference.close(back, reference.combined(case, rank, outputs))
-        assert event.event is None and hook is None
-        again, _, _ = combine(buffer, case, outputs[rank], result[2])
-        assert torch.equal(back, again), "a second combine gives other bits"
+    for seed, form in enumerate(FORMS):
+        check_round_trip(buffer, ll_case(tokens, seed=seed, **options), {"use_fp8": True, **form})
 
 
-@pytest.mark.parametrize("tokens", [[M, 1, 3], [0, 4, 0], [0, 0, 0]])
-def test_round_trip(ranks, tokens):
-    ranks(3).run(round_trip, tokens, {})
+@pytest.mark.parametrize(
+    "tokens, options",
+    [([M, 1, 3], {}), ([0, 0, 0], {}), ([M, 2, 4], {"index_dtype": torch.int32, "num_topk": 5}), ([0, 4, 0], {"drop": 1.0}), ([5], {})],
+)
+def test_round_trip(ranks, tokens, options):
+    ranks(len(tokens)).run(round_trip, tokens, options)
 
 
-@pytest.mark.parametrize("options", [{"index_dtype": torch.int32, "num_topk": 5}, {"num_topk": 1}, {"drop": 1.0}])
-def test_selections(ranks, options):
-    ranks(3).run(round_trip, [M, 2, 4], options)
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
-def test_one_rank(ranks):
-    ranks(1).run(round_trip, [5], {})
+def check_rows(case, buffer, count, handle, values):
+    """What ``values`` [L, R * M, H] float32 says is near what was sent, by the largest channel of each token."""
+    local = case.num_experts // buffer.group_size
+    for expert in range(local):
+        for source in range(buffer.group_size):
+            bounds = int(handle[1][expert, source])
+            for row in range(bounds >> 32, (bounds >> 32) + (bounds & 0xFFFFFFFF)):
+                sent = case.x[source][int(handle[0][expert, row])].float()
+                assert (values[expert, row] - sent).abs().max() <= sent.abs().max() * 0.2
+    assert int(count.sum()) > 0
 
 
-def masking(group):
+@on_ranks(2)
+def test_nvfp4(group):
+    buffer = make_buffer(group)
+    case = ll_case([M] * buffer.group_size)
+    for scale in (None, torch.tensor([20.0]), torch.tensor(20.0)):
+        (rows, scales), count, handle, event, _ = dispatch(
+            buffer, case, use_nvfp4=True, x_global_scale=scale, async_finish=True
+        )
+        event.current_stream_wait()
+        height, half, local = rows.shape
+        rows = rows.permute(2, 0, 1)
+        assert rows.is_contiguous() and (height, local) == (buffer.group_size * M, case.num_experts // buffer.group_size)
+        assert rows.dtype == scales.dtype == torch.uint8
+        assert scales.shape == (32, 4, (height + 127) // 128, 4, half // 32, local)
+        codes = torch.stack((rows & 15, rows >> 4), dim=-1).reshape(local, height, 2 * half)
+        r, c = torch.arange(height)[:, None], torch.arange(half // 8)[None, :]
+        eight_bits = scales[r % 32, r // 32 % 4, r // 128, c % 4, c // 4].permute(2, 0, 1).contiguous()
+        factors = eight_bits.view(torch.float8_e4m3fn).float() / (1 if scale is None else scale)
+        assert scale is None or any(tensor is scale for tensor in event.extra_tensors)
+        check_rows(case, buffer, count, handle, E2M1[codes.long()] * factors.repeat_interleave(16, dim=-1))
+
+
+@on_ranks(3)
+def test_masking(group):
     """A rank masked by hand is left out of everything, and comes back."""
     buffer = make_buffer(group, enable_shrink=True)
     rank, ranks = buffer.rank, buffer.group_size
@@ -73,13 +117,3 @@ def masking(group):
     result = dispatch(buffer, case, use_fp8=False)
     reference.check_dispatched(case, rank, M, result)
     reference.close(combine(buffer, case, outputs[rank], result[2])[0], reference.combined(case, rank, outputs))
-    for wrong in (torch.empty(ranks + 1, dtype=torch.int32), torch.empty(ranks, dtype=torch.int64)):
-        with pytest.raises(ValueError):
-            buffer.low_latency_query_mask_buffer(wrong)
-    for wrong in (-1, ranks):
-        with pytest.raises(ValueError, match="rank"):
-            buffer.low_latency_update_mask_buffer(wrong, True)
-
-
-def test_masking(ranks):
-    ranks(3).run(masking)

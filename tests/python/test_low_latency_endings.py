@@ -1,15 +1,16 @@
-"""When low-latency calls are over: events, hooks, arrival counters."""
+"""When low-latency calls are over: events and hooks."""
 
 import gc
 import weakref
 
 import low_latency_reference as reference
-import pytest
 import torch
+from cluster import on_ranks
 from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
 
 
-def endings(group):
+@on_ranks(3)
+def test_endings(group):
     """Events and hooks; what they need is kept for them."""
     buffer = make_buffer(group)
     rank = buffer.rank
@@ -19,11 +20,12 @@ def endings(group):
 
     waits = torch.zeros(buffer.group_size, dtype=torch.int64)
     received = torch.zeros(case.local_experts, dtype=torch.int32)
+    words = torch.zeros(case.local_experts, (buffer.group_size * M + 3) // 4, dtype=torch.int64)
     rows, count, handle, event, hook = dispatch(
         buffer, case, use_fp8=False, async_finish=True, dispatch_wait_recv_cost_stats=waits,
-        cumulative_local_expert_recv_stats=received,
+        cumulative_local_expert_recv_stats=received, arrival_counters=words, arrival_rows=4,
     )  # fmt: skip
-    assert hook is None
+    assert hook is None and (words == 1 << 24).all(), "on the CPU a call has received when it returns"
     for kept in (waits, received, case.x[rank], case.topk_idx[rank], rows):
         assert any(tensor is kept for tensor in event.extra_tensors)
     event.current_stream_wait()
@@ -57,83 +59,39 @@ def endings(group):
     hook()
     hook()  # a second time does nothing
     reference.close(out, wanted)
-    with pytest.raises(ValueError, match="async_finish"):
-        dispatch(buffer, case, async_finish=True, return_recv_hook=True)
 
 
-def test_endings(ranks):
-    ranks(3).run(endings)
-
-
-def dropped_hooks(group):
+@on_ranks(3)
+def test_dropped_hooks(group):
     """A hook that is dropped unused: its receive part still comes, with the next call, and has what it reads."""
     buffer = make_buffer(group)
     rank = buffer.rank
     case = ll_case([M] * buffer.group_size)
     outputs = outputs_of(case)
-    wanted = reference.combined(case, rank, outputs)
-    for _ in range(2):
-        x, idx = case.x[rank].clone(), case.topk_idx[rank].clone()
-        _, _, handle, _, hook = buffer.low_latency_dispatch(
-            x, idx, M, case.num_experts, use_fp8=False, return_recv_hook=True
-        )
-        kept = [weakref.ref(x), weakref.ref(idx)]
-        del x, idx, hook
+    handle = dispatch(buffer, case, use_fp8=False)[2]
+
+    def sent(x, idx):
+        buffer.low_latency_dispatch(x, idx, M, case.num_experts, use_fp8=False, return_recv_hook=True)
+        return weakref.ref(x), weakref.ref(idx)
+
+    def returned(idx, weights, out=None):
+        buffer.low_latency_combine(outputs[rank], idx, weights, handle, return_recv_hook=True, out=out)
+        return weakref.ref(idx), weakref.ref(weights)
+
+    mine = case.topk_idx[rank], case.topk_weights[rank]
+    out = torch.zeros_like(case.x[rank])
+    for kept, next_call in (
+        (sent(case.x[rank].clone(), mine[0].clone()), lambda: dispatch(buffer, case, use_fp8=False)),
+        (returned(mine[0].clone(), mine[1].clone(), out), lambda: combine(buffer, case, outputs[rank], handle)),
+    ):
         gc.collect()
         assert all(each() is not None for each in kept), "the receive part waits"
-        handle = dispatch(buffer, case, use_fp8=False)[2]
+        next_call()
         gc.collect()
         assert all(each() is None for each in kept), "it has come"
-
-        idx, weights, out = case.topk_idx[rank].clone(), case.topk_weights[rank].clone(), torch.zeros_like(case.x[rank])
-        kept = [weakref.ref(idx), weakref.ref(weights)]
-        hook = buffer.low_latency_combine(outputs[rank], idx, weights, handle, return_recv_hook=True, out=out)[2]
-        del idx, weights, hook
-        gc.collect()
-        spoiled = [torch.full_like(case.topk_weights[rank], 1e9) for _ in range(64)]  # freed memory is soon another one's
-        assert all(each() is not None for each in kept)
-        combine(buffer, case, outputs[rank], handle)
-        reference.close(out, wanted)
-        del spoiled
-        gc.collect()
-        assert all(each() is None for each in kept)
+    reference.close(out, reference.combined(case, rank, outputs))
     # A buffer that ends lets go of what waits.
-    weights = case.topk_weights[rank].clone()
-    buffer.low_latency_combine(outputs[rank], case.topk_idx[rank], weights, handle, return_recv_hook=True)
-    kept = weakref.ref(weights)
-    del weights, handle, buffer
+    kept = returned(mine[0].clone(), mine[1].clone())
+    del buffer, handle
     gc.collect()
-    assert kept() is None
-
-
-def test_dropped_hooks(ranks):
-    ranks(3).run(dropped_hooks)
-
-
-def arrival_counters(group):
-    """On the CPU a call has received when it returns; tests in C++ look while it still receives."""
-    buffer = make_buffer(group)
-    ranks = buffer.group_size
-    case = ll_case([M] * ranks)
-    for rows in (0, 4):
-        words = torch.zeros(4, 1 if rows == 0 else (ranks * M + rows - 1) // rows, dtype=torch.int64)
-        for call in range(1, 4):
-            result = dispatch(
-                buffer, case, arrival_counters=words, arrival_rows=rows, async_finish=call == 2, return_recv_hook=call == 3
-            )
-            if result[4] is not None:
-                result[4]()
-            if call == 2:
-                result[3].current_stream_wait()
-            assert (words == call << 24).all(), words
-    with pytest.raises(ValueError, match="arrival_counters"):
-        dispatch(buffer, case, arrival_counters=torch.zeros(4, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="arrival_rows is 3"):
-        dispatch(buffer, case, arrival_counters=torch.zeros(4, 2, dtype=torch.int64), arrival_rows=3)
-    masked = make_buffer(group, enable_shrink=True)
-    with pytest.raises(ValueError, match="arrival_counters .*masking"):
-        dispatch(masked, case, arrival_counters=torch.zeros(4, 1, dtype=torch.int64))
-
-
-def test_arrival_counters(ranks):
-    ranks(2).run(arrival_counters)
+    assert all(each() is None for each in kept)

@@ -2,12 +2,12 @@
 
 import elastic_cases
 import elastic_reference
-import low_latency_reference
+import low_latency_calls
 import pytest
-import reference
+import test_calls
+import test_low_latency_calls
 import torch
 from reference import Case
-from test_calls import CONFIG, check_received, equal, send
 
 from deep_ep import Buffer, ElasticBuffer
 from deep_ep.utils.math import per_token_cast_to_fp8
@@ -59,28 +59,15 @@ def model_case(experts, topk, hidden):
 
 
 def first_interface(group, experts, topk, hidden):
-    case, buffer = model_case(experts, topk, hidden), Buffer(group, 1 << 24, explicitly_destroy=True)
-    expected = [reference.dispatched(case, rank) for rank in range(case.num_ranks)]
-    result = send(buffer, case)
-    check_received(result, expected[buffer.rank], buffer.rank)
-    back, weights, _ = buffer.combine(result[0], result[4], result[2], config=CONFIG)
-    for one, other in zip((back, weights), reference.combined(case, buffer.rank, *zip(*((e.x, e.topk_weights) for e in expected)))):
-        equal(one, other, "combined")
-    buffer.destroy()
+    test_calls.check_round_trip(Buffer(group, 1 << 24, explicitly_destroy=True), model_case(experts, topk, hidden)).destroy()
 
 
 def low_latency(group, experts, topk, hidden):
     hidden = padded(hidden, 128)
     case = model_case(experts, topk, hidden)
-    size = Buffer.get_low_latency_rdma_size_hint(M, hidden, group.size(), case.num_experts)
-    buffer = Buffer(group, 0, size, low_latency_mode=True, explicitly_destroy=True)
-    rank = buffer.rank
+    buffer = low_latency_calls.make_buffer(group, hidden, M, case.num_experts, explicitly_destroy=True)
     for use_fp8 in (False, True):
-        result = buffer.low_latency_dispatch(case.x[rank], case.topk_idx[rank], M, case.num_experts, use_fp8=use_fp8)
-        low_latency_reference.check_dispatched(case, rank, M, result, use_fp8=use_fp8)
-    outputs = [low_latency_reference.expert_output(case, each, M, hidden) for each in range(case.num_ranks)]
-    back, _, _ = buffer.low_latency_combine(outputs[rank], case.topk_idx[rank], case.topk_weights[rank], result[2])
-    low_latency_reference.close(back, low_latency_reference.combined(case, rank, outputs))
+        test_low_latency_calls.check_round_trip(buffer, case, {"use_fp8": use_fp8}, M)
     buffer.destroy()
 
 
@@ -95,15 +82,8 @@ def second_interface(group, experts, topk, hidden):
         result = elastic_cases.send(buffer, case, do_expand=expand, do_zero_padding=expand, expert_alignment=8)
         elastic_cases.check_handle(case, want, result, 8, M, True, expand)
         elastic_cases.check_rows(want, result, expand, zeroed=expand)
-        if expand:
-            values = elastic_reference.selection_values(case, hidden)
-            rows = elastic_reference.rows_of_selections(want, values, M)
-            wanted = elastic_reference.combined(case, rank, (), per_selection=values)
-        else:
-            values = elastic_reference.rank_values(case, hidden)
-            rows = elastic_reference.rows_of_rank(case, want, values, rank, M)
-            wanted = elastic_reference.combined(case, rank, (), per_rank=values)
-        equal(buffer.combine(rows, result[3])[0], wanted, "combined")
+        rows, values = elastic_reference.input_of_combine(case, want, rank, M, expand, hidden)
+        test_calls.equal(buffer.combine(rows, result[3])[0], elastic_reference.combined(case, rank, (), **values), "combined")
     if hidden % 128 == 0:
         rows, scales = per_token_cast_to_fp8(case.x[rank])
         (received, received_scales), *_ = elastic_cases.send(buffer, case, (rows, scales))

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from cluster import on_ranks
 from common import ranks_a_node
 from reference import make_case
 from test_errors import Alone
@@ -82,7 +83,10 @@ def alone(layer, x):
     return out
 
 
-def eager_is_one_rank(group, kind, expand, of_node):
+@pytest.mark.parametrize("of_node", [0, 1], ids=["a node", "between nodes"])
+@pytest.mark.parametrize("kind, expand", [("normal", False), ("elastic", False), ("elastic", True), ("ep", True)])
+@on_ranks(2)
+def test_results_and_gradients_are_those_of_one_rank(group, kind, expand, of_node):
     with ranks_a_node(of_node):
         layer = Layer(make_buffer(group, kind), expand)
     for tokens in ((13, 6), (0, 9)):
@@ -90,12 +94,6 @@ def eager_is_one_rank(group, kind, expand, of_node):
         wanted = step(layer, lambda x: alone(layer, x), tokens[layer.rank])[:3]
         for one, other in zip(actual, wanted):  # combine rounds to bfloat16 on the way there and back
             assert (one.float() - other.float()).norm() <= 0.01 * other.float().norm()
-
-
-@pytest.mark.parametrize("of_node", [0, 1], ids=["a node", "between nodes"])
-@pytest.mark.parametrize("kind, expand", [("normal", False), ("elastic", False), ("elastic", True), ("ep", True)])
-def test_results_and_gradients_are_those_of_one_rank(ranks, kind, expand, of_node):
-    ranks(2).run(eager_is_one_rank, kind, expand, of_node)
 
 
 def compiled_is_eager(group, kind, expand, calls, backend):
@@ -131,7 +129,9 @@ def test_a_layer_compiled_by_inductor_is_the_eager_one(ranks):
     ranks(2).run(compiled_is_eager, "normal", False, 2, "inductor")
 
 
-def compiled_parts_take_no_tuple(group):
+@on_ranks(1)
+def test_parts_of_a_compiled_layer_take_no_tuple(group):
+    """PyTorch records such parts into CUDA graphs."""
     from functorch.compile import make_boxed_func
     from torch._inductor.compile_fx import compile_fx
 
@@ -149,12 +149,9 @@ def compiled_parts_take_no_tuple(group):
     assert all(isinstance(value, torch.Tensor) for value in called.values()), called
 
 
-def test_parts_of_a_compiled_layer_take_no_tuple(ranks):
-    """PyTorch records such parts into CUDA graphs."""
-    ranks(1).run(compiled_parts_take_no_tuple)
-
-
-def compiled_calls_stay(group):
+@on_ranks(2)
+def test_calls_that_are_equal_or_not_used_stay(group):
+    """All ranks must make them; the other ranks wait for them."""
     buffer = make_buffer(group, "normal")
     state = ops.state_of(buffer)
     case = make_case([5, 8])
@@ -175,12 +172,8 @@ def compiled_calls_stay(group):
     assert not ops._sent
 
 
-def test_calls_that_are_equal_or_not_used_stay(ranks):
-    """All ranks must make them; the other ranks wait for them."""
-    ranks(2).run(compiled_calls_stay)
-
-
-def mistakes(group):
+@on_ranks(2)
+def test_mistakes_and_lifetimes(group):
     buffer = make_buffer(group, "normal")
     state = ops.state_of(buffer)
     assert ops.state_of(buffer) is state and state.shape == (2, 2)
@@ -218,10 +211,6 @@ def mistakes(group):
     gc.collect()
     with pytest.raises(UseAfterDestroy, match="is gone"):
         ops.dispatch(*sent)
-
-
-def test_mistakes_and_lifetimes(ranks):
-    ranks(2).run(mistakes)
 
 
 def test_operators_keep_the_rules_of_pytorch():

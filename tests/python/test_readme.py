@@ -1,14 +1,11 @@
 """The program of README.md and the command that starts it, as they stand there, on two ranks."""
 
-import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
-from common import free_port
-from time_scale import scaled
+from common import free_port, output_of
 
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
 
@@ -20,9 +17,6 @@ def test_the_program_of_the_first_screen(tmp_path):
     assert python == "python3", "pip and the launcher of another Python would not find the package"
     arguments[arguments.index("--nproc-per-node") + 1] = "2"
     variables = {"CUDA_VISIBLE_DEVICES": "", "PET_MASTER_PORT": str(free_port())}  # a machine may have one GPU for two ranks
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True, timeout=scaled(120)
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = output_of(sys.executable, *arguments, seconds=120, cwd=tmp_path, **variables)
     for rank in range(2):
-        assert re.search(rf"rank {rank}: [1-9]\d* rows came for 128 tokens, torch.Size\(\[128, 7168\]\)", done.stdout), done.stdout
+        assert re.search(rf"rank {rank}: [1-9]\d* rows came for 128 tokens, torch.Size\(\[128, 7168\]\)", printed), printed

@@ -5,14 +5,13 @@ import ctypes
 import gc
 import os
 import pickle
-import subprocess
 import sys
 
 import pytest
 import torch
-from common import ranks_a_node
+from common import output_of
 from test_calls import CONFIG, equal
-from test_errors import Alone, plain_sentence
+from test_errors import Alone
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deep_ep import Buffer, _native, peers
@@ -86,15 +85,12 @@ for kind, old in zip(kinds, before):
     print(kind, changed, new)
 """
     path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
-    printed = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
-    ).stdout.splitlines()
+    printed = output_of(sys.executable, "-c", program, PYTHONPATH=path).splitlines()
     assert len(printed) == 5 and all(line.endswith("[] []") for line in printed), printed
 
 
-@pytest.mark.parametrize("kind", ["auto", "ordinary"])
-def test_results_are_pytorchs(kind):
-    buffer = make_buffer_of_one(results=kind)
+def test_results_are_pytorchs():
+    buffer = make_buffer_of_one()
     for each in list(results_of_every_call(buffer)):
         storage = each.untyped_storage()
         assert storage.resizable() and not of_buffer(buffer, each)
@@ -109,28 +105,15 @@ def test_results_are_pytorchs(kind):
         assert each.data_ptr() == 0
 
 
-def test_results_of_the_heap():
-    """As asked for: rows are where peers have written them, and PyTorch cannot free them."""
-    buffer = make_buffer_of_one(results="heap")
-    rows = sent(buffer, torch.ones(3, 64, dtype=torch.bfloat16), torch.zeros(3, 1, dtype=torch.int64), 2)[0]
-    assert of_buffer(buffer, rows)
-    for each in list(results_of_every_call(buffer)):
-        with pytest.raises(RuntimeError, match="not resizable"):
-            each.untyped_storage().resize_(0)
-    assert rows.tolist() == [[1.0] * 64] * 3
-
-
-@pytest.mark.parametrize("kind", ["auto", "heap"])
-def test_handles_outlive_freed_results(kind):
+def test_handles_outlive_freed_results():
     """A handle's tensors are the library's."""
-    buffer = make_buffer_of_one(results=kind)
+    buffer = make_buffer_of_one()
     idx = torch.arange(32).reshape(16, 2) % 4
     x = torch.ones(16, 512, dtype=torch.bfloat16)
     rows, local, weights, _, handle, _ = sent(buffer, x, idx, 4)
     low_rows, count, low, _, _ = low_latency(buffer, x, idx, use_fp8=False)
-    if kind == "auto":
-        for each in (rows, local, weights, low_rows, count):
-            each.untyped_storage().resize_(0)
+    for each in (rows, local, weights, low_rows, count):
+        each.untyped_storage().resize_(0)
     del rows, local, weights, low_rows, count
     gc.collect()
     equal(buffer.combine(x, handle, config=CONFIG)[0], x, "combined")
@@ -139,82 +122,45 @@ def test_handles_outlive_freed_results(kind):
     assert (combined == 2).all()
 
 
-def test_other_kinds_are_refused():
-    for make in (lambda results: Buffer(None, 1 << 20, comm=Alone, results=results),
-                 lambda results: ElasticBuffer(Alone, 1 << 26, results=results)):  # fmt: skip
-        with pytest.raises(ValueError, match="results is 'fast', allowed: 'auto', 'ordinary', 'heap'") as raised:
-            make("fast")
-        plain_sentence(str(raised.value))
-        with pytest.raises(TypeError, match="results is of type int, expected a str"):
-            make(0)
-
-
 def test_rows_of_types_that_travel_as_they_are():
     """Rows of any type, also of those that the library does nothing with."""
-    names = ("uint16", "uint32", "uint64", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32")
-    buffer = make_buffer_of_one(explicitly_destroy=True)
+    names = ("float16", "int8", "float64", "int64", "float8_e5m2", "float32", "uint16", "uint32", "uint64", "float8_e4m3fnuz",
+             "float8_e5m2fnuz", "float8_e8m0fnu", "complex32")  # fmt: skip
+    buffer = make_buffer_of_one()
     idx = torch.tensor([[0], [1], [0]])
     for dtype in [getattr(torch, name) for name in names if hasattr(torch, name)]:
         x = torch.arange(3 * 64, dtype=torch.uint8).view(3, 64).view(dtype)
-        rows = sent(buffer, x, idx, 2)[0]
-        assert rows.dtype == dtype and torch.equal(rows.view(torch.uint8), x.view(torch.uint8)), dtype
-    buffer.destroy()
+        rows, *_, handle, _ = sent(buffer, x, idx, 2)
+        for each in (rows, buffer.dispatch(x, handle=handle, config=CONFIG)[0]):
+            assert each.dtype == dtype and torch.equal(each.view(torch.uint8), x.view(torch.uint8)), dtype
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-@pytest.mark.parametrize("kind", ["auto", "heap"])
-def test_empty_results(kind, exchange):
-    before = _native.use_exchange_api(exchange)
-    try:
-        buffer = make_buffer_of_one(results=kind)
-        x, idx = torch.ones(0, 64, dtype=torch.bfloat16), torch.zeros(0, 1, dtype=torch.int64)
-        rows, local, weights, _, handle, _ = sent(buffer, x, idx, 2)
-        combined = buffer.combine(rows, handle, config=CONFIG)[0]
-        shapes = [tuple(each.shape) for each in (rows, local, weights, combined)]
-        assert shapes == [(0, 64), (0, 1), (0, 1), (0, 64)]
-        nowhere = sent(buffer, torch.ones(3, 64, dtype=torch.int16), torch.full((3, 1), -1), 2)[0]
-        assert tuple(nowhere.shape) == (0, 64) and nowhere.dtype == torch.int16
-        some = sent(buffer, torch.ones(3, 64, dtype=torch.int16), torch.zeros(3, 1, dtype=torch.int64), 2)[0]
-        assert some.dtype == torch.int16 and some.tolist() == [[1] * 64] * 3
-    finally:
-        _native.use_exchange_api(before)
+class Noted(TorchDispatchMode):
+    """The operations of PyTorch that are made in its block, each behind a call of ``first``."""
 
-
-class EndsAnother(TorchDispatchMode):
-    """Another buffer ends while PyTorch makes a result, as in a garbage collection."""
-
-    def __init__(self):
+    def __init__(self, first=lambda: None):
         super().__init__()
-        self.others = [Buffer(None, 1 << 20, comm=Alone)]
+        self.names, self.first = [], first
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.others.clear()
+        self.first()
+        self.names.append(function.overloadpacket.__name__)
         return function(*args, **(kwargs or {}))
 
 
 def test_another_buffer_ends_within_a_call():
+    """While PyTorch makes a result, as in a garbage collection."""
     x, idx = torch.ones(16, 64, dtype=torch.bfloat16), torch.zeros(16, 1, dtype=torch.int64)
     buffer = Buffer(None, 1 << 20, comm=Alone)
-    for call in (lambda: buffer.get_dispatch_layout(idx, 2), lambda: sent(buffer, x, idx, 2)):
-        exchange = _native.use_exchange_api(False)  # else no mode sees how results are made
-        try:
-            with EndsAnother() as mode:
+    exchange = _native.use_exchange_api(False)  # else no mode sees how results are made
+    try:
+        for call in (lambda: buffer.get_dispatch_layout(idx, 2), lambda: sent(buffer, x, idx, 2)):
+            others = [Buffer(None, 1 << 20, comm=Alone)]
+            with Noted(others.clear):
                 call()
-        finally:
-            _native.use_exchange_api(exchange)
-        assert not mode.others
-
-
-class Count(TorchDispatchMode):
-    """The operations of PyTorch that are made in its block."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
+            assert not others
+    finally:
+        _native.use_exchange_api(exchange)
 
 
 @pytest.mark.parametrize("use_fp8", [True, False])
@@ -225,7 +171,7 @@ def test_low_latency_calls_make_no_operations(use_fp8):
     buffer = Buffer(None, 0, 1 << 22, low_latency_mode=True, comm=Alone)
     x, idx = torch.ones(16, 512, dtype=torch.bfloat16), torch.arange(32).reshape(16, 2) % 4
     outputs, weights = torch.ones(4, 16, 512).to(x), torch.ones(16, 2)
-    with Count() as counted:
+    with Noted() as counted:
         rows, count, handle, _, _ = low_latency(buffer, x, idx, use_fp8=use_fp8)
         combined, _, _ = buffer.low_latency_combine(outputs, idx, weights, handle)
     assert counted.names == []
@@ -275,7 +221,7 @@ class Segments:
 
 def test_rows_land_in_segments_of_the_heap(monkeypatch):
     segments = Segments()
-    monkeypatch.setattr(peers, "results_for", lambda *_: segments)
+    monkeypatch.setattr(peers, "Results", lambda *_: segments)
     buffer = Buffer(None, 1 << 20, comm=Alone)
     idx = torch.zeros(2048, 1, dtype=torch.int64)
     held, here = [], []
@@ -283,7 +229,7 @@ def test_rows_land_in_segments_of_the_heap(monkeypatch):
         result = sent(buffer, large(i), idx, 2)
         assert (result[0] == i).all()
         here.append(of_buffer(buffer, result[0]))
-        assert of_buffer(buffer, result[4][3]) == here[-1], "all that peers write lies there, or nothing"
+        assert of_buffer(buffer, result[4][2]) == here[-1], "all that peers write lies there, or nothing"
         equal(buffer.combine(result[0], result[4], config=CONFIG)[0], large(i), "combined")
         held.append(result)
     assert here[0] and not here[-1] and here == sorted(here, reverse=True)
@@ -295,121 +241,4 @@ def test_rows_land_in_segments_of_the_heap(monkeypatch):
     segments.in_heap = False
     assert not of_buffer(buffer, sent(buffer, large(51), idx, 2)[0])
     assert segments.take(512, 0, None) is None, "outside a call there is no heap"
-    segments.free(12345, 0, 0, None)  # nobody's
-
-
-def test_segments_keep_the_heap(monkeypatch):
-    segments = Segments()
-    monkeypatch.setattr(peers, "results_for", lambda *_: segments)
-    buffer = Buffer(None, 1 << 20, comm=Alone, explicitly_destroy=True)
-    rows = sent(buffer, large(7), torch.zeros(2048, 1, dtype=torch.int64), 2)[0]
-    buffer.destroy()
-    del buffer
-    gc.collect()
-    assert (rows == 7).all()
-    rows.fill_(8)
-    for each in segments.out[:]:
-        segments.give_back(each)
-
-
-class Node:
-    """A step of a layer, as schedules that overlap two batches cut it: inputs are detached, and freed as soon as the step
-    has used them; the backward pass is run by hand, step by step."""
-
-    def __init__(self, function, frees_inputs=False):
-        self.function, self.frees_inputs = function, frees_inputs
-
-    def forward(self, *inputs):
-        self.inputs = [each.detach().requires_grad_(each.is_floating_point()) for each in inputs]
-        with torch.enable_grad():
-            self.output = self.function(*self.inputs)
-        if self.frees_inputs:
-            for each in inputs:
-                if each.is_cuda:
-                    each.record_stream(torch.cuda.current_stream())
-                each.untyped_storage().resize_(0)
-        return self.output.detach()
-
-    def backward(self, gradient):
-        torch.autograd.backward(self.output, gradient)
-        self.output = None
-        return self.inputs[0].grad
-
-
-class Sent(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x, buffer, idx, num_experts, handles):
-        result = sent(buffer, x, idx, num_experts)
-        context.buffer, context.handle = buffer, result[4]
-        handles.append(result[4])
-        return result[0]
-
-    @staticmethod
-    def backward(context, gradient):
-        return context.buffer.combine(gradient.contiguous(), context.handle, config=CONFIG)[0], None, None, None, None
-
-
-class Combined(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x, buffer, handle):
-        context.buffer, context.handle = buffer, handle
-        return buffer.combine(x, handle, config=CONFIG)[0]
-
-    @staticmethod
-    def backward(context, gradient):
-        return context.buffer.dispatch(gradient.contiguous(), handle=context.handle, config=CONFIG)[0], None, None
-
-
-def megatron_overlap(group, nodes):
-    """One batch goes forward while the one before goes backward, layer by layer. Detached tensors of all layers stay until
-    the backward pass."""
-    layers, tokens = 2, 64
-    with ranks_a_node(2 * nodes):
-        buffer = Buffer(group, 1 << 20)
-    hidden = 256
-    size = buffer.group_size
-    idx = torch.stack([torch.arange(tokens) % (2 * size), (torch.arange(tokens) + 2) % (2 * size)], dim=1)
-    copies = torch.tensor([len({e // 2 for e in row}) for row in idx.tolist()]).unsqueeze(1)
-    kept = []
-
-    def layer():
-        handles = []
-        return [
-            Node(lambda x: Sent.apply(x, buffer, idx, 2 * size, handles)),
-            Node(lambda rows: rows * 2, frees_inputs=True),  # what experts make of them: a copy to begin with
-            Node(lambda rows: Combined.apply(rows, buffer, handles[0]), frees_inputs=True),
-        ]
-
-    def forward(nodes_of_layer, x):
-        for node in nodes_of_layer:
-            x = node.forward(x)
-            kept.append(node.inputs)  # they are there until the end
-        return x
-
-    def backward(nodes_of_layer, gradient):
-        for node in reversed(nodes_of_layer):
-            gradient = node.backward(gradient)
-        return gradient
-
-    batches = [[layer() for _ in range(layers)] for _ in range(3)]
-    gradients = []
-    for now in range(len(batches) + 1):
-        x = torch.ones(tokens, hidden, dtype=torch.bfloat16)
-        gradient = torch.ones(tokens, hidden, dtype=torch.bfloat16)
-        for at in range(layers):
-            if now < len(batches):
-                x = forward(batches[now][at], x)
-            if now > 0:
-                gradient = backward(batches[now - 1][layers - 1 - at], gradient)
-        wanted = (2.0 * copies.float()) ** layers
-        if now < len(batches):
-            equal(x, wanted.expand(-1, hidden).to(torch.bfloat16), "output of the layers")
-        if now > 0:
-            gradients.append(gradient)
-    for gradient in gradients:
-        equal(gradient, wanted.expand(-1, hidden).to(torch.bfloat16), "gradient of the layers")
-
-
-@pytest.mark.parametrize("nodes", [False, True])
-def test_megatron_overlap(ranks, nodes):
-    ranks(4).run(megatron_overlap, nodes)
+    segments.free(12345, 0, 0, None)  # of no segment

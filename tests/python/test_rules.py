@@ -1,19 +1,17 @@
-"""Rules of the package: errors that Python's switches do not remove, settings read before ranks meet, and names and type hints
-that accept correct programs."""
+"""Rules of the package: errors that Python's switches do not remove, settings read before ranks meet, and names that are shown."""
 
 import os
-import subprocess
 import sys
-import typing
+from unittest import mock
 
 import pytest
-import torch
 import torch.distributed as dist
+from cluster import on_ranks
+from common import output_of
 from test_errors import Alone
-from time_scale import scaled
 
 import deep_ep
-from deep_ep import Buffer, ElasticBuffer, EventOverlap, peers
+from deep_ep import Buffer, ElasticBuffer, peers
 from deep_ep.errors import Error, InvalidArgument
 
 OPTIMISED = """
@@ -49,46 +47,34 @@ for call in (
 
 
 def test_rules_hold_under_o():
-    run = subprocess.run([sys.executable, "-O", "-c", OPTIMISED], capture_output=True, text=True, timeout=scaled(120))
-    assert run.returncode == 0, run.stdout + run.stderr
+    output_of(sys.executable, "-O", "-c", OPTIMISED, seconds=120)
 
 
-def one_rank_has_a_wrong_setting(group):
+@on_ranks(2)
+def test_no_rank_waits_for_one_with_a_wrong_setting(group):
     makers = (
         lambda: Buffer(group, num_rdma_bytes=1 << 22, low_latency_mode=True, explicitly_destroy=True),
         lambda: ElasticBuffer(group, 2 << 20, explicitly_destroy=True),
     )
+    odd = dist.get_rank(group) == 1
     for make in makers:
-        if dist.get_rank(group) == 1:
-            os.environ["DEEP_EP_RANKS_PER_NODE"] = "two"
-        try:
+        with mock.patch.dict(os.environ, {"DEEP_EP_RANKS_PER_NODE": "two"} if odd else {}):
             with pytest.raises(Error, match="environment variable DEEP_EP_RANKS_PER_NODE='two': not a whole") as raised:
                 make()
-        finally:
-            os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
-        assert isinstance(raised.value, InvalidArgument) == (dist.get_rank(group) == 1)
-        assert dist.get_rank(group) == 1 or "failed on rank 1" in str(raised.value)
-        if dist.get_rank(group) == 1:
-            os.environ["NVSHMEM_QP_DEPTH"] = "deep"
-        try:
+        assert isinstance(raised.value, InvalidArgument) == odd and (odd or "failed on rank 1" in str(raised.value))
+        with mock.patch.dict(os.environ, {"NVSHMEM_QP_DEPTH": "deep"} if odd else {}):
             make().destroy()
-        finally:
-            os.environ.pop("NVSHMEM_QP_DEPTH", None)
-
-
-def test_no_rank_waits_for_one_with_a_wrong_setting(ranks):
-    ranks(2).run(one_rank_has_a_wrong_setting)
 
 
 def test_a_time_out_that_is_given_holds(monkeypatch):
     given = []
-    native_buffer = peers.native_buffer
+    make = peers.NativeOwner._make
 
     def noted(*arguments, **options):
         given.append(options)
-        return native_buffer(*arguments, **options)
+        return make(*arguments, **options)
 
-    monkeypatch.setattr(peers, "native_buffer", noted)
+    monkeypatch.setattr(peers.NativeOwner, "_make", noted)
     ElasticBuffer(Alone, 2 << 20)
     ElasticBuffer(Alone, 2 << 20, num_gpu_timeout_secs=100)
     ElasticBuffer(Alone, 2 << 20, num_gpu_timeout_secs=7)
@@ -100,22 +86,3 @@ def test_names_that_are_shown():
     assert set(dir(deep_ep)) == set(deep_ep.__all__) | modules
     assert all(hasattr(deep_ep, name) for name in dir(deep_ep))
     assert not hasattr(deep_ep, "torch")
-
-
-def returned(function):
-    return typing.get_args(typing.get_type_hints(function)["return"])
-
-
-@pytest.mark.parametrize("function", [Buffer.dispatch, Buffer.internode_dispatch, ElasticBuffer.dispatch])
-def test_results_are_typed_as_what_was_given(function):
-    """A tensor for a tensor, a pair for a pair; and what may be None by the arguments need not be checked for it."""
-    rows = typing.get_type_hints(function)["x"]
-    assert isinstance(rows, typing.TypeVar) and returned(function)[0] is rows
-    assert set(typing.get_args(rows.__bound__)) == {torch.Tensor, typing.Tuple[torch.Tensor, torch.Tensor]}
-    assert type(None) not in {each for result in returned(function) for each in typing.get_args(result)}
-    assert returned(function)[-1] is EventOverlap
-
-
-@pytest.mark.parametrize("function", [Buffer.low_latency_dispatch, Buffer.low_latency_combine])
-def test_hooks_are_callable_for_type_checkers(function):
-    assert returned(function)[-1] == typing.Callable[[], None] and returned(function)[-2] is EventOverlap

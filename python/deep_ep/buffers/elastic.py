@@ -6,11 +6,12 @@ from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 
+from .. import _native
 from ..arguments import MaybeTensor, RowsLike, integer, type_name
 from ..errors import InvalidArgument, WrongUse
 from ..peers import NativeOwner, Peers, device_index, event_given, is_group
-from ..results import check_kind
 from ..utils.event import EventHandle, EventOverlap
+from ..utils.math import align, ceil_div
 from . import model
 from .base import left_out
 from .handle import EPHandle
@@ -75,8 +76,6 @@ class ElasticBuffer(NativeOwner):
         num_cpu_timeout_secs: int = 300,
         num_gpu_timeout_secs: int = _DEFAULT_GPU_TIMEOUT,
         explicitly_destroy: bool = False,
-        *,
-        results: str = "auto",
     ) -> None:
         """Collective: every rank of the group calls it, with equal arguments and with its CUDA device current.
 
@@ -91,7 +90,6 @@ class ElasticBuffer(NativeOwner):
                 given, that variable says it.
             explicitly_destroy: memory is freed by ``destroy``, which is collective. Without it ``destroy`` is refused, as
                 upstream refuses it, and the memory is freed when the object goes, without another rank.
-            results: as for ``Buffer``. Rows of the expanded layout are in PyTorch's ordinary memory in any case.
             deterministic, sl_idx, num_cpu_timeout_secs: accepted; order is always fixed, the traffic class is set by
                 DEEP_EP_RDMA_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
         """
@@ -107,15 +105,14 @@ class ElasticBuffer(NativeOwner):
                 )
             if num_cpu_bytes:
                 raise InvalidArgument(f"num_cpu_bytes is {num_cpu_bytes}, allowed: 0 where num_bytes is not given")
-            num_bytes = model.buffer_bytes(
-                peers.size, self.num_max_tokens_per_rank, hidden, num_topk, bool(use_fp8_dispatch), bool(allow_multiple_reduction)
+            num_bytes = self.get_buffer_size_hint(
+                group, self.num_max_tokens_per_rank, hidden, num_topk, allow_multiple_reduction=allow_multiple_reduction
             )
         num_bytes = integer("num_bytes", num_bytes, 1)
         for name, value in (("num_bytes", num_bytes), ("num_cpu_bytes", num_cpu_bytes)):
             if value % _PAGE or value > num_bytes:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 2 MiB up to num_bytes, which is {num_bytes}")
 
-        results = check_kind(results)
         device = device_index(group)
         self.rank_idx: int = peers.rank
         self.num_ranks: int = peers.size
@@ -126,9 +123,9 @@ class ElasticBuffer(NativeOwner):
         self.allow_multiple_reduction: bool = bool(allow_multiple_reduction)
         self.prefer_overlap_with_compute: bool = bool(prefer_overlap_with_compute)
         self.explicitly_destroy: bool = bool(explicitly_destroy)
-        self.num_allocated_qps: int = integer("num_allocated_qps", num_allocated_qps, 0) or model.default_qps(
-            self.allow_hybrid_mode
-        )
+        # By default as many as upstream allocates.
+        default_qps = 129 if self.allow_hybrid_mode else 17
+        self.num_allocated_qps: int = integer("num_allocated_qps", num_allocated_qps, 0) or default_qps
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
@@ -137,7 +134,6 @@ class ElasticBuffer(NativeOwner):
             device,
             memory // 2 + _PAGE + self.num_lb_bytes,
             timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
-            results=results,
             # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
             # copies rows into the heap, and the window is as the library has it, of what is left without memory for
             # replicas.
@@ -166,15 +162,18 @@ class ElasticBuffer(NativeOwner):
         allow_multiple_reduction: bool = True,
     ) -> int:
         """The ``num_bytes`` of a buffer made with these settings: equal on all ranks, a multiple of 2 MiB."""
-        size = group.size() if callable(getattr(group, "size", None)) else group.Get_size()
-        return model.buffer_bytes(
-            size,
-            integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1),
-            integer("hidden", hidden, 1),
-            num_topk,
-            bool(use_fp8_dispatch),
-            bool(allow_multiple_reduction),
-        )
+        # Room for the largest dispatch, or its combine, at full speed: R * M rows come, and for each of M tokens a row from
+        # each rank that has one, or from each selection. 8-bit rows may be sent in any case: bfloat16 ones are larger.
+        ranks = group.size() if callable(getattr(group, "size", None)) else group.Get_size()
+        most, hidden = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1), integer("hidden", hidden, 1)
+        topk = integer("num_topk", num_topk, 0) or _native.max_topk
+        if topk > _native.max_topk:
+            raise InvalidArgument(f"num_topk is {topk}, allowed: at most {_native.max_topk}")
+        back = most * (min(ranks, topk) if allow_multiple_reduction else topk)
+        # One call has the window at a time, which is half of the memory. The hint below adds a third.
+        tokens = ceil_div(3 * max(most, ceil_div(back, ranks)), 2)
+        size = _native.heap_bytes_hint(ranks, tokens, 2 * hidden, topk, 4 * ceil_div(hidden, 32) + 4 * topk)
+        return align(size, _PAGE)
 
     def get_physical_domain_size(self) -> Tuple[int, int]:
         """(nodes, ranks of each)."""
@@ -299,10 +298,10 @@ class ElasticBuffer(NativeOwner):
                 raise InvalidArgument("topk_idx is None, allowed: a tensor, or a handle instead")
             if num_experts is None:
                 raise InvalidArgument("num_experts is None, allowed: a multiple of the number of ranks, or a handle instead")
-            check_tensor("topk_idx", topk_idx, (torch.int64, torch.int32), 2)
             alignment = 1 if expert_alignment is None else expert_alignment
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
-            sms = num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.size(1))
+            topk = topk_idx.size(1) if isinstance(topk_idx, torch.Tensor) and topk_idx.dim() == 2 else 1  # else refused below
+            sms = num_sms or self.get_theoretical_num_sms(num_experts, topk)
             recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._alive().dispatch_elastic(
                 x, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
                 bool(do_zero_padding), column_major, bool(do_handle_copy), sms, *order,
@@ -388,7 +387,7 @@ class ElasticBuffer(NativeOwner):
         _check_handle(handle)
         self._check_qps(num_qps)
         order = self._order(previous_event, before_epilogue, asynchronous, allocate_on_comm_stream)
-        single = self._adds_each_selection(handle)
+        single = bool(handle.do_expand) and not self.allow_multiple_reduction
         if topk_weights is not None and single:
             raise InvalidArgument("topk_weights is given, allowed: None for expanded rows without allow_multiple_reduction")
         *results, event = call(
@@ -397,9 +396,6 @@ class ElasticBuffer(NativeOwner):
             topk_weights, bias, num_sms or handle.num_sms, *order,
         )  # fmt: skip
         return results, self._event(event, x, topk_weights, bias, handle._tensors())
-
-    def _adds_each_selection(self, handle: EPHandle) -> bool:
-        return bool(handle.do_expand) and not self.allow_multiple_reduction
 
     def _synchronize(self, wanted: bool) -> None:
         if wanted and self._device.type == "cuda":
@@ -426,17 +422,6 @@ LEFT_OUT = (
 )  # fmt: skip
 for _name in LEFT_OUT:
     setattr(ElasticBuffer, _name, staticmethod(left_out(_name)))
-
-
-def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype], dims: int) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is of type {type_name(tensor)}, expected a torch.Tensor")
-    if tensor.dtype not in dtypes or tensor.dim() != dims or not tensor.is_contiguous():
-        allowed = " or ".join(str(dtype) for dtype in dtypes)
-        raise InvalidArgument(
-            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())}, "
-            f"allowed: {allowed} of {dims} dimensions, contiguous"
-        )
 
 
 def _check_handle(handle: Any) -> None:

@@ -17,7 +17,7 @@ from ..utils.event import EventOverlap
 from ..utils.math import align
 from .allocator import BufferAllocator, check_bytes
 from .base import BufferBase, Context
-from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer, check_tensor
+from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer
 from .handle import EPHandle
 
 __all__ = ["EPBuffer", "EPHandle"]
@@ -206,7 +206,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
 
         def add_up(read_here: Any = kept) -> Any:
             if later:
-                return made[0]()
+                return made[0]()[:2]
             used_here(*made)
             return tuple(made)
 
@@ -271,13 +271,10 @@ class EPBuffer(ElasticBuffer, BufferBase):
         Returns:
             An event as that of ``lb_prefetch_weights``: all ranks' sums are made, and no slot is read any more.
         """
-        check_tensor("redundant_expert_grads", redundant_expert_grads, (torch.float32,), 2)
-        check_tensor("expert_grads", expert_grads, (torch.float32,), 2)
-        call, slots, own = self._alive().reduce_grads, redundant_expert_grads.detach(), expert_grads.detach()
-        return self._load_balance(call, slots, own, redundancy_mapping, num_sms, previous_event)
+        call = self._alive().reduce_grads
+        return self._load_balance(call, redundant_expert_grads, expert_grads, redundancy_mapping, num_sms, previous_event)
 
     def _load_balance(self, call, slots, own, mapping, num_sms, previous_event):
-        check_tensor("redundancy_mapping", mapping, (torch.int32,), 2)
         sms = _even(num_sms) or self.lb_get_theoretical_num_sms()
         return self._event(call(slots, own, mapping, sms, previous_event, True), mapping, slots, own)
 

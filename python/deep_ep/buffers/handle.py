@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, List, Optional, Tuple
 
 import torch
@@ -11,6 +12,7 @@ from ..errors import WrongUse
 __all__ = ["EPHandle"]
 
 
+@dataclass(eq=False, repr=False)
 class EPHandle:
     """Where the rows of a dispatch went. All attributes may be written; calls use what they find.
 
@@ -32,60 +34,39 @@ class EPHandle:
         token_metadata_at_forward, channel_linked_list, cached_recv_src_metadata_before_sort: ``None``.
     """
 
+    do_expand: bool
+    num_experts: int
+    expert_alignment: int
+    num_max_tokens_per_rank: int
+    num_sms: int
+    topk_idx: torch.Tensor
+    num_recv_tokens: int
+    num_expanded_tokens: int
+    num_recv_tokens_per_expert_list: List[int]
+    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
+    psum_num_recv_tokens_per_expert: torch.Tensor
+    num_unaligned_recv_tokens_per_expert: torch.Tensor
+    recv_src_metadata: torch.Tensor
+    dst_buffer_slot_idx: torch.Tensor
+    token_metadata_at_forward: Optional[torch.Tensor] = None
+    channel_linked_list: Optional[torch.Tensor] = None
+    cached_recv_src_metadata_before_sort: Optional[torch.Tensor] = field(default=None, init=False)
+    # For cached dispatches: the native handle, and [N, K] int32, the local expert of each selection or -1, because
+    # programs write into what dispatch returned. Functions of the inputs alone, so that the other attributes may be
+    # replaced by those of another dispatch of the same inputs.
+    _route: Optional[Tuple[Any, ...]] = field(default=None, init=False)
+    _local: Optional[torch.Tensor] = field(default=None, init=False)
+
     #: Of the tensor in ``topk_idx``, where its writes are watched.
-    _version: Optional[int] = None
-    _watched = False
+    _version: Optional[int] = field(default=None, init=False)
+    _watched: bool = field(default=False, init=False)
 
-    def __init__(
-        self,
-        do_expand: bool,
-        num_experts: int,
-        expert_alignment: int,
-        num_max_tokens_per_rank: int,
-        num_sms: int,
-        topk_idx: torch.Tensor,
-        num_recv_tokens: int,
-        num_expanded_tokens: int,
-        num_recv_tokens_per_expert_list: List[int],
-        psum_num_recv_tokens_per_scaleup_rank: torch.Tensor,
-        psum_num_recv_tokens_per_expert: torch.Tensor,
-        num_unaligned_recv_tokens_per_expert: torch.Tensor,
-        recv_src_metadata: torch.Tensor,
-        dst_buffer_slot_idx: torch.Tensor,
-        token_metadata_at_forward: Optional[torch.Tensor] = None,
-        channel_linked_list: Optional[torch.Tensor] = None,
-    ) -> None:
-        self.do_expand = do_expand
-        self.num_experts = num_experts
-        self.expert_alignment = expert_alignment
-        self.num_max_tokens_per_rank = num_max_tokens_per_rank
-        self.num_sms = num_sms
-        self.topk_idx = topk_idx
-        self.num_recv_tokens = num_recv_tokens
-        self.num_expanded_tokens = num_expanded_tokens
-        self.num_recv_tokens_per_expert_list = num_recv_tokens_per_expert_list
-        self.psum_num_recv_tokens_per_scaleup_rank = psum_num_recv_tokens_per_scaleup_rank
-        self.psum_num_recv_tokens_per_expert = psum_num_recv_tokens_per_expert
-        self.num_unaligned_recv_tokens_per_expert = num_unaligned_recv_tokens_per_expert
-        self.recv_src_metadata = recv_src_metadata
-        self.dst_buffer_slot_idx = dst_buffer_slot_idx
-        self.token_metadata_at_forward = token_metadata_at_forward
-        self.channel_linked_list = channel_linked_list
-        self.cached_recv_src_metadata_before_sort: Optional[torch.Tensor] = None
-        # For cached dispatches: the native handle, and [N, K] int32, the local expert of each selection or -1, because
-        # programs write into what dispatch returned. Functions of the inputs alone, so that the other attributes may be
-        # replaced by those of another dispatch of the same inputs.
-        self._route: Optional[Tuple[Any, ...]] = None
-        self._local: Optional[torch.Tensor] = None
-
-    @property
-    def topk_idx(self) -> torch.Tensor:
+    def _get_topk_idx(self) -> torch.Tensor:
         if self._version is not None and self._topk_idx._version != self._version:
             raise WrongUse("handle.topk_idx was written to after dispatch: the handle refers to it, so give dispatch a copy")
         return self._topk_idx
 
-    @topk_idx.setter
-    def topk_idx(self, given: torch.Tensor) -> None:
+    def _set_topk_idx(self, given: torch.Tensor) -> None:
         self._topk_idx = given
         counted = self._watched and isinstance(given, torch.Tensor) and not given.is_inference()
         self._version = given._version if counted else None
@@ -109,3 +90,7 @@ class EPHandle:
     def _tensors(self) -> List[torch.Tensor]:
         mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
         return mine + [value for value in self._route or () if isinstance(value, torch.Tensor)]
+
+
+# Not in the class, where it would be the field's default.
+EPHandle.topk_idx = property(EPHandle._get_topk_idx, EPHandle._set_topk_idx)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""How much memory a buffer of the second interface takes, and how many SMs its calls."""
+"""How many SMs calls of the second interface take."""
 
 from __future__ import annotations
 
@@ -8,36 +8,11 @@ from typing import Tuple
 
 import torch
 
-from .. import _native
-from ..arguments import integer
-from ..errors import InvalidArgument
 from ..utils import envs
 
-_PAGE = 2 << 20
 _FEWEST_SMS = 4
 _FEWEST_SMS_ALONE = 64
 _HEADROOM = 1.25
-
-
-def buffer_bytes(
-    num_ranks: int, num_max_tokens: int, hidden: int, num_topk: int, use_fp8_dispatch: bool, multiple_reduction: bool
-) -> int:
-    """Room for the largest dispatch, or its combine, at full speed: R * M rows come, and for each of M tokens a row from
-    each rank that has one, or from each selection. 8-bit rows may be sent in any case: bfloat16 ones are larger."""
-    topk = integer("num_topk", num_topk, 0) or _native.max_topk
-    if topk > _native.max_topk:
-        raise InvalidArgument(f"num_topk is {topk}, allowed: at most {_native.max_topk}")
-    back = num_max_tokens * (min(num_ranks, topk) if multiple_reduction else topk)
-    # One call has the window at a time, which is half of the memory (see ElasticBuffer). The hint below adds a third.
-    tokens = -(-3 * max(num_max_tokens, -(-back // num_ranks)) // 2)
-    scale_bytes = 4 * (-(-hidden // 32)) + 4 * topk
-    size = _native.heap_bytes_hint(num_ranks, tokens, 2 * hidden, topk, scale_bytes)
-    return -(-size // _PAGE) * _PAGE
-
-
-def default_qps(allow_hybrid_mode: bool) -> int:
-    """What upstream allocates where nobody says how many."""
-    return 129 if allow_hybrid_mode else 17
 
 
 def expected_ranks(num_ranks: int, num_experts: int, num_topk: int) -> float:

@@ -113,11 +113,12 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
 
 def get_physical_domain_size(group: Any) -> Tuple[int, int]:
     """Collective: (nodes, ranks of each), where ranks of a node reach each other's memory."""
-    from ..peers import Peers, device_index, num_nodes
+    from ..buffer import Buffer
 
-    peers = Peers(group)
-    nodes = num_nodes(peers, device_index(group))
-    return nodes, peers.size // nodes
+    buffer = Buffer(group, explicitly_destroy=True)  # a small one tells
+    nodes, ranks = buffer._num_nodes, buffer.group_size
+    buffer.destroy()
+    return nodes, ranks // nodes
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> Tuple[int, int]:

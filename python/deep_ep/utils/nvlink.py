@@ -6,10 +6,9 @@ import ctypes
 import json
 import socket
 import warnings
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch
-import torch.distributed as dist
 
 from .. import _native
 from ..errors import WrongUse
@@ -43,8 +42,8 @@ def joined_by_nvlink(first: str, second: str) -> bool:
 
 def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]] = None) -> None:
     """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, by
-    ``all_gather`` if that is given, and all ranks come to the same answer. Where the driver's library does not tell, the
-    first rank warns."""
+    ``all_gather`` (by default as buffers are made), and all ranks come to the same answer. Where the driver's library does not
+    tell, the first rank warns."""
     if not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name(torch.cuda.current_device()).upper():
         return
     size = group.size()
@@ -52,11 +51,15 @@ def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], 
         raise WrongUse(f"group has {size} ranks with PCIe GPUs, allowed: at most 2, as NVLink bridges join pairs")
     if size < 2:
         return
-    places = _all_gather([socket.gethostname(), _native.gpu_address(torch.cuda.current_device())], group, all_gather)
-    (host, first), (other_host, second) = places
+    if all_gather is None:
+        from ..peers import Peers
+
+        all_gather = Peers(group).all_gather
+    mine = json.dumps([socket.gethostname(), _native.gpu_address(torch.cuda.current_device())])
+    (host, first), (other_host, second) = map(json.loads, all_gather(mine.encode()))
     if host != other_host:
         return  # not one machine: ranks reach each other by RDMA
-    answers = _all_gather(_answer(first, second), group, all_gather)
+    answers = list(map(json.loads, all_gather(json.dumps(_answer(first, second)).encode())))
     unknown = [answer for answer in answers if isinstance(answer, str)]
     if unknown:
         if group.rank() == 0:
@@ -72,11 +75,3 @@ def _answer(first: str, second: str) -> Any:
         return joined_by_nvlink(first, second)
     except (OSError, AttributeError) as error:
         return str(error)
-
-
-def _all_gather(mine: Any, group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]]) -> List[Any]:
-    if all_gather is not None:
-        return [json.loads(theirs) for theirs in all_gather(json.dumps(mine).encode())]
-    everybody: List[Any] = [None] * group.size()
-    dist.all_gather_object(everybody, mine, group)
-    return everybody

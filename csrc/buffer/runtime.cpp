@@ -59,6 +59,10 @@ void check_shared_memory(const Executor& executor) {
   }
 }
 
+bool of_one_network(std::span<const ProcessIdentity> processes) {
+  return std::ranges::all_of(processes, [&](const auto& one) { return one.same_network(processes.front()); });
+}
+
 }  // namespace
 
 Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
@@ -158,15 +162,16 @@ void Runtime::join_control_plane() {
     control_words_ = pinned_memory<ControlWords>(executor_);
   });
   ControlWords& words = *control_words_;
-  membership_ = control::Membership::join(plane, *bootstrap_,
-                                          {.changes = &words.changes,
-                                           .ended = &words.ended,
-                                           .lost = words.lost,
-                                           .beats = words.beats,
-                                           .waits = words.waits,
-                                           .wanted = words.wanted,
-                                           .failed = words.failed},
-                                          {.timeout_s = timeout_s_, .masks = options_.low_latency.masking});
+  membership_ = control::Membership::join(
+      plane, *bootstrap_,
+      {.changes = &words.changes,
+       .ended = &words.ended,
+       .lost = words.lost,
+       .beats = words.beats,
+       .waits = words.waits,
+       .wanted = words.wanted,
+       .failed = words.failed},
+      {.timeout_s = timeout_s_, .masks = options_.low_latency.masking, .by_tcp = !of_one_network(processes_)});
   if (membership_ == nullptr) return;
   end_waits_for_the_gone();
 }
@@ -389,7 +394,7 @@ void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<c
   });
   const AgreedOptions agreed = agree_on_options(*exchanges, agreed_options_, executor_->identity());
   agree(*exchanges, "replacing ranks", [&] { check_newcomers(agreed, is_new); });
-  membership_->replace(*exchanges, is_new);
+  membership_->replace(*exchanges, is_new, !of_one_network(agreed.processes));
   heap_->admit(*exchanges, is_new);
   exchanges->barrier();
   const auto before = std::exchange(bootstrap_, exchanges);

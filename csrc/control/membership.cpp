@@ -33,23 +33,15 @@ auto load(const auto& words, int rank) { return __atomic_load_n(&words[index(ran
 
 /// Collective: the processes of all ranks. `buffer` and the next `round` are of a membership that this rank has
 /// already.
-std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, std::uint64_t buffer = 0,
+std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, bool by_tcp, std::uint64_t buffer = 0,
                                         std::uint32_t round = 0) {
-  const auto gather = [&](bool by_tcp) {
-    ProcessInfo mine;
-    agree(bootstrap, by_tcp ? "opening a port for control connections" : "joining the control plane", [&] {
-      mine = plane.info(by_tcp);
-      if (round != 0) mine.buffer = buffer;
-      mine.round = round;
-    });
-    return all_gather_values(bootstrap, mine);
-  };
-  std::vector<ProcessInfo> ranks = gather(false);
-  const ProcessIdentity& own = ranks[index(bootstrap.rank())].identity;
-  const bool all_on = std::ranges::all_of(ranks, [](const ProcessInfo& one) { return one.on != 0; });
-  const bool one_network =
-      std::ranges::all_of(ranks, [&](const ProcessInfo& one) { return one.identity.same_network(own); });
-  return one_network || !all_on ? ranks : gather(true);
+  ProcessInfo mine;
+  agree(bootstrap, "joining the control plane", [&] {
+    mine = plane.info(by_tcp);
+    if (round != 0) mine.buffer = buffer;
+    mine.round = round;
+  });
+  return all_gather_values(bootstrap, mine);
 }
 
 }  // namespace
@@ -58,7 +50,7 @@ std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, std:
 
 std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap,
                                              const Words& words, const JoinOptions& options) {
-  const std::vector<ProcessInfo> ranks = exchange_infos(*plane, bootstrap);
+  const std::vector<ProcessInfo> ranks = exchange_infos(*plane, bootstrap, options.by_tcp);
   const auto off = std::ranges::find(ranks, 0u, &ProcessInfo::on);
   if (off != ranks.end()) {
     const auto where = off - ranks.begin();
@@ -96,8 +88,7 @@ Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int r
   for (const ProcessInfo& info : ranks) ranks_.push_back({.info = info, .sign = -timeout_});  // silent so far
   at(rank_).said.buffer = buffer_;
   at(rank_).said.rank = rank_;
-  if (joined_later_) {  // what the others say of this rank is about the process before: resume() begins their next
-                        // round
+  if (joined_later_) {  // what the others say of this rank is about the process before, until they resume
     at(rank_).said.round = ~std::uint32_t{0};
     next_round_ = options.joined_in_round;
   }
@@ -197,8 +188,8 @@ void Membership::resume() {
   say();
 }
 
-void Membership::replace(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
-  const std::vector<ProcessInfo> ranks = exchange_infos(*plane_, bootstrap, buffer_, next_round_);
+void Membership::replace(Bootstrap& bootstrap, const std::vector<bool>& is_new, bool by_tcp) {
+  const std::vector<ProcessInfo> ranks = exchange_infos(*plane_, bootstrap, by_tcp, buffer_, next_round_);
   agree(bootstrap, "connecting the control plane to new processes", [&] {
     std::unique_lock lock(plane_->mutex_);
     for (int rank = 0; rank < size(); ++rank) {

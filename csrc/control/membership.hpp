@@ -34,6 +34,7 @@ struct Words {
 struct JoinOptions {
   double timeout_s = 0;  ///< of waits; 0: they last for ever
   bool masks = false;    ///< ranks go on without those that are lost
+  bool by_tcp = false;   ///< the ranks are not all of one network namespace
   /// That the other ranks begin next, which were there before. 0: all join.
   std::uint32_t joined_in_round = 0;
 };
@@ -81,7 +82,7 @@ class Membership {
   /// The other ranks have had a membership before this one joined.
   bool joined_later() const { return joined_later_; }
   /// Collective with join() in the new processes, where `is_new`. The verdicts stay, until resume().
-  void replace(Bootstrap& bootstrap, const std::vector<bool>& is_new);
+  void replace(Bootstrap& bootstrap, const std::vector<bool>& is_new, bool by_tcp);
   /// "rank 3 (process 77 on node-a)"
   std::string describe_process(int rank) const;
   /// Waits, for a moment, until the process of `rank` is known to have ended, or to have left: true.

@@ -14,7 +14,6 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
-#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::control {
@@ -124,22 +123,14 @@ void Plane::connect(Membership& member, std::unique_lock<std::mutex>& lock) {
     peer.address = own.same_network(info.identity) ? unix_address_of(info) : info.tcp;
     if (!calls(peer)) peer.next = Clock::now() + kBeforeAsking;
   }
-  if (!thread_.joinable()) {
-    thread_ = std::thread([this] {
-      try {
-        run();
-      } catch (const std::exception& error) {
-        log::warn("control: the thread ends, so lost ranks end waits at their deadlines: {}", error.what());
-      }
-    });
-  }
+  if (!thread_.joinable()) thread_ = std::thread(&Plane::run, this);
   const auto is_missing = [](const auto& rank) { return rank.peer != nullptr && rank.peer->link != Link::up; };
   for (const Deadline deadline(settings_.connect_s);;) {
     const auto missing = std::ranges::find_if(member.ranks_, is_missing);
     if (missing == member.ranks_.end()) return;
     const Peer& peer = *missing->peer;
     if (peer.link == Link::ended || deadline.expired()) {
-      throw SystemError(why_not_connected(member.rank_, missing - member.ranks_.begin(), peer));
+      throw SystemError(why_not_connected(member, static_cast<int>(missing - member.ranks_.begin())));
     }
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::microseconds(500));
@@ -147,9 +138,9 @@ void Plane::connect(Membership& member, std::unique_lock<std::mutex>& lock) {
   }
 }
 
-std::string Plane::why_not_connected(int rank, std::int64_t other_rank, const Peer& peer) const {
-  const std::string own = fmt::format("rank {}", rank);
-  const std::string other = fmt::format("rank {} ({})", other_rank, describe(peer.info));
+std::string Plane::why_not_connected(const Membership& member, int rank) const {
+  const Peer& peer = *member.at(rank).peer;
+  const std::string own = fmt::format("rank {}", member.rank_), other = member.describe_process(rank);
   const bool calls = this->calls(peer);
   const SocketAddress& address = calls || peer.address.is_unix() ? peer.address : tcp_address_;
   const std::string why = !calls ? "no call came" : peer.error == 0 ? "no answer" : errno_text(peer.error);

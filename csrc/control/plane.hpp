@@ -84,7 +84,7 @@ class Plane {
   // All below with the mutex held.
   void close_descriptors();
   void connect(Membership& member, std::unique_lock<std::mutex>& lock);
-  std::string why_not_connected(int rank, std::int64_t other, const Peer& peer) const;
+  std::string why_not_connected(const Membership& member, int rank) const;
   bool calls(const Peer& peer) const { return process_ < peer.info.process; }
   void step(Clock::time_point now);
   void call(Peer& peer);

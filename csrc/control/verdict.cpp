@@ -52,12 +52,11 @@ std::vector<LostRank> failed_ranks(const Evidence& evidence, PairEnd end) {
 }
 
 std::vector<int> ends_of_chains(const Evidence& evidence) {
-  const int size = static_cast<int>(evidence.ranks.size());
   const std::vector<LostRank> causes = failed_ranks(evidence, PairEnd::owner);
   const auto facts = [&](int rank) -> const RankFacts& { return evidence.ranks[index(rank)]; };
-  const auto has_given_up = [&](int rank) { return facts(rank).gave_up_on >= 0 && facts(rank).gave_up_on < size; };
   const auto is_end = [&](int rank) {
-    return facts(rank).lost || names(causes, rank) || facts(rank).gave_up_on == rank || !has_given_up(rank);
+    const int next = facts(rank).gave_up_on;
+    return facts(rank).lost || names(causes, rank) || next == rank || next == kNobody;
   };
   const auto end_of_chain = [&](int rank) {
     std::vector<int> passed;
@@ -70,8 +69,8 @@ std::vector<int> ends_of_chains(const Evidence& evidence) {
     return rank;
   };
   std::vector<int> ends;
-  for (int rank = 0; rank < size; ++rank) {
-    ends.push_back(facts(rank).lost || has_given_up(rank) ? end_of_chain(rank) : kNobody);
+  for (int rank = 0; rank < static_cast<int>(evidence.ranks.size()); ++rank) {
+    ends.push_back(facts(rank).lost || facts(rank).gave_up_on != kNobody ? end_of_chain(rank) : kNobody);
   }
   return ends;
 }

@@ -83,12 +83,7 @@ class Exchange {
     std::vector<UniqueFd> received(ranks_.size());
     std::vector<UniqueFd> connections(ranks_.size());
     for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {
-      if (peer == rank_ || is_far(peer)) continue;
-      if (is_here(peer)) {
-        received[peer] = duplicate(peer);
-      } else {
-        connections[peer] = connect_to(peer);
-      }
+      if (takes_from(peer)) connections[peer] = connect_to(peer);
     }
     serve(std::move(listener));
     for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {
@@ -100,15 +95,7 @@ class Exchange {
   }
 
  private:
-  bool is_far(std::size_t peer) const { return !ranks_[peer].same_host(ranks_[rank_]); }
-  bool is_here(std::size_t peer) const { return ranks_[peer].same_process(ranks_[rank_]); }
-
-  UniqueFd duplicate(std::size_t peer) const {
-    UniqueFd copy(::fcntl(offers_[peer].fd, F_DUPFD_CLOEXEC, 0));
-    if (!copy)
-      fail<SystemError>("duplicating file descriptor {} of rank {}: {}", offers_[peer].fd, peer, errno_text(errno));
-    return copy;
-  }
+  bool takes_from(std::size_t peer) const { return peer != rank_ && ranks_[peer].same_host(ranks_[rank_]); }
 
   UniqueFd connect_to(std::size_t peer) const {
     UniqueFd socket;
@@ -128,11 +115,10 @@ class Exchange {
     return socket;
   }
 
-  // Gives the descriptor to every rank of another process. Strangers may connect: they are not waited for, and get
-  // nothing.
+  // Gives the descriptor to every rank that takes it. Strangers may connect: they are not waited for, and get nothing.
   void serve(UniqueFd listener) const {
     std::vector<bool> served(ranks_.size());
-    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) served[peer] = is_here(peer) || is_far(peer);
+    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) served[peer] = !takes_from(peer);
     std::vector<UniqueFd> callers;
     for (;;) {
       const auto missing = std::find(served.begin(), served.end(), false);
@@ -199,7 +185,7 @@ class Exchange {
 }  // namespace
 
 OfferedFd make_fd_offer(int fd) {
-  OfferedFd mine{.offer = {.name = random_token(), .secret = random_token(), .fd = fd}, .listener = {}};
+  OfferedFd mine{.offer = {.name = random_token(), .secret = random_token()}, .fd = fd, .listener = {}};
   mine.listener = listen_at(address_of(mine.offer.name));
   if (!mine.listener) fail<SystemError>("listening on a Unix socket: {}", errno_text(errno));
   return mine;
@@ -208,7 +194,7 @@ OfferedFd make_fd_offer(int fd) {
 std::vector<UniqueFd> take_fds(int rank, OfferedFd mine, std::span<const FdOffer> offers,
                                std::span<const ProcessIdentity> ranks, double timeout_s) {
   // Owns the listener: if it fails here, peers that still want to connect are refused at once.
-  return Exchange(rank, mine.offer.fd, offers, ranks, timeout_s).run(std::move(mine.listener));
+  return Exchange(rank, mine.fd, offers, ranks, timeout_s).run(std::move(mine.listener));
 }
 
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const ProcessIdentity> ranks,

@@ -15,13 +15,13 @@ namespace deep_ep {
 struct FdOffer {
   Token name;    ///< of the socket; visible to every process of the host
   Token secret;  ///< what a peer must say to be served
-  int fd = -1;   ///< for ranks in the same process
 };
 
 /// The same as exchange_fds, for ranks that tell each other their offers along with something else: make_fd_offer,
 /// then an all-gather of the offers, then take_fds.
 struct OfferedFd {
   FdOffer offer;
+  int fd = -1;
   UniqueFd listener;
 };
 OfferedFd make_fd_offer(int fd);
@@ -29,10 +29,11 @@ std::vector<UniqueFd> take_fds(int rank, OfferedFd mine, std::span<const FdOffer
                                std::span<const ProcessIdentity> ranks, double timeout_s);
 
 /// Gives each rank a descriptor of its own for what `fd` of every other rank of its host stands for; this rank's own
-/// place and those of ranks on other hosts stay empty. Collective; `ranks` says where each lives. Between processes
-/// descriptors travel over unix sockets with random names in the abstract namespace (no files to leave behind), and
-/// only to this user's processes that know a secret exchanged by the bootstrap. If it fails on
-/// one rank, the others throw before their next exchange ends. `fd` stays the caller's and may be closed afterwards.
+/// place and those of ranks on other hosts stay empty. Collective; `ranks` says where each lives. Descriptors travel
+/// over unix sockets with random names in the abstract namespace (no files to leave behind), and only to this user's
+/// processes that know a secret exchanged by the bootstrap. If it fails on one rank, the others throw before their next
+/// exchange ends. `fd` stays the caller's and may be closed afterwards: all have it then, threads of this process, too,
+/// which could not know until when its number stands for the same file.
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const ProcessIdentity> ranks,
                                    double timeout_s);
 

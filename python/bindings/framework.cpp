@@ -75,11 +75,6 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
 }
 
-/// Tensors without elements get one, as PyTorch gives them no address.
-TensorSpec with_memory(const TensorSpec& wanted) {
-  return wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
-}
-
 /// Its shape and its strides.
 std::pair<py::tuple, py::tuple> tuples_of(const TensorSpec& spec) {
   const auto dims = static_cast<std::size_t>(spec.dims);
@@ -196,6 +191,9 @@ Framework::Framework() {
     if (api != nullptr && api->version.major == 1 && api->info_from_object != nullptr) available_exchange_ = api;
   }
   exchange_ = available_exchange_;
+  is_neg_ = PyUnicode_InternFromString("is_neg");
+  is_conj_ = PyUnicode_InternFromString("is_conj");
+  if (is_neg_ == nullptr || is_conj_ == nullptr) throw py::error_already_set();
 
   const py::object internals = torch.attr("_C");
   from_capsule_ = kept(internals.attr("_from_dlpack"));
@@ -284,7 +282,27 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   if (!dtype) refuse_dtype(object, name);
   argument.view.dtype = *dtype;
   argument.object = object;
+  if (accept != Accept::made_here) refuse_lazy(argument, name);
   return argument;
+}
+
+void Framework::refuse_lazy(const TensorArgument& argument, const char* name) const {
+  const std::uint8_t code = argument.dtype.code;
+  // Complex tensors and their parts are the only ones, and the question is a call of Python for each tensor.
+  if (code != dlpack::kFloat && code != dlpack::kComplex) return;
+  const auto has = [&](PyObject* question) {
+    const auto answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(argument.object.ptr(), question));
+    if (!answer) throw py::error_already_set();
+    return answer.ptr() == Py_True;
+  };
+  if (has(is_neg_)) {
+    throw InvalidArgument(fmt::format(
+        "{0} is a view whose values are the negatives of what lies in memory, allowed: {0}.resolve_neg()", name));
+  }
+  if (code == dlpack::kComplex && has(is_conj_)) {
+    throw InvalidArgument(fmt::format(
+        "{0} is a view whose values are the conjugates of what lies in memory, allowed: {0}.resolve_conj()", name));
+  }
 }
 
 TensorArgument Framework::borrow_by_attributes(py::handle object, const char* name) const {
@@ -329,7 +347,7 @@ py::object Framework::dtype_object(DType dtype) const {
 }
 
 Framework::Made Framework::empty(const TensorSpec& wanted) const {
-  const TensorSpec spec = with_memory(wanted);
+  const TensorSpec spec = wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
   const auto [shape, strides] = tuples_of(spec);
   const bool gpu = wanted.device.kind == deep_ep::Device::Kind::cuda;
   const py::object type = dtype_object(wanted.dtype);
@@ -354,7 +372,7 @@ Framework::Made Framework::empty(const TensorSpec& wanted) const {
   PyObject* made = PyObject_Vectorcall(empty_strided_, arguments.data(), 2, empty_names_);
   if (made == nullptr) throw py::error_already_set();
   auto object = py::reinterpret_steal<py::object>(made);
-  const TensorView view = borrow(object, "a result").view;
+  const TensorView view = borrow(object, "a result", Accept::made_here).view;
   return {std::move(object), view};
 }
 
@@ -471,10 +489,18 @@ class SegmentsFrom {
   std::shared_ptr<HeapPieces> before_;
 };
 
+/// Tensors without elements get one, as PyTorch gives them no address.
+py::tuple shape_of(const TensorView& view) {
+  if (view.elements() == 0) return py::make_tuple(1);
+  py::tuple shape(static_cast<std::size_t>(view.dims));
+  for (int dim = 0; dim < view.dims; ++dim) shape[static_cast<std::size_t>(dim)] = view.size(dim);
+  return shape;
+}
+
 py::list describe(std::span<const TensorView> wanted) {
   py::list list;
   for (const TensorView& view : wanted) {
-    list.append(py::make_tuple(tuples_of(with_memory(view)).first, Framework::instance().dtype_object(view.dtype)));
+    list.append(py::make_tuple(shape_of(view), Framework::instance().dtype_object(view.dtype)));
   }
   return list;
 }
@@ -517,7 +543,7 @@ Tensor FrameworkResults::tensor_over(Framework::Made made, TensorView view) cons
 }
 
 Tensor FrameworkResults::tensor_over(py::object object, const TensorView& view) const {
-  const TensorView made = Framework::instance().borrow(object, "a result").view;
+  const TensorView made = Framework::instance().borrow(object, "a result", Accept::made_here).view;
   return tensor_over({std::move(object), made}, view);
 }
 

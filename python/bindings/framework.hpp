@@ -107,7 +107,7 @@ struct TensorArgument {
 /// One of any element type.
 struct AnyTensor : TensorArgument {};
 
-enum class Accept { library_types, any_type };
+enum class Accept { library_types, any_type, made_here };
 
 class Framework {
  public:
@@ -115,7 +115,7 @@ class Framework {
   static Framework& instance();
 
   /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know are treated as types of
-  /// their size.
+  /// their size. `made_here`: a tensor of ours, of which less has to be checked.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
 
   /// A tensor of the framework: the result itself, if it is one, or one that shares the memory and gives it back at its
@@ -149,6 +149,8 @@ class Framework {
   Framework();
   TensorArgument borrow_by_attributes(py::handle object, const char* name) const;
   dlpack::DataType dtype_of(py::handle object, const char* name) const;
+  /// InvalidArgument for a tensor whose values are not what lies in its memory.
+  void refuse_lazy(const TensorArgument& argument, const char* name) const;
   py::handle named(const dlpack::DataType& dtype) const;
   py::object shared(const Tensor& tensor, const dlpack::DataType& dtype) const;
 
@@ -162,6 +164,8 @@ class Framework {
   const dlpack::ExchangeApi* available_exchange_ = nullptr;
   // Never destroyed: the objects live as long as the interpreter, and this lives a little longer.
   PyObject* from_capsule_;
+  PyObject* is_neg_;
+  PyObject* is_conj_;
   PyObject* raw_stream_ = nullptr;
   PyObject* empty_strided_;
   PyObject* empty_names_;

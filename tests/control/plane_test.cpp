@@ -100,16 +100,6 @@ TEST_P(PlaneTest, RanksOfOneProcessHearOfEachOther) {
   EXPECT_TRUE(eventually([&] { return buffer.words[0].lost_for(2) == 1; }));
 }
 
-TEST_P(PlaneTest, ProcessesMeetAgainInANewBuffer) {
-  Planes planes(2, by_unix());
-  for (std::uint64_t number = 1; number < 4; ++number) {
-    Planes::Buffer& buffer = planes.join(number, {0, 1});
-    buffer.leave(0);
-    buffer.leave(1);
-    EXPECT_EQ(buffer.words[0].lost_for(1), kNobody);
-  }
-}
-
 /// All connections by TCP of this process, at one of their ends.
 std::vector<int> tcp_connections() {
   std::vector<int> found;
@@ -304,27 +294,6 @@ struct RefusingPlace {
   std::string where;
 };
 
-TEST(PlaneOverTcp, APortThatRefusesIsAnErrorThatNamesIt) {
-  const RefusingPlace place;
-  const Settings settings{.on = true, .ports = {}, .connect_s = 0.3};
-  const std::vector<std::shared_ptr<Plane>> planes{std::make_shared<Plane>(settings),
-                                                   std::make_shared<Plane>(settings)};
-  std::vector<ProcessInfo> infos{test::info_of(*planes[0], 0, false), test::info_of(*planes[1], 1, false)};
-  for (ProcessInfo& info : infos) info.tcp = place.there;
-  std::string said;
-  for (const int rank : {0, 1}) {
-    SharedWords words;
-    try {
-      const Membership member(planes[static_cast<std::size_t>(rank)], 1, rank, infos, words.words());
-      ADD_FAILURE() << "connected";
-    } catch (const SystemError& error) {
-      said += error.what();
-    }
-  }
-  EXPECT_NE(said.find("did not reach rank"), std::string::npos) << said;
-  EXPECT_NE(said.find(place.where), std::string::npos) << said;
-}
-
 /// No other process of its host tells of it.
 TEST(PlaneOverTcp, TheEndOfEitherProcessIsNoticedByTheOther) {
   for (const int ends : {0, 1}) {
@@ -363,31 +332,22 @@ TEST(PlaneOverTcp, ACallThatDoesNotComeIsAnErrorThatNamesTheCaller) {
   EXPECT_NE(said[1].find("at " + place.where), std::string::npos) << said[1];
 }
 
-TEST(PlaneOverTcp, PortsThatAreAllTakenAreAnErrorThatNamesThem) {
+TEST(PlaneOverTcp, ThePortIsAFreeOneOfTheRangeOrAnErrorNamesThem) {
+  const auto port_in = [](const std::string& text) { return std::stoi(text.substr(text.rfind(' ') + 1)); };
   SocketAddress address;
   const UniqueFd taken = listen_by_tcp({}, address);
-  const std::string where = to_string(address);
-  const auto port = static_cast<std::uint16_t>(std::stoi(where.substr(where.rfind(' ') + 1)));
+  const auto port = static_cast<std::uint16_t>(port_in(to_string(address)));
+  const auto last = static_cast<std::uint16_t>(std::min(65535, port + 200));
+  const UniqueFd another = listen_by_tcp({port, last}, address);
+  EXPECT_GT(port_in(to_string(address)), port);
+  EXPECT_LE(port_in(to_string(address)), last);
   try {
     Plane({.on = true, .ports = {port, port}, .connect_s = 1}).info(true);
-    FAIL() << "two listen at " << where;
+    FAIL() << "two listen at " << port;
   } catch (const SystemError& error) {
     EXPECT_NE(std::string(error.what()).find("port " + std::to_string(port)), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("DEEP_EP_CONTROL_PORTS"), std::string::npos) << error.what();
   }
-}
-
-TEST(PlaneOverTcp, ThePortIsOneOfTheRange) {
-  SocketAddress address;
-  const UniqueFd any = listen_by_tcp({}, address);
-  const std::string text = to_string(address);
-  const auto port = static_cast<std::uint16_t>(std::stoi(text.substr(text.rfind(' ') + 1)));
-  const auto last = static_cast<std::uint16_t>(std::min(65535, port + 200));
-  const UniqueFd another = listen_by_tcp({port, last}, address);
-  const std::string got = to_string(address);
-  const int chosen = std::stoi(got.substr(got.rfind(' ') + 1));
-  EXPECT_GT(chosen, port);
-  EXPECT_LE(chosen, last);
 }
 
 TEST(ControlPorts, ARangeIsReadOrRefused) {
@@ -412,14 +372,6 @@ void join_as_threads(const std::vector<std::shared_ptr<Plane>>& planes, const Jo
     bootstrap->barrier();
   });
 }
-std::vector<bool> join_as_threads(const std::vector<std::shared_ptr<Plane>>& planes) {
-  std::vector<char> joined(planes.size());
-  join_as_threads(planes, {}, [&](int rank, const Membership* membership) {
-    joined[static_cast<std::size_t>(rank)] = membership != nullptr ? 1 : 0;
-  });
-  return {joined.begin(), joined.end()};
-}
-
 std::vector<std::shared_ptr<Plane>> make_planes(int number, const Settings& settings = test::settings()) {
   std::vector<std::shared_ptr<Plane>> planes;
   for (int i = 0; i < number; ++i) planes.push_back(std::make_shared<Plane>(settings));
@@ -447,19 +399,13 @@ TEST(Plane, AProcessThatEndsWhileRanksJoinIsNamed) {
   }
 }
 
-TEST(Membership, RanksOfSeveralProcessesHaveOne) {
-  EXPECT_EQ(join_as_threads(make_planes(3)), (std::vector<bool>{true, true, true}));
-}
-
-TEST(Membership, RanksOfOneProcessHaveOneToo) {
-  const auto plane = make_planes(1).front();
-  EXPECT_EQ(join_as_threads({plane, plane}), (std::vector<bool>{true, true}));
-}
-
-TEST(Membership, OffOnOneRankIsOffForAll) {
-  auto planes = make_planes(3);
-  planes[1] = std::make_shared<Plane>(test::settings(false));
-  EXPECT_EQ(join_as_threads(planes), (std::vector<bool>{false, false, false}));
+TEST(Membership, AllRanksHaveOneUnlessItIsOffOnOne) {
+  for (const bool on : {true, false}) {
+    auto planes = make_planes(3);
+    planes[1] = std::make_shared<Plane>(test::settings(on));
+    planes.push_back(planes[0]);  // ranks may be threads of one process
+    join_as_threads(planes, {}, [&](int rank, const Membership* joined) { EXPECT_EQ(joined != nullptr, on) << rank; });
+  }
 }
 
 TEST(Membership, MasksNeedTheControlPlaneOnAllRanks) {
@@ -499,84 +445,34 @@ TEST(Membership, RanksMeetOrOneThatWaitsLongEnoughGoesAlone) {
   });
 }
 
-// ---- Processes ----
-constexpr int kRanks = 3;
-constexpr int kVictim = kRanks - 1;
-
-/// A rank that is a process of its own.
-struct Process {
-  int rank;
-  Bootstrap& bootstrap;
-  SharedWords& words;
-  const Membership& member;
-};
-
-void run_ranks(bool by_unix, const std::function<void(Process)>& body) {
+/// The child of a killed process lives on. fork() has closed its copies of the descriptors of connections.
+TEST_P(PlaneTest, AForkedChildThatSleepsKeepsNothingAlive) {
   if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
-  const std::vector<std::string> errors = deep_ep::run_rank_processes(kRanks, [&](const auto& bootstrap) {
+  constexpr int kVictim = 2;
+  void* const memory = ::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  auto& sleeper = *static_cast<pid_t*>(memory);
+  const std::vector<std::string> errors = deep_ep::run_rank_processes(kVictim + 1, [&](const auto& bootstrap) {
     const int rank = bootstrap->rank();
     SharedWords words;
     const auto plane = std::make_shared<Plane>(test::settings());
-    const std::vector<ProcessInfo> infos = all_gather_values(*bootstrap, test::info_of(*plane, rank, by_unix));
+    const std::vector<ProcessInfo> infos = all_gather_values(*bootstrap, test::info_of(*plane, rank, by_unix()));
     const Membership member(plane, 1, rank, infos, words.words());
     bootstrap->barrier();
-    body({rank, *bootstrap, words, member});
+    if (rank == kVictim) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::alarm(600);  // should the test be killed
+        for (;;) ::pause();
+      }
+      sleeper = child;
+      ::raise(SIGKILL);
+    }
+    if (!eventually([&] { return words.lost_for(kVictim) == kVictim; })) throw SystemError("it is not missed");
+    if (member.gone() != std::vector<int>{kVictim}) throw SystemError("others are gone, too");
   });
   for (int rank = 0; rank < kVictim; ++rank) EXPECT_EQ(errors[static_cast<std::size_t>(rank)], "") << rank;
-}
-
-/// `dies` is called in the last rank, and does not return.
-void expect_to_be_missed(bool by_unix, const std::function<void()>& dies) {
-  const auto body = [&](const Process& process) {
-    if (process.rank == kVictim) return dies();
-    if (!eventually([&] { return process.words.lost_for(kVictim) == kVictim; })) throw SystemError("not received of");
-    if (process.member.gone() != std::vector<int>{kVictim}) throw SystemError("others are gone, too");
-  };
-  run_ranks(by_unix, body);
-}
-
-TEST_P(PlaneTest, AKilledProcessIsMissed) {
-  expect_to_be_missed(by_unix(), [] { ::raise(SIGKILL); });
-}
-
-TEST_P(PlaneTest, AProcessThatEndsByItselfWithoutGoodbyeIsMissed) {
-  expect_to_be_missed(by_unix(), [] { ::_exit(0); });
-}
-
-/// The child of a killed process lives on. fork() has closed its copies of the descriptors of connections.
-TEST_P(PlaneTest, AForkedChildThatSleepsKeepsNothingAlive) {
-  void* const memory = ::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  auto& sleeper = *static_cast<pid_t*>(memory);
-  expect_to_be_missed(by_unix(), [&] {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::alarm(600);  // should the test be killed
-      for (;;) ::pause();
-    }
-    sleeper = child;
-    ::raise(SIGKILL);
-  });
   if (sleeper > 0) ::kill(sleeper, SIGKILL);
   ::munmap(memory, sizeof(pid_t));
-}
-
-TEST_P(PlaneTest, AStoppedProcessIsNotMissed) {
-  run_ranks(by_unix(), [&](const Process& process) {
-    const pid_t own = ::getpid();
-    std::vector<pid_t> pids(kRanks);
-    const std::vector<std::byte> all = process.bootstrap.all_gather(std::as_bytes(std::span(&own, 1)));
-    std::memcpy(pids.data(), all.data(), all.size());
-    if (process.rank == 0) {
-      ::kill(pids[kVictim], SIGSTOP);
-      // A false sign of its end would come at once; nothing has to come.
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));
-      if (!process.member.gone().empty()) throw SystemError("a stopped process counts as ended");
-      ::kill(pids[kVictim], SIGCONT);
-    }
-    process.bootstrap.barrier();
-    if (process.words.changes != 0) throw SystemError("somebody is lost");
-    process.bootstrap.barrier();
-  });
 }
 
 TEST(Plane, ForkedChildrenMakeAPlaneOfTheirOwn) {

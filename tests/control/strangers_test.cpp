@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
@@ -49,6 +50,13 @@ class StrangersTest : public testing::TestWithParam<bool> {
     EXPECT_TRUE(eventually([&] { return buffer_.words[0].lost_for(2) == 2; }));
     EXPECT_EQ(buffer_.words[0].lost_for(1), kNobody);
   }
+  template <class T>
+  void expect_refused(const T& said) {
+    const UniqueFd socket = call(called());
+    send_to(socket, &said, sizeof said);
+    EXPECT_TRUE(is_closed(socket));
+    expect_health();
+  }
   /// The hello of another process of the job to the one that all others call.
   int called() {
     int last = 0;
@@ -69,38 +77,26 @@ INSTANTIATE_TEST_SUITE_P(By, StrangersTest, testing::Values(true, false),
                          [](const auto& info) { return info.param ? "unix" : "tcp"; });
 
 TEST_P(StrangersTest, GarbageIsClosed) {
-  const UniqueFd socket = call(called());
-  const std::string garbage(sizeof(Hello), 'x');
-  send_to(socket, garbage.data(), garbage.size());
-  EXPECT_TRUE(is_closed(socket));
-  expect_health();
+  std::array<char, sizeof(Hello)> garbage;
+  garbage.fill('x');
+  expect_refused(garbage);
 }
 
 TEST_P(StrangersTest, AWrongTokenIsClosed) {
   Hello hello = this->hello();
   hello.secret.words[0] ^= 1;
-  const UniqueFd socket = call(called());
-  send_to(socket, &hello, sizeof hello);
-  EXPECT_TRUE(is_closed(socket));
-  expect_health();
+  expect_refused(hello);
 }
 
 TEST_P(StrangersTest, ATokenOfAnotherJobIsClosed) {
   Planes other(1, GetParam());
-  const Hello replayed{.secret = other.info(0).secret, .from = this->hello().from};
-  const UniqueFd socket = call(called());
-  send_to(socket, &replayed, sizeof replayed);
-  EXPECT_TRUE(is_closed(socket));
-  expect_health();
+  expect_refused(Hello{.secret = other.info(0).secret, .from = hello().from});
 }
 
 TEST_P(StrangersTest, AnotherVersionIsClosed) {
   Hello hello = this->hello();
   ++hello.version;
-  const UniqueFd socket = call(called());
-  send_to(socket, &hello, sizeof hello);
-  EXPECT_TRUE(is_closed(socket));
-  expect_health();
+  expect_refused(hello);
 }
 
 TEST_P(StrangersTest, ASlowOrSilentCallerDelaysNobody) {

@@ -65,7 +65,7 @@ struct Runner {
   }
 
   void one(std::uint64_t seed) {
-    const Plan plan = make_plan(seed, options.only ? *options.only : pick_fault(seed, options.processes));
+    const Plan plan = make_plan(seed, options.only ? *options.only : pick_fault(seed));
     Verdict verdict = run(plan, deadline_of(plan));
     const std::lock_guard lock(mutex);
     ++result.runs;
@@ -86,8 +86,7 @@ struct Runner {
   void repeat(Finding& finding) {
     std::set<Violation::Kind> again;
     std::vector<Violation>& found = finding.found;
-    const bool suspicious = std::any_of(
-        found.begin(), found.end(), [&](const Violation& one) { return options.everything || fails_a_test(one.kind); });
+    const bool suspicious = std::ranges::any_of(found, [](const Violation& one) { return fails_a_test(one.kind); });
     for (int i = 0; suspicious && again.empty() && i < kRepetitions; ++i) {
       for (const Violation& one : run(finding.plan, kLonger * deadline_of(finding.plan)).violations) {
         again.insert(one.kind);
@@ -146,8 +145,7 @@ Campaign run_campaign(const CampaignOptions& options) {
   campaign.deadline_s = test::scaled(kDeadline_s);
   Runner runner{campaign, options};
   // Threads that wait poll: on a busy machine, many runs would take each other's time until deadlines mean nothing.
-  const int suitable = test::under_thread_sanitizer() ? 2 : std::max(4, static_cast<int>(24 / test::time_factor()));
-  const int at_once = options.at_once > 0 ? options.at_once : suitable;
+  const int at_once = test::under_thread_sanitizer() ? 2 : std::max(4, static_cast<int>(24 / test::time_factor()));
   std::atomic<int> next = 0;
   for (int end = std::min(kRunsBetweenLooks, options.runs); next < options.runs;
        end = std::min(end + kRunsBetweenLooks, options.runs)) {
@@ -180,40 +178,23 @@ std::string Campaign::verdict() const {
 }
 
 std::string Campaign::report() const {
-  std::string text =
-      fmt::format("{} runs in {:.0f} s, deadline {:.2f} s\n\n| fault | runs |", runs, seconds, deadline_s);
-  std::set<std::string> kinds;
-  for (const auto& of_fault : outcomes) {
-    for (const auto& [kind, count] : of_fault) kinds.insert(kind);
+  std::string text = fmt::format("{} runs in {:.0f} s, deadline {:.2f} s\n\n", runs, seconds, deadline_s);
+  for (std::size_t f = 0; f < outcomes.size(); ++f) {
+    if (outcomes[f].empty()) continue;
+    text += fmt::format("- {}:", name_of(static_cast<Fault>(f)));
+    for (const auto& [kind, count] : outcomes[f]) text += fmt::format(" {} {},", count, kind);
+    const auto findings = [&](bool again) {
+      return std::ranges::count_if(
+          failures, [&](const Failure& one) { return one.fault == static_cast<Fault>(f) && one.again >= again; });
+    };
+    text += fmt::format(" slowest error after {:.2f} deadlines, {} findings, {} of them again\n", slowest[f],
+                        findings(false), findings(true));
   }
-  for (const std::string& kind : kinds) text += fmt::format(" {} |", kind);
-  text += " slowest error, deadlines | findings | of them again |\n|";
-  for (std::size_t i = 0; i < kinds.size() + 5; ++i) text += " --- |";
-  for (int f = 0; f < kFaults; ++f) {
-    const auto& of_fault = outcomes[static_cast<std::size_t>(f)];
-    int all = 0;
-    for (const auto& [kind, count] : of_fault) all += count;
-    text += fmt::format("\n| {} | {} |", name_of(static_cast<Fault>(f)), all);
-    for (const std::string& kind : kinds) {
-      const auto found = of_fault.find(kind);
-      text += fmt::format(" {} |", found == of_fault.end() ? 0 : found->second);
-    }
-    std::set<std::uint64_t> seeds, again;
-    for (const Failure& failure : failures) {
-      if (failure.fault != static_cast<Fault>(f)) continue;
-      seeds.insert(failure.seed);
-      if (failure.again) again.insert(failure.seed);
-    }
-    text += fmt::format(" {:.2f} | {} | {} |", slowest[static_cast<std::size_t>(f)], seeds.size(), again.size());
-  }
-  text += fmt::format("\n\nAfter the first runs: {}. At the end: {}.\nLeaks: {}\n", begin.describe(), end.describe(),
+  text += fmt::format("\nAfter the first runs: {}. At the end: {}.\nLeaks: {}\n", begin.describe(), end.describe(),
                       leaks.empty() ? "none" : leaks);
-  for (const bool came_again : {true, false}) {
-    for (const Failure& failure : failures) {
-      if (failure.again != came_again) continue;
-      text += fmt::format("\n- {}{}: {}", name_of(failure.violation.kind),
-                          came_again ? "" : " (not again with longer deadlines)", failure.violation.text);
-    }
+  for (const Failure& failure : failures) {
+    text += fmt::format("\n- {}{}: {}", name_of(failure.violation.kind),
+                        failure.again ? "" : " (not again with longer deadlines)", failure.violation.text);
   }
   return text + "\n";
 }

@@ -19,10 +19,7 @@ bool fails_a_test(Violation::Kind kind);
 struct CampaignOptions {
   std::uint64_t first_seed = 1;
   int runs = 1000;
-  int at_once = 0;                 ///< 0: what suits the build
-  bool processes = true;           ///< also faults that need ranks as processes
   std::optional<Fault> only = {};  ///< this kind alone
-  bool everything = true;          ///< also repeat runs in which nothing fails a test
   bool progress = false;           ///< to standard error
 };
 
@@ -53,7 +50,7 @@ struct Campaign {
 
   /// What fails a test: what came again, and leaks.
   std::string verdict() const;
-  /// Markdown.
+  /// A line for each kind of fault, and each finding.
   std::string report() const;
 };
 

@@ -18,9 +18,8 @@ TEST_P(FaultsTest, EveryRunEndsAsSpecified) {
   const int all = static_cast<int>(test::environment_number("DEEP_EP_TEST_FAULTS", test::under_thread_sanitizer() ? 40
                                                                                    : test::under_sanitizer()      ? 150
                                                                                                              : 1000));
-  const Campaign campaign = run_campaign({.first_seed = 1 + static_cast<std::uint64_t>(GetParam()) * 1000000,
-                                          .runs = std::max(1, all / kParts),
-                                          .everything = false});
+  const Campaign campaign = run_campaign(
+      {.first_seed = 1 + static_cast<std::uint64_t>(GetParam()) * 1000000, .runs = std::max(1, all / kParts)});
   EXPECT_EQ(campaign.verdict(), "") << campaign.report();
 }
 

@@ -53,13 +53,6 @@ void FaultyExecutor::destroy_stream(StreamHandle stream) noexcept {
   streams_.erase(found);
 }
 
-std::unique_ptr<SymmetricHeap> FaultyExecutor::create_heap(Bootstrap& bootstrap, const HeapOptions& options) {
-  HeapOptions wanted = options;
-  if (std::exchange(heap_too_large, false))
-    wanted.bytes_for = [](std::span<const int>) { return std::size_t{1} << 62; };
-  return CountingExecutor::create_heap(bootstrap, wanted);
-}
-
 bool FaultyExecutor::break_key(RdmaPeerParams* table, int channel, int peer, StreamHandle stream) {
   if (table == nullptr) return false;
   RdmaPeerParams& params = table[channel * ranks_ + peer];

@@ -22,8 +22,7 @@ class FaultyExecutor final : public test::CountingExecutor {
       : CountingExecutor(make_host_executor(options)), ranks_(ranks) {}
 
   const std::shared_ptr<Freezer> freezer = std::make_shared<Freezer>();
-  int failing_allocation = 0;   ///< counts down with every allocation; the one that makes it zero fails
-  bool heap_too_large = false;  ///< the next heap is more than the machine can give
+  int failing_allocation = 0;  ///< counts down with every allocation; the one that makes it zero fails
 
   /// From here on in the stream's order, what this rank sends to `peer` names memory that the peer has not registered.
   /// False where it sends nothing by RDMA.
@@ -74,7 +73,6 @@ class FaultyExecutor final : public test::CountingExecutor {
   void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
     CountingExecutor::fill(destination, byte, bytes, of(stream));
   }
-  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override;
 
  private:
   /// A stream whose kernels the freezer watches while it is armed.

@@ -23,7 +23,7 @@ int campaign(int runs, std::uint64_t seed, std::optional<Fault> only) {
 
 /// --repeat SEED DEADLINE_S [FAULT]: one run, in words.
 int repeat(std::uint64_t seed, double deadline_s, std::optional<Fault> only) {
-  const Plan plan = make_plan(seed, only ? *only : pick_fault(seed, true));
+  const Plan plan = make_plan(seed, only ? *only : pick_fault(seed));
   std::printf("%s\n", plan.describe().c_str());
   const Verdict verdict = run(plan, deadline_s);
   std::printf("%s, slowest error after %.2f deadlines\n", verdict.summary.c_str(), verdict.slowest);

@@ -57,10 +57,9 @@ class Judge {
     if (!mine.error.empty()) {
       if (!(own && plan_.fault == Fault::freeze)) note_time(mine.waited - (own ? plan_.hold * deadline_s_ : 0));
       judge_error(mine, own);
-    } else if (must_fail() && !mine.mismatch) {
+    } else if (reached_ && (plan_.fault == Fault::bootstrap || plan_.fault == Fault::set_up)) {
       blame(Violation::Kind::error, "no error");
     }
-    if (plan_.fault == Fault::mismatch) return;  // all ranks end at different moments then
     for (const int masked : mine.masked) {
       if (own ? !lone() : !has(guilty(), masked)) {
         blame(Violation::Kind::split, fmt::format("rank {} is masked", masked));
@@ -95,8 +94,6 @@ class Judge {
     switch (plan_.fault) {
       case Fault::none:
       case Fault::delay:
-      case Fault::refuse:
-      case Fault::arena:
         return {};
       case Fault::nic:
         return {plan_.rank, plan_.peer};
@@ -107,23 +104,8 @@ class Judge {
   /// Nobody answers the rank of this fault any more, so it may name anybody.
   bool lone() const {
     return plan_.fault == Fault::pause || plan_.fault == Fault::suspend || plan_.fault == Fault::freeze ||
-           plan_.fault == Fault::nic || plan_.fault == Fault::mismatch;
+           plan_.fault == Fault::nic;
   }
-  bool must_fail() const {
-    switch (plan_.fault) {
-      case Fault::options:
-      case Fault::heap:
-        return true;
-      case Fault::mismatch:
-        return step().kind == Step::Kind::dispatch;
-      case Fault::bootstrap:
-      case Fault::set_up:
-        return reached_;
-      default:
-        return false;
-    }
-  }
-  const Step& step() const { return plan_.steps[static_cast<std::size_t>(plan_.step)]; }
 
   std::vector<const char*> allowed(bool own) const {
     switch (plan_.fault) {
@@ -137,17 +119,11 @@ class Judge {
         // Whom the NIC does not reach is accused, and told so.
         if (plan_.masking) return own || rank_ == plan_.peer ? std::vector{"TimeoutError"} : std::vector<const char*>{};
         return own ? std::vector{"SystemError", "TimeoutError"} : std::vector{"TimeoutError"};
-      case Fault::mismatch:
-        return {"RankMismatch", "TimeoutError"};
-      case Fault::options:
-        return {"RankMismatch"};
       case Fault::memory:
         if (own) return {"OutOfMemory"};
         return plan_.masking ? std::vector<const char*>{} : std::vector{"TimeoutError"};
       case Fault::set_up:
         return own ? std::vector{"OutOfMemory"} : std::vector{"SystemError"};
-      case Fault::heap:
-        return {"SystemError"};
       case Fault::bootstrap:
         return {"TimeoutError"};
       default:
@@ -163,7 +139,7 @@ class Judge {
       return;
     }
     if (mine.error == "TimeoutError") {
-      if (own || plan_.fault == Fault::mismatch || has_gone_on(mine)) return;
+      if (own || has_gone_on(mine)) return;
       // Whom a NIC does not reach is told so.
       const std::string told = fmt::format("to rank {} failed, and all have masked it", rank_);
       if (has(guilty(), rank_) && mine.text.find(told) != std::string::npos) return;
@@ -175,7 +151,7 @@ class Judge {
       const bool right = !named.empty() && std::all_of(named.begin(), named.end(), [&](int r) { return has(who, r); });
       if (!right)
         blame(Violation::Kind::blame, fmt::format("names {}, not {}", fmt::join(named, " "), fmt::join(who, " ")));
-    } else if (mine.error == "SystemError" && !(own && plan_.fault == Fault::heap)) {
+    } else if (mine.error == "SystemError") {
       const int rank = plan_.fault == Fault::nic ? plan_.peer : plan_.rank;
       if (mine.text.find(fmt::format("rank {}", rank)) == std::string::npos) {
         blame(Violation::Kind::blame, fmt::format("does not name rank {}", rank));
@@ -198,7 +174,6 @@ class Judge {
     for (int r = 0; r < plan_.ranks; ++r) {
       const Outcome& one = outcome(r);
       if (!one.error.empty() && (r != plan_.rank || worst == "completed")) worst = one.error;
-      if (one.mismatch && worst == "completed") worst = "RankMismatch";
       if (!one.masked.empty() && worst == "completed") worst = "masked";
     }
     return worst;
@@ -241,8 +216,8 @@ std::string Outcome::describe() const {
 }
 
 std::string Outcome::write() const {
-  return fmt::format("{} {} {} {} {} {}\n{}\n{}\n{}\n{}\n{}\n", reached ? 1 : 0, completed ? 1 : 0, mismatch ? 1 : 0,
-                     step, waited, masked.size(), fmt::join(masked, " "), error, one_line(text), one_line(wrong),
+  return fmt::format("{} {} {} {} {}\n{}\n{}\n{}\n{}\n{}\n", reached ? 1 : 0, completed ? 1 : 0, step, waited,
+                     masked.size(), fmt::join(masked, " "), error, one_line(text), one_line(wrong),
                      one_line(left_over));
 }
 
@@ -250,7 +225,7 @@ Outcome Outcome::read(const std::string& lines) {
   std::istringstream in(lines);
   Outcome one;
   std::size_t masks = 0;
-  in >> one.reached >> one.completed >> one.mismatch >> one.step >> one.waited >> masks;
+  in >> one.reached >> one.completed >> one.step >> one.waited >> masks;
   for (int rank; masks > 0 && in >> rank; --masks) one.masked.push_back(rank);
   std::string rest;
   if (one.masked.empty()) std::getline(in, rest);

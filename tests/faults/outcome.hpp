@@ -14,7 +14,6 @@ struct Outcome {
   bool completed = false;   ///< all calls returned, and their results are right
   std::string error;        ///< class of what was thrown, if it was
   std::string text;         ///< of that
-  bool mismatch = false;    ///< a call refused what differs, and the buffer went on
   int step = 0;             ///< the last call
   double waited = 0;        ///< seconds from the call, or the fault if that came later, to the error
   std::vector<int> masked;  ///< at the end

@@ -44,9 +44,8 @@ std::vector<Step> make_steps(oracle::Random& random, bool normal) {
 }  // namespace
 
 const char* name_of(Fault fault) {
-  constexpr const char* kNames[kFaults] = {"none",     "delay",     "stop",   "freeze", "pause", "refuse",
-                                           "mismatch", "options",   "memory", "set_up", "heap",  "arena",
-                                           "nic",      "bootstrap", "kill",   "suspend"};
+  constexpr const char* kNames[kFaults] = {"none",   "delay", "stop",      "freeze", "pause",  "memory",
+                                           "set_up", "nic",   "bootstrap", "kill",   "suspend"};
   return kNames[static_cast<std::size_t>(fault)];
 }
 
@@ -66,9 +65,9 @@ const char* name_of(Step::Kind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-Fault pick_fault(std::uint64_t seed, bool processes) {
+Fault pick_fault(std::uint64_t seed) {
   oracle::Random random(oracle::derive_seed(seed, 1));
-  if (processes && random.chance(0.04)) return random.chance(0.6) ? Fault::kill : Fault::suspend;
+  if (random.chance(0.04)) return random.chance(0.6) ? Fault::kill : Fault::suspend;
   // Stops within a kernel are the widest field.
   static constexpr Fault kFrequent[] = {Fault::freeze, Fault::pause, Fault::stop, Fault::nic};
   if (random.chance(0.5)) return random.pick(kFrequent);
@@ -85,16 +84,12 @@ Plan make_plan(std::uint64_t seed, Fault fault) {
   plan.topology = fault == Fault::nic ? random.pick(kFar) : random.pick(kTopologies);
   if (plan.topology == Topology::rails) plan.ranks = 4;
   plan.masking = plan.topology != Topology::rails && random.chance(0.4);
-  const bool refuses_normal = fault == Fault::arena;
-  if (refuses_normal) plan.topology = Topology::one_node;
   // Calls with masks end without an error, calls of normal mode do not.
-  const bool normal = plan.topology != Topology::only_rdma && (!plan.masking || refuses_normal);
-  if (refuses_normal) plan.masking = false;
+  const bool normal = plan.topology != Topology::only_rdma && !plan.masking;
   plan.host = {.multiprocessors = static_cast<int>(1 + random.below(2)),
                .warps_per_block = 2,
                .seed = random.chance(0.1) ? random.next() | 1 : 0};
   plan.steps = make_steps(random, normal);
-  if (refuses_normal) plan.steps = {{.kind = Kind::dispatch}, {.kind = Kind::cached}, {.kind = Kind::combine}};
 
   plan.rank = static_cast<int>(random.below(plan.ranks));
   plan.step = static_cast<int>(random.below(static_cast<std::int64_t>(plan.steps.size())));
@@ -102,7 +97,7 @@ Plan make_plan(std::uint64_t seed, Fault fault) {
   // Normal mode sends to rails only.
   const bool to_rail = fault == Fault::nic && !plan.steps[static_cast<std::size_t>(plan.step)].low_latency();
   if (to_rail) plan.peer = (plan.rank + plan.ranks_per_node()) % plan.ranks;
-  plan.what = static_cast<int>(random.below(1000));
+  plan.credit = random.chance(0.5);
   switch (fault) {
     case Fault::delay:
       plan.event = of_any_size(random, 3000);
@@ -139,7 +134,7 @@ std::string Plan::describe() const {
   std::string text = fmt::format("seed {}: {} of rank {} of {} ({}{}{}), ", seed, name_of(fault), rank, ranks,
                                  to_string(test::Where{.topology = topology}), masking ? ", masks" : "",
                                  host.seed != 0 ? ", seeded schedule" : "");
-  text += fmt::format("call {}, event {}, peer {}, hold {:.2f}, what {};", step, event, peer, hold, what);
+  text += fmt::format("call {}, event {}, peer {}{}, hold {:.2f};", step, event, peer, credit ? " (credit)" : "", hold);
   for (const Step& one : steps) text += fmt::format(" {}{}", name_of(one.kind), one.hook ? "+hook" : "");
   return text;
 }

@@ -21,20 +21,6 @@ oracle::Masks masks_of(int ranks, int rank, const std::vector<int>& masked) {
   return masks;
 }
 
-/// The same calls with an argument that does not fit those of the other ranks.
-test::Case odd_case(const test::Case& one) {
-  test::Shape shape = one.shape;
-  shape.hidden += 8;
-  shape.combine_hidden += 8;
-  return test::make_case(shape);
-}
-test::LowLatencyCombineCase odd_case(const test::LowLatencyCombineCase& one, int what) {
-  test::LowLatencyCaseShape shape = one.before.shape;
-  if (what % 2 == 0) shape.hidden /= 2;
-  if (what % 2 == 1) ++shape.max_tokens;
-  return test::make_low_latency_combine_case(shape);
-}
-
 }  // namespace
 
 /// The calls of a plan, on one buffer.
@@ -44,96 +30,57 @@ struct RankRun::Calls {
     options.low_latency.masking = plan.masking;
     // So that rows between nodes wait for credit.
     if (plan.ranks_per_node() != 0) options.window_bytes = std::size_t{4} << 10;
-    if (plan.fault == Fault::options && own()) {
-      if (plan.what % 3 == 0) options.heap_bytes *= 2;
-      if (plan.what % 3 == 1) options.max_local_experts *= 2;
-      if (plan.what % 3 == 2) options.low_latency.masking = !options.low_latency.masking;
-    }
     buffer = &rank.buffer(options);
   }
 
-  bool own() const { return rank.rank() == plan.rank; }
   const test::LowLatencyCombineCase& low_latency(const Step& step) const { return run.data_.low_latency[step.data]; }
 
-  /// The call of a step, and everything about its result. `odd`: with another argument than the other ranks.
-  void make(const Step& step, bool odd = false) {
+  /// The call of a step, and everything about its result.
+  void make(const Step& step) {
     switch (step.kind) {
       case Kind::dispatch:
-        return dispatch(step, odd);
+        return dispatch(step);
       case Kind::cached:
-        return cached(step, odd);
+        return cached(step);
       case Kind::combine:
-        return combine(step, odd);
+        return combine(step);
       case Kind::low_latency_dispatch:
-        return dispatch_low_latency(step, odd);
+        return dispatch_low_latency(step);
       case Kind::low_latency_combine:
-        return combine_low_latency(step, odd);
+        return combine_low_latency(step);
     }
   }
 
-  /// The same call with an argument that no rank may give.
-  void make_invalid(const Step& step) {
-    try {
-      switch (step.kind) {
-        case Kind::dispatch: {
-          test::Inputs inputs = upload_inputs(rank, run.data_.normal[step.data]);
-          inputs.dispatch.topk_idx->dtype = DType::float32;
-          buffer->dispatch(inputs.dispatch, rank.call());
-          break;
-        }
-        case Kind::cached:
-          buffer->dispatch({.handle = &dispatched.handle}, rank.call());
-          break;
-        case Kind::combine:
-          buffer->combine({}, rank.call());
-          break;
-        case Kind::low_latency_dispatch: {
-          LowLatencyDispatchArguments arguments = upload_arguments(rank, low_latency(step).before);
-          ++arguments.num_experts;
-          buffer->low_latency_dispatch(arguments, rank.call());
-          break;
-        }
-        case Kind::low_latency_combine:
-          buffer->low_latency_combine({}, rank.call());
-          break;
-      }
-    } catch (const InvalidArgument&) {
-      return;
-    }
-    require(false, "an argument that is not allowed was taken");
-  }
-
-  void dispatch(const Step& step, bool odd) {
+  void dispatch(const Step& step) {
     const test::Case& one = run.data_.normal[step.data];
-    const test::Inputs inputs = upload_inputs(rank, odd ? odd_case(one) : one);
+    const test::Inputs inputs = upload_inputs(rank, one);
     begin_call();
     dispatched = buffer->dispatch(inputs.dispatch, rank.call());
     end_call();
     check_dispatch(rank, one, dispatched);
   }
 
-  void cached(const Step& step, bool odd) {
+  void cached(const Step& step) {
     const test::Case& one = run.data_.normal[step.data];
-    const test::Inputs inputs = upload_inputs(rank, odd ? odd_case(one) : one);
+    const test::Inputs inputs = upload_inputs(rank, one);
     begin_call();
     const DispatchResult result = buffer->dispatch({.x = inputs.dispatch.x, .handle = &dispatched.handle}, rank.call());
     end_call();
     check_dispatch(rank, one, result, {.cached = true});
   }
 
-  void combine(const Step& step, bool odd) {
+  void combine(const Step& step) {
     const test::Case& one = run.data_.normal[step.data];
-    const test::Returned returned =
-        upload_returned(rank, *buffer, odd ? odd_case(one) : one, dispatched.handle, step.heap);
+    const test::Returned returned = upload_returned(rank, *buffer, one, dispatched.handle, step.heap);
     begin_call();
     const CombineResult result = buffer->combine(returned.combine, rank.call());
     end_call();
     check_combine(rank, one, result);
   }
 
-  void dispatch_low_latency(const Step& step, bool odd) {
+  void dispatch_low_latency(const Step& step) {
     const test::LowLatencyCombineCase& one = low_latency(step);
-    LowLatencyDispatchArguments arguments = upload_arguments(rank, odd ? odd_case(one, plan.what).before : one.before);
+    LowLatencyDispatchArguments arguments = upload_arguments(rank, one.before);
     arguments.return_recv_hook = step.hook;
     begin_call();
     LowLatencyDispatchResult result = buffer->low_latency_dispatch(arguments, rank.call());
@@ -141,7 +88,6 @@ struct RankRun::Calls {
     end_call();
     const std::vector<int> before = masked;
     look_at_masks();
-    if (odd) return;  // it fits nobody's: what such a rank gets is its own experts' at best
     handle = result.handle;
     const auto check = [&](const std::vector<int>& left_out) {
       check_low_latency_dispatch(rank, with_masks(one.before, masks_of(plan.ranks, rank.rank(), left_out)), result);
@@ -149,7 +95,7 @@ struct RankRun::Calls {
     masked_at_dispatch = check_with_some(before, check);
   }
 
-  void combine_low_latency(const Step& step, bool odd) {
+  void combine_low_latency(const Step& step) {
     // What this rank's experts got depends on who was left out; so does what the others' got, which fill_by_token()
     // makes irrelevant.
     test::LowLatencyCombineCase one = low_latency(step);
@@ -159,9 +105,7 @@ struct RankRun::Calls {
       one.options = options;
       fill_by_token(one);
     }
-    test::LowLatencyCombineCase given = one;
-    if (odd) given = make_combine_case_after(one.before, one.hidden / 2);
-    LowLatencyCombineArguments arguments = upload_combine(rank, given, handle);
+    LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
     arguments.return_recv_hook = step.hook;
     begin_call();
     const LowLatencyCombineResult result = buffer->low_latency_combine(arguments, rank.call());
@@ -169,7 +113,6 @@ struct RankRun::Calls {
     end_call();
     const std::vector<int> before = masked;
     look_at_masks();
-    if (odd) return;
     const auto check = [&](const std::vector<int>& left_out) {
       one.options.masks = masks_of(plan.ranks, rank.rank(), left_out);
       one.options.unreduced = step.hook && !plan.masking && plan.topology == test::Topology::one_node;
@@ -213,7 +156,7 @@ struct RankRun::Calls {
           outcome.reached = executor.break_key(combines ? LowLatencyChannel::combine : LowLatencyChannel::dispatch,
                                                plan.peer, rank.stream());
         } else {
-          outcome.reached = executor.break_key(plan.what % 2 == 0 ? InternodeChannel::rows : InternodeChannel::credit,
+          outcome.reached = executor.break_key(plan.credit ? InternodeChannel::credit : InternodeChannel::rows,
                                                plan.peer, rank.stream());
         }
         run.parts_.time->now();
@@ -285,7 +228,6 @@ struct RankRun::Calls {
   DispatchResult dispatched;
   LowLatencyHandle handle;
   std::vector<int> masked, masked_at_dispatch;
-  std::vector<Tensor> taken;  ///< what fills the arena
 };
 
 RankRun::RankRun(const Plan& plan, const Data& data, RankParts parts, double deadline_s)
@@ -315,7 +257,6 @@ Outcome RankRun::run() {
     rank_ = std::make_unique<Rank>(parts_.rank, cluster, parts_.bootstrap, parts_.executor);
     if (own && plan_.fault == Fault::bootstrap) parts_.bootstrap->lost_message = plan_.event;
     if (own && plan_.fault == Fault::set_up) parts_.executor->failing_allocation = plan_.event;
-    if (own && plan_.fault == Fault::heap) parts_.executor->heap_too_large = true;
     calls_ = std::make_unique<Calls>(*this, *rank_);
     parts_.executor->failing_allocation = 0;
     parts_.bootstrap->lost_message = 0;
@@ -329,16 +270,8 @@ Outcome RankRun::run() {
         parts_.time->now();
         return outcome;
       }
-      if (here && plan_.fault == Fault::arena) calls_->taken = take_whole_heap(*rank_, *calls_->buffer);
-      if (here && plan_.fault == Fault::refuse) calls_->make_invalid(step);
       calls_->due = here;
       try {
-        calls_->make(step, here && plan_.fault == Fault::mismatch);
-      } catch (const RankMismatch& error) {
-        // Counts are compared before rows move: the call can be made again, with what fits.
-        const std::string text = error.what();
-        if (step.kind != Kind::dispatch || text.find("destroy the buffer") != std::string::npos) throw;
-        outcome.mismatch = true;
         calls_->make(step);
       } catch (const TimeoutError& error) {
         // Given up by the others: it comes back with them.
@@ -348,8 +281,6 @@ Outcome RankRun::run() {
         break;
       }
       parts_.executor->freezer->disarm();
-      // The handle of a dispatch that fits no other rank is good for nothing: this rank stops here.
-      if (here && plan_.fault == Fault::mismatch && step.kind == Kind::low_latency_dispatch) break;
     }
     if (plan_.masking && plan_.fault == Fault::pause) calls_->resume();
     for (int i = 0; plan_.looks_for_survivors() && i < 2; ++i) calls_->make({.kind = Kind::low_latency_dispatch});

@@ -3,11 +3,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <mutex>
-#include <sstream>
 #include <thread>
 
 #include "csrc/support/format.hpp"
@@ -57,26 +53,9 @@ class Threads {
   std::vector<std::thread> threads_;
 };
 
-/// What the threads of this process do: a name, R (runs) or S (sleeps), and the ticks that it has run.
-void describe_threads() {
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::ifstream file(task.path() / "stat");
-    std::string line;
-    std::getline(file, line);
-    std::istringstream rest(line.substr(line.rfind(')') + 1));
-    std::vector<std::string> fields{std::istream_iterator<std::string>(rest), {}};
-    if (fields.size() < 13) continue;
-    std::fprintf(stderr, "faults: thread %s %s, %s + %s ticks\n", line.substr(0, line.rfind(')') + 1).c_str(),
-                 fields[0].c_str(), fields[11].c_str(), fields[12].c_str());
-  }
-}
-
 [[noreturn]] void hang(const Plan& plan, const char* what) {
   std::fprintf(stderr, "faults: %s hangs: %s\n", what, plan.describe().c_str());
-  describe_threads();
-  std::this_thread::sleep_for(std::chrono::seconds(1));
-  describe_threads();  // who has run since?
-  std::abort();        // a thread cannot be ended from outside; a debugger or a core file shows where it is
+  std::abort();  // a thread cannot be ended from outside; a debugger or a core file shows where it is
 }
 
 std::string clean_round(const std::vector<std::shared_ptr<FaultyExecutor>>& executors) {

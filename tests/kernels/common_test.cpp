@@ -183,6 +183,17 @@ TEST(Wait, AWarpThatServesNodesIsCalledOff) {
   }
 }
 
+TEST(WholeBlock, HearsOfEachThreadThatIsNotGood) {
+  const TestKernel<probes::WholeBlockParams> kernel(DEEP_EP_TEST_LAUNCHERS(whole_block_probe));
+  on_every_executor([&](Executor& executor) {
+    for (const int odd : {-1, 0, 40, 95}) {
+      const Shared<std::uint32_t> returned(executor, 96);
+      run(executor, kernel, {1, 96, 64}, {odd, returned.data()});
+      for (std::size_t thread = 0; thread < 96; ++thread) ASSERT_EQ(returned[thread], odd < 0 ? 1u : 0u) << odd;
+    }
+  });
+}
+
 TEST(Wait, ZeroIsNoDeadline) {
   FaultRecord faults[2] = {};
   std::uint64_t abort = 0;

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,11 +21,13 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/exchanges.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/support/child_process.hpp"
 
@@ -87,6 +90,19 @@ TEST(FdExchange, BetweenProcesses) {
 TEST(FdExchange, OnlyWithinAHost) {
   const auto errors = run_rank_processes(5, [](const auto& bootstrap) { exchange_and_check(*bootstrap, 2); });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+/// The first rank closes its file as soon as it has the other one's.
+TEST(FdExchange, AThreadThatIsLateStillGetsTheFile) {
+  expect_ranks_succeed(2, [](const auto& bootstrap) {
+    const auto late = make_callback_bootstrap(bootstrap->rank(), 2, [&](auto mine, auto all) {
+      std::ranges::copy(bootstrap->all_gather(mine), all.begin());
+      if (bootstrap->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    });
+    const auto exchanges = make_buffer_exchanges(late);
+    exchange_and_check(*exchanges);
+    exchanges->barrier();
+  });
 }
 
 /// Connects to the socket of that name. 0: whoever listens there hung up.

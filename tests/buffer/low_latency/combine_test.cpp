@@ -116,5 +116,18 @@ TEST_P(LowLatencyCombineTest, SelectionsThatHaveGone) {
   run(cluster(3), cases);
 }
 
+/// A large term that another one cancels takes the small one along, unless that is added last.
+TEST_P(LowLatencyCombineTest, RowsAreAddedInTheOrderOfTheRanks) {
+  DEEP_EP_NEEDS_RANKS(3);
+  auto one = make_low_latency_combine_case(
+      {.tokens = {2, 3, 1}, .max_tokens = 3, .hidden = 128, .local_experts = 1, .topk = 3});
+  constexpr std::uint16_t kTerms[] = {0x4d00, 0xcd00, 0x3f80};  // 2^27, -2^27, 1
+  for (std::size_t r = 0; r < one.inputs.size(); ++r) {
+    std::ranges::fill(one.inputs[r].x, kTerms[r]);
+    std::ranges::fill(one.inputs[r].selection.weights, 1.0f);
+  }
+  run(cluster(3), {one});
+}
+
 }  // namespace
 }  // namespace deep_ep::test

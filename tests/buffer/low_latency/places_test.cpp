@@ -16,7 +16,8 @@ namespace {
 class LowLatencyPlacesTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyPlacesTest);
 
-/// Rank 1 has received neither of two calls when rank 0 sends the third, whose rows take the places of the first.
+/// Rank 1 has received neither of two calls when rank 0 sends the third, whose rows take the places of the first. It
+/// has acknowledged calls before: a far rank is told of each by an addition.
 TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
   DEEP_EP_NEEDS_RANKS(2);
   std::vector<LowLatencyCase> cases;
@@ -28,6 +29,7 @@ TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
     const auto send = [&](std::size_t call) {
       return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[call])), rank.call());
     };
+    for (const LowLatencyCase& before : cases) dispatch_and_check(rank, buffer, before);
     std::vector<LowLatencyDispatchResult> results = {send(0), send(1)};
     rank.executor()->synchronize(rank.stream());
     if (rank.rank() == 0) {

@@ -46,9 +46,15 @@ DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared)
   p.returned[lane_index()] = good ? 2 : 1;
 }
 
+DEEP_EP_DEVICE void whole_block_probe(const probes::WholeBlockParams& p, std::byte* shared) {
+  const bool all = whole_block(thread_index() != p.odd, reinterpret_cast<std::int32_t*>(shared));
+  p.returned[thread_index()] = all ? 1 : 0;
+}
+
 }  // namespace
 }  // namespace deep_ep::device
 
 DEEP_EP_DEFINE_KERNEL(wait_probe, deep_ep::device::wait_probe)
 DEEP_EP_DEFINE_KERNEL(call_probe, deep_ep::device::call_probe)
 DEEP_EP_DEFINE_KERNEL(serve_probe, deep_ep::device::serve_probe)
+DEEP_EP_DEFINE_KERNEL(whole_block_probe, deep_ep::device::whole_block_probe)

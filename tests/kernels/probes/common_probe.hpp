@@ -31,8 +31,14 @@ struct ServeParams {
   std::uint32_t* returned;     ///< [32]: one per lane; 1: false, 2: true
 };
 
+struct WholeBlockParams {
+  int odd;                  ///< the thread that is not good; -1: none
+  std::uint32_t* returned;  ///< [96]: what each thread hears
+};
+
 }  // namespace deep_ep::probes
 
 DEEP_EP_DECLARE_KERNEL(wait_probe, deep_ep::probes::WaitParams, 96)
 DEEP_EP_DECLARE_KERNEL(call_probe, deep_ep::probes::CallParams, 64)
 DEEP_EP_DECLARE_KERNEL(serve_probe, deep_ep::probes::ServeParams, 32)
+DEEP_EP_DECLARE_KERNEL(whole_block_probe, deep_ep::probes::WholeBlockParams, 96)

@@ -28,7 +28,9 @@ constexpr std::int64_t scale_bytes(std::int64_t row_bytes) { return row_bytes / 
 /// What a received row takes beside its own bytes and its scales, at most: indices and weights of its selections, its
 /// index at the source.
 constexpr std::int64_t row_overhead(int num_topk) { return std::int64_t{num_topk} * (8 + 4) + 4; }
-/// Room that hints leave for signals.
+/// The most that hints ask for low-latency calls: a tenth of what a GPU has.
+constexpr std::size_t kMostLowLatencyBytes = std::size_t{8} << 30;
+/// Room that hints leave for signals, at least.
 constexpr std::size_t kSignalBytes = std::size_t{16} << 20;
 
 }  // namespace deep_ep::defaults

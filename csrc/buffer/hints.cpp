@@ -35,7 +35,8 @@ std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int
                           bytes_of_row);
   }
   const auto tensors = static_cast<std::size_t>(rows * bytes_of_row) + 8 * Arena::kAlignment;
-  return defaults::heap_with_window(tensors + defaults::kSignalBytes);
+  const std::size_t signals = HeapLayout::most_signal_bytes(num_ranks, BufferOptions{}.max_local_experts);
+  return defaults::heap_with_window(tensors + std::max(defaults::kSignalBytes, signals));
 }
 
 std::size_t Buffer::heap_bytes_for(int num_ranks, std::size_t bytes) {
@@ -44,11 +45,10 @@ std::size_t Buffer::heap_bytes_for(int num_ranks, std::size_t bytes) {
   return bytes + HeapLayout::most_signal_bytes(num_ranks, BufferOptions{}.max_local_experts);
 }
 
-std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
-  check_range("max_tokens", max_tokens, 1, kMostLowLatencyTokens);
-  check_range("hidden", hidden, 1, std::int64_t{1} << 24);
-  check_range("num_ranks", num_ranks, 1, kMaxRanks);
-  check_range("num_experts", num_experts, 1, 1 << 20);
+namespace {
+
+/// Far more than defaults::kMostLowLatencyBytes need not be exact.
+std::size_t low_latency_bytes(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
   // The largest rows: those of a dispatch in bfloat16, with as many selections as there may be.
   const std::size_t row_bytes = LowLatencyRow{static_cast<int>(hidden), kMaxTopk, LowLatencyFormat::bf16, true}.bytes();
   const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
@@ -65,8 +65,29 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
                                      std::size_t{4} * unreduced);
   std::size_t bytes = (least + kStep - 1) / kStep * kStep;
   const auto room = [&] { return LowLatencyWindow::make(0, bytes, num_ranks, local_experts).source_bytes; };
-  while (room() < rows_of_source || room() * ranks < unreduced) bytes += kStep;
+  while (bytes <= defaults::kMostLowLatencyBytes && (room() < rows_of_source || room() * ranks < unreduced))
+    bytes += kStep;
   return bytes;
+}
+
+}  // namespace
+
+std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
+  check_range("max_tokens", max_tokens, 1, kMostLowLatencyTokens);
+  check_range("hidden", hidden, 1, std::int64_t{1} << 24);
+  check_range("num_ranks", num_ranks, 1, kMaxRanks);
+  check_range("num_experts", num_experts, 1, 1 << 20);
+  const auto bytes_for = [&](int tokens) { return low_latency_bytes(tokens, hidden, num_ranks, num_experts); };
+  const std::size_t bytes = bytes_for(max_tokens);
+  if (bytes <= defaults::kMostLowLatencyBytes) return bytes;
+  int fits = 0;
+  for (int step = 1 << 15; step != 0; step /= 2) {
+    if (fits + step < max_tokens && bytes_for(fits + step) <= defaults::kMostLowLatencyBytes) fits += step;
+  }
+  fail<InvalidArgument>(
+      "max_tokens is {}, allowed: at most {} for {} ranks and hidden {}, as a rank has room for the rows of each of "
+      "them: low_latency.bytes would be more than {}",
+      max_tokens, fits, num_ranks, hidden, format_bytes(defaults::kMostLowLatencyBytes));
 }
 
 }  // namespace deep_ep

@@ -155,7 +155,6 @@ Runtime::~Runtime() {
 }
 
 void Runtime::join_control_plane() {
-  static_assert(control::kMostRanks == kMaxRanks);
   std::shared_ptr<control::Plane> plane;
   agree(*bootstrap_, "starting the control plane", [&] {
     plane = control::Plane::of_process();

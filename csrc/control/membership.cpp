@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -218,8 +220,65 @@ bool Membership::await_end(int rank) const {
 // ---- What other ranks say ----
 
 int Report::waits_for() const {
-  const auto longest = std::ranges::max_element(of, {}, &PeerReport::waited_ns);
-  return longest->waited_ns > 0 ? static_cast<int>(longest - of.begin()) : kNobody;
+  const auto longest = std::ranges::max_element(of, {}, [](const auto& one) { return one.second.waited_ns; });
+  return longest != of.end() && longest->second.waited_ns > 0 ? longest->first : kNobody;
+}
+
+const PeerReport& Report::about(int peer) const {
+  static const PeerReport nothing;
+  const auto found = of.find(peer);
+  return found == of.end() ? nothing : found->second;
+}
+
+namespace {
+
+// Without padding, as it would travel.
+
+/// Before what a report says of peers.
+struct ReportHead {
+  std::uint64_t buffer;
+  std::uint32_t round, peers;
+  std::int32_t rank, gave_up_on;
+  std::uint32_t left, waits;
+};
+struct PeerEntry {
+  PeerReport said;
+  std::int64_t peer;
+};
+
+}  // namespace
+
+std::vector<std::byte> Report::packed() const {
+  std::vector<PeerEntry> entries;
+  for (const auto& [peer, said] : of) {
+    if (!said.says_nothing()) entries.push_back({said, peer});
+  }
+  const ReportHead head{buffer, round, static_cast<std::uint32_t>(entries.size()), rank, gave_up_on, left, waits};
+  std::vector<std::byte> bytes(sizeof head + entries.size() * sizeof(PeerEntry));
+  std::memcpy(bytes.data(), &head, sizeof head);
+  std::ranges::copy(std::as_bytes(std::span(entries)), bytes.begin() + sizeof head);
+  return bytes;
+}
+
+bool Report::unpack(std::vector<std::byte>& received) {
+  ReportHead head;
+  if (received.size() < sizeof head) return false;
+  std::memcpy(&head, received.data(), sizeof head);
+  const std::size_t size = sizeof head + head.peers * sizeof(PeerEntry);
+  if (received.size() < size) return false;
+  *this = {.buffer = head.buffer,
+           .round = head.round,
+           .rank = head.rank,
+           .gave_up_on = head.gave_up_on,
+           .left = static_cast<std::uint16_t>(head.left),
+           .waits = static_cast<std::uint16_t>(head.waits)};
+  for (std::size_t at = sizeof head; at < size; at += sizeof(PeerEntry)) {
+    PeerEntry entry;
+    std::memcpy(&entry, received.data() + at, sizeof entry);
+    of[static_cast<std::int32_t>(entry.peer)] = entry.said;
+  }
+  received.erase(received.begin(), received.begin() + static_cast<std::ptrdiff_t>(size));
+  return true;
 }
 
 void Membership::hear(const Token& process, const Report& said) {
@@ -231,7 +290,10 @@ void Membership::hear(const Token& process, const Report& said) {
     if (said.waits != 0 && (is_itself || (said.buffer != buffer_ && is_alone))) rank.sign = time_;
     // A masked rank may have woken up, or come back from the other half of a network that was cut in two.
     const bool counts = said.round == report().round && (!masks_ || rank.lost == kNobody);
-    if (is_itself && counts) rank.said = said;
+    if (is_itself && counts) {
+      rank.said = said;
+      std::erase_if(rank.said.of, [&](const auto& one) { return one.first < 0 || one.first >= size(); });
+    }
     if (is_itself && said.left != 0) rank.said.left = 1;  // for good, in whichever round it said so
   }
 }
@@ -264,11 +326,13 @@ void Membership::look_at_words() {
   bool has_news = std::exchange(at(rank_).said.gave_up_on, ended_for) != ended_for;
   bool waits = false;
   for (int peer = 0; peer < size(); ++peer) {
-    PeerReport& said = mine(peer);
     OwnWait& wait = at(peer).own;
     look_at_wait(wait, peer);
     const bool is_over = time_ - wait.heard > timeout_ / kEndsAfter;
     const Time lasted = is_over ? Time{} : std::min(wait.longest, time_ - wait.since);
+    const bool is_reported = lasted >= timeout_ / kBeforeReports || load(words_.failed, peer) != 0;
+    if (!is_reported && report(rank_, peer).says_nothing()) continue;
+    PeerReport& said = mine(peer);
     const bool was_late = Time(said.waited_ns) >= timeout_;
     has_news |= was_late != (lasted >= timeout_);
     said.waited_ns = lasted >= timeout_ / kBeforeReports ? lasted.count() : 0;
@@ -299,23 +363,31 @@ void Membership::look_at_wait(OwnWait& wait, int peer) const {
 
 void Membership::judge() {
   const std::size_t before = verdicts_.size();
-  for (int rank = 0; rank < size(); ++rank) lose(evident(rank));
+  for (const LostRank& verdict : evident()) lose(verdict);
   for (const LostRank& verdict : decide()) lose(verdict);
   if (verdicts_.size() != before) say();  // before kernels of this rank hear of it
   show();
 }
 
-/// The verdict on a rank that none has to decide: its end, or what another rank has said.
-LostRank Membership::evident(int rank) const {
-  const Report& said = at(rank).said;
-  if (has_gone(at(rank))) return {.rank = rank, .why = LostWhy::gone, .by = rank_};
-  if (masks_ && said.gave_up_on != kNobody) return {.rank = rank, .why = LostWhy::ended, .by = rank};
-  for (int other = 0; other < size(); ++other) {
-    const LostRank& verdict = report(other, rank).verdict;
-    const bool has_left = verdict.why == LostWhy::gone && said.left != 0;
-    if (verdict.why != LostWhy::unknown && !has_left) return verdict;
+/// The verdicts that none has to decide, of all ranks: a rank's end, or what another rank has said.
+std::vector<LostRank> Membership::evident() const {
+  std::vector<LostRank> found;
+  for (int rank = 0; rank < size(); ++rank) {
+    LostRank& verdict = found.emplace_back(LostRank{.rank = rank});
+    if (has_gone(at(rank))) {
+      verdict = {.rank = rank, .why = LostWhy::gone, .by = rank_};
+    } else if (masks_ && at(rank).said.gave_up_on != kNobody) {
+      verdict = {.rank = rank, .why = LostWhy::ended, .by = rank};
+    }
   }
-  return {.rank = rank};
+  for (const Rank& other : ranks_) {
+    for (const auto& [rank, said] : other.said.of) {
+      if (found[index(rank)].why != LostWhy::unknown) continue;
+      const bool has_left = said.verdict.why == LostWhy::gone && at(rank).said.left != 0;
+      if (!has_left) found[index(rank)] = said.verdict;
+    }
+  }
+  return found;
 }
 
 /// The verdicts on ranks that others wait for in vain, if it is this rank's turn to give them.
@@ -348,16 +420,15 @@ std::vector<LostRank> Membership::decide() {
 }
 
 void Membership::lose(const LostRank& verdict) {
-  LostRank& known = mine(verdict.rank).verdict;
-  if (verdict.why == LostWhy::unknown || known.why != LostWhy::unknown) return;
+  if (verdict.why == LostWhy::unknown || report(rank_, verdict.rank).verdict.why != LostWhy::unknown) return;
   if (!masks_ && verdict.rank == rank_) return;  // it knows better, and is about to go on
-  known = verdict;
+  mine(verdict.rank).verdict = verdict;
   verdicts_.push_back(verdict);
   // Ranks that have waited themselves may have waited for this one: what they owe begins now.
   for (Rank& rank : ranks_) {
     if (rank.said.waits_for() == kNobody) continue;
     rank.sign = time_;
-    for (PeerReport& report : rank.said.of) report.waited_ns = 0;
+    for (auto& [peer, said] : rank.said.of) said.waited_ns = 0;
   }
 }
 
@@ -383,8 +454,7 @@ Evidence Membership::gather() const {
                            .silent = time_ - one.sign >= timeout_,
                            .waits_for = one.said.waits_for(),
                            .gave_up_on = one.said.gave_up_on});
-    for (int peer = 0; peer < size(); ++peer) {
-      const PeerReport& said = report(rank, peer);
+    for (const auto& [peer, said] : one.said.of) {
       // A silent rank may have stood still since it said so.
       const bool is_late = !found.ranks.back().silent && Time(said.waited_ns) >= timeout_;
       if (is_late && report(peer, rank).left_out == 0) found.late.push_back({rank, peer});

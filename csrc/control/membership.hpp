@@ -117,14 +117,14 @@ class Membership {
   const Report& report() const { return at(rank_).said; }
   void hear(const Token& process, const Report& said);
   void step(Clock::time_point now);
-  const PeerReport& report(int rank, int peer) const { return at(rank).said.of[index(peer)]; }
-  PeerReport& mine(int peer) { return at(rank_).said.of[index(peer)]; }
+  const PeerReport& report(int rank, int peer) const { return at(rank).said.about(peer); }
+  PeerReport& mine(int peer) { return at(rank_).said.of[peer]; }
   bool has_gone(const Rank& rank) const;
   void say(bool waits = false);
   void look_at_words();
   void look_at_wait(OwnWait& wait, int peer) const;
   void judge();
-  LostRank evident(int rank) const;
+  std::vector<LostRank> evident() const;
   std::vector<LostRank> decide();
   void lose(const LostRank& verdict);
   void show();

@@ -2,9 +2,10 @@
 // that a caller sends before it has compared the caller's token.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <vector>
 
 #include "csrc/control/verdict.hpp"
 #include "csrc/support/token.hpp"
@@ -12,8 +13,7 @@
 namespace deep_ep::control {
 
 inline constexpr std::uint32_t kMagic = 0x43504544;  // "DEPC"
-inline constexpr std::uint32_t kVersion = 5;         ///< of all messages
-inline constexpr int kMostRanks = 128;               ///< of a buffer
+inline constexpr std::uint32_t kVersion = 6;         ///< of all messages
 
 /// First on each connection, in both directions.
 struct Hello {
@@ -32,9 +32,14 @@ struct PeerReport {
   std::uint32_t wanted = 0;    ///< what it is for
   std::uint16_t failed = 0;    ///< a queue pair to the peer has failed
   std::uint16_t left_out = 0;  ///< the program leaves the peer out
+
+  bool says_nothing() const {
+    return verdict.why == LostWhy::unknown && waited_ns == 0 && failed == 0 && left_out == 0;
+  }
 };
 
-/// All that a rank says. A report takes the place of the one before, so one that is lost does no harm.
+/// All that a rank says. A report takes the place of the one before, so one that is lost does no harm. A rank keeps the
+/// reports of all others: so a report has no place for peers that it says nothing of.
 struct Report {
   std::uint64_t buffer = 0;
   std::uint32_t round = 0;  ///< one more with each Membership::resume()
@@ -42,10 +47,16 @@ struct Report {
   std::int32_t gave_up_on = kNobody;  ///< see RankFacts
   std::uint16_t left = 0;             ///< it makes no more calls, and its process may end
   std::uint16_t waits = 0;            ///< it waits itself: it is not to blame
-  std::array<PeerReport, kMostRanks> of = {};
+  std::map<std::int32_t, PeerReport> of = {};
 
+  const PeerReport& about(int peer) const;
   /// The peer that it waits for longest; kNobody: it does not wait.
   int waits_for() const;
+
+  /// As it travels.
+  std::vector<std::byte> packed() const;
+  /// Takes the next report out of what has come. False: not all of it has come.
+  bool unpack(std::vector<std::byte>& received);
 };
 
 }  // namespace deep_ep::control

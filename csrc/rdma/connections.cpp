@@ -61,55 +61,49 @@ struct Outcome {
   std::array<char, 400> why{};
 };
 
-/// A rank sends one page to the others. Of each set of ends it holds the address that they share, the address that the
-/// landings of each rail share, and the numbers of their queue pairs: [channels][ranks] of the ends, then of the
-/// landings.
-class AddressBook {
- public:
-  AddressBook(std::span<const ConnectionOptions> sets, int ranks) : ranks_(static_cast<std::size_t>(ranks)) {
-    for (const ConnectionOptions& set : sets) {
-      places_.push_back({bytes_, set.rail_width, static_cast<std::size_t>(set.channels) * ranks_});
-      const Place& place = places_.back();
-      bytes_ = place.numbers() + (set.rail_width == 0 ? 1 : 2) * place.count * sizeof(std::uint32_t);
+/// In an exchange: of which each rank brings `count` numbers each, as many as fit.
+std::size_t ranks_at_once(std::size_t count) {
+  return std::max<std::size_t>(1, 1000 / std::max<std::size_t>(1, count));
+}
+
+/// Each rank brings as many numbers for every rank, and gets those for itself, by rank. A bootstrap can only gather: so
+/// a rank hears all numbers, but a few ranks' at a time, and holds no more of them at once.
+std::vector<std::uint32_t> all_to_all(Bootstrap& bootstrap, std::span<const std::uint32_t> mine) {
+  const auto ranks = static_cast<std::size_t>(bootstrap.size());
+  const auto rank = static_cast<std::size_t>(bootstrap.rank());
+  const std::size_t count = mine.size() / ranks;
+  const std::size_t step = ranks_at_once(count);
+  std::vector<std::uint32_t> got(mine.size());
+  for (std::size_t first = 0; first < ranks; first += step) {
+    const std::span<const std::uint32_t> some = mine.subspan(first * count, std::min(step, ranks - first) * count);
+    const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(some));
+    if (rank < first || rank >= first + step) continue;
+    for (std::size_t peer = 0; peer < ranks; ++peer) {
+      std::memcpy(got.data() + peer * count,
+                  all.data() + peer * some.size_bytes() + (rank - first) * count * sizeof(std::uint32_t),
+                  count * sizeof(std::uint32_t));
     }
   }
+  return got;
+}
 
-  std::size_t bytes() const { return bytes_; }
-  /// Of the end to `peer`; `landing_rail`: or of what receives from that peer, which is on this rail.
-  void write(std::byte* page, std::size_t set, int channel, int peer, std::optional<int> landing_rail,
-             const QueuePairAddress& address) const {
-    const Place& place = places_[set];
-    std::memcpy(page + place.common(landing_rail), &address, sizeof address);
-    std::memcpy(page + number_at(place, channel, peer, landing_rail), &address.queue_pair, sizeof(std::uint32_t));
-  }
-  QueuePairAddress read(const std::byte* page, std::size_t set, int channel, int peer,
-                        std::optional<int> landing_rail) const {
-    const Place& place = places_[set];
-    QueuePairAddress address;
-    std::memcpy(static_cast<void*>(&address), page + place.common(landing_rail), sizeof address);
-    std::memcpy(&address.queue_pair, page + number_at(place, channel, peer, landing_rail), sizeof(std::uint32_t));
-    return address;
-  }
-
- private:
+/// Where a rank tells of its ends: the addresses that it tells all others, and for each rank the numbers of the queue
+/// pairs to it.
+struct AddressPlaces {
   struct Place {
-    std::size_t at;
-    int rails;
-    std::size_t count;  ///< of ends' numbers
-
-    std::size_t common(std::optional<int> landing_rail) const {
-      return at + (landing_rail ? 1 + static_cast<std::size_t>(*landing_rail) : 0) * sizeof(QueuePairAddress);
-    }
-    std::size_t numbers() const { return common(rails); }
+    std::size_t shared, numbers, landing_numbers;
   };
-  std::size_t number_at(const Place& place, int channel, int peer, std::optional<int> landing_rail) const {
-    const std::size_t number = static_cast<std::size_t>(channel) * ranks_ + static_cast<std::size_t>(peer);
-    return place.numbers() + (number + (landing_rail ? place.count : 0)) * sizeof(std::uint32_t);
-  }
+  std::vector<Place> of;  ///< each set
+  std::size_t num_shared = 0, num_numbers = 0;
 
-  std::size_t ranks_;
-  std::vector<Place> places_;
-  std::size_t bytes_ = 0;
+  explicit AddressPlaces(std::span<const ConnectionOptions> sets) {
+    for (const ConnectionOptions& set : sets) {
+      const auto channels = static_cast<std::size_t>(set.channels);
+      of.push_back({num_shared, num_numbers, num_numbers + channels});
+      num_shared += 1 + static_cast<std::size_t>(set.rail_width);
+      num_numbers += (set.rail_width == 0 ? 1 : 2) * channels;
+    }
+  }
 };
 
 /// Of the ends of a set: the addresses at their other sides.
@@ -119,30 +113,50 @@ struct OtherSides {
 };
 
 /// End (channel, b) of rank a is connected to end (channel, a) of rank b, or where that is on another rail of a fabric
-/// that connects rails only, to what receives there from a.
+/// that connects rails only, to what receives there from a. A rank tells all others, of each set, the address that its
+/// ends share, and that the landings of each rail share; and each other rank the numbers of the queue pairs to it.
 std::vector<OtherSides> exchange_addresses(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                            std::span<const ConnectedEnds> made) {
   const int rank = bootstrap.rank();
-  const AddressBook book(sets, bootstrap.size());
-  std::vector<std::byte> mine(book.bytes());
+  const AddressPlaces places(sets);
+  const std::size_t num_shared = places.num_shared, num_numbers = places.num_numbers;
+  // Where a rank tells of its end to a peer, or of what receives from that peer, which is on this rail.
+  const auto shared_at = [&](std::size_t set, std::optional<int> landing_rail) {
+    return places.of[set].shared + (landing_rail ? 1 + static_cast<std::size_t>(*landing_rail) : 0);
+  };
+  const auto number_at = [&](std::size_t set, int channel, int peer, std::optional<int> landing_rail) {
+    const std::size_t first = landing_rail ? places.of[set].landing_numbers : places.of[set].numbers;
+    return static_cast<std::size_t>(peer) * num_numbers + first + static_cast<std::size_t>(channel);
+  };
+
+  std::vector<QueuePairAddress> shared(num_shared);
+  std::vector<std::uint32_t> numbers(num_numbers * static_cast<std::size_t>(bootstrap.size()));
   for (std::size_t set = 0; set < sets.size(); ++set) {
     const ConnectionOptions& options = sets[set];
     for (std::size_t end = 0; made[set].ends != nullptr && end < options.ends(); ++end) {
       const int peer = options.peer(end);
-      book.write(mine.data(), set, options.channel(end), peer, {}, made[set].ends->address(end));
-      if (!options.lands(end, rank)) continue;
-      book.write(mine.data(), set, options.channel(end), peer, options.rail_of(peer), made[set].ends->landing(end));
+      const auto write = [&](std::optional<int> landing_rail, const QueuePairAddress& address) {
+        shared[shared_at(set, landing_rail)] = address;
+        numbers[number_at(set, options.channel(end), peer, landing_rail)] = address.queue_pair;
+      };
+      write({}, made[set].ends->address(end));
+      if (options.lands(end, rank)) write(options.rail_of(peer), made[set].ends->landing(end));
     }
   }
-  const std::vector<std::byte> all = bootstrap.all_gather(mine);
+  const std::vector<std::byte> all_shared = bootstrap.all_gather(std::as_bytes(std::span(shared)));
+  const std::vector<std::uint32_t> numbers_here = all_to_all(bootstrap, numbers);
 
   std::vector<OtherSides> theirs(sets.size());
   for (std::size_t set = 0; set < sets.size(); ++set) {
     const ConnectionOptions& options = sets[set];
     for (std::size_t end = 0; end < options.ends(); ++end) {
-      const std::byte* page = all.data() + static_cast<std::size_t>(options.peer(end)) * mine.size();
+      const int peer = options.peer(end);
       const auto read = [&](std::optional<int> landing_rail) {
-        return book.read(page, set, options.channel(end), rank, landing_rail);
+        QueuePairAddress address;
+        const std::size_t at = static_cast<std::size_t>(peer) * num_shared + shared_at(set, landing_rail);
+        std::memcpy(static_cast<void*>(&address), all_shared.data() + at * sizeof address, sizeof address);
+        address.queue_pair = numbers_here[number_at(set, options.channel(end), peer, landing_rail)];
+        return address;
       };
       const bool lands = options.lands(end, rank);
       theirs[set].ends.push_back(read(lands ? std::optional(options.rail_of(rank)) : std::nullopt));
@@ -168,6 +182,11 @@ std::vector<RdmaPeerParams> connect_ends(const ConnectionOptions& options, const
 }
 
 }  // namespace
+
+int address_exchanges(std::span<const ConnectionOptions> sets, int num_ranks) {
+  const int step = static_cast<int>(ranks_at_once(AddressPlaces(sets).num_numbers));
+  return 1 + (num_ranks + step - 1) / step;
+}
 
 WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
   const WireKind wanted = ranks[0].wanted.kind;

@@ -78,11 +78,15 @@ struct ConnectedEnds {
 /// The channels of a set that go by NIC `nic` of so many: nic, nic + num_nics, ...
 ConnectionOptions by_nic(const ConnectionOptions& set, int nic, int num_nics);
 
-/// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them; addresses of
-/// all sets go in one exchange. All ranks that leave the handler open get the same one: the fastest that works on each
-/// of them. Connecting is what a device or fabric may refuse although all else worked: these ranks then make their ends
-/// again, for the next handler. Otherwise throws, on every rank. `may_fall_back`: some rank leaves the handler open and
-/// has a device, the same on all ranks; else no exchange is spent on what the ranks got.
+/// How many exchanges of the bootstrap it takes to tell the addresses of these sets' ends: one, and one for each
+/// thousand numbers of queue pairs.
+int address_exchanges(std::span<const ConnectionOptions> sets, int num_ranks);
+
+/// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them. All ranks that
+/// leave the handler open get the same one: the fastest that works on each of them. Connecting is what a device or
+/// fabric may refuse although all else worked: these ranks then make their ends again, for the next handler. Otherwise
+/// throws, on every rank. `may_fall_back`: some rank leaves the handler open and has a device, the same on all ranks;
+/// else no exchange is spent on what the ranks got.
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make);
 

@@ -1,7 +1,8 @@
 // The library's front door: moves the tokens of a Mixture-of-Experts layer between ranks.
 //
-// Symbols: R ranks (at most 128), r this rank, E experts (a multiple of R; rank q owns [q*E/R, (q+1)*E/R)), T tokens of
-// this rank (may differ between ranks, may be 0), K top-k (at most 32), H hidden size, N rows that this rank receives.
+// Symbols: R ranks (at most 1,024), r this rank, E experts (a multiple of R; rank q owns [q*E/R, (q+1)*E/R)), T tokens
+// of this rank (may differ between ranks, may be 0), K top-k (at most 32), H hidden size, N rows that this rank
+// receives.
 //
 // Ordering. A call enqueues its kernels after `CallOptions::previous_event` if given, otherwise after all work that
 // `CallOptions::stream` holds, and after the buffer's earlier calls. Later work on `CallOptions::stream` comes after
@@ -200,7 +201,8 @@ class Buffer {
   /// Bytes for BufferOptions::heap_bytes with which local_memory() has at least `bytes`, with other options at default.
   static std::size_t heap_bytes_for(int num_ranks, std::size_t bytes);
   /// Bytes for LowLatencyOptions::bytes, for calls of at most `max_tokens` tokens a rank and `hidden` channels, on
-  /// `num_ranks` ranks with `num_experts` experts together. Grows with each argument.
+  /// `num_ranks` ranks with `num_experts` experts together. Grows with each argument. @throws InvalidArgument also
+  /// where that is more than 8 GiB, with the number of tokens that fits: a rank has room for the rows of each source.
   static std::size_t low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts);
 
   /// A contiguous tensor in the symmetric heap, for example for an expert's output, so that combine can pull from it.

@@ -7,7 +7,7 @@
 
 namespace deep_ep {
 
-constexpr int kMaxRanks = 128;      ///< the layout kernel keeps a token's ranks in 128 bits
+constexpr int kMaxRanks = 1024;     ///< tables that kernels and the host share have a place for each
 constexpr int kMaxTopk = 32;        ///< the lanes of a warp hold a token's selections
 constexpr std::size_t kLine = 128;  ///< rows and words that different ranks write never share a line
 

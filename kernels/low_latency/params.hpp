@@ -15,9 +15,6 @@ namespace deep_ep {
 constexpr int kMostLowLatencyTokens = 65535;   ///< what a selection's place can count
 constexpr int kMostLowLatencyExperts = 65535;  ///< what a selection can name; 0xffff is none
 
-// The largest numbers that kernels divide count the rows of all ranks, a few more than there are: see Divisor.
-static_assert(std::uint64_t{kMaxRanks} * kMaxRanks * (kMostLowLatencyTokens + 1) < std::uint64_t{1} << 31);
-
 /// The parts of a call: one kernel does both, or a kernel each.
 enum class LowLatencyPhase : int { send = 1, receive = 2, both = 3 };
 

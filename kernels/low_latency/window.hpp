@@ -11,6 +11,7 @@
 // to come first: programs may fill with zeros what is behind them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "kernels/common/carver.hpp"
@@ -71,7 +72,9 @@ struct LowLatencyWindow {
     window.begin = begin;
     window.num_ranks = num_ranks;
     if (bytes / kLine == 0) return window;
-    window.slots = static_cast<std::uint32_t>(bytes / kLine * kLine / (ranks * kBytesPerSlot));
+    // The largest numbers that kernels divide count the rows of all ranks, a few more than there are: see Divisor.
+    const std::size_t most_slots = (std::size_t{1} << 31) / (ranks * ranks) - ranks;
+    window.slots = static_cast<std::uint32_t>(std::min(bytes / kLine * kLine / (ranks * kBytesPerSlot), most_slots));
     window.count_bytes = align_to_line((1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2) * sizeof(Cell));
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);

@@ -24,16 +24,20 @@ DEEP_EP_DEVICE int expert_at(const LayoutParams& params, int token, int k) {
   return expert_of(index, params.num_experts);
 }
 
-/// Up to 128 ranks as bits in registers.
+/// Consecutive ranks as bits in registers.
 struct RankSet {
+  static constexpr int kMost = 128;
   std::uint64_t low = 0, high = 0;
-  DEEP_EP_DEVICE void insert(int rank) { (rank < 64 ? low : high) |= std::uint64_t{1} << (rank & 63); }
-  DEEP_EP_DEVICE bool any_from(int first, int count) const {
-    bool any = false;
-    for (int rank = first; rank < first + count; ++rank) any |= contains(rank);
-    return any;
+  /// Ranks beyond the set are left out.
+  DEEP_EP_DEVICE void insert(int rank) {
+    if (rank >= 0 && rank < kMost) (rank < 64 ? low : high) |= std::uint64_t{1} << (rank & 63);
   }
   DEEP_EP_DEVICE bool contains(int rank) const { return ((rank < 64 ? low : high) >> (rank & 63) & 1) != 0; }
+  DEEP_EP_DEVICE bool any_of(int begin, int end) const {
+    bool any = false;
+    for (int rank = begin < 0 ? 0 : begin; rank < end && rank < kMost; ++rank) any |= contains(rank);
+    return any;
+  }
 };
 
 DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
@@ -48,22 +52,29 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
   // 2. Count. A token counts once per rank and once per node, however many of its experts live there.
   for (int token = block_index() * block_threads() + thread_index(); token < params.num_tokens;
        token += grid_blocks() * block_threads()) {
-    RankSet ranks;
-    for (int k = 0; k < params.num_topk; ++k) {
-      const int expert = expert_at(params, token, k);
-      if (expert < 0) continue;
-      fetch_add_relaxed<Scope::block>(&shared.expert_counts[expert], 1);
-      ranks.insert(expert / experts_per_rank);
-    }
     std::uint8_t* in_rank = params.is_token_in_rank + std::int64_t{token} * params.num_ranks;
-    for (int rank = 0; rank < params.num_ranks; ++rank) {
-      const bool member = ranks.contains(rank);
-      in_rank[rank] = member ? 1 : 0;
-      if (member) fetch_add_relaxed<Scope::block>(&shared.rank_counts[rank], 1);
-    }
-    for (int node = 0; node < params.num_nodes; ++node) {
-      if (ranks.any_from(node * params.ranks_per_node, params.ranks_per_node)) {
-        fetch_add_relaxed<Scope::block>(&shared.node_counts[node], 1);
+    int node = 0;
+    bool in_node = false;
+#pragma unroll 1
+    for (int first = 0; first < params.num_ranks; first += RankSet::kMost) {  // once, but in very large groups
+      RankSet ranks;
+      for (int k = 0; k < params.num_topk; ++k) {
+        const int expert = expert_at(params, token, k);
+        if (expert < 0) continue;
+        if (first == 0) fetch_add_relaxed<Scope::block>(&shared.expert_counts[expert], 1);
+        ranks.insert(expert / experts_per_rank - first);
+      }
+      const int behind = first + RankSet::kMost;
+      for (int rank = first; rank < params.num_ranks && rank < behind; ++rank) {
+        const bool member = ranks.contains(rank - first);
+        in_rank[rank] = member ? 1 : 0;
+        if (member) fetch_add_relaxed<Scope::block>(&shared.rank_counts[rank], 1);
+      }
+      for (; node < params.num_nodes; ++node, in_node = false) {
+        const int begin = node * params.ranks_per_node, end = begin + params.ranks_per_node;
+        in_node = in_node || ranks.any_of(begin - first, end - first);
+        if (end > behind) break;  // its other ranks come next
+        if (in_node) fetch_add_relaxed<Scope::block>(&shared.node_counts[node], 1);
       }
     }
   }

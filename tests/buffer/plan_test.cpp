@@ -43,5 +43,25 @@ TEST_P(BufferPlanTest, IsWhatABufferTakes) {
   });
 }
 
+BufferPlan plan_of(int nodes) {
+  constexpr int kWidth = 8;
+  BufferOptions options;
+  options.heap_bytes = std::size_t{1} << 30;
+  options.low_latency.bytes = Buffer::low_latency_bytes_hint(16, 7168, nodes * kWidth, nodes * kWidth);
+  return BufferPlan::make(options, NodeMembership::of_consecutive(3, nodes * kWidth, kWidth));
+}
+
+/// Signals of normal mode are not among these: a part of them has the counts of all ranks for all others.
+TEST(BufferPlan, RowsAndQueuePairsGrowWithTheRanks) {
+  const BufferPlan half = plan_of(64), all = plan_of(128);
+  EXPECT_EQ(all.queue_pairs(), 3U * 1016 + 2 * 127);
+  std::array sets = all.connections();
+  sets[BufferPlan::kLowLatency].rail_width = 0;
+  EXPECT_EQ(rdma::address_exchanges(sets, 1024), 1 + 6) << "five numbers of a thousand in one";
+  EXPECT_LT(all.queue_pairs() * 10, half.queue_pairs() * 21);
+  EXPECT_LT(all.layout.low_latency.bytes * 10, half.layout.low_latency.bytes * 21);
+  EXPECT_LT(all.layout.staging.bytes * 10, half.layout.staging.bytes * 21);
+}
+
 }  // namespace
 }  // namespace deep_ep::test

@@ -85,13 +85,16 @@ class ScriptedProcess {
     const Hello hello{.secret = other.secret, .from = info_.process};
     send(connections_.back(), &hello, sizeof hello);
   }
-  void tell(std::size_t connection, const Report& report) { send(connections_[connection], &report, sizeof report); }
+  void tell(std::size_t connection, const Report& report) {
+    const std::vector<std::byte> bytes = report.packed();
+    send(connections_[connection], bytes.data(), bytes.size());
+  }
   /// Takes some of what has come. The last report so far.
   const Report& hear(std::size_t connection) {
     connections_[connection].receive();
     Hello answer;
     if (!answered_) answered_ = connections_[connection].take(answer);
-    while (answered_ && connections_[connection].take(heard_)) {
+    while (answered_ && heard_.unpack(connections_[connection].received)) {
     }
     return heard_;
   }
@@ -265,6 +268,24 @@ TEST(DecidingRank, ThatDoesNotAnswerIsFollowedByTheNext) {
 }
 
 /// As a rank does that was in the other half of a network that was cut in two.
+TEST(Report, HasNoPlaceForPeersThatItSaysNothingOf) {
+  Report said{.buffer = 5, .round = 2, .rank = 3, .gave_up_on = 9, .left = 1, .waits = 1};
+  const std::size_t empty = said.packed().size();
+  said.of[1000].waited_ns = 7;
+  said.of[4].wanted = 6;
+  std::vector<std::byte> bytes = said.packed();
+  EXPECT_LT(bytes.size(), empty + 2 * sizeof(PeerReport));
+  std::vector<std::byte> half(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(empty));
+  Report heard;
+  EXPECT_FALSE(heard.unpack(half));
+  bytes.insert(bytes.end(), half.begin(), half.end());
+  EXPECT_TRUE(heard.unpack(bytes));
+  EXPECT_EQ(bytes, half) << "the next report";
+  EXPECT_EQ(heard.packed(), said.packed());
+  EXPECT_EQ(heard.waits_for(), 1000);
+  EXPECT_EQ(heard.of.size(), 1U);
+}
+
 TEST(MaskedRank, MasksNobody) {
   Planes planes(2, true);
   ScriptedProcess masked(planes.info(0));
@@ -476,7 +497,7 @@ TEST(SlowProcess, GetsTheLatestReportWhenItTakesThem) {
   Planes::Buffer& buffer = planes.join(1, {-1, 0}, {slow.info(), planes.info(0)});
   for (int i = 0; i < 1000; ++i) buffer[1].leave_out(1, i % 2 == 0);  // more reports than its socket holds
   buffer[1].leave_out(0, true);
-  EXPECT_TRUE(eventually([&] { return slow.hear(0).of[0].left_out != 0; }));
+  EXPECT_TRUE(eventually([&] { return slow.hear(0).about(0).left_out != 0; }));
   slow.end();
 }
 

@@ -188,7 +188,7 @@ class Launch(unittest.TestCase):
             ({}, ("--port", "1"), "--master,--port: launch has no such option any more: set MASTER_ADDR and MASTER_PORT"),
             ({}, ("--scheduler", "torchrun"), "--scheduler: what torchrun starts is a rank, and needs no launch"),
             ({}, ("--scheduler", "pbs"), "--scheduler: pbs not in {auto,none,indexed-job,jobset,slurm,mpi,nodes}"),
-            ({}, ("--ranks", "129"), "--ranks: Value 129 not in range"),
+            ({}, ("--ranks", "1025"), "--ranks: Value 1025 not in range"),
         ):  # fmt: skip
             with self.subTest(text, options=options):
                 status, out, errors = run(["launch", *options, "--", "true"], variables)

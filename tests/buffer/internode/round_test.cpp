@@ -52,6 +52,18 @@ TEST_P(InternodeRoundTest, ManyNodes) {
   run_rounds(options, std::vector{shape_of(grid, 3, 1)}, {}, buffer_of(grid));
 }
 
+/// As many ranks as a mask of bits has had, and more.
+TEST_P(InternodeRoundTest, ExhaustiveSixteenNodesOfEight) {
+  for (const NodesAndWidth grid : {NodesAndWidth{16, 8}, {18, 8}}) {
+    DEEP_EP_NEEDS_RANKS(grid.ranks());
+    ClusterOptions options = cluster_of(grid);
+    options.host = {.multiprocessors = 1, .warps_per_block = 2};
+    Shape shape = shape_of(grid, 2, 1);
+    shape.local_experts = 1;
+    run_rounds(options, std::vector{shape}, {}, buffer_of(grid, std::size_t{2} << 20));
+  }
+}
+
 TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
   oracle::Random random(seed_);
   const NodesAndWidth grids[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {5, 1}, {2, 3}, {2, 8}};

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "csrc/buffer/defaults.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 #include "tests/rdma/messages.hpp"
@@ -104,6 +105,7 @@ TEST(LowLatencyPlan, TheHintHasRoomForEveryRow) {
   for (const int tokens : {1, 5, 48, 128, 1000}) {
     for (const int hidden : {128, 768, 2880, 7168}) {
       for (const int ranks : {1, 2, 8, 16, 64, 128}) {
+        if (ranks * tokens > 128 * 512 && hidden > 2880) continue;  // too much: see below
         const std::size_t bytes = Buffer::low_latency_bytes_hint(tokens, hidden, ranks, ranks);
         const auto window = LowLatencyWindow::make(0, bytes, ranks, BufferOptions{}.max_local_experts);
         const LowLatencyRow row{hidden, kMaxTopk, LowLatencyFormat::bf16, true};
@@ -113,6 +115,47 @@ TEST(LowLatencyPlan, TheHintHasRoomForEveryRow) {
       }
     }
   }
+}
+
+/// Room for a row in each slot of each source: at some number of ranks it is more than a GPU can spare.
+TEST(LowLatencyPlan, TheHintSaysHowManyTokensFit) {
+  const auto hint = [](int tokens) { return Buffer::low_latency_bytes_hint(tokens, 7168, 1024, 1024); };
+  EXPECT_EQ(
+      message_of<InvalidArgument>([&] { hint(128); }),
+      "max_tokens is 128, allowed: at most 116 for 1024 ranks and hidden 7168, as a rank has room for the rows of "
+      "each of them: low_latency.bytes would be more than 8.00 GiB");
+  EXPECT_LE(hint(116), defaults::kMostLowLatencyBytes);
+  EXPECT_THROW(hint(117), InvalidArgument);
+}
+
+/// On 128 nodes of 8 all blocks run side by side, those that post to a thousand ranks, too.
+TEST(LowLatencyPlan, AThousandRanks) {
+  LowLatencySetup setup = low_latency_setup(true);
+  setup.low_latency_bytes = Buffer::low_latency_bytes_hint(128, 4096, 1024, 1024);
+  setup.common.num_ranks = 1024;
+  setup.common.window = LowLatencyWindow::make(0, setup.low_latency_bytes, 1024, 64);
+  for (int far = 8; far < 1024; ++far) setup.common.set_far(far);
+  LowLatencyDispatchArguments arguments = dispatch_of(128, setup);
+  arguments.x = TensorView::contiguous(nullptr, DType::bfloat16, {128, 4096}, setup.device);
+  arguments.num_experts = 1024;
+  for (const auto& plan : {plan_dispatch(arguments, setup), plan_dispatch(with_hook(arguments), setup)}) {
+    EXPECT_LE(plan.first.shape.blocks, 132);
+    EXPECT_GE(plan.first.working_blocks, 32);
+    EXPECT_EQ(plan.params.common.num_far, 1020);
+  }
+  arguments.max_tokens = 512;
+  EXPECT_TRUE(
+      says(message_of<InvalidArgument>([&] { plan_dispatch(arguments, setup); }), {"max_tokens 512", "room for"}));
+}
+
+/// And of what a program gives nevertheless no more is used than kernels can count.
+TEST(LowLatencyPlan, NoMoreTokensThanKernelsCount) {
+  LowLatencySetup setup = low_latency_setup();
+  setup.common.num_ranks = kMaxRanks;
+  setup.common.window = LowLatencyWindow::make(0, std::size_t{1} << 40, kMaxRanks, 1);
+  EXPECT_NO_THROW(check_room(1024, 128, 256, setup));
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { check_room(1025, 128, 256, setup); }),
+                   {"max_tokens 1025", "room for 1024 tokens"}));
 }
 
 TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {

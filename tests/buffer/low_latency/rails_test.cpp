@@ -87,6 +87,14 @@ TEST_P(LowLatencyRailsTest, EveryFormat) {
   run_dispatches(cluster(4), cases);
 }
 
+/// Far ranks have bits in two words. (Each takes a warp of every rank: there are not stacks enough for many more
+/// ranks.)
+TEST_P(LowLatencyRailsTest, ExhaustiveTwoNodesOfSeventeen) {
+  DEEP_EP_NEEDS_RANKS(34);
+  combine({34, 17}, {make_low_latency_combine_case(
+                        {.tokens = equal_tokens(34, 1), .max_tokens = 1, .hidden = 128, .local_experts = 1})});
+}
+
 /// The model looks at the room for tokens, which is the same on all ranks, and not at how many there are.
 TEST_P(LowLatencyRailsTest, AutomaticIsByRailsWhereTheyPay) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";

@@ -8,6 +8,7 @@
 
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
+#include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/ring/bells.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/ring/wire.hpp"
@@ -21,6 +22,7 @@ namespace {
 
 // Keys: one of the words for old values, then one of each rank's heap.
 constexpr std::uint32_t kFirstSimulatedKey = 0x20000;
+std::uint32_t simulated_key_of_rank(int rank) { return kFirstSimulatedKey + 1 + static_cast<std::uint32_t>(rank); }
 
 /// A fabric of rails: a NIC's LID says on which it is.
 std::uint16_t lid_of(int rank, const SimulatedNic& nic) {
@@ -40,8 +42,8 @@ SimulatedSpeed speed_of(const SimulatedNic& nic, bool cuda) {
   const double rate = nic.gb_per_s.value_or(cuda ? 50 : 0);
   const double latency_ns = nic.latency_us.value_or(cuda ? 3 : 0) * 1e3;
   return {.ns_per_byte = rate == 0 ? 0 : 1 / rate,
-          .overhead_bytes = nic.overhead_bytes,
-          .most_adds = nic.most_adds,
+          .overhead_bytes = static_cast<std::uint32_t>(nic.overhead_bytes),
+          .most_adds = static_cast<std::uint32_t>(nic.most_adds),
           .latency_ns = latency_ns,
           .held_ns = std::max(0.0, latency_ns - (cuda ? kOwnNsOnGpu : 0)),
           .reorder_ns = static_cast<std::uint64_t>(nic.reorder_us * 1e3),
@@ -92,7 +94,9 @@ class SimulatedEnds final : public Ends {
         ways_(device_memory<std::uint64_t>(executor, num_ways() * sizeof(std::uint64_t))),
         device_regions_(device_memory<SimulatedRegion>(executor, regions_.size() * sizeof(SimulatedRegion))),
         failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))),
-        blocks_(nic.multiprocessors.value_or(on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks : 1)) {
+        blocks_(nic.multiprocessors != 0           ? nic.multiprocessors
+                : on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks
+                                                   : 1) {
     params_.speed = speed_of(nic, on_gpu_);
     if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
     if (blocks_ > 1) lending_ = device_memory<device::simulated::Lending>(executor, sizeof(device::simulated::Lending));
@@ -102,13 +106,7 @@ class SimulatedEnds final : public Ends {
     regions_[1 + static_cast<std::size_t>(rank)] = {heap.local(), heap.bytes()};
     for (const int peer : options_.peers) {
       if (peer == rank) continue;  // a NIC that talks to itself
-      std::byte* const mapped = heap.peers()[static_cast<std::size_t>(peer)];
-      if (mapped == nullptr) {
-        fail<SystemError>(
-            "rank {} reaches rank {} over the wire 'simulated', but has not mapped its heap: they are not on one host",
-            rank, peer);
-      }
-      regions_[1 + static_cast<std::size_t>(peer)] = {mapped, heap.bytes()};
+      regions_[1 + static_cast<std::size_t>(peer)] = {mapped_heap(heap, rank, peer, "simulated"), heap.bytes()};
     }
   }
 
@@ -123,7 +121,7 @@ class SimulatedEnds final : public Ends {
     require_rail(peer, rank_, nic_);
     RdmaQueuePair queue = rings_.queue_pair(end, number_of(end), options_.peer(end));
     if (bells_) {
-      bells_->connect(end, queue);
+      bells_->connect(end, queue, doorbells_.get() + end);
     } else {
       queue.kind = RdmaDoorbell::device_register;
       queue.doorbell = doorbells_.get() + end;
@@ -158,11 +156,7 @@ class SimulatedEnds final : public Ends {
     int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : fewest_threads();
     while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;
     runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{blocks_, threads, shared_bytes(threads)});
-    if (!bells_) return;
-    std::vector<Bells::Register> registers;
-    for (std::size_t end = 0; end < count(); ++end) registers.push_back({doorbells_.get() + end, number_of(end)});
-    bells_->start(std::move(registers));
-    ringer_ = bells_->thread({});
+    if (bells_) ringer_ = bells_->thread({});
   }
 
   NicHandler handler() const override { return bells_ ? NicHandler::doorbell : NicHandler::gpu; }
@@ -264,8 +258,6 @@ class SimulatedEnds final : public Ends {
 };
 
 }  // namespace
-
-std::uint32_t simulated_key_of_rank(int rank) { return kFirstSimulatedKey + 1 + static_cast<std::uint32_t>(rank); }
 
 std::unique_ptr<Paths> make_simulated_paths(int rank, const SimulatedNic& nic) {
   return std::make_unique<SimulatedPaths>(rank, nic);

@@ -23,9 +23,6 @@ std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& execu
                                           int rank, const ConnectionOptions& options, const SimulatedNic& nic,
                                           NicHandler handler = NicHandler::gpu);
 
-/// The key by which NICs of one host write to rank r's heap.
-std::uint32_t simulated_key_of_rank(int rank);
-
 /// Of the same NIC: they reach all ranks, or those of this rank's rail.
 std::unique_ptr<Paths> make_simulated_paths(int rank, const SimulatedNic& nic);
 

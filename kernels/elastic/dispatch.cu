@@ -73,15 +73,16 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
   const Meeting<ReportLate> meeting = dispatch_meeting(params, epoch);
   const Arrival ours = arrival(params);
   if (block_index() == 0) meeting.announce(ours);
+  const bool sends = block_index() >= params.first_sender;
   const bool tells = params.fresh && block_index() == 0;
 #pragma unroll 1
   for (int step = 0; step < 2; ++step) {
     if (tells && step == (params.told.apart() ? 0 : 1)) tell_selections(params, epoch);
-    const bool good = step == 1 || meeting.hear_all(ours);
+    const bool good = step == 1 || (sends ? meeting.hear_all(ours) : meeting.await_all());
     bulk::fence_global();  // windows that are free may be overwritten by bulk stores
     if (step == 0 && !whole_block(good, scratch)) return false;
   }
-  if (block_index() < params.first_sender) return true;
+  if (!sends) return true;
 
   // 3. Send.
   sender.send();

@@ -39,13 +39,8 @@ struct DispatchNumberer {
   /// not mean the same call (`agree`), which the kernel's last block reports.
   DEEP_EP_DEVICE bool await_selections(bool& agree) const {
     const Meeting<ReportLate> meeting = dispatch_meeting(params, epoch);
-    bool good = true, same = true;
-    // First until all have come: a rank tells nothing before, and is not to blame for one that does not come. What it
-    // said is not looked at: it may be in its next call already, as this block takes no part in sending.
-    block::each(num_ranks(), [&](int peer) {
-      Arrival theirs;
-      good = meeting.hear(peer, theirs) && good;
-    });
+    // First until all have come: a rank tells nothing before, and is not to blame for one that does not come.
+    bool good = meeting.await_all(), same = true;
     if (!whole_block(good, scratch)) return false;
     block::each(num_ranks(), [&](int peer) {
       good = wait_signal(params.wait, params.common.signal_from(peer, IntranodeSignal::selections),

@@ -63,6 +63,16 @@ struct Meeting {
     return device::hear(wait, common.control.arrival(common.own_heap(), slot, rank), awaited(rank), theirs);
   }
 
+  /// By all threads of a block for which no rank waits: until all have come. What they said is not looked at, as a rank
+  /// may be in its next call already. False after a fault that this thread has met.
+  DEEP_EP_DEVICE bool await_all() const {
+    bool good = true;
+    block::each(common.num_ranks, [&](int peer) {
+      Arrival theirs;
+      good = hear(peer, theirs) && good;
+    });
+    return good;
+  }
   /// By all threads of a block: waits until all ranks have come, and compares their rows with ours. False after a fault
   /// that this thread has met.
   DEEP_EP_DEVICE bool hear_all(const Arrival& ours) const {

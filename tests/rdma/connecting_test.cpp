@@ -1,6 +1,7 @@
 // What all ranks do when a device of one of them refuses to connect.
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,29 +19,31 @@ namespace {
 
 using rdma::NicHandler;
 
-/// Ends of no device; `refusal` is what connecting throws.
-class FakeEnds final : public rdma::Ends {
- public:
-  FakeEnds(NicHandler handler, std::function<void()> refusal) : handler_(handler), refusal_(std::move(refusal)) {}
+/// Ends of no device. Without functions of their own, all have the same address and connect to any.
+struct FakeEnds final : rdma::Ends {
+  using Address = std::function<rdma::QueuePairAddress(std::size_t end)>;
+  using Connect = std::function<void(std::size_t end, const rdma::QueuePairAddress& peer)>;
 
-  rdma::QueuePairAddress address(std::size_t) const override {
-    return {.queue_pair = static_cast<std::uint32_t>(handler_)};
+  rdma::QueuePairAddress address(std::size_t end) const override {
+    return own ? own(end) : rdma::QueuePairAddress{.queue_pair = static_cast<std::uint32_t>(by)};
   }
-  RdmaPeerParams connect(std::size_t, const rdma::QueuePairAddress& peer) override {
-    if (refusal_) refusal_();
+  RdmaPeerParams connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
+    if (connected) connected(end, peer);
     RdmaPeerParams params;
     params.queue.number = peer.queue_pair;
     return params;
   }
-  NicHandler handler() const override { return handler_; }
+  rdma::QueuePairAddress landing(std::size_t end) const override { return landing_of(end); }
+  void connect_landing(std::size_t end, const rdma::QueuePairAddress& peer) override { landed(end, peer); }
+  NicHandler handler() const override { return by; }
   void start() override {}
   std::optional<rdma::Failure> failure() const override { return {}; }
   bool idle() const override { return true; }
-  std::string describe() const override { return std::string(name_of(handler_)); }
+  std::string describe() const override { return std::string(name_of(by)); }
 
- private:
-  NicHandler handler_;
-  std::function<void()> refusal_;
+  NicHandler by = NicHandler::cpu;
+  Address own, landing_of;
+  Connect connected, landed;
 };
 
 struct ConnectingCase {
@@ -62,8 +65,12 @@ std::vector<std::string> connect(const ConnectingCase& given) {
     const auto make = [&](NicHandler handler, const rdma::ConnectionOptions&) {
       NicHandler made = handler == NicHandler::automatic ? NicHandler::gpu : handler;
       if (rank == given.slow) made = std::max(made, NicHandler::doorbell);
-      return std::make_unique<FakeEnds>(
-          made, rank == given.refused && made <= given.slowest_refused ? given.refusal : nullptr);
+      auto ends = std::make_unique<FakeEnds>();
+      ends->by = made;
+      if (rank == given.refused && made <= given.slowest_refused) {
+        ends->connected = [&](std::size_t, const rdma::QueuePairAddress&) { given.refusal(); };
+      }
+      return ends;
     };
     const rdma::ConnectionOptions options{.peers = peer < 0 ? std::vector<int>{} : std::vector<int>{peer}};
     const auto all = rdma::make_connected_ends(*bootstrap, std::array{options}, wanted, true, make);
@@ -123,35 +130,9 @@ std::uint32_t number(std::size_t set, int rank, int channel, int peer) {
   return static_cast<std::uint32_t>(1000 * (set + 1)) + static_cast<std::uint32_t>(100 * rank + 10 * channel + peer);
 }
 
-/// Ends whose addresses say which they are, and which refuse any but those at their other sides.
-class NamedEnds final : public rdma::Ends {
- public:
-  NamedEnds(std::size_t set, int rank, rdma::ConnectionOptions options, int& connected)
-      : set_(set), rank_(rank), options_(std::move(options)), connected_(connected) {}
-  rdma::QueuePairAddress address(std::size_t end) const override {
-    return {.queue_pair = number(set_, rank_, options_.channel(end), options_.peer(end)),
-            .heap_key = 7 * static_cast<std::uint32_t>(rank_)};
-  }
-  RdmaPeerParams connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
-    const int other = options_.peer(end);
-    if (peer.queue_pair != number(set_, other, options_.channel(end), rank_) ||
-        peer.heap_key != 7 * static_cast<std::uint32_t>(other)) {
-      throw std::runtime_error("another end");
-    }
-    ++connected_;
-    return {};
-  }
-  void start() override {}
-  std::optional<rdma::Failure> failure() const override { return {}; }
-  bool idle() const override { return true; }
-  std::string describe() const override { return "named"; }
-
- private:
-  std::size_t set_;
-  int rank_;
-  rdma::ConnectionOptions options_;
-  int& connected_;
-};
+void require_address(const rdma::QueuePairAddress& address, std::uint32_t queue_pair, std::uint32_t key) {
+  if (address.queue_pair != queue_pair || address.heap_key != key) throw std::runtime_error("another other side");
+}
 
 TEST(ConnectingTest, EveryEndLearnsOfTheOneAtItsOtherSide) {
   // Rank 1 is reached by all, ranks 0 and 2 do not reach each other, rank 3 reaches nobody. The other sets are rings.
@@ -165,10 +146,18 @@ TEST(ConnectingTest, EveryEndLearnsOfTheOneAtItsOtherSide) {
     };
     int connected = 0;
     const auto make = [&](NicHandler, const rdma::ConnectionOptions& options) {
-      return std::make_unique<NamedEnds>(options.channels == 3   ? 0U
-                                         : options.channels == 2 ? 1U
-                                                                 : 2U,
-                                         rank, options, connected);
+      const std::size_t set = options.channels == 3 ? 0 : options.channels == 2 ? 1 : 2;
+      auto ends = std::make_unique<FakeEnds>();
+      ends->own = [=](std::size_t end) -> rdma::QueuePairAddress {
+        return {.queue_pair = number(set, rank, options.channel(end), options.peer(end)),
+                .heap_key = 7 * static_cast<std::uint32_t>(rank)};
+      };
+      ends->connected = [=, &connected](std::size_t end, const rdma::QueuePairAddress& peer) {
+        const int other = options.peer(end);
+        require_address(peer, number(set, other, options.channel(end), rank), 7 * static_cast<std::uint32_t>(other));
+        ++connected;
+      };
+      return ends;
     };
     const auto made = rdma::make_connected_ends(*bootstrap, sets, kAny, false, make);
     if (connected != static_cast<int>(sets[0].ends() + sets[1].ends() + sets[2].ends()))
@@ -176,49 +165,6 @@ TEST(ConnectingTest, EveryEndLearnsOfTheOneAtItsOtherSide) {
     if ((made[0].ends == nullptr) != sets[0].peers.empty()) throw std::runtime_error("ends to nobody");
   });
 }
-
-/// If rails alone are connected, numbers of landings are those of ends and this.
-constexpr std::uint32_t kLanding = 500;
-
-/// An end of rank `rank` whose other side is `landing`, or not: its address must be that of `of`.
-void require_address(const rdma::QueuePairAddress& address, std::uint32_t of, int landing_rail) {
-  const std::uint32_t key = landing_rail < 0 ? 0 : 70 + static_cast<std::uint32_t>(landing_rail);
-  const std::uint32_t named = of + (landing_rail < 0 ? 0 : kLanding);
-  if (address.queue_pair != named || address.heap_key != key) throw std::runtime_error("another other side");
-}
-
-class RailEnds final : public rdma::Ends {
- public:
-  RailEnds(int rank, rdma::ConnectionOptions options, int& connected, int& landed)
-      : rank_(rank), options_(std::move(options)), connected_(connected), landed_(landed) {}
-  rdma::QueuePairAddress address(std::size_t end) const override {
-    return {.queue_pair = number(0, rank_, options_.channel(end), options_.peer(end))};
-  }
-  RdmaPeerParams connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
-    const int rail = options_.lands(end, rank_) ? options_.rail_of(rank_) : -1;
-    require_address(peer, number(0, options_.peer(end), options_.channel(end), rank_), rail);
-    ++connected_;
-    return {};
-  }
-  rdma::QueuePairAddress landing(std::size_t end) const override {
-    return {.queue_pair = kLanding + number(0, rank_, options_.channel(end), options_.peer(end)),
-            .heap_key = 70 + static_cast<std::uint32_t>(options_.rail_of(options_.peer(end)))};
-  }
-  void connect_landing(std::size_t end, const rdma::QueuePairAddress& peer) override {
-    require_address(peer, number(0, options_.peer(end), options_.channel(end), rank_), -1);
-    ++landed_;
-  }
-  void start() override {}
-  std::optional<rdma::Failure> failure() const override { return {}; }
-  bool idle() const override { return true; }
-  std::string describe() const override { return "rail ends"; }
-
- private:
-  int rank_;
-  rdma::ConnectionOptions options_;
-  int& connected_;
-  int& landed_;
-};
 
 TEST(ConnectingTest, WhereRailsAloneAreConnectedOthersAreReachedByLandings) {
   expect_ranks_succeed(4, [&](const auto& bootstrap) {
@@ -228,9 +174,28 @@ TEST(ConnectingTest, WhereRailsAloneAreConnectedOthersAreReachedByLandings) {
         rdma::ConnectionOptions{.peers = {other_node + 1, other_node}, .channels = 3, .rail_width = 2}};
     int connected = 0;
     int landed = 0;
-    const auto made = rdma::make_connected_ends(*bootstrap, sets, kAny, false, [&](NicHandler, const auto& options) {
-      return std::make_unique<RailEnds>(rank, options, connected, landed);
-    });
+    const auto make = [&](NicHandler, const rdma::ConnectionOptions& options) {
+      // Numbers of landings are those of ends and 500; their key says on which rail they are.
+      const auto to = [=](std::size_t end) { return number(0, rank, options.channel(end), options.peer(end)); };
+      const auto from = [=](std::size_t end) { return number(0, options.peer(end), options.channel(end), rank); };
+      const auto key_of = [=](int other) { return 70 + static_cast<std::uint32_t>(options.rail_of(other)); };
+      auto ends = std::make_unique<FakeEnds>();
+      ends->own = [=](std::size_t end) -> rdma::QueuePairAddress { return {.queue_pair = to(end)}; };
+      ends->landing_of = [=](std::size_t end) -> rdma::QueuePairAddress {
+        return {.queue_pair = 500 + to(end), .heap_key = key_of(options.peer(end))};
+      };
+      ends->connected = [=, &connected](std::size_t end, const rdma::QueuePairAddress& peer) {
+        const bool lands = options.lands(end, rank);
+        require_address(peer, from(end) + (lands ? 500 : 0), lands ? key_of(rank) : 0);
+        ++connected;
+      };
+      ends->landed = [=, &landed](std::size_t end, const rdma::QueuePairAddress& peer) {
+        require_address(peer, from(end), 0);
+        ++landed;
+      };
+      return ends;
+    };
+    const auto made = rdma::make_connected_ends(*bootstrap, sets, kAny, false, make);
     if (connected != 6 || landed != 3) throw std::runtime_error("not every end");
   });
 }

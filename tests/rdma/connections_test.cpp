@@ -22,17 +22,7 @@ namespace {
 
 using rdma::ConnectionOptions;
 
-// They fork processes, which must happen before this one has threads: GoogleTest runs suites of this ending first.
-
-TEST(ConnectionsOfProcessesDeathTest, ReachHeapsThatAreMappedElsewhere) {
-  expect_nothing_thrown(run_rank_processes(3, [](const auto& bootstrap) {
-    Member member(bootstrap, make_host_executor());
-    member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
-    member.exchange_rows(0);
-    member.exchange_rows(1);
-    bootstrap->barrier();
-  }));
-}
+// It forks processes, which must happen before this one has threads: GoogleTest runs suites of this ending first.
 
 TEST(ConnectionsOfProcessesDeathTest, TheEndDoesNotWaitForRanksThatDied) {
   const auto errors = run_rank_processes(3, [](const auto& bootstrap) {
@@ -146,25 +136,6 @@ TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
     bootstrap->barrier();
     member.connections->check();
   });
-}
-
-std::vector<std::string> refusals(const std::function<ConnectionOptions(int rank)>& options) {
-  return run_rank_threads(3, [&](const auto& bootstrap) {
-    Member member(bootstrap, make_host_executor());
-    member.connect(options(bootstrap->rank()));
-  });
-}
-
-TEST(ConnectionsRefuseTest, OptionsOutOfRange) {
-  const auto all = [](const ConnectionOptions& wrong) {
-    return [wrong](int rank) {
-      ConnectionOptions mine = wrong;
-      mine.peers = {(rank + 1) % 3, (rank + 2) % 3};
-      return mine;
-    };
-  };
-  EXPECT_TRUE(contains(refusals(all({.depth = 100}))[2], "queue pair depth 100, allowed: a power of two"));
-  EXPECT_TRUE(contains(refusals(all({.depth = 64, .batch = 33}))[2], "doorbell batch 33, allowed: 1 to 32"));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
 
@@ -48,21 +49,15 @@ void want(std::vector<WireFacts>& facts, WireKind wire) {
   for (WireFacts& rank : facts) rank.wanted.kind = wire;
 }
 
-TEST(WireChoice, NicsWhereAllHaveThem) {
+TEST(WireChoice, NicsWhereAllHaveThemElseCopiesOnOneHost) {
   EXPECT_EQ(choose(ranks("aaaa")).wire, WireKind::verbs);
   EXPECT_EQ(choose(ranks("aabb")).wire, WireKind::verbs);
-}
-
-TEST(WireChoice, OneHostWithoutNicsCopies) {
   auto facts = ranks("aaa");
   write(facts[1].why_no_nic, "no device");
   const Chosen chosen = choose(facts);
   EXPECT_EQ(chosen.wire, WireKind::local);
   EXPECT_EQ(chosen.why_local, "rank 1 (host host-a): no device");
-}
-
-TEST(WireChoice, SeveralHostsNeedNics) {
-  auto facts = ranks("aabb");
+  facts = ranks("aabb");
   write(facts[3].why_no_nic, "no device");
   EXPECT_EQ(refusal(facts), "rank 3 (host host-b): no device");
 }
@@ -77,24 +72,21 @@ TEST(WireChoice, RanksThatNeedNoRdmaDoNotCount) {
 }
 
 TEST(WireChoice, WhatWasAskedForIsDoneOrRefused) {
-  auto facts = ranks("aa");
-  want(facts, WireKind::local);
-  EXPECT_EQ(choose(facts).wire, WireKind::local);
-  facts[0].handler = NicHandler::gpu;
-  EXPECT_EQ(refusal(facts), "DEEP_EP_NIC_HANDLER=gpu is impossible with DEEP_EP_RDMA_WIRE=local: no NIC");
-  facts[0].handler = NicHandler::doorbell;
-  EXPECT_EQ(refusal(facts), "DEEP_EP_NIC_HANDLER=doorbell is impossible with DEEP_EP_RDMA_WIRE=local: no NIC");
-  want(facts, WireKind::simulated);
-  EXPECT_EQ(choose(facts).wire, WireKind::simulated);
-  facts[0].handler = NicHandler::cpu;
-  EXPECT_EQ(refusal(facts), "DEEP_EP_NIC_HANDLER=cpu is impossible with DEEP_EP_RDMA_WIRE=simulated: kernels ring it");
   for (const WireKind wire : {WireKind::local, WireKind::simulated}) {
+    const std::string name(name_of(wire));
+    auto facts = ranks("aa");
+    want(facts, wire);
+    EXPECT_EQ(choose(facts).wire, wire);
+    const bool local = wire == WireKind::local;
+    facts[0].handler = local ? NicHandler::doorbell : NicHandler::cpu;
+    EXPECT_EQ(refusal(facts), fmt::format("DEEP_EP_NIC_HANDLER={} is impossible with DEEP_EP_RDMA_WIRE={}: {}",
+                                          local ? "doorbell" : "cpu", name, local ? "no NIC" : "kernels ring it"));
     facts = ranks("aab");
     want(facts, wire);
-    EXPECT_EQ(refusal(facts), "DEEP_EP_RDMA_WIRE=" + std::string(name_of(wire)) +
+    EXPECT_EQ(refusal(facts), "DEEP_EP_RDMA_WIRE=" + name +
                                   " is impossible: rank 0 (host host-a) and rank 2 (host host-b) are not on one host");
   }
-  facts = ranks("aa");
+  auto facts = ranks("aa");
   want(facts, WireKind::verbs);
   EXPECT_EQ(choose(facts).wire, WireKind::verbs);
   write(facts[0].why_no_nic, "no device");

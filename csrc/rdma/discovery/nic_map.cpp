@@ -138,8 +138,7 @@ class Mapper {
                                 nic->ports.size() == 1 ? "" : "s", entry.port));
     }
     const std::string reason = check_port(*nic, *port, settings_.gid, row.nic, map_.warnings);
-    if (!reason.empty()) return refuse(fmt::format("{}: {}", nic->name, reason));
-    row.from_mapping = true;
+    if (!reason.empty()) refuse(fmt::format("{}: {}", nic->name, reason));
   }
 
   // --- the automatic choice ---

@@ -37,7 +37,6 @@ struct NicPlace {
 
 struct NicMapRow {
   std::optional<NicAssignment> nic;  ///< nothing: `problem` says why
-  bool from_mapping = false;         ///< DEEP_EP_DEVICE_TO_HCA_MAPPING named it
   std::string problem = {};
 };
 

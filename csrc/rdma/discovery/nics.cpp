@@ -121,7 +121,6 @@ std::vector<Nic> find_nics(const SystemRoot& root) {
     nic.driver = driver_of(root, folder);
     nic.node_type = after_number(text_of(root, folder + "/node_type"));
     nic.firmware = text_of(root, folder + "/fw_ver");
-    nic.board = text_of(root, folder + "/board_id");
     nic.uverbs = uverbs_of(root, name);
     nic.accessible = !nic.uverbs.empty() && root.writable("/dev/infiniband/" + nic.uverbs);
     nic.virtual_function = root.exists(folder + "/device/physfn");

@@ -39,7 +39,6 @@ struct Nic {
   std::string driver = {};     ///< kernel driver: "mlx5_core", "bnxt_en", "rdma_rxe"; empty if unknown
   std::string node_type = {};  ///< "CA", "RNIC", "usNIC UDP", "Unspecified"
   std::string firmware = {};
-  std::string board = {};
   std::string uverbs = {};  ///< "uverbs0", the character device in /dev/infiniband; empty if there is none
   bool accessible = false;  ///< this process may open that
   bool virtual_function = false;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <type_traits>
+#include <variant>
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
@@ -20,34 +22,22 @@ struct SimulatedKey {
   std::string_view unit;
   double least;
   double most;
-  bool whole;
-  bool or_zero;  ///< 0 is allowed besides
-  void (*set)(SimulatedNic&, double);
+  std::variant<int SimulatedNic::*, double SimulatedNic::*, std::optional<double> SimulatedNic::*> value;
+  bool or_zero = false;  ///< 0 is allowed besides
 };
 
 constexpr std::array kSimulatedKeys = {
-    SimulatedKey{"rate", "GB/s; or 0, no limit", 0.01, 1000, false, true,
-                 [](SimulatedNic& nic, double value) { nic.gb_per_s = value; }},
-    SimulatedKey{"latency", "us", 0, 100000, false, false,
-                 [](SimulatedNic& nic, double value) { nic.latency_us = value; }},
-    SimulatedKey{"atomics", "of a queue pair under way", 1, 32, true, false,
-                 [](SimulatedNic& nic, double value) { nic.most_adds = static_cast<std::uint32_t>(value); }},
-    SimulatedKey{"overhead", "bytes of a message", 0, 4096, true, false,
-                 [](SimulatedNic& nic, double value) { nic.overhead_bytes = static_cast<std::uint32_t>(value); }},
-    SimulatedKey{"reorder", "us", 0, 100000, false, false,
-                 [](SimulatedNic& nic, double value) { nic.reorder_us = value; }},
-    SimulatedKey{"completion", "us", 0, 100000, false, false,
-                 [](SimulatedNic& nic, double value) { nic.completion_us = value; }},
-    SimulatedKey{"rails", "ranks of a node; or 0, no rails", 0, 128, true, false,
-                 [](SimulatedNic& nic, double value) { nic.rails = static_cast<int>(value); }},
-    SimulatedKey{"receive", "GB/s; or 0, no limit", 0.001, 1000, false, true,
-                 [](SimulatedNic& nic, double value) { nic.receive_gb_per_s = value; }},
-    SimulatedKey{"slow", "the channel, counted from 1; or 0, none", 1, 256, true, true,
-                 [](SimulatedNic& nic, double value) { nic.slow = static_cast<int>(value); }},
-    SimulatedKey{"slow_rate", "GB/s", 0.001, 1000, false, false,
-                 [](SimulatedNic& nic, double value) { nic.slow_gb_per_s = value; }},
-    SimulatedKey{"sms", "that a NIC takes", 1, 2, true, false,
-                 [](SimulatedNic& nic, double value) { nic.multiprocessors = static_cast<int>(value); }},
+    SimulatedKey{"rate", "GB/s; or 0, no limit", 0.01, 1000, &SimulatedNic::gb_per_s, true},
+    SimulatedKey{"latency", "us", 0, 100000, &SimulatedNic::latency_us},
+    SimulatedKey{"atomics", "of a queue pair under way", 1, 32, &SimulatedNic::most_adds},
+    SimulatedKey{"overhead", "bytes of a message", 0, 4096, &SimulatedNic::overhead_bytes},
+    SimulatedKey{"reorder", "us", 0, 100000, &SimulatedNic::reorder_us},
+    SimulatedKey{"completion", "us", 0, 100000, &SimulatedNic::completion_us},
+    SimulatedKey{"rails", "ranks of a node; or 0, no rails", 0, 128, &SimulatedNic::rails},
+    SimulatedKey{"receive", "GB/s; or 0, no limit", 0.001, 1000, &SimulatedNic::receive_gb_per_s, true},
+    SimulatedKey{"slow", "the channel, counted from 1; or 0, none", 1, 256, &SimulatedNic::slow, true},
+    SimulatedKey{"slow_rate", "GB/s", 0.001, 1000, &SimulatedNic::slow_gb_per_s},
+    SimulatedKey{"sms", "that a NIC takes", 1, 2, &SimulatedNic::multiprocessors},
 };
 
 void set_simulated_key(SimulatedNic& nic, std::string_view text) {
@@ -63,15 +53,24 @@ void set_simulated_key(SimulatedNic& nic, std::string_view text) {
   }
   const auto value =
       equals == std::string_view::npos ? std::nullopt : parse_number<double>(trim(text.substr(equals + 1)));
+  const bool whole = std::holds_alternative<int SimulatedNic::*>(key->value);
   const auto allowed = [&](double one) {
     if (one == 0 && key->or_zero) return true;
-    return one >= key->least && one <= key->most && !(key->whole && std::floor(one) != one);
+    return one >= key->least && one <= key->most && !(whole && std::floor(one) != one);
   };
   if (!value || !allowed(*value)) {
     fail<InvalidArgument>("simulated: '{}', allowed: {}= a {}number from {} to {} ({})", text, name,
-                          key->whole ? "whole " : "", key->least, key->most, key->unit);
+                          whole ? "whole " : "", key->least, key->most, key->unit);
   }
-  key->set(nic, *value);
+  std::visit(
+      [&](auto member) {
+        if constexpr (std::is_same_v<decltype(member), int SimulatedNic::*>) {
+          nic.*member = static_cast<int>(*value);
+        } else {
+          nic.*member = *value;
+        }
+      },
+      key->value);
 }
 
 using environment::Reader;

@@ -16,7 +16,10 @@
 namespace deep_ep::rdma {
 namespace {
 
-constexpr std::uint32_t kSinkKey = 1;  // below those of heaps, local_key_of_rank()
+constexpr std::uint32_t kSinkKey = 1;  // below those of heaps
+
+/// The key by which ranks on one host know rank r's heap; never 0, which is no key.
+constexpr std::uint32_t local_key_of_rank(int rank) { return 0x10000u + static_cast<std::uint32_t>(rank); }
 
 /// A kernel that waits for a peer needs this wire's thread, which calls CUDA. While CUDA loads another kernel for the
 /// first time it blocks every other call and waits for the running kernel: neither goes on before the deadline. The
@@ -39,19 +42,12 @@ class LocalEnds final : public Ends {
       backend_of(executor)->load_kernels();
       warn_of_lazy_loading();
     }
-    auto wire = std::make_unique<LocalWire>(cuda ? make_executor_memory(executor) : make_host_memory());
+    auto wire = std::make_unique<LocalWire>(cuda ? executor : nullptr);
     wire->add_memory(kSinkKey, rings_.sinks(), rings_.sink_bytes());
     wire->add_memory(local_key_of_rank(rank), heap.local(), heap.bytes());
     for (const int peer : options.peers) {
       if (peer == rank) continue;  // a rank that talks to itself
-      std::byte* const mapped = heap.peers()[static_cast<std::size_t>(peer)];
-      if (mapped == nullptr) {
-        fail<SystemError>(
-            "rank {} reaches rank {} over the wire 'local', but has not mapped its heap: they are not on "
-            "one host",
-            rank, peer);
-      }
-      wire->add_memory(local_key_of_rank(peer), mapped, heap.bytes());
+      wire->add_memory(local_key_of_rank(peer), mapped_heap(heap, rank, peer, "local"), heap.bytes());
     }
     for (std::size_t end = 0; end < options.ends(); ++end) {
       pairs_.push_back({.number = static_cast<std::uint32_t>(1 + end), .peer = options.peer(end)});
@@ -87,6 +83,13 @@ class LocalEnds final : public Ends {
 };
 
 }  // namespace
+
+std::byte* mapped_heap(const SymmetricHeap& heap, int rank, int peer, std::string_view wire) {
+  std::byte* const mapped = heap.peers()[static_cast<std::size_t>(peer)];
+  if (mapped != nullptr) return mapped;
+  fail<SystemError>("rank {} reaches rank {} over the wire '{}', but has not mapped its heap: they are not on one host",
+                    rank, peer, wire);
+}
 
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
                                       const ConnectionOptions& options, const WrapWire& wrap) {

@@ -1,8 +1,10 @@
 // Queue pairs between ranks of one host whose heaps this process has mapped: the handler `cpu` copies between them.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/rdma/ends.hpp"
@@ -17,7 +19,10 @@ namespace deep_ep::rdma {
 /// What stands between the handler and its wire; for tests of wires that are at fault.
 using WrapWire = std::function<std::unique_ptr<Wire>(std::unique_ptr<Wire>)>;
 
-/// SystemError where a peer's heap is not mapped.
+/// Rank `peer`'s heap, as this rank has mapped it. SystemError, with the name of the wire: it has not.
+std::byte* mapped_heap(const SymmetricHeap& heap, int rank, int peer, std::string_view wire);
+
+/// Errors of mapped_heap().
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
                                       const ConnectionOptions& options, const WrapWire& wrap = {});
 

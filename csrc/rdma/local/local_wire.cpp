@@ -4,68 +4,16 @@
 #include <cstring>
 #include <utility>
 
-#include "csrc/executor/own_stream.hpp"
+#include "csrc/memory/executor_memory.hpp"
+#include "deep_ep/executor.hpp"
 
 namespace deep_ep::rdma {
-namespace {
 
-class HostMemory final : public LocalMemory {
- public:
-  void copy(void* destination, const void* source, std::size_t bytes) override {
-    std::memcpy(destination, source, bytes);
-  }
-  void fetch_add(void* word, std::uint64_t add, void* before) override {
-    const std::uint64_t old = __atomic_fetch_add(static_cast<std::uint64_t*>(word), add, __ATOMIC_ACQ_REL);
-    std::memcpy(before, &old, sizeof old);
-  }
-  void finish() override {}
-};
-
-class ExecutorMemory final : public LocalMemory {
- public:
-  explicit ExecutorMemory(std::shared_ptr<Executor> executor)
-      : executor_(std::move(executor)),
-        stream_(*executor_),
-        bounce_(static_cast<std::uint64_t*>(executor_->allocate_pinned(2 * sizeof(std::uint64_t)))) {}
-  ~ExecutorMemory() override { executor_->free_pinned(bounce_); }
-  ExecutorMemory(const ExecutorMemory&) = delete;
-  ExecutorMemory& operator=(const ExecutorMemory&) = delete;
-
-  void copy(void* destination, const void* source, std::size_t bytes) override {
-    executor_->copy(destination, source, bytes, stream_.get());
-    busy_ = true;
-  }
-  void fetch_add(void* word, std::uint64_t add, void* before) override {
-    // Earlier copies are complete before the sum is written: there is one stream, and this waits for it.
-    executor_->copy(bounce_, word, sizeof add, stream_.get());
-    executor_->synchronize(stream_.get());
-    bounce_[1] = bounce_[0] + add;
-    executor_->copy(before, bounce_, sizeof add, stream_.get());
-    executor_->copy(word, bounce_ + 1, sizeof add, stream_.get());
-    executor_->synchronize(stream_.get());
-    busy_ = false;
-  }
-  void finish() override {
-    if (busy_) executor_->synchronize(stream_.get());
-    busy_ = false;
-  }
-
- private:
-  std::shared_ptr<Executor> executor_;
-  OwnStream stream_;
-  std::uint64_t* bounce_;  ///< the value that was read, and the one to write
-  bool busy_ = false;
-};
-
-}  // namespace
-
-std::unique_ptr<LocalMemory> make_host_memory() { return std::make_unique<HostMemory>(); }
-
-std::unique_ptr<LocalMemory> make_executor_memory(std::shared_ptr<Executor> executor) {
-  return std::make_unique<ExecutorMemory>(std::move(executor));
+LocalWire::LocalWire(std::shared_ptr<Executor> executor) : executor_(std::move(executor)) {
+  if (executor_ == nullptr) return;
+  stream_.emplace(*executor_);
+  bounce_ = pinned_memory<std::uint64_t>(executor_, 2 * sizeof(std::uint64_t));
 }
-
-LocalWire::LocalWire(std::unique_ptr<LocalMemory> memory) : memory_(std::move(memory)) {}
 
 void LocalWire::add_memory(std::uint32_t key, void* base, std::size_t bytes) {
   regions_[key] = {static_cast<std::byte*>(base), bytes};
@@ -80,6 +28,28 @@ std::byte* LocalWire::find(const device::rdma::KeyedAddress& place, std::uint64_
   return inside ? region->second.base + place.address : nullptr;
 }
 
+void LocalWire::copy(void* destination, const void* source, std::size_t bytes) {
+  if (executor_ == nullptr) return void(std::memcpy(destination, source, bytes));
+  executor_->copy(destination, source, bytes, stream_->get());
+  copying_ = true;
+}
+
+void LocalWire::fetch_add(void* word, std::uint64_t add, void* before) {
+  if (executor_ == nullptr) {
+    const std::uint64_t old = __atomic_fetch_add(static_cast<std::uint64_t*>(word), add, __ATOMIC_ACQ_REL);
+    return void(std::memcpy(before, &old, sizeof old));
+  }
+  // Earlier copies are complete before the sum is written: there is one stream, and this waits for it.
+  std::uint64_t* const values = bounce_.get();
+  executor_->copy(values, word, sizeof add, stream_->get());
+  executor_->synchronize(stream_->get());
+  values[1] = values[0] + add;
+  executor_->copy(before, values, sizeof add, stream_->get());
+  executor_->copy(word, values + 1, sizeof add, stream_->get());
+  executor_->synchronize(stream_->get());
+  copying_ = false;
+}
+
 Syndrome LocalWire::execute(const Operation& operation) {
   const bool adds = operation.opcode == device::rdma::kOpcodeFetchAdd;
   // A write of no bytes is not checked, as on devices.
@@ -90,9 +60,9 @@ Syndrome LocalWire::execute(const Operation& operation) {
   std::byte* remote = find(operation.remote, operation.length);
   if (remote == nullptr) return Syndrome::remote_access;
   if (adds) {
-    memory_->fetch_add(remote, operation.add, local);
+    fetch_add(remote, operation.add, local);
   } else {
-    memory_->copy(remote, local, operation.length);
+    copy(remote, local, operation.length);
   }
   return Syndrome::none;
 }
@@ -113,7 +83,7 @@ std::size_t LocalWire::post(std::span<const Operation> operations) {
 std::size_t LocalWire::poll(std::span<WireCompletion> completions) {
   const std::size_t count = std::min(completions.size(), completions_.size());
   if (count == 0) return 0;
-  memory_->finish();
+  if (std::exchange(copying_, false)) executor_->synchronize(stream_->get());
   std::copy_n(completions_.begin(), count, completions.begin());
   completions_.erase(completions_.begin(), completions_.begin() + static_cast<std::ptrdiff_t>(count));
   return count;

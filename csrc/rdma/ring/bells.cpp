@@ -52,19 +52,18 @@ Bells::Bells(std::shared_ptr<Executor> executor, std::size_t rings, std::uint32_
 }
 
 std::size_t Bells::record_bytes() const {
-  const std::size_t bytes = rings_ * 2 * sizeof(std::uint32_t);
+  const std::size_t bytes = rings_.size() * 2 * sizeof(std::uint32_t);
   return (bytes + kPage - 1) / kPage * kPage;
 }
 
-void Bells::connect(std::size_t ring, RdmaQueuePair& pair) const {
+void Bells::connect(std::size_t ring, RdmaQueuePair& pair, volatile std::uint64_t* reg) {
+  rings_.at(ring) = {reg, pair.number};
   pair.kind = RdmaDoorbell::bell;
   pair.doorbell = bells_.get();
   pair.bells_left = left_.get();
   pair.bell_bits = bits_;
   pair.bell_ring = static_cast<std::uint32_t>(ring);
 }
-
-void Bells::start(std::vector<Register> registers) { registers_ = std::move(registers); }
 
 std::jthread Bells::thread(std::vector<int> cpus) {
   return std::jthread([this, cpus = std::move(cpus)](const std::stop_token& stop) {
@@ -80,13 +79,13 @@ bool Bells::step() {
   const auto expected = static_cast<std::uint32_t>((next_ >> bits_) + 1);
   const std::uint32_t ring = device::rdma::low_half(bell) >> 16;
   // One that names no ring was overwritten, too.
-  if (lap != expected || ring >= registers_.size()) {
+  if (lap != expected || ring >= rings_.size()) {
     if (lap != expected - 1 && !lost_.exchange(true)) log::error("RDMA: a doorbell was overwritten before it was rung");
     return false;
   }
-  const Register& to = registers_[ring];
+  const Ring& to = rings_[ring];
   __atomic_store_n(record(ring), device::rdma::record_word(device::rdma::low_half(bell)), __ATOMIC_RELEASE);
-  store_to_device(to.address, device::rdma::doorbell_word(device::rdma::low_half(bell), to.queue_pair));
+  store_to_device(to.reg, device::rdma::doorbell_word(device::rdma::low_half(bell), to.number));
   ++next_;
   return true;
 }

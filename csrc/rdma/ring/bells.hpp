@@ -22,25 +22,18 @@ namespace deep_ep::rdma {
 /// to recover a lost doorbell would then be rung for entries that it has passed, and take them for those a lap ahead.
 class Bells {
  public:
-  /// The device's register that takes a ring's doorbells.
-  struct Register {
-    volatile std::uint64_t* address = nullptr;
-    std::uint32_t queue_pair = 0;  ///< its number
-  };
-
   /// InvalidArgument where a bell cannot name so many rings. `depth`: of each of them.
   Bells(std::shared_ptr<Executor> executor, std::size_t rings, std::uint32_t depth);
 
-  /// Kernels that use `pair` leave bells for this ring.
-  void connect(std::size_t ring, RdmaQueuePair& pair) const;
+  /// Kernels that use `pair` leave bells for this ring, and its doorbells go to the device's register `reg`. All rings
+  /// are connected before step() or thread().
+  void connect(std::size_t ring, RdmaQueuePair& pair, volatile std::uint64_t* reg);
   /// Doorbell records, 8 bytes each, for the device; in pinned memory, on pages of their own.
   std::uint32_t* records() const { return records_; }
   std::size_t record_bytes() const;
   /// That of a ring's send queue.
   std::uint32_t* record(std::size_t ring) const { return records_ + 2 * ring + 1; }
 
-  /// From now on `registers`, one of each ring, are rung, by step() or by thread().
-  void start(std::vector<Register> registers);
   std::jthread thread(std::vector<int> cpus);
 
   /// Rings for the next bell; false: there is none.
@@ -49,13 +42,17 @@ class Bells {
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
 
  private:
-  std::size_t rings_;
+  struct Ring {
+    volatile std::uint64_t* reg = nullptr;
+    std::uint32_t number = 0;  ///< of its queue pair
+  };
+
+  std::vector<Ring> rings_;
   std::uint32_t bits_;  ///< the queue has 2^bits_ places
   std::shared_ptr<std::uint64_t> bells_;
   std::shared_ptr<std::uint64_t> left_;  ///< bells so far; in memory of the kernels' device
   std::shared_ptr<std::byte> record_memory_;
   std::uint32_t* records_;
-  std::vector<Register> registers_;
   std::uint64_t next_ = 0;  ///< bells read
   std::atomic<bool> lost_{false};
 };

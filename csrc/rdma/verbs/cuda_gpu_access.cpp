@@ -64,12 +64,11 @@ void* map_page(void* page, int device) {
 
 }  // namespace
 
-WritesOrdering gpu_writes_ordering(int device) {
+bool gpu_keeps_order_of_writes(int device) {
   int value = 0;
   cuda::check(cudaDeviceGetAttribute(&value, cudaDevAttrGPUDirectRDMAWritesOrdering, device), device,
               "cudaDeviceGetAttribute of the ordering of GPUDirect RDMA writes");
-  if (value >= cudaGPUDirectRDMAWritesOrderingAllDevices) return WritesOrdering::all;
-  return value >= cudaGPUDirectRDMAWritesOrderingOwner ? WritesOrdering::owner : WritesOrdering::none;
+  return value >= cudaGPUDirectRDMAWritesOrderingOwner;
 }
 
 DmaBufExporter gpu_dma_buf_exporter() { return export_dma_buf; }

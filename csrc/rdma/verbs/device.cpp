@@ -15,10 +15,11 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
+
 std::size_t host_page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
-std::shared_ptr<Device> Device::open(const std::string& name, const VerbsFunctions& functions) {
-  return std::shared_ptr<Device>(new Device(name, functions));
+void note_end(const std::string& device, const char* call, int error) {
+  if (error != 0) log::warn("RDMA device {}: {}: {}", device, call, errno_text(error));
 }
 
 Device::Device(std::string name, const VerbsFunctions& functions) : name_(std::move(name)), functions_(functions) {
@@ -31,11 +32,12 @@ Device::Device(std::string name, const VerbsFunctions& functions) : name_(std::m
     names.emplace_back(functions_.get_device_name(list.get()[i]));
     if (names.back() != name_) continue;
     errno = 0;
-    context_ = functions_.open_device(list.get()[i]);
-    if (context_ == nullptr) {
+    ibv_context* const opened = functions_.open_device(list.get()[i]);
+    if (opened == nullptr) {
       fail<SystemError>("RDMA device {}: ibv_open_device: {} (needs read and write access to /dev/infiniband/uverbs*)",
                         name_, errno_text(errno));
     }
+    context_ = {opened, functions_.close_device};
   }
   if (context_ == nullptr) {
     if (names.empty()) {
@@ -44,35 +46,21 @@ Device::Device(std::string name, const VerbsFunctions& functions) : name_(std::m
     fail<InvalidArgument>("RDMA device '{}' is not on this machine; libibverbs sees: {}", name_,
                           fmt::join(names, ", "));
   }
-  try {
-    const int error = functions_.query_device(context_, &limits_);
-    if (error != 0) fail<SystemError>("RDMA device {}: ibv_query_device: {}", name_, errno_text(error));
-    errno = 0;
-    protection_domain_ = functions_.alloc_pd(context_);
-    if (protection_domain_ == nullptr) {
-      fail<SystemError>("RDMA device {}: ibv_alloc_pd: {}", name_, errno_text(errno));
-    }
-  } catch (...) {
-    close();
-    throw;
-  }
-}
-
-Device::~Device() { close(); }
-
-void Device::close() noexcept {
-  if (protection_domain_ != nullptr && functions_.dealloc_pd(protection_domain_) != 0) {
-    log::warn("RDMA device {}: ibv_dealloc_pd failed: something that was made on the device still exists", name_);
-  }
-  if (context_ != nullptr) functions_.close_device(context_);
+  const int error = functions_.query_device(context(), &limits_);
+  if (error != 0) fail<SystemError>("RDMA device {}: ibv_query_device: {}", name_, errno_text(error));
+  errno = 0;
+  ibv_pd* const domain = functions_.alloc_pd(context());
+  if (domain == nullptr) fail<SystemError>("RDMA device {}: ibv_alloc_pd: {}", name_, errno_text(errno));
+  protection_domain_ = {domain,
+                        [this](ibv_pd* gone) { note_end(name_, "ibv_dealloc_pd", functions_.dealloc_pd(gone)); }};
 }
 
 bool Device::has_failed() {
   const std::lock_guard lock(events_mutex_);
-  pollfd waiting{context_->async_fd, POLLIN, 0};
+  pollfd waiting{context()->async_fd, POLLIN, 0};
   while (!failed_ && ::poll(&waiting, 1, 0) > 0 && (waiting.revents & POLLIN) != 0) {
     ibv_async_event event{};
-    if (functions_.get_async_event(context_, &event) != 0) break;
+    if (functions_.get_async_event(context(), &event) != 0) break;
     log::warn("RDMA device {}: {}", name_, functions_.event_type_str(event.event_type));
     // An overrun completion queue loses completions for good.
     failed_ = event.event_type == IBV_EVENT_DEVICE_FATAL || event.event_type == IBV_EVENT_CQ_ERR;
@@ -83,7 +71,7 @@ bool Device::has_failed() {
 
 ibv_port_attr Device::port(int port) const {
   ibv_port_attr attributes{};
-  const int error = query_port(functions_, context_, port, &attributes);
+  const int error = query_port(functions_, context(), port, &attributes);
   if (error != 0) fail<SystemError>("RDMA device {} port {}: ibv_query_port: {}", name_, port, errno_text(error));
   return attributes;
 }
@@ -91,7 +79,7 @@ ibv_port_attr Device::port(int port) const {
 GidBytes Device::gid(int port, int index) const {
   ibv_gid raw{};
   errno = 0;
-  if (functions_.query_gid(context_, static_cast<std::uint8_t>(port), index, &raw) != 0) {
+  if (functions_.query_gid(context(), static_cast<std::uint8_t>(port), index, &raw) != 0) {
     fail<SystemError>("RDMA device {} port {}: ibv_query_gid of index {}: {}", name_, port, index, errno_text(errno));
   }
   GidBytes result;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "csrc/rdma/queue_pair_address.hpp"
 #include "csrc/support/token.hpp"
@@ -25,15 +26,12 @@ class Device {
   /// InvalidArgument for a name that libibverbs does not see (the text lists those it sees), SystemError when the
   /// device cannot be opened.
   /// `functions` must outlive the device.
-  static std::shared_ptr<Device> open(const std::string& name, const VerbsFunctions& functions);
-  ~Device();
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
+  Device(std::string name, const VerbsFunctions& functions);
 
   const std::string& name() const { return name_; }
   const VerbsFunctions& functions() const { return functions_; }
-  ibv_context* context() const { return context_; }
-  ibv_pd* protection_domain() const { return protection_domain_; }
+  ibv_context* context() const { return context_.get(); }
+  ibv_pd* protection_domain() const { return protection_domain_.get(); }
   const ibv_device_attr& limits() const { return limits_; }
   /// The number of the first packet of each queue pair: random for each opening, so that late packets of an old
   /// connection, whose queue pair had the same number, do not fit.
@@ -47,17 +45,23 @@ class Device {
   bool has_failed();
 
  private:
-  Device(std::string name, const VerbsFunctions& functions);
-  void close() noexcept;
-
   std::string name_;
   const VerbsFunctions& functions_;
-  ibv_context* context_ = nullptr;
-  ibv_pd* protection_domain_ = nullptr;
+  std::shared_ptr<ibv_context> context_;
+  std::shared_ptr<ibv_pd> protection_domain_;
   ibv_device_attr limits_{};
   std::uint32_t first_packet_ = random_bits<std::uint32_t>() & 0xffffff;
   std::mutex events_mutex_;
   bool failed_ = false;
 };
+
+/// Logs that `call`, which was to end something that the device had made, has failed. 0: it has not.
+void note_end(const std::string& device, const char* call, int error);
+
+/// What the device has made, and has ended by `call`; keeps the device open.
+template <class Thing>
+std::shared_ptr<Thing> owned(std::shared_ptr<Device> device, Thing* made, int (*end)(Thing*), const char* call) {
+  return {made, [device = std::move(device), end, call](Thing* gone) { note_end(device->name(), call, end(gone)); }};
+}
 
 }  // namespace deep_ep::rdma::verbs

@@ -12,7 +12,7 @@ namespace deep_ep::rdma::verbs {
 #define DEEP_EP_VERBS_FUNCTIONS(OF)                                                                      \
   OF(get_device_list) OF(free_device_list) OF(get_device_name) OF(open_device) OF(close_device)          \
   OF(query_device) OF(query_port) OF(query_gid) OF(alloc_pd) OF(dealloc_pd) OF(reg_mr_iova2)             \
-  OF(reg_dmabuf_mr) OF(dereg_mr) OF(create_cq) OF(destroy_cq) OF(create_qp) OF(modify_qp) OF(query_qp)   \
+  OF(reg_dmabuf_mr) OF(dereg_mr) OF(create_cq) OF(destroy_cq) OF(create_qp) OF(modify_qp)   \
   OF(destroy_qp) OF(create_ah) OF(destroy_ah) OF(get_async_event) OF(ack_async_event) OF(event_type_str) \
   OF(port_state_str)
 

@@ -7,11 +7,9 @@
 
 namespace deep_ep::rdma::verbs {
 
-/// Who sees what NICs write to a GPU's memory in the order of writing (GPU_DIRECT_RDMA_WRITES_ORDERING).
-enum class WritesOrdering { none, owner, all };
-
-/// SystemError if CUDA does not say. Builds without CUDA: none.
-WritesOrdering gpu_writes_ordering(int device);
+/// Does a GPU see what NICs write to its memory in the order of writing (GPU_DIRECT_RDMA_WRITES_ORDERING)? SystemError
+/// if CUDA does not say. Builds without CUDA: no.
+bool gpu_keeps_order_of_writes(int device);
 
 /// Exports memory of the current GPU through CUDA's driver (11.7 or later). The exporter takes any piece of one
 /// allocation that begins and ends at host pages, and throws SystemError with the driver's answer. Empty in builds

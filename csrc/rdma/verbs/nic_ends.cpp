@@ -1,8 +1,8 @@
 #include "csrc/rdma/verbs/nic_ends.hpp"
 
+#include <utility>
 #include <vector>
 
-#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -34,11 +34,11 @@ bool relaxes_ordering(const RdmaSettings& settings, const NicAssignment& assignm
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings) {
   NicAccess access;
   access.nic = assignment;
-  access.device = Device::open(assignment.nic.name, verbs_functions());
+  access.device = std::make_shared<Device>(assignment.nic.name, verbs_functions());
   access.path = path_by(settings, assignment);
   access.gpu_memory = executor.device().kind == deep_ep::Device::Kind::cuda;
   access.handler = settings.nic_handler;
-  if (access.gpu_memory) access.writes_ordering = gpu_writes_ordering(executor.device().index);
+  if (access.gpu_memory) access.keeps_order_of_writes = gpu_keeps_order_of_writes(executor.device().index);
   access.exporter = exporter_by(settings);
   access.relaxed_ordering = relaxes_ordering(settings, assignment);
   access.mlx5_functions = []() -> const Mlx5Functions& { return mlx5_functions(); };
@@ -47,19 +47,18 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
 }
 
 HeapRegistration register_heap(const NicAccess& nic, const std::shared_ptr<Device>& device, const SymmetricHeap& heap) {
-  MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
-  const auto registered = [&] {
-    return nic.gpu_memory ? Registration::of_gpu_memory(device, range, nic.exporter)
-                          : Registration::of_host_memory(device, range);
-  };
-  const Registration signals = registered();
+  MemoryRange range{.address = heap.local(),
+                    .bytes = heap.bytes(),
+                    .gpu = nic.gpu_memory ? &nic.exporter : nullptr,
+                    .first_address = 0};
+  const Registration signals(device, range);
   range.any_order = nic.relaxed_ordering;
-  return {signals, nic.relaxed_ordering ? registered() : signals};
+  return {signals, nic.relaxed_ordering ? Registration(device, range) : signals};
 }
 
 std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                     const SymmetricHeap& heap, const ConnectionOptions& options) {
-  if (nic.gpu_memory && nic.writes_ordering == WritesOrdering::none) {
+  if (nic.gpu_memory && !nic.keeps_order_of_writes) {
     fail<SystemError>(
         "NIC {} cannot serve this GPU: the GPU does not keep the order of what NICs write (attribute "
         "GPU_DIRECT_RDMA_WRITES_ORDERING is 0), so that a signal could be seen before its data",
@@ -90,14 +89,28 @@ void warn_of_handler(NicHandler handler, const std::string& why) {
             why);
 }
 
-Registration register_sinks(const NicAccess& nic, const RingMemory& rings) {
-  return Registration::of_host_memory(nic.device, {.address = rings.sinks(), .bytes = rings.sink_bytes()});
+NicEnds::NicEnds(const NicAccess& nic, HeapRegistration heap, const ConnectionOptions& options)
+    : nic_(nic), heap_(std::move(heap)), options_(options), landings_(options.ends()) {
+  for (std::size_t end = 0; end < options.ends(); ++end) {
+    if (!options.lands(end, nic.rank)) continue;
+    const auto rail = static_cast<std::size_t>(options.rail_of(options.peer(end)));
+    const LandingNic& by = nic.landing_nics->of_rail.at(rail).value();
+    landings_[end].emplace(by, by.path);
+  }
 }
 
-RdmaPeerParams peer_params(RdmaQueuePair queue, const HeapRegistration& heap, const QueuePairAddress& peer,
-                           const Registration& sinks, std::size_t sink) {
-  queue.sink = {sinks.first_address() + sizeof(std::uint64_t) * sink, sinks.local_key()};
-  return {queue, heap.payload.local_key(), peer.heap_key, peer.signal_key};
+void NicEnds::make_rings(const std::shared_ptr<Executor>& executor, RingOptions shape) {
+  shape.count = options_.ends();
+  shape.depth = options_.depth;
+  shape.batch = options_.batch;
+  sinks_.reset();
+  rings_.emplace(executor, shape);
+  sinks_.emplace(nic_.device, MemoryRange{.address = rings_->sinks(), .bytes = rings_->sink_bytes()});
+}
+
+RdmaPeerParams NicEnds::params_of(std::size_t end, RdmaQueuePair queue, const QueuePairAddress& peer) const {
+  queue.sink = {sinks_->first_address() + sizeof(std::uint64_t) * end, sinks_->local_key()};
+  return {queue, heap_.payload.local_key(), peer.heap_key, peer.signal_key};
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -3,23 +3,20 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/rdma/ends.hpp"
-#include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
-#include "csrc/rdma/verbs/devx/objects.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/gpu_access.hpp"
-#include "csrc/rdma/verbs/registration.hpp"
+#include "csrc/rdma/verbs/queue_pair.hpp"
 
 namespace deep_ep {
 class Executor;
 }
-namespace deep_ep::rdma {
-class RingMemory;
-}
-
 namespace deep_ep::rdma::verbs {
 
 struct LandingNics;
@@ -30,16 +27,15 @@ struct NicAccess {
   NicAssignment nic;
   std::shared_ptr<Device> device;
   PathOptions path;
-  bool gpu_memory = false;  ///< heap and rings are a GPU's
-  DmaBufExporter exporter;  ///< for GPU memory
-  WritesOrdering writes_ordering = WritesOrdering::all;
-  bool relaxed_ordering = false;               ///< of payload
-  std::size_t page_bytes = host_page_bytes();  ///< of this machine
+  bool gpu_memory = false;            ///< heap and rings are a GPU's
+  DmaBufExporter exporter;            ///< for GPU memory
+  bool keeps_order_of_writes = true;  ///< the GPU does
+  bool relaxed_ordering = false;      ///< of payload
   NicHandler handler = NicHandler::automatic;
   bool or_next = false;  ///< where that handler does not work, the next one may
   /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
-  PageMapper page_mapper;  ///< for the handler `gpu`
+  PageMapper page_mapper;  ///< for the handler `gpu`; its page size is that of all memory of queues
   /// Where ends keep to rails: the NICs that receive for this rank, which is `rank`.
   std::shared_ptr<const LandingNics> landing_nics;
   int rank = 0;
@@ -61,6 +57,50 @@ struct HeapRegistration {
 };
 /// With `device`, for the ranks of `nic`.
 HeapRegistration register_heap(const NicAccess& nic, const std::shared_ptr<Device>& device, const SymmetricHeap& heap);
+
+/// A NIC of this node on another rail, by which that rail's ranks of other nodes write to this rank's heap.
+struct LandingNic {
+  std::shared_ptr<Device> device;
+  PathOptions path;
+  HeapRegistration heap;
+  std::shared_ptr<ibv_cq> completions;
+};
+/// Of each rail; nothing for this rank's own.
+struct LandingNics {
+  std::vector<std::optional<LandingNic>> of_rail = {};
+};
+
+/// The receiving end by which others write to this rank's heap.
+struct Landing {
+  QueuePair queue_pair;
+  QueuePairAddress address;
+
+  Landing(const LandingNic& nic, const PathOptions& path)
+      : queue_pair(nic.device, nic.completions, 1, path), address(nic.heap.at(queue_pair.address())) {}
+};
+
+/// What the ends of all handlers have.
+class NicEnds : public Ends {
+ public:
+  NicEnds(const NicAccess& nic, HeapRegistration heap, const ConnectionOptions& options);
+  QueuePairAddress landing(std::size_t end) const override { return landings_.at(end)->address; }
+  void connect_landing(std::size_t end, const QueuePairAddress& peer) override {
+    landings_.at(end)->queue_pair.connect(peer);
+  }
+
+ protected:
+  /// `shape`: all but what the options say.
+  void make_rings(const std::shared_ptr<Executor>& executor, RingOptions shape);
+  /// What kernels need to reach `peer` by the queue pair of this end.
+  RdmaPeerParams params_of(std::size_t end, RdmaQueuePair queue, const QueuePairAddress& peer) const;
+
+  NicAccess nic_;
+  HeapRegistration heap_;
+  ConnectionOptions options_;
+  std::optional<RingMemory> rings_;
+  std::optional<Registration> sinks_;  ///< the words of pinned memory where old values of additions go
+  std::vector<std::optional<Landing>> landings_;
+};
 
 /// How GPU memory becomes a dma-buf; one that refuses where the settings have turned that off.
 DmaBufExporter exporter_by(const RdmaSettings& settings);
@@ -93,12 +133,5 @@ std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_pt
 std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
                                      const std::shared_ptr<Executor>& executor, HeapRegistration heap,
                                      const ConnectionOptions& options);
-
-/// The words of pinned memory where old values of additions go, at their own addresses.
-Registration register_sinks(const NicAccess& nic, const RingMemory& rings);
-
-/// What kernels need to reach `peer` by this queue pair; `sink` is its place among the sinks.
-RdmaPeerParams peer_params(RdmaQueuePair queue, const HeapRegistration& heap, const QueuePairAddress& peer,
-                           const Registration& sinks, std::size_t sink);
 
 }  // namespace deep_ep::rdma::verbs

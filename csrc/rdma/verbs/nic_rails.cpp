@@ -15,12 +15,11 @@ class NicPaths final : public Paths {
  public:
   NicPaths(const NicAccess& own, std::size_t count, const LandingNics& landings)
       : name_(own.nic.name()),
-        sink_registration_(Registration::of_host_memory(own.device, {.address = &sink_, .bytes = sizeof sink_})),
+        sink_registration_(own.device, {.address = &sink_, .bytes = sizeof sink_}),
         wire_(own.device, count, 1, hasty(own.path)),
         landings_(count),
         signal_keys_(count) {
     for (std::size_t path = 0; path < count; ++path) {
-      pairs_.push_back(&wire_.queue_pair(path));
       const std::size_t rails = count / 2;
       if (path < rails || landings.of_rail.empty() || !landings.of_rail[path - rails]) continue;
       const LandingNic& nic = *landings.of_rail[path - rails];
@@ -29,16 +28,17 @@ class NicPaths final : public Paths {
   }
 
   QueuePairAddress address(std::size_t path) const override {
-    return landings_[path] ? landings_[path]->address : pairs_[path]->address();
+    return landings_[path] ? landings_[path]->address : wire_.queue_pair(path).address();
   }
   void connect(std::size_t path, const QueuePairAddress& peer) override {
     signal_keys_[path] = peer.signal_key;
-    (landings_[path] ? *landings_[path]->queue_pair : *pairs_[path]).connect(peer);
+    (landings_[path] ? landings_[path]->queue_pair : wire_.queue_pair(path)).connect(peer);
   }
 
   void reach(std::size_t path) override {
     // A write of no bytes is answered like any other. Into memory: 0 is added to its first word.
-    Operation operation{.opcode = device::rdma::kOpcodeWrite, .queue_pair = pairs_[path]->number(), .signalled = true};
+    Operation operation{
+        .opcode = device::rdma::kOpcodeWrite, .queue_pair = wire_.queue_pair(path).number(), .signalled = true};
     if (signal_keys_[path] != 0) {
       operation.opcode = device::rdma::kOpcodeFetchAdd;
       operation.length = sizeof sink_;
@@ -70,32 +70,22 @@ class NicPaths final : public Paths {
   std::uint64_t sink_ = 0;
   Registration sink_registration_;
   VerbsWire wire_;
-  std::vector<QueuePair*> pairs_;  ///< the wire's
   std::vector<std::optional<Landing>> landings_;
   std::vector<std::uint32_t> signal_keys_;  ///< of the peers' heaps; 0: they have not said
 };
 
 }  // namespace
 
-Landings::Landings(const LandingNics* nics, int rank, const ConnectionOptions& options) : landings_(options.ends()) {
-  for (std::size_t end = 0; end < options.ends(); ++end) {
-    if (!options.lands(end, rank)) continue;
-    const LandingNic& nic = nics->of_rail.at(static_cast<std::size_t>(options.rail_of(options.peer(end)))).value();
-    landings_[end].emplace(nic, nic.path);
-  }
-}
-
 LandingNics open_landing_nics(const NicAccess& own, std::size_t own_rail, std::span<const NicPlace> places,
                               const SymmetricHeap& heap) {
   LandingNics nics{std::vector<std::optional<LandingNic>>(places.size())};
   for (std::size_t rail = 0; rail < places.size(); ++rail) {
     if (rail == own_rail) continue;
-    const std::shared_ptr<Device> device = Device::open(places[rail].name.data(), own.device->functions());
+    const std::shared_ptr<Device> device = std::make_shared<Device>(places[rail].name.data(), own.device->functions());
     PathOptions path = own.path;
     path.port = places[rail].port;
     path.gid_index = places[rail].gid_index;
-    nics.of_rail[rail] =
-        LandingNic{path, register_heap(own, device, heap), std::make_shared<CompletionQueue>(device, 1)};
+    nics.of_rail[rail] = LandingNic{device, path, register_heap(own, device, heap), make_completion_queue(device, 1)};
   }
   return nics;
 }

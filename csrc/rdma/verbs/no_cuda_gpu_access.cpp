@@ -4,7 +4,7 @@
 
 namespace deep_ep::rdma::verbs {
 
-WritesOrdering gpu_writes_ordering(int) { return WritesOrdering::none; }
+bool gpu_keeps_order_of_writes(int) { return false; }
 
 DmaBufExporter gpu_dma_buf_exporter() { return {}; }
 

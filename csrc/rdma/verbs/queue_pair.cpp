@@ -8,7 +8,6 @@
 #include "csrc/rdma/discovery/gid.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
-#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
@@ -16,30 +15,15 @@ namespace {
 
 std::uint8_t to_byte(int value) { return static_cast<std::uint8_t>(std::clamp(value, 0, 255)); }
 
-void modify(const QueuePair& pair, ibv_qp_attr& attributes, int mask, const std::string& step) {
-  const int error = pair.device().functions().modify_qp(pair.get(), &attributes, mask);
-  if (error == 0) return;
-  // Routes are looked up at this step, so a wrong GID or subnet shows here and nowhere else.
-  const char* hint = error == ENETUNREACH || error == ETIMEDOUT || error == EHOSTUNREACH
-                         ? " (no route to the peer: wrong GID index, subnet, or a link that is down)"
-                         : "";
-  fail<SystemError>("RDMA device {}: ibv_modify_qp of queue pair {:#x} {}: {}{}", pair.device().name(), pair.number(),
-                    step, errno_text(error), hint);
-}
-
 }  // namespace
 
-CompletionQueue::CompletionQueue(std::shared_ptr<Device> device, std::uint32_t depth) : device_(std::move(device)) {
+std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth) {
   errno = 0;
-  queue_ = device_->functions().create_cq(device_->context(), static_cast<int>(depth), nullptr, nullptr, 0);
-  if (queue_ == nullptr) {
-    fail<SystemError>("RDMA device {}: ibv_create_cq of {} entries: {}", device_->name(), depth, errno_text(errno));
+  ibv_cq* const made = device->functions().create_cq(device->context(), static_cast<int>(depth), nullptr, nullptr, 0);
+  if (made == nullptr) {
+    fail<SystemError>("RDMA device {}: ibv_create_cq of {} entries: {}", device->name(), depth, errno_text(errno));
   }
-}
-
-CompletionQueue::~CompletionQueue() {
-  const int error = device_->functions().destroy_cq(queue_);
-  if (error != 0) log::warn("RDMA device {}: ibv_destroy_cq: {}", device_->name(), errno_text(error));
+  return owned(device, made, device->functions().destroy_cq, "ibv_destroy_cq");
 }
 
 QueuePairAddress local_address(const Device& device, const PathOptions& path) {
@@ -66,54 +50,48 @@ QueuePairAddress local_address(const Device& device, const PathOptions& path) {
   return address;
 }
 
-QueuePair::QueuePair(std::shared_ptr<CompletionQueue> completions, std::uint32_t send_depth, const PathOptions& path)
-    : completions_(std::move(completions)), path_(path), send_depth_(send_depth) {
-  address_ = local_address(device(), path_);
-  create();
-  try {
-    initialise();
-  } catch (...) {
-    device().functions().destroy_qp(pair_);
-    throw;
-  }
-}
-
-QueuePair::~QueuePair() {
-  const int error = device().functions().destroy_qp(pair_);
-  if (error != 0) log::warn("RDMA device {}: ibv_destroy_qp: {}", device().name(), errno_text(error));
-}
-
-std::uint32_t QueuePair::number() const { return pair_->qp_num; }
-
-void QueuePair::create() {
-  ibv_qp_init_attr attributes{};
-  attributes.send_cq = completions_->get();
-  attributes.recv_cq = completions_->get();
-  attributes.qp_type = IBV_QPT_RC;
-  attributes.cap.max_send_wr = send_depth_;
-  attributes.cap.max_recv_wr = 1;  // Nothing is ever received; some providers refuse 0.
-  attributes.cap.max_send_sge = 1;
-  attributes.cap.max_recv_sge = 1;
+QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth,
+                     const PathOptions& path)
+    : device_(std::move(device)),
+      completions_(std::move(completions)),
+      path_(path),
+      address_(local_address(*device_, path_)) {
+  ibv_qp_init_attr wanted{};
+  wanted.send_cq = wanted.recv_cq = completions_.get();
+  wanted.qp_type = IBV_QPT_RC;
+  wanted.cap.max_send_wr = send_depth;
+  wanted.cap.max_recv_wr = 1;  // Nothing is ever received; some providers refuse 0.
+  wanted.cap.max_send_sge = 1;
+  wanted.cap.max_recv_sge = 1;
   errno = 0;
-  pair_ = device().functions().create_qp(device().protection_domain(), &attributes);
-  if (pair_ == nullptr) {
-    fail<SystemError>("RDMA device {}: ibv_create_qp (reliable connection, {} send requests): {}", device().name(),
-                      send_depth_, errno_text(errno));
+  ibv_qp* const made = device_->functions().create_qp(device_->protection_domain(), &wanted);
+  if (made == nullptr) {
+    fail<SystemError>("RDMA device {}: ibv_create_qp (reliable connection, {} send requests): {}", device_->name(),
+                      send_depth, errno_text(errno));
   }
-  address_.queue_pair = pair_->qp_num;
-}
-
-void QueuePair::initialise() {
+  pair_ = owned(device_, made, device_->functions().destroy_qp, "ibv_destroy_qp");
+  address_.queue_pair = number();
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.pkey_index = path_.pkey_index;
   attributes.port_num = static_cast<std::uint8_t>(path_.port);
   attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-  modify(*this, attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "to INIT");
+  modify(attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "to INIT");
+}
+
+void QueuePair::modify(ibv_qp_attr& attributes, int mask, const std::string& step) const {
+  const int error = device_->functions().modify_qp(get(), &attributes, mask);
+  if (error == 0) return;
+  // Routes are looked up at this step, so a wrong GID or subnet shows here and nowhere else.
+  const char* hint = error == ENETUNREACH || error == ETIMEDOUT || error == EHOSTUNREACH
+                         ? " (no route to the peer: wrong GID index, subnet, or a link that is down)"
+                         : "";
+  fail<SystemError>("RDMA device {}: ibv_modify_qp of queue pair {:#x} {}: {}{}", device_->name(), number(), step,
+                    errno_text(error), hint);
 }
 
 void QueuePair::connect(const QueuePairAddress& peer) {
-  check_compatible(device().name(), address_, peer);
+  check_compatible(device_->name(), address_, peer);
   become_ready_to_receive(peer);
   become_ready_to_send(peer);
 }
@@ -137,7 +115,7 @@ void QueuePair::become_ready_to_receive(const QueuePairAddress& peer) {
     route.grh.hop_limit = kHopLimit;
     route.grh.traffic_class = path_.traffic_class;
   }
-  modify(*this, attributes,
+  modify(attributes,
          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
              IBV_QP_MIN_RNR_TIMER,
          fmt::format("to RTR with {}", to_string(peer)));
@@ -150,8 +128,8 @@ void QueuePair::become_ready_to_send(const QueuePairAddress& peer) {
   attributes.timeout = path_.ack_timeout;
   attributes.retry_cnt = path_.retry_count;
   attributes.rnr_retry = kReceiverNotReadyRetries;
-  attributes.max_rd_atomic = std::min(to_byte(device().limits().max_qp_init_rd_atom), peer.outstanding_reads_in);
-  modify(*this, attributes,
+  attributes.max_rd_atomic = std::min(to_byte(device_->limits().max_qp_init_rd_atom), peer.outstanding_reads_in);
+  modify(attributes,
          IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
          "to RTS");
 }

@@ -15,23 +15,6 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-/// Peers write and add; nothing reads remotely.
-int access_to(const MemoryRange& range) {
-  return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-         (range.any_order ? IBV_ACCESS_RELAXED_ORDERING : IBV_ACCESS_REMOTE_ATOMIC);
-}
-
-std::uint64_t start_of(const MemoryRange& range) {
-  return range.first_address.value_or(reinterpret_cast<std::uint64_t>(range.address));
-}
-
-/// errno tells a failure.
-ibv_mr* register_by_address(const Device& device, const MemoryRange& range) {
-  errno = 0;
-  return device.functions().reg_mr_iova2(device.protection_domain(), range.address, range.bytes, start_of(range),
-                                         static_cast<unsigned>(access_to(range)));
-}
-
 std::string locked_memory_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "unknown";
@@ -52,19 +35,6 @@ bool peer_memory_module_loaded() {
 
 }  // namespace
 
-std::string by_dma_buf(const MemoryRange& range, const DmaBufExporter& exporter,
-                       const std::function<std::string(int descriptor)>& use) {
-  if (!exporter) return "the GPU's driver offers no export";
-  try {
-    // The kernel keeps the dma-buf alive; the descriptor may go at the end of this block.
-    const UniqueFd descriptor = exporter(range.address, range.bytes);
-    errno = 0;
-    return use(descriptor.get());
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
-
 std::string_view to_string(RegistrationPath path) {
   switch (path) {
     case RegistrationPath::host:
@@ -77,46 +47,56 @@ std::string_view to_string(RegistrationPath path) {
   return "unknown";
 }
 
-Registration Registration::of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range) {
-  ibv_mr* region = register_by_address(*device, range);
-  if (region == nullptr) {
-    const int refusal = errno;
-    fail<SystemError>("RDMA device {}: ibv_reg_mr of {} of CPU memory at {}: {}", device->name(),
-                      format_bytes(range.bytes), range.address, explain(refusal));
+RegistrationPath register_memory(const Device& device, const MemoryRange& range, const char* name,
+                                 const std::function<bool(int dma_buf)>& call) {
+  /// Why not; empty: it has it.
+  const auto refusal = [&](int dma_buf) {
+    errno = 0;
+    return call(dma_buf) ? std::string() : explain(errno);
+  };
+  constexpr int kByAddress = -1;
+  if (range.gpu == nullptr) {
+    const std::string why_not = refusal(kByAddress);
+    if (why_not.empty()) return RegistrationPath::host;
+    fail<SystemError>("RDMA device {}: {} of {} of CPU memory at {}: {}", device.name(), name,
+                      format_bytes(range.bytes), range.address, why_not);
   }
-  return Registration(std::move(device), region, range, RegistrationPath::host);
-}
-
-Registration Registration::of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range,
-                                         const DmaBufExporter& exporter) {
-  ibv_mr* region = nullptr;
-  const std::string failure = by_dma_buf(range, exporter, [&](int descriptor) {
-    region = device->functions().reg_dmabuf_mr(device->protection_domain(), 0, range.bytes, start_of(range), descriptor,
-                                               access_to(range));
-    return region != nullptr ? std::string() : "ibv_reg_dmabuf_mr: " + explain(errno);
-  });
-  if (failure.empty()) return Registration(std::move(device), region, range, RegistrationPath::dma_buf);
-  log::info("RDMA device {}: no dma-buf registration ({}), trying peer memory", device->name(), failure);
-
-  region = register_by_address(*device, range);
-  if (region != nullptr) return Registration(std::move(device), region, range, RegistrationPath::peer_memory);
-  const int refusal = errno;
+  std::string no_dma_buf;
+  try {
+    if (!*range.gpu) throw SystemError("the GPU's driver offers no export");
+    // The kernel keeps the dma-buf alive; the descriptor may go at the end of this block.
+    const UniqueFd descriptor = (*range.gpu)(range.address, range.bytes);
+    no_dma_buf = refusal(descriptor.get());
+    if (no_dma_buf.empty()) return RegistrationPath::dma_buf;
+  } catch (const Error& error) {
+    no_dma_buf = error.what();
+  }
+  log::info("RDMA device {}: no dma-buf registration ({}), trying peer memory", device.name(), no_dma_buf);
+  const std::string no_peer_memory = refusal(kByAddress);
+  if (no_peer_memory.empty()) return RegistrationPath::peer_memory;
   fail<SystemError>(
-      "RDMA device {}: {} of GPU memory at {} cannot be registered. Tried: dma-buf: {}; peer memory: ibv_reg_mr: {}, "
-      "nvidia-peermem is {}",
-      device->name(), format_bytes(range.bytes), range.address, failure, explain(refusal),
+      "RDMA device {}: {} of {} of GPU memory at {}. Tried: dma-buf (needs Linux 5.12, for rings 6.1): {}; peer "
+      "memory: {}, nvidia-peermem is {}",
+      device.name(), name, format_bytes(range.bytes), range.address, no_dma_buf, no_peer_memory,
       peer_memory_module_loaded() ? "loaded" : "not loaded");
 }
 
-Registration::Registration(std::shared_ptr<Device> device, ibv_mr* region, const MemoryRange& range,
-                           RegistrationPath path)
-    : region_(region,
-              [device = std::move(device)](ibv_mr* gone) {
-                const int error = device->functions().dereg_mr(gone);
-                if (error != 0) log::warn("RDMA device {}: ibv_dereg_mr: {}", device->name(), errno_text(error));
-              }),
-      first_address_(start_of(range)),
-      path_(path) {}
+Registration::Registration(std::shared_ptr<Device> device, const MemoryRange& range)
+    : first_address_(range.first_address.value_or(reinterpret_cast<std::uint64_t>(range.address))) {
+  const VerbsFunctions& functions = device->functions();
+  ibv_pd* const domain = device->protection_domain();
+  // Peers write and add; nothing reads remotely.
+  const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                     (range.any_order ? IBV_ACCESS_RELAXED_ORDERING : IBV_ACCESS_REMOTE_ATOMIC);
+  ibv_mr* region = nullptr;
+  path_ = register_memory(*device, range, "ibv_reg_mr", [&](int dma_buf) {
+    region = dma_buf >= 0 ? functions.reg_dmabuf_mr(domain, 0, range.bytes, first_address_, dma_buf, access)
+                          : functions.reg_mr_iova2(domain, range.address, range.bytes, first_address_,
+                                                   static_cast<unsigned>(access));
+    return region != nullptr;
+  });
+  region_ = owned(std::move(device), region, functions.dereg_mr, "ibv_dereg_mr");
+}
 
 std::uint32_t Registration::local_key() const { return region_->lkey; }
 std::uint32_t Registration::remote_key() const { return region_->rkey; }

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <string_view>
 
 #include "csrc/rdma/verbs/device.hpp"
@@ -24,9 +23,14 @@ enum class RegistrationPath : std::uint8_t {
 };
 std::string_view to_string(RegistrationPath path);
 
+/// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
+/// Empty: nothing can.
+using DmaBufExporter = std::function<UniqueFd(void* address, std::size_t bytes)>;
+
 struct MemoryRange {
   void* address = nullptr;
   std::size_t bytes = 0;
+  const DmaBufExporter* gpu = nullptr;  ///< of memory of a GPU; null: it is the CPU's
   /// The address that work requests use for the first byte. A heap registered with 0 is addressed by offsets; without
   /// a value the address itself counts. Congruent to `address` modulo the page size.
   std::optional<std::uint64_t> first_address = {};
@@ -35,24 +39,18 @@ struct MemoryRange {
   bool any_order = false;
 };
 
-/// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
-using DmaBufExporter = std::function<UniqueFd(void* address, std::size_t bytes)>;
-/// Exports the range and calls `use` with the descriptor, which says why the device refuses, or nothing. Returns why
-/// the device has not got the memory so; empty: it has.
-std::string by_dma_buf(const MemoryRange& range, const DmaBufExporter& exporter,
-                       const std::function<std::string(int descriptor)>& use);
+/// Makes the device take the memory by `call`, which is given the descriptor of a dma-buf, or -1: by the address.
+/// False, and errno: refused. A GPU's memory goes as a dma-buf, else as peer memory. SystemError says what was tried
+/// and how each attempt failed.
+RegistrationPath register_memory(const Device& device, const MemoryRange& range, const char* name,
+                                 const std::function<bool(int dma_buf)>& call);
 
 /// Destroying it unregisters the memory, which must still exist. What is written or added by a key of strict ordering
 /// is seen after all that was written before it, by whatever key.
 class Registration {
  public:
-  /// CPU memory. SystemError names device, bytes and the kernel's answer.
-  static Registration of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range);
-
-  /// GPU memory: as a dma-buf, else as peer memory.
-  /// SystemError says what was tried and how each attempt failed. An empty exporter counts as a failed attempt.
-  static Registration of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range,
-                                    const DmaBufExporter& exporter);
+  /// Errors of register_memory().
+  Registration(std::shared_ptr<Device> device, const MemoryRange& range);
 
   std::uint32_t local_key() const;
   std::uint32_t remote_key() const;
@@ -61,9 +59,7 @@ class Registration {
   RegistrationPath path() const { return path_; }
 
  private:
-  Registration(std::shared_ptr<Device> device, ibv_mr* region, const MemoryRange& range, RegistrationPath path);
-
-  std::shared_ptr<ibv_mr> region_;  ///< keeps the device open
+  std::shared_ptr<ibv_mr> region_;
   std::uint64_t first_address_ = 0;
   RegistrationPath path_ = RegistrationPath::host;
 };

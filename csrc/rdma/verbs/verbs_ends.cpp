@@ -3,9 +3,7 @@
 #include <vector>
 
 #include "csrc/rdma/ring/cpu_handler.hpp"
-#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
-#include "csrc/rdma/verbs/nic_rails.hpp"
 #include "csrc/rdma/verbs/verbs_wire.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -30,50 +28,38 @@ std::uint32_t send_depth(const Device& device, const ConnectionOptions& options)
   return std::min({options.depth, kEnough, share, most_requests});
 }
 
-class VerbsEnds final : public Ends {
+class VerbsEnds final : public NicEnds {
  public:
   VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, HeapRegistration heap,
             const ConnectionOptions& options)
-      : name_(nic.nic.name()),
-        cpus_(nic.nic.nic.cpus),
-        heap_(std::move(heap)),
-        rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch}),
-        sinks_(register_sinks(nic, rings_)),
-        landings_(nic.landing_nics.get(), nic.rank, options),
+      : NicEnds(nic, std::move(heap), options),
         wire_(std::make_unique<VerbsWire>(nic.device, options.ends(), send_depth(*nic.device, options), nic.path)) {
+    make_rings(executor, {});
     for (std::size_t end = 0; end < options.ends(); ++end) {
-      pairs_.push_back(&wire_->queue_pair(end));
-      served_.push_back({.number = pairs_.back()->number(), .peer = options.peer(end)});
+      served_.push_back({.number = wire_->queue_pair(end).number(), .peer = options.peer(end)});
     }
   }
 
-  QueuePairAddress address(std::size_t end) const override { return heap_.at(pairs_[end]->address()); }
+  QueuePairAddress address(std::size_t end) const override { return heap_.at(wire_->queue_pair(end).address()); }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
-    pairs_[end]->connect(peer);
-    return peer_params(rings_.queue_pair(end, served_[end].number, served_[end].peer), heap_, peer, sinks_, end);
+    wire_->queue_pair(end).connect(peer);
+    return params_of(end, rings_->queue_pair(end, served_[end].number, served_[end].peer), peer);
   }
 
-  QueuePairAddress landing(std::size_t end) const override { return landings_.address(end); }
-  void connect_landing(std::size_t end, const QueuePairAddress& peer) override { landings_.connect(end, peer); }
-  void start() override { handler_ = std::make_unique<CpuHandler>(std::move(wire_), rings_, served_, name_, cpus_); }
+  void start() override {
+    handler_ = std::make_unique<CpuHandler>(std::move(wire_), *rings_, served_, nic_.nic.name(), nic_.nic.nic.cpus);
+  }
 
   std::optional<Failure> failure() const override { return handler_->failure(); }
   bool idle() const override { return handler_->idle(); }
   std::string describe() const override {
-    return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", name_,
+    return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", nic_.nic.name(),
                        to_string(heap_.signals.path()));
   }
 
  private:
-  std::string name_;
-  std::vector<int> cpus_;
-  HeapRegistration heap_;
-  RingMemory rings_;
-  Registration sinks_;
-  Landings landings_;
   std::unique_ptr<VerbsWire> wire_;  ///< until the handler has it
-  std::vector<QueuePair*> pairs_;    ///< the wire's
   std::vector<CpuHandler::QueuePair> served_;
   std::unique_ptr<CpuHandler> handler_;  ///< last: its thread uses the rest
 };

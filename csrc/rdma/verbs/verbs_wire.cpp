@@ -10,7 +10,9 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
+namespace {
 
+/// The name that mlx5 devices give to a failed verbs completion. The argument is an ibv_wc_status.
 Syndrome syndrome_of(int status) {
   constexpr std::pair<ibv_wc_status, Syndrome> kSyndromes[] = {
       {IBV_WC_SUCCESS, Syndrome::none},
@@ -35,38 +37,41 @@ Syndrome syndrome_of(int status) {
   return Syndrome::local_queue_pair;
 }
 
+}  // namespace
+
 VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth, const PathOptions& path)
     : device_(std::move(device)),
+      depth_(depth),
       // An overrun completion queue loses completions, so every request under way has its place in it.
-      completion_queue_(std::make_shared<CompletionQueue>(device_, static_cast<std::uint32_t>(count) * depth)) {
+      completion_queue_(make_completion_queue(device_, static_cast<std::uint32_t>(count) * depth)) {
   if (device_->limits().atomic_cap == IBV_ATOMIC_NONE) {
     fail<InvalidArgument>("RDMA device {} has no 8-byte fetch-and-add, which signals need", device_->name());
   }
-  for (std::uint32_t serial = 0; serial < count; ++serial) {
-    queues_.push_back({std::make_unique<QueuePair>(completion_queue_, depth, path), serial});
-    by_number_[queues_.back().pair->number()] = serial;
+  for (std::size_t place = 0; place < count; ++place) {
+    queues_.push_back({.pair = {device_, completion_queue_, depth, path}});
+    by_number_[queues_.back().pair.number()] = place;
   }
 }
 
 std::size_t VerbsWire::post(std::span<const Operation> operations) {
-  SendQueue& queue = queues_[by_number_.at(operations.front().queue_pair)];
+  const std::uint64_t place = by_number_.at(operations.front().queue_pair);
+  SendQueue& queue = queues_[place];
   if (queue.failed) return operations.size();
   if (queue.oldest == queue.end) queue.oldest = queue.end = operations.front().index;
-  const std::uint32_t depth = queue.pair->send_depth();
 
   constexpr std::size_t kBatch = 32;  // work requests that are handed over by one call
   std::array<ibv_send_wr, kBatch> requests;
   std::array<ibv_sge, kBatch> pieces;
   std::size_t taken = 0;
   while (taken < operations.size()) {
-    const auto room = static_cast<std::size_t>(depth - (queue.end - queue.oldest));
+    const auto room = static_cast<std::size_t>(depth_ - (queue.end - queue.oldest));
     const std::size_t count = std::min({operations.size() - taken, room, kBatch});
     if (count == 0) break;
     for (std::size_t i = 0; i < count; ++i) {
       const Operation& operation = operations[taken + i];
       ibv_send_wr& request = requests[i];
       request = {};
-      request.wr_id = std::uint64_t{queue.serial} << 32 | static_cast<std::uint32_t>(operation.index);
+      request.wr_id = place << 32 | static_cast<std::uint32_t>(operation.index);
       request.next = i + 1 < count ? &requests[i + 1] : nullptr;
       // Verbs drop empty pieces, some providers refuse them.
       request.sg_list = operation.length > 0 ? &pieces[i] : nullptr;
@@ -82,14 +87,14 @@ std::size_t VerbsWire::post(std::span<const Operation> operations) {
         request.opcode = IBV_WR_RDMA_WRITE;
         request.wr.rdma = {.remote_addr = operation.remote.address, .rkey = operation.remote.key};
       }
-      if (operation.signalled || ++queue.since_reported >= std::max(depth / 4, 1U)) {
+      if (operation.signalled || ++queue.since_reported >= std::max(depth_ / 4, 1U)) {
         request.send_flags |= IBV_SEND_SIGNALED;
         queue.since_reported = 0;
       }
     }
 
     ibv_send_wr* refused = nullptr;
-    const int error = ibv_post_send(queue.pair->get(), requests.data(), &refused);
+    const int error = ibv_post_send(queue.pair.get(), requests.data(), &refused);
     const auto accepted = error == 0           ? count
                           : refused != nullptr ? static_cast<std::size_t>(refused - requests.data())
                                                : 0;
@@ -97,11 +102,11 @@ std::size_t VerbsWire::post(std::span<const Operation> operations) {
     taken += accepted;
     if (error == 0) continue;
     if (error != ENOMEM) {
-      fail<SystemError>("RDMA device {}: ibv_post_send to queue pair {:#x}: {}", device_->name(), queue.pair->number(),
+      fail<SystemError>("RDMA device {}: ibv_post_send to queue pair {:#x}: {}", device_->name(), queue.pair.number(),
                         errno_text(error));
     }
     // Full, although there should be room: the next request must ask for a completion, or nothing frees room.
-    queue.since_reported = depth;
+    queue.since_reported = depth_;
     break;
   }
   return taken;
@@ -109,7 +114,7 @@ std::size_t VerbsWire::post(std::span<const Operation> operations) {
 
 std::size_t VerbsWire::poll(std::span<WireCompletion> completions) {
   std::array<ibv_wc, 32> polled;
-  const int count = ibv_poll_cq(completion_queue_->get(), static_cast<int>(std::min(polled.size(), completions.size())),
+  const int count = ibv_poll_cq(completion_queue_.get(), static_cast<int>(std::min(polled.size(), completions.size())),
                                 polled.data());
   if (count < 0) fail<SystemError>("RDMA device {}: ibv_poll_cq gives {}", device_->name(), count);
   if (count == 0 && device_->has_failed()) {
@@ -123,25 +128,25 @@ std::size_t VerbsWire::poll(std::span<WireCompletion> completions) {
 }
 
 std::optional<WireCompletion> VerbsWire::take(const ibv_wc& completion) {
-  const std::uint64_t serial = completion.wr_id >> 32;
-  if (serial >= queues_.size()) {
+  const std::uint64_t place = completion.wr_id >> 32;
+  if (place >= queues_.size()) {
     fail<SystemError>("RDMA device {}: a completion has the id {:#x}, which nothing was posted with", device_->name(),
                       completion.wr_id);
   }
-  SendQueue& queue = queues_[serial];
+  SendQueue& queue = queues_[place];
   // The device reports no other failure of a queue pair after the first one.
   if (queue.failed) return {};
   const auto behind = static_cast<std::uint32_t>(completion.wr_id) - static_cast<std::uint32_t>(queue.oldest);
   if (behind >= queue.end - queue.oldest) {
     fail<SystemError>("RDMA device {}: queue pair {:#x} completed a request that was not posted", device_->name(),
-                      queue.pair->number());
+                      queue.pair.number());
   }
   // Everything before it succeeded: requests of one queue pair complete in order.
   const std::uint64_t id = queue.oldest + behind;
   queue.oldest = id + 1;
   const Syndrome syndrome = syndrome_of(completion.status);
   queue.failed = syndrome != Syndrome::none;
-  return WireCompletion{queue.pair->number(), id, syndrome,
+  return WireCompletion{queue.pair.number(), id, syndrome,
                         queue.failed ? static_cast<std::uint8_t>(completion.vendor_err) : std::uint8_t{0}};
 }
 

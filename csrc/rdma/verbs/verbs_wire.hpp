@@ -14,9 +14,6 @@ struct ibv_wc;
 
 namespace deep_ep::rdma::verbs {
 
-/// The name that mlx5 devices give to a failed verbs completion. The argument is an ibv_wc_status.
-Syndrome syndrome_of(int status);
-
 /// A wire of its own for each device. Exchange the addresses of its queue pairs, connect them; then give the wire to
 /// its handler. Queue pairs are known by the numbers that the device gave them, keys are those of registrations.
 ///
@@ -27,7 +24,8 @@ class VerbsWire final : public Wire {
   /// With `count` queue pairs, each for `depth` requests under way.
   VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth, const PathOptions& path);
 
-  QueuePair& queue_pair(std::size_t i) { return *queues_[i].pair; }
+  QueuePair& queue_pair(std::size_t i) { return queues_[i].pair; }
+  const QueuePair& queue_pair(std::size_t i) const { return queues_[i].pair; }
 
   std::string_view name() const override { return "verbs"; }
   bool has_device() const override { return true; }
@@ -38,10 +36,9 @@ class VerbsWire final : public Wire {
 
  private:
   struct SendQueue {
-    std::unique_ptr<QueuePair> pair;
-    std::uint32_t serial;      ///< the upper half of its work requests' ids; the lower is that of the operation's index
-    std::uint64_t oldest = 0;  ///< operations from this id on are under way
-    std::uint64_t end = 0;     ///< and before this one
+    QueuePair pair;
+    std::uint64_t oldest = 0;          ///< operations from this id on are under way
+    std::uint64_t end = 0;             ///< and before this one
     std::uint32_t since_reported = 0;  ///< operations handed over since the last one that asked for a completion
     bool failed = false;
   };
@@ -49,8 +46,10 @@ class VerbsWire final : public Wire {
   std::optional<WireCompletion> take(const ibv_wc& completion);
 
   std::shared_ptr<Device> device_;
-  std::shared_ptr<CompletionQueue> completion_queue_;
-  /// By the serial in the upper half of a work request's id: numbers of queue pairs are used again, serials are not.
+  std::uint32_t depth_;  ///< of each send queue
+  std::shared_ptr<ibv_cq> completion_queue_;
+  /// By the upper half of a work request's id, whose lower half is that of the operation's index: numbers of queue
+  /// pairs are used again, places here are not.
   std::vector<SendQueue> queues_;
   std::unordered_map<std::uint32_t, std::size_t> by_number_;
 };

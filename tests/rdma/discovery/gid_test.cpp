@@ -16,7 +16,6 @@ constexpr const char* kIpv4 = "0000:0000:0000:0000:0000:ffff:0a01:0203";
 constexpr const char* kIpv4b = "0000:0000:0000:0000:0000:ffff:c0a8:0005";
 constexpr const char* kSelfAssigned = "0000:0000:0000:0000:0000:ffff:a9fe:0102";
 constexpr const char* kGlobal = "2001:0db8:0000:0000:0000:0000:0000:0001";
-constexpr const char* kUnique = "fd00:0000:0000:0001:0000:0000:0000:0007";
 constexpr const char* kV1 = "IB/RoCE v1";
 constexpr const char* kV2 = "RoCE v2";
 
@@ -62,12 +61,10 @@ INSTANTIATE_TEST_SUITE_P(
         GidCase{"TheUsualTable", kTable, {}, 3},
         GidCase{"Ipv4BeforeAnEarlierIpv6", {{kGlobal, kV2}, {kIpv4, kV2}}, {}, 1},
         GidCase{"GlobalIpv6WithoutIpv4", {{kLocal, kV2}, {kIpv4, kV1}, {kGlobal, kV2}}, {}, 2},
-        GidCase{"UniqueLocalIpv6", {{kLocal, kV2}, {kUnique, kV2}}, {}, 1},
         GidCase{"SelfAssignedIpv4AfterGlobalIpv6", {{kSelfAssigned, kV2}, {kGlobal, kV2}}, {}, 1},
         GidCase{"SelfAssignedIpv4Alone", {{kLocal, kV2}, {kSelfAssigned, kV1}, {kSelfAssigned, kV2}}, {}, 2},
         GidCase{"TheLowestOfSeveral", {{kIpv4b, kV2}, {kIpv4, kV2}}, {}, 0},
         GidCase{"HolesInTheTable", {{kZero, ""}, {kZero, ""}, {kZero, ""}, {kZero, ""}, {kIpv4, kV2}}, {}, 4},
-        GidCase{"NoGidAtAll", {}, {}, {}, "all GIDs are zero"},
         GidCase{"ZeroGids", {{kZero, ""}, {kZero, kV2}, {kEmptySlot, kV2}}, {}, {}, "all GIDs are zero"},
         GidCase{
             "LinkLocalOnly",
@@ -76,52 +73,22 @@ INSTANTIATE_TEST_SUITE_P(
             {},
             "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, fe80::4201:aff:fe00:1), GID 1 (RoCE v2, "
             "fe80::4201:aff:fe00:1)"},
-        GidCase{"Version1Only",
-                {{kIpv4, kV1}},
-                {},
-                {},
-                "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, 10.1.2.3)"},
         GidCase{"TypeNotVisibleInAContainer",
                 {{kIpv4, ""}},
                 {},
                 {},
                 "no RoCE v2 GID with a routable address; there is GID 0 (unknown type, 10.1.2.3)"},
         GidCase{"TheIndexWins", kTable, index(2, true), 2}, GidCase{"AnIndexMayBeLinkLocal", kTable, index(1, true), 1},
-        GidCase{"AnIndexOfAGoodGid", kTable, index(3, false), 3},
         GidCase{"AnIndexOfAZeroGid",
                 kTable,
                 index(4, true),
                 {},
                 "GID_INDEX=4: no GID is there (zero, or beyond the table)"},
-        GidCase{"AnIndexBeyondTheTable",
-                kTable,
-                index(77, true),
-                {},
-                "GID_INDEX=77: no GID is there (zero, or beyond the table)"},
         GidCase{"AnAliasThatDoesNotFit", kTable, index(77, false), 3, "",
                 "GID_INDEX=77: no GID is there (zero, or beyond the table); GID 3 is used instead"},
-        GidCase{"AnAliasThatDoesNotFitAndNothingElse",
-                {{kLocal, kV1}},
-                index(3, false),
-                {},
-                "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, fe80::4201:aff:fe00:1)"},
         GidCase{"InfiniBandUsesItsFirst", {{kLocal, kV1}, {kGlobal, kV1}}, {}, 0, "", "", "InfiniBand"},
-        GidCase{"InfiniBandWithoutSubnetManager", {{kZero, ""}}, {}, {}, "all GIDs are zero", "", "InfiniBand"},
         GidCase{"InfiniBandByIndex", {{kLocal, kV1}, {kGlobal, kV1}}, index(1, true), 1, "", "", "InfiniBand"}),
     [](const auto& test) { return std::string(test.param.name); });
-
-TEST(Gid, AddressesAreReadAndShown) {
-  const GidEntry gid{.bytes = *parse_gid(kIpv4)};
-  EXPECT_TRUE(gid.is_ipv4_mapped());
-  EXPECT_FALSE(gid.is_link_local());
-  EXPECT_EQ(gid.address(), "10.1.2.3");
-  EXPECT_EQ(GidEntry{.bytes = *parse_gid(kGlobal)}.address(), "2001:db8::1");
-  EXPECT_TRUE(GidEntry{.bytes = *parse_gid(kLocal)}.is_link_local());
-  EXPECT_TRUE(GidEntry{.bytes = *parse_gid(kEmptySlot)}.is_zero());
-  for (const char* wrong : {"", "10.1.2.3", "fe80::1", "0000:0000:0000:0000:0000:ffff:0a01:020g"}) {
-    EXPECT_FALSE(parse_gid(wrong)) << wrong;
-  }
-}
 
 }  // namespace
 }  // namespace deep_ep::rdma

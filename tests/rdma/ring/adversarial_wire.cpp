@@ -4,6 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "deep_ep/error.hpp"
+
 namespace deep_ep::test {
 
 using rdma::Operation;
@@ -34,6 +36,7 @@ Syndrome AdversarialWire::validate(Pair& pair, const Operation& operation, std::
 }
 
 std::size_t AdversarialWire::post(std::span<const Operation> operations) {
+  if (operations.front().queue_pair == full) return 0;
   const std::size_t taken = std::min<std::size_t>(operations.size(), below(operations.size() + 4));
   for (const Operation& operation : operations.first(taken)) {
     const auto found = pairs_.find(operation.queue_pair);
@@ -113,6 +116,7 @@ void AdversarialWire::advance() {
 }
 
 std::size_t AdversarialWire::poll(std::span<rdma::WireCompletion> completions) {
+  if (broken) throw SystemError("the device is gone");
   advance();
   std::size_t count = 0;
   for (auto& [number, pair] : pairs_) {

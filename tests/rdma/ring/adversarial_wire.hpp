@@ -29,6 +29,8 @@ class AdversarialWire final : public rdma::Wire {
   void silence(std::uint32_t queue_pair, bool silent = true) { pairs_[queue_pair].silent = silent; }
   /// Called when an addition has happened, with its queue pair and the sum.
   std::function<void(std::uint32_t queue_pair, std::uint64_t sum)> on_add;
+  std::uint32_t full = 0;  ///< nothing is taken for this queue pair
+  bool broken = false;     ///< as an exception
 
   std::uint64_t executed(std::uint32_t queue_pair) { return pairs_[queue_pair].executed; }
 

@@ -2,12 +2,13 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
-#include <algorithm>
-#include <future>
-#include <memory>
-#include <utility>
+#include <functional>
+#include <stop_token>
+#include <string>
+#include <thread>
 #include <vector>
 
+#include "csrc/rdma/ring/polling.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rdma/ring/queue_world.hpp"
@@ -219,43 +220,32 @@ TEST(RdmaCpuHandler, AProducerIndexTooFarAheadIsAFailure) {
                        "the producer index is 129, at most 128 is possible"));
 }
 
-/// Tells where the handler's thread may run.
-class PlaceWire final : public rdma::Wire {
- public:
-  explicit PlaceWire(std::promise<std::vector<int>>& place) : place_(place) {}
-  std::string_view name() const override { return "place"; }
-  std::size_t post(std::span<const rdma::Operation> operations) override { return operations.size(); }
-  std::size_t poll(std::span<rdma::WireCompletion>) override {
-    if (!std::exchange(told_, true)) place_.set_value(allowed_cpus());
-    return 0;
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  EXPECT_EQ(::sched_getaffinity(0, sizeof set, &set), 0);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
   }
-  static std::vector<int> allowed_cpus() {
-    cpu_set_t set;
-    EXPECT_EQ(::sched_getaffinity(0, sizeof set, &set), 0);
-    std::vector<int> cpus;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-    }
-    return cpus;
-  }
+  return cpus;
+}
 
- private:
-  std::promise<std::vector<int>>& place_;
-  bool told_ = false;
-};
-
-std::vector<int> place_of_handler(std::vector<int> near) {
-  std::promise<std::vector<int>> place;
-  rdma::RingMemory rings(make_host_executor(), {.depth = 64});
-  const rdma::CpuHandler handler(std::make_unique<PlaceWire>(place), rings, {{1, 3}}, "nowhere", std::move(near));
-  return place.get_future().get();
+std::vector<int> cpus_of_handler(const std::vector<int>& near) {
+  std::vector<int> cpus;
+  std::stop_source stop;
+  const auto step = [&] {
+    cpus = allowed_cpus();
+    return stop.request_stop();
+  };
+  std::thread([&] { rdma::poll(stop.get_token(), near, /*for_device=*/true, step); }).join();
+  return cpus;
 }
 
 TEST(RdmaCpuHandler, RunsNearItsNicWhereThisProcessMayRunThere) {
-  const std::vector<int> all = PlaceWire::allowed_cpus();
-  EXPECT_EQ(place_of_handler({}), all);
-  EXPECT_EQ(place_of_handler({all.back(), CPU_SETSIZE - 1, CPU_SETSIZE}), std::vector<int>{all.back()});
-  EXPECT_EQ(place_of_handler({CPU_SETSIZE - 1}), all) << "none of these is this process's";
+  const std::vector<int> all = allowed_cpus();
+  EXPECT_EQ(cpus_of_handler({}), all);
+  EXPECT_EQ(cpus_of_handler({all.back(), CPU_SETSIZE - 1, CPU_SETSIZE}), std::vector<int>{all.back()});
+  EXPECT_EQ(cpus_of_handler({CPU_SETSIZE - 1}), all) << "none of these is this process's";
 }
 
 TEST(RdmaHandlerIdle, WhenAllIsDoneOrHasFailed) {
@@ -281,91 +271,45 @@ TEST(RdmaHandlerIdle, WhenAllIsDoneOrHasFailed) {
   EXPECT_TRUE(world.handler().failure().has_value());
 }
 
-/// Takes nothing for queue pairs that are full, and completes the rest at once.
-class FullWire final : public rdma::Wire {
- public:
-  std::string_view name() const override { return "full"; }
-  std::size_t post(std::span<const rdma::Operation> operations) override {
-    std::size_t taken = 0;
-    for (; taken < operations.size() && operations[taken].queue_pair != full; ++taken) {
-      if (operations[taken].signalled) done_.push_back({operations[taken].queue_pair, operations[taken].index});
-    }
-    return taken;
-  }
-  std::size_t poll(std::span<rdma::WireCompletion> completions) override {
-    if (broken) throw SystemError("the device is gone");
-    const std::size_t count = std::min(done_.size(), completions.size());
-    std::copy_n(done_.begin(), count, completions.begin());
-    done_.erase(done_.begin(), done_.begin() + static_cast<std::ptrdiff_t>(count));
-    return count;
-  }
-
-  std::uint32_t full = 0;
-  bool broken = false;
-
- private:
-  std::vector<rdma::WireCompletion> done_;
-};
-
-class RdmaHandler : public testing::Test {
- protected:
-  static constexpr std::uint32_t kDepth = 1024;
-
-  RdmaHandler() {
-    auto wire = std::make_unique<FullWire>();
-    wire_ = wire.get();
-    const std::vector<rdma::CpuHandler::QueuePair> pairs = {{1, 7}, {2, 7}};
-    handler_ = std::make_unique<rdma::CpuHandler>(std::move(wire), rings_, pairs, "full wire", std::vector<int>{},
-                                                  /*start_thread=*/false);
-  }
-
-  /// As many entries as there is room for.
-  void fill(std::size_t ring) {
-    RdmaPeerParams params{rings_.queue_pair(ring, static_cast<std::uint32_t>(ring + 1), 7), 1, 2, 2};
-    Simulation simulation([](bool) {});
-    QueueWorld::Peer peer(params, context_);
-    for (std::uint32_t i = 0; i < kDepth; ++i) EXPECT_TRUE(peer.put(0, 0, 8));
-    peer.close();
-  }
-  std::uint32_t completed(std::size_t ring) const {
-    const std::uint32_t tail = rings_.completion(ring)->tail;
-    return device::rdma::tail_opcode(tail) == device::rdma::kCompletionOk ? device::rdma::tail_counter(tail) + 1 : 0;
-  }
-
-  std::shared_ptr<Executor> executor_ = make_host_executor();
-  Faults faults_;
-  WaitContext context_ = faults_.context(1'000'000'000);
-  rdma::RingMemory rings_{executor_, {.count = 2, .depth = kDepth, .batch = kDepth / 2}};
-  FullWire* wire_;
-  std::unique_ptr<rdma::CpuHandler> handler_;
-};
-
-TEST_F(RdmaHandler, AFullQueueHoldsUpNoOther) {
-  wire_->full = 1;
-  fill(0);
-  for (int i = 0; i < 10; ++i) handler_->step();
-  fill(1);
-  for (int i = 0; i < 10; ++i) handler_->step();
-  EXPECT_EQ(completed(0), 0u);
-  EXPECT_EQ(completed(1), kDepth);
-  EXPECT_FALSE(handler_->idle());
-  wire_->full = 0;
-  for (int i = 0; i < 10; ++i) handler_->step();
-  EXPECT_EQ(completed(0), kDepth);
-  EXPECT_TRUE(handler_->idle());
+TEST(RdmaHandler, AFullQueueHoldsUpNoOther) {
+  QueueWorld world({.behind = Behind::cpu_handler, .queue_pairs = 2});
+  world.wire().full = QueueWorld::number(0);
+  world.run([&](auto& peers) {
+    EXPECT_TRUE(peers[0]->put(0, 0, 8));
+    EXPECT_TRUE(peers[1]->put(0, 0, 8));
+    peers[0]->flush();
+    EXPECT_TRUE(peers[1]->quiet());
+  });
+  EXPECT_EQ(world.wire().executed(QueueWorld::number(0)), 0u);
+  EXPECT_FALSE(world.handler().idle());
+  world.wire().full = 0;
+  world.settle();
+  EXPECT_TRUE(world.handler().idle());
 }
 
-TEST_F(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
-  fill(0);
-  wire_->broken = true;
-  EXPECT_TRUE(handler_->step());
+TEST(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
+  QueueWorld world({.behind = Behind::cpu_handler, .queue_pairs = 2});
+  world.wire().broken = true;
+  EXPECT_TRUE(world.handler().step());
   for (const std::size_t ring : {0, 1}) {
-    EXPECT_EQ(device::rdma::tail_opcode(rings_.completion(ring)->tail), device::rdma::kCompletionError);
+    EXPECT_EQ(device::rdma::tail_opcode(world.rings().completion(ring)->tail), device::rdma::kCompletionError);
   }
-  EXPECT_FALSE(handler_->step());
-  EXPECT_TRUE(handler_->idle());
-  ASSERT_TRUE(handler_->failure().has_value());
-  EXPECT_TRUE(contains(describe(*handler_->failure()), "the wire 'full' threw: the device is gone"));
+  EXPECT_FALSE(world.handler().step());
+  EXPECT_TRUE(world.handler().idle());
+  ASSERT_TRUE(world.handler().failure().has_value());
+  EXPECT_TRUE(contains(describe(*world.handler().failure()), "the wire 'adversarial' threw: the device is gone"));
+}
+
+TEST(RingMemoryTest, RefusesWhatNoRingCanBe) {
+  const auto refusal = [](const rdma::RingOptions& options) {
+    return message_of<InvalidArgument>([&] { rdma::RingMemory(make_host_executor(), options); });
+  };
+  for (const std::uint32_t depth : {32u, 100u, 65536u}) {
+    EXPECT_EQ(refusal({.depth = depth}),
+              "queue pair depth " + std::to_string(depth) + ", allowed: a power of two from 64 to 32768");
+  }
+  EXPECT_EQ(refusal({.batch = 0}), "doorbell batch 0, allowed: 1 to 512 (half the depth)");
+  EXPECT_EQ(refusal({.depth = 64, .batch = 33}), "doorbell batch 33, allowed: 1 to 32 (half the depth)");
 }
 
 }  // namespace

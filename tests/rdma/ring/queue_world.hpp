@@ -67,11 +67,6 @@ class QueueWorld {
     wire_.add_memory(kSignalKey, remote_.data(), kHeapBytes);
     if (options.behind == Behind::bells) bells_.emplace(executor_, rings_.options().count, options.depth);
     for (std::size_t i = 0; i < rings_.options().count; ++i) add_queue_pair(i);
-    if (bells_) {
-      std::vector<rdma::Bells::Register> registers;
-      for (std::size_t i = 0; i < registers_.size(); ++i) registers.push_back({registers_[i].get(), number(i)});
-      bells_->start(std::move(registers));
-    }
     if (options.behind == Behind::cpu_handler) {
       std::vector<rdma::CpuHandler::QueuePair> pairs;
       for (const RdmaPeerParams& peer : params_) pairs.push_back({peer.queue.number, peer.queue.peer});
@@ -140,7 +135,7 @@ class QueueWorld {
       *peer.queue.doorbell_record = device::rdma::record_word(options_.first_index);
       peer.queue.kind = RdmaDoorbell::device_register;
       nic_.add(peer.queue, options_.first_index);
-      if (bells_) bells_->connect(i, peer.queue);
+      if (bells_) bells_->connect(i, peer.queue, registers_.back().get());
     }
     params_.push_back(peer);
   }

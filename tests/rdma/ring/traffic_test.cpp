@@ -1,12 +1,168 @@
 // The device's send queue against devices that do everything they are allowed to do.
-#include "tests/rdma/ring/traffic.hpp"
-
 #include <gtest/gtest.h>
+
+#include <cstring>
+#include <deque>
+#include <random>
+#include <string>
+#include <vector>
 
 #include "tests/rdma/ring/queue_world.hpp"
 
 namespace deep_ep::test {
 namespace {
+
+/// Random puts and signals over a QueueWorld; every byte is checked when the signal after it arrives.
+class Traffic {
+ public:
+  Traffic(QueueWorld& world, std::uint64_t seed)
+      : world_(world),
+        random_(seed),
+        // With fewer slots than a ring holds, their reuse has to wait; with more, the ring gets full.
+        local_slots_(seed % 2 == 0 ? 96 : kLocalSlots),
+        deep_(world.options().depth > 256) {
+    queues_.resize(static_cast<std::size_t>(world.options().queue_pairs));
+    world_.wire().on_add = [this](std::uint32_t number, std::uint64_t sum) {
+      arrived(number - QueueWorld::number(0), sum);
+    };
+  }
+
+  /// Posts `operations` in all, over all queue pairs; sometimes gives the queue pairs back and takes them again, as
+  /// successive kernels do.
+  void run(std::uint64_t operations) {
+    std::uint64_t posted = 0;
+    while (posted < operations) {
+      const std::uint64_t end = std::min(operations, posted + 1 + below(3000));
+      world_.run([&](auto& peers) {
+        for (; posted < end && wrong_.empty(); ++posted) one(peers, posted + 1 == end);
+      });
+      if (!wrong_.empty()) return;
+    }
+    world_.run([&](auto& peers) {
+      for (std::size_t i = 0; i < peers.size(); ++i) {
+        signal(*peers[i], i);
+        if (!peers[i]->quiet()) note(i, "quiet failed");
+      }
+    });
+  }
+
+  /// What went wrong first; empty if nothing did.
+  std::string verdict() {
+    if (!wrong_.empty()) return wrong_;
+    if (world_.fault().claimed != 0) return "a fault is on record";
+    for (std::size_t i = 0; i < queues_.size(); ++i) {
+      Queue& queue = queues_[i];
+      if (!queue.under_way.empty()) note(i, std::to_string(queue.under_way.size()) + " signals were lost");
+      if (queue.arrived_puts != queue.puts) note(i, "puts were lost");
+      const std::uint64_t posted = queue.puts + queue.signals;
+      const std::uint64_t executed = world_.wire().executed(QueueWorld::number(i));
+      if (executed != posted) note(i, std::to_string(executed) + " of " + std::to_string(posted) + " executed");
+    }
+    return wrong_;
+  }
+
+ private:
+  static constexpr std::uint64_t kSlot = 64;
+  static constexpr std::uint64_t kLocalSlots = 400;
+  static constexpr std::uint64_t kRemoteSlots = 512;  ///< more: what is not yet signalled is not overwritten
+  static constexpr std::uint64_t kSignals = 3 * kSlot * kRemoteSlots * 4;
+
+  struct Put {
+    std::uint64_t remote;
+    std::uint32_t bytes;
+    std::uint64_t tag;
+  };
+  struct Queue {
+    std::uint64_t puts = 0;
+    std::uint64_t signals = 0;
+    std::uint64_t arrived_puts = 0;
+    std::uint64_t sum = 0;
+    std::vector<Put> since_signal;
+    std::deque<std::vector<Put>> under_way;  ///< what each signal that has not arrived stands for
+    std::vector<std::uint64_t> tickets = std::vector<std::uint64_t>(kLocalSlots, 0);
+    std::uint64_t local_puts = 0;
+  };
+
+  std::uint64_t below(std::uint64_t bound) { return random_() % bound; }
+  static std::byte pattern(std::uint64_t tag, std::uint32_t i) {
+    return static_cast<std::byte>((tag * 0x9e3779b97f4a7c15u) >> (8 * (i % 8)) ^ i);
+  }
+  void note(std::size_t queue, const std::string& what) {
+    if (wrong_.empty()) wrong_ = "queue pair " + std::to_string(queue) + ": " + what;
+  }
+
+  template <class Peers>
+  void one(Peers& peers, bool last) {
+    const std::size_t i = below(peers.size());
+    auto& peer = *peers[i];
+    switch (below(16)) {
+      case 0:
+        signal(peer, i);
+        break;
+      default:
+        put(peer, i);
+    }
+    if (below(40) == 0) peer.flush();
+    if (below(deep_ ? 100'000 : 400) == 0 && !peer.quiet()) note(i, "quiet failed");
+    if (last) world_.settle(static_cast<int>(below(50)));
+  }
+
+  Put next(std::size_t i, std::uint32_t bytes) {
+    Queue& queue = queues_[i];
+    // The bytes of a slot move about, so that neither end is aligned.
+    const std::uint64_t offset = below(kSlot - bytes + 1);
+    const std::uint64_t remote = (i * kRemoteSlots + queue.puts % kRemoteSlots) * kSlot + offset;
+    return {remote, bytes, static_cast<std::uint64_t>(i) << 40 | ++queue.puts};
+  }
+
+  template <class Peer>
+  void put(Peer& peer, std::size_t i) {
+    Queue& queue = queues_[i];
+    // Many entries of a deep ring would share a slot of the receiver: only their number is checked.
+    const Put p = next(i, deep_ || below(20) == 0 ? 0 : static_cast<std::uint32_t>(1 + below(kSlot)));
+    const std::uint64_t slot = queue.local_puts++ % local_slots_;
+    if (p.bytes != 0 && !peer.wait_for(queue.tickets[slot])) return note(i, "wait_for failed");
+    const std::uint64_t local = (i * kLocalSlots + slot) * kSlot;
+    for (std::uint32_t b = 0; b < p.bytes; ++b) *(world_.local(local) + b) = pattern(p.tag, b);
+    if (!peer.put(p.remote, local, p.bytes)) return note(i, "put failed");
+    queue.tickets[slot] = peer.posted();
+    queue.since_signal.push_back(p);
+  }
+
+  template <class Peer>
+  void signal(Peer& peer, std::size_t i) {
+    Queue& queue = queues_[i];
+    queue.under_way.push_back(std::move(queue.since_signal));
+    queue.since_signal.clear();
+    ++queue.signals;
+    // Never 0: sums must grow.
+    if (!peer.signal_add(kSignals + 8 * i, 1 + queue.under_way.back().size())) note(i, "signal_add failed");
+  }
+
+  /// The receiver: has acquired a sum, and reads what it stands for.
+  void arrived(std::size_t i, std::uint64_t sum) {
+    Queue& queue = queues_[i];
+    if (queue.under_way.empty()) return note(i, "a signal that nobody sent");
+    queue.sum += 1 + queue.under_way.front().size();
+    if (sum != queue.sum) note(i, "sum " + std::to_string(sum) + ", not " + std::to_string(queue.sum));
+    for (const Put& p : queue.under_way.front()) {
+      ++queue.arrived_puts;
+      for (std::uint32_t b = 0; b < p.bytes; ++b) {
+        if (*(world_.remote(p.remote) + b) != pattern(p.tag, b)) {
+          note(i, "byte " + std::to_string(b) + " of put " + std::to_string(p.tag & 0xffffffffff) + " is wrong");
+        }
+      }
+    }
+    queue.under_way.pop_front();
+  }
+
+  QueueWorld& world_;
+  std::mt19937_64 random_;
+  std::uint64_t local_slots_;
+  bool deep_;
+  std::vector<Queue> queues_;
+  std::string wrong_;
+};
 
 constexpr bool kSanitized = DEEP_EP_TSAN || DEEP_EP_ASAN;
 
@@ -86,9 +242,10 @@ TEST(RdmaBells, WaitWhereverQueueAndIndexWrap) {
 /// Queue pairs and bells without a device, and a thread that reads only when told to.
 struct FewBells {
   FewBells() {
-    bells.connect(0, pairs[0]);
-    bells.connect(1, pairs[1]);
-    bells.start({{&registers[0], 0x100}, {&registers[1], 0x101}});
+    for (const std::size_t ring : {0, 1}) {
+      pairs[ring].number = static_cast<std::uint32_t>(0x100 + ring);
+      bells.connect(ring, pairs[ring], &registers[ring]);
+    }
   }
   void leave(std::size_t ring, std::uint64_t end) {
     RdmaQueuePair& pair = pairs[ring];

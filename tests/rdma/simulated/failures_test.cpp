@@ -9,10 +9,7 @@
 #include "csrc/executor/backend.hpp"
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/deadline.hpp"
-#include "simulation/kernels/simulated_pieces.hpp"
-#include "simulation/nic_runner.hpp"
 #include "simulation/simulated_ends.hpp"
-#include "tests/cluster/counting_executor.hpp"
 #include "tests/kernels/test_kernel.hpp"
 #include "tests/support/time_scale.hpp"
 
@@ -85,17 +82,6 @@ class HandWritten : public testing::Test {
   std::vector<RdmaPeerParams> peers_;
   std::uint64_t posted_[2] = {};
 };
-
-TEST_F(HandWritten, NothingFails) {
-  words()[0] = 7;
-  put(64, 8);
-  add(72);
-  ring();
-  wait_until_all_is_done();
-  EXPECT_EQ(words()[8], 7u);
-  EXPECT_EQ(words()[9], 5u);
-  EXPECT_FALSE(ends_->failure().has_value());
-}
 
 /// One entry tells of the end of those before it, whose words the test then reads without any order of its own.
 TEST_F(HandWritten, ACompletionComesBehindTheAdditionsBeforeIt) {
@@ -193,43 +179,6 @@ TEST_P(SimulatedFailures, DoorbellBeforeItsRecord) {
   put(64, 8);
   ring(0, 0, 1, pair().number);
   expect_bad_doorbell("the doorbell was rung before its record was written");
-}
-
-/// Its first NIC does not say that it serves and ends only when it is told to; a second one cannot be launched.
-class SecondLaunchFails final : public CountingExecutor {
- public:
-  SecondLaunchFails() : CountingExecutor(make_host_executor()) { launches = 0; }
-
-  const KernelTable& kernels() const override {
-    static const KernelTable table = [] {
-      KernelTable all = host_kernels();
-      all.simulated_nic = [](const SimulatedNicParams& params, const LaunchShape& shape, void* stream) {
-        if (++launches > 1) throw SystemError("no second one");
-        static std::uint64_t nobody_looks;
-        SimulatedNicParams endless = params;
-        endless.serving = &nobody_looks;
-        endless.idle_ns = endless.most_ns = 0;
-        host_kernels().simulated_nic(endless, shape, stream);
-      };
-      return all;
-    }();
-    return table;
-  }
-  void synchronize(StreamHandle stream) override {
-    CountingExecutor::synchronize(stream);
-    synchronized = true;
-  }
-
-  static inline int launches = 0;
-  bool synchronized = false;
-};
-
-TEST(NicRunner, IsOverBeforeItsMemoryGoesWhereItCannotStart) {
-  const auto executor = std::make_shared<SecondLaunchFails>();
-  const LaunchShape shape{1, SimulatedNicParams::fewest_threads(1),
-                          device::simulated::Shared(Carver::without_memory(), 0, 0, 1, 256).bytes};
-  EXPECT_THROW(rdma::NicRunner(executor, SimulatedNicParams{}, shape), SystemError);
-  EXPECT_TRUE(executor->synchronized);
 }
 
 }  // namespace

@@ -114,10 +114,6 @@ void fill(VerbsFunctions& f) {
     fake->state_changes.push_back({*attributes, mask});
     return 0;
   };
-  f.query_qp = [](ibv_qp*, ibv_qp_attr* attributes, int, ibv_qp_init_attr*) {
-    attributes->qp_state = fake->state_changes.empty() ? IBV_QPS_RESET : fake->state_changes.back().attributes.qp_state;
-    return 0;
-  };
   f.destroy_qp = [](ibv_qp*) { return ended(); };
   f.create_ah = [](ibv_pd*, ibv_ah_attr*) {
     return fake->refuses("create_ah") ? nullptr : made(&fake->address_handle);
@@ -128,10 +124,7 @@ void fill(VerbsFunctions& f) {
     return 0;
   };
   f.ack_async_event = [](ibv_async_event*) {};
-  f.event_type_str = [](ibv_event_type type) {
-    if (type == IBV_EVENT_QP_ACCESS_ERR) return "access error";
-    return type == IBV_EVENT_DEVICE_FATAL ? "device fatal" : "event";
-  };
+  f.event_type_str = [](ibv_event_type type) { return type == IBV_EVENT_DEVICE_FATAL ? "device fatal" : "event"; };
   f.port_state_str = [](ibv_port_state state) { return state == IBV_PORT_DOWN ? "down" : "another"; };
 }
 
@@ -336,16 +329,12 @@ void FakeVerbs::raise(ibv_event_type event) {
   ibv_async_event raw{};
   raw.event_type = event;
   raw.element.port_num = 1;
-  {
-    const std::lock_guard lock(mutex_);
-    events_.push_back(raw);
-  }
+  events_.push_back(raw);
   count_up(event_count_);
 }
 
 ibv_async_event FakeVerbs::take_event() {
   count_down(event_count_);
-  const std::lock_guard lock(mutex_);
   const ibv_async_event event = events_.front();
   events_.pop_front();
   return event;

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -110,7 +109,6 @@ class FakeVerbs {
   mlx5dv_devx_uar uar{};
 
  private:
-  std::mutex mutex_;
   std::deque<ibv_async_event> events_;
   UniqueFd event_count_;
 };

@@ -1,30 +1,21 @@
 // Queue pairs of the handler `gpu` as buffers of many sizes make them: where each lies in the registered memory, and by
 // which of a NIC's bonded ports it sends. With a device that refuses what firmware refuses.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <memory>
 #include <numeric>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "csrc/buffer/buffer_plan.hpp"
-#include "csrc/rdma/ends.hpp"
-#include "csrc/rdma/verbs/nic_ends.hpp"
-#include "deep_ep/executor.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/normal/params.hpp"
-#include "tests/rdma/verbs/devx/fake_pages.hpp"
-#include "tests/rdma/verbs/fake_heap.hpp"
-#include "tests/rdma/verbs/fake_verbs.hpp"
+#include "tests/rdma/verbs/nic_fixture.hpp"
 
 namespace deep_ep::rdma::verbs {
 namespace {
-
-alignas(test::kMachinePage) std::byte page_of_registers[2 * test::kMachinePage];
 
 /// Ranks of nodes of one rank each.
 ConnectionOptions low_latency_of(int nodes, int lanes) {
@@ -38,35 +29,17 @@ ConnectionOptions internode_of(int nodes, int lanes) {
   return internode_connections({.rank = 0, .num_ranks = nodes, .width = 1}, lanes);
 }
 
-class ManyNodesTest : public testing::Test {
+class ManyNodesTest : public test::NicFixture {
  protected:
-  ManyNodesTest() {
-    fake_.uar.reg_addr = fake_.uar.base_addr = page_of_registers;
-    nic_.path = {.port = 1, .gid_index = 3};
-    nic_.nic.nic = {.name = "fake_0", .capability = Capability::mlx5};
-    nic_.gpu_memory = true;
-    nic_.handler = NicHandler::gpu;
-    nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
-    nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
-    nic_.page_mapper = pages_.mapper();
-  }
-  ~ManyNodesTest() override {
-    EXPECT_EQ(fake_.alive, 0);
-    EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
-  }
-
   /// Makes and connects all; returns the physical port that each queue pair was given, by channel and peer.
   std::vector<int> ports(ConnectionOptions options) {
     if (options.batch == 0) options.batch = 16;
-    NicAccess nic = nic_;
-    nic.device = Device::open("fake_0", fake_.functions);
+    nic_.handler = NicHandler::gpu;
+    ends_.reset();
     fake_.commands.clear();
-    const std::unique_ptr<Ends> ends = make_nic_ends(nic, executor_, *heap_, options);
-    for (std::size_t end = 0; end < options.ends(); ++end) ends->connect(end, ends->address(end));
+    make(options);
     std::vector<int> ports;
-    for (const auto& command : fake_.commands) {
-      if (command.opcode() == 0x502) ports.push_back(static_cast<int>(command.get(0xc0 + 0x04, 4)));
-    }
+    for (const auto& command : commands(0x502)) ports.push_back(static_cast<int>(command.get(0xc0 + 0x04, 4)));
     return ports;
   }
   /// The ports of these channels to the peer at this place.
@@ -76,17 +49,11 @@ class ManyNodesTest : public testing::Test {
     for (const int channel : channels) found.insert(ports.at(static_cast<std::size_t>(channel) * peers + place));
     return found;
   }
-
-  test::FakeVerbs fake_;
-  std::shared_ptr<Executor> executor_ = make_host_executor();
-  std::shared_ptr<test::FakeHeap> heap_ = std::make_shared<test::FakeHeap>();
-  NicAccess nic_;
-  test::FakePages pages_{test::kMachinePage};
 };
 
 TEST_F(ManyNodesTest, EveryQueueHasAPlaceThatTheFirmwareCanName) {
   for (const std::size_t page_bytes : {std::size_t{4096}, std::size_t{65536}}) {
-    nic_.page_bytes = page_bytes;
+    nic_.page_mapper.page_bytes = page_bytes;
     for (int nodes = 2; nodes <= 16; ++nodes) {
       for (const int lanes : {1, 2, 4}) {
         SCOPED_TRACE(fmt::format("{} nodes, {} lanes, pages of {} bytes", nodes, lanes, page_bytes));

@@ -1,14 +1,10 @@
 // What kernels are handed when the NIC does the work, and which handler that is: with a device that records what it is
 // asked, so nothing is sent.
-#include "csrc/rdma/verbs/nic_ends.hpp"
-
-#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -17,11 +13,8 @@
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/executor.hpp"
 #include "tests/rdma/messages.hpp"
-#include "tests/rdma/verbs/devx/fake_pages.hpp"
-#include "tests/rdma/verbs/fake_heap.hpp"
-#include "tests/rdma/verbs/fake_verbs.hpp"
+#include "tests/rdma/verbs/nic_fixture.hpp"
 
 namespace deep_ep::rdma::verbs {
 namespace {
@@ -34,36 +27,11 @@ using test::FakeVerbs;
 constexpr int kChannels = 2;
 constexpr std::uint32_t kDepth = 128;
 
-/// A page of registers, followed by where it is mapped.
-alignas(test::kMachinePage) std::byte registers[2 * test::kMachinePage];
-constexpr std::size_t kRegister = 0x800;
-
-class NicEndsTest : public testing::Test {
+class NicEndsTest : public test::NicFixture {
  protected:
-  NicEndsTest() {
-    fake_.uar.reg_addr = registers + kRegister;
-    fake_.uar.base_addr = registers;
-    nic_.path = {.port = 1, .gid_index = 3};
-    nic_.nic.nic = {.name = "fake_0", .capability = Capability::mlx5};
-    nic_.gpu_memory = true;
-    nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
-    nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
-    nic_.page_mapper = pages_.mapper();
-  }
-  ~NicEndsTest() override {
-    ends_.reset();
-    EXPECT_EQ(fake_.alive, 0);
-    EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
-    EXPECT_TRUE(pages_.mapped.empty());
-  }
-
-  /// One end a channel, each connected to itself: what the peer says is the same.
+  /// One end a channel.
   void make() {
-    NicAccess nic = nic_;
-    nic.device = Device::open("fake_0", fake_.functions);
-    ends_ = make_nic_ends(nic, executor_, *heap_, {.peers = {1}, .channels = 2, .depth = kDepth, .batch = 16});
-    table_.clear();
-    for (std::size_t end = 0; end < kChannels; ++end) table_.push_back(ends_->connect(end, ends_->address(end)));
+    NicFixture::make({.peers = {1}, .channels = kChannels, .depth = kDepth, .batch = 16});
     ends_->start();
   }
   std::string refusal() {
@@ -77,23 +45,19 @@ class NicEndsTest : public testing::Test {
     return contains(said, text);
   }
   const RdmaPeerParams& peer(int channel) const { return table_[static_cast<std::size_t>(channel)]; }
-  const FakeVerbs::Registered& registered(std::size_t i) const { return fake_.registered.at(i); }
-  /// Commands with this opcode.
-  std::vector<FakeVerbs::Command> commands(std::uint16_t opcode) const {
-    std::vector<FakeVerbs::Command> found;
-    for (const auto& command : fake_.commands) {
-      if (command.opcode() == opcode) found.push_back(command);
-    }
-    return found;
+  /// What all handlers give.
+  void expect_params(int channel, std::uint32_t first_number) const {
+    const RdmaPeerParams& params = peer(channel);
+    EXPECT_EQ(params.queue.number, first_number + static_cast<std::uint32_t>(channel));
+    EXPECT_EQ(params.queue.depth, kDepth);
+    EXPECT_EQ(params.queue.batch, 16u);
+    EXPECT_EQ(params.queue.peer, 1);
+    EXPECT_EQ(params.local_key, 0x100u);
+    EXPECT_EQ(params.remote_key, 0x200u);
+    EXPECT_EQ(params.signal_key, 0x200u);
+    EXPECT_EQ(params.queue.sink.key, 0x101u);
   }
-
-  FakeVerbs fake_;
-  std::shared_ptr<Executor> executor_ = make_host_executor();
-  std::shared_ptr<FakeHeap> heap_ = std::make_shared<FakeHeap>();
-  NicAccess nic_;
-  test::FakePages pages_{test::kMachinePage};
-  std::vector<RdmaPeerParams> table_;
-  std::unique_ptr<Ends> ends_;
+  const FakeVerbs::Registered& registered(std::size_t i) const { return fake_.registered.at(i); }
 };
 
 constexpr unsigned kStrict = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
@@ -110,17 +74,9 @@ TEST_F(NicEndsTest, HandlerCpu) {
   EXPECT_EQ(registered(0).access, kStrict);
   EXPECT_EQ(registered(1).bytes, kChannels * sizeof(std::uint64_t));
   for (int channel = 0; channel < kChannels; ++channel) {
-    const RdmaPeerParams& params = peer(channel);
-    EXPECT_EQ(params.queue.kind, RdmaDoorbell::producer_index);
-    EXPECT_EQ(params.queue.number, 0x11u + static_cast<std::uint32_t>(channel));
-    EXPECT_EQ(params.queue.depth, kDepth);
-    EXPECT_EQ(params.queue.batch, 16u);
-    EXPECT_EQ(params.queue.peer, 1);
-    EXPECT_EQ(params.local_key, 0x100u);
-    EXPECT_EQ(params.remote_key, 0x200u);
-    EXPECT_EQ(params.signal_key, 0x200u);
-    EXPECT_EQ(params.queue.sink.key, 0x101u);
-    EXPECT_EQ(params.queue.sink.address, registered(1).first_address + 8 * static_cast<std::uint64_t>(channel));
+    EXPECT_EQ(peer(channel).queue.kind, RdmaDoorbell::producer_index);
+    expect_params(channel, 0x11);
+    EXPECT_EQ(peer(channel).queue.sink.address, registered(1).first_address + 8 * static_cast<std::uint64_t>(channel));
   }
   // Each is connected to the one of the same channel, whose number is the same in the mirror.
   std::vector<std::uint32_t> connected_to;
@@ -157,16 +113,10 @@ TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
     EXPECT_EQ(base % 65536, 0u);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.completion), base + layout.completion);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.doorbell_record), base + layout.doorbell + 4);
-    EXPECT_EQ(static_cast<void*>(params.queue.doorbell), registers + test::kMachinePage + kRegister);
+    EXPECT_EQ(static_cast<void*>(params.queue.doorbell), test::registers + test::kMachinePage + test::kRegister);
     EXPECT_EQ(params.queue.kind, RdmaDoorbell::device_register);
-    EXPECT_EQ(params.queue.number, 0x1234u + static_cast<std::uint32_t>(channel));
-    EXPECT_EQ(params.queue.depth, kDepth);
-    EXPECT_EQ(params.queue.batch, 16u);
     EXPECT_FALSE(params.queue.system_scope);
-    EXPECT_EQ(params.queue.peer, 1);
-    EXPECT_EQ(params.local_key, 0x100u);
-    EXPECT_EQ(params.remote_key, 0x200u);
-    EXPECT_EQ(params.queue.sink.key, 0x101u);
+    expect_params(channel, 0x1234);
     // As the first kernel must find it.
     EXPECT_EQ(device::rdma::tail_opcode(params.queue.completion->tail), device::rdma::kCompletionNotYetWritten);
     EXPECT_EQ(*params.queue.doorbell_record, 0u);
@@ -239,7 +189,7 @@ TEST_F(NicEndsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {
 }
 
 TEST_F(NicEndsTest, AThreadRingsWhereThePageMayNotBeMapped) {
-  pages_.refusal = "GPU 0 may not map the page";
+  refusal_of_pages_ = "GPU 0 may not map the page";
   testing::internal::CaptureStderr();
   make();
   const std::string said = testing::internal::GetCapturedStderr();
@@ -248,8 +198,8 @@ TEST_F(NicEndsTest, AThreadRingsWhereThePageMayNotBeMapped) {
   EXPECT_TRUE(
       warned(said, "a CPU thread rings the NIC for kernels (DEEP_EP_NIC_HANDLER=doorbell), because: GPU 0 may"));
   EXPECT_EQ(commands(0x500).size(), 2u) << "no queue pair is made before the page is tried";
-  EXPECT_TRUE(pages_.mapped.empty());
-  auto* const reg = reinterpret_cast<std::uint64_t*>(registers + kRegister);
+  EXPECT_TRUE(mapped_.empty());
+  auto* const reg = reinterpret_cast<std::uint64_t*>(test::registers + test::kRegister);
   __atomic_store_n(reg, 0, __ATOMIC_RELAXED);
   // As a kernel does it: a bell. Queue pairs of this fake device share a register.
   for (int channel = 0; channel < kChannels; ++channel) {
@@ -303,10 +253,8 @@ TEST_F(NicEndsTest, AThreadPostsWhereThereAreNoQueuePairsForKernels) {
 }
 
 TEST_F(NicEndsTest, AGpuThatReordersWhatNicsWriteIsRefused) {
-  nic_.writes_ordering = WritesOrdering::none;
+  nic_.keeps_order_of_writes = false;
   EXPECT_TRUE(contains(refusal(), "NIC fake_0:1 cannot serve this GPU"));
-  nic_.writes_ordering = WritesOrdering::owner;
-  make();
 }
 
 TEST_F(NicEndsTest, HealthSaysWhatTheDeviceHasDoneWithAllThatWasPosted) {
@@ -339,12 +287,6 @@ TEST_F(NicEndsTest, ADeviceThatFailsIsNoLatePeer) {
   EXPECT_EQ(ends_->health(), "RDMA device fake_0:1 reported a fatal error: nothing on it completes any more");
 }
 
-TEST_F(NicEndsTest, QueuePairsCountWithTheCountersOfTheirPort) {
-  fake_.counter_set = 7;
-  make();
-  for (const auto& command : commands(0x502)) EXPECT_EQ(command.get(0xc0 + 0x60, 8), 7u);
-}
-
 TEST_F(NicEndsTest, CountersThatTheFirmwareRefusesAreAskedForOnce) {
   fake_.counter_set = 7;
   fake_.counter_set_is_foreign = true;
@@ -375,7 +317,7 @@ TEST_F(NicEndsTest, TheAdministratorsTrafficClassCountsWhereNoVariableIsSet) {
 
 TEST_F(NicEndsTest, GpuIsTakenAtItsWord) {
   nic_.handler = NicHandler::gpu;
-  pages_.refusal = "GPU 0 may not map the page";
+  refusal_of_pages_ = "GPU 0 may not map the page";
   EXPECT_EQ(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: GPU 0 may not map the page");
   nic_.nic.nic.capability = Capability::verbs;
   EXPECT_EQ(
@@ -386,7 +328,7 @@ TEST_F(NicEndsTest, GpuIsTakenAtItsWord) {
   nic_.gpu_memory = false;
   EXPECT_EQ(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: this rank's kernels run on the CPU");
   nic_.gpu_memory = true;
-  pages_.refusal.clear();
+  refusal_of_pages_.clear();
   make();
   EXPECT_TRUE(contains(ends_->describe(), "handler gpu"));
 }
@@ -401,8 +343,8 @@ TEST_F(NicEndsTest, DmaBufCanBeTurnedOff) {
   ends_.reset();
   fake_.refusals["reg_mr_iova2"] = EFAULT;
   const std::string text = refusal();
-  EXPECT_TRUE(contains(text, "dma-buf: turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE"));
-  EXPECT_TRUE(contains(text, "peer memory: ibv_reg_mr: "));
+  EXPECT_TRUE(contains(text, "rings 6.1): turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE"));
+  EXPECT_TRUE(contains(text, "peer memory: Bad address"));
 }
 
 TEST_F(NicEndsTest, TheDevicesQueuesMayBeSmallerThanTheRings) {
@@ -415,6 +357,22 @@ TEST_F(NicEndsTest, TheDevicesQueuesMayBeSmallerThanTheRings) {
   EXPECT_EQ(refusal(),
             "RDMA device fake_0: 2 queue pairs with 16 requests each under way are too many for it (completion queues "
             "hold 20, send queues 8192)");
+}
+
+TEST_F(NicEndsTest, PagesOfRegistersAreMappedOnceWhateverTheirSize) {
+  // Devices put their registers on pages of 4 KiB, sixteen of which then lie on one page of some machines.
+  nic_.page_mapper.page_bytes = test::kMachinePage;
+  DoorbellPages pages(nic_.page_mapper);
+  for (const std::size_t place : {0x0800u, 0x1800u, 0xf900u}) {
+    EXPECT_EQ(static_cast<void*>(pages.map(test::registers + place)), test::registers + place + test::kMachinePage);
+  }
+  EXPECT_EQ(mapped_, std::set<void*>{test::registers});
+}
+
+TEST(DoorbellPagesTest, ABuildWithoutAGpuSaysSo) {
+  if (DEEP_EP_HAVE_CUDA) GTEST_SKIP() << "this build has CUDA";
+  EXPECT_EQ(message_of<SystemError>([&] { DoorbellPages(gpu_page_mapper(3)).map(test::registers); }),
+            "GPU 3 cannot map a NIC's doorbell page: this build of the library has no CUDA");
 }
 
 }  // namespace

@@ -5,15 +5,13 @@
 
 #include <cerrno>
 #include <functional>
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
-#include "tests/rdma/verbs/fake_heap.hpp"
-#include "tests/rdma/verbs/fake_verbs.hpp"
+#include "tests/rdma/verbs/nic_fixture.hpp"
 
 namespace deep_ep::rdma::verbs {
 namespace {
@@ -21,21 +19,19 @@ namespace {
 using deep_ep::test::contains;
 using deep_ep::test::message_of;
 
-class NicRailsTest : public testing::Test {
+class NicRailsTest : public test::NicFixture {
  protected:
-  ~NicRailsTest() override { EXPECT_EQ(fake_.alive, 0); }
-  std::shared_ptr<Device> open() { return Device::open("fake_0", fake_.functions); }
   NicAccess own() {
-    NicAccess access;
-    access.nic.nic.name = "fake_0";
-    access.device = open();
-    access.path = path_;
+    NicAccess access = nic_;
+    access.gpu_memory = false;
+    access.handler = NicHandler::cpu;
+    access.device = std::make_shared<Device>("fake_0", fake_.functions);
     return access;
   }
   /// Of a rank of nodes of so many.
   LandingNics landing_nics(std::size_t own_rail, std::size_t rails) {
     const NicPlace place{.name = {"fake_0"}, .port = 1, .gid_index = 3};
-    return open_landing_nics(own(), own_rail, std::vector(rails, place), heap_);
+    return open_landing_nics(own(), own_rail, std::vector(rails, place), *heap_);
   }
   void answer(std::uint64_t id, ibv_wc_status status) {
     ibv_wc completion{};
@@ -44,10 +40,6 @@ class NicRailsTest : public testing::Test {
     fake_.completions.push_back(completion);
   }
   static std::string refusal(const std::function<void()>& step) { return message_of<SystemError>(step); }
-
-  test::FakeVerbs fake_;
-  test::FakeHeap heap_;
-  PathOptions path_{.port = 1, .gid_index = 3};
 };
 
 TEST_F(NicRailsTest, APathIsTriedByAWriteOfNoBytes) {
@@ -93,31 +85,28 @@ TEST_F(NicRailsTest, WhatAPathLacksIsSaid) {
 
 /// Rank 4 of nodes of three: it is on rail 1, and receives by the NICs of rails 0 and 2.
 TEST_F(NicRailsTest, TheHeapIsRegisteredWithTheNicOfEachOtherRail) {
-  const ConnectionOptions options{.peers = {0, 1, 2}, .channels = 2, .rail_width = 3};
-  const LandingNics nics = landing_nics(1, 3);
-  Landings landings(&nics, 4, options);
+  const ConnectionOptions options{.peers = {0, 1, 2}, .channels = 2, .depth = 64, .batch = 16, .rail_width = 3};
+  NicAccess access = own();
+  access.landing_nics = std::make_shared<const LandingNics>(landing_nics(1, 3));
+  access.rank = 4;
   ASSERT_EQ(fake_.registered.size(), 2u);
   for (const auto& heap : fake_.registered) {
-    EXPECT_EQ(heap.address, heap_.local());
+    EXPECT_EQ(heap.address, heap_->local());
     EXPECT_EQ(heap.bytes, test::FakeHeap::kBytes);
     EXPECT_EQ(heap.first_address, 0u);
   }
+  const auto ends = make_nic_ends(access, executor_, *heap_, options);
   std::set<std::uint32_t> numbers;
-  for (const std::size_t end : {0u, 2u, 3u, 5u}) {
-    ASSERT_TRUE(options.lands(end, 4));
-    numbers.insert(landings.address(end).queue_pair);
-    EXPECT_EQ(landings.address(end).heap_key, options.peer(end) == 0 ? 0x200u : 0x201u);
-    landings.connect(end, landings.address(end));
+  for (std::size_t end = 0; end < options.ends(); ++end) {
+    ASSERT_EQ(options.lands(end, 4), end % 3 != 1) << "rank 1 is on the same rail";
+    if (!options.lands(end, 4)) continue;
+    numbers.insert(ends->landing(end).queue_pair);
+    EXPECT_EQ(ends->landing(end).heap_key, options.peer(end) == 0 ? 0x200u : 0x201u);
+    ends->connect_landing(end, ends->landing(end));
     EXPECT_EQ(fake_.state_changes.back().attributes.qp_state, IBV_QPS_RTS);
   }
   EXPECT_EQ(numbers.size(), 4u);
-  for (const std::size_t end : {1u, 4u}) EXPECT_FALSE(options.lands(end, 4)) << "rank 1 is on the same rail";
-  EXPECT_EQ(fake_.queue_pairs.size(), 4u);
-}
-
-TEST_F(NicRailsTest, ANicThatCannotReachTheMemoryIsNamed) {
-  fake_.refusals["reg_mr_iova2"] = ENOMEM;
-  EXPECT_TRUE(contains(refusal([&] { landing_nics(1, 2); }), "RDMA device fake_0: ibv_reg_mr of "));
+  EXPECT_EQ(fake_.queue_pairs.size(), 4u + options.ends());
 }
 
 }  // namespace

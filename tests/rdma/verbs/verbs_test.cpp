@@ -25,22 +25,13 @@ using deep_ep::test::says;
 
 // ---- Libraries ----
 
-TEST(VerbsLibraries, VersionIsReadFromTheFileName) {
-  EXPECT_EQ(rdma_core_of_file("/usr/lib/libibverbs.so.1.14.44.0"), "44.0");
-  EXPECT_EQ(rdma_core_of_file("libmlx5.so.1.24.50.0"), "50.0");
-  EXPECT_EQ(rdma_core_of_file("libibverbs.so.1"), "");
-  EXPECT_EQ(rdma_core_of_file("libibverbs.so"), "");
-}
-
 TEST(VerbsLibraries, ReportNamesBothOrSaysWhyNot) {
+  EXPECT_EQ(rdma_core_of_file("/usr/lib/libibverbs.so.1.14.44.0"), "44.0");
+  EXPECT_EQ(rdma_core_of_file("libibverbs.so.1"), "");
   const LibraryReport report = report_libraries();
   for (const LoadedLibrary* library : {&report.verbs, &report.mlx5}) {
     EXPECT_EQ(library->usable, library->error.empty()) << library->error;
-    if (library->usable) {
-      EXPECT_EQ(library->path.front(), '/');
-    } else if (library->path.empty()) {
-      EXPECT_TRUE(contains(library->error, library->name)) << "what the loader answered";
-    }
+    EXPECT_TRUE(!library->usable || library->path.front() == '/');
   }
   EXPECT_EQ(
       describe(
@@ -54,7 +45,11 @@ TEST(VerbsLibraries, ReportNamesBothOrSaysWhyNot) {
 
 class VerbsTest : public testing::Test {
  protected:
-  std::shared_ptr<Device> open() { return Device::open("fake_0", fake_.functions); }
+  std::shared_ptr<Device> open() { return std::make_shared<Device>("fake_0", fake_.functions); }
+  QueuePair pair_on(const PathOptions& path) {
+    const std::shared_ptr<Device> device = open();
+    return {device, make_completion_queue(device, 64), 64, path};
+  }
   static PathOptions path() { return {.gid_index = 3}; }
   void TearDown() override {
     EXPECT_EQ(fake_.alive, 0) << "something was not given back";
@@ -66,34 +61,32 @@ class VerbsTest : public testing::Test {
 };
 
 TEST_F(VerbsTest, UnknownDeviceListsThoseThatExist) {
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { Device::open("mlx5_3", fake_.functions); }),
-                   {"'mlx5_3'", "sees: fake_0"}));
+  EXPECT_TRUE(
+      says(message_of<InvalidArgument>([&] { Device("mlx5_3", fake_.functions); }), {"'mlx5_3'", "sees: fake_0"}));
 }
 
 TEST_F(VerbsTest, RefusedMemoryNamesTheLimitThatUsuallyIsTheCause) {
   fake_.refusals["reg_mr_iova2"] = ENOMEM;
-  auto device = open();
-  EXPECT_TRUE(says(message_of<SystemError>(
-                       [&] { Registration::of_host_memory(device, {.address = memory_.data(), .bytes = 8192}); }),
+  const MemoryRange range{.address = memory_.data(), .bytes = 8192};
+  EXPECT_TRUE(says(message_of<SystemError>([&] { Registration(open(), range); }),
                    {"fake_0: ibv_reg_mr of 8.00 KiB of CPU memory", "ulimit -l"}));
 }
 
 TEST_F(VerbsTest, GpuMemoryGoesByDmaBufThenByPeerMemory) {
-  auto device = open();
-  const MemoryRange range{.address = memory_.data(), .bytes = 8192, .first_address = 0};
-  const DmaBufExporter exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
-  EXPECT_EQ(Registration::of_gpu_memory(device, range, exporter).path(), RegistrationPath::dma_buf);
+  DmaBufExporter exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
+  const MemoryRange range{.address = memory_.data(), .bytes = 8192, .gpu = &exporter, .first_address = 0};
+  EXPECT_EQ(Registration(open(), range).path(), RegistrationPath::dma_buf);
   fake_.refusals["reg_dmabuf_mr"] = EOPNOTSUPP;
-  EXPECT_EQ(Registration::of_gpu_memory(device, range, exporter).path(), RegistrationPath::peer_memory);
-  EXPECT_EQ(Registration::of_gpu_memory(device, range, {}).path(), RegistrationPath::peer_memory);
-
+  EXPECT_EQ(Registration(open(), range).path(), RegistrationPath::peer_memory);
   fake_.refusals["reg_mr_iova2"] = EFAULT;
-  EXPECT_TRUE(says(message_of<SystemError>([&] { Registration::of_gpu_memory(device, range, exporter); }),
-                   {"8.00 KiB of GPU memory", "Tried: dma-buf: ibv_reg_dmabuf_mr: Operation not supported",
-                    "peer memory: ibv_reg_mr: Bad address", "nvidia-peermem is"}));
-  const DmaBufExporter failing = [](void*, std::size_t) -> UniqueFd { throw SystemError("the GPU says no"); };
-  EXPECT_TRUE(says(message_of<SystemError>([&] { Registration::of_gpu_memory(device, range, failing); }),
-                   {"dma-buf: the GPU says no"}));
+  const auto refusal = [&] { return message_of<SystemError>([&] { Registration(open(), range); }); };
+  EXPECT_TRUE(says(refusal(), {"ibv_reg_mr of 8.00 KiB of GPU memory", "rings 6.1): Operation not supported",
+                               "peer memory: Bad address", "nvidia-peermem is"}));
+  exporter = [](void*, std::size_t) -> UniqueFd { throw SystemError("the GPU says no"); };
+  EXPECT_TRUE(says(refusal(), {"rings 6.1): the GPU says no"}));
+  exporter = {};
+  fake_.refusals.erase("reg_mr_iova2");
+  EXPECT_EQ(Registration(open(), range).path(), RegistrationPath::peer_memory);
 }
 
 // ---- Queue pairs ----
@@ -102,8 +95,7 @@ TEST_F(VerbsTest, ConnectionGoesThroughTheThreeStatesWithWhatWasAgreed) {
   PathOptions options = path();
   options.traffic_class = 106;
   options.service_level = 3;
-  auto completions = std::make_shared<CompletionQueue>(open(), 64);
-  QueuePair pair(completions, 64, options);
+  QueuePair pair = pair_on(options);
   QueuePairAddress peer = pair.address();
   peer.queue_pair = 0x99;
   peer.packet_number = 0x1234;
@@ -137,38 +129,29 @@ TEST_F(VerbsTest, ConnectionGoesThroughTheThreeStatesWithWhatWasAgreed) {
   EXPECT_EQ(send.max_rd_atomic, 4);
 }
 
-TEST_F(VerbsTest, InfiniBandGoesByLid) {
+TEST_F(VerbsTest, InfiniBandGoesByLidAndByAGlobalRouteWhereOneOfThePortsNeedsIt) {
   fake_.port.link_layer = IBV_LINK_LAYER_INFINIBAND;
   fake_.port.lid = 7;
-  auto completions = std::make_shared<CompletionQueue>(open(), 64);
-  QueuePair pair(completions, 64, PathOptions{.gid_index = 0});
-  QueuePairAddress peer = pair.address();
-  EXPECT_EQ(peer.lid, 7);
-  peer.lid = 8;
-  pair.connect(peer);
-  EXPECT_EQ(fake_.state_changes[1].attributes.ah_attr.dlid, 8);
-  EXPECT_EQ(fake_.state_changes[1].attributes.ah_attr.is_global, 0);
-}
-
-TEST_F(VerbsTest, InfiniBandPortsThatNeedAGlobalRouteGetOne) {
-  fake_.port.link_layer = IBV_LINK_LAYER_INFINIBAND;
-  fake_.port.flags = IBV_QPF_GRH_REQUIRED;
-  auto completions = std::make_shared<CompletionQueue>(open(), 64);
-  QueuePair pair(completions, 64, path());
-  const QueuePairAddress peer = pair.address();
-  pair.connect(peer);
-  const ibv_ah_attr& route = fake_.state_changes[1].attributes.ah_attr;
-  EXPECT_EQ(route.is_global, 1);
-  EXPECT_EQ(route.grh.sgid_index, 3);
-  EXPECT_EQ(route.grh.hop_limit, 64);
-  EXPECT_EQ(std::memcmp(route.grh.dgid.raw, peer.gid.data(), 16), 0);
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { QueuePair(completions, 64, {.gid_index = 1}); }),
-                   {"GID index 1 of RDMA device fake_0 port 1 is empty"}));
+  for (const auto& [here, there] : {std::pair(0, 0), {IBV_QPF_GRH_REQUIRED, 0}, {0, 1}}) {
+    fake_.port.flags = static_cast<std::uint8_t>(here);
+    QueuePair pair = pair_on(path());
+    QueuePairAddress peer = pair.address();
+    peer.needs_global_route = static_cast<std::uint8_t>(there);
+    pair.connect(peer);
+    const ibv_ah_attr& route = fake_.state_changes.at(fake_.state_changes.size() - 2).attributes.ah_attr;
+    EXPECT_EQ(route.dlid, 7);
+    EXPECT_EQ(route.is_global, here != 0 || there != 0 ? 1 : 0);
+    if (route.is_global == 0) continue;
+    EXPECT_EQ(route.grh.sgid_index, 3);
+    EXPECT_EQ(route.grh.hop_limit, 64);
+    EXPECT_EQ(std::memcmp(route.grh.dgid.raw, peer.gid.data(), 16), 0);
+    peer.gid = {};
+    EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair_on(path()).connect(peer); }), {"needs a global route"}));
+  }
 }
 
 TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
-  auto completions = std::make_shared<CompletionQueue>(open(), 64);
-  QueuePair pair(completions, 64, path());
+  QueuePair pair = pair_on(path());
   QueuePairAddress peer = pair.address();
   peer.link_layer = LinkLayer::infiniband;
   EXPECT_TRUE(
@@ -282,12 +265,6 @@ TEST_F(VerbsWireTest, DeviceThatIsFullTakesTheRestLater) {
   EXPECT_NE(fake_.posted[3].request.send_flags & IBV_SEND_SIGNALED, 0U) << "or nothing would ever free room";
   fake_.complete(3);
   EXPECT_EQ(poll(), std::vector<Told>{(Told{3, Syndrome::none})});
-}
-
-TEST_F(VerbsWireTest, MisuseIsNamed) {
-  Operation operation = write(1);
-  operation.queue_pair = 0x999;
-  EXPECT_THROW(wire_->post(std::array{operation}), std::out_of_range);
 }
 
 TEST_F(VerbsWireTest, DeviceThatFailsIsAnException) {

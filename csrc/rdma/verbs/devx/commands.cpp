@@ -27,13 +27,6 @@ Mailbox with_opcode(Opcode opcode, std::uint32_t bits) {
 /// As contexts of queues have it: the page size as a power of two of 4 KiB.
 std::uint64_t log_page(std::size_t page_bytes) { return std::bit_width(page_bytes / 4096) - 1U; }
 
-void check_place(const char* what, std::uint64_t offset, std::size_t page_bytes) {
-  const std::size_t unit = page_bytes / 64;
-  if (offset % unit != 0) {
-    throw std::logic_error(fmt::format("{} at offset {}, allowed: multiples of {}", what, offset, unit));
-  }
-}
-
 Mailbox state_change(Opcode opcode, std::uint32_t queue_pair) {
   Mailbox mailbox = with_opcode(opcode, layout::command::context_bits);
   mailbox.set(layout::queue_pair::qpn, queue_pair);
@@ -84,21 +77,20 @@ Mailbox query_capabilities_command(std::uint16_t op_mod) {
 Mailbox create_completion_queue_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t event_queue) {
   namespace cqc = layout::cqc;
   const std::uint64_t entry = memory.offset + memory.layout.completion;
-  check_place("a completion queue", entry, memory.umem->page_bytes());
   const auto of_queue = [](Field field) { return within(layout::create_cq::context, field); };
   Mailbox mailbox = with_opcode(Opcode::create_cq, layout::command::context_bits);
   mailbox.set(layout::create_cq::cq_umem_valid, 1)
-      .set(layout::create_cq::cq_umem_id, memory.umem->id())
+      .set(layout::create_cq::cq_umem_id, memory.umem.id())
       .set(layout::create_cq::cq_umem_offset, entry)
       .set(of_queue(cqc::cqe_sz), 0)  // 64 bytes
       .set(of_queue(cqc::cc), 1)
       .set(of_queue(cqc::oi), 1)
       .set(of_queue(cqc::log_cq_size), 0)
-      .set(of_queue(cqc::log_page_size), log_page(memory.umem->page_bytes()))
+      .set(of_queue(cqc::log_page_size), log_page(memory.umem.page_bytes()))
       .set(of_queue(cqc::uar_page), uar_page)
       .set(of_queue(cqc::c_eqn), event_queue)
       .set(of_queue(cqc::dbr_umem_valid), 1)
-      .set(of_queue(cqc::dbr_umem_id), memory.umem->id())
+      .set(of_queue(cqc::dbr_umem_id), memory.umem.id())
       .set(of_queue(cqc::dbr_addr), memory.offset + memory.layout.unused_record);
   return mailbox;
 }
@@ -106,10 +98,9 @@ Mailbox create_completion_queue_command(const QueueMemory& memory, std::uint32_t
 Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_page, std::uint32_t protection_domain,
                                   std::uint32_t completion_queue) {
   namespace qpc = layout::qpc;
-  check_place("a ring", memory.offset, memory.umem->page_bytes());
   Mailbox mailbox = with_opcode(Opcode::create_qp, layout::command::context_bits);
   mailbox.set(layout::queue_pair::wq_umem_valid, 1)
-      .set(layout::queue_pair::wq_umem_id, memory.umem->id())
+      .set(layout::queue_pair::wq_umem_id, memory.umem.id())
       .set(layout::queue_pair::wq_umem_offset, memory.offset)
       .set(of_context(qpc::st), qpc::st_reliable_connection)
       .set(of_context(qpc::pm_state), qpc::pm_state_migrated)
@@ -123,11 +114,10 @@ Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_p
       .set(of_context(qpc::ts_format), qpc::ts_format_default)
       .set(of_context(qpc::cs_req), 0)  // Inline answers would land in completion entries.
       .set(of_context(qpc::cs_res), 0)
-      .set(of_context(qpc::log_page_size), log_page(memory.umem->page_bytes()))
+      .set(of_context(qpc::log_page_size), log_page(memory.umem.page_bytes()))
       .set(of_context(qpc::dbr_umem_valid), 1)
-      .set(of_context(qpc::dbr_umem_id), (memory.records != nullptr ? memory.records : memory.umem)->id())
-      .set(of_context(qpc::dbr_addr),
-           memory.records != nullptr ? memory.record : memory.offset + memory.layout.doorbell);
+      .set(of_context(qpc::dbr_umem_id), memory.records.value_or(memory.umem).id())
+      .set(of_context(qpc::dbr_addr), memory.records ? memory.record : memory.offset + memory.layout.doorbell);
   return mailbox;
 }
 
@@ -183,41 +173,32 @@ Mailbox query_queue_pair_command(std::uint32_t queue_pair) {
 
 Mailbox::Mailbox(std::uint32_t bits) : bytes_(bits / 8) {}
 
-void Mailbox::check(Field field) const {
-  if (field.width == 0 || field.width > 64 || field.bit + field.width > 8 * bytes_.size()) {
-    throw std::logic_error(fmt::format("no field of {} bits at bit {:#x} of a mailbox of {} bytes", field.width,
-                                       field.bit, bytes_.size()));
-  }
-}
-
 Mailbox& Mailbox::set(Field field, std::uint64_t value) {
-  check(field);
   if (field.width < 64 && value >> field.width != 0) {
     throw std::logic_error(fmt::format("{:#x} does not fit into {} bits at bit {:#x}", value, field.width, field.bit));
   }
   for (std::uint32_t i = 0; i < field.width; ++i) {
     const std::uint32_t bit = field.bit + field.width - 1 - i;
     const auto mask = static_cast<std::uint8_t>(0x80U >> bit % 8);
-    std::uint8_t& byte = bytes_[bit / 8];
+    std::uint8_t& byte = bytes_.at(bit / 8);
     byte = static_cast<std::uint8_t>((value >> i & 1) != 0 ? byte | mask : byte & ~mask);
   }
   return *this;
 }
 
 std::uint64_t Mailbox::get(Field field) const {
-  check(field);
   std::uint64_t value = 0;
   for (std::uint32_t bit = field.bit; bit < field.bit + field.width; ++bit) {
-    value = value << 1 | (bytes_[bit / 8] >> (7 - bit % 8) & 1);
+    value = value << 1 | (bytes_.at(bit / 8) >> (7 - bit % 8) & 1);
   }
   return value;
 }
 
 Mailbox& Mailbox::set_bytes(std::uint32_t bit, std::span<const std::uint8_t> bytes) {
-  if (bit % 8 != 0 || bit / 8 + bytes.size() > bytes_.size()) {
-    throw std::logic_error(fmt::format("no {} bytes at bit {:#x} of a mailbox", bytes.size(), bit));
+  for (const std::uint8_t byte : bytes) {
+    set({bit, 8}, byte);
+    bit += 8;
   }
-  std::copy(bytes.begin(), bytes.end(), bytes_.begin() + bit / 8);
   return *this;
 }
 

@@ -3,7 +3,7 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
+#include <optional>
 
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/layout.hpp"
@@ -15,11 +15,11 @@ namespace deep_ep::rdma::verbs::devx {
 /// The memory of one queue pair. Before the first kernel uses it, the completion entry must say "not yet written" (all
 /// bytes 0xff), and the doorbell records must be 0.
 struct QueueMemory {
-  std::shared_ptr<const Umem> umem;
+  Umem umem;
   std::uint64_t offset = 0;  ///< in it, in bytes; it and the layout are aligned to the page size of GPUs
   RingLayout layout = {};
-  std::shared_ptr<const Umem> records = {};  ///< other memory for the doorbell record; null: it lies as the layout says
-  std::uint64_t record = 0;                  ///< in that memory
+  std::optional<Umem> records = {};  ///< other memory for the doorbell record; without it, it lies as the layout says
+  std::uint64_t record = 0;          ///< in that memory
 };
 
 using MacAddress = std::array<std::uint8_t, 6>;

@@ -107,7 +107,7 @@ MacAddress find_mac(const Context& context, const QueuePairAddress& peer, const 
 /// The kernel gives one to its own queue pairs: a queue pair of verbs is made and asked. 0: it does not say.
 std::uint8_t find_counter_set(const Context& context, const PathOptions& path) {
   try {
-    const QueuePair pair(std::make_shared<CompletionQueue>(context.device, 1), 1, path);
+    const QueuePair pair(context.device, make_completion_queue(context.device, 1), 1, path);
     const Mailbox command = query_queue_pair_command(pair.number());
     Mailbox answer(layout::command::context_bits);
     const int error =
@@ -137,27 +137,21 @@ bool chooses_ports(const Context& context) {
 
 }  // namespace
 
-DevxDevice::DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions, const PathOptions& path,
-                       std::size_t page_bytes)
-    : context_{std::move(device), &functions, page_bytes},
-      path_(path),
-      bonded_ports_(check(context_)),
-      protection_domain_(find_protection_domain(context_)),
-      event_queue_(find_event_queue(context_)),
-      address_(local_address(*context_.device, path)),
-      counter_set_(find_counter_set(context_, path)) {
-  if (!chooses_ports(context_)) bonded_ports_ = 0;
+DevxDevice::DevxDevice(Context of, const PathOptions& by)
+    : context(std::move(of)),
+      path(by),
+      bonded_ports(check(context)),
+      protection_domain(find_protection_domain(context)),
+      event_queue(find_event_queue(context)),
+      address(local_address(*context.device, path)),
+      counter_set(find_counter_set(context, path)) {
+  if (!chooses_ports(context)) bonded_ports = 0;
 }
 
 MacAddress DevxDevice::mac_of(const QueuePairAddress& peer) {
   const auto known = macs_.find(peer.gid);
   if (known != macs_.end()) return known->second;
-  return macs_[peer.gid] = find_mac(context_, peer, path_);
-}
-
-void DevxDevice::stop_counting(const std::string& why) {
-  counter_set_ = 0;
-  log::warn("rdma: {}: losses and retries are not counted, because: {}", context_.device->name(), why);
+  return macs_[peer.gid] = find_mac(context, peer, path);
 }
 
 }  // namespace deep_ep::rdma::verbs::devx

@@ -4,11 +4,9 @@
 #include <vector>
 
 #include "csrc/rdma/ring/bells.hpp"
-#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
-#include "csrc/rdma/verbs/nic_rails.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
@@ -19,74 +17,53 @@ namespace {
 
 using devx::DevxQueuePair;
 
-/// Whether kernels can ring is tried on a page of its own, before anything else is made.
-void try_ringing(const NicAccess& nic, DoorbellPages& pages) {
-  const devx::DoorbellPage trial(devx::Context{nic.device, &nic.mlx5_functions()});
-  pages.map(trial.register_address());
-}
-
-class DevxEnds final : public Ends {
+class DevxEnds final : public NicEnds {
  public:
   DevxEnds(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor, HeapRegistration heap,
            const ConnectionOptions& options)
-      : handler_(handler),
-        name_(nic.nic.name()),
-        cpus_(nic.nic.nic.cpus),
-        options_(options),
-        heap_(std::move(heap)),
-        landings_(nic.landing_nics.get(), nic.rank, options),
-        pages_(nic.page_mapper),
-        device_(nic.device),
-        port_(nic.path.port) {
+      : NicEnds(nic, std::move(heap), options), handler_(handler), name_(nic.nic.name()), pages_(nic.page_mapper) {
     if (handler_ == NicHandler::gpu) {
-      try_ringing(nic, pages_);
+      // Whether kernels can ring is tried on a register of its own, before anything else is made.
+      const auto trial = devx::make_doorbell({nic.device, &nic.mlx5_functions()});
+      DoorbellPages(nic.page_mapper).map(trial->reg_addr);
     } else {
       bells_.emplace(executor, options_.ends(), options_.depth);
     }
     try {
-      make(nic, executor, nic.gpu_memory);
+      make(executor, nic.gpu_memory);
     } catch (const Error& error) {
       if (!nic.gpu_memory) throw;
       log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", name_,
                 error.what());
-      make(nic, executor, false);
+      make(executor, false);
     }
-    sinks_ = std::make_unique<Registration>(register_sinks(nic, *rings_));
   }
 
-  QueuePairAddress address(std::size_t end) const override { return heap_.at(pairs_[end]->address()); }
+  QueuePairAddress address(std::size_t end) const override { return heap_.at(pairs_[end].address()); }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
-    pairs_[end]->connect(peer);
-    RdmaQueuePair queue = rings_->queue_pair(end, pairs_[end]->number(), options_.peer(end));
+    pairs_[end].connect(peer);
+    RdmaQueuePair queue = rings_->queue_pair(end, pairs_[end].number(), options_.peer(end));
     if (bells_) {
-      bells_->connect(end, queue);
+      bells_->connect(end, queue, static_cast<std::uint64_t*>(pairs_[end].doorbell()));
     } else {
       queue.kind = RdmaDoorbell::device_register;
-      queue.doorbell = doorbells_[end].get();
+      queue.doorbell = pages_.map(pairs_[end].doorbell());
       queue.doorbell_record = rings_->doorbell_record(end);
     }
     // In the GPU's own memory all that the device reads is served by this GPU, see PortChannel.
     queue.system_scope = !rings_->options().on_gpu;
-    return peer_params(queue, heap_, peer, *sinks_, end);
+    return params_of(end, queue, peer);
   }
 
-  QueuePairAddress landing(std::size_t end) const override { return landings_.address(end); }
-  void connect_landing(std::size_t end, const QueuePairAddress& peer) override { landings_.connect(end, peer); }
   NicHandler handler() const override { return handler_; }
   void start() override {
-    if (!bells_) return;  // the device serves the rings by itself
-    std::vector<Bells::Register> registers;
-    for (const auto& pair : pairs_) {
-      registers.push_back({static_cast<std::uint64_t*>(pair->doorbell().register_address()), pair->number()});
-    }
-    bells_->start(std::move(registers));
-    ringer_ = bells_->thread(cpus_);
+    if (bells_) ringer_ = bells_->thread(nic_.nic.nic.cpus);  // else the device serves the rings by itself
   }
 
   /// Completions in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
   std::optional<Failure> failure() const override {
-    if (device_->has_failed()) {
+    if (nic_.device->has_failed()) {
       return Failure{
           .of_device = true, .device = name_, .detail = "reported a fatal error: nothing on it completes any more"};
     }
@@ -103,10 +80,12 @@ class DevxEnds final : public Ends {
 
   /// Asks the device about every queue pair.
   std::string health() const override {
-    if (device_->has_failed()) return rdma::describe(*failure());
+    if (nic_.device->has_failed()) return rdma::describe(*failure());
     std::vector<std::string> troubles;
-    if (const ibv_port_attr port = device_->port(port_); port.state != IBV_PORT_ACTIVE) {
-      troubles.push_back(fmt::format("port {} is {}", port_, device_->functions().port_state_str(port.state)));
+    const ibv_port_attr port = nic_.device->port(nic_.path.port);
+    if (port.state != IBV_PORT_ACTIVE) {
+      const char* const state = nic_.device->functions().port_state_str(port.state);
+      troubles.push_back(fmt::format("port {} is {}", nic_.path.port, state));
     }
     const std::vector<RingStatus> rings = rings_->status();
     for (std::size_t end = 0; end < pairs_.size(); ++end) {
@@ -124,7 +103,7 @@ class DevxEnds final : public Ends {
 
   std::string describe() const override {
     return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler_),
-                       to_string(pairs_.front()->memory_path()), name_, to_string(heap_.signals.path()));
+                       to_string(pairs_.front().memory_path()), name_, to_string(heap_.signals.path()));
   }
 
  private:
@@ -132,7 +111,7 @@ class DevxEnds final : public Ends {
     // The device reports the lowest 16 bits of the index.
     return {.peer = options_.peer(end),
             .device = name_,
-            .queue_pair = pairs_[end]->number(),
+            .queue_pair = pairs_[end].number(),
             .index = device::rdma::tail_counter(tail),
             .opcode = device::rdma::swap32(completion.opcode_number) >> 24,
             .syndrome = static_cast<Syndrome>(completion.syndrome),
@@ -144,8 +123,8 @@ class DevxEnds final : public Ends {
     if (device::rdma::tail_opcode(ring.completion.tail) == device::rdma::kCompletionError) {
       return rdma::describe(failure_of(end, ring.completion, ring.completion.tail));
     }
-    const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end]->number(), options_.peer(end));
-    const devx::QueuePairProgress progress = pairs_[end]->progress();
+    const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end].number(), options_.peer(end));
+    const devx::QueuePairProgress progress = pairs_[end].progress();
     if (progress.state != devx::kReadyToSend) {
       return fmt::format("{} is in the state '{}'", name, devx::state_name(progress.state));
     }
@@ -156,50 +135,36 @@ class DevxEnds final : public Ends {
                        ring.outstanding(), unseen, unfetched);
   }
 
-  void make(const NicAccess& nic, const std::shared_ptr<Executor>& executor, bool on_gpu) {
-    doorbells_.clear();
+  void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {
+    pages_.unmap();
     pairs_.clear();
-    rings_.reset();
-    rings_ = std::make_unique<RingMemory>(executor, RingOptions{.count = options_.ends(),
-                                                                .depth = options_.depth,
-                                                                .batch = options_.batch,
-                                                                .on_gpu = on_gpu,
-                                                                .alignment = devx::kRingAlignment});
-    const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions(), nic.path, nic.page_bytes);
+    make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment});
+    const auto device = std::make_shared<devx::DevxDevice>(
+        devx::Context{nic_.device, &nic_.mlx5_functions(), nic_.page_mapper.page_bytes}, nic_.path);
     const std::size_t bytes = rings_->layout().bytes;
-    const MemoryRange range{.address = rings_->ring(0), .bytes = bytes * options_.ends()};
-    const auto memory =
-        std::make_shared<const devx::Umem>(on_gpu ? devx::Umem::of_gpu_memory(device->context(), range, nic.exporter)
-                                                  : devx::Umem::of_host_memory(device->context(), range));
-    devx::QueueMemory place{.umem = memory, .layout = rings_->layout()};
+    devx::QueueMemory place{.umem = {device->context,
+                                     {.address = rings_->ring(0),
+                                      .bytes = bytes * options_.ends(),
+                                      .gpu = on_gpu ? &nic_.exporter : nullptr}},
+                            .layout = rings_->layout()};
     if (bells_) {
-      place.records = std::make_shared<const devx::Umem>(devx::Umem::of_host_memory(
-          device->context(), {.address = bells_->records(), .bytes = bells_->record_bytes()}));
+      const MemoryRange records{.address = bells_->records(), .bytes = bells_->record_bytes()};
+      place.records.emplace(device->context, records);
     }
     for (std::size_t i = 0; i < options_.ends(); ++i) {
       place.offset = i * bytes;
       place.record = i * 2 * sizeof(std::uint32_t);
-      pairs_.push_back(std::make_unique<DevxQueuePair>(device, place, options_.port_offset(i)));
-      if (!bells_) doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
+      pairs_.emplace_back(device, place, options_.port_offset(i));
+      if (!bells_) pages_.map(pairs_.back().doorbell());
     }
   }
 
-  // In this order; they are destroyed in the opposite order: mapped registers before the pages and the queue pairs that
-  // have them, queue pairs before the memory.
+  // In this order; they are destroyed in the opposite order: mapped registers before the queue pairs that have them.
   NicHandler handler_;
   std::string name_;
-  std::vector<int> cpus_;
-  ConnectionOptions options_;
-  HeapRegistration heap_;
   std::optional<Bells> bells_;  ///< handler `doorbell`
-  std::unique_ptr<RingMemory> rings_;
-  std::unique_ptr<Registration> sinks_;
-  Landings landings_;
+  std::vector<DevxQueuePair> pairs_;
   DoorbellPages pages_;
-  std::vector<std::unique_ptr<DevxQueuePair>> pairs_;
-  std::vector<MappedDoorbell> doorbells_;
-  std::shared_ptr<Device> device_;
-  int port_;
   std::jthread ringer_;  ///< last: rings for bells
 };
 

@@ -29,8 +29,8 @@ class DevxQueuePair {
 
   std::uint32_t number() const { return queue_pair_.number(); }
   const QueuePairAddress& address() const { return address_; }
-  const DoorbellPage& doorbell() const { return doorbell_; }
-  RegistrationPath memory_path() const { return memory_.umem->path(); }
+  void* doorbell() const;
+  RegistrationPath memory_path() const { return memory_.umem.path(); }
 
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
   void connect(const QueuePairAddress& peer);
@@ -42,7 +42,7 @@ class DevxQueuePair {
   QueueMemory memory_;
   int port_offset_;
   QueuePairAddress address_;
-  DoorbellPage doorbell_;
+  std::shared_ptr<mlx5dv_devx_uar> doorbell_;
   FirmwareObject completion_queue_;
   FirmwareObject queue_pair_;
 };

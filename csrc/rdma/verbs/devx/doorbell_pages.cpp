@@ -2,16 +2,18 @@
 
 namespace deep_ep::rdma::verbs {
 
-MappedDoorbell DoorbellPages::map(void* reg) {
-  const auto address = reinterpret_cast<std::uintptr_t>(reg);
-  const std::size_t place = address % mapper_.page_bytes;
+std::uint64_t* DoorbellPages::map(void* reg) {
+  const std::size_t place = reinterpret_cast<std::uintptr_t>(reg) % mapper_.page_bytes;
   std::byte* const page = static_cast<std::byte*>(reg) - place;
-  std::shared_ptr<std::byte> mapped = pages_[page].lock();
-  if (mapped == nullptr) {
-    mapped = {static_cast<std::byte*>(mapper_.map(page)), [page, unmap = mapper_.unmap](std::byte*) { unmap(page); }};
-    pages_[page] = mapped;
-  }
-  return {mapped, reinterpret_cast<std::uint64_t*>(mapped.get() + place)};
+  const auto known = pages_.find(page);
+  std::byte* const mapped = known != pages_.end() ? known->second : static_cast<std::byte*>(mapper_.map(page));
+  pages_[page] = mapped;
+  return reinterpret_cast<std::uint64_t*>(mapped + place);
+}
+
+void DoorbellPages::unmap() {
+  for (const auto& [page, mapped] : pages_) mapper_.unmap(page);
+  pages_.clear();
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <utility>
 
 #include "csrc/rdma/verbs/device.hpp"
@@ -20,24 +19,23 @@ struct PageMapper {
   std::size_t page_bytes = host_page_bytes();  ///< of this machine: a page may have registers of many queue pairs
 };
 
-/// A register that kernels ring, mapped as long as one of these exists.
-using MappedDoorbell = std::shared_ptr<std::uint64_t>;
-
-/// Several queue pairs have registers on one page, which may be mapped once only: the last register unmaps it.
+/// Several queue pairs have registers on one page, which may be mapped once only.
 class DoorbellPages {
  public:
   explicit DoorbellPages(PageMapper mapper) : mapper_(std::move(mapper)) {}
+  ~DoorbellPages() { unmap(); }
   DoorbellPages(const DoorbellPages&) = delete;
   DoorbellPages& operator=(const DoorbellPages&) = delete;
 
   /// A register (8 bytes, aligned) as kernels address it; `reg` is how the host does. SystemError: kernels cannot ring
   /// it, and why. Only a trial gives a reliable answer: what is permitted depends on both driver options and
   /// privileges.
-  MappedDoorbell map(void* reg);
+  std::uint64_t* map(void* reg);
+  void unmap();
 
  private:
   PageMapper mapper_;
-  std::map<std::byte*, std::weak_ptr<std::byte>> pages_;  ///< by the host's address
+  std::map<std::byte*, std::byte*> pages_;  ///< from the host's address to that of kernels
 };
 
 }  // namespace deep_ep::rdma::verbs

@@ -25,7 +25,7 @@ class Mailbox {
  public:
   explicit Mailbox(std::uint32_t bits);
 
-  /// std::logic_error for a value that does not fit, and for a field that lies outside.
+  /// std::logic_error for a value that does not fit, or a field that lies outside.
   Mailbox& set(Field field, std::uint64_t value);
   std::uint64_t get(Field field) const;
   /// Whole bytes, for GIDs.
@@ -36,8 +36,6 @@ class Mailbox {
   std::size_t size() const { return bytes_.size(); }
 
  private:
-  void check(Field field) const;
-
   std::vector<std::uint8_t> bytes_;
 };
 

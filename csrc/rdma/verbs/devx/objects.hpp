@@ -35,9 +35,6 @@ struct Context {
 class FirmwareObject {
  public:
   FirmwareObject(Context context, const char* name, const Mailbox& command);
-  ~FirmwareObject();
-  FirmwareObject(const FirmwareObject&) = delete;
-  FirmwareObject& operator=(const FirmwareObject&) = delete;
 
   std::uint32_t number() const { return number_; }
   void modify(const char* name, const Mailbox& command);
@@ -45,49 +42,33 @@ class FirmwareObject {
 
  private:
   Context context_;
-  mlx5dv_devx_obj* object_ = nullptr;
+  std::shared_ptr<mlx5dv_devx_obj> object_;
   std::uint32_t number_ = 0;
 };
 
-/// Memory that queues lie in. GPU memory: a dma-buf first, then peer memory; SystemError says what was tried.
+/// Memory that queues lie in. Errors of register_memory().
 ///
 /// Firmware counts the place of a queue in it in 64ths of its pages, and the kernel makes these as large as length and
 /// alignment allow, unless it is told which sizes may be: here that of the machine's pages alone, which every kernel
 /// can make.
 class Umem {
  public:
-  static Umem of_host_memory(Context context, const MemoryRange& range);
-  static Umem of_gpu_memory(Context context, const MemoryRange& range, const DmaBufExporter& exporter);
+  Umem(const Context& context, const MemoryRange& range);
 
   std::uint32_t id() const;
   std::size_t page_bytes() const { return page_bytes_; }
   RegistrationPath path() const { return path_; }
 
  private:
-  Umem(Context context, mlx5dv_devx_umem* memory, RegistrationPath path);
-
   std::size_t page_bytes_;
-  std::shared_ptr<mlx5dv_devx_umem> memory_;  ///< keeps the device open
-  RegistrationPath path_ = RegistrationPath::host;
+  std::shared_ptr<mlx5dv_devx_umem> memory_;
+  RegistrationPath path_;
 };
 
-/// A doorbell register. Writing combined or not, eight bytes stored at once ring it.
-class DoorbellPage {
- public:
-  /// The first that the device provides of: one that is not cached and exclusive (rdma-core 45 and later); one that is
-  /// not cached and all queue pairs of the opened device share, which 8-byte stores allow; a BlueFlame register, used
-  /// as a plain one. SystemError says what each attempt answered.
-  explicit DoorbellPage(Context context);
-  ~DoorbellPage();
-  DoorbellPage(const DoorbellPage&) = delete;
-  DoorbellPage& operator=(const DoorbellPage&) = delete;
-
-  std::uint32_t page_id() const;
-  void* register_address() const;
-
- private:
-  Context context_;
-  mlx5dv_devx_uar* page_ = nullptr;
-};
+/// A doorbell register. Writing combined or not, eight bytes stored at once ring it. The first that the device provides
+/// of: one that is not cached and exclusive (rdma-core 45 and later); one that is not cached and all queue pairs of the
+/// opened device share, which 8-byte stores allow; a BlueFlame register, used as a plain one. SystemError says what
+/// each attempt answered.
+std::shared_ptr<mlx5dv_devx_uar> make_doorbell(const Context& context);
 
 }  // namespace deep_ep::rdma::verbs::devx

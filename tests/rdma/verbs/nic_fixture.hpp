@@ -1,0 +1,103 @@
+// A NIC that records what it is asked, a heap of ordinary memory, and pages of registers that no device has.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/rdma/verbs/nic_ends.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+#include "tests/rdma/verbs/fake_verbs.hpp"
+
+namespace deep_ep::rdma::verbs::test {
+
+/// Of one of two ranks.
+class FakeHeap final : public SymmetricHeap {
+ public:
+  static constexpr std::size_t kBytes = std::size_t{1} << 20;
+
+  std::byte* local() const override { return memory_; }
+  std::size_t bytes() const override { return kBytes; }
+  HeapKind kind() const override { return HeapKind::posix_fd; }
+  std::span<std::byte* const> peers() const override { return peers_; }
+  std::byte* const* device_peers() const override { return peers_; }
+  void unmap_peers() noexcept override {}
+  void keep(Bootstrap& /*bootstrap*/) override {}
+  void release_memory() noexcept override {}
+  void resume(Bootstrap& /*bootstrap*/) override {}
+  void admit(Bootstrap& /*bootstrap*/, const std::vector<bool>& /*is_new*/) override {}
+
+ private:
+  alignas(4096) mutable std::byte memory_[kBytes]{};
+  std::byte* peers_[2] = {memory_, nullptr};  // the other rank is far away
+};
+
+inline constexpr std::size_t kMachinePage = 65536;  ///< the largest
+
+/// A page of registers, followed by where it is mapped.
+alignas(kMachinePage) inline std::byte registers[2 * kMachinePage];
+inline constexpr std::size_t kRegister = 0x800;
+
+class NicFixture : public testing::Test {
+ protected:
+  NicFixture() {
+    fake_.uar.reg_addr = registers + kRegister;
+    fake_.uar.base_addr = registers;
+    nic_.path = {.port = 1, .gid_index = 3};
+    nic_.nic.nic = {.name = "fake_0", .capability = Capability::mlx5};
+    nic_.gpu_memory = true;
+    nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
+    nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
+    // Refuses a page of the machine that is mapped already, as CUDA does.
+    nic_.page_mapper.map = [this](void* page) -> void* {
+      if (!refusal_of_pages_.empty()) throw SystemError(refusal_of_pages_);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(page) % nic_.page_mapper.page_bytes, 0u) << "no beginning of a page";
+      EXPECT_TRUE(mapped_.insert(page).second);
+      return static_cast<std::byte*>(page) + kMachinePage;
+    };
+    nic_.page_mapper.unmap = [this](void* page) { EXPECT_EQ(mapped_.erase(page), 1u); };
+  }
+  ~NicFixture() override {
+    ends_.reset();
+    EXPECT_EQ(fake_.alive, 0);
+    EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
+    EXPECT_TRUE(mapped_.empty());
+  }
+
+  /// Each end is connected to itself: what the peer says is the same.
+  void make(const ConnectionOptions& options) {
+    NicAccess nic = nic_;
+    nic.device = std::make_shared<Device>("fake_0", fake_.functions);
+    ends_ = make_nic_ends(nic, executor_, *heap_, options);
+    table_.clear();
+    for (std::size_t end = 0; end < options.ends(); ++end) table_.push_back(ends_->connect(end, ends_->address(end)));
+  }
+  /// Commands with this opcode.
+  std::vector<FakeVerbs::Command> commands(std::uint16_t opcode) const {
+    std::vector<FakeVerbs::Command> found;
+    for (const auto& command : fake_.commands) {
+      if (command.opcode() == opcode) found.push_back(command);
+    }
+    return found;
+  }
+
+  FakeVerbs fake_;
+  std::shared_ptr<Executor> executor_ = make_host_executor();
+  std::shared_ptr<FakeHeap> heap_ = std::make_shared<FakeHeap>();
+  NicAccess nic_;
+  std::string refusal_of_pages_;  ///< why no page may be mapped; empty: all may
+  std::set<void*> mapped_;        ///< pages
+  std::vector<RdmaPeerParams> table_;
+  std::unique_ptr<Ends> ends_;
+};
+
+}  // namespace deep_ep::rdma::verbs::test

@@ -19,14 +19,11 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/deep_ep" "${PROJECT_BINARY_DIR}
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 if(DEEP_EP_BUILD_TOOL)
-  install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/deep_ep-host-tune" DESTINATION "${CMAKE_INSTALL_BINDIR}")
   # It also uninstalls, so an installed tree carries its own.
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/install.sh" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep")
-  # Scripts: the first hour on new machines, pictures, a prediction.
-  install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/first_hour" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/scripts")
-  foreach(script bench_plot cluster_model)
-    install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/${script}.py" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/scripts")
-  endforeach()
+  # The first hour on new machines, and pictures.
+  install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/first_hour" "${PROJECT_SOURCE_DIR}/scripts/bench_plot.py"
+          DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/scripts")
 endif()
 install(EXPORT deep_ep-targets NAMESPACE deep_ep:: DESTINATION "${config_dir}")
 

@@ -156,7 +156,7 @@ def main():
             print(f"{arguments.out}: {len(lines)} lines over {AXES[over]}")
             return 0
         highest = max(y for points in lines.values() for _, y in points)
-        for name, points in lines.items():
+        for name, points in sorted(lines.items()):
             print(f"{name}, {unit} over {AXES[over]}")
             for x, y in points:
                 print(f"  {x:>10g} {y:>10.4g} {'#' * max(1, round(50 * y / highest))}")

@@ -86,7 +86,6 @@ class Case:
         self.why = ""
         self.output = []
         self.seconds = 0.0
-        self.cpu_seconds = None  # where it is known: of all its threads, and of processes that it waited for
         self.stood_still = 0.0
 
     def end(self, state, why="", output=()):
@@ -131,15 +130,6 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def cpu_seconds(pid):
-    """What the process has used so far, in the kernel, too, and its children that ended."""
-    try:
-        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 def run_process(program, cases, seconds, deadline, standstills):
     """Runs the cases until the process ends. Returns how the process broke off ("" if it did not), and a failed case
     for what is wrong with the process as a whole, if anything is."""
@@ -153,11 +143,10 @@ def run_process(program, cases, seconds, deadline, standstills):
     selector = selectors.DefaultSelector()
     selector.register(process.stdout, selectors.EVENT_READ)
     running, began, rest, tail, finished = None, time.monotonic(), "", collections.deque(maxlen=200), False
-    used = 0.0  # of the processors, when the test under way began
     ready = began  # the end of the test before: that one began is only known when its line has been read
 
     def take(line):
-        nonlocal running, began, ready, finished, used
+        nonlocal running, began, ready, finished
         finished = finished or (running is None and GOOGLETEST_ENDS.search(line) is not None)
         match = EVENT.search(line.rstrip("\n"))
         case = by_name.get(match[2]) if match else None
@@ -165,12 +154,9 @@ def run_process(program, cases, seconds, deadline, standstills):
             (running.output if running else tail).append(line)
         elif match[1] == "RUN":
             ready, running, began, case.state = began, case, time.monotonic(), "running"
-            used = cpu_seconds(process.pid)
         else:
             case.output.append(line[: match.start()])
             case.seconds = time.monotonic() - began
-            now = cpu_seconds(process.pid)
-            case.cpu_seconds = now - used if now >= used else None  # its process has gone already
             case.end({"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}[match[1]])
             if case.state == "failed":
                 case.stood_still = standstills.longest_since(ready)
@@ -242,8 +228,6 @@ def write(path, program, cases, left_out):
     suite = ElementTree.Element("testsuite", name=pathlib.Path(program).name, left_out=str(left_out))
     for case in cases:
         node = ElementTree.SubElement(suite, "testcase", name=case.name, time=f"{case.seconds:.3f}")
-        if case.cpu_seconds is not None:
-            node.set("cpu", f"{case.cpu_seconds:.2f}")
         if case.state == "skipped":
             ElementTree.SubElement(node, "skipped", message=printable(case.skip_reason()))
         elif case.state != "passed":

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <string>
-#include <vector>
 
 namespace CLI {
 class App;
@@ -19,8 +17,6 @@ void add_demo_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);
 void add_env_command(CLI::App& app, Action& action);
-/// `command_words`: those behind -- on the command line.
-void add_launch_command(CLI::App& app, Action& action, const std::vector<std::string>& command_words);
 void add_size_command(CLI::App& app, Action& action);
 
 }  // namespace deep_ep::tools

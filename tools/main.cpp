@@ -29,17 +29,6 @@ void print_error(std::string text) {
 
 [[noreturn]] void refuse(const std::string& text) { throw CLI::ParseError(text, CLI::ExitCodes::ExtrasError); }
 
-/// Subcommands of earlier versions, and what does their work now.
-struct Gone {
-  std::string_view command;
-  const char* instead;
-};
-constexpr Gone kGone[] = {{"model", "scripts/cluster_model.py, installed in share/deep_ep/scripts"},
-                          {"bench sweep", "a loop of the shell over deep_ep bench intranode --csv"},
-                          {"bench plot", "scripts/bench_plot.py, installed in share/deep_ep/scripts"},
-                          {"bench nccl-parse", "the table that nccl-tests prints"},
-                          {"bench wire", "deep_ep doctor --nic-test"}};
-
 /// Throws for a word that names no subcommand where one must stand: the parser would not say what is allowed.
 void check_commands(const CLI::App& app, int argc, char** argv) {
   const CLI::App* command = &app;
@@ -52,17 +41,9 @@ void check_commands(const CLI::App& app, int argc, char** argv) {
     const std::string allowed = fmt::format("allowed: {}", fmt::join(names, ", "));
     if (i == argc) refuse(fmt::format("the command behind `deep_ep{}` is missing, {}", path, allowed));
     path += fmt::format(" {}", argv[i]);
-    for (const auto& [name, instead] : kGone) {
-      if (path.substr(1) == name) refuse(fmt::format("'{}' is no command any more; instead: {}", name, instead));
-    }
     const auto found = std::ranges::find(names, argv[i]);
     if (found == names.end()) refuse(fmt::format("'{}' is no command, {}", path.substr(1), allowed));
     command = known[static_cast<std::size_t>(found - names.begin())];
-  }
-  for (int i = 2; i < argc && std::string_view(argv[1]) == "bench"; ++i) {
-    const std::string_view word = argv[i];
-    if (!word.starts_with("--plot") && !word.ends_with(".svg")) continue;
-    refuse(fmt::format("{}: scripts/bench_plot.py (installed: share/deep_ep/scripts) draws what --csv prints", word));
   }
 }
 
@@ -77,22 +58,10 @@ std::string extras_text(const CLI::App& app) {
   const std::vector<std::string> extras = app.remaining(true);
   std::vector<std::string> names;
   for (const CLI::Option* option : command->get_options()) {
-    if (!option->get_group().empty()) names.push_back(option->get_name());  // those that are gone have none
+    if (!option->get_group().empty()) names.push_back(option->get_name());  // --markdown has none
   }
   return fmt::format("'{}' is no argument of `{}`, allowed: {}", extras.empty() ? "" : extras.front(), path,
                      fmt::join(names, ", "));
-}
-
-/// Takes the words after --, the command that `launch` starts, so that the parser does not see them.
-std::vector<std::string> take_words_to_launch(int& argc, char** argv) {
-  std::vector<std::string> words;
-  if (argc < 2 || std::string_view(argv[1]) != "launch") return words;
-  char** const end = argv + argc;
-  char** const dashes = std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });
-  if (dashes == end) return words;
-  words.assign(dashes + 1, end);
-  argc = static_cast<int>(dashes - argv);
-  return words;
 }
 
 /// The status, or 1 where the output did not arrive.
@@ -106,7 +75,6 @@ int finish(int status) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words_to_launch = take_words_to_launch(argc, argv);
   CLI::App app{"Expert-parallel dispatch and combine for Mixture-of-Experts models"};
   app.name("deep_ep");
   app.set_version_flag("--version", deep_ep::tools::version_text());
@@ -118,7 +86,6 @@ int main(int argc, char** argv) {
   deep_ep::tools::add_doctor_command(app, action);
   deep_ep::tools::add_env_command(app, action);
   deep_ep::tools::add_size_command(app, action);
-  deep_ep::tools::add_launch_command(app, action, words_to_launch);
 
   try {
     check_commands(app, argc, argv);

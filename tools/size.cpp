@@ -34,11 +34,9 @@ struct SizeCommand {
   int topk = 8;
   int experts = 256;
   std::string dtype = "bf16";
-  int sms = 0;
   bool json = false;
 
   int nodes() const { return ranks / ranks_per_node; }
-  int sms_of(const Config& config) const { return sms != 0 ? sms : config.num_sms; }
 };
 
 /// The bytes of a buffer that a program may make.
@@ -105,7 +103,7 @@ json size_buffers(const SizeCommand& size) {
   return buffers;
 }
 
-void print_table(const SizeCommand& size, const json& buffers, const json& sms) {
+void print_table(const SizeCommand& size, const json& buffers) {
   fmt::print("On each of {} ranks, {} a node: {} tokens of {} channels ({}), top-{} of {} experts", size.ranks,
              size.ranks_per_node, size.tokens, size.hidden, size.dtype, size.topk, size.experts);
   fmt::print("; low-latency calls of {} tokens\n\n", size.low_latency_tokens);
@@ -124,8 +122,6 @@ void print_table(const SizeCommand& size, const json& buffers, const json& sms) 
     fmt::print("{}: BufferOptions::heap_bytes = {}, low_latency.bytes = {}\n", buffer["mode"].get<std::string>(),
                buffer["options"]["heap_bytes"].dump(), buffer["options"]["low_latency_bytes"].dump());
   }
-  fmt::print("SMs of a call: dispatch {}, combine {}; no buffer depends on them\n", sms["dispatch"].dump(),
-             sms["combine"].dump());
 }
 
 int run_size(SizeCommand size) {
@@ -137,10 +133,8 @@ int run_size(SizeCommand size) {
     fail<InvalidArgument>("--experts {}: must be a multiple of the {} ranks", size.experts, size.ranks);
   }
   const json buffers = size_buffers(size);
-  const json sms = {{"dispatch", size.sms_of(Config::dispatch_default(size.ranks))},
-                    {"combine", size.sms_of(Config::combine_default(size.ranks))}};
   if (!size.json) {
-    print_table(size, buffers, sms);
+    print_table(size, buffers);
     return 0;
   }
   print_json({{"ranks", size.ranks},
@@ -152,7 +146,6 @@ int run_size(SizeCommand size) {
               {"topk", size.topk},
               {"experts", size.experts},
               {"dtype", size.dtype},
-              {"sms", sms},
               {"buffers", buffers}});
   return 0;
 }
@@ -175,7 +168,6 @@ void add_size_command(CLI::App& app, Action& action) {
   add("--experts", size->experts, "Experts of all ranks")->check(CLI::Range(1, 1 << 16));
   add("--dtype", size->dtype, "Rows of normal mode's dispatch: bf16, or fp8 with a scale for 128 channels")
       ->check(CLI::IsMember({"bf16", "fp8"}));
-  add("--sms", size->sms, "SMs of a call of normal mode; 0: the library's choice")->check(CLI::Range(0, 4096));
   command->add_flag("--json", size->json, "Print JSON, sizes in bytes");
   command->callback([size, &action] { action = [size] { return run_size(*size); }; });
 }

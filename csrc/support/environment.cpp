@@ -90,7 +90,7 @@ constexpr std::array kVariables = {
              .default_value = "",
              .allowed = "any text, the same on all ranks of a job",
              .help = "ranks that meet by TCP let none in that has another one, so jobs that by mistake use one port do "
-                     "not mix; deep_ep launch gives ranks of one host a random one"},
+                     "not mix; deep_ep bench --spawn gives ranks of one host a random one"},
     Variable{.names = {"DEEP_EP_CONTROL"},
              .type = Type::choice,
              .default_value = "on",
@@ -255,11 +255,6 @@ constexpr std::array kVariables = {
              .allowed = "0|1",
              .help = "1 puts an NVTX range named deep_ep.<call> around what the host does in each call of the Python "
                      "package, for buffers made afterwards"},
-    Variable{.names = {"DEEP_EP_NODES"},
-             .type = Type::unsigned_integer,
-             .default_value = "0",
-             .allowed = "0 = as the scheduler says",
-             .help = "number of nodes of a run that deep_ep launch starts in a Job of Kubernetes; manifests set it"},
     Variable{.names = {"DEEP_EP_LOG", "NVSHMEM_DEBUG", "NCCL_DEBUG", "EP_BUFFER_DEBUG"},
              .type = Type::choice,
              .default_value = "warn",

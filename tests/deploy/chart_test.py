@@ -37,7 +37,7 @@ class Chart(unittest.TestCase):
                 document = main_object(render_chart({**IMAGE, "workload": workload}))
                 [job] = rules.jobs(document)
                 self.assertEqual((job["parallelism"], job["completions"]), (nodes, nodes))
-                self.assertEqual(rules.variable(pod_of(document)[1]["containers"][0], "DEEP_EP_NODES"), str(nodes))
+                self.assertEqual(rules.variable(pod_of(document)[1]["containers"][0], "TESTBED_NODES"), str(nodes))
                 # Pods end before their Job deletes them.
                 self.assertEqual((job["activeDeadlineSeconds"], job["template"]["spec"]["activeDeadlineSeconds"]), (600, 540))
 
@@ -76,19 +76,6 @@ class Chart(unittest.TestCase):
         self.assertIn(values["topology"]["level"], [level["nodeLabel"] for level in topology["spec"]["levels"]])
         [queue] = documents(DEPLOY / "kueue/local-queue.yaml")
         self.assertEqual(documents(CHART / "examples/four-nodes.yaml")[0]["queue"], queue["metadata"]["name"])
-
-    def test_values_that_deep_ep_env_prints(self):
-        status, text, errors = run([tool(), "env", "--profile", "gke-a4", "--nccl", "--format", "helm"])
-        self.assertEqual((status, errors), (0, ""))
-        [printed] = load_all(text)
-        objects = render_chart(IMAGE, {"workload": {"gibFolder": "/home/kubernetes/bin/gib"}}, printed)
-        rules.check(self, objects)
-        container = pod_of(main_object(objects))[1]["containers"][0]
-        traffic_class = documents(CHART / "values.yaml")[0]["network"]["trafficClass"]
-        self.assertEqual(rules.variable(container, "DEEP_EP_RDMA_TRAFFIC_CLASS"), str(traffic_class))
-        self.assertEqual(rules.variable(container, "NCCL_NET"), "gIB")
-        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-        self.assertTrue(mounts["/usr/local/gib"]["readOnly"])
 
     def test_the_key_of_ssh(self):
         """It is made in the cluster before the pods, goes with the release, and is nowhere without NCCL's test."""

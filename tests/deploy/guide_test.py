@@ -135,13 +135,13 @@ class Names(unittest.TestCase):
             texts.append(re.sub(r'"\$\{?(?:deep_ep|TESTBED_DEEP_EP)[^"]*"', "\ndeep_ep", path.read_text().replace("\\\n", " ")))
         seen = set()
         for text in texts:
-            for line in re.findall(r"\bdeep_ep ((?:doctor|bench|launch|env|size)\b[^\n`|]*)", text):
+            for line in re.findall(r"\bdeep_ep ((?:doctor|bench|env|size)\b[^\n`|]*)", text):
                 words = line.split(" -- ")[0].split()
                 command = [words[0]]
                 if words[0] == "bench" and len(words) > 1:
                     command.append(words[1])
                 seen.add((tuple(command), tuple(re.findall(r"(?<!\S)(--[a-z][a-z-]*)", " ".join(words)))))
-        self.assertIn((("bench", "internode"), ("--nodes", "--check")), seen)
+        self.assertIn((("bench", "internode"), ("--spawn", "--nodes", "--check")), seen)
         for command, flags in seen:
             status, text, _ = run([program, *command, "--help"])
             self.assertEqual(status, 0, command)

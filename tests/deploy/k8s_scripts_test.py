@@ -22,7 +22,6 @@ case "$*" in
   "get pods"*) echo 'NAME READY' ;;
   "logs "*"-0-aaaaa "*) printf 'hello\n=== begin connectivity-test.log\n2 nodes\n=== end connectivity-test.log\n=== begin nccl-test-results.txt\n# nccl\n8 2\n=== end nccl-test-results.txt\nbye\n' ;;
   "get $REFUSED "*) echo Forbidden >&2; exit 1 ;;
-  "get pvc "*) echo "$CLAIM" ;;
   "logs "*"$BROKEN"*) exit 1 ;;
   "logs "*) echo "log of $4" ;;
 esac
@@ -40,7 +39,7 @@ class Scripts(unittest.TestCase):
         self.calls = self.top / "calls"
 
     def start(self, script, *arguments, **extra):
-        extra = {"CALLS": str(self.calls), "BROKEN": "none", "REFUSED": "none", "CLAIM": "", **extra}
+        extra = {"CALLS": str(self.calls), "BROKEN": "none", "REFUSED": "none", **extra}
         return run([self.top / "k8s" / script, *arguments], env=environment(self.top / "bin", **extra))
 
     def images(self):
@@ -138,29 +137,21 @@ class Scripts(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("wait: pod/run in namespace deep-ep has not ended after 1 s\n", errors)
 
-    def uninstall(self, *words, **extra):
+    def uninstall(self, *words):
         self.calls.write_text("")
-        status, text, errors = self.start("uninstall.sh", *words, **extra)
+        status, text, errors = self.start("uninstall.sh", *words)
         calls = [call.replace(str(self.top / "k8s/"), "") for call in self.calls.read_text().splitlines()]
         return status, text + errors, calls
 
     def test_uninstall(self):
         self.start("set-image.sh", "eu.pkg.dev/p/r/deep_ep@" + DIGEST)
-        first = [
-            "delete -k /overlays/uninstall -l app.kubernetes.io/component in (intranode,internode,collect-logs),!deep-ep/keep --ignore-not-found",
+        calls = [
+            "delete -k /overlays/uninstall -l app.kubernetes.io/component in (intranode,internode) --ignore-not-found",
             "apply -k /overlays/uninstall -l app.kubernetes.io/component=installer",
             "rollout status daemonset/deep-ep-installer -n deep-ep --timeout 300s",
+            "delete -k /overlays/uninstall --ignore-not-found",
         ]
-        asked = "get pvc deep-ep-logs -n deep-ep --ignore-not-found -o name"
-        everything = "delete -k /overlays/uninstall --ignore-not-found"
-        self.assertEqual(self.uninstall()[2], [*first, asked, everything])
-        self.assertEqual(self.uninstall("--logs", CLAIM="pvc/deep-ep-logs")[2], [*first, everything])
-        status, text, calls = self.uninstall(CLAIM="pvc/deep-ep-logs")
-        self.assertEqual(calls, [*first, asked, "delete -k /overlays/uninstall -l !deep-ep/keep --ignore-not-found"])
-        self.assertEqual(status, 0)
-        self.assertIn("The claim deep-ep-logs of namespace deep-ep stays", text)
-        kept = {d["kind"] for d in render(self.top / "k8s/overlays/uninstall") if "deep-ep/keep" in d["metadata"]["labels"]}
-        self.assertEqual(kept, {"Namespace", "PersistentVolumeClaim"})
+        self.assertEqual(self.uninstall(), (0, "", calls))
 
     def test_uninstall_refuses_at_the_start(self):
         status, text, calls = self.uninstall()
@@ -168,7 +159,6 @@ class Scripts(unittest.TestCase):
         self.assertIn("uninstall: no image is set", text)
         self.start("set-image.sh", "eu.pkg.dev/p/r/deep_ep@" + DIGEST)
         self.assertEqual(self.uninstall("now")[0], 2)
-        self.assertEqual(self.uninstall("--logs", "now")[0], 2)
 
 
 main()

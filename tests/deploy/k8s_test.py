@@ -29,7 +29,7 @@ class Overlays(unittest.TestCase):
         needs("kubectl")
 
     def test_valid_and_fitting(self):
-        components = {"installer", "intranode", "internode", "collect-logs", "gpus"}
+        components = {"installer", "intranode", "internode", "gpus"}
         self.assertEqual(len(OVERLAYS), 10)
         for overlay in OVERLAYS:
             with self.subTest(overlay):

@@ -81,7 +81,8 @@ def check_job(test, job):
     test.assertLessEqual(job["template"]["spec"]["activeDeadlineSeconds"], deadline - 30)
     test.assertEqual(job["parallelism"], job["completions"])
     for container in job["template"]["spec"]["containers"]:
-        test.assertEqual(variable(container, "DEEP_EP_NODES"), str(job["completions"]))
+        nodes = variable(container, "TESTBED_NODES") or variable(container, "WORLD_SIZE")
+        test.assertEqual(nodes, str(job["completions"]))
         words = container.get("command", [])
         if "--nodes" in words:
             test.assertEqual(words[words.index("--nodes") + 1], str(job["completions"]))

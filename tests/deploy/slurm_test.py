@@ -7,16 +7,25 @@ import unittest
 from support import DEPLOY, environment, main, run, stand_in
 
 
+# It starts the second node's process.
+SRUN = """echo "$*" >"$CALLS"
+while [ "${1#--}" != "$1" ]; do shift; done
+SLURM_NODEID=1 "$@" && exit "$STATUS"
+"""
+
+
 class Slurm(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.top = pathlib.Path(folder.name)
-        stand_in(self.top / "bin", "srun", 'echo "$*" >"$CALLS"\nexit "$STATUS"\n')
-        stand_in(self.top / "prefix/bin", "deep_ep", "")
+        stand_in(self.top / "bin", "srun", SRUN)
+        stand_in(self.top / "bin", "scontrol", '[ "$*" = "show hostnames gpu[07-08]" ] && printf "gpu07\\ngpu08\\n"')
+        stand_in(self.top / "prefix/bin", "deep_ep", 'echo "$RANK/$WORLD_SIZE $MASTER_ADDR $DEEP_EP_JOB_TOKEN $*" >"$CALLS.rank"\n')
 
     def start(self, script, *arguments, **extra):
-        settings = {"CALLS": self.top / "calls", "STATUS": 0, "DEEP_EP_HOME": self.top / "prefix", "SLURM_NNODES": 4}
+        settings = {"CALLS": self.top / "calls", "STATUS": 0, "DEEP_EP_HOME": self.top / "prefix", "SLURM_NNODES": 2,
+                    "SLURM_JOB_ID": 77, "SLURM_JOB_NODELIST": "gpu[07-08]"}  # fmt: skip
         settings = {key: str(value) for key, value in {**settings, **extra}.items() if value is not None}
         inherited = environment(self.top / "bin")
         inherited = {key: value for key, value in inherited.items() if not key.startswith(("DEEP_EP_", "SLURM_"))}
@@ -24,18 +33,16 @@ class Slurm(unittest.TestCase):
 
     def test_internode(self):
         self.assertEqual(self.start("internode.sbatch", "--tokens", "128"), (0, "", ""))
-        program = self.top / "prefix/bin/deep_ep"
+        self.assertTrue((self.top / "calls").read_text().startswith("--kill-on-bad-exit=1 --cpu-bind=none sh -c "))
         self.assertEqual(
-            (self.top / "calls").read_text(),
-            f"--kill-on-bad-exit=1 --cpu-bind=none {program} launch --scheduler slurm --ranks 8 -- "
-            f"{program} bench internode --nodes 4 --check --tokens 128\n",
+            (self.top / "calls.rank").read_text(), "1/2 gpu07 77 bench internode --spawn 8 --nodes 2 --check --tokens 128\n"
         )
         self.assertEqual(self.start("internode.sbatch", STATUS=9)[0], 9)
 
     def test_gpus_with_their_type(self):
         for given, ranks in (("4", "4"), ("h200:8", "8"), ("nvidia:b200:2", "2")):
             self.assertEqual(self.start("internode.sbatch", SLURM_GPUS_PER_NODE=given), (0, "", ""))
-            self.assertIn(f" --ranks {ranks} ", (self.top / "calls").read_text())
+            self.assertIn(f" --spawn {ranks} ", (self.top / "calls").read_text())
         for given in ("h200:", "h200", "h200:4,b200:4"):
             status, _, errors = self.start("internode.sbatch", SLURM_GPUS_PER_NODE=given)
             self.assertEqual(status, 2)

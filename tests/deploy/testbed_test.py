@@ -19,12 +19,7 @@ DEEP_EP = r"""
 echo "deep_ep $*" >>"$TEST/calls$JOB_COMPLETION_INDEX"
 case "$1 $2" in
   "doctor --quick") exit "${DOCTOR:-0}" ;;
-  "bench internode") echo "Best dispatch" && exit "${BENCH:-0}" ;;
-  launch*)
-    while [ "$1" != -- ]; do shift; done
-    shift
-    "$@"
-    ;;
+  "bench internode") echo "Best dispatch on $RANK/$WORLD_SIZE" && exit "${BENCH:-0}" ;;
 esac
 """
 # Both nodes' folders are on this machine; a path of the caller's becomes the other's.
@@ -86,8 +81,8 @@ class Testbed(unittest.TestCase):
         running = []
         for node in range(2):
             settings = {
-                "TEST": self.top, "JOB_COMPLETION_INDEX": node, "DEEP_EP_NODES": 2, "MASTER_PORT": 29500,
-                "MASTER_ADDR": "testbed-workload-0-0.testbed", "TESTBED_SCHEDULER": "jobset",
+                "TEST": self.top, "JOB_COMPLETION_INDEX": node, "TESTBED_NODES": 2, "MASTER_PORT": 29500,
+                "MASTER_ADDR": "testbed-workload-0-0.testbed",
                 "TESTBED_NODE_NAME": "testbed-workload-0-%d.testbed", "TESTBED_STAGES": stages,
                 "TESTBED_CONNECT_SECONDS": 120, "TESTBED_RESULTS": self.results, "TESTBED_WORK": self.top / f"work{node}",
                 "TESTBED_DEEP_EP": self.top / "bin/deep_ep",
@@ -119,7 +114,8 @@ class Testbed(unittest.TestCase):
             ["connectivity-test.log", "nccl-test-results.txt", "node-map.txt", "pod-logs/coordinator.log", "pod-logs/worker-1.log"],
         )  # fmt: skip
         for node in range(2):
-            self.assertIn("deep_ep launch --scheduler jobset --ranks 8 -- ", (self.top / f"calls{node}").read_text())
+            self.assertIn("deep_ep bench internode --spawn 8 --nodes 2 --check", (self.top / f"calls{node}").read_text())
+        self.assertIn("Best dispatch on 0/2\n", text)
         self.assertEqual((self.results / "nccl-test-results.txt").read_text(), SAMPLE)
         # Who has only the log gets the same out of it.
         inside = text.split("=== begin nccl-test-results.txt\n")[1].split("=== end nccl-test-results.txt")[0]

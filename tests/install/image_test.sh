@@ -94,7 +94,7 @@ check_image() { # IMAGE USER
   grep -q '^  transports ' "$work/out" || fail "$1: --version"
   inside "$1" $tool doctor --json
   grep -q '"findings"' "$work/out" || fail "$1: the doctor's report"
-  inside "$1" $tool env --profile gke-a4 --format yaml
+  inside "$1" $tool env --format shell
   inside "$1" $tool demo --input /etc/passwd --tokens 16 --hidden 256 --ranks 2
   grep -q '^OK: ' "$work/out" || fail "$1: the check on two ranks"
   "${buildah[@]}" inspect --type image "$1" >"$work/inspect"
@@ -130,7 +130,7 @@ printf 'FROM scratch\nCOPY . /\n' >"$work/Dockerfile.base"
 "${buildah[@]}" bud --isolation chroot -t localhost/base -f "$work/Dockerfile.base" "$work/base" >"$work/out" 2>&1 || fail "the base"
 "$build" runtime --package "$package" --base localhost/base --tag runtime --build-arg PACKAGES= >"$work/out" 2>&1 || fail "runtime"
 check_image runtime 0
-inside runtime /bin/sh -c 'deep_ep --version && test -x /opt/deep_ep/bin/deep_ep-host-tune && test -d /opt/deep_ep/include'
+inside runtime /bin/sh -c 'deep_ep --version && test -d /opt/deep_ep/include'
 # The same package gives the same files: the image can be compared by digest.
 "$rootfs" "${without[@]}" "$package" "$work/again.tar"
 "$rootfs" "${without[@]}" "$package" "$work/once-more.tar"

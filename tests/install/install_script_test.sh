@@ -30,8 +30,7 @@ tree() { (cd "$1" && find . -printf '%p %l\n' | sort && find . -type f -print0 |
 package() {
   mkdir -p "$1/bin" "$1/lib/pkgconfig" "$1/include/deep_ep" "$1/share/deep_ep"
   printf '#!/bin/sh\nif [ "$1" = --version ]; then echo %s; echo "  more"; fi\n%s\n' "$2" "${3:-exit 0}" >"$1/bin/deep_ep"
-  printf '#!/bin/sh\n' >"$1/bin/deep_ep-host-tune"
-  chmod +x "$1"/bin/*
+  chmod +x "$1/bin/deep_ep"
   echo "$2" >"$1/lib/a file with spaces.so.1"
   ln -s "a file with spaces.so.1" "$1/lib/libx.so"
   echo "of $2" >"$1/include/deep_ep/only-in-$2.hpp"

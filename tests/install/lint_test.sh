@@ -9,7 +9,7 @@ PATH=$PWD/build/deploy-venv/bin:$PATH
 for tool in shellcheck shfmt; do
   command -v $tool >/dev/null || { echo "SKIPPED: $tool is not installed (scripts/setup --deploy)" && exit 77; }
 done
-files=(install.sh scripts/deep_ep-host-tune scripts/engines scripts/first_hour scripts/package scripts/test_python scripts/try_wheel scripts/wheels image/build image/rootfs tests/install/*.sh)
+files=(install.sh scripts/engines scripts/first_hour scripts/package scripts/test_python scripts/try_wheel scripts/wheels image/build image/rootfs tests/install/*.sh)
 shellcheck "${files[@]}"
 shfmt -i 2 -ci -d "${files[@]}"
 # What wheels alone hold is in no package.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# On one of two emulated machines: `deep_ep launch` with two ranks here and two there, on the CPU, with RoCE in between.
-# A benchmark that checks its results.
+# On one of two emulated machines: a benchmark that checks its results, with two processes here and two there, on the CPU,
+# with RoCE in between.
 #
 #   launch_machine.sh DEEP_EP ID
 #
@@ -17,9 +17,8 @@ wrong() {
   exit 1
 }
 
-timeout $((80 * time_factor)) "$tool" launch --scheduler nodes --ranks 2 -- "${bench[@]}" --iterations 2 --check \
-  >/tmp/launch.out 2>&1 || wrong "exit status $?"
-[ "$id" != 0 ] || grep -q '^\[0\] Every checked result is exact' /tmp/launch.out || wrong "nothing was checked"
+timeout $((80 * time_factor)) "${bench[@]}" --spawn 2 --iterations 2 --check >/tmp/launch.out 2>&1 || wrong "exit status $?"
+[ "$id" != 0 ] || grep -q '^Every checked result is exact' /tmp/launch.out || wrong "nothing was checked"
 ! pgrep -f 'bench internode' >/dev/null || wrong "processes are left"
 [ -z "$(find /dev/shm -name '*deep_ep*' 2>/dev/null)" ] || wrong "shared memory is left"
 echo "launch: machine $id: well"

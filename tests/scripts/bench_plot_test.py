@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,9 +34,9 @@ class BenchPlot(unittest.TestCase):
             row(sms=4, rate=118) + row(sms=4, rate=100) + row(sms=8, rate=236) + row(sms=4, rate=90, operation="combine")
         )
         lines = [line.split("#")[0].split() for line in text.splitlines()]
-        self.assertEqual(lines[0], "dispatch fp8 cached, GB/s over SMs".split())
-        self.assertEqual(lines[1:3], [["4", "118"], ["8", "236"]])
-        self.assertEqual(lines[3], "combine fp8 cached, GB/s over SMs".split())
+        self.assertEqual(lines[0], "combine fp8 cached, GB/s over SMs".split())
+        self.assertEqual(lines[2], "dispatch fp8 cached, GB/s over SMs".split())
+        self.assertEqual(lines[3:5], [["4", "118"], ["8", "236"]])
 
     def test_between_nodes_has_two_lines(self):
         text = self.plot(row(rate=100, rdma=40) + row(rate=900, status="failed"))
@@ -49,6 +50,18 @@ class BenchPlot(unittest.TestCase):
                    "nvl_chunk=4", "--where", "dtype=fp8", "--over", "rdma_chunk"]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertIn("dispatch fp8 by DeepEP (RDMA), GB/s over rows in a chunk by RDMA", done.stdout)
+
+    def test_results_say_where_they_come_from(self):
+        for path in sorted((ROOT / "results").glob("*.csv")):
+            with self.subTest(path.name):
+                found = set(re.findall(r"^# (\w+): \S", path.read_text(), re.M))
+                self.assertLessEqual({"source", "date", "hardware", "software", "command", "gb_per_s"}, found)
+
+    def test_lines_of_one_operation_of_two_files_stand_together(self):
+        both = row(rate=118) + row(rate=120, operation="combine")
+        (self.folder / "b.csv").write_text(HEAD + both.replace("118", "236"))
+        names = [line.split(",")[0] for line in self.plot(both, self.folder / "b.csv").splitlines() if "GB/s" in line]
+        self.assertEqual(names, [f"{which} fp8 cached {file}" for which in ("combine", "dispatch") for file in "ab"])
 
     def test_what_it_refuses(self):
         self.assertIn("allowed: COLUMN=VALUE", self.plot(row(rate=1), "--where", "colour=red", status=2))

@@ -28,7 +28,7 @@ struct BenchOptions {
   Rounds rounds{-1, 0};
   bool check = false;  ///< compare every result with what it must be
   bool quick = false;  ///< small sizes, few rounds, and the check
-  OutputOptions output{};
+  bool csv = false;    ///< instead of a table
 };
 
 /// Sizes that suit a device, where the user gives none.
@@ -90,6 +90,10 @@ void set_times(Figure& figure, const Timing& timing);
 std::string normal_mode_lines(const BenchOptions& options, bool tune, const std::vector<Figure>& figures);
 /// The lines of test_low_latency.py. There each rank prints its own times; here rank 0 prints the slowest rank's.
 std::string low_latency_lines(const BenchOptions& options, int ranks, const std::vector<Figure>& figures);
+
+/// --spawn: this command again, as processes of this host that are its ranks. Once one has ended badly, a line names
+/// it, the others get SIGTERM, and SIGKILL 5 s later. Returns its status, 128 + n for signal n.
+int run_as_processes(int ranks);
 
 // The subcommands of `deep_ep bench` that have files of their own.
 void add_bench_low_latency(CLI::App& bench, Action& action);

@@ -16,12 +16,10 @@ struct LowLatencyBenchOptions : BenchOptions {
   bool nvlink = true;          ///< false: all ranks reach each other by RDMA
   bool masking = false;        ///< buffers with LowLatencyOptions::masking
   std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
-  bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
   bool arrivals = false;       ///< dispatches are given arrival counters
 
   bool who_is_late = false;  ///< instead of times: which ranks wait for which
-  bool trace = false;        ///< the same, with each call in two parts
   /// Not given: kLateRankThresholdUs, and on the CPU no verdict.
   std::optional<double> late_threshold_us;
   double late_us = 0;  ///< one rank begins each round so much later

@@ -101,7 +101,6 @@ class LowLatencyMeasurer {
   void measure_call(const Figure& figure, const Bytes& bytes, Result& result, const Call& call, const Check& check) {
     measure_whole(
         figure, bytes, [&] { call(false); }, check);
-    if (!options_.hooks) return;
     const auto send = [&] { call(true); };
     const auto receive = [&] { result.hook(); };
     const auto [of_send, of_receive] = meter_.measure_parts(options_.rounds, send, receive);
@@ -198,8 +197,7 @@ std::string explanation(const LowLatencyBenchOptions& options, Device::Kind devi
 /// Throws InvalidArgument for options about times with --who-is-late, and for its own without it.
 void refuse_other_options(const CLI::App& command, const LowLatencyBenchOptions& options) {
   const auto given = [&](const char* option) { return command.count(option) != 0; };
-  for (const char* const of_times :
-       {"--check", "--csv", "--compare", "--fail-below", "--dtype", "--arrivals", "--no-hooks", "--no-graphs"}) {
+  for (const char* const of_times : {"--check", "--csv", "--dtype", "--arrivals", "--no-graphs"}) {
     if (!options.who_is_late || !given(of_times)) continue;
     fail<InvalidArgument>("--who-is-late measures no times, and {} says how to: leave out one of them", of_times);
   }
@@ -217,7 +215,7 @@ int run_low_latency_bench(LowLatencyBenchOptions options) {
   if (options.late_rank < 0) options.late_rank = run.world.size - 1;
   if (options.who_is_late) return run_late_rank(options, run);
   if (options.masking) run.common.note = "masking";
-  Report report(options.output, run.speaks,
+  Report report(options.csv, run.speaks,
                 {{{"tokens", &Figure::tokens}, 7},
                  {{"operation", &Figure::operation}, 16},
                  {{"dtype", &Figure::dtype}, 9},
@@ -236,7 +234,7 @@ int run_low_latency_bench(LowLatencyBenchOptions options) {
     fmt::print("{}{}", low_latency_lines(options, run.world.size, report.figures()),
                options.check ? "\nEvery checked result is right.\n" : "");
   }
-  return report.finish();
+  return 0;
 }
 
 }  // namespace
@@ -254,7 +252,6 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
                    "Send rows once for each node, not for each rank: where it should pay, always, or never")
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str();
-  add_off_flag(*command, "--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
   add_off_flag(*command, "--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
   command->add_flag("--masking", o.masking, "Buffers that mask a rank that does not come, as low_latency.masking does");
   command->add_flag("--who-is-late", o.who_is_late, "Instead of times: which rank the others wait for");
@@ -267,8 +264,6 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
                    "[50; on the CPU there is no verdict without it]")
       ->check(CLI::PositiveNumber);
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
-  add_gone_options(*command, {{"--combine-fp8", "combine's rows are bfloat16"},
-                              {"--trace", "--who-is-late says who waits for whom"}});
   command->callback([command, options, &action] {
     action = [command, options] {
       refuse_other_options(*command, *options);

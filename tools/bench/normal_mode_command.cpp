@@ -2,7 +2,6 @@
 // internode`: the same for ranks of this host that play several nodes.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,22 +12,17 @@
 #include "tools/bench/benchmark.hpp"
 #include "tools/bench/gpu.hpp"
 #include "tools/bench/normal_mode_rank.hpp"
-#include "tools/common/child.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
-#include "tools/launch/launch.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
 struct NormalModeOptions : BenchOptions {
-  std::vector<int> sms;       ///< 0 = the library's default
-  int window_mib = 0;         ///< of the buffer, 0 = the library's default
-  std::vector<int> warps{0};  ///< of a block; 0 = the library's default
-  std::string mode = "both";  ///< of combine: pull, push, both
-  bool nccl = true;           ///< inside a node
-  bool tune = false;          ///< several numbers of SMs
-  bool uncached = true;       ///< also layout, and dispatch that exchanges counts
+  std::vector<int> sms;  ///< 0 = the library's default
+  bool nccl = true;      ///< inside a node
+  bool tune = false;     ///< several numbers of SMs
+  bool uncached = true;  ///< also layout, and dispatch that exchanges counts
 };
 
 constexpr BenchKind kIntranode = {
@@ -69,7 +63,7 @@ class NormalModeMeasurer {
         common_(common),
         report_(report),
         crossings_(task.routes.crossings()),
-        rank_(task, static_cast<std::size_t>(options.window_mib) << 20),
+        rank_(task),
         meter_(*task.bootstrap, executor_, rank_.stream()),
         handle_(rank_.dispatch({}).handle) {}
 
@@ -78,9 +72,7 @@ class NormalModeMeasurer {
       DispatchLayout layout;
       report(named("layout", "-", "-"), meter_.measure(options_.rounds, [&] { layout = rank_.layout(); }));
     }
-    for (const int sms : options_.sms) {
-      for (const int warps : options_.warps) measure({.num_sms = sms, .warps_per_block = warps});
-    }
+    for (const int sms : options_.sms) measure({.num_sms = sms});
     if (options_.nccl && shape_.nodes == 1) measure_nccl();
     executor_.synchronize(rank_.stream());
     handle_ = {};
@@ -94,8 +86,8 @@ class NormalModeMeasurer {
       measure_dispatch({.fp8 = fp8, .config = config}, false);
       if (options_.uncached) measure_dispatch({.fp8 = fp8, .config = config}, true);
     }
-    if (options_.mode != "push") measure_combine(true, config);
-    if (options_.mode != "pull") measure_combine(false, config);
+    measure_combine(true, config);
+    measure_combine(false, config);
   }
 
   void measure_dispatch(const NormalModeCall& call, bool exchange) {
@@ -169,7 +161,6 @@ class NormalModeMeasurer {
     const int sms =
         std::min(config.num_sms != 0 ? config.num_sms : library_default.num_sms, executor_.policy().multiprocessors);
     if (sms > 0) figure.sms = sms;
-    if (config.warps_per_block != 0) figure.warps = config.warps_per_block;
   }
 
   /// Of calls that do not wait for the device, between nodes.
@@ -246,14 +237,14 @@ int run_normal_mode_bench(const BenchKind& kind, NormalModeOptions options) {
   if (options.sms.empty()) options.sms = sms_to_try(options.tune, run.device);
   options.nccl = options.nccl && !options.quick;
   run.common.groups = options.groups;
-  Report report(options.output, run.speaks, table_of(options.nodes == 1));
+  Report report(options.csv, run.speaks, table_of(options.nodes == 1));
   report.begin(run.text + explanation(options));
   run.measure([&](const RankTask& task) { NormalModeMeasurer(options, task, run.common, report).run(); });
   if (report.prints_text()) {
     fmt::print("{}{}", normal_mode_lines(options, options.tune, report.figures()),
                options.check ? "\nEvery checked result is exact.\n" : "");
   }
-  return report.finish();
+  return 0;
 }
 
 /// A command with the options that both have.
@@ -268,38 +259,10 @@ CLI::App* add_normal_mode(CLI::App& bench, Action& action, const BenchKind& kind
                          kSmsOfGpu))
       ->delimiter(',');
   command->add_flag("--tune", o.tune, "Try several numbers of SMs, and print a line for each as DeepEP's tests do");
-  add_number(*command, "--warps", o.warps, 0, 16,
-             "Warps of a block, one or several numbers; 0 = the library's default");
-  add_number(*command, "--window-mib", o.window_mib, 0, 65536, "MiB of the buffer's window; 0 = the library's default");
-  command
-      ->add_option(
-          "--mode", o.mode,
-          o.nodes == 1 ? "Combine: pull, push or both" : "Combine: rows in the heap (pull), elsewhere (push), or both")
-      ->check(CLI::IsMember({"pull", "push", "both"}))
-      ->capture_default_str();
   add_off_flag(*command, "--cached-only", o.uncached, "Leave out layout and dispatches that exchange counts");
   command->callback(
       [options, &action, &kind] { action = [options, &kind] { return run_normal_mode_bench(kind, *options); }; });
   return command;
-}
-
-/// --spawn N: this command again, as N processes.
-int spawn(int count) {
-  if (World::several_processes()) {
-    fail<InvalidArgument>("--spawn {}: this process is one of several already; leave it out", count);
-  }
-  std::vector<std::string> words = {own_program()};
-  std::ifstream file("/proc/self/cmdline");
-  std::string word;
-  std::getline(file, word, '\0');
-  while (std::getline(file, word, '\0')) {
-    if (word == "--spawn") {
-      std::getline(file, word, '\0');
-    } else if (!word.starts_with("--spawn=")) {
-      words.push_back(word);
-    }
-  }
-  return run_rank_processes(words, Place{}, count, false);
 }
 
 void add_intranode(CLI::App& bench, Action& action) {
@@ -338,7 +301,7 @@ void add_bench_command(CLI::App& app, Action& action) {
   bench->callback([bench, &action] {  // behind that of the chosen benchmark
     const CLI::Option* option = bench->get_subcommands().front()->get_option_no_throw("--spawn");
     if (option == nullptr || option->count() == 0) return;
-    action = [count = option->as<int>()] { return spawn(count); };
+    action = [ranks = option->as<int>()] { return run_as_processes(ranks); };
   });
 }
 

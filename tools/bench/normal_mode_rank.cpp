@@ -10,11 +10,10 @@
 namespace deep_ep::tools {
 namespace {
 
-BufferOptions buffer_options(const WorkloadShape& shape, std::size_t window_bytes) {
+BufferOptions buffer_options(const WorkloadShape& shape) {
   BufferOptions options;
   // The rows of one call may still be held while later ones ask for theirs.
   options.heap_bytes = 3 * Buffer::heap_bytes_hint(shape.ranks, shape.tokens, shape.row_bytes_bf16(), shape.topk);
-  options.window_bytes = window_bytes;
   if (shape.nodes > 1) options.ranks_per_node = shape.ranks_per_node();
   return options;
 }
@@ -31,13 +30,13 @@ std::vector<T> filled(const RankTask& task, std::int64_t width, Fill&& fill) {
 
 }  // namespace
 
-NormalModeRank::NormalModeRank(const RankTask& task, std::size_t window_bytes)
+NormalModeRank::NormalModeRank(const RankTask& task)
     : task_(task),
       shape_(task.shape),
       executor_(*task.executor),
       rank_(task.rank()),
       stream_(executor_),
-      buffer_(task.bootstrap, task.executor, buffer_options(shape_, window_bytes)),
+      buffer_(task.bootstrap, task.executor, buffer_options(shape_)),
       x_bf16_(executor_, DType::bfloat16, {shape_.tokens, shape_.hidden}),
       x_8bit_(executor_, DType::float8_e4m3, {shape_.tokens, shape_.hidden}),
       scales_(executor_, DType::float32, {shape_.tokens, shape_.scales()}),

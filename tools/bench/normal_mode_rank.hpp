@@ -21,8 +21,8 @@ struct NormalModeCall {
 
 class NormalModeRank {
  public:
-  /// Collective. The task must outlive the object. `window_bytes`: 0: the library's default.
-  explicit NormalModeRank(const RankTask& task, std::size_t window_bytes = 0);
+  /// Collective. The task must outlive the object.
+  explicit NormalModeRank(const RankTask& task);
 
   StreamHandle stream() const { return stream_; }
   Buffer& buffer() { return buffer_; }

@@ -39,23 +39,7 @@ void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options
              fmt::format("Rounds before them (default {}; {} on the CPU)", gpu.warmup, cpu.warmup));
   command.add_flag("--check", options.check, "Compare the last round of everything with what it must be");
   command.add_flag("--quick", options.quick, "Small sizes, few rounds, and --check: does it work at all?");
-  add_output_options(command, options.output);
-}
-
-void add_output_options(CLI::App& command, OutputOptions& options) {
   command.add_flag("--csv", options.csv, "Print CSV: a line of column names, then one for each measurement");
-  add_gone_options(command, {{"--json", "--csv prints the same fields"}});
-  CLI::Option* compare =
-      command.add_option("--compare", options.compare,
-                         "Also print these figures beside those of FILE.csv, or of results that come with the library "
-                         "(seed-b200): only what has the same shape");
-  command
-      .add_option("--fail-below", options.fail_below,
-                  "With --compare: exit with 1 where a ratio is below this; 1 = as fast as there")
-      ->check(CLI::PositiveNumber)
-      ->needs(compare);
-  command.add_flag("--progress", options.progress,
-                   "Say on stderr what is being measured, also where that is no terminal");
 }
 
 }  // namespace deep_ep::tools

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -17,25 +16,18 @@
 #include "tools/bench/normal_mode_rank.hpp"
 #include "tools/common/child.hpp"
 #include "tools/common/command_line.hpp"
-#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
-#include "tools/common/version.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-struct SelftestCommand {
-  std::string device = "auto";
-  double seconds = 120;  ///< for processes of their own to end
-  bool json = false;
+constexpr double kSecondsOfProcesses = 120;  // to end
 
-  /// Lines as DeepEP's tests print them: "[testing] Running with BF16, with top-k (...) ... passed"
-  void print(const std::string& line) const {
-    if (json) return;
-    fmt::print("[testing] {}\n", line);
-    std::fflush(stdout);
-  }
-};
+/// Lines as DeepEP's tests print them: "[testing] Running with BF16, with top-k (...) ... passed"
+void print(const std::string& line) {
+  fmt::print("[testing] {}\n", line);
+  std::fflush(stdout);
+}
 
 struct SelftestStage {
   std::string name;  ///< "one rank", "two ranks", "two nodes", "two processes"
@@ -74,16 +66,16 @@ void together(Bootstrap& bootstrap, const std::function<void()>& work) {
   }
 }
 
-void run_cases(const RankTask& task, const SelftestCommand& command, SelftestStage& stage) {
+void run_cases(const RankTask& task, SelftestStage& stage) {
   const auto run_case = [&](const std::string& name, const std::function<void()>& work) {
     try {
       together(*task.bootstrap, work);
     } catch (const std::exception& error) {
-      if (task.rank() == 0) command.print(fmt::format("{} ... FAILED: {}", name, error.what()));
+      if (task.rank() == 0) print(fmt::format("{} ... FAILED: {}", name, error.what()));
       fail<Error>("{}: {}", name, error.what());
     }
     if (task.rank() != 0) return;
-    command.print(fmt::format("{} ... passed", name));
+    print(fmt::format("{} ... passed", name));
     ++stage.cases;
   };
   NormalModeRank normal(task);
@@ -121,19 +113,18 @@ void run_cases(const RankTask& task, const SelftestCommand& command, SelftestSta
 }
 
 /// All cases on the ranks of `world`. Collective. `nodes`: that they play.
-SelftestStage run_stage(const std::string& name, const World& world, int nodes, Device::Kind device,
-                        const SelftestCommand& command) {
+SelftestStage run_stage(const std::string& name, const World& world, int nodes, Device::Kind device) {
   SelftestStage stage{.name = name};
   stage.measure([&] {
     const WorkloadShape shape{
         .ranks = world.size, .tokens = 13, .hidden = 256, .topk = 4, .experts = 8 * world.size, .nodes = nodes};
     run_workloads(
-        world, device, {shape}, [&](const RankTask& task) { run_cases(task, command, stage); }, true);
+        world, device, {shape}, [&](const RankTask& task) { run_cases(task, stage); }, true);
   });
   return stage;
 }
 
-SelftestStage run_processes(const SelftestCommand& command, Device::Kind device) {
+SelftestStage run_processes(Device::Kind device) {
   SelftestStage stage{.name = "two processes"};
   stage.measure([&] {
     const Place here{.port = free_port()};
@@ -142,7 +133,7 @@ SelftestStage run_processes(const SelftestCommand& command, Device::Kind device)
       commands.push_back({.words = {own_program(), "bench", "selftest", "--device", name_of(device)},
                           .variables = variables_of_rank(here, rank, 2)});
     }
-    const std::vector<ChildResult> results = run_children(commands, command.seconds);
+    const std::vector<ChildResult> results = run_children(commands, kSecondsOfProcesses);
     constexpr std::string_view kPassed = "... passed";
     const std::string& output = results.front().output;
     for (auto at = output.find(kPassed); at != std::string::npos; at = output.find(kPassed, at + 1)) ++stage.cases;
@@ -153,52 +144,42 @@ SelftestStage run_processes(const SelftestCommand& command, Device::Kind device)
 }
 
 /// Each stage on this process's threads, or on processes that it starts.
-std::vector<SelftestStage> run_stages(const SelftestCommand& command) {
+std::vector<SelftestStage> run_stages(const std::string& word) {
   const auto threads = [&](const char* name, int ranks, int nodes, Device::Kind device) {
     World world;
     world.size = ranks;
     world.bootstraps = make_thread_bootstraps(ranks);
-    return run_stage(name, world, nodes, device, command);
+    return run_stage(name, world, nodes, device);
   };
-  std::vector<SelftestStage> stages = {threads("one rank", 1, 1, choose_device(command.device, 1))};
-  if (command.device == "cuda" && cuda_device_count() < 2) {
+  std::vector<SelftestStage> stages = {threads("one rank", 1, 1, choose_device(word, 1))};
+  if (word == "cuda" && cuda_device_count() < 2) {
     for (const char* name : {"two ranks", "two nodes", "two processes"}) {
       stages.push_back({.name = name, .verdict = "SKIP", .found = "this machine has one GPU"});
     }
     return stages;
   }
-  const Device::Kind device = choose_device(command.device, 2);
+  const Device::Kind device = choose_device(word, 2);
   stages.push_back(threads("two ranks", 2, 1, device));
   stages.push_back(threads("two nodes", 2, 2, device));
-  stages.push_back(run_processes(command, device));
+  stages.push_back(run_processes(device));
   return stages;
 }
 
-int run_selftest(const SelftestCommand& command) {
+int run_selftest(const std::string& word) {
   std::vector<SelftestStage> stages;
   bool speaks = true;
   if (World::several_processes()) {
-    const World world = make_world(0, 0, command.device);
-    const Device::Kind device = choose_device(command.device, world.local_ranks());
+    const World world = make_world(0, 0, word);
+    const Device::Kind device = choose_device(word, world.local_ranks());
     speaks = world.first_rank == 0;
-    stages.push_back(run_stage(fmt::format("{} ranks ({})", world.size, world.kind), world, std::max(1, world.nodes),
-                               device, command));
+    stages.push_back(
+        run_stage(fmt::format("{} ranks ({})", world.size, world.kind), world, std::max(1, world.nodes), device));
   } else {
-    stages = run_stages(command);
+    stages = run_stages(word);
   }
   const bool well =
       std::ranges::none_of(stages, [](const auto& stage) { return stage.verdict == std::string_view("FAIL"); });
-  if (speaks && command.json) {
-    nlohmann::json document = {{"version", full_version()}, {"well", well}, {"stages", nlohmann::json::array()}};
-    for (const SelftestStage& stage : stages) {
-      document["stages"].push_back({{"stage", stage.name},
-                                    {"verdict", stage.verdict},
-                                    {"cases", stage.cases},
-                                    {"seconds", stage.seconds},
-                                    {"found", stage.found}});
-    }
-    print_json(document);
-  } else if (speaks) {
+  if (speaks) {
     fmt::print("\n");
     for (const SelftestStage& stage : stages) fmt::print("{}\n", stage.text());
     fmt::print("{}\n", well ? "OK: this installation works" : "FAILED: see above");
@@ -214,15 +195,10 @@ void add_bench_selftest(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand(
       "selftest",
       "Check that calls of every kind give the right results: one rank, two, two nodes, two processes; seconds");
-  auto options = std::make_shared<SelftestCommand>();
-  add_device_option(*command, options->device);
-  add_number(*command, "--seconds", options->seconds, 0.01, 3600.0, "How long the stage of two processes may take")
-      ->capture_default_str();
-  command->add_flag_callback(
-      "--quick", [] {}, "As it is anyway; for scripts that give it to every benchmark");
-  command->add_flag("--json", options->json, "Print JSON");
+  auto device = std::make_shared<std::string>("auto");
+  add_device_option(*command, *device);
   command->footer("Exit status: 0 if every case is right, otherwise 1.");
-  command->callback([options, &action] { action = [options] { return run_selftest(*options); }; });
+  command->callback([device, &action] { action = [device] { return run_selftest(*device); }; });
 }
 
 }  // namespace deep_ep::tools

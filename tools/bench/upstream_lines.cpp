@@ -39,7 +39,7 @@ double notify_us(const std::vector<Figure>& all, const Figure& of) {
   for (const Figure& m : all) {
     if (m.tokens != of.tokens) continue;
     if (m.operation == "layout") layout = m.median_us.value_or(0);
-    if (m.mode == "exchange" && m.dtype == of.dtype && m.sms == of.sms && m.warps == of.warps) {
+    if (m.mode == "exchange" && m.dtype == of.dtype && m.sms == of.sms) {
       exchange = m.median_us.value_or(0);
     }
   }

@@ -7,10 +7,11 @@
 #include <optional>
 #include <string_view>
 
+#include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/token.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
-#include "tools/common/ranks.hpp"
 #include "tools/common/socket_bootstrap.hpp"
 
 namespace deep_ep::tools {
@@ -24,7 +25,7 @@ struct Launcher {
   const char* job;
 };
 constexpr Launcher kLaunchers[] = {
-    // torchrun and `deep_ep launch`: ranks of several hosts meet at an address.
+    // torchrun and --spawn: ranks of several hosts meet at an address.
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_NAMESPACE"},
     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_JOBID"},
@@ -80,10 +81,11 @@ std::optional<NodeOfSeveral> node_of_environment() {
 
 constexpr double kSlowStart = 300;  // seconds, on file systems that all hosts share
 
+int master_port() { return number_in_environment("MASTER_PORT").value_or(29500); }
+
 /// At the port behind MASTER_PORT, where torchrun itself listens. Its `--rdzv-id` tells jobs apart.
 std::shared_ptr<Bootstrap> meet_by_address(const char* address, const char* job, int rank, int size) {
-  const int port = number_in_environment("MASTER_PORT").value_or(29500) + 1;
-  return make_socket_bootstrap(rank, size, address, static_cast<std::uint16_t>(port), kSlowStart,
+  return make_socket_bootstrap(rank, size, address, static_cast<std::uint16_t>(master_port() + 1), kSlowStart,
                                job_token(job != nullptr ? job : ""));
 }
 std::shared_ptr<Bootstrap> meet_by_environment(int rank, int size) {
@@ -123,8 +125,11 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
       world.kind = "processes, MPI";
       world.bootstraps.push_back(make_mpi_bootstrap());
 #else
-      world.kind = "processes of one host, TCP";  // this build has no MPI to say where the others are
-      world.bootstraps.push_back(meet_by_address("127.0.0.1", std::getenv(launcher->job), rank, size));
+      // This build has no MPI to say where the others are.
+      const char* const address = std::getenv("MASTER_ADDR");
+      world.kind = address == nullptr ? "processes of one host, TCP" : "processes, TCP";
+      world.bootstraps.push_back(
+          meet_by_address(address == nullptr ? "127.0.0.1" : address, std::getenv(launcher->job), rank, size));
 #endif
     }
     world.size = world.bootstraps.front()->size();
@@ -149,6 +154,17 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
   world.size = ranks;
   world.bootstraps = make_thread_bootstraps(ranks);
   return world;
+}
+
+Place place_of_this_host(int ranks) {
+  if (const auto node = node_of_environment()) {
+    return {.node = node->node, .nodes = node->nodes, .master = std::getenv("MASTER_ADDR"), .port = master_port()};
+  }
+  if (find_launcher() != nullptr) {
+    fail<InvalidArgument>("--spawn {}: this process is one of several already; leave it out", ranks);
+  }
+  const bool agreed = environment::of_process("DEEP_EP_JOB_TOKEN").has_value();
+  return {.port = free_port(), .job = agreed ? "" : to_string(random_token())};
 }
 
 void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,

@@ -10,6 +10,7 @@
 #include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
 #include "tools/bench/workload.hpp"
+#include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
 
@@ -28,11 +29,15 @@ struct World {
   int device_of(int local_rank) const { return first_device + local_rank; }
 };
 
-/// Started with several processes by mpirun, srun, torchrun or `deep_ep launch` this process is one rank. Started once
+/// Started with several processes by mpirun, srun, torchrun or --spawn this process is one rank. Started once
 /// on each node with RANK, WORLD_SIZE (of nodes) and MASTER_ADDR, as DeepEP's tests are, its threads are the ranks of
 /// the node: `ranks_per_node`. Otherwise `ranks` threads. 0 chooses as many as there are GPUs, or 4 on the CPU.
 /// @throws InvalidArgument for variables that may mean either, or neither.
 World make_world(int ranks, int ranks_per_node, const std::string& device);
+
+/// The host that --spawn fills with `ranks` processes: by RANK and WORLD_SIZE (of nodes) and MASTER_ADDR, or alone.
+/// @throws InvalidArgument where this process is one of several already.
+Place place_of_this_host(int ranks);
 
 /// One rank of this process, and what it works on.
 struct RankTask {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <map>
 #include <string>
 
 namespace deep_ep::tools {
@@ -33,15 +32,6 @@ inline void add_device_option(CLI::App& command, std::string& device) {
   command.add_option("--device", device, "auto: GPUs when there is one for every rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-}
-
-/// Options of earlier versions, each with what to do instead, which the error says.
-inline void add_gone_options(CLI::App& command, const std::map<const char*, const char*>& gone) {
-  for (const auto& [name, instead] : gone) {
-    const std::string text = fmt::format("{}: {} has no such option any more: {}", name, command.get_name(), instead);
-    const auto refuse = [text](const std::string&) { throw CLI::ParseError(text, 2); };
-    command.add_option_function<std::string>(name, refuse)->group("")->expected(0, 1);
-  }
 }
 
 }  // namespace deep_ep::tools

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -74,8 +73,6 @@ std::vector<std::pair<std::string, std::string>> variables_of_rank(const Place& 
       {"WORLD_SIZE", std::to_string(place.nodes * ranks)},
       {"LOCAL_RANK", std::to_string(local_rank)},
       {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
-      {"NODE_RANK", std::to_string(place.node)},
-      {"NNODES", std::to_string(place.nodes)},
       {"MASTER_ADDR", place.master},
       {"MASTER_PORT", std::to_string(place.port)}};
   if (!place.job.empty()) variables.emplace_back("DEEP_EP_JOB_TOKEN", place.job);
@@ -139,18 +136,9 @@ void download(Executor& executor, const TensorView& tensor, void* destination, S
   executor.synchronize(stream);
 }
 
-namespace {
-std::atomic<bool> shows_progress_always{false};
-}
-
-void always_show_progress(bool always) { shows_progress_always = always; }
-
 void show_progress(const std::string& text) {
-  if (isatty(STDERR_FILENO) != 0) {
-    fmt::print(stderr, "\r\033[K{}", text);
-  } else if (shows_progress_always) {
-    fmt::print(stderr, "{}\n", text);
-  }
+  if (isatty(STDERR_FILENO) == 0) return;
+  fmt::print(stderr, "\r\033[K{}", text);
   std::fflush(stderr);
 }
 

@@ -23,8 +23,8 @@ struct Place {
   int node = 0;
   int nodes = 1;
   std::string master = "127.0.0.1";  ///< by which the nodes reach the first one
-  int port = 0;                      ///< 0: the launcher chooses
-  std::string job = {};              ///< the same on all nodes, and another one for other jobs; empty: unknown
+  int port = 0;
+  std::string job = {};  ///< DEEP_EP_JOB_TOKEN; empty: as this process has it
 };
 
 /// By which a rank that is a process learns which one it is: as torchrun sets them. `ranks`: of each node.
@@ -87,8 +87,6 @@ std::vector<T> to_host(Executor& executor, const TensorView& tensor, StreamHandl
 
 /// One line on the terminal that shows progress; nothing if stderr is not a terminal.
 void show_progress(const std::string& text);
-/// Elsewhere, too: each as a line of its own.
-void always_show_progress(bool always);
 /// Removes that line.
 void clear_progress();
 

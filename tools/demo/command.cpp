@@ -245,7 +245,6 @@ void add_demo_command(CLI::App& app, Action& action) {
   add_number(*command, "--tokens", options->most_tokens, std::int64_t{1}, std::int64_t{1} << 20,
              "Use at most so many words (default 4096; 32768 on GPUs)");
   add_device_option(*command, options->device);
-  add_gone_options(*command, {{"--json", "the text has its numbers"}});
   command->callback([options, &action] { action = [options] { return run_demo(*options); }; });
 }
 

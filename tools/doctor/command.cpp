@@ -201,12 +201,6 @@ void add_doctor_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--bundle", options->bundle,
                       "Also write everything into a new file, to attach to a report of a problem");
-  add_gone_options(*command,
-                   {{"--cluster", "kubectl get nodes, networks, crd shows what a cluster has"},
-                    {"--compare", "diff shows what two outputs of --report differ in"},
-                    {"--pid", "grep -E 'libnccl|libibverbs|libmlx5' /proc/PID/maps shows copies of libraries"},
-                    {"--ranks", "deep_ep size prints what a run needs"},
-                    {"--tokens", "deep_ep size prints what a run needs"}});
   command->footer(
       "Exit status: 0 if nothing is wrong (warnings aside), no test has failed, the machine is usable (--quick), the "
       "text is known (--explain); otherwise 1.");

@@ -9,7 +9,6 @@
 #include "csrc/support/environment.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
-#include "tools/common/command_line.hpp"
 #include "tools/common/json_output.hpp"
 #include "tools/common/variables.hpp"
 #include "tools/env/env.hpp"
@@ -21,9 +20,7 @@ struct EnvOptions {
   bool json = false;
   bool explain = false;
   bool markdown = false;
-  bool nccl = false;
   std::string format;
-  std::string profile;
   std::string sysroot;
 };
 
@@ -75,33 +72,21 @@ void print_table() {
 }
 
 int run_env(const EnvOptions& options) {
-  const bool script = !options.format.empty() || !options.profile.empty() || options.nccl || !options.sysroot.empty();
-  if (options.json + options.markdown + (script || options.explain) > 1) {
-    throw InvalidArgument("--json and a script (--format, --profile, --nccl, --explain) exclude each other");
-  }
-  if (options.explain && !options.format.empty()) {
-    throw InvalidArgument(
-        "--explain is a text of its own, and goes without --format; every form has its sources as comments");
-  }
-  if (options.nccl && options.profile.empty()) {
-    throw InvalidArgument("--nccl: the variables of NCCL belong to a --profile, and none was given");
+  const bool looks = options.explain || !options.format.empty() || !options.sysroot.empty();
+  if (options.json + options.markdown + options.explain + !options.format.empty() > 1 || (options.json && looks)) {
+    throw InvalidArgument("--json, --format and --explain exclude each other");
   }
   if (options.json) print_json(variables_json());
   if (options.markdown) fmt::print("{}", reference_page());
   if (options.json || options.markdown) return 0;
-  if (!script && !options.explain) {
+  if (!looks) {
     print_table();
     return 0;
   }
-  const Profile* profile = options.profile.empty() ? nullptr : &profile_of(options.profile);
-  const Patient patient =
-      examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-              environment::of_process, tools::names_of_process());
-  const Environment environment = environment_of(patient, profile, options.nccl);
-  fmt::print("{}", options.explain ? explain(environment)
-                   : options.format == "yaml" || options.format == "helm"
-                       ? to_yaml(environment, profile, options.format == "helm")
-                       : to_shell(environment, profile));
+  const Environment environment =
+      environment_of(examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
+                             environment::of_process, tools::names_of_process()));
+  fmt::print("{}", options.explain ? explain(environment) : to_shell(environment));
   return 0;
 }
 
@@ -112,17 +97,10 @@ void add_env_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<EnvOptions>();
   command->add_flag("--json", options->json, "Print JSON");
   command
-      ->add_option("--format", options->format,
-                   "Print what is set, comes from the profile or was found on this machine: shell to source, yaml for "
-                   "the env of a container, helm for the values of a chart")
-      ->check(CLI::IsMember({"shell", "yaml", "helm"}));
-  std::string names;
-  for (const Profile& profile : profiles()) names += fmt::format("\n  {}: {}", profile.name, profile.help);
-  command->add_option("--profile", options->profile, "Add what suits a kind of cluster:" + names);
-  command->add_flag("--nccl", options->nccl, "With --profile: NCCL's own variables as well");
+      ->add_option("--format", options->format, "Print what is set or was found on this machine: shell, to source it")
+      ->check(CLI::IsMember({"shell"}));
   command->add_flag("--explain", options->explain, "Print every value and where it comes from");
   command->add_option("--sysroot", options->sysroot, "Look at the files below this folder instead of this machine's");
-  add_gone_options(*command, {{"--list", "without it the names stand in front"}});
   // docs/reference/environment.md is its output; a test compares.
   command->add_flag("--markdown", options->markdown)->group("");
   command->callback([options, &action] { action = [options] { return run_env(*options); }; });

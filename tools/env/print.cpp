@@ -1,8 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <set>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "csrc/support/environment.hpp"
@@ -17,32 +18,6 @@ std::string one_line(std::string text) {
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < ' '; }, ' ');
   return text;
-}
-
-/// A string of JSON is one of YAML, too.
-std::string quoted_for_yaml(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-std::string heading(const Environment& environment, const Profile* profile) {
-  std::string text = "# The environment of deep_ep, made by `deep_ep env`";
-  if (profile != nullptr) text += fmt::format(" --profile {}", profile->name);
-  text += ". The library also works with no variable set.\n";
-  for (const std::string& note : environment.notes) text += fmt::format("# Note: {}\n", one_line(note));
-  return text;
-}
-
-bool is_own(const Environment& environment, const std::string& name) {
-  return std::ranges::any_of(environment.own, [&](const Assignment& assignment) {
-    return assignment.name == name && assignment.origin != Origin::standard;
-  });
-}
-
-std::string script_note(const Environment& environment) {
-  return environment.nccl_script.empty()
-             ? ""
-             : fmt::format("{} is there and wins over these values of NCCL: source it where the program starts.",
-                           environment.nccl_script);
 }
 
 // --- docs/reference/environment.md ---
@@ -87,22 +62,16 @@ The command writes this page: `build/host/bin/deep_ep env --markdown > docs/refe
 
 constexpr std::string_view kScripts =
     R"(
-## Scripts that set variables
+## A script that sets variables
 
 ```sh
 deep_ep env --format shell > deep_ep_env.sh      # what is set or found here, to source; any number of times
-deep_ep env --profile gke-a4 --nccl --format yaml   # for the `env` of a container; NCCL's variables as well
-deep_ep env --profile gke-a4 --format helm       # values for deploy/helm/deep-ep-testbed: helm install -f
-deep_ep env --profile gke-a4 --explain           # every value, and where it comes from
+deep_ep env --explain                            # every value, and where it comes from
 ```
 
-A variable that is set wins over the profile, the profile over the values that were found, and these over the default.
-Nothing is preloaded. gIB's folder comes last in `LD_LIBRARY_PATH`, because NCCL does not find it otherwise; no other
-search path changes. If the machine has gIB's own script, `/usr/local/gib/scripts/set_nccl_env.sh`, the script decides
-about NCCL's variables, and the shell form calls it.
-
-| Profile | For | Sets | With `--nccl` also |
-| --- | --- | --- | --- |
+A variable that is set wins over the values that were found, and these over the default. Nothing is preloaded, and no
+search path changes. NCCL's own variables are not among them: on GKE, gIB's `/usr/local/gib/scripts/set_nccl_env.sh`
+sets those.
 )";
 
 constexpr std::string_view kOtherLibraries =
@@ -115,13 +84,6 @@ has those that it reads in place of its own.
 | Variable | Here |
 | --- | --- |
 )";
-
-std::string settings(const std::vector<Setting>& all) {
-  std::string text;
-  for (const Setting& setting : all)
-    text += fmt::format("{}`{}={}`", text.empty() ? "" : ", ", setting.name, setting.value);
-  return text;
-}
 
 }  // namespace
 
@@ -137,58 +99,23 @@ std::string quoted_for_shell(const std::string& text) {
   return result + "'";
 }
 
-std::string to_shell(const Environment& environment, const Profile* profile) {
-  std::string text = heading(environment, profile);
-  bool gib = false;
-  for (const Assignment& assignment : to_set(environment)) {
-    // NCCL's variables are left to the plug-in's script, but for those that the user has set himself, and the loader's.
-    if (!environment.nccl_script.empty() && !is_own(environment, assignment.name) &&
-        assignment.origin != Origin::other && assignment.name != "LD_LIBRARY_PATH") {
-      continue;
-    }
-    gib |= assignment.name == "NCCL_NET" && assignment.value == "gIB";
-    text += fmt::format("# {}\nexport {}={}\n", one_line(assignment.source), assignment.name,
-                        quoted_for_shell(assignment.value));
-  }
-  if (!environment.nccl_script.empty()) {
-    const std::string script = quoted_for_shell(environment.nccl_script);
-    text += fmt::format(
-        "# NCCL: the plug-in's own script is on this machine, and wins over the profile.\n"
-        "if [ -r {0} ]; then . {0}; fi\n",
-        script);
-    gib = true;
-  }
-  if (gib) {
-    text +=
-        "# gIB refuses to start beside it: \"NCCL/NET (shim) mismatch recommended\".\n"
-        "unset TORCH_NCCL_USE_COMM_NONBLOCKING\n";
-  }
-  return text;
-}
-
-std::string to_yaml(const Environment& environment, const Profile* profile, bool helm) {
-  std::string text = heading(environment, profile);
-  if (const std::string note = script_note(environment); !note.empty()) text += fmt::format("# {}\n", note);
-  const std::vector<Assignment> assignments = to_set(environment);
-  if (assignments.empty()) return text + (helm ? "workload:\n  env: {}\n" : "[]\n");
-  if (helm) text += "workload:\n  env:\n";
-  for (const Assignment& assignment : assignments) {
-    const std::string value = quoted_for_yaml(assignment.value);
-    text += helm ? fmt::format("    # {}\n    {}: {}\n", one_line(assignment.source), assignment.name, value)
-                 : fmt::format("# {}\n- name: {}\n  value: {}\n", one_line(assignment.source), assignment.name, value);
+std::string to_shell(const Environment& environment) {
+  std::string text =
+      "# The environment of deep_ep, made by `deep_ep env`. The library also works with no variable set.\n";
+  for (const std::string& note : environment.notes) text += fmt::format("# Note: {}\n", one_line(note));
+  std::set<std::string_view> known;  // a variable of another library may stand for several
+  for (const Assignment& row : environment.rows) {
+    if (row.origin == Origin::standard || !known.insert(row.name).second) continue;
+    text += fmt::format("# {}\nexport {}={}\n", one_line(row.source), row.name, quoted_for_shell(row.value));
   }
   return text;
 }
 
 std::string explain(const Environment& environment) {
   std::string text;
-  for (const auto* part : {&environment.own, &environment.nccl}) {
-    for (const Assignment& assignment : *part) {
-      text += fmt::format("{} = {}\n    {}\n", assignment.name, assignment.value.empty() ? "(empty)" : assignment.value,
-                          assignment.source);
-    }
+  for (const Assignment& row : environment.rows) {
+    text += fmt::format("{} = {}\n    {}\n", row.name, row.value.empty() ? "(empty)" : row.value, row.source);
   }
-  if (const std::string note = script_note(environment); !note.empty()) text += note + "\n";
   for (const std::string& note : environment.notes) text += fmt::format("note: {}\n", note);
   return text;
 }
@@ -200,11 +127,6 @@ std::string reference_page() {
                         code(variable.default_value), cell(variable.allowed), cell(variable.help));
   }
   text += kScripts;
-  for (const Profile& profile : profiles()) {
-    text += fmt::format(
-        "| `{}` | {} | {} | {}{} |\n", profile.name, cell(profile.help), settings(profile.own), settings(profile.nccl),
-        profile.nccl_folder.empty() ? "" : fmt::format(", `{}` in `LD_LIBRARY_PATH`", profile.nccl_folder));
-  }
   text += kOtherLibraries;
   for (const ForeignVariable& row : foreign_variables()) {
     const std::string_view action = row.action;

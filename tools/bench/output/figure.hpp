@@ -1,11 +1,9 @@
-// One measurement as every kind of output has it: a row of a CSV file, what is compared.
+// One measurement as every kind of output has it: a row of a CSV file, a line of a table.
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -39,19 +37,11 @@ struct FigureColumn {
 };
 const std::vector<FigureColumn>& figure_columns();
 
-/// A field: a string, a number, or null where there is no value.
-nlohmann::json value_of(const Figure& figure, const FigureColumn& column);
-/// @throws InvalidArgument, without saying where, for a text that is no such value.
-void set_field(Figure& figure, const FigureColumn& column, const std::string& text);
+/// A field as text; empty where there is no value. `number_format`: of numbers that are no counts.
+std::string text_of(const Figure& figure, const FigureColumn& column, const char* number_format);
 
 /// The first line of a CSV file, and that of a measurement.
 std::string figure_csv_header();
 std::string figure_csv_line(const Figure& figure);
-
-/// CSV as spreadsheets write and read it: a field with commas or quotes is quoted. Line ends within fields become
-/// blanks.
-std::string csv_line(const std::vector<std::string>& fields);
-/// The fields of a line. @throws InvalidArgument, without saying where, for a quote without its other end.
-std::vector<std::string> csv_fields(std::string_view line);
 
 }  // namespace deep_ep::tools

@@ -1,26 +1,12 @@
-// Output of a benchmark's figures: a table, CSV, comparison with a file. All commands share it.
+// Output of a benchmark's figures: a table, or CSV. All commands share it.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "tools/bench/output/results.hpp"
-
-namespace CLI {
-class App;
-}
+#include "tools/bench/output/figure.hpp"
 
 namespace deep_ep::tools {
-
-struct OutputOptions {
-  bool csv = false;
-  std::string compare;               ///< a file of results
-  std::optional<double> fail_below;  ///< the least ratio
-  bool progress = false;             ///< also where stderr is no terminal
-};
-
-void add_output_options(CLI::App& command, OutputOptions& options);
 
 /// A column of the table for people: texts on the left, numbers on the right.
 struct TableColumn {
@@ -31,27 +17,21 @@ struct TableColumn {
 
 class Report {
  public:
-  /// Reads what is to be compared with, so that a wrong name is found before the run. `speaks`: this process prints; of
-  /// several processes one does.
-  Report(const OutputOptions& options, bool speaks, std::vector<TableColumn> table);
+  /// `csv`: instead of a table. `speaks`: this process prints; of several processes one does.
+  Report(bool csv, bool speaks, std::vector<TableColumn> table);
 
-  bool prints_text() const { return speaks_ && !options_.csv; }
+  bool prints_text() const { return speaks_ && !csv_; }
   const std::vector<Figure>& figures() const { return figures_; }
 
   /// Prints what stands in front of all figures: `explanation` in front of the table.
   void begin(const std::string& explanation) const;
   /// Prints its line at once.
   void add(const Figure& figure);
-  /// Compares. Returns the exit status.
-  int finish();
 
  private:
-  int finish_comparison();
-
-  const OutputOptions& options_;
+  bool csv_;
   bool speaks_;
   std::vector<TableColumn> table_;
-  std::optional<ResultFile> reference_;
   std::vector<Figure> figures_;
 };
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One node's part: does it know the names of all nodes, and are its GPUs and NICs usable?
 set -uo pipefail
-for ((node = 0; node < DEEP_EP_NODES; ++node)); do
+for ((node = 0; node < TESTBED_NODES; ++node)); do
   # shellcheck disable=SC2059
   name=$(printf "$TESTBED_NODE_NAME" "$node")
   end=$((SECONDS + TESTBED_CONNECT_SECONDS))

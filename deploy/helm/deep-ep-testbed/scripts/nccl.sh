@@ -53,7 +53,7 @@ on() {
 
 if [ "$JOB_COMPLETION_INDEX" != 0 ]; then
   # The first node may have failed before this stage. It calls the others in turn, each for at most so long.
-  patience=$((TESTBED_CONNECT_SECONDS * DEEP_EP_NODES))
+  patience=$((TESTBED_CONNECT_SECONDS * TESTBED_NODES))
   end=$((SECONDS + patience))
   until [ -e "$work/done" ]; do
     if ! kill -0 $sshd 2>/dev/null; then
@@ -71,13 +71,13 @@ fi
 
 finish() {
   local node
-  for ((node = 1; node < DEEP_EP_NODES; ++node)); do
+  for ((node = 1; node < TESTBED_NODES; ++node)); do
     on "$(name_of "$node")" "echo $1 > $work/done.new && mv $work/done.new $work/done"
   done
   exit "$1"
 }
 # Neighbours of the fabric are neighbours in the list: NCCL's rings follow it. Nodes whose place is unknown keep their order.
-for ((node = 0; node < DEEP_EP_NODES; ++node)); do
+for ((node = 0; node < TESTBED_NODES; ++node)); do
   end=$((SECONDS + TESTBED_CONNECT_SECONDS))
   until place=$(on "$(name_of "$node")" "touch $work/called; cat $TESTBED_WORK/topology" 2>"$work/error"); do
     if [ $SECONDS -ge $end ]; then
@@ -111,7 +111,7 @@ done
 results=$TESTBED_RESULTS/nccl-test-results.txt
 # By its path, so that it is found on the other nodes too.
 # shellcheck disable=SC2016
-"$(command -v mpirun)" --hostfile "$work/hosts" -np $((DEEP_EP_NODES * 8)) "${options[@]}" \
+"$(command -v mpirun)" --hostfile "$work/hosts" -np $((TESTBED_NODES * 8)) "${options[@]}" \
   --mca plm_rsh_agent "ssh -F $work/ssh_config" --mca plm_rsh_no_tree_spawn 1 --mca orte_keep_fqdn_hostnames 1 \
   bash -c '[ ! -r "$0" ] || . "$0"; exec "$@"' "$gib" "${command[@]}" 2>&1 | tee "$results"
 status=${PIPESTATUS[0]}

@@ -70,8 +70,8 @@ stages() {
         ;;
       internode)
         lines_of "$scripts/internode.args"
-        "$deep_ep" launch --scheduler "$TESTBED_SCHEDULER" --ranks 8 -- \
-          "$deep_ep" bench internode --nodes "$DEEP_EP_NODES" --check "${arguments[@]}"
+        RANK=$index WORLD_SIZE=$TESTBED_NODES \
+          "$deep_ep" bench internode --spawn 8 --nodes "$TESTBED_NODES" --check "${arguments[@]}"
         status=$?
         ;;
       launcher)

@@ -134,14 +134,12 @@ containers:
     image: {{ .Values.image }}
     command: [/bin/bash, /scripts/run.sh]
     env:
-      - name: DEEP_EP_NODES
+      - name: TESTBED_NODES
         value: {{ include "testbed.nodes" . | quote }}
       - name: MASTER_ADDR
         value: {{ include "testbed.first" . }}
       - name: MASTER_PORT
         value: "29500"
-      - name: TESTBED_SCHEDULER
-        value: {{ if eq .Values.workload.controller "jobset" }}jobset{{ else }}indexed-job{{ end }}
       - name: TESTBED_NODE_NAME
         value: {{ include "testbed.name" . }}
       - name: TESTBED_STAGES

@@ -121,12 +121,6 @@ TEST(Bootstrap, ATimeoutBelowTheLeastIsNotForEver) {
   EXPECT_EQ(timeout_in_effect(0.0), 0);
 }
 
-TEST(ProcessBootstrap, ForkedProcessesGather) {
-  for (const int size : {1, 2, 5}) {
-    expect_nothing_thrown(run_rank_processes(size, [&](const auto& bootstrap) { exercise(*bootstrap); }));
-  }
-}
-
 TEST(ProcessBootstrap, ProcessesThatShareAFileGather) {
   const test::MeetingPoint meeting_point;
   const std::string path = meeting_point.path();

@@ -8,6 +8,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/unique_fd.hpp"
+#include "tests/bootstrap/free_port.hpp"
 #include "tests/support/setting.hpp"
 #include "tests/support/variables.hpp"
 #include "tools/common/socket_bootstrap.hpp"
@@ -62,18 +63,10 @@ TEST(Interfaces, WrongListsAreRefusedOrIgnored) {
   EXPECT_EQ(leaves_by({{"NCCL_SOCKET_IFNAME", "^"}, {"GLOO_SOCKET_IFNAME", "eth1"}}), "eth1");
 }
 
-TEST(Interfaces, Families) {
-  EXPECT_EQ(read_socket_choice(source_of({})).family, AF_UNSPEC);
-  EXPECT_EQ(read_socket_choice(source_of({{"NCCL_SOCKET_FAMILY", "AF_INET6"}})).family, AF_INET6);
-  EXPECT_EQ(read_socket_choice(source_of({{"NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "AF_UNSPEC"}})).family, AF_UNSPEC);
-}
-
 /// The source address that a call to `to` is given before it is made; 0: the system decides.
 std::uint32_t source_of_call(std::uint32_t to, const char* interfaces) {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in target{};
-  target.sin_family = AF_INET;
-  target.sin_port = htons(9);
+  sockaddr_in target = test::loopback(9);
   target.sin_addr.s_addr = htonl(to);
   addrinfo call{};
   call.ai_family = AF_INET;
@@ -93,23 +86,11 @@ TEST(Interfaces, ASocketIsBoundToTheAddressUnlessTheRouteIsAllowedAnyway) {
   EXPECT_EQ(source_of_call(INADDR_LOOPBACK, "^no_such_interface"), 0u);
 }
 
-/// A free port of loopback, as far as that can be known.
-std::uint16_t unused_port() {
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size);
-  ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.sin_port);
-}
-
 TEST(Interfaces, RanksMeetWhateverIsNamed) {
   for (const char* value : {"=lo", "no_such_interface"}) {
     const Setting setting("NCCL_SOCKET_IFNAME", value);
     const Setting family("DEEP_EP_SOCKET_FAMILY", "AF_INET");
-    const std::uint16_t port = unused_port();
+    const std::uint16_t port = test::free_port();
     int sum = 0;
     std::thread other([&] {
       const auto bootstrap = make_socket_bootstrap(1, 2, "127.0.0.1", port, 120);

@@ -16,21 +16,14 @@ class DisagreementTest : public ClusterTest {
                        std::int64_t common_worst = 0, std::int64_t odd_worst = 0) {
     const Case good = make_case(common);
     const Case strange = make_case(odd);
-    run_cluster(cluster(common.ranks()), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer();
+    run_with_buffers(cluster(common.ranks()), [&](Rank& rank, Buffer& buffer) {
       for (int i = 0; i < 2; ++i) {
         const bool is_odd = rank.rank() == 1;
         Inputs inputs = upload_inputs(rank, is_odd ? strange : good);
         inputs.dispatch.num_worst_tokens = is_odd ? odd_worst : common_worst;
-        require_throws<RankMismatch>(
-            [&] {
-              buffer.dispatch(inputs.dispatch, rank.call());
-              buffer.check();  // without a host wait, the call itself cannot know
-            },
-            words, "dispatch");
+        require_mismatch(buffer, words, [&] { buffer.dispatch(inputs.dispatch, rank.call()); });
         run_round(rank, buffer, good);
       }
-      buffer.destroy();
     });
   }
 
@@ -43,8 +36,7 @@ class DisagreementTest : public ClusterTest {
       const auto mine = static_cast<std::size_t>(rank.rank());
       const std::string words = what + " is " + std::to_string(values[mine]) + " on rank " + std::to_string(mine) +
                                 " but " + std::to_string(values[1 - mine]) + " on rank " + std::to_string(1 - mine);
-      require_mismatch(
-          words, [&] { call(rank, buffer, result); }, buffer);
+      require_end(buffer, words, [&] { call(rank, buffer, result); });
       rank.bootstrap()->barrier();
     });
   }
@@ -54,22 +46,13 @@ class DisagreementTest : public ClusterTest {
     const Case cases[] = {make_case(good), make_case(odd)};
     expect_late_mismatch(cases[0], what, values, [&](Rank& rank, Buffer& buffer, const DispatchResult& result) {
       const Inputs again = upload_inputs(rank, cases[rank.rank()]);
-      DispatchArguments cached;
-      cached.x = again.dispatch.x;
-      cached.x_scales = again.dispatch.x_scales;
-      cached.handle = &result.handle;
-      buffer.dispatch(cached, rank.call());
+      buffer.dispatch(cached_dispatch(again, result.handle), rank.call());
     });
   }
 
   /// `call` fails on every rank, with what this one is to say.
-  static void require_mismatch(const std::string& words, const std::function<void()>& call, Buffer& buffer) {
-    require_throws<RankMismatch>(
-        [&] {
-          call();
-          buffer.check();
-        },
-        {words}, "the call");
+  static void require_end(Buffer& buffer, const std::string& words, const std::function<void()>& call) {
+    require_mismatch(buffer, {words}, call);
     require_throws<RankMismatch>([&] { buffer.check(); }, {words}, "every later call");
   }
 };
@@ -96,34 +79,26 @@ TEST_P(DisagreementTest, OnWhatElseIsSent) {
 TEST_P(DisagreementTest, OnHavingWeights) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {5, 6}});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
     for (const std::int64_t worst : {0, 32}) {
       Inputs inputs = upload_inputs(rank, one);
       inputs.dispatch.num_worst_tokens = worst;
       if (rank.rank() == 1) inputs.dispatch.topk_weights.reset();
-      require_throws<RankMismatch>(
-          [&] {
-            buffer.dispatch(inputs.dispatch, rank.call());
-            buffer.check();
-          },
-          {"topk_weights is ", "not given", "rank 1"}, "dispatch");
+      require_mismatch(buffer, {"topk_weights is ", "not given", "rank 1"},
+                       [&] { buffer.dispatch(inputs.dispatch, rank.call()); });
       run_round(rank, buffer, one);
     }
-    buffer.destroy();
   });
 }
 
 TEST_P(DisagreementTest, AnExpertThatDoesNotExistOnOneRank) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {5, 6, 7}});
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(3), [&](Rank& rank, Buffer& buffer) {
     for (const std::int64_t worst : {0, 32}) {
       require_refusal_of_unknown_expert(rank, buffer, one, worst);
       run_round(rank, buffer, one);
     }
-    buffer.destroy();
   });
 }
 
@@ -180,8 +155,8 @@ TEST_P(DisagreementTest, OnTheDispatchThatIsCombined) {
     const bool is_odd = rank.rank() == 1;
     const Returned returned =
         upload_returned(rank, buffer, is_odd ? other : one, (is_odd ? second : first).handle, true);
-    require_mismatch(
-        "the handles are of different dispatches", [&] { buffer.combine(returned.combine, rank.call()); }, buffer);
+    require_end(buffer, "the handles are of different dispatches",
+                [&] { buffer.combine(returned.combine, rank.call()); });
     rank.bootstrap()->barrier();
   });
 }
@@ -191,8 +166,7 @@ TEST_P(DisagreementTest, CallsBehindAFaultDoNotCount) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case good = make_case({.tokens = {5, 6}, .hidden = 64});
   const Case odd = make_case({.tokens = {5, 6}, .hidden = 72});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
     const DispatchResult earlier = buffer.dispatch(upload_inputs(rank, good).dispatch, rank.call());
     const Returned returned = upload_returned(rank, buffer, good, earlier.handle, true);
     Inputs inputs = upload_inputs(rank, rank.rank() == 0 ? good : odd);
@@ -206,7 +180,6 @@ TEST_P(DisagreementTest, CallsBehindAFaultDoNotCount) {
     }
     require_throws<RankMismatch>([&] { buffer.check(); }, {"rank 1"}, "check");
     for (int i = 0; i < 2; ++i) run_round(rank, buffer, good);
-    buffer.destroy();
   });
 }
 

@@ -32,34 +32,12 @@ TEST(FaultTexts, ATimeoutNamesWhoWaitedAndForWhom) {
   EXPECT_EQ(text_of(FaultKind::timeout, Wanted::counts), waited + "its token counts (dispatch, notify kernel)" + words);
 }
 
-TEST(FaultTexts, LowLatencyCallsDoNotSayWhatAWordHeld) {
-  EXPECT_NE(text_of(FaultKind::timeout, Wanted::low_latency_dispatch_rows)
-                .find(" (signal at an earlier call, expected 17). The ranks"),
-            std::string::npos);
-}
-
-TEST(FaultTexts, AWaitOfSeveralTimeoutsSaysSo) {
-  EXPECT_EQ(text_of(FaultKind::timeout, Wanted::low_latency_dispatch_rows, 8).find("rank 2 waited 12 s for rank 5"),
-            0u);
-}
-
 TEST(FaultTexts, ATimeoutNamesWhomARelayWaitsFor) {
   const FaultRecord fault = record(FaultKind::timeout, Wanted::combine_rows);
   EXPECT_EQ(describe_fault(fault, kSelf, 1.5, 7),
             "rank 2 waited 1.5 s for rank 7, which rank 5 waits for, too, without seeing a pushed row (combine kernel) "
             "(signal at 13, expected 17). The ranks no longer agree: destroy the buffer");
   EXPECT_EQ(describe_fault(fault, kSelf, 1.5, 5), describe_fault(fault, kSelf, 1.5));
-}
-
-TEST(FaultTexts, AWaitThatEndedForALostRankNamesItAndWhomItWaitedFor) {
-  const FaultRecord fault = record(FaultKind::timeout, Wanted::combine_rows);
-  const std::string words =
-      "without seeing a pushed row (combine kernel) (signal at 13, expected 17): the process of rank 7 has ended. The "
-      "ranks no longer agree: destroy the buffer";
-  EXPECT_EQ(describe_lost(fault, kSelf, 7, "the process of rank 7 has ended"),
-            "rank 2 waited in vain for rank 7, which rank 5 waited for, too, " + words);
-  EXPECT_EQ(describe_lost(fault, kSelf, 5, "the process of rank 7 has ended"),
-            "rank 2 waited in vain for rank 5 " + words);
 }
 
 TEST(FaultTexts, MaskingSaysWhy) {
@@ -100,39 +78,13 @@ TEST(FaultTexts, AMismatchGivesEachRankItsValue) {
       "destroy the buffer";
   EXPECT_EQ(text_of(FaultKind::mismatch, Wanted::dispatch_addresses, 1), "dispatch: number of scales of a row " + late);
   EXPECT_EQ(text_of(FaultKind::mismatch, Wanted::combine_addresses, 2), "combine: top-k " + late);
-  const std::string dtypes = text_of(FaultKind::mismatch, Wanted::counts, 5);
-  EXPECT_EQ(dtypes.find("17"), std::string::npos) << "types have names: " << dtypes;
-  EXPECT_EQ(
-      text_of(FaultKind::mismatch, Wanted::low_latency_dispatch_counts).find("low_latency_dispatch: ranks 2 and 5"),
-      0u);
-  EXPECT_EQ(
-      text_of(FaultKind::mismatch, Wanted::low_latency_combine_selection).find("low_latency_combine: ranks 2 and 5"),
-      0u);
 }
 
 TEST(FaultTexts, Counts) {
-  EXPECT_EQ(text_of(FaultKind::inconsistent_counts, Wanted::counts, 1),
-            "num_tokens_per_rank of rank 5 disagrees with its is_token_in_rank for destination rank 1; both must count "
-            "the same tokens");
   EXPECT_EQ(text_of(FaultKind::overflow, Wanted::dispatch_rows),
             "rank 2 received 17 rows but num_worst_tokens leaves room for 13; the rows beyond are lost");
-  EXPECT_EQ(
-      text_of(FaultKind::overflow, Wanted::internode_rows),
-      "rank 2 handed on 17 tokens of other nodes but its num_worst_tokens, for each rank of its node, leaves room "
-      "for 13; combine lacks the rows of those beyond");
-  EXPECT_EQ(
-      text_of(FaultKind::overflow, Wanted::low_latency_dispatch_rows, 3),
-      "low_latency_dispatch: tokens name local expert 3 of rank 2 more than once, and it got more than the 13 rows "
-      "that its part of the output has. The ranks no longer agree: destroy the buffer");
   EXPECT_EQ(text_of(FaultKind::unknown_expert, Wanted::nothing, 3),
             "topk_idx of token 3 names expert 17, allowed: 0 to 12, or negative for no selection");
-  EXPECT_EQ(text_of(FaultKind::unknown_expert, Wanted::counts, 3),
-            "dispatch: rank 5 has ended the call before any row moved, as its topk_idx of token 3 names expert 17, "
-            "allowed: 0 to 12, or negative for no selection");
-  EXPECT_EQ(
-      text_of(FaultKind::unknown_expert, Wanted::low_latency_dispatch_counts, 3),
-      "low_latency_dispatch: topk_idx of token 3 names expert 17, allowed: 0 to 12, or negative for no selection. "
-      "The call has ended on all ranks, which no longer agree: destroy the buffer");
 }
 
 }  // namespace

@@ -46,8 +46,7 @@ TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
   DEEP_EP_NEEDS_RANKS(3);
   std::vector<Case> cases;
   for (const Shape& shape : large_rounds()) cases.push_back(make_case(shape));
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 128 * kKiB});
+  run_with_buffers(cluster(3), {.heap_bytes = 8 * kMiB, .window_bytes = 128 * kKiB}, [&](Rank& rank, Buffer& buffer) {
     std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
     for (const Case& one : cases) {
       const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
@@ -62,7 +61,6 @@ TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, cases[0]).dispatch, rank.call());
     check_dispatch(rank, cases[0], result);
     require(buffer.in_heap(result.recv_x.view()), "recv_x lies in the heap once there is room");
-    buffer.destroy();
   });
 }
 
@@ -70,8 +68,7 @@ TEST_P(MemoryTest, RowsThatTheWindowHoldsAreCopiedFromIt) {
   DEEP_EP_NEEDS_RANKS(3);
   std::vector<Case> cases;
   for (const Shape& shape : large_rounds()) cases.push_back(make_case(shape));
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 6 * kMiB});
+  run_with_buffers(cluster(3), {.heap_bytes = 8 * kMiB, .window_bytes = 6 * kMiB}, [&](Rank& rank, Buffer& buffer) {
     const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
     for (const Case& one : cases) {
       for (const std::int64_t worst : {0, 500}) {
@@ -79,7 +76,6 @@ TEST_P(MemoryTest, RowsThatTheWindowHoldsAreCopiedFromIt) {
       }
       rank.release();
     }
-    buffer.destroy();
   });
 }
 
@@ -96,20 +92,6 @@ TEST_P(MemoryTest, SmallWindowsAreNamed) {
     const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
     require_throws<OutOfMemory>([&] { buffer.dispatch(upload_inputs(rank, wide).dispatch, rank.call()); },
                                 {"its window of 16.00 KiB not one row", "each of the 3 ranks"}, "dispatch");
-  });
-}
-
-TEST_P(MemoryTest, OneRankMayBeShortOfMemory) {
-  DEEP_EP_NEEDS_RANKS(3);
-  const Case one = make_case(large_rounds()[0]);
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 256 * kKiB});
-    std::vector<Tensor> hoard;
-    if (rank.rank() == 1) hoard = take_whole_heap(rank, buffer);
-    for (const std::int64_t worst : {0, 500}) {
-      run_round(rank, buffer, one, {.config = {}, .num_worst_tokens = worst, .returned_in_heap = false});
-    }
-    buffer.destroy();
   });
 }
 
@@ -147,8 +129,7 @@ TEST_P(MemoryTest, OffsetsBeyond4GiB) {
 
 TEST_P(MemoryTest, AllocateTensor) {
   DEEP_EP_NEEDS_RANKS(1);
-  run_cluster(cluster(1), [](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 16 * kMiB});
+  run_with_buffers(cluster(1), {.heap_bytes = 16 * kMiB}, [](Rank& rank, Buffer& buffer) {
     const Tensor one = buffer.allocate_tensor(DType::bfloat16, {7, 24}, rank.call().stream);
     const Tensor two = buffer.allocate_tensor(DType::float32, {3}, rank.call().stream);
     require(one.size(0) == 7 && one.size(1) == 24 && one.view().dtype == DType::bfloat16, "shape and type");
@@ -173,7 +154,6 @@ TEST_P(MemoryTest, AllocateTensor) {
           buffer.allocate_tensor(DType::int64, {kHuge, kHuge}, rank.call().stream);
         },
         {"shape", "4294967296"}, "allocate_tensor of sizes whose product wraps");
-    buffer.destroy();
   });
 }
 

@@ -29,8 +29,7 @@ void call_in_turn(const std::function<void()>& call) {
 TEST_P(OneThreadTest, ASecondOneIsRefusedAtOnce) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {8, 9}});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
     const Inputs inputs = upload_inputs(rank, one);
     const CallOptions call = rank.call();
     DispatchResult result;
@@ -66,7 +65,6 @@ TEST_P(OneThreadTest, ASecondOneIsRefusedAtOnce) {
     }
     check_dispatch(rank, one, result);
     run_round(rank, buffer, one);  // by another thread than before
-    buffer.destroy();
   });
 }
 

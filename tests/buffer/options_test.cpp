@@ -106,27 +106,6 @@ TEST_P(OptionsTest, OptionsWithoutEffectAreRefused) {
   });
 }
 
-TEST_P(OptionsTest, DescriptionSaysWhatHasNoEffect) {
-  DEEP_EP_NEEDS_RANKS(2);
-  run_cluster(cluster(2), [](Rank& rank) {
-    const auto described = [&](const BufferOptions& options) {
-      Buffer buffer = rank.own_buffer(options);
-      std::string text = buffer.describe();
-      buffer.destroy();
-      return text;
-    };
-    BufferOptions options{.heap_bytes = std::size_t{16} << 20, .internode = {.lanes = 2}};
-    const std::string lanes = described(options);
-    require(lanes.find("without the 2 lanes, as there is one node") != std::string::npos, lanes);
-    options.low_latency = {.bytes = std::size_t{1} << 20, .rails = LowLatencyRails::always};
-    const std::string rails = described(options);
-    require(rails.find("not by rails, as there is one node") != std::string::npos, rails);
-    options.low_latency.rails = LowLatencyRails::never;
-    const std::string never = described(options);
-    require(never.find("not by rails, as asked for") != std::string::npos, never);
-  });
-}
-
 TEST_P(OptionsTest, HeapBytesForSoMuchLocalMemory) {
   DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [](Rank& rank) {
@@ -161,6 +140,23 @@ TEST(HeapLayout, TooLittleIsRefused) {
   EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = 2 * kMiB}, 2), OutOfMemory);
   EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = kMiB}, 2), OutOfMemory) << "signals take some";
   EXPECT_THROW(HeapLayout::make({.heap_bytes = 64 * kMiB, .low_latency = {.bytes = 4096}}, 8), InvalidArgument);
+}
+
+/// A rank has the part of its GPU's multiprocessors that it shares with others, less those of kernels that play NICs.
+TEST(DeviceShare, RanksOfAGpuHaveEqualParts) {
+  const auto gpu = [](std::uint8_t number) { return DeviceIdentity{.uuid = {number}, .multiprocessors = 132}; };
+  const auto sms = [](int of_context, const DeviceIdentity& mine, const std::vector<DeviceIdentity>& all) {
+    return share_device({.multiprocessors = of_context}, mine, all).multiprocessors;
+  };
+  EXPECT_EQ(sms(132, gpu(1), {gpu(1), gpu(2)}), 132);
+  EXPECT_EQ(sms(132, gpu(1), {gpu(1), gpu(2), gpu(1), gpu(2)}), 58);
+  // Contexts of CUDA MPS may have more, or less.
+  EXPECT_EQ(sms(32, gpu(1), {gpu(1), gpu(1), gpu(1), gpu(1)}), 29);
+  EXPECT_EQ(sms(20, gpu(1), {gpu(1), gpu(1), gpu(1), gpu(1)}), 20);
+  DeviceIdentity plays = gpu(1);
+  plays.kept = 2;
+  EXPECT_EQ(sms(130, plays, {plays, plays}), 56);
+  EXPECT_EQ(sms(4, {}, {{}, {}, {}}), 4) << "ranks on CPUs are scheduled by the system";
 }
 
 /// Whoever is masked must have been late for every rank.

@@ -38,11 +38,15 @@ TEST_P(RanksTest, RunsRounds) {
   }
 }
 
+std::string name_of_ranks(const testing::TestParamInfo<std::tuple<Where, int>>& info) {
+  return to_string(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+}
 INSTANTIATE_TEST_SUITE_P(On, RanksTest,
                          testing::Combine(testing::ValuesIn(kThreads), testing::Values(1, 2, 3, 5, 8, 12, 72)),
-                         [](const auto& info) {
-                           return to_string(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
-                         });
+                         name_of_ranks);
+/// Heaps of other processes, and other addresses for the same memory.
+INSTANTIATE_TEST_SUITE_P(OnProcesses, RanksTest, testing::Combine(testing::ValuesIn(kProcesses), testing::Values(4)),
+                         name_of_ranks);
 
 }  // namespace
 }  // namespace deep_ep::test

@@ -176,42 +176,6 @@ TEST_F(ResultTensorsTest, OfAGraphLieInItsOwnMemory) {
   of(caller_).capturing = of(comm_).capturing = false;
 }
 
-TEST_F(ResultTensorsTest, OfAllPiecesAreAskedForAtOnce) {
-  const std::vector<TensorView> pieces[] = {{small_}, {}, {large_, small_}};
-  CallScope scope(context_, {.stream = caller_});
-  const auto made = scope.result_tensors(pieces);
-  EXPECT_EQ(framework_->orders.size(), 1u);
-  ASSERT_EQ(made.size(), 3u);
-  EXPECT_EQ(made[1].view().bytes(), large_.bytes());
-
-  const auto of_the_library = scope.inside([&] { return scope.result_tensors(pieces, {&small_, 1}); });
-  ASSERT_EQ(of_the_library.size(), 4u);
-  EXPECT_NE(of_the_library[0].storage(), of_the_library[1].storage()) << "pieces end by themselves";
-  EXPECT_EQ(of_the_library[1].storage(), of_the_library[3].storage()) << "the handle's lie in the last one";
-}
-
-TEST_F(ResultTensorsTest, OfTheHandleAreTheLibrarys) {
-  CallScope scope(context_, {.stream = caller_});
-  const auto made = scope.result_tensors(one_, {&large_, 1});
-  ASSERT_EQ(made.size(), 2u);
-  EXPECT_NE(dynamic_cast<FakeFramework::Owned*>(made[0].storage().get()), nullptr);
-  EXPECT_EQ(dynamic_cast<FakeFramework::Owned*>(made[1].storage().get()), nullptr);
-  EXPECT_EQ(made[1].view().bytes(), large_.bytes());
-}
-
-TEST_F(ResultTensorsTest, WhatStaysInsideACallIsTheLibrarys) {
-  CallScope scope(context_, {.stream = caller_});
-  const std::vector<TensorView> pieces[] = {{small_}};
-  const auto made = scope.inside([&] { return scope.result_tensors(one_); });
-  const auto in_heap = scope.inside([&] { return scope.try_heap_results(pieces); });
-  ASSERT_TRUE(in_heap);
-  EXPECT_NE(made[0].storage(), nullptr);
-  EXPECT_TRUE(framework_->orders.empty());
-  EXPECT_EQ(framework_->asked_for_heap, 0);
-  scope.result_tensors(one_);
-  EXPECT_EQ(framework_->orders.size(), 1u) << "the next results leave the call";
-}
-
 TEST_F(ResultTensorsTest, PiecesOfTheHeapGoBackBehindTheirStream) {
   ArenaPieces pieces(arena_);
   auto* const piece = static_cast<std::byte*>(pieces.take(600 << 10, side_));

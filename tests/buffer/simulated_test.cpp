@@ -32,16 +32,11 @@ TEST_P(SimulatedNicTest, LowLatencyCalls) {
   const Combined& expected = GetParam().topology == Topology::rails ? rail_case.by_rails : rail_case.direct;
   const std::uint64_t times = under_sanitizer() ? 1 : 3;  // of seeds, and of calls
   for (std::uint64_t seed = 0; seed < times; ++seed) {
-    run_cluster(few_blocks(4, seed), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(low_latency_options(4, 6, 256));
+    run_with_buffers(few_blocks(4, seed), low_latency_options(4, 6, 256), [&](Rank& rank, Buffer& buffer) {
       require(buffer.describe().find("wire simulated") != std::string::npos, buffer.describe());
       for (std::uint64_t call = 0; call < times; ++call) {
-        dispatch_and_check(rank, buffer, one.before);
-        const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-        const Tensor combined = buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call()).combined_x;
-        check_low_latency_combine(rank, one, expected, combined.view());
+        dispatch_and_combine(rank, buffer, one, expected);
       }
-      buffer.destroy();
     });
   }
 }
@@ -91,25 +86,21 @@ INSTANTIATE_TEST_SUITE_P(On, RailsOnlyTest, testing::ValuesIn(kRailsOnlyPlaces),
 TEST_P(RailsOnlyTest, LowLatencyCallsWithHooksAndWithout) {
   DEEP_EP_NEEDS_RANKS(4);
   const RailCase all = rail_case();
+  const LowLatencyCombineCase& one = all.calls;
   const Combined& at_once = GetParam().topology == Topology::rails ? all.by_rails : all.direct;
-  run_cluster(few_blocks(), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(4, 6, 256));
+  run_with_buffers(few_blocks(), low_latency_options(4, 6, 256), [&](Rank& rank, Buffer& buffer) {
     require(buffer.describe().find("rails only") != std::string::npos, buffer.describe());
     for (int call = 0; call < 2; ++call) {
-      const auto hooked_dispatch =
-          buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all.calls.before)), rank.call());
-      hooked_dispatch.hook();
-      check_low_latency_dispatch(rank, all.calls.before, hooked_dispatch);
-      const auto dispatched = dispatch_and_check(rank, buffer, all.calls.before);
-      combine_both_ways(rank, buffer, all.calls, at_once, dispatched.handle);
-      const auto hooked =
-          buffer.low_latency_combine(with_hook(upload_combine(rank, all.calls, dispatched.handle)), rank.call());
-      hooked.hook();
-      check_low_latency_combine(rank, all.calls, all.direct, hooked.combined_x.view());
+      const auto sent = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.before)), rank.call());
+      check_low_latency_dispatch(rank, one.before, received(sent));
+      const auto dispatched = dispatch_and_check(rank, buffer, one.before);
+      combine_both_ways(rank, buffer, one, at_once, dispatched.handle);
+      const auto combine = with_hook(upload_combine(rank, one, dispatched.handle));
+      const Tensor combined = received(buffer.low_latency_combine(combine, rank.call())).combined_x;
+      check_low_latency_combine(rank, one, all.direct, combined.view());
       buffer.low_latency_clean(rank.call().stream);
     }
     buffer.check();
-    buffer.destroy();
   });
 }
 
@@ -120,10 +111,7 @@ TEST_P(RailsOnlyTest, MasksAndNewConnections) {
   for (const std::size_t other : {0u, 2u, 3u}) masks[4 + other] = masks[4 * other + 1] = 1;
   const LowLatencyCase apart = with_masks(all, masks);
   run_cluster(few_blocks(), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(4, 6, 256);
-    options.low_latency.masking = true;
-    options.timeout_s = patience();
-    Buffer& buffer = rank.buffer(options);
+    Buffer& buffer = rank.buffer(low_latency_options(4, 6, 256, patience(), true));
     dispatch_and_check(rank, buffer, all);
     for (int other = 0; other < 4; ++other) {
       if ((rank.rank() == 1) != (other == 1)) buffer.low_latency_update_mask(other, true, rank.call().stream);

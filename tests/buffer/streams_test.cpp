@@ -10,24 +10,11 @@ namespace {
 class StreamsTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(StreamsTest);
 
-TEST_P(StreamsTest, TheDefaultStreamWorks) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case one = make_case({.tokens = {7, 9}});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
-    const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch);
-    rank.executor()->synchronize(nullptr);
-    check_dispatch(rank, one, result);
-    buffer.destroy();
-  });
-}
-
 TEST_P(StreamsTest, AQuickRankCannotOverwriteWhatASlowOneReads) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {30, 30}, .hidden = 256, .combine_hidden = 256});
   const Case two = make_case({.tokens = {30, 30}, .hidden = 256, .combine_hidden = 256, .seed = 2});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
     for (int i = 0; i < 6; ++i) {
       for (const Case* now : {&one, &two}) {
         // Makes the order likely in which something could be overwritten; right results do not depend on it.
@@ -36,7 +23,6 @@ TEST_P(StreamsTest, AQuickRankCannotOverwriteWhatASlowOneReads) {
       }
       rank.release();
     }
-    buffer.destroy();
   });
 }
 

@@ -17,8 +17,7 @@ void sleep_amid_calls(const ClusterOptions& cluster) {
       make_low_latency_combine_case({.tokens = {5, 7, 3}, .max_tokens = 7, .hidden = 256, .topk = 3});
   const auto sums = small.expected();
   const auto sums_with_hooks = small.expected_with_hooks(cluster.where.topology);
-  run_cluster(cluster, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(3, 7, 256));
+  run_with_buffers(cluster, low_latency_options(3, 7, 256), [&](Rank& rank, Buffer& buffer) {
     run_round(rank, buffer, one);
     const Inputs inputs = upload_inputs(rank, one);
     const DispatchResult before = buffer.dispatch(inputs.dispatch, rank.call());
@@ -53,7 +52,6 @@ void sleep_amid_calls(const ClusterOptions& cluster) {
     check_low_latency_combine(rank, small, sums, again.combined_x.view());
     run_round(rank, buffer, one);
     buffer.suspend();
-    buffer.destroy();
   });
 }
 

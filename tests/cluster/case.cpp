@@ -79,20 +79,6 @@ Case make_inputs(const Shape& shape) {
 
 }  // namespace
 
-const char* name_of(ScaleLayout layout) {
-  switch (layout) {
-    case ScaleLayout::row_major:
-      return "row_major";
-    case ScaleLayout::column_major:
-      return "column_major";
-    case ScaleLayout::padded:
-      return "padded";
-    case ScaleLayout::every_third:
-      return "every_third";
-  }
-  return "?";
-}
-
 std::int64_t Shape::max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
 
 std::string Shape::describe() const {
@@ -104,8 +90,8 @@ std::string Shape::describe() const {
           (with_topk ? "" : " (layout only)") + " idx=" + deep_ep::name_of(idx_dtype) +
           " routing=" + oracle::name_of(routing) + " x=" + deep_ep::name_of(dtype) + "[" + std::to_string(hidden) + "]";
   if (scales > 0) {
-    text += " scales=" + std::string(deep_ep::name_of(scale_dtype)) + "[" + std::to_string(scales) + "] " +
-            name_of(scale_layout);
+    text += " scales=" + std::string(deep_ep::name_of(scale_dtype)) + "[" + std::to_string(scales) + "] layout " +
+            std::to_string(static_cast<int>(scale_layout));
   }
   text += " alignment=" + std::to_string(alignment) + " combine_hidden=" + std::to_string(combine_hidden);
   text += std::string(combine_weights ? " weights" : "") + (bias_0 ? " bias_0" : "") + (bias_1 ? " bias_1" : "");

@@ -21,7 +21,6 @@ enum class ScaleLayout : std::uint8_t {
 };
 inline constexpr ScaleLayout kScaleLayouts[] = {ScaleLayout::row_major, ScaleLayout::column_major, ScaleLayout::padded,
                                                 ScaleLayout::every_third};
-const char* name_of(ScaleLayout layout);
 
 struct Shape {
   std::vector<std::int64_t> tokens = {16, 16};  ///< one entry per rank

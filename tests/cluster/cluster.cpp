@@ -217,6 +217,15 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
   }
 }
 
+void run_with_buffers(const ClusterOptions& options, const BufferOptions& buffer_options,
+                      const BufferFunction& function) {
+  run_cluster(options, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(buffer_options);
+    function(rank, buffer);
+    buffer.destroy();
+  });
+}
+
 // What one thread of a process frees or loads waits for the kernels of all others, which may wait for that thread.
 bool are_processes(const Where& where) {
   return where.placement == Placement::processes || (where.target == Target::cuda && ranks_per_gpu() > 1);

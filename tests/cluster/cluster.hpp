@@ -117,6 +117,13 @@ using RankFunction = std::function<void(Rank&)>;
 /// Throws one exception that says what every rank threw. Ends the program when the deadline passes.
 void run_cluster(const ClusterOptions& options, const RankFunction& function);
 
+/// The same, where each rank has such a buffer, which it destroys behind the function.
+using BufferFunction = std::function<void(Rank&, Buffer&)>;
+void run_with_buffers(const ClusterOptions& options, const BufferOptions& buffer, const BufferFunction& function);
+inline void run_with_buffers(const ClusterOptions& options, const BufferFunction& function) {
+  run_with_buffers(options, {.heap_bytes = std::size_t{64} << 20}, function);
+}
+
 /// True in a process that will become one rank of a cluster.
 bool is_rank_process();
 

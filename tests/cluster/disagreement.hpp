@@ -13,6 +13,16 @@
 
 namespace deep_ep::test {
 
+/// The call, or the check behind it, ends in a RankMismatch with these words.
+inline void require_mismatch(Buffer& buffer, const std::vector<std::string>& words, const std::function<void()>& call) {
+  require_throws<RankMismatch>(
+      [&] {
+        call();
+        buffer.check();  // without a host wait, the call itself cannot know
+      },
+      words, "a call that ranks mean differently");
+}
+
 /// Whether a rank may still wait, until its deadline, for one that has found out and ended the call.
 enum class WhoFindsOut { everybody, somebody };
 
@@ -76,10 +86,7 @@ inline void require_refusal_of_unknown_expert(Rank& rank, Buffer& buffer, const 
   const int experts = one.shape.experts();
   bad.inputs[1].selection.idx[static_cast<std::size_t>(2 * one.shape.topk)] = experts;
   const auto call = [&] {
-    LowLatencyDispatchArguments arguments = upload_arguments(rank, bad);
-    arguments.return_recv_hook = hook;
-    const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
-    if (result.hook) result.hook();
+    received(buffer.low_latency_dispatch(with_hook(upload_arguments(rank, bad), hook), rank.call()));
     buffer.check();
   };
   if (rank.rank() == 1) {

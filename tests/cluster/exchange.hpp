@@ -16,6 +16,14 @@ struct Inputs {
 
 /// Uploads; the layout tensors are the oracle's, so that dispatch can be tested without get_dispatch_layout.
 Inputs upload_inputs(Rank& rank, const Case& one);
+/// Those of a dispatch with the layout of an earlier one.
+inline DispatchArguments cached_dispatch(const Inputs& inputs, const DispatchHandle& handle) {
+  DispatchArguments arguments;
+  arguments.x = inputs.dispatch.x;
+  arguments.x_scales = inputs.dispatch.x_scales;
+  arguments.handle = &handle;
+  return arguments;
+}
 /// A view of scales with the strides that the shape asks for.
 TensorView upload_scales(Rank& rank, const oracle::DispatchInput& input, DType dtype, ScaleLayout layout);
 

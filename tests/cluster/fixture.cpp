@@ -27,13 +27,11 @@ void run_rounds(const ClusterOptions& cluster, std::span<const Shape> shapes, co
                 const BufferOptions& buffer_options) {
   std::vector<Case> cases;
   for (const Shape& shape : shapes) cases.push_back(make_case(shape));
-  run_cluster(cluster, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(buffer_options);
+  run_with_buffers(cluster, buffer_options, [&](Rank& rank, Buffer& buffer) {
     for (const Case& one : cases) {
       run_round(rank, buffer, one, round);
       rank.release();
     }
-    buffer.destroy();
   });
 }
 

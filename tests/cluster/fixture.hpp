@@ -68,8 +68,6 @@ inline constexpr Where kRailThreads[] = {{Target::host, Placement::threads, Topo
                                          {Target::cuda, Placement::threads, Topology::rails}};
 #define DEEP_EP_LOW_LATENCY_ON_THREADS(Suite) \
   INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyThreads), name_of_place)
-#define DEEP_EP_LOW_LATENCY_ON_PROCESSES(Suite) \
-  INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyProcesses), name_of_place)
 
 #define DEEP_EP_BY_RAILS(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kRailThreads), name_of_place)
 

@@ -136,6 +136,12 @@ LowLatencyCase with_masks(const LowLatencyCase& one, const oracle::Masks& masks)
   return result;
 }
 
+oracle::Masks masks_without(int ranks, int lost) {
+  oracle::Masks masks(index(ranks * ranks), 0);
+  for (int rank = 0; rank < ranks; ++rank) masks[index(rank * ranks + lost)] = rank != lost;
+  return masks;
+}
+
 LowLatencyCaseShape random_low_latency_shape(int ranks, std::uint64_t seed, const RandomShapeLimits& limits) {
   oracle::Random random(seed);
   LowLatencyCaseShape shape;
@@ -258,11 +264,15 @@ LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const Lo
   return result;
 }
 
-BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden) {
-  return {.heap_bytes = std::size_t{4} << 20,
-          .max_local_experts = 64,
-          .low_latency = {.bytes = Buffer::low_latency_bytes_hint(
-                              static_cast<int>(std::max<std::int64_t>(max_tokens, 1)), hidden, ranks, 1)}};
+BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden, double timeout_s,
+                                  bool masking) {
+  const int tokens = static_cast<int>(std::max<std::int64_t>(max_tokens, 1));
+  BufferOptions options{
+      .heap_bytes = std::size_t{4} << 20,
+      .max_local_experts = 64,
+      .low_latency = {.bytes = Buffer::low_latency_bytes_hint(tokens, hidden, ranks, 1), .masking = masking}};
+  if (timeout_s > 0) options.timeout_s = timeout_s;
+  return options;
 }
 
 void run_dispatches(const ClusterOptions& cluster, const std::vector<LowLatencyCase>& cases,

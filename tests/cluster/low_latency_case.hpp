@@ -38,6 +38,8 @@ struct LowLatencyCase {
 LowLatencyCase make_low_latency_case(const LowLatencyCaseShape& shape);
 /// The same inputs, where the ranks leave each other out.
 LowLatencyCase with_masks(const LowLatencyCase& one, const oracle::Masks& masks);
+/// All others leave this rank out.
+oracle::Masks masks_without(int ranks, int lost);
 
 /// Upper limits of random shapes. Everything else may be anything that is allowed.
 struct RandomShapeLimits {
@@ -49,9 +51,15 @@ LowLatencyCaseShape random_low_latency_shape(int ranks, std::uint64_t seed, cons
 
 /// The arguments of a call that receives when its hook is called.
 template <class Arguments>
-Arguments with_hook(Arguments arguments) {
-  arguments.return_recv_hook = true;
+Arguments with_hook(Arguments arguments, bool hook = true) {
+  arguments.return_recv_hook = hook;
   return arguments;
+}
+/// The result of a call, whose hook is called here, if it has one.
+template <class Result>
+Result received(Result result) {
+  if (result.hook) result.hook();
+  return result;
 }
 
 /// An input as an output that a test will have refused.
@@ -71,8 +79,9 @@ LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const Lo
 /// left out then, by all others, and told so.
 void require_one_left_out(Rank& rank, Buffer& buffer, const LowLatencyCase& one);
 
-/// Enough memory for cases of at most so many tokens and channels.
-BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden);
+/// Enough memory for cases of at most so many tokens and channels. Time-out 0: the cluster's.
+BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden, double timeout_s = 0,
+                                  bool masking = false);
 
 /// One dispatch after the other on one buffer, checked; `configs` in turn.
 void run_dispatches(const ClusterOptions& cluster, const std::vector<LowLatencyCase>& cases,

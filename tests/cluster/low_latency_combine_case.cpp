@@ -88,6 +88,35 @@ LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCas
   return arguments;
 }
 
+LowLatencyCombineArguments combine_in_place(Rank& rank, Buffer& buffer, const LowLatencyHandle& handle,
+                                            const ConstTensorView& topk_idx, float weight) {
+  LowLatencyCombineArguments arguments;
+  arguments.handle = &handle;
+  arguments.x = buffer.low_latency_combine_buffer(handle);
+  arguments.topk_idx = topk_idx;
+  const std::vector<float> weights(index(topk_idx.elements()), weight);
+  arguments.topk_weights = rank.upload(weights, DType::float32, {topk_idx.shape[0], topk_idx.shape[1]});
+  return arguments;
+}
+
+void change_selections(LowLatencyCombineCase& one, double gone, std::uint64_t seed) {
+  oracle::Random random(seed);
+  for (auto& input : one.inputs) {
+    oracle::Selection& now = input.selection;
+    for (std::size_t i = 0; i < now.idx.size(); ++i) {
+      now.weights[i] *= -1.5f;
+      if (random.chance(gone)) now.idx[i] = -1 - random.below(3);
+    }
+  }
+}
+
+void dispatch_and_combine(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one,
+                          const std::vector<oracle::LowLatencyCombined>& expected) {
+  const LowLatencyHandle handle = dispatch_and_check(rank, buffer, one.before).handle;
+  const auto combined = buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call());
+  check_low_latency_combine(rank, one, expected, combined.combined_x.view());
+}
+
 void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
                                const std::vector<oracle::LowLatencyCombined>& expected, const TensorView& combined) {
   const oracle::LowLatencyCombined& mine = expected[index(rank.rank())];

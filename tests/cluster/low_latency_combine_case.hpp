@@ -29,8 +29,17 @@ LowLatencyCombineCase make_combine_case_after(LowLatencyCase before, std::int64_
 LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one);
 /// Uploads what the rank hands to combine.
 LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCase& one, const LowLatencyHandle& handle);
+/// The arguments of a combine of what lies in its own memory, all with one weight, for these selections.
+LowLatencyCombineArguments combine_in_place(Rank& rank, Buffer& buffer, const LowLatencyHandle& handle,
+                                            const ConstTensorView& topk_idx, float weight);
+/// Other selections than those of the dispatch: all weights others, and about so many gone.
+void change_selections(LowLatencyCombineCase& one, double gone, std::uint64_t seed);
 /// Compares bit by bit, and with the exact sums.
 void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
                                const std::vector<oracle::LowLatencyCombined>& expected, const TensorView& combined);
+
+/// A dispatch and its combine, checked.
+void dispatch_and_combine(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one,
+                          const std::vector<oracle::LowLatencyCombined>& expected);
 
 }  // namespace deep_ep::test

@@ -1,5 +1,6 @@
 #include "tests/cluster/low_latency_rails_case.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "tests/support/time_scale.hpp"
@@ -43,8 +44,8 @@ LowLatencyCase select_nodes(const LowLatencyCase& one, const Nodes& nodes,
   return with_masks(result, {});
 }
 
-BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden) {
-  BufferOptions options = low_latency_options(nodes.ranks, max_tokens, hidden);
+BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden, double timeout_s) {
+  BufferOptions options = low_latency_options(nodes.ranks, max_tokens, hidden, timeout_s);
   options.ranks_per_node = nodes.ranks_per_node;
   return options;
 }
@@ -74,6 +75,32 @@ void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& 
   const LowLatencyCombineResult in_place = buffer.low_latency_combine(arguments, rank.call());
   check_low_latency_combine(rank, one, expected, uploaded.combined_x.view());
   check_low_latency_combine(rank, one, expected, in_place.combined_x.view());
+}
+
+void run_combines(const ClusterOptions& cluster, const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
+                  const std::vector<Config>& configs) {
+  std::int64_t max_tokens = 1;
+  std::int64_t hidden = 1;
+  std::vector<RailCase> cases;
+  for (const LowLatencyCombineCase& one : all) {
+    max_tokens = std::max(max_tokens, one.before.shape.max_tokens);
+    hidden = std::max({hidden, one.hidden, one.before.shape.hidden});
+    cases.push_back(make_rail_case(one, nodes));
+  }
+  run_with_buffers(cluster, rail_options(nodes, max_tokens, hidden), [&](Rank& rank, Buffer& buffer) {
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const LowLatencyCombineCase& one = cases[i].calls;
+      const auto dispatched = dispatch_and_check(rank, buffer, one.before);
+      combine_both_ways(rank, buffer, one, cases[i].by_rails, dispatched.handle, configs[i % configs.size()]);
+      if (nodes.ranks_per_node != 0) {
+        const auto hooked = with_hook(upload_combine(rank, one, dispatched.handle));
+        const Tensor combined = received(buffer.low_latency_combine(hooked, rank.call())).combined_x;
+        check_low_latency_combine(rank, one, cases[i].direct, combined.view());
+      }
+      rank.release();
+    }
+    buffer.check();
+  });
 }
 
 }  // namespace deep_ep::test

@@ -33,7 +33,7 @@ LowLatencyCase select_nodes(const LowLatencyCase& one, const Nodes& nodes,
                             const std::function<bool(int, int)>& allowed);
 
 /// Enough memory for cases of at most so many tokens and channels.
-BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden);
+BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden, double timeout_s = 0);
 
 /// What a test of schedules runs with a seed: two nodes of two ranks, or three; few warps, or more.
 struct RailSchedule {
@@ -46,5 +46,10 @@ RailSchedule rail_schedule(std::uint64_t seed);
 /// A combine that receives at once, from uploaded rows and from combine's own memory; both must be `expected`.
 void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
                        const LowLatencyHandle& handle, const Config& config = {});
+
+/// A dispatch and two combines of each case after the other on one buffer; `configs` in turn. Where nodes have rails
+/// (of 0 ranks: none), a third one with a hook, which goes directly.
+void run_combines(const ClusterOptions& cluster, const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
+                  const std::vector<Config>& configs = {{}});
 
 }  // namespace deep_ep::test

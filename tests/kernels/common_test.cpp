@@ -118,22 +118,6 @@ TEST(Wait, ForALostRankEndsWithoutADeadline) {
   });
 }
 
-TEST(Wait, ForALivingRankGoesOnWhenAnotherIsLost) {
-  on_every_executor([](Executor& executor) {
-    const Wait wait(executor);
-    wait.lose(4);
-    WaitParams params = wait.params(0);
-    params.value = 6;
-    run(executor, wait_probe(), {1, 96, 0}, params);
-    for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 2u) << "thread " << thread;
-    const Wait late(executor);
-    late.lose(4);
-    run(executor, wait_probe(), {1, 96, 0}, late.params(1'000'000));
-    EXPECT_EQ(late.faults[0].peer, 3);
-    EXPECT_EQ(late.words[0].ended, 3u + 1) << "an ordinary deadline ends its calls, too";
-  });
-}
-
 TEST(Wait, ForWhatIsThereDoesNotAskWhoIsLost) {
   on_every_executor([](Executor& executor) {
     const Wait wait(executor);

@@ -67,13 +67,6 @@ TEST(HeapChoice, TheCoarsestGranularityCounts) {
   EXPECT_EQ(plan(ranks, 0).bytes, 4096u);
 }
 
-TEST(HeapChoice, FabricAcrossHosts) {
-  auto ranks = ranks_on_one_host(4);
-  move_to_other_host(ranks[3]);
-  for (auto& rank : ranks) rank.fabric = true;
-  EXPECT_EQ(plan(ranks).kind, HeapKind::fabric);
-}
-
 TEST(HeapChoice, FabricWhereOneGpuOrTheNetworkForbidsDescriptors) {
   auto gpu = ranks_on_one_host(4);
   gpu[1].posix_fd = false;
@@ -100,16 +93,6 @@ TEST(HeapChoice, WithoutFabricEachHostSharesForItself) {
   EXPECT_TRUE(shares_memory(kind, ranks[2], ranks[3]));
   EXPECT_FALSE(shares_memory(kind, ranks[0], ranks[3]));
   EXPECT_TRUE(shares_memory(HeapKind::fabric, ranks[0], ranks[3]));
-}
-
-TEST(ProcessIdentity, ThreadsShareItAndItNamesThisHost) {
-  const ProcessIdentity here = this_process();
-  EXPECT_TRUE(here.same_process(this_process()));
-  EXPECT_NE(here.boot_id[0], '\0');
-  ProcessIdentity other = here;
-  other.token += 1;
-  EXPECT_FALSE(here.same_process(other));
-  EXPECT_TRUE(here.same_network(other));
 }
 
 TEST(ProcessIdentity, AForkedChildIsAnotherProcess) {

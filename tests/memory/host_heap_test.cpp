@@ -90,27 +90,6 @@ TEST(HostHeap, AHeapStaysForThePeersWhenItsThreadHasLeft) {
   });
 }
 
-TEST(HostHeap, ThreadsShareAddresses) {
-  std::vector<std::byte*> locals(3);
-  std::vector<int> right(3);
-  as_threads(3, [&](Bootstrap& bootstrap) {
-    const auto rank = static_cast<std::size_t>(bootstrap.rank());
-    const auto heap = make_host_heap(bootstrap, {.bytes = 10000});
-    locals[rank] = heap->local();
-    bootstrap.barrier();
-    bool same = heap->peers().size() == 3 && heap->bytes() >= 10000 && heap->contains(heap->local() + 9999) &&
-                !heap->contains(heap->local() + heap->bytes()) && heap->offset_of(heap->local() + 77) == 77;
-    for (std::size_t peer = 0; peer < 3; ++peer) {
-      same &= heap->peers()[peer] == locals[peer] && heap->device_peers()[peer] == locals[peer];
-    }
-    right[rank] = same && heap->local()[5000] == std::byte{0} && exchange(bootstrap, *heap);
-    heap->unmap_peers();
-    heap->unmap_peers();
-    bootstrap.barrier();
-  });
-  EXPECT_EQ(right, std::vector<int>(3, 1));
-}
-
 void map_and_exchange(Bootstrap& bootstrap) {
   const auto heap = make_host_heap(bootstrap, {.bytes = 1 << 16});
   if (!exchange(bootstrap, *heap)) throw std::runtime_error("a heap is not that of its rank");
@@ -139,18 +118,6 @@ TEST(HostHeap, ProcessesOfOtherPidNamespacesMapEachOther) {
     });
     if (!inside[0].empty()) throw std::runtime_error(inside[0]);
   }));
-}
-
-TEST(HostHeap, OtherNetworkNamespacesAreAnErrorOnEveryRank) {
-  const auto errors = run_rank_processes(2, [](const auto& bootstrap) {
-    ProcessIdentity identity = this_process();
-    identity.network_namespace += static_cast<std::uint64_t>(bootstrap->rank());
-    make_host_heap(*bootstrap, {.bytes = 1 << 16}, identity);
-  });
-  for (const std::string& error : errors) {
-    EXPECT_NE(error.find("rank 1 and rank 0"), std::string::npos) << error;
-    EXPECT_NE(error.find("are not in one network namespace"), std::string::npos) << error;
-  }
 }
 
 }  // namespace

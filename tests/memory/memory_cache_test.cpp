@@ -129,22 +129,6 @@ TEST_F(MemoryCacheTest, WithoutMemoryTheExecutorTrimsItsPool) {
   cache_->release(block, {});
 }
 
-TEST_F(MemoryCacheTest, StorageReturnsBehindTheOtherStreams) {
-  void* memory = nullptr;
-  {
-    PoolStorage storage(cache_, 64);
-    memory = storage.data();
-    storage.record_stream(home_stream_);
-    storage.record_stream(other_);
-    EXPECT_EQ(executor_->live_async, 1);
-  }
-  EXPECT_EQ(executor_->live_async, 1) << "kept for the next one";
-  const PoolStorage next(cache_, 64);
-  EXPECT_EQ(next.data(), memory);
-  ASSERT_EQ(at_home().waited_for.size(), 1u);
-  EXPECT_EQ(FakeExecutor::stream_of(at_home().waited_for[0]), &FakeExecutor::of(other_));
-}
-
 TEST_F(MemoryCacheTest, WhatAGraphMayUseIsNotReused) {
   std::vector<void*> lost;
   {

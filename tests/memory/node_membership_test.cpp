@@ -60,13 +60,6 @@ TEST(NodeMembership, RanksThatMapEachOtherAreANode) {
   EXPECT_FALSE(found.memberships[3].same_node(4));
 }
 
-TEST(NodeMembership, OneHostPlaysSeveral) {
-  const Found found = find(8, always(0), 4);
-  EXPECT_EQ(found.memberships[7].node, (Node{0, 0, 0, 0, 1, 1, 1, 1}));
-  EXPECT_EQ(found.memberships[7].num_nodes, 2);
-  EXPECT_EQ(find(3, always(0), 1).memberships[0].node, (Node{0, 1, 2}));
-}
-
 TEST(NodeMembership, OneNodeNeedsNoRdma) {
   const Found found = find(3, always(0), 0);
   EXPECT_TRUE(found.memberships[1].reached_by_rdma(true).empty());

@@ -189,14 +189,6 @@ TEST_F(ProgramMemoryTest, CallsBehindAnEventUseThePool) {
   EXPECT_EQ(executor_->allocated_async, 1);
 }
 
-TEST_F(ProgramMemoryTest, MayOutliveTheBuffer) {
-  auto result = result_of({.stream = caller_});
-  context_.reset();
-  EXPECT_EQ(allocator_->live, 1);
-  result.reset();
-  EXPECT_EQ(allocator_->live, 0);
-}
-
 TEST_F(ProgramMemoryTest, ErrorsOfTheAllocatorAreTheCalls) {
   allocator_->most = 10;
   EXPECT_THROW(result_of({.stream = caller_}), OutOfMemory);

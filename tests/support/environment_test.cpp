@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/support/setting.hpp"
 #include "tests/support/variables.hpp"
@@ -86,19 +85,6 @@ TEST(Environment, HowMuchOthersLogIsUnderstood) {
   EXPECT_EQ(odd.ignored().size(), 1U);
 }
 
-TEST(Environment, NumbersAreReadAsWritten) {
-  {
-    const Setting unset("DEEP_EP_TIMEOUT_S", std::nullopt);
-    EXPECT_EQ(environment::number("DEEP_EP_TIMEOUT_S"), 100);
-  }
-  {
-    const Setting set("DEEP_EP_TIMEOUT_S", "2.5");
-    EXPECT_EQ(environment::number("DEEP_EP_TIMEOUT_S"), 2.5);
-  }
-  const Setting empty("DEEP_EP_TIMEOUT_S", "");
-  EXPECT_EQ(environment::number("DEEP_EP_TIMEOUT_S"), 100);
-}
-
 TEST(Environment, MalformedNumbersAreRefusedByNameAndValue) {
   for (const char* value : {"soon", "-1", "1s", "1,5", "nan", "inf", " 3", "0x"}) {
     SCOPED_TRACE(value);
@@ -133,21 +119,6 @@ TEST(Environment, ChoicesNameWhatIsAllowed) {
   const std::string text = refusal([&] { read("door"); });
   EXPECT_NE(text.find("auto|gpu|doorbell|cpu"), std::string::npos) << text;
   EXPECT_THROW(read("auto|gpu"), InvalidArgument);
-}
-
-TEST(Environment, AskingForWhatIsNotInTheTableIsAMistakeOfTheLibrary) {
-  EXPECT_THROW(environment::text("DEEP_EP_NO_SUCH_THING"), std::logic_error);
-  EXPECT_THROW(environment::number("DEEP_EP_NIC_HANDLER"), std::logic_error);
-}
-
-TEST(Format, BytesAndRanks) {
-  EXPECT_EQ(format_bytes(0), "0 bytes");
-  EXPECT_EQ(format_bytes(1023), "1023 bytes");
-  EXPECT_EQ(format_bytes(3 * 512 * 1024), "1.50 MiB");
-  EXPECT_EQ(format_bytes(std::uint64_t{5} << 30), "5.00 GiB");
-  EXPECT_EQ(format_ranks({}), "nobody");
-  EXPECT_EQ(format_ranks(std::vector{3}), "rank 3");
-  EXPECT_EQ(format_ranks(std::vector{1, 4, 7}), "ranks 1, 4 and 7");
 }
 
 }  // namespace

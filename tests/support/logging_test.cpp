@@ -50,14 +50,6 @@ TEST(LogSink, WithoutALevelTheEnvironmentSaysIt) {
   EXPECT_EQ(lines, (std::vector<Line>{{LogLevel::error, "asked for"}}));
 }
 
-TEST(LogSink, AWrongSettingOfTheLevelIsTold) {
-  std::vector<Line> lines;
-  const Setting level("DEEP_EP_LOG", "loud");
-  const SinkOfTest sink([&](LogLevel level, std::string_view line) { lines.emplace_back(level, line); });
-  ASSERT_EQ(lines.size(), 1u);
-  EXPECT_NE(lines[0].second.find("DEEP_EP_LOG='loud'"), std::string::npos) << lines[0].second;
-}
-
 /// Runs `check` in a process of its own, where nothing has been logged yet; it gets what is written to standard error.
 template <class Act, class Check>
 [[noreturn]] void exit_with(Act&& act, Check&& check) {

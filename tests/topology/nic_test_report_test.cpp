@@ -71,17 +71,6 @@ TEST(NicTestSubjects, WithoutANicTheLocalWireIsTestedAndThatIsSaid) {
   EXPECT_NE(found.left_out[0].found.find("has no RDMA device"), std::string::npos);
 }
 
-TEST(NicTestSubjects, TheVariableCountsWhereNoOptionSaysOtherwise) {
-  test::FakeMachine machine;
-  write_healthy_machine(machine);
-  const Variables variables{{"DEEP_EP_RDMA_WIRE", "local"}};
-  const Patient patient = examine(machine.root(), source_of(variables), {});
-  EXPECT_EQ(find_subjects(patient, {.device = "cpu"}).subjects.at(0).name, "wire local (no NIC), CPU");
-  EXPECT_EQ(
-      find_subjects(patient, {.wire = {.kind = rdma::WireKind::verbs, .nic = {}}, .device = "cpu"}).subjects.size(),
-      8u);
-}
-
 TEST(NicTestSubjects, EveryNicThatCanBeUsedIsTestedAndTheOthersAreNamed) {
   test::FakeMachine machine;
   write_healthy_machine(machine);

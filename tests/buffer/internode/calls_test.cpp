@@ -1,9 +1,8 @@
 // Calls of normal mode between nodes that are not a plain round: cached ones, many on their way, under many schedules;
 // ranks that do not agree; too little memory.
-#include <algorithm>
-
-#include "tests/cluster/counting_executor.hpp"
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
+#include "tests/cluster/marking_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -21,13 +20,6 @@ class InternodeCallsTest : public ClusterTest {
   static BufferOptions options(std::size_t window_bytes = 0) {
     return {.heap_bytes = kCallsHeap, .window_bytes = window_bytes, .ranks_per_node = 2};
   }
-  static DispatchArguments again(const Inputs& inputs, const DispatchHandle& handle) {
-    DispatchArguments cached;
-    cached.x = inputs.dispatch.x;
-    cached.x_scales = inputs.dispatch.x_scales;
-    cached.handle = &handle;
-    return cached;
-  }
 };
 DEEP_EP_ON_THREADS(InternodeCallsTest);
 
@@ -44,12 +36,8 @@ TEST_P(InternodeCallsTest, CachedCallsMustAgreeBetweenNodes) {
     Buffer& buffer = rank.buffer(short_wait);
     const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const Inputs inputs = upload_inputs(rank, rank.rank() < 2 ? one : other);
-    require_throws<RankMismatch>(
-        [&] {
-          buffer.dispatch(again(inputs, first.handle), rank.call());
-          buffer.check();
-        },
-        {"rank", "bytes of a row of x"}, "cached dispatch");
+    require_mismatch(buffer, {"rank", "bytes of a row of x"},
+                     [&] { buffer.dispatch(cached_dispatch(inputs, first.handle), rank.call()); });
     rank.bootstrap()->barrier();
   });
 }
@@ -60,8 +48,7 @@ TEST_P(InternodeCallsTest, TooSmallAWorstCaseIsRaised) {
   constexpr std::int64_t kRoom = 5;
   const Case one = make_case(four_ranks_of_two_nodes(10));
   for (const bool rows_fit_the_heap : {true, false}) {
-    run_cluster(cluster(4), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(options(kCallsWindow));
+    run_with_buffers(cluster(4), options(kCallsWindow), [&](Rank& rank, Buffer& buffer) {
       std::vector<Tensor> hoard;
       if (!rows_fit_the_heap && rank.rank() != 2) hoard = take_whole_heap(rank, buffer);
       Inputs inputs = upload_inputs(rank, one);
@@ -74,23 +61,9 @@ TEST_P(InternodeCallsTest, TooSmallAWorstCaseIsRaised) {
       buffer.check();
       hoard.clear();
       run_round(rank, buffer, one);
-      buffer.destroy();
     });
   }
 }
-
-/// Its memory begins with one pattern, so that a test sees what was written behind a tensor.
-class PatternExecutor final : public CountingExecutor {
- public:
-  static constexpr std::byte kPattern{0x5a};
-
-  using CountingExecutor::CountingExecutor;
-  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
-    void* memory = CountingExecutor::allocate_async(bytes, stream);
-    CountingExecutor::fill(memory, static_cast<int>(kPattern), bytes, stream);
-    return memory;
-  }
-};
 
 /// Rank 3 gets no row, but hands on those that rank 1 sends to rank 2: combine needs to know where they are.
 TEST_P(InternodeCallsTest, TooSmallAWorstCaseOfARelayIsRaised) {
@@ -101,7 +74,7 @@ TEST_P(InternodeCallsTest, TooSmallAWorstCaseOfARelayIsRaised) {
   ASSERT_EQ(one.rows(2), kTokens);
   for (const std::int64_t room : {kTokens / 2 - 1, kTokens / 2}) {
     run_cluster(cluster(4), [&](Rank& rank) {
-      Buffer buffer(rank.bootstrap(), std::make_shared<PatternExecutor>(rank.executor()), options(kCallsWindow));
+      Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()), options(kCallsWindow));
       Inputs inputs = upload_inputs(rank, one);
       inputs.dispatch.num_worst_tokens = rank.rank() == 3 ? room : 128;
       const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
@@ -111,9 +84,9 @@ TEST_P(InternodeCallsTest, TooSmallAWorstCaseOfARelayIsRaised) {
         // Two ranks' places of the two tokens too many would lie behind the table.
         TensorView behind = result.handle.relay_rows.view();
         require(behind.bytes() == 576, "the table has another size than this test means");
-        behind = TensorView::contiguous(behind.as<std::byte>() + behind.bytes(), DType::uint8, {16}, behind.device);
-        const auto there = rank.download<std::byte>(behind);
-        require(std::ranges::count(there, PatternExecutor::kPattern) == 16, "rows beyond the table are written down");
+        behind = TensorView::contiguous(behind.as<std::byte>() + behind.bytes(), DType::int32, {4}, behind.device);
+        require_same(std::vector<std::uint32_t>(4, MarkingExecutor::kMark), rank.download<std::uint32_t>(behind),
+                     "behind the table");
       } else {
         buffer.check();
       }

@@ -114,25 +114,6 @@ void dispatch_between_two(
   });
 }
 
-TEST(InternodeLanes, EachHasAQueuePairAndTheyShareAllChunks) {
-  constexpr int kChunks = 7;
-  for (const int lanes : {1, 2, 4}) {
-    SCOPED_TRACE(lanes);
-    dispatch_between_two(lanes, 16 * (kChunks - 1) + 3, 128, 0,
-                         [&](Rank& rank, const PairsExecutor& pairs, Buffer& buffer, const auto& dispatch) {
-                           const std::string channels = "1 peer x " + std::to_string(lanes + 1) + " channels";
-                           require(buffer.describe().find(channels) != std::string::npos, buffer.describe());
-                           dispatch();
-                           int writes = 0;
-                           for (int lane = 0; lane < lanes; ++lane) {
-                             writes += pairs.writes(lane, 1 - rank.rank());
-                           }
-                           const int counts = 2;  // writes of notify
-                           require(writes == kChunks + counts, std::to_string(writes) + " writes");
-                         });
-  }
-}
-
 /// One path of the network is much slower than the others: the call does not wait for a quarter of its rows there.
 TEST(InternodeLanes, ASlowPathTakesFewChunks) {
   const Setting wire("DEEP_EP_RDMA_WIRE", "simulated:slow=1,slow_rate=0.001");  // 0.13 s for a chunk
@@ -225,10 +206,7 @@ void run_lanes(const ClusterOptions& cluster, int lanes, int nodes, int width, s
     check_dispatch(rank, wide, second, {.cached = false, .num_worst_tokens = 0});
     const Returned of_second = upload_returned(rank, buffer, wide, second.handle, true);
     const Inputs later = upload_inputs(rank, other);
-    DispatchArguments again;
-    again.x = later.dispatch.x;
-    again.x_scales = later.dispatch.x_scales;
-    again.handle = &first.handle;
+    const DispatchArguments again = cached_dispatch(later, first.handle);
     // A rank has few tokens and gets many rows, or the other way round: here the one that sends much sends again at
     // once.
     DispatchResult cached;

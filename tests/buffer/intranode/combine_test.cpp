@@ -55,8 +55,7 @@ class CombineTest : public ClusterTest {
  protected:
   /// One dispatch, then a combine with each rank's rows in the heap or not, as `in_heap` says.
   void run(const Case& one, const std::vector<std::vector<bool>>& in_heap) {
-    run_cluster(cluster(one.shape.ranks()), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer();
+    run_with_buffers(cluster(one.shape.ranks()), [&](Rank& rank, Buffer& buffer) {
       const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       for (const auto& choice : in_heap) {
         const bool heap = choice[static_cast<std::size_t>(rank.rank())];
@@ -64,7 +63,6 @@ class CombineTest : public ClusterTest {
         require(buffer.in_heap(returned.combine.x) == heap, "in_heap");
         check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
       }
-      buffer.destroy();
     });
   }
 };
@@ -148,8 +146,7 @@ TEST_P(CombineTest, WeightsComeBackBitForBit) {
                               .topk = 8,
                               .routing = oracle::Routing::some_dropped,
                               .combine_weights = false});
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(3), [&](Rank& rank, Buffer& buffer) {
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const auto& sent = one.selections[static_cast<std::size_t>(rank.rank())];
     std::vector<float> expected = sent.weights;
@@ -163,7 +160,6 @@ TEST_P(CombineTest, WeightsComeBackBitForBit) {
       require(combined.combined_topk_weights.has_value(), "combined_topk_weights is missing");
       require_same(expected, rank.download<float>(combined.combined_topk_weights->view()), "combined_topk_weights", 8);
     }
-    buffer.destroy();
   });
 }
 

@@ -118,26 +118,20 @@ TEST_P(DispatchModesTest, CachedCallsMayChangeTypeAndWidth) {
   later[2].dtype = DType::uint8, later[2].hidden = 16, later[2].scales = 33, later[2].scale_dtype = DType::int32;
   std::vector<Case> cases = {make_case(first)};
   for (const Shape& shape : later) cases.push_back(make_case(shape));
-  run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(3), [&](Rank& rank, Buffer& buffer) {
     for (const std::int64_t worst : {0, 64}) {
       Inputs inputs = upload_inputs(rank, cases[0]);
       inputs.dispatch.num_worst_tokens = worst;
       const DispatchResult original = buffer.dispatch(inputs.dispatch, rank.call());
       for (const Case& one : cases) {
         const Inputs again = upload_inputs(rank, one);
-        DispatchArguments cached;
-        cached.x = again.dispatch.x;
-        cached.x_scales = again.dispatch.x_scales;
-        cached.handle = &original.handle;
-        const DispatchResult result = buffer.dispatch(cached, rank.call());
+        const DispatchResult result = buffer.dispatch(cached_dispatch(again, original.handle), rank.call());
         check_dispatch(rank, one, result, {.cached = true, .num_worst_tokens = worst});
         Returned returned = upload_returned(rank, buffer, one, result.handle, true);
         check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
       }
       check_dispatch(rank, cases[0], original, {.cached = false, .num_worst_tokens = worst});
     }
-    buffer.destroy();
   });
 }
 
@@ -145,8 +139,7 @@ TEST_P(DispatchModesTest, AnOldHandleSurvivesLaterCalls) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case old = make_case({.tokens = {14, 20}, .seed = 3});
   const Case other = make_case({.tokens = {31, 2}, .topk = 2, .seed = 4});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
     const DispatchResult kept = buffer.dispatch(upload_inputs(rank, old).dispatch, rank.call());
     for (int i = 0; i < 5; ++i) run_round(rank, buffer, other, {.config = {}, .num_worst_tokens = i % 2 == 0 ? 0 : 80});
     check_dispatch(rank, old, kept);
@@ -154,7 +147,6 @@ TEST_P(DispatchModesTest, AnOldHandleSurvivesLaterCalls) {
       Returned returned = upload_returned(rank, buffer, old, kept.handle, heap);
       check_combine(rank, old, buffer.combine(returned.combine, rank.call()));
     }
-    buffer.destroy();
   });
 }
 

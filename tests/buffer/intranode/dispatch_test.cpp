@@ -84,10 +84,8 @@ TEST_P(DispatchTest, MembershipAloneDecidesWhereRowsGo) {
   const Shape shape{.tokens = {6, 4}};
   // Not what the top-k says: everything to rank 1, and one token to both.
   const Case one = make_case(shape, {{0, 1, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0}, {0, 1, 0, 1, 0, 1, 0, 1}});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
     run_round(rank, buffer, one, {.config = {}, .use_layout_call = false});
-    buffer.destroy();
   });
 }
 

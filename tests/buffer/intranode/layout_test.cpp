@@ -10,8 +10,7 @@ class LayoutTest : public ClusterTest {
   void run_layouts(const std::vector<Shape>& shapes) {
     std::vector<Case> cases;
     for (const Shape& shape : shapes) cases.push_back(make_case(shape));
-    run_cluster(cluster(shapes.front().ranks()), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer();
+    run_with_buffers(cluster(shapes.front().ranks()), [&](Rank& rank, Buffer& buffer) {
       for (const Case& one : cases) {
         const Inputs inputs = upload_inputs(rank, one);
         const DispatchLayout layout = buffer.get_dispatch_layout(inputs.topk_idx, one.shape.experts(), rank.call());
@@ -22,7 +21,6 @@ class LayoutTest : public ClusterTest {
         }
         rank.release();
       }
-      buffer.destroy();
     });
   }
 };
@@ -77,13 +75,11 @@ TEST_P(LayoutTest, AnExpertThatDoesNotExistIsCountedNowhereAndReported) {
   Case one = make_case({.tokens = {9}, .local_experts = 4, .topk = 2});
   const Case good = one;
   one.selections[0].idx[6] = 4;
-  run_cluster(cluster(1), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(1), [&](Rank& rank, Buffer& buffer) {
     const Inputs inputs = upload_inputs(rank, one);
     check_layout(rank, one, buffer.get_dispatch_layout(inputs.topk_idx, 4, rank.call()));
     require_throws<InvalidArgument>([&] { buffer.check(); }, {"topk_idx", "token 3", "expert 4", "0 to 3"}, "check");
     run_round(rank, buffer, good);
-    buffer.destroy();
   });
 }
 

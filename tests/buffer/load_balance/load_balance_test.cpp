@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tests/buffer/load_balance/load_balance_case.hpp"
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/recording_executor.hpp"
 
@@ -14,8 +15,7 @@ class LoadBalanceTest : public ClusterTest {
  protected:
   /// Both calls, several times in turn, with other mappings each time.
   static void run(const ClusterOptions& options, const LoadBalanceShape& shape, int rounds = 3, int num_sms = 0) {
-    run_cluster(options, [&](Rank& rank) {
-      Buffer& buffer = rank.buffer({.heap_bytes = 32 * kMiB});
+    run_with_buffers(options, {.heap_bytes = 32 * kMiB}, [&](Rank& rank, Buffer& buffer) {
       LoadBalanceRank side(rank, buffer, shape);
       for (int round = 0; round < rounds; ++round) {
         LoadBalanceShape of_round = shape;
@@ -25,7 +25,6 @@ class LoadBalanceTest : public ClusterTest {
         side.reduce(one, num_sms);
         rank.release();
       }
-      buffer.destroy();
     });
   }
 };
@@ -33,6 +32,7 @@ DEEP_EP_ON_THREADS(LoadBalanceTest);
 
 TEST_P(LoadBalanceTest, RandomMappings) {
   DEEP_EP_NEEDS_RANKS(4);
+  run(cluster(1), {.ranks = 1, .slots = 5, .bytes = {20000, 64}, .seed = 7});
   run(cluster(2), {.bytes = {70000, 4096, 32}});
   run(cluster(3), {.ranks = 3, .slots = 7, .local_experts = 2, .bytes = {8240, 12288 + 16, 16}, .seed = 2});
   run(cluster(4), {.ranks = 4, .slots = 3, .local_experts = 5, .bytes = {48, 64}, .empty = 0.6, .seed = 3});
@@ -50,18 +50,6 @@ TEST_P(LoadBalanceTest, SixteenTensors) {
   std::vector<std::int64_t> bytes;
   for (int i = 0; i < 16; ++i) bytes.push_back(16 * (1 + i * i * 40));
   run(cluster(2), {.bytes = bytes, .seed = 6});
-}
-
-TEST_P(LoadBalanceTest, OneRank) {
-  DEEP_EP_NEEDS_RANKS(1);
-  run(cluster(1), {.ranks = 1, .slots = 5, .bytes = {20000, 64}, .seed = 7});
-}
-
-TEST_P(LoadBalanceTest, FewSmsAndLittleSharedMemory) {
-  DEEP_EP_NEEDS_RANKS(2);
-  ClusterOptions options = cluster(2);
-  options.host = {.warps_per_block = 2, .max_shared_bytes = std::size_t{16} << 10};
-  run(options, {.bytes = {30000, 4096}, .empty = 0, .seed = 8}, 2, 1);
 }
 
 TEST_P(LoadBalanceTest, EmptyMappingsTouchNothing) {
@@ -125,26 +113,24 @@ TEST_P(LoadBalanceTest, RanksThatDisagreeLearnOfIt) {
       Buffer& buffer = rank.buffer();
       LoadBalanceRank side(rank, buffer, one.shape);
       const bool odd = rank.rank() == 1;
-      require_throws<RankMismatch>(
-          [&] {
-            if (odd && difference == 0) {
-              side.reduce(one);
-            } else {
-              WeightPrefetch call = side.begin(one);
-              const TensorView own = rank.upload(std::vector<std::byte>(64 * 3), DType::uint8, {3, 64});
-              call.expert_weights = {own, own};
-              if (odd && difference == 1) {
-                std::swap(call.redundant_expert_weights[0], call.redundant_expert_weights[1]);
-              }
-              if (odd && difference == 2) {
-                call.redundant_expert_weights.pop_back();
-                call.expert_weights.pop_back();
-              }
-              buffer.prefetch_weights(call, rank.call());
-            }
-            buffer.check();
-          },
-          {"prefetch_weights or reduce_grads: ranks", "differ in which of the two they call"}, "prefetch_weights");
+      require_mismatch(buffer, {"prefetch_weights or reduce_grads: ranks", "differ in which of the two they call"},
+                       [&] {
+                         if (odd && difference == 0) {
+                           side.reduce(one);
+                         } else {
+                           WeightPrefetch call = side.begin(one);
+                           const TensorView own = rank.upload(std::vector<std::byte>(64 * 3), DType::uint8, {3, 64});
+                           call.expert_weights = {own, own};
+                           if (odd && difference == 1) {
+                             std::swap(call.redundant_expert_weights[0], call.redundant_expert_weights[1]);
+                           }
+                           if (odd && difference == 2) {
+                             call.redundant_expert_weights.pop_back();
+                             call.expert_weights.pop_back();
+                           }
+                           buffer.prefetch_weights(call, rank.call());
+                         }
+                       });
     });
   }
 }
@@ -152,8 +138,7 @@ TEST_P(LoadBalanceTest, RanksThatDisagreeLearnOfIt) {
 TEST_P(LoadBalanceTest, WrongArgumentsAreNamed) {
   DEEP_EP_NEEDS_RANKS(1);
   const LoadBalanceCase one = make_load_balance_case({.ranks = 1, .bytes = {64}, .empty = 1});
-  run_cluster(cluster(1), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
+  run_with_buffers(cluster(1), [&](Rank& rank, Buffer& buffer) {
     LoadBalanceRank side(rank, buffer, one.shape);
     const TensorView own = rank.upload(std::vector<std::byte>(64 * 3), DType::uint8, {3, 64});
     const TensorView outside = rank.upload(std::vector<std::byte>(64 * 4), DType::uint8, {4, 64});
@@ -178,7 +163,6 @@ TEST_P(LoadBalanceTest, WrongArgumentsAreNamed) {
     grads.expert_grads = own;
     require_throws<InvalidArgument>([&] { buffer.reduce_grads(grads, rank.call()); },
                                     {"redundant_expert_grads has dtype uint8, allowed: float32"}, "reduce_grads");
-    buffer.destroy();
   });
 }
 
@@ -186,8 +170,7 @@ TEST_P(LoadBalanceTest, WrongArgumentsAreNamed) {
 TEST_P(LoadBalanceTest, NodesCallByThemselves) {
   DEEP_EP_NEEDS_RANKS(4);
   if (GetParam().target != Target::host) GTEST_SKIP() << "two nodes on one host are played on the CPU";
-  run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 32 * kMiB, .ranks_per_node = 2});
+  run_with_buffers(cluster(4), {.heap_bytes = 32 * kMiB, .ranks_per_node = 2}, [&](Rank& rank, Buffer& buffer) {
     const auto node = static_cast<std::uint64_t>(rank.rank() / 2);
     LoadBalanceShape shape{.slots = 5, .bytes = {70000, 64}};
     LoadBalanceRank side(rank, buffer, shape);
@@ -202,7 +185,6 @@ TEST_P(LoadBalanceTest, NodesCallByThemselves) {
     call.redundancy_mapping = rank.upload(std::vector<std::int32_t>(20, -1), DType::int32, {4, 5});
     require_throws<InvalidArgument>([&] { buffer.prefetch_weights(call, rank.call()); },
                                     {"redundancy_mapping", "its shape must be [2, any]"}, "the mapping of all nodes");
-    buffer.destroy();
   });
 }
 

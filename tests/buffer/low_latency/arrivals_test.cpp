@@ -176,8 +176,7 @@ TEST_P(LowLatencyArrivalsTest, AnyNumberOfWarps) {
   DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCaseShape shape{.tokens = {2, 1}, .max_tokens = 2, .hidden = 2048};
   const LowLatencyCase one = make_low_latency_case(shape);
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 2, 2048));
+  run_with_buffers(cluster(2), low_latency_options(2, 2, 2048), [&](Rank& rank, Buffer& buffer) {
     {
       ArrivalsConsumer consumer(rank, shape, 2);
       for (const int warps : {1, 3, 5, 8, 12, 16}) {
@@ -190,7 +189,6 @@ TEST_P(LowLatencyArrivalsTest, AnyNumberOfWarps) {
       rank.executor()->synchronize(rank.stream());
       consumer.check_words();
     }
-    buffer.destroy();
   });
 }
 
@@ -200,8 +198,7 @@ TEST_P(LowLatencyArrivalsTest, ACallThatFailsTellsThoseWhoPoll) {
   const LowLatencyCaseShape shape{.tokens = equal_tokens(2, 4)};
   const LowLatencyCase one = make_low_latency_case(shape);
   run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(2, 4, 512);
-    options.timeout_s = 1;  // rank 1 never comes
+    BufferOptions options = low_latency_options(2, 4, 512, 1);  // rank 1 never comes
     Buffer& buffer = rank.buffer(options);
     if (rank.rank() == 0) {
       ArrivalsConsumer consumer(rank, shape, 4);

@@ -26,9 +26,7 @@ class LowLatencyDisagreementTest : public ClusterTest {
   /// Each rank calls; rank 1 is the odd one.
   void expect_mismatch(const std::function<void(Rank&, Buffer&, bool odd)>& call, const Words& words) {
     run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
-      BufferOptions options = low_latency_options(kRanks, 4, 1024);
-      options.timeout_s = patience();
-      Buffer& buffer = rank.buffer(options);
+      Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 1024, patience()));
       const bool odd = rank.rank() == 1;
       require_disagreement(rank, words, WhoFindsOut::everybody, [&] {
         call(rank, buffer, odd);
@@ -59,8 +57,7 @@ class LowLatencyDisagreementTest : public ClusterTest {
           LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
           arguments.return_recv_hook = hooks;
           if (odd) change(arguments, other);
-          const LowLatencyCombineResult result = buffer.low_latency_combine(arguments, rank.call());
-          if (result.hook) result.hook();
+          received(buffer.low_latency_combine(arguments, rank.call()));
         },
         words);
   }
@@ -86,10 +83,7 @@ TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
           LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
           arguments.max_tokens = 4;
           arguments.return_recv_hook = hook;
-          const auto call = [&] {
-            const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
-            if (result.hook) result.hook();
-          };
+          const auto call = [&] { received(buffer.low_latency_dispatch(arguments, rank.call())); };
           if (odd) {
             require_throws<InvalidArgument>(call, {"rows of x", "5"}, "too many tokens");
           } else {
@@ -105,8 +99,7 @@ TEST_P(LowLatencyDisagreementTest, AnExpertThatDoesNotExistOnOneRank) {
   const LowLatencyCase one = make_low_latency_case(shape());
   for (const bool hook : {false, true}) {
     run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
-      BufferOptions options = low_latency_options(kRanks, 4, 1024);
-      options.timeout_s = patience();
+      BufferOptions options = low_latency_options(kRanks, 4, 1024, patience());
       require_refusal_of_unknown_expert(rank, rank.buffer(options), one, hook);
     });
   }
@@ -131,15 +124,13 @@ TEST_P(LowLatencyDisagreementTest, OnADispatchManyCallsLater) {
       expect_mismatch(
           [&](Rank& rank, Buffer& buffer, bool odd) {
             const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-            LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-            arguments.return_recv_hook = hooks;
+            const LowLatencyCombineArguments arguments = with_hook(upload_combine(rank, one, handle), hooks);
             rank.executor()->synchronize(rank.stream());
             const TensorView table = handle.row_table.view();
             const LowLatencyRowTable rows{static_cast<std::int32_t*>(table.data), kRanks, 4, 6};
             ASSERT_LT(rows.epoch() - rows.base, table.shape[0] * table.shape[1]);
             if (odd) *rows.epoch() ^= calls;
-            const LowLatencyCombineResult result = buffer.low_latency_combine(arguments, rank.call());
-            if (result.hook) result.hook();
+            received(buffer.low_latency_combine(arguments, rank.call()));
           },
           {"the dispatch that their handles are of"});
     }
@@ -161,21 +152,13 @@ TEST_P(LowLatencyDisagreementTest, OnHooksOfCombineWhereRowsLieAtTheSamePlaces) 
   const LowLatencyCase one =
       make_low_latency_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512, .local_experts = 1, .topk = 1});
   run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(2, 4, 512);
-    options.timeout_s = patience();
-    Buffer& buffer = rank.buffer(options);
+    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 512, patience()));
     LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
     dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, 0), DType::int64, {4, 1});
     const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
-    LowLatencyCombineArguments combine;
-    combine.handle = &dispatched.handle;
-    combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
-    combine.topk_idx = dispatch.topk_idx;
-    combine.topk_weights = rank.upload(std::vector<float>(4, 2.0f), DType::float32, {4, 1});
-    combine.return_recv_hook = rank.rank() == 0;
+    const auto combine = combine_in_place(rank, buffer, dispatched.handle, dispatch.topk_idx, 2);
     require_disagreement(rank, {"low_latency_combine", "return_recv_hook"}, WhoFindsOut::everybody, [&] {
-      const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
-      if (result.hook) result.hook();
+      received(buffer.low_latency_combine(with_hook(combine, rank.rank() == 0), rank.call()));
       buffer.check();
     });
   });
@@ -209,15 +192,10 @@ void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std
   dispatch.topk_idx = rank.upload(experts, DType::int64, {4, 3});
   const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
   change(experts);
-  LowLatencyCombineArguments combine;
-  combine.handle = &dispatched.handle;
-  combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
-  combine.topk_idx = rank.upload(experts, DType::int64, {4, 3});
-  combine.topk_weights = rank.upload(std::vector<float>(12, 1.0f), DType::float32, {4, 3});
-  combine.return_recv_hook = hooks;
+  const TensorView selected = rank.upload(experts, DType::int64, {4, 3});
+  const auto combine = with_hook(combine_in_place(rank, buffer, dispatched.handle, selected, 1), hooks);
   for (int i = 0; i < times; ++i) {
-    const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
-    if (result.hook) result.hook();
+    received(buffer.low_latency_combine(combine, rank.call()));
     buffer.check();
   }
 }
@@ -230,9 +208,7 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
     for (const bool moves : {false, true}) {  // to the place of another one, or another expert of the same rank
       const std::string expert = moves ? "" : "1 (rank 0) for token 2";
       run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
-        BufferOptions options = low_latency_options(kRanks, 4, 512);
-        options.timeout_s = patience();
-        Buffer& buffer = rank.buffer(options);
+        Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 512, patience()));
         const auto change = [&](std::vector<std::int64_t>& experts) {
           if (rank.rank() == 1 && moves) std::swap(experts[6], experts[7]);
           if (rank.rank() == 1 && !moves) experts[6] = 1;
@@ -256,9 +232,7 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedBesideARankThatIsLate) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(kRanks, 4, 512);
-    options.timeout_s = short_deadline();
-    Buffer& buffer = rank.buffer(options);
+    Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 512, short_deadline()));
     const auto change = [&](std::vector<std::int64_t>& experts) {
       if (rank.rank() == 1) experts[6] = 1;
     };
@@ -280,9 +254,7 @@ TEST_P(LowLatencyDisagreementTest, OnRoomForRowsOfAnExpert) {
       make_low_latency_case({.tokens = {2, 2}, .max_tokens = 2, .hidden = 512, .local_experts = 1, .topk = 2});
   for (const bool hooks : {false, true}) {
     run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
-      BufferOptions options = low_latency_options(2, 2, 512);
-      options.timeout_s = patience();
-      Buffer& buffer = rank.buffer(options);
+      Buffer& buffer = rank.buffer(low_latency_options(2, 2, 512, patience()));
       LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
       dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, 0), DType::int64, {2, 2});  // eight for four places
       const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
@@ -290,15 +262,9 @@ TEST_P(LowLatencyDisagreementTest, OnRoomForRowsOfAnExpert) {
         require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0", "rank 0", "the 4 rows", "destroy"}, "rows");
         require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0"}, "the buffer is broken");
       } else {
-        LowLatencyCombineArguments combine;
-        combine.handle = &dispatched.handle;
-        combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
-        combine.topk_idx = dispatch.topk_idx;
-        combine.topk_weights = rank.upload(std::vector<float>(4, 1.0f), DType::float32, {2, 2});
-        combine.return_recv_hook = hooks;
+        const auto combine = combine_in_place(rank, buffer, dispatched.handle, dispatch.topk_idx, 1);
         const auto call = [&] {
-          const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
-          if (result.hook) result.hook();
+          received(buffer.low_latency_combine(with_hook(combine, hooks), rank.call()));
           buffer.check();
         };
         require_throws<RankMismatch>(call, {"rank 0 has ended the call, and its own error says why"}, "the other");
@@ -311,8 +277,7 @@ TEST_P(LowLatencyDisagreementTest, OnRoomForRowsOfAnExpert) {
 TEST_P(LowLatencyDisagreementTest, AnUnknownExpertInCombineIsToldToItsRank) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   for (const bool hooks : {false, true})
-    run_cluster(cluster(kRanks), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 512));
+    run_with_buffers(cluster(kRanks), low_latency_options(kRanks, 4, 512), [&](Rank& rank, Buffer& buffer) {
       const auto call = [&] {
         combine_own_choice(
             rank, buffer, [&](auto& experts) { experts[4] = rank.rank() == 1 ? 99 : experts[4]; }, hooks);
@@ -322,7 +287,6 @@ TEST_P(LowLatencyDisagreementTest, AnUnknownExpertInCombineIsToldToItsRank) {
       } else {
         call();
       }
-      buffer.destroy();
     });
 }
 

@@ -13,9 +13,6 @@ using oracle::RowFormat;
 class LowLatencyDispatchTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDispatchTest);
 
-class LowLatencyProcessesTest : public ClusterTest {};
-DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyProcessesTest);
-
 void run_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShape>& shapes,
              const std::vector<Config>& configs = {{}}) {
   std::vector<LowLatencyCase> cases;
@@ -25,10 +22,6 @@ void run_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShap
 
 LowLatencyCaseShape equal_shape(int ranks, std::int64_t tokens) {
   return {.tokens = equal_tokens(ranks, tokens), .max_tokens = tokens};
-}
-
-LowLatencyCaseShape random_shape(int ranks, std::uint64_t seed) {
-  return random_low_latency_shape(ranks, seed, {.tokens = 9, .many_tokens = 40, .hidden = 8192, .local_experts = 7});
 }
 
 TEST_P(LowLatencyDispatchTest, EveryFormat) {
@@ -65,7 +58,9 @@ TEST_P(LowLatencyDispatchTest, RandomShapes) {
     if (!missing(GetParam(), ranks).empty()) continue;
     std::vector<LowLatencyCaseShape> shapes;
     for (std::int64_t i = 0; i < count; ++i) {
-      shapes.push_back(random_shape(ranks, oracle::derive_seed(seed, static_cast<std::uint64_t>(i * 100 + ranks))));
+      const std::uint64_t of_shape = oracle::derive_seed(seed, static_cast<std::uint64_t>(i * 100 + ranks));
+      shapes.push_back(random_low_latency_shape(ranks, of_shape,
+                                                {.tokens = 9, .many_tokens = 40, .hidden = 8192, .local_experts = 7}));
     }
     ClusterOptions options = cluster(ranks);
     if (ranks > 3) options.host = {.multiprocessors = 2, .warps_per_block = 2};
@@ -101,8 +96,7 @@ TEST_P(LowLatencyDispatchTest, ThousandsOfTinyCalls) {
   }
   ClusterOptions options = cluster(3);
   options.host = {.multiprocessors = 2, .warps_per_block = 2};
-  run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(3, 2, 128));
+  run_with_buffers(options, low_latency_options(3, 2, 128), [&](Rank& rank, Buffer& buffer) {
     std::vector<LowLatencyDispatchArguments> arguments;
     for (const LowLatencyCase& one : cases) arguments.push_back(upload_arguments(rank, one));
     for (std::int64_t call = 0; call < calls; ++call) {
@@ -111,15 +105,13 @@ TEST_P(LowLatencyDispatchTest, ThousandsOfTinyCalls) {
       if (call % 10 == 0) check_low_latency_dispatch(rank, cases[which], result);
     }
     buffer.check();
-    buffer.destroy();
   });
 }
 
 TEST_P(LowLatencyDispatchTest, StatisticsAreAdded) {
   DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCase one = make_low_latency_case(equal_shape(2, 6));
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 512));
+  run_with_buffers(cluster(2), low_latency_options(2, 6, 512), [&](Rank& rank, Buffer& buffer) {
     LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
     const std::vector<std::int32_t> before = {100, 0, 7};
     arguments.cumulative_local_expert_recv_stats = rank.upload(before, DType::int32, {3});
@@ -134,7 +126,6 @@ TEST_P(LowLatencyDispatchTest, StatisticsAreAdded) {
     for (const std::int64_t cost : rank.download<std::int64_t>(*arguments.wait_recv_cost_stats)) {
       require(cost >= 5 && cost < std::int64_t{1} << 50, "wait cost " + std::to_string(cost));
     }
-    buffer.destroy();
   });
 }
 
@@ -153,15 +144,6 @@ TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
     options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed};
     run_all(options, shapes, {{}, {.num_sms = 1}, {.warps_per_block = 8}});
   });
-}
-
-TEST_P(LowLatencyProcessesTest, FourRanks) {
-  DEEP_EP_NEEDS_RANKS(4);
-  LowLatencyCaseShape shape{.tokens = {5, 0, 7, 2}, .max_tokens = 7, .hidden = 1024, .topk = 3};
-  LowLatencyCaseShape other = shape;
-  other.topk = 2;
-  other.format = RowFormat::bf16;
-  run_all(cluster(4), {shape, other, shape});
 }
 
 }  // namespace

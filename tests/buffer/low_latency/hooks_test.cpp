@@ -27,8 +27,7 @@ BufferOptions options_for_cases() { return low_latency_options(2, 8, 1024); }
 TEST_P(LowLatencyHooksTest, TwoInFlightInAnyOrder) {
   DEEP_EP_NEEDS_RANKS(2);
   const std::vector<LowLatencyCase> cases = some_cases();
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
+  run_with_buffers(cluster(2), options_for_cases(), [&](Rank& rank, Buffer& buffer) {
     for (std::size_t round = 0; round < 12; ++round) {
       const LowLatencyCase& first = cases[round % 3];
       const LowLatencyCase& second = cases[(round + 1) % 3];
@@ -47,15 +46,13 @@ TEST_P(LowLatencyHooksTest, TwoInFlightInAnyOrder) {
       check_low_latency_dispatch(rank, second, b);
     }
     buffer.check();
-    buffer.destroy();
   });
 }
 
 TEST_P(LowLatencyHooksTest, AThirdWithoutHookIsRefused) {
   DEEP_EP_NEEDS_RANKS(2);
   const std::vector<LowLatencyCase> cases = some_cases();
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
+  run_with_buffers(cluster(2), options_for_cases(), [&](Rank& rank, Buffer& buffer) {
     const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call());
     const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[1])), rank.call());
     require_throws<InvalidArgument>(
@@ -67,7 +64,6 @@ TEST_P(LowLatencyHooksTest, AThirdWithoutHookIsRefused) {
     check_low_latency_dispatch(rank, cases[0], a);
     check_low_latency_dispatch(rank, cases[1], b);
     check_low_latency_dispatch(rank, cases[2], c);
-    buffer.destroy();
   });
 }
 

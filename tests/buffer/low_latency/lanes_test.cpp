@@ -99,10 +99,7 @@ TEST(LowLatencyLanes, RowsTakeThemInTurn) {
       Buffer buffer(rank.bootstrap(), executor, lane_options(kRanks, 13, lanes));
       const std::string channels = std::to_string(low_latency_channels(lanes)) + " channels";
       require(buffer.describe().find(channels) != std::string::npos, buffer.describe());
-      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-      check_low_latency_combine(
-          rank, one, one.expected(),
-          buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call()).combined_x.view());
+      dispatch_and_combine(rank, buffer, one, one.expected());
       rank.executor()->synchronize(rank.stream());
       const int peer = 1 - rank.rank();
       int& of_one = rows[rank.rank()];
@@ -157,10 +154,7 @@ TEST_P(LowLatencyLanesOver, ManySchedules) {
       buffer_options.low_latency.lanes = lanes;
       Buffer& buffer = rank.buffer(buffer_options);
       for (int call = 0; call < (under_sanitizer() ? 1 : 2); ++call) {
-        dispatch_and_check(rank, buffer, one.before);
-        const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-        const Tensor combined = buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call()).combined_x;
-        check_low_latency_combine(rank, one, expected, combined.view());
+        dispatch_and_combine(rank, buffer, one, expected);
       }
       buffer.low_latency_clean(rank.call().stream);
       buffer.check();

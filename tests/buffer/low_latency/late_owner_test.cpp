@@ -20,8 +20,7 @@ class LowLatencyLateOwnerTest : public ClusterTest {
                                   const BufferOptions& options, bool at_once = false) {
     std::vector<std::vector<oracle::LowLatencyCombined>> expected;
     for (const auto& one : cases) expected.push_back(one.expected_with_hooks(Topology::one_node));
-    run_cluster(where, [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(options);
+    run_with_buffers(where, options, [&](Rank& rank, Buffer& buffer) {
       int late = 0;
       for (std::size_t i = 0; i < cases.size(); ++i) {
         const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, cases[i]);
@@ -49,7 +48,6 @@ class LowLatencyLateOwnerTest : public ClusterTest {
         }
       }
       buffer.check();
-      buffer.destroy();
     });
   }
 
@@ -63,17 +61,7 @@ class LowLatencyLateOwnerTest : public ClusterTest {
                                                 .topk = topk,
                                                 .routing = routing,
                                                 .seed = 4 * seed + cases.size() + 1});
-      oracle::Random random(4 * seed + cases.size());
-      for (auto& input : one.inputs) {
-        oracle::Selection& now = input.selection;
-        for (std::int64_t t = 0; t < now.tokens; ++t) {
-          const auto row = now.idx.begin() + t * now.topk;
-          for (int k = 0; k < now.topk; ++k) {
-            now.weights[static_cast<std::size_t>(t * now.topk + k)] *= -1.5f;
-            if (random.chance(0.2)) row[k] = -1 - random.below(3);
-          }
-        }
-      }
+      change_selections(one, 0.2, 4 * seed + cases.size());
       cases.push_back(std::move(one));
     }
     return cases;
@@ -97,8 +85,7 @@ TEST_P(LowLatencyLateOwnerTest, PlacesOfACallThatIsNotReceivedAreLeftAlone) {
   };
   const LowLatencyCombineCase one = with_seed(3);
   const LowLatencyCombineCase third = with_seed(4);
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 9, 256));
+  run_with_buffers(cluster(2), low_latency_options(2, 9, 256), [&](Rank& rank, Buffer& buffer) {
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
     const LowLatencyHandle other = dispatch_low_latency(rank, buffer, third);
     const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
@@ -126,7 +113,6 @@ TEST_P(LowLatencyLateOwnerTest, PlacesOfACallThatIsNotReceivedAreLeftAlone) {
     for (const auto& call : {first, second}) check_low_latency_combine(rank, one, expected, call.combined_x.view());
     check_low_latency_combine(rank, third, third.expected_with_hooks(Topology::one_node), result.combined_x.view());
     buffer.check();
-    buffer.destroy();
   });
 }
 
@@ -170,8 +156,7 @@ TEST_P(LowLatencyLateOwnerTest, ACallEndsWhenAllHaveSent) {
       {.tokens = {4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 4, .topk = 4, .seed = 6});
   for (auto& input : none.inputs) std::fill(input.selection.idx.begin(), input.selection.idx.end(), -1);
   std::atomic<bool> begun = false;
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 256));
+  run_with_buffers(cluster(2), low_latency_options(2, 4, 256), [&](Rank& rank, Buffer& buffer) {
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, none);
     const LowLatencyCombineArguments arguments = upload_combine(rank, none, handle);
     if (rank.rank() == 0) {
@@ -184,7 +169,6 @@ TEST_P(LowLatencyLateOwnerTest, ACallEndsWhenAllHaveSent) {
     require(begun, "the call has ended before rank 0 has sent");
     check_low_latency_combine(rank, none, none.expected(), result.combined_x.view());
     buffer.check();
-    buffer.destroy();
   });
 }
 

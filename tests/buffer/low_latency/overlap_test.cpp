@@ -70,8 +70,7 @@ TEST(LowLatencyOverlapScheduleTest, EverySeedGivesTheSame) {
     cases.push_back(make_low_latency_combine_case(shape));
   }
   under_schedules({.usually = 25, .sanitized = 3, .thread_sanitized = 2}, [&](std::uint64_t seed) {
-    run_cluster(on_host(3, seed), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(low_latency_options(3, 18, 1024));
+    run_with_buffers(on_host(3, seed), low_latency_options(3, 18, 1024), [&](Rank& rank, Buffer& buffer) {
       for (const LowLatencyCombineCase& one : cases) {
         const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
         for (const int rows : {0, 1, 4}) {
@@ -87,7 +86,6 @@ TEST(LowLatencyOverlapScheduleTest, EverySeedGivesTheSame) {
         }
       }
       buffer.check();
-      buffer.destroy();
     });
   });
 }
@@ -113,8 +111,7 @@ TEST(LowLatencyOverlapTest, RowsThatAreThereDoNotWaitForOthers) {
   std::vector<std::uint16_t>& x = one.inputs[0].x;
   std::fill(x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end(), static_cast<std::uint16_t>(kPattern));
   std::vector<TensorView> memory(2);
-  run_cluster(on_host(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 256));
+  run_with_buffers(on_host(2), low_latency_options(2, 4, 256), [&](Rank& rank, Buffer& buffer) {
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
     memory[index(rank.rank())] = buffer.low_latency_memory();
     rank.executor()->synchronize(rank.stream());
@@ -137,7 +134,6 @@ TEST(LowLatencyOverlapTest, RowsThatAreThereDoNotWaitForOthers) {
     require(seen, "rows of the second expert are sent before those of the first are there");
     result.hook();
     check_low_latency_combine(rank, one, one.expected_with_hooks(Topology::one_node), result.combined_x.view());
-    buffer.destroy();
   });
 }
 
@@ -146,9 +142,7 @@ TEST(LowLatencyOverlapTest, ASignalThatIsNotRaisedIsNamed) {
   ClusterOptions options = on_host(2);
   options.timeout_s = long_patience();
   run_cluster(options, [&](Rank& rank) {
-    BufferOptions small = low_latency_options(2, 4, 256);
-    small.timeout_s = short_deadline();
-    Buffer& buffer = rank.buffer(small);
+    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 256, short_deadline()));
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
     LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
     Producer producer(rank, arguments, 4);

@@ -24,8 +24,7 @@ TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     cases.push_back(make_low_latency_case({.tokens = {6, 5}, .max_tokens = 6, .hidden = 512, .topk = 4, .seed = seed}));
   }
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 512));
+  run_with_buffers(cluster(2), low_latency_options(2, 6, 512), [&](Rank& rank, Buffer& buffer) {
     const auto send = [&](std::size_t call) {
       return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[call])), rank.call());
     };
@@ -53,7 +52,6 @@ TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
       check_low_latency_dispatch(rank, cases[call], results[call]);
     }
     buffer.check();
-    buffer.destroy();
   });
 }
 
@@ -86,12 +84,7 @@ class LowLatencyWindowTest : public testing::Test {
   }
 
  private:
-  static BufferOptions options() {
-    BufferOptions options = low_latency_options(2, 6, kMostHidden);
-    options.low_latency.masking = true;
-    options.timeout_s = short_deadline();
-    return options;
-  }
+  static BufferOptions options() { return low_latency_options(2, 6, kMostHidden, short_deadline(), true); }
 };
 
 // Rank 1 is lost after it has sent nearly everything: what is missing at rank 0 is a row. Some blocks of rank 0 have

@@ -72,34 +72,6 @@ TEST(LowLatencyPlan, CallsWithHooksGoDirectly) {
   EXPECT_EQ(width(plan_combine(with_hook(inputs.arguments), setup)), 0);
 }
 
-/// A NIC that sends the bytes at once gains nothing by rails.
-TEST(LowLatencyPlan, RailsPayByTheRateOfTheNic) {
-  LowLatencySetup setup = low_latency_setup(true);
-  setup.rail_width = 4;
-  const auto width = [&](double bytes_per_ns) {
-    setup.nic_bytes_per_ns = bytes_per_ns;
-    return static_cast<int>(plan_dispatch(dispatch_of(128, setup), setup).params.common.rail_width);
-  };
-  EXPECT_EQ(width(1), 4);
-  EXPECT_EQ(width(1e6), 0);
-}
-
-TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {
-  LowLatencySetup setup = low_latency_setup();
-  LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
-  arguments.max_tokens = 4000;
-  EXPECT_THROW(plan_dispatch(arguments, setup), InvalidArgument);
-  arguments = dispatch_of(100, setup);
-  arguments.x.data = arguments.topk_idx.data =
-      reinterpret_cast<const void*>(std::uintptr_t{4096});  // no kernel reads it
-  arguments.max_tokens = 65535 / 8 + 1;
-  EXPECT_EQ(message_of<InvalidArgument>([&] { check_dispatch(arguments, setup); }),
-            "max_tokens is 8192, allowed: 1 to 8191, as max_tokens times top-k, which is 8, is at most 65535");
-  setup.policy.max_shared_bytes = 8192;
-  EXPECT_THROW(plan_dispatch(dispatch_of(100, setup), setup), InvalidArgument) << "a row is staged in shared memory";
-  EXPECT_THROW(plan_dispatch(with_hook(dispatch_of(100, setup)), setup), InvalidArgument);
-}
-
 /// As under MPS with a quarter of the GPU, and with a single SM.
 TEST(LowLatencyPlan, TheHintHasRoomForEveryRow) {
   for (const int tokens : {1, 5, 48, 128, 1000}) {

@@ -16,8 +16,7 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
     LowLatencyCaseShape fp8 = shape;
     fp8.format = RowFormat::fp8;
     const LowLatencyCase other = make_low_latency_case(fp8);
-    run_cluster(options, [&, of = nodes](Rank& rank) {
-      Buffer& buffer = rank.buffer(rail_options(of, 11, 256));
+    run_with_buffers(options, rail_options(nodes, 11, 256), [&](Rank& rank, Buffer& buffer) {
       for (int i = 0; i < 2; ++i) {
         dispatch_and_check(rank, buffer, other);
         const auto a = dispatch_and_check(rank, buffer, one.calls.before);
@@ -31,7 +30,6 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
       }
       buffer.low_latency_clean(rank.call().stream);
       buffer.check();
-      buffer.destroy();
     });
   });
 }
@@ -49,25 +47,16 @@ TEST_P(LowLatencyRailDisagreementTest, OnHooks) {
   for (const bool combines : {false, true}) {
     for (const bool odd_hook : {false, true}) {
       run_cluster(cluster_with_absentees(kNodes.ranks), [&](Rank& rank) {
-        BufferOptions options = rail_options(kNodes, 4, 256);
-        options.timeout_s = patience();
-        Buffer& buffer = rank.buffer(options);
+        Buffer& buffer = rank.buffer(rail_options(kNodes, 4, 256, patience()));
         const bool hook = (rank.rank() == 1) == odd_hook;
-        const auto finish = [](const auto& result) {
-          if (result.hook) result.hook();
-        };
         LowLatencyHandle handle;
         if (combines) handle = dispatch_low_latency(rank, buffer, one);
         // A rank that has found out ends its call, and may not have posted anything to the other node before.
         require_disagreement(rank, {"return_recv_hook"}, WhoFindsOut::somebody, [&] {
           if (combines) {
-            LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-            arguments.return_recv_hook = hook;
-            finish(buffer.low_latency_combine(arguments, rank.call()));
+            received(buffer.low_latency_combine(with_hook(upload_combine(rank, one, handle), hook), rank.call()));
           } else {
-            LowLatencyDispatchArguments arguments = upload_arguments(rank, one.before);
-            arguments.return_recv_hook = hook;
-            finish(buffer.low_latency_dispatch(arguments, rank.call()));
+            received(buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.before), hook), rank.call()));
           }
           buffer.check();
         });

@@ -1,6 +1,5 @@
 // Low-latency calls by rails against the oracle: nodes of all kinds, shapes, selections. What they do beside other
 // calls is in rails_calls_test.cpp.
-#include <algorithm>
 #include <optional>
 
 #include "tests/cluster/fixture.hpp"
@@ -14,39 +13,8 @@ using oracle::RowFormat;
 
 constexpr Nodes kSeveralNodes[] = {{4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
 
-class LowLatencyRailsTest : public ClusterTest {
- protected:
-  /// One dispatch and three combines after the other, the last one with a hook, which goes directly.
-  void combine(const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all) const {
-    std::int64_t max_tokens = 1;
-    std::int64_t hidden = 1;
-    std::vector<RailCase> cases;
-    for (const LowLatencyCombineCase& one : all) {
-      max_tokens = std::max(max_tokens, one.before.shape.max_tokens);
-      hidden = std::max({hidden, one.hidden, one.before.shape.hidden});
-      cases.push_back(make_rail_case(one, nodes));
-    }
-    run_cluster(cluster(nodes.ranks), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(rail_options(nodes, max_tokens, hidden));
-      for (const RailCase& one : cases) {
-        const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
-        combine_both_ways(rank, buffer, one.calls, one.by_rails, dispatched.handle);
-        const auto combined =
-            buffer.low_latency_combine(with_hook(upload_combine(rank, one.calls, dispatched.handle)), rank.call());
-        combined.hook();
-        check_low_latency_combine(rank, one.calls, one.direct, combined.combined_x.view());
-        rank.release();
-      }
-      buffer.check();
-      buffer.destroy();
-    });
-  }
-};
+class LowLatencyRailsTest : public ClusterTest {};
 DEEP_EP_BY_RAILS(LowLatencyRailsTest);
-
-LowLatencyCaseShape random_rail_shape(int ranks, std::uint64_t seed) {
-  return random_low_latency_shape(ranks, seed, {.tokens = 7, .many_tokens = 24, .hidden = 2560, .local_experts = 5});
-}
 
 // Sanitizers take up to a hundred times as long; what they can see is the same in fewer calls.
 int rounds() { return under_sanitizer() ? 1 : 6; }
@@ -57,10 +25,11 @@ TEST_P(LowLatencyRailsTest, CombineOfRandomShapes) {
   for (const Nodes& nodes : kSeveralNodes) {
     std::vector<LowLatencyCombineCase> cases;
     for (int i = 0; i < rounds(); ++i) {
-      const LowLatencyCaseShape shape = random_rail_shape(nodes.ranks, random.next());
+      const LowLatencyCaseShape shape = random_low_latency_shape(
+          nodes.ranks, random.next(), {.tokens = 7, .many_tokens = 24, .hidden = 2560, .local_experts = 5});
       cases.push_back(make_low_latency_combine_case(shape, random.chance(0.2) ? 128 * (1 + random.below(9)) : 0));
     }
-    if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) combine(nodes, cases);
+    if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) run_combines(cluster(nodes.ranks), nodes, cases);
   }
 }
 

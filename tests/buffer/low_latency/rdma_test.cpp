@@ -118,8 +118,7 @@ TEST(LowLatencyRdmaScheduleTest, EverySeedGivesTheSame) {
     ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
     const Topology topology = options.where.topology = kTopologies[seed % 3];
     options.host = {.multiprocessors = 2, .warps_per_block = seed % 4 == 0 ? 8 : 4, .seed = seed};
-    run_cluster(options, [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(low_latency_options(4, 14, 256));
+    run_with_buffers(options, low_latency_options(4, 14, 256), [&](Rank& rank, Buffer& buffer) {
       for (int round = 0; round < 2; ++round) {
         const auto expected = one.expected();
         const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.before)), rank.call());
@@ -136,7 +135,6 @@ TEST(LowLatencyRdmaScheduleTest, EverySeedGivesTheSame) {
       }
       buffer.low_latency_clean(rank.call().stream);
       buffer.check();
-      buffer.destroy();
     });
   });
 }

@@ -41,32 +41,16 @@ std::shared_ptr<Bootstrap> meet(int number, int rank, double timeout_s = cluster
   return make_file_bootstrap(file.get(), rank, kRanks, timeout_s);
 }
 
-BufferOptions masking_options() {
-  BufferOptions options = low_latency_options(kRanks, 6, 256);
-  options.low_latency.masking = true;
-  options.timeout_s = cluster_patience() / 2;  // a dead process is masked at once
-  return options;
-}
+/// A dead process is masked at once: no call waits so long.
+BufferOptions masking_options() { return low_latency_options(kRanks, 6, 256, cluster_patience() / 2, true); }
 
 LowLatencyCombineCase some_case() {
   return make_low_latency_combine_case(
       {.tokens = {5, 4, 6, 3}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3});
 }
 
-/// The others leave `gone` out.
-LowLatencyCase without(const LowLatencyCase& all, int gone) {
-  oracle::Masks masks(kRanks * kRanks, 0);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    if (rank != gone) masks[index(rank * kRanks + gone)] = 1;
-  }
-  return with_masks(all, masks);
-}
-
-void dispatch_and_combine(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one) {
-  const LowLatencyDispatchResult result = buffer.low_latency_dispatch(upload_arguments(rank, one.before), rank.call());
-  check_low_latency_dispatch(rank, one.before, result);
-  const auto combined = buffer.low_latency_combine(upload_combine(rank, one, result.handle), rank.call());
-  check_low_latency_combine(rank, one, one.expected(), combined.combined_x.view());
+void make_calls(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one) {
+  dispatch_and_combine(rank, buffer, one, one.expected());
   buffer.check();
 }
 
@@ -120,7 +104,7 @@ std::thread die_during_a_call(const std::atomic<int>& calls) {
 /// So many calls, until each rank that lives has left `gone` out.
 void call_until_lost(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& all, int gone, std::atomic<int>& calls) {
   constexpr int kCalls = 30;
-  const LowLatencyCase rest = without(all.before, gone);
+  const LowLatencyCase rest = with_masks(all.before, masks_without(kRanks, gone));
   bool lost = false;
   for (; calls < kCalls; ++calls) {
     const LowLatencyDispatchResult result =
@@ -157,7 +141,7 @@ TEST_P(ReplacedRankTest, ThreeInTurnOneOfThemDuringACall) {
     std::optional<RecordedCalls> recorded;
     std::shared_ptr<Bootstrap> group = rank.bootstrap();  // of those that make calls now
     for (int time = first;; ++time) {
-      for (int i = 0; i < 3; ++i) dispatch_and_combine(rank, buffer, all);
+      for (int i = 0; i < 3; ++i) make_calls(rank, buffer, all);
       if (recorded) {
         recorded->replay();
       } else {
@@ -189,7 +173,7 @@ TEST_P(ReplacedRankTest, ThreeInTurnOneOfThemDuringACall) {
 TEST_P(ReplacedRankTest, Mistakes) {
   constexpr int kLost = 3, kMisfit = 4, kNewcomer = 5;
   const LowLatencyCombineCase all = some_case();
-  const LowLatencyCase rest = without(all.before, kLost);
+  const LowLatencyCase rest = with_masks(all.before, masks_without(kRanks, kLost));
   ClusterOptions options = cluster(6);
   options.lost_ranks = {kLost};
   run_cluster(options, [&](Rank& process) {
@@ -206,10 +190,10 @@ TEST_P(ReplacedRankTest, Mistakes) {
     Buffer buffer(rank.bootstrap(), process.executor(), masking_options());
     const std::vector lost{kLost};
     if (first == 0) {
-      dispatch_and_combine(rank, buffer, all);
+      make_calls(rank, buffer, all);
       require_throws<InvalidArgument>([&] { buffer.replace_ranks(meet(1, self), lost); },
                                       {"rank 3", self == kLost ? "itself" : "lives"}, "a rank that lives");
-      dispatch_and_combine(rank, buffer, all);
+      make_calls(rank, buffer, all);
       rank.bootstrap()->barrier();  // no rank is in a call that the lost rank has left
       if (self == kLost) ::raise(SIGKILL);
       dispatch_and_check(rank, buffer, rest);
@@ -222,7 +206,7 @@ TEST_P(ReplacedRankTest, Mistakes) {
       require_same({kLost}, buffer.lost_ranks(), "lost ranks");
       buffer.replace_ranks(meet(4, self), lost);
     }
-    for (int i = 0; i < 3; ++i) dispatch_and_combine(rank, buffer, all);
+    for (int i = 0; i < 3; ++i) make_calls(rank, buffer, all);
     require_throws<Unsupported>([&] { buffer.barrier(); }, {"Buffer::barrier", "low-latency"}, "another call");
     buffer.destroy();
     for (int number = 0; self == 1 && number <= 5; ++number) ::unlink(meeting_file(number).c_str());
@@ -243,7 +227,7 @@ TEST_P(ReplacedRankTest, RowsOfTheLostRankAreForgotten) {
     Rank rank(self, cluster(kRanks), meet(is_new ? 1 : 0, self), process.executor());
     Buffer buffer(rank.bootstrap(), process.executor(), masking_options());
     if (!is_new) {
-      dispatch_and_combine(rank, buffer, all);
+      make_calls(rank, buffer, all);
       rank.bootstrap()->barrier();
       if (self == 2) {
         const auto sent = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all.before)), rank.call());
@@ -252,7 +236,7 @@ TEST_P(ReplacedRankTest, RowsOfTheLostRankAreForgotten) {
       }
       buffer.replace_ranks(meet(1, self), std::vector{2});
     }
-    for (int i = 0; i < 4; ++i) dispatch_and_combine(rank, buffer, i % 2 == 0 ? other : all);
+    for (int i = 0; i < 4; ++i) make_calls(rank, buffer, i % 2 == 0 ? other : all);
     buffer.destroy();
     for (int number = 0; self == 1 && number <= 1; ++number) ::unlink(meeting_file(number).c_str());
   });

@@ -19,8 +19,7 @@ ClusterOptions uneven_cluster() {
 
 /// Ranks 0 and 1 on one host, rank 2 on another one.
 Buffer uneven_buffer(const Rank& rank) {
-  BufferOptions options = low_latency_options(kUnevenRanks, 6, 256);
-  options.timeout_s = short_deadline();
+  BufferOptions options = low_latency_options(kUnevenRanks, 6, 256, short_deadline());
   const auto host = [](int one) { return one / 2; };
   return Buffer(rank.bootstrap(), std::make_shared<HostsExecutor>(rank.executor(), rank.rank(), host), options);
 }
@@ -39,11 +38,7 @@ TEST(LowLatencyUnevenNodes, ALostRankIsNamed) {
   const LowLatencyCombineCase one = uneven_case();
   run_cluster(uneven_cluster(), [&](Rank& rank) {
     Buffer buffer = uneven_buffer(rank);
-    for (int call = 0; call < 2; ++call) {
-      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-      const auto back = buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call());
-      check_low_latency_combine(rank, one, one.expected(), back.combined_x.view());
-    }
+    for (int call = 0; call < 2; ++call) dispatch_and_combine(rank, buffer, one, one.expected());
     buffer.check();
     if (rank.rank() != 2) {
       const auto call = [&] {

@@ -11,7 +11,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include "tests/cluster/exchange.hpp"
@@ -20,28 +19,24 @@ namespace deep_ep::test {
 namespace {
 
 constexpr int kRounds = 4;
-constexpr std::int64_t kTokens = 24;
-constexpr std::int64_t kHidden = 512;
 
 struct Options {
-  enum class Place { automatic, host, cuda } place = Place::automatic;
-  bool nccl = false;
+  bool host = false, cuda = false, nccl = false;
 };
 
 Options parse(int count, char** arguments) {
   Options options;
   for (int i = 1; i < count; ++i) {
     const std::string name = arguments[i];
-    if (name == "--host") {
-      options.place = Options::Place::host;
-    } else if (name == "--cuda") {
-      options.place = Options::Place::cuda;
-    } else if (name == "--nccl") {
-      options.nccl = true;
-    } else {
+    bool* const option = name == "--host"   ? &options.host
+                         : name == "--cuda" ? &options.cuda
+                         : name == "--nccl" ? &options.nccl
+                                            : nullptr;
+    if (option == nullptr) {
       std::fprintf(stderr, "unknown argument %s\nusage: deep_ep_rank_test [--host | --cuda] [--nccl]\n", arguments[i]);
       std::exit(2);
     }
+    *option = true;
   }
   return options;
 }
@@ -78,32 +73,11 @@ std::shared_ptr<Bootstrap> make_bootstrap([[maybe_unused]] int rank, [[maybe_unu
 #endif
 }
 
-Shape shape_of_round(int round, int ranks) {
-  Shape shape;
-  shape.seed = static_cast<std::uint64_t>(round) + 1;
-  shape.tokens = oracle::make_token_counts(round % 2 == 0 ? oracle::TokenCounts::equal : oracle::TokenCounts::different,
-                                           ranks, kTokens, shape.seed);
-  shape.local_experts = 8;
-  shape.topk = 8;
-  shape.routing = round % 3 == 2 ? oracle::Routing::skewed : oracle::Routing::some_dropped;
-  shape.hidden = kHidden;
-  if (round % 2 == 1) {
-    shape.dtype = DType::float8_e4m3;
-    shape.scales = 4;
-    shape.scale_layout = ScaleLayout::column_major;
-  }
-  shape.combine_hidden = kHidden;
-  shape.bias_0 = round % 4 == 3;
-  return shape;
-}
-
 /// Empty when all rounds matched.
 std::string run(const Options& options, int rank, int ranks) {
   const int local = rank_on_host();
-  const bool enough_gpus = everywhere(cuda_device_count() > local);
-  if (options.place == Options::Place::cuda && !enough_gpus) return "--cuda: some host has fewer GPUs than ranks";
-  const bool cuda = enough_gpus && options.place != Options::Place::host;
-  const auto row_bytes = static_cast<std::size_t>(kHidden) * 2;
+  const bool cuda = everywhere(cuda_device_count() > local) && !options.host;
+  if (options.cuda && !cuda) return "--cuda: some host has fewer GPUs than ranks";
   ClusterOptions cluster{
       .ranks = ranks, .where = {cuda ? Target::cuda : Target::host, Placement::processes}, .host = {}};
   cluster.host = {.multiprocessors = 2, .warps_per_block = 2};
@@ -111,11 +85,10 @@ std::string run(const Options& options, int rank, int ranks) {
     const auto executor = cuda ? make_cuda_executor(local) : make_host_executor(cluster.host);
     executor->make_current();  // NCCL takes the current GPU
     Rank self(rank, cluster, make_bootstrap(rank, ranks, options.nccl), executor);
-    // Room for the received rows, for the experts' outputs, and the same again.
-    const std::size_t rows = static_cast<std::size_t>(ranks) * static_cast<std::size_t>(kTokens) * row_bytes;
-    Buffer& buffer = self.buffer({.heap_bytes = (std::size_t{64} << 20) + 4 * rows});
+    Buffer& buffer = self.buffer();
+    oracle::Random random(1);  // the same on all ranks
     for (int round = 0; round < kRounds; ++round) {
-      const Case one = make_case(shape_of_round(round, ranks));
+      const Case one = make_case(random_shape(random, ranks));
       for (const bool heap : {true, false}) run_round(self, buffer, one, {.config = {}, .returned_in_heap = heap});
       self.release();
     }

@@ -1,7 +1,6 @@
 #include "kernels/common/wait.hpp"
 #include "kernels/primitives/line.hpp"
 #include "kernels/primitives/memory.hpp"
-#include "kernels/primitives/numeric.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "tests/kernels/probes/probes.hpp"
 
@@ -52,20 +51,7 @@ DEEP_EP_DEVICE void line_probe(const probes::LineParams& p, std::byte*) {
   if (wrong != 0) add_relaxed<Scope::gpu>(p.results, wrong);
 }
 
-DEEP_EP_DEVICE void numeric_probe(const probes::NumericParams& p, std::byte*) {
-  for (int i = thread_index(); i < p.count; i += block_threads()) {
-    p.bf16[i] = static_cast<std::uint16_t>(pack_bf16(p.values[i], 0.0f));
-  }
-  for (int i = thread_index(); i < p.count / 2; i += block_threads()) {
-    const std::uint32_t pair = pack_bf16(p.values[2 * i], p.values[2 * i + 1]);
-    p.pairs[i] = pair;
-    p.back[2 * i] = bf16_low(pair);
-    p.back[2 * i + 1] = bf16_high(pair);
-  }
-}
-
 }  // namespace
 }  // namespace deep_ep::device
 
 DEEP_EP_DEFINE_KERNEL(line_probe, deep_ep::device::line_probe)
-DEEP_EP_DEFINE_KERNEL(numeric_probe, deep_ep::device::numeric_probe)

@@ -243,7 +243,7 @@ class Engine {
         arguments.topk_idx = half[i]->topk_idx;
         arguments.max_tokens = kTokens;
         arguments.num_experts = kExperts;
-        arguments.use_fp8 = false;
+        arguments.format = deep_ep::LowLatencyFormat::bf16;
         arguments.return_recv_hook = true;
         received[i] = buffer_.low_latency_dispatch(arguments, call);
       }

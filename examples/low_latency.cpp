@@ -96,7 +96,7 @@ bool run_rank(int rank, const std::shared_ptr<deep_ep::Bootstrap>& bootstrap) {
     arguments.max_tokens = kMaxTokens;
     arguments.num_experts = kExperts;
     arguments.return_recv_hook = true;
-    arguments.use_fp8 = false;  // true: rows arrive as 8-bit floats with a scale for every 128 channels
+    arguments.format = deep_ep::LowLatencyFormat::bf16;  // fp8: 8-bit floats with a scale for every 128 channels
     return buffer.low_latency_dispatch(arguments, call);
   };
   // These pretend experts hand back their input: recv_x is [local experts, ranks * max_tokens, hidden], and the first

@@ -185,7 +185,7 @@ bool run_rank(int rank, const std::shared_ptr<deep_ep::Bootstrap>& bootstrap) {
     to_experts.topk_idx = topk_idx;
     to_experts.max_tokens = kMaxTokens;
     to_experts.num_experts = kExperts;
-    to_experts.use_fp8 = false;
+    to_experts.format = deep_ep::LowLatencyFormat::bf16;
     to_experts.arrival_counters = arrivals;
     to_experts.arrival_rows = kTileRows;
     const auto received = buffer.low_latency_dispatch(to_experts, call);

@@ -117,10 +117,6 @@ void HostExecutor::wait_event(StreamHandle handle, const EventHandle& event) {
   if (event != nullptr) stream(handle).wait(std::static_pointer_cast<HostEvent>(event));
 }
 
-EventHandle HostExecutor::adopt_event(void*) {
-  throw InvalidArgument("native_event: the host executor has no events but those of record_event");
-}
-
 bool HostExecutor::event_done(const EventHandle& event) { return event == nullptr || event_of(event)->done(); }
 
 void HostExecutor::synchronize_event(const EventHandle& event) {

@@ -31,7 +31,6 @@ class HostExecutor final : public Backend {
   void destroy_stream(StreamHandle stream) noexcept override;
   EventHandle record_event(StreamHandle stream) override;
   void wait_event(StreamHandle stream, const EventHandle& event) override;
-  EventHandle adopt_event(void* native_event) override;
   bool event_done(const EventHandle& event) override;
   void synchronize_event(const EventHandle& event) override;
   void synchronize(StreamHandle stream) override;

@@ -85,8 +85,6 @@ std::string_view name_of(Purpose purpose) {
       return "resuming low-latency calls of";
     case Purpose::sleeping:
       return "suspending or resuming";
-    case Purpose::statistics:
-      return "gathering statistics of";
     case Purpose::agreeing:
       return "agreeing on a step beside";
   }

@@ -34,14 +34,7 @@
 namespace deep_ep {
 
 /// What an exchange is for. The values travel.
-enum class Purpose : std::uint16_t {
-  making = 1,
-  destroying = 2,
-  resuming = 3,
-  statistics = 4,
-  agreeing = 5,
-  sleeping = 6
-};
+enum class Purpose : std::uint16_t { making = 1, destroying = 2, resuming = 3, agreeing = 4, sleeping = 5 };
 
 /// Ahead of each message. The values travel between processes of one version of the library.
 struct ExchangeHeader {
@@ -86,7 +79,7 @@ class BufferExchanges final : public Bootstrap {
   static std::shared_ptr<BufferExchanges> over(const std::shared_ptr<Bootstrap>& group);
 
   explicit BufferExchanges(std::shared_ptr<Bootstrap> group);
-  /// For what concerns no buffer of the group, `statistics` or `agreeing`: these exchanges have no number.
+  /// For what concerns no buffer of the group (`agreeing`): these exchanges have no number.
   BufferExchanges(Bootstrap& group, Purpose purpose);
   ~BufferExchanges() override;
   BufferExchanges(const BufferExchanges&) = delete;

@@ -112,10 +112,6 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
 ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
   return BufferCall(runtime_, "dispatch_elastic").normal().dispatch_elastic(arguments, call);
 }
-ElasticCachedDispatchResult Buffer::dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
-                                                     const CallOptions& call) {
-  return BufferCall(runtime_, "dispatch_elastic").normal().dispatch_elastic(arguments, call);
-}
 CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
   return BufferCall(runtime_, "combine_elastic").normal().combine_elastic(arguments, call);
 }
@@ -148,8 +144,8 @@ TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
 void Buffer::low_latency_clean(StreamHandle stream) {
   BufferCall(runtime_, "low_latency_clean").low_latency().clean(stream);
 }
-LowLatencyStats Buffer::low_latency_stats(LowLatencyStatsThen then, StreamHandle stream) {
-  return BufferCall(runtime_, "low_latency_stats").low_latency().stats(then, stream);
+LowLatencyStats Buffer::low_latency_stats(StreamHandle stream) {
+  return BufferCall(runtime_, "low_latency_stats").low_latency().stats(stream);
 }
 void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
   BufferCall(runtime_, "low_latency_update_mask").masking().update_mask(rank, masked, stream);

@@ -252,7 +252,7 @@ deep_ep_status deep_ep_low_latency_dispatch(deep_ep_buffer* buffer, const deep_e
     mine.topk_idx = view_of(theirs.topk_idx, "topk_idx", of);
     mine.max_tokens = theirs.max_tokens;
     mine.num_experts = theirs.num_experts;
-    mine.use_fp8 = theirs.use_fp8 != 0;
+    if (theirs.use_fp8 == 0) mine.format = deep_ep::LowLatencyFormat::bf16;
     auto got = of.low_latency_dispatch(mine, {.stream = stream});
     keep(made, DEEP_EP_RECV_X, got.recv_x);
     keep(made, DEEP_EP_RECV_X_SCALES, got.recv_x_scales);

@@ -37,16 +37,14 @@ std::vector<Tensor> lay_out(std::span<const TensorView> views, const std::shared
 }  // namespace
 
 CallContext::CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
-                         ForResults results)
+                         std::shared_ptr<ResultAllocator> allocator, std::shared_ptr<ResultTensors> result_tensors)
     : executor_(std::move(executor)),
       comm_stream_(comm_stream),
       arena_(std::move(arena)),
       home_(std::make_shared<HomeStream>(executor_, comm_stream_)),
-      cache_(std::make_shared<MemoryCache>(home_)) {
-  if (results.allocator != nullptr) {
-    program_memory_ = std::make_shared<ProgramMemory>(executor_, std::move(results.allocator));
-  }
-  result_tensors_ = std::move(results.tensors);
+      cache_(std::make_shared<MemoryCache>(home_)),
+      result_tensors_(std::move(result_tensors)) {
+  if (allocator != nullptr) program_memory_ = std::make_shared<ProgramMemory>(executor_, std::move(allocator));
   if (result_tensors_ != nullptr) heap_pieces_ = std::make_shared<ArenaPieces>(arena_);
 }
 

@@ -13,17 +13,12 @@
 
 namespace deep_ep {
 
-/// The program's allocators of results: see BufferOptions.
-struct ForResults {
-  std::shared_ptr<ResultAllocator> allocator = {};
-  std::shared_ptr<ResultTensors> tensors = {};
-};
-
 /// What all calls of a buffer share: their order, the communication stream, the memory for their results.
 class CallContext {
  public:
+  /// `allocator`, `result_tensors`: see BufferOptions.
   CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
-              ForResults results = {});
+              std::shared_ptr<ResultAllocator> allocator = {}, std::shared_ptr<ResultTensors> result_tensors = {});
 
   Executor& executor() const { return *executor_; }
   StreamHandle comm_stream() const { return comm_stream_; }

@@ -4,11 +4,11 @@
 #include <array>
 #include <cstdint>
 
-#include "csrc/buffer/low_latency/plan.hpp"
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/tensor.hpp"
 #include "kernels/common/messages.hpp"
+#include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
 namespace {
@@ -98,8 +98,17 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
                            describe_shape_value(fault.field, fault.seen), fault.peer);
       }
       if (fault.wanted == Wanted::low_latency_dispatch_counts) {
-        return describe_difference(static_cast<std::uint32_t>(fault.expected), rank,
-                                   static_cast<std::uint32_t>(fault.seen), fault.peer);
+        if ((fault.seen & kUnknownExpertShape) != 0) {
+          return fmt::format(
+              "low_latency_dispatch: rank {} has ended the call, as its topk_idx names an expert beyond the last one; "
+              "its own error says which. The ranks no longer agree: destroy the buffer",
+              fault.peer);
+        }
+        return fmt::format(
+            "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, rows' format or "
+            "return_recv_hook, or one of them has more tokens than max_tokens, which its own error says; all must be "
+            "equal on all ranks. The ranks no longer agree: destroy the buffer",
+            rank, fault.peer);
       }
       if (fault.wanted == Wanted::low_latency_combine_selection && fault.field != 0) {
         // Found out by the expert's rank (1), or by the rank that selects it (2).
@@ -209,28 +218,8 @@ std::string describe_lost(const FaultRecord& fault, int rank, int lost, const st
 std::string describe_given_up(std::span<const control::LostRank> lost, int rank) {
   const auto own = std::ranges::find(lost, rank, &control::LostRank::rank);
   const control::LostRank verdict = own != lost.end() ? *own : control::LostRank{.rank = rank};
-  if (verdict.why == control::LostWhy::failed && verdict.by == rank) {
-    return fmt::format(
-        "RDMA operations of rank {} failed, and all have masked it: it comes back with low_latency_resume, which all "
-        "ranks call",
-        rank);
-  }
-  if (verdict.why == control::LostWhy::failed && verdict.by != control::kNobody) {
-    return fmt::format(
-        "RDMA operations of rank {} to rank {} failed, and all have masked it: it comes back with low_latency_resume, "
-        "which all ranks call",
-        verdict.by, rank);
-  }
-  if (verdict.why == control::LostWhy::silent) {
-    return fmt::format(
-        "rank {} waited {:.3g} s for rank {} without seeing {}, and all have masked it: it comes back with "
-        "low_latency_resume, which all ranks call",
-        verdict.by, verdict.waited_s, rank, text_of(static_cast<Wanted>(verdict.wanted)));
-  }
-  return fmt::format(
-      "the other ranks go on without rank {}, and all have masked it: it comes back with low_latency_resume, which all "
-      "ranks call",
-      rank);
+  return fmt::format("{}. It comes back with low_latency_resume, which all ranks call",
+                     describe_masking(verdict, "its process seems to have ended"));
 }
 
 std::string describe_masking(const control::LostRank& lost, const std::string& gone) {

@@ -1,4 +1,4 @@
-// How much memory a buffer wants, and what a Config means by 0.
+// How much memory a buffer wants.
 #include <algorithm>
 
 #include "csrc/buffer/buffer_plan.hpp"
@@ -12,9 +12,6 @@
 #include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
-
-Config Config::dispatch_default(int /*num_ranks*/) { return Config{.num_sms = defaults::kDispatchSms}; }
-Config Config::combine_default(int /*num_ranks*/) { return Config{.num_sms = defaults::kCombineSms}; }
 
 static_assert(Buffer::kMaxTopk == kMaxTopk);
 

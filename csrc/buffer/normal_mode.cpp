@@ -21,7 +21,7 @@ int num_experts(const DispatchArguments& arguments) {
   return static_cast<int>(arguments.num_tokens_per_expert.size(0));
 }
 
-void check_layout(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+void check_layout(const DispatchArguments& arguments, const Runtime& runtime) {
   const std::int64_t tokens = arguments.x.size(0);
   const auto given = [](const char* name, const ConstTensorView& tensor) {
     if (tensor.dims == 0) fail<InvalidArgument>("{} is missing: dispatch needs the layout", name);
@@ -29,80 +29,76 @@ void check_layout(const DispatchArguments& arguments, const NormalModeSetup& set
   given("num_tokens_per_rank", arguments.num_tokens_per_rank);
   given("is_token_in_rank", arguments.is_token_in_rank);
   given("num_tokens_per_expert", arguments.num_tokens_per_expert);
-  check_tensor("num_tokens_per_rank", arguments.num_tokens_per_rank, setup.device, {DType::int32}, {setup.num_ranks});
-  check_tensor("is_token_in_rank", arguments.is_token_in_rank, setup.device, {DType::boolean, DType::uint8},
-               {tokens, setup.num_ranks});
-  check_tensor("num_tokens_per_expert", arguments.num_tokens_per_expert, setup.device, {DType::int32}, {kAnySize});
+  check_tensor("num_tokens_per_rank", arguments.num_tokens_per_rank, runtime.device(), {DType::int32},
+               {runtime.num_ranks()});
+  check_tensor("is_token_in_rank", arguments.is_token_in_rank, runtime.device(), {DType::boolean, DType::uint8},
+               {tokens, runtime.num_ranks()});
+  check_tensor("num_tokens_per_expert", arguments.num_tokens_per_expert, runtime.device(), {DType::int32}, {kAnySize});
   const std::int64_t experts = num_experts(arguments);
-  if (experts == 0 || experts % setup.num_ranks != 0 || experts / setup.num_ranks > setup.max_local_experts) {
+  if (experts == 0 || experts % runtime.num_ranks() != 0 ||
+      experts / runtime.num_ranks() > runtime.options().max_local_experts) {
     fail<InvalidArgument>(
         "num_tokens_per_expert counts {} experts, allowed: a multiple of the {} ranks, at most {} a rank", experts,
-        setup.num_ranks, setup.max_local_experts);
+        runtime.num_ranks(), runtime.options().max_local_experts);
   }
   if (arguments.topk_weights && !arguments.topk_idx) {
     throw InvalidArgument("topk_weights is given, allowed: only with topk_idx, which is missing");
   }
-  if (arguments.topk_idx) check_selections(*arguments.topk_idx, arguments.topk_weights, tokens, setup);
+  if (arguments.topk_idx) check_selections(*arguments.topk_idx, arguments.topk_weights, tokens, runtime);
   check_range("expert_alignment", arguments.expert_alignment, 1, 1 << 20);
   check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
 }
 
 bool is_missing(const DispatchHandle* handle) { return handle == nullptr || !handle->destination_row.defined(); }
 
-void check_ranks(const DispatchHandle& handle, const NormalModeSetup& setup) {
-  if (handle.destination_row.size(1) == setup.num_ranks) return;
+void check_ranks(const DispatchHandle& handle, const Runtime& runtime) {
+  if (handle.destination_row.size(1) == runtime.num_ranks()) return;
   fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
-                        setup.num_ranks);
+                        runtime.num_ranks());
 }
 
 std::int64_t row_bytes(const ConstTensorView& rows) {
   return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
 }
 
-void check_combine(const CombineArguments& arguments, const NormalModeSetup& setup) {
+void check_combine(const CombineArguments& arguments, const Runtime& runtime) {
   if (is_missing(arguments.handle)) {
     throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
   }
   const DispatchHandle& handle = *arguments.handle;
-  check_ranks(handle, setup);
-  check_tensor("handle.rank_prefix_matrix", handle.rank_prefix_matrix.view(), setup.device, {DType::int32},
-               {setup.num_ranks, setup.num_ranks});
+  check_ranks(handle, runtime);
+  check_tensor("handle.rank_prefix_matrix", handle.rank_prefix_matrix.view(), runtime.device(), {DType::int32},
+               {runtime.num_ranks(), runtime.num_ranks()});
   const ConstTensorView& x = arguments.x;
-  check_tensor("x", x, setup.device, {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
+  check_tensor("x", x, runtime.device(), {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
   check_row_bytes("x", x);
   if (arguments.topk_weights) {
-    check_tensor("topk_weights", *arguments.topk_weights, setup.device, {DType::float32},
+    check_tensor("topk_weights", *arguments.topk_weights, runtime.device(), {DType::float32},
                  {handle.num_recv_rows, kAnySize});
     check_range("width of topk_weights", arguments.topk_weights->size(1), 1, kMaxTopk);
   }
-  const auto check_bias = [&](const char* name, const std::optional<ConstTensorView>& bias) {
-    if (!bias) return;
-    check_tensor(name, *bias, setup.device, {DType::bfloat16}, {handle.num_tokens, x.size(1)});
-    check_row_bytes(name, *bias);
-  };
-  check_bias("bias_0", arguments.bias_0);
-  check_bias("bias_1", arguments.bias_1);
+  check_biases(arguments, handle.num_tokens, runtime);
   check_config(arguments.config, kernels::combine::kMaxThreads / 32);
 }
 
-NotifyCall notify_call(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+NotifyCall notify_call(const DispatchArguments& arguments, const Runtime& runtime) {
   NotifyCall call{};
   call.shape =
       call_shape(arguments.x, arguments.x_scales, arguments.topk_idx, arguments.topk_weights, num_experts(arguments));
   call.num_tokens = static_cast<int>(arguments.x.size(0));
-  call.num_local_experts = num_experts(arguments) / setup.num_ranks;
+  call.num_local_experts = num_experts(arguments) / runtime.num_ranks();
   call.expert_alignment = arguments.expert_alignment;
   call.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
   call.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
   call.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
-  call.refuse_unknown_experts = setup.reject_unknown_experts;
+  call.refuse_unknown_experts = runtime.options().reject_unknown_experts;
   return call;
 }
 
-SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+SentRows sent_rows(const DispatchArguments& arguments, const Runtime& runtime) {
   SentRows params = sent_rows(arguments.x, arguments.x_scales);
   if (arguments.handle != nullptr) {
-    params.num_local_experts = arguments.handle->num_experts / setup.num_ranks;
+    params.num_local_experts = arguments.handle->num_experts / runtime.num_ranks();
     return params;
   }
   if (arguments.topk_idx) {
@@ -111,7 +107,7 @@ SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& se
     params.rows.num_topk = static_cast<int>(arguments.topk_idx->size(1));
     params.rows.topk_idx_is_64_bit = params.topk_idx.is_64_bit;
   }
-  params.num_local_experts = num_experts(arguments) / setup.num_ranks;
+  params.num_local_experts = num_experts(arguments) / runtime.num_ranks();
   params.send_src_idx = true;
   params.fill_tail = arguments.num_worst_tokens > 0 && arguments.topk_idx.has_value();
   return params;
@@ -146,32 +142,33 @@ void give(DispatchResult& result, const DispatchArguments& arguments, const Disp
 }  // namespace
 
 void check_sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales, const Config& config,
-                     const NormalModeSetup& setup) {
-  check_tensor("x", x, setup.device, {}, {kAnySize, kAnySize});
+                     const Runtime& runtime) {
+  check_tensor("x", x, runtime.device(), {}, {kAnySize, kAnySize});
   check_row_bytes("x", x);
-  check_token_count("number of tokens", x.size(0), setup.num_ranks);
+  check_token_count("number of tokens", x.size(0), runtime.num_ranks());
   if (x_scales) {
-    check_strided_tensor("x_scales", *x_scales, setup.device, {DType::float32, DType::int32}, {x.size(0), kAnySize});
+    check_strided_tensor("x_scales", *x_scales, runtime.device(), {DType::float32, DType::int32},
+                         {x.size(0), kAnySize});
     check_range("width of x_scales", x_scales->size(1), 0, INT32_MAX / 4);
   }
   check_config(config, kernels::dispatch::kMaxThreads / 32);
 }
 
 void check_selections(const ConstTensorView& topk_idx, const std::optional<ConstTensorView>& topk_weights,
-                      std::int64_t tokens, const NormalModeSetup& setup) {
-  check_tensor("topk_idx", topk_idx, setup.device, {DType::int32, DType::int64}, {tokens, kAnySize});
+                      std::int64_t tokens, const Runtime& runtime) {
+  check_tensor("topk_idx", topk_idx, runtime.device(), {DType::int32, DType::int64}, {tokens, kAnySize});
   check_range("width of topk_idx", topk_idx.size(1), 1, kMaxTopk);
   if (topk_weights) {
-    check_tensor("topk_weights", *topk_weights, setup.device, {DType::float32}, {tokens, topk_idx.size(1)});
+    check_tensor("topk_weights", *topk_weights, runtime.device(), {DType::float32}, {tokens, topk_idx.size(1)});
   }
 }
 
-void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup) {
-  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, setup);
-  if (arguments.handle == nullptr) return check_layout(arguments, setup);
+void check_dispatch(const DispatchArguments& arguments, const Runtime& runtime) {
+  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, runtime);
+  if (arguments.handle == nullptr) return check_layout(arguments, runtime);
   const DispatchHandle& handle = *arguments.handle;
   if (is_missing(&handle)) throw InvalidArgument("handle is empty, allowed: the handle of an earlier dispatch");
-  check_ranks(handle, setup);
+  check_ranks(handle, runtime);
   if (handle.num_tokens != arguments.x.size(0)) {
     fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", arguments.x.size(0), handle.num_tokens);
   }
@@ -252,7 +249,7 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   // The kernel has the real deadline, and says for which rank it waited. Ours is for a kernel that never started.
   const Deadline deadline(timeout_s == 0 ? 0 : timeout_s * 2 + 10);
   const Backoff backoff;
-  const bool on_cpu = runtime.device().kind != Device::Kind::cuda;
+  const bool on_cpu = !runtime.on_gpu();
   for (std::uint64_t spins = 1; __atomic_load_n(&counts.epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
     if (faults.met()) break;
@@ -276,24 +273,15 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   faults.raise();
 }
 
-NormalMode::NormalMode(Runtime& runtime)
-    : runtime_(runtime),
-      setup_{.num_ranks = runtime.num_ranks(),
-             .max_local_experts = runtime.options().max_local_experts,
-             .device = runtime.device(),
-             .policy = runtime.policy(),
-             .reject_unknown_experts = runtime.options().reject_unknown_experts,
-             .heap_bytes = runtime.heap()->bytes(),
-             .window_bytes = runtime.layout().window_bytes,
-             .max_window_tokens = runtime.layout().control.max_window_tokens()} {
+NormalMode::NormalMode(Runtime& runtime) : runtime_(runtime) {
   common_.rank = runtime.rank();
   common_.num_ranks = runtime.num_ranks();
   common_.control = runtime.layout().control;
 }
 
 void NormalMode::allocate() {
-  const auto ranks = static_cast<std::size_t>(setup_.num_ranks);
-  const auto experts = static_cast<std::size_t>(setup_.max_local_experts);
+  const auto ranks = static_cast<std::size_t>(runtime_.num_ranks());
+  const auto experts = static_cast<std::size_t>(runtime_.options().max_local_experts);
   host_counts_ = pinned_memory<HostCounts>(runtime_.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
   state_ = runtime_.zeroed_memory<KernelState>();
   common_.state = state_.get();
@@ -347,7 +335,7 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
 }
 
 DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
-  check_dispatch(arguments, setup_);
+  check_dispatch(arguments, runtime_);
   if (arguments.handle != nullptr) check_handle(*arguments.handle);
   runtime_.faults().raise(arguments.handle != nullptr ? Faults::Notes::all : Faults::Notes::but_unknown_experts);
   CallScope scope(runtime_.calls(), call);
@@ -362,7 +350,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Ca
 }
 
 DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScope& scope) {
-  const SentRows rows = sent_rows(arguments, setup_);
+  const SentRows rows = sent_rows(arguments, runtime_);
   check_room(rows.rows);
   if (arguments.handle != nullptr) {
     DispatchResult result;
@@ -386,12 +374,12 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
     handle.num_recv_rows = received;
     outputs = make_outputs(arguments.x, arguments.x_scales, &arguments, received, scope);
     if (common_.peers == nullptr) return;
-    handle.relay_rows = scope.pool_tensor(unplaced(setup_.device, DType::int32, {relayed, common_.grid.width}));
+    handle.relay_rows = scope.pool_tensor(unplaced(runtime_.device(), DType::int32, {relayed, common_.grid.width}));
   };
   if (!exact) make_room(arguments.num_worst_tokens, arguments.num_worst_tokens * runtime_.node_grid().width);
 
   HostCounts& counts = *host_counts_;
-  NotifyCall exchange = notify_call(arguments, setup_);
+  NotifyCall exchange = notify_call(arguments, runtime_);
   exchange.wait = runtime_.faults().wait_context();
   exchange.host_counts = exact ? &counts : nullptr;
   if (exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
@@ -409,13 +397,13 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
 }
 
 void NormalMode::notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) const {
-  const int ranks = setup_.num_ranks;
+  const int ranks = runtime_.num_ranks();
   const int nodes = common_.peers == nullptr ? 0 : common_.grid.nodes();
-  std::vector wanted = {unplaced(setup_.device, DType::int32, {ranks, ranks}),
-                        unplaced(setup_.device, DType::int32, {handle.num_tokens, ranks})};
+  std::vector wanted = {unplaced(runtime_.device(), DType::int32, {ranks, ranks}),
+                        unplaced(runtime_.device(), DType::int32, {handle.num_tokens, ranks})};
   if (nodes != 0) {
-    wanted.push_back(unplaced(setup_.device, DType::int32, {handle.num_tokens, nodes}));
-    wanted.push_back(unplaced(setup_.device, DType::int32, {2, nodes}));
+    wanted.push_back(unplaced(runtime_.device(), DType::int32, {handle.num_tokens, nodes}));
+    wanted.push_back(unplaced(runtime_.device(), DType::int32, {2, nodes}));
   }
   const std::vector<Tensor> tables = scope.pool_tensors(wanted);
   handle.rank_prefix_matrix = tables[0];
@@ -433,8 +421,8 @@ void NormalMode::notify(const NotifyCall& notify, DispatchHandle& handle, const 
   }
   const auto kernel = nodes == 0 ? choices::notify : choices::notify_internode;
   const LaunchShape shape{
-      std::min(ranks + nodes, setup_.policy.multiprocessors),
-      setup_.on_gpu() ? kernel.max_threads : std::min(setup_.policy.warps_per_block * 32, kernel.max_threads),
+      std::min(ranks + nodes, runtime_.policy().multiprocessors),
+      runtime_.on_gpu() ? kernel.max_threads : std::min(runtime_.policy().warps_per_block * 32, kernel.max_threads),
       sizeof(NotifyShared)};
   (runtime_.executor()->kernels().*kernel.launcher)(params, shape, scope.stream());
 }
@@ -484,7 +472,7 @@ void NormalMode::add_up(const CombineArguments& arguments, const CombineResult& 
 }
 
 CombineResult NormalMode::combine(const CombineArguments& arguments, const CallOptions& call) {
-  check_combine(arguments, setup_);
+  check_combine(arguments, runtime_);
   check_handle(*arguments.handle);
   runtime_.faults().raise();
   CallScope scope(runtime_.calls(), call);

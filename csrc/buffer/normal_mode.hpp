@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "csrc/buffer/call_scope.hpp"
+#include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/common/messages.hpp"
@@ -17,31 +19,22 @@
 
 namespace deep_ep {
 
-/// Fixed when the buffer is made.
-struct NormalModeSetup {
-  int num_ranks = 1;
-  int max_local_experts = 1;
-  Device device;
-  LaunchPolicy policy;
-  bool reject_unknown_experts = true;
-  std::size_t heap_bytes = 0;
-  std::size_t window_bytes = 0;
-  int max_window_tokens = 0;  ///< of the second interface: of tokens whose rows are pushed
-
-  bool on_gpu() const { return device.kind == Device::Kind::cuda; }
-  /// Of a call: `config`, or what the library takes by default.
-  int sms(const Config& config, const Config& by_default) const {
-    return std::min(config.num_sms != 0 ? config.num_sms : by_default.num_sms, policy.multiprocessors);
-  }
-};
-
 // Checks of arguments throw InvalidArgument.
-void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup);
+void check_dispatch(const DispatchArguments& arguments, const Runtime& runtime);
 /// What every dispatch brings: rows, and maybe scales.
 void check_sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales, const Config& config,
-                     const NormalModeSetup& setup);
+                     const Runtime& runtime);
 void check_selections(const ConstTensorView& topk_idx, const std::optional<ConstTensorView>& topk_weights,
-                      std::int64_t tokens, const NormalModeSetup& setup);
+                      std::int64_t tokens, const Runtime& runtime);
+/// Of a combine of either interface, for so many tokens.
+template <class Arguments>
+void check_biases(const Arguments& arguments, std::int64_t tokens, const Runtime& runtime) {
+  for (const auto& [name, bias] : {std::pair("bias_0", &arguments.bias_0), std::pair("bias_1", &arguments.bias_1)}) {
+    if (!*bias) continue;
+    check_tensor(name, **bias, runtime.device(), {DType::bfloat16}, {tokens, arguments.x.size(1)});
+    check_alignment(name, **bias);
+  }
+}
 /// For a dispatch with exact sizes that is being recorded.
 void check_recording(const CallScope& scope, bool exact);
 
@@ -92,8 +85,6 @@ class NormalMode {
   // Of the second interface: csrc/buffer/elastic/.
   virtual ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments,
                                                  const CallOptions& call) = 0;
-  virtual ElasticCachedDispatchResult dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
-                                                       const CallOptions& call) = 0;
   virtual CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) = 0;
   virtual EventHandle barrier(const CallOptions& call) = 0;
 
@@ -129,7 +120,6 @@ class NormalMode {
   virtual void launch(CombineParams& params, const CombineArguments& arguments, const CallScope& scope) = 0;
 
   Runtime& runtime_;
-  NormalModeSetup setup_;
   NormalParams common_;                      ///< what every kernel is told; `peers`: between nodes
   std::shared_ptr<KernelState> state_;       ///< device memory
   std::shared_ptr<HostCounts> host_counts_;  ///< pinned, for the counts of a dispatch with exact sizes

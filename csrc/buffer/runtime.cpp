@@ -7,6 +7,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/internode/internode.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
@@ -115,16 +116,14 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
                                                .timeout_s = timeout_s_});
   options_ = with_memory_for(nodes_.num_nodes, options_);
   if (options_.low_latency.bytes != 0) options_.low_latency.lanes = plan_.reach.lanes;
-  if (plan_.layout.internode.bytes != 0 || !plan_.reach.far.empty()) {  // the same on all ranks
+  if (uses_rdma()) {
     const auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
     connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), wire);
   }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
-    const bool on_gpu = device().kind == Device::Kind::cuda;
-    calls_.emplace(
-        executor_, comm_stream_, std::move(arena),
-        ForResults{.allocator = on_gpu ? options_.result_allocator : nullptr, .tensors = options_.result_tensors});
+    calls_.emplace(executor_, comm_stream_, std::move(arena), on_gpu() ? options_.result_allocator : nullptr,
+                   options_.result_tensors);
     faults_.emplace(*calls_, executor_, rank(), num_ranks(), timeout_s_);
     if (membership_ != nullptr) faults_->obey(executor_, membership_, control_words_, options_.low_latency.masking);
   });
@@ -229,10 +228,9 @@ std::string Runtime::describe_normal_mode() const {
   if (nodes_.num_nodes != 1 && !internode) {
     return "normal mode: not between nodes that are not all of equally many consecutive ranks";
   }
-  const auto sms = [&](const Config& config) { return std::min(config.num_sms, policy_.multiprocessors); };
-  const std::string text = fmt::format(
-      "normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say",
-      sms(Config::dispatch_default(num_ranks())), sms(Config::combine_default(num_ranks())), policy_.multiprocessors);
+  const std::string text =
+      fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say",
+                  sms({}, defaults::kDispatchSms), sms({}, defaults::kCombineSms), policy_.multiprocessors);
   if (nodes_.num_nodes != 1) {
     return text + fmt::format(", between nodes by {}", internode->describe());
   }
@@ -307,7 +305,7 @@ void Runtime::destroy_collectively() {
 }
 
 void Runtime::suspend() {
-  if (layout().internode.bytes != 0 || !plan_.reach.far.empty()) {  // the same on all ranks
+  if (uses_rdma()) {
     throw Unsupported(
         "suspend: RDMA reaches ranks of this buffer, and NICs hold its memory, allowed: ranks of one node");
   }
@@ -335,7 +333,7 @@ void Runtime::resume() {
 }
 
 std::vector<bool> Runtime::check_replaced(const Bootstrap& group, std::span<const int> ranks) const {
-  if (layout().internode.bytes != 0 || !plan_.reach.far.empty()) {  // the same on all ranks
+  if (uses_rdma()) {
     throw Unsupported("replace_ranks: RDMA reaches ranks of this buffer, allowed: ranks of one node");
   }
   if (executor_->is_capturing(comm_stream_)) {

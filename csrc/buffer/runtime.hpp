@@ -1,6 +1,7 @@
 // The inside of a Buffer: its modes, and what they share: ranks, heap, streams, order of calls, faults.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -47,6 +48,11 @@ class Runtime {
   Device device() const { return executor_->device(); }
   /// The executor's, for this rank's part of the device.
   const LaunchPolicy& policy() const { return policy_; }
+  bool on_gpu() const { return device().kind == Device::Kind::cuda; }
+  /// Of a call: those of `config`, or as many as the library takes by default.
+  int sms(const Config& config, int by_default) const {
+    return std::min(config.num_sms != 0 ? config.num_sms : by_default, policy_.multiprocessors);
+  }
   /// For set-up and tear-down, where the host waits. Calls choose their streams: see CallScope.
   StreamHandle comm_stream() const { return comm_stream_; }
 
@@ -57,6 +63,8 @@ class Runtime {
   const NodeGrid& node_grid() const { return plan_.grid; }
   int internode_lanes() const { return plan_.internode_lanes; }
   const LowLatencyReach& low_latency_reach() const { return plan_.reach; }
+  /// The same on all ranks.
+  bool uses_rdma() const { return plan_.layout.internode.bytes != 0 || !plan_.reach.far.empty(); }
   /// Of a plan with queue pairs, once for each place in BufferPlan::connections().
   std::unique_ptr<rdma::Connections> take_connections(std::size_t place) { return std::move(connections_[place]); }
 

@@ -19,7 +19,6 @@ class Deadline {
   }
 
   double seconds() const { return seconds_; }
-  bool bounded() const { return moment_.has_value(); }
   bool expired() const { return moment_ && Clock::now() >= *moment_; }
 
   /// What is left, but at most `limit`; never negative.

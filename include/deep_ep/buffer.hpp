@@ -104,14 +104,11 @@ class Buffer {
 
   // ------------------------------------------------------------------------ V2's interface: see elastic.hpp
 
-  /// Sends every token to the ranks that own its experts. A row crosses to a rank once.
-  /// @throws InvalidArgument with `exact` while the stream is being recorded into a CUDA graph. @throws OutOfMemory
-  /// when the window has no room for the selections and one token's rows; between nodes as dispatch.
+  /// Sends every token to the ranks that own its experts, or where the rows of an earlier dispatch went. A row crosses
+  /// to a rank once. With a handle, or without `exact`, there is no host wait, and the call may be recorded into a CUDA
+  /// graph; otherwise that is InvalidArgument. @throws OutOfMemory when the window has no room for the selections and
+  /// one token's rows; between nodes as dispatch.
   ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call = {});
-  /// Sends rows where those of an earlier dispatch went. No host wait; may be recorded into a CUDA graph.
-  /// @throws OutOfMemory as the dispatch above.
-  ElasticCachedDispatchResult dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
-                                               const CallOptions& call = {});
   /// Adds up, for each token, the rows that the ranks of its experts hold. No host wait; may be recorded into a CUDA
   /// graph.
   /// @returns sums in fp32, rounded to bfloat16: bias_0, bias_1, then with `each_selection` the rows of all selections
@@ -159,11 +156,10 @@ class Buffer {
   /// first if the program has asked for that; nothing else needs cleaning.
   void low_latency_clean(StreamHandle stream = nullptr);
 
-  /// How long low-latency calls of this rank have waited for each rank, in microseconds: low_latency_stats.hpp. Not
-  /// collective. The host waits for the work on `stream`. The first call switches statistics on and returns zeros. From
-  /// then on each call enqueues one small kernel more. Graphs count if they are recorded after it.
-  LowLatencyStats low_latency_stats(LowLatencyStatsThen then = LowLatencyStatsThen::go_on,
-                                    StreamHandle stream = nullptr);
+  /// How long low-latency calls of this rank have waited for each rank, since the first call of this function, which
+  /// returns zeros. Not collective. The host waits for the work on `stream`. From the first call on each low-latency
+  /// call enqueues one small kernel more. Graphs count if they are recorded after it.
+  LowLatencyStats low_latency_stats(StreamHandle stream = nullptr);
 
   // Masks: the ranks that this rank's low-latency calls leave out, in the order of calls on `stream`. The program masks
   // ranks for this rank alone; a verdict masks a lost rank on all ranks, and only low_latency_resume ends it. No host

@@ -24,12 +24,35 @@
 
 namespace deep_ep {
 
+/// For later calls. What is not valid is -1.
+struct ElasticDispatchHandle {
+  Tensor source_ends = {};  ///< [R] int32: ends of the sources' rows, at most N; the last one: valid rows
+  /// [E / R] int32: with `expand` where each expert's rows end, without their gap; otherwise sums of the counts, each
+  /// rounded up to the alignment.
+  Tensor expert_ends = {};
+  Tensor expert_counts = {};         ///< [E / R] int32: selections of each expert
+  Tensor metadata = {};              ///< [N, K + 2] int32; rows of the expanded layout are -1 without `expand`
+  Tensor local_topk_idx = {};        ///< [N, K] int32: index among this rank's experts, or -1
+  Tensor rows_at_owners = {};        ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1
+  Tensor sent_to = {};               ///< in a node, [T, R] uint8: to which ranks each token's row went
+  DispatchHandle route = {};         ///< between nodes: where each token's row went
+  Tensor topk_idx = {};              ///< with `copy_selections`
+  std::int64_t num_expanded = 0;     ///< X
+  DType index_dtype = DType::int64;  ///< of topk_idx
+};
+
 /// A dispatch. Equal on all ranks: dtype and width of every tensor, E, M, which of the optional tensors are given, and
 /// `config.num_sms`. Otherwise RankMismatch.
 struct ElasticDispatchArguments {
   ConstTensorView x = {};                        ///< [T, H], as DispatchArguments::x
   std::optional<ConstTensorView> x_scales = {};  ///< [T, S], as DispatchArguments::x_scales
-  ConstTensorView topk_idx = {};                 ///< [T, K] int32 or int64; a number that is no expert selects nothing
+  /// Of an earlier dispatch of as many tokens, on all ranks or on none: rows go where those went, with any H and dtype,
+  /// and `expand` as then. The host does not wait. Of the other members only topk_weights, max_tokens,
+  /// expert_alignment, expand, zero_padding, column_major_scales and config count. Used during the call. The call reads
+  /// route or sent_to, metadata (which may have any stride between rows), source_ends, local_topk_idx, and, with
+  /// `zero_padding`, expert_counts.
+  const ElasticDispatchHandle* handle = nullptr;
+  ConstTensorView topk_idx = {};  ///< [T, K] int32 or int64; a number that is no expert selects nothing
   std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32
   std::optional<TensorView> stats = {};              ///< [E / R] int32: the call adds the counts
   int num_experts = 0;                               ///< E
@@ -45,55 +68,15 @@ struct ElasticDispatchArguments {
   Config config = {};                ///< SMs and warps that send rows; the call takes further SMs to number them
 };
 
-/// For later calls. What is not valid is -1.
-struct ElasticDispatchHandle {
-  Tensor source_ends = {};  ///< [R] int32: ends of the sources' rows, at most N; the last one: valid rows
-  /// [E / R] int32: with `expand` where each expert's rows end, without their gap; otherwise sums of the counts, each
-  /// rounded up to the alignment.
-  Tensor expert_ends = {};
-  Tensor expert_counts = {};   ///< [E / R] int32: selections of each expert
-  Tensor metadata = {};        ///< [N, K + 2] int32; rows of the expanded layout are -1 without `expand`
-  Tensor local_topk_idx = {};  ///< [N, K] int32: index among this rank's experts, or -1
-  Tensor rows_at_owners = {};  ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1
-  Tensor sent_to = {};         ///< in a node, [T, R] uint8: to which ranks each token's row went
-  DispatchHandle route = {};   ///< between nodes: where each token's row went
-  Tensor topk_idx = {};        ///< with `copy_selections`
-};
-
-/// The result of a cached dispatch. Tensors are valid after the call, in stream order.
-struct ElasticCachedDispatchResult {
-  Tensor recv_x = {};                            ///< [N, H] by source rank, then by token; expanded: [X, H]
-  std::optional<Tensor> recv_x_scales = {};      ///< [N, S] or [X, S], if there are scales
-  std::optional<Tensor> recv_topk_idx = {};      ///< not expanded: [N, K], index among this rank's experts, or -1
-  std::optional<Tensor> recv_topk_weights = {};  ///< [N, K], 0 where the index is -1; expanded: [X]
-  EventHandle event = {};                        ///< set with async_finish
-};
-
-/// The result of a dispatch without handle.
-struct ElasticDispatchResult : ElasticCachedDispatchResult {
-  std::vector<int> num_recv_tokens_per_expert = {};  ///< [E / R], rounded up; empty without `exact`
-  std::int64_t num_expanded = 0;                     ///< X
-  ElasticDispatchHandle handle = {};                 ///< for cached dispatches and combine
-};
-
-/// A dispatch whose rows go where those of an earlier one went. The host does not wait.
-struct ElasticCachedDispatchArguments {
-  ConstTensorView x = {};                             ///< as many rows as then; H and dtype are free
-  std::optional<ConstTensorView> x_scales = {};       ///< as in ElasticDispatchArguments
-  std::optional<ConstTensorView> topk_weights = {};   ///< [T, K] float32
-  ConstTensorView sent_to = {};                       ///< in a node: of the handle, as all that follow
-  const DispatchHandle* route = nullptr;              ///< between nodes
-  ConstTensorView metadata = {};                      ///< [N, K + 2] int32; stride 1 within a row
-  ConstTensorView source_ends = {};                   ///< [R] int32
-  ConstTensorView local_topk_idx = {};                ///< [N, K] int32
-  std::optional<ConstTensorView> expert_counts = {};  ///< [E / R] int32, with `expand`: gaps become zero
-  int max_tokens = 0;                                 ///< M
-  int expert_alignment = 1;                           ///< of the gaps
-  bool expand = false;                                ///< results are of the expanded layout
-  std::int64_t num_expanded = 0;                      ///< X, with `expand`
-  DType index_dtype = DType::int64;                   ///< of recv_topk_idx
-  bool column_major_scales = false;                   ///< as in ElasticDispatchArguments
-  Config config = {};                                 ///< SMs and warps of this rank's call
+/// The result of a dispatch. Tensors are valid after the call, in stream order.
+struct ElasticDispatchResult {
+  Tensor recv_x = {};                                ///< [N, H] by source rank, then by token; expanded: [X, H]
+  std::optional<Tensor> recv_x_scales = {};          ///< [N, S] or [X, S], if there are scales
+  std::optional<Tensor> recv_topk_idx = {};          ///< not expanded: [N, K], index among this rank's experts, or -1
+  std::optional<Tensor> recv_topk_weights = {};      ///< [N, K], 0 where the index is -1; expanded: [X]
+  std::vector<int> num_recv_tokens_per_expert = {};  ///< [E / R], rounded up; empty without `exact` and with a handle
+  ElasticDispatchHandle handle = {};                 ///< for later dispatches and combine; empty with a handle
+  EventHandle event = {};                            ///< set with async_finish
 };
 
 /// A combine. Equal on all ranks: H, K, E, M, `each_selection`, and whether there are weights.

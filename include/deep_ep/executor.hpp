@@ -62,10 +62,6 @@ class Executor {
   virtual EventHandle record_event(StreamHandle stream) = 0;
   /// Work that is enqueued on `stream` later comes after `event`; the host does not wait. No event: nothing.
   virtual void wait_event(StreamHandle stream, const EventHandle& event) = 0;
-  /// The caller's own event as an EventHandle, for CallOptions::previous_event and wait_event. `native_event` is a
-  /// recorded cudaEvent_t of this device, which stays the caller's and must live until the last use of the handle. A
-  /// wait is for its last recording. InvalidArgument for nullptr and on the host executor.
-  virtual EventHandle adopt_event(void* native_event) = 0;
   /// Whether the work before `event` has ended; true for no event. Does not wait. False while the event is being
   /// recorded into a CUDA graph.
   virtual bool event_done(const EventHandle& event) = 0;

@@ -29,6 +29,7 @@
 #include "deep_ep/arrivals.hpp"
 #include "deep_ep/config.hpp"
 #include "deep_ep/executor.hpp"
+#include "deep_ep/low_latency_format.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
@@ -52,24 +53,15 @@ struct LowLatencyHandle {
 
 /// Equal on all ranks: all fields but T, the contents of tensors, the statistics, and config.
 struct LowLatencyDispatchArguments {
-  /// [T, H] bfloat16, aligned to 16 bytes; H a multiple of 128 (of 512 with use_ue8m0).
+  /// [T, H] bfloat16, aligned to 16 bytes; H a multiple of 128 (of 512 with fp8_ue8m0).
   ConstTensorView x = {};
   /// [T, K] int32 or int64, K <= 32; negative: none. A token may name an expert twice: two rows, if R * M hold them.
   ConstTensorView topk_idx = {};
   /// M, 1 or more; M * K is at most 65535. Buffer::low_latency_bytes_hint says how much memory it needs.
   int max_tokens = 0;
-  int num_experts = 0;  ///< E, a multiple of R, at most 65535
-  /// Casts each 128 channels to float8_e4m3 with one float32 scale. Without this and use_nvfp4 rows travel in bfloat16;
-  /// with both: InvalidArgument.
-  bool use_fp8 = true;
-  bool round_scale = false;  ///< scales are powers of two; needs use_fp8
-  bool use_ue8m0 = false;    ///< scales are exponents, four in an int32 from the lowest byte on; needs round_scale
-  /// Casts with the bits of quantisers for training: true divisions, a smaller floor. No effect without use_fp8 and
-  /// with round_scale.
-  bool align_fp8_quantization = false;
-  /// Casts each 16 channels to e2m1 with one e4m3 scale (NVFP4). use_fp8 must be false.
-  bool use_nvfp4 = false;
-  /// [1] float32, positive, with use_nvfp4: a factor of all scales, so a channel is about value * scale /
+  int num_experts = 0;                              ///< E, a multiple of R, at most 65535
+  LowLatencyFormat format = LowLatencyFormat::fp8;  ///< of the rows
+  /// [1] float32, positive, with nvfp4: a factor of all scales, so a channel is about value * scale /
   /// x_global_scale. None: 1. 448 * 6 / the largest magnitude of x uses the whole range. It does not travel.
   std::optional<ConstTensorView> x_global_scale = {};
   /// [L] int32: each entry grows by the number of rows that the expert received.

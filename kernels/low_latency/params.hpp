@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "deep_ep/low_latency_format.hpp"
 #include "kernels/common/call.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/low_latency/window.hpp"
@@ -135,8 +136,6 @@ struct LowLatencyRowTable {
 };
 
 /// Form of the rows that a dispatch sends.
-enum class LowLatencyFormat : int { bf16, fp8, fp8_round_scale, fp8_ue8m0, nvfp4, fp8_aligned };
-
 DEEP_EP_HOST_DEVICE constexpr bool has_scales(LowLatencyFormat format) { return format != LowLatencyFormat::bf16; }
 
 /// Channels that share a scale.

@@ -329,7 +329,10 @@ struct ElasticCachedDispatchCall {
   RowsArgument x;
   py::tuple route;
   bool indices_are_64_bit = true;
-  ElasticCachedDispatchArguments arguments;
+  TensorView metadata, source_ends, local_topk_idx;
+  std::optional<TensorView> expert_counts;
+  ElasticDispatchHandle handle;
+  ElasticDispatchArguments arguments;
   CallOptions options;
 
   template <class With>
@@ -337,14 +340,14 @@ struct ElasticCachedDispatchCall {
     with("x", x);
     with("topk_weights", arguments.topk_weights);
     with("route", route);
-    with("metadata", arguments.metadata);
-    with("source_ends", arguments.source_ends);
-    with("local", arguments.local_topk_idx);
-    with("expert_counts", arguments.expert_counts);
+    with("metadata", metadata);
+    with("source_ends", source_ends);
+    with("local", local_topk_idx);
+    with("expert_counts", expert_counts);
     with("num_max_tokens_per_rank", arguments.max_tokens);
     with("expert_alignment", arguments.expert_alignment);
     with("expand", arguments.expand);
-    with("num_expanded", arguments.num_expanded);
+    with("num_expanded", handle.num_expanded);
     with("indices_are_64_bit", indices_are_64_bit);
     with("column_major_scales", arguments.column_major_scales);
     with("num_sms", arguments.config.num_sms);
@@ -420,6 +423,7 @@ struct LowLatencyDispatchCall {
   static constexpr const char* kReturns =
       "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Tuple[Any, ...], "
       "Optional[EventHandle], Optional[ReceiveHook]]";
+  bool use_fp8 = true, round_scale = false, use_ue8m0 = false, use_nvfp4 = false, align_fp8_quantization = false;
   LowLatencyDispatchArguments arguments;
   CallOptions options;
   py::args given;  ///< all of them, for what must keep them
@@ -432,16 +436,16 @@ struct LowLatencyDispatchCall {
     with("num_experts", arguments.num_experts);
     with("cumulative_local_expert_recv_stats", arguments.cumulative_local_expert_recv_stats);
     with("dispatch_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
-    with("use_fp8", arguments.use_fp8);
-    with("round_scale", arguments.round_scale);
-    with("use_ue8m0", arguments.use_ue8m0);
+    with("use_fp8", use_fp8);
+    with("round_scale", round_scale);
+    with("use_ue8m0", use_ue8m0);
     with("async_finish", options.async_finish);
     with("return_recv_hook", arguments.return_recv_hook);
     with("arrival_counters", arguments.arrival_counters);
     with("arrival_rows", arguments.arrival_rows);
-    with("use_nvfp4", arguments.use_nvfp4);
+    with("use_nvfp4", use_nvfp4);
     with("x_global_scale", arguments.x_global_scale);
-    with("align_fp8_quantization", arguments.align_fp8_quantization);
+    with("align_fp8_quantization", align_fp8_quantization);
   }
 };
 

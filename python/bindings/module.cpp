@@ -160,7 +160,7 @@ void define_buffer(py::module_& module) {
   define(buffer, "low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer, {"handle"});
   define(buffer, "low_latency_memory", &NativeBuffer::low_latency_memory);
   define_on_stream<&Buffer::low_latency_clean>(buffer, "low_latency_clean");
-  define(buffer, "low_latency_stats", &NativeBuffer::low_latency_stats, {"reset", "stop"});
+  define(buffer, "low_latency_stats", &NativeBuffer::low_latency_stats, {});
   define_on_stream<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask", {"rank", "masked"});
   define(buffer, "low_latency_query_mask", &NativeBuffer::low_latency_query_mask, {"mask_status"});
   define_on_stream<&Buffer::low_latency_clear_mask>(buffer, "low_latency_clear_mask");
@@ -188,7 +188,6 @@ PYBIND11_MODULE(_native, module) {
   define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
          {"max_tokens", "hidden", "num_ranks", "num_experts"});
   define(module, "default_timeout_s", &deep_ep::default_timeout_s, {});
-  define(module, "find_late_ranks", &find_late_ranks, {"stats", "threshold_us"});
   define_events(module);
   define_bootstrap(module);
   define_buffer(module);

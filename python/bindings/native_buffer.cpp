@@ -95,17 +95,25 @@ void check_zero_copy(const ConstTensorView& x, const TensorView& buffer) {
                                     x.describe(), buffer.describe()));
 }
 
+/// Upstream ignores some of them, and has use_fp8 on by default: these are no mistakes.
+LowLatencyFormat format_of(const LowLatencyDispatchCall& call) {
+  if (call.use_nvfp4) {
+    if (!call.round_scale && !call.use_ue8m0) return LowLatencyFormat::nvfp4;
+    throw InvalidArgument("use_nvfp4 is without round_scale and use_ue8m0: its scales are E4M3");
+  }
+  if (call.use_ue8m0) {
+    if (call.use_fp8 && call.round_scale) return LowLatencyFormat::fp8_ue8m0;
+    throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
+  }
+  if (!call.use_fp8) return LowLatencyFormat::bf16;
+  if (call.round_scale) return LowLatencyFormat::fp8_round_scale;
+  return call.align_fp8_quantization ? LowLatencyFormat::fp8_aligned : LowLatencyFormat::fp8;
+}
+
 /// The arguments of a call, for a receive part that waits for its hook.
 std::shared_ptr<void> owner_of(const py::args& given, const std::shared_ptr<Leftovers>& leftovers) {
   return {py::object(given).release().ptr(),
           [leftovers](void* object) { Leftovers::add(leftovers, static_cast<PyObject*>(object)); }};
-}
-
-template <class Number>
-std::vector<Number> numbers_of(const py::object& list) {
-  std::vector<Number> numbers;
-  for (const py::handle number : list) numbers.push_back(number.cast<Number>());
-  return numbers;
 }
 
 }  // namespace
@@ -231,7 +239,7 @@ py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
       inside_a_node ? py::make_tuple(framework.hand_out(handle.sent_to)) : hand_out_handle(handle.route, buffer.rank());
   return py::make_tuple(
       hand_out_rows(result.recv_x, result.recv_x_scales, call.x), framework.hand_out(result.recv_topk_idx),
-      framework.hand_out(result.recv_topk_weights), list_of(result.num_recv_tokens_per_expert), result.num_expanded,
+      framework.hand_out(result.recv_topk_weights), list_of(result.num_recv_tokens_per_expert), handle.num_expanded,
       py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
                      framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
                      framework.hand_out(handle.local_topk_idx), framework.hand_out(handle.rows_at_owners), route,
@@ -243,16 +251,21 @@ py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call)
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
   give_rows(call.x, call.arguments);
-  call.arguments.index_dtype = call.indices_are_64_bit ? DType::int64 : DType::int32;
-  DispatchHandle route;
+  ElasticDispatchHandle& handle = call.handle;
+  call.arguments.handle = &handle;
+  handle.metadata = Tensor::borrow(call.metadata);
+  handle.source_ends = Tensor::borrow(call.source_ends);
+  handle.local_topk_idx = Tensor::borrow(call.local_topk_idx);
+  if (call.expert_counts) handle.expert_counts = Tensor::borrow(*call.expert_counts);
+  call.arguments.zero_padding = call.expert_counts.has_value();
+  handle.index_dtype = call.indices_are_64_bit ? DType::int64 : DType::int32;
   if (buffer.num_nodes() == 1) {
-    call.arguments.sent_to = Framework::instance().borrow(call.route[0], "route[0]").view;
+    handle.sent_to = Tensor::borrow(framework.borrow(call.route[0], "route[0]").view);
   } else {
-    route = borrow_handle(call.route);
-    call.arguments.route = &route;
+    handle.route = borrow_handle(call.route);
   }
   complete(call.options);
-  const ElasticCachedDispatchResult result =
+  const ElasticDispatchResult result =
       without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
   dispatches_.add(call.x.rows.view.bytes());
   return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x),
@@ -447,11 +460,7 @@ py::object NativeBuffer::hook_object(std::function<void()> receive) {
 py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
-  // Python's calls are more generous than C++'s: what upstream ignores, or has on by default, is no mistake.
-  if (call.arguments.use_nvfp4) call.arguments.use_fp8 = false;
-  if (!call.arguments.use_fp8 && !call.arguments.use_nvfp4 && !call.arguments.use_ue8m0) {
-    call.arguments.round_scale = false;
-  }
+  call.arguments.format = format_of(call);
   if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
   complete(call.options);
   LowLatencyDispatchResult result =
@@ -503,32 +512,14 @@ TensorView NativeBuffer::lent_for(const py::tuple& handle, const LowLatencyHandl
 
 py::object NativeBuffer::low_latency_memory() { return lend(alive().low_latency_memory()); }
 
-py::tuple NativeBuffer::low_latency_stats(bool reset, bool stop) {
+py::tuple NativeBuffer::low_latency_stats() {
   Buffer& buffer = alive();
   const StreamHandle stream = Framework::instance().current_stream(device_);
-  const LowLatencyStatsThen then = stop    ? LowLatencyStatsThen::stop
-                                   : reset ? LowLatencyStatsThen::reset
-                                           : LowLatencyStatsThen::go_on;
-  const LowLatencyStats stats = without_gil([&] { return buffer.low_latency_stats(then, stream); });
+  const LowLatencyStats stats = without_gil([&] { return buffer.low_latency_stats(stream); });
   const auto times = [](const LowLatencyWaitTimes& of) {
     return py::make_tuple(list_of(of.calls), list_of(of.total_us), list_of(of.longest_us));
   };
-  return py::make_tuple(stats.rank, times(stats.dispatch), times(stats.combine));
-}
-
-py::tuple find_late_ranks(const py::tuple& of_ranks, double threshold_us) {
-  std::vector<LowLatencyStats> all;
-  for (const py::handle of : of_ranks) {
-    const auto stats = py::reinterpret_borrow<py::tuple>(of);
-    const auto times = [](const py::tuple& of_kind) {
-      return LowLatencyWaitTimes{.calls = numbers_of<std::uint64_t>(of_kind[0]),
-                                 .total_us = numbers_of<double>(of_kind[1]),
-                                 .longest_us = numbers_of<double>(of_kind[2])};
-    };
-    all.push_back({.rank = stats[0].cast<int>(), .dispatch = times(stats[1]), .combine = times(stats[2])});
-  }
-  const LowLatencyVerdict verdict = deep_ep::find_late_ranks(all, threshold_us);
-  return py::make_tuple(list_of(verdict.late), list_of(verdict.waited_us), verdict.text);
+  return py::make_tuple(times(stats.dispatch), times(stats.combine));
 }
 
 void NativeBuffer::low_latency_query_mask(py::handle mask_status) {

@@ -110,7 +110,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// A tensor over the memory that combine reads with zero_copy.
   py::object low_latency_combine_buffer(const py::tuple& handle);
   /// Of waits, on the current stream: (rank, and of dispatch and of combine (calls, total_us, longest_us)).
-  py::tuple low_latency_stats(bool reset, bool stop);
+  py::tuple low_latency_stats();
   void low_latency_query_mask(py::handle mask_status);
   /// Collective; the host waits.
   void replace_ranks(const std::shared_ptr<Bootstrap>& group, const std::vector<int>& ranks);
@@ -211,8 +211,5 @@ auto NativeBuffer::without_gil(Work&& work, bool settles) {
     throw py::error_already_set(*raised);
   }
 }
-
-/// C++'s verdict on statistics as NativeBuffer::low_latency_stats gives them: (late, waited_us, text).
-py::tuple find_late_ranks(const py::tuple& of_ranks, double threshold_us);
 
 }  // namespace deep_ep::bindings

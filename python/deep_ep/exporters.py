@@ -43,7 +43,7 @@ def _metrics_of(native: "_native.Buffer", waits: bool) -> Dict[str, Any]:
     found["handlers"] = sorted(set(re.findall(r"handler (\w+)", found.pop("description"))))
     if waits:
         try:
-            _, (_, dispatch, _), (_, combine, _) = native.low_latency_stats(False, False)
+            (_, dispatch, _), (_, combine, _) = native.low_latency_stats()
         except InvalidArgument:  # there is no memory for such calls
             dispatch = combine = []
         found["waits_us"] = {"dispatch": dispatch, "combine": combine}

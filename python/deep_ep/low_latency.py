@@ -234,24 +234,15 @@ class LowLatencyCalls(NativeOwner):
         program has asked for the memory of low-latency calls (``get_local_buffer_tensor``), that is zeroed first."""
         self._alive().low_latency_clean()
 
-    def low_latency_stats(self, reset: bool = False, stop: bool = False) -> LowLatencyStats:
+    def low_latency_stats(self) -> LowLatencyStats:
         """How long low-latency calls of this rank have waited for each rank, in microseconds. Not collective, and not
         part of upstream's interface. The host waits for the current stream.
 
         The first call switches the statistics on and returns zeros; until then they cost nothing. From then on each
-        call enqueues a small kernel more, and a dispatch runs as its two parts with another kernel in between. CUDA
-        graphs count if they were recorded after it. ``deep_ep.low_latency_stats.find_late_ranks`` names the slow rank::
-
-            stats = [None] * group.size()
-            torch.distributed.all_gather_object(stats, buffer.low_latency_stats(), group)
-            print(find_late_ranks(stats).text)
-
-        Args:
-            reset: the statistics begin anew behind what is returned.
-            stop: later calls are not measured, until this is called again.
+        call enqueues a small kernel more. CUDA graphs count if they were recorded after it.
         """
-        rank, dispatch, combine = self._alive().low_latency_stats(bool(reset), bool(stop))
-        return LowLatencyStats(rank, WaitTimes(*dispatch), WaitTimes(*combine))
+        dispatch, combine = self._alive().low_latency_stats()
+        return LowLatencyStats(WaitTimes(*dispatch), WaitTimes(*combine))
 
     # Ranks that died. Sends go to ranks that are not masked, and only those are waited for. Whom a call masks, all ranks
     # that go on mask; what a program masks or unmasks concerns its own rank alone.

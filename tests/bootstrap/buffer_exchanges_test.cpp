@@ -62,7 +62,7 @@ TEST(Judge, AnythingElseIsAMistakeOnAllRanks) {
       {of_rank(Purpose::destroying, 1), of_rank(Purpose::destroying, 2)},
       {of_rank(Purpose::making, 1, 2), of_rank(Purpose::making, 1, 3)},
       {of_rank(Purpose::making, 2), of_rank(Purpose::destroying, 1)},
-      {of_rank(Purpose::statistics, 0), of_rank(Purpose::destroying, 1)}};
+      {of_rank(Purpose::agreeing, 0), of_rank(Purpose::destroying, 1)}};
   for (const auto& ranks : mistakes) EXPECT_EQ(fates(ranks), (std::vector{2, Fate::mismatch}));
 }
 
@@ -204,14 +204,14 @@ TEST_P(BufferExchangesTest, WhatConcernsNoBufferMeetsNoneEither) {
   on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
     BufferExchanges buffer(group);
     meet_others(buffer);
-    BufferExchanges statistics(*group, Purpose::statistics);
-    meet_others(statistics);
+    BufferExchanges others(*group, Purpose::agreeing);
+    meet_others(others);
     if (group->rank() == 0) buffer.leave();
     if (group->rank() == 1) {
       buffer.begin(Purpose::destroying);
       thrown<PeerLeft>([&] { meet_others(buffer); });
     }
-    meet_others(statistics);
+    meet_others(others);
   });
 }
 

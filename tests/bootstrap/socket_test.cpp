@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -186,6 +187,24 @@ TEST(SocketBootstrap, AnotherVersionIsNamed) {
   });
   EXPECT_EQ(errors[0], "bootstrap over TCP: rank 0 runs deep_ep " DEEP_EP_VERSION ", rank 1 runs 0.0.7");
   EXPECT_EQ(errors[1], "");
+}
+
+TEST(SocketBootstrap, AfterATimeoutTheFirstFailureIsRepeated) {
+  const std::uint16_t port = free_port();
+  std::latch late{1};
+  const auto errors = run_threads(2, [&](int rank) {
+    const auto bootstrap = make_socket_bootstrap(rank, 2, "127.0.0.1", port, scaled(1));
+    if (rank == 1) {
+      late.wait();
+      bootstrap->barrier();  // its word comes now, but for a call that is over
+      return;
+    }
+    EXPECT_THROW(bootstrap->barrier(), TimeoutError);
+    late.count_down();
+    bootstrap->barrier();
+  });
+  EXPECT_NE(errors[0].find("s for a rank's word"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[1], "");
 }
 
 TEST(SocketBootstrap, APeerThatSaysAByteNowAndThenIsLateToo) {

@@ -56,18 +56,19 @@ TEST(FaultTexts, MaskingSaysWhy) {
 TEST(FaultTexts, AMaskedRankIsToldHowItComesBack) {
   using control::LostRank;
   using control::LostWhy;
-  const std::string comes_back =
-      ", and all have masked it: it comes back with low_latency_resume, which all ranks call";
+  const std::string comes_back = ". It comes back with low_latency_resume, which all ranks call";
   constexpr auto kCounts = static_cast<std::uint32_t>(Wanted::low_latency_dispatch_counts);
   const auto of = [](const LostRank& own) {
     const std::vector<LostRank> lost = {{.rank = 4, .why = LostWhy::gone, .by = 0}, own};
     return describe_given_up(lost, kSelf);
   };
-  EXPECT_EQ(of({.rank = kSelf, .why = LostWhy::silent, .by = 5, .wanted = kCounts, .waited_s = 1.5}),
-            "rank 5 waited 1.5 s for rank 2 without seeing its counts (low-latency dispatch)" + comes_back);
+  EXPECT_EQ(
+      of({.rank = kSelf, .why = LostWhy::silent, .by = 5, .wanted = kCounts, .waited_s = 1.5}),
+      "rank 2 is masked: rank 5 waited 1.5 s for it without seeing its counts (low-latency dispatch)" + comes_back);
   EXPECT_EQ(of({.rank = kSelf, .why = LostWhy::failed, .by = 5}),
-            "RDMA operations of rank 5 to rank 2 failed" + comes_back);
-  EXPECT_EQ(of({.rank = kSelf, .why = LostWhy::ended}), "the other ranks go on without rank 2" + comes_back);
+            "rank 2 is masked: RDMA operations of rank 5 to it failed" + comes_back);
+  EXPECT_EQ(of({.rank = kSelf, .why = LostWhy::ended}),
+            "rank 2 is masked: it has ended a low-latency call, and its own error says why" + comes_back);
 }
 
 TEST(FaultTexts, AMismatchGivesEachRankItsValue) {

@@ -185,7 +185,6 @@ TEST(MaskingOptions, AllRanksTakeTheLongestTimeout) {
 TEST(Executors, OfTheProgramsOwnMakingAreRefused) {
   EXPECT_THROW(Buffer(make_thread_bootstraps(1).front(), std::make_shared<FakeExecutor>()), InvalidArgument);
   EXPECT_THROW(Buffer(make_thread_bootstraps(1).front(), nullptr), InvalidArgument);
-  EXPECT_THROW(make_host_executor()->adopt_event(nullptr), InvalidArgument);
 }
 
 }  // namespace

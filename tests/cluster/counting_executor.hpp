@@ -50,7 +50,6 @@ class CountingExecutor : public Backend {
   void wait_event(StreamHandle stream, const EventHandle& event) override {
     ++calls.wait_event, count(), inner_->wait_event(stream, event);
   }
-  EventHandle adopt_event(void* native_event) override { return count(), inner_->adopt_event(native_event); }
   bool event_done(const EventHandle& event) override { return count(), inner_->event_done(event); }
   void synchronize_event(const EventHandle& event) override { count(), inner_->synchronize_event(event); }
   void synchronize(StreamHandle stream) override { count(), inner_->synchronize(stream); }

@@ -180,18 +180,11 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
   }
   arguments.max_tokens = static_cast<int>(shape.max_tokens);
   arguments.num_experts = shape.experts();
-  arguments.use_fp8 = shape.format != oracle::RowFormat::bf16 && shape.format != oracle::RowFormat::nvfp4;
-  arguments.round_scale =
-      shape.format == oracle::RowFormat::fp8_rounded || shape.format == oracle::RowFormat::fp8_ue8m0;
-  arguments.use_nvfp4 = shape.format == oracle::RowFormat::nvfp4;
-  if (arguments.use_nvfp4) {
+  static_assert(static_cast<int>(LowLatencyFormat::fp8_aligned) == static_cast<int>(oracle::RowFormat::fp8_aligned));
+  arguments.format = static_cast<LowLatencyFormat>(shape.format);  // in the same order
+  if (arguments.format == LowLatencyFormat::nvfp4) {
     arguments.x_global_scale = rank.upload(std::vector<float>{oracle::kGlobalScale}, DType::float32, {1});
   }
-  // Without effect on the last two.
-  arguments.align_fp8_quantization = shape.format == oracle::RowFormat::fp8_aligned ||
-                                     shape.format == oracle::RowFormat::fp8_rounded ||
-                                     shape.format == oracle::RowFormat::nvfp4;
-  arguments.use_ue8m0 = shape.format == oracle::RowFormat::fp8_ue8m0;
   return arguments;
 }
 

@@ -140,9 +140,8 @@ class Judge {
     }
     if (mine.error == "TimeoutError") {
       if (own || has_gone_on(mine)) return;
-      // Whom a NIC does not reach is told so.
-      const std::string told = fmt::format("to rank {} failed, and all have masked it", rank_);
-      if (has(guilty(), rank_) && mine.text.find(told) != std::string::npos) return;
+      // The rank that all have masked is told so.
+      if (has(guilty(), rank_) && mine.text.starts_with(fmt::format("rank {} is masked", rank_))) return;
       const std::vector<int> named = named_in(mine.text);
       auto who = guilty();
       for (int r = 0; r < plan_.ranks; ++r) {  // who has failed in an earlier call is not there either

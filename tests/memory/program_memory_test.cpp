@@ -64,8 +64,7 @@ class ProgramMemoryTest : public ::testing::Test {
   StreamHandle caller_ = streams_[0].get(), side_ = streams_[1].get(), comm_ = streams_[2].get();
   std::optional<CallContext> context_{
       std::in_place, executor_, comm_,
-      std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, 1 << 20),
-      ForResults{.allocator = allocator_}};
+      std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, 1 << 20), allocator_};
   TensorView wanted_ = unplaced({}, DType::uint8, {100});
 };
 
@@ -102,8 +101,8 @@ TEST_F(ProgramMemoryTest, SmallTablesOfHandlesOnTheDefaultStreamAreTheLibrarys) 
   };
   const auto live_of = [&](StreamHandle stream, std::int64_t bytes, bool with_framework) {
     CallContext context(executor_, comm_,
-                        std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, 1 << 20),
-                        {.allocator = allocator_, .tensors = with_framework ? std::make_shared<Framework>() : nullptr});
+                        std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, 1 << 20), allocator_,
+                        with_framework ? std::make_shared<Framework>() : nullptr);
     CallScope scope(context, {.stream = stream});
     const Tensor table = scope.pool_tensor(unplaced({}, DType::uint8, {bytes}));
     scope.finish();

@@ -194,26 +194,8 @@ std::string explanation(const LowLatencyBenchOptions& options, Device::Kind devi
              device == Device::Kind::cuda ? "the call's kernels, behind a barrier of the GPUs" : "the call");
 }
 
-/// Throws InvalidArgument for options about times with --who-is-late, and for its own without it.
-void refuse_other_options(const CLI::App& command, const LowLatencyBenchOptions& options) {
-  const auto given = [&](const char* option) { return command.count(option) != 0; };
-  for (const char* const of_times : {"--check", "--csv", "--dtype", "--arrivals", "--no-graphs"}) {
-    if (!options.who_is_late || !given(of_times)) continue;
-    fail<InvalidArgument>("--who-is-late measures no times, and {} says how to: leave out one of them", of_times);
-  }
-  for (const char* const of_waits : {"--late", "--late-rank", "--late-threshold"}) {
-    if (options.who_is_late || !given(of_waits)) continue;
-    fail<InvalidArgument>("{} needs --who-is-late", of_waits);
-  }
-}
-
 int run_low_latency_bench(LowLatencyBenchOptions options) {
   BenchRun run(kLowLatency, options);
-  if (options.late_rank >= run.world.size) {
-    fail<InvalidArgument>("--late-rank is {}, allowed: 0 to {}", options.late_rank, run.world.size - 1);
-  }
-  if (options.late_rank < 0) options.late_rank = run.world.size - 1;
-  if (options.who_is_late) return run_late_rank(options, run);
   if (options.masking) run.common.note = "masking";
   Report report(options.csv, run.speaks,
                 {{{"tokens", &Figure::tokens}, 7},
@@ -254,22 +236,8 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->capture_default_str();
   add_off_flag(*command, "--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
   command->add_flag("--masking", o.masking, "Buffers that mask a rank that does not come, as low_latency.masking does");
-  command->add_flag("--who-is-late", o.who_is_late, "Instead of times: which rank the others wait for");
-  command->add_option("--late", o.late_us, "--who-is-late: one rank begins each round so many microseconds late")
-      ->check(CLI::NonNegativeNumber);
-  add_number(*command, "--late-rank", o.late_rank, 0, kMostRanks - 1, "--who-is-late: which rank [the last]");
-  command
-      ->add_option("--late-threshold", o.late_threshold_us,
-                   "--who-is-late: microseconds that the others must wait longer for a late rank than for the quickest "
-                   "[50; on the CPU there is no verdict without it]")
-      ->check(CLI::PositiveNumber);
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
-  command->callback([command, options, &action] {
-    action = [command, options] {
-      refuse_other_options(*command, *options);
-      return run_low_latency_bench(*options);
-    };
-  });
+  command->callback([options, &action] { action = [options] { return run_low_latency_bench(*options); }; });
 }
 
 }  // namespace deep_ep::tools

@@ -94,9 +94,8 @@ LowLatencyDispatchResult LowLatencyRank::dispatch(oracle::RowFormat format, bool
   arguments.topk_idx = selection_.view();
   arguments.max_tokens = static_cast<int>(shape_.tokens);
   arguments.num_experts = shape_.experts;
-  arguments.use_nvfp4 = format == oracle::RowFormat::nvfp4;
-  arguments.use_fp8 = format != oracle::RowFormat::bf16 && !arguments.use_nvfp4;
-  if (arguments.use_nvfp4) arguments.x_global_scale = global_scale_.view();
+  arguments.format = static_cast<LowLatencyFormat>(format);  // in the same order
+  if (format == oracle::RowFormat::nvfp4) arguments.x_global_scale = global_scale_.view();
   if (arrivals_) {
     arguments.arrival_counters = arrivals_->view();
     arguments.arrival_rows = 64;

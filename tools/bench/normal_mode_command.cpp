@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/buffer/defaults.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/bench/benchmark.hpp"
@@ -101,7 +102,7 @@ class NormalModeMeasurer {
     if (options_.check) rank_.check_rows_of(result, call);
     Figure figure = named(exchange ? "layout+notify+dispatch" : "dispatch", call.fp8 ? "fp8" : "bf16",
                           exchange ? "exchange" : "cached");
-    set_config(figure, call.config, Config::dispatch_default(shape_.ranks));
+    set_config(figure, call.config, defaults::kDispatchSms);
     if (!exchange) set_host(figure, dispatch);
     report(figure, timing, call.fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
   }
@@ -124,7 +125,7 @@ class NormalModeMeasurer {
                           shape_.nodes == 1 ? (pull ? "pull" : "push")
                           : pull            ? "in heap"
                                             : "copied");
-    set_config(figure, config, Config::combine_default(shape_.ranks));
+    set_config(figure, config, defaults::kCombineSms);
     set_host(figure, combine);
     rank_.buffer().check();
     if (options_.check) rank_.check_combined(result);
@@ -157,9 +158,8 @@ class NormalModeMeasurer {
     return figure_of(common_, shape_, operation, dtype, mode);
   }
 
-  void set_config(Figure& figure, const Config& config, const Config& library_default) const {
-    const int sms =
-        std::min(config.num_sms != 0 ? config.num_sms : library_default.num_sms, executor_.policy().multiprocessors);
+  void set_config(Figure& figure, const Config& config, int by_default) const {
+    const int sms = std::min(config.num_sms != 0 ? config.num_sms : by_default, executor_.policy().multiprocessors);
     if (sms > 0) figure.sms = sms;
   }
 

@@ -18,9 +18,10 @@ TopkIndices indices_of(const TensorSpec& spec, const void* data) { return {data,
 }  // namespace
 
 ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
-  check_elastic_dispatch(arguments, setup_);
+  check_elastic_dispatch(arguments, runtime_);
+  if (arguments.handle != nullptr) return dispatch_elastic_again(arguments, call);
   runtime_.faults().raise();
-  const int ranks = setup_.num_ranks, experts = arguments.num_experts / ranks;
+  const int ranks = runtime_.num_ranks(), experts = arguments.num_experts / ranks;
   const auto topk = static_cast<int>(arguments.topk_idx.size(1));
   DispatchArguments sent;
   sent.x = arguments.x;
@@ -38,9 +39,6 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
     sent.use(layout);
     return dispatch(sent, scope);
   });
-  ElasticDispatchResult result;
-  result.num_recv_tokens_per_expert = came.num_recv_tokens_per_expert;
-  result.num_expanded = expanded_rows(arguments, ranks, came.num_recv_tokens_per_expert);
   const std::int64_t received = came.handle.num_recv_rows;
 
   NumberRowsParams numbers{};
@@ -58,49 +56,47 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
   numbers.topk_idx = indices_of(arguments.topk_idx, arguments.topk_idx.data);
   numbers.num_tokens = arguments.x.size(0);
   numbers.destination_row = came.handle.destination_row.as<std::int32_t>();
-  const NumberingPlan plan = plan_numbering(numbers, setup_.policy, setup_.on_gpu());
-  ElasticTables tables = make_elastic_tables(arguments, ranks, received, false, plan.scratch_words, scope);
-  ElasticDispatchHandle& handle = result.handle = tables.handle;
+  const NumberingPlan plan = plan_numbering(numbers, runtime_.policy(), runtime_.on_gpu());
+  auto [handle, scratch] = make_elastic_tables(arguments, ranks, received, false, plan.scratch_words, scope);
+  handle.num_expanded = expanded_rows(arguments, ranks, came.num_recv_tokens_per_expert);
   handle.route = came.handle;
   handle.route.recv_src_idx = {};
-  static_cast<RowTables&>(numbers) = tables.rows;
-  number_rows(*runtime_.executor(), numbers, plan, tables.scratch, scope.stream());
+  static_cast<RowTables&>(numbers) = tables_of(handle, arguments);
+  number_rows(*runtime_.executor(), numbers, plan, scratch, scope.stream());
 
-  const ElasticOutputs outputs =
-      make_elastic_outputs(arguments, received, arguments.expand ? result.num_expanded : received, scope);
+  ElasticDispatchResult result = make_elastic_results(arguments, handle, received, scope);
   const SentRows rows = sent_rows(arguments.x, arguments.x_scales);
-  SpreadRowsParams moving = spreading_params(
-      {.rows = came.recv_x.as<std::byte>(),
-       .row_bytes = rows.rows.row_bytes,
-       .scales = memory_of<std::uint32_t>(came.recv_x_scales),
-       .weights = memory_of<std::uint32_t>(came.recv_topk_weights),
-       .scale_stride = rows.rows.num_scales,
-       .weight_stride = topk},
-      outputs, numbers,
-      arguments.zero_padding ? std::optional<ConstTensorView>(handle.expert_counts.view()) : std::nullopt,
-      arguments.expert_alignment, numbers.wait.abort);
-  const LaunchShape shape = plan_spreading(moving, setup_.policy);
+  SpreadRowsParams moving = spreading_params({.rows = came.recv_x.as<std::byte>(),
+                                              .row_bytes = rows.rows.row_bytes,
+                                              .scales = memory_of<std::uint32_t>(came.recv_x_scales),
+                                              .weights = memory_of<std::uint32_t>(came.recv_topk_weights),
+                                              .scale_stride = rows.rows.num_scales,
+                                              .weight_stride = topk},
+                                             result, arguments, handle, numbers.wait.abort);
+  const LaunchShape shape = plan_spreading(moving, runtime_.policy());
   runtime_.executor()->kernels().spread_rows(moving, shape, scope.stream());
   hand_out(handle.route, scope);
-  outputs.give_to(result);
+  result.num_recv_tokens_per_expert = came.num_recv_tokens_per_expert;
+  result.handle = std::move(handle);
   result.event = scope.finish();
   return result;
 }
 
-ElasticCachedDispatchResult Internode::dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
+ElasticDispatchResult Internode::dispatch_elastic_again(const ElasticDispatchArguments& arguments,
                                                         const CallOptions& call) {
-  check_elastic_dispatch(arguments, setup_);
-  DispatchHandle handle = arguments.route != nullptr ? *arguments.route : DispatchHandle{};
+  const ElasticDispatchHandle& tables = *arguments.handle;
+  DispatchHandle handle = tables.route;
   check_dispatch({.x = arguments.x, .x_scales = arguments.x_scales, .handle = &handle, .config = arguments.config},
-                 setup_);
+                 runtime_);
   check_handle(handle);
   runtime_.faults().raise();
-  handle.num_recv_rows = arguments.local_topk_idx.size(0);
-  const RowTables tables = tables_of(arguments);
-  check_range("number of rows in metadata", tables.metadata.num_rows, 0, handle.num_recv_rows);
+  handle.num_recv_rows = tables.local_topk_idx.size(0);
+  const std::int64_t in_metadata = tables.metadata.size(0);
+  check_range("number of rows in metadata", in_metadata, 0, handle.num_recv_rows);
   // Weights travel as scales, behind those that there are.
   SentRows rows = sent_rows(arguments.x, arguments.x_scales);
-  const int num_scales = rows.rows.num_scales, num_weights = arguments.topk_weights ? tables.metadata.num_topk : 0;
+  const int num_scales = rows.rows.num_scales,
+            num_weights = arguments.topk_weights ? static_cast<int>(tables.local_topk_idx.size(1)) : 0;
   rows.rows.num_scales += num_weights;
   if (arguments.topk_weights) rows.topk_weights = arguments.topk_weights->as<float>();
   check_room(rows.rows);
@@ -108,14 +104,14 @@ ElasticCachedDispatchResult Internode::dispatch_elastic(const ElasticCachedDispa
   CallScope scope(runtime_.calls(), call);
   std::optional<ConstTensorView> beside;
   if (rows.rows.num_scales != 0) {
-    beside = unplaced(setup_.device, DType::int32, {arguments.x.size(0), rows.rows.num_scales});
+    beside = unplaced(runtime_.device(), DType::int32, {arguments.x.size(0), rows.rows.num_scales});
   }
   const DispatchOutputs came =
       scope.inside([&] { return make_outputs(arguments.x, beside, nullptr, handle.num_recv_rows, scope); });
   send(rows, arguments.config, handle, came, num_weights, scope);
 
-  const std::int64_t received = arguments.expand ? tables.metadata.num_rows : handle.num_recv_rows;
-  const ElasticOutputs outputs = make_elastic_outputs(arguments, tables.metadata.num_topk, received, scope);
+  ElasticDispatchResult result =
+      make_elastic_results(arguments, tables, arguments.expand ? in_metadata : handle.num_recv_rows, scope);
   const auto* words = came.scales.as<std::uint32_t>();
   SpreadRowsParams moving = spreading_params({.rows = came.x.as<std::byte>(),
                                               .row_bytes = rows.rows.row_bytes,
@@ -123,13 +119,10 @@ ElasticCachedDispatchResult Internode::dispatch_elastic(const ElasticCachedDispa
                                               .weights = words + num_scales,
                                               .scale_stride = rows.rows.num_scales,
                                               .weight_stride = rows.rows.num_scales},
-                                             outputs, tables, arguments.expert_counts, arguments.expert_alignment,
-                                             runtime_.faults().wait_context().abort);
-  const LaunchShape shape = plan_spreading(moving, setup_.policy);
+                                             result, arguments, tables, runtime_.faults().wait_context().abort);
+  const LaunchShape shape = plan_spreading(moving, runtime_.policy());
   runtime_.executor()->kernels().spread_rows(moving, shape, scope.stream());
   hand_out(handle, scope);
-  ElasticCachedDispatchResult result;
-  outputs.give_to(result);
   result.event = scope.finish();
   return result;
 }
@@ -142,11 +135,11 @@ EventHandle Internode::barrier(const CallOptions& call) {
   runtime_.faults().raise();
   CallScope scope(runtime_.calls(), call);
   // Counts of all ranks are exchanged, even where all are 0.
-  const Tensor counts = scope.pool_tensor(unplaced(setup_.device, DType::int32, {setup_.num_ranks}));
+  const Tensor counts = scope.pool_tensor(unplaced(runtime_.device(), DType::int32, {runtime_.num_ranks()}));
   runtime_.executor()->fill(counts.data(), 0, counts.view().bytes(), scope.stream());
   DispatchArguments nothing;
-  nothing.x = unplaced(setup_.device, DType::uint8, {0, 16});
-  nothing.is_token_in_rank = unplaced(setup_.device, DType::uint8, {0, setup_.num_ranks});
+  nothing.x = unplaced(runtime_.device(), DType::uint8, {0, 16});
+  nothing.is_token_in_rank = unplaced(runtime_.device(), DType::uint8, {0, runtime_.num_ranks()});
   nothing.num_tokens_per_rank = nothing.num_tokens_per_expert = counts.view();
   nothing.num_worst_tokens = 1;
   const DispatchResult came = scope.inside([&] { return dispatch(nothing, scope); });

@@ -1,6 +1,7 @@
 // combine of the second interface: one kernel pushes and adds, for each token, the rows of its experts' ranks.
 #include <algorithm>
 
+#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/executor/kernel_table.hpp"
@@ -11,19 +12,20 @@ namespace deep_ep {
 namespace {
 
 /// Takes the whole window of the heap, and as many tokens in a pass as it has room for. The same on all ranks.
-ReturnWindow plan_window(const ElasticCombineParams& params, std::size_t at, const NormalModeSetup& setup) {
+ReturnWindow plan_window(const ElasticCombineParams& params, std::size_t at, const Runtime& runtime) {
   ReturnWindow window{};
-  window.parts = params.each_selection ? params.num_topk : std::min(setup.num_ranks, params.num_topk);
+  window.parts = params.each_selection ? params.num_topk : std::min(runtime.num_ranks(), params.num_topk);
   window.row_stride = static_cast<std::uint32_t>(align_to_line(params.row_bytes));
   window.words_beside = params.each_selection ? 1 : params.weighted ? static_cast<std::uint32_t>(params.num_topk) : 0;
   const std::size_t rows = static_cast<std::size_t>(window.parts) * window.row_stride;
-  const std::size_t beside = static_cast<std::size_t>(setup.num_ranks) * window.words_beside * sizeof(std::uint32_t);
-  const std::size_t room = setup.window_bytes - std::min(setup.window_bytes, kLine);
-  const std::size_t tokens =
-      std::min<std::size_t>(room / (rows + beside), static_cast<std::size_t>(setup.max_window_tokens));
+  const std::size_t beside =
+      static_cast<std::size_t>(runtime.num_ranks()) * window.words_beside * sizeof(std::uint32_t);
+  const std::size_t room = runtime.layout().window_bytes - std::min(runtime.layout().window_bytes, kLine);
+  const std::size_t tokens = std::min<std::size_t>(
+      room / (rows + beside), static_cast<std::size_t>(runtime.layout().control.max_window_tokens()));
   if (tokens == 0) {
     fail<OutOfMemory>("the window of {} does not hold {} rows of {} for a token: raise heap_bytes or window_bytes",
-                      format_bytes(setup.window_bytes), window.parts, format_bytes(window.row_stride));
+                      format_bytes(runtime.layout().window_bytes), window.parts, format_bytes(window.row_stride));
   }
   window.tokens = static_cast<std::int32_t>(std::min<std::size_t>(tokens, static_cast<std::size_t>(params.max_tokens)));
   window.rows_at = at;
@@ -34,13 +36,12 @@ ReturnWindow plan_window(const ElasticCombineParams& params, std::size_t at, con
 constexpr int kAddingBlocks = 2;   ///< that only add, for each block that pushes, as far as there are multiprocessors
 constexpr int kPieceBytes = 1024;  ///< of a row: what a warp adds at once
 
-LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, const NormalModeSetup& setup) {
-  const LaunchPolicy& policy = setup.policy;
+LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, const Runtime& runtime) {
+  const LaunchPolicy& policy = runtime.policy();
   constexpr int kMostWarps = kernels::combine_elastic::kMaxThreads / 32;
-  const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup.num_ranks).num_sms;
-  const int blocks = std::min(sms, policy.multiprocessors);
+  const int blocks = runtime.sms(config, defaults::kCombineSms);
   const int given = config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block;
-  const int warps = config.warps_per_block == 0 && setup.on_gpu() ? kMostWarps : std::min(given, kMostWarps);
+  const int warps = config.warps_per_block == 0 && runtime.on_gpu() ? kMostWarps : std::min(given, kMostWarps);
   // `sms` bounds what touches other devices. To add takes more: most of what is read lies in this device's memory.
   const int adding_blocks = std::min(policy.multiprocessors - blocks, kAddingBlocks * blocks);
   const int tokens = std::min(params.num_tokens, params.window.tokens);
@@ -48,7 +49,10 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   // they are added up, all push: half of the warps took 389 us instead of 329 for 4096 tokens of two ranks.
   const bool all_push = adding_blocks >= blocks && (params.expanded || tokens <= blocks * warps);
   params.pushing_blocks = blocks;
-  params.adding_warps = setup.num_ranks == 1 ? warps : params.each_selection ? warps * 3 / 4 : all_push ? 0 : warps / 2;
+  params.adding_warps = runtime.num_ranks() == 1 ? warps
+                        : params.each_selection  ? warps * 3 / 4
+                        : all_push               ? 0
+                                                 : warps / 2;
   params.pushers = blocks * (warps - params.adding_warps);
   params.adders = adding_blocks * warps + blocks * params.adding_warps;
   const int adders = std::max(1, params.adders);
@@ -58,7 +62,8 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
   const int of_many = params.expanded ? pieces : tokens >= 2 * adders ? 1 : 2;
   const int wanted = tokens >= adders ? of_many : std::max(2, adders / std::max(1, tokens));
   params.parts_per_token = std::clamp(wanted, 1, pieces);
-  return {blocks + adding_blocks, warps * 32, ElasticCombineShared(Carver::without_memory(), setup.num_ranks).bytes};
+  return {blocks + adding_blocks, warps * 32,
+          ElasticCombineShared(Carver::without_memory(), runtime.num_ranks()).bytes};
 }
 
 }  // namespace
@@ -69,7 +74,7 @@ CombineResult Intranode::combine_elastic(const ElasticCombineArguments& argument
   ElasticCombineParams params{};
   params.common = common_;
   params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
-  params.num_local_experts = arguments.num_experts / setup_.num_ranks;
+  params.num_local_experts = arguments.num_experts / runtime_.num_ranks();
   params.max_tokens = arguments.max_tokens;
   params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
   params.expanded = arguments.expanded;
@@ -82,11 +87,11 @@ CombineResult Intranode::combine_elastic(const ElasticCombineArguments& argument
   params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
   params.x = arguments.x.as<std::byte>();
   params.num_rows = arguments.x.size(0);
-  params.metadata = row_metadata(arguments.metadata, arguments.source_ends, setup_.device);
+  params.metadata = row_metadata(arguments.metadata, arguments.source_ends, runtime_.device());
   params.source_ends = arguments.source_ends.as<std::int32_t>();
   params.weights = params.weighted ? arguments.topk_weights->as<float>() : nullptr;
-  params.window = plan_window(params, runtime_.layout().window_at(), setup_);
-  const LaunchShape shape = plan_launch(params, arguments.config, setup_);
+  params.window = plan_window(params, runtime_.layout().window_at(), runtime_);
+  const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
 
   CallScope scope(runtime_.calls(), call);
   CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0, scope);

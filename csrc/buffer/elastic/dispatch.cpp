@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/row_launch.hpp"
@@ -13,8 +14,8 @@ namespace deep_ep {
 namespace {
 
 /// Takes the whole window of the heap, and as many tokens in a pass as it has room for. The same on all ranks.
-void plan_window(ElasticDispatchParams& params, int max_tokens, std::size_t at, const NormalModeSetup& setup) {
-  const auto ranks = static_cast<std::size_t>(setup.num_ranks);
+void plan_window(ElasticDispatchParams& params, int max_tokens, std::size_t at, const Runtime& runtime) {
+  const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
   std::size_t used = at;
   if (params.fresh) {
     const auto selections = static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(params.rows.num_topk);
@@ -36,13 +37,13 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, std::size_t at, 
   window.max_tokens = max_tokens;
   const std::size_t beside = ranks * window.words_beside * sizeof(std::uint32_t);
   const std::size_t token = (ranks - 1) * window.row_bytes + beside;
-  const std::size_t room = setup.window_bytes - std::min(setup.window_bytes, used - at + kLine);
+  const std::size_t room = runtime.layout().window_bytes - std::min(runtime.layout().window_bytes, used - at + kLine);
   const std::size_t tokens = token == 0 ? static_cast<std::size_t>(max_tokens) : room / token;
-  if (tokens == 0 || used - at > setup.window_bytes) {
+  if (tokens == 0 || used - at > runtime.layout().window_bytes) {
     fail<OutOfMemory>(
         "the window of {} does not hold {} for the selections and {} for a token's rows from each rank: raise "
         "heap_bytes or window_bytes",
-        format_bytes(setup.window_bytes), format_bytes(used - at), format_bytes(token));
+        format_bytes(runtime.layout().window_bytes), format_bytes(used - at), format_bytes(token));
   }
   window.tokens = static_cast<std::int32_t>(std::min<std::size_t>(tokens, static_cast<std::size_t>(max_tokens)));
   window.beside_at = used;
@@ -54,16 +55,15 @@ constexpr std::int64_t kSelectionsOfBlock = 2048;  ///< that numbers them
 /// blocks, and 7.7 us longer with one.
 constexpr std::int64_t kFewOfBlock = 256, kFewBlocks = 8;
 
-LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, const NormalModeSetup& setup) {
-  const LaunchPolicy& policy = setup.policy;
+LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, const Runtime& runtime) {
+  const LaunchPolicy& policy = runtime.policy();
   constexpr int kMostWarps = kernels::dispatch_elastic::kMaxThreads / 32;
   const int warps = std::min(config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block, kMostWarps);
   // More warps than send: these number.
-  const int all_warps = config.warps_per_block == 0 && setup.on_gpu() ? kMostWarps : warps;
+  const int all_warps = config.warps_per_block == 0 && runtime.on_gpu() ? kMostWarps : warps;
   params.sending_warps = warps;
-  const int sms = config.num_sms != 0 ? config.num_sms : Config::dispatch_default(setup.num_ranks).num_sms;
   // One multiprocessor at least numbers and receives. Where there is one only, its block sends first.
-  const int most = std::min(sms, std::max(1, policy.multiprocessors - 1));
+  const int most = std::min(runtime.sms(config, defaults::kDispatchSms), std::max(1, policy.multiprocessors - 1));
   const int useful = std::max(1, (params.num_tokens + warps - 1) / warps);
   params.sending_blocks = std::min(most, useful);
   // If few tokens leave a multiprocessor free, it tells, and no row waits for it.
@@ -71,9 +71,10 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   const int free = policy.multiprocessors - params.first_sender - params.sending_blocks;
 
   DispatchNumbers& numbers = params.numbers;
-  const int columns = DispatchNumbers::columns(setup.num_ranks, params.num_local_experts);
+  const int columns = DispatchNumbers::columns(runtime.num_ranks(), params.num_local_experts);
   const auto bytes_to_number = [&](int counting_warps) {
-    return NumberingShared(Carver::without_memory(), counting_warps, columns, params.num_local_experts, setup.num_ranks)
+    return NumberingShared(Carver::without_memory(), counting_warps, columns, params.num_local_experts,
+                           runtime.num_ranks())
         .bytes;
   };
   const auto bytes_to_send = [&](int stages, std::uint32_t stage_bytes) {
@@ -84,7 +85,7 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   int others = std::min(free, 1);  // blocks that send nothing
   std::size_t beside = 0;
   if (params.fresh) {
-    const std::int64_t selections = setup.num_ranks * params.told.stride;
+    const std::int64_t selections = runtime.num_ranks() * params.told.stride;
     const auto blocks_of = [&](std::int64_t each) { return (selections + each - 1) / each; };
     const std::int64_t useful_blocks =
         std::max(blocks_of(kSelectionsOfBlock), std::min(kFewBlocks, blocks_of(kFewOfBlock)));
@@ -97,7 +98,7 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
     if (bytes_to_number(numbers.warps) > room) {
       fail<InvalidArgument>(
           "num_experts is {}, allowed: so many that the {} of each rank fit {} bytes of shared memory",
-          params.num_local_experts * setup.num_ranks, params.num_local_experts, room);
+          params.num_local_experts * runtime.num_ranks(), params.num_local_experts, room);
     }
     if (others == 0) beside = bytes_to_number(numbers.warps);
   }
@@ -123,8 +124,8 @@ Tensor first_rows(const Tensor& tensor, std::int64_t rows) {
 
 }  // namespace
 
-void Intranode::move_elastic(ElasticDispatchParams& sent, const ElasticOutputs& outputs, const RowTables& tables,
-                             const std::optional<ConstTensorView>& counts, int alignment, const Config& config,
+void Intranode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatchResult& results,
+                             const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
                              CallScope& scope) {
   std::byte* const own_heap = runtime_.heap()->local();
   const auto* beside = reinterpret_cast<const std::uint32_t*>(own_heap + sent.window.beside_at);
@@ -134,19 +135,19 @@ void Intranode::move_elastic(ElasticDispatchParams& sent, const ElasticOutputs& 
                                               .weights = beside + sent.rows.num_scales,
                                               .scale_stride = sent.window.words_beside,
                                               .weight_stride = sent.window.words_beside},
-                                             outputs, tables, counts, alignment, sent.wait.abort);
+                                             results, arguments, handle, sent.wait.abort);
   moving.heap = own_heap;
   moving.window = sent.window;
   moving.rank = sent.common.rank;
   moving.num_ranks = sent.common.num_ranks;
   moving.own_rows = sent.x;
   const KernelTable& kernels = runtime_.executor()->kernels();
-  const LaunchShape shape = plan_spreading(moving, setup_.policy);
+  const LaunchShape shape = plan_spreading(moving, runtime_.policy());
   for (bool first = true;; first = false) {
     if (!first || !sent.fresh) {
       const bool fresh = sent.fresh;
       sent.fresh = false;
-      const LaunchShape sending = plan_launch(sent, config, setup_);
+      const LaunchShape sending = plan_launch(sent, arguments.config, runtime_);
       kernels.dispatch_elastic(sent, sending, scope.stream());
       sent.fresh = fresh;
     }
@@ -161,10 +162,11 @@ void Intranode::move_elastic(ElasticDispatchParams& sent, const ElasticOutputs& 
 }
 
 ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
-  check_elastic_dispatch(arguments, setup_);
+  check_elastic_dispatch(arguments, runtime_);
+  if (arguments.handle != nullptr) return dispatch_elastic_again(arguments, call);
   runtime_.faults().raise();
-  const int ranks = setup_.num_ranks, topk = static_cast<int>(arguments.topk_idx.size(1));
-  const int experts = arguments.num_experts / ranks, alignment = arguments.expert_alignment;
+  const int ranks = runtime_.num_ranks(), topk = static_cast<int>(arguments.topk_idx.size(1));
+  const int experts = arguments.num_experts / ranks;
   const std::int64_t most = std::int64_t{ranks} * arguments.max_tokens;
   ElasticDispatchParams params{};
   static_cast<SentRows&>(params) = sent_rows(arguments.x, arguments.x_scales);
@@ -175,73 +177,67 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
   params.common = common_;
   params.call.shape =
       call_shape(arguments.x, arguments.x_scales, arguments.topk_idx, arguments.topk_weights, arguments.num_experts);
-  params.call.expert_alignment = alignment;
+  params.call.expert_alignment = arguments.expert_alignment;
   HostCounts& counts = *host_counts_;
   params.call.host_counts = arguments.exact ? &counts : nullptr;
   params.fresh = true;
   params.weighted = arguments.topk_weights.has_value();
-  plan_window(params, arguments.max_tokens, runtime_.layout().window_at(), setup_);
-  const LaunchShape shape = plan_launch(params, arguments.config, setup_);
+  plan_window(params, arguments.max_tokens, runtime_.layout().window_at(), runtime_);
+  const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
 
   CallScope scope(runtime_.calls(), call);
   check_recording(scope, arguments.exact);
-  const ElasticTables tables =
+  const auto [tables, scratch] =
       make_elastic_tables(arguments, ranks, most, true,
                           std::int64_t{params.numbers.blocks} * DispatchNumbers::columns(ranks, experts), scope);
-  ElasticDispatchResult result;
-  ElasticDispatchHandle& handle = result.handle = tables.handle;
+  ElasticDispatchHandle handle = tables;
 
   DispatchNumbers& numbers = params.numbers;
   params.wait = params.call.wait = runtime_.faults().wait_context();
   params.sent_to = handle.sent_to.as<std::uint8_t>();
-  static_cast<RowTables&>(numbers) = tables.rows;
-  numbers.exchange = {tables.scratch, &common_.state->selections_ticket, &common_.state->selections_counted};
+  static_cast<RowTables&>(numbers) = tables_of(handle, arguments);
+  numbers.exchange = {scratch, &common_.state->selections_ticket, &common_.state->selections_counted};
   numbers.clear_tail = !arguments.exact;
   if (arguments.exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
   runtime_.executor()->kernels().dispatch_elastic(params, shape, scope.stream());
 
   std::int64_t received = most;
+  std::vector<int> of_experts;
   if (arguments.exact) {
     wait_for_counts(runtime_, counts, scope);
     received = counts.num_recv_tokens;
-    result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
+    of_experts.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
     handle.metadata = first_rows(handle.metadata, received);
     handle.local_topk_idx = first_rows(handle.local_topk_idx, received);
   }
-  result.num_expanded = expanded_rows(arguments, ranks, result.num_recv_tokens_per_expert);
-  const ElasticOutputs outputs =
-      make_elastic_outputs(arguments, received, arguments.expand ? result.num_expanded : received, scope);
-  numbers.metadata.num_rows = received;
-  move_elastic(params, outputs, numbers,
-               arguments.zero_padding ? std::optional<ConstTensorView>(handle.expert_counts.view()) : std::nullopt,
-               alignment, arguments.config, scope);
-  outputs.give_to(result);
+  handle.num_expanded = expanded_rows(arguments, ranks, of_experts);
+  ElasticDispatchResult result = make_elastic_results(arguments, handle, received, scope);
+  move_elastic(params, result, arguments, handle, scope);
+  result.num_recv_tokens_per_expert = std::move(of_experts);
+  result.handle = std::move(handle);
   result.event = scope.finish();
   return result;
 }
 
-ElasticCachedDispatchResult Intranode::dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
+ElasticDispatchResult Intranode::dispatch_elastic_again(const ElasticDispatchArguments& arguments,
                                                         const CallOptions& call) {
-  check_elastic_dispatch(arguments, setup_);
-  check_tensor("sent_to", arguments.sent_to, setup_.device, {DType::uint8}, {arguments.x.size(0), setup_.num_ranks});
+  const ElasticDispatchHandle& handle = *arguments.handle;
+  check_tensor("sent_to", handle.sent_to.view(), runtime_.device(), {DType::uint8},
+               {arguments.x.size(0), runtime_.num_ranks()});
   runtime_.faults().raise();
-  const RowTables tables = tables_of(arguments);
   ElasticDispatchParams params{};
   static_cast<SentRows&>(params) = sent_rows(arguments.x, arguments.x_scales);
   params.common = common_;
-  params.rows.num_topk = tables.metadata.num_topk;
+  params.rows.num_topk = static_cast<int>(handle.local_topk_idx.size(1));
   params.weighted = arguments.topk_weights.has_value();
   if (params.weighted) params.topk_weights = arguments.topk_weights->as<float>();
-  params.sent_to = const_cast<std::uint8_t*>(arguments.sent_to.as<std::uint8_t>());
-  plan_window(params, arguments.max_tokens, runtime_.layout().window_at(), setup_);
+  params.sent_to = handle.sent_to.as<std::uint8_t>();
+  plan_window(params, arguments.max_tokens, runtime_.layout().window_at(), runtime_);
 
   CallScope scope(runtime_.calls(), call);
   params.wait = runtime_.faults().wait_context();
-  const ElasticOutputs outputs =
-      make_elastic_outputs(arguments, tables.metadata.num_topk, tables.metadata.num_rows, scope);
-  move_elastic(params, outputs, tables, arguments.expert_counts, arguments.expert_alignment, arguments.config, scope);
-  ElasticCachedDispatchResult result;
-  outputs.give_to(result);
+  ElasticDispatchResult result = make_elastic_results(arguments, handle, handle.metadata.size(0), scope);
+  move_elastic(params, result, arguments, handle, scope);
   result.event = scope.finish();
   return result;
 }

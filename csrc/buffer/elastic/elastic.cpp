@@ -26,36 +26,34 @@ std::int64_t rounded_up(std::int64_t value, std::int64_t step) { return (value +
 
 }  // namespace
 
-void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const NormalModeSetup& setup) {
-  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, setup);
-  check_range("num_experts", arguments.num_experts, setup.num_ranks,
-              std::int64_t{setup.num_ranks} * setup.max_local_experts);
-  check_num_experts(arguments.num_experts, setup.num_ranks);
-  check_selections(arguments.topk_idx, arguments.topk_weights, arguments.x.size(0), setup);
-  check_range("expert_alignment", arguments.expert_alignment, 1, kMostAlignment);
-  check_max_tokens(arguments.x.size(0), arguments.max_tokens, setup.num_ranks);
-  if (arguments.stats) {
-    check_tensor("stats", *arguments.stats, setup.device, {DType::int32}, {arguments.num_experts / setup.num_ranks});
-  }
-}
-
-void check_elastic_dispatch(const ElasticCachedDispatchArguments& arguments, const NormalModeSetup& setup) {
-  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, setup);
-  const Device& device = setup.device;
+void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Runtime& runtime) {
+  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, runtime);
+  const Device& device = runtime.device();
   const std::int64_t tokens = arguments.x.size(0);
-  check_max_tokens(tokens, arguments.max_tokens, setup.num_ranks);
-  check_tensor("source_ends", arguments.source_ends, device, {DType::int32}, {setup.num_ranks});
-  const int topk = row_metadata(arguments.metadata, arguments.source_ends, device).num_topk;
-  if (arguments.topk_weights) {
-    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {tokens, topk});
-  }
-  check_tensor("local_topk_idx", arguments.local_topk_idx, device, {DType::int32},
-               {arguments.expand ? kAnySize : arguments.metadata.size(0), topk});
-  if (arguments.expert_counts) {
-    check_tensor("expert_counts", *arguments.expert_counts, device, {DType::int32}, {kAnySize});
-  }
   check_range("expert_alignment", arguments.expert_alignment, 1, kMostAlignment);
-  check_range("num_expanded", arguments.num_expanded, 0, INT32_MAX);
+  check_max_tokens(tokens, arguments.max_tokens, runtime.num_ranks());
+  if (arguments.handle != nullptr) {
+    const ElasticDispatchHandle& handle = *arguments.handle;
+    const TensorView& metadata = handle.metadata.view();
+    check_tensor("source_ends", handle.source_ends.view(), device, {DType::int32}, {runtime.num_ranks()});
+    const int topk = row_metadata(metadata, handle.source_ends.view(), device).num_topk;
+    if (arguments.topk_weights) {
+      check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {tokens, topk});
+    }
+    check_tensor("local_topk_idx", handle.local_topk_idx.view(), device, {DType::int32},
+                 {arguments.expand ? kAnySize : metadata.size(0), topk});
+    if (arguments.zero_padding) {
+      check_tensor("expert_counts", handle.expert_counts.view(), device, {DType::int32}, {kAnySize});
+    }
+    return check_range("num_expanded", handle.num_expanded, 0, INT32_MAX);
+  }
+  check_range("num_experts", arguments.num_experts, runtime.num_ranks(),
+              std::int64_t{runtime.num_ranks()} * runtime.options().max_local_experts);
+  check_num_experts(arguments.num_experts, runtime.num_ranks());
+  check_selections(arguments.topk_idx, arguments.topk_weights, tokens, runtime);
+  if (arguments.stats) {
+    check_tensor("stats", *arguments.stats, device, {DType::int32}, {arguments.num_experts / runtime.num_ranks()});
+  }
 }
 
 void check_elastic_combine(const ElasticCombineArguments& arguments, const Runtime& runtime) {
@@ -88,13 +86,7 @@ void check_elastic_combine(const ElasticCombineArguments& arguments, const Runti
   } else if (arguments.topk_weights) {
     check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {received, topk});
   }
-  const auto check_bias = [&](const char* name, const std::optional<ConstTensorView>& bias) {
-    if (!bias) return;
-    check_tensor(name, *bias, device, {DType::bfloat16}, {tokens, arguments.x.size(1)});
-    check_alignment(name, *bias);
-  };
-  check_bias("bias_0", arguments.bias_0);
-  check_bias("bias_1", arguments.bias_1);
+  check_biases(arguments, tokens, runtime);
   check_config(arguments.config, kernels::combine_elastic::kMaxThreads / 32);
 }
 
@@ -138,116 +130,100 @@ ElasticTables make_elastic_tables(const ElasticDispatchArguments& arguments, int
                                .expert_counts = made[2],
                                .metadata = made[3],
                                .local_topk_idx = made[4],
-                               .rows_at_owners = made[5]};
+                               .rows_at_owners = made[5],
+                               .index_dtype = arguments.topk_idx.dtype};
   if (sent_to) handle.sent_to = made[7];
   if (arguments.copy_selections) handle.topk_idx = made.back();
   scope.hand_out(made[0]);
-  const RowTables tables{.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), device),
-                         .local = handle.local_topk_idx.as<std::int32_t>(),
-                         .source_ends = handle.source_ends.as<std::int32_t>(),
-                         .expert_ends = handle.expert_ends.as<std::int32_t>(),
-                         .expert_counts = handle.expert_counts.as<std::int32_t>(),
-                         .stats = arguments.stats ? arguments.stats->as<std::int32_t>() : nullptr,
-                         .rows_at_owners = handle.rows_at_owners.as<std::int32_t>(),
-                         .selected = handle.topk_idx.as<std::byte>(),
-                         .expand = arguments.expand};
-  return {std::move(handle), tables, made[6].as<std::int32_t>()};
+  return {std::move(handle), made[6].as<std::int32_t>()};
 }
 
-namespace {
+RowTables tables_of(const ElasticDispatchHandle& handle, const ElasticDispatchArguments& arguments) {
+  return {.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device),
+          .local = handle.local_topk_idx.as<std::int32_t>(),
+          .source_ends = handle.source_ends.as<std::int32_t>(),
+          .expert_ends = handle.expert_ends.as<std::int32_t>(),
+          .expert_counts = handle.expert_counts.as<std::int32_t>(),
+          .stats = arguments.stats ? arguments.stats->as<std::int32_t>() : nullptr,
+          .rows_at_owners = handle.rows_at_owners.as<std::int32_t>(),
+          .selected = handle.topk_idx.as<std::byte>(),
+          .expand = arguments.expand};
+}
 
-/// `rows`: received ones, `moved`: of the layout. The scales' rows lie next to each other if `column_major_scales`.
-template <class Arguments>
-ElasticOutputs make_outputs(const Arguments& arguments, DType index_dtype, std::int64_t topk, std::int64_t rows,
-                            std::int64_t moved, const CallScope& scope) {
+/// The scales' rows lie next to each other if `column_major_scales`.
+ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& arguments,
+                                           const ElasticDispatchHandle& handle, std::int64_t rows,
+                                           const CallScope& scope) {
   const Device& device = arguments.x.device;
   const auto& scales = arguments.x_scales;
   const bool expand = arguments.expand, column_major = arguments.column_major_scales;
-  ElasticOutputs outputs;
+  const std::int64_t moved = expand ? handle.num_expanded : rows;
+  const std::int64_t topk = handle.metadata.size(1) - RowMetadata::kColumnsBefore;
+  ElasticDispatchResult results;
   std::vector<TensorView> wanted;
   std::vector<Tensor*> made;
   const auto want = [&](Tensor& tensor, DType dtype, std::initializer_list<std::int64_t> shape) {
     made.push_back(&tensor);
     wanted.push_back(unplaced(device, dtype, shape));
   };
-  want(outputs.x, arguments.x.dtype, {moved, arguments.x.size(1)});
+  want(results.recv_x, arguments.x.dtype, {moved, arguments.x.size(1)});
   if (scales && column_major) {
-    want(outputs.scales, scales->dtype, {scales->size(1), rounded_up(moved, 4)});
+    want(results.recv_x_scales.emplace(), scales->dtype, {scales->size(1), rounded_up(moved, 4)});
   } else if (scales) {
-    want(outputs.scales, scales->dtype, {moved, scales->size(1)});
+    want(results.recv_x_scales.emplace(), scales->dtype, {moved, scales->size(1)});
   }
-  if (!expand) want(outputs.topk_idx, index_dtype, {rows, topk});
-  if (arguments.topk_weights && expand) want(outputs.topk_weights, DType::float32, {moved});
-  if (arguments.topk_weights && !expand) want(outputs.topk_weights, DType::float32, {rows, topk});
+  if (!expand) want(results.recv_topk_idx.emplace(), handle.index_dtype, {rows, topk});
+  if (arguments.topk_weights && expand) want(results.recv_topk_weights.emplace(), DType::float32, {moved});
+  if (arguments.topk_weights && !expand) want(results.recv_topk_weights.emplace(), DType::float32, {rows, topk});
   std::vector<Tensor> tensors = scope.result_tensors({&wanted, 1});
   for (std::size_t i = 0; i < made.size(); ++i) {
     *made[i] = tensors[i];
     scope.hand_out(tensors[i]);
   }
   if (scales && column_major) {
-    TensorView turned = outputs.scales.view();
+    TensorView turned = results.recv_x_scales->view();
     turned.shape = {moved, scales->size(1)};
     turned.strides = {1, rounded_up(moved, 4)};
-    outputs.scales = Tensor(turned, outputs.scales.storage());
+    results.recv_x_scales = Tensor(turned, results.recv_x_scales->storage());
   }
-  return outputs;
+  return results;
 }
 
-}  // namespace
-
-ElasticOutputs make_elastic_outputs(const ElasticDispatchArguments& arguments, std::int64_t rows, std::int64_t moved,
-                                    const CallScope& scope) {
-  return make_outputs(arguments, arguments.topk_idx.dtype, arguments.topk_idx.size(1), rows, moved, scope);
-}
-ElasticOutputs make_elastic_outputs(const ElasticCachedDispatchArguments& arguments, int topk, std::int64_t rows,
-                                    const CallScope& scope) {
-  return make_outputs(arguments, arguments.index_dtype, topk, rows, arguments.expand ? arguments.num_expanded : rows,
-                      scope);
-}
-
-SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticOutputs& outputs, const RowTables& tables,
-                                  const std::optional<ConstTensorView>& counts, int alignment,
+SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticDispatchResult& results,
+                                  const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
                                   const std::uint64_t* abort) {
   SpreadRowsParams params{};
-  params.metadata = tables.metadata;
-  params.expand = tables.expand;
-  params.num_spread = outputs.x.size(0);
+  params.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device);
+  params.expand = arguments.expand;
+  params.num_spread = results.recv_x.size(0);
   params.abort = abort;
   params.rows = came.rows;
   params.row_bytes = came.row_bytes;
-  params.spread_rows = outputs.x.as<std::byte>();
-  params.local = tables.local;
-  if (counts && tables.expand) {
-    params.expert_counts = counts->as<std::int32_t>();
-    params.num_experts = static_cast<int>(counts->size(0));
-    params.alignment = alignment;
+  params.spread_rows = results.recv_x.as<std::byte>();
+  params.local = handle.local_topk_idx.as<std::int32_t>();
+  if (arguments.zero_padding && arguments.expand) {
+    params.expert_counts = handle.expert_counts.as<std::int32_t>();
+    params.num_experts = static_cast<int>(handle.expert_counts.size(0));
+    params.alignment = arguments.expert_alignment;
   }
-  if (outputs.scales.defined()) {
-    params.num_scales = static_cast<int>(outputs.scales.size(1));
+  if (const auto& scales = results.recv_x_scales) {
+    params.num_scales = static_cast<int>(scales->size(1));
     params.scales = came.scales;
     params.scale_stride = came.scale_stride;
-    params.spread_scales = outputs.scales.as<std::uint32_t>();
-    params.spread_stride = outputs.scales.view().stride(0);
-    params.spread_column_stride = outputs.scales.view().stride(1);
+    params.spread_scales = scales->as<std::uint32_t>();
+    params.spread_stride = scales->view().stride(0);
+    params.spread_column_stride = scales->view().stride(1);
   }
-  if (outputs.topk_weights.defined()) {
+  if (results.recv_topk_weights) {
     params.weights = came.weights;
     params.weight_stride = came.weight_stride;
-    params.spread_weights = outputs.topk_weights.as<std::uint32_t>();
+    params.spread_weights = results.recv_topk_weights->as<std::uint32_t>();
   }
-  if (outputs.topk_idx.defined()) {
-    params.spread_topk_idx = outputs.topk_idx.as<std::byte>();
-    params.indices_are_64_bit = outputs.topk_idx.view().dtype == DType::int64;
+  if (results.recv_topk_idx) {
+    params.spread_topk_idx = results.recv_topk_idx->as<std::byte>();
+    params.indices_are_64_bit = handle.index_dtype == DType::int64;
   }
   return params;
-}
-
-RowTables tables_of(const ElasticCachedDispatchArguments& arguments) {
-  RowTables tables{};
-  tables.metadata = row_metadata(arguments.metadata, arguments.source_ends, arguments.x.device);
-  tables.local = const_cast<std::int32_t*>(arguments.local_topk_idx.as<std::int32_t>());
-  tables.expand = arguments.expand;
-  return tables;
 }
 
 }  // namespace deep_ep

@@ -12,8 +12,7 @@
 namespace deep_ep {
 
 // Throw InvalidArgument.
-void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const NormalModeSetup& setup);
-void check_elastic_dispatch(const ElasticCachedDispatchArguments& arguments, const NormalModeSetup& setup);
+void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Runtime& runtime);
 void check_elastic_combine(const ElasticCombineArguments& arguments, const Runtime& runtime);
 
 /// Of [N, K + 2] int32, columns of a row next to each other; `source_ends` says how many rows are valid.
@@ -25,33 +24,15 @@ std::int64_t expanded_rows(const ElasticDispatchArguments& arguments, int num_ra
 /// Tables for `rows` rows, and `scratch_words` int32 that only the call uses, in one piece of memory.
 struct ElasticTables {
   ElasticDispatchHandle handle;
-  RowTables rows;  ///< the same, as kernels are told of it
   std::int32_t* scratch;
 };
 ElasticTables make_elastic_tables(const ElasticDispatchArguments& arguments, int num_ranks, std::int64_t rows,
                                   bool sent_to, std::int64_t scratch_words, const CallScope& scope);
 
-/// Results of a dispatch; those that the caller does not want are undefined.
-struct ElasticOutputs {
-  Tensor x, scales, topk_idx, topk_weights;
-
-  template <class Result>
-  void give_to(Result& result) const {
-    const auto if_wanted = [](const Tensor& tensor) {
-      return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
-    };
-    result.recv_x = x;
-    result.recv_x_scales = if_wanted(scales);
-    result.recv_topk_idx = if_wanted(topk_idx);
-    result.recv_topk_weights = if_wanted(topk_weights);
-  }
-};
-
-/// `moved`: rows of the layout.
-ElasticOutputs make_elastic_outputs(const ElasticDispatchArguments& arguments, std::int64_t rows, std::int64_t moved,
-                                    const CallScope& scope);
-ElasticOutputs make_elastic_outputs(const ElasticCachedDispatchArguments& arguments, int topk, std::int64_t rows,
-                                    const CallScope& scope);
+/// Tensors for `rows` received rows, handed out to the caller.
+ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& arguments,
+                                           const ElasticDispatchHandle& handle, std::int64_t rows,
+                                           const CallScope& scope);
 
 /// Rows as they came. Of what lies beside them, so many words for each: scales, then weights.
 struct RowsThatCame {
@@ -60,12 +41,12 @@ struct RowsThatCame {
   const std::uint32_t *scales, *weights;
   std::int64_t scale_stride, weight_stride;
 };
-/// Arguments of the kernel that takes them to the results. `counts` of experts: gaps behind their rows become zero.
-SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticOutputs& outputs, const RowTables& tables,
-                                  const std::optional<ConstTensorView>& counts, int alignment,
+/// Arguments of the kernel that takes them to the results.
+SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticDispatchResult& results,
+                                  const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
                                   const std::uint64_t* abort);
-/// The tables of a handle that a cached dispatch reads.
-RowTables tables_of(const ElasticCachedDispatchArguments& arguments);
+/// Those of a handle, as kernels are told of it.
+RowTables tables_of(const ElasticDispatchHandle& handle, const ElasticDispatchArguments& arguments);
 
 // Launches of the kernels of rows, which work within this device's memory.
 

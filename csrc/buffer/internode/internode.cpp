@@ -5,6 +5,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/buffer_plan.hpp"
+#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
@@ -55,20 +56,20 @@ std::string Internode::describe() const {
 }
 
 Rings Internode::rings_for(std::size_t row_bytes) const {
-  const std::size_t bytes = setup_.window_bytes - LocalRings::bytes_of(setup_.window_bytes);
+  const std::size_t bytes = runtime_.layout().window_bytes - LocalRings::bytes_of(runtime_.layout().window_bytes);
   const Rings rings = Rings::make(runtime_.layout().window_at(), bytes, grid_.others(), row_bytes);
   if (rings.chunks == 0) {
     fail<OutOfMemory>(
         "the window of {} does not hold two rows of {} to and from each of the {} other nodes: raise heap_bytes or "
         "window_bytes",
-        format_bytes(setup_.window_bytes), format_bytes(row_bytes), grid_.others());
+        format_bytes(runtime_.layout().window_bytes), format_bytes(row_bytes), grid_.others());
   }
   return rings;
 }
 
 LocalRings Internode::local_rings_for(const Rings& rings, bool dispatches) const {
-  const std::size_t bytes = LocalRings::bytes_of(setup_.window_bytes);
-  const std::size_t begin = runtime_.layout().window_at() + setup_.window_bytes - bytes;
+  const std::size_t bytes = LocalRings::bytes_of(runtime_.layout().window_bytes);
+  const std::size_t begin = runtime_.layout().window_at() + runtime_.layout().window_bytes - bytes;
   if (dispatches) {
     return LocalRings::make(begin, bytes, grid_.width, grid_.num_ranks, rings.slot_bytes,
                             common_.control.fetched_rows(), Wanted::dispatch_rows, Wanted::dispatch_credit);
@@ -83,7 +84,7 @@ void Internode::check_room(const RowShape& rows) const {
   fail<OutOfMemory>(
       "a quarter of the window of {} does not hold a row of {} from each of the {} ranks of the node: raise heap_bytes "
       "or window_bytes",
-      format_bytes(setup_.window_bytes), format_bytes(rings.slot_bytes), grid_.width);
+      format_bytes(runtime_.layout().window_bytes), format_bytes(rings.slot_bytes), grid_.width);
 }
 
 void Internode::set_rings(TransferParams& params, const DispatchHandle& handle, std::size_t row_bytes,
@@ -98,8 +99,8 @@ void Internode::set_rings(TransferParams& params, const DispatchHandle& handle, 
 
 int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most, int fewest_local) const {
   const int wanted = config.warps_per_block != 0 ? config.warps_per_block
-                     : setup_.on_gpu()           ? most
-                                                 : setup_.policy.warps_per_block;
+                     : runtime_.on_gpu()         ? most
+                                                 : runtime_.policy().warps_per_block;
   params.poster_warps = (grid_.others() * common_.lanes + 32 * blocks - 1) / (32 * blocks);
   const int rest = std::max(2 + fewest_local, std::min(wanted, most) - params.poster_warps);
   params.local_warps = fewest_local == 0 ? 0 : std::max(fewest_local, rest / 4);
@@ -121,20 +122,20 @@ void Internode::launch(DispatchParams& params, const Config& config, const Dispa
   set_rings(params.transfer, handle, PackedRow::bytes(params.rows, grid_.width), true);
   params.transfer.shape = shape_of({0, params.rows.row_bytes, static_cast<std::uint32_t>(params.rows.num_scales),
                                     static_cast<std::uint32_t>(params.rows.num_topk)});
-  const int blocks = setup_.sms(config, Config::dispatch_default(setup_.num_ranks));
+  const int blocks = runtime_.sms(config, defaults::kDispatchSms);
   const int most_warps = kernels::dispatch_and_notify_internode::kMaxThreads / 32;
   const int warps = plan_warps(params.transfer, config, blocks, most_warps, outputs.in_heap ? 0 : 1);
-  const std::size_t shared_bytes =
-      plan_stages(params.transfer.stages, params.transfer.stage_bytes, params.transfer.moving_warps(),
-                  params.rows.row_bytes, setup_.policy.max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
-                    return DispatchShared(Carver::without_memory(), params.transfer, blocks, stages, stage_bytes).bytes;
-                  });
+  const std::size_t shared_bytes = plan_stages(
+      params.transfer.stages, params.transfer.stage_bytes, params.transfer.moving_warps(), params.rows.row_bytes,
+      runtime_.policy().max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
+        return DispatchShared(Carver::without_memory(), params.transfer, blocks, stages, stage_bytes).bytes;
+      });
   runtime_.executor()->kernels().dispatch_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
                                                                scope.stream());
 }
 
 std::optional<Tensor> Internode::copy_in_heap(const ConstTensorView& tensor, const CallScope& scope) const {
-  const TensorView wanted = unplaced(setup_.device, tensor.dtype, {tensor.size(0), tensor.size(1)});
+  const TensorView wanted = unplaced(runtime_.device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
   const auto made = scope.try_heap_tensors({&wanted, 1});
   if (!made) return std::nullopt;
   runtime_.executor()->copy(made->front().view().data, tensor.data, tensor.bytes(), scope.stream());
@@ -173,11 +174,12 @@ void Internode::launch(CombineParams& params, const CombineArguments& arguments,
         "x or topk_weights lies outside the heap, where ranks of the node cannot read it; a heap of {} has no room for "
         "a copy of {}, and a quarter of its window of {} does not hold a row of {} for each of the {} ranks: raise "
         "heap_bytes or window_bytes, or make x by allocate_tensor",
-        format_bytes(setup_.heap_bytes), format_bytes(x.bytes() + (weights ? weights->bytes() : 0)),
-        format_bytes(setup_.window_bytes), format_bytes(params.transfer.local.slot_bytes), setup_.num_ranks);
+        format_bytes(runtime_.heap()->bytes()), format_bytes(x.bytes() + (weights ? weights->bytes() : 0)),
+        format_bytes(runtime_.layout().window_bytes), format_bytes(params.transfer.local.slot_bytes),
+        runtime_.num_ranks());
   }
 
-  const int blocks = setup_.sms(arguments.config, Config::combine_default(setup_.num_ranks));
+  const int blocks = runtime_.sms(arguments.config, defaults::kCombineSms);
   const int most_warps = kernels::combine_and_notify_internode::kMaxThreads / 32;
   TransferParams& transfer = params.transfer;
   const int warps = plan_warps(transfer, arguments.config, blocks, most_warps, pushed ? 2 : 0);
@@ -186,7 +188,7 @@ void Internode::launch(CombineParams& params, const CombineArguments& arguments,
   };
   if (pushed) {
     plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
-                setup_.policy.max_shared_bytes, shared_bytes);
+                runtime_.policy().max_shared_bytes, shared_bytes);
   }
   runtime_.executor()->kernels().combine_and_notify_internode(
       params, {blocks, warps * 32, shared_bytes(transfer.stages, transfer.stage_bytes)}, scope.stream());

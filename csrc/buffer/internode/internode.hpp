@@ -16,8 +16,6 @@ class Internode final : public NormalMode {
   explicit Internode(Runtime& runtime);
 
   ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) override;
-  ElasticCachedDispatchResult dispatch_elastic(const ElasticCachedDispatchArguments& arguments,
-                                               const CallOptions& call) override;
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) override;
   EventHandle barrier(const CallOptions& call) override;
 
@@ -31,6 +29,8 @@ class Internode final : public NormalMode {
   void drain() noexcept { connections_->drain(rdma::Connections::drain_time(runtime_.timeout_s())); }
 
  private:
+  /// Rows go where those of an earlier dispatch went.
+  ElasticDispatchResult dispatch_elastic_again(const ElasticDispatchArguments& arguments, const CallOptions& call);
   void check_handle(const DispatchHandle& handle) const override;
   void check_room(const RowShape& rows) const override;
   void launch(DispatchParams& params, const Config& config, const DispatchHandle& handle,

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
@@ -14,17 +15,17 @@ namespace deep_ep {
 namespace {
 
 /// `fetches`: some warps take this rank's rows out of its local rings.
-LaunchShape plan_launch(DispatchParams& params, const Config& config, const NormalModeSetup& setup, bool fetches) {
+LaunchShape plan_launch(DispatchParams& params, const Config& config, const Runtime& runtime, bool fetches) {
   TransferParams& transfer = params.transfer;
-  const int wanted = config.warps_per_block != 0 ? config.warps_per_block : setup.policy.warps_per_block;
+  const int wanted = config.warps_per_block != 0 ? config.warps_per_block : runtime.policy().warps_per_block;
   const int warps = std::max(wanted, fetches ? 2 : 1);
-  const int sms = setup.sms(config, Config::dispatch_default(setup.num_ranks));
+  const int sms = runtime.sms(config, defaults::kDispatchSms);
   const int blocks = fetches ? sms : std::min(sms, std::max(1, (params.num_tokens + warps - 1) / warps));
   transfer.local_warps = fetches ? std::max(1, warps / 4) : 0;
   transfer.first_warps = warps - transfer.local_warps;
   const std::size_t shared_bytes =
       plan_stages(transfer.stages, transfer.stage_bytes, transfer.first_warps, params.rows.row_bytes,
-                  setup.policy.max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
+                  runtime.policy().max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
                     return DispatchShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
                   });
   return {blocks, warps * 32, shared_bytes};
@@ -32,10 +33,10 @@ LaunchShape plan_launch(DispatchParams& params, const Config& config, const Norm
 
 /// The window as a place for all rows at once, if it has room for them.
 std::optional<RowTargets> whole_window(std::byte* window, std::int64_t rows, const RowShape& shape,
-                                       const NormalModeSetup& setup) {
+                                       const Runtime& runtime) {
   constexpr std::size_t kPadding = RowTargets::kParts * kLine;
   const auto count = static_cast<std::size_t>(rows);
-  const std::size_t bytes = setup.window_bytes;
+  const std::size_t bytes = runtime.layout().window_bytes;
   if (bytes < kPadding || (bytes - kPadding) / shape.all_bytes() < count) return std::nullopt;
   return RowTargets::carve(Carver(window), shape, count);
 }
@@ -58,8 +59,8 @@ int parts_per_token(int tokens, int warps) {
 
 /// The roles of the warps of each of `blocks` blocks. If this rank pushes, one raises the words of pushed rows, and
 /// the others share adding and pushing. Returns how many there are.
-int plan_warps(CombineParams& params, int blocks, const Config& config, const NormalModeSetup& setup, bool pushes) {
-  const bool gpu = setup.on_gpu();
+int plan_warps(CombineParams& params, int blocks, const Config& config, const Runtime& runtime, bool pushes) {
+  const bool gpu = runtime.on_gpu();
   const int raising = pushes ? 1 : 0;
   int pushing = 0;
   int adding = 0;
@@ -68,7 +69,7 @@ int plan_warps(CombineParams& params, int blocks, const Config& config, const No
     pushing = pushes ? std::clamp(share, kGpuFewestPushingWarps, kGpuMostPushingWarps) : 0;
     adding = kGpuWarps - pushing - raising;
   } else {
-    const int wanted = config.warps_per_block != 0 ? config.warps_per_block : setup.policy.warps_per_block;
+    const int wanted = config.warps_per_block != 0 ? config.warps_per_block : runtime.policy().warps_per_block;
     const int rest = std::max(wanted - raising, pushes ? 2 : 1);
     pushing = pushes ? std::max(1, rest / 3) : 0;
     adding = rest - pushing;
@@ -83,16 +84,16 @@ int plan_warps(CombineParams& params, int blocks, const Config& config, const No
   return adding + transfer.local_warps;
 }
 
-LaunchShape plan_launch(CombineParams& params, const Config& config, const NormalModeSetup& setup, bool pushes) {
+LaunchShape plan_launch(CombineParams& params, const Config& config, const Runtime& runtime, bool pushes) {
   TransferParams& transfer = params.transfer;
-  const int blocks = setup.sms(config, Config::combine_default(setup.num_ranks));
-  const int warps = plan_warps(params, blocks, config, setup, pushes);
+  const int blocks = runtime.sms(config, defaults::kCombineSms);
+  const int warps = plan_warps(params, blocks, config, runtime, pushes);
   const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
     return CombineShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
   };
   if (pushes) {  // warps that add work in registers
     plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
-                setup.policy.max_shared_bytes, shared_bytes);
+                runtime.policy().max_shared_bytes, shared_bytes);
   }
   return {blocks, warps * 32, shared_bytes(transfer.stages, transfer.stage_bytes)};
 }
@@ -103,7 +104,7 @@ Intranode::Intranode(Runtime& runtime) : NormalMode(runtime) {
   allocate();
   common_.heaps = runtime.heap()->device_peers();
   local_tickets_ =
-      runtime.zeroed_memory<std::uint32_t>(static_cast<std::size_t>(setup_.num_ranks) * sizeof(std::uint32_t));
+      runtime.zeroed_memory<std::uint32_t>(static_cast<std::size_t>(runtime_.num_ranks()) * sizeof(std::uint32_t));
   common_.grid = {common_.rank, common_.num_ranks, common_.num_ranks};
   common_.local_tickets = local_tickets_.get();
 }
@@ -112,7 +113,7 @@ EventHandle Intranode::barrier(const CallOptions& call) {
   runtime_.faults().raise();
   CallScope scope(runtime_.calls(), call);
   const int most = runtime_.policy().warps_per_block * 32;
-  const int threads = std::min((setup_.num_ranks + 31) / 32 * 32, std::min(most, kernels::barrier::kMaxThreads));
+  const int threads = std::min((runtime_.num_ranks() + 31) / 32 * 32, std::min(most, kernels::barrier::kMaxThreads));
   runtime_.executor()->kernels().barrier({common_, runtime_.faults().wait_context()},
                                          {1, threads, sizeof(std::int32_t)}, scope.stream());
   return scope.finish();
@@ -120,22 +121,22 @@ EventHandle Intranode::barrier(const CallOptions& call) {
 
 void Intranode::launch(DispatchParams& params, const Config& config, const DispatchHandle& handle,
                        const DispatchOutputs& outputs, const CallScope& scope) {
-  params.transfer.local = local_rings(PackedRow::bytes(params.rows, setup_.num_ranks), common_.control.fetched_rows(),
-                                      Wanted::dispatch_rows, Wanted::dispatch_credit);
+  params.transfer.local = local_rings(PackedRow::bytes(params.rows, runtime_.num_ranks()),
+                                      common_.control.fetched_rows(), Wanted::dispatch_rows, Wanted::dispatch_credit);
   // Peers write rows into place in the heap. Elsewhere they are copied from the window, if it holds all, or pass
   // through local rings in it.
   const std::optional<RowTargets> landed =
-      outputs.in_heap ? std::nullopt : whole_window(runtime_.window(), handle.num_recv_rows, params.rows, setup_);
+      outputs.in_heap ? std::nullopt : whole_window(runtime_.window(), handle.num_recv_rows, params.rows, runtime_);
   if (landed) params.output = *landed;
   const bool fetches = !outputs.in_heap && !landed;
   if (fetches && params.transfer.local.slots == 0) {
     fail<OutOfMemory>(
         "a heap of {} cannot hold the {} rows of this dispatch, and its window of {} not one row of {} "
         "from each of the {} ranks: raise heap_bytes or window_bytes",
-        format_bytes(setup_.heap_bytes), params.output_rows, format_bytes(setup_.window_bytes),
-        format_bytes(params.transfer.local.slot_bytes), setup_.num_ranks);
+        format_bytes(runtime_.heap()->bytes()), params.output_rows, format_bytes(runtime_.layout().window_bytes),
+        format_bytes(params.transfer.local.slot_bytes), runtime_.num_ranks());
   }
-  const LaunchShape shape = plan_launch(params, config, setup_, fetches);
+  const LaunchShape shape = plan_launch(params, config, runtime_, fetches);
   const KernelTable& kernels = runtime_.executor()->kernels();
   kernels.dispatch(params, shape, scope.stream());
   if (!landed) return;
@@ -158,10 +159,11 @@ void Intranode::launch(CombineParams& params, const CombineArguments& arguments,
   if (params.transfer.local.slots == 0) {  // also where this rank does not push: its peers may
     fail<OutOfMemory>(
         "the window of {} does not hold a row of {} from each of the {} ranks: raise heap_bytes or window_bytes",
-        format_bytes(setup_.window_bytes), format_bytes(params.transfer.local.slot_bytes), setup_.num_ranks);
+        format_bytes(runtime_.layout().window_bytes), format_bytes(params.transfer.local.slot_bytes),
+        runtime_.num_ranks());
   }
   const bool pushes = x.size(0) != 0 && !(runtime_.in_heap(x) && (!weights || runtime_.in_heap(*weights)));
-  const LaunchShape shape = plan_launch(params, arguments.config, setup_, pushes);
+  const LaunchShape shape = plan_launch(params, arguments.config, runtime_, pushes);
   runtime_.executor()->kernels().combine(params, shape, scope.stream());
 }
 

@@ -18,9 +18,8 @@ constexpr int kPrefetchStages = 3;
 /// Checks the tensors of a call, and lists them.
 class LoadBalancePlan {
  public:
-  LoadBalancePlan(Runtime& runtime, const NormalModeSetup& setup, const IntranodeParams& common,
-                  const ConstTensorView& mapping, int num_sms)
-      : runtime_(runtime), setup_(setup), num_sms_(num_sms) {
+  LoadBalancePlan(Runtime& runtime, const IntranodeParams& common, const ConstTensorView& mapping, int num_sms)
+      : runtime_(runtime), num_sms_(num_sms) {
     check_range("num_sms", num_sms, 0, defaults::kMostSms);
     const NodeMembership& nodes = runtime.nodes();
     params.common = common;
@@ -31,7 +30,7 @@ class LoadBalancePlan {
       params.common.num_ranks = width;
       params.common.heaps += params.first_rank;
     }
-    check_tensor("redundancy_mapping", mapping, setup.device, {DType::int32}, {num_ranks(), kAnySize});
+    check_tensor("redundancy_mapping", mapping, runtime.device(), {DType::int32}, {num_ranks(), kAnySize});
     check_range("number of slots in redundancy_mapping", mapping.size(1), 1, INT32_MAX / num_ranks());
     params.mapping = mapping.as<std::int32_t>();
     params.num_slots = static_cast<int>(mapping.size(1));
@@ -40,7 +39,7 @@ class LoadBalancePlan {
   /// `dtypes`: none for any.
   void add(const std::string& slots_name, const ConstTensorView& slots, const std::string& own_name,
            const ConstTensorView& own, std::initializer_list<DType> dtypes) {
-    check_tensor(slots_name.c_str(), slots, setup_.device, dtypes, {params.num_slots, kAnySize});
+    check_tensor(slots_name.c_str(), slots, runtime_.device(), dtypes, {params.num_slots, kAnySize});
     check_row_bytes(slots_name.c_str(), slots);
     if (!runtime_.in_heap(slots)) {
       fail<InvalidArgument>(
@@ -49,7 +48,7 @@ class LoadBalancePlan {
           slots_name);
     }
     const std::int64_t experts = params.num_local_experts == 0 ? kAnySize : params.num_local_experts;
-    check_tensor(own_name.c_str(), own, setup_.device, dtypes, {experts, kAnySize});
+    check_tensor(own_name.c_str(), own, runtime_.device(), dtypes, {experts, kAnySize});
     check_alignment(own_name.c_str(), own);
     check_range(("number of experts in " + own_name).c_str(), own.size(0), 1, INT32_MAX / num_ranks());
     const auto row_bytes = [](const ConstTensorView& of) { return of.size(1) * std::int64_t(size_of(of.dtype)); };
@@ -82,7 +81,7 @@ class LoadBalancePlan {
     params.wait = runtime_.faults().wait_context();
   }
   int blocks() const {
-    return std::min(num_sms_ != 0 ? num_sms_ : defaults::kLoadBalanceSms, setup_.policy.multiprocessors);
+    return std::min(num_sms_ != 0 ? num_sms_ : defaults::kLoadBalanceSms, runtime_.policy().multiprocessors);
   }
 
   LoadBalanceParams params{};
@@ -93,7 +92,6 @@ class LoadBalancePlan {
   void mix(std::uint64_t word) { params.shape = (params.shape ^ word) * 0x100000001b3; }
 
   Runtime& runtime_;
-  const NormalModeSetup& setup_;
   int num_sms_;
 };
 
@@ -106,18 +104,18 @@ EventHandle Intranode::prefetch_weights(const WeightPrefetch& weights, const Cal
         "redundant_expert_weights has {} tensors and expert_weights {}, allowed: equally many, 1 to {}", tensors,
         weights.expert_weights.size(), kMostPayloads);
   }
-  LoadBalancePlan plan(runtime_, setup_, common_, weights.redundancy_mapping, weights.num_sms);
+  LoadBalancePlan plan(runtime_, common_, weights.redundancy_mapping, weights.num_sms);
   for (std::size_t i = 0; i < tensors; ++i) {
     plan.add(fmt::format("redundant_expert_weights[{}]", i), weights.redundant_expert_weights[i],
              fmt::format("expert_weights[{}]", i), weights.expert_weights[i], {});
   }
-  const int warps = std::min(setup_.policy.warps_per_block, kernels::prefetch_weights::kMaxThreads / 32);
+  const int warps = std::min(runtime_.policy().warps_per_block, kernels::prefetch_weights::kMaxThreads / 32);
   const auto bytes = [warps](std::uint32_t of_stage) {
     Carver carver = Carver::without_memory();
     carver.take<std::int32_t>();
     return WarpStages(carver, warps, kPrefetchStages, of_stage).bytes;
   };
-  const std::size_t room = setup_.policy.max_shared_bytes - bytes(0);
+  const std::size_t room = runtime_.policy().max_shared_bytes - bytes(0);
   const std::size_t of_stage = room / static_cast<std::size_t>(warps * kPrefetchStages) / kLine * kLine;
   runtime_.faults().raise();
   plan.params.stages = kPrefetchStages;
@@ -129,13 +127,13 @@ EventHandle Intranode::prefetch_weights(const WeightPrefetch& weights, const Cal
 }
 
 EventHandle Intranode::reduce_grads(const GradReduction& grads, const CallOptions& call) {
-  LoadBalancePlan plan(runtime_, setup_, common_, grads.redundancy_mapping, grads.num_sms);
+  LoadBalancePlan plan(runtime_, common_, grads.redundancy_mapping, grads.num_sms);
   plan.add("redundant_expert_grads", grads.redundant_expert_grads, "expert_grads", grads.expert_grads,
            {DType::float32});
   runtime_.faults().raise();
   plan.finish(1, kGradPieceBytes);
   // Loads of many warps hide how far away the peers' memory is.
-  const int threads = setup_.on_gpu() ? kernels::reduce_grads::kMaxThreads : setup_.policy.warps_per_block * 32;
+  const int threads = runtime_.on_gpu() ? kernels::reduce_grads::kMaxThreads : runtime_.policy().warps_per_block * 32;
   CallScope scope(runtime_.calls(), call);
   runtime_.executor()->kernels().reduce_grads(plan.params, {plan.blocks(), threads, sizeof(std::int32_t)},
                                               scope.stream());

@@ -15,14 +15,6 @@
 namespace deep_ep {
 namespace {
 
-LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
-  if (arguments.use_nvfp4) return LowLatencyFormat::nvfp4;
-  if (!arguments.use_fp8) return LowLatencyFormat::bf16;
-  if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
-  if (arguments.align_fp8_quantization && !arguments.round_scale) return LowLatencyFormat::fp8_aligned;
-  return arguments.round_scale ? LowLatencyFormat::fp8_round_scale : LowLatencyFormat::fp8;
-}
-
 /// Grid and shared memory of a part. `params`: complete but for the part's.
 LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& params, int warps, const Config& config,
                          const LowLatencySetup& setup) {
@@ -104,28 +96,16 @@ std::vector<TensorView> received_rows(const LowLatencyDispatchParams& params, co
 void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   const Device& device = setup.device;
   const int num_ranks = setup.common.num_ranks;
-  if (arguments.use_fp8 && arguments.use_nvfp4) {
-    throw InvalidArgument("use_fp8 and use_nvfp4 are both true, allowed: at most one of them (use_fp8 is by default)");
-  }
-  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0)) {
-    throw InvalidArgument("use_nvfp4 is without round_scale and use_ue8m0: its scales are E4M3");
-  }
-  if (arguments.use_ue8m0 && !(arguments.use_fp8 && arguments.round_scale)) {
-    throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
-  }
-  if (arguments.round_scale && !arguments.use_fp8) {
-    throw InvalidArgument("round_scale needs use_fp8: rows in bfloat16 have no scales");
-  }
   if (arguments.arrival_rows != 0 && !arguments.arrival_counters) {
     fail<InvalidArgument>("arrival_rows is {}, which needs arrival_counters", arguments.arrival_rows);
   }
   if (arguments.x_global_scale) {
-    if (!arguments.use_nvfp4) throw InvalidArgument("x_global_scale needs use_nvfp4");
+    if (arguments.format != LowLatencyFormat::nvfp4) throw InvalidArgument("x_global_scale needs rows in NVFP4");
     check_tensor("x_global_scale", *arguments.x_global_scale, device, {DType::float32}, {1});
   }
   const ConstTensorView& x = arguments.x;
   check_tensor("x", x, device, {DType::bfloat16}, {kAnySize, kAnySize});
-  const int step = arguments.use_ue8m0 ? 4 * kScaleChannels : kScaleChannels;
+  const int step = arguments.format == LowLatencyFormat::fp8_ue8m0 ? 4 * kScaleChannels : kScaleChannels;
   if (x.size(1) <= 0 || x.size(1) % step != 0 || x.size(1) > INT32_MAX / 4) {
     fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), step);
   }
@@ -168,19 +148,16 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.hidden = static_cast<int>(arguments.x.size(1));
   params.num_local_experts = arguments.num_experts / setup.common.num_ranks;
   params.count_cells = 1 + (params.num_local_experts + 1) / 2;
-  params.format = format_of(arguments);
+  params.format = arguments.format;
   const std::size_t direct_bytes = params.row(false).bytes();
   const std::size_t rail_bytes = params.row(true).bytes();
   const int rail_width =
       choose_rails(!arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
   params.common.set_rails(rail_width);
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
-  const DispatchShape shape{.format = static_cast<int>(params.format),
-                            .by_rails = rail_width != 0,
-                            .num_topk = params.num_topk,
-                            .too_many_tokens = too_many_tokens(arguments)};
   params.call_shape =
-      shape.packed(call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, rail_width}));
+      call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
+                     params.num_topk, rail_width, too_many_tokens(arguments) ? 1 : 0});
   params.num_tokens = too_many_tokens(arguments) ? 0 : static_cast<int>(arguments.x.size(0));
   params.x = arguments.x.as<std::byte>();
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
@@ -247,7 +224,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   params.src_info = kept[0].as<std::int32_t>();
   params.layout_range = kept[1].as<std::int64_t>();
   params.row_table = kept[2].as<std::int32_t>();
-  if (setup_.measured) waits_->measure(plan);
+  if (waits_) waits_->measure(plan);
   for (const Tensor* tensor : {&made[0], &count, &kept[0]}) scope.hand_out(*tensor);
 
   const auto keep = [&] { return std::tuple(made, arguments.owner); };

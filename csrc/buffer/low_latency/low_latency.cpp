@@ -83,7 +83,7 @@ TensorView LowLatency::memory() {
                                 {static_cast<std::int64_t>(window.bytes_of_calls())}, runtime_.device());
 }
 
-LowLatencyStats LowLatency::stats(LowLatencyStatsThen then, StreamHandle stream) {
+LowLatencyStats LowLatency::stats(StreamHandle stream) {
   look_after_earlier_calls();
   runtime_.executor()->make_current();
   if (runtime_.executor()->is_capturing(stream)) {
@@ -91,16 +91,7 @@ LowLatencyStats LowLatency::stats(LowLatencyStatsThen then, StreamHandle stream)
         "low_latency_stats: the stream is being recorded into a CUDA graph, and the host waits for it");
   }
   if (!waits_) waits_.emplace(runtime_, setup_);
-  const bool begins = !setup_.measured;
-  LowLatencyStats seen = waits_->read(stream, begins || then != LowLatencyStatsThen::go_on);
-  setup_.measured = then != LowLatencyStatsThen::stop;
-  if (!begins) return seen;
-  for (LowLatencyWaitTimes* times : {&seen.dispatch, &seen.combine}) {
-    std::fill(times->calls.begin(), times->calls.end(), 0);
-    std::fill(times->total_us.begin(), times->total_us.end(), 0);
-    std::fill(times->longest_us.begin(), times->longest_us.end(), 0);
-  }
-  return seen;
+  return waits_->read(stream);
 }
 
 LowLatency& LowLatency::masking(const char* call) {

@@ -48,8 +48,8 @@ class LowLatency {
   /// Logs which ranks are masked, and which queue pairs have failed, since the last look.
   void log_masks();
 
-  /// Of waits; the first call, and the first after `stop`, begin them.
-  LowLatencyStats stats(LowLatencyStatsThen then, StreamHandle stream);
+  /// Of waits; the first call begins them.
+  LowLatencyStats stats(StreamHandle stream);
 
   // Collective, with masks.
   void resume();
@@ -101,7 +101,7 @@ class LowLatency {
   std::shared_ptr<LowLatencyTold> told_;
   std::shared_ptr<std::byte*> heaps_;
   LowLatencySetup setup_;
-  std::optional<WaitStats> waits_;     ///< none before anybody has asked for them
+  std::optional<WaitStats> waits_;     ///< calls are measured once the program has asked for statistics
   bool shown_ = false;                 ///< has the program been given `memory`?
   std::size_t logged_ = 0;             ///< verdicts
   std::vector<bool> failures_logged_;  ///< [num_ranks], with masking

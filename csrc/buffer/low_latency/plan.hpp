@@ -27,7 +27,6 @@ struct LowLatencySetup {
   int rail_width = 0;  ///< see LowLatencyReach
   bool rails_always = false;
   double nic_bytes_per_ns = 50;  ///< see rdma::AgreedWire
-  bool measured = false;         ///< calls add to statistics of waits
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }
@@ -76,10 +75,8 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
-// What must be equal on all ranks of a call, in a word that travels with it: those that disagree would misread each
-// other.
-
-/// A hash (FNV-1a).
+/// What must be equal on all ranks of a call, in a word that travels with it, below kUnknownExpertShape: ranks that
+/// disagree would misread each other. A hash (FNV-1a).
 inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
   std::uint32_t hash = 2166136261u;
   for (const int field : fields) {
@@ -87,22 +84,8 @@ inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
       hash = (hash ^ (static_cast<std::uint32_t>(field) >> (8 * byte) & 0xffu)) * 16777619u;
     }
   }
-  return hash;
+  return hash >> 1;
 }
-
-/// Of a dispatch: below kUnknownExpertShape ten bits for what has few values, so that a message can say what
-/// differs, above a hash of the rest.
-struct DispatchShape {
-  int format;  ///< LowLatencyFormat
-  bool by_rails;
-  int num_topk;
-  bool too_many_tokens = false;  ///< this rank will raise: peers must hear of it
-
-  std::uint32_t packed(std::uint32_t hash_of_rest) const;
-};
-
-/// The message about two packed shapes that differ.
-std::string describe_difference(std::uint32_t ours, int rank, std::uint32_t theirs, int peer);
 
 // What plans of dispatch and of combine have in common.
 

@@ -45,7 +45,7 @@ void WaitStats::measure(LowLatencyCombinePlan& plan) const {
   plan.waits = measure(LowLatencyKind::combine, std::min(plan.params.num_tokens, blocks), plan.params.wait_cost);
 }
 
-LowLatencyStats WaitStats::read(StreamHandle stream, bool reset) const {
+LowLatencyStats WaitStats::read(StreamHandle stream) const {
   Backend& executor = *runtime_.executor();
   const auto ranks = static_cast<std::size_t>(runtime_.num_ranks());
   CallScope scope(runtime_.calls(), {.stream = stream});
@@ -57,7 +57,6 @@ LowLatencyStats WaitStats::read(StreamHandle stream, bool reset) const {
     waited[kind].resize(ranks);
     const std::size_t bytes = ranks * sizeof(LowLatencyWaited);
     executor.copy(waited[kind].data(), kinds_[kind].waited, bytes, scope.stream());
-    if (reset) executor.fill(kinds_[kind].waited, 0, bytes, scope.stream());
   }
   executor.synchronize(scope.stream());
   scope.finish();
@@ -73,8 +72,7 @@ LowLatencyStats WaitStats::read(StreamHandle stream, bool reset) const {
     }
     return times;
   };
-  return {
-      .rank = runtime_.rank(), .dispatch = in_us(LowLatencyKind::dispatch), .combine = in_us(LowLatencyKind::combine)};
+  return {.dispatch = in_us(LowLatencyKind::dispatch), .combine = in_us(LowLatencyKind::combine)};
 }
 
 }  // namespace deep_ep

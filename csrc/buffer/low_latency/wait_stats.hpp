@@ -21,7 +21,7 @@ class WaitStats {
   void measure(LowLatencyCombinePlan& plan) const;
 
   /// Behind what the stream has been given, the host waits for it.
-  LowLatencyStats read(StreamHandle stream, bool reset) const;
+  LowLatencyStats read(StreamHandle stream) const;
 
  private:
   /// Of calls of one kind, [num_ranks] each.

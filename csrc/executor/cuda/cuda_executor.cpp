@@ -244,10 +244,6 @@ class CudaExecutor final : public Backend {
     const CurrentContext current(*context_);
     check(cudaStreamWaitEvent(native(stream), cuda::native(event), 0), device_, "cudaStreamWaitEvent");
   }
-  EventHandle adopt_event(void* native_event) override {
-    if (native_event == nullptr) throw InvalidArgument("native_event is null, allowed: a cudaEvent_t");
-    return {native_event, [](void*) {}};
-  }
   bool event_done(const EventHandle& event) override {
     if (!event) return true;
     const CurrentContext current(*context_);

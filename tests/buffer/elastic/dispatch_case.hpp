@@ -43,28 +43,17 @@ inline ElasticDispatchArguments elastic_arguments(Rank& rank, const Case& one, c
   return arguments;
 }
 
-inline ElasticCachedDispatchArguments cached_arguments(const Case& one, const ElasticKind& kind,
-                                                       const ElasticDispatchArguments& fresh,
-                                                       const ElasticDispatchResult& result) {
-  const ElasticDispatchHandle& handle = result.handle;
-  ElasticCachedDispatchArguments cached;
+/// `result` outlives the call.
+inline ElasticDispatchArguments cached_arguments(const ElasticKind& kind, const ElasticDispatchArguments& fresh,
+                                                 const ElasticDispatchResult& result) {
+  ElasticDispatchArguments cached;
   cached.x = fresh.x;
   cached.x_scales = fresh.x_scales;
   cached.topk_weights = fresh.topk_weights;
-  if (handle.sent_to.defined()) {
-    cached.sent_to = handle.sent_to.view();
-  } else {
-    cached.route = &handle.route;
-  }
-  cached.metadata = handle.metadata.view();
-  cached.source_ends = handle.source_ends.view();
-  cached.local_topk_idx = handle.local_topk_idx.view();
-  if (kind.expand) cached.expert_counts = handle.expert_counts.view();
+  cached.handle = &result.handle;
   cached.max_tokens = fresh.max_tokens;
-  cached.expert_alignment = one.shape.alignment;
-  cached.expand = kind.expand;
-  cached.num_expanded = result.num_expanded;
-  cached.index_dtype = one.shape.idx_dtype;
+  cached.expert_alignment = fresh.expert_alignment;
+  cached.expand = cached.zero_padding = kind.expand;
   cached.column_major_scales = kind.column_major;
   return cached;
 }
@@ -187,7 +176,8 @@ inline void check_elastic(Rank& rank, const Case& one, const ElasticKind& kind, 
   require_same(layout.ends, ints(handle.expert_ends), "expert_ends");
   require_same(kind.exact ? came.tokens_per_expert : std::vector<int>{}, result.num_recv_tokens_per_expert, "counts");
   require(!kind.exact || handle.metadata.size(0) == came.rows, "exact sizes");
-  if (kind.exact && kind.expand) require(result.num_expanded == std::int64_t(layout.row_of.size()), "num_expanded");
+  if (kind.exact && kind.expand)
+    require(result.handle.num_expanded == std::int64_t(layout.row_of.size()), "num_expanded");
 
   std::vector<std::int32_t> ends(std::size_t(shape.ranks()), 0), metadata, local;
   for (std::int64_t row = 0; row < came.rows; ++row) {

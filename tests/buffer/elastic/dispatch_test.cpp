@@ -49,7 +49,7 @@ void run_kinds(const ClusterOptions& options, const std::vector<std::pair<Case, 
       arguments.config = config;
       const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
       check_elastic(rank, one, kind, result);
-      ElasticCachedDispatchArguments cached = cached_arguments(one, kind, arguments, result);
+      ElasticDispatchArguments cached = cached_arguments(kind, arguments, result);
       cached.config = config;
       check_elastic_rows(rank, one, kind, buffer.dispatch_elastic(cached, rank.call()));
       rank.release();
@@ -119,7 +119,7 @@ TEST_P(ElasticDispatchTest, BetweenNodesWithoutRoomInTheHeap) {
     const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
     check_elastic(rank, one, kind, result);
     check_elastic_rows(rank, one, kind,
-                       buffer.dispatch_elastic(cached_arguments(one, kind, arguments, result), rank.call()));
+                       buffer.dispatch_elastic(cached_arguments(kind, arguments, result), rank.call()));
     hoard.clear();
     buffer.destroy();
   });
@@ -195,6 +195,12 @@ TEST_P(ElasticDispatchTest, ABlockMayBeginLaterThanTheNextCallOfAnotherRank) {
   }
 }
 
+/// The block that tells selections may hear late that a rank has come: the rank says otherwise in its next call already.
+TEST_P(ElasticDispatchTest, DispatchesWithoutACombineBetween) {
+  const Case one = make_case({.tokens = {3, 2}, .local_experts = 4, .hidden = 80, .scales = 2});
+  run_kinds(cluster(2), std::vector(400, std::pair(one, ElasticKind{.weights = false})), {.heap_bytes = 8 * kMebibyte});
+}
+
 TEST_P(ElasticDispatchTest, AFreshCallAndOneWithAHandleDiffer) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {9, 6}, .local_experts = 4, .hidden = 80});
@@ -203,7 +209,7 @@ TEST_P(ElasticDispatchTest, AFreshCallAndOneWithAHandleDiffer) {
     Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte});
     const ElasticDispatchArguments fresh = elastic_arguments(rank, one, kind);
     const ElasticDispatchResult result = buffer.dispatch_elastic(fresh, rank.call());
-    const ElasticCachedDispatchArguments cached = cached_arguments(one, kind, fresh, result);
+    const ElasticDispatchArguments cached = cached_arguments(kind, fresh, result);
     require_mismatch(buffer, {"dispatch: kind (", "of a dispatch 1 with a handle) is"}, [&] {
       if (rank.rank() == 0) {
         buffer.dispatch_elastic(fresh, rank.call());
@@ -261,7 +267,7 @@ TEST_P(ElasticDispatchTest, WrongArgumentsAreNamed) {
   run_with_buffers(cluster(1), {.heap_bytes = 8 * kMebibyte}, [&](Rank& rank, Buffer& buffer) {
     const ElasticDispatchArguments right = elastic_arguments(rank, one, {});
     const ElasticDispatchResult result = buffer.dispatch_elastic(right, rank.call());
-    const ElasticCachedDispatchArguments again = cached_arguments(one, {}, right, result);
+    const ElasticDispatchArguments again = cached_arguments({}, right, result);
     const auto refused = [&](const std::string& words, auto arguments, auto&& spoil) {
       spoil(arguments);
       require_throws<InvalidArgument>([&] { buffer.dispatch_elastic(arguments, rank.call()); }, {words}, words);
@@ -273,9 +279,14 @@ TEST_P(ElasticDispatchTest, WrongArgumentsAreNamed) {
             [&](auto& call) { call.stats = rank.upload(std::vector<std::int32_t>(3), DType::int32, {3}); });
     refused("topk_weights", right, [](auto& call) { call.topk_weights = call.x; });
     refused("number of tokens is 5", again, [](auto& call) { call.max_tokens = 4; });
-    refused("sent_to", again, [](auto& call) { call.sent_to = call.x; });
-    refused("local", again, [](auto& call) { call.local_topk_idx.shape[0] = call.local_topk_idx.shape[0] - 1; });
-    refused("num_expanded is -1", again, [](auto& call) { call.num_expanded = -1; });
+    const auto refused_handle = [&](const std::string& words, auto&& spoil) {
+      ElasticDispatchHandle handle = result.handle;
+      spoil(handle);
+      refused(words, again, [&](auto& call) { call.handle = &handle; });
+    };
+    refused_handle("sent_to", [](auto& handle) { handle.sent_to = handle.metadata; });
+    refused_handle("local", [](auto& handle) { handle.local_topk_idx = handle.source_ends; });
+    refused_handle("num_expanded is -1", [](auto& handle) { handle.num_expanded = -1; });
   });
 }
 

@@ -74,7 +74,7 @@ TEST_P(LowLatencyCombineTest, RowsAreAddedInTheOrderOfTheRanks) {
     std::ranges::fill(one.inputs[r].x, kTerms[r]);
     std::ranges::fill(one.inputs[r].selection.weights, 1.0f);
   }
-  run(cluster(3), {one});
+  run_combines(cluster(3), {3, 0}, {one});
 }
 
 }  // namespace

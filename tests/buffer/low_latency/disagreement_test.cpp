@@ -66,8 +66,8 @@ DEEP_EP_ON_THREADS(LowLatencyDisagreementTest);
 
 TEST_P(LowLatencyDisagreementTest, OnArgumentsOfDispatch) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  expect_dispatch_mismatch([](auto& arguments) { arguments.round_scale = arguments.use_ue8m0 = true; },
-                           {"low_latency_dispatch", "use_ue8m0", "UE8M0 scales", "float32 scales", "rank 1"});
+  expect_dispatch_mismatch([](auto& arguments) { arguments.format = LowLatencyFormat::fp8_ue8m0; },
+                           {"low_latency_dispatch", "rows' format"});
   expect_dispatch_mismatch([](auto& arguments) { arguments.num_experts = 9; }, {"num_experts", "1"});
 }
 
@@ -90,7 +90,7 @@ TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
             call();
           }
         },
-        {"low_latency_dispatch", "more than max_tokens", "rank 1"});
+        {"low_latency_dispatch", "more tokens than max_tokens"});
   }
 }
 

@@ -174,7 +174,7 @@ TEST_P(LowLatencyMasksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
         buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
         buffer.check();
       };
-      require_throws<TimeoutError>(call, {"for rank 3", "low_latency_resume"}, "it is told");
+      require_throws<TimeoutError>(call, {"rank 3 is masked", "low_latency_resume"}, "it is told");
       require_same({0, 0, 0, 0}, query(rank, buffer), "it masks nobody");
       require_throws<TimeoutError>(call, {"low_latency_resume"}, "every later call");
       require_throws<TimeoutError>([&] { buffer.low_latency_clear_mask(rank.call().stream); }, {"low_latency_resume"},
@@ -251,11 +251,8 @@ TEST_P(LowLatencyMasksTest, Arguments) {
     call.async_finish = true;
     refused({"async_finish", "return_recv_hook"}, [](auto& a) { a.return_recv_hook = true; });
     call.async_finish = false;
-    refused({"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; });
-    refused({"round_scale needs use_fp8"}, [](auto& a) { a.round_scale = !(a.use_fp8 = false); });
-    refused({"use_fp8 and use_nvfp4"}, [](auto& a) { a.use_fp8 = a.use_nvfp4 = true; });
     refused({"arrival_rows is 4", "arrival_counters"}, [](auto& a) { a.arrival_rows = 4; });
-    refused({"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; });
+    refused({"hidden", "512"}, [](auto& a) { a.format = LowLatencyFormat::fp8_ue8m0; });
     refused({"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; });
     refused({"max_tokens", "low_latency.bytes"}, [](auto& a) { a.max_tokens = 30000; });
     refused({"num_experts", "3"}, [](auto& a) { a.num_experts = 3; });

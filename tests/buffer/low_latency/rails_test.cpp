@@ -60,8 +60,9 @@ TEST_P(LowLatencyRailsTest, EveryFormat) {
 /// ranks.)
 TEST_P(LowLatencyRailsTest, ExhaustiveTwoNodesOfSeventeen) {
   DEEP_EP_NEEDS_RANKS(34);
-  combine({34, 17}, {make_low_latency_combine_case(
-                        {.tokens = equal_tokens(34, 1), .max_tokens = 1, .hidden = 128, .local_experts = 1})});
+  run_combines(cluster(34), {34, 17},
+               {make_low_latency_combine_case(
+                   {.tokens = equal_tokens(34, 1), .max_tokens = 1, .hidden = 128, .local_experts = 1})});
 }
 
 /// The model looks at the room for tokens, which is the same on all ranks, and not at how many there are.

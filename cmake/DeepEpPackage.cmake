@@ -18,7 +18,7 @@ set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libibverbs1, ibverbs-providers")
 set(CPACK_DEBIAN_PACKAGE_SECTION libs)
-set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "The library, its headers, and the command deep_ep: doctor, bench, launch, env and size.")
+set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "The library, its headers, and the command deep_ep: doctor, bench, demo, env and size.")
 # The tarball has no folder above bin/ and lib/ but its own; the .deb belongs to the system.
 set(CPACK_DEEP_EP_BUILD_INFO "${PROJECT_BINARY_DIR}/tools/build_info/deep_ep_build_info.hpp")
 set(CPACK_PROJECT_CONFIG_FILE "${CMAKE_CURRENT_LIST_DIR}/package_config.cmake")

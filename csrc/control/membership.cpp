@@ -292,7 +292,14 @@ void Membership::hear(const Token& process, const Report& said) {
     const bool counts = said.round == report().round && (!masks_ || rank.lost == kNobody);
     if (is_itself && counts) {
       rank.said = said;
-      std::erase_if(rank.said.of, [&](const auto& one) { return one.first < 0 || one.first >= size(); });
+      // Ranks that there are not, by damage or malice.
+      std::int32_t& gave_up_on = rank.said.gave_up_on;
+      if (gave_up_on < 0 || gave_up_on >= size()) gave_up_on = kNobody;
+      std::erase_if(rank.said.of, [&](const auto& one) {
+        const auto& [peer, about] = one;
+        const bool of_another = about.verdict.why != LostWhy::unknown && about.verdict.rank != peer;
+        return peer < 0 || peer >= size() || of_another;
+      });
     }
     if (is_itself && said.left != 0) rank.said.left = 1;  // for good, in whichever round it said so
   }

@@ -53,6 +53,8 @@ struct Report {
   /// The peer that it waits for longest; kNobody: it does not wait.
   int waits_for() const;
 
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 20;  ///< of one as it travels
+
   /// As it travels.
   std::vector<std::byte> packed() const;
   /// Takes the next report out of what has come. False: not all of it has come.

@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <utility>
 
 #include "csrc/control/membership.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::control {
@@ -123,7 +125,15 @@ void Plane::connect(Membership& member, std::unique_lock<std::mutex>& lock) {
     peer.address = own.same_network(info.identity) ? unix_address_of(info) : info.tcp;
     if (!calls(peer)) peer.next = Clock::now() + kBeforeAsking;
   }
-  if (!thread_.joinable()) thread_ = std::thread(&Plane::run, this);
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] {
+      try {
+        run();
+      } catch (const std::exception& error) {
+        log::warn("control: the thread ends, so lost ranks end waits at their deadlines: {}", error.what());
+      }
+    });
+  }
   const auto is_missing = [](const auto& rank) { return rank.peer != nullptr && rank.peer->link != Link::up; };
   for (const Deadline deadline(settings_.connect_s);;) {
     const auto missing = std::ranges::find_if(member.ranks_, is_missing);
@@ -248,6 +258,7 @@ void Plane::serve(Peer& peer) {
     for (Membership* member : members_) member->hear(peer.info.process, report);
   }
   if (error != 0) return failed(peer, error);
+  if (connection.received.size() > Report::kMostBytes) return failed(peer, EPROTO);
   if (connection.unsent.empty()) return;
   connection.send();
   for (const Membership* member : members_) say(*member, peer);  // once it has taken what was said before: the latest

@@ -78,7 +78,7 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
 #pragma unroll 1
   for (int step = 0; step < 2; ++step) {
     if (tells && step == (params.told.apart() ? 0 : 1)) tell_selections(params, epoch);
-    const bool good = step == 1 || meeting.hear_all(ours);
+    const bool good = step == 1 || (sends ? meeting.hear_all(ours) : meeting.await_all());
     bulk::fence_global();  // windows that are free may be overwritten by bulk stores
     if (step == 0 && !whole_block(good, scratch)) return false;
   }

@@ -185,6 +185,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
   define(module, "heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
          {"num_ranks", "tokens", "row_bytes", "num_topk", "scale_bytes"});
+  define(module, "heap_bytes_for", &deep_ep::Buffer::heap_bytes_for, {"num_ranks", "bytes"});
   define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
          {"max_tokens", "hidden", "num_ranks", "num_experts"});
   define(module, "default_timeout_s", &deep_ep::default_timeout_s, {});

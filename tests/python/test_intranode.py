@@ -17,7 +17,7 @@ def run_rank(local_rank, args):
     rank, num_ranks, group = init_dist(local_rank, args.num_processes)
     buffer = deep_ep.Buffer(
         group, int(2e9), 0, low_latency_mode=False, num_qps_per_rank=1, explicitly_destroy=True,
-        allow_mnnvl=args.allow_mnnvl, use_fabric=args.use_fabric, **({"results": args.results} if args.results else {}),
+        allow_mnnvl=args.allow_mnnvl, use_fabric=args.use_fabric,
     )  # fmt: skip
     run_cases(args, rank, num_ranks, group, buffer, deep_ep.Config(24, 8, 256), InsideANode())
     buffer.destroy()
@@ -29,7 +29,6 @@ def parse(arguments=None):
     parser = parser_of_script("Test dispatch and combine within a node", (4096, 64), (256, 16), 256)
     parser.add_argument("--allow-mnnvl", action="store_true", help="allow NVLink between nodes")
     parser.add_argument("--use-fabric", action="store_true", help="memory that other nodes of an NVLink domain can map")
-    parser.add_argument("--results", help="the memory of results: auto, ordinary or heap")
     return parser.parse_args(arguments)
 
 

@@ -211,6 +211,8 @@ def check(name, folder):
     try:
         cluster.begin(range(2), until_it_ends, name, ready)
         while not os.path.exists(ready) and cluster.usable:
+            if any(connection.poll() for connection in cluster.connections):
+                cluster.end(range(2))  # raises what a rank says
             time.sleep(0.01)
         time.sleep(random.uniform(0.2, 0.5))
         killed = time.monotonic()

@@ -212,6 +212,7 @@ const Complaint kComplaints[] = {
     {"pod_networks",
      "error: the annotation networking.gke.io/interfaces asks for interfaces that are not there: gpu0rdma0",
      {kNetwork, {"/sys/class/net/eth0/mtu", "1460"}}},
+    {"libraries", "warning: RDMAV_DRIVERS=/x", {}, {{"RDMAV_DRIVERS", "/x"}}},
     // The host's rdma-core 57 in the driver's folder, the image's 50 where the loader looks by default.
     {"libraries",
      "warning: another release lies in /usr/local/nvidia/lib64/libibverbs.so.1 (private ABI 57); "

@@ -30,28 +30,41 @@ std::vector<std::string> words_of_a_rank() {
   return words;
 }
 
+volatile std::sig_atomic_t ended_by = 0;
+
+void note_signal(int signal) { ended_by = signal; }
+
 }  // namespace
 
 int run_as_processes(int ranks) {
   const Place place = place_of_this_host(ranks);
   std::vector<ChildCommand> commands;
   for (int i = 0; i < ranks; ++i) commands.push_back({words_of_a_rank(), variables_of_rank(place, i, ranks)});
-  // A signal that ends this process ends the ranks: see Children.
+  // A signal ends the ranks, and then this process: as the first process of a container it would ignore it otherwise.
+  // (One that cannot be caught ends the ranks, too: see Children.)
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) std::signal(signal, note_signal);
   Children children(commands, [](std::size_t, int stream, std::string_view text) {
     std::FILE* const out = stream == 0 ? stdout : stderr;
     std::fwrite(text.data(), 1, text.size(), out);
     std::fflush(out);
   });
-  while (children.running() > 0 && !children.first_failure()) children.step();
+  while (children.running() > 0 && !children.first_failure() && ended_by == 0) children.step();
+  const int signal = ended_by;
   const auto failed = children.first_failure();
-  if (!failed) return 0;
-  const int status = *children.status(*failed);
-  fmt::print(stderr, "deep_ep: rank {} ended with {}; the other ranks of this host are ended\n",
-             place.node * ranks + static_cast<int>(*failed), describe_status(status));
+  if (signal == 0 && !failed) return 0;
+  const int status = signal != 0 ? 128 + signal : *children.status(*failed);
+  if (signal == 0) {
+    fmt::print(stderr, "deep_ep: rank {} ended with {}; the other ranks of this host are ended\n",
+               place.node * ranks + static_cast<int>(*failed), describe_status(status));
+  }
   children.signal_all(SIGTERM);
   constexpr double kGrace = 5;  // seconds until SIGKILL
   const Deadline end(kGrace);
   while (children.running() > 0 && !end.expired()) children.step();
+  if (signal != 0) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);  // the parent process sees by what it has ended
+  }
   return status;
 }
 

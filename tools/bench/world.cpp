@@ -62,8 +62,13 @@ struct NodeOfSeveral {
 
 /// Variables as DeepEP's tests read them: RANK and WORLD_SIZE number nodes, and nothing numbers processes.
 std::optional<NodeOfSeveral> node_of_environment() {
+  const char* const text = std::getenv("WORLD_SIZE");
+  if (text == nullptr || std::getenv("LOCAL_RANK") != nullptr) return std::nullopt;
   const auto nodes = number_in_environment("WORLD_SIZE");
-  if (!nodes || *nodes <= 1 || std::getenv("LOCAL_RANK") != nullptr) return std::nullopt;
+  if (!nodes || *nodes == 0) {
+    fail<InvalidArgument>("WORLD_SIZE={} without LOCAL_RANK counts nodes, and is no such number: 1 or more", text);
+  }
+  if (*nodes == 1) return std::nullopt;
   const auto node = number_in_environment("RANK");
   if (!node || *node >= *nodes) {
     fail<InvalidArgument>(

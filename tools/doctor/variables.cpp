@@ -53,10 +53,10 @@ constexpr ForeignVariable kForeign[] = {
      "", Verdict::skip},
     {"NVSHMEM_DISABLED_GDRCOPY", "no effect anywhere: NVSHMEM's name for it is NVSHMEM_DISABLE_GDRCOPY", "unset it"},
     {"TP_SOCKET_IFNAME", "not read: PyTorch's RPC alone uses TensorPipe; for this library DEEP_EP_SOCKET_IFNAME"},
-    {"MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE JOB_COMPLETION_INDEX OMPI_COMM_WORLD_RANK"
+    {"MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK"
      " PMI_RANK SLURM_PROCID",
      "read by deep_ep bench, by which ranks find each other", "", Verdict::skip},
-    {"NODE_RANK NNODES GPUS_PER_NODE", "a launcher's own", "", Verdict::skip},
+    {"NODE_RANK NNODES GPUS_PER_NODE LOCAL_WORLD_SIZE JOB_COMPLETION_INDEX", "a launcher's own", "", Verdict::skip},
     {"CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES CUDA_DEVICE_ORDER",
      "CUDA's own; GPUs are known by PCI address here, never by number", "", Verdict::skip},
     {"CUDA_MODULE_LOADING", "CUDA's own", "", Verdict::skip},

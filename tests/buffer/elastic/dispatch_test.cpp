@@ -195,12 +195,6 @@ TEST_P(ElasticDispatchTest, ABlockMayBeginLaterThanTheNextCallOfAnotherRank) {
   }
 }
 
-/// The block that tells selections may hear late that a rank has come: the rank says otherwise in its next call already.
-TEST_P(ElasticDispatchTest, DispatchesWithoutACombineBetween) {
-  const Case one = make_case({.tokens = {3, 2}, .local_experts = 4, .hidden = 80, .scales = 2});
-  run_kinds(cluster(2), std::vector(400, std::pair(one, ElasticKind{.weights = false})), {.heap_bytes = 8 * kMebibyte});
-}
-
 TEST_P(ElasticDispatchTest, AFreshCallAndOneWithAHandleDiffer) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {9, 6}, .local_experts = 4, .hidden = 80});

@@ -58,8 +58,8 @@ struct OneNode {
 // takes the place of chunk c - chunks; none wraps, so a chunk is one RDMA write. Every call divides the same memory by
 // its own row size: a ring is written in a call only when its reader has read all rows of the call before.
 //
-// Where chunks take several queue pairs to a rail, which are not ordered among each other, each place of a ring has a
-// word of its own, which says what chunk has landed there.
+// Several queue pairs to a rail are not ordered among each other. With several, each place of a ring has a word of its
+// own, which says what chunk has landed there.
 
 struct Rings {
   static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters

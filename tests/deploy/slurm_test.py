@@ -33,7 +33,7 @@ class Slurm(unittest.TestCase):
 
     def test_internode(self):
         self.assertEqual(self.start("internode.sbatch", "--tokens", "128"), (0, "", ""))
-        self.assertTrue((self.top / "calls").read_text().startswith("--kill-on-bad-exit=1 --cpu-bind=none sh -c "))
+        self.assertTrue((self.top / "calls").read_text().startswith("--ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none sh -c "))
         self.assertEqual(
             (self.top / "calls.rank").read_text(), "1/2 gpu07 77 bench internode --spawn 8 --nodes 2 --check --tokens 128\n"
         )

@@ -59,6 +59,33 @@ TEST_P(InternodeNearWindowTest, OneRankOrAllOfThem) {
   }
 }
 
+TEST_P(InternodeNearWindowTest, RandomRoundsMatchTheOracle) {
+  const std::uint64_t seed = test_seed();
+  oracle::Random random(seed);
+  const std::pair<int, int> grids[] = {{2, 2}, {2, 4}, {3, 2}, {4, 1}, {2, 3}};
+  const auto buffers = environment_number("DEEP_EP_TEST_ROUNDS", under_thread_sanitizer() ? 1 : 10);
+  for (std::int64_t i = 0; i < buffers; ++i) {
+    const auto [nodes, width] = grids[static_cast<std::size_t>(i) % std::size(grids)];
+    const int ranks = nodes * width;
+    DEEP_EP_NEEDS_RANKS(ranks);
+    ClusterOptions options = small(cluster(ranks), random.chance(0.3) ? 0 : random.next());
+    options.host.multiprocessors = static_cast<int>(1 + random.below(3));
+    options.host.warps_per_block = static_cast<int>(1 + random.below(5));
+    // A queue of dispatch has a few slots, and one of combine one or two.
+    const std::size_t window_bytes = random.chance(0.7) ? std::size_t{128} << 10 : 0;
+    Hoarders hoarders;
+    for (int rank = 0; rank < ranks; ++rank) hoarders.push_back(random.chance(0.6));
+    std::vector<std::pair<Case, RoundOptions>> rounds;
+    for (int c = 0; c < 3; ++c) {
+      const Shape shape = random_shape_of_nodes(random, nodes, width);
+      rounds.push_back(round_of(shape, shape.with_topk && random.chance(0.3) ? shape.max_tokens() * ranks + 9 : 0));
+    }
+    SCOPED_TRACE("DEEP_EP_TEST_SEED=" + std::to_string(seed) + ", buffer " + std::to_string(i));
+    run_without_room(options, {.heap_bytes = kNearHeap, .window_bytes = window_bytes, .ranks_per_node = width},
+                     hoarders, rounds);
+  }
+}
+
 /// Under many schedules, with a slot or two of each queue.
 TEST(InternodeNearWindowScheduleTest, EverySeedGivesTheSame) {
   Shape eight_bits = two_by_two(8);

@@ -87,8 +87,8 @@ std::vector<std::uint32_t> all_to_all(Bootstrap& bootstrap, std::span<const std:
   return got;
 }
 
-/// Where a rank tells of its ends: the addresses that it tells all others, and for each rank the numbers of the queue
-/// pairs to it.
+/// The layout of a rank's message: the addresses that all ranks need, then for each rank the numbers of the queue pairs
+/// to it.
 struct AddressPlaces {
   struct Place {
     std::size_t shared, numbers, landing_numbers;
@@ -120,7 +120,7 @@ std::vector<OtherSides> exchange_addresses(Bootstrap& bootstrap, std::span<const
   const int rank = bootstrap.rank();
   const AddressPlaces places(sets);
   const std::size_t num_shared = places.num_shared, num_numbers = places.num_numbers;
-  // Where a rank tells of its end to a peer, or of what receives from that peer, which is on this rail.
+  // The place of a rank's own address, or of the address by which its NIC of that rail receives.
   const auto shared_at = [&](std::size_t set, std::optional<int> landing_rail) {
     return places.of[set].shared + (landing_rail ? 1 + static_cast<std::size_t>(*landing_rail) : 0);
   };

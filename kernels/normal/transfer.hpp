@@ -360,7 +360,7 @@ class RailPoster {
   /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
     if (posted_ - sent_ == most_under_way_) return false;
-    // What is known of the word does not wait for the chunk: the chunk that had the place in this call has set it.
+    // The word's value so far. It is loaded while the chunk is awaited, or known from the chunk that had the place.
     const std::uint64_t before = is_alone()               ? state_.landed
                                  : chunk_ < rings_.chunks ? load_relaxed<Scope::gpu>(sent(chunk_))
                                                           : Rings::through(call_, chunk_ - rings_.chunks);

@@ -58,7 +58,7 @@ class Device {
 /// Logs that `call`, which was to end something that the device had made, has failed. 0: it has not.
 void note_end(const std::string& device, const char* call, int error);
 
-/// What the device has made, and has ended by `call`; keeps the device open.
+/// Owns `made`, an object of the device that `end` destroys. It keeps the device open. Errors name `call`.
 template <class Thing>
 std::shared_ptr<Thing> owned(std::shared_ptr<Device> device, Thing* made, int (*end)(Thing*), const char* call) {
   return {made, [device = std::move(device), end, call](Thing* gone) { note_end(device->name(), call, end(gone)); }};

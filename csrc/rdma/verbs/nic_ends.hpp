@@ -79,7 +79,7 @@ struct Landing {
       : queue_pair(nic.device, nic.completions, 1, path), address(nic.heap.at(queue_pair.address())) {}
 };
 
-/// What the ends of all handlers have.
+/// The base of the ends of all handlers: the NIC, the registered heap, the options.
 class NicEnds : public Ends {
  public:
   NicEnds(const NicAccess& nic, HeapRegistration heap, const ConnectionOptions& options);

@@ -85,13 +85,15 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   EventPool(std::shared_ptr<const Context> context, bool timed) : context_(std::move(context)), timed_(timed) {}
   ~EventPool();
 
-  /// Records an event on the stream. It returns to the pool, which it keeps alive, when the last handle goes.
+  /// Records an event on the stream. Unless the stream records a graph it returns to the pool, which it keeps alive,
+  /// when the last handle goes.
   /// The context must be current.
   EventHandle record(cudaStream_t stream);
 
  private:
   cudaEvent_t take();
   void give_back(cudaEvent_t event) noexcept;
+  void destroy(cudaEvent_t event) noexcept;
 
   std::shared_ptr<const Context> context_;
   bool timed_;
@@ -109,10 +111,14 @@ EventPool::~EventPool() {
 }
 
 EventHandle EventPool::record(cudaStream_t stream) {
+  // An event of a graph that is being recorded belongs to the recording: another thread that meanwhile recorded it on
+  // a stream of its own died in the driver. So it does not return.
+  const bool captured = is_capturing(stream, context_->device());
   cudaEvent_t event = take();
   // Waits that are already enqueued keep their moment, so an event may be recorded again at any time.
-  EventHandle handle(
-      event, [pool = shared_from_this()](void* returned) { pool->give_back(static_cast<cudaEvent_t>(returned)); });
+  EventHandle handle(event, [pool = shared_from_this(), captured](void* returned) {
+    captured ? pool->destroy(static_cast<cudaEvent_t>(returned)) : pool->give_back(static_cast<cudaEvent_t>(returned));
+  });
   check(cudaEventRecord(event, stream), context_->device(), "cudaEventRecord");
   return handle;
 }
@@ -137,6 +143,14 @@ void EventPool::give_back(cudaEvent_t event) noexcept {
   quietly([&] {
     const std::lock_guard lock(mutex_);
     free_.push_back(event);
+  });
+}
+
+void EventPool::destroy(cudaEvent_t event) noexcept {
+  quietly([&] {
+    const CurrentContext current(*context_);
+    const RelaxedCapture relaxed;
+    check(cudaEventDestroy(event), context_->device(), "cudaEventDestroy");
   });
 }
 

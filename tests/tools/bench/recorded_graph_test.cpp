@@ -1,4 +1,4 @@
-// What an executor does while a CUDA graph is recorded. Needs a GPU.
+// An executor while a CUDA graph is recorded. Needs a GPU.
 #include <gtest/gtest.h>
 
 #include "deep_ep/executor.hpp"

@@ -74,11 +74,11 @@ class SimulatedPaths final : public Paths {
 
 class SimulatedEnds final : public Ends {
  public:
-  SimulatedEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
-                const ConnectionOptions& options, const SimulatedNic& nic, NicHandler handler)
+  SimulatedEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const ConnectionOptions& options,
+                const SimulatedNic& nic, NicHandler handler)
       : executor_(backend_of(executor)),
         on_gpu_(executor->device().kind == Device::Kind::cuda),
-        rank_(rank),
+        rank_(options.rank),
         options_(options),
         nic_(nic),
         remote_keys_(count()),
@@ -103,10 +103,10 @@ class SimulatedEnds final : public Ends {
     check_room();
     if (handler == NicHandler::doorbell) bells_.emplace(executor, count(), options.depth);
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
-    regions_[1 + static_cast<std::size_t>(rank)] = {heap.local(), heap.bytes()};
+    regions_[1 + static_cast<std::size_t>(rank_)] = {heap.local(), heap.bytes()};
     for (const int peer : options_.peers) {
-      if (peer == rank) continue;  // a NIC that talks to itself
-      regions_[1 + static_cast<std::size_t>(peer)] = {mapped_heap(heap, rank, peer, "simulated"), heap.bytes()};
+      if (peer == rank_) continue;  // a NIC that talks to itself
+      regions_[1 + static_cast<std::size_t>(peer)] = {mapped_heap(heap, rank_, peer, "simulated"), heap.bytes()};
     }
   }
 
@@ -264,9 +264,9 @@ std::unique_ptr<Paths> make_simulated_paths(int rank, const SimulatedNic& nic) {
 }
 
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
-                                          int rank, const ConnectionOptions& options, const SimulatedNic& nic,
+                                          const ConnectionOptions& options, const SimulatedNic& nic,
                                           NicHandler handler) {
-  return std::make_unique<SimulatedEnds>(executor, heap, rank, options, nic, handler);
+  return std::make_unique<SimulatedEnds>(executor, heap, options, nic, handler);
 }
 
 }  // namespace deep_ep::rdma

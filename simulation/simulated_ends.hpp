@@ -20,7 +20,7 @@ namespace deep_ep::rdma {
 /// gpu or doorbell. On GPUs the NIC looks for doorbells of a thread in host memory, which takes it longer than a
 /// device.
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
-                                          int rank, const ConnectionOptions& options, const SimulatedNic& nic,
+                                          const ConnectionOptions& options, const SimulatedNic& nic,
                                           NicHandler handler = NicHandler::gpu);
 
 /// Of the same NIC: they reach all ranks, or those of this rank's rail.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -26,40 +27,56 @@
 namespace deep_ep::rdma {
 namespace {
 
-/// Nothing, and `why_not`, if this rank has no NIC that can be used.
-std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes, int rank,
-                                      const deep_ep::Device& device, std::string& why_not) {
+/// None, and `why_not`, if this rank has no NIC that can be used.
+std::vector<NicAssignment> find_nics_of(std::span<const ProcessIdentity> processes, int rank,
+                                        const deep_ep::Device& device, std::string& why_not) {
   const auto& mine = processes[static_cast<std::size_t>(rank)];
   const auto on_this_host = [&](const ProcessIdentity& process) { return process.same_host(mine); };
   const auto local_rank = std::count_if(processes.begin(), processes.begin() + rank, on_this_host);
   const auto local_ranks = std::count_if(processes.begin(), processes.end(), on_this_host);
   try {
-    const NicAssignment nic = device.kind == deep_ep::Device::Kind::cuda
-                                  ? nic_of_cuda_device(device.index)
-                                  : nic_of_host_rank(static_cast<int>(local_rank), static_cast<int>(local_ranks));
+    std::vector<NicAssignment> nics =
+        device.kind == deep_ep::Device::Kind::cuda
+            ? nics_of_cuda_device(device.index)
+            : nics_of_host_rank(static_cast<int>(local_rank), static_cast<int>(local_ranks));
     verbs::require_libraries();
-    return nic;
+    return nics;
   } catch (const SystemError& error) {
     why_not = error.what();
-    return std::nullopt;
+    return {};
   }
 }
 
-/// Automatic: there are no ends.
-NicHandler slowest(std::span<const ConnectedEnds> made) {
-  NicHandler found = NicHandler::automatic;
-  for (const ConnectedEnds& one : made) {
-    if (one.ends != nullptr) found = std::max(found, one.ends->handler());
-  }
-  return found;
-}
-
-/// How connecting went on one rank; all-gathered.
+/// How a step went on one rank; all-gathered.
 struct Outcome {
   bool failed = false;
-  bool may_fall_back = false;
+  bool has_next = false;  ///< another handler may do better
   std::array<char, 400> why{};
 };
+
+/// Collective. Empty: the step went well on all ranks. Where another handler may do better on each rank that failed:
+/// the first one's reason. Else throws, on every rank.
+std::string why_not(Bootstrap& bootstrap, std::string_view what, bool has_next, const std::function<void()>& step) {
+  Outcome mine;
+  std::exception_ptr thrown;
+  try {
+    step();
+  } catch (const std::exception& error) {
+    thrown = std::current_exception();
+    mine.failed = true;
+    // No handler connects ranks that do not fit together.
+    mine.has_next = has_next && dynamic_cast<const RankMismatch*>(&error) == nullptr;
+    std::string(error.what()).copy(mine.why.data(), mine.why.size() - 1);
+  }
+  const std::vector<Outcome> all = all_gather_values(bootstrap, mine);
+  const auto failed = std::ranges::find_if(all, &Outcome::failed);
+  if (failed == all.end()) return {};
+  if (std::ranges::any_of(all, [](const Outcome& rank) { return rank.failed && !rank.has_next; })) {
+    if (thrown) std::rethrow_exception(thrown);
+    fail<SystemError>("{} failed on rank {}: {}", what, failed - all.begin(), failed->why.data());
+  }
+  return fmt::format("rank {}: {}", failed - all.begin(), failed->why.data());
+}
 
 /// In an exchange: of which each rank brings `count` numbers each, as many as fit.
 std::size_t ranks_at_once(std::size_t count) {
@@ -117,7 +134,6 @@ struct OtherSides {
 /// ends share, and that the landings of each rail share; and each other rank the numbers of the queue pairs to it.
 std::vector<OtherSides> exchange_addresses(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                            std::span<const ConnectedEnds> made) {
-  const int rank = bootstrap.rank();
   const AddressPlaces places(sets);
   const std::size_t num_shared = places.num_shared, num_numbers = places.num_numbers;
   // The place of a rank's own address, or of the address by which its NIC of that rail receives.
@@ -140,7 +156,7 @@ std::vector<OtherSides> exchange_addresses(Bootstrap& bootstrap, std::span<const
         numbers[number_at(set, options.channel(end), peer, landing_rail)] = address.queue_pair;
       };
       write({}, made[set].ends->address(end));
-      if (options.lands(end, rank)) write(options.rail_of(peer), made[set].ends->landing(end));
+      if (options.lands(end)) write(options.rail_of(peer), made[set].ends->landing(end));
     }
   }
   const std::vector<std::byte> all_shared = bootstrap.all_gather(std::as_bytes(std::span(shared)));
@@ -158,8 +174,8 @@ std::vector<OtherSides> exchange_addresses(Bootstrap& bootstrap, std::span<const
         address.queue_pair = numbers_here[number_at(set, options.channel(end), peer, landing_rail)];
         return address;
       };
-      const bool lands = options.lands(end, rank);
-      theirs[set].ends.push_back(read(lands ? std::optional(options.rail_of(rank)) : std::nullopt));
+      const bool lands = options.lands(end);
+      theirs[set].ends.push_back(read(lands ? std::optional(options.rail_of(options.rank)) : std::nullopt));
       theirs[set].landings.push_back(lands ? read({}) : QueuePairAddress{});
     }
   }
@@ -167,15 +183,14 @@ std::vector<OtherSides> exchange_addresses(Bootstrap& bootstrap, std::span<const
 }
 
 /// What kernels need to reach the peers: [channels][ranks].
-std::vector<RdmaPeerParams> connect_ends(const ConnectionOptions& options, const Bootstrap& bootstrap,
-                                         const OtherSides& theirs, const ConnectedEnds& made) {
-  const int num_ranks = bootstrap.size();
+std::vector<RdmaPeerParams> connect_ends(const ConnectionOptions& options, int num_ranks, const OtherSides& theirs,
+                                         const ConnectedEnds& made) {
   std::vector<RdmaPeerParams> peers(static_cast<std::size_t>(options.channels * num_ranks));
   if (made.ends == nullptr) return peers;
   for (std::size_t end = 0; end < options.ends(); ++end) {
     peers[static_cast<std::size_t>(options.channel(end) * num_ranks + options.peer(end))] =
         made.ends->connect(end, theirs.ends[end]);
-    if (options.lands(end, bootstrap.rank())) made.ends->connect_landing(end, theirs.landings[end]);
+    if (options.lands(end)) made.ends->connect_landing(end, theirs.landings[end]);
   }
   made.ends->start();
   return peers;
@@ -257,38 +272,36 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
     const WireKind wanted = mine.wanted.kind;
     if (!needs_rdma || wanted == WireKind::local || wanted == WireKind::simulated) return;
     std::string why_not;
-    wire.nic = find_nic(processes, bootstrap.rank(), executor.device(), why_not);
+    wire.nics = find_nics_of(processes, bootstrap.rank(), executor.device(), why_not);
     why_not.copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
-    if (!wire.nic) return;
-    wire.nic->nic.name.copy(mine.nic.name.data(), mine.nic.name.size() - 1);
-    mine.nic.port = wire.nic->port;
-    mine.nic.gid_index = wire.nic->gid.index;
-    mine.num_nics = static_cast<int>(1 + wire.nic->more.size());
-    mine.bytes_per_ns = wire.nic->of_port().rate_gbps / 8;
-    for (const NicAssignment& nic : wire.nic->more) mine.bytes_per_ns += nic.of_port().rate_gbps / 8;
+    if (wire.nics.empty()) return;
+    wire.nics[0].nic.name.copy(mine.nic.data(), mine.nic.size() - 1);
+    mine.path = verbs::path_by(wire.settings, wire.nics[0]);
+    mine.num_nics = static_cast<int>(wire.nics.size());
+    for (const NicAssignment& nic : wire.nics) mine.bytes_per_ns += nic.of_port().rate_gbps / 8;
   });
   std::string why_local;
-  const std::vector<WireFacts> all = all_gather_values(bootstrap, mine);
-  wire.kind = choose_wire(all, why_local);
+  wire.ranks = all_gather_values(bootstrap, mine);
+  wire.kind = choose_wire(wire.ranks, why_local);
   std::optional<int> least;
-  for (const WireFacts& rank : all) {
-    wire.nics.push_back(rank.nic);
-    if (rank.needs_rdma) least = std::min(least.value_or(rank.num_nics), rank.num_nics);
-  }
-  if (wire.kind == WireKind::verbs) wire.num_nics = least.value_or(1);
   double slowest = 0;
-  for (const WireFacts& rank : all) {
+  for (const WireFacts& rank : wire.ranks) {
+    if (rank.needs_rdma) least = std::min(least.value_or(rank.num_nics), rank.num_nics);
     if (rank.bytes_per_ns > 0 && (slowest == 0 || rank.bytes_per_ns < slowest)) slowest = rank.bytes_per_ns;
   }
+  if (wire.kind == WireKind::verbs) wire.num_nics = least.value_or(1);
   if (slowest != 0) wire.bytes_per_ns = slowest;
-  wire.may_fall_back = wire.kind == WireKind::verbs && std::ranges::any_of(all, [](const WireFacts& rank) {
+  wire.may_fall_back = wire.kind == WireKind::verbs && std::ranges::any_of(wire.ranks, [](const WireFacts& rank) {
                          return rank.needs_rdma && rank.handler == NicHandler::automatic;
                        });
   wire.handler = wire.settings.nic_handler;
   if (wire.kind == WireKind::simulated && wire.handler != NicHandler::doorbell) wire.handler = NicHandler::gpu;
+  // For the wire `local`, and for kernels on the CPU, there is no other.
+  const bool cuda = executor.device().kind == deep_ep::Device::Kind::cuda;
+  const bool only_cpu = wire.kind == WireKind::local || (wire.kind == WireKind::verbs && !cuda);
+  if (only_cpu && wire.handler == NicHandler::automatic) wire.handler = NicHandler::cpu;
   if (!why_local.empty() && bootstrap.rank() == 0) {
     // On GPUs that is slow, and hardly what their owner wants.
-    const bool cuda = executor.device().kind == deep_ep::Device::Kind::cuda;
     log::at(cuda ? log::Level::warn : log::Level::info,
             "rdma: a CPU thread of each rank copies what would be sent (wire local), because: {}", why_local);
   }
@@ -310,56 +323,38 @@ ConnectionOptions by_nic(const ConnectionOptions& set, int nic, int num_nics) {
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make) {
   const bool open = wanted == NicHandler::automatic;
-  for (NicHandler handler = wanted;;) {
+  NicHandler handler = open ? NicHandler::gpu : wanted;
+  for (std::vector<std::string> refusals;;) {
+    const auto attempt = [&](std::string_view what, const std::function<void()>& step) {
+      if (!may_fall_back) return agree(bootstrap, what, step), true;
+      std::string refusal = why_not(bootstrap, what, open && handler < NicHandler::cpu, step);
+      if (refusal.empty()) return true;
+      refusals.push_back(std::move(refusal));
+      return false;
+    };
     std::vector<ConnectedEnds> made(sets.size());
-    agree(bootstrap, "making RDMA queue pairs", [&] {
+    const auto make_all = [&] {
       for (std::size_t set = 0; set < sets.size(); ++set) {
         if (!sets[set].peers.empty()) made[set].ends = make(handler, sets[set]);
       }
-    });
-    if (may_fall_back) {
-      const NicHandler mine = open ? slowest(made) : NicHandler::automatic;
-      const std::vector<NicHandler> all = all_gather_values(bootstrap, mine);
-      const auto common = std::ranges::max_element(all);
-      if (std::ranges::any_of(all, [&](NicHandler one) { return one != NicHandler::automatic && one != *common; })) {
-        if (open) handler = *common;
-        if (mine != NicHandler::automatic && mine != *common) {
-          verbs::warn_of_handler(*common, fmt::format("rank {} has no faster one", common - all.begin()));
-        }
-        continue;
-      }
-    }
-    const std::vector<OtherSides> theirs = exchange_addresses(bootstrap, sets, made);
-    const auto connect_all = [&] {
-      for (std::size_t set = 0; set < sets.size(); ++set) {
-        made[set].peers = connect_ends(sets[set], bootstrap, theirs[set], made[set]);
-      }
     };
-    if (!may_fall_back) {
-      agree(bootstrap, "connecting RDMA queue pairs", connect_all);
-      return made;
+    if (attempt("making RDMA queue pairs", make_all)) {
+      const std::vector<OtherSides> theirs = exchange_addresses(bootstrap, sets, made);
+      const auto connect_all = [&] {
+        for (std::size_t set = 0; set < sets.size(); ++set) {
+          made[set].peers = connect_ends(sets[set], bootstrap.size(), theirs[set], made[set]);
+        }
+      };
+      if (attempt("connecting RDMA queue pairs", connect_all)) {
+        if (open && !refusals.empty()) {
+          log::warn("RDMA: a CPU thread {} (DEEP_EP_NIC_HANDLER={}), because: {}",
+                    handler == NicHandler::cpu ? "executes what kernels post" : "rings the NIC for kernels",
+                    name_of(handler), fmt::join(refusals, "; "));
+        }
+        return made;
+      }
     }
-    Outcome mine;
-    std::exception_ptr thrown;
-    try {
-      connect_all();
-    } catch (const std::exception& error) {
-      thrown = std::current_exception();
-      mine.failed = true;
-      mine.may_fall_back =
-          open && slowest(made) < NicHandler::cpu && dynamic_cast<const SystemError*>(&error) != nullptr;
-      std::string(error.what()).copy(mine.why.data(), mine.why.size() - 1);
-    }
-    const std::vector<Outcome> all = all_gather_values(bootstrap, mine);
-    const auto failed = std::ranges::find_if(all, &Outcome::failed);
-    if (failed == all.end()) return made;
-    if (std::ranges::any_of(all, [](const Outcome& rank) { return rank.failed && !rank.may_fall_back; })) {
-      if (thrown) std::rethrow_exception(thrown);
-      fail<SystemError>("connecting RDMA queue pairs failed on rank {}: {}", failed - all.begin(), failed->why.data());
-    }
-    if (!open || slowest(made) == NicHandler::automatic) continue;
-    handler = slowest(made) == NicHandler::gpu ? NicHandler::doorbell : NicHandler::cpu;
-    verbs::warn_of_handler(handler, fmt::format("on rank {}: {}", failed - all.begin(), failed->why.data()));
+    if (open && handler < NicHandler::cpu) handler = static_cast<NicHandler>(static_cast<int>(handler) + 1);
   }
 }
 
@@ -373,22 +368,24 @@ namespace {
 }
 
 /// Collective. Makes each NIC of the node receive for this rank, and tries it.
-void open_rails(Bootstrap& bootstrap, const verbs::NicAccess& own, const SymmetricHeap& heap, int width,
+void open_rails(Bootstrap& bootstrap, const Executor& executor, const SymmetricHeap& heap, int width,
                 AgreedWire& wire) {
   const int rank = bootstrap.rank();
   agree(bootstrap, "opening the NICs of other rails", [&] {
     try {
-      const auto node = static_cast<std::size_t>(rank / width * width);
-      const std::span<const NicPlace> places = std::span(wire.nics).subspan(node, static_cast<std::size_t>(width));
+      const auto ranks = std::span(wire.ranks)
+                             .subspan(static_cast<std::size_t>(rank / width * width), static_cast<std::size_t>(width));
       wire.landing_nics = std::make_shared<const verbs::LandingNics>(
-          verbs::open_landing_nics(own, static_cast<std::size_t>(rank % width), places, heap));
+          verbs::open_landing_nics(verbs::access_of(wire.nics.at(0), executor, wire.settings),
+                                   static_cast<std::size_t>(rank % width), ranks, heap));
     } catch (const Error& error) {
-      fail_without_path(wire, fmt::format("rank {} (rail {}, NIC {}, {}): {}", rank, rank % width, wire.nic->name(),
-                                          wire.nic->gid.address(), error.what()));
+      fail_without_path(wire, fmt::format("rank {} (rail {}, NIC {}, {}): {}", rank, rank % width,
+                                          wire.nics.at(0).name(), wire.nics.at(0).gid.address(), error.what()));
     }
   });
-  const std::string unreached = why_unreached(
-      bootstrap, width, [&](std::size_t count) { return verbs::make_nic_paths(own, count, *wire.landing_nics); });
+  const std::string unreached = why_unreached(bootstrap, width, [&](std::size_t count) {
+    return verbs::make_nic_paths(wire.ranks[static_cast<std::size_t>(rank)], count, *wire.landing_nics);
+  });
   if (!unreached.empty()) fail_without_path(wire, unreached);
 }
 
@@ -398,14 +395,10 @@ void keep_to_rails(Bootstrap& bootstrap, const Executor& executor, const Symmetr
   const auto found = std::ranges::find_if(sets, [](const ConnectionOptions& set) { return set.rail_width > 1; });
   const int width = found == sets.end() ? 0 : found->rail_width;
   Choice rail_only = width == 0 ? Choice::no : wire.settings.rail_only;
-  verbs::NicAccess own;
-  if (rail_only != Choice::no && wire.kind == WireKind::verbs) {
-    agree(bootstrap, "opening the NIC", [&] { own = verbs::open_nic(wire.nic.value(), executor, wire.settings); });
-  }
   if (rail_only == Choice::automatic && wire.kind != WireKind::local) {
     wire.why_rails_only = why_unreached(bootstrap, width, [&](std::size_t count) {
-      return wire.kind == WireKind::simulated ? make_simulated_paths(bootstrap.rank(), wire.settings.wire.nic)
-                                              : verbs::make_nic_paths(own, count);
+      if (wire.kind == WireKind::simulated) return make_simulated_paths(bootstrap.rank(), wire.settings.wire.nic);
+      return verbs::make_nic_paths(wire.ranks[static_cast<std::size_t>(bootstrap.rank())], count);
     });
     if (!wire.why_rails_only.empty()) rail_only = Choice::yes;
   }
@@ -413,7 +406,7 @@ void keep_to_rails(Bootstrap& bootstrap, const Executor& executor, const Symmetr
     for (ConnectionOptions& set : sets) set.rail_width = 0;
     return;
   }
-  if (wire.kind == WireKind::verbs) open_rails(bootstrap, own, heap, width, wire);
+  if (wire.kind == WireKind::verbs) open_rails(bootstrap, executor, heap, width, wire);
   if (bootstrap.rank() == 0) {
     log::info(
         "rdma: low-latency calls keep to {} rails (DEEP_EP_RAIL_ONLY={}), NICs of a node receive for each other{}{}",
@@ -439,6 +432,7 @@ std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap
                                                             const AgreedWire& wire) {
   std::vector<ConnectionOptions> filled(sets.begin(), sets.end());
   for (ConnectionOptions& options : filled) {
+    options.rank = bootstrap.rank();
     if (options.batch == 0) options.batch = std::min(options.depth / 2, 64U);
   }
   AgreedWire agreed = wire;
@@ -461,19 +455,18 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
   Connections& any = *sets.front();
   any.executor_->make_current();
   const AgreedWire& wire = any.wire_;
+  std::map<int, verbs::NicAccess> opened;  // by ConnectionOptions::nic
   const auto make_ends = [&](NicHandler handler, const ConnectionOptions& options) {
-    if (wire.kind == WireKind::local) return make_local_ends(any.executor_, *any.heap_, bootstrap.rank(), options);
+    if (wire.kind == WireKind::local) return make_local_ends(any.executor_, *any.heap_, options);
     if (wire.kind == WireKind::simulated) {
-      return make_simulated_ends(any.executor_, *any.heap_, bootstrap.rank(), options, wire.settings.wire.nic, handler);
+      return make_simulated_ends(any.executor_, *any.heap_, options, wire.settings.wire.nic, handler);
     }
-    const NicAssignment& nic =
-        options.nic == 0 ? wire.nic.value() : wire.nic.value().more.at(static_cast<std::size_t>(options.nic) - 1);
-    verbs::NicAccess access = verbs::open_nic(nic, *any.executor_, wire.settings);
-    access.handler = handler;
-    access.or_next = wire.handler == NicHandler::automatic;
-    access.landing_nics = wire.landing_nics;
-    access.rank = bootstrap.rank();
-    return verbs::make_nic_ends(access, any.executor_, *any.heap_, options);
+    if (!opened.contains(options.nic)) {
+      const NicAssignment& nic = wire.nics.at(static_cast<std::size_t>(options.nic));
+      opened[options.nic] = verbs::open_nic(nic, *any.executor_, wire.settings, *any.heap_);
+      opened[options.nic].landing_nics = wire.landing_nics;
+    }
+    return verbs::make_nic_ends(handler, opened[options.nic], any.executor_, options);
   };
   std::vector<ConnectionOptions> options;
   for (const Connections* one : sets) {

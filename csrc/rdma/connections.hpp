@@ -30,12 +30,13 @@ struct LandingNics;
 
 /// What one rank knows of its wire; all-gathered, so that every rank decides on the same facts.
 struct WireFacts {
-  ProcessIdentity process;
-  WireSetting wanted;
+  ProcessIdentity process = {};
+  WireSetting wanted = {};
   bool needs_rdma = false;  ///< it reaches at least one rank by RDMA
   NicHandler handler = NicHandler::automatic;
   Choice rail_only = Choice::automatic;
-  NicPlace nic;
+  std::array<char, 64> nic{};  ///< by which this rank, or one of its node, opens it; empty: none
+  PathOptions path = {};
   int num_nics = 0;
   double bytes_per_ns = 0;             ///< of these; 0: not known
   std::array<char, 400> why_no_nic{};  ///< empty: it has one
@@ -52,11 +53,11 @@ struct AgreedWire {
   NicHandler handler = NicHandler::automatic;
   bool may_fall_back = false;  ///< some rank leaves the handler open, and has a NIC
   RdmaSettings settings;
-  std::optional<NicAssignment> nic;  ///< of this rank, for WireKind::verbs
-  std::vector<NicPlace> nics;        ///< of each rank
-  double bytes_per_ns = 50;          ///< of the slowest rank's NICs; where that is not known, of 400 Gbit/s
-  int num_nics = 1;                  ///< of a rank, for its channels in turn: as many as each rank has
-  std::string why_rails_only = {};   ///< where DEEP_EP_RAIL_ONLY is auto and a rail does not reach the others
+  std::vector<NicAssignment> nics;  ///< of this rank, for WireKind::verbs
+  std::vector<WireFacts> ranks;
+  double bytes_per_ns = 50;         ///< of the slowest rank's NICs; where that is not known, of 400 Gbit/s
+  int num_nics = 1;                 ///< of a rank, for its channels in turn: as many as each rank has
+  std::string why_rails_only = {};  ///< where DEEP_EP_RAIL_ONLY is auto and a rail does not reach the others
   std::shared_ptr<const verbs::LandingNics> landing_nics = {};  ///< where verbs keep to rails
 
   /// Collective. `needs_rdma`: this rank reaches others by RDMA. `processes`: of each rank. `settings`: by default
@@ -83,10 +84,10 @@ ConnectionOptions by_nic(const ConnectionOptions& set, int nic, int num_nics);
 int address_exchanges(std::span<const ConnectionOptions> sets, int num_ranks);
 
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them. All ranks that
-/// leave the handler open get the same one: the fastest that works on each of them. Connecting is what a device or
-/// fabric may refuse although all else worked: these ranks then make their ends again, for the next handler. Otherwise
-/// throws, on every rank. `may_fall_back`: some rank leaves the handler open and has a device, the same on all ranks;
-/// else no exchange is spent on what the ranks got.
+/// leave the handler open get the same one: the first of `gpu`, `doorbell` and `cpu` that can be made and connected on
+/// each of them, with one warning that says why not an earlier one. Otherwise throws, on every rank. `may_fall_back`:
+/// some rank leaves the handler open and has a device, the same on all ranks; else no exchange is spent on how the
+/// steps went.
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make);
 

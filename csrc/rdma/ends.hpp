@@ -16,6 +16,7 @@ namespace deep_ep::rdma {
 
 /// A set of queue pairs: one for each channel and peer.
 struct ConnectionOptions {
+  int rank = 0;  ///< this one; Connections fill it in
   /// Ranks reached by RDMA, never this one. If rank a names rank b, b names a.
   std::vector<int> peers = {};
   /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
@@ -39,8 +40,8 @@ struct ConnectionOptions {
   int peer(std::size_t end) const { return peers[end % peers.size()]; }
   int channel(std::size_t end) const { return static_cast<int>(end / peers.size()); }
   int rail_of(int rank) const { return rank % rail_width; }
-  /// Is the peer of `rank` at this end reached by a landing?
-  bool lands(std::size_t end, int rank) const { return rail_width != 0 && rail_of(peer(end)) != rail_of(rank); }
+  /// Is the peer at this end reached by a landing?
+  bool lands(std::size_t end) const { return rail_width != 0 && rail_of(peer(end)) != rail_of(rank); }
   int port_offset(std::size_t end) const {
     const int offset = port_offsets.empty() ? channel(end) : port_offsets.at(end / peers.size());
     return offset + static_cast<int>(end % peers.size());

@@ -1,13 +1,13 @@
 #include "simulation/nic_test/bench.hpp"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <numeric>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/memory/executor_memory.hpp"
-#include "csrc/rdma/queue_pair_address.hpp"
 
 namespace deep_ep::rdma::nic_test {
 namespace {
@@ -66,26 +66,18 @@ Bench::~Bench() {
   heap_->unmap_peers();
 }
 
-void Bench::connect(const MakeEnds& make, int pairs) {
+void Bench::connect(NicHandler handler, const MakeEndsOn& make, int pairs) {
   ends_.reset();
-  const int size = bootstrap_.size();
-  const int next = (bootstrap_.rank() + 1) % size;  // of two ranks: the other; one talks to itself
-  const auto count = 2 * static_cast<std::size_t>(pairs);
-  std::vector<QueuePairAddress> mine(count);
-  agree(bootstrap_, "making queue pairs", [&] {
-    ends_ = make(*heap_, {.peers = {next}, .channels = static_cast<int>(count), .depth = kDepth, .batch = kBatch});
-    for (std::size_t end = 0; end < count; ++end) mine[end] = ends_->address(end);
-  });
-  const std::vector<std::byte> bytes = bootstrap_.all_gather(std::as_bytes(std::span(mine)));
-  std::vector<QueuePairAddress> theirs(count);
-  std::memcpy(static_cast<void*>(theirs.data()),
-              bytes.data() + static_cast<std::size_t>(next) * count * sizeof(QueuePairAddress),
-              count * sizeof(QueuePairAddress));
-  agree(bootstrap_, "connecting queue pairs", [&] {
-    // A sender's end is connected to the receiver's of the same pair, and the other way round.
-    for (std::size_t end = 0; end < count; ++end) queues_.get()[end] = ends_->connect(end, theirs[end ^ 1]);
-    ends_->start();
-  });
+  const int next = (bootstrap_.rank() + 1) % bootstrap_.size();  // of two ranks: the other; one talks to itself
+  const ConnectionOptions options{
+      .rank = bootstrap_.rank(), .peers = {next}, .channels = 2 * pairs, .depth = kDepth, .batch = kBatch};
+  const auto make_here = [&](NicHandler one, const ConnectionOptions& set) { return make(one, *heap_, set); };
+  ConnectedEnds made = std::move(
+      make_connected_ends(bootstrap_, std::array{options}, handler, /*may_fall_back=*/true, make_here).front());
+  for (std::size_t channel = 0; channel < made.peers.size() / bootstrap_.size(); ++channel) {
+    queues_.get()[channel] = made.peers[channel * bootstrap_.size() + next];
+  }
+  ends_ = std::move(made.ends);
 }
 
 void Bench::clear(const Task& task) {

@@ -11,7 +11,7 @@
 
 #include "csrc/executor/backend.hpp"
 #include "csrc/executor/own_stream.hpp"
-#include "csrc/rdma/ends.hpp"
+#include "csrc/rdma/connections.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "simulation/kernels/nic_test.hpp"
 
@@ -22,7 +22,8 @@ inline constexpr std::uint32_t kDepth = 1024;
 inline constexpr std::uint32_t kBatch = 64;
 
 /// Makes the ends of one side; throws where the device refuses.
-using MakeEnds = std::function<std::unique_ptr<Ends>(const SymmetricHeap& heap, const ConnectionOptions& options)>;
+using MakeEndsOn = std::function<std::unique_ptr<Ends>(NicHandler handler, const SymmetricHeap& heap,
+                                                       const ConnectionOptions& options)>;
 
 struct Task {
   NicTestTask what = NicTestTask::entries;
@@ -57,8 +58,8 @@ class Bench {
   Bench& operator=(const Bench&) = delete;
 
   /// Collective. Queue pairs for tasks of up to `pairs` pairs, in place of those there were. What a rank throws, all
-  /// throw.
-  void connect(const MakeEnds& make, int pairs);
+  /// throw. `handler`: as make_connected_ends() takes it.
+  void connect(NicHandler handler, const MakeEndsOn& make, int pairs);
   /// Collective.
   Run run(const Task& task);
   /// Ends the queue pairs, and with them who hears of their failures.

@@ -69,7 +69,7 @@ class Examination {
 
   void connect() {
     connected_ = false;
-    bench_.connect(subject_.make, kMostPairs);
+    bench_.connect(subject_.handler, subject_.make, kMostPairs);
     connected_ = true;
   }
 
@@ -162,7 +162,7 @@ class Examination {
     if (subject_.others.empty()) lines_.push_back(skipped("way", subject_.no_others));
     for (const Way& way : subject_.others) {
       check("way", [&] {
-        bench_.connect(way.make, 1);
+        bench_.connect(way.handler, way.make, 1);
         const double wait_s = std::min(limits_.wait_s, kMostOfAWay);
         return judge_entries("way", bench_.run({NicTestTask::entries, 1, 2000, limits_.entries_s, wait_s}),
                              /*must_wrap=*/false);

@@ -16,7 +16,8 @@ namespace deep_ep::rdma::nic_test {
 /// A way to drive the NIC.
 struct Way {
   std::string name;  ///< "handler doorbell"
-  MakeEnds make;
+  MakeEndsOn make;
+  NicHandler handler = NicHandler::automatic;
 };
 
 /// Log lines around failures that the test makes on purpose.
@@ -26,7 +27,8 @@ inline constexpr std::string_view kFailuresEnd = "NIC test: that was the write b
 struct Subject {
   std::string name;  ///< "mlx5_0:1, rung by GPU 0"
   std::shared_ptr<Executor> executor;
-  MakeEnds make;            ///< as a run would
+  MakeEndsOn make;  ///< as a run would
+  NicHandler handler = NicHandler::automatic;
   std::vector<Way> others;  ///< tried briefly, one line each; none between machines
   std::string no_others;    ///< why there are none
   Link link = {};

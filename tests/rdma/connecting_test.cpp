@@ -1,6 +1,7 @@
 // What all ranks do when a device of one of them refuses to connect.
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -63,11 +64,11 @@ std::vector<std::string> connect(const ConnectingCase& given) {
     const NicHandler wanted = given.wanted[static_cast<std::size_t>(rank)];
     const int peer = rank < 2 ? 1 - rank : -1;  // further ranks reach nobody
     const auto make = [&](NicHandler handler, const rdma::ConnectionOptions&) {
-      NicHandler made = handler == NicHandler::automatic ? NicHandler::gpu : handler;
-      if (rank == given.slow) made = std::max(made, NicHandler::doorbell);
+      // Whatever the GPU answers.
+      if (rank == given.slow && handler == NicHandler::gpu) throw OutOfMemory("cudaHostRegister: out of memory");
       auto ends = std::make_unique<FakeEnds>();
-      ends->by = made;
-      if (rank == given.refused && made <= given.slowest_refused) {
+      ends->by = handler;
+      if (rank == given.refused && handler <= given.slowest_refused) {
         ends->connected = [&](std::size_t, const rdma::QueuePairAddress&) { given.refusal(); };
       }
       return ends;
@@ -110,6 +111,17 @@ TEST(ConnectingTest, AutoFallsBackOnAllRanksAlike) {
   EXPECT_EQ(connect({{NicHandler::gpu, kAny, kAny}, 1, NicHandler::doorbell}),
             (Results{"gpu to the peer's cpu", "cpu to the peer's gpu", "nobody"}))
       << "a rank that insists keeps its handler, with new queue pairs";
+}
+
+TEST(ConnectingTest, OneWarningSaysWhyNoFasterHandler) {
+  if (std::getenv("DEEP_EP_LOG") != nullptr || std::getenv("DEEP_EP_LOG_FILE") != nullptr) {
+    GTEST_SKIP() << "the log goes elsewhere, or is turned down";
+  }
+  testing::internal::CaptureStderr();
+  connect({.wanted = {kAny, kAny}, .refused = 0, .slowest_refused = NicHandler::doorbell, .slow = 1});
+  EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(),
+                       "RDMA: a CPU thread executes what kernels post (DEEP_EP_NIC_HANDLER=cpu), because: rank 1: "
+                       "cudaHostRegister: out of memory; rank 0: INIT2RTR_QP: syndrome 0x764216"));
 }
 
 TEST(ConnectingTest, NothingElseIsTriedWhereThatHelpsNobody) {
@@ -171,7 +183,7 @@ TEST(ConnectingTest, WhereRailsAloneAreConnectedOthersAreReachedByLandings) {
     const int rank = bootstrap->rank();
     const int other_node = rank < 2 ? 2 : 0;
     const std::array sets{
-        rdma::ConnectionOptions{.peers = {other_node + 1, other_node}, .channels = 3, .rail_width = 2}};
+        rdma::ConnectionOptions{.rank = rank, .peers = {other_node + 1, other_node}, .channels = 3, .rail_width = 2}};
     int connected = 0;
     int landed = 0;
     const auto make = [&](NicHandler, const rdma::ConnectionOptions& options) {
@@ -185,7 +197,7 @@ TEST(ConnectingTest, WhereRailsAloneAreConnectedOthersAreReachedByLandings) {
         return {.queue_pair = 500 + to(end), .heap_key = key_of(options.peer(end))};
       };
       ends->connected = [=, &connected](std::size_t end, const rdma::QueuePairAddress& peer) {
-        const bool lands = options.lands(end, rank);
+        const bool lands = options.lands(end);
         require_address(peer, from(end) + (lands ? 500 : 0), lands ? key_of(rank) : 0);
         ++connected;
       };

@@ -57,9 +57,7 @@ std::set<std::pair<std::string, int>> mapped_ports(const Patient& patient) {
   std::set<std::pair<std::string, int>> ports;
   const auto visible = topology::visible_gpus(patient.gpus, patient.environment("CUDA_VISIBLE_DEVICES"));
   for (const std::size_t gpu : visible.gpus) {
-    const auto& nic = patient.map.rows[gpu].nic;
-    if (nic) ports.emplace(nic->nic.name, nic->port);
-    for (std::size_t i = 0; nic && i < nic->more.size(); ++i) ports.emplace(nic->more[i].nic.name, nic->more[i].port);
+    for (const rdma::NicAssignment& nic : patient.map.rows[gpu].nics) ports.emplace(nic.nic.name, nic.port);
   }
   return ports;
 }

@@ -28,8 +28,8 @@ std::string driver_of(const Patient& patient) {
 // Whether the GPUs' rows use this GID.
 bool is_chosen(const Patient& patient, const rdma::Nic& nic, const rdma::NicPort& port, const rdma::GidEntry& gid) {
   for (const rdma::NicMapRow& row : patient.map.rows) {
-    if (row.nic && row.nic->nic.name == nic.name && row.nic->port == port.number) {
-      return row.nic->gid.index == gid.index;
+    for (const rdma::NicAssignment& used : row.nics) {
+      if (used.nic.name == nic.name && used.port == port.number) return used.gid.index == gid.index;
     }
   }
   const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);

@@ -33,7 +33,7 @@ void check_visible(const Patient& patient, Findings& findings) {
 // The maker of virtual machines decides how much of the PCI tree they see.
 bool all_equally_far(const rdma::NicMap& map) {
   return std::ranges::all_of(map.rows, [&](const rdma::NicMapRow& row) {
-    return row.nic && row.nic->distance.proximity >= topology::Proximity::host_bridge;
+    return !row.nics.empty() && row.nics[0].distance.proximity >= topology::Proximity::host_bridge;
   });
 }
 
@@ -46,8 +46,8 @@ void check_map(const Patient& patient, Findings& findings) {
   const rdma::NicMap& map = patient.map;
   std::size_t mapped = 0;
   for (std::size_t gpu = 0; gpu < map.rows.size(); ++gpu) {
-    mapped += map.rows[gpu].nic ? 1 : 0;
-    if (map.rows[gpu].nic || !map.gpus[gpu].cuda_id) continue;
+    mapped += map.rows[gpu].nics.empty() ? 0 : 1;
+    if (!map.rows[gpu].nics.empty() || !map.gpus[gpu].cuda_id) continue;
     findings.push_back({"map", Verdict::error, map.line(gpu), "a rank on this GPU cannot use RDMA",
                         map.rows[gpu].problem.starts_with("DEEP_EP_") ? "correct the mapping, or unset it"
                                                                       : "see the errors of the NICs"});

@@ -15,10 +15,10 @@ std::string mapping_of(const Patient& patient) {
   std::string text;
   for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
     const auto& gpu = patient.map.gpus[i];
-    const auto& nic = patient.map.rows[i].nic;
+    const auto& nics = patient.map.rows[i].nics;
     if (!gpu.cuda_id) continue;
-    if (!nic) return "";
-    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", *gpu.cuda_id, nic->name());
+    if (nics.empty()) return "";
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", *gpu.cuda_id, nics.front().name());
   }
   return text;
 }
@@ -54,7 +54,7 @@ Environment environment_of(const Patient& patient) {
   }
   for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
     const auto& row = patient.map.rows[i];
-    if (!row.nic && patient.map.gpus[i].cuda_id) {
+    if (row.nics.empty() && patient.map.gpus[i].cuda_id) {
       result.notes.push_back(fmt::format("{}: no NIC: {}", patient.map.gpus[i].text(), row.problem));
     }
   }

@@ -37,9 +37,9 @@ int distance_cost(const Distance& distance) {
 
 std::string port_name(const Nic& nic, int port) { return fmt::format("{} port {}", nic.name, port); }
 
-// Why this port cannot be used at all; otherwise empty, and `usable` is filled.
-std::string check_port(const Nic& nic, const NicPort& port, const GidPolicy& policy,
-                       std::optional<NicAssignment>& usable, std::vector<std::string>& warnings) {
+// Why this port cannot be used at all; otherwise empty, and it is added to `usable`.
+std::string check_port(const Nic& nic, const NicPort& port, const GidPolicy& policy, std::vector<NicAssignment>& usable,
+                       std::vector<std::string>& warnings) {
   if (nic.capability == Capability::unsupported) return name_of(nic.capability);
   if (!nic.accessible) {
     return nic.uverbs.empty() ? "it has no device file in /dev/infiniband (is ib_uverbs loaded?)"
@@ -52,7 +52,7 @@ std::string check_port(const Nic& nic, const NicPort& port, const GidPolicy& pol
   const GidChoice choice = choose_gid(port.gids, port.ethernet(), policy);
   if (!choice.gid) return fmt::format("port {}: {}", port.number, choice.problem);
   if (!choice.warning.empty()) warnings.push_back(fmt::format("{}: {}", port_name(nic, port.number), choice.warning));
-  usable = NicAssignment{.nic = nic, .port = port.number, .gid = *choice.gid};
+  usable.push_back({.nic = nic, .port = port.number, .gid = *choice.gid});
   return {};
 }
 
@@ -74,7 +74,7 @@ class Mapper {
     }
     for (std::size_t gpu = 0; gpu < map_.gpus.size(); ++gpu) {
       NicMapRow& row = map_.rows[gpu];
-      if (row.nic) row.nic->distance = topology::distance(map_.gpus[gpu].pci, row.nic->nic.pci);
+      for (NicAssignment& one : row.nics) one.distance = topology::distance(map_.gpus[gpu].pci, one.nic.pci);
     }
     list_unused();
     warn_of_sharing();
@@ -108,15 +108,10 @@ class Mapper {
             fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}' names no GPU of this machine", entry.text));
         continue;
       }
-      NicMapRow row;
-      apply_entry(entry, row);
-      NicMapRow& whole = map_.rows[*gpu];
-      if (!named[*gpu] || (whole.nic && !row.nic)) {
-        whole = std::move(row);  // a NIC that is not there is a problem of the whole
-      } else if (whole.nic) {
-        whole.nic->more.push_back(*std::move(row.nic));
-      }
       named[*gpu] = true;
+      NicMapRow& row = map_.rows[*gpu];
+      if (row.problem.empty()) apply_entry(entry, row);
+      if (!row.problem.empty()) row.nics.clear();  // a NIC that is not there is a problem of the whole
     }
     for (std::size_t gpu = 0; gpu < map_.gpus.size(); ++gpu) {
       if (!named[gpu]) map_.rows[gpu].problem = "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it";
@@ -137,7 +132,7 @@ class Mapper {
       return refuse(fmt::format("{} has {} port{}, no port {}", nic->name, nic->ports.size(),
                                 nic->ports.size() == 1 ? "" : "s", entry.port));
     }
-    const std::string reason = check_port(*nic, *port, settings_.gid, row.nic, map_.warnings);
+    const std::string reason = check_port(*nic, *port, settings_.gid, row.nics, map_.warnings);
     if (!reason.empty()) refuse(fmt::format("{}: {}", nic->name, reason));
   }
 
@@ -154,10 +149,8 @@ class Mapper {
                                fmt::format("{}={} does not allow it", settings_.nics.source(), settings_.nics.text()));
           continue;
         }
-        std::optional<NicAssignment> usable;
-        const std::string reason = check_port(nic, port, settings_.gid, usable, map_.warnings);
-        if (usable) {
-          candidates_.push_back(*std::move(usable));
+        const std::string reason = check_port(nic, port, settings_.gid, candidates_, map_.warnings);
+        if (reason.empty()) {
           reasons_.erase(nic.name);
           break;  // one port per NIC: ports of one device share its PCIe link
         }
@@ -218,9 +211,8 @@ class Mapper {
     for (std::size_t left = gpus.size(); left != 0;) {
       std::vector<bool> taken(candidates_.size());
       for (const auto& [away, function, gpu, c] : pairs) {
-        if (map_.rows[gpu].nic || taken[c]) continue;
-        map_.rows[gpu].nic = candidates_[c];
-        map_.rows[gpu].problem.clear();
+        if (!map_.rows[gpu].nics.empty() || taken[c]) continue;
+        map_.rows[gpu] = {{candidates_[c]}, {}};
         taken[c] = true;
         --left;
       }
@@ -250,8 +242,7 @@ class Mapper {
   std::vector<std::string> users_of(const Like& like) const {
     std::vector<std::string> users;
     for (std::size_t gpu = 0; gpu < map_.rows.size(); ++gpu) {
-      const auto& nic = map_.rows[gpu].nic;
-      if (nic && (like(*nic) || std::ranges::any_of(nic->more, like))) users.push_back(map_.gpus[gpu].text());
+      if (std::ranges::any_of(map_.rows[gpu].nics, like)) users.push_back(map_.gpus[gpu].text());
     }
     return users;
   }
@@ -270,11 +261,12 @@ class Mapper {
 
   void warn_of_distance() {
     for (std::size_t gpu = 0; gpu < map_.rows.size(); ++gpu) {
-      const NicMapRow& row = map_.rows[gpu];
-      if (!row.nic || row.nic->distance.proximity != Proximity::system) continue;
-      map_.warnings.push_back(fmt::format("{} and {} are SYS apart ({}): expect a fraction of the NIC's bandwidth",
-                                          map_.gpus[gpu].text(), row.nic->nic.name,
-                                          topology::explanation(Proximity::system)));
+      for (const NicAssignment& one : map_.rows[gpu].nics) {
+        if (one.distance.proximity != Proximity::system) continue;
+        map_.warnings.push_back(fmt::format("{} and {} are SYS apart ({}): expect a fraction of the NIC's bandwidth",
+                                            map_.gpus[gpu].text(), one.nic.name,
+                                            topology::explanation(Proximity::system)));
+      }
     }
   }
 
@@ -294,12 +286,14 @@ void log_map(const NicMap& map) {
 
 std::string NicMap::line(std::size_t gpu) const {
   const NicMapRow& row = rows.at(gpu);
-  if (!row.nic) return fmt::format("{} -> no NIC: {}", gpus[gpu].text(), row.problem);
-  const auto& [nic, port, gid, distance, more] = *row.nic;
+  if (row.nics.empty()) return fmt::format("{} -> no NIC: {}", gpus[gpu].text(), row.problem);
+  const auto& [nic, port, gid, distance] = row.nics.front();
   std::string others;
-  for (const NicAssignment& other : more) others += fmt::format(", and {}", port_name(other.nic, other.port));
+  for (std::size_t i = 1; i < row.nics.size(); ++i) {
+    others += fmt::format(", and {}", port_name(row.nics[i].nic, row.nics[i].port));
+  }
   return fmt::format("{} -> {}, {} Gb/s, GID {} ({}, {}{}{}), {}{}", gpus[gpu].text(), port_name(nic, port),
-                     row.nic->of_port().rate_gbps, gid.index, name_of(gid.type), gid.address(),
+                     row.nics.front().of_port().rate_gbps, gid.index, name_of(gid.type), gid.address(),
                      gid.netdev.empty() ? "" : ", ", gid.netdev, topology::short_name(distance.proximity), others);
 }
 
@@ -332,24 +326,23 @@ std::string why_no_rdma(const NicMap& map) {
            "or "
            "give the container its devices";
   }
-  if (std::any_of(map.rows.begin(), map.rows.end(), [](const NicMapRow& row) { return row.nic.has_value(); }))
-    return {};
+  if (std::any_of(map.rows.begin(), map.rows.end(), [](const NicMapRow& row) { return !row.nics.empty(); })) return {};
   return fmt::format("no RDMA device of this machine can be used: {}", fmt::join(map.unused, "; "));
 }
 
-NicAssignment assignment_of(const NicMap& map, std::size_t gpu) {
+const std::vector<NicAssignment>& nics_of(const NicMap& map, std::size_t gpu) {
   const NicMapRow& row = map.rows.at(gpu);
-  if (!row.nic) {
+  if (row.nics.empty()) {
     const std::string reason = why_no_rdma(map);
     fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more",
                       reason.empty() || row.problem.starts_with("DEEP_EP_")
                           ? fmt::format("{} has no NIC: {}", map.gpus[gpu].text(), row.problem)
                           : reason);
   }
-  return *row.nic;
+  return row.nics;
 }
 
-NicAssignment nic_of_cuda_device(int ordinal) {
+std::vector<NicAssignment> nics_of_cuda_device(int ordinal) {
   const NicMap& map = machine_nic_map();
   if (map.nics.empty()) fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more", why_no_rdma(map));
   const auto address = topology::cuda_device_address(ordinal);
@@ -363,7 +356,7 @@ NicAssignment nic_of_cuda_device(int ordinal) {
                                             address->text(), ordinal)
                               : fmt::format("CUDA does not say where its device {} is", ordinal));
   }
-  return assignment_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
+  return nics_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
 }
 
 bool queue_pairs_keep_to_paths(const topology::SystemRoot& root, const environment::Source& source) noexcept {
@@ -388,13 +381,13 @@ bool queue_pairs_keep_to_paths(const topology::SystemRoot& root, const environme
   }
 }
 
-NicAssignment nic_of_host_rank(int local_rank, int local_ranks) {
+std::vector<NicAssignment> nics_of_host_rank(int local_rank, int local_ranks) {
   if (local_rank < 0 || local_rank >= local_ranks) {
     fail<InvalidArgument>("local rank is {}, allowed: 0 to {}", local_rank, local_ranks - 1);
   }
   const NicMap map = map_gpus_to_nics(ranks_without_gpu(local_ranks), find_nics({}), read_settings());
   if (local_rank == 0) log_map(map);
-  return assignment_of(map, static_cast<std::size_t>(local_rank));
+  return nics_of(map, static_cast<std::size_t>(local_rank));
 }
 
 }  // namespace deep_ep::rdma

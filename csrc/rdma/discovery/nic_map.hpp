@@ -2,9 +2,7 @@
 // per process and asked by GPU or by rank.
 #pragma once
 
-#include <array>
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,27 +14,19 @@
 
 namespace deep_ep::rdma {
 
-/// The NIC of a GPU, or of a rank without one: all that is needed to open it and to make queue pairs there.
+/// A NIC of a GPU, or of a rank without one: all that is needed to open it and to make queue pairs there.
 struct NicAssignment {
   Nic nic;
   int port = 1;  ///< one of the NIC's
   GidEntry gid;  ///< of that port
   topology::Distance distance = {};
-  std::vector<NicAssignment> more = {};  ///< further NICs, or ports, that the mapping names for the same GPU
 
   const NicPort& of_port() const { return *nic.port(port); }
   std::string name() const { return fmt::format("{}:{}", nic.name, port); }  ///< "mlx5_2:1"
 };
 
-/// A rank's NIC, as others of its node open it.
-struct NicPlace {
-  std::array<char, 64> name{};  ///< empty: none
-  int port = 1;
-  int gid_index = 0;
-};
-
 struct NicMapRow {
-  std::optional<NicAssignment> nic;  ///< nothing: `problem` says why
+  std::vector<NicAssignment> nics;  ///< several NICs, or ports, where the mapping names them; none: `problem` says why
   std::string problem = {};
 };
 
@@ -68,12 +58,12 @@ std::vector<topology::Gpu> ranks_without_gpu(int ranks);
 /// The map of this machine and environment; worked out and logged at the first call. A wrong variable: InvalidArgument.
 const NicMap& machine_nic_map();
 
-/// NIC of the GPU that CUDA knows under this ordinal. SystemError, with one clear text, if the machine has no RDMA
-/// device, none that can be used, or none for this GPU.
-NicAssignment nic_of_cuda_device(int ordinal);
+/// NICs, at least one, of the GPU that CUDA knows under this ordinal. SystemError, with one clear text, if the machine
+/// has no RDMA device, none that can be used, or none for this GPU.
+std::vector<NicAssignment> nics_of_cuda_device(int ordinal);
 
-/// NIC of one of `local_ranks` ranks that run on the CPU of this machine. Errors as above.
-NicAssignment nic_of_host_rank(int local_rank, int local_ranks);
+/// Those of one of `local_ranks` ranks that run on the CPU of this machine. Errors as above.
+std::vector<NicAssignment> nics_of_host_rank(int local_rank, int local_ranks);
 
 /// Does a queue pair use only one of several paths between two ranks? So on Ethernet, and where the mapping names
 /// several NICs for a GPU. No for software NICs, and where the wire is no NIC. Wrong variables are for others to
@@ -82,7 +72,7 @@ bool queue_pairs_keep_to_paths(const topology::SystemRoot& root = {},
                                const environment::Source& source = environment::of_process) noexcept;
 
 /// The same over any map, for tests.
-NicAssignment assignment_of(const NicMap& map, std::size_t gpu);
+const std::vector<NicAssignment>& nics_of(const NicMap& map, std::size_t gpu);
 
 /// "this machine has no RDMA device ...", or why none of its devices can be used; empty if one can.
 std::string why_no_rdma(const NicMap& map);

@@ -1,5 +1,6 @@
 #include "csrc/rdma/local/local_ends.hpp"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,9 +35,10 @@ void warn_of_lazy_loading() {
 
 class LocalEnds final : public Ends {
  public:
-  LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
-            const ConnectionOptions& options, const WrapWire& wrap)
-      : rank_(rank), rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch}) {
+  LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const ConnectionOptions& options,
+            const WrapWire& wrap)
+      : rank_(options.rank),
+        rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch}) {
     const bool cuda = executor->device().kind == Device::Kind::cuda;
     if (cuda) {
       backend_of(executor)->load_kernels();
@@ -44,16 +46,17 @@ class LocalEnds final : public Ends {
     }
     auto wire = std::make_unique<LocalWire>(cuda ? executor : nullptr);
     wire->add_memory(kSinkKey, rings_.sinks(), rings_.sink_bytes());
-    wire->add_memory(local_key_of_rank(rank), heap.local(), heap.bytes());
+    wire->add_memory(local_key_of_rank(rank_), heap.local(), heap.bytes());
     for (const int peer : options.peers) {
-      if (peer == rank) continue;  // a rank that talks to itself
-      wire->add_memory(local_key_of_rank(peer), mapped_heap(heap, rank, peer, "local"), heap.bytes());
+      if (peer == rank_) continue;  // a rank that talks to itself
+      wire->add_memory(local_key_of_rank(peer), mapped_heap(heap, rank_, peer, "local"), heap.bytes());
     }
     for (std::size_t end = 0; end < options.ends(); ++end) {
       pairs_.push_back({.number = static_cast<std::uint32_t>(1 + end), .peer = options.peer(end)});
       wire->add_queue_pair(pairs_.back().number);
     }
     wire_ = wrap ? wrap(std::move(wire)) : std::move(wire);
+    handler_.emplace(*wire_, rings_, pairs_, "wire local");
   }
 
   QueuePairAddress address(std::size_t end) const override {
@@ -68,7 +71,7 @@ class LocalEnds final : public Ends {
     return params;
   }
 
-  void start() override { handler_ = std::make_unique<CpuHandler>(std::move(wire_), rings_, pairs_, "wire local"); }
+  void start() override { handler_->start({}, /*for_device=*/false); }
 
   std::optional<Failure> failure() const override { return handler_->failure(); }
   bool idle() const override { return handler_->idle(); }
@@ -77,9 +80,9 @@ class LocalEnds final : public Ends {
  private:
   int rank_;
   RingMemory rings_;
-  std::unique_ptr<Wire> wire_;  ///< until the handler has it
+  std::unique_ptr<Wire> wire_;
   std::vector<CpuHandler::QueuePair> pairs_;
-  std::unique_ptr<CpuHandler> handler_;  ///< last: its thread uses the rest
+  std::optional<CpuHandler> handler_;  ///< last: its thread uses the rest
 };
 
 }  // namespace
@@ -91,9 +94,9 @@ std::byte* mapped_heap(const SymmetricHeap& heap, int rank, int peer, std::strin
                     rank, peer, wire);
 }
 
-std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
+std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
                                       const ConnectionOptions& options, const WrapWire& wrap) {
-  return std::make_unique<LocalEnds>(executor, heap, rank, options, wrap);
+  return std::make_unique<LocalEnds>(executor, heap, options, wrap);
 }
 
 }  // namespace deep_ep::rdma

@@ -23,7 +23,7 @@ using WrapWire = std::function<std::unique_ptr<Wire>(std::unique_ptr<Wire>)>;
 std::byte* mapped_heap(const SymmetricHeap& heap, int rank, int peer, std::string_view wire);
 
 /// Errors of mapped_heap().
-std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
+std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
                                       const ConnectionOptions& options, const WrapWire& wrap = {});
 
 }  // namespace deep_ep::rdma

@@ -45,9 +45,9 @@ void publish(CompletionEntry& entry, std::uint64_t index, std::uint32_t opcode) 
 
 }  // namespace
 
-CpuHandler::CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
-                       std::string device, std::vector<int> cpus, bool start_thread)
-    : wire_(std::move(wire)), device_(std::move(device)), completions_(kCompletionsAtOnce) {
+CpuHandler::CpuHandler(Wire& wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
+                       std::string device)
+    : wire_(wire), device_(std::move(device)), completions_(kCompletionsAtOnce) {
   for (std::size_t i = 0; i < queue_pairs.size(); ++i) {
     Ring ring{.pair = queue_pairs[i],
               .depth = rings.options().depth,
@@ -58,9 +58,11 @@ CpuHandler::CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, cons
     by_number_[ring.pair.number] = i;
     rings_.push_back(std::move(ring));
   }
-  if (!start_thread) return;
-  thread_ = std::jthread([this, cpus = std::move(cpus)](const std::stop_token& stop) {
-    poll(stop, cpus, wire_->has_device(), [this] {
+}
+
+void CpuHandler::start(std::vector<int> cpus, bool for_device) {
+  thread_ = std::jthread([this, cpus = std::move(cpus), for_device](const std::stop_token& stop) {
+    poll(stop, cpus, for_device, [this] {
       const bool worked = step();
       while (waiting_.load() != 0) std::this_thread::yield();  // mutexes are not fair
       return worked;
@@ -94,7 +96,7 @@ bool CpuHandler::step() {
     worked |= complete();
     return worked;
   } catch (const std::exception& e) {
-    const std::string why = fmt::format("the wire '{}' threw: {}", wire_->name(), e.what());
+    const std::string why = fmt::format("the wire '{}' threw: {}", wire_.name(), e.what());
     bool worked = false;
     for (Ring& ring : rings_) {
       worked |= !ring.failed;
@@ -134,13 +136,13 @@ bool CpuHandler::take_entries(Ring& ring) {
 
 bool CpuHandler::post(Ring& ring) {
   if (ring.waiting.empty()) return false;
-  const std::size_t taken = wire_->post(ring.waiting);
+  const std::size_t taken = wire_.post(ring.waiting);
   ring.waiting.erase(ring.waiting.begin(), ring.waiting.begin() + static_cast<std::ptrdiff_t>(taken));
   return taken != 0;
 }
 
 bool CpuHandler::complete() {
-  const std::size_t count = wire_->poll(completions_);
+  const std::size_t count = wire_.poll(completions_);
   for (std::size_t i = 0; i < count; ++i) apply(completions_[i]);
   return count != 0;
 }

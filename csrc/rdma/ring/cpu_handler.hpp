@@ -27,12 +27,12 @@ class CpuHandler {
     int peer = -1;             ///< rank at the other end, for messages
   };
 
-  /// `queue_pairs`: one for each ring of `rings`, which is in host memory and outlives the handler; the wire knows
-  /// them. `device`: NIC and port, or wire, for messages. `cpus`: where its thread is to run, of those that this
-  /// process may use; empty: anywhere. Without `start_thread` everything happens in step().
-  CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
-             std::string device, std::vector<int> cpus = {}, bool start_thread = true);
+  /// `queue_pairs`: one for each ring of `rings`, which is in host memory; the wire knows them. Both outlive the
+  /// handler. `device`: NIC and port, or wire, for messages.
+  CpuHandler(Wire& wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs, std::string device);
   ~CpuHandler();
+  /// Starts the thread; without it everything happens in step(). See poll().
+  void start(std::vector<int> cpus, bool for_device);
 
   /// The first operation that failed on any ring, if one did.
   std::optional<Failure> failure() const;
@@ -56,7 +56,7 @@ class CpuHandler {
   void fail_ring(Ring& ring, Failure failure);
 
   mutable std::mutex mutex_;  ///< a round of the thread, and every other call
-  std::unique_ptr<Wire> wire_;
+  Wire& wire_;
   std::string device_;
   std::vector<Ring> rings_;
   std::unordered_map<std::uint32_t, std::size_t> by_number_;

@@ -45,8 +45,6 @@ class Wire {
 
   /// For messages: "local", "verbs".
   virtual std::string_view name() const = 0;
-  /// Whether a device does the work. Then the handler sleeps briefly, for a slow look would cost more than the CPU.
-  virtual bool has_device() const { return false; }
 
   /// Takes operations from the front, as many as there is room for, and returns how many; the caller offers the rest
   /// again after polling. All are of one queue pair. Local memory must stay unchanged until the operation is complete.

@@ -33,7 +33,7 @@ void unmap_page(void* page) {
   if (cudaHostUnregister(page) != cudaSuccess) cudaGetLastError();
 }
 
-void* map_page(void* page, int device) {
+std::shared_ptr<void> map_page(void* page, int device) {
   const cuda::Context context(device);
   const cuda::CurrentContext current(context);
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterIoMemory;
@@ -52,14 +52,10 @@ void* map_page(void* page, int device) {
     fail<SystemError>("GPU {} cannot map the NIC's doorbell page: cudaHostRegister: {}", device,
                       cudaGetErrorString(result));
   }
+  const std::shared_ptr<void> registered(page, unmap_page);
   void* address = nullptr;
-  try {
-    cuda::check(cudaHostGetDevicePointer(&address, page, 0), device, "cudaHostGetDevicePointer of a doorbell page");
-  } catch (...) {
-    unmap_page(page);
-    throw;
-  }
-  return address;
+  cuda::check(cudaHostGetDevicePointer(&address, page, 0), device, "cudaHostGetDevicePointer of a doorbell page");
+  return {registered, address};
 }
 
 }  // namespace
@@ -74,7 +70,7 @@ bool gpu_keeps_order_of_writes(int device) {
 DmaBufExporter gpu_dma_buf_exporter() { return export_dma_buf; }
 
 PageMapper gpu_page_mapper(int device) {
-  return {[device](void* page) { return map_page(page, device); }, unmap_page};
+  return {[device](void* page) { return map_page(page, device); }};
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -22,7 +22,8 @@ void note_end(const std::string& device, const char* call, int error) {
   if (error != 0) log::warn("RDMA device {}: {}: {}", device, call, errno_text(error));
 }
 
-Device::Device(std::string name, const VerbsFunctions& functions) : name_(std::move(name)), functions_(functions) {
+Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& functions)
+    : name_(std::move(name)), path_(path), functions_(functions) {
   int count = 0;
   // A kernel without RDMA answers with an error; that is "no device" as well.
   const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> list(functions_.get_device_list(&count),
@@ -69,18 +70,19 @@ bool Device::has_failed() {
   return failed_;
 }
 
-ibv_port_attr Device::port(int port) const {
+ibv_port_attr Device::port() const {
   ibv_port_attr attributes{};
-  const int error = query_port(functions_, context(), port, &attributes);
-  if (error != 0) fail<SystemError>("RDMA device {} port {}: ibv_query_port: {}", name_, port, errno_text(error));
+  const int error = query_port(functions_, context(), path_.port, &attributes);
+  if (error != 0) fail<SystemError>("RDMA device {} port {}: ibv_query_port: {}", name_, path_.port, errno_text(error));
   return attributes;
 }
 
-GidBytes Device::gid(int port, int index) const {
+GidBytes Device::gid() const {
   ibv_gid raw{};
   errno = 0;
-  if (functions_.query_gid(context(), static_cast<std::uint8_t>(port), index, &raw) != 0) {
-    fail<SystemError>("RDMA device {} port {}: ibv_query_gid of index {}: {}", name_, port, index, errno_text(errno));
+  if (functions_.query_gid(context(), static_cast<std::uint8_t>(path_.port), path_.gid_index, &raw) != 0) {
+    fail<SystemError>("RDMA device {} port {}: ibv_query_gid of index {}: {}", name_, path_.port, path_.gid_index,
+                      errno_text(errno));
   }
   GidBytes result;
   std::memcpy(result.data(), raw.raw, result.size());

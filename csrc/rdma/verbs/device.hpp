@@ -1,4 +1,4 @@
-// An opened RDMA device with its protection domain, and what it says about its ports.
+// An opened port of an RDMA device with a protection domain, and what the device says of it.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/queue_pair_address.hpp"
 #include "csrc/support/token.hpp"
 
@@ -26,9 +27,11 @@ class Device {
   /// InvalidArgument for a name that libibverbs does not see (the text lists those it sees), SystemError when the
   /// device cannot be opened.
   /// `functions` must outlive the device.
-  Device(std::string name, const VerbsFunctions& functions);
+  Device(std::string name, const PathOptions& path, const VerbsFunctions& functions);
 
   const std::string& name() const { return name_; }
+  std::string port_name() const { return name_ + ':' + std::to_string(path_.port); }  ///< "mlx5_2:1"
+  const PathOptions& path() const { return path_; }                                   ///< of all its queue pairs
   const VerbsFunctions& functions() const { return functions_; }
   ibv_context* context() const { return context_.get(); }
   ibv_pd* protection_domain() const { return protection_domain_.get(); }
@@ -37,15 +40,16 @@ class Device {
   /// connection, whose queue pair had the same number, do not fit.
   std::uint32_t first_packet() const { return first_packet_; }
 
-  /// Ports count from 1. SystemError when the device refuses.
-  ibv_port_attr port(int port) const;
-  GidBytes gid(int port, int index) const;
+  /// SystemError when the device refuses.
+  ibv_port_attr port() const;
+  GidBytes gid() const;
   /// Has it reported a fatal error, after which nothing on it completes? Logs what it has reported since the last call;
   /// never waits. From any thread.
   bool has_failed();
 
  private:
   std::string name_;
+  PathOptions path_;
   const VerbsFunctions& functions_;
   std::shared_ptr<ibv_context> context_;
   std::shared_ptr<ibv_pd> protection_domain_;

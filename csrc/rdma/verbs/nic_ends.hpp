@@ -19,32 +19,11 @@ class Executor;
 }
 namespace deep_ep::rdma::verbs {
 
-struct LandingNics;
 struct Mlx5Functions;
 
-/// An opened NIC, with what is needed to let it reach the rank's memory and be driven by its kernels.
-struct NicAccess {
-  NicAssignment nic;
+/// An opened NIC, and the heap, addressed from 0, as it reaches it.
+struct HeapOnNic {
   std::shared_ptr<Device> device;
-  PathOptions path;
-  bool gpu_memory = false;            ///< heap and rings are a GPU's
-  DmaBufExporter exporter;            ///< for GPU memory
-  bool keeps_order_of_writes = true;  ///< the GPU does
-  bool relaxed_ordering = false;      ///< of payload
-  NicHandler handler = NicHandler::automatic;
-  bool or_next = false;  ///< where that handler does not work, the next one may
-  /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
-  std::function<const Mlx5Functions&()> mlx5_functions;
-  PageMapper page_mapper;  ///< for the handler `gpu`; its page size is that of all memory of queues
-  /// Where ends keep to rails: the NICs that receive for this rank, which is `rank`.
-  std::shared_ptr<const LandingNics> landing_nics;
-  int rank = 0;
-
-  bool mlx5() const { return nic.nic.capability == Capability::mlx5; }
-};
-
-/// The heap, addressed from 0, as a NIC reaches it.
-struct HeapRegistration {
   Registration signals;  ///< strictly ordered
   Registration payload;  ///< the same, or in any order
 
@@ -55,19 +34,30 @@ struct HeapRegistration {
     return address;
   }
 };
-/// With `device`, for the ranks of `nic`.
-HeapRegistration register_heap(const NicAccess& nic, const std::shared_ptr<Device>& device, const SymmetricHeap& heap);
 
-/// A NIC of this node on another rail, by which that rail's ranks of other nodes write to this rank's heap.
-struct LandingNic {
-  std::shared_ptr<Device> device;
-  PathOptions path;
-  HeapRegistration heap;
-  std::shared_ptr<ibv_cq> completions;
-};
-/// Of each rail; nothing for this rank's own.
+/// NICs of this node on other rails, by which these rails' ranks of other nodes write to this rank's heap. Of each
+/// rail; nothing for this rank's own.
 struct LandingNics {
-  std::vector<std::optional<LandingNic>> of_rail = {};
+  std::vector<std::optional<HeapOnNic>> of_rail = {};
+};
+
+/// What ends on a NIC need: the NIC, and what lets it reach the rank's memory and be driven by its kernels.
+struct NicAccess {
+  NicAssignment nic;
+  HeapOnNic heap;                     ///< after open()
+  bool gpu_memory = false;            ///< heap and rings are a GPU's
+  DmaBufExporter exporter;            ///< for GPU memory
+  bool keeps_order_of_writes = true;  ///< the GPU does
+  bool relaxed_ordering = false;      ///< of payload
+  /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
+  std::function<const Mlx5Functions&()> mlx5_functions;
+  PageMapper page_mapper;  ///< for the handler `gpu`; its page size is that of all memory of queues
+  /// Where ends keep to rails.
+  std::shared_ptr<const LandingNics> landing_nics;
+
+  /// Opens a port of a device and registers the heap with it.
+  HeapOnNic open(const std::string& name, const PathOptions& path, const VerbsFunctions& functions,
+                 const SymmetricHeap& heap) const;
 };
 
 /// The receiving end by which others write to this rank's heap.
@@ -75,14 +65,14 @@ struct Landing {
   QueuePair queue_pair;
   QueuePairAddress address;
 
-  Landing(const LandingNic& nic, const PathOptions& path)
-      : queue_pair(nic.device, nic.completions, 1, path), address(nic.heap.at(queue_pair.address())) {}
+  Landing(const HeapOnNic& nic, std::shared_ptr<ibv_cq> completions)
+      : queue_pair(nic.device, std::move(completions), 1), address(nic.at(queue_pair.address())) {}
 };
 
 /// The base of the ends of all handlers: the NIC, the registered heap, the options.
 class NicEnds : public Ends {
  public:
-  NicEnds(const NicAccess& nic, HeapRegistration heap, const ConnectionOptions& options);
+  NicEnds(const NicAccess& nic, const ConnectionOptions& options);
   QueuePairAddress landing(std::size_t end) const override { return landings_.at(end)->address; }
   void connect_landing(std::size_t end, const QueuePairAddress& peer) override {
     landings_.at(end)->queue_pair.connect(peer);
@@ -95,7 +85,6 @@ class NicEnds : public Ends {
   RdmaPeerParams params_of(std::size_t end, RdmaQueuePair queue, const QueuePairAddress& peer) const;
 
   NicAccess nic_;
-  HeapRegistration heap_;
   ConnectionOptions options_;
   std::optional<RingMemory> rings_;
   std::optional<Registration> sinks_;  ///< the words of pinned memory where old values of additions go
@@ -112,26 +101,23 @@ PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignmen
 /// Is payload registered so that PCIe may bring it in any order?
 bool relaxes_ordering(const RdmaSettings& settings, const NicAssignment& assignment);
 
-/// Opens the NIC for the ranks of `executor`.
-NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings);
+/// For the ranks of `executor`; not yet opened.
+NicAccess access_of(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings);
+/// The same, opened.
+NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings,
+                   const SymmetricHeap& heap);
 
-/// Registers the heap, addressed from 0, and makes queue pairs for the handler that the NIC's user asks for: where any
-/// will do, the first that works (it is tried out) of `gpu`, `doorbell` and `cpu`, with one warning that says why not
-/// an earlier one. SystemError: the device refuses, or what was asked for is impossible.
-std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                    const SymmetricHeap& heap, const ConnectionOptions& options);
-
-/// The one warning, where a handler is taken that is not the fastest.
-void warn_of_handler(NicHandler handler, const std::string& why);
+/// Makes queue pairs for this handler. SystemError: the device refuses, or the handler is impossible here.
+std::unique_ptr<Ends> make_nic_ends(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor,
+                                    const ConnectionOptions& options);
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                      HeapRegistration heap, const ConnectionOptions& options);
+                                      const ConnectionOptions& options);
 
 /// Handlers `gpu` and `doorbell`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory if the device
 /// cannot use that. SystemError: kernels of this executor cannot drive this device, and why.
 std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
-                                     const std::shared_ptr<Executor>& executor, HeapRegistration heap,
-                                     const ConnectionOptions& options);
+                                     const std::shared_ptr<Executor>& executor, const ConnectionOptions& options);
 
 }  // namespace deep_ep::rdma::verbs

@@ -13,17 +13,15 @@ namespace {
 
 class NicPaths final : public Paths {
  public:
-  NicPaths(const NicAccess& own, std::size_t count, const LandingNics& landings)
-      : name_(own.nic.name()),
-        sink_registration_(own.device, {.address = &sink_, .bytes = sizeof sink_}),
-        wire_(own.device, count, 1, hasty(own.path)),
+  NicPaths(const WireFacts& own, std::size_t count, const LandingNics& landings, const VerbsFunctions& functions)
+      : device_(std::make_shared<Device>(own.nic.data(), hasty(own.path), functions)),
+        sink_registration_(device_, {.address = &sink_, .bytes = sizeof sink_}),
+        wire_(device_, count, 1),
         landings_(count),
         signal_keys_(count) {
-    for (std::size_t path = 0; path < count; ++path) {
-      const std::size_t rails = count / 2;
-      if (path < rails || landings.of_rail.empty() || !landings.of_rail[path - rails]) continue;
-      const LandingNic& nic = *landings.of_rail[path - rails];
-      landings_[path].emplace(nic, hasty(nic.path));
+    for (std::size_t path = count / 2; path < count && !landings.of_rail.empty(); ++path) {
+      const std::optional<HeapOnNic>& nic = landings.of_rail[path - count / 2];
+      if (nic) landings_[path].emplace(*nic, make_completion_queue(nic->device, 1));
     }
   }
 
@@ -51,12 +49,14 @@ class NicPaths final : public Paths {
     // A path that was given up may still fail; its completion says nothing of this one.
     while (wire_.poll(answer) == 0 || answer[0].queue_pair != operation.queue_pair) {
       if (std::chrono::steady_clock::now() > end) {
-        fail<SystemError>("RDMA device {}: a message that tries a path is not complete within 5 s", name_);
+        fail<SystemError>("RDMA device {}: a message that tries a path is not complete within 5 s",
+                          device_->port_name());
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     if (answer[0].syndrome == Syndrome::none) return;
-    fail<SystemError>("RDMA device {}: a message that tries a path has failed: {}", name_, text(answer[0].syndrome));
+    fail<SystemError>("RDMA device {}: a message that tries a path has failed: {}", device_->port_name(),
+                      text(answer[0].syndrome));
   }
 
  private:
@@ -66,7 +66,7 @@ class NicPaths final : public Paths {
     return path;
   }
 
-  std::string name_;
+  std::shared_ptr<Device> device_;
   std::uint64_t sink_ = 0;
   Registration sink_registration_;
   VerbsWire wire_;
@@ -76,22 +76,19 @@ class NicPaths final : public Paths {
 
 }  // namespace
 
-LandingNics open_landing_nics(const NicAccess& own, std::size_t own_rail, std::span<const NicPlace> places,
-                              const SymmetricHeap& heap) {
-  LandingNics nics{std::vector<std::optional<LandingNic>>(places.size())};
-  for (std::size_t rail = 0; rail < places.size(); ++rail) {
+LandingNics open_landing_nics(const NicAccess& own, std::size_t own_rail, std::span<const WireFacts> ranks,
+                              const SymmetricHeap& heap, const VerbsFunctions& functions) {
+  LandingNics nics{std::vector<std::optional<HeapOnNic>>(ranks.size())};
+  for (std::size_t rail = 0; rail < ranks.size(); ++rail) {
     if (rail == own_rail) continue;
-    const std::shared_ptr<Device> device = std::make_shared<Device>(places[rail].name.data(), own.device->functions());
-    PathOptions path = own.path;
-    path.port = places[rail].port;
-    path.gid_index = places[rail].gid_index;
-    nics.of_rail[rail] = LandingNic{device, path, register_heap(own, device, heap), make_completion_queue(device, 1)};
+    nics.of_rail[rail] = own.open(ranks[rail].nic.data(), ranks[rail].path, functions, heap);
   }
   return nics;
 }
 
-std::unique_ptr<Paths> make_nic_paths(const NicAccess& own, std::size_t count, const LandingNics& landings) {
-  return std::make_unique<NicPaths>(own, count, landings);
+std::unique_ptr<Paths> make_nic_paths(const WireFacts& own, std::size_t count, const LandingNics& landings,
+                                      const VerbsFunctions& functions) {
+  return std::make_unique<NicPaths>(own, count, landings, functions);
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -26,11 +26,11 @@ std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& dev
   return owned(device, made, device->functions().destroy_cq, "ibv_destroy_cq");
 }
 
-QueuePairAddress local_address(const Device& device, const PathOptions& path) {
-  const ibv_port_attr port = device.port(path.port);
+QueuePairAddress local_address(const Device& device) {
+  const ibv_port_attr port = device.port();
   if (port.state != IBV_PORT_ACTIVE) {
     fail<SystemError>("RDMA device {} port {} is {}, not active: no link, or its network interface is down",
-                      device.name(), path.port, device.functions().port_state_str(port.state));
+                      device.name(), device.path().port, device.functions().port_state_str(port.state));
   }
   const bool ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
   QueuePairAddress address;
@@ -38,24 +38,20 @@ QueuePairAddress local_address(const Device& device, const PathOptions& path) {
   address.mtu = static_cast<std::uint8_t>(port.active_mtu);
   address.link_layer = ethernet ? LinkLayer::ethernet : LinkLayer::infiniband;
   address.needs_global_route = (port.flags & IBV_QPF_GRH_REQUIRED) != 0 ? 1 : 0;
-  address.gid = device.gid(path.port, path.gid_index);
+  address.gid = device.gid();
   address.packet_number = device.first_packet();
   address.outstanding_reads_in = to_byte(device.limits().max_qp_rd_atom);
   if ((ethernet || address.needs_global_route != 0) && GidEntry{.bytes = address.gid}.is_zero()) {
     fail<InvalidArgument>(
         "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on "
         "its network interface, or the index is wrong)",
-        path.gid_index, device.name(), path.port, port.gid_tbl_len - 1);
+        device.path().gid_index, device.name(), device.path().port, port.gid_tbl_len - 1);
   }
   return address;
 }
 
-QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth,
-                     const PathOptions& path)
-    : device_(std::move(device)),
-      completions_(std::move(completions)),
-      path_(path),
-      address_(local_address(*device_, path_)) {
+QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth)
+    : device_(std::move(device)), completions_(std::move(completions)), address_(local_address(*device_)) {
   ibv_qp_init_attr wanted{};
   wanted.send_cq = wanted.recv_cq = completions_.get();
   wanted.qp_type = IBV_QPT_RC;
@@ -73,8 +69,8 @@ QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> com
   address_.queue_pair = number();
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
-  attributes.pkey_index = path_.pkey_index;
-  attributes.port_num = static_cast<std::uint8_t>(path_.port);
+  attributes.pkey_index = device_->path().pkey_index;
+  attributes.port_num = static_cast<std::uint8_t>(device_->path().port);
   attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
   modify(attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "to INIT");
 }
@@ -106,14 +102,14 @@ void QueuePair::become_ready_to_receive(const QueuePairAddress& peer) {
   attributes.min_rnr_timer = 12;  // 0.64 ms
   ibv_ah_attr& route = attributes.ah_attr;
   route.dlid = peer.lid;
-  route.sl = path_.service_level;
-  route.port_num = static_cast<std::uint8_t>(path_.port);
+  route.sl = device_->path().service_level;
+  route.port_num = static_cast<std::uint8_t>(device_->path().port);
   if (has_global_route(address_, peer)) {
     route.is_global = 1;
     std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
-    route.grh.sgid_index = static_cast<std::uint8_t>(path_.gid_index);
+    route.grh.sgid_index = static_cast<std::uint8_t>(device_->path().gid_index);
     route.grh.hop_limit = kHopLimit;
-    route.grh.traffic_class = path_.traffic_class;
+    route.grh.traffic_class = device_->path().traffic_class;
   }
   modify(attributes,
          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
@@ -125,8 +121,8 @@ void QueuePair::become_ready_to_send(const QueuePairAddress& peer) {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RTS;
   attributes.sq_psn = address_.packet_number;
-  attributes.timeout = path_.ack_timeout;
-  attributes.retry_cnt = path_.retry_count;
+  attributes.timeout = device_->path().ack_timeout;
+  attributes.retry_cnt = device_->path().retry_count;
   attributes.rnr_retry = kReceiverNotReadyRetries;
   attributes.max_rd_atomic = std::min(to_byte(device_->limits().max_qp_init_rd_atom), peer.outstanding_reads_in);
   modify(attributes,

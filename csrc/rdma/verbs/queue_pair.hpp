@@ -5,13 +5,12 @@
 #include <memory>
 #include <string>
 
-#include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/verbs/device.hpp"
 
 namespace deep_ep::rdma::verbs {
 
 /// All but the queue pair's number. InvalidArgument for an empty GID, SystemError for a port that is not active.
-QueuePairAddress local_address(const Device& device, const PathOptions& path);
+QueuePairAddress local_address(const Device& device);
 
 std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth);
 
@@ -21,8 +20,7 @@ class QueuePair {
  public:
   /// Completions of what it sends go to `completions`. Errors of local_address(); SystemError says what was asked of
   /// which device.
-  QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth,
-            const PathOptions& path);
+  QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth);
 
   std::uint32_t number() const { return pair_->qp_num; }
   /// For the peer's connect().
@@ -41,7 +39,6 @@ class QueuePair {
 
   std::shared_ptr<Device> device_;
   std::shared_ptr<ibv_cq> completions_;
-  PathOptions path_;
   QueuePairAddress address_;
   std::shared_ptr<ibv_qp> pair_;
 };

@@ -49,6 +49,7 @@ RegistrationPath register_memory(const Device& device, const MemoryRange& range,
 /// is seen after all that was written before it, by whatever key.
 class Registration {
  public:
+  Registration() = default;
   /// Errors of register_memory().
   Registration(std::shared_ptr<Device> device, const MemoryRange& range);
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -30,45 +31,42 @@ std::uint32_t send_depth(const Device& device, const ConnectionOptions& options)
 
 class VerbsEnds final : public NicEnds {
  public:
-  VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, HeapRegistration heap,
-            const ConnectionOptions& options)
-      : NicEnds(nic, std::move(heap), options),
-        wire_(std::make_unique<VerbsWire>(nic.device, options.ends(), send_depth(*nic.device, options), nic.path)) {
+  VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, const ConnectionOptions& options)
+      : NicEnds(nic, options), wire_(nic.heap.device, options.ends(), send_depth(*nic.heap.device, options)) {
     make_rings(executor, {});
     for (std::size_t end = 0; end < options.ends(); ++end) {
-      served_.push_back({.number = wire_->queue_pair(end).number(), .peer = options.peer(end)});
+      served_.push_back({.number = wire_.queue_pair(end).number(), .peer = options.peer(end)});
     }
+    handler_.emplace(wire_, *rings_, served_, nic.nic.name());
   }
 
-  QueuePairAddress address(std::size_t end) const override { return heap_.at(wire_->queue_pair(end).address()); }
+  QueuePairAddress address(std::size_t end) const override { return nic_.heap.at(wire_.queue_pair(end).address()); }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
-    wire_->queue_pair(end).connect(peer);
+    wire_.queue_pair(end).connect(peer);
     return params_of(end, rings_->queue_pair(end, served_[end].number, served_[end].peer), peer);
   }
 
-  void start() override {
-    handler_ = std::make_unique<CpuHandler>(std::move(wire_), *rings_, served_, nic_.nic.name(), nic_.nic.nic.cpus);
-  }
+  void start() override { handler_->start(nic_.nic.nic.cpus, /*for_device=*/true); }
 
   std::optional<Failure> failure() const override { return handler_->failure(); }
   bool idle() const override { return handler_->idle(); }
   std::string describe() const override {
     return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", nic_.nic.name(),
-                       to_string(heap_.signals.path()));
+                       to_string(nic_.heap.signals.path()));
   }
 
  private:
-  std::unique_ptr<VerbsWire> wire_;  ///< until the handler has it
+  VerbsWire wire_;
   std::vector<CpuHandler::QueuePair> served_;
-  std::unique_ptr<CpuHandler> handler_;  ///< last: its thread uses the rest
+  std::optional<CpuHandler> handler_;  ///< last: its thread uses the rest
 };
 
 }  // namespace
 
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                      HeapRegistration heap, const ConnectionOptions& options) {
-  return std::make_unique<VerbsEnds>(nic, executor, std::move(heap), options);
+                                      const ConnectionOptions& options) {
+  return std::make_unique<VerbsEnds>(nic, executor, options);
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -39,7 +39,7 @@ Syndrome syndrome_of(int status) {
 
 }  // namespace
 
-VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth, const PathOptions& path)
+VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth)
     : device_(std::move(device)),
       depth_(depth),
       // An overrun completion queue loses completions, so every request under way has its place in it.
@@ -48,7 +48,7 @@ VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uin
     fail<InvalidArgument>("RDMA device {} has no 8-byte fetch-and-add, which signals need", device_->name());
   }
   for (std::size_t place = 0; place < count; ++place) {
-    queues_.push_back({.pair = {device_, completion_queue_, depth, path}});
+    queues_.push_back({.pair = {device_, completion_queue_, depth}});
     by_number_[queues_.back().pair.number()] = place;
   }
 }

@@ -22,13 +22,12 @@ namespace deep_ep::rdma::verbs {
 class VerbsWire final : public Wire {
  public:
   /// With `count` queue pairs, each for `depth` requests under way.
-  VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth, const PathOptions& path);
+  VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth);
 
   QueuePair& queue_pair(std::size_t i) { return queues_[i].pair; }
   const QueuePair& queue_pair(std::size_t i) const { return queues_[i].pair; }
 
   std::string_view name() const override { return "verbs"; }
-  bool has_device() const override { return true; }
 
   /// SystemError for failures without a completion: a device that failed, a request that the provider refuses.
   std::size_t post(std::span<const Operation> operations) override;

@@ -21,9 +21,9 @@ NicMap map_of(const test::FakeMachine& machine, const Variables& variables = {})
                           read_settings(source_of(variables)));
 }
 
-std::vector<std::string> nics_of(const NicMap& map) {
+std::vector<std::string> names_of(const NicMap& map) {
   std::vector<std::string> names;
-  for (const NicMapRow& row : map.rows) names.push_back(row.nic ? row.nic->nic.name : "");
+  for (const NicMapRow& row : map.rows) names.push_back(row.nics.empty() ? "" : row.nics[0].nic.name);
   return names;
 }
 
@@ -50,10 +50,10 @@ class NicMapTest : public testing::Test {
 TEST_F(NicMapTest, EveryGpuOfTheSeedsMachineGetsItsOwnNicWithoutAnyVariable) {
   write();
   const NicMap map = map_of(machine_);
-  EXPECT_EQ(nics_of(map), kOneToOne);
+  EXPECT_EQ(names_of(map), kOneToOne);
   for (std::size_t gpu = 0; gpu < 8; ++gpu) {
-    EXPECT_EQ(map.rows[gpu].nic->distance.proximity, topology::Proximity::same_switch);
-    EXPECT_EQ(map.rows[gpu].nic->gid.index, 3);
+    EXPECT_EQ(map.rows[gpu].nics.at(0).distance.proximity, topology::Proximity::same_switch);
+    EXPECT_EQ(map.rows[gpu].nics.at(0).gid.index, 3);
   }
   EXPECT_TRUE(map.warnings.empty());
   EXPECT_TRUE(map.unused.empty());
@@ -75,7 +75,7 @@ TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
   EXPECT_TRUE(nics[0].cpus.empty()) << "this machine has no list of them";
   machine_.write(fmt::format("/sys/devices/system/node/node{}/cpulist", nics[0].pci.numa_node), "0-2,8,10-11\n");
   EXPECT_EQ(find_nics(machine_.root())[0].cpus, (std::vector<int>{0, 1, 2, 8, 10, 11}));
-  const NicAssignment assigned = assignment_of(map_of(machine_), 0);
+  const NicAssignment assigned = nics_of(map_of(machine_), 0).front();
   EXPECT_EQ(assigned.of_port().traffic_class, 106);
   EXPECT_EQ(assigned.nic.cpus.size(), 6u);
   EXPECT_EQ(assigned.nic.pci.numa_node, nics[0].pci.numa_node);
@@ -103,7 +103,7 @@ TEST_F(NicMapTest, APortThatIsDownLeavesItsNicOut) {
   machine_.write("/sys/class/infiniband/mlx5_3/ports/1/state", "1: DOWN");
   machine_.write("/sys/class/infiniband/mlx5_3/ports/1/phys_state", "3: Disabled");
   const NicMap map = map_of(machine_);
-  const std::vector<std::string> names = nics_of(map);
+  const std::vector<std::string> names = names_of(map);
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), 7u) << "seven NICs for eight GPUs";
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).count("mlx5_3"), 0u);
   EXPECT_EQ(map.unused, std::vector<std::string>{"mlx5_3: port 1 is DOWN (link: Disabled)"});
@@ -118,11 +118,11 @@ TEST_F(NicMapTest, ASlowNicIsForStorage) {
   write();
   machine_.add_nic(extra("mlx5_8", "100 Gb/sec (2X HDR)"));
   NicMap map = map_of(machine_);
-  EXPECT_EQ(nics_of(map), kOneToOne);
+  EXPECT_EQ(names_of(map), kOneToOne);
   EXPECT_EQ(map.unused, std::vector<std::string>{"mlx5_8: 100 Gb/s where others have 400 Gb/s: taken for a storage or "
                                                  "management NIC; DEEP_EP_HCA_LIST may name it"});
   map = map_of(machine_, {{"DEEP_EP_HCA_LIST", "mlx5_8"}});
-  EXPECT_EQ(nics_of(map), std::vector<std::string>(8, "mlx5_8"));
+  EXPECT_EQ(names_of(map), std::vector<std::string>(8, "mlx5_8"));
   EXPECT_EQ(map.unused[0], "mlx5_0: DEEP_EP_HCA_LIST=mlx5_8 does not allow it");
 }
 
@@ -141,7 +141,7 @@ TEST_F(NicMapTest, CardsComeBeforeSecondPortsOfCards) {
     nic.gids = test::roce_gids("0a00:0001");
     machine_.add_nic(nic);
   }
-  EXPECT_EQ(nics_of(map_of(machine_)), (std::vector<std::string>{"nic0", "nic2"}));
+  EXPECT_EQ(names_of(map_of(machine_)), (std::vector<std::string>{"nic0", "nic2"}));
 }
 
 TEST_F(NicMapTest, ContainersThatShareAMachineComeToTheSameMap) {
@@ -151,7 +151,7 @@ TEST_F(NicMapTest, ContainersThatShareAMachineComeToTheSameMap) {
     machine_.remove(fmt::format("/proc/driver/nvidia/gpus/0000:{:02x}:00.0", bus));
   }
   const NicMap map = map_of(machine_);
-  EXPECT_EQ(nics_of(map), kOneToOne);
+  EXPECT_EQ(names_of(map), kOneToOne);
   EXPECT_EQ(map.gpus[1].cuda_id, 0);
   EXPECT_FALSE(map.gpus[0].cuda_id);
 }
@@ -164,7 +164,7 @@ TEST_F(NicMapTest, AContainerHasTheNicsItWasGivenForItself) {
   }
   for (const int nic : {0, 1, 2, 3, 6, 7}) machine_.remove(fmt::format("/dev/infiniband/uverbs{}", nic));
   const NicMap map = map_of(machine_);
-  EXPECT_EQ(nics_of(map), (std::vector<std::string>{"", "", "", "", "mlx5_4", "mlx5_5", "", ""}));
+  EXPECT_EQ(names_of(map), (std::vector<std::string>{"", "", "", "", "mlx5_4", "mlx5_5", "", ""}));
   EXPECT_EQ(map.rows[0].problem, "it belongs to another container");
   EXPECT_EQ(map.unused[0], "mlx5_0: /dev/infiniband/uverbs0 cannot be opened");
 }
@@ -173,7 +173,7 @@ TEST_F(NicMapTest, AMachineWithoutRdmaGivesOneClearError) {
   write({.with_nics = false});
   const NicMap map = map_of(machine_);
   EXPECT_EQ(map.line(0), "GPU 0 (0000:13:00.0) -> no NIC: there is no usable NIC");
-  EXPECT_EQ(message_of<SystemError>([&] { assignment_of(map, 0); }),
+  EXPECT_EQ(message_of<SystemError>([&] { nics_of(map, 0); }),
             "RDMA was asked for, but this machine has no RDMA device (/sys/class/infiniband is empty or missing): "
             "load the driver of its NIC, or give the container its devices. `deep_ep doctor` says more");
 }
@@ -184,8 +184,8 @@ TEST_F(NicMapTest, RanksOnTheCpuTakeTurns) {
   const auto map = [&](int ranks, const Variables& variables) {
     return map_gpus_to_nics(ranks_without_gpu(ranks), find_nics(machine_.root()), read_settings(source_of(variables)));
   };
-  EXPECT_EQ(nics_of(map(3, {})), (std::vector<std::string>{"mlx5_0", "mlx5_1", "mlx5_2"}));
-  EXPECT_EQ(nics_of(map(2, {{"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_5,1:mlx5_1"}})),
+  EXPECT_EQ(names_of(map(3, {})), (std::vector<std::string>{"mlx5_0", "mlx5_1", "mlx5_2"}));
+  EXPECT_EQ(names_of(map(2, {{"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_5,1:mlx5_1"}})),
             (std::vector<std::string>{"mlx5_5", "mlx5_1"}));
   EXPECT_EQ(map(1, {}).line(0), "rank 0 -> mlx5_0 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.0.1, eth1), -");
 }
@@ -209,7 +209,7 @@ TEST_F(NicMapTest, SoftwareNicsCountAsNicsAndIwarpDoesNot) {
   EXPECT_EQ(nics[1].capability, Capability::verbs);
   EXPECT_EQ(nics[0].capability, Capability::unsupported);
   const NicMap map = map_gpus_to_nics(ranks_without_gpu(2), nics, {});
-  EXPECT_EQ(nics_of(map), (std::vector<std::string>{"rxe0", "rxe0"}));
+  EXPECT_EQ(names_of(map), (std::vector<std::string>{"rxe0", "rxe0"}));
   EXPECT_EQ(map.unused,
             std::vector<std::string>{"irdma0: not supported: no reliable connections over InfiniBand or RoCE"});
 }
@@ -233,7 +233,7 @@ TEST_P(MappingOnAMachine, IsApplied) {
   machine.write("/sys/class/infiniband/mlx5_7/ports/1/phys_state", "2: Polling");
   const Mapped& test = GetParam();
   const NicMap map = map_of(machine, {{"DEEP_EP_DEVICE_TO_HCA_MAPPING", test.mapping}});
-  EXPECT_EQ(nics_of(map)[test.gpu], test.nic);
+  EXPECT_EQ(names_of(map)[test.gpu], test.nic);
   EXPECT_EQ(map.rows[test.gpu].problem, test.problem);
 }
 
@@ -262,13 +262,12 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_F(NicMapTest, AGpuMayHaveSeveralNics) {
   write();
   const NicMap map = map_of(machine_, {{kVariable, "0:mlx5_0,1:mlx5_2,GPU-a0000000:mlx5_1"}});
-  const NicAssignment nic = assignment_of(map, 0);
-  EXPECT_EQ(nic.nic.name, "mlx5_0");
-  ASSERT_EQ(nic.more.size(), 1u);
-  EXPECT_EQ(nic.more[0].name(), "mlx5_1:1");
+  ASSERT_EQ(nics_of(map, 0).size(), 2u);
+  EXPECT_EQ(nics_of(map, 0)[0].name(), "mlx5_0:1");
+  EXPECT_EQ(nics_of(map, 0)[1].name(), "mlx5_1:1");
   EXPECT_TRUE(map.line(0).ends_with(", and mlx5_1 port 1")) << map.line(0);
   EXPECT_TRUE(map.unused[0].starts_with("mlx5_3: "));
-  EXPECT_TRUE(assignment_of(map, 1).more.empty());
+  EXPECT_EQ(nics_of(map, 1).size(), 1u);
   const test::FakeMachine infiniband;
   test::write_h200_machine(infiniband);
   EXPECT_TRUE(queue_pairs_keep_to_paths(infiniband.root(), source_of({{kVariable, "0:mlx5_0,0:mlx5_1"}})))
@@ -284,7 +283,7 @@ TEST_F(NicMapTest, AMappingThatSharesANicIsWarnedOf) {
                               "mlx5_0 port 1 carries the traffic of 2 GPUs, each gets a share of its bandwidth: GPU 0 "
                               "(0000:13:00.0), GPU 1 (0000:14:00.0)"}));
   EXPECT_EQ(map.unused[0], "mlx5_1: DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it");
-  EXPECT_EQ(message_of<SystemError>([&] { assignment_of(map, 2); }),
+  EXPECT_EQ(message_of<SystemError>([&] { nics_of(map, 2); }),
             "RDMA was asked for, but GPU 2 (0000:23:00.0) has no NIC: DEEP_EP_DEVICE_TO_HCA_MAPPING does not name "
             "it. `deep_ep doctor` says more");
 }

@@ -108,29 +108,29 @@ class FaultyWire final : public rdma::Wire {
 
 using rdma::nic_test::Line;
 using rdma::nic_test::Lines;
-using rdma::nic_test::MakeEnds;
+using rdma::nic_test::MakeEndsOn;
 using rdma::nic_test::Outcome;
 
-MakeEnds with_mistake(const std::shared_ptr<Executor>& executor, Mistake mistake, int rank = 0) {
-  return [=](const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
-    return rdma::make_local_ends(executor, heap, rank, options, [=](std::unique_ptr<rdma::Wire> wire) {
+MakeEndsOn with_mistake(const std::shared_ptr<Executor>& executor, Mistake mistake) {
+  return [=](rdma::NicHandler, const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
+    return rdma::make_local_ends(executor, heap, options, [=](std::unique_ptr<rdma::Wire> wire) {
       return std::make_unique<FaultyWire>(std::move(wire), mistake);
     });
   };
 }
 
 template <class Thrown>
-MakeEnds throwing(const std::string& text) {
-  return [text](const SymmetricHeap&, const rdma::ConnectionOptions&) -> std::unique_ptr<rdma::Ends> {
+MakeEndsOn throwing(const std::string& text) {
+  return [text](rdma::NicHandler, const SymmetricHeap&, const rdma::ConnectionOptions&) -> std::unique_ptr<rdma::Ends> {
     throw Thrown(text);
   };
 }
 
-rdma::nic_test::Subject subject_of(Mistake mistake, int rank = 0) {
+rdma::nic_test::Subject subject_of(Mistake mistake) {
   const std::shared_ptr<Executor> executor = make_host_executor();
   return {.name = "faulty",
           .executor = executor,
-          .make = with_mistake(executor, mistake, rank),
+          .make = with_mistake(executor, mistake),
           .others = {},
           .no_others = "none"};
 }
@@ -248,8 +248,7 @@ std::vector<Lines> run_both(const rdma::nic_test::Limits& limits, const std::vec
 }
 
 TEST_F(NicTest, TheSideThatReceivesSeesWhatTheOtherOneDid) {
-  const std::vector<Lines> lines =
-      run_both(limits_, {subject_of(Mistake::drops_a_write, 0), subject_of(Mistake::none, 1)});
+  const std::vector<Lines> lines = run_both(limits_, {subject_of(Mistake::drops_a_write), subject_of(Mistake::none)});
   EXPECT_EQ(line_of(lines[0], "entries").outcome, Outcome::fail) << "it has seen nothing, but is told";
   EXPECT_TRUE(contains(line_of(lines[0], "entries").found, "all data is right")) << line_of(lines[0], "entries").found;
   EXPECT_TRUE(contains(line_of(lines[0], "entries").found, "; but on the other machine: "));

@@ -58,8 +58,7 @@ class QueueWorld {
                            .first_index = options.first_index}),
         local_(kHeapBytes / 8),
         remote_(kHeapBytes / 8),
-        wire_owner_(std::make_unique<AdversarialWire>(options.seed)),
-        wire_(*wire_owner_),
+        wire_(options.seed),
         nic_(wire_, options.nic),
         context_(faults_.context(options.timeout_ns)) {
     wire_.add_memory(kLocalKey, local_.data(), kHeapBytes);
@@ -70,9 +69,7 @@ class QueueWorld {
     if (options.behind == Behind::cpu_handler) {
       std::vector<rdma::CpuHandler::QueuePair> pairs;
       for (const RdmaPeerParams& peer : params_) pairs.push_back({peer.queue.number, peer.queue.peer});
-      handler_ = std::make_unique<rdma::CpuHandler>(std::move(wire_owner_), rings_, pairs, "adversarial wire",
-                                                    std::vector<int>{},
-                                                    /*start_thread=*/false);
+      handler_.emplace(wire_, rings_, pairs, "adversarial wire");
     }
   }
 
@@ -146,10 +143,9 @@ class QueueWorld {
   std::vector<std::uint64_t> local_;
   std::vector<std::uint64_t> remote_;
   Faults faults_;
-  std::unique_ptr<AdversarialWire> wire_owner_;  ///< unless the handler has it
-  AdversarialWire& wire_;
+  AdversarialWire wire_;
   SoftwareNic nic_;
-  std::unique_ptr<rdma::CpuHandler> handler_;
+  std::optional<rdma::CpuHandler> handler_;
   std::optional<rdma::Bells> bells_;
   WaitContext context_;
   bool slow_ = false;

@@ -9,12 +9,10 @@ namespace {
 using rdma::EntryHeader;
 using rdma::WorkQueueEntry;
 using test::RandomParams;
-using test::RandomTask;
 
 constexpr std::uint64_t kSignal = 0;
 constexpr std::uint64_t kAnswer = 8;
 constexpr std::uint64_t kCounters = 64;
-constexpr std::uint64_t kAhead = RandomParams::kSlots;  ///< rounds of the litmus that nobody has answered
 
 DEEP_EP_DEVICE std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
   std::uint64_t x = a * 0x9e3779b97f4a7c15u + b * 0xd1b54a32d192ed03u + 0x8cb92ba72f3d8dd7u;
@@ -90,38 +88,20 @@ DEEP_EP_DEVICE bool add(const Side& side, rdma::PortChannel<WholeWarp>& queue, s
 DEEP_EP_DEVICE void send(const Side& side) {
   const RandomParams& p = side.p;
   rdma::PortChannel<WholeWarp> queue(side.peer, p.wait);
-  const std::uint64_t begin = now_ns();
   bool good = true;
   for (std::uint64_t round = p.first_round; good && round < p.first_round + p.rounds; ++round) {
-    if (p.task != RandomTask::operations) {
-      const std::uint64_t answered = p.task == RandomTask::ping ? round - 1
-                                     : round <= kAhead          ? 0
-                                                                : (round - kAhead + kAhead / 2 - 1) / (kAhead / 2);
-      good = side.wait(kAnswer, answered);
-      const std::uint64_t slot = RandomParams::kIncoming + round % kAhead * RandomParams::kLitmusBytes;
-      // What is sent lies where nothing comes: behind the slots of what comes.
-      const std::uint64_t out = slot + kAhead * RandomParams::kLitmusBytes;
-      reinterpret_cast<std::uint32_t*>(p.heap + side.mine + out)[lane_index()] = static_cast<std::uint32_t>(round);
-      warp::sync();
-      good = good && queue.post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-        write_entry(entry, header, {side.theirs + slot, side.peer.remote_key}, {side.mine + out, side.peer.local_key},
-                    RandomParams::kLitmusBytes);
-      });
-    } else {
-      good = round < 3 || side.wait(kAnswer, round - 2);
-      const Choice choice(p.seed, round, lane_index());
-      good = good && queue.post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-        write_choice(side, entry, header, choice);
-      });
-      if (mixed(p.seed, round) % 4 == 0) queue.flush();
-      if (mixed(p.seed, round) % 16 == 0) good = good && queue.quiet();
-    }
+    good = round < 3 || side.wait(kAnswer, round - 2);
+    const Choice choice(p.seed, round, lane_index());
+    good = good && queue.post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+      write_choice(side, entry, header, choice);
+    });
+    if (mixed(p.seed, round) % 4 == 0) queue.flush();
+    if (mixed(p.seed, round) % 16 == 0) good = good && queue.quiet();
     good = good && add(side, queue, kSignal, 1);
     queue.flush();
   }
   queue.quiet();
   queue.close();
-  if (lane_index() == 0) store_relaxed<Scope::system>(p.nanoseconds, now_ns() - begin);
 }
 
 DEEP_EP_DEVICE void check_choice(const Side& side, const Choice& choice) {
@@ -141,30 +121,20 @@ DEEP_EP_DEVICE void receive(const Side& side) {
   const std::uint64_t counter = kCounters + 8 * static_cast<std::uint64_t>(lane_index());
   for (std::uint64_t round = p.first_round; round < p.first_round + p.rounds; ++round) {
     if (!side.wait(kSignal, round)) break;
-    if (p.task != RandomTask::operations) {
-      const std::uint64_t slot = RandomParams::kIncoming + round % kAhead * RandomParams::kLitmusBytes;
-      const auto* words = reinterpret_cast<const std::uint32_t*>(p.heap + side.mine + slot);
-      side.count_wrong(load_weak(words + lane_index()) != static_cast<std::uint32_t>(round));
-    } else {
-      for (int slot = 0; slot < static_cast<int>(RandomParams::kSlots); ++slot) {
-        const Choice choice(p.seed, round, slot);
-        check_choice(side, choice);
-      }
+    for (int slot = 0; slot < static_cast<int>(RandomParams::kSlots); ++slot) {
+      check_choice(side, Choice(p.seed, round, slot));
     }
     warp::sync();
-    if (p.task == RandomTask::litmus && round % (kAhead / 2) != 0) continue;
     if (!add(side, queue, kAnswer, 1)) break;
     queue.flush();
   }
   // Sums of the lanes' additions: all of them have come.
-  if (p.task == RandomTask::operations) {
-    std::uint64_t expected = 0;
-    for (std::uint64_t round = 1; round < p.first_round + p.rounds; ++round) {
-      const Choice choice(p.seed, round, lane_index());
-      if (choice.kind == Choice::add) expected += choice.value;
-    }
-    side.count_wrong(side.counter(counter) != expected);
+  std::uint64_t expected = 0;
+  for (std::uint64_t round = 1; round < p.first_round + p.rounds; ++round) {
+    const Choice choice(p.seed, round, lane_index());
+    if (choice.kind == Choice::add) expected += choice.value;
   }
+  side.count_wrong(side.counter(counter) != expected);
   queue.quiet();
   queue.close();
 }

@@ -1,5 +1,5 @@
-// A kernel that sends operations of random kinds and sizes, or payload and a flag as fast as it can, and looks at all
-// that arrives.
+// A kernel that sends operations of random kinds and sizes, a flag behind those of each round, and looks at all that
+// arrives.
 #pragma once
 
 #include "kernels/common/wait.hpp"
@@ -7,12 +7,6 @@
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::test {
-
-enum class RandomTask : std::uint32_t {
-  operations,  ///< of random kinds and sizes; every byte and sum is looked at
-  litmus,      ///< payload that was just written, and a flag behind it; many rounds are under way
-  ping,        ///< the same, but a round begins when the one before was answered
-};
 
 /// One rank's launch: a block of two warps (one sends, one receives) for each pair of queue pairs (channels 2i and
 /// 2i + 1) to each rank. Heaps look alike on all ranks: kPattern bytes that are the same everywhere, then an area of
@@ -24,18 +18,15 @@ struct RandomParams {
   static constexpr std::uint32_t kSlotBytes = kMost + 64;
   static constexpr std::uint64_t kIncoming = 1024;  ///< before it: signal, answer, counters
   static constexpr std::uint64_t kAreaBytes = kIncoming + 2 * kSlots * kSlotBytes;
-  static constexpr std::uint32_t kLitmusBytes = 128;
 
   int rank = 0;
   int num_ranks = 0;
   std::uint64_t first_round = 1;  ///< counts over launches
   std::uint64_t rounds = 0;
-  RandomTask task = RandomTask::operations;
   std::uint64_t seed = 1;
   const RdmaPeerParams* peers = nullptr;  ///< [channels][num_ranks]
   std::byte* heap = nullptr;
-  std::uint64_t* wrong = nullptr;        ///< bytes, words, sums
-  std::uint64_t* nanoseconds = nullptr;  ///< that the sender of the last queue pair took
+  std::uint64_t* wrong = nullptr;  ///< bytes, sums
   WaitContext wait;
 
   /// What comes from, or goes to, a rank by a channel.

@@ -34,7 +34,6 @@ class ManyNodesTest : public test::NicFixture {
   /// Makes and connects all; returns the physical port that each queue pair was given, by channel and peer.
   std::vector<int> ports(ConnectionOptions options) {
     if (options.batch == 0) options.batch = 16;
-    nic_.handler = NicHandler::gpu;
     ends_.reset();
     fake_.commands.clear();
     make(options);

@@ -52,22 +52,21 @@ class NicFixture : public testing::Test {
   NicFixture() {
     fake_.uar.reg_addr = registers + kRegister;
     fake_.uar.base_addr = registers;
-    nic_.path = {.port = 1, .gid_index = 3};
     nic_.nic.nic = {.name = "fake_0", .capability = Capability::mlx5};
     nic_.gpu_memory = true;
     nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
     nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
     // Refuses a page of the machine that is mapped already, as CUDA does.
-    nic_.page_mapper.map = [this](void* page) -> void* {
+    nic_.page_mapper.map = [this](void* page) -> std::shared_ptr<void> {
       if (!refusal_of_pages_.empty()) throw SystemError(refusal_of_pages_);
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(page) % nic_.page_mapper.page_bytes, 0u) << "no beginning of a page";
       EXPECT_TRUE(mapped_.insert(page).second);
-      return static_cast<std::byte*>(page) + kMachinePage;
+      return {static_cast<std::byte*>(page) + kMachinePage, [this, page](void*) { mapped_.erase(page); }};
     };
-    nic_.page_mapper.unmap = [this](void* page) { EXPECT_EQ(mapped_.erase(page), 1u); };
   }
   ~NicFixture() override {
     ends_.reset();
+    nic_.landing_nics.reset();
     EXPECT_EQ(fake_.alive, 0);
     EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
     EXPECT_TRUE(mapped_.empty());
@@ -76,8 +75,8 @@ class NicFixture : public testing::Test {
   /// Each end is connected to itself: what the peer says is the same.
   void make(const ConnectionOptions& options) {
     NicAccess nic = nic_;
-    nic.device = std::make_shared<Device>("fake_0", fake_.functions);
-    ends_ = make_nic_ends(nic, executor_, *heap_, options);
+    nic.heap = nic.open("fake_0", {.gid_index = 3}, fake_.functions, *heap_);
+    ends_ = make_nic_ends(handler_, nic, executor_, options);
     table_.clear();
     for (std::size_t end = 0; end < options.ends(); ++end) table_.push_back(ends_->connect(end, ends_->address(end)));
   }
@@ -94,6 +93,7 @@ class NicFixture : public testing::Test {
   std::shared_ptr<Executor> executor_ = make_host_executor();
   std::shared_ptr<FakeHeap> heap_ = std::make_shared<FakeHeap>();
   NicAccess nic_;
+  NicHandler handler_ = NicHandler::gpu;
   std::string refusal_of_pages_;  ///< why no page may be mapped; empty: all may
   std::set<void*> mapped_;        ///< pages
   std::vector<RdmaPeerParams> table_;

@@ -21,17 +21,16 @@ using deep_ep::test::message_of;
 
 class NicRailsTest : public test::NicFixture {
  protected:
-  NicAccess own() {
-    NicAccess access = nic_;
-    access.gpu_memory = false;
-    access.handler = NicHandler::cpu;
-    access.device = std::make_shared<Device>("fake_0", fake_.functions);
-    return access;
+  NicRailsTest() {
+    nic_.gpu_memory = false;
+    handler_ = NicHandler::cpu;
+  }
+  std::unique_ptr<Paths> paths(const LandingNics& landings = {}) {
+    return make_nic_paths(own_, 4, landings, fake_.functions);
   }
   /// Of a rank of nodes of so many.
   LandingNics landing_nics(std::size_t own_rail, std::size_t rails) {
-    const NicPlace place{.name = {"fake_0"}, .port = 1, .gid_index = 3};
-    return open_landing_nics(own(), own_rail, std::vector(rails, place), *heap_);
+    return open_landing_nics(nic_, own_rail, std::vector(rails, own_), *heap_, fake_.functions);
   }
   void answer(std::uint64_t id, ibv_wc_status status) {
     ibv_wc completion{};
@@ -40,10 +39,12 @@ class NicRailsTest : public test::NicFixture {
     fake_.completions.push_back(completion);
   }
   static std::string refusal(const std::function<void()>& step) { return message_of<SystemError>(step); }
+
+  const WireFacts own_{.nic = {"fake_0"}, .path = {.gid_index = 3}};
 };
 
 TEST_F(NicRailsTest, APathIsTriedByAWriteOfNoBytes) {
-  const auto paths = make_nic_paths(own(), 4);
+  const auto paths = this->paths();
   EXPECT_NE(paths->address(0).queue_pair, paths->address(1).queue_pair);
   paths->connect(1, paths->address(3));
   answer(std::uint64_t{1} << 32, IBV_WC_SUCCESS);
@@ -56,8 +57,8 @@ TEST_F(NicRailsTest, APathIsTriedByAWriteOfNoBytes) {
 
 TEST_F(NicRailsTest, APathIntoMemoryIsTriedByAnAdditionOfNothing) {
   const LandingNics nics = landing_nics(0, 2);
-  const std::uint32_t key = nics.of_rail[1]->heap.signals.remote_key();
-  const auto paths = make_nic_paths(own(), 4, nics);
+  const std::uint32_t key = nics.of_rail[1]->signals.remote_key();
+  const auto paths = this->paths(nics);
   EXPECT_EQ(paths->address(1).signal_key, 0u) << "it sends";
   EXPECT_EQ(paths->address(2).signal_key, 0u) << "of the own rail";
   EXPECT_EQ(paths->address(3).signal_key, key);
@@ -74,7 +75,7 @@ TEST_F(NicRailsTest, APathIntoMemoryIsTriedByAnAdditionOfNothing) {
 }
 
 TEST_F(NicRailsTest, WhatAPathLacksIsSaid) {
-  const auto paths = make_nic_paths(own(), 4);
+  const auto paths = this->paths();
   paths->connect(0, paths->address(2));
   answer(0, IBV_WC_RETRY_EXC_ERR);
   EXPECT_TRUE(
@@ -85,24 +86,23 @@ TEST_F(NicRailsTest, WhatAPathLacksIsSaid) {
 
 /// Rank 4 of nodes of three: it is on rail 1, and receives by the NICs of rails 0 and 2.
 TEST_F(NicRailsTest, TheHeapIsRegisteredWithTheNicOfEachOtherRail) {
-  const ConnectionOptions options{.peers = {0, 1, 2}, .channels = 2, .depth = 64, .batch = 16, .rail_width = 3};
-  NicAccess access = own();
-  access.landing_nics = std::make_shared<const LandingNics>(landing_nics(1, 3));
-  access.rank = 4;
+  const ConnectionOptions options{
+      .rank = 4, .peers = {0, 1, 2}, .channels = 2, .depth = 64, .batch = 16, .rail_width = 3};
+  nic_.landing_nics = std::make_shared<const LandingNics>(landing_nics(1, 3));
   ASSERT_EQ(fake_.registered.size(), 2u);
   for (const auto& heap : fake_.registered) {
     EXPECT_EQ(heap.address, heap_->local());
     EXPECT_EQ(heap.bytes, test::FakeHeap::kBytes);
     EXPECT_EQ(heap.first_address, 0u);
   }
-  const auto ends = make_nic_ends(access, executor_, *heap_, options);
+  make(options);
   std::set<std::uint32_t> numbers;
   for (std::size_t end = 0; end < options.ends(); ++end) {
-    ASSERT_EQ(options.lands(end, 4), end % 3 != 1) << "rank 1 is on the same rail";
-    if (!options.lands(end, 4)) continue;
-    numbers.insert(ends->landing(end).queue_pair);
-    EXPECT_EQ(ends->landing(end).heap_key, options.peer(end) == 0 ? 0x200u : 0x201u);
-    ends->connect_landing(end, ends->landing(end));
+    ASSERT_EQ(options.lands(end), end % 3 != 1) << "rank 1 is on the same rail";
+    if (!options.lands(end)) continue;
+    numbers.insert(ends_->landing(end).queue_pair);
+    EXPECT_EQ(ends_->landing(end).heap_key, options.peer(end) == 0 ? 0x200u : 0x201u);
+    ends_->connect_landing(end, ends_->landing(end));
     EXPECT_EQ(fake_.state_changes.back().attributes.qp_state, IBV_QPS_RTS);
   }
   EXPECT_EQ(numbers.size(), 4u);

@@ -45,24 +45,24 @@ TEST(VerbsLibraries, ReportNamesBothOrSaysWhyNot) {
 
 class VerbsTest : public testing::Test {
  protected:
-  std::shared_ptr<Device> open() { return std::make_shared<Device>("fake_0", fake_.functions); }
-  QueuePair pair_on(const PathOptions& path) {
+  std::shared_ptr<Device> open() { return std::make_shared<Device>("fake_0", path_, fake_.functions); }
+  QueuePair pair() {
     const std::shared_ptr<Device> device = open();
-    return {device, make_completion_queue(device, 64), 64, path};
+    return {device, make_completion_queue(device, 64), 64};
   }
-  static PathOptions path() { return {.gid_index = 3}; }
   void TearDown() override {
     EXPECT_EQ(fake_.alive, 0) << "something was not given back";
     EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
   }
 
   FakeVerbs fake_;
+  PathOptions path_{.gid_index = 3};
   alignas(4096) std::array<std::byte, 8192> memory_{};
 };
 
 TEST_F(VerbsTest, UnknownDeviceListsThoseThatExist) {
-  EXPECT_TRUE(
-      says(message_of<InvalidArgument>([&] { Device("mlx5_3", fake_.functions); }), {"'mlx5_3'", "sees: fake_0"}));
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { Device("mlx5_3", path_, fake_.functions); }),
+                   {"'mlx5_3'", "sees: fake_0"}));
 }
 
 TEST_F(VerbsTest, RefusedMemoryNamesTheLimitThatUsuallyIsTheCause) {
@@ -92,10 +92,9 @@ TEST_F(VerbsTest, GpuMemoryGoesByDmaBufThenByPeerMemory) {
 // ---- Queue pairs ----
 
 TEST_F(VerbsTest, ConnectionGoesThroughTheThreeStatesWithWhatWasAgreed) {
-  PathOptions options = path();
-  options.traffic_class = 106;
-  options.service_level = 3;
-  QueuePair pair = pair_on(options);
+  path_.traffic_class = 106;
+  path_.service_level = 3;
+  QueuePair pair = this->pair();
   QueuePairAddress peer = pair.address();
   peer.queue_pair = 0x99;
   peer.packet_number = 0x1234;
@@ -134,7 +133,7 @@ TEST_F(VerbsTest, InfiniBandGoesByLidAndByAGlobalRouteWhereOneOfThePortsNeedsIt)
   fake_.port.lid = 7;
   for (const auto& [here, there] : {std::pair(0, 0), {IBV_QPF_GRH_REQUIRED, 0}, {0, 1}}) {
     fake_.port.flags = static_cast<std::uint8_t>(here);
-    QueuePair pair = pair_on(path());
+    QueuePair pair = this->pair();
     QueuePairAddress peer = pair.address();
     peer.needs_global_route = static_cast<std::uint8_t>(there);
     pair.connect(peer);
@@ -146,12 +145,12 @@ TEST_F(VerbsTest, InfiniBandGoesByLidAndByAGlobalRouteWhereOneOfThePortsNeedsIt)
     EXPECT_EQ(route.grh.hop_limit, 64);
     EXPECT_EQ(std::memcmp(route.grh.dgid.raw, peer.gid.data(), 16), 0);
     peer.gid = {};
-    EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair_on(path()).connect(peer); }), {"needs a global route"}));
+    EXPECT_TRUE(says(message_of<RankMismatch>([&] { this->pair().connect(peer); }), {"needs a global route"}));
   }
 }
 
 TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
-  QueuePair pair = pair_on(path());
+  QueuePair pair = this->pair();
   QueuePairAddress peer = pair.address();
   peer.link_layer = LinkLayer::infiniband;
   EXPECT_TRUE(
@@ -175,11 +174,11 @@ TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
 }
 
 TEST_F(VerbsTest, APortThatCannotBeUsedIsNamed) {
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { local_address(*open(), {.gid_index = 1}); }),
+  path_.gid_index = 1;
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { local_address(*open()); }),
                    {"GID index 1 of RDMA device fake_0 port 1 is empty (0 to 7 exist"}));
   fake_.port.state = IBV_PORT_DOWN;
-  EXPECT_TRUE(
-      says(message_of<SystemError>([&] { local_address(*open(), path()); }), {"fake_0 port 1 is down, not active"}));
+  EXPECT_TRUE(says(message_of<SystemError>([&] { local_address(*open()); }), {"fake_0 port 1 is down, not active"}));
 }
 
 // ---- The wire ----
@@ -187,7 +186,7 @@ TEST_F(VerbsTest, APortThatCannotBeUsedIsNamed) {
 class VerbsWireTest : public VerbsTest {
  protected:
   void SetUp() override {
-    wire_ = std::make_unique<VerbsWire>(open(), 1, 16, path());
+    wire_ = std::make_unique<VerbsWire>(open(), 1, 16);
     pair_ = &wire_->queue_pair(0);
   }
   void TearDown() override {
@@ -279,8 +278,7 @@ TEST_F(VerbsWireTest, DeviceThatFailsIsAnException) {
 
 TEST_F(VerbsTest, WireNeedsAtomics) {
   fake_.attributes.atomic_cap = IBV_ATOMIC_NONE;
-  EXPECT_TRUE(
-      says(message_of<InvalidArgument>([&] { VerbsWire(open(), 1, 16, path()); }), {"no 8-byte fetch-and-add"}));
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { VerbsWire(open(), 1, 16); }), {"no 8-byte fetch-and-add"}));
 }
 
 }  // namespace

@@ -149,7 +149,6 @@ NicTestReport test_nics(const Patient& patient, const NicTestOptions& options) {
   const Subjects found = find_subjects(patient, {.wire = wire_of(options.wire),
                                                  .device = options.device,
                                                  .between_machines = bootstrap->size() > 1,
-                                                 .rank = bootstrap->rank(),
                                                  .retry_s = options.seconds / 90});
   // Between machines the first NIC meets the first, and so on.
   std::size_t count = found.subjects.size();

@@ -1,6 +1,5 @@
 #include "tools/doctor/nic_test/subjects.hpp"
 
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -21,27 +20,13 @@ namespace deep_ep::tools {
 namespace {
 
 using rdma::nic_test::Subject;
-using rdma::nic_test::Way;
-using Adjust = void (*)(rdma::verbs::NicAccess&);
-
-struct Adjustment {
-  const char* name;
-  Adjust adjust;
-};
-
-constexpr std::array kAdjustments = {
-    Adjustment{"handler doorbell", [](rdma::verbs::NicAccess& access) { access.handler = rdma::NicHandler::doorbell; }},
-    Adjustment{"handler cpu", [](rdma::verbs::NicAccess& access) { access.handler = rdma::NicHandler::cpu; }},
-};
-
-/// Opens the NIC, changed by `adjust` where given, and makes queue pairs on it.
-rdma::nic_test::MakeEnds on_nic(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor,
-                                const rdma::RdmaSettings& settings, double retry_s, Adjust adjust) {
-  return [=](const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
-    rdma::verbs::NicAccess access = rdma::verbs::open_nic(nic, *executor, settings);
-    access.path = giving_up_within(access.path, retry_s);
-    if (adjust != nullptr) adjust(access);
-    return rdma::verbs::make_nic_ends(access, executor, heap, options);
+/// Opens the NIC and makes queue pairs on it.
+rdma::nic_test::MakeEndsOn on_nic(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor,
+                                  rdma::RdmaSettings settings, double retry_s) {
+  settings.path = giving_up_within(settings.path, retry_s);
+  return [=](rdma::NicHandler handler, const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
+    return rdma::verbs::make_nic_ends(handler, rdma::verbs::open_nic(nic, *executor, settings, heap), executor,
+                                      options);
   };
 }
 
@@ -65,21 +50,23 @@ rdma::nic_test::Link link_of(const rdma::NicAssignment& nic, const rdma::RdmaSet
 
 Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor, const std::string& by,
                     const rdma::RdmaSettings& settings, const SubjectChoice& choice) {
+  const bool cuda = executor->device().kind == Device::Kind::cuda;
   Subject subject{.name = fmt::format("{}, rung by {}", nic.name(), by),
                   .executor = executor,
-                  .make = on_nic(nic, executor, settings, choice.retry_s, nullptr),
+                  .make = on_nic(nic, executor, settings, choice.retry_s),
+                  .handler = settings.nic_handler,
                   .others = {},
                   .no_others = "handler cpu: there is no doorbell register, and rings lie in host memory",
                   .link = link_of(nic, settings)};
-  const bool has_registers =
-      executor->device().kind == Device::Kind::cuda && nic.nic.capability == rdma::Capability::mlx5;
+  if (!cuda && subject.handler == rdma::NicHandler::automatic) subject.handler = rdma::NicHandler::cpu;
+  const bool has_registers = cuda && nic.nic.capability == rdma::Capability::mlx5;
   subject.wants_gpu_handler = has_registers && settings.nic_handler < rdma::NicHandler::doorbell;
   subject.link.is_judged = subject.wants_gpu_handler;
   if (choice.between_machines) {
     subject.no_others = "other handlers are tested without --listen and --peer";
   } else if (subject.wants_gpu_handler) {
-    for (const Adjustment& way : kAdjustments) {
-      subject.others.push_back({way.name, on_nic(nic, executor, settings, choice.retry_s, way.adjust)});
+    for (const rdma::NicHandler handler : {rdma::NicHandler::doorbell, rdma::NicHandler::cpu}) {
+      subject.others.push_back({fmt::format("handler {}", name_of(handler)), subject.make, handler});
     }
   }
   return subject;
@@ -94,7 +81,7 @@ void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subje
   for (int gpu = 0; gpu < cuda_device_count(); ++gpu) {
     const std::string by = fmt::format("GPU {}", gpu);
     try {
-      const rdma::NicAssignment nic = rdma::nic_of_cuda_device(gpu);
+      const rdma::NicAssignment nic = rdma::nics_of_cuda_device(gpu).front();
       const auto [first, is_new] = rung_by.emplace(nic.name(), by);
       if (!is_new) {
         found.left_out.push_back(rdma::nic_test::skipped(
@@ -115,9 +102,9 @@ void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjec
                                                   patient.nics, patient.settings);
   std::set<std::string> names;
   for (std::size_t rank = 0; rank < map.rows.size(); ++rank) {
-    const auto& nic = map.rows[rank].nic;
-    if (!nic || !names.insert(nic->name()).second) continue;
-    found.subjects.push_back(nic_subject(*nic, make_host_executor(), "the CPU", patient.settings, choice));
+    const std::vector<rdma::NicAssignment>& nics = map.rows[rank].nics;
+    if (nics.empty() || !names.insert(nics.front().name()).second) continue;
+    found.subjects.push_back(nic_subject(nics.front(), make_host_executor(), "the CPU", patient.settings, choice));
   }
   leave_out(map.unused, found);
 }
@@ -156,10 +143,10 @@ Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
         {.name = fmt::format("wire {} (no NIC), {}", rdma::name_of(wire), kind == Device::Kind::cuda ? "GPU 0" : "CPU"),
          .executor = executor,
          .make =
-             [=, rank = choice.rank, nic = wanted.nic](const SymmetricHeap& heap,
-                                                       const rdma::ConnectionOptions& options) {
-               return simulated ? rdma::make_simulated_ends(executor, heap, rank, options, nic)
-                                : rdma::make_local_ends(executor, heap, rank, options);
+             [=, nic = wanted.nic](rdma::NicHandler, const SymmetricHeap& heap,
+                                   const rdma::ConnectionOptions& options) {
+               return simulated ? rdma::make_simulated_ends(executor, heap, options, nic)
+                                : rdma::make_local_ends(executor, heap, options);
              },
          .others = {},
          .no_others = "there is no NIC, so no doorbell register"});

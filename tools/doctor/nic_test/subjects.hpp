@@ -13,7 +13,6 @@ struct SubjectChoice {
   rdma::WireSetting wire = {};
   std::string device = "auto";  ///< see choose_device
   bool between_machines = false;
-  int rank = 0;  ///< of this side
   /// Seconds that NICs try to reach a peer, so that they say why they cannot before this test is tired of waiting.
   double retry_s = 7.5;
 };

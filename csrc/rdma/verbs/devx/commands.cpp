@@ -82,10 +82,8 @@ Mailbox create_completion_queue_command(const QueueMemory& memory, std::uint32_t
   mailbox.set(layout::create_cq::cq_umem_valid, 1)
       .set(layout::create_cq::cq_umem_id, memory.umem.id())
       .set(layout::create_cq::cq_umem_offset, entry)
-      .set(of_queue(cqc::cqe_sz), 0)  // 64 bytes
       .set(of_queue(cqc::cc), 1)
       .set(of_queue(cqc::oi), 1)
-      .set(of_queue(cqc::log_cq_size), 0)
       .set(of_queue(cqc::log_page_size), log_page(memory.umem.page_bytes()))
       .set(of_queue(cqc::uar_page), uar_page)
       .set(of_queue(cqc::c_eqn), event_queue)
@@ -102,18 +100,14 @@ Mailbox create_queue_pair_command(const QueueMemory& memory, std::uint32_t uar_p
   mailbox.set(layout::queue_pair::wq_umem_valid, 1)
       .set(layout::queue_pair::wq_umem_id, memory.umem.id())
       .set(layout::queue_pair::wq_umem_offset, memory.offset)
-      .set(of_context(qpc::st), qpc::st_reliable_connection)
       .set(of_context(qpc::pm_state), qpc::pm_state_migrated)
       .set(of_context(qpc::pd), protection_domain)
       .set(of_context(qpc::uar_page), uar_page)
       .set(of_context(qpc::cqn_snd), completion_queue)
       .set(of_context(qpc::cqn_rcv), completion_queue)
       .set(of_context(qpc::log_sq_size), static_cast<std::uint64_t>(std::countr_zero(memory.layout.depth)))
-      .set(of_context(qpc::log_rq_size), 0)
       .set(of_context(qpc::rq_type), qpc::rq_type_zero_size)
       .set(of_context(qpc::ts_format), qpc::ts_format_default)
-      .set(of_context(qpc::cs_req), 0)  // Inline answers would land in completion entries.
-      .set(of_context(qpc::cs_res), 0)
       .set(of_context(qpc::log_page_size), log_page(memory.umem.page_bytes()))
       .set(of_context(qpc::dbr_umem_valid), 1)
       .set(of_context(qpc::dbr_umem_id), memory.records.value_or(memory.umem).id())
@@ -128,7 +122,6 @@ Mailbox reset_to_init_command(const PathOptions& path, const QueuePairAddress& o
   mailbox.set(of_context(qpc::pm_state), qpc::pm_state_migrated)
       .set(of_context(qpc::counter_set_id), counter_set)
       .set(of_context(qpc::lag_tx_port_affinity), physical_port)
-      .set(of_context(qpc::rre), 0)  // Nothing reads remotely.
       .set(of_context(qpc::rwe), 1)
       .set(of_context(qpc::rae), 1)
       .set(of_context(qpc::atomic_mode), qpc::atomic_mode_up_to_8_bytes)
@@ -154,8 +147,7 @@ Mailbox init_to_ready_to_receive_command(const PathOptions& path, const QueuePai
 Mailbox ready_to_send_command(const PathOptions& path, const QueuePairAddress& own, int outstanding) {
   namespace qpc = layout::qpc;
   Mailbox mailbox = state_change(Opcode::rtr2rts_qp, own.queue_pair);
-  mailbox.set(of_context(qpc::log_ack_req_freq), 0)
-      .set(of_context(qpc::log_sra_max), log2_down(outstanding))
+  mailbox.set(of_context(qpc::log_sra_max), log2_down(outstanding))
       .set(of_context(qpc::next_send_psn), own.packet_number)
       .set(of_context(qpc::retry_count), path.retry_count)
       .set(of_context(qpc::rnr_retry), kReceiverNotReadyRetries)

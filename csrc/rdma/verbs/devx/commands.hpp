@@ -1,4 +1,6 @@
-// The commands that make and connect a queue pair whose ring a GPU fills. Plain data in, mailboxes out.
+// The commands that make and connect a queue pair whose ring a GPU fills. Plain data in, mailboxes out. Fields that are
+// not set are 0: a reliable connection (st) that answers no remote reads (rre) and wants an answer to each packet
+// (log_ack_req_freq); one completion of 64 bytes (cqe_sz) without inline data (cs_req, cs_res); no receive queue.
 #pragma once
 
 #include <array>

@@ -15,21 +15,21 @@ namespace deep_ep::rdma::verbs::devx {
 namespace {
 
 /// Returns the ports of its bond, if there is one.
-std::uint8_t check(const Context& context) {
-  const std::string& name = context.device->name();
-  if (!context.functions->is_supported(context.device->context()->device)) {
+std::uint8_t check(const DevxDevice& devx) {
+  const std::string& name = devx.device->name();
+  if (!devx.functions.is_supported(devx.device->context()->device)) {
     fail<InvalidArgument>("RDMA device {} is not an mlx5 device: GPUs cannot drive it; the NIC handler 'cpu' can",
                           name);
   }
   const auto capability = [](Field field) { return within(layout::answer::capability, field); };
-  const Mailbox general = context.run("QUERY_HCA_CAP", query_capabilities_command(layout::cmd_hca_cap::op_mod),
-                                      layout::answer::capability_bits);
+  const Mailbox general = devx.run("QUERY_HCA_CAP", query_capabilities_command(layout::cmd_hca_cap::op_mod),
+                                   layout::answer::capability_bits);
   const auto version = general.get(capability(layout::cmd_hca_cap::cqe_version));
   if (version != 1) {
     fail<SystemError>("RDMA device {} writes completion entries of version {}; kernels read version 1", name, version);
   }
-  const Mailbox atomics = context.run("QUERY_HCA_CAP", query_capabilities_command(layout::atomic_caps::op_mod),
-                                      layout::answer::capability_bits);
+  const Mailbox atomics = devx.run("QUERY_HCA_CAP", query_capabilities_command(layout::atomic_caps::op_mod),
+                                   layout::answer::capability_bits);
   const auto operations = atomics.get(capability(layout::atomic_caps::atomic_operations));
   const auto sizes = atomics.get(capability(layout::atomic_caps::atomic_size_qp));
   if ((operations & layout::atomic_caps::operation_fetch_add) == 0 ||
@@ -49,31 +49,32 @@ std::uint8_t check(const Context& context) {
   return static_cast<std::uint8_t>(general.get(capability(layout::cmd_hca_cap::num_lag_ports)));
 }
 
-std::uint32_t find_protection_domain(const Context& context) {
+std::uint32_t find_protection_domain(const DevxDevice& devx) {
   mlx5dv_pd domain{};
   mlx5dv_obj objects{};
-  objects.pd.in = context.device->protection_domain();
+  objects.pd.in = devx.device->protection_domain();
   objects.pd.out = &domain;
-  const int error = context.functions->init_obj(&objects, MLX5DV_OBJ_PD);
+  const int error = devx.functions.init_obj(&objects, MLX5DV_OBJ_PD);
   if (error != 0) {
-    fail<SystemError>("RDMA device {}: mlx5dv_init_obj of the protection domain: {}", context.device->name(),
+    fail<SystemError>("RDMA device {}: mlx5dv_init_obj of the protection domain: {}", devx.device->name(),
                       errno_text(error));
   }
   return domain.pdn;
 }
 
-std::uint32_t find_event_queue(const Context& context) {
+std::uint32_t find_event_queue(const DevxDevice& devx) {
   std::uint32_t number = 0;
-  const int error = context.functions->query_eqn(context.device->context(), 0, &number);
+  const int error = devx.functions.query_eqn(devx.device->context(), 0, &number);
   if (error != 0) {
-    fail<SystemError>("RDMA device {}: mlx5dv_devx_query_eqn: {}", context.device->name(), errno_text(error));
+    fail<SystemError>("RDMA device {}: mlx5dv_devx_query_eqn: {}", devx.device->name(), errno_text(error));
   }
   return number;
 }
 
 // The kernel knows how to reach a GID: an address handle that is made and dropped reveals the hardware address.
-MacAddress find_mac(const Context& context, const QueuePairAddress& peer, const PathOptions& path) {
-  const Device& device = *context.device;
+MacAddress find_mac(const DevxDevice& devx, const QueuePairAddress& peer) {
+  const Device& device = *devx.device;
+  const PathOptions& path = device.path();
   ibv_ah_attr attributes{};
   attributes.is_global = 1;
   attributes.port_num = static_cast<std::uint8_t>(path.port);
@@ -94,7 +95,7 @@ MacAddress find_mac(const Context& context, const QueuePairAddress& peer, const 
   mlx5dv_obj objects{};
   objects.ah.in = handle;
   objects.ah.out = &out;
-  const int error = context.functions->init_obj(&objects, MLX5DV_OBJ_AH);
+  const int error = devx.functions.init_obj(&objects, MLX5DV_OBJ_AH);
   MacAddress mac{};
   if (error == 0) std::copy_n(out.av->rmac, mac.size(), mac.begin());
   device.functions().destroy_ah(handle);
@@ -105,53 +106,53 @@ MacAddress find_mac(const Context& context, const QueuePairAddress& peer, const 
 }
 
 /// The kernel gives one to its own queue pairs: a queue pair of verbs is made and asked. 0: it does not say.
-std::uint8_t find_counter_set(const Context& context, const PathOptions& path) {
+std::uint8_t find_counter_set(const DevxDevice& devx) {
   try {
-    const QueuePair pair(context.device, make_completion_queue(context.device, 1), 1, path);
+    const QueuePair pair(devx.device, make_completion_queue(devx.device, 1), 1);
     const Mailbox command = query_queue_pair_command(pair.number());
     Mailbox answer(layout::command::context_bits);
-    const int error =
-        context.functions->qp_query(pair.get(), command.data(), command.size(), answer.data(), answer.size());
+    const int error = devx.functions.qp_query(pair.get(), command.data(), command.size(), answer.data(), answer.size());
     if (error != 0 || answer.get(layout::answer::status) != 0) {
       fail<SystemError>("mlx5dv_devx_qp_query: {}, syndrome {:#x}", errno_text(error),
                         answer.get(layout::answer::syndrome));
     }
     return static_cast<std::uint8_t>(answer.get(within(layout::queue_pair::context, layout::qpc::counter_set_id)));
   } catch (const Error& error) {
-    log::info("rdma: {}: losses are not counted, because: {}", context.device->name(), error.what());
+    log::info("rdma: {}: losses are not counted, because: {}", devx.device->name(), error.what());
     return 0;
   }
 }
 
 /// Is the device bonded, so that its queue pairs choose between physical ports? One that does not say is taken for one
 /// that is not.
-bool chooses_ports(const Context& context) {
+bool chooses_ports(const DevxDevice& devx) {
   try {
-    const Mailbox lag = context.run("QUERY_LAG", query_lag_command(), layout::query_lag::bits);
+    const Mailbox lag = devx.run("QUERY_LAG", query_lag_command(), layout::query_lag::bits);
     return lag.get(layout::query_lag::lag_state) != 0 && lag.get(layout::query_lag::port_select_mode) == 0;
   } catch (const Error& error) {
-    log::info("rdma: {}: taken for a device without bonded ports, because: {}", context.device->name(), error.what());
+    log::info("rdma: {}: taken for a device without bonded ports, because: {}", devx.device->name(), error.what());
     return false;
   }
 }
 
 }  // namespace
 
-DevxDevice::DevxDevice(Context of, const PathOptions& by)
-    : context(std::move(of)),
-      path(by),
-      bonded_ports(check(context)),
-      protection_domain(find_protection_domain(context)),
-      event_queue(find_event_queue(context)),
-      address(local_address(*context.device, path)),
-      counter_set(find_counter_set(context, path)) {
-  if (!chooses_ports(context)) bonded_ports = 0;
+DevxDevice::DevxDevice(std::shared_ptr<Device> of, const Mlx5Functions& by, std::size_t pages)
+    : device(std::move(of)),
+      functions(by),
+      page_bytes(pages),
+      bonded_ports(check(*this)),
+      protection_domain(find_protection_domain(*this)),
+      event_queue(find_event_queue(*this)),
+      address(local_address(*device)),
+      counter_set(find_counter_set(*this)) {
+  if (!chooses_ports(*this)) bonded_ports = 0;
 }
 
 MacAddress DevxDevice::mac_of(const QueuePairAddress& peer) {
   const auto known = macs_.find(peer.gid);
   if (known != macs_.end()) return known->second;
-  return macs_[peer.gid] = find_mac(context, peer, path);
+  return macs_[peer.gid] = find_mac(*this, peer);
 }
 
 }  // namespace deep_ep::rdma::verbs::devx

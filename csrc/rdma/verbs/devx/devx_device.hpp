@@ -5,11 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 
-#include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/queue_pair_address.hpp"
 #include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
+
+namespace deep_ep::rdma::verbs {
+struct Mlx5Functions;
+}
 
 namespace deep_ep::rdma::verbs::devx {
 
@@ -19,13 +23,18 @@ inline constexpr std::size_t kRingAlignment = 65536;
 struct DevxDevice {
   /// Checks that the device can do what the rings need (completion format 1, 8-byte fetch-and-add in the order of bytes
   /// that processors have). SystemError says which command was refused, and how. Errors of local_address().
-  DevxDevice(Context context, const PathOptions& path);
+  DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions,
+             std::size_t page_bytes = host_page_bytes());
+
+  /// A command that makes no object. SystemError: see FirmwareObject.
+  Mailbox run(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
 
   /// The hardware address behind a peer's GID.
   MacAddress mac_of(const QueuePairAddress& peer);
 
-  Context context;
-  PathOptions path;  ///< of all its queue pairs
+  std::shared_ptr<Device> device;
+  const Mlx5Functions& functions;
+  std::size_t page_bytes;  ///< of this machine, which are those of every UMEM
   /// Physical ports that are bonded, where queue pairs choose between them; otherwise 0.
   std::uint8_t bonded_ports = 0;
   std::uint32_t protection_domain;

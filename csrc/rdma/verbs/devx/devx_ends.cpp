@@ -19,12 +19,16 @@ using devx::DevxQueuePair;
 
 class DevxEnds final : public NicEnds {
  public:
-  DevxEnds(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor, HeapRegistration heap,
+  DevxEnds(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor,
            const ConnectionOptions& options)
-      : NicEnds(nic, std::move(heap), options), handler_(handler), name_(nic.nic.name()), pages_(nic.page_mapper) {
+      : NicEnds(nic, options),
+        handler_(handler),
+        name_(nic.nic.name()),
+        device_(std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5_functions(), nic.page_mapper.page_bytes)),
+        pages_(nic.page_mapper) {
     if (handler_ == NicHandler::gpu) {
       // Whether kernels can ring is tried on a register of its own, before anything else is made.
-      const auto trial = devx::make_doorbell({nic.device, &nic.mlx5_functions()});
+      const auto trial = devx::make_doorbell(*device_);
       DoorbellPages(nic.page_mapper).map(trial->reg_addr);
     } else {
       bells_.emplace(executor, options_.ends(), options_.depth);
@@ -39,7 +43,7 @@ class DevxEnds final : public NicEnds {
     }
   }
 
-  QueuePairAddress address(std::size_t end) const override { return heap_.at(pairs_[end].address()); }
+  QueuePairAddress address(std::size_t end) const override { return nic_.heap.at(pairs_[end].address()); }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     pairs_[end].connect(peer);
@@ -63,7 +67,7 @@ class DevxEnds final : public NicEnds {
 
   /// Completions in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
   std::optional<Failure> failure() const override {
-    if (nic_.device->has_failed()) {
+    if (nic_.heap.device->has_failed()) {
       return Failure{
           .of_device = true, .device = name_, .detail = "reported a fatal error: nothing on it completes any more"};
     }
@@ -80,12 +84,12 @@ class DevxEnds final : public NicEnds {
 
   /// Asks the device about every queue pair.
   std::string health() const override {
-    if (nic_.device->has_failed()) return rdma::describe(*failure());
+    if (nic_.heap.device->has_failed()) return rdma::describe(*failure());
     std::vector<std::string> troubles;
-    const ibv_port_attr port = nic_.device->port(nic_.path.port);
+    const ibv_port_attr port = nic_.heap.device->port();
     if (port.state != IBV_PORT_ACTIVE) {
-      const char* const state = nic_.device->functions().port_state_str(port.state);
-      troubles.push_back(fmt::format("port {} is {}", nic_.path.port, state));
+      const char* const state = nic_.heap.device->functions().port_state_str(port.state);
+      troubles.push_back(fmt::format("port {} is {}", nic_.heap.device->path().port, state));
     }
     const std::vector<RingStatus> rings = rings_->status();
     for (std::size_t end = 0; end < pairs_.size(); ++end) {
@@ -103,7 +107,7 @@ class DevxEnds final : public NicEnds {
 
   std::string describe() const override {
     return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler_),
-                       to_string(pairs_.front().memory_path()), name_, to_string(heap_.signals.path()));
+                       to_string(pairs_.front().memory_path()), name_, to_string(nic_.heap.signals.path()));
   }
 
  private:
@@ -139,22 +143,20 @@ class DevxEnds final : public NicEnds {
     pages_.unmap();
     pairs_.clear();
     make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment});
-    const auto device = std::make_shared<devx::DevxDevice>(
-        devx::Context{nic_.device, &nic_.mlx5_functions(), nic_.page_mapper.page_bytes}, nic_.path);
     const std::size_t bytes = rings_->layout().bytes;
-    devx::QueueMemory place{.umem = {device->context,
+    devx::QueueMemory place{.umem = {*device_,
                                      {.address = rings_->ring(0),
                                       .bytes = bytes * options_.ends(),
                                       .gpu = on_gpu ? &nic_.exporter : nullptr}},
                             .layout = rings_->layout()};
     if (bells_) {
       const MemoryRange records{.address = bells_->records(), .bytes = bells_->record_bytes()};
-      place.records.emplace(device->context, records);
+      place.records.emplace(*device_, records);
     }
     for (std::size_t i = 0; i < options_.ends(); ++i) {
       place.offset = i * bytes;
       place.record = i * 2 * sizeof(std::uint32_t);
-      pairs_.emplace_back(device, place, options_.port_offset(i));
+      pairs_.emplace_back(device_, place, options_.port_offset(i));
       if (!bells_) pages_.map(pairs_.back().doorbell());
     }
   }
@@ -162,6 +164,7 @@ class DevxEnds final : public NicEnds {
   // In this order; they are destroyed in the opposite order: mapped registers before the queue pairs that have them.
   NicHandler handler_;
   std::string name_;
+  std::shared_ptr<devx::DevxDevice> device_;
   std::optional<Bells> bells_;  ///< handler `doorbell`
   std::vector<DevxQueuePair> pairs_;
   DoorbellPages pages_;
@@ -171,14 +174,13 @@ class DevxEnds final : public NicEnds {
 }  // namespace
 
 std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
-                                     const std::shared_ptr<Executor>& executor, HeapRegistration heap,
-                                     const ConnectionOptions& options) {
+                                     const std::shared_ptr<Executor>& executor, const ConnectionOptions& options) {
   if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
-  if (!nic.mlx5()) {
+  if (nic.nic.nic.capability != Capability::mlx5) {
     fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format",
                       nic.nic.name());
   }
-  return std::make_unique<DevxEnds>(handler, nic, executor, std::move(heap), options);
+  return std::make_unique<DevxEnds>(handler, nic, executor, options);
 }
 
 }  // namespace deep_ep::rdma::verbs

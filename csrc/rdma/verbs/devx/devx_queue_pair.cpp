@@ -20,10 +20,10 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory mem
       memory_(std::move(memory)),
       port_offset_(port_offset),
       address_(device_->address),
-      doorbell_(make_doorbell(device_->context)),
-      completion_queue_(device_->context, "CREATE_CQ",
+      doorbell_(make_doorbell(*device_)),
+      completion_queue_(device_, "CREATE_CQ",
                         create_completion_queue_command(memory_, doorbell_->page_id, device_->event_queue)),
-      queue_pair_(device_->context, "CREATE_QP",
+      queue_pair_(device_, "CREATE_QP",
                   create_queue_pair_command(memory_, doorbell_->page_id, device_->protection_domain,
                                             completion_queue_.number())) {
   address_.queue_pair = queue_pair_.number();
@@ -32,26 +32,26 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory mem
 void* DevxQueuePair::doorbell() const { return doorbell_->reg_addr; }
 
 void DevxQueuePair::connect(const QueuePairAddress& peer) {
-  check_compatible(device_->context.device->name(), address_, peer);
+  check_compatible(device_->device->name(), address_, peer);
   const MacAddress mac = address_.link_layer == LinkLayer::ethernet ? device_->mac_of(peer) : MacAddress{};
   const int ports = device_->bonded_ports;
   const auto physical_port = static_cast<std::uint8_t>(ports > 1 ? 1 + port_offset_ % ports : 0);
   const auto initialise = [&](std::uint8_t counter_set) {
-    queue_pair_.modify("RST2INIT_QP", reset_to_init_command(device_->path, address_, counter_set, physical_port));
+    queue_pair_.modify("RST2INIT_QP",
+                       reset_to_init_command(device_->device->path(), address_, counter_set, physical_port));
   };
   try {
     initialise(device_->counter_set);
   } catch (const SystemError& error) {
     if (device_->counter_set == 0) throw;
     device_->counter_set = 0;
-    log::warn("rdma: {}: losses and retries are not counted, because: {}", device_->context.device->name(),
-              error.what());
+    log::warn("rdma: {}: losses and retries are not counted, because: {}", device_->device->name(), error.what());
     initialise(0);
   }
-  queue_pair_.modify("INIT2RTR_QP", init_to_ready_to_receive_command(device_->path, address_, peer, mac));
-  const int most = device_->context.device->limits().max_qp_init_rd_atom;
-  queue_pair_.modify("RTR2RTS_QP",
-                     ready_to_send_command(device_->path, address_, std::min<int>(most, peer.outstanding_reads_in)));
+  queue_pair_.modify("INIT2RTR_QP", init_to_ready_to_receive_command(device_->device->path(), address_, peer, mac));
+  const int most = device_->device->limits().max_qp_init_rd_atom;
+  queue_pair_.modify("RTR2RTS_QP", ready_to_send_command(device_->device->path(), address_,
+                                                         std::min<int>(most, peer.outstanding_reads_in)));
 }
 
 QueuePairProgress DevxQueuePair::progress() const {

@@ -14,34 +14,22 @@ struct mlx5dv_devx_obj;
 struct mlx5dv_devx_uar;
 struct mlx5dv_devx_umem;
 
-namespace deep_ep::rdma::verbs {
-struct Mlx5Functions;
-}
-
 namespace deep_ep::rdma::verbs::devx {
 
-/// An opened mlx5 device and the functions to command it with.
-struct Context {
-  std::shared_ptr<Device> device;
-  const Mlx5Functions* functions = nullptr;
-  std::size_t page_bytes = host_page_bytes();  ///< of this machine, which are those of every UMEM
-
-  /// A command that makes no object. SystemError: see FirmwareObject.
-  Mailbox run(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
-};
+struct DevxDevice;
 
 /// A completion queue or queue pair of the firmware. Errors are SystemError with device, command, errno, and the status
 /// and syndrome of the firmware's answer.
 class FirmwareObject {
  public:
-  FirmwareObject(Context context, const char* name, const Mailbox& command);
+  FirmwareObject(std::shared_ptr<DevxDevice> device, const char* name, const Mailbox& command);
 
   std::uint32_t number() const { return number_; }
   void modify(const char* name, const Mailbox& command);
   Mailbox query(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
 
  private:
-  Context context_;
+  std::shared_ptr<DevxDevice> device_;
   std::shared_ptr<mlx5dv_devx_obj> object_;
   std::uint32_t number_ = 0;
 };
@@ -53,7 +41,7 @@ class FirmwareObject {
 /// can make.
 class Umem {
  public:
-  Umem(const Context& context, const MemoryRange& range);
+  Umem(const DevxDevice& device, const MemoryRange& range);
 
   std::uint32_t id() const;
   std::size_t page_bytes() const { return page_bytes_; }
@@ -69,6 +57,6 @@ class Umem {
 /// of: one that is not cached and exclusive (rdma-core 45 and later); one that is not cached and all queue pairs of the
 /// opened device share, which 8-byte stores allow; a BlueFlame register, used as a plain one. SystemError says what
 /// each attempt answered.
-std::shared_ptr<mlx5dv_devx_uar> make_doorbell(const Context& context);
+std::shared_ptr<mlx5dv_devx_uar> make_doorbell(const DevxDevice& device);
 
 }  // namespace deep_ep::rdma::verbs::devx

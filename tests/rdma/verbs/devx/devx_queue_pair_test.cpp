@@ -82,11 +82,10 @@ class DevxTest : public testing::Test {
   std::unique_ptr<DevxQueuePair> make() {
     const auto device = open();
     const MemoryRange range{.address = memory_.get(), .bytes = layout_.bytes};
-    return std::make_unique<DevxQueuePair>(device, QueueMemory{{device->context, range}, 0, layout_}, port_offset_);
+    return std::make_unique<DevxQueuePair>(device, QueueMemory{{*device, range}, 0, layout_}, port_offset_);
   }
   std::shared_ptr<DevxDevice> open() {
-    return std::make_shared<DevxDevice>(Context{std::make_shared<Device>("fake_0", fake_.functions), &fake_.mlx5},
-                                        path_);
+    return std::make_shared<DevxDevice>(std::make_shared<Device>("fake_0", path_, fake_.functions), fake_.mlx5);
   }
   static QueuePairAddress peer_of(const DevxQueuePair& pair) {
     QueuePairAddress peer = pair.address();

@@ -50,7 +50,7 @@ struct ElasticDispatchArguments {
   /// and `expand` as then. The host does not wait. Of the other members only topk_weights, max_tokens,
   /// expert_alignment, expand, zero_padding, column_major_scales and config count. Used during the call. The call reads
   /// route or sent_to, metadata (which may have any stride between rows), source_ends, local_topk_idx, and, with
-  /// `zero_padding`, expert_counts.
+  /// `zero_padding`, expert_ends.
   const ElasticDispatchHandle* handle = nullptr;
   ConstTensorView topk_idx = {};  ///< [T, K] int32 or int64; a number that is no expert selects nothing
   std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32

@@ -43,11 +43,11 @@ struct TopkIndices {
 };
 
 /// Writes index number `at` of a table.
-DEEP_EP_DEVICE void store_topk_index(std::byte* table, bool is_64_bit, std::int64_t at, std::int32_t index) {
+DEEP_EP_DEVICE void store_topk_index(std::byte* table, bool is_64_bit, std::int64_t at, std::int64_t index) {
   if (is_64_bit) {
     reinterpret_cast<std::int64_t*>(table)[at] = index;
   } else {
-    reinterpret_cast<std::int32_t*>(table)[at] = index;
+    reinterpret_cast<std::int32_t*>(table)[at] = static_cast<std::int32_t>(index);
   }
 }
 

@@ -14,7 +14,7 @@ namespace deep_ep::device {
 DEEP_EP_DEVICE Arrival arrival(const ElasticCombineParams& params) {
   return {.row_bytes = params.row_bytes,
           .num_topk = static_cast<std::uint32_t>(params.num_topk),
-          .max_tokens = static_cast<std::uint32_t>(params.max_tokens),
+          .max_tokens = static_cast<std::uint32_t>(params.window.max_tokens),
           .kind = static_cast<std::uint64_t>((params.weighted ? 1 : 0) + (params.each_selection ? 2 : 0))};
 }
 

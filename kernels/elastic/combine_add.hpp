@@ -145,7 +145,7 @@ struct ElasticAdder {
     ReceivedRow own;  ///< on this rank, of the token
   };
 
-  DEEP_EP_DEVICE std::int32_t slot_of(const Token& token) const { return token.number - params.first_token; }
+  DEEP_EP_DEVICE std::int32_t slot_of(const Token& token) const { return params.window.slot_of(token.number); }
   DEEP_EP_DEVICE bool is_own(const Token& token) const { return token.rank == params.common.rank; }
 
   DEEP_EP_DEVICE Selection selection_at(std::int32_t number) const {
@@ -166,7 +166,7 @@ struct ElasticAdder {
     if (row < 0 || row >= params.metadata.valid()) return token;
     const ReceivedRow received = ReceivedRow::load(params, row);
     // A row of another token does not count: rows_at_owners of another dispatch would name one.
-    if (received.origin == params.common.rank * params.max_tokens + number) token.own = received;
+    if (received.origin == params.common.rank * params.window.max_tokens + number) token.own = received;
     return token;
   }
 
@@ -237,7 +237,7 @@ struct ElasticAdder {
   }
 
   DEEP_EP_DEVICE SharedWork work() const {
-    const std::int32_t parts = params.tokens_in_pass() * params.parts_per_token;
+    const std::int32_t parts = params.window.tokens_of(params.num_tokens) * params.parts_per_token;
     return {&params.common.state->combine_next_part, static_cast<std::uint32_t>(parts), params.adders};
   }
   /// The parts that this warp adds. Blocks that only add have the first ones.
@@ -254,7 +254,7 @@ struct ElasticAdder {
     const auto parts = static_cast<std::uint32_t>(params.parts_per_token);
     const std::uint32_t end = work().end;
     const auto selection_of = [&](std::uint32_t at) {
-      return at < end ? selection_at(params.first_token + static_cast<std::int32_t>(at / parts)) : Selection{};
+      return at < end ? selection_at(params.window.first_token + static_cast<std::int32_t>(at / parts)) : Selection{};
     };
     Turns turns = share_out();
     Selection selection = selection_of(turns.turn);
@@ -262,7 +262,8 @@ struct ElasticAdder {
       // Neither of these is needed before this part is done.
       const std::uint32_t drawn = turns.draw(work());
       const Selection next_selection = selection_of(turns.following);
-      const Token token = token_of(params.first_token + static_cast<std::int32_t>(turns.turn / parts), selection);
+      const Token token =
+          token_of(params.window.first_token + static_cast<std::int32_t>(turns.turn / parts), selection);
       const auto part = static_cast<int>(turns.turn % parts);
       const std::uint64_t own = token.own.find(params, share_of(part));  // prefetched while the others' rows arrive
       if (!await(token)) return;

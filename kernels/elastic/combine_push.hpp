@@ -102,9 +102,9 @@ class ElasticPusher {
   /// By a whole warp: its share of the row, if that belongs to a token of this pass at another rank.
   DEEP_EP_DEVICE void push(const ReceivedRow& row, const Team& team) const {
     const IntranodeParams& common = params.common;
-    const std::int32_t owner = row.origin < 0 ? common.num_ranks : row.origin / params.max_tokens;
+    const std::int32_t owner = row.origin < 0 ? common.num_ranks : row.origin / params.window.max_tokens;
     if (owner >= common.num_ranks || owner == common.rank) return;
-    const std::int32_t slot = row.origin - owner * params.max_tokens - params.first_token;
+    const std::int32_t slot = params.window.slot_of(row.origin - owner * params.window.max_tokens);
     if (slot < 0 || slot >= params.window.tokens) return;
 
     std::byte* heap = common.heaps[owner];

@@ -49,11 +49,7 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
       *reinterpret_cast<Vec16*>(params.told.of(common.heaps[peer], common.rank, epoch) + at) = told;
     }
     for (int i = 0; params.numbers.selected != nullptr && i < kTogether && at + i < end; ++i) {
-      if (params.topk_idx.is_64_bit) {
-        reinterpret_cast<std::int64_t*>(params.numbers.selected)[at + i] = index[i];
-      } else {
-        reinterpret_cast<std::int32_t*>(params.numbers.selected)[at + i] = static_cast<std::int32_t>(index[i]);
-      }
+      store_topk_index(params.numbers.selected, params.topk_idx.is_64_bit, at + i, index[i]);
     }
   }
   block::each(common.num_ranks, [&](int peer) {
@@ -137,10 +133,7 @@ DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, s
   }
   sender.pipe.drop();  // what is prepared and not sent
   if (good && params.fresh && block_index() >= grid_blocks() - params.numbers.blocks) {
-    const NumberingShared numbers(Carver(memory + params.numbers.shared_at), params.numbers.warps,
-                                  DispatchNumbers::columns(common.num_ranks, params.num_local_experts),
-                                  params.num_local_experts, common.num_ranks);
-    agree = DispatchNumberer{params, numbers, epoch, scratch}.number();
+    agree = ToldTokens{params, epoch}.number(memory + params.numbers_at, scratch);
   }
   if (block_index() == grid_blocks() - 1) end_dispatch(params, call, good, agree);
 }

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "kernels/normal/params.hpp"
-#include "kernels/rows/landing.hpp"
 #include "kernels/rows/params.hpp"
 
 namespace deep_ep {
@@ -31,20 +30,6 @@ struct ToldSelections {
   }
 };
 
-/// What the blocks that number selections find out.
-struct DispatchNumbers : RowTables {
-  CountExchange exchange;  ///< one block needs none
-  bool clear_tail;         ///< rows behind the last one say that they hold nothing
-  int blocks;              ///< the last ones of the grid
-  int warps;               ///< of each of these blocks, for which shared memory has room
-  std::uint32_t shared_at;
-
-  /// Counters: rows for each rank, selections of each local expert, rows of this rank from each source.
-  DEEP_EP_HOST_DEVICE static int columns(int num_ranks, int num_local_experts) {
-    return 2 * num_ranks + num_local_experts;
-  }
-};
-
 struct ElasticDispatchParams : SentRows {
   IntranodeParams common;
   WaitContext wait;
@@ -52,10 +37,11 @@ struct ElasticDispatchParams : SentRows {
   bool fresh;       ///< selections are told and numbered
   bool weighted;
   std::uint8_t* sent_to;  ///< [num_tokens, num_ranks]: does the token's row go there? Out if selections say it
-  LandingWindow window;
+  TokenWindow window;
   ToldSelections told;
-  DispatchNumbers numbers;
-  int first_sender;  ///< 1, or 0 where the block that tells sends, too
+  NumberingParams numbers;
+  std::uint32_t numbers_at;  ///< in shared memory
+  int first_sender;          ///< 1, or 0 where the block that tells sends, too
   int sending_blocks;
   int sending_warps;  ///< of each, the first ones
 

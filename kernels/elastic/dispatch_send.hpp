@@ -87,7 +87,9 @@ struct ElasticSender {
       for (int first = 0; first < common.num_ranks; first += kWarpSize) {
         const int rank = first + lane_index();
         if (!goes_to(unit, rank) || rank == common.rank) continue;
-        store(params.window.row(common.heaps[rank], common.rank, rank, unit.token) + unit.offset);
+        store(
+            params.window.row(common.heaps[rank], landing_part(common.rank, rank), params.window.slot_of(unit.token)) +
+            unit.offset);
       }
     });
   }
@@ -116,7 +118,8 @@ struct ElasticSender {
 #pragma unroll 1
       for (std::uint32_t left = warp::ballot(goes_to(unit, first + lane_index())); left != 0; left &= left - 1) {
         const int rank = first + lowest_bit(left);
-        std::uint32_t* const to = params.window.beside(common.heaps[rank], common.rank, unit.token);
+        std::uint32_t* const to =
+            params.window.beside(common.heaps[rank], common.rank, params.window.slot_of(unit.token));
 #pragma unroll
         for (int i = 0; i < kHeld; ++i) {
           const int at = lane_index() + i * kWarpSize;

@@ -14,24 +14,6 @@ struct ElasticBarrierParams {
   WaitContext wait;
 };
 
-/// The part of a rank's heap to which other ranks push rows of its tokens; at the same offset on every rank. A call
-/// takes its tokens through it in passes of equally many.
-struct ReturnWindow {
-  std::uint64_t rows_at, beside_at;  ///< offsets in the heap
-  std::uint32_t row_stride;          ///< whole lines
-  std::uint32_t words_beside;        ///< of a token and source: its weights, or a set of selections
-  std::int32_t tokens;               ///< of a pass
-  int parts;                         ///< rows of a token that there is room for
-
-  /// A row of the token in `slot`: the part is the source, the last selection of the source, or a selection.
-  DEEP_EP_DEVICE std::byte* row(std::byte* heap, int part, std::int32_t slot) const {
-    return heap + rows_at + (std::int64_t{part} * tokens + slot) * row_stride;
-  }
-  DEEP_EP_DEVICE std::uint32_t* beside(std::byte* heap, int source, std::int32_t slot) const {
-    return reinterpret_cast<std::uint32_t*>(heap + beside_at) + (std::int64_t{source} * tokens + slot) * words_beside;
-  }
-};
-
 /// Shared memory of a combine block.
 struct ElasticCombineShared {
   static constexpr std::size_t kMostShared = 8;  ///< rows that warps of a block share, two or more warps each
@@ -53,7 +35,6 @@ struct ElasticCombineParams {
   WaitContext wait;
   int num_topk;
   int num_local_experts;
-  int max_tokens;  ///< of a rank
   std::uint32_t row_bytes;
   bool expanded;        ///< rows of x are those that the metadata names; else x has a row for each one of the metadata
   bool each_selection;  ///< the owner adds the row of each selection; else a rank adds its own first. Only if expanded
@@ -74,19 +55,13 @@ struct ElasticCombineParams {
   const std::int32_t* source_ends;  ///< [num_ranks]
   const float* weights;             ///< [num_rows], or, not expanded, [num_rows, num_topk]
 
-  ReturnWindow window;
-  std::int32_t first_token;  ///< of the pass, at every rank
-  int pushing_blocks;        ///< the first ones; the others only add, which touches no other device
-  int adding_warps;          ///< of a pushing block, from the beginning; the others push first
-  int pushers, adders;       ///< warps in all: those that push, and those that do nothing but add
-  int parts_per_token;       ///< a token is added in so many parts, by different warps
+  TokenWindow window;
+  int pushing_blocks;   ///< the first ones; the others only add, which touches no other device
+  int adding_warps;     ///< of a pushing block, from the beginning; the others push first
+  int pushers, adders;  ///< warps in all: those that push, and those that do nothing but add
+  int parts_per_token;  ///< a token is added in so many parts, by different warps
 
   DEEP_EP_DEVICE bool pushes(int block, int warp) const { return block < pushing_blocks && warp >= adding_warps; }
-  /// Tokens of this rank in the pass, counted from `first_token`.
-  DEEP_EP_DEVICE std::int32_t tokens_in_pass() const {
-    const std::int32_t rest = num_tokens - first_token;
-    return rest < 0 ? 0 : rest < window.tokens ? rest : window.tokens;
-  }
   /// The part in which a token's row from `source` lies: the number of the source or of its last selection, whichever
   /// has fewer values.
   DEEP_EP_DEVICE int part_of(int source, int last_selection) const {

@@ -22,7 +22,7 @@ struct KernelState {
   // Blocks (or warps) that have arrived; the last to arrive sets it back to zero.
   std::uint32_t notify_ticket;
   std::uint32_t dispatch_round_ticket;
-  std::uint32_t selections_ticket;   ///< of blocks of the second interface's dispatch that number selections
+  std::uint32_t selections_ticket;   ///< of blocks that number selections of the second interface's dispatches
   std::uint64_t selections_counted;  ///< the last call in which all of these have counted
   // The next token, or part of one, that a warp may take; zero between calls. SMs differ in speed: if tokens were
   // shared out beforehand, the call would be as slow as the slowest.

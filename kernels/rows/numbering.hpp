@@ -1,9 +1,10 @@
-// How kernels number what selections name, in order: blocks and their warps take the selections one share after the
-// other. (1) Each warp counts its share, a column for each kind of number; (2) what earlier blocks and warps have
-// counted is added up; (3) the warp goes through its share again and takes numbers.
+// How kernels number what selections name, in the order of their tokens: blocks and their warps take the tokens one
+// share after the other. (1) Each warp counts its share, a column for each kind of number; (2) what earlier blocks and
+// warps have counted is added up; (3) the warp goes through its share again and takes numbers.
 #pragma once
 
 #include "kernels/common/tickets.hpp"
+#include "kernels/common/wait.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/memory.hpp"
@@ -12,71 +13,202 @@
 
 namespace deep_ep::device {
 
-template <class Int>
 struct Share {
-  Int begin, end;
+  int begin, end;
+
+  /// Part `number` of `parts`, in multiples of `step`.
+  DEEP_EP_DEVICE Share part(int number, int parts, int step) const {
+    const int steps = (end - begin + step - 1) / step;
+    const int each = (steps + parts - 1) / parts * step;
+    const int first = begin + number * each;
+    const int behind = first + each;
+    return {first < end ? first : end, behind < end ? behind : end};
+  }
 };
 
-/// Part `number` of `parts` of `whole`, in multiples of `step`.
-template <class Int>
-DEEP_EP_DEVICE Share<Int> part_of(const Share<Int>& whole, int number, int parts, int step) {
-  const Int steps = (whole.end - whole.begin + step - 1) / step;
-  const Int each = (steps + parts - 1) / parts * step;
-  const Int begin = whole.begin + number * each;
-  const Int end = begin + each;
-  return {begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
+DEEP_EP_DEVICE std::int32_t rounded_up(std::int32_t count, int alignment) {
+  return (count + alignment - 1) / alignment * alignment;
 }
 
-struct SelectionNumbers {
-  const NumberingShared& shared;
-  int columns, warps;  ///< that count, the first ones of a block
-  int block, blocks;   ///< that number
+/// A selection, as a lane of a warp sees it that looks at several tokens.
+struct Selection {
+  int position;        ///< of the token among those that are numbered
+  std::int32_t token;  ///< the number of the token among those of its source
+  int source, k;
+  int local;           ///< the expert, if it is one of this rank, else -1
+  int rank;            ///< of the expert, -1: none
+  std::uint32_t same;  ///< lanes with selections of the same token at the same rank
+  std::uint32_t token_lanes;
+  bool there;
 
+  /// One lane for each row.
+  DEEP_EP_DEVICE bool leads() const { return rank >= 0 && lowest_bit(same) == lane_index(); }
+};
+
+/// By whole blocks that number. `Tokens` says which tokens there are, as sources have them one behind the other:
+///   kOfAllRanks                   selections of all ranks; false: of this rank, whose rows have numbers already
+///   expert(selection)             that it names, among those of all ranks; -1: none
+///   token_at_source(selection)    the number that its source gives the token
+///   tell_host(totals)             by a warp of one block, when all have counted
+template <class Tokens>
+struct SelectionNumberer {
+  const Tokens& tokens;
+  const NumberingParams& params;
+  const NumberingShared& shared;  ///< source_ends say where the tokens of each source end
+  const WaitContext& wait;
+  std::uint64_t call;
+  const int block = block_index() - (grid_blocks() - params.blocks);
+  const int columns = NumberingParams::columns(Tokens::kOfAllRanks, params.num_ranks, params.num_experts);
+
+  DEEP_EP_DEVICE int num_topk() const { return params.metadata.num_topk; }
+  DEEP_EP_DEVICE int column_of_expert(int local) const { return (Tokens::kOfAllRanks ? params.num_ranks : 0) + local; }
+  DEEP_EP_DEVICE int column_of_source(int source) const { return params.num_ranks + params.num_experts + source; }
   /// The warp's counters.
-  DEEP_EP_DEVICE std::int32_t* own() const { return shared.next + (warp_index() < warps ? warp_index() : 0) * columns; }
-  template <class Int>
-  DEEP_EP_DEVICE Share<Int> share_of_block(Int end, int step) const {
-    return part_of(Share<Int>{0, end}, block, blocks, step);
-  }
-  template <class Int>
-  DEEP_EP_DEVICE Share<Int> share_of_warp(const Share<Int>& of_block, int step) const {
-    if (warp_index() >= warps) return {0, 0};
-    return part_of(of_block, warp_index(), warps, step);
+  DEEP_EP_DEVICE std::int32_t* own() const {
+    return shared.next + (warp_index() < params.warps ? warp_index() : 0) * columns;
   }
 
-  /// By all threads of the block, and a sync behind it.
-  DEEP_EP_DEVICE void clear() const {
-    block::each(warps * columns, [&](int at) { shared.next[at] = 0; });
+  // (1)
+
+  DEEP_EP_DEVICE std::int32_t first_token(int source) const { return source == 0 ? 0 : shared.source_ends[source - 1]; }
+
+  /// By a whole warp: `visit(selection)` for its share. It takes whole tokens.
+  template <class Visit>
+  DEEP_EP_DEVICE void for_each_selection(Visit visit) const {
+    const int topk = num_topk(), at_once = kWarpSize / topk;
+    if (warp_index() >= params.warps) return;
+    const Share all{0, shared.source_ends[params.num_ranks - 1]};
+    const Share share = all.part(block, params.blocks, at_once).part(warp_index(), params.warps, at_once);
+    const int of_lane = lane_index() / topk;
+    int source = 0;
+#pragma unroll 1
+    for (int first = share.begin; first < share.end; first += at_once) {
+      const int position = first + of_lane;
+      Selection selection{};
+      selection.position = position;
+      selection.there = of_lane < at_once && position < share.end;
+      selection.rank = selection.local = -1;
+      selection.k = lane_index() - of_lane * topk;
+      selection.token_lanes = (topk == kWarpSize ? 0xffffffffu : (1u << topk) - 1) << (of_lane * topk % kWarpSize);
+      if (selection.there) {
+        while (position >= shared.source_ends[source]) ++source;
+        selection.source = source;
+        selection.token = position - first_token(source);
+        const std::int32_t expert = tokens.expert(selection);
+        if (expert >= 0) selection.rank = expert / params.num_experts;
+        if (selection.rank == params.rank) selection.local = expert - selection.rank * params.num_experts;
+      }
+      const int of_token = of_lane * kMaxRanks + selection.rank;
+      selection.same = warp::match_any(selection.rank < 0 ? ~0u : static_cast<std::uint32_t>(of_token));
+      visit(selection);
+    }
   }
+
   DEEP_EP_DEVICE void count(int column) const { add_relaxed<Scope::block>(own() + column, 1); }
+  DEEP_EP_DEVICE void count_share() const {
+    for_each_selection([&](const Selection& selection) {
+      if (Tokens::kOfAllRanks && selection.leads()) count(selection.rank);
+      if (selection.local < 0) return;
+      count(column_of_expert(selection.local));
+      if (Tokens::kOfAllRanks && selection.leads()) count(column_of_source(selection.source));
+    });
+  }
 
-  /// By all threads, behind a sync, when the warps have counted: finds what each block and warp has before it, and the
-  /// totals. Blocks tell each other in `exchange`; one that is alone needs none. `await_others()` returns when
-  /// exchange.counted has this call's number, or false after a fault.
-  template <class AwaitOthers>
-  DEEP_EP_DEVICE bool add(const CountExchange& exchange, std::uint64_t call, std::int32_t* scratch,
-                          AwaitOthers await_others) const {
+  // (2)
+
+  /// By a thread: adds up what the warps have counted, each finds what those before it have.
+  DEEP_EP_DEVICE std::int32_t add_warps(int column) const {
+    constexpr int kTogether = 8;
+    std::int32_t sum = 0;
+#pragma unroll 1
+    for (int first = 0; first < params.warps; first += kTogether) {
+      std::int32_t count[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i < params.warps) count[i] = shared.next[(first + i) * columns + column];
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i >= params.warps) break;
+        shared.next[(first + i) * columns + column] = sum;
+        sum += count[i];
+      }
+    }
+    return sum;
+  }
+
+  /// By a lane of each warp: warps share the blocks, whose counts they load in groups.
+  DEEP_EP_DEVICE void add_blocks(const std::int32_t* counts, int column) const {
+    std::int32_t before = 0, total = 0;
+#pragma unroll 4
+    for (int other = warp_index(); other < params.blocks; other += block_warps()) {
+      const std::int32_t count = load_weak(counts + std::int64_t{other} * columns + column);
+      total += count;
+      before += other < block ? count : 0;
+    }
+    add_relaxed<Scope::block>(&shared.before[column], before);
+    add_relaxed<Scope::block>(&shared.totals[column], total);
+  }
+
+  /// By all threads, when the warps have counted: finds what each block and warp has before it, and the totals. Blocks
+  /// tell each other; one that is alone need not. False after a fault.
+  DEEP_EP_DEVICE bool add() const {
+    const bool alone = params.blocks == 1;
     block::each(columns, [&](int column) {
       const std::int32_t count = add_warps(column);
       shared.before[column] = 0;
-      shared.totals[column] = blocks == 1 ? count : 0;
-      if (blocks > 1) exchange.counts[std::int64_t{block} * columns + column] = count;
+      shared.totals[column] = alone ? count : 0;
+      if (!alone) params.exchange.counts[std::int64_t{block} * columns + column] = count;
     });
     block::sync();
-    if (blocks == 1) return true;
+    if (alone) return true;
     bool good = true;
     if (thread_index() == 0) {
-      if (last_to_arrive<Scope::gpu>(exchange.ticket, static_cast<std::uint32_t>(blocks))) {
-        store_release<Scope::gpu>(exchange.counted, call);
+      if (last_to_arrive<Scope::gpu>(params.exchange.ticket, static_cast<std::uint32_t>(params.blocks))) {
+        store_release<Scope::gpu>(params.exchange.counted, call);
       }
-      good = await_others();
+      good = wait_signal(wait, params.exchange.counted, {params.rank, Wanted::counts, call});
     }
-    if (!whole_block(good, scratch)) return false;
+    if (!whole_block(good, shared.scratch)) return false;
 #pragma unroll 1
-    for (int column = lane_index(); column < columns; column += kWarpSize) add_blocks(exchange.counts, column);
+    for (int column = lane_index(); column < columns; column += kWarpSize) add_blocks(params.exchange.counts, column);
     block::sync();
     return true;
   }
+
+  /// By one warp: each expert's rows begin behind those of the experts before, rounded up.
+  DEEP_EP_DEVICE void find_starts() const {
+    std::int32_t start = 0;
+#pragma unroll 1
+    for (int first = 0; first < params.num_experts; first += kWarpSize) {
+      const int expert = first + lane_index();
+      const bool there = expert < params.num_experts;
+      const std::int32_t rows = there ? rounded_up(shared.totals[column_of_expert(expert)], params.alignment) : 0;
+      const std::int32_t end = start + warp::inclusive_sum(rows);
+      if (there) shared.starts[expert] = end - rows;
+      start = warp::shuffle(end, kWarpSize - 1);
+    }
+  }
+
+  /// By one block: what is said of each source and each expert.
+  DEEP_EP_DEVICE void write_totals() const {
+    block::each(params.num_experts, [&](int expert) {
+      const std::int32_t count = shared.totals[column_of_expert(expert)];
+      params.expert_counts[expert] = count;
+      params.expert_ends[expert] =
+          shared.starts[expert] + (params.expand ? count : rounded_up(count, params.alignment));
+      if (params.stats != nullptr) params.stats[expert] += count;
+    });
+    if (thread_index() != 0) return;
+    std::int32_t end = 0;
+#pragma unroll 1
+    for (int source = 0; source < params.num_ranks; ++source) {
+      end = Tokens::kOfAllRanks ? end + shared.totals[column_of_source(source)] : shared.source_ends[source];
+      params.source_ends[source] = end;
+    }
+  }
+
+  // (3)
 
   /// By a whole warp: the next numbers of a column, whose numbers begin with `start`, for the lanes that want one, in
   /// their order.
@@ -91,81 +223,69 @@ struct SelectionNumbers {
     return number;
   }
 
- private:
-  /// By a thread: adds up what the warps have counted, each finds what those before it have.
-  DEEP_EP_DEVICE std::int32_t add_warps(int column) const {
-    constexpr int kTogether = 8;
-    std::int32_t sum = 0;
-#pragma unroll 1
-    for (int first = 0; first < warps; first += kTogether) {
-      std::int32_t count[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + i < warps) count[i] = shared.next[(first + i) * columns + column];
+  DEEP_EP_DEVICE void number_share() const {
+    const int topk = num_topk();
+    for_each_selection([&](const Selection& selection) {
+      // Of the token at the expert's rank.
+      std::int32_t row = selection.position;
+      if (Tokens::kOfAllRanks) {
+        const std::int32_t of_leader = take(selection.rank, 0, selection.leads());
+        row = warp::shuffle(of_leader, lowest_bit(selection.same));
+        if (selection.there && selection.source == params.rank) {
+          params.rows_at_owners[std::int64_t{selection.token} * topk + selection.k] = selection.rank < 0 ? -1 : row;
+        }
       }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + i >= warps) break;
-        shared.next[(first + i) * columns + column] = sum;
-        sum += count[i];
+
+      // Of the row that comes to this rank.
+      const bool here = selection.local >= 0;
+      std::int32_t slot = -1;
+      if (params.expand) {
+        slot = take(column_of_expert(selection.local), here ? shared.starts[selection.local] : 0, here);
       }
-    }
-    return sum;
+      const std::uint32_t of_token = warp::ballot(here) & selection.token_lanes;
+      const std::int32_t received = warp::shuffle(row, of_token != 0 ? lowest_bit(of_token) : 0);
+      if (!selection.there || of_token == 0) return;
+      params.metadata.slots(received)[selection.k] = slot;
+      params.local[std::int64_t{received} * topk + selection.k] = selection.local;
+      if (selection.k != 0) return;
+      params.metadata.row(received)[0] = selection.source * params.max_tokens + tokens.token_at_source(selection);
+      params.metadata.row(received)[1] = selection.source * topk + highest_bit(of_token) - lane_index();
+    });
   }
 
-  /// By a lane of each warp: warps share the blocks, whose counts they load in groups.
-  DEEP_EP_DEVICE void add_blocks(const std::int32_t* counts, int column) const {
-    std::int32_t before = 0, total = 0;
-#pragma unroll 4
-    for (int other = warp_index(); other < blocks; other += block_warps()) {
-      const std::int32_t count = load_weak(counts + std::int64_t{other} * columns + column);
-      total += count;
-      before += other < block ? count : 0;
+  /// By all threads: rows behind the last one hold nothing.
+  DEEP_EP_DEVICE void clear_rows() const {
+    const int topk = num_topk();
+    const std::int64_t rows =
+        Tokens::kOfAllRanks ? shared.totals[params.rank] : shared.source_ends[params.num_ranks - 1];
+#pragma unroll 1
+    for (std::int64_t row = rows + block * block_threads() + thread_index(); row < params.metadata.num_rows;
+         row += std::int64_t{params.blocks} * block_threads()) {
+#pragma unroll 1
+      for (int column = 0; column < RowMetadata::kColumnsBefore + topk; ++column) params.metadata.row(row)[column] = -1;
+#pragma unroll 1
+      for (int k = 0; k < topk; ++k) params.local[row * topk + k] = -1;
     }
-    add_relaxed<Scope::block>(&shared.before[column], before);
-    add_relaxed<Scope::block>(&shared.totals[column], total);
+  }
+
+  /// By all threads of these blocks, behind what writes source_ends. False after a fault.
+  DEEP_EP_DEVICE bool number() const {
+    block::each(params.warps * columns, [&](int at) { shared.next[at] = 0; });
+    block::sync();
+    count_share();
+    block::sync();
+    if (!add()) return false;
+    if (warp_index() == 0) find_starts();
+    block::sync();
+    if (block == 0) {
+      // By a warp that has nothing to number meanwhile: a word to the host takes long to arrive.
+      if (warp_index() == block_warps() - 1) tokens.tell_host(*this);
+      write_totals();
+    }
+    number_share();
+    if (params.clear_tail) clear_rows();
+    return true;
   }
 };
-
-// Tables of a handle.
-
-DEEP_EP_DEVICE std::int32_t rounded_up(std::int32_t count, int alignment) {
-  return (count + alignment - 1) / alignment * alignment;
-}
-
-/// By one warp: each expert's rows begin behind those of the experts before, rounded up.
-DEEP_EP_DEVICE void find_starts(const std::int32_t* counts, int num_experts, int alignment, std::int32_t* starts) {
-  std::int32_t start = 0;
-#pragma unroll 1
-  for (int first = 0; first < num_experts; first += kWarpSize) {
-    const int expert = first + lane_index();
-    const std::int32_t rows = expert < num_experts ? rounded_up(counts[expert], alignment) : 0;
-    const std::int32_t end = start + warp::inclusive_sum(rows);
-    if (expert < num_experts) starts[expert] = end - rows;
-    start = warp::shuffle(end, kWarpSize - 1);
-  }
-}
-
-/// By a thread: what is said of an expert whose rows begin at `start`.
-DEEP_EP_DEVICE void write_expert(const RowTables& tables, int expert, std::int32_t count, std::int32_t start,
-                                 int alignment) {
-  tables.expert_counts[expert] = count;
-  tables.expert_ends[expert] = start + (tables.expand ? count : rounded_up(count, alignment));
-  if (tables.stats != nullptr) tables.stats[expert] += count;
-}
-
-/// By a thread: every `step`-th row from `first` on holds nothing.
-DEEP_EP_DEVICE void clear_rows(const RowTables& tables, std::int64_t first, std::int64_t step) {
-  const int num_topk = tables.metadata.num_topk;
-#pragma unroll 1
-  for (std::int64_t row = first; row < tables.metadata.num_rows; row += step) {
-#pragma unroll 1
-    for (int column = 0; column < RowMetadata::kColumnsBefore + num_topk; ++column) {
-      tables.metadata.row(row)[column] = -1;
-    }
-#pragma unroll 1
-    for (int k = 0; k < num_topk; ++k) tables.local[row * num_topk + k] = -1;
-  }
-}
 
 }  // namespace deep_ep::device

@@ -9,7 +9,7 @@
 #include "kernels/common/faults.hpp"
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/common/topk.hpp"
-#include "kernels/rows/landing.hpp"
+#include "kernels/rows/window.hpp"
 
 namespace deep_ep {
 
@@ -76,27 +76,40 @@ struct RowTables {
   bool expand;                   ///< the metadata says where rows of the expanded layout are
 };
 
-/// Where blocks that number tell each other what they have counted. The words are zero before the first call.
+/// The counts of blocks that number, for each other. The words are zero before the first call, and keep what a call
+/// leaves.
 struct CountExchange {
   std::int32_t* counts;  ///< [blocks, columns]
   std::uint32_t* ticket;
   std::uint64_t* counted;  ///< the last call in which all have counted
 };
 
-struct NumberRowsParams : RowTables {
-  static constexpr int kMostBlocks = 128;
+/// Arguments of blocks that number selections. Columns of counters: with tokens of all ranks, rows for each rank; then
+/// selections of each local expert; then, with tokens of all ranks, rows of this rank from each source.
+struct NumberingParams : RowTables {
+  int rank;  ///< this one
+  int num_ranks;
+  int num_experts;  ///< of each rank
+  int max_tokens;   ///< of each rank
+  int alignment;
+  CountExchange exchange;  ///< one block needs none
+  bool clear_tail;         ///< rows behind the last one say that they hold nothing
+  int blocks;              ///< the last ones of the grid
+  int warps;               ///< of each of these blocks, for which shared memory has room
 
+  DEEP_EP_HOST_DEVICE static int columns(bool of_all_ranks, int num_ranks, int num_experts) {
+    return of_all_ranks ? 2 * num_ranks + num_experts : num_experts;
+  }
+};
+
+/// Received rows are numbered as they lie.
+struct NumberRowsParams {
+  NumberingParams numbers;
   WaitContext wait;            ///< after a failed call nothing is numbered
-  int rank;                    ///< this one, in words of a fault record
   TopkIndices recv_topk_idx;   ///< [num_rows, num_topk]
   const std::int32_t* source;  ///< [num_rows]: token at its source
   const std::int32_t* ends;    ///< of this rank's rows, by source
   std::int64_t ends_stride;
-  int num_ranks;
-  int num_experts;  ///< of this rank
-  int max_tokens;
-  int alignment;
-  CountExchange exchange;  ///< one block needs none
 
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   std::int64_t num_tokens;
@@ -113,12 +126,20 @@ struct NumberingShared {
   std::int32_t* scratch;
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, int warps, int columns, int num_experts, int num_ranks)
-      : next(carver.take<std::int32_t>(static_cast<std::size_t>(warps) * static_cast<std::size_t>(columns))),
-        before(carver.take<std::int32_t>(static_cast<std::size_t>(columns))),
-        totals(carver.take<std::int32_t>(static_cast<std::size_t>(columns))),
-        starts(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
-        source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, const NumberingParams& params, bool of_all_ranks)
+      : NumberingShared(
+            carver, static_cast<std::size_t>(params.warps),
+            static_cast<std::size_t>(NumberingParams::columns(of_all_ranks, params.num_ranks, params.num_experts)),
+            params) {}
+
+ private:
+  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, std::size_t warps, std::size_t columns,
+                                      const NumberingParams& params)
+      : next(carver.take<std::int32_t>(warps * columns)),
+        before(carver.take<std::int32_t>(columns)),
+        totals(carver.take<std::int32_t>(columns)),
+        starts(carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts))),
+        source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(params.num_ranks))),
         scratch(carver.take<std::int32_t>()),
         bytes(carver.bytes()) {}
 };
@@ -131,7 +152,7 @@ struct SpreadRowsParams {
   /// Given: rows are not in order, but lie in the window of this heap, where the metadata says that they are from; so
   /// does what is beside them. Only those of the pass are moved.
   std::byte* heap;
-  LandingWindow window;
+  TokenWindow window;
   int rank, num_ranks;
   const std::byte* own_rows;   ///< of this rank's tokens
   const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is moved
@@ -154,7 +175,7 @@ struct SpreadRowsParams {
   std::byte* spread_topk_idx;
   bool indices_are_64_bit;
 
-  const std::int32_t* expert_counts;  ///< [num_experts]; nullptr: gaps stay as they are
+  const std::int32_t* expert_ends;  ///< [num_experts], of the expanded layout; nullptr: gaps stay as they are
   int num_experts;
   int alignment;
 
@@ -169,12 +190,12 @@ struct AddressRowsParams {
   int max_tokens;
   bool each_selection;    ///< each row goes that the metadata names; else a row for each received one
   std::int64_t num_sent;  ///< rows that may travel
-  const float* weights;   ///< nullptr: none
+  const float* weights;   ///< nullptr: none; not with `each_selection`
   bool weights_of_slots;  ///< [num_weights], for rows of the expanded layout; else [num_rows, num_topk]
   std::int64_t num_weights;
   std::int32_t* beside;  ///< out, [num_sent, columns]: token * num_topk + selection, then weights
   int columns;
-  std::uint8_t* is_token_in_rank;     ///< out, [num_sent, num_ranks]; with `each_selection` 0 before
+  std::uint8_t* is_token_in_rank;     ///< out, [num_sent, num_ranks]; 0 before
   std::int32_t* num_tokens_per_rank;  ///< out, [num_ranks]; 0 before
 };
 

@@ -57,18 +57,10 @@ DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp
   const int sharing = params.alignment < kMostSharing ? params.alignment : kMostSharing;
 #pragma unroll 1
   for (std::int64_t unit = warp; unit < std::int64_t{params.num_experts} * sharing; unit += warps) {
-    const int expert = static_cast<int>(unit / sharing);
-    std::int64_t end = 0;  // of the expert's rows with their gap
+    const std::int64_t begin = load_weak(params.expert_ends + unit / sharing);
+    const std::int64_t end = (begin + params.alignment - 1) / params.alignment * params.alignment;
 #pragma unroll 1
-    for (int other = lane_index(); other <= expert; other += kWarpSize) {
-      const std::int64_t count = load_weak(params.expert_counts + other);
-      end += (count + params.alignment - 1) / params.alignment * params.alignment;
-    }
-    end = warp::sum(end);
-    const std::int64_t count = load_weak(params.expert_counts + expert);
-    const std::int64_t gap = (params.alignment - count % params.alignment) % params.alignment;
-#pragma unroll 1
-    for (std::int64_t to = end - gap + unit % sharing; to < end && to < params.num_spread; to += sharing) {
+    for (std::int64_t to = begin + unit % sharing; to < end && to < params.num_spread; to += sharing) {
       clear_row(params, to);
     }
   }
@@ -122,9 +114,10 @@ struct RowSpreader {
       unit.slot = -1;  // not in this pass
       return unit;
     }
-    unit.beside = params.window.place_beside(source, token);
-    unit.from = source == params.rank ? params.own_rows + std::int64_t{token} * params.row_bytes
-                                      : params.window.row(params.heap, source, params.rank, token);
+    unit.beside = params.window.place_beside(source, params.window.slot_of(token));
+    unit.from = source == params.rank
+                    ? params.own_rows + std::int64_t{token} * params.row_bytes
+                    : params.window.row(params.heap, landing_part(source, params.rank), params.window.slot_of(token));
     return unit;
   }
   /// The first row from `row` on that belongs somewhere; `valid`: there is none.
@@ -196,7 +189,7 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   }
 
   // 2. What nothing names.
-  if (params.expert_counts != nullptr) clear_gaps(params, warp, warps);
+  if (params.expert_ends != nullptr) clear_gaps(params, warp, warps);
   if (!params.expand) copy_selections(params, valid);
 }
 

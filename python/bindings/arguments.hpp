@@ -330,7 +330,7 @@ struct ElasticCachedDispatchCall {
   py::tuple route;
   bool indices_are_64_bit = true;
   TensorView metadata, source_ends, local_topk_idx;
-  std::optional<TensorView> expert_counts;
+  std::optional<TensorView> expert_ends;
   ElasticDispatchHandle handle;
   ElasticDispatchArguments arguments;
   CallOptions options;
@@ -343,7 +343,7 @@ struct ElasticCachedDispatchCall {
     with("metadata", metadata);
     with("source_ends", source_ends);
     with("local", local_topk_idx);
-    with("expert_counts", expert_counts);
+    with("expert_ends", expert_ends);
     with("num_max_tokens_per_rank", arguments.max_tokens);
     with("expert_alignment", arguments.expert_alignment);
     with("expand", arguments.expand);

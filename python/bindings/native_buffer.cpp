@@ -256,8 +256,8 @@ py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call)
   handle.metadata = Tensor::borrow(call.metadata);
   handle.source_ends = Tensor::borrow(call.source_ends);
   handle.local_topk_idx = Tensor::borrow(call.local_topk_idx);
-  if (call.expert_counts) handle.expert_counts = Tensor::borrow(*call.expert_counts);
-  call.arguments.zero_padding = call.expert_counts.has_value();
+  if (call.expert_ends) handle.expert_ends = Tensor::borrow(*call.expert_ends);
+  call.arguments.zero_padding = call.expert_ends.has_value();
   handle.index_dtype = call.indices_are_64_bit ? DType::int64 : DType::int32;
   if (buffer.num_nodes() == 1) {
     handle.sent_to = Tensor::borrow(framework.borrow(call.route[0], "route[0]").view);

@@ -114,7 +114,7 @@ class Buffer:
         metadata: torch.Tensor,
         source_ends: torch.Tensor,
         local: torch.Tensor,
-        expert_counts: Optional[torch.Tensor],
+        expert_ends: Optional[torch.Tensor],
         num_max_tokens_per_rank: int,
         expert_alignment: int,
         expand: bool,

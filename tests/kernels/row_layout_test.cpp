@@ -51,6 +51,10 @@ struct Received {
     std::mt19937_64 random(static_cast<std::uint64_t>(rows * 31 + topk));
     const auto below = [&](std::int64_t end) { return static_cast<std::int64_t>(random() % std::uint64_t(end)); };
     for (std::int64_t i = 0; i < rows * topk; ++i) recv_topk_idx.push_back(below(experts + 2) - 2);
+    // A row comes for one expert at least.
+    for (std::int64_t row = 0; row < rows; ++row) {
+      recv_topk_idx[static_cast<std::size_t>(row * topk + below(topk))] = below(experts);
+    }
     for (std::int64_t i = 0; i < tokens * topk; ++i) topk_idx.push_back(below(std::int64_t{experts} * ranks + 2) - 2);
     for (std::int64_t i = 0; i < rows; ++i) source_token.push_back(static_cast<std::int32_t>(below(max_tokens)));
     for (std::int64_t i = 0; i < tokens * ranks; ++i) destination_row.push_back(static_cast<std::int32_t>(below(1000)));
@@ -68,6 +72,13 @@ struct Received {
   }
   std::int32_t& slot(std::int64_t row, std::int64_t k) {
     return metadata[static_cast<std::size_t>(row * (topk + 2) + 2 + k)];
+  }
+
+  /// The first row of each gap, in the expanded layout.
+  Ints gaps() const {
+    Ints begins = starts;
+    for (std::size_t expert = 0; expert < begins.size(); ++expert) begins[expert] += counts[expert];
+    return begins;
   }
 
   RowMetadata rows_at(const OnDevice<std::int32_t>& table, const OnDevice<std::int32_t>& source_ends) const {
@@ -123,40 +134,45 @@ TEST(NumberRows, ByExpertThenRowThenSelection) {
             counts(*executor, ints(want.experts)), stats(*executor, Ints(static_cast<std::size_t>(want.experts), 100)),
             metadata(*executor, ints(want.rows * (want.topk + 2))), local(*executor, ints(want.rows * want.topk)),
             at_owners(*executor, ints(want.tokens * want.topk)),
-            scratch(*executor,
-                    ints(NumberingPlan::kWords + std::int64_t{NumberRowsParams::kMostBlocks} * want.experts));
+            exchanged(*executor, ints(std::int64_t{128} * want.experts));
+        const OnDevice<std::uint32_t> ticket(*executor, {0});
+        const OnDevice<std::uint64_t> counted(*executor, {5});  // of calls before
         NumberRowsParams params{};
-        params.metadata = want.rows_at(metadata, ends);
+        NumberingParams& numbers = params.numbers;
+        numbers.metadata = want.rows_at(metadata, ends);
         params.recv_topk_idx = {recv_idx.data(), true};
         params.source = src.data();
         params.ends = prefix.data() + want.rank;
-        params.ends_stride = params.num_ranks = want.ranks;
-        params.num_experts = want.experts;
-        params.max_tokens = want.max_tokens;
-        params.alignment = want.alignment;
-        params.expand = expand;
-        params.source_ends = ends.data();
-        params.expert_ends = expert_ends.data();
-        params.expert_counts = counts.data();
-        params.stats = stats.data();
-        params.local = local.data();
+        params.ends_stride = numbers.num_ranks = want.ranks;
+        numbers.rank = want.rank;
+        numbers.num_experts = want.experts;
+        numbers.max_tokens = want.max_tokens;
+        numbers.alignment = want.alignment;
+        numbers.clear_tail = true;
+        numbers.expand = expand;
+        numbers.source_ends = ends.data();
+        numbers.expert_ends = expert_ends.data();
+        numbers.expert_counts = counts.data();
+        numbers.stats = stats.data();
+        numbers.local = local.data();
         params.topk_idx = {idx.data(), true};
         params.num_tokens = want.tokens;
         params.destination_row = destination.data();
-        params.rows_at_owners = at_owners.data();
-        params.selected = reinterpret_cast<std::byte*>(selected.data());
+        numbers.rows_at_owners = at_owners.data();
+        numbers.selected = reinterpret_cast<std::byte*>(selected.data());
         Backend& backend = current(executor);
-        const NumberingPlan plan =
-            plan_numbering(params, backend.policy(), backend.device().kind == Device::Kind::cuda);
-        EXPECT_TRUE(plan.scratch_words != 0 || want.rows < 4000);
+        const LaunchShape shape =
+            plan_numbering(params, want.rows, backend.policy(), backend.device().kind == Device::Kind::cuda);
+        EXPECT_TRUE(shape.blocks > 1 || want.rows < 4000);
+        numbers.exchange = {exchanged.data(), ticket.data(), counted.data()};
         params.wait.abort = aborts.set.data();
-        number_rows(backend, params, plan, scratch.data(), nullptr);
+        backend.kernels().number_selections(params, shape, nullptr);
         for (const auto* untouched : {&ends, &expert_ends, &counts, &metadata, &local, &at_owners}) {
           const Ints values = untouched->read();
           EXPECT_EQ(values, Ints(values.size(), kUntouched));
         }
         params.wait.abort = aborts.none.data();
-        number_rows(backend, params, plan, scratch.data(), nullptr);
+        backend.kernels().number_selections(params, shape, nullptr);
         Ints wanted_metadata = want.metadata, wanted_ends, wanted_stats;
         for (std::size_t expert = 0; expert < want.counts.size(); ++expert) {
           const std::int32_t count = want.counts[expert];
@@ -197,7 +213,7 @@ TEST(SpreadRows, ToEverySelectionAndZeroInTheGaps) {
       const Ints rows = numbered(want.rows * width, 1), scales = numbered(want.rows * kScales, 2);
       const Ints weights = numbered(want.rows * want.topk, 3);
       const OnDevice<std::int32_t> ends(*executor, want.ends), metadata(*executor, want.metadata),
-          counts(*executor, want.counts), from(*executor, rows), from_scales(*executor, scales),
+          gaps(*executor, want.gaps()), from(*executor, rows), from_scales(*executor, scales),
           from_weights(*executor, weights), to(*executor, Ints(std::size_t((spread + 1) * width), kUntouched)),
           to_scales(*executor, Ints(std::size_t(spread * kScales + 1), kUntouched)),
           to_weights(*executor, Ints(std::size_t(spread + 1), kUntouched));  // a row more than there is
@@ -218,7 +234,7 @@ TEST(SpreadRows, ToEverySelectionAndZeroInTheGaps) {
       params.weights = reinterpret_cast<const std::uint32_t*>(from_weights.data());
       params.weight_stride = want.topk;
       params.spread_weights = reinterpret_cast<std::uint32_t*>(to_weights.data());
-      params.expert_counts = counts.data();
+      params.expert_ends = gaps.data();
       params.num_experts = want.experts;
       params.alignment = want.alignment;
       Backend& backend = current(executor);
@@ -238,7 +254,7 @@ TEST(SpreadRows, ToEverySelectionAndZeroInTheGaps) {
         wanted_weights[std::size_t(at)] = weight;
       };
       for (int expert = 0; expert < want.experts; ++expert) {
-        const std::int64_t end = want.starts[std::size_t(expert)] + want.counts[std::size_t(expert)];
+        const std::int64_t end = want.gaps()[std::size_t(expert)];
         for (std::int64_t at = end; at % want.alignment != 0; ++at) fill(at, -1, 0);
       }
       for (std::int64_t row = 0; row < want.valid; ++row) {
@@ -302,8 +318,9 @@ void expect_addresses(const std::shared_ptr<Executor>& executor, Received& want)
     const std::int64_t sent = each_selection ? want.expanded : want.rows;
     const OnDevice<std::int32_t> ends(*executor, want.ends), metadata(*executor, want.metadata),
         beside(*executor, Ints(std::size_t((sent + 1) * columns), kUntouched)),  // a row more than may travel
-        per_rank(*executor, Ints(std::size_t(ranks), kUntouched));
+        per_rank(*executor, Ints(std::size_t(ranks), 0));
     std::vector<std::uint8_t> wanted_in_rank(std::size_t((sent + 1) * ranks), 7);
+    std::fill_n(wanted_in_rank.begin(), sent * ranks, std::uint8_t{0});
     const OnDevice<std::uint8_t> in_rank(*executor, wanted_in_rank);
     const OnDevice<float> given(*executor, weights);
     AddressRowsParams params{};
@@ -323,7 +340,6 @@ void expect_addresses(const std::shared_ptr<Executor>& executor, Received& want)
     }
     address_rows(current(executor), params, nullptr);
 
-    std::fill_n(wanted_in_rank.begin(), sent * ranks, std::uint8_t{0});
     Ints wanted(std::size_t((sent + 1) * columns), kUntouched), wanted_per_rank(std::size_t(ranks), 0);
     for (std::int64_t row = 0; row < want.valid; ++row) {
       const std::int32_t source = want.slot(row, -2) / want.max_tokens, token = want.slot(row, -2) % want.max_tokens;

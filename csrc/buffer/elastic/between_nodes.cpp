@@ -1,9 +1,12 @@
 // Dispatch of the second interface between nodes: a dispatch of normal mode brings the rows, and kernels number them
 // and take them to the results.
+#include <algorithm>
+
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/buffer/internode/internode.hpp"
 #include "csrc/executor/kernel_table.hpp"
+#include "csrc/support/format.hpp"
 
 namespace deep_ep {
 namespace {
@@ -17,11 +20,25 @@ TopkIndices indices_of(const TensorSpec& spec, const void* data) { return {data,
 
 }  // namespace
 
+LaunchShape plan_numbering(NumberRowsParams& params, std::int64_t rows, const LaunchPolicy& policy, bool on_gpu) {
+  NumberingParams& numbers = params.numbers;
+  constexpr int kMostWarps = kernels::number_selections::kMaxThreads / 32, kMostBlocks = 128;
+  numbers.warps = on_gpu ? kMostWarps : std::min(policy.warps_per_block, kMostWarps);
+  const std::int64_t selections = std::max(rows, params.num_tokens) * numbers.metadata.num_topk;
+  const std::size_t bytes =
+      fit_numbering(numbers, false, selections, std::min(policy.multiprocessors, kMostBlocks), policy.max_shared_bytes);
+  if (bytes > policy.max_shared_bytes) {
+    fail<InvalidArgument>("num_local_experts is {}, allowed: as many as fit {} bytes of shared memory, {} each",
+                          numbers.num_experts, policy.max_shared_bytes, 4 * sizeof(std::int32_t));
+  }
+  return {numbers.blocks, numbers.warps * 32, bytes};
+}
+
 ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
   check_elastic_dispatch(arguments, runtime_);
   if (arguments.handle != nullptr) return dispatch_elastic_again(arguments, call);
   runtime_.faults().raise();
-  const int ranks = runtime_.num_ranks(), experts = arguments.num_experts / ranks;
+  const int ranks = runtime_.num_ranks();
   const auto topk = static_cast<int>(arguments.topk_idx.size(1));
   DispatchArguments sent;
   sent.x = arguments.x;
@@ -43,26 +60,21 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
 
   NumberRowsParams numbers{};
   numbers.wait = runtime_.faults().wait_context();
-  numbers.rank = runtime_.rank();
-  numbers.metadata.num_rows = received;
-  numbers.metadata.num_topk = topk;
+  numbers.numbers = numbering_params(arguments, runtime_);
   numbers.recv_topk_idx = indices_of(arguments.topk_idx, came.recv_topk_idx->data());
   numbers.source = came.handle.recv_src_idx.as<std::int32_t>();
   numbers.ends = came.handle.rank_prefix_matrix.as<std::int32_t>() + runtime_.rank();
-  numbers.ends_stride = numbers.num_ranks = ranks;
-  numbers.num_experts = experts;
-  numbers.max_tokens = arguments.max_tokens;
-  numbers.alignment = arguments.expert_alignment;
+  numbers.ends_stride = ranks;
   numbers.topk_idx = indices_of(arguments.topk_idx, arguments.topk_idx.data);
   numbers.num_tokens = arguments.x.size(0);
   numbers.destination_row = came.handle.destination_row.as<std::int32_t>();
-  const NumberingPlan plan = plan_numbering(numbers, runtime_.policy(), runtime_.on_gpu());
-  auto [handle, scratch] = make_elastic_tables(arguments, ranks, received, false, plan.scratch_words, scope);
+  const LaunchShape numbering = plan_numbering(numbers, received, runtime_.policy(), runtime_.on_gpu());
+  ElasticDispatchHandle handle =
+      make_elastic_tables(arguments, received, false, numbers.numbers, *common_.state, scope);
   handle.num_expanded = expanded_rows(arguments, ranks, came.num_recv_tokens_per_expert);
   handle.route = came.handle;
   handle.route.recv_src_idx = {};
-  static_cast<RowTables&>(numbers) = tables_of(handle, arguments);
-  number_rows(*runtime_.executor(), numbers, plan, scratch, scope.stream());
+  runtime_.executor()->kernels().number_selections(numbers, numbering, scope.stream());
 
   ElasticDispatchResult result = make_elastic_results(arguments, handle, received, scope);
   const SentRows rows = sent_rows(arguments.x, arguments.x_scales);

@@ -11,26 +11,18 @@
 namespace deep_ep {
 namespace {
 
-/// Takes the whole window of the heap, and as many tokens in a pass as it has room for. The same on all ranks.
-ReturnWindow plan_window(const ElasticCombineParams& params, std::size_t at, const Runtime& runtime) {
-  ReturnWindow window{};
+void plan_window(ElasticCombineParams& params, int max_tokens, const Runtime& runtime) {
+  TokenWindow& window = params.window;
   window.parts = params.each_selection ? params.num_topk : std::min(runtime.num_ranks(), params.num_topk);
   window.row_stride = static_cast<std::uint32_t>(align_to_line(params.row_bytes));
   window.words_beside = params.each_selection ? 1 : params.weighted ? static_cast<std::uint32_t>(params.num_topk) : 0;
-  const std::size_t rows = static_cast<std::size_t>(window.parts) * window.row_stride;
-  const std::size_t beside =
-      static_cast<std::size_t>(runtime.num_ranks()) * window.words_beside * sizeof(std::uint32_t);
-  const std::size_t room = runtime.layout().window_bytes - std::min(runtime.layout().window_bytes, kLine);
-  const std::size_t tokens = std::min<std::size_t>(
-      room / (rows + beside), static_cast<std::size_t>(runtime.layout().control.max_window_tokens()));
-  if (tokens == 0) {
+  window.max_tokens = max_tokens;
+  fit_window(window, runtime.layout().window_at(), runtime);
+  window.tokens = std::min(window.tokens, static_cast<std::int32_t>(runtime.layout().control.max_window_tokens()));
+  if (window.tokens == 0) {
     fail<OutOfMemory>("the window of {} does not hold {} rows of {} for a token: raise heap_bytes or window_bytes",
                       format_bytes(runtime.layout().window_bytes), window.parts, format_bytes(window.row_stride));
   }
-  window.tokens = static_cast<std::int32_t>(std::min<std::size_t>(tokens, static_cast<std::size_t>(params.max_tokens)));
-  window.rows_at = at;
-  window.beside_at = align_to_line(at + static_cast<std::size_t>(window.tokens) * rows);
-  return window;
 }
 
 constexpr int kAddingBlocks = 2;   ///< that only add, for each block that pushes, as far as there are multiprocessors
@@ -78,7 +70,6 @@ CombineResult Intranode::combine_elastic(const ElasticCombineArguments& argument
   params.common = common_;
   params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
   params.num_local_experts = arguments.num_experts / runtime_.num_ranks();
-  params.max_tokens = arguments.max_tokens;
   params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
   params.expanded = arguments.expanded;
   params.each_selection = arguments.each_selection;
@@ -93,7 +84,7 @@ CombineResult Intranode::combine_elastic(const ElasticCombineArguments& argument
   params.metadata = row_metadata(arguments.metadata, arguments.source_ends, runtime_.device());
   params.source_ends = arguments.source_ends.as<std::int32_t>();
   params.weights = params.weighted ? arguments.topk_weights->as<float>() : nullptr;
-  params.window = plan_window(params, runtime_.layout().window_at(), runtime_);
+  plan_window(params, arguments.max_tokens, runtime_);
   const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
 
   CallScope scope(runtime_.calls(), call);
@@ -102,7 +93,8 @@ CombineResult Intranode::combine_elastic(const ElasticCombineArguments& argument
   if (params.weighted) params.combined_weights = result.combined_topk_weights->as<float>();
   params.wait = runtime_.faults().wait_context();
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
-  for (; params.first_token < params.max_tokens; params.first_token += params.window.tokens) {
+  for (TokenWindow& window = params.window; window.first_token < window.max_tokens;
+       window.first_token += window.tokens) {
     runtime_.executor()->kernels().combine_elastic(params, shape, scope.stream());
   }
   result.event = scope.finish();

@@ -13,9 +13,9 @@
 namespace deep_ep {
 namespace {
 
-/// Takes the whole window of the heap, and as many tokens in a pass as it has room for. The same on all ranks.
-void plan_window(ElasticDispatchParams& params, int max_tokens, std::size_t at, const Runtime& runtime) {
+void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& runtime) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
+  const std::size_t at = runtime.layout().window_at(), window_bytes = runtime.layout().window_bytes;
   std::size_t used = at;
   if (params.fresh) {
     const auto selections = static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(params.rows.num_topk);
@@ -30,30 +30,19 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, std::size_t at, 
                            ranks * static_cast<std::size_t>(params.told.stride) * sizeof(std::int32_t));
     }
   }
-  LandingWindow& window = params.window;
-  window.row_bytes = params.rows.row_bytes;
-  window.words_beside =
+  params.window.row_stride = params.rows.row_bytes;
+  params.window.words_beside =
       static_cast<std::uint32_t>(params.rows.num_scales + (params.weighted ? params.rows.num_topk : 0));
-  window.max_tokens = max_tokens;
-  const std::size_t beside = ranks * window.words_beside * sizeof(std::uint32_t);
-  const std::size_t token = (ranks - 1) * window.row_bytes + beside;
-  const std::size_t room = runtime.layout().window_bytes - std::min(runtime.layout().window_bytes, used - at + kLine);
-  const std::size_t tokens = token == 0 ? static_cast<std::size_t>(max_tokens) : room / token;
-  if (tokens == 0 || used - at > runtime.layout().window_bytes) {
+  params.window.parts = runtime.num_ranks() - 1;
+  params.window.max_tokens = max_tokens;
+  const std::size_t token = fit_window(params.window, used, runtime);
+  if (params.window.tokens == 0 || used - at > window_bytes) {
     fail<OutOfMemory>(
         "the window of {} does not hold {} for the selections and {} for a token's rows from each rank: raise "
         "heap_bytes or window_bytes",
-        format_bytes(runtime.layout().window_bytes), format_bytes(used - at), format_bytes(token));
+        format_bytes(window_bytes), format_bytes(used - at), format_bytes(token));
   }
-  window.tokens = static_cast<std::int32_t>(std::min<std::size_t>(tokens, static_cast<std::size_t>(max_tokens)));
-  window.beside_at = used;
-  window.rows_at = align_to_line(used + static_cast<std::size_t>(window.tokens) * beside);
 }
-
-constexpr std::int64_t kSelectionsOfBlock = 2048;  ///< that numbers them
-/// Few selections are numbered by several blocks: on two H100 128 tokens took 1.5 us longer than one token with 8
-/// blocks, and 7.7 us longer with one.
-constexpr std::int64_t kFewOfBlock = 256, kFewBlocks = 8;
 
 LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, const Runtime& runtime) {
   const LaunchPolicy& policy = runtime.policy();
@@ -70,47 +59,32 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   params.first_sender = params.fresh && params.sending_blocks < most ? 1 : 0;
   const int free = policy.multiprocessors - params.first_sender - params.sending_blocks;
 
-  DispatchNumbers& numbers = params.numbers;
-  const int columns = DispatchNumbers::columns(runtime.num_ranks(), params.num_local_experts);
-  const auto bytes_to_number = [&](int counting_warps) {
-    return NumberingShared(Carver::without_memory(), counting_warps, columns, params.num_local_experts,
-                           runtime.num_ranks())
-        .bytes;
-  };
+  NumberingParams& numbers = params.numbers;
   const auto bytes_to_send = [&](int stages, std::uint32_t stage_bytes) {
     Carver carver = Carver::without_memory();
     carver.take<std::int32_t>();
     return align_to_line(WarpStages(carver, warps, stages, stage_bytes).bytes);
   };
-  int others = std::min(free, 1);  // blocks that send nothing
-  std::size_t beside = 0;
+  int others = std::min(free, 1);         // blocks that send nothing
+  std::size_t to_number = 0, beside = 0;  // bytes
   if (params.fresh) {
-    const std::int64_t selections = runtime.num_ranks() * params.told.stride;
-    const auto blocks_of = [&](std::int64_t each) { return (selections + each - 1) / each; };
-    const std::int64_t useful_blocks =
-        std::max(blocks_of(kSelectionsOfBlock), std::min(kFewBlocks, blocks_of(kFewOfBlock)));
-    others = static_cast<int>(std::clamp<std::int64_t>(useful_blocks, 0, free));
-    numbers.blocks = std::max(1, others);
     // A warp has a word to the host to wait for.
     numbers.warps = params.call.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
-    const std::size_t room = policy.max_shared_bytes / (others == 0 ? 2 : 1) - kLine;
-    while (numbers.warps > 1 && bytes_to_number(numbers.warps) > room) --numbers.warps;
-    if (bytes_to_number(numbers.warps) > room) {
+    const std::size_t room = policy.max_shared_bytes / (free == 0 ? 2 : 1) - kLine;
+    to_number = fit_numbering(numbers, true, runtime.num_ranks() * params.told.stride, free, room);
+    others = std::min(free, numbers.blocks);
+    if (to_number > room) {
       fail<InvalidArgument>(
           "num_experts is {}, allowed: so many that the {} of each rank fit {} bytes of shared memory",
           params.num_local_experts * runtime.num_ranks(), params.num_local_experts, room);
     }
-    if (others == 0) beside = bytes_to_number(numbers.warps);
+    if (others == 0) beside = to_number;
   }
-  const std::size_t per_warp =
-      (policy.max_shared_bytes - beside - bytes_to_send(RowStages::kMost, 0)) / static_cast<std::size_t>(warps);
-  const RowStages stages = RowStages::make(per_warp, params.rows.row_bytes);
-  params.stages = stages.count;
-  params.stage_bytes = stages.bytes;
-  std::size_t shared_bytes = bytes_to_send(stages.count, stages.bytes);
+  std::size_t shared_bytes = plan_stages(params.stages, params.stage_bytes, warps, params.rows.row_bytes,
+                                         policy.max_shared_bytes - beside, bytes_to_send);
   if (params.fresh) {
-    numbers.shared_at = static_cast<std::uint32_t>(others == 0 ? shared_bytes : kLine);
-    shared_bytes = std::max(shared_bytes, numbers.shared_at + bytes_to_number(numbers.warps));
+    params.numbers_at = static_cast<std::uint32_t>(others == 0 ? shared_bytes : kLine);
+    shared_bytes = std::max(shared_bytes, params.numbers_at + to_number);
   }
   return {params.first_sender + params.sending_blocks + others, all_warps * 32, shared_bytes};
 }
@@ -157,7 +131,7 @@ void Intranode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatchR
     if (sent.window.first_token >= sent.window.max_tokens) return;
     moving.window = sent.window;
     moving.spread_topk_idx = nullptr;
-    moving.expert_counts = nullptr;
+    moving.expert_ends = nullptr;
   }
 }
 
@@ -177,27 +151,19 @@ ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments
   params.common = common_;
   params.call.shape =
       call_shape(arguments.x, arguments.x_scales, arguments.topk_idx, arguments.topk_weights, arguments.num_experts);
-  params.call.expert_alignment = arguments.expert_alignment;
   HostCounts& counts = *host_counts_;
   params.call.host_counts = arguments.exact ? &counts : nullptr;
   params.fresh = true;
   params.weighted = arguments.topk_weights.has_value();
-  plan_window(params, arguments.max_tokens, runtime_.layout().window_at(), runtime_);
+  params.numbers = numbering_params(arguments, runtime_);
+  plan_window(params, arguments.max_tokens, runtime_);
   const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
 
   CallScope scope(runtime_.calls(), call);
   check_recording(scope, arguments.exact);
-  const auto [tables, scratch] =
-      make_elastic_tables(arguments, ranks, most, true,
-                          std::int64_t{params.numbers.blocks} * DispatchNumbers::columns(ranks, experts), scope);
-  ElasticDispatchHandle handle = tables;
-
-  DispatchNumbers& numbers = params.numbers;
+  ElasticDispatchHandle handle = make_elastic_tables(arguments, most, true, params.numbers, *common_.state, scope);
   params.wait = params.call.wait = runtime_.faults().wait_context();
   params.sent_to = handle.sent_to.as<std::uint8_t>();
-  static_cast<RowTables&>(numbers) = tables_of(handle, arguments);
-  numbers.exchange = {scratch, &common_.state->selections_ticket, &common_.state->selections_counted};
-  numbers.clear_tail = !arguments.exact;
   if (arguments.exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
   runtime_.executor()->kernels().dispatch_elastic(params, shape, scope.stream());
 
@@ -232,7 +198,7 @@ ElasticDispatchResult Intranode::dispatch_elastic_again(const ElasticDispatchArg
   params.weighted = arguments.topk_weights.has_value();
   if (params.weighted) params.topk_weights = arguments.topk_weights->as<float>();
   params.sent_to = handle.sent_to.as<std::uint8_t>();
-  plan_window(params, arguments.max_tokens, runtime_.layout().window_at(), runtime_);
+  plan_window(params, arguments.max_tokens, runtime_);
 
   CallScope scope(runtime_.calls(), call);
   params.wait = runtime_.faults().wait_context();

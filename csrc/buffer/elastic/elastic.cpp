@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 
@@ -43,7 +44,7 @@ void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Run
     check_tensor("local_topk_idx", handle.local_topk_idx.view(), device, {DType::int32},
                  {arguments.expand ? kAnySize : metadata.size(0), topk});
     if (arguments.zero_padding) {
-      check_tensor("expert_counts", handle.expert_counts.view(), device, {DType::int32}, {kAnySize});
+      check_tensor("expert_ends", handle.expert_ends.view(), device, {DType::int32}, {kAnySize});
     }
     return check_range("num_expanded", handle.num_expanded, 0, INT32_MAX);
   }
@@ -112,17 +113,60 @@ std::int64_t expanded_rows(const ElasticDispatchArguments& arguments, int num_ra
   return rounded_up(selections + (alignment - 1) * experts, alignment);
 }
 
-ElasticTables make_elastic_tables(const ElasticDispatchArguments& arguments, int num_ranks, std::int64_t rows,
-                                  bool sent_to, std::int64_t scratch_words, const CallScope& scope) {
+std::size_t fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime) {
+  const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
+  const std::size_t beside = ranks * window.words_beside * sizeof(std::uint32_t);
+  const std::size_t token = static_cast<std::size_t>(window.parts) * window.row_stride + beside;
+  const std::size_t used = at + kLine - runtime.layout().window_at();
+  const std::size_t room = runtime.layout().window_bytes - std::min(runtime.layout().window_bytes, used);
+  const auto most = static_cast<std::size_t>(window.max_tokens);
+  window.tokens = static_cast<std::int32_t>(token == 0 ? most : std::min(room / token, most));
+  window.beside_at = at;
+  window.rows_at = align_to_line(at + static_cast<std::size_t>(window.tokens) * beside);
+  return token;
+}
+
+NumberingParams numbering_params(const ElasticDispatchArguments& arguments, const Runtime& runtime) {
+  NumberingParams params{};
+  params.rank = runtime.rank();
+  params.num_ranks = runtime.num_ranks();
+  params.num_experts = arguments.num_experts / runtime.num_ranks();
+  params.max_tokens = arguments.max_tokens;
+  params.alignment = arguments.expert_alignment;
+  params.metadata.num_topk = static_cast<int>(arguments.topk_idx.size(1));
+  params.clear_tail = !arguments.exact;
+  return params;
+}
+
+std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64_t selections, int most_blocks,
+                          std::size_t room) {
+  constexpr std::int64_t kOfBlock = 2048;
+  // Few selections are numbered by several blocks: on two H100 128 tokens took 1.5 us longer than one token with 8
+  // blocks, and 7.7 us longer with one.
+  constexpr std::int64_t kFewOfBlock = 256, kFewBlocks = 8;
+  const auto blocks_of = [&](std::int64_t each) { return (selections + each - 1) / each; };
+  const std::int64_t useful = std::max(blocks_of(kOfBlock), std::min(kFewBlocks, blocks_of(kFewOfBlock)));
+  params.blocks = static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(useful, most_blocks)));
+  const auto bytes = [&] { return NumberingShared(Carver::without_memory(), params, of_all_ranks).bytes; };
+  while (params.warps > 1 && bytes() > room) --params.warps;
+  return bytes();
+}
+
+ElasticDispatchHandle make_elastic_tables(const ElasticDispatchArguments& arguments, std::int64_t rows, bool in_node,
+                                          NumberingParams& numbers, KernelState& state, const CallScope& scope) {
   const Device& device = arguments.x.device;
   const std::int64_t tokens = arguments.x.size(0), topk = arguments.topk_idx.size(1);
-  const std::int64_t experts = arguments.num_experts / num_ranks;
+  const std::int64_t ranks = numbers.num_ranks, experts = numbers.num_experts;
+  const std::int64_t columns = NumberingParams::columns(in_node, numbers.num_ranks, numbers.num_experts);
   const auto table = [&](std::initializer_list<std::int64_t> sizes) { return unplaced(device, DType::int32, sizes); };
-  std::vector<TensorView> wanted = {table({num_ranks}),    table({experts}),
-                                    table({experts}),      table({rows, RowMetadata::kColumnsBefore + topk}),
-                                    table({rows, topk}),   table({tokens, topk}),
-                                    table({scratch_words})};
-  if (sent_to) wanted.push_back(unplaced(device, DType::uint8, {tokens, num_ranks}));
+  std::vector<TensorView> wanted = {table({ranks}),
+                                    table({experts}),
+                                    table({experts}),
+                                    table({rows, RowMetadata::kColumnsBefore + topk}),
+                                    table({rows, topk}),
+                                    table({tokens, topk}),
+                                    table({numbers.blocks, columns})};
+  if (in_node) wanted.push_back(unplaced(device, DType::uint8, {tokens, ranks}));
   if (arguments.copy_selections) wanted.push_back(unplaced(device, arguments.topk_idx.dtype, {tokens, topk}));
   const std::vector<Tensor> made = scope.pool_tensors(wanted);
   ElasticDispatchHandle handle{.source_ends = made[0],
@@ -132,22 +176,20 @@ ElasticTables make_elastic_tables(const ElasticDispatchArguments& arguments, int
                                .local_topk_idx = made[4],
                                .rows_at_owners = made[5],
                                .index_dtype = arguments.topk_idx.dtype};
-  if (sent_to) handle.sent_to = made[7];
+  if (in_node) handle.sent_to = made[7];
   if (arguments.copy_selections) handle.topk_idx = made.back();
   scope.hand_out(made[0]);
-  return {std::move(handle), made[6].as<std::int32_t>()};
-}
-
-RowTables tables_of(const ElasticDispatchHandle& handle, const ElasticDispatchArguments& arguments) {
-  return {.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device),
-          .local = handle.local_topk_idx.as<std::int32_t>(),
-          .source_ends = handle.source_ends.as<std::int32_t>(),
-          .expert_ends = handle.expert_ends.as<std::int32_t>(),
-          .expert_counts = handle.expert_counts.as<std::int32_t>(),
-          .stats = arguments.stats ? arguments.stats->as<std::int32_t>() : nullptr,
-          .rows_at_owners = handle.rows_at_owners.as<std::int32_t>(),
-          .selected = handle.topk_idx.as<std::byte>(),
-          .expand = arguments.expand};
+  static_cast<RowTables&>(numbers) = {.metadata = row_metadata(made[3].view(), made[0].view(), device),
+                                      .local = made[4].as<std::int32_t>(),
+                                      .source_ends = made[0].as<std::int32_t>(),
+                                      .expert_ends = made[1].as<std::int32_t>(),
+                                      .expert_counts = made[2].as<std::int32_t>(),
+                                      .stats = arguments.stats ? arguments.stats->as<std::int32_t>() : nullptr,
+                                      .rows_at_owners = made[5].as<std::int32_t>(),
+                                      .selected = handle.topk_idx.as<std::byte>(),
+                                      .expand = arguments.expand};
+  numbers.exchange = {made[6].as<std::int32_t>(), &state.selections_ticket, &state.selections_counted};
+  return handle;
 }
 
 /// The scales' rows lie next to each other if `column_major_scales`.
@@ -202,8 +244,8 @@ SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticDispatc
   params.spread_rows = results.recv_x.as<std::byte>();
   params.local = handle.local_topk_idx.as<std::int32_t>();
   if (arguments.zero_padding && arguments.expand) {
-    params.expert_counts = handle.expert_counts.as<std::int32_t>();
-    params.num_experts = static_cast<int>(handle.expert_counts.size(0));
+    params.expert_ends = handle.expert_ends.as<std::int32_t>();
+    params.num_experts = static_cast<int>(handle.expert_ends.size(0));
     params.alignment = arguments.expert_alignment;
   }
   if (const auto& scales = results.recv_x_scales) {
@@ -224,6 +266,11 @@ SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticDispatc
     params.indices_are_64_bit = handle.index_dtype == DType::int64;
   }
   return params;
+}
+
+LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy) {
+  return shape_for_pipelines(params.metadata.num_rows + params.num_experts, params.row_bytes, policy,
+                             kernels::spread_rows::kMaxThreads, params.stages, params.stage_bytes);
 }
 
 }  // namespace deep_ep

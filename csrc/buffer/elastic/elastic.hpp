@@ -21,13 +21,19 @@ RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView&
 /// X: by the counts of a dispatch, which it has with exact sizes only.
 std::int64_t expanded_rows(const ElasticDispatchArguments& arguments, int num_ranks, const std::vector<int>& counts);
 
-/// Tables for `rows` rows, and `scratch_words` int32 that only the call uses, in one piece of memory.
-struct ElasticTables {
-  ElasticDispatchHandle handle;
-  std::int32_t* scratch;
-};
-ElasticTables make_elastic_tables(const ElasticDispatchArguments& arguments, int num_ranks, std::int64_t rows,
-                                  bool sent_to, std::int64_t scratch_words, const CallScope& scope);
+/// Lays the window, whose sizes of a token are set, out from offset `at` in the heap's window to its end: `tokens` is
+/// how many fit, at most all. The same on all ranks. Returns the bytes of a token.
+std::size_t fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime);
+/// Of a fresh dispatch, before there are tables.
+NumberingParams numbering_params(const ElasticDispatchArguments& arguments, const Runtime& runtime);
+/// Chooses the blocks that number so many selections, at most so many, and lets as many of the `params.warps` warps of
+/// each count as have `room` for their counters; one of each at least. Returns the bytes of a block.
+std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64_t selections, int most_blocks,
+                          std::size_t room);
+/// Tables for `rows` rows, in one piece of memory with what blocks tell each other, and `numbers` told of them.
+/// `in_node`: selections of all ranks are numbered, and the handle has sent_to.
+ElasticDispatchHandle make_elastic_tables(const ElasticDispatchArguments& arguments, std::int64_t rows, bool in_node,
+                                          NumberingParams& numbers, KernelState& state, const CallScope& scope);
 
 /// Tensors for `rows` received rows, handed out to the caller.
 ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& arguments,
@@ -45,24 +51,12 @@ struct RowsThatCame {
 SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticDispatchResult& results,
                                   const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
                                   const std::uint64_t* abort);
-/// Those of a handle, as kernels are told of it.
-RowTables tables_of(const ElasticDispatchHandle& handle, const ElasticDispatchArguments& arguments);
 
 // Launches of the kernels of rows, which work within this device's memory.
 
-/// How rows are numbered, and how many int32 blocks need to tell each other what they count: 0 for one block.
-struct NumberingPlan {
-  static constexpr int kWords = 4;  ///< of a CountExchange beside the counts
-
-  LaunchShape shape;
-  std::int64_t scratch_words;
-};
-NumberingPlan plan_numbering(const NumberRowsParams& params, const LaunchPolicy& policy, bool on_gpu);
-void number_rows(Backend& executor, NumberRowsParams& params, const NumberingPlan& plan, std::int32_t* scratch,
-                 StreamHandle stream);
+LaunchShape plan_numbering(NumberRowsParams& params, std::int64_t rows, const LaunchPolicy& policy, bool on_gpu);
 LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy);
-/// Sets what the kernel expects to be zero.
-void address_rows(Backend& executor, const AddressRowsParams& params, StreamHandle stream);
+void address_rows(const Backend& executor, const AddressRowsParams& params, StreamHandle stream);
 /// Before sum_rows where rows came back.
 void find_returned_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);
 void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);

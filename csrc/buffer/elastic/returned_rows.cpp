@@ -4,8 +4,34 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
+#include "csrc/buffer/row_launch.hpp"
+#include "csrc/executor/kernel_table.hpp"
 
 namespace deep_ep {
+
+void address_rows(const Backend& executor, const AddressRowsParams& params, StreamHandle stream) {
+  LaunchShape shape = shape_for_warps(params.metadata.num_rows, executor.policy(), kernels::address_rows::kMaxThreads);
+  shape.shared_bytes = static_cast<std::size_t>(params.num_ranks) * sizeof(std::int32_t);
+  executor.kernels().address_rows(params, shape, stream);
+}
+
+void find_returned_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream) {
+  if (params.returned.num_tokens == 0) return;
+  executor.kernels().find_returned_rows(
+      params, shape_for_warps((params.num_rows + 31) / 32, executor.policy(), kernels::find_returned_rows::kMaxThreads),
+      stream);
+}
+
+void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream) {
+  const bool returned = params.returned.beside != nullptr;
+  const std::int64_t sums = returned ? params.returned.num_tokens : params.metadata.num_rows;
+  if (sums == 0) return;
+  executor.kernels().sum_rows(
+      params,
+      shape_for_warps(pieces_of_sums(sums, params.row_bytes), executor.policy(), kernels::sum_rows::kMaxThreads),
+      stream);
+}
+
 namespace {
 
 SumRowsParams returning_params(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime) {
@@ -56,10 +82,12 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, NormalMode& mo
   check_token_count("number of rows in x", sent, runtime.num_ranks());
   const int ranks = runtime.num_ranks(), columns = arguments.topk_weights ? 1 + metadata.num_topk : 1;
   const std::vector<TensorView> wanted = {unplaced(device, DType::int32, {ranks}),
-                                          unplaced(device, DType::int32, {sent, columns}),
-                                          unplaced(device, DType::boolean, {sent, ranks})};
+                                          unplaced(device, DType::boolean, {sent, ranks}),
+                                          unplaced(device, DType::int32, {sent, columns})};
   const std::vector<Tensor> made = scope.pool_tensors(wanted);
   kept.push_back(made[0]);  // all of one piece
+  const auto before = static_cast<std::size_t>(made[1].as<std::byte>() - made[0].as<std::byte>());
+  runtime.executor()->fill(made[0].data(), 0, before + made[1].view().bytes(), scope.stream());
   AddressRowsParams params{};
   params.metadata = metadata;
   params.num_ranks = ranks;
@@ -72,14 +100,14 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, NormalMode& mo
     params.num_weights = arguments.topk_weights->size(0);
   }
   params.num_tokens_per_rank = made[0].as<std::int32_t>();
-  params.beside = made[1].as<std::int32_t>();
+  params.is_token_in_rank = made[1].as<std::uint8_t>();
+  params.beside = made[2].as<std::int32_t>();
   params.columns = columns;
-  params.is_token_in_rank = made[2].as<std::uint8_t>();
   address_rows(*runtime.executor(), params, scope.stream());
 
-  back.x_scales = made[1].view();
+  back.x_scales = made[2].view();
   back.num_tokens_per_rank = back.num_tokens_per_expert = made[0].view();
-  back.is_token_in_rank = made[2].view();
+  back.is_token_in_rank = made[1].view();
   back.num_worst_tokens = std::int64_t{arguments.max_tokens} *
                           (arguments.each_selection ? metadata.num_topk : std::min(metadata.num_topk, ranks));
   back.config = arguments.config;

@@ -334,7 +334,7 @@ class ElasticBuffer(NativeOwner):
             raise InvalidArgument("do_expand is True, allowed: only with the handle of a dispatch with do_expand")
         recv_x, recv_idx, recv_weights, event = self._alive().cached_dispatch_elastic(
             x, topk_weights, handle._route, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle._local,
-            handle.num_unaligned_recv_tokens_per_expert if do_zero_padding else None, handle.num_max_tokens_per_rank,
+            handle.psum_num_recv_tokens_per_expert if do_zero_padding else None, handle.num_max_tokens_per_rank,
             handle.expert_alignment, expand, handle.num_expanded_tokens, handle.topk_idx.dtype == torch.int64, column_major,
             num_sms or handle.num_sms, *order,
         )  # fmt: skip

@@ -35,6 +35,25 @@ struct Biases {
   std::optional<ConstTensorView> first, second;
 };
 
+/// Of an earlier dispatch of the second interface, for one whose rows go where those went.
+struct ElasticHandleArgument {
+  py::tuple route;
+  std::optional<Tensor> expert_ends;
+  bool indices_are_64_bit = true;
+  ElasticDispatchHandle handle;
+
+  template <class With>
+  void list(With& with) {
+    with("route", route);
+    with("metadata", handle.metadata);
+    with("source_ends", handle.source_ends);
+    with("local", handle.local_topk_idx);
+    with("expert_ends", expert_ends);
+    with("num_expanded", handle.num_expanded);
+    with("indices_are_64_bit", indices_are_64_bit);
+  }
+};
+
 /// Puts positional arguments into their places, in the order of the list. TypeError names the argument.
 class ArgumentReader {
  public:
@@ -61,6 +80,16 @@ class ArgumentReader {
   requires std::is_base_of_v<TensorSpec, View>
   static void read(py::handle object, const char* name, View& place) {
     place = Framework::instance().borrow(object, name).view;
+  }
+  static void read(py::handle object, const char* name, Tensor& place) {
+    place = Tensor::borrow(Framework::instance().borrow(object, name).view);
+  }
+  static void read(py::handle object, const char* name, ElasticHandleArgument& place) {
+    if (!PyTuple_Check(object.ptr())) wrong_type(object, name, "a tuple");
+    const auto parts = py::reinterpret_borrow<py::args>(object);
+    ArgumentReader reader(name, parts);
+    place.list(reader);
+    reader.finish();
   }
   template <class T>
   static void read(py::handle object, const char* name, std::optional<T>& place) {
@@ -154,7 +183,9 @@ std::string python_type() {
   if constexpr (std::is_same_v<Plain, EventHandle>) return "Any";
   if constexpr (std::is_same_v<Plain, RowsArgument>) return "Union[torch.Tensor, Sequence[torch.Tensor]]";
   if constexpr (std::is_same_v<Plain, Biases>) return "Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]";
-  if constexpr (std::is_same_v<Plain, py::tuple>) return "Tuple[Any, ...]";
+  if constexpr (std::is_same_v<Plain, py::tuple> || std::is_same_v<Plain, ElasticHandleArgument>) {
+    return "Tuple[Any, ...]";
+  }
   if constexpr (std::is_same_v<Plain, std::shared_ptr<Bootstrap>>) return "Bootstrap";
   if constexpr (std::is_same_v<Plain, py::object>) return "Any";
   if constexpr (std::is_same_v<Plain, std::vector<int>>) return "Sequence[int]";
@@ -296,16 +327,18 @@ struct CombineCall {
 
 struct ElasticDispatchCall {
   static constexpr const char* kReturns =
-      "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Tuple[Any, ...], "
-      "Optional[EventHandle]]";
+      "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Any, Optional[EventHandle]]";
   RowsArgument x;
+  std::optional<ElasticHandleArgument> handle;  ///< with it some of what follows says nothing
+  std::optional<ConstTensorView> topk_idx;
   ElasticDispatchArguments arguments;
   CallOptions options;
 
   template <class With>
   void list(With& with) {
     with("x", x);
-    with("topk_idx", arguments.topk_idx);
+    with("handle", handle);
+    with("topk_idx", topk_idx);
     with("topk_weights", arguments.topk_weights);
     with("cumulative_local_expert_recv_stats", arguments.stats);
     with("num_experts", arguments.num_experts);
@@ -323,48 +356,16 @@ struct ElasticDispatchCall {
   }
 };
 
-struct ElasticCachedDispatchCall {
-  static constexpr const char* kReturns =
-      "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], Optional[EventHandle]]";
-  RowsArgument x;
-  py::tuple route;
-  bool indices_are_64_bit = true;
-  TensorView metadata, source_ends, local_topk_idx;
-  std::optional<TensorView> expert_ends;
-  ElasticDispatchHandle handle;
-  ElasticDispatchArguments arguments;
-  CallOptions options;
-
-  template <class With>
-  void list(With& with) {
-    with("x", x);
-    with("topk_weights", arguments.topk_weights);
-    with("route", route);
-    with("metadata", metadata);
-    with("source_ends", source_ends);
-    with("local", local_topk_idx);
-    with("expert_ends", expert_ends);
-    with("num_max_tokens_per_rank", arguments.max_tokens);
-    with("expert_alignment", arguments.expert_alignment);
-    with("expand", arguments.expand);
-    with("num_expanded", handle.num_expanded);
-    with("indices_are_64_bit", indices_are_64_bit);
-    with("column_major_scales", arguments.column_major_scales);
-    with("num_sms", arguments.config.num_sms);
-    with("previous_event", options.previous_event);
-    with("previous_event_before_epilogue", options.also_after);
-    with("async_finish", options.async_finish);
-  }
-};
-
 struct ElasticCombineCall {
-  static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]";
+  static constexpr const char* kReturns = "Tuple[Any, ...]";
+  bool deferred = false;  ///< the sums are made when the function is called that comes instead of results
   Biases bias;
   ElasticCombineArguments arguments;
   CallOptions options;
 
   template <class With>
   void list(With& with) {
+    with("deferred", deferred);
     with("x", arguments.x);
     with("metadata", arguments.metadata);
     with("source_ends", arguments.source_ends);
@@ -381,10 +382,6 @@ struct ElasticCombineCall {
     with("previous_event_before_epilogue", options.also_after);
     with("async_finish", options.async_finish);
   }
-};
-
-struct ElasticDeferredCombineCall : ElasticCombineCall {
-  static constexpr const char* kReturns = "Tuple[Callable[[], Tuple[Any, ...]], Optional[EventHandle]]";
 };
 
 struct PrefetchWeightsCall {

@@ -22,22 +22,40 @@ namespace {
 
 constexpr int kMaxDims = TensorView::kMaxDims;
 
-/// Of DType, in its order.
-constexpr std::array<dlpack::DataType, 9> kTypes = {{{dlpack::kBool, 8, 1},
-                                                     {dlpack::kUInt, 8, 1},
-                                                     {dlpack::kInt, 32, 1},
-                                                     {dlpack::kInt, 64, 1},
-                                                     {dlpack::kFloat, 32, 1},
-                                                     {dlpack::kBfloat, 16, 1},
-                                                     {dlpack::kFloat, 16, 1},
-                                                     {dlpack::kFloat8E4m3fn, 8, 1},
-                                                     {dlpack::kFloat8E5m2, 8, 1}}};
+struct KnownType {
+  const char* name;  ///< in torch
+  dlpack::DataType dtype;
+};
+/// Those of DType first, in its order; the contents of the others travel as they are.
+constexpr std::array<KnownType, 20> kTypes = {{
+    {"bool", {dlpack::kBool, 8, 1}},
+    {"uint8", {dlpack::kUInt, 8, 1}},
+    {"int32", {dlpack::kInt, 32, 1}},
+    {"int64", {dlpack::kInt, 64, 1}},
+    {"float32", {dlpack::kFloat, 32, 1}},
+    {"bfloat16", {dlpack::kBfloat, 16, 1}},
+    {"float16", {dlpack::kFloat, 16, 1}},
+    {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 8, 1}},
+    {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
+    {"int8", {dlpack::kInt, 8, 1}},
+    {"int16", {dlpack::kInt, 16, 1}},
+    {"float64", {dlpack::kFloat, 64, 1}},
+    {"complex64", {dlpack::kComplex, 64, 1}},
+    {"uint16", {dlpack::kUInt, 16, 1}},
+    {"uint32", {dlpack::kUInt, 32, 1}},
+    {"uint64", {dlpack::kUInt, 64, 1}},
+    {"float8_e4m3fnuz", {dlpack::kFloat8E4m3fnuz, 8, 1}},
+    {"float8_e5m2fnuz", {dlpack::kFloat8E5m2fnuz, 8, 1}},
+    {"float8_e8m0fnu", {dlpack::kFloat8E8m0fnu, 8, 1}},
+    {"complex32", {dlpack::kComplex, 32, 1}},
+}};
+constexpr std::size_t kLibraryTypes = static_cast<std::size_t>(DType::float8_e5m2) + 1;
 
-dlpack::DataType dlpack_type(DType dtype) { return kTypes.at(static_cast<std::size_t>(dtype)); }
+dlpack::DataType dlpack_type(DType dtype) { return kTypes.at(static_cast<std::size_t>(dtype)).dtype; }
 
 std::optional<DType> library_type(const dlpack::DataType& dtype) {
-  for (std::size_t number = 0; number < kTypes.size(); ++number) {
-    if (kTypes[number] == dtype) return static_cast<DType>(number);
+  for (std::size_t number = 0; number < kLibraryTypes; ++number) {
+    if (kTypes[number].dtype == dtype) return static_cast<DType>(number);
   }
   return std::nullopt;
 }
@@ -84,6 +102,11 @@ std::pair<py::tuple, py::tuple> tuples_of(const TensorSpec& spec) {
     tuples.second[dim] = spec.strides[dim];
   }
   return tuples;
+}
+
+/// Tensors without elements get one, as PyTorch gives them no address.
+TensorSpec with_memory(const TensorSpec& wanted) {
+  return wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
 }
 
 /// A reference that is never given back.
@@ -201,7 +224,6 @@ Framework::Framework() {
     raw_stream_ = kept(internals.attr("_cuda_getCurrentRawStream"));
   }
   empty_strided_ = kept(torch.attr("empty_strided"));
-  empty_names_ = kept(py::make_tuple("dtype", "device"));
   if (py::hasattr(internals, "_dynamo") && py::hasattr(internals.attr("_dynamo"), "guards")) {
     const py::object quick = internals.attr("_dynamo").attr("guards");
     const auto find = [&](const char* name) { return py::hasattr(quick, name) ? kept(quick.attr(name)) : nullptr; };
@@ -209,32 +231,8 @@ Framework::Framework() {
     quick_empty_on_gpu_ = find("_empty_strided_cuda");
   }
   as_strided_ = kept(torch.attr("as_strided"));
-  device_ = kept(torch.attr("device"));
   out_of_memory_ = kept(torch.attr("cuda").attr("OutOfMemoryError"));
-  const std::array<std::pair<const char*, dlpack::DataType>, 20> names = {{
-      {"bool", {dlpack::kBool, 8, 1}},
-      {"uint8", {dlpack::kUInt, 8, 1}},
-      {"int8", {dlpack::kInt, 8, 1}},
-      {"int16", {dlpack::kInt, 16, 1}},
-      {"int32", {dlpack::kInt, 32, 1}},
-      {"int64", {dlpack::kInt, 64, 1}},
-      {"float16", {dlpack::kFloat, 16, 1}},
-      {"float32", {dlpack::kFloat, 32, 1}},
-      {"float64", {dlpack::kFloat, 64, 1}},
-      {"bfloat16", {dlpack::kBfloat, 16, 1}},
-      {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 8, 1}},
-      {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
-      {"complex64", {dlpack::kComplex, 64, 1}},
-      // The contents of these travel as they are.
-      {"uint16", {dlpack::kUInt, 16, 1}},
-      {"uint32", {dlpack::kUInt, 32, 1}},
-      {"uint64", {dlpack::kUInt, 64, 1}},
-      {"float8_e4m3fnuz", {dlpack::kFloat8E4m3fnuz, 8, 1}},
-      {"float8_e5m2fnuz", {dlpack::kFloat8E5m2fnuz, 8, 1}},
-      {"float8_e8m0fnu", {dlpack::kFloat8E8m0fnu, 8, 1}},
-      {"complex32", {dlpack::kComplex, 32, 1}},
-  }};
-  for (const auto& [name, dtype] : names) {
+  for (const auto& [name, dtype] : kTypes) {
     if (py::hasattr(torch, name)) types_.push_back({kept(torch.attr(name)), dtype});
   }
 }
@@ -282,7 +280,7 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   if (!dtype) refuse_dtype(object, name);
   argument.view.dtype = *dtype;
   argument.object = object;
-  if (accept != Accept::made_here) refuse_lazy(argument, name);
+  refuse_lazy(argument, name);
   return argument;
 }
 
@@ -347,7 +345,7 @@ py::object Framework::dtype_object(DType dtype) const {
 }
 
 Framework::Made Framework::empty(const TensorSpec& wanted) const {
-  const TensorSpec spec = wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
+  const TensorSpec spec = with_memory(wanted);
   const auto [shape, strides] = tuples_of(spec);
   const bool gpu = wanted.device.kind == deep_ep::Device::Kind::cuda;
   const py::object type = dtype_object(wanted.dtype);
@@ -363,16 +361,9 @@ Framework::Made Framework::empty(const TensorSpec& wanted) const {
       return {std::move(made), {spec, static_cast<std::byte*>(info.data) + info.byte_offset}};
     }
   }
-  const auto index = static_cast<std::size_t>(gpu ? wanted.device.index + 1 : 0);
-  if (devices_.size() <= index) devices_.resize(index + 1);
-  if (devices_[index] == nullptr) {
-    devices_[index] = kept(gpu ? py::handle(device_)("cuda", wanted.device.index) : py::handle(device_)("cpu"));
-  }
-  const std::array<PyObject*, 4> arguments = {shape.ptr(), strides.ptr(), type.ptr(), devices_[index]};
-  PyObject* made = PyObject_Vectorcall(empty_strided_, arguments.data(), 2, empty_names_);
-  if (made == nullptr) throw py::error_already_set();
-  auto object = py::reinterpret_steal<py::object>(made);
-  const TensorView view = borrow(object, "a result", Accept::made_here).view;
+  py::object object =
+      py::handle(empty_strided_)(shape, strides, py::arg("dtype") = type, py::arg("device") = to_string(wanted.device));
+  const TensorView view = borrow(object, "a result").view;
   return {std::move(object), view};
 }
 
@@ -489,18 +480,10 @@ class SegmentsFrom {
   std::shared_ptr<HeapPieces> before_;
 };
 
-/// Tensors without elements get one, as PyTorch gives them no address.
-py::tuple shape_of(const TensorView& view) {
-  if (view.elements() == 0) return py::make_tuple(1);
-  py::tuple shape(static_cast<std::size_t>(view.dims));
-  for (int dim = 0; dim < view.dims; ++dim) shape[static_cast<std::size_t>(dim)] = view.size(dim);
-  return shape;
-}
-
 py::list describe(std::span<const TensorView> wanted) {
   py::list list;
   for (const TensorView& view : wanted) {
-    list.append(py::make_tuple(shape_of(view), Framework::instance().dtype_object(view.dtype)));
+    list.append(py::make_tuple(tuples_of(with_memory(view)).first, Framework::instance().dtype_object(view.dtype)));
   }
   return list;
 }
@@ -543,7 +526,7 @@ Tensor FrameworkResults::tensor_over(Framework::Made made, TensorView view) cons
 }
 
 Tensor FrameworkResults::tensor_over(py::object object, const TensorView& view) const {
-  const TensorView made = Framework::instance().borrow(object, "a result", Accept::made_here).view;
+  const TensorView made = Framework::instance().borrow(object, "a result").view;
   return tensor_over({std::move(object), made}, view);
 }
 

@@ -107,7 +107,7 @@ struct TensorArgument {
 /// One of any element type.
 struct AnyTensor : TensorArgument {};
 
-enum class Accept { library_types, any_type, made_here };
+enum class Accept { library_types, any_type };
 
 class Framework {
  public:
@@ -115,7 +115,7 @@ class Framework {
   static Framework& instance();
 
   /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know are treated as types of
-  /// their size. `made_here`: a tensor of ours, of which less has to be checked.
+  /// their size.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
 
   /// A tensor of the framework: the result itself, if it is one, or one that shares the memory and gives it back at its
@@ -168,13 +168,10 @@ class Framework {
   PyObject* is_conj_;
   PyObject* raw_stream_ = nullptr;
   PyObject* empty_strided_;
-  PyObject* empty_names_;
   PyObject* quick_empty_on_cpu_ = nullptr;  ///< what compiled programs of PyTorch call: in half the time
   PyObject* quick_empty_on_gpu_ = nullptr;
   PyObject* as_strided_;
-  PyObject* device_;
   PyObject* out_of_memory_;
-  mutable std::vector<PyObject*> devices_;  ///< the CPU, then GPUs by their ordinals; nullptr: not asked for yet
   std::vector<NamedType> types_;
 };
 
@@ -207,21 +204,10 @@ class Event {
   std::vector<std::weak_ptr<Tensor::Storage>> kept_;
 };
 
-/// The hook of a low-latency call with return_recv_hook: enqueues the receive part when called; a second call does
-/// nothing. The buffer keeps all that this part needs, also when the hook is dropped.
-class ReceiveHook {
- public:
-  /// `receive` is called with the GIL.
-  explicit ReceiveHook(std::function<void()> receive) : receive_(std::move(receive)) {}
-  void call() {
-    if (!receive_) return;
-    const std::function<void()> receive = receive_;  // the program may drop the hook meanwhile
-    receive();
-    receive_ = nullptr;  // only now: a hook that failed may come again
-  }
-
- private:
-  std::function<void()> receive_;
+/// The hook of a low-latency call with return_recv_hook: enqueues the receive part when called, with the GIL. The
+/// buffer keeps all that this part needs, also when the hook is dropped.
+struct ReceiveHook {
+  std::function<void()> receive;
 };
 
 // Results as tensors of PyTorch, whose memory is PyTorch's own.

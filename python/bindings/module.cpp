@@ -124,7 +124,8 @@ void define_events(py::module_& module) {
           "__deepcopy__", [](const Event& event, const py::dict&) { return event; },
           "__deepcopy__(self, memo: Any, /) -> EventHandle");
   py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
-      .def("__call__", &ReceiveHook::call, "__call__(self) -> None");
+      .def(
+          "__call__", [](const ReceiveHook& hook) { hook.receive(); }, "__call__(self) -> None");
 }
 
 void define_buffer(py::module_& module) {
@@ -140,9 +141,7 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
   define_call(buffer, "combine", &NativeBuffer::combine);
   define_call(buffer, "dispatch_elastic", &NativeBuffer::dispatch_elastic);
-  define_call(buffer, "cached_dispatch_elastic", &NativeBuffer::cached_dispatch_elastic);
   define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
-  define_call(buffer, "deferred_combine_elastic", &NativeBuffer::deferred_combine_elastic);
   define(buffer, "barrier", &NativeBuffer::barrier, {"async_finish"});
   define(buffer, "allocate_lb_storage", &NativeBuffer::allocate_lb_storage, {"bytes"});
   buffer.def_property_readonly("lb_storage", &NativeBuffer::lb_storage);

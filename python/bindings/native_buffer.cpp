@@ -229,61 +229,47 @@ py::tuple NativeBuffer::dispatch_elastic(ElasticDispatchCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
   give_rows(call.x, call.arguments);
-  complete(call.options);
-  const ElasticDispatchResult result =
-      without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
-  dispatches_.add(call.x.rows.view.bytes());
-  const ElasticDispatchHandle& handle = result.handle;
-  const bool inside_a_node = handle.sent_to.defined();
-  const py::tuple route =
-      inside_a_node ? py::make_tuple(framework.hand_out(handle.sent_to)) : hand_out_handle(handle.route, buffer.rank());
-  return py::make_tuple(
-      hand_out_rows(result.recv_x, result.recv_x_scales, call.x), framework.hand_out(result.recv_topk_idx),
-      framework.hand_out(result.recv_topk_weights), list_of(result.num_recv_tokens_per_expert), handle.num_expanded,
-      py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
-                     framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
-                     framework.hand_out(handle.local_topk_idx), framework.hand_out(handle.rows_at_owners), route,
-                     framework.hand_out(handle.topk_idx)),
-      event_object(call.options, result.event, {&handle.metadata}));
-}
-
-py::tuple NativeBuffer::cached_dispatch_elastic(ElasticCachedDispatchCall& call) {
-  Buffer& buffer = alive();
-  const Framework& framework = Framework::instance();
-  give_rows(call.x, call.arguments);
-  ElasticDispatchHandle& handle = call.handle;
-  call.arguments.handle = &handle;
-  handle.metadata = Tensor::borrow(call.metadata);
-  handle.source_ends = Tensor::borrow(call.source_ends);
-  handle.local_topk_idx = Tensor::borrow(call.local_topk_idx);
-  if (call.expert_ends) handle.expert_ends = Tensor::borrow(*call.expert_ends);
-  call.arguments.zero_padding = call.expert_ends.has_value();
-  handle.index_dtype = call.indices_are_64_bit ? DType::int64 : DType::int32;
-  if (buffer.num_nodes() == 1) {
-    handle.sent_to = Tensor::borrow(framework.borrow(call.route[0], "route[0]").view);
-  } else {
-    handle.route = borrow_handle(call.route);
+  if (call.topk_idx) call.arguments.topk_idx = *call.topk_idx;
+  if (call.handle) {
+    ElasticDispatchHandle& earlier = call.handle->handle;
+    if (call.handle->expert_ends) earlier.expert_ends = *call.handle->expert_ends;
+    earlier.index_dtype = call.handle->indices_are_64_bit ? DType::int64 : DType::int32;
+    const py::tuple& route = call.handle->route;
+    if (buffer.num_nodes() == 1) {
+      earlier.sent_to = Tensor::borrow(framework.borrow(route[0], "route[0]").view);
+    } else {
+      earlier.route = borrow_handle(route);
+    }
+    call.arguments.handle = &earlier;
   }
   complete(call.options);
   const ElasticDispatchResult result =
       without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
   dispatches_.add(call.x.rows.view.bytes());
+  const ElasticDispatchHandle& handle = result.handle;
+  py::object made = py::none();
+  if (!call.handle) {
+    const bool inside_a_node = handle.sent_to.defined();
+    const py::tuple route = inside_a_node ? py::make_tuple(framework.hand_out(handle.sent_to))
+                                          : hand_out_handle(handle.route, buffer.rank());
+    made = py::make_tuple(framework.hand_out(handle.source_ends), framework.hand_out(handle.expert_ends),
+                          framework.hand_out(handle.expert_counts), framework.hand_out(handle.metadata),
+                          framework.hand_out(handle.local_topk_idx), framework.hand_out(handle.rows_at_owners), route,
+                          framework.hand_out(handle.topk_idx));
+  }
   return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        event_object(call.options, result.event));
+                        list_of(result.num_recv_tokens_per_expert), handle.num_expanded, made,
+                        event_object(call.options, result.event, {&handle.metadata}));
 }
 
 py::tuple NativeBuffer::combine_elastic(ElasticCombineCall& call) {
   Buffer& buffer = alive();
   give_biases(call.bias, call.arguments);
   complete(call.options);
-  return hand_out(without_gil([&] { return buffer.combine_elastic(call.arguments, call.options); }), call.options);
-}
-
-py::tuple NativeBuffer::deferred_combine_elastic(ElasticDeferredCombineCall& call) {
-  Buffer& buffer = alive();
-  give_biases(call.bias, call.arguments);
-  complete(call.options);
+  if (!call.deferred) {
+    return hand_out(without_gil([&] { return buffer.combine_elastic(call.arguments, call.options); }), call.options);
+  }
   const ElasticReturn back = without_gil([&] { return buffer.begin_combine_elastic(call.arguments, call.options); });
   const py::object event = event_object(call.options, back.event, {&back.rows, &back.beside, &back.ends, &back.row_of});
   return py::make_tuple(py::cpp_function([self = shared_from_this(), arguments = call.arguments, back] {
@@ -334,8 +320,6 @@ py::object NativeBuffer::lend(const TensorView& view) { return Framework::instan
 py::object NativeBuffer::local_memory() { return lend(alive().local_memory()); }
 
 py::object NativeBuffer::metrics() {
-  const std::unique_lock lock(ending_, std::try_to_lock);
-  if (!lock) throw UseAfterDestroy("the buffer was used after destroy");
   const Buffer& buffer = alive();
   py::dict calls, bytes;
   for (const auto& [kind, count] :
@@ -358,40 +342,35 @@ py::object NativeBuffer::metrics() {
 }
 
 void NativeBuffer::destroy() {
-  Buffer& buffer = alive();
-  const py::gil_scoped_release released;
-  const std::lock_guard lock(ending_);
-  buffer.destroy();
-  end();
+  alive();
+  end(true);
 }
 
 void NativeBuffer::drop() {
-  if (!buffer_) return;
-  const py::gil_scoped_release released;
-  const std::lock_guard lock(ending_);
-  end();
+  if (buffer_) end(false);
 }
 
-void NativeBuffer::end() {
-  lb_storage_.reset();
-  buffer_.reset();
+void NativeBuffer::end(bool with_peers) {
+  // Under the GIL: no other thread, as one that asks for metrics, finds the buffer that ends.
+  std::unique_ptr<Buffer> found = std::exchange(buffer_, nullptr);
+  std::optional<Tensor> storage = std::exchange(lb_storage_, std::nullopt);
+  const py::gil_scoped_release released;
+  const std::unique_ptr<Buffer> ending = std::move(found);
+  if (with_peers) ending->destroy();
+  storage.reset();
   if (leftovers_ != nullptr) leftovers_->clear();
 }
 
 // Low-latency calls.
 
-/// The memory of src_info, as the framework holds it.
-class LowLatencyHandles::Keeper final : public Tensor::Storage {
- public:
-  explicit Keeper(LowLatencyHandle handle) : handle_(std::move(handle)) {}
+struct LowLatencyHandles::Keeper final : Tensor::Storage {
+  explicit Keeper(LowLatencyHandle dispatched) : handle(std::move(dispatched)) {}
   /// The handle's tensors share their memory.
-  void record_stream(StreamHandle stream) override { handle_.src_info.record_stream(stream); }
-  bool knows_stream(StreamHandle stream) const override { return handle_.src_info.storage()->knows_stream(stream); }
-  const LowLatencyHandle& handle() const { return handle_; }
-  std::optional<TensorView> combine_buffer;
+  void record_stream(StreamHandle stream) override { handle.src_info.record_stream(stream); }
+  bool knows_stream(StreamHandle stream) const override { return handle.src_info.storage()->knows_stream(stream); }
 
- private:
-  LowLatencyHandle handle_;
+  const LowLatencyHandle handle;
+  std::optional<TensorView> combine_buffer;  ///< that the program got for the handle last
 };
 
 py::tuple LowLatencyHandles::hand_out(const LowLatencyHandle& handle) {
@@ -406,39 +385,27 @@ py::tuple LowLatencyHandles::hand_out(const LowLatencyHandle& handle) {
                         framework.hand_out(handle.layout_range), handle.max_tokens, handle.hidden, handle.num_experts);
 }
 
-std::shared_ptr<LowLatencyHandles::Keeper> LowLatencyHandles::keeper(const py::tuple& handle) const {
-  const auto entry = by_address_.find(Framework::instance().borrow(handle[0], "handle[0]").view.data);
-  return entry == by_address_.end() ? nullptr : entry->second.lock();
-}
-
-void LowLatencyHandles::remember_combine_buffer(const py::tuple& handle, const TensorView& rows) {
-  keeper(handle)->combine_buffer = rows;
-}
-
-std::optional<TensorView> LowLatencyHandles::combine_buffer(const py::tuple& handle) const {
-  return keeper(handle)->combine_buffer;
-}
-
-LowLatencyHandle LowLatencyHandles::find(const py::tuple& handle) const {
+LowLatencyHandles::Found LowLatencyHandles::find(const py::tuple& handle) const {
   if (handle.size() != kLength) {
     throw InvalidArgument(
         fmt::format("handle has {} elements, expected the tuple of {} that low_latency_dispatch "
                     "returned",
                     handle.size(), kLength));
   }
-  const std::shared_ptr<Keeper> kept = keeper(handle);
-  if (!kept) {
-    const TensorView src_info = Framework::instance().borrow(handle[0], "handle[0]").view;
+  const TensorView src_info = Framework::instance().borrow(handle[0], "handle[0]").view;
+  const auto entry = by_address_.find(src_info.data);
+  std::shared_ptr<Keeper> keeper = entry == by_address_.end() ? nullptr : entry->second.lock();
+  if (!keeper) {
     throw InvalidArgument(
         fmt::format("handle[0] is {}, but not the tensor that this buffer's low_latency_dispatch "
                     "returned (a copy does not do: combine needs what lies behind it)",
                     src_info.describe()));
   }
-  LowLatencyHandle result = kept->handle();
+  LowLatencyHandle result = keeper->handle;
   require_same(2, number(handle, 2), result.max_tokens);
   result.hidden = number(handle, 3);
   require_same(4, number(handle, 4), result.num_experts);
-  return result;
+  return {std::move(keeper), std::move(result)};
 }
 
 void NativeBuffer::settle_on_cpu() {
@@ -451,10 +418,10 @@ void NativeBuffer::settle_on_cpu() {
 
 py::object NativeBuffer::hook_object(std::function<void()> receive) {
   if (!receive) return py::none();
-  return py::cast(ReceiveHook([self = shared_from_this(), receive = std::move(receive)] {
+  return py::cast(ReceiveHook{[self = shared_from_this(), receive = std::move(receive)] {
     self->alive();  // the buffer may have been destroyed since the send part
     self->on_stream([&] { receive(); });
-  }));
+  }});
 }
 
 py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
@@ -476,15 +443,17 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
 py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
-  const LowLatencyHandle dispatched = handles_.find(call.handle);
+  const auto [keeper, dispatched] = handles_.find(call.handle);
   if (call.zero_copy) {
     if (call.arguments.use_logfmt) {
       throw InvalidArgument("zero_copy and use_logfmt are both true, allowed: at most one of them");
     }
-    const TensorView rows = lent_for(call.handle, dispatched);
+    // A larger buffer may have taken its place since.
+    const std::optional<TensorView>& lent = keeper->combine_buffer;
+    const bool fits = lent && lent->size(2) == dispatched.hidden;
+    const TensorView rows = fits ? *lent : buffer.low_latency_combine_buffer(dispatched);
     check_zero_copy(call.arguments.x, rows);
-    // A combine buffer that came has the rows, even if a larger one has taken its place since.
-    if (!combine_buffers_.contains(call.arguments.x.data)) call.arguments.x = rows;
+    call.arguments.x = rows;
   }
   call.arguments.handle = &dispatched;
   if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
@@ -499,15 +468,10 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
 }
 
 py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
-  const TensorView rows = alive().low_latency_combine_buffer(handles_.find(handle));
-  combine_buffers_.insert(rows.data);
-  handles_.remember_combine_buffer(handle, rows);
+  const auto [keeper, dispatched] = handles_.find(handle);
+  const TensorView rows = alive().low_latency_combine_buffer(dispatched);
+  keeper->combine_buffer = rows;
   return lend(rows);
-}
-
-TensorView NativeBuffer::lent_for(const py::tuple& handle, const LowLatencyHandle& dispatched) {
-  const std::optional<TensorView> lent = handles_.combine_buffer(handle);
-  return lent && lent->size(2) == dispatched.hidden ? *lent : alive().low_latency_combine_buffer(dispatched);
 }
 
 py::object NativeBuffer::low_latency_memory() { return lend(alive().low_latency_memory()); }

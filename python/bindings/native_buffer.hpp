@@ -7,9 +7,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -38,19 +36,18 @@ py::list list_of(const std::vector<Number>& numbers) {
 /// the rest hangs on src_info: its memory keeps the whole handle, which is found again by the memory's address.
 class LowLatencyHandles {
  public:
-  py::tuple hand_out(const LowLatencyHandle& handle);
-  /// InvalidArgument if `handle` was not made from what hand_out gave, or src_info is a copy. Its hidden size is the
-  /// tuple's.
-  LowLatencyHandle find(const py::tuple& handle) const;
+  /// The memory of src_info, as the framework holds it.
+  struct Keeper;
+  struct Found {
+    std::shared_ptr<Keeper> keeper;
+    LowLatencyHandle handle;  ///< with the hidden size that the tuple says
+  };
 
-  /// For a handle that `find` knows: the combine buffer that the program got for it last.
-  void remember_combine_buffer(const py::tuple& handle, const TensorView& rows);
-  std::optional<TensorView> combine_buffer(const py::tuple& handle) const;
+  py::tuple hand_out(const LowLatencyHandle& handle);
+  /// InvalidArgument if `handle` was not made from what hand_out gave, or src_info is a copy.
+  Found find(const py::tuple& handle) const;
 
  private:
-  class Keeper;
-  std::shared_ptr<Keeper> keeper(const py::tuple& handle) const;
-
   std::unordered_map<const void*, std::weak_ptr<Keeper>> by_address_;
   std::size_t tidy_at_ = 64;  ///< at so many entries, those of dead handles are removed
 };
@@ -81,15 +78,12 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   // The second interface.
 
   /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, counts per expert, rows of the expanded layout, handle,
-  /// event). The handle is a tuple of the tensors of ElasticDispatchHandle, but that its route is a tuple by itself.
+  /// event). The handle is a tuple of the tensors of ElasticDispatchHandle, but that its route is a tuple by itself;
+  /// None with a handle of an earlier dispatch.
   py::tuple dispatch_elastic(ElasticDispatchCall& call);
-  /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, event)
-  py::tuple cached_dispatch_elastic(ElasticCachedDispatchCall& call);
-  /// (combined_x, combined_topk_weights, event)
+  /// (combined_x, combined_topk_weights, event). Deferred: (function, event); the function returns (combined_x,
+  /// combined_topk_weights, None), and until then topk_idx and biases must live.
   py::tuple combine_elastic(ElasticCombineCall& call);
-  /// (function, event). The function returns (combined_x, combined_topk_weights, None); until then topk_idx and biases
-  /// must live.
-  py::tuple deferred_combine_elastic(ElasticDeferredCombineCall& call);
   /// On the current stream; with `async_finish` on the communication stream, and it returns an event.
   py::object barrier(bool async_finish);
 
@@ -138,8 +132,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   }
 
  private:
-  /// Without the GIL.
-  void end();
+  void end(bool with_peers);
   /// Fills in what Python does not say: the current stream.
   void complete(CallOptions& options) const;
   DispatchHandle borrow_handle(const py::tuple& handle) const;
@@ -159,8 +152,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   void settle_on_cpu();
   /// None without `receive`.
   py::object hook_object(std::function<void()> receive);
-  /// The combine buffer that the program has for this handle, or would get.
-  TensorView lent_for(const py::tuple& handle, const LowLatencyHandle& dispatched);
   /// A tensor of memory that ends with the buffer.
   static py::object lend(const TensorView& view);
 
@@ -170,13 +161,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   std::unique_ptr<Buffer> buffer_;
   std::optional<Tensor> lb_storage_;
   LowLatencyHandles handles_;
-  std::set<const void*> combine_buffers_;  ///< that were lent to the program
   /// With the GIL. Bytes: of the rows of this rank's tokens, as dispatch reads and combine writes them.
   struct CallCount {
     std::uint64_t calls = 0, bytes = 0;
     void add(std::size_t more) { ++calls, bytes += more; }
   };
-  mutable std::mutex ending_;  ///< held by the thread that ends the buffer, while another may ask for metrics
   CallCount dispatches_, combines_, low_latency_dispatches_, low_latency_combines_;
 };
 

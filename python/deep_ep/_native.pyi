@@ -89,7 +89,8 @@ class Buffer:
     def dispatch_elastic(
         self,
         x: Union[torch.Tensor, Sequence[torch.Tensor]],
-        topk_idx: torch.Tensor,
+        handle: Optional[Tuple[Any, ...]],
+        topk_idx: Optional[torch.Tensor],
         topk_weights: Optional[torch.Tensor],
         cumulative_local_expert_recv_stats: Optional[torch.Tensor],
         num_experts: int,
@@ -105,30 +106,10 @@ class Buffer:
         previous_event_before_epilogue: Any,
         async_finish: bool,
         /,
-    ) -> Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Tuple[Any, ...], Optional[EventHandle]]: ...
-    def cached_dispatch_elastic(
-        self,
-        x: Union[torch.Tensor, Sequence[torch.Tensor]],
-        topk_weights: Optional[torch.Tensor],
-        route: Tuple[Any, ...],
-        metadata: torch.Tensor,
-        source_ends: torch.Tensor,
-        local: torch.Tensor,
-        expert_ends: Optional[torch.Tensor],
-        num_max_tokens_per_rank: int,
-        expert_alignment: int,
-        expand: bool,
-        num_expanded: int,
-        indices_are_64_bit: bool,
-        column_major_scales: bool,
-        num_sms: int,
-        previous_event: Any,
-        previous_event_before_epilogue: Any,
-        async_finish: bool,
-        /,
-    ) -> Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], Optional[EventHandle]]: ...
+    ) -> Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Any, Optional[EventHandle]]: ...
     def combine_elastic(
         self,
+        deferred: bool,
         x: torch.Tensor,
         metadata: torch.Tensor,
         source_ends: torch.Tensor,
@@ -145,26 +126,7 @@ class Buffer:
         previous_event_before_epilogue: Any,
         async_finish: bool,
         /,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
-    def deferred_combine_elastic(
-        self,
-        x: torch.Tensor,
-        metadata: torch.Tensor,
-        source_ends: torch.Tensor,
-        topk_idx: torch.Tensor,
-        rows_at_owners: torch.Tensor,
-        num_experts: int,
-        num_max_tokens_per_rank: int,
-        expanded: bool,
-        each_selection: bool,
-        topk_weights: Optional[torch.Tensor],
-        bias: Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]],
-        num_sms: int,
-        previous_event: Any,
-        previous_event_before_epilogue: Any,
-        async_finish: bool,
-        /,
-    ) -> Tuple[Callable[[], Tuple[Any, ...]], Optional[EventHandle]]: ...
+    ) -> Tuple[Any, ...]: ...
     def barrier(self, async_finish: bool, /) -> Any: ...
     def allocate_lb_storage(self, bytes: int, /) -> Any: ...
     def prefetch_weights(

@@ -10,7 +10,6 @@ that have an expert here, in the order of their global numbers (source rank * T 
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Optional, Tuple
@@ -65,10 +64,6 @@ def indices_to_map(
     return routing_map, probs.scatter_(1, index, topk_weights.to(torch.float32))
 
 
-def _warn(name: str, instead: str) -> None:
-    warnings.warn(f"{name} is deprecated: {instead}", DeprecationWarning, stacklevel=4)
-
-
 def _multiple(pad_multiple: Optional[int]) -> int:
     return max(1, integer("pad_multiple", 0 if pad_multiple is None else pad_multiple, 0))
 
@@ -104,11 +99,6 @@ class HybridEPBuffer:
         self.rank: int = group.rank()
         if self.group_size > _MOST_COLUMNS:
             raise Unsupported(f"HybridEPBuffer: the group has {self.group_size} ranks, allowed: at most {_MOST_COLUMNS}")
-        # The library alone cares which ranks share a node: results are those of one domain.
-        self.local_rank: int = self.rank
-        self.node_rank: int = 0
-        self.num_of_nodes: int = 1
-        self.num_of_hybrid_ep_ranks_per_nvlink_domain: int = self.group_size
         self.use_fp8: bool = bool(use_fp8)
         config = HybridEpConfigInstance(num_of_ranks_per_node=self.group_size)
         self.configurer = SimpleNamespace(buffer_config=config)
@@ -138,29 +128,6 @@ class HybridEPBuffer:
             )
         return self._buffer  # type: ignore[return-value]
 
-    def update_template_config(
-        self,
-        hidden_dim: Optional[int] = None,
-        num_of_tokens_per_rank: Optional[int] = None,
-        num_local_experts: Optional[int] = None,
-        pad_multiple: Optional[int] = None,
-        use_fp8: Optional[bool] = None,
-        fuse_permute_dispatch: bool = False,
-        **kwargs: Any,
-    ) -> HybridEpConfigInstance:
-        """Collective: makes the buffer large enough for such calls. Returns their configuration."""
-        config = self.configurer.buffer_config
-        hidden = config.hidden_dim if hidden_dim is None else hidden_dim
-        tokens = config.max_num_of_tokens_per_rank if num_of_tokens_per_rank is None else num_of_tokens_per_rank
-        experts = config.num_of_experts_per_rank if num_local_experts is None else num_local_experts
-        self._grow(hidden, tokens, experts)
-        fp8 = self.use_fp8 if use_fp8 is None else use_fp8
-        dtype = torch.uint8 if fp8 else torch.bfloat16
-        return HybridEpConfigInstance(hidden, tokens, experts, self.group_size, 1, dtype, _multiple(pad_multiple))
-
-    def empty_jit_cache(self) -> None:
-        """Nothing is compiled at run time."""
-
     @torch.no_grad()
     def dispatch_with_permute(
         self,
@@ -185,43 +152,39 @@ class HybridEPBuffer:
         """Sends each row to the ranks of its experts, and lays it out by expert there.
 
         Args:
-            hidden: ``[T, H]`` contiguous, rows of a multiple of 16 bytes; with ``use_fp8`` of one byte a channel, and
-                ``scaling_factor`` float32 ``[T, H / 128]`` beside it.
+            hidden: ``[T, H]`` contiguous, rows of a multiple of 16 bytes.
             routing_map, probs: bool and float32 ``[T, E]``; or ``topk_idx`` and ``topk_weights`` ``[T, K]``, with
                 ``num_of_experts``.
             num_permuted_tokens: P. With ``non_blocking`` a budget, which is needed: rows that would lie behind it are dropped.
                 With ``handle`` needed, too.
             pad_multiple: each expert's rows are filled up with zeros to a multiple of it.
             handle: of an earlier call: rows go where they went then.
+            use_fp8: refused. ``scaling_factor``, ``num_dispatched_tokens``: accepted without effect.
+            use_host_meta: an older name for the opposite of ``non_blocking``.
 
         Returns:
-            Rows ``[P, H]``, by expert, then by global token; probs ``[P]``; scales ``[P, H / 128]``; the experts' padded counts
-            int64 ``[El]``, on the CPU unless ``non_blocking`` (``None`` with ``handle``); the handle, a tuple of eleven, whose
+            Rows ``[P, H]``, by expert, then by global token; probs ``[P]``; ``None``, as there are no scales; the experts' padded
+            counts int64 ``[El]``, on the CPU unless ``non_blocking`` (``None`` with ``handle``); the handle, a tuple of eleven, whose
             last element is 1 where rows were dropped.
         """
-        if num_dispatched_tokens is not None:
-            _warn("num_dispatched_tokens", "it is not needed")
+        if use_fp8 or (use_fp8 is None and self.use_fp8):
+            raise Unsupported("use_fp8 is True, allowed: False: rows of HybridEPBuffer are bfloat16")
         if use_host_meta is not None:
-            _warn("use_host_meta", "use non_blocking")
             non_blocking = not use_host_meta
-        fp8 = self.use_fp8 if use_fp8 is None else bool(use_fp8)
-        scales = scaling_factor if fp8 else None
-        if fp8 and scales is None:
-            raise InvalidArgument("scaling_factor is None, allowed: float32 [T, H / 128] with use_fp8")
         tokens_per_expert = None
         if handle is not None:
             if num_permuted_tokens is None:
                 raise WrongUse("num_permuted_tokens is None, allowed: a number where a handle is given")
-            route = self._route_of(handle, 11)
+            route = self._route_of(handle)
             budget = int(num_permuted_tokens)
-            rows, row_scales = self._send_again(hidden, scales, route)
+            rows = route.buffer.dispatch(hidden, handle=route.handle)[0]
         else:
             routing_map, probs = self._map_of(hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs)
             step = _multiple(pad_multiple)
             budget = None if num_permuted_tokens is None else int(num_permuted_tokens)
             if non_blocking and (budget is None or budget < 0 or budget % step):
                 raise WrongUse(f"num_permuted_tokens is {budget}, allowed with non_blocking: a multiple of pad_multiple, {step}")
-            rows, row_scales, route = self._send(hidden, scales, routing_map, not non_blocking)
+            rows, route = self._send(hidden, routing_map, not non_blocking)
             counts = route.map.sum(dim=0)
             padded = (counts + step - 1) // step * step
             starts = padded.cumsum(0) - padded
@@ -244,12 +207,11 @@ class HybridEPBuffer:
         from_row, from_pair = self._sources(route.places, budget)
         there = from_row >= 0
         permuted = self._pick(rows, from_row, there)
-        permuted_scales = None if row_scales is None else self._pick(row_scales, from_row, there)
         permuted_probs = None
         if probs is not None:
             here = self._by_row(self._spread(probs), route, 0)
             permuted_probs = self._pick(here.flatten(), from_pair, there)
-        return permuted, permuted_probs, permuted_scales, tokens_per_expert, handle
+        return permuted, permuted_probs, None, tokens_per_expert, handle
 
     @torch.no_grad()
     def combine_with_unpermute(
@@ -264,7 +226,7 @@ class HybridEPBuffer:
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """``[T, H]`` bfloat16: for each token the sum of its rows on each rank, in float32, rounded, then of the ranks. Of
         ``probs`` ``[P]``: float32 ``[T, E]``, each pair's value at its place, zeros elsewhere."""
-        route = self._route_of(handle, 11)
+        route = self._route_of(handle)
         # The expanded layout, whose places are those of the permuted rows.
         expanded = copy.copy(route.handle)
         expanded.do_expand = True
@@ -280,57 +242,13 @@ class HybridEPBuffer:
         values = torch.where(route.places >= 0, probs[route.places.clamp(min=0)], 0.0) if probs.numel() else None
         return combined, self._gather(values, route)
 
-    @torch.no_grad()
-    def dispatch(
-        self,
-        hidden: torch.Tensor,
-        scaling_factor: Optional[torch.Tensor] = None,
-        topk_idx: Optional[torch.Tensor] = None,
-        topk_weights: Optional[torch.Tensor] = None,
-        num_of_experts: Optional[int] = None,
-        probs: Optional[torch.Tensor] = None,
-        routing_map: Optional[torch.Tensor] = None,
-        num_dispatched_tokens_tensor: Optional[torch.Tensor] = None,
-        num_dispatched_tokens: Optional[int] = None,
-        handle: Optional[Tuple[Any, ...]] = None,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...]]:
-        """Without permuting: rows ``[N, H]`` by global token; probs ``[N, E]``, of which only the columns of this rank's experts
-        are defined; scales; the handle, a tuple of seven."""
-        scales = scaling_factor if self.use_fp8 else None
-        if handle is not None:
-            route = self._route_of(handle, 7)
-            rows, row_scales = self._send_again(hidden, scales, route)
-        else:
-            routing_map, probs = self._map_of(hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs)
-            rows, row_scales, route = self._send(hidden, scales, routing_map, True)
-            handle = self._handle_of(hidden, route, False)
-        wide = None
-        if probs is not None:
-            here = self._by_row(self._spread(probs), route, 0)
-            wide = torch.zeros((here.size(0), self.group_size * here.size(1)), dtype=torch.float32, device=here.device)
-            wide[:, self.rank * here.size(1) :][:, : here.size(1)] = here
-        return rows, wide, row_scales, handle
-
-    @torch.no_grad()
-    def combine(
-        self, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None, handle: Optional[Tuple[Any, ...]] = None
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """``[T, H]`` bfloat16, the sum of the ranks' rows ``[N, H]`` in float32; of ``probs`` ``[N, E]``: ``[T, E]``."""
-        route = self._route_of(handle, 7)
-        combined, _, _ = route.buffer.combine(hidden, route.handle)
-        if probs is None:
-            return combined, None
-        experts = route.map.size(1)
-        mine = probs[:, self.rank * experts :][:, :experts]
-        return combined, self._gather(torch.where(self._by_row(route.map, route, False), mine, 0.0), route)
-
     # ---- Parts of calls.
 
     @staticmethod
-    def _route_of(handle: Optional[Tuple[Any, ...]], length: int) -> _Route:
-        config = handle[length - 2 if length == 11 else -1] if isinstance(handle, tuple) and len(handle) == length else None
+    def _route_of(handle: Optional[Tuple[Any, ...]]) -> _Route:
+        config = handle[9] if isinstance(handle, tuple) and len(handle) == 11 else None
         if not isinstance(config, HybridEpConfigInstance):
-            raise InvalidArgument(f"handle is {type(handle).__name__}, allowed: the tuple of {length} that the dispatch returned")
+            raise InvalidArgument(f"handle is {type(handle).__name__}, allowed: the tuple of 11 that the dispatch returned")
         return config.route
 
     def _map_of(self, hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs):
@@ -345,8 +263,8 @@ class HybridEPBuffer:
             )
         return routing_map, probs
 
-    def _send(self, hidden, scales, routing_map, exact):
-        """Rows, scales, and the route but for its places."""
+    def _send(self, hidden, routing_map, exact):
+        """Rows, and the route but for its places."""
         tokens, experts = routing_map.shape
         local = experts // self.group_size
         buffer = self._grow(hidden.size(1), tokens, local)
@@ -355,11 +273,9 @@ class HybridEPBuffer:
         chosen = torch.full((tokens, columns), -1, dtype=torch.int64, device=hidden.device)
         goes = routing_map.view(tokens, self.group_size, local).any(dim=2)
         chosen[:, : self.group_size] = torch.where(goes, ranks, -1)
-        x = hidden if scales is None else (hidden, scales)
-        received, _, _, handle, _ = buffer.dispatch(
-            x, chosen, num_experts=self.group_size, num_max_tokens_per_rank=max(tokens, 1), do_cpu_sync=exact, do_handle_copy=False
+        rows, _, _, handle, _ = buffer.dispatch(
+            hidden, chosen, num_experts=self.group_size, num_max_tokens_per_rank=max(tokens, 1), do_cpu_sync=exact, do_handle_copy=False
         )
-        rows, row_scales = (received, None) if scales is None else received
         of_here = self._spread(routing_map.to(torch.uint8)).to(torch.bool)
         # Received rows are in the order of global tokens.
         number = of_here.any(dim=1).to(torch.int64)
@@ -367,13 +283,7 @@ class HybridEPBuffer:
         row = torch.where(number > 0, number.cumsum(0) - 1, most)
         order = torch.full((most + 1,), -1, dtype=torch.int64, device=hidden.device)
         order.scatter_(0, row, torch.arange(number.numel(), device=hidden.device))
-        route = _Route(buffer, handle, order, order[: rows.size(0)], of_here)
-        return rows, row_scales, route
-
-    @staticmethod
-    def _send_again(hidden, scales, route):
-        received = route.buffer.dispatch(hidden if scales is None else (hidden, scales), handle=route.handle)[0]
-        return (received, None) if scales is None else received
+        return rows, _Route(buffer, handle, order, order[: rows.size(0)], of_here)
 
     def _exchange(self, mine: torch.Tensor) -> torch.Tensor:
         """``[R, T, El]``: part q goes to rank q."""
@@ -415,13 +325,10 @@ class HybridEPBuffer:
 
     @staticmethod
     def _pick(rows: torch.Tensor, source: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-        """Rows by number, zeros where there is none: as bytes, which no type of rows refuses."""
+        """Rows by number, zeros where there is none."""
         if not rows.size(0):
             return torch.zeros((source.size(0), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
-        raw = rows.view(torch.uint8) if rows.element_size() == 1 else rows
-        picked = raw[source.clamp(min=0)]
-        picked.masked_fill_(~there.view(-1, *[1] * (rows.dim() - 1)), 0)
-        return picked.view(rows.dtype)
+        return rows[source.clamp(min=0)].masked_fill_(~there.view(-1, *[1] * (rows.dim() - 1)), 0)
 
     @staticmethod
     def _on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -430,7 +337,7 @@ class HybridEPBuffer:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor)
 
-    def _handle_of(self, hidden, route, non_blocking, counts=None, overflow=None, step=0):
+    def _handle_of(self, hidden, route, non_blocking, counts, overflow, step):
         """The tuple: as callers unpack it, with ``None`` in the places of what is private upstream."""
         handle, tokens = route.handle, hidden.size(0)
         config = HybridEpConfigInstance(
@@ -441,10 +348,7 @@ class HybridEPBuffer:
         here = torch.zeros_like(route.map)
         filled = min(here.size(0), route.tokens.size(0))
         here[:filled] = self._by_row(route.map, route, False)[:filled]
-        first = (None, None, None, number, here)
-        if counts is None:
-            return (*first, tokens, config)
-        return (*first, None, None, counts.to(torch.int32), tokens, config, overflow)
+        return None, None, None, number, here, None, None, counts.to(torch.int32), tokens, config, overflow
 
 
 def _first(places: torch.Tensor, columns: int) -> torch.Tensor:

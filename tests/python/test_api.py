@@ -98,18 +98,12 @@ def test_version():
 
 
 def test_without_pytorch():
-    """Importing says what is missing, in one sentence; the command needs none."""
+    """Importing says what is missing, in one sentence."""
     program = "import sys; sys.modules['torch'] = None; import deep_ep"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=scaled(60))
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and last.startswith("ModuleNotFoundError: deep_ep needs PyTorch 2.4 or later, which is not")
     assert "During handling" not in done.stderr and "direct cause" not in done.stderr
-    for command in (["-m", "deep_ep"], ["-X", "utf8", "-mdeep_ep"]):
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", *command, "--version"], capture_output=True, text=True, timeout=scaled(60)
-        )
-        assert done.stdout or "no command" in done.stderr, done.stderr[-500:]
-        assert "torch" not in done.stderr and "deep_ep" in done.stderr, "what was imported"
 
 
 def test_import_is_quiet():

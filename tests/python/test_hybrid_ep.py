@@ -144,26 +144,11 @@ def test_there_and_back(ranks, size):
     ranks(size).run(there_and_back, list(range(20)))
 
 
-def without_permuting(group):
+def selections(group):
+    """Selections instead of a map."""
     rank, ranks = group.rank(), group.size()
     buffer = HybridEPBuffer(group, H, 16, 3)
     case = Case(ranks, 9, 3, 5)
-    want = [Wanted(case, each) for each in range(ranks)]
-    mine = slice(rank * 3, rank * 3 + 3)
-    rows, probs, scales, handle = buffer.dispatch(case.rows[rank], routing_map=case.map[rank], probs=case.probs[rank])
-    tokens = want[rank].tokens
-    _, _, _, number, local_map, _, _ = handle
-    assert scales is None and number.tolist() == [len(tokens)]
-    assert torch.equal(rows, case.rows.flatten(0, 1)[tokens]) and probs.shape == (len(tokens), 3 * ranks)
-    assert torch.equal(probs[:, mine], case.probs.flatten(0, 1)[tokens][:, mine])
-    assert torch.equal(local_map[: len(tokens)], case.map.flatten(0, 1)[tokens][:, mine])
-    again, none, _, same = buffer.dispatch(case.rows[rank], handle=handle, num_dispatched_tokens=len(tokens))
-    assert torch.equal(again, rows) and none is None and same is handle
-    back, back_probs = buffer.combine(rows, probs, handle)
-    reached = case.map[rank].view(9, ranks, 3).any(dim=2).sum(dim=1, keepdim=True)
-    assert torch.equal(back, (case.rows[rank].float() * reached).to(torch.bfloat16))
-    assert torch.equal(back_probs, case.probs[rank])
-    # Selections instead of a map.
     idx = torch.stack([torch.randperm(3 * ranks)[:2] for _ in range(9)])
     weights = torch.rand(9, 2)
     routing_map, dense = indices_to_map(idx, weights, 9, 3 * ranks)
@@ -174,34 +159,28 @@ def without_permuting(group):
     assert all(torch.equal(x, y) for x, y in zip(a[:2], b[:2]))
 
 
-def test_without_permuting(ranks):
-    ranks(3).run(without_permuting)
+def test_selections(ranks):
+    ranks(3).run(selections)
 
 
 @on_ranks(2)
-def test_eight_bits_and_growth(group):
-    """Paddle's form: rows of a byte for each channel with scales; and calls that are larger than the buffer."""
+def test_growth(group):
+    """Calls that are larger than the buffer."""
     rank, ranks = group.rank(), group.size()
     buffer = HybridEPBuffer(
-        group=group, hidden_dim=H, max_num_of_tokens_per_rank=16, num_local_experts=2, use_fp8=True, num_sms_dispatch_api=24,
+        group=group, hidden_dim=H, max_num_of_tokens_per_rank=16, num_local_experts=2, use_fp8=False, num_sms_dispatch_api=24,
         num_sms_combine_api=24, load_cached_kernels=True, use_shared_buffer=True, enable_custom_allgather=True,
         num_sms_preprocessing_api=32, num_blocks_permute=8, num_blocks_unpermute=8,
     )  # fmt: skip
     assert buffer.group is group
     case = Case(ranks, 6, 2, 3)
-    case.rows = torch.randint(0, 256, case.rows.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    scales = torch.rand(ranks, 6, 1, generator=torch.Generator().manual_seed(2))
-    want = Wanted(case, rank, 4)
-    result = buffer.dispatch_with_permute(
-        hidden=case.rows[rank], routing_map=case.map[rank], scaling_factor=scales[rank], pad_multiple=4
-    )
-    assert torch.equal(result[0], want.permuted(case.rows.flatten(0, 1)))
-    assert torch.equal(result[2], want.permuted(scales.flatten(0, 1)))
+    result = buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], pad_multiple=4)
+    check(case, rank, result, Wanted(case, rank, 4), False, probs=False)
     config = buffer.configurer.buffer_config
     assert config.max_num_of_tokens_per_rank == 512 and config.num_of_experts_per_rank == 2
     for tokens, local in ((600, 2), (600, 40)):  # more experts than a handle has columns
         large = Case(ranks, tokens, local, 4, 0.02)
-        first = buffer.dispatch_with_permute(hidden=large.rows[rank], routing_map=large.map[rank], use_fp8=False)
+        first = buffer.dispatch_with_permute(hidden=large.rows[rank], routing_map=large.map[rank])
         check(large, rank, first, Wanted(large, rank), False, probs=False)
         assert config.max_num_of_tokens_per_rank == 640 and config.num_of_experts_per_rank == local
         back, _ = buffer.combine_with_unpermute(hidden=first[0], handle=first[4], fuse_unpermute_combine=False)
@@ -209,10 +188,8 @@ def test_eight_bits_and_growth(group):
         whole = sum((large.rows[rank].float() * parts[:, each : each + 1]).to(torch.bfloat16).float() for each in range(ranks))
         assert torch.equal(back, whole.to(torch.bfloat16))
     # A handle from before the buffer grew.
-    again = buffer.dispatch_with_permute(
-        hidden=case.rows[rank], handle=result[4], scaling_factor=scales[rank], num_permuted_tokens=result[0].size(0)
-    )
-    assert torch.equal(again[0], result[0]) and torch.equal(again[2], result[2])
+    again = buffer.dispatch_with_permute(hidden=case.rows[rank], handle=result[4], num_permuted_tokens=result[0].size(0))
+    assert torch.equal(again[0], result[0])
 
 
 @on_ranks(2)
@@ -226,13 +203,12 @@ def test_mistakes(group):
         (ValueError, "routing_map is None", dict(routing_map=None)),
         (ValueError, "routing_map is of shape", dict(routing_map=case.map[rank][1:])),
         (ValueError, "handle is tuple", dict(routing_map=None, handle=(1, 2), num_permuted_tokens=4)),
-        (ValueError, "scaling_factor", dict(use_fp8=True)),
+        (NotImplementedError, "use_fp8 is True", dict(use_fp8=True)),
     ):
         with pytest.raises(error, match=text):
             buffer.dispatch_with_permute(**{"hidden": case.rows[rank], "routing_map": case.map[rank], **options})
     with pytest.raises(ValueError, match="num_permuted_tokens is 8, allowed: 20 or more"):  # found when rows have come
         buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], num_permuted_tokens=8)
-    with pytest.warns(DeprecationWarning, match="use_host_meta"):
-        result = buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], use_host_meta=True)
+    result = buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], use_host_meta=True)
     with pytest.raises(AssertionError, match="num_permuted_tokens"):
         buffer.dispatch_with_permute(hidden=case.rows[rank], handle=result[4])

@@ -121,10 +121,9 @@ def test_needs_no_other_library(tmp_path):
 
 
 def test_command_needs_no_pytorch(installed):
-    for command in ([installed.parent / "deep_ep"], [installed, "-m", "deep_ep"], [installed, "-X", "utf8", "-mdeep_ep"]):
-        done = run(*command, "--version")
-        assert done.returncode == 0 and done.stderr == "", (command, done.stdout, done.stderr)
-        assert re.match(rf"{re.escape(version())}(-g[0-9a-f]+(-dirty)?)?\n", done.stdout), done.stdout
+    done = run(installed.parent / "deep_ep", "--version")
+    assert done.returncode == 0 and done.stderr == "", (done.stdout, done.stderr)
+    assert re.match(rf"{re.escape(version())}(-g[0-9a-f]+(-dirty)?)?\n", done.stdout), done.stdout
     done = run(installed.parent / "deep_ep", "no-such-command")
     assert done.returncode not in (0, 1) and "no-such-command" in done.stderr + done.stdout, "arguments and status pass"
 

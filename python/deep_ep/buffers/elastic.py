@@ -293,6 +293,7 @@ class ElasticBuffer(NativeOwner):
             raise InvalidArgument("do_zero_padding is True, allowed: only with do_expand")
         expand, column_major = bool(do_expand), bool(use_tma_aligned_col_major_sf)
         stats = cumulative_local_expert_recv_stats
+        given = None
         if handle is None:
             if topk_idx is None:
                 raise InvalidArgument("topk_idx is None, allowed: a tensor, or a handle instead")
@@ -302,43 +303,46 @@ class ElasticBuffer(NativeOwner):
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             topk = topk_idx.size(1) if isinstance(topk_idx, torch.Tensor) and topk_idx.dim() == 2 else 1  # else refused below
             sms = num_sms or self.get_theoretical_num_sms(num_experts, topk)
-            recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._alive().dispatch_elastic(
-                x, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
-                bool(do_zero_padding), column_major, bool(do_handle_copy), sms, *order,
+        else:
+            _check_handle(handle)
+            if topk_idx is not None:
+                raise WrongUse("topk_idx is given: with a handle the selections are the handle's")
+            if do_cpu_sync:
+                raise WrongUse("do_cpu_sync is True: with a handle sizes are known")
+            for name, value in (
+                ("num_experts", num_experts),
+                ("expert_alignment", expert_alignment),
+                ("num_max_tokens_per_rank", num_max_tokens_per_rank),
+            ):
+                known = getattr(handle, name)
+                if value is not None and value != known:
+                    raise WrongUse(f"{name} is {value}, allowed: the handle's, which is {known}")
+            if stats is not None:
+                raise InvalidArgument("cumulative_local_expert_recv_stats is given, allowed: only without handle")
+            if handle._route is None or handle._local is None:
+                raise InvalidArgument("handle is one that no dispatch returned, allowed: those that did")
+            if expand and not handle.do_expand:
+                raise InvalidArgument("do_expand is True, allowed: only with the handle of a dispatch with do_expand")
+            num_experts, alignment, most = handle.num_experts, handle.expert_alignment, handle.num_max_tokens_per_rank
+            sms = num_sms or handle.num_sms
+            given = (
+                handle._route, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle._local,
+                handle.psum_num_recv_tokens_per_expert if do_zero_padding else None, handle.num_expanded_tokens,
+                handle.topk_idx.dtype == torch.int64,
             )  # fmt: skip
-            source_ends, expert_ends, expert_counts, metadata, local, rows_at_owners, route, selections = made
-            handle = EPHandle(
-                expand, num_experts, alignment, most, sms, topk_idx if selections is None else selections, metadata.size(0),
-                num_expanded, counts, source_ends, expert_ends, expert_counts, metadata, rows_at_owners,
-            )  # fmt: skip
-            handle._route, handle._local = route, local
-            return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_idx, topk_weights, stats)
-        _check_handle(handle)
-        if topk_idx is not None:
-            raise WrongUse("topk_idx is given: with a handle the selections are the handle's")
-        if do_cpu_sync:
-            raise WrongUse("do_cpu_sync is True: with a handle sizes are known")
-        for name, given in (
-            ("num_experts", num_experts),
-            ("expert_alignment", expert_alignment),
-            ("num_max_tokens_per_rank", num_max_tokens_per_rank),
-        ):
-            known = getattr(handle, name)
-            if given is not None and given != known:
-                raise WrongUse(f"{name} is {given}, allowed: the handle's, which is {known}")
-        if stats is not None:
-            raise InvalidArgument("cumulative_local_expert_recv_stats is given, allowed: only without handle")
-        if handle._route is None or handle._local is None:
-            raise InvalidArgument("handle is one that no dispatch returned, allowed: those that did")
-        if expand and not handle.do_expand:
-            raise InvalidArgument("do_expand is True, allowed: only with the handle of a dispatch with do_expand")
-        recv_x, recv_idx, recv_weights, event = self._alive().cached_dispatch_elastic(
-            x, topk_weights, handle._route, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle._local,
-            handle.psum_num_recv_tokens_per_expert if do_zero_padding else None, handle.num_max_tokens_per_rank,
-            handle.expert_alignment, expand, handle.num_expanded_tokens, handle.topk_idx.dtype == torch.int64, column_major,
-            num_sms or handle.num_sms, *order,
+        recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._alive().dispatch_elastic(
+            x, given, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
+            bool(do_zero_padding), column_major, bool(do_handle_copy), sms, *order,
         )  # fmt: skip
-        return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_weights, handle._tensors())
+        if handle is not None:
+            return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_weights, handle._tensors())
+        source_ends, expert_ends, expert_counts, metadata, local, rows_at_owners, route, selections = made
+        handle = EPHandle(
+            expand, num_experts, alignment, most, sms, topk_idx if selections is None else selections, metadata.size(0),
+            num_expanded, counts, source_ends, expert_ends, expert_counts, metadata, rows_at_owners,
+        )  # fmt: skip
+        handle._route, handle._local = route, local
+        return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_idx, topk_weights, stats)
 
     @torch.no_grad()
     def combine(
@@ -373,25 +377,25 @@ class ElasticBuffer(NativeOwner):
             last selections (without ``allow_multiple_reduction``: all rows, selections ascending), and rounds.
         """
         combined, event = self._call_combine(
-            self._alive().combine_elastic, x, handle, topk_weights, bias, num_sms, num_qps, previous_event,
+            False, x, handle, topk_weights, bias, num_sms, num_qps, previous_event,
             previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream,
         )  # fmt: skip
         return (*combined, event)
 
     @torch.no_grad()
     def _call_combine(
-        self, call, x, handle, topk_weights, bias, num_sms, num_qps, previous_event, before_epilogue, asynchronous,
+        self, deferred, x, handle, topk_weights, bias, num_sms, num_qps, previous_event, before_epilogue, asynchronous,
         allocate_on_comm_stream,
     ):  # fmt: skip
-        """What ``call`` of the native buffer returns but for the event, and the event."""
+        """What the native call returns but for the event, and the event."""
         _check_handle(handle)
         self._check_qps(num_qps)
         order = self._order(previous_event, before_epilogue, asynchronous, allocate_on_comm_stream)
         single = bool(handle.do_expand) and not self.allow_multiple_reduction
         if topk_weights is not None and single:
             raise InvalidArgument("topk_weights is given, allowed: None for expanded rows without allow_multiple_reduction")
-        *results, event = call(
-            x, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle.topk_idx,
+        *results, event = self._alive().combine_elastic(
+            deferred, x, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle.topk_idx,
             handle.dst_buffer_slot_idx, handle.num_experts, handle.num_max_tokens_per_rank, bool(handle.do_expand), single,
             topk_weights, bias, num_sms or handle.num_sms, *order,
         )  # fmt: skip

@@ -196,9 +196,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
         kept = handle.topk_idx if isinstance(handle, EPHandle) else None, bias
         given = bias if isinstance(bias, (tuple, list)) else (bias,)
         later = bool(defer_epilogue) and any(each is not None for each in given)
-        runtime = self._alive()
         made, event = self._call_combine(
-            runtime.deferred_combine_elastic if later else runtime.combine_elastic, x, handle, topk_weights, bias, _even(num_sms),
+            later, x, handle, topk_weights, bias, _even(num_sms),
             num_qps, previous_event, None, async_with_compute_stream, allocate_on_comm_stream,
         )  # fmt: skip
         if not defer_epilogue:

@@ -48,8 +48,8 @@ const char* name_of(Routing routing) {
       return "some_dropped";
     case Routing::duplicates:
       return "duplicates";
-    case Routing::negatives:
-      return "negatives";
+    case Routing::no_experts:
+      return "no_experts";
     case Routing::group_limited:
       return "group_limited";
     case Routing::one_group:
@@ -107,9 +107,9 @@ Selection make_selection(Routing routing, std::int64_t tokens, int topk, int exp
         case Routing::duplicates:
           row[k] = k % 2 == 1 ? row[k - 1] : random.below(experts);
           break;
-        case Routing::negatives:
+        case Routing::no_experts:
           row[k] = distinct_expert(random, experts, row, k);
-          if (random.chance(0.35)) row[k] = -2 - random.below(1000);
+          if (random.chance(0.35)) row[k] = k % 2 == 0 ? -2 - random.below(1000) : experts + random.below(1000);
           break;
         case Routing::group_limited:
         case Routing::one_group:  // the experts of open groups, counted through

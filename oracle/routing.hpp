@@ -16,7 +16,7 @@ enum class Routing : std::uint8_t {
   all_dropped,     ///< every entry is -1
   some_dropped,    ///< uniform with about a third of the entries -1
   duplicates,      ///< the same expert several times in one token
-  negatives,       ///< uniform with some entries below -1, which select nothing either
+  no_experts,      ///< uniform with some entries below -1 and some beyond the last expert, which select nothing either
   // Of groups of experts, which are those of a node each:
   group_limited,  ///< a token's experts are in half of the groups (rounded up), other ones for every token
   one_group,      ///< every token's experts are in the same group
@@ -24,7 +24,7 @@ enum class Routing : std::uint8_t {
 /// Those that need no groups.
 inline constexpr Routing kRoutings[] = {Routing::uniform,     Routing::skewed,       Routing::one_hot_expert,
                                         Routing::all_dropped, Routing::some_dropped, Routing::duplicates,
-                                        Routing::negatives};
+                                        Routing::no_experts};
 inline constexpr Routing kRoutingsOfGroups[] = {Routing::group_limited, Routing::one_group};
 const char* name_of(Routing routing);
 

@@ -75,9 +75,7 @@ json size_buffers(const SizeCommand& size) {
   const bool wide = size.dtype == "bf16";
   BufferOptions none;
   none.max_local_experts = std::max(none.max_local_experts, size.experts / size.ranks);
-  none.low_latency.rails = asked_for_rails(none.low_latency.rails);
-  none.internode.lanes = asked_for_internode_lanes(none.internode);
-  none.low_latency.lanes = asked_for_lanes(none.low_latency.lanes);
+  none.ranks_per_node = size.ranks_per_node;
   const auto normal_mode = [&](int ranks) {
     BufferOptions options = none;
     options.heap_bytes =
@@ -91,7 +89,7 @@ json size_buffers(const SizeCommand& size) {
   };
   json buffers = json::array();
   const auto add = [&](const char* mode, const BufferOptions& options, int ranks) {
-    buffers.push_back(sized(mode, options, ranks, size.ranks_per_node));
+    buffers.push_back(sized(mode, with_environment(options, ranks), ranks, size.ranks_per_node));
   };
   add("intranode", normal_mode(size.ranks_per_node), size.ranks_per_node);
   if (size.nodes() > 1) add("internode", normal_mode(size.ranks), size.ranks);

@@ -2,7 +2,6 @@
 // DEEP_EP_SOCKET_FAMILY and those of other libraries that stand for them.
 #pragma once
 
-#include <netdb.h>
 #include <sys/socket.h>
 
 #include <optional>
@@ -56,9 +55,5 @@ struct SocketChoice {
 };
 /// InvalidArgument where an own variable is wrong.
 SocketChoice read_socket_choice(const environment::Source& source = environment::of_process);
-
-/// So that a call to `to` comes from an interface that may be used: the one that the route takes, if it may; else the
-/// first that may. Where none has such an address, that is logged once, and the system decides.
-void leave_by_chosen_interface(int socket, const addrinfo& to, const SocketChoice& choice);
 
 }  // namespace deep_ep

@@ -85,7 +85,7 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
 
 std::optional<std::vector<Tensor>> CallScope::try_heap_tensors(std::span<const TensorView> wanted) const {
   if (recording_) return std::nullopt;  // the graph would have the memory for good, and the heap is for all calls
-  auto storage = ArenaStorage::allocate(context_.arena_, bytes_together(wanted), context_.home_);
+  auto storage = allocate_in_arena(context_.arena_, bytes_together(wanted), context_.home_);
   if (!storage) return std::nullopt;
   return lay_out(wanted, std::move(storage));
 }
@@ -95,10 +95,10 @@ std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) 
   constexpr std::size_t kSmall = std::size_t{1} << 20;
   const bool from_cache = context_.result_tensors_ != nullptr && stream_ == nullptr && bytes_together(wanted) <= kSmall;
   if (context_.program_memory_ != nullptr && after_caller_ && !from_cache) {
-    return lay_out(wanted, std::make_shared<ProgramStorage>(context_.program_memory_, bytes_together(wanted),
-                                                            caller_stream_, context_.home_, recording_));
+    return lay_out(wanted, allocate_of_program(context_.program_memory_, bytes_together(wanted), caller_stream_,
+                                               context_.home_, recording_));
   }
-  return lay_out(wanted, std::make_shared<PoolStorage>(context_.cache_, bytes_together(wanted), recording_));
+  return lay_out(wanted, allocate_in_pool(context_.cache_, bytes_together(wanted), recording_));
 }
 
 /// Memory is made for the stream that the call comes after.

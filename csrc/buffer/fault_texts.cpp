@@ -46,7 +46,7 @@ const char* text_of(Wanted wanted) {
   return index < kWanted.size() ? kWanted[index] : "an unknown event";
 }
 
-constexpr std::array<const char*, CallShape::kCompared> kShapeFields = {
+constexpr std::array<const char*, CallShape::kWords> kShapeFields = {
     "bytes of a row of x",         "bytes of a row of x_scales", "top-k",
     "bytes of a topk_idx element", "number of experts",          "dtype of x",
     "dtype of x_scales",           "protocol version",           "topk_weights",
@@ -98,12 +98,6 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
                            describe_shape_value(fault.field, fault.seen), fault.peer);
       }
       if (fault.wanted == Wanted::low_latency_dispatch_counts) {
-        if ((fault.seen & kUnknownExpertShape) != 0) {
-          return fmt::format(
-              "low_latency_dispatch: rank {} has ended the call, as its topk_idx names an expert beyond the last one; "
-              "its own error says which. The ranks no longer agree: destroy the buffer",
-              fault.peer);
-        }
         return fmt::format(
             "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, rows' format or "
             "return_recv_hook, or one of them has more tokens than max_tokens, which its own error says; all must be "
@@ -176,21 +170,6 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
       }
       return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
                          rank, fault.expected, fault.seen);
-    case FaultKind::unknown_expert:
-      if (fault.wanted == Wanted::counts) {
-        return fmt::format(
-            "dispatch: rank {} has ended the call before any row moved, as its topk_idx of token {} names expert {}, "
-            "allowed: 0 to {}, or negative for no selection",
-            fault.peer, fault.field, fault.expected, fault.seen - 1);
-      }
-      if (fault.wanted == Wanted::low_latency_dispatch_counts) {
-        return fmt::format(
-            "low_latency_dispatch: topk_idx of token {} names expert {}, allowed: 0 to {}, or negative for no "
-            "selection. The call has ended on all ranks, which no longer agree: destroy the buffer",
-            fault.field, fault.expected, fault.seen - 1);
-      }
-      return fmt::format("topk_idx of token {} names expert {}, allowed: 0 to {}, or negative for no selection",
-                         fault.field, fault.expected, fault.seen - 1);
     case FaultKind::rdma_failed:
       return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
     case FaultKind::none:

@@ -140,13 +140,7 @@ void Faults::come_back() {
   executor.synchronize(calls_.comm_stream());
 }
 
-bool Faults::refused_unknown_expert(const FaultRecord& fault) const {
-  const FaultRecord& note = records_.get()[1];
-  if (!written(note) || note.kind != FaultKind::unknown_expert) return false;
-  return fault.kind == FaultKind::unknown_expert || (fault.kind == FaultKind::mismatch && fault.peer == rank_);
-}
-
-void Faults::raise(Notes notes) {
+void Faults::raise() {
   if (broken_ != nullptr) std::rethrow_exception(broken_);
   FaultRecord& fault = records_.get()[0];
   FaultRecord& note = records_.get()[1];
@@ -156,16 +150,13 @@ void Faults::raise(Notes notes) {
   }
   if (written(fault)) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
-    const bool refused = refused_unknown_expert(fault);
     const int lost = fault.kind == FaultKind::timeout ? find_lost(fault.peer) : control::kNobody;
     if (membership_ != nullptr && membership_->ended_by_error(lost)) {
       broken_ = std::make_exception_ptr(RankMismatch(describe_error_of(fault, rank_, lost)));
       std::rethrow_exception(broken_);
     }
-    const std::string text = fault.kind == FaultKind::timeout
-                                 ? describe_waited(fault, lost)
-                                 : describe_fault(refused ? note : fault, rank_, timeout_s_);
-    if (refused) note = FaultRecord{};
+    const std::string text =
+        fault.kind == FaultKind::timeout ? describe_waited(fault, lost) : describe_fault(fault, rank_, timeout_s_);
     const FaultRecord cause = fault.kind == FaultKind::timeout ? failed_queue_pair() : fault;
     if (cause.kind == FaultKind::rdma_failed) {
       // The wait may have been in vain for another reason.
@@ -179,24 +170,19 @@ void Faults::raise(Notes notes) {
     if (breaks(fault)) {
       broken_ = fault.kind == FaultKind::overflow ? std::make_exception_ptr(OutOfMemory(text))
                                                   : std::make_exception_ptr(RankMismatch(text));
-      if (!refused) std::rethrow_exception(broken_);
-    } else {
-      Executor& executor = calls_.executor();
-      executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());
-      executor.synchronize(calls_.comm_stream());
-      fault = FaultRecord{};
+      std::rethrow_exception(broken_);
     }
-    if (refused) throw InvalidArgument(text);
+    Executor& executor = calls_.executor();
+    executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());
+    executor.synchronize(calls_.comm_stream());
+    fault = FaultRecord{};
     throw RankMismatch(text);
   }
   if (!written(note)) return;
-  if (notes == Notes::but_unknown_experts && note.kind == FaultKind::unknown_expert) return;
   calls_.settle();  // a kernel may be about to write another note
   const FaultRecord told = note;
   note = FaultRecord{};
-  const std::string text = describe_fault(told, rank_, timeout_s_);
-  if (told.kind == FaultKind::overflow) throw OutOfMemory(text);
-  throw InvalidArgument(text);
+  throw OutOfMemory(describe_fault(told, rank_, timeout_s_));
 }
 
 }  // namespace deep_ep

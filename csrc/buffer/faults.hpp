@@ -43,11 +43,8 @@ class Faults {
   /// In device memory; null without a control plane.
   ControlState* control() const { return control_.get(); }
 
-  /// Which notes to raise. A dispatch that exchanges counts leaves those of unknown experts to its kernel, which tells
-  /// all ranks: the others would wait for a call that this rank does not make.
-  enum class Notes : bool { all, but_unknown_experts };
   /// Throws what a kernel has met since the last look, or what broke the buffer. Cheap when there is nothing.
-  void raise(Notes notes = Notes::all);
+  void raise();
   /// Before low_latency_resume, while no call is under way: throws like raise(), except where the others have masked
   /// this rank. It comes back with them.
   void come_back();
@@ -70,8 +67,6 @@ class Faults {
   void add_abort_word(std::uint64_t* abort) { abort_words_.push_back(abort); }
 
  private:
-  /// Has this rank ended a call for all, as its topk_idx names an expert that does not exist? Then the note says which.
-  bool refused_unknown_expert(const FaultRecord& fault) const;
   void end_waits() const;
   /// Because of which rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for which
   /// this waits a little, or kNobody.

@@ -14,7 +14,7 @@
 namespace deep_ep {
 namespace {
 
-constexpr std::int64_t kProtocolVersion = 2;
+constexpr std::int64_t kProtocolVersion = 3;
 
 /// Of arguments that have been checked, or are about to be.
 int num_experts(const DispatchArguments& arguments) {
@@ -91,7 +91,6 @@ NotifyCall notify_call(const DispatchArguments& arguments, const Runtime& runtim
   call.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
   call.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
   call.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
-  call.refuse_unknown_experts = runtime.options().reject_unknown_experts;
   return call;
 }
 
@@ -294,20 +293,17 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
   check_layout_arguments(topk_idx, num_experts, runtime_);
   runtime_.faults().raise();
   CallScope scope(runtime_.calls(), call);
-  DispatchLayout layout = count(topk_idx, num_experts, runtime_.options().reject_unknown_experts, scope);
+  DispatchLayout layout = count(topk_idx, num_experts, scope);
   scope.hand_out(layout.num_tokens_per_rank);  // they share their memory
   layout.event = scope.finish();
   return layout;
 }
 
-DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, bool report_unknown,
-                                 const CallScope& scope) const {
+DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const {
   const Backend& executor = *runtime_.executor();
   const Device device = runtime_.device();
 
   LayoutParams params{};
-  params.wait = runtime_.faults().wait_context();
-  params.report_unknown_experts = report_unknown;
   params.topk_idx = {topk_idx.data, topk_idx.dtype == DType::int64};
   params.num_tokens = static_cast<int>(topk_idx.size(0));
   params.num_topk = static_cast<int>(topk_idx.size(1));
@@ -337,7 +333,7 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
 DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   check_dispatch(arguments, runtime_);
   if (arguments.handle != nullptr) check_handle(*arguments.handle);
-  runtime_.faults().raise(arguments.handle != nullptr ? Faults::Notes::all : Faults::Notes::but_unknown_experts);
+  runtime_.faults().raise();
   CallScope scope(runtime_.calls(), call);
   DispatchResult result = dispatch(arguments, scope);
   hand_out(result.handle, scope);

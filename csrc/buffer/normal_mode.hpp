@@ -95,10 +95,8 @@ class NormalMode {
   /// Behind the constructor, in an agreement of the ranks, as it may fail on one.
   void allocate();
 
-  /// The same as a part of a call that has checked its arguments. `report_unknown`: see
-  /// BufferOptions::reject_unknown_experts.
-  DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, bool report_unknown,
-                       const CallScope& scope) const;
+  /// The same as a part of a call that has checked its arguments.
+  DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const;
   /// Tensors of the handle of a dispatch.
   static void hand_out(const DispatchHandle& handle, const CallScope& scope);
 

@@ -5,10 +5,10 @@
 #include <bit>
 #include <cstddef>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/checks.hpp"
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/support/deadline.hpp"
@@ -27,26 +27,22 @@ void check_size(const char* name, std::size_t bytes) {
   if (bytes > kMostOptionBytes) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMostOptionBytes);
 }
 
-void check_lanes(int asked) {
-  if (asked == 0 || asked == 1 || asked == 2 || asked == kMostLowLatencyLanes) return;
-  fail<InvalidArgument>("low_latency.lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_LOW_LATENCY_LANES", asked,
-                        kMostLowLatencyLanes);
+/// Lanes of `option`, or of `variable` where the program leaves that open: 0 where that is auto.
+int lanes_of(const char* option, int asked, const char* variable) {
+  if (asked == 0) return parse_number<int>(environment::choice(variable)).value_or(0);
+  if (asked == 1 || asked == 2 || asked == kMostInternodeLanes) return asked;
+  fail<InvalidArgument>("{}.lanes is {}, allowed: 1, 2, {}, or 0 for {}", option, asked, kMostInternodeLanes, variable);
 }
+static_assert(kMostInternodeLanes == kMostLowLatencyLanes);
 
-const char* name_of(LowLatencyRails rails) { return rails == LowLatencyRails::always ? "always" : "never"; }
-
-/// What the program says, wherever it matters or not: options of calls that the buffer has no memory for are a mistake.
-void check_low_latency(const LowLatencyOptions& options) {
-  check_size("low_latency.bytes", options.bytes);
-  check_lanes(options.lanes);
-  if (options.bytes != 0) return;
-  const auto refuse = [](std::string_view option, std::string_view value) {
-    fail<InvalidArgument>("low_latency.{} is {}, which needs low_latency.bytes, but that is 0", option, value);
-  };
-  if (options.masking) refuse("masking", "true");
-  if (!options.allow_nvlink) refuse("allow_nvlink", "false");
-  if (options.rails != LowLatencyRails::automatic) refuse("rails", name_of(options.rails));
-  if (options.lanes != 0) refuse("lanes", fmt::format("{}", options.lanes));
+int most_internode_lanes(const InternodeOptions& options) {
+  const int bound = options.num_qps_per_rank;
+  if (bound < 0) {
+    fail<InvalidArgument>(
+        "internode.num_qps_per_rank is {}, allowed: at least 1, or 0 for as many as the library wants", bound);
+  }
+  if (bound == 0) return kMostInternodeLanes;
+  return std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(bound))));
 }
 
 /// Where another library's variable switches it off, its user may not have thought of this one.
@@ -117,44 +113,37 @@ void check_same_options(std::span<const Facts> all, std::size_t own) {
 
 }  // namespace
 
-int asked_for_lanes(int asked) {
-  check_lanes(asked);
-  if (asked != 0) return asked;
-  return parse_number<int>(environment::choice("DEEP_EP_LOW_LATENCY_LANES")).value_or(0);  // auto
-}
+BufferOptions with_environment(BufferOptions options, int num_ranks) {
+  check_size("heap_bytes", options.heap_bytes);
+  check_size("window_bytes", options.window_bytes);
+  check_size("internode.heap_bytes", options.internode.heap_bytes);
+  check_size("internode.window_bytes", options.internode.window_bytes);
+  check_size("low_latency.bytes", options.low_latency.bytes);
+  check_range("max_local_experts", options.max_local_experts, 1, 1 << 16);
+  options.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, num_ranks);
 
-int most_internode_lanes(const InternodeOptions& options) {
-  const int bound = options.num_qps_per_rank;
-  if (bound < 0) {
-    fail<InvalidArgument>(
-        "internode.num_qps_per_rank is {}, allowed: at least 1, or 0 for as many as the library wants", bound);
-  }
-  if (bound == 0) return kMostInternodeLanes;
-  return std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(bound))));
-}
-
-int asked_for_internode_lanes(const InternodeOptions& options) {
-  const int asked = options.lanes;
-  const int most = most_internode_lanes(options);
-  if (asked == 0) {
-    return std::min(parse_number<int>(environment::choice("DEEP_EP_INTERNODE_LANES")).value_or(0), most);  // auto
-  }
-  if (asked != 1 && asked != 2 && asked != kMostInternodeLanes) {
-    fail<InvalidArgument>("internode.lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_INTERNODE_LANES", asked,
-                          kMostInternodeLanes);
-  }
-  if (asked > most) {
+  InternodeOptions& internode = options.internode;
+  const int most = most_internode_lanes(internode);
+  const int lanes = lanes_of("internode", internode.lanes, "DEEP_EP_INTERNODE_LANES");
+  if (internode.lanes > most) {
     fail<InvalidArgument>("internode.lanes is {}, but internode.num_qps_per_rank is {}, allowed: at most that many",
-                          asked, options.num_qps_per_rank);
+                          internode.lanes, internode.num_qps_per_rank);
   }
-  return asked;
-}
+  internode.lanes = std::min(lanes, most);
 
-LowLatencyRails asked_for_rails(LowLatencyRails asked) {
-  if (asked != LowLatencyRails::automatic) return asked;
-  const std::string word = environment::choice("DEEP_EP_LOW_LATENCY_RAILS");
-  if (word == "always") return LowLatencyRails::always;
-  return word == "never" ? LowLatencyRails::never : LowLatencyRails::automatic;
+  LowLatencyOptions& low_latency = options.low_latency;
+  if (low_latency.bytes == 0) {
+    low_latency = {};  // there are no such calls
+    return options;
+  }
+  if (low_latency.rails == LowLatencyRails::automatic) {
+    const std::string word = environment::choice("DEEP_EP_LOW_LATENCY_RAILS");
+    if (word == "always") low_latency.rails = LowLatencyRails::always;
+    if (word == "never") low_latency.rails = LowLatencyRails::never;
+  }
+  low_latency.lanes = lanes_of("low_latency", low_latency.lanes, "DEEP_EP_LOW_LATENCY_LANES");
+  low_latency.allow_nvlink = low_latency.allow_nvlink && may_use_nvlink();
+  return options;
 }
 
 LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::span<const DeviceIdentity> all) {
@@ -177,26 +166,15 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
   Facts facts;
   facts.device = device;
   agree(bootstrap, "reading the options of a Buffer", [&] {
-    check_size("heap_bytes", options.heap_bytes);
-    check_size("window_bytes", options.window_bytes);
-    check_size("internode.heap_bytes", options.internode.heap_bytes);
-    check_size("internode.window_bytes", options.internode.window_bytes);
-    check_low_latency(options.low_latency);
+    mine = with_environment(options, bootstrap.size());
     facts.timeout_s = timeout_in_effect(options.timeout_s);
-    mine.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, bootstrap.size());
-    mine.internode.lanes = asked_for_internode_lanes(options.internode);
-    if (options.low_latency.bytes != 0) {
-      mine.low_latency.rails = asked_for_rails(options.low_latency.rails);
-      mine.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);
-      mine.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
-    }
     facts.keeps_to_path = rdma::queue_pairs_keep_to_paths();
     for (std::size_t i = 0; i < kNumbers.size(); ++i) facts.options[i] = kNumbers[i].of(mine);
     facts.process = this_process();
   });
   const std::vector<Facts> all = all_gather_values(bootstrap, facts);
   check_same_options(all, static_cast<std::size_t>(bootstrap.rank()));
-  agreed.timeout_s = options.low_latency.masking ? longest_timeout(all, bootstrap.rank()) : facts.timeout_s;
+  agreed.timeout_s = mine.low_latency.masking ? longest_timeout(all, bootstrap.rank()) : facts.timeout_s;
   for (const Facts& rank : all) {
     agreed.devices.push_back(rank.device);
     agreed.processes.push_back(rank.process);
@@ -206,9 +184,6 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
   if (mine.internode.lanes == 0) {
     const bool ethernet = std::ranges::any_of(all, &Facts::keeps_to_path);
     mine.internode.lanes = ethernet ? most_internode_lanes(mine.internode) : 1;
-  }
-  if (options.max_local_experts < 1 || options.max_local_experts > 1 << 16) {
-    fail<InvalidArgument>("max_local_experts is {}, allowed: 1 to 65536", options.max_local_experts);
   }
   return agreed;
 }

@@ -29,15 +29,10 @@ struct AgreedOptions {
 /// wrong on one, or differ where they must not.
 AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device = {});
 
-// Each returns the program's choice, or the environment's where the program leaves it open. Throws InvalidArgument.
-
-/// LowLatencyOptions::lanes: 0 where DEEP_EP_LOW_LATENCY_LANES is auto.
-int asked_for_lanes(int asked);
-/// InternodeOptions::lanes, no more than num_qps_per_rank allows: 0 where DEEP_EP_INTERNODE_LANES is auto. All ranks
-/// then have the most where a rank's NIC is on an Ethernet, which sends each lane along one path, else one.
-int asked_for_internode_lanes(const InternodeOptions& options);
-int most_internode_lanes(const InternodeOptions& options);
-LowLatencyRails asked_for_rails(LowLatencyRails asked);
+/// The options with what the environment says where the program leaves it open, checked: InvalidArgument. Lanes are 0
+/// where that is auto. For normal mode all ranks then have the most where a rank's NIC is on an Ethernet, which sends
+/// each lane along one path, else one; no more than num_qps_per_rank allows.
+BufferOptions with_environment(BufferOptions options, int num_ranks);
 
 /// The policy of a rank with `mine`, where all ranks have said what they run on. Kernels of ranks that share a GPU wait
 /// for each other too, so all their blocks must run side by side: each rank has an equal part of its multiprocessors at

@@ -12,7 +12,6 @@
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/faults.hpp"
-#include "csrc/buffer/one_thread.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/control/membership.hpp"
 #include "csrc/executor/backend.hpp"

@@ -28,29 +28,36 @@ Arena::Arena(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> 
   const std::uint64_t begin = round_up(offset);
   const std::uint64_t end = (offset + bytes) / kAlignment * kAlignment;
   if (begin >= end) return;
-  total_ = end - begin;
-  insert_free(begin, {.bytes = total_, .events = {}});
+  insert_free(begin, {.bytes = end - begin, .events = {}});
 }
 
-std::optional<Arena::Allocation> Arena::allocate(std::size_t bytes) {
+std::optional<Arena::Block> Arena::allocate(std::size_t bytes, StreamHandle stream) {
   if (bytes > std::numeric_limits<std::size_t>::max() - kAlignment) return std::nullopt;
   // Empty tensors get a block too: distinct addresses, and no special case.
   const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1));
-  const std::lock_guard lock(mutex_);
-  const auto fit = sizes_.lower_bound({wanted, 0});
-  if (fit == sizes_.end()) return std::nullopt;
-  const std::uint64_t offset = fit->second;
-  Free piece = take_free(free_.find(offset));
-  if (piece.bytes > wanted) insert_free(offset + wanted, {.bytes = piece.bytes - wanted, .events = {}});
-  used_.emplace(offset, wanted);
-  used_bytes_ += wanted;
-  return Allocation{.block = {.offset = offset, .bytes = wanted}, .wait_for = std::move(piece.events)};
+  Block block{.offset = 0, .bytes = wanted};
+  Free piece;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto fit = sizes_.lower_bound({wanted, 0});
+    if (fit == sizes_.end()) return std::nullopt;
+    block.offset = fit->second;
+    piece = take_free(free_.find(block.offset));
+    if (piece.bytes > wanted) insert_free(block.offset + wanted, {.bytes = piece.bytes - wanted, .events = {}});
+    used_.emplace(block.offset, wanted);
+  }
+  try {
+    for (const EventHandle& event : piece.events) executor_->wait_event(stream, event);
+  } catch (...) {
+    release(block, std::move(piece.events));  // nothing has used the block yet
+    throw;
+  }
+  return block;
 }
 
 void Arena::release(const Block& block, std::vector<EventHandle> events) {
   const std::lock_guard lock(mutex_);
   take_used(block);
-  used_bytes_ -= block.bytes;
   Free piece{.bytes = block.bytes, .events = std::move(events)};
   std::uint64_t offset = block.offset;
   const auto absorb = [&](FreeBlocks::iterator neighbour) {
@@ -75,15 +82,11 @@ void Arena::release(const Block& block, std::vector<EventHandle> events) {
 void Arena::pin(const Block& block) {
   const std::lock_guard lock(mutex_);
   take_used(block);
-  pinned_bytes_ += block.bytes;
 }
 
-Arena::Usage Arena::usage() const {
+std::size_t Arena::largest_free() const {
   const std::lock_guard lock(mutex_);
-  return {.total = total_,
-          .used = used_bytes_,
-          .pinned = pinned_bytes_,
-          .largest_free = sizes_.empty() ? 0 : sizes_.rbegin()->first};
+  return sizes_.empty() ? 0 : sizes_.rbegin()->first;
 }
 
 std::optional<Arena::Block> Arena::block_at(const void* memory) const {
@@ -136,15 +139,8 @@ void Arena::thin_out(std::vector<EventHandle>& events) const noexcept {
 }
 
 void* ArenaPieces::take(std::size_t bytes, StreamHandle stream) {
-  const auto allocation = arena_->allocate(bytes);
-  if (!allocation) return nullptr;
-  try {
-    for (const EventHandle& event : allocation->wait_for) arena_->executor().wait_event(stream, event);
-  } catch (...) {
-    arena_->release(allocation->block, allocation->wait_for);  // nothing has used the piece yet
-    throw;
-  }
-  return arena_->address(allocation->block);
+  const auto block = arena_->allocate(bytes, stream);
+  return block ? arena_->address(*block) : nullptr;
 }
 
 void ArenaPieces::give_back(void* piece, StreamHandle stream) noexcept {

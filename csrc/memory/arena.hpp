@@ -19,9 +19,9 @@ namespace deep_ep {
 
 /// Best-fit allocator of the part [offset, offset + bytes) of the heap. Thread-safe.
 ///
-/// Blocks are handed out in the order of one stream, the home. A block is given back while kernels of other streams may
-/// still use it, together with events behind that use. Whoever gets the memory next lets the home wait for them; the
-/// host never waits. After that the rest of the free piece needs no events any more: all its users come after the wait.
+/// A block is given back while kernels of other streams may still use it, together with events behind that use. The
+/// stream that gets the memory next waits for them; the host never does. After that the rest of the free piece needs no
+/// events any more: blocks are handed out in the order of one stream, the home, so all users come after the wait.
 ///
 /// Replays of a CUDA graph write memory at any later time, so a home that records gets none, and blocks that a graph
 /// may touch are pinned: they are not handed out again as long as the arena lives.
@@ -36,30 +36,20 @@ class Arena {
     std::size_t bytes = 0;
     bool operator==(const Block&) const = default;
   };
-  struct Allocation {
-    Block block;
-    std::vector<EventHandle> wait_for;  ///< what the home has to wait for, now
-  };
-  struct Usage {
-    std::size_t total = 0;
-    std::size_t used = 0;    ///< handed out, pinned ones included
-    std::size_t pinned = 0;  ///< lost to CUDA graphs
-    std::size_t largest_free = 0;
-  };
 
   /// `offset` and `bytes` are shrunk to multiples of kAlignment. InvalidArgument if they reach beyond the heap.
   Arena(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, std::uint64_t offset,
         std::size_t bytes);
 
-  /// Nothing if no free piece is large enough.
-  std::optional<Allocation> allocate(std::size_t bytes);
+  /// For work that is enqueued on `stream` from now on. Nothing if no free piece is large enough.
+  std::optional<Block> allocate(std::size_t bytes, StreamHandle stream);
 
   /// Takes a block back; `events` are behind its last uses on other streams. Error if the block is not handed out.
   void release(const Block& block, std::vector<EventHandle> events);
   /// Takes a block back for good.
   void pin(const Block& block);
 
-  Usage usage() const;
+  std::size_t largest_free() const;
   /// The block in use that `memory` is in.
   std::optional<Block> block_at(const void* memory) const;
   std::byte* address(const Block& block) const { return heap_->local() + block.offset; }
@@ -78,14 +68,10 @@ class Arena {
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;
-  std::size_t total_ = 0;
-
   mutable std::mutex mutex_;
   FreeBlocks free_;                                        ///< by offset; neighbours are always merged
   std::set<std::pair<std::size_t, std::uint64_t>> sizes_;  ///< the same blocks as (bytes, offset)
   std::map<std::uint64_t, std::size_t> used_;
-  std::size_t used_bytes_ = 0;
-  std::size_t pinned_bytes_ = 0;
 };
 
 /// Pieces of the arena for an allocator of the program: see deep_ep/result_tensors.hpp.
@@ -96,7 +82,7 @@ class ArenaPieces final : public HeapPieces {
   void* take(std::size_t bytes, StreamHandle stream) override;
   void give_back(void* piece, StreamHandle stream) noexcept override;
   bool contains(const void* memory) const override { return arena_->block_at(memory).has_value(); }
-  std::size_t largest_free() const override { return arena_->usage().largest_free; }
+  std::size_t largest_free() const override { return arena_->largest_free(); }
 
  private:
   std::shared_ptr<Arena> arena_;

@@ -125,7 +125,6 @@ class CudaHeap final : public SymmetricHeap {
     SharingGroup next = group_;
     next.ranks = all_gather_values(bootstrap, group_.ranks[group_.rank]);
     UniqueFd fd;
-    std::vector<ProcessIdentity> takers;
     agree(bootstrap, "offering the heap to new processes", [&] {
       const HeapPlan plan = plan_heap(next.ranks, {.bytes = bytes()});
       if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
@@ -133,12 +132,8 @@ class CudaHeap final : public SymmetricHeap {
                           format_bytes(bytes()), name_of(kind()), name_of(plan.kind), name_of(HeapKind::posix_fd));
       }
       fd = cuda::VmmMemory::at(*context_, local()).export_fd();
-      for (std::size_t peer = 0; peer < next.ranks.size(); ++peer) {
-        takers.push_back(next.ranks[peer].process);
-        if (peer != group_.rank && !is_new[peer]) takers.back().boot_id = {};  // it has the descriptor's memory already
-      }
     });
-    const std::vector<UniqueFd> fds = exchange_fds(bootstrap, fd.get(), takers, group_.timeout_s);
+    const std::vector<UniqueFd> fds = exchange_fds(bootstrap, fd.get(), is_new, group_.timeout_s);
     agree(bootstrap, "mapping the heaps of new processes", [&] {
       std::vector<std::optional<cuda::VmmMemory>> imported(peers_.size());  // all before anything is unmapped
       for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
@@ -182,9 +177,9 @@ class CudaHeap final : public SymmetricHeap {
     std::vector<UniqueFd> fds;
     std::vector<FabricHandle> handles;
     if (by_fd) {
-      std::vector<ProcessIdentity> processes;
-      for (const HeapCapabilities& rank : group_.ranks) processes.push_back(rank.process);
-      fds = exchange_fds(bootstrap, fd.get(), processes, group_.timeout_s);
+      std::vector<bool> partners;
+      for (std::size_t peer = 0; peer < peers_.size(); ++peer) partners.push_back(group_.shares_with(peer));
+      fds = exchange_fds(bootstrap, fd.get(), partners, group_.timeout_s);
     } else {
       handles = all_gather_values(bootstrap, handle);
     }

@@ -19,10 +19,17 @@
 #include "csrc/bootstrap/sockets.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/token.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
 namespace {
+
+/// A rank sends this to the others, before they take a descriptor of it. Plain data.
+struct Offer {
+  Token name;    ///< of the socket; visible to every process of the host
+  Token secret;  ///< what a peer must say to be served
+};
 
 struct Request {
   Token secret;
@@ -76,17 +83,17 @@ UniqueFd receive_fd(int socket, std::size_t from) {
 
 class Exchange {
  public:
-  Exchange(int rank, int fd, std::span<const FdOffer> offers, std::span<const ProcessIdentity> ranks, double timeout_s)
-      : rank_(static_cast<std::size_t>(rank)), fd_(fd), offers_(offers), ranks_(ranks), deadline_(timeout_s) {}
+  Exchange(int rank, int fd, std::span<const Offer> offers, const std::vector<bool>& partners, double timeout_s)
+      : rank_(static_cast<std::size_t>(rank)), fd_(fd), offers_(offers), partners_(partners), deadline_(timeout_s) {}
 
   std::vector<UniqueFd> run(UniqueFd listener) {
-    std::vector<UniqueFd> received(ranks_.size());
-    std::vector<UniqueFd> connections(ranks_.size());
-    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {
+    std::vector<UniqueFd> received(partners_.size());
+    std::vector<UniqueFd> connections(partners_.size());
+    for (std::size_t peer = 0; peer < partners_.size(); ++peer) {
       if (takes_from(peer)) connections[peer] = connect_to(peer);
     }
     serve(std::move(listener));
-    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {
+    for (std::size_t peer = 0; peer < partners_.size(); ++peer) {
       if (!connections[peer]) continue;
       await(connections[peer].get(), peer);
       received[peer] = receive_fd(connections[peer].get(), peer);
@@ -95,7 +102,7 @@ class Exchange {
   }
 
  private:
-  bool takes_from(std::size_t peer) const { return peer != rank_ && ranks_[peer].same_host(ranks_[rank_]); }
+  bool takes_from(std::size_t peer) const { return peer != rank_ && partners_[peer]; }
 
   UniqueFd connect_to(std::size_t peer) const {
     UniqueFd socket;
@@ -117,8 +124,8 @@ class Exchange {
 
   // Gives the descriptor to every rank that takes it. Strangers may connect: they are not waited for, and get nothing.
   void serve(UniqueFd listener) const {
-    std::vector<bool> served(ranks_.size());
-    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) served[peer] = !takes_from(peer);
+    std::vector<bool> served(partners_.size());
+    for (std::size_t peer = 0; peer < partners_.size(); ++peer) served[peer] = !takes_from(peer);
     std::vector<UniqueFd> callers;
     for (;;) {
       const auto missing = std::find(served.begin(), served.end(), false);
@@ -177,34 +184,27 @@ class Exchange {
 
   std::size_t rank_;
   int fd_;
-  std::span<const FdOffer> offers_;
-  std::span<const ProcessIdentity> ranks_;
+  std::span<const Offer> offers_;
+  const std::vector<bool>& partners_;
   Deadline deadline_;
 };
 
 }  // namespace
 
-OfferedFd make_fd_offer(int fd) {
-  OfferedFd mine{.offer = {.name = random_token(), .secret = random_token()}, .fd = fd, .listener = {}};
-  mine.listener = listen_at(address_of(mine.offer.name));
-  if (!mine.listener) fail<SystemError>("listening on a Unix socket: {}", errno_text(errno));
-  return mine;
-}
-
-std::vector<UniqueFd> take_fds(int rank, OfferedFd mine, std::span<const FdOffer> offers,
-                               std::span<const ProcessIdentity> ranks, double timeout_s) {
-  // Owns the listener: if it fails here, peers that still want to connect are refused at once.
-  return Exchange(rank, mine.fd, offers, ranks, timeout_s).run(std::move(mine.listener));
-}
-
-std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const ProcessIdentity> ranks,
-                                   double timeout_s) {
-  OfferedFd mine;
-  agree(bootstrap, "offering a file descriptor", [&] { mine = make_fd_offer(fd); });
-  const std::vector<FdOffer> offers = all_gather_values(bootstrap, mine.offer);
+std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vector<bool>& partners, double timeout_s) {
+  Offer mine;
+  UniqueFd listener;
+  agree(bootstrap, "offering a file descriptor", [&] {
+    mine = {.name = random_token(), .secret = random_token()};
+    listener = listen_at(address_of(mine.name));
+    if (!listener) fail<SystemError>("listening on a Unix socket: {}", errno_text(errno));
+  });
+  const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
   std::vector<UniqueFd> received;
-  agree(bootstrap, "exchanging file descriptors",
-        [&] { received = take_fds(bootstrap.rank(), std::move(mine), offers, ranks, timeout_s); });
+  agree(bootstrap, "exchanging file descriptors", [&] {
+    // Owns the listener: if it fails here, peers that still want to connect are refused at once.
+    received = Exchange(bootstrap.rank(), fd, offers, partners, timeout_s).run(std::move(listener));
+  });
   return received;
 }
 

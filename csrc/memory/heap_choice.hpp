@@ -24,6 +24,7 @@ struct HeapCapabilities {
   bool fabric = false;    ///< it has fabric handles
   std::uint64_t granularity = 1;
   FabricHandle fabric_trial{};  ///< of a small piece of its memory, where `fabric`
+  std::uint64_t heap = 0;       ///< on the CPU: its number in the process, by which threads of the process find it
 };
 
 struct HeapPlan {

@@ -10,7 +10,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
@@ -41,18 +40,22 @@ Mapped map_shared(int fd, std::size_t bytes, const std::string& what) {
   return {map_at(nullptr, fd, bytes, what), [bytes](std::byte* gone) { munmap(gone, bytes); }};
 }
 
-/// Heaps of this process, by address. Threads that are ranks use a peer's heap where its owner has it, and keep it as
+/// Heaps of this process, by number. Threads that are ranks use a peer's heap where its owner has it, and keep it as
 /// long as another process would keep its own mapping: a NIC of theirs may still write there when the owner has left.
 class HeapsHere {
  public:
-  static void add(const Mapped& heap) {
+  static std::uint64_t next_number() {
+    const std::lock_guard lock(mutex_);
+    return ++newest_;
+  }
+  static void add(std::uint64_t number, const Mapped& heap) {
     const std::lock_guard lock(mutex_);
     std::erase_if(heaps_, [](const auto& one) { return one.second.expired(); });
-    heaps_[reinterpret_cast<std::uintptr_t>(heap.get())] = heap;
+    heaps_[number] = heap;
   }
-  static Mapped find(std::uint64_t address) {
+  static Mapped find(std::uint64_t number) {
     const std::lock_guard lock(mutex_);
-    const auto found = heaps_.find(address);
+    const auto found = heaps_.find(number);
     auto kept = found == heaps_.end() ? nullptr : found->second.lock();
     if (kept == nullptr) throw SystemError("a heap of this process is gone before its peers have seen it");
     return kept;
@@ -60,19 +63,17 @@ class HeapsHere {
 
  private:
   inline static std::mutex mutex_;
+  inline static std::uint64_t newest_ = 0;
   inline static std::map<std::uint64_t, std::weak_ptr<std::byte>> heaps_;
-};
-
-/// A rank sends this to the others about the heap that it has made.
-struct HostExport {
-  std::uint64_t address = 0;
-  FdOffer offer;
 };
 
 class HostHeap final : public SymmetricHeap {
  public:
   HostHeap(Bootstrap& bootstrap, const HeapOptions& options, const ProcessIdentity& identity)
-      : own_{.process = identity, .posix_fd = true, .granularity = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE))},
+      : own_{.process = identity,
+             .posix_fd = true,
+             .granularity = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)),
+             .heap = HeapsHere::next_number()},
         timeout_s_(options.timeout_s),
         ranks_(all_gather_values(bootstrap, own_)),
         mappings_(ranks_.size()),
@@ -118,36 +119,31 @@ class HostHeap final : public SymmetricHeap {
   void create() {
     fd_ = make_sealed_memory("deep_ep_heap", bytes_);
     local_ = map_shared(fd_.get(), bytes_, "its own heap");
-    HeapsHere::add(local_);
+    HeapsHere::add(own_.heap, local_);
   }
 
   /// Collective: ranks with `is_new` give their heaps to all others, and get theirs.
   void share(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
-    OfferedFd mine;
-    agree(bootstrap, "offering the heap", [&] { mine = make_fd_offer(fd_.get()); });
-    const auto all = all_gather_values(bootstrap, HostExport{reinterpret_cast<std::uintptr_t>(local()), mine.offer});
+    const bool is_own_new = is_new[static_cast<std::size_t>(bootstrap.rank())];
+    std::vector<bool> partners;
+    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {
+      // Threads of this process need no descriptor, and would use up the many that it may have open.
+      const ProcessIdentity& process = ranks_[peer].process;
+      partners.push_back((is_new[peer] || is_own_new) && process.same_host(own_.process) &&
+                         !process.same_process(own_.process));
+    }
+    const std::vector<UniqueFd> fds = exchange_fds(bootstrap, fd_.get(), partners, timeout_s_);
     agree(bootstrap, "mapping the heaps of peers", [&] {
-      const auto own_rank = static_cast<std::size_t>(bootstrap.rank());
-      std::vector<FdOffer> offers;
-      std::vector<ProcessIdentity> takers;
-      for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-        offers.push_back(all[rank].offer);
-        takers.push_back(ranks_[rank].process);
-        // Threads of this process need no descriptor, and would use up the many that it may have open.
-        const bool needs_none = takers.back().same_process(own_.process) || (!is_new[rank] && !is_new[own_rank]);
-        if (rank != own_rank && needs_none) takers.back().boot_id = {};
-      }
-      const auto fds = take_fds(bootstrap.rank(), std::move(mine), offers, takers, timeout_s_);
-      for (std::size_t peer = 0; peer < all.size(); ++peer) {
-        if (is_new[peer] || is_new[own_rank]) map_peer(peer, all[peer].address, fds[peer]);
+      for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {
+        if (is_new[peer] || is_own_new) map_peer(peer, fds[peer]);
       }
     });
   }
 
-  void map_peer(std::size_t peer, std::uint64_t address, const UniqueFd& fd) {
+  void map_peer(std::size_t peer, const UniqueFd& fd) {
     const std::string what = fmt::format("the heap of rank {}", peer);
     if (ranks_[peer].process.same_process(own_.process)) {
-      mappings_[peer] = HeapsHere::find(address);
+      mappings_[peer] = HeapsHere::find(ranks_[peer].heap);
     } else if (fd && mappings_[peer]) {
       map_at(mappings_[peer].get(), fd.get(), bytes_, what);
     } else if (fd) {

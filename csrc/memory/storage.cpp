@@ -53,42 +53,52 @@ std::optional<std::vector<EventHandle>> StreamStorage::end_of_use_at_home() {
   });
 }
 
-ArenaStorage::ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, std::shared_ptr<HomeStream> home)
-    : StreamStorage(std::move(home)), arena_(std::move(arena)), block_(block) {}
-
-ArenaStorage::~ArenaStorage() {
-  try {
-    // A caller may have named the home stream, for work that HomeStream does not know of: that needs an event, too.
-    if (auto events = end_of_use()) {
-      arena_->release(block_, *std::move(events));
-    } else {
-      arena_->pin(block_);
-    }
-  } catch (const std::exception& error) {
-    // At exit the driver may be gone. Nobody knows when the memory is free again, so nobody gets it.
-    log::debug("a tensor's arena block was not given back: {}", error.what());
-  }
-}
-
-std::shared_ptr<ArenaStorage> ArenaStorage::allocate(const std::shared_ptr<Arena>& arena, std::size_t bytes,
-                                                     const std::shared_ptr<HomeStream>& home) {
-  const auto allocation = arena->allocate(bytes);
-  if (!allocation) return nullptr;
-  try {
-    for (const EventHandle& event : allocation->wait_for) home->executor().wait_event(home->handle(), event);
-    return std::make_shared<ArenaStorage>(arena, allocation->block, home);
-  } catch (...) {
-    // Nothing has used the block yet, so it is free as soon as it would have been.
-    arena->release(allocation->block, allocation->wait_for);
-    throw;
-  }
-}
-
 namespace {
 
 constexpr std::size_t kSmallest = 512;
 
+/// Its end calls `give_back(storage)`.
+template <class GiveBack>
+class OwnedStorage final : public StreamStorage {
+ public:
+  OwnedStorage(std::shared_ptr<HomeStream> home, void* data, bool recording, GiveBack give_back)
+      : StreamStorage(std::move(home), data, recording), give_back_(std::move(give_back)) {}
+  ~OwnedStorage() override {
+    try {
+      give_back_(*this);
+    } catch (const std::exception& error) {
+      // At exit the driver may be gone. Nobody knows when the memory is free again, so nobody gets it.
+      log::debug("a tensor's memory was not given back: {}", error.what());
+    }
+  }
+  OwnedStorage(const OwnedStorage&) = delete;
+  OwnedStorage& operator=(const OwnedStorage&) = delete;
+
+ private:
+  GiveBack give_back_;
+};
+
+template <class GiveBack>
+std::shared_ptr<StreamStorage> owned(const std::shared_ptr<HomeStream>& home, void* data, bool recording,
+                                     GiveBack give_back) {
+  return std::make_shared<OwnedStorage<GiveBack>>(home, data, recording, std::move(give_back));
+}
+
 }  // namespace
+
+std::shared_ptr<StreamStorage> allocate_in_arena(const std::shared_ptr<Arena>& arena, std::size_t bytes,
+                                                 const std::shared_ptr<HomeStream>& home) {
+  const auto block = arena->allocate(bytes, home->handle());
+  if (!block) return nullptr;
+  return owned(home, arena->address(*block), false, [arena, block = *block](StreamStorage& storage) {
+    // A caller may have named the home stream, for work that HomeStream does not know of: that needs an event, too.
+    if (auto events = storage.end_of_use()) {
+      arena->release(block, *std::move(events));
+    } else {
+      arena->pin(block);
+    }
+  });
+}
 
 std::size_t MemoryCache::size_class(std::size_t bytes) {
   if (bytes <= kSmallest) return kSmallest;
@@ -179,19 +189,16 @@ void MemoryCache::give_back_all() {
   }
 }
 
-PoolStorage::PoolStorage(std::shared_ptr<MemoryCache> cache, std::size_t bytes, bool recording)
-    : StreamStorage(cache->home(), recording), cache_(std::move(cache)) {
-  block_ = recording ? MemoryCache::Block{home().executor().allocate_async(bytes, home().handle()), bytes}
-                     : cache_->allocate(bytes);
-}
-
-PoolStorage::~PoolStorage() {
-  try {
+std::shared_ptr<StreamStorage> allocate_in_pool(const std::shared_ptr<MemoryCache>& cache, std::size_t bytes,
+                                                bool recording) {
+  const std::shared_ptr<HomeStream>& home = cache->home();
+  const MemoryCache::Block block =
+      recording ? MemoryCache::Block{home->executor().allocate_async(bytes, home->handle()), bytes}
+                : cache->allocate(bytes);
+  return owned(home, block.memory, recording, [cache, block](StreamStorage& storage) {
     // Memory that a graph may write to again stays allocated; the executor's pool still owns it.
-    if (auto events = end_of_use_at_home()) cache_->release(block_, *std::move(events));
-  } catch (const std::exception& error) {
-    log::debug("a tensor's memory was not given back: {}", error.what());
-  }
+    if (auto events = storage.end_of_use_at_home()) cache->release(block, *std::move(events));
+  });
 }
 
 ResultAllocator::Memory ProgramMemory::allocate(std::size_t bytes, StreamHandle stream) {
@@ -278,24 +285,19 @@ void ProgramMemory::give_back_what_has_ended() {
   }
 }
 
-ProgramStorage::ProgramStorage(std::shared_ptr<ProgramMemory> memory, std::size_t bytes, StreamHandle stream,
-                               const std::shared_ptr<HomeStream>& home, bool recording)
-    : StreamStorage(home, recording), memory_(std::move(memory)), stream_(stream), of_graph_(recording) {
-  block_ = memory_->allocate(bytes, stream_);
-  if (home->handle() == stream_) return;
-  // Behind what the allocator has enqueued there meanwhile.
-  home->executor().wait_event(home->handle(), home->executor().record_event(stream_));
-  record_stream(home->handle(), recording);
-}
-
-ProgramStorage::~ProgramStorage() {
-  try {
+std::shared_ptr<StreamStorage> allocate_of_program(const std::shared_ptr<ProgramMemory>& memory, std::size_t bytes,
+                                                   StreamHandle stream, const std::shared_ptr<HomeStream>& home,
+                                                   bool recording) {
+  ResultAllocator::Memory piece = memory->allocate(bytes, stream);
+  auto storage = owned(home, piece.data, recording, [memory, stream, recording, piece](StreamStorage& gone) mutable {
     // Later calls use it, too: as a handle, or as their input. Nobody names the stream that they run on.
-    memory_->release(std::move(block_), {stream_, users(), home().latest_unless_on(stream_), of_graph_});
-  } catch (const std::exception& error) {
-    // At exit the driver may be gone, and the memory goes with it.
-    log::debug("a tensor's memory was given back without waiting: {}", error.what());
-  }
+    memory->release(std::move(piece), {stream, gone.users(), gone.home().latest_unless_on(stream), recording});
+  });
+  if (home->handle() == stream) return storage;
+  // Behind what the allocator has enqueued there meanwhile.
+  home->executor().wait_event(home->handle(), home->executor().record_event(stream));
+  storage->record_stream(home->handle(), recording);
+  return storage;
 }
 
 }  // namespace deep_ep

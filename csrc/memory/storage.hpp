@@ -94,14 +94,12 @@ class StreamStorage : public Tensor::Storage {
   /// The same for a caller who knows whether the stream is recording a graph.
   void record_stream(StreamHandle stream, bool recording);
 
-  virtual std::byte* data() const = 0;
+  std::byte* data() const { return data_; }
 
- protected:
-  explicit StreamStorage(std::shared_ptr<HomeStream> home, bool recording = false)
-      : home_(std::move(home)), in_graph_(recording) {}
+  // For what gives the memory back, when nobody records any more.
 
   HomeStream& home() const { return *home_; }
-  /// The streams that were recorded. For destructors: nobody records any more.
+  /// The streams that were recorded.
   const std::vector<StreamHandle>& users() const { return streams_; }
   /// Events behind what the streams have enqueued so far. Nothing if a graph may use the memory again: a stream was
   /// recording one when it was named, or is recording now.
@@ -110,36 +108,25 @@ class StreamStorage : public Tensor::Storage {
   /// the default one.
   std::optional<std::vector<EventHandle>> end_of_use_at_home();
 
+ protected:
+  StreamStorage(std::shared_ptr<HomeStream> home, void* data, bool recording)
+      : home_(std::move(home)), data_(static_cast<std::byte*>(data)), in_graph_(recording) {}
+
  private:
   template <class Event>
   std::optional<std::vector<EventHandle>> end_behind(const Event& event);
 
   std::shared_ptr<HomeStream> home_;
+  std::byte* data_;
   mutable std::mutex mutex_;
   std::vector<StreamHandle> streams_;
   bool in_graph_;
 };
 
-class ArenaStorage final : public StreamStorage {
- public:
-  /// Owns `block`. The caller has made the home stream wait for Allocation::wait_for.
-  ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, std::shared_ptr<HomeStream> home);
-  ~ArenaStorage() override;
-  ArenaStorage(const ArenaStorage&) = delete;
-  ArenaStorage& operator=(const ArenaStorage&) = delete;
-
-  const Arena::Block& block() const { return block_; }
-  std::byte* data() const override { return arena_->address(block_); }
-
-  /// Allocates from the arena in the order of the home stream, which records no graph, waits included. All users of an
-  /// arena have the same home. nullptr when the arena has no room.
-  static std::shared_ptr<ArenaStorage> allocate(const std::shared_ptr<Arena>& arena, std::size_t bytes,
-                                                const std::shared_ptr<HomeStream>& home);
-
- private:
-  std::shared_ptr<Arena> arena_;
-  Arena::Block block_;
-};
+/// From the arena, in the order of the home stream, which records no graph. All users of an arena have the same home.
+/// nullptr when the arena has no room.
+std::shared_ptr<StreamStorage> allocate_in_arena(const std::shared_ptr<Arena>& arena, std::size_t bytes,
+                                                 const std::shared_ptr<HomeStream>& home);
 
 // Memory of the executor's stream-ordered pool that one stream keeps using: what comes back is handed out again without
 // asking the executor, which on a GPU would take locks of the driver.
@@ -196,20 +183,9 @@ class MemoryCache {
   std::size_t unused_bytes_ = 0;
 };
 
-class PoolStorage final : public StreamStorage {
- public:
-  /// From the cache or, if the home stream records a graph, fresh from the executor.
-  PoolStorage(std::shared_ptr<MemoryCache> cache, std::size_t bytes, bool recording = false);
-  ~PoolStorage() override;
-  PoolStorage(const PoolStorage&) = delete;
-  PoolStorage& operator=(const PoolStorage&) = delete;
-
-  std::byte* data() const override { return static_cast<std::byte*>(block_.memory); }
-
- private:
-  std::shared_ptr<MemoryCache> cache_;
-  MemoryCache::Block block_;
-};
+/// From the cache or, if the home stream records a graph, fresh from the executor.
+std::shared_ptr<StreamStorage> allocate_in_pool(const std::shared_ptr<MemoryCache>& cache, std::size_t bytes,
+                                                bool recording = false);
 
 // Memory for results from the program's allocator: see deep_ep/result_allocator.hpp.
 
@@ -251,22 +227,9 @@ class ProgramMemory {
   std::vector<Kept> kept_;
 };
 
-class ProgramStorage final : public StreamStorage {
- public:
-  /// `stream`: the caller's, for which the memory is allocated. The home stream comes after it.
-  ProgramStorage(std::shared_ptr<ProgramMemory> memory, std::size_t bytes, StreamHandle stream,
-                 const std::shared_ptr<HomeStream>& home, bool recording);
-  ~ProgramStorage() override;
-  ProgramStorage(const ProgramStorage&) = delete;
-  ProgramStorage& operator=(const ProgramStorage&) = delete;
-
-  std::byte* data() const override { return static_cast<std::byte*>(block_.data); }
-
- private:
-  std::shared_ptr<ProgramMemory> memory_;
-  StreamHandle stream_;
-  bool of_graph_;
-  ResultAllocator::Memory block_;
-};
+/// `stream`: the caller's, for which the memory is allocated. The home stream comes after it.
+std::shared_ptr<StreamStorage> allocate_of_program(const std::shared_ptr<ProgramMemory>& memory, std::size_t bytes,
+                                                   StreamHandle stream, const std::shared_ptr<HomeStream>& home,
+                                                   bool recording);
 
 }  // namespace deep_ep

@@ -8,7 +8,6 @@
 #include <compare>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "deep_ep/error.hpp"
 
@@ -33,17 +32,6 @@ inline Token random_token() { return random_bits<Token>(); }
 
 inline std::string to_string(const Token& token) {
   return fmt::format("{:016x}{:016x}", token.words[0], token.words[1]);
-}
-
-/// The same for equal texts, on all machines. Different texts give different tokens, unless somebody looks for two that
-/// do not: a token keeps those apart that do not know of each other, it is no proof against forgery.
-inline Token token_of(std::string_view text) {
-  const auto digest = [&](std::uint64_t state) {  // FNV-1a, and a mixer that spreads the last bytes
-    for (const char byte : text) state = (state ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
-    state = (state ^ (state >> 32)) * 0xd6e8feb86659fd93;
-    return state ^ (state >> 32);
-  };
-  return {{digest(0xcbf29ce484222325), digest(0x9e3779b97f4a7c15)}};
 }
 
 }  // namespace deep_ep

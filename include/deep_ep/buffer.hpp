@@ -85,9 +85,7 @@ class Buffer {
   // ------------------------------------------------------------------------------------------------- normal mode
 
   /// Counts where this rank's tokens go. Not collective; no host wait.
-  /// @param topk_idx [T, K] int32 or int64 contiguous; negative entries select nothing. An entry beyond the last expert
-  /// counts nowhere, and makes the next call or `check` throw InvalidArgument; the other ranks' dispatches throw
-  /// RankMismatch, which names the rank (see BufferOptions::reject_unknown_experts).
+  /// @param topk_idx [T, K] int32 or int64 contiguous; an entry that is no expert, 0 to E - 1, selects nothing.
   /// @param num_experts E, a multiple of R, at most max_local_experts a rank.
   DispatchLayout get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call = {});
 

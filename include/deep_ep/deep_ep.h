@@ -28,8 +28,7 @@ extern "C" {
 /** What a function returns. */
 typedef enum deep_ep_status {
   DEEP_EP_OK = 0,               /**< done */
-  DEEP_EP_INVALID_ARGUMENT = 1, /**< an argument breaks a rule; nothing was sent. A kernel may find an unknown expert
-                                     only later: then a later call returns it, of the one before (deep_ep/error.hpp) */
+  DEEP_EP_INVALID_ARGUMENT = 1, /**< an argument breaks a rule; nothing was sent */
   DEEP_EP_UNSUPPORTED = 2,      /**< this buffer cannot do it */
   DEEP_EP_RANK_MISMATCH = 3,    /**< arguments of the ranks do not fit together */
   DEEP_EP_OUT_OF_MEMORY = 4,    /**< heap or device memory is too small */
@@ -87,7 +86,7 @@ typedef struct deep_ep_dispatch_arguments {
   size_t size;                 /**< sizeof(deep_ep_dispatch_arguments) */
   deep_ep_tensor x;            /**< [T, H], rows of a multiple of 16 bytes */
   deep_ep_tensor x_scales;     /**< [T, S] float32 or int32, or no tensor */
-  deep_ep_tensor topk_idx;     /**< [T, K] int32 or int64; negative: no selection */
+  deep_ep_tensor topk_idx;     /**< [T, K] int32 or int64; what is no expert: no selection */
   deep_ep_tensor topk_weights; /**< [T, K] float32, or no tensor */
   int num_experts;             /**< E */
   int64_t num_worst_tokens;    /**< 0: the host waits for N; else the rows of the results, without a wait */
@@ -97,7 +96,7 @@ typedef struct deep_ep_dispatch_arguments {
 typedef struct deep_ep_low_latency_arguments {
   size_t size;             /**< sizeof(deep_ep_low_latency_arguments) */
   deep_ep_tensor x;        /**< [T, H] bfloat16, T <= M */
-  deep_ep_tensor topk_idx; /**< [T, K] int32 or int64; negative: no selection */
+  deep_ep_tensor topk_idx; /**< [T, K] int32 or int64; what is no expert: no selection */
   int max_tokens;          /**< M, equal on all ranks */
   int num_experts;         /**< E */
   int use_fp8;             /**< not 0: rows arrive as float8_e4m3 with a float32 scale for 128 channels */

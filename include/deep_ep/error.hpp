@@ -14,8 +14,7 @@ class Error : public std::runtime_error {
 };
 
 /// An argument breaks a rule. The text names the argument, its value, and the allowed values. The call has sent and
-/// changed nothing; the buffer stays usable. One exception: a kernel may find an unknown expert in topk_idx when the
-/// host no longer waits; then a later call throws this, for the earlier one.
+/// changed nothing; the buffer stays usable.
 class InvalidArgument : public Error {
  public:
   using Error::Error;

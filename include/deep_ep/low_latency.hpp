@@ -55,7 +55,8 @@ struct LowLatencyHandle {
 struct LowLatencyDispatchArguments {
   /// [T, H] bfloat16, aligned to 16 bytes; H a multiple of 128 (of 512 with fp8_ue8m0).
   ConstTensorView x = {};
-  /// [T, K] int32 or int64, K <= 32; negative: none. A token may name an expert twice: two rows, if R * M hold them.
+  /// [T, K] int32 or int64, K <= 32; what is no expert: none. A token may name an expert twice: two rows, if R * M hold
+  /// them.
   ConstTensorView topk_idx = {};
   /// M, 1 or more; M * K is at most 65535. Buffer::low_latency_bytes_hint says how much memory it needs.
   int max_tokens = 0;

@@ -61,7 +61,7 @@ struct DispatchArguments {
   ConstTensorView is_token_in_rank = {};       ///< [T, R] boolean or uint8; decides where rows go
   ConstTensorView num_tokens_per_expert = {};  ///< [E] int32
 
-  std::optional<ConstTensorView> topk_idx = {};      ///< [T, K] int32 or int64, K <= 32; negative: no selection
+  std::optional<ConstTensorView> topk_idx = {};  ///< [T, K] int32 or int64, K <= 32; what is no expert: no selection
   std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32; not without topk_idx
   /// Counts in num_recv_tokens_per_expert are rounded up to multiples of this (0 stays 0). 1 to 2^20.
   int expert_alignment = 1;

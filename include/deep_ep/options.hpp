@@ -23,8 +23,7 @@ enum class LowLatencyRails : std::uint8_t {
   never,
 };
 
-/// Options of the low-latency calls, equal on all ranks. Without `bytes` the others must be left as they are:
-/// InvalidArgument.
+/// Options of the low-latency calls, equal on all ranks. Without `bytes` the others have no effect.
 struct LowLatencyOptions {
   /// Symmetric memory of each rank for these calls, in addition to BufferOptions::heap_bytes. 0: the calls throw
   /// InvalidArgument. See Buffer::low_latency_bytes_hint. With ranks that RDMA reaches the buffer adds about half as
@@ -61,8 +60,8 @@ struct InternodeOptions {
   std::size_t window_bytes = 0;  ///< see heap_bytes
 };
 
-/// The options of a Buffer. All fields but timeout_s, reject_unknown_experts, comm_stream, num_qps_per_rank,
-/// result_allocator and result_tensors must be equal on all ranks.
+/// The options of a Buffer. All fields but timeout_s, comm_stream, num_qps_per_rank, result_allocator and
+/// result_tensors must be equal on all ranks.
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors are in it. Rows that do not fit come through a
   /// bounded window: more slowly, with the same results. See Buffer::heap_bytes_hint.
@@ -73,9 +72,6 @@ struct BufferOptions {
   int max_local_experts = 1024;
   /// Seconds that a kernel or the host waits for a peer. Unset: default_timeout_s(). 0: for ever.
   std::optional<double> timeout_s = {};
-  /// An entry of topk_idx beyond the last expert makes the dispatch fail on all ranks: InvalidArgument on this rank,
-  /// RankMismatch on the others. False: it selects nothing, like a negative one.
-  bool reject_unknown_experts = true;
   /// The communication stream. It must outlive the buffer and all tensors and events of the buffer. nullptr: the buffer
   /// makes one of high priority.
   StreamHandle comm_stream = nullptr;

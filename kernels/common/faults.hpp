@@ -35,15 +35,7 @@ enum class Wanted : std::uint32_t {
   rdma_completion,                ///< the NIC's word that our operations have reached the peer
 };
 
-enum class FaultKind : std::uint32_t {
-  none,
-  timeout,
-  mismatch,
-  overflow,
-  inconsistent_counts,
-  unknown_expert,
-  rdma_failed
-};
+enum class FaultKind : std::uint32_t { none, timeout, mismatch, overflow, inconsistent_counts, rdma_failed };
 
 /// Written by the first thread that meets a fault, in memory that the host sees. A rank has two, side by side: for
 /// faults that end calls, and for notes, which the call survives.
@@ -54,11 +46,11 @@ struct FaultRecord {
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
   std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField; timeout: how many time-outs it
-                           ///< waited, 0 is one; unknown_expert: the token; rdma_failed: an RdmaFailure
-  std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came; unknown_expert: the
-                           ///< index found; rdma_failed: index of the work-queue entry, if `seen` is not 0
+                           ///< waited, 0 is one; rdma_failed: an RdmaFailure
+  std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came; rdma_failed: index of
+                           ///< the work-queue entry, if `seen` is not 0
   std::uint64_t seen;  ///< timeout: signal value (0 in low-latency calls); mismatch: theirs; overflow: rows that there
-                       ///< is room for; unknown_expert: how many experts there are; rdma_failed: entries posted so far
+                       ///< is room for; rdma_failed: entries posted so far
 };
 
 /// Words by which waits of a rank and its control thread (csrc/control/) tell each other. In memory that host and

@@ -68,12 +68,7 @@ enum class RowField : int {
 
 /// What must agree between ranks before rows may move.
 struct CallShape {
-  static constexpr int kCompared = 9;
-  static constexpr int kNumExperts = 4;
-  /// Not compared: 0, or, from a rank that refuses the call because its topk_idx names an unknown expert:
-  /// (token + 1) << 32 | expert.
-  static constexpr int kUnknownExpert = 9;
-  static constexpr int kWords = 10;
+  static constexpr int kWords = 9;
   /// x row bytes, bytes of a row's scales, top-k, bytes of a top-k index (0: none), experts, dtypes of x and of its
   /// scales, version, whether there are weights
   std::int64_t word[kWords];

@@ -8,7 +8,7 @@ namespace deep_ep::device {
 
 /// In which word does the call of another rank differ from this rank's, though it must not? -1: in none.
 DEEP_EP_DEVICE int differing_word(const NotifyCall& call, const CallShape& theirs) {
-  for (int word = 0; word < CallShape::kCompared; ++word) {
+  for (int word = 0; word < CallShape::kWords; ++word) {
     if (theirs.word[word] != call.shape.word[word]) return word;
   }
   return -1;
@@ -17,13 +17,6 @@ DEEP_EP_DEVICE int differing_word(const NotifyCall& call, const CallShape& their
 /// Compares the call of rank `peer` with this rank's. False after a fault, which every rank meets. Every block of the
 /// kernel has begun by then: one that begins after a fault takes no part, and ranks would no longer be in step.
 DEEP_EP_DEVICE bool agrees_on_call(const NotifyCall& call, const CallShape& theirs, int peer) {
-  const std::int64_t unknown = theirs.word[CallShape::kUnknownExpert];
-  if (unknown != 0) {
-    report_fault(call.wait, FaultKind::unknown_expert, Wanted::counts, peer, static_cast<int>(unknown >> 32) - 1,
-                 static_cast<std::uint64_t>(unknown & 0xffffffff),
-                 static_cast<std::uint64_t>(call.shape.word[CallShape::kNumExperts]));
-    return false;
-  }
   const int word = differing_word(call, theirs);
   if (word < 0) return true;
   report_fault(call.wait, FaultKind::mismatch, Wanted::counts, peer, word,

@@ -119,7 +119,6 @@ struct NotifyCall {
   const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
   const std::int32_t* num_tokens_per_rank;    ///< [num_ranks], checked against the membership
   const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
-  bool refuse_unknown_experts;                ///< that layouts before have put on record
   std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
   std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, num_ranks]
   HostCounts* host_counts;                    ///< out, nullptr when the host does not wait

@@ -216,9 +216,6 @@ struct LowLatencyScales {
   DEEP_EP_HOST_DEVICE int stride() const { return tiled() ? kTileRows : rows; }
 };
 
-/// A rank that has met an unknown expert sets this bit in the call_shape that it sends: the call ends on all ranks.
-constexpr std::uint32_t kUnknownExpertShape = 1u << 31;
-
 /// Arguments that dispatch and combine have in common.
 struct LowLatencyCallParams {
   LowLatencyParams common;
@@ -236,7 +233,6 @@ struct LowLatencyCallParams {
   // As owner of tokens.
   int num_tokens;
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
-  bool report_unknown_experts;
 
   std::int64_t* wait_cost;  ///< [R], added to; nullptr: none
 
@@ -251,7 +247,7 @@ struct LowLatencyCallParams {
 };
 
 struct LowLatencyDispatchParams : LowLatencyCallParams {
-  // Equal on all ranks. Their call_shape is without kUnknownExpertShape.
+  // Equal on all ranks.
   Divisor count_cells;  ///< that tell one rank how many rows it gets: one, and one for each two of its experts
   LowLatencyFormat format;
 

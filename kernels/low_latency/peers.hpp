@@ -34,12 +34,6 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
-/// Notes that selection number `at` of topk_idx names an expert that does not exist.
-DEEP_EP_DEVICE void note_unknown_expert(const LowLatencyCallParams& params, int at, Wanted wanted) {
-  note_fault(params.common.wait, FaultKind::unknown_expert, wanted, params.common.rank, at / params.num_topk,
-             static_cast<std::uint64_t>(params.topk_idx.load(at)), static_cast<std::uint64_t>(params.num_experts()));
-}
-
 /// Consecutive ranks.
 struct RankRange {
   int first, count;

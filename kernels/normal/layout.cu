@@ -13,15 +13,9 @@
 
 namespace deep_ep::device {
 
-/// The expert that a selection names. -1 for none; an index beyond the experts counts nowhere either and, unless the
-/// caller says otherwise, is put on record.
+/// The expert that a selection names, -1 for none.
 DEEP_EP_DEVICE int expert_at(const LayoutParams& params, int token, int k) {
-  const std::int64_t index = params.topk_idx.load_cached(std::int64_t{token} * params.num_topk + k);
-  if (index >= params.num_experts && params.report_unknown_experts) {
-    note_fault(params.wait, FaultKind::unknown_expert, Wanted::nothing, 0, token, static_cast<std::uint64_t>(index),
-               static_cast<std::uint64_t>(params.num_experts));
-  }
-  return expert_of(index, params.num_experts);
+  return expert_of(params.topk_idx.load_cached(std::int64_t{token} * params.num_topk + k), params.num_experts);
 }
 
 /// Consecutive ranks as bits in registers.

@@ -30,9 +30,7 @@ struct LayoutShared {
 };
 
 struct LayoutParams {
-  WaitContext wait;             ///< where an unknown expert is reported
-  bool report_unknown_experts;  ///< else it selects nothing, like a negative one
-  TopkIndices topk_idx;         ///< [num_tokens, num_topk]
+  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   int num_tokens;
   int num_topk;
   int num_experts;

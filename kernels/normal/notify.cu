@@ -22,23 +22,11 @@
 
 namespace deep_ep::device::normal {
 
-/// By one thread: what this rank tells the others in CallShape::kUnknownExpert. A layout before this call in stream
-/// order has left the note, and the host does not raise it before the call: it would leave the others waiting.
-DEEP_EP_DEVICE std::int64_t unknown_expert_to_tell(const NotifyCall& call) {
-  if (!call.refuse_unknown_experts) return 0;
-  const FaultRecord& note = call.wait.fault[1];
-  if (load_acquire<Scope::system>(&note.written) == 0 || note.kind != FaultKind::unknown_expert) return 0;
-  constexpr std::uint64_t kMost = 0xffffffffu;
-  const std::uint64_t expert = note.expected < kMost ? note.expected : kMost;
-  return (std::int64_t{note.field} + 1) << 32 | static_cast<std::int64_t>(expert);
-}
-
 template <bool kRails>
 struct Notify {
   const NotifyParams& params;
   NotifyShared& shared;
   std::uint64_t epoch;
-  std::int64_t unknown_expert;  ///< of the block that tells it, in thread 0: see CallShape
 
   DEEP_EP_DEVICE const NormalParams& common() const { return params.common; }
   DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(params.common); }
@@ -93,17 +81,11 @@ struct Notify {
     } else {
       to.tokens_per_node[column - grid().num_ranks] = count;
     }
-    if (column != 0) return;
-    *to.shape = params.shape;
-    to.shape->word[CallShape::kUnknownExpert] = shared.unknown_expert;
+    if (column == 0) *to.shape = params.shape;
   }
   /// By a whole block: stores a column's count, and how many selections each expert of the column's rank has, where
   /// other ranks read them or NICs fetch them.
   DEEP_EP_DEVICE void publish(int column, std::int32_t count) const {
-    if (column == 0) {
-      if (thread_index() == 0) shared.unknown_expert = unknown_expert;
-      block::sync();
-    }
     const auto counts_at = [&](int index) {
       return common().control.counts(common().heaps[grid().first_of_node() + index], epoch, grid().rank);
     };
@@ -274,9 +256,7 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   auto& shared = *reinterpret_cast<NotifyShared*>(memory);
   const NormalParams& common = params.common;
   const Call call = Call::begin(common.state->notify, params.wait, &shared.scratch);
-  // Loaded early: the record lies in the host's memory.
-  const bool tells = call.begun && block_index() == 0 && thread_index() == 0;
-  const Notify<kRails> notify{params, shared, call.epoch, tells ? unknown_expert_to_tell(params) : 0};
+  const Notify<kRails> notify{params, shared, call.epoch};
 
   if (call.begun) {
     // 1. Number our tokens for each rank and each node; the blocks share them. Publish how many there are.

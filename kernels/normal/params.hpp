@@ -112,7 +112,6 @@ struct NotifyParams : NotifyCall {
 
 /// Shared memory of a notify block.
 struct NotifyShared {
-  std::int64_t unknown_expert;  ///< of the block that tells: see CallShape
   device::Numbering numbering;
   std::int32_t scratch;
 };

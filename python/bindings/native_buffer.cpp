@@ -126,7 +126,6 @@ NativeBuffer::NativeBuffer(const BufferSetup& setup)
   for (std::size_t* bytes : {&options.heap_bytes, &options.internode.heap_bytes}) {
     *bytes = (Buffer::heap_bytes_for(setup.bootstrap->size(), *bytes) + kPage - 1) / kPage * kPage;
   }
-  options.reject_unknown_experts = false;
   options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
   if (setup.device >= 0) options.result_allocator = Framework::instance().allocator();
   options.result_tensors = std::make_shared<FrameworkResults>(setup.results, leftovers_);

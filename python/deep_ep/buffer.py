@@ -133,12 +133,7 @@ class Buffer(LowLatencyCalls):
             memory,
             # There combine copies rows into it.
             between_nodes=(2 * memory + (0 if low_latency_mode else num_rdma_bytes), 0),
-            # Without memory for such calls allow_nvlink says nothing, which the native buffer would call a mistake.
-            low_latency=(
-                num_rdma_bytes if low_latency_mode else 0,
-                enable_shrink,
-                allow_nvlink_for_low_latency_mode or not (low_latency_mode and num_rdma_bytes > 0),
-            ),
+            low_latency=(num_rdma_bytes if low_latency_mode else 0, enable_shrink, allow_nvlink_for_low_latency_mode),
             num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
         )
         self._num_nodes: int = native.num_nodes()

@@ -91,17 +91,6 @@ TEST_P(DisagreementTest, OnHavingWeights) {
   });
 }
 
-TEST_P(DisagreementTest, AnExpertThatDoesNotExistOnOneRank) {
-  DEEP_EP_NEEDS_RANKS(3);
-  const Case one = make_case({.tokens = {5, 6, 7}});
-  run_with_buffers(cluster(3), [&](Rank& rank, Buffer& buffer) {
-    for (const std::int64_t worst : {0, 32}) {
-      require_refusal_of_unknown_expert(rank, buffer, one, worst);
-      run_round(rank, buffer, one);
-    }
-  });
-}
-
 TEST_P(DisagreementTest, WithoutAHostWait) {
   DEEP_EP_NEEDS_RANKS(3);
   expect_mismatch({.tokens = {5, 6, 7}, .hidden = 64}, {.tokens = {5, 6, 7}, .hidden = 72}, {"rank 1"}, 32, 32);

@@ -84,8 +84,6 @@ TEST(FaultTexts, AMismatchGivesEachRankItsValue) {
 TEST(FaultTexts, Counts) {
   EXPECT_EQ(text_of(FaultKind::overflow, Wanted::dispatch_rows),
             "rank 2 received 17 rows but num_worst_tokens leaves room for 13; the rows beyond are lost");
-  EXPECT_EQ(text_of(FaultKind::unknown_expert, Wanted::nothing, 3),
-            "topk_idx of token 3 names expert 17, allowed: 0 to 12, or negative for no selection");
 }
 
 }  // namespace

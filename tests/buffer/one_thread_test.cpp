@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "csrc/buffer/one_thread.hpp"
+#include "csrc/buffer/call_scope.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {

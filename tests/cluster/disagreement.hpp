@@ -54,48 +54,4 @@ inline void require_disagreement(Rank& rank, const std::vector<std::string>& wor
   require(std::ranges::count(all, std::byte{1}) > 0, "no rank found the mismatch");
 }
 
-/// Rank 1 has an expert in its topk_idx that does not exist: its dispatch fails with that, and those of the others at
-/// once with what the rank has told them. Nobody has missed a call.
-inline void require_refusal_of_unknown_expert(Rank& rank, Buffer& buffer, const Case& one, std::int64_t worst) {
-  Case bad = one;
-  const int experts = one.shape.experts();
-  bad.selections[1].idx[static_cast<std::size_t>(2 * one.shape.topk)] = experts + 4;
-  Inputs inputs = upload_inputs(rank, bad);
-  const DispatchLayout layout = buffer.get_dispatch_layout(inputs.topk_idx, experts, rank.call());
-  if (rank.rank() == 1 && worst == 0) rank.executor()->synchronize(rank.stream());  // the host could see the note now
-  inputs.dispatch.use(layout);
-  inputs.dispatch.num_worst_tokens = worst;
-  const auto call = [&] {
-    buffer.dispatch(inputs.dispatch, rank.call());
-    buffer.check();  // without a host wait, the call itself cannot know
-  };
-  const std::string expert = "names expert " + std::to_string(experts + 4) + ", allowed: 0 to ";
-  if (rank.rank() == 1) {
-    require_throws<InvalidArgument>(call, {"topk_idx of token 2 " + expert}, "dispatch with an unknown expert");
-  } else {
-    require_throws<RankMismatch>(
-        call, {"dispatch: rank 1 has ended the call before any row moved, as its topk_idx of token 2 " + expert},
-        "dispatch beside a rank with an unknown expert");
-  }
-  buffer.check();  // nothing is left of it
-}
-
-/// The same in a low-latency dispatch, by which the buffer breaks.
-inline void require_refusal_of_unknown_expert(Rank& rank, Buffer& buffer, const LowLatencyCase& one, bool hook) {
-  LowLatencyCase bad = one;
-  const int experts = one.shape.experts();
-  bad.inputs[1].selection.idx[static_cast<std::size_t>(2 * one.shape.topk)] = experts;
-  const auto call = [&] {
-    received(buffer.low_latency_dispatch(with_hook(upload_arguments(rank, bad), hook), rank.call()));
-    buffer.check();
-  };
-  if (rank.rank() == 1) {
-    require_throws<InvalidArgument>(
-        call, {"low_latency_dispatch: topk_idx of token 2 names expert " + std::to_string(experts)}, "dispatch");
-  } else {
-    require_throws<RankMismatch>(call, {"rank 1 has ended the call", "an expert beyond the last one"}, "dispatch");
-  }
-  rank.bootstrap()->barrier();
-}
-
 }  // namespace deep_ep::test

@@ -47,9 +47,7 @@ TEST(Layout, CountsForAThousandRanks) {
           experts_out(*executor, Words(of_expert.size(), -1)), nodes_out(*executor, Words(of_node.size(), -1)),
           work(*executor, Words(1 + of_rank.size() + of_expert.size() + of_node.size()));
       const OnDevice<std::uint8_t> in_rank(*executor, std::vector<std::uint8_t>(members.size(), 9));
-      const LayoutParams params{.wait = {},
-                                .report_unknown_experts = false,
-                                .topk_idx = {topk_idx.data(), true},
+      const LayoutParams params{.topk_idx = {topk_idx.data(), true},
                                 .num_tokens = kTokens,
                                 .num_topk = kTopk,
                                 .num_experts = experts,

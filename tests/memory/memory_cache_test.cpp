@@ -76,12 +76,9 @@ TEST_F(MemoryCacheTest, TheHomeWaitsForTheDefaultStreamOnlyWhereItLeavesIt) {
   FakeExecutor::Stream& the_default = FakeExecutor::of(nullptr);
   const std::uint64_t before = the_default.enqueued;
   for (const StreamHandle stream : {StreamHandle{}, other_}) {
-    {
-      PoolStorage storage(cache_, 1000);
-      storage.StreamStorage::record_stream(nullptr, false);
-    }
+    allocate_in_pool(cache_, 1000)->record_stream(nullptr, false);
     home.works_on(stream);
-    const PoolStorage again(cache_, 1000);
+    const auto again = allocate_in_pool(cache_, 1000);
     EXPECT_EQ(executor_->allocated_async, 1);
     EXPECT_EQ(the_default.enqueued, before + (stream == nullptr ? 0 : 1));
   }
@@ -132,21 +129,21 @@ TEST_F(MemoryCacheTest, WithoutMemoryTheExecutorTrimsItsPool) {
 TEST_F(MemoryCacheTest, WhatAGraphMayUseIsNotReused) {
   std::vector<void*> lost;
   {
-    PoolStorage recorded(cache_, 64, true);
-    lost.push_back(recorded.data());
+    const auto recorded = allocate_in_pool(cache_, 64, true);
+    lost.push_back(recorded->data());
   }
   {
-    PoolStorage used_while_recording(cache_, 64);
+    const auto used_while_recording = allocate_in_pool(cache_, 64);
     FakeExecutor::of(other_).capturing = true;
-    used_while_recording.record_stream(other_);
+    used_while_recording->record_stream(other_);
     FakeExecutor::of(other_).capturing = false;
-    lost.push_back(used_while_recording.data());
+    lost.push_back(used_while_recording->data());
   }
   {
-    PoolStorage dropped_while_recording(cache_, 64);
-    dropped_while_recording.record_stream(other_);
+    const auto dropped_while_recording = allocate_in_pool(cache_, 64);
+    dropped_while_recording->record_stream(other_);
     FakeExecutor::of(other_).capturing = true;
-    lost.push_back(dropped_while_recording.data());
+    lost.push_back(dropped_while_recording->data());
   }
   FakeExecutor::of(other_).capturing = false;
   EXPECT_EQ(cache_->unused_bytes(), 0u);

@@ -5,7 +5,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -37,6 +39,43 @@ bool has_called_itself(int socket) {
   return ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
          ::getpeername(socket, reinterpret_cast<sockaddr*>(&other), &other_size) == 0 && own_size == other_size &&
          std::memcmp(&own, &other, own_size) == 0;
+}
+
+namespace {
+
+/// Would the system call from an interface that may be used? A list of those that may not ("^docker") leaves many, of
+/// which most do not lead there.
+bool route_is_allowed(const addrinfo& to, const SocketChoice& choice, std::span<const InterfaceAddress> addresses) {
+  const UniqueFd probe(::socket(to.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (::connect(probe.get(), to.ai_addr, to.ai_addrlen) != 0) return false;  // sends nothing
+  sockaddr_storage from{};
+  socklen_t size = sizeof from;
+  if (::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&from), &size) != 0) return false;
+  return std::ranges::any_of(addresses, [&](const InterfaceAddress& one) {
+    if (one.address.ss_family != from.ss_family || !choice.interfaces->matches(one.interface)) return false;
+    if (from.ss_family == AF_INET) {
+      return reinterpret_cast<const sockaddr_in&>(one.address).sin_addr.s_addr ==
+             reinterpret_cast<const sockaddr_in&>(from).sin_addr.s_addr;
+    }
+    return std::memcmp(&reinterpret_cast<const sockaddr_in6&>(one.address).sin6_addr,
+                       &reinterpret_cast<const sockaddr_in6&>(from).sin6_addr, sizeof(in6_addr)) == 0;
+  });
+}
+
+}  // namespace
+
+void leave_by_chosen_interface(int socket, const addrinfo& to, const SocketChoice& choice) {
+  if (!choice.interfaces) return;
+  const int family = to.ai_family;
+  const std::vector<InterfaceAddress> addresses = interface_addresses();
+  if (route_is_allowed(to, choice, addresses)) return;
+  const InterfaceAddress* from = choice.find(addresses, family);
+  // The port is the system's choice, as without this.
+  if (from != nullptr && ::bind(socket, reinterpret_cast<const sockaddr*>(&from->address), from->size) == 0) return;
+  static std::atomic<bool> said = false;
+  if (said.exchange(true)) return;
+  log::warn("{}: no interface of that name has an {} address to call from; the route to the other side decides",
+            choice.variable, family == AF_INET6 ? "IPv6" : "IPv4");
 }
 
 namespace {

@@ -1,16 +1,30 @@
 // Ranks of several machines meet over TCP: no launcher, no shared file system. For tests and tools.
 #pragma once
 
+#include <netdb.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "csrc/bootstrap/interfaces.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/token.hpp"
 #include "deep_ep/bootstrap.hpp"
 
 namespace deep_ep {
+
+/// The same for equal texts, on all machines. Different texts give different tokens, unless they were made not to: a
+/// token keeps those apart that do not know of each other, it is no proof against forgery.
+inline Token token_of(std::string_view text) {
+  const auto digest = [&](std::uint64_t state) {  // FNV-1a, and a mixer that spreads the last bytes
+    for (const char byte : text) state = (state ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+    state = (state ^ (state >> 32)) * 0xd6e8feb86659fd93;
+    return state ^ (state >> 32);
+  };
+  return {{digest(0xcbf29ce484222325), digest(0x9e3779b97f4a7c15)}};
+}
 
 /// Ranks that meet over TCP show it to each other, so that a rank of another job that calls on a port of this one is no
 /// rank of this group. It comes from what all ranks of a job know already: the text of DEEP_EP_JOB_TOKEN (`deep_ep
@@ -29,6 +43,10 @@ inline Token job_token(std::string_view job = {}, const environment::Source& sou
 /// where a rank of this job has another version of the library.
 std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
                                                  double timeout_s, const Token& job = job_token());
+
+/// So that a call to `to` comes from an interface that may be used: the one that the route takes, if it may; else the
+/// first that may. If none has such an address, the system decides, and that is logged once.
+void leave_by_chosen_interface(int socket, const addrinfo& to, const SocketChoice& choice);
 
 /// Whether a connected socket is its own peer: a call to a port of this host without a listener meets itself if the
 /// system has given it that very port to call from.

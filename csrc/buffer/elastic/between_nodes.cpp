@@ -52,7 +52,7 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
   CallScope scope(runtime_.calls(), call);
   DispatchLayout layout;
   const DispatchResult came = scope.inside([&] {
-    layout = count(arguments.topk_idx, arguments.num_experts, false, scope);
+    layout = count(arguments.topk_idx, arguments.num_experts, scope);
     sent.use(layout);
     return dispatch(sent, scope);
   });

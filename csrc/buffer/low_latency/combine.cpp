@@ -172,7 +172,6 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
-  params.report_unknown_experts = setup.reject_unknown_experts;
   params.topk_weights = arguments.topk_weights.as<float>();
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 

@@ -161,7 +161,6 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.num_tokens = too_many_tokens(arguments) ? 0 : static_cast<int>(arguments.x.size(0));
   params.x = arguments.x.as<std::byte>();
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
-  params.report_unknown_experts = setup.reject_unknown_experts;
   if (arguments.cumulative_local_expert_recv_stats) {
     params.recv_stats = arguments.cumulative_local_expert_recv_stats->as<std::int32_t>();
   }

@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "csrc/buffer/one_thread.hpp"
+#include "csrc/buffer/call_scope.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 

@@ -31,7 +31,6 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.device = runtime.device();
   setup_.policy = runtime.policy();
   setup_.max_local_experts = runtime.options().max_local_experts;
-  setup_.reject_unknown_experts = runtime.options().reject_unknown_experts;
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
   setup_.rail_width = reach.rail_width;
   setup_.rails_always = reach.rails_always;

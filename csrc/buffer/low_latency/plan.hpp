@@ -22,7 +22,6 @@ struct LowLatencySetup {
   Device device;
   LaunchPolicy policy;
   int max_local_experts = 1;
-  bool reject_unknown_experts = true;
   std::size_t low_latency_bytes = 0;
   int rail_width = 0;  ///< see LowLatencyReach
   bool rails_always = false;
@@ -75,8 +74,8 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
-/// What must be equal on all ranks of a call, in a word that travels with it, below kUnknownExpertShape: ranks that
-/// disagree would misread each other. A hash (FNV-1a).
+/// What must be equal on all ranks of a call, in a word that travels with it: ranks that disagree would misread each
+/// other. A hash (FNV-1a).
 inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
   std::uint32_t hash = 2166136261u;
   for (const int field : fields) {

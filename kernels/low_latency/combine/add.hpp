@@ -198,7 +198,6 @@ struct CombineAdder {
       if (lane < params.num_topk) {
         const Selections selections{params};
         const LoadedSelection now = token == loaded_token ? loaded : selections.load(token, lane);
-        if (member == 0) selections.report_unknown(now, token, lane);
         own = selections.packed(now);
         rank = params.rank_of(own.expert);
       }

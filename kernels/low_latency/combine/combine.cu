@@ -54,7 +54,6 @@ struct Announcer {
         const LoadedSelection loaded = is_first ? first : selections.load(token, k);
         Cell* const to = common.window.selections(call.epoch, common.rank, token).in(common.heaps[peer]) + k;
         store_cell(to, selections.packed(loaded).packed(meaning), Selection::stamp(call.epoch, meaning));
-        if (peer == common.rank) selections.report_unknown(loaded, token, k);
       }
     }
   }

@@ -109,11 +109,6 @@ struct Selections {
   DEEP_EP_DEVICE Selection packed(const LoadedSelection& loaded) const {
     return {expert_of(loaded.index, params.num_experts()), loaded.weight};
   }
-  /// By one thread for each selection.
-  DEEP_EP_DEVICE void report_unknown(const LoadedSelection& loaded, int token, int k) const {
-    if (loaded.index < params.num_experts() || !params.report_unknown_experts) return;
-    note_unknown_expert(params, token * params.num_topk + k, Wanted::nothing);
-  }
   /// The rank that selection `k` of this rank's token names, negative for none.
   DEEP_EP_DEVICE int rank_of_selection(int token, int k) const {
     return params.rank_of(packed({params.topk_idx.load(std::int64_t{token} * params.num_topk + k), 0}).expert);

@@ -11,10 +11,9 @@ struct DispatchShared {
   struct Words {
     LowLatencyEpochs epochs;
     MaskWords masks;
-    std::int32_t destinations;    ///< of the current token
-    std::int32_t staged;          ///< one of them is the staging memory, for far ranks
-    std::int32_t failed;          ///< a wait was called off: the call is over
-    std::int32_t unknown_expert;  ///< in blocks that send counts, not 0: this rank refuses the call
+    std::int32_t destinations;  ///< of the current token
+    std::int32_t staged;        ///< one of them is the staging memory, for far ranks
+    std::int32_t failed;        ///< a wait was called off: the call is over
   };
 
   Words* words;
@@ -105,9 +104,8 @@ struct Routing {
   /// By whole blocks, which sync after it: counts the selections of the tokens from `begin` to before `end`. `first` is
   /// what load(begin, end) returned. Returns one of the lane's selections that names an expert that does not exist,
   /// counted over all tokens, or -1.
-  DEEP_EP_DEVICE int count(int begin, int end, std::int64_t first) const {
+  DEEP_EP_DEVICE void count(int begin, int end, std::int64_t first) const {
     const int step = tokens_of_warp() * block_warps();
-    int unknown = -1;
 #pragma unroll 1
     for (; begin < end; begin += step) {
       const std::int64_t next = begin + step < end ? load(begin + step, end) : -1;
@@ -115,11 +113,8 @@ struct Routing {
       const int rank = params.rank_of(expert);
       if (is_first(rank)) add_relaxed<Scope::block>(rows + rank, 1);
       if (expert >= 0) add_relaxed<Scope::block>(entries + expert, 1);
-      if (first >= params.num_experts())
-        unknown = (begin + warp_index() * tokens_of_warp()) * params.num_topk + lane_index();
       first = next;
     }
-    return unknown;
   }
 
   /// Counts the tokens that go to each group of `width` ranks, in the same manner.
@@ -297,18 +292,10 @@ struct DispatchSender {
   /// By whole blocks, which sync after it.
   DEEP_EP_DEVICE void clear_counts() const {
     block::each(params.common.num_ranks + params.num_experts(), [&](int i) { routing.rows[i] = 0; });  // and entries
-    if (thread_index() == 0) shared.words->unknown_expert = 0;
   }
 
-  /// By whole blocks that send counts: counts all tokens, the first of which are loaded. The block syncs after it. An
-  /// expert that does not exist ends the call on all ranks; where ranks are masked the others go on.
-  DEEP_EP_DEVICE void count_all() const {
-    const int unknown = routing.count(0, params.num_tokens, other);
-    if (unknown < 0 || !params.report_unknown_experts) return;
-    const bool refuses = params.common.mask == nullptr;
-    if (refuses) store_relaxed<Scope::block>(&shared.words->unknown_expert, 1);
-    note_unknown_expert(params, unknown, refuses ? Wanted::low_latency_dispatch_counts : Wanted::nothing);
-  }
+  /// By whole blocks that send counts: counts all tokens, the first of which are loaded. The block syncs after it.
+  DEEP_EP_DEVICE void count_all() const { routing.count(0, params.num_tokens, other); }
 
   /// Nearly always there was room before the block began.
   DEEP_EP_DEVICE bool had_room(int rank) const { return call().has_room(shared.acknowledged[rank]); }
@@ -407,12 +394,11 @@ struct DispatchSender {
     }
   }
 
-  /// A cell of the counts for one rank, when all tokens are counted. A rank that refuses the call says so.
+  /// A cell of the counts for one rank, when all tokens are counted.
   DEEP_EP_DEVICE std::uint64_t count_payload(int rank, int cell, std::uint32_t relayed = 0) const {
     const std::uint32_t* entries = routing.entries + rank * params.num_local_experts;
     const int local = 2 * (cell - 1);
-    const std::uint32_t shape = params.call_shape | (shared.words->unknown_expert != 0 ? kUnknownExpertShape : 0);
-    std::uint64_t payload = CountHead{routing.rows[rank], relayed, shape}.packed();
+    std::uint64_t payload = CountHead{routing.rows[rank], relayed, params.call_shape}.packed();
     if (cell > 0) {
       payload = entries[local];
       if (local + 1 < params.num_local_experts) payload |= static_cast<std::uint64_t>(entries[local + 1]) << 32;

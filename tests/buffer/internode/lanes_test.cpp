@@ -19,10 +19,7 @@ namespace {
 
 int asked_with(const char* variable, int lanes, int num_qps_per_rank) {
   const Setting setting("DEEP_EP_INTERNODE_LANES", variable);
-  InternodeOptions options;
-  options.lanes = lanes;
-  options.num_qps_per_rank = num_qps_per_rank;
-  return asked_for_internode_lanes(options);
+  return with_environment({.internode = {.lanes = lanes, .num_qps_per_rank = num_qps_per_rank}}, 1).internode.lanes;
 }
 
 TEST(InternodeLanes, TheOptionComesBeforeTheVariableAndNumQpsPerRankBoundsBoth) {

@@ -94,17 +94,6 @@ TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
   }
 }
 
-TEST_P(LowLatencyDisagreementTest, AnExpertThatDoesNotExistOnOneRank) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  const LowLatencyCase one = make_low_latency_case(shape());
-  for (const bool hook : {false, true}) {
-    run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
-      BufferOptions options = low_latency_options(kRanks, 4, 1024, patience());
-      require_refusal_of_unknown_expert(rank, rank.buffer(options), one, hook);
-    });
-  }
-}
-
 TEST_P(LowLatencyDisagreementTest, OnTheDispatchThatIsCombined) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   const Words words = {"the dispatch that their handles are of"};
@@ -272,22 +261,6 @@ TEST_P(LowLatencyDisagreementTest, OnRoomForRowsOfAnExpert) {
       rank.bootstrap()->barrier();
     });
   }
-}
-
-TEST_P(LowLatencyDisagreementTest, AnUnknownExpertInCombineIsToldToItsRank) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  for (const bool hooks : {false, true})
-    run_with_buffers(cluster(kRanks), low_latency_options(kRanks, 4, 512), [&](Rank& rank, Buffer& buffer) {
-      const auto call = [&] {
-        combine_own_choice(
-            rank, buffer, [&](auto& experts) { experts[4] = rank.rank() == 1 ? 99 : experts[4]; }, hooks);
-      };
-      if (rank.rank() == 1) {
-        require_throws<InvalidArgument>(call, {"token 1", "expert 99", "0 to 8"}, "an unknown expert");
-      } else {
-        call();
-      }
-    });
 }
 
 }  // namespace

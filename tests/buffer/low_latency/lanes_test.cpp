@@ -18,7 +18,7 @@ namespace {
 TEST(LowLatencyLaneChoice, TheProgramThenTheVariable) {
   const auto with = [](const char* value, int asked) {
     const Setting setting("DEEP_EP_LOW_LATENCY_LANES", value);
-    return asked_for_lanes(asked);
+    return with_environment({.low_latency = {.bytes = 1, .lanes = asked}}, 1).low_latency.lanes;
   };
   EXPECT_EQ(with("auto", 0), 0);
   EXPECT_EQ(with("1", 0), 1);

@@ -188,37 +188,6 @@ TEST_P(LowLatencyMasksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
   });
 }
 
-TEST_P(LowLatencyMasksTest, ExpertsThatDoNotExist) {
-  DEEP_EP_NEEDS_RANKS(1);
-  run_with_buffers(cluster(1), low_latency_options(1, 4, 128), [&](Rank& rank, Buffer& buffer) {
-    LowLatencyCase one = make_low_latency_case({.tokens = {2}, .max_tokens = 4, .hidden = 128, .topk = 2});
-    one.inputs[0].selection.idx = {0, 3, 1, -1};
-    one = with_masks(one, {});
-    buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
-    require_throws<InvalidArgument>([&] { buffer.check(); }, {"token 0", "expert 3", "0 to 2"}, "an unknown expert");
-  });
-}
-
-/// Where ranks may be masked, a rank's wrong index ends nobody's call: it selects nothing, and that rank is told.
-TEST_P(LowLatencyMasksTest, AnExpertThatDoesNotExistIsThatRanksOwnAffair) {
-  DEEP_EP_NEEDS_RANKS(2);
-  LowLatencyCase one =
-      make_low_latency_case({.tokens = {2, 2}, .max_tokens = 4, .hidden = 128, .local_experts = 2, .topk = 2});
-  one.inputs[1].selection.idx[2] = 4;
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(patience()));
-    for (int i = 0; i < 2; ++i) {
-      buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
-      if (rank.rank() == 1) {
-        require_throws<InvalidArgument>([&] { buffer.check(); }, {"topk_idx of token 1 names expert 4"}, "check");
-      } else {
-        buffer.check();
-      }
-    }
-    buffer.destroy();
-  });
-}
-
 TEST_P(LowLatencyMasksTest, ABarrierHoldsEverybody) {
   DEEP_EP_NEEDS_RANKS(2);
   run_with_buffers(cluster(2), low_latency_options(2, 4, 128), [&](Rank& rank, Buffer& buffer) {

@@ -31,7 +31,6 @@
   KERNEL(combine_low_latency_unreduced,            deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(barrier_low_latency,                      deep_ep::LowLatencyBarrierParams,   128) \
   KERNEL(masks_low_latency,                        deep_ep::LowLatencyMasksParams,     128) \
-  KERNEL(add_waits_low_latency,                    deep_ep::LowLatencyWaitsParams,     256) \
   KERNEL(number_selections,                        deep_ep::NumberRowsParams,          512) \
   KERNEL(spread_rows,                              deep_ep::SpreadRowsParams,          256) \
   KERNEL(address_rows,                             deep_ep::AddressRowsParams,         512) \
@@ -55,7 +54,6 @@ struct LowLatencyDispatchParams;
 struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;
 struct LowLatencyMasksParams;
-struct LowLatencyWaitsParams;
 struct SumRowsParams;
 struct NumberRowsParams;
 struct SpreadRowsParams;

@@ -144,9 +144,6 @@ TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
 void Buffer::low_latency_clean(StreamHandle stream) {
   BufferCall(runtime_, "low_latency_clean").low_latency().clean(stream);
 }
-LowLatencyStats Buffer::low_latency_stats(StreamHandle stream) {
-  return BufferCall(runtime_, "low_latency_stats").low_latency().stats(stream);
-}
 void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
   BufferCall(runtime_, "low_latency_update_mask").masking().update_mask(rank, masked, stream);
 }

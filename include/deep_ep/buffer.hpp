@@ -36,7 +36,6 @@
 #include "deep_ep/executor.hpp"
 #include "deep_ep/load_balance.hpp"
 #include "deep_ep/low_latency.hpp"
-#include "deep_ep/low_latency_stats.hpp"
 #include "deep_ep/normal_mode.hpp"
 #include "deep_ep/options.hpp"
 #include "deep_ep/tensor.hpp"
@@ -153,11 +152,6 @@ class Buffer {
   /// Collective: a barrier of the ranks that are not masked, on `stream`. No host wait. It zeroes low_latency_memory
   /// first if the program has asked for that; nothing else needs cleaning.
   void low_latency_clean(StreamHandle stream = nullptr);
-
-  /// How long low-latency calls of this rank have waited for each rank, since the first call of this function, which
-  /// returns zeros. Not collective. The host waits for the work on `stream`. From the first call on each low-latency
-  /// call enqueues one small kernel more. Graphs count if they are recorded after it.
-  LowLatencyStats low_latency_stats(StreamHandle stream = nullptr);
 
   // Masks: the ranks that this rank's low-latency calls leave out, in the order of calls on `stream`. The program masks
   // ranks for this rank alone; a verdict masks a lost rank on all ranks, and only low_latency_resume ends it. No host

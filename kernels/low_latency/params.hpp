@@ -310,21 +310,4 @@ struct LowLatencyMasksParams {
   std::int32_t* status = nullptr;  ///< [num_ranks], written by a query: 1 where the program or the verdict masks
 };
 
-/// What one source has cost this rank in calls of one kind. Zero to begin with.
-struct LowLatencyWaited {
-  std::uint64_t calls;   ///< in which this rank waited for the source, or would have
-  std::int64_t cycles;   ///< in all of them
-  std::int64_t longest;  ///< in one of them
-};
-
-/// Adds what a call has cost; or, with `clock`, measures how fast the clock runs in which calls count.
-struct LowLatencyWaitsParams {
-  LowLatencyParams common;
-  std::int64_t* cost = nullptr;        ///< [num_ranks], as the receive part measures it: its wait_cost. Set to zero
-  std::int64_t* given = nullptr;       ///< [num_ranks], the caller's statistics, added to; nullptr: none
-  LowLatencyWaited* waited = nullptr;  ///< [num_ranks], added to
-  int blocks = 1;                      ///< that have measured
-  std::int64_t* clock = nullptr;       ///< [2], written: cycles, and the nanoseconds that they took
-};
-
 }  // namespace deep_ep

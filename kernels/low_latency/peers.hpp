@@ -51,8 +51,7 @@ struct Topology {
 
   /// A far rank is not mapped here, and does not map this one.
   DEEP_EP_DEVICE bool is_far(int rank) const {
-    return kRdma && common.peers != nullptr &&
-           (common.far_ranks[static_cast<unsigned>(rank) / 32] >> static_cast<unsigned>(rank) % 32 & 1) != 0;
+    return kRdma && (common.far_ranks[static_cast<unsigned>(rank) / 32] >> static_cast<unsigned>(rank) % 32 & 1) != 0;
   }
   DEEP_EP_DEVICE bool uses_rails() const { return kRdma && common.rail_width != 0; }
 
@@ -168,7 +167,6 @@ struct MaskOrEnd {
 template <LowLatencyKind kKind, bool kRdma>
 struct RankCall : Topology<kRdma> {
   static constexpr LowLatencyKind kCall = kKind;
-  static constexpr bool kDispatches = kKind == LowLatencyKind::dispatch;
   using Base = Topology<kRdma>;
   using Base::common, Base::is_far, Base::lane, Base::node, Base::uses_rails, Base::relay, Base::is_relay;
   std::uint64_t epoch;
@@ -197,12 +195,12 @@ struct RankCall : Topology<kRdma> {
   }
   /// Is there room at a peer that has acknowledged `seen`?
   DEEP_EP_DEVICE bool has_room(std::uint64_t seen) const { return epoch <= 2 || seen >= epoch - 2; }
-  DEEP_EP_DEVICE Awaited room(int peer) const {
-    return {peer, kDispatches ? Wanted::low_latency_dispatch_credit : Wanted::low_latency_combine_credit, epoch - 2};
-  }
   /// By one thread: waits for room, acquiring. False: the peer is to be left out, or the call is over.
   DEEP_EP_DEVICE bool await_room(int peer) const {
-    return epoch <= 2 || wait_signal(policy(), common.window.acknowledged(kKind, peer).in(common.local), room(peer));
+    constexpr Wanted kWanted =
+        kKind == LowLatencyKind::dispatch ? Wanted::low_latency_dispatch_credit : Wanted::low_latency_combine_credit;
+    const std::uint64_t* const word = common.window.acknowledged(kKind, peer).in(common.local);
+    return epoch <= 2 || wait_signal(policy(), word, {peer, kWanted, epoch - 2});
   }
 
   // ---- Rows ----
@@ -218,6 +216,10 @@ struct RankCall : Topology<kRdma> {
   /// The word that says how far the rows of far rank `source` have come over a lane.
   DEEP_EP_DEVICE const std::uint64_t* progress(int source, int lane) const {
     return common.window.progress(kKind, epoch, source, lane).in(common.local);
+  }
+  /// May what `source` sends before its rows be read? Of a far rank once its word says so, which acquires it.
+  DEEP_EP_DEVICE bool has_begun(int source) const {
+    return !is_far(source) || load_acquire<Scope::system>(progress(source, 0)) >> 16 >= epoch;
   }
   /// Waits until it has come to `place` of the call, acquiring what was posted up to there by the lane of that place.
   template <class Group = OneThread>
@@ -241,8 +243,7 @@ struct RankCall : Topology<kRdma> {
   DEEP_EP_DEVICE bool await_count(int source, int cell, std::uint64_t& payload, std::int64_t& missed) const {
     const Cell* counts = common.window.counts(epoch, source).in(common.local) + cell;
     return wait_until(policy(), {source, Wanted::low_latency_dispatch_counts, epoch}, [&](const Poll&) {
-      if (!is_far(source) ||
-          load_acquire<Scope::system>(progress(source, 0)) >= LowLatencyMailbox::progress_value(epoch, 0)) {
+      if (has_begun(source)) {
         const Cell now = load_cell(counts);
         payload = now.payload;
         if (now.epoch >= epoch) return true;
@@ -263,16 +264,13 @@ struct RankCall : Topology<kRdma> {
 
   // ---- Of combine ----
 
-  /// The selections of a near owner's token; each says by its epoch whether it is there.
-  DEEP_EP_DEVICE const Cell* selections(int owner, int token) const {
-    return common.window.selections(epoch, owner, token).in(common.local);
+  /// The owner's selections: to be read once has_begun() says so. Each cell says by its epoch whether it is there.
+  DEEP_EP_DEVICE const Cell* selections(int owner) const {
+    return common.window.selections(epoch, owner).in(common.local);
   }
-  /// Those of a far owner, all together (FarSelections): there once has_announced() says so, which acquires them.
-  DEEP_EP_DEVICE const std::uint64_t* far_selections(int owner) const {
-    return reinterpret_cast<const std::uint64_t*>(selections(owner, 0));
-  }
-  DEEP_EP_DEVICE bool has_announced(int far_owner) const {
-    return load_acquire<Scope::system>(progress(far_owner, 0)) >> 16 >= epoch;
+  /// By a whole warp: waits until a far owner has announced its selections, acquiring them.
+  DEEP_EP_DEVICE bool await_announced(int far_owner) const {
+    return await_progress<WholeWarp>(far_owner, 0, Wanted::low_latency_combine_selection);
   }
   /// The place from which a poster sends row `index` to a far owner; and the word of a warp that shares the row.
   DEEP_EP_DEVICE Place<std::byte> staged_row(int owner, int index) const {
@@ -281,11 +279,10 @@ struct RankCall : Topology<kRdma> {
   DEEP_EP_DEVICE std::uint64_t* staged_flag(int owner, int index, int warp) const {
     return common.staging.combine_ready(epoch, owner, index, warp).in(common.local);
   }
-  /// By a whole warp: its part of the row is there, or there is no such row (`any` false). Releases it to the poster.
-  DEEP_EP_DEVICE void hand_over(int owner, int index, int warp, bool any = true) const {
+  /// By a whole warp: its part of the row is there, or of no use to the owner. Releases it to the poster.
+  DEEP_EP_DEVICE void hand_over(int owner, int index, int warp) const {
     warp::sync();
-    const std::uint64_t flag = any ? epoch : LowLatencyStaging::no_row_flag(epoch);
-    if (lane_index() == 0) store_release<Scope::system>(staged_flag(owner, index, warp), flag);
+    if (lane_index() == 0) store_release<Scope::system>(staged_flag(owner, index, warp), epoch);
   }
   /// By rails, in the relay's heap: the row of `member` of its node for a token of far `owner`. A relay does not put
   /// its own into the window: that place is for the rows that the owner has for it.
@@ -370,9 +367,6 @@ DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatenc
 // that neither finished nor gave up within two calls; the rank finds other tags in those rows, and waits for ours in
 // vain. Only a line that is read while it is written could have our tag and other bytes.
 
-/// A row that other warps stage for a poster.
-enum class StagedRow { awaited, staged, nothing };
-
 /// One lane to one far rank in one call, by a whole warp. Functions that return bool return false when the rank is to
 /// be left: it is given up, or the call is over.
 template <class Call>
@@ -423,25 +417,23 @@ class CallPoster {
   DEEP_EP_DEVICE void flush() { queue_.flush(); }
 
   /// Posts up to 32 rows, a lane each (those with `mine`), in the order of the lanes, and never holds back one that is
-  /// ready with all before it. `state()` says whether the lane's row is staged; `put_rows(posts)` puts those of the
-  /// lanes with `posts`; progress(place) tells the peer. An addition may wait for the writes before it, a round trip:
+  /// ready with all before it. `staged()` says whether the lane's row is; `put_rows(posts)` puts those of the lanes
+  /// with `posts`; progress(place) tells the peer. An addition may wait for the writes before it, a round trip:
   /// so the peer is told again only when what it was told before has arrived. Call tell_rest() behind the last rows.
-  template <class State, class PutRows>
-  DEEP_EP_DEVICE bool post_rows(bool mine, int place, State state, PutRows put_rows) {
+  template <class Staged, class PutRows>
+  DEEP_EP_DEVICE bool post_rows(bool mine, int place, Staged staged, PutRows put_rows) {
     std::uint32_t left = warp::ballot(mine);
     while (left != 0) {
-      StagedRow row = StagedRow::nothing;
       std::uint32_t now = 0;
       const auto some_ready = [&](Poll&) {
-        row = (left >> lane_index() & 1) != 0 ? state() : StagedRow::nothing;
-        const std::uint32_t awaited = warp::ballot(row == StagedRow::awaited);
+        const std::uint32_t awaited = warp::ballot((left >> lane_index() & 1) != 0 && !staged());
         now = awaited == 0 ? left : left & ((1u << lowest_bit(awaited)) - 1);
         return now != 0 || may_tell();
       };
       if (!poll_until(some_ready, [&](const Poll&) { return leaves(); })) return false;
       if (now != 0) {
         const bool mine_now = (now >> lane_index() & 1) != 0;
-        if (!put_rows(mine_now && row == StagedRow::staged)) return false;
+        if (!put_rows(mine_now)) return false;
         untold_ = warp::max(mine_now ? place : 0);
         left &= ~now;
       }
@@ -492,6 +484,7 @@ class CallPoster {
     if (good && lane_index() == 0) told = value;
     return good;
   }
+
   DEEP_EP_DEVICE bool raise(Place<std::uint64_t> word, std::uint64_t& told, std::uint64_t value) {
     std::uint64_t seen = WholeWarp::from_leader(lane_index() == 0 ? told : std::uint64_t{0});
     return tell(word, told, seen, value);

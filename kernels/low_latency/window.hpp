@@ -118,10 +118,9 @@ struct LowLatencyWindow {
   DEEP_EP_HOST_DEVICE Place<Cell> counts(std::uint64_t epoch, int source) const {
     return {counts_ + half(epoch, source) * count_bytes};
   }
-  /// Of a combine: kMaxTopk cells with the selections of token `slot` of owner `source`.
-  DEEP_EP_HOST_DEVICE Place<Cell> selections(std::uint64_t epoch, int source, int slot) const {
-    const std::size_t token = half(epoch, source) * slots + static_cast<std::size_t>(slot);
-    return {selections_ + token * kMaxTopk * sizeof(Cell)};
+  /// Of a combine: cells with the selections of owner `source`, [token][selection].
+  DEEP_EP_HOST_DEVICE Place<Cell> selections(std::uint64_t epoch, int source) const {
+    return {selections_ + half(epoch, source) * slots * kMaxTopk * sizeof(Cell)};
   }
   /// Row `slot` of `source`. A source has a place of its own: ranks that disagree in their row sizes do not overwrite
   /// each other. (Those that disagree in whether combine goes by rails, or with hooks, may; but then each of them also
@@ -168,7 +167,7 @@ struct LowLatencyStaging {
     staging.dispatch_ready_ = carver.place<std::uint64_t>(2 * window.slots, kLine);
     staging.combine_ready_ = carver.place<std::uint64_t>(2 * ranks * window.slots * kMostWarpsPerRow, kLine);
     staging.counts_ = carver.place<std::byte>(2 * ranks * window.count_bytes, kLine);
-    staging.selections_ = carver.place<std::byte>(2 * ranks * staging.block_selection_bytes(), kLine);
+    staging.selections_ = carver.place<std::byte>(2 * ranks * staging.selection_bytes(), kLine);
     staging.rows_.begin = carver.place<std::byte>(2 * (1 + ranks) * window.source_bytes, kLine);
     staging.relayed_.begin =
         carver.place<std::byte>(2 * kLowLatencyKinds * static_cast<std::size_t>(nodes) * window.source_bytes, kLine);
@@ -189,22 +188,18 @@ struct LowLatencyStaging {
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> dispatch_ready(std::uint64_t epoch, int token) const {
     return {dispatch_ready_ + ((epoch & 1) * slots_ + static_cast<std::size_t>(token)) * sizeof(std::uint64_t)};
   }
-  /// A word of each warp that shares combine's row for `owner`: the epoch, once its part is staged, or no_row_flag.
+  /// A word of each warp that shares combine's row for `owner`: the epoch, once its part is staged.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> combine_ready(std::uint64_t epoch, int owner, int row, int warp) const {
     const std::size_t first = (of_peer(epoch, owner) * slots_ + static_cast<std::size_t>(row)) * kMostWarpsPerRow;
     return {combine_ready_ + (first + static_cast<std::size_t>(warp)) * sizeof(std::uint64_t)};
-  }
-  /// There is no such row, as none of its selections is left.
-  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t no_row_flag(std::uint64_t epoch) {
-    return epoch | std::uint64_t{1} << 63;
   }
   /// Of dispatch, for `peer`.
   DEEP_EP_HOST_DEVICE Place<Cell> counts(std::uint64_t epoch, int peer) const {
     return {counts_ + of_peer(epoch, peer) * count_bytes_};
   }
-  /// Of combine, see FarSelections: as one block of posters has gathered them.
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> selections(std::uint64_t epoch, int block) const {
-    return {selections_ + of_peer(epoch, block) * block_selection_bytes()};  // each block serves a peer at least
+  /// Of combine: this rank's selections as one block of posters has gathered them, in cells as in the window.
+  DEEP_EP_HOST_DEVICE Place<Cell> selections(std::uint64_t epoch, int block) const {
+    return {selections_ + of_peer(epoch, block) * selection_bytes()};  // each block serves a peer at least
   }
   /// By rails, rows that this rank hands on. Dispatch: row `slot` of the rank on its rail in `node`, which writes it.
   /// Combine: this rank's own part of the row of token `slot` of that rank.
@@ -215,9 +210,7 @@ struct LowLatencyStaging {
   }
 
  private:
-  DEEP_EP_HOST_DEVICE std::size_t block_selection_bytes() const {
-    return kLine + slots_ * kMaxTopk * sizeof(std::uint64_t);
-  }
+  DEEP_EP_HOST_DEVICE std::size_t selection_bytes() const { return slots_ * kMaxTopk * sizeof(Cell); }
   DEEP_EP_HOST_DEVICE std::size_t of_peer(std::uint64_t epoch, int peer) const {
     return (epoch & 1) * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(peer);
   }

@@ -159,7 +159,6 @@ void define_buffer(py::module_& module) {
   define(buffer, "low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer, {"handle"});
   define(buffer, "low_latency_memory", &NativeBuffer::low_latency_memory);
   define_on_stream<&Buffer::low_latency_clean>(buffer, "low_latency_clean");
-  define(buffer, "low_latency_stats", &NativeBuffer::low_latency_stats, {});
   define_on_stream<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask", {"rank", "masked"});
   define(buffer, "low_latency_query_mask", &NativeBuffer::low_latency_query_mask, {"mask_status"});
   define_on_stream<&Buffer::low_latency_clear_mask>(buffer, "low_latency_clear_mask");

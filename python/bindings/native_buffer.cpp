@@ -475,16 +475,6 @@ py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
 
 py::object NativeBuffer::low_latency_memory() { return lend(alive().low_latency_memory()); }
 
-py::tuple NativeBuffer::low_latency_stats() {
-  Buffer& buffer = alive();
-  const StreamHandle stream = Framework::instance().current_stream(device_);
-  const LowLatencyStats stats = without_gil([&] { return buffer.low_latency_stats(stream); });
-  const auto times = [](const LowLatencyWaitTimes& of) {
-    return py::make_tuple(list_of(of.calls), list_of(of.total_us), list_of(of.longest_us));
-  };
-  return py::make_tuple(times(stats.dispatch), times(stats.combine));
-}
-
 void NativeBuffer::low_latency_query_mask(py::handle mask_status) {
   const TensorView status = Framework::instance().borrow(mask_status, "mask_status").view;
   on_current_stream([&](Buffer& buffer, StreamHandle stream) { buffer.low_latency_query_mask(status, stream); });

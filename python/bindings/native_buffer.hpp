@@ -103,8 +103,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::tuple low_latency_combine(LowLatencyCombineCall& call);
   /// A tensor over the memory that combine reads with zero_copy.
   py::object low_latency_combine_buffer(const py::tuple& handle);
-  /// Of waits, on the current stream: (rank, and of dispatch and of combine (calls, total_us, longest_us)).
-  py::tuple low_latency_stats();
   void low_latency_query_mask(py::handle mask_status);
   /// Collective; the host waits.
   void replace_ranks(const std::shared_ptr<Bootstrap>& group, const std::vector<int>& ranks);

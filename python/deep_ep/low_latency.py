@@ -8,7 +8,6 @@ import torch
 
 from .arguments import integer, type_name
 from .errors import InvalidArgument, WrongUse
-from .low_latency_stats import LowLatencyStats, WaitTimes
 from .peers import NativeOwner
 from .utils.event import EventOverlap
 
@@ -233,16 +232,6 @@ class LowLatencyCalls(NativeOwner):
         calls are numbered, so nothing needs cleaning when shapes or modes change, or after an abandoned call. If the
         program has asked for the memory of low-latency calls (``get_local_buffer_tensor``), that is zeroed first."""
         self._alive().low_latency_clean()
-
-    def low_latency_stats(self) -> LowLatencyStats:
-        """How long low-latency calls of this rank have waited for each rank, in microseconds. Not collective, and not
-        part of upstream's interface. The host waits for the current stream.
-
-        The first call switches the statistics on and returns zeros; until then they cost nothing. From then on each
-        call enqueues a small kernel more. CUDA graphs count if they were recorded after it.
-        """
-        dispatch, combine = self._alive().low_latency_stats()
-        return LowLatencyStats(WaitTimes(*dispatch), WaitTimes(*combine))
 
     # Ranks that died. Sends go to ranks that are not masked, and only those are waited for. Whom a call masks, all ranks
     # that go on mask; what a program masks or unmasks concerns its own rank alone.

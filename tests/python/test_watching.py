@@ -37,7 +37,6 @@ def test_numbers(group):
     assert mine["calls"] == {**dict.fromkeys(KINDS, 0), "dispatch": 2, "combine": 1}
     assert mine["bytes"] == {**dict.fromkeys(KINDS, 0), "dispatch": 2 * tokens, "combine": tokens}
     assert set(mine) == {"rank", "ranks", "nodes", "lost_ranks", "handlers", "calls", "bytes"}
-    assert deep_ep.metrics(waits=True)["buffers"][-1]["waits_us"] == {"dispatch": [], "combine": []}
 
     elastic = ElasticBuffer(group, num_max_tokens_per_rank=8, hidden=64, num_topk=3, explicitly_destroy=True)
     rows, _, _, handle, _ = elastic.dispatch(case.x[rank], case.topk_idx[rank], num_experts=case.num_experts)
@@ -49,19 +48,14 @@ def test_numbers(group):
     low_latency = make_buffer(group)
     case = ll_case([M, M])
     outputs = outputs_of(case)
-    deep_ep.metrics(waits=True)
     handle = dispatch(low_latency, case)[2]
     out = torch.empty_like(case.x[rank])
     combine(low_latency, case, outputs[rank], handle, out=out)
     combine(low_latency, case, outputs[rank], handle)
-    last = deep_ep.metrics(waits=True)["buffers"][-1]
+    last = deep_ep.metrics()["buffers"][-1]
     assert last["calls"] == {**dict.fromkeys(KINDS, 0), "low_latency_dispatch": 1, "low_latency_combine": 2}
     tokens = case.x[rank].numel() * 2
     assert last["bytes"] == {**dict.fromkeys(KINDS, 0), "low_latency_dispatch": tokens, "low_latency_combine": 2 * tokens}
-    stats = low_latency.low_latency_stats()
-    for kind, times in (("dispatch", stats.dispatch), ("combine", stats.combine)):
-        assert last["waits_us"][kind] == pytest.approx(times.total_us, rel=0.05)  # the clock is measured anew each time
-    assert stats.dispatch.calls == [1, 1]
 
     for each in (buffer, elastic):
         each.destroy()

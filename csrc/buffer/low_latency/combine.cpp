@@ -213,7 +213,6 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
     scope.hand_out(result.combined_x);
   }
   plan.params.combined_x = result.combined_x.as<std::byte>();
-  if (waits_) waits_->measure(plan);
   const auto keep = [&] { return std::tuple(result.combined_x, arguments.handle->row_table, arguments.owner); };
   result.event = launch(LowLatencyKind::combine, plan, scope, call.stream, keep, result.hook);
   return result;

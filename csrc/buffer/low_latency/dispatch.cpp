@@ -21,13 +21,14 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   const int ranks = params.common.num_ranks;
   const int experts = params.num_local_experts * ranks;
   const int posters = poster_blocks(setup, warps);
-  const int most = most_working_blocks(config, setup, posters);
+  const int least = sends(phase) ? 2 : 1;  // one sends counts, the others rows
+  const int most = most_working_blocks(config, setup, posters, least);
   const std::int64_t to_send =
       sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the block that sends counts
   // Few rows are best spread over many SMs.
   const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
   LowLatencyPart part{.phase = phase};
-  part.working_blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most));
+  part.working_blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), least, most));
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, experts,
                                                    sends(phase) ? params.row(by_rails).stage_bytes() : 0,
@@ -223,7 +224,6 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   params.src_info = kept[0].as<std::int32_t>();
   params.layout_range = kept[1].as<std::int64_t>();
   params.row_table = kept[2].as<std::int32_t>();
-  if (waits_) waits_->measure(plan);
   for (const Tensor* tensor : {&made[0], &count, &kept[0]}) scope.hand_out(*tensor);
 
   const auto keep = [&] { return std::tuple(made, arguments.owner); };

@@ -82,17 +82,6 @@ TensorView LowLatency::memory() {
                                 {static_cast<std::int64_t>(window.bytes_of_calls())}, runtime_.device());
 }
 
-LowLatencyStats LowLatency::stats(StreamHandle stream) {
-  look_after_earlier_calls();
-  runtime_.executor()->make_current();
-  if (runtime_.executor()->is_capturing(stream)) {
-    throw InvalidArgument(
-        "low_latency_stats: the stream is being recorded into a CUDA graph, and the host waits for it");
-  }
-  if (!waits_) waits_.emplace(runtime_, setup_);
-  return waits_->read(stream);
-}
-
 LowLatency& LowLatency::masking(const char* call) {
   if (!masks()) fail<InvalidArgument>("{}: the buffer was made without low_latency.masking", call);
   return *this;

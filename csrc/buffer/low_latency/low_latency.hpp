@@ -12,7 +12,6 @@
 
 #include "csrc/buffer/low_latency/hook_queue.hpp"
 #include "csrc/buffer/low_latency/plan.hpp"
-#include "csrc/buffer/low_latency/wait_stats.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "csrc/support/format.hpp"
@@ -47,9 +46,6 @@ class LowLatency {
   void clear_mask(StreamHandle stream);
   /// Logs which ranks are masked, and which queue pairs have failed, since the last look.
   void log_masks();
-
-  /// Of waits; the first call begins them.
-  LowLatencyStats stats(StreamHandle stream);
 
   // Collective, with masks.
   void resume();
@@ -101,7 +97,6 @@ class LowLatency {
   std::shared_ptr<LowLatencyTold> told_;
   std::shared_ptr<std::byte*> heaps_;
   LowLatencySetup setup_;
-  std::optional<WaitStats> waits_;     ///< calls are measured once the program has asked for statistics
   bool shown_ = false;                 ///< has the program been given `memory`?
   std::size_t logged_ = 0;             ///< verdicts
   std::vector<bool> failures_logged_;  ///< [num_ranks], with masking
@@ -119,24 +114,19 @@ inline void check_end(bool return_recv_hook, const CallOptions& call) {
   throw InvalidArgument("return_recv_hook and async_finish are both true, allowed: at most one of them");
 }
 
-inline void take_part(const LowLatencyPart& part, LowLatencyDispatchParams& params) {
+template <class Params>
+void take_part(const LowLatencyPart& part, Params& params) {
   params.phase = part.phase;
   params.common.working_blocks = part.working_blocks;
+  if constexpr (requires { params.signals; }) params.signals.rows_of_group = part.rows_of_group;
 }
 
-inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& params) {
-  params.phase = part.phase;
-  params.common.working_blocks = part.working_blocks;
-  params.signals.rows_of_group = part.rows_of_group;
-}
-
-/// Enqueues the part that receives, with what measures it.
+/// Enqueues the part that receives.
 template <class Params>
 void enqueue_receive(const KernelTable& kernels, const LowLatencyPlan<Params>& plan, StreamHandle stream) {
   Params params = plan.params;
   take_part(*plan.receive, params);
   (kernels.*plan.kernel)(params, plan.receive->shape, stream);
-  if (plan.waits) enqueue_waits(kernels, *plan.waits, stream);
 }
 
 template <class Params, class Keep>
@@ -145,10 +135,7 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
   take_part(plan.first, plan.params);
   const KernelTable& kernels = runtime_.executor()->kernels();
   (kernels.*plan.kernel)(plan.params, plan.first.shape, scope.stream());
-  if (!plan.receive) {
-    if (plan.waits) enqueue_waits(kernels, *plan.waits, scope.stream());
-    return scope.finish();
-  }
+  if (!plan.receive) return scope.finish();
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
   // again, but the part must not.
   hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), plan = LowLatencyPlan<Params>(plan),

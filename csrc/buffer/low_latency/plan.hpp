@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -45,8 +44,7 @@ struct LowLatencyPlan {
   Params params{};  ///< all but the part's, and memory that the call is given
   Launcher<Params> KernelTable::*kernel = nullptr;
   LowLatencyPart first;
-  std::optional<LowLatencyPart> receive;               ///< a hook enqueues it
-  std::shared_ptr<const LowLatencyWaitsParams> waits;  ///< what measures the call, behind its receive part
+  std::optional<LowLatencyPart> receive;  ///< a hook enqueues it
 };
 
 using LowLatencyDispatchPlan = LowLatencyPlan<LowLatencyDispatchParams>;
@@ -97,11 +95,11 @@ inline int poster_blocks(const LowLatencySetup& setup, int warps) {
 /// other.
 void check_resident(int others, const LowLatencySetup& setup);
 
-/// Blocks for everything else: no more in all than there are SMs, or than the caller allows.
-inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int others) {
-  check_resident(others, setup);
+/// Blocks for everything else: no more in all than there are SMs, or than the caller allows, but `least`.
+inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int others, int least = 1) {
+  check_resident(others + least - 1, setup);
   const int all = setup.policy.multiprocessors;
-  return std::max(1, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - others);
+  return std::max(least, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - others);
 }
 
 /// Of a block. `most_threads`: as many as have registers enough.
@@ -118,8 +116,6 @@ void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_by
 /// bytes.
 int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
                  const LowLatencySetup& setup);
-
-void enqueue_waits(const KernelTable& kernels, const LowLatencyWaitsParams& params, StreamHandle stream);
 
 /// The plan's parts, each as `plan_part(phase)` says.
 template <class Plan, class PlanPart>

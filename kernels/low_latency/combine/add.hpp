@@ -43,7 +43,7 @@ struct UnreducedCall : CombineCall<false> {
   }
   /// Has `peer` announced selections? Then it takes this call for one in one launch.
   DEEP_EP_DEVICE bool has_announced_cells(int peer) const {
-    return Selection::epoch_in(load_cell(selections(peer, 0))) == epoch;
+    return Selection::epoch_in(load_cell(selections(peer))) == epoch;
   }
 
  private:
@@ -115,7 +115,7 @@ struct CombineTerms {
 /// own node, and that rank gets the sum.
 struct CombineTask {
   int owner;
-  int num_tokens;  ///< negative: the call is over
+  int num_tokens;  ///< at most
   bool relays;
 };
 
@@ -128,6 +128,7 @@ struct CombineAdder {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
   Call call;
+  std::uint32_t meaning;     ///< see meaning_of(); without hooks
   int member, members;       ///< this warp, of those that share a token
   LoadedSelection loaded{};  ///< unreduced: the lane's of one token, loaded before the call was known
   int loaded_token = -1;
@@ -141,7 +142,8 @@ struct CombineAdder {
       if constexpr (kRdma) {
         if (turn != call.num_nodes()) {
           const int owner = call.rail((call.own_node() + turn) % call.num_nodes());
-          task = {owner, FarSelections{params, call.far_selections(owner)}.await_count(call, owner), true};
+          if (!call.await_announced(owner)) return;
+          task = {owner, params.max_tokens, true};
         }
       }
       if (!add_tokens(task, first, step)) return;
@@ -161,7 +163,7 @@ struct CombineAdder {
       }
       if (!add_lines(task, token, terms)) return false;
     }
-    return task.num_tokens >= 0;
+    return true;
   }
 
   /// Waits for the rows whose tags cannot be trusted. False if one does not come.
@@ -183,7 +185,7 @@ struct CombineAdder {
     if (lane >= params.num_topk) return -1;
     if constexpr (kRdma) {
       if (task.relays) {
-        const int rank = FarSelections{params, call.far_selections(task.owner)}.rank_of_selection(token, lane);
+        const int rank = announced_rank(params, call, meaning, task.owner, token, lane);
         return rank >= 0 && call.in_own_node(rank) ? rank : -1;
       }
     }

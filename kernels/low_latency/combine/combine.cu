@@ -52,8 +52,8 @@ struct Announcer {
         if (masked(common, peer) || call.is_far(peer)) continue;
         if (!call.has_room(is_first ? acknowledged : call.load_acknowledged(peer)) && !call.await_room(peer)) continue;
         const LoadedSelection loaded = is_first ? first : selections.load(token, k);
-        Cell* const to = common.window.selections(call.epoch, common.rank, token).in(common.heaps[peer]) + k;
-        store_cell(to, selections.packed(loaded).packed(meaning), Selection::stamp(call.epoch, meaning));
+        Cell* const to = common.window.selections(call.epoch, common.rank).in(common.heaps[peer]);
+        selections.announce(to, token, k, loaded, call.epoch, meaning);
       }
     }
   }
@@ -106,9 +106,10 @@ struct CombinePusher {
   /// call is over.
   DEEP_EP_DEVICE bool await_choice(const Call& call, const CombineRow& row, CombineChoice& choice) const {
     count_wait(row.source, -1);
+    const int selection = row.token * params.num_topk + lane_index();
     const bool there =
         wait_until<WholeWarp>(call.policy(), {row.source, Wanted::low_latency_combine_selection, call.epoch},
-                              [&](const Poll&) { return choose(call, row, choice); });
+                              [&](const Poll&) { return choose(call, row, selection, choice); });
     count_wait(row.source, 1);
     return there;
   }
@@ -119,9 +120,12 @@ struct CombinePusher {
   }
 
   /// Finds the rows that the owner's selections mean. False: it has not said yet, or the call is over.
-  DEEP_EP_DEVICE bool choose(const Call& call, const CombineRow& row, CombineChoice& choice) const {
+  DEEP_EP_DEVICE bool choose(const Call& call, const CombineRow& row, int selection, CombineChoice& choice) const {
     Selection now{-1, 0.0f};
-    if (!warp::all(lane_index() >= params.num_topk || load_selection(call, row, now))) return false;
+    const bool there = lane_index() >= params.num_topk ||
+                       (call.has_begun(row.source) &&
+                        load_announced(call, meaning, row.source, call.selections(row.source) + selection, now));
+    if (!warp::all(there)) return false;
     const int first_expert = params.common.rank * params.num_local_experts;
     const int expert = now.expert - first_expert;  // local
     const bool here = now.expert >= first_expert && expert < params.num_local_experts;
@@ -134,24 +138,6 @@ struct CombinePusher {
     }
     if (warp::any(other)) return false;
     choice = {warp::ballot(here), now.weight};
-    return true;
-  }
-
-  /// The lane's selection, if it is there.
-  DEEP_EP_DEVICE bool load_selection(const Call& call, const CombineRow& row, Selection& now) const {
-    if (!call.is_far(row.source)) {
-      const Cell cell = load_cell(call.selections(row.source, row.token) + lane_index());
-      now = Selection::unpack(cell.payload);
-      if (Selection::epoch_in(cell) < call.epoch) return false;
-      const std::uint32_t theirs = Selection::meaning_in(cell);
-      if (theirs == meaning) return true;
-      refuse_call(params.common, row.source, 0, meaning, theirs);
-      return false;
-    }
-    if (!call.has_announced(row.source)) return false;
-    const FarSelections announced{params, call.far_selections(row.source)};
-    if (row.index == 0 && lane_index() == 0) announced.check_call(row.source);
-    now = announced.selection(row.token, lane_index());
     return true;
   }
 
@@ -217,7 +203,7 @@ struct CombinePusher {
       }
       piece += kTogether;
     } while (piece < pieces);
-    if (call.is_far(row.source) && !call.uses_rails()) call.hand_over(row.source, row.index, warp, rows != 0);
+    if (call.is_far(row.source) && !call.uses_rails()) call.hand_over(row.source, row.index, warp);
     return true;
   }
 
@@ -238,6 +224,7 @@ struct CombinePoster {
   const LowLatencyCombineParams& params;
   const Call& call;
   CallPoster<Call>& poster;
+  const std::uint32_t& meaning;  ///< see meaning_of()
 
   /// By one warp: posts all that the peer gets from this rank by one lane in one call.
   DEEP_EP_DEVICE void post_all() const {
@@ -248,7 +235,7 @@ struct CombinePoster {
   }
 
   /// Where this block of posters gathers the selections of this rank.
-  DEEP_EP_DEVICE static Place<std::uint64_t> staged_selections(const Call& call) {
+  DEEP_EP_DEVICE static Place<Cell> staged_selections(const Call& call) {
     return call.common.staging.selections(call.epoch, block_index() - call.common.working_blocks);
   }
 
@@ -257,8 +244,9 @@ struct CombinePoster {
   DEEP_EP_DEVICE int peer() const { return poster.peer(); }
 
   DEEP_EP_DEVICE bool post_selections() const {
-    const Place<std::uint64_t> to{common().window.selections(call.epoch, common().rank, 0).offset};
-    if (!poster.put(to, staged_selections(call), FarSelections::bytes(params), lane_index() == 0)) return false;
+    const std::uint32_t bytes = static_cast<std::uint32_t>(params.num_tokens * params.num_topk) * sizeof(Cell);
+    const Place<Cell> to = common().window.selections(call.epoch, common().rank);
+    if (!poster.put(to, staged_selections(call), bytes, lane_index() == 0 && bytes != 0)) return false;
     if (!poster.progress(0)) return false;
     poster.flush();
     return true;
@@ -278,13 +266,12 @@ struct CombinePoster {
 
   /// By rails: the sums of this node for the peer's tokens, each added up by the warps of a block.
   DEEP_EP_DEVICE bool post_sums() const {
-    const FarSelections announced{params, call.far_selections(peer())};
-    const int count = announced.await_count(call, peer());
-    for (int begin = 0; begin < count; begin += kWarpSize) {
+    if (!call.await_announced(peer())) return false;
+    for (int begin = 0; begin < params.max_tokens; begin += kWarpSize) {
       const int token = begin + lane_index();
       bool mine = false;
-      for (int k = 0; token < count && k < params.num_topk; ++k) {
-        const int rank = announced.rank_of_selection(token, k);
+      for (int k = 0; token < params.max_tokens && k < params.num_topk; ++k) {
+        const int rank = announced_rank(params, call, meaning, peer(), token, k);
         mine = mine || (rank >= 0 && call.in_own_node(rank));
       }
       if (!post_batch(mine && poster.takes(token), token, token, block_warps())) return false;
@@ -299,52 +286,38 @@ struct CombinePoster {
     const Place<std::byte> from = call.staged_row(peer(), row);
     const Place<std::byte> to = common().window.row(Call::kCall, call.epoch, common().rank, token, call.row_bytes);
     return poster.post_rows(
-        mine, token + 1, [&] { return state_of(call.staged_flag(peer(), row, 0), warps); },
+        mine, token + 1, [&] { return is_staged(call.staged_flag(peer(), row, 0), warps); },
         [&](bool posts) { return poster.put(to, from, call.row_bytes, posts); });
   }
 
-  /// All `warps` that share a row come to the same result, though not at the same time.
-  DEEP_EP_DEVICE StagedRow state_of(const std::uint64_t* ready, int warps) const {
-    const std::uint64_t no_row = LowLatencyStaging::no_row_flag(call.epoch);
-    bool there = true;
-    bool nothing = false;
+  /// Are all `warps` that share a row done with it?
+  DEEP_EP_DEVICE bool is_staged(const std::uint64_t* ready, int warps) const {
     for (int warp = 0; warp < warps; ++warp) {
-      const std::uint64_t seen = load_relaxed<Scope::gpu>(ready + warp);
-      nothing = nothing || seen == no_row;
-      there = there && (seen == call.epoch || seen == no_row);
+      if (load_relaxed<Scope::gpu>(ready + warp) != call.epoch) return false;
     }
-    if (!there) return StagedRow::awaited;
     fence<Scope::gpu>();  // acquires what all of them released
-    return nothing ? StagedRow::nothing : StagedRow::staged;
+    return true;
   }
 };
 
-/// By whole blocks that post.
+/// By whole blocks that post: the selections, once for all ranks of this block; then each warp serves one rank, or one
+/// lane to it.
 template <class Call>
-DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const CombineShared& shared) {
-  const LowLatencyParams& common = params.common;
-
-  // 1. Which call is this? The selections, once for all ranks of this block.
-  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  if (thread_index() == 0) shared.words->epochs = counters.epochs();
-  block::sync();
-  const LowLatencyEpochs epochs = shared.words->epochs;
-  if (thread_index() == 0) counters.arrive(epochs, params.phase);
-  const Call call(common, epochs.send, params.row_bytes);
+DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Call& call, std::uint64_t received,
+                                 const CombineShared& shared) {
+  const std::uint32_t meaning = shared.words->meaning;
   if (sends(params.phase) && call.posts_first_lanes()) {
+    Cell* const staged = CombinePoster<Call>::staged_selections(call).in(params.common.local);
     const Selections selections{params};
-    std::uint64_t* staged = CombinePoster<Call>::staged_selections(call).in(common.local);
-    if (thread_index() == 0) staged[0] = FarSelections::head(params);
-    for (int i = thread_index(); i < params.num_tokens * params.num_topk; i += block_threads()) {
-      staged[1 + i] = selections.packed(selections.load(i / params.num_topk, i % params.num_topk)).packed(0);
-    }
+    block::each(params.num_tokens * params.num_topk, [&](int i) {
+      const int token = i / params.num_topk, k = i % params.num_topk;
+      selections.announce(staged, token, k, selections.load(token, k), call.epoch, meaning);
+    });
   }
   block::sync();
-
-  // 2. Each warp serves one rank, or one lane to it.
-  serve_lane(call, epochs.receive - 1, sends(params.phase), common.mask != nullptr, shared.posters,
+  serve_lane(call, received, sends(params.phase), params.common.mask != nullptr, shared.posters,
              [&](CallPoster<Call>& poster) {
-               CombinePoster<Call>{params, call, poster}.post_all();
+               CombinePoster<Call>{params, call, poster, meaning}.post_all();
              });
 }
 
@@ -374,17 +347,15 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int warp = warp_index();
   const int groups = sends(params.phase) ? block_warps() / params.warps_per_row : 0;
   const int group = warp / params.warps_per_row;
-  const bool pushes = group < groups;
   const CombineShared shared(Carver(memory), 0);
   const Call no_call(common, 0, params.row_bytes);
-  if constexpr (kRdma) {
-    if (no_call.is_poster()) return post_combine<Call>(params, shared);
-  }
+  const bool posts = no_call.is_poster();
+  const bool pushes = group < groups && !posts;
 
   // 1. Loads under way.
   CombinePusher<Call> pusher{params, wire, {params, group, groups}, warp % params.warps_per_row, shared.words->meaning};
   if (pushes) pusher.received.load_first();
-  const Announcer announcer(params, no_call, sends(params.phase));
+  const Announcer announcer(params, no_call, sends(params.phase) && !posts);
 
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
   // done with, and moves the counters on.
@@ -396,6 +367,9 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
     if (lane_index() == 0) common.counters(LowLatencyKind::combine).arrive(epochs, params.phase);
     warp::sync();
   }
+  if constexpr (kRdma) {
+    if (posts) return post_combine(params, sending, epochs.receive - 1, shared);
+  }
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
   announcer.announce(sending, shared.words->meaning);
@@ -404,7 +378,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  const CombineAdder<kRdma> adder{params, wire, Call(common, epochs.receive, params.row_bytes), warp, block_warps()};
+  const Call receiving(common, epochs.receive, params.row_bytes);
+  const CombineAdder<kRdma> adder{params, wire, receiving, shared.words->meaning, warp, block_warps()};
   receive_with_masks(common, LowLatencyKind::combine, shared.words->masks,
                      [&](bool again) { adder.add_all(again ? 0 : block_index(), again ? 1 : common.working_blocks); });
 }

@@ -109,45 +109,37 @@ struct Selections {
   DEEP_EP_DEVICE Selection packed(const LoadedSelection& loaded) const {
     return {expert_of(loaded.index, params.num_experts()), loaded.weight};
   }
+  /// Puts it into its place among the `cells` of all.
+  DEEP_EP_DEVICE void announce(Cell* cells, int token, int k, const LoadedSelection& loaded, std::uint64_t epoch,
+                               std::uint32_t meaning) const {
+    store_cell(cells + token * params.num_topk + k, packed(loaded).packed(meaning), Selection::stamp(epoch, meaning));
+  }
   /// The rank that selection `k` of this rank's token names, negative for none.
   DEEP_EP_DEVICE int rank_of_selection(int token, int k) const {
     return params.rank_of(packed({params.topk_idx.load(std::int64_t{token} * params.num_topk + k), 0}).expert);
   }
 };
 
-/// Selections as they travel by RDMA: 64-bit words, first one for the call, then [token][k] as in cells.
-struct FarSelections {
-  const LowLatencyCombineParams& params;
-  const std::uint64_t* words;  ///< of a far owner, once it has announced them
-
-  DEEP_EP_DEVICE static std::uint64_t head(const LowLatencyCombineParams& params) {
-    return std::uint64_t{meaning_of(params)} << 32 | static_cast<std::uint32_t>(params.num_tokens);
-  }
-  DEEP_EP_DEVICE static std::uint32_t bytes(const LowLatencyCombineParams& params) {
-    return (1 + static_cast<std::uint32_t>(params.num_tokens * params.num_topk)) * sizeof(std::uint64_t);
-  }
-
-  DEEP_EP_DEVICE Selection selection(int token, int k) const {
-    return Selection::unpack(load_weak(words + 1 + token * params.num_topk + k));
-  }
-  /// The rank that selection `k` of `token` names, negative for none.
-  DEEP_EP_DEVICE int rank_of_selection(int token, int k) const { return params.rank_of(selection(token, k).expert); }
-  /// Does the owner mean the same call? Ends it otherwise.
-  DEEP_EP_DEVICE void check_call(int owner) const {
-    const std::uint64_t theirs = load_weak(words) >> 32;
-    const std::uint32_t ours = meaning_of(params);
-    if (theirs != ours) refuse_call(params.common, owner, 0, ours, theirs);
-  }
-  /// By a whole warp: waits for the owner's selections. Of how many tokens; negative: the call is over.
-  template <class Call>
-  DEEP_EP_DEVICE int await_count(const Call& call, int owner) const {
-    constexpr Wanted kWanted = Wanted::low_latency_combine_selection;
-    if (!warp::agree(lane_index() != 0 || call.await_progress(owner, 0, kWanted))) return -1;
-    if (lane_index() == 0) check_call(owner);
-    const auto count = static_cast<std::uint32_t>(load_weak(words));
-    return warp::all(count <= static_cast<std::uint32_t>(params.max_tokens)) ? static_cast<int>(count) : -1;
-  }
-};
+/// One of the owner's selections as it has announced it. False: not yet; or there is no such token; or the owner means
+/// another call than ours, of this `meaning`, which ends it.
+template <class Call>
+DEEP_EP_DEVICE bool load_announced(const Call& call, std::uint32_t meaning, int owner, const Cell* selection,
+                                   Selection& announced) {
+  const Cell cell = load_cell(selection);
+  announced = Selection::unpack(cell.payload);
+  if (Selection::epoch_in(cell) < call.epoch) return false;
+  const std::uint32_t theirs = Selection::meaning_in(cell);
+  if (theirs != meaning) refuse_call(call.common, owner, 0, meaning, theirs);
+  return theirs == meaning;
+}
+/// The rank that selection `k` of a token names, once the owner has announced all; negative: none.
+template <class Call>
+DEEP_EP_DEVICE int announced_rank(const LowLatencyCombineParams& params, const Call& call, std::uint32_t meaning,
+                                  int owner, int token, int k) {
+  Selection announced;
+  const Cell* const selection = call.selections(owner) + token * params.num_topk + k;
+  return load_announced(call, meaning, owner, selection, announced) ? params.rank_of(announced.expert) : -1;
+}
 
 /// The most rows that fall to each of `groups` groups of a grid.
 DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {

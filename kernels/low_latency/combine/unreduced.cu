@@ -228,7 +228,7 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   } else {
     if (block_index() == grid_blocks() - 1 && warp == 0) UnreducedSurvey{params, call}.await_all_sent();
     const int member = (block_index() & by_two) * block_warps() + warp;
-    const Adder adder{params, wire, call, member, block_warps() << by_two, loaded, first};
+    const Adder adder{params, wire, call, 0, member, block_warps() << by_two, loaded, first};
     adder.add_all(first, common.working_blocks >> by_two);
   }
 

@@ -152,10 +152,7 @@ struct DispatchPoster {
       const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
       const bool on = poster.post_rows(
           mine && poster.takes(slot), slot + 1,
-          [&] {
-            const bool there = load_acquire<Scope::gpu>(call.staged_flag(mine ? token : 0)) >= call.epoch;
-            return there ? StagedRow::staged : StagedRow::awaited;
-          },
+          [&] { return load_acquire<Scope::gpu>(call.staged_flag(mine ? token : 0)) >= call.epoch; },
           [&](bool posts) { return poster.put(place_of(slot), call.staged_row(token), call.row_bytes, posts); });
       if (!on) return;
       slots += count_bits(all);
@@ -163,34 +160,6 @@ struct DispatchPoster {
     poster.tell_rest();
   }
 };
-
-/// By whole blocks that post.
-DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
-  const LowLatencyDispatchParams& params = sender.params;
-  const LowLatencyParams& common = params.common;
-  const DispatchShared& shared = sender.shared;
-  const Topology<true> ranks{common};
-  const bool sending = sends(params.phase);
-
-  // 1. Which call is this? What goes where?
-  if (sending) sender.load_counts();
-  if (sending) sender.clear_counts();
-  for (int node = thread_index(); node < ranks.num_nodes(); node += block_threads()) shared.relayed[node] = 0;
-  LowLatencyCounters& counters = common.counters(LowLatencyKind::dispatch);
-  if (thread_index() == 0) shared.words->epochs = counters.epochs();
-  block::sync();
-  const LowLatencyEpochs epochs = shared.words->epochs;
-  if (thread_index() == 0) counters.arrive(epochs, params.phase);
-  if (sending) sender.count_all();
-  if (sending && ranks.uses_rails()) sender.routing.count_groups(common.rail_width, shared.relayed);
-  block::sync();
-
-  // 2. Each warp serves one rank, or one lane to it.
-  const DispatchCall<true> call = sender.call();
-  serve_lane(call, epochs.receive - 1, sending, false, shared.posters, [&](CallPoster<DispatchCall<true>>& poster) {
-    DispatchPoster{sender, params, call, poster, call.receivers(poster.peer())}.post_all();
-  });
-}
 
 constexpr LowLatencyKind kDispatch = LowLatencyKind::dispatch;
 
@@ -208,6 +177,26 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
     shared.heaps[rank] = common.heaps[rank];
     shared.left_out[rank] = masked(common, rank) ? 1 : 0;
     if (sends(params.phase)) shared.acknowledged[rank] = call.load_acknowledged(rank);
+  });
+}
+
+/// By whole blocks that post: each warp serves one rank, or one lane to it.
+DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
+  const LowLatencyDispatchParams& params = sender.params;
+  const DispatchShared& shared = sender.shared;
+  LowLatencyCounters& counters = params.common.counters(kDispatch);
+  const bool sending = sends(params.phase);
+  if (sending) sender.load_counts();
+  if (sending) sender.clear_counts();
+  prepare(params, shared, counters);
+  block::sync();
+  const LowLatencyEpochs epochs = shared.words->epochs;
+  if (thread_index() == 0) counters.arrive(epochs, params.phase);
+  if (sending) sender.count_all();
+  block::sync();
+  const DispatchCall<true> call = sender.call();
+  serve_lane(call, epochs.receive - 1, sending, false, shared.posters, [&](CallPoster<DispatchCall<true>>& poster) {
+    DispatchPoster{sender, params, call, poster, call.receivers(poster.peer())}.post_all();
   });
 }
 
@@ -241,7 +230,6 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
                               0);
   const bool tells = block_index() == 0;  // how many rows go where
-  const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
   DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {},
                                -1,     -1,     1.0f};
   if constexpr (kRdma) {
@@ -250,9 +238,8 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
 
   // 1. Loads under way, and which call this is.
   LowLatencyCounters& counters = common.counters(kDispatch);
-  const int first = common.working_blocks > 1 ? block_index() - 1 : 0;
   if (sending && tells) sender.load_counts();
-  if (sending && !tells) sender.load(first, 0);
+  if (sending && !tells) sender.load(block_index() - 1, 0);
   if (sending) sender.clear_counts();
   // This warp acknowledges the call before, by relaxed stores behind this fence, which orders them after all that
   // earlier kernels have read. A release at the place of the stores would hold up the counts, by up to 1.1 us.
@@ -277,13 +264,9 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (sending && tells) {
     sender.send_counts();
     block::sync();
-    if (first == 0) {  // alone
-      sender.load(first, 0);
-      sender.clear_counts();
-      block::sync();
-    }
+  } else if (sending) {
+    sender.send_tokens(common.working_blocks - 1);
   }
-  if (sending && first >= 0) sender.send_tokens(senders);
   const auto arrive = [&] {
     if (thread_index() == block_threads() - 1) counters.arrive(words.epochs, params.phase);
   };

@@ -102,9 +102,8 @@ struct Routing {
   }
 
   /// By whole blocks, which sync after it: counts the selections of the tokens from `begin` to before `end`. `first` is
-  /// what load(begin, end) returned. Returns one of the lane's selections that names an expert that does not exist,
-  /// counted over all tokens, or -1.
-  DEEP_EP_DEVICE void count(int begin, int end, std::int64_t first) const {
+  /// what load(begin, end) returned. `nodes`, by rails: counts the tokens that go to each node.
+  DEEP_EP_DEVICE void count(int begin, int end, std::int64_t first, std::uint32_t* nodes = nullptr) const {
     const int step = tokens_of_warp() * block_warps();
 #pragma unroll 1
     for (; begin < end; begin += step) {
@@ -113,17 +112,11 @@ struct Routing {
       const int rank = params.rank_of(expert);
       if (is_first(rank)) add_relaxed<Scope::block>(rows + rank, 1);
       if (expert >= 0) add_relaxed<Scope::block>(entries + expert, 1);
+      if (nodes != nullptr) {
+        const int node = rank < 0 ? -1 : rank / params.common.rail_width;
+        if (is_first(node)) add_relaxed<Scope::block>(nodes + node, 1);
+      }
       first = next;
-    }
-  }
-
-  /// Counts the tokens that go to each group of `width` ranks, in the same manner.
-  DEEP_EP_DEVICE void count_groups(int width, std::uint32_t* groups) const {
-#pragma unroll 1
-    for (int begin = 0; begin < params.num_tokens; begin += tokens_of_warp() * block_warps()) {
-      const int expert = expert_of(load(begin, params.num_tokens));
-      const int group = expert < 0 ? -1 : expert / (width * params.num_local_experts);
-      if (is_first(group)) add_relaxed<Scope::block>(groups + group, 1);
     }
   }
 
@@ -292,10 +285,13 @@ struct DispatchSender {
   /// By whole blocks, which sync after it.
   DEEP_EP_DEVICE void clear_counts() const {
     block::each(params.common.num_ranks + params.num_experts(), [&](int i) { routing.rows[i] = 0; });  // and entries
+    if (kRdma) block::each(call().num_nodes(), [&](int node) { shared.relayed[node] = 0; });
   }
 
   /// By whole blocks that send counts: counts all tokens, the first of which are loaded. The block syncs after it.
-  DEEP_EP_DEVICE void count_all() const { routing.count(0, params.num_tokens, other); }
+  DEEP_EP_DEVICE void count_all() const {
+    routing.count(0, params.num_tokens, other, call().uses_rails() ? shared.relayed : nullptr);
+  }
 
   /// Nearly always there was room before the block began.
   DEEP_EP_DEVICE bool had_room(int rank) const { return call().has_room(shared.acknowledged[rank]); }

@@ -13,10 +13,11 @@ namespace {
 
 constexpr int kMostWindowTokens = 8192;
 
-ControlWindow control_window(int num_ranks, const BufferOptions& options, std::size_t window_bytes) {
+ControlWindow control_window(int num_ranks, int width, const BufferOptions& options, std::size_t window_bytes) {
   constexpr std::size_t kSmallestRow = 128;
   const std::size_t rows = window_bytes / (kSmallestRow * static_cast<std::size_t>(num_ranks));
-  return {num_ranks, options.max_local_experts, static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens))};
+  return {num_ranks, width, options.max_local_experts,
+          static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens))};
 }
 
 const char* why_no_rails(const BufferOptions& options, const NodeMembership& nodes, bool one_node) {
@@ -31,14 +32,14 @@ const char* why_no_rails(const BufferOptions& options, const NodeMembership& nod
 }  // namespace
 
 std::size_t HeapLayout::most_signal_bytes(int num_ranks, int max_local_experts) {
-  return ControlWindow(num_ranks, max_local_experts, kMostWindowTokens).bytes();
+  return ControlWindow(num_ranks, num_ranks, max_local_experts, kMostWindowTokens).bytes();
 }
 
-HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks) {
+HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks, int width) {
   HeapLayout layout;
   const std::size_t window =
       options.window_bytes != 0 ? options.window_bytes : defaults::window_bytes(options.heap_bytes);
-  layout.control = control_window(num_ranks, options, window);
+  layout.control = control_window(num_ranks, width, options, window);
   if (options.heap_bytes < window || options.heap_bytes - window < layout.control.bytes()) {
     fail<OutOfMemory>("heap_bytes is {}, but the signals of {} ranks take {} and the window {}: at least {} are needed",
                       options.heap_bytes, num_ranks, format_bytes(layout.control.bytes()), format_bytes(window),
@@ -117,9 +118,9 @@ BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& 
   const int num_ranks = static_cast<int>(nodes.node.size());
   BufferPlan plan;
   HeapLayout& layout = plan.layout;
-  layout = HeapLayout::make(options, num_ranks);
-  plan.reach = LowLatencyReach::find(options, nodes);
   plan.grid = {nodes.rank, num_ranks, nodes.ranks_of_each_node()};
+  layout = HeapLayout::make(options, num_ranks, plan.grid.width == 0 ? num_ranks : int{plan.grid.width});
+  plan.reach = LowLatencyReach::find(options, nodes);
   if (options.internode.lanes != 0) plan.internode_lanes = options.internode.lanes;
   // Memory from which NICs fetch rows, and, with rails, rows for relays to forward.
   if (!plan.reach.far.empty()) {

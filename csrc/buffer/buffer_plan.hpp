@@ -30,8 +30,9 @@ struct HeapLayout {
   std::size_t window_bytes = 0;
   std::size_t asked_bytes = 0;  ///< heap_bytes of the options, and what low_latency.bytes takes
 
-  /// Without staging. OutOfMemory and InvalidArgument where the options leave too little room.
-  static HeapLayout make(const BufferOptions& options, int num_ranks);
+  /// For nodes of `width` ranks, without staging. OutOfMemory and InvalidArgument where the options leave too little
+  /// room.
+  static HeapLayout make(const BufferOptions& options, int num_ranks, int width);
   /// The most that signals of normal mode take, whatever the size of the window.
   static std::size_t most_signal_bytes(int num_ranks, int max_local_experts);
 

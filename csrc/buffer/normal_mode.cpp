@@ -5,11 +5,13 @@
 #include <thread>
 
 #include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/interrupt.hpp"
+#include "kernels/normal/combine_push.hpp"
 
 namespace deep_ep {
 namespace {
@@ -61,14 +63,15 @@ std::int64_t row_bytes(const ConstTensorView& rows) {
   return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
 }
 
-void check_combine(const CombineArguments& arguments, const Runtime& runtime) {
+/// `width`: ranks of a node.
+void check_combine(const CombineArguments& arguments, int width, const Runtime& runtime) {
   if (is_missing(arguments.handle)) {
     throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
   }
   const DispatchHandle& handle = *arguments.handle;
   check_ranks(handle, runtime);
   check_tensor("handle.rank_prefix_matrix", handle.rank_prefix_matrix.view(), runtime.device(), {DType::int32},
-               {runtime.num_ranks(), runtime.num_ranks()});
+               {runtime.num_ranks(), width});
   const ConstTensorView& x = arguments.x;
   check_tensor("x", x, runtime.device(), {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
   check_row_bytes("x", x);
@@ -395,7 +398,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
 void NormalMode::notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) const {
   const int ranks = runtime_.num_ranks();
   const int nodes = common_.peers == nullptr ? 0 : common_.grid.nodes();
-  std::vector wanted = {unplaced(runtime_.device(), DType::int32, {ranks, ranks}),
+  std::vector wanted = {unplaced(runtime_.device(), DType::int32, {ranks, common_.grid.width}),
                         unplaced(runtime_.device(), DType::int32, {handle.num_tokens, ranks})};
   if (nodes != 0) {
     wanted.push_back(unplaced(runtime_.device(), DType::int32, {handle.num_tokens, nodes}));
@@ -467,8 +470,34 @@ void NormalMode::add_up(const CombineArguments& arguments, const CombineResult& 
   launch(params, arguments, scope);
 }
 
+void NormalMode::enqueue(DispatchParams& params, int blocks, const CallScope& scope) const {
+  TransferParams& transfer = params.transfer;
+  const std::size_t shared_bytes =
+      plan_stages(transfer.stages, transfer.stage_bytes, transfer.moving_warps(), params.rows.row_bytes,
+                  runtime_.policy().max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
+                    return DispatchShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
+                  });
+  const auto kernel = common_.peers == nullptr ? choices::dispatch : choices::dispatch_and_notify_internode;
+  (runtime_.executor()->kernels().*kernel.launcher)(params, {blocks, transfer.warps() * 32, shared_bytes},
+                                                    scope.stream());
+}
+
+void NormalMode::enqueue(CombineParams& params, int blocks, const CallScope& scope) const {
+  TransferParams& transfer = params.transfer;
+  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
+    return CombineShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
+  };
+  if (transfer.local_warps != 0) {  // warps that add work in registers
+    plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
+                runtime_.policy().max_shared_bytes, shared_bytes);
+  }
+  const auto kernel = common_.peers == nullptr ? choices::combine : choices::combine_and_notify_internode;
+  (runtime_.executor()->kernels().*kernel.launcher)(
+      params, {blocks, transfer.warps() * 32, shared_bytes(transfer.stages, transfer.stage_bytes)}, scope.stream());
+}
+
 CombineResult NormalMode::combine(const CombineArguments& arguments, const CallOptions& call) {
-  check_combine(arguments, runtime_);
+  check_combine(arguments, common_.grid.width, runtime_);
   check_handle(*arguments.handle);
   runtime_.faults().raise();
   CallScope scope(runtime_.calls(), call);

@@ -112,10 +112,13 @@ class NormalMode {
   void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope);
   /// Without rings, and without what only dispatch or combine knows.
   TransferParams transfer(const DispatchHandle& handle) const;
-  /// Both complete `params` by the rings, plan the launch and enqueue it.
+  /// Both complete `params` by the rings and the roles of warps, and enqueue the kernel.
   virtual void launch(DispatchParams& params, const Config& config, const DispatchHandle& handle,
                       const DispatchOutputs& outputs, const CallScope& scope) = 0;
   virtual void launch(CombineParams& params, const CombineArguments& arguments, const CallScope& scope) = 0;
+  /// Both share shared memory out to the warps that move rows, and enqueue the kernel.
+  void enqueue(DispatchParams& params, int blocks, const CallScope& scope) const;
+  void enqueue(CombineParams& params, int blocks, const CallScope& scope) const;
 
   Runtime& runtime_;
   NormalParams common_;                      ///< what every kernel is told; `peers`: between nodes

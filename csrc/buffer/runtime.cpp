@@ -106,7 +106,7 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   join_control_plane();
 
   for (const int nodes : {1, 2}) {  // throws for wrong options before memory is made
-    HeapLayout::make(with_memory_for(nodes, options_), num_ranks());
+    HeapLayout::make(with_memory_for(nodes, options_), num_ranks(), num_ranks());
   }
   heap_ = executor_->create_heap(*bootstrap_, {.bytes_for =
                                                    [&](std::span<const int> domains) {

@@ -33,7 +33,8 @@ struct ElasticDispatchHandle {
   Tensor expert_counts = {};         ///< [E / R] int32: selections of each expert
   Tensor metadata = {};              ///< [N, K + 2] int32; rows of the expanded layout are -1 without `expand`
   Tensor local_topk_idx = {};        ///< [N, K] int32: index among this rank's experts, or -1
-  Tensor rows_at_owners = {};        ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1
+  Tensor rows_at_owners = {};        ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1;
+                                     ///< between nodes its number there, as DispatchHandle::destination_row
   Tensor sent_to = {};               ///< in a node, [T, R] uint8: to which ranks each token's row went
   DispatchHandle route = {};         ///< between nodes: where each token's row went
   Tensor topk_idx = {};              ///< with `copy_selections`
@@ -105,7 +106,7 @@ struct ElasticCombineArguments {
 struct ElasticReturn {
   Tensor rows = {};     ///< [most that may come, H] bfloat16
   Tensor beside = {};   ///< [as many, 1 or 1 + K] int32: the selection that a row belongs to, then weights
-  Tensor ends = {};     ///< [R, R] int32: as DispatchHandle::rank_prefix_matrix, of these rows
+  Tensor ends = {};     ///< [R, R / P] int32: as DispatchHandle::rank_prefix_matrix, of these rows
   Tensor row_of = {};   ///< [T, K] int32: the row of a selection, if that row says the same
   EventHandle event{};  ///< set with async_finish
 };

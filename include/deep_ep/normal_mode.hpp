@@ -28,16 +28,18 @@ struct DispatchLayout {
 /// Where the rows of a dispatch went. Any number of cached dispatches and combines may use it while the buffer lives.
 /// Copies share the tensors. recv_src_idx may be in the symmetric heap, 4 bytes a row, as long as a copy lives.
 struct DispatchHandle {
-  /// [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s).
+  /// [R, R / P] int32: [s][d] = rows that rank d of this node received from ranks 0..s (end row of source s).
   Tensor rank_prefix_matrix = {};
-  Tensor destination_row = {};  ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
+  Tensor destination_row = {};  ///< [T, R] int32: number of token t among this rank's tokens for rank d, -1 if not sent
+                                ///< there. They follow each other in recv_x of d, behind those of earlier ranks
   Tensor recv_src_idx = {};     ///< [rows] int32: token index at its source, for each received row
   // Between nodes only: a token crosses the network once for each other node with one of its experts, to the sender's
   // rail, the rank with its index there.
   Tensor node_row = {};  ///< [T, P] int32: number of token t among this rank's tokens for node n, -1 if not sent there
-  Tensor node_counts = {};  ///< [2, P] int32: this rank's tokens for node n; tokens of its rail in n for this node
-  Tensor relay_rows = {};   ///< [relayed, R / P] int32: for each token from its rails, by node and number: the row at
-                            ///< each rank of this node, -1 if not sent there
+  Tensor node_counts = {};  ///< [2, P] int32: this rank's tokens for node n; tokens of its rail in n for this node,
+                            ///< except of its own
+  Tensor relay_rows = {};   ///< [relayed, R / P] int32: for each token from its rails, by node and number: its number
+                            ///< among the rail's tokens for each rank of this node, -1 if it has no row there
   std::int64_t num_tokens = 0;     ///< T
   std::int64_t num_recv_rows = 0;  ///< N, or num_worst_tokens
   int num_experts = 0;             ///< E

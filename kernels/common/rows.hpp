@@ -79,12 +79,6 @@ struct ScaleLayout {
   DEEP_EP_DEVICE const std::uint32_t* at(int token, int i) const { return words + token * token_stride + i * stride; }
 };
 
-/// By a rank_prefix_matrix: rows that `destination` has from `source`.
-DEEP_EP_DEVICE std::int32_t rows_between(const std::int32_t* ends, int num_ranks, int source, int destination) {
-  const std::int32_t* end = ends + source * num_ranks + destination;
-  return source == 0 ? *end : *end - *(end - num_ranks);
-}
-
 /// Offsets, in the heap at `heap`, of the rows that begin with `first`; what is not there has offset 0.
 DEEP_EP_DEVICE DispatchAddresses addresses_in(const std::byte* heap, const RowTargets::Row& first,
                                               std::int64_t capacity, bool by_ring) {
@@ -120,7 +114,7 @@ struct NotifyCall {
   const std::int32_t* num_tokens_per_rank;    ///< [num_ranks], checked against the membership
   const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
   std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
-  std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, num_ranks]
+  std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, ranks of a node]
   HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
 };
 

@@ -44,38 +44,39 @@ struct LocalRows {
 
   DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(params.transfer.common); }
 
-  // Of row `row` of rank `index`, of a token of `node`.
+  // Of row `n` that rank `index` has of the tokens of our rail in `node`; -1: of none.
 
-  DEEP_EP_DEVICE bool is_held(int index, std::int32_t row) const { return row >= 0 && row < ranks[index].num_rows; }
-  DEEP_EP_DEVICE bool is_pushed(int index, std::int32_t row) const {
-    return by_rings && is_held(index, row) && ranks[index].pushed;
+  DEEP_EP_DEVICE bool is_ours(int node) const { return !kRails || node == grid().node(); }
+  DEEP_EP_DEVICE std::int32_t row_of(int index, int node, std::int32_t n) const {
+    return n + (is_ours(node) ? ranks[index].first_row : params.transfer.first_row_of(grid().rail_in(node), index));
+  }
+  DEEP_EP_DEVICE bool is_held(int index, int node, std::int32_t n) const {
+    return n >= 0 && row_of(index, node, n) < ranks[index].num_rows;
+  }
+  DEEP_EP_DEVICE bool is_pushed(int index, int node, std::int32_t n) const {
+    return by_rings && ranks[index].pushed && is_held(index, node, n);
   }
   DEEP_EP_DEVICE TokenRing ring(int index, int node) const {
-    const bool ours = !kRails || node == grid().node();
-    return combine_ring<kRails>(params.transfer, epoch, index, node, ours ? ranks[index].our_rows : INT32_MAX);
-  }
-  DEEP_EP_DEVICE std::int32_t in_ring(int index, int node, std::int32_t row) const {
-    if (!kRails || node == grid().node()) return row - ranks[index].first_row;
-    return row - first_row_of(params.transfer, grid().rail_in(node), grid().first_of_node() + index);
+    return combine_ring<kRails>(params.transfer, epoch, index, node, is_ours(node) ? ranks[index].our_rows : INT32_MAX);
   }
 
   /// The word that says that it is there; without a word if it always is.
-  DEEP_EP_DEVICE AwaitedWord awaited(int index, int node, std::int32_t row) const {
-    return is_pushed(index, row) ? ring(index, node).row(in_ring(index, node, row)) : AwaitedWord{};
+  DEEP_EP_DEVICE AwaitedWord awaited(int index, int node, std::int32_t n) const {
+    return is_pushed(index, node, n) ? ring(index, node).row(n) : AwaitedWord{};
   }
   /// A row that lies in a slot has its weights behind it.
   DEEP_EP_DEVICE FoundRow in_slot(const std::byte* slot) const {
     return {slot, reinterpret_cast<const float*>(slot + params.row_bytes)};
   }
-  DEEP_EP_DEVICE FoundRow find(int index, int node, std::int32_t row) const {
-    if (is_pushed(index, row)) return in_slot(ring(index, node).slot(in_ring(index, node, row)));
-    if (!is_held(index, row)) return {};
-    return {ranks[index].x + std::int64_t{row} * params.row_bytes,
-            ranks[index].topk_weights + std::int64_t{row} * params.num_topk};
+  DEEP_EP_DEVICE FoundRow find(int index, int node, std::int32_t n) const {
+    if (is_pushed(index, node, n)) return in_slot(ring(index, node).slot(n));
+    if (!is_held(index, node, n)) return {};
+    const std::int64_t row = row_of(index, node, n);
+    return {ranks[index].x + row * params.row_bytes, ranks[index].topk_weights + row * params.num_topk};
   }
   /// By one lane, when the whole warp has read it.
-  DEEP_EP_DEVICE void release(int index, int node, std::int32_t row) const {
-    if (is_pushed(index, row)) ring(index, node).release(in_ring(index, node, row));
+  DEEP_EP_DEVICE void release(int index, int node, std::int32_t n) const {
+    if (is_pushed(index, node, n)) ring(index, node).release(n);
   }
 };
 
@@ -328,10 +329,12 @@ struct RowsWithPeer {
   std::int32_t to_peer, from_peer;
   std::int32_t first_row;  ///< of the peer's rows, that is of a token of this rank
 
-  DEEP_EP_DEVICE RowsWithPeer(const TransferParams& params, int peer)
-      : to_peer(rows_between(params.rank_prefix_matrix, params.common.num_ranks, params.common.rank, peer)),
-        from_peer(rows_between(params.rank_prefix_matrix, params.common.num_ranks, peer, params.common.rank)),
-        first_row(first_row_of(params, params.common.rank, peer)) {}
+  /// `index`, `own_index`: of the peer and of this rank in their node, which begins with `first`.
+  DEEP_EP_DEVICE RowsWithPeer(const TransferParams& params, int first, int index, int own_index)
+      : first_row(params.first_row_of(first + own_index, index)) {
+    to_peer = params.end_of(first + own_index, index) - first_row;
+    from_peer = params.end_of(first + index, own_index) - params.first_row_of(first + index, own_index);
+  }
 };
 
 /// Publishes to rank `peer` of this node where our rows are.
@@ -401,11 +404,9 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   }();
   const CombineShared shared(Carver(memory), transfer, grid_blocks(), transfer.stages, transfer.stage_bytes);
   // Loaded while the block finds out which call it is.
-  const RowsWithPeer rows_with_first(transfer,
-                                     grid.first_of_node() + (thread_index() < grid.width ? thread_index() : 0));
-  const auto rows_with = [&](int index) {
-    return index == thread_index() ? rows_with_first : RowsWithPeer(transfer, grid.first_of_node() + index);
-  };
+  const auto look_up = [&](int index) { return RowsWithPeer(transfer, grid.first_of_node(), index, grid.index()); };
+  const RowsWithPeer rows_with_first = look_up(thread_index() < grid.width ? thread_index() : 0);
+  const auto rows_with = [&](int index) { return index == thread_index() ? rows_with_first : look_up(index); };
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, transfer.wait, shared.scratch);
   const int local_warp = warp_index() - transfer.moving_warps();
   CombinePusher<kRails, Policy> pusher{params,

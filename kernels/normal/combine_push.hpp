@@ -55,10 +55,6 @@ DEEP_EP_DEVICE TokenRing combine_ring(const TransferParams& params, std::uint64_
   return {params, epoch, grid.first_of_node() + index, index * grid.nodes() + node, grid.index() * grid.nodes() + node,
           rows};
 }
-/// Of the rows of `destination`, the first that is of a token of `source`.
-DEEP_EP_DEVICE std::int32_t first_row_of(const TransferParams& params, int source, int destination) {
-  return source == 0 ? 0 : params.rank_prefix_matrix[(source - 1) * params.common.num_ranks + destination];
-}
 
 /// The pipeline of a pushing warp, by all its lanes: lane 0 loads and stores. Loads run ahead of stores; a stage is
 /// free once its store has read it; stores complete later, and then the warp that raises words is told.
@@ -176,15 +172,15 @@ struct CombinePusher {
 
   /// Rows that go by a ring. Those of one source follow each other, by token.
   DEEP_EP_DEVICE std::int32_t rows_of(int number) const {
-    const std::int32_t begin = first_row_of(params.transfer, source_of(number), grid().rank);
-    const std::int32_t end = params.transfer.rank_prefix_matrix[source_of(number) * grid().num_ranks + grid().rank];
+    const std::int32_t begin = params.transfer.first_row_of(source_of(number), grid().index());
+    const std::int32_t end = params.transfer.end_of(source_of(number), grid().index());
     const std::int32_t held = end < params.num_rows ? end : params.num_rows;
     return begin < held ? held - begin : 0;
   }
 
   DEEP_EP_DEVICE void push(int number, std::int32_t n) {
     const TokenRing to = ring(number);
-    const std::int64_t row = std::int64_t{first_row_of(params.transfer, source_of(number), grid().rank)} + n;
+    const std::int64_t row = std::int64_t{params.transfer.first_row_of(source_of(number), grid().index())} + n;
     std::byte* slot = to.slot_there(n);
     // The lanes write the row's weights behind it; they count as written with its last piece.
     if (lane_index() < params.num_topk && params.topk_weights != nullptr) {

@@ -12,23 +12,22 @@
 
 namespace deep_ep {
 
-/// One source's counts: as a rank reads them (its own experts), as the source stages them for its rails (experts of all
-/// ranks), and as they land at a rail (experts of the rail's node).
+/// What a source says of its tokens for one node: as a rank of that node reads it (its own experts), and as the source
+/// stages it for its rail there, where it lands (experts of all ranks of the node).
 struct SourceCounts {
   CallShape* shape;
-  std::int32_t* tokens_per_rank;    ///< [num_ranks]: tokens that the source sends to each rank
-  std::int32_t* tokens_per_node;    ///< [at most num_ranks]: and, between nodes, to each node
+  std::uint64_t* wrong;           ///< Progress::at(epoch, rank + 1) if the caller has miscounted its tokens for a rank
+  std::int32_t* tokens_for_node;  ///< between nodes
+  std::int32_t* tokens_per_rank;  ///< [ranks of the node]
   std::int32_t* tokens_per_expert;  ///< [experts]: entries that name each expert
-  std::size_t head_bytes;           ///< of all before the experts
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE SourceCounts(Carver carver, int num_ranks, int experts)
+  DEEP_EP_HOST_DEVICE SourceCounts(Carver carver, int width, int experts)
       : shape(carver.take<CallShape>()),
-        tokens_per_rank(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
-        tokens_per_node(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        wrong(carver.take<std::uint64_t>()),
+        tokens_for_node(carver.take<std::int32_t>()),
+        tokens_per_rank(carver.take<std::int32_t>(static_cast<std::size_t>(width))),
         tokens_per_expert(carver.take<std::int32_t>(static_cast<std::size_t>(experts), kLine)),
-        head_bytes(static_cast<std::size_t>(reinterpret_cast<std::byte*>(tokens_per_expert) -
-                                            reinterpret_cast<std::byte*>(shape))),
         bytes(align_to_line(carver.bytes())) {}
 };
 
@@ -46,9 +45,13 @@ struct RingWords {
 class ControlWindow {
  public:
   ControlWindow() = default;
-  /// `max_window_tokens`: rows of a source that fit the window for pushed rows at once; each has a word.
-  ControlWindow(int num_ranks, int max_local_experts, int max_window_tokens)
-      : num_ranks_(num_ranks), max_local_experts_(max_local_experts), max_window_tokens_(max_window_tokens) {
+  /// `width`: ranks of a node. `max_window_tokens`: rows of a source that fit the window for pushed rows at once; each
+  /// has a word.
+  ControlWindow(int num_ranks, int width, int max_local_experts, int max_window_tokens)
+      : num_ranks_(num_ranks),
+        width_(width),
+        max_local_experts_(max_local_experts),
+        max_window_tokens_(max_window_tokens) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
     Carver carver = Carver::without_memory();
     dispatch_boxes_ = carver.place<Mailbox<DispatchAddresses>>(ranks);
@@ -105,7 +108,7 @@ class ControlWindow {
   }
   /// Counts with the experts of so many ranks.
   DEEP_EP_HOST_DEVICE SourceCounts counts_at(Carver carver, int ranks) const {
-    return {carver, num_ranks_, ranks * max_local_experts_};
+    return {carver, width_, ranks * max_local_experts_};
   }
   /// Flag of the row that `source` pushed into `slot` of its part of the push window.
   DEEP_EP_DEVICE std::uint64_t* pushed_flag(std::byte* heap, int source, int slot) const {
@@ -119,7 +122,7 @@ class ControlWindow {
     std::uint64_t signal;
   };
 
-  int num_ranks_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
+  int num_ranks_ = 0, width_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
   std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, arrivals_ = 0, signals_ = 0;
   std::size_t counts_ = 0, counts_bytes_ = 0, few_selections_ = 0, bytes_ = 0;
   RingWords fetched_rows_{}, pushed_rows_{};

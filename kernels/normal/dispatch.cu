@@ -4,9 +4,11 @@
 //
 //   1. A sending warp takes the token and loads its row.
 //   2. It stores the row into its final place on each rank of this node that wants it, and, packed with all that
-//      travels beside it and its final places there (HeldRow), into the staging ring of each other node that does.
+//      travels beside it and its numbers there (HeldRow), into the staging ring of each other node that does.
 //   3. When a chunk of the staging ring is whole, a poster writes it into the landing ring of the rail (transfer.hpp).
-//   4. There a forwarding warp loads it and stores it into its final places.
+//   4. There a forwarding warp loads it and stores it into its final places: its number at each rank, behind the rows
+//   of
+//      the sources before.
 //
 // In one node steps 3 and 4 do not exist: kRails is false. The output of a rank may lie where the others do not reach
 // it. In one node it then lands in the rank's window, if that holds all rows, and another kernel copies it behind this
@@ -30,7 +32,7 @@ namespace deep_ep::device::normal {
 /// A token of this rank.
 template <bool kRails>
 struct TokenRow {
-  static constexpr bool kForAllNodes = kRails;
+  static constexpr bool kForAllNodes = kRails, kOurs = true;
 
   const DispatchParams* params;
   int token;
@@ -52,8 +54,8 @@ struct TokenRow {
     return params->topk_weights == nullptr ? 0.0f : load_stream(params->topk_weights + selection_at(at));
   }
   DEEP_EP_DEVICE std::int32_t src_idx() const { return token; }
-  /// Its final place at rank `index` of node `node`; -1: not wanted.
-  DEEP_EP_DEVICE std::int32_t place_of(int node, int index) const {
+  /// Its number among our rows at rank `index` of node `node`; -1: not wanted.
+  DEEP_EP_DEVICE std::int32_t number_at(int node, int index) const {
     const int rank = kRails ? node * params->transfer.common.grid.width + index : index;
     return load_stream(params->transfer.destination_row + std::int64_t{token} * params->transfer.common.num_ranks +
                        rank);
@@ -66,9 +68,10 @@ struct TokenRow {
 
 /// A row for the ranks of this node, in a slot that the warp has acquired.
 struct SlotRow {
-  static constexpr bool kForAllNodes = false;
+  static constexpr bool kForAllNodes = false, kOurs = false;
 
   PackedRow slot;
+  int source;  ///< that it came from by the network
 
   DEEP_EP_DEVICE const std::byte* x() const { return slot.at; }
   DEEP_EP_DEVICE std::uint32_t scale(int at) const { return load_weak(slot.scales() + at); }
@@ -76,7 +79,7 @@ struct SlotRow {
   DEEP_EP_DEVICE static int expert(std::int32_t selected) { return selected; }
   DEEP_EP_DEVICE float weight(int at) const { return load_weak(slot.weights() + at); }
   DEEP_EP_DEVICE std::int32_t src_idx() const { return load_weak(slot.src_idx()); }
-  DEEP_EP_DEVICE std::int32_t place_of(int, int index) const { return load_weak(slot.places() + index); }
+  DEEP_EP_DEVICE std::int32_t number_at(int, int index) const { return load_weak(slot.places() + index); }
 };
 
 /// A row as the lanes of a warp hold it between reading and writing. Nothing that load() loads is looked at before it
@@ -86,7 +89,7 @@ struct HeldRow {
   static constexpr int kScales = 4;  ///< that a lane holds; more are read again for each destination
 
   Row row;
-  std::int32_t place = -1;  ///< at the destination of the lane's index: see RowSpreader
+  std::int32_t place = -1;  ///< at the destination of the lane's index, or still its number there: see RowSpreader
   std::uint32_t scales[kScales] = {};
   decltype(std::declval<const Row&>().selection(0)) selection{};
   float weight = 0;
@@ -126,8 +129,9 @@ struct HeldRow {
     }
     if (params.send_src_idx && lane_index() == 0) *to.src_idx() = src_idx;
   }
-  /// To a slot for ranks of node `node`.
-  DEEP_EP_DEVICE void pack(const DispatchParams& params, const PackedRow& to, int node) const {
+  /// To a slot for the ranks of a node, with `place(index)` for each.
+  template <class PlaceOf>
+  DEEP_EP_DEVICE void pack(const DispatchParams& params, const PackedRow& to, PlaceOf place_of) const {
     store_scales(params, to.scales());
     if (lane_index() < params.rows.num_topk) {
       to.experts()[lane_index()] = row.expert(selection);
@@ -135,7 +139,7 @@ struct HeldRow {
     }
     if (lane_index() == 0) *to.src_idx() = src_idx;
     for (int index = lane_index(); index < params.transfer.common.grid.width; index += kWarpSize) {
-      to.places()[index] = row.place_of(node, index);
+      to.places()[index] = place_of(index);
     }
   }
 };
@@ -145,7 +149,8 @@ struct HeldRow {
 
 /// Spreads a warp's rows to destinations: the ranks of this node, by index, and, for a row of this rank, the other
 /// nodes, by number. A row's place at a destination is its final place at a rank, or its number among the rows for a
-/// node; -1: it is not wanted there.
+/// node; -1: it is not wanted there. A final place is the row's number among those of its source, behind the rows of
+/// the sources before.
 template <bool kRails>
 struct RowSpreader {
   const DispatchParams& params;
@@ -172,12 +177,26 @@ struct RowSpreader {
   }
 
   template <class Row>
-  DEEP_EP_DEVICE std::int32_t place_at(const Row& row, int destination) const {
+  DEEP_EP_DEVICE std::int32_t number_at(const Row& row, int destination) const {
     if (destination >= destinations(row)) return -1;
     if constexpr (Row::kForAllNodes) {
       if (is_node(destination)) return row.number_for(grid().other(destination - grid().width));
     }
-    return row.place_of(grid().node(), destination);
+    return row.number_at(grid().node(), destination);
+  }
+  template <class Row>
+  DEEP_EP_DEVICE std::int32_t place_of(const Row& row, int destination, std::int32_t number) const {
+    if (is_node(destination)) return number;
+    if (destination >= grid().width) return -1;
+    if constexpr (Row::kOurs) {
+      return number < 0 ? -1 : number + targets[destination].first_row;
+    } else {
+      return number < 0 ? -1 : number + params.transfer.first_row_of(row.source, destination);
+    }
+  }
+  template <class Row>
+  DEEP_EP_DEVICE std::int32_t place_at(const Row& row, int destination) const {
+    return place_of(row, destination, number_at(row, destination));
   }
   /// Does the warp store a row with this place there? Not one that the rank has no room for, or gets by a local ring.
   DEEP_EP_DEVICE bool is_stored(int destination, std::int32_t place) const {
@@ -188,7 +207,7 @@ struct RowSpreader {
   }
   template <class Row>
   DEEP_EP_DEVICE HeldRow<Row> hold(const Row& row) const {
-    return HeldRow<Row>::load(params, row, place_at(row, lane_index()));
+    return HeldRow<Row>::load(params, row, number_at(row, lane_index()));
   }
 
   /// Does anything travel beside rows?
@@ -226,8 +245,9 @@ struct RowSpreader {
         const std::int32_t place = warp::shuffle(mine, lowest_bit(left));
         if constexpr (Row::kForAllNodes) {
           if (is_node(destination)) {
+            const int node = grid().other(destination - grid().width);
             held.pack(params, {staging_slot(destination, place), params.rows},
-                      grid().other(destination - grid().width));
+                      [&](int index) { return held.row.number_at(node, index); });
             continue;
           }
         }
@@ -254,17 +274,17 @@ struct RowSpreader {
         if (!ring.acquire(n)) return false;
         bulk::fence_global();  // bulk stores come behind what the warp has acquired
         copy_row(ring.slot_there(n), held.row.x(), params.rows.row_bytes);
-        held.pack(params, {ring.slot_there(n), params.rows}, grid().node());
+        held.pack(params, {ring.slot_there(n), params.rows}, [&](int at) { return place_at(held.row, at); });
         ring.publish(n);
       }
     }
     return true;
   }
 
-  /// Begins to store the row, whose first piece is loading. `load_next()` begins to load the first piece of the row
-  /// behind it, if there is one; `may_store()` waits for the row's slots. False after a fault.
+  /// Finds the row's places, and begins to store it. Its first piece is loading. `load_next()` begins to load the first
+  /// piece of the row behind it, if there is one; `may_store()` waits for the row's slots. False after a fault.
   template <class Row, class LoadNext, class MayStore>
-  DEEP_EP_DEVICE bool spread(const HeldRow<Row>& held, LoadNext load_next, MayStore may_store) {
+  DEEP_EP_DEVICE bool spread(HeldRow<Row>& held, LoadNext load_next, MayStore may_store) {
     for (std::uint32_t offset = 0; offset < params.rows.row_bytes; offset += pipe.stage_bytes) {
       const std::uint32_t rest = params.rows.row_bytes - offset;
       if (rest > pipe.stage_bytes) {
@@ -273,6 +293,7 @@ struct RowSpreader {
         load_next();
       }
       if (offset == 0) {
+        held.place = place_of(held.row, lane_index(), held.place);
         if (!may_store() || (by_rings && !store_in_rings(held))) {
           pipe.drop();
           return false;
@@ -391,12 +412,13 @@ struct DispatchForwarder {
     return {rings().landing(number, row).in(transfer().common.own_heap()), to.params.rows};
   }
 
-  /// For combine: where row number `relayed` of those that came from other nodes has gone.
+  /// For combine: where row number `relayed` of those that came from other nodes has gone: its numbers there.
   DEEP_EP_DEVICE void note_places(const SlotRow& row, std::int64_t relayed) const {
     if (!to.params.send_src_idx || relayed >= transfer().relay_rows_room) return;
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {
-      const std::int32_t place = to.place_at(row, index);
-      to.params.relay_rows[relayed * grid().width + index] = place < to.targets[index].capacity ? place : -1;
+      const std::int32_t number = to.number_at(row, index);
+      const bool has_room = to.place_of(row, index, number) < to.targets[index].capacity;
+      to.params.relay_rows[relayed * grid().width + index] = has_room ? number : -1;
     }
   }
 
@@ -421,7 +443,7 @@ struct DispatchForwarder {
     } else {
       const std::int64_t relayed = rows_before(grid(), transfer().counts.from_node, number);
       for (int at = begin; at < begin + rows; ++at) {
-        const HeldRow held = to.hold(SlotRow{slot(number, at)});
+        HeldRow held = to.hold(SlotRow{slot(number, at), grid().rail_in(grid().other(number))});
         note_places(held.row, relayed + at);
         const auto load_next = [&] {
           if (at + 1 < begin + rows) to.load(slot(number, at + 1).at, 0);
@@ -471,20 +493,19 @@ struct DispatchFetcher {
 
   /// Rows that rank `writer` of this node stores in our local ring: its own, and those of its rails.
   DEEP_EP_DEVICE std::int32_t rows_by(int writer) const {
-    const std::int32_t* ends = params.transfer.rank_prefix_matrix;
+    const TransferParams& transfer = params.transfer;
     const auto clip = [&](std::int32_t end) { return end < params.output_rows ? end : params.output_rows; };
     std::int64_t count = 0;
     for (int node = 0; node < grid().nodes(); ++node) {
       const int source = node * grid().width + writer;
-      const std::int32_t end = ends[source * grid().num_ranks + grid().rank];
-      count += clip(end) - clip(end - rows_between(ends, grid().num_ranks, source, grid().rank));
+      count += clip(transfer.end_of(source, grid().index())) - clip(transfer.first_row_of(source, grid().index()));
     }
     return static_cast<std::int32_t>(count);
   }
 
   DEEP_EP_DEVICE void fetch(int writer, std::int32_t n) const {
-    const SlotRow row{{ring(writer).slot(n), params.rows}};
-    const RowTargets::Row to = params.output.row(params.rows, row.place_of(grid().node(), grid().index()));
+    const SlotRow row{{ring(writer).slot(n), params.rows}, 0};
+    const RowTargets::Row to = params.output.row(params.rows, load_weak(row.slot.places() + grid().index()));
     HeldRow<SlotRow>::load(params, row, -1).store(params, to, grid().rank);
     copy_row(to.x(), row.x(), params.rows.row_bytes);
     warp::sync();  // all lanes have read it
@@ -513,8 +534,9 @@ DEEP_EP_DEVICE void publish_targets(const DispatchParams& params, std::uint64_t 
   tell(box, addresses_in(common.own_heap(), places.row(params.rows, 0), params.output_rows, by_ring), epoch);
 }
 
-/// Waits for the addresses of rank `peer` of this node. False after a fault.
-DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epoch, int peer, NodeTarget& target) {
+/// Waits for the addresses of rank `peer` of this node, with `index` there. False after a fault.
+DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epoch, int peer, int index,
+                                 NodeTarget& target) {
   const WaitContext& wait = params.transfer.wait;
   const NormalParams& common = params.transfer.common;
   const Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.own_heap(), peer);
@@ -526,6 +548,7 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epo
   const Mailbox<DispatchAddresses>& own = common.control.dispatch_box(common.own_heap(), common.rank);
   if (!rows_of_both.agrees(wait, own, common.rank, addresses)) return false;
   target = {.rows = targets_in(common.heaps[peer], theirs),
+            .first_row = params.transfer.first_row_of(common.rank, index),
             .capacity = theirs.capacity,
             .reachable = theirs.by_ring != 0 ? 0 : theirs.capacity};
   return true;
@@ -555,8 +578,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   const DispatchFetcher<kRails> fetcher{params, call.epoch, shared.local_rows,
                                         shared.local_next + local_warp * grid.width};
   bool good = call.begun;
-  const std::int64_t received =
-      good ? transfer.rank_prefix_matrix[(grid.num_ranks - 1) * grid.num_ranks + grid.rank] : 0;
+  const std::int64_t received = good ? transfer.end_of(grid.num_ranks - 1, grid.index()) : 0;
   if (good) {
     // 1. Publish where our rows are to go. That this kernel runs also says that no earlier work uses that memory.
     if (block_index() == 0) {
@@ -576,7 +598,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
       bulk::prefetch(params.x + std::int64_t{first} * params.rows.row_bytes, params.rows.row_bytes);
     }
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
-      good = learn_target(params, call.epoch, grid.first_of_node() + index, shared.ranks[index]) && good;
+      good = learn_target(params, call.epoch, grid.first_of_node() + index, index, shared.ranks[index]) && good;
     }
     bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
     good = whole_block(good, shared.scratch);

@@ -18,22 +18,6 @@ DEEP_EP_DEVICE int expert_at(const LayoutParams& params, int token, int k) {
   return expert_of(params.topk_idx.load_cached(std::int64_t{token} * params.num_topk + k), params.num_experts);
 }
 
-/// Consecutive ranks as bits in registers.
-struct RankSet {
-  static constexpr int kMost = 128;
-  std::uint64_t low = 0, high = 0;
-  /// Ranks beyond the set are left out.
-  DEEP_EP_DEVICE void insert(int rank) {
-    if (rank >= 0 && rank < kMost) (rank < 64 ? low : high) |= std::uint64_t{1} << (rank & 63);
-  }
-  DEEP_EP_DEVICE bool contains(int rank) const { return ((rank < 64 ? low : high) >> (rank & 63) & 1) != 0; }
-  DEEP_EP_DEVICE bool any_of(int begin, int end) const {
-    bool any = false;
-    for (int rank = begin < 0 ? 0 : begin; rank < end && rank < kMost; ++rank) any |= contains(rank);
-    return any;
-  }
-};
-
 DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
   const LayoutShared shared(Carver(memory), params.num_ranks, params.num_experts, params.num_nodes);
   const int num_counters = params.num_ranks + params.num_experts + params.num_nodes;
@@ -43,32 +27,35 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
   for (int i = thread_index(); i < num_counters; i += block_threads()) shared.rank_counts[i] = 0;
   block::sync();
 
-  // 2. Count. A token counts once per rank and once per node, however many of its experts live there.
+  // 2. Count. A token counts once per rank and once per node, however many of its experts live there. Ranks are bits in
+  // a register.
   for (int token = block_index() * block_threads() + thread_index(); token < params.num_tokens;
        token += grid_blocks() * block_threads()) {
     std::uint8_t* in_rank = params.is_token_in_rank + std::int64_t{token} * params.num_ranks;
-    int node = 0;
+    std::int32_t* node_count = shared.node_counts;
+    int node_end = params.ranks_per_node;
     bool in_node = false;
+    constexpr int kBits = 64;
 #pragma unroll 1
-    for (int first = 0; first < params.num_ranks; first += RankSet::kMost) {  // once, but in very large groups
-      RankSet ranks;
+    for (int first = 0; first < params.num_ranks; first += kBits) {  // once, but in large groups
+      std::uint64_t ranks = 0;
       for (int k = 0; k < params.num_topk; ++k) {
         const int expert = expert_at(params, token, k);
         if (expert < 0) continue;
         if (first == 0) fetch_add_relaxed<Scope::block>(&shared.expert_counts[expert], 1);
-        ranks.insert(expert / experts_per_rank - first);
+        const int rank = expert / experts_per_rank - first;
+        if (rank >= 0 && rank < kBits) ranks |= std::uint64_t{1} << rank;
       }
-      const int behind = first + RankSet::kMost;
-      for (int rank = first; rank < params.num_ranks && rank < behind; ++rank) {
-        const bool member = ranks.contains(rank - first);
+      for (int rank = first; rank < params.num_ranks && rank < first + kBits; ++rank, ranks >>= 1) {
+        const bool member = (ranks & 1) != 0;
         in_rank[rank] = member ? 1 : 0;
         if (member) fetch_add_relaxed<Scope::block>(&shared.rank_counts[rank], 1);
-      }
-      for (; node < params.num_nodes; ++node, in_node = false) {
-        const int begin = node * params.ranks_per_node, end = begin + params.ranks_per_node;
-        in_node = in_node || ranks.any_of(begin - first, end - first);
-        if (end > behind) break;  // its other ranks come next
-        if (in_node) fetch_add_relaxed<Scope::block>(&shared.node_counts[node], 1);
+        in_node = in_node || member;
+        if (rank + 1 != node_end) continue;
+        if (in_node) fetch_add_relaxed<Scope::block>(node_count, 1);
+        ++node_count;
+        node_end += params.ranks_per_node;
+        in_node = false;
       }
     }
   }

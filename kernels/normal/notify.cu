@@ -2,14 +2,14 @@
 // counts:
 //
 //   1. Its blocks number its tokens for each rank, and between nodes for each node, and count them. Each block stores
-//      the counts of its columns in the memory of all ranks of its node, and signals.
-//   2. Between nodes its last block puts the counts to its rail in each other node. There the rail's last block copies
-//      them to the ranks of that node.
-//   3. Every rank adds up the counts of all ranks, which gives its rows their places.
+//      the counts of its columns in the memory of all ranks of its node, or stages them for another node, and signals.
+//   2. Between nodes its last block puts a node's counts to its rail there. The rail's last block copies them to the
+//      ranks of that node.
+//   3. Every rank adds up what all ranks send to each rank of its node.
 //
 // Rows lie in a receiver's output by source rank, then by token index at the source. So the place of token t at rank d
 // is: the rows that d gets from the ranks before this one, plus this rank's tokens before t that also go to d. The
-// first number comes from the other ranks' counts, the second from a scan of the membership.
+// second number comes from a scan of the membership. The first one is known in d's node, where dispatch adds it.
 //
 // Between nodes a source also numbers its tokens for each node: in that order they cross the network.
 #include "kernels/common/numbering.hpp"
@@ -34,23 +34,21 @@ struct Notify {
   DEEP_EP_DEVICE int columns() const { return grid().num_ranks + (kRails ? grid().nodes() : 0); }
   /// What a source's signal is when all its columns are here.
   DEEP_EP_DEVICE std::uint64_t all_columns() const { return epoch * static_cast<std::uint64_t>(columns()); }
-  DEEP_EP_DEVICE SourceCounts staged() const {
-    return common().control.counts_at(Carver(common().window.staged_counts().in(common().own_heap())),
-                                      grid().num_ranks);
+  DEEP_EP_DEVICE SourceCounts staged(int node) const {
+    return common().control.counts_at(Carver(common().window.staged_counts(node).in(common().own_heap())),
+                                      grid().width);
   }
   DEEP_EP_DEVICE SourceCounts counts_of(int source) const {
     return common().control.counts(common().own_heap(), epoch, source);
   }
 
-  /// By a whole block: numbers our tokens for rank `destination`, in their order. Returns how many there are; -1 if the
-  /// caller has counted otherwise, which travels in place of the count, so that all ranks know.
+  /// By a whole block: numbers our tokens for rank `destination`, in their order. Returns how many there are.
   DEEP_EP_DEVICE std::int32_t number_for_rank(int destination) const {
     const auto at = [&](int token) { return std::int64_t{token} * grid().num_ranks + destination; };
-    const int count = number_members(
+    return number_members(
         params.num_tokens, shared.numbering,
         [&](int token) { return token < params.num_tokens && params.is_token_in_rank[at(token)] != 0; },
         [&](int token, int number) { params.destination_row[at(token)] = number; });
-    return count == params.num_tokens_per_rank[destination] ? count : -1;
   }
   /// By a whole block: numbers our tokens for node `node`. A token goes there once, however many of its ranks want it.
   DEEP_EP_DEVICE std::int32_t number_for_node(int node) const {
@@ -74,36 +72,44 @@ struct Notify {
     return number_for_rank(column);
   }
 
-  /// By one thread.
-  DEEP_EP_DEVICE void store_count(const SourceCounts& to, int column, std::int32_t count) const {
-    if (!kRails || column < grid().num_ranks) {
-      to.tokens_per_rank[column] = count;
-    } else {
-      to.tokens_per_node[column - grid().num_ranks] = count;
-    }
-    if (column == 0) *to.shape = params.shape;
-  }
-  /// By a whole block: stores a column's count, and how many selections each expert of the column's rank has, where
-  /// other ranks read them or NICs fetch them.
-  DEEP_EP_DEVICE void publish(int column, std::int32_t count) const {
-    const auto counts_at = [&](int index) {
-      return common().control.counts(common().heaps[grid().first_of_node() + index], epoch, grid().rank);
-    };
+  /// Calls `with(counts)` for what the threads of the block share: our counts at each rank of this node.
+  template <class With>
+  DEEP_EP_DEVICE void at_each_rank(With with) const {
 #pragma unroll 1
     for (int index = thread_index(); index < grid().width; index += block_threads()) {
-      store_count(counts_at(index), column, count);
+      with(common().control.counts(common().heaps[grid().first_of_node() + index], epoch, grid().rank));
     }
-    if (kRails && thread_index() == 0) store_count(staged(), column, count);
-    if (!kRails || column < grid().num_ranks) {
-      const std::int32_t* experts = params.num_tokens_per_expert + std::int64_t{column} * params.num_local_experts;
-      const int index = column - grid().first_of_node();
-      const bool here = !kRails || (index >= 0 && index < grid().width);
-      std::int32_t* const to = here ? counts_at(index).tokens_per_expert : nullptr;
-      std::int32_t* const also_to = kRails ? staged().tokens_per_expert + column * params.num_local_experts : nullptr;
+  }
+  /// By a whole block: stores a column's count, and how many selections each expert of the column's rank has, where
+  /// ranks of this node read them, or where the NIC fetches them. All ranks learn of a column that the caller has
+  /// counted otherwise.
+  DEEP_EP_DEVICE void publish(int column, std::int32_t count) const {
+    if (column == 0) {
+      at_each_rank([&](const SourceCounts& to) { *to.shape = params.shape; });
+    }
+    if (kRails && column >= grid().num_ranks) {
+      const int node = column - grid().num_ranks;
+      if (thread_index() == 0) *staged(node).tokens_for_node = params.node_counts[node] = count;
+    } else {
+      const int node = kRails ? column / grid().width : 0;
+      const int index = column - node * grid().width;
+      const bool here = node == grid().node();
+      if (here) {
+        at_each_rank([&](const SourceCounts& to) { to.tokens_per_rank[index] = count; });
+      } else if (thread_index() == 0) {
+        staged(node).tokens_per_rank[index] = count;
+      }
+      if (count != params.num_tokens_per_rank[column]) {
+        const std::uint64_t wrong = Progress::at(epoch, static_cast<std::uint32_t>(column) + 1);
+        at_each_rank([&](const SourceCounts& to) { store_relaxed<Scope::system>(to.wrong, wrong); });
+      }
+      const std::int32_t* from = params.num_tokens_per_expert + std::int64_t{column} * params.num_local_experts;
+      std::int32_t* const to =
+          here ? common().control.counts(common().heaps[column], epoch, grid().rank).tokens_per_expert
+               : staged(node).tokens_per_expert + index * params.num_local_experts;
 #pragma unroll 1
       for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
-        if (here) to[expert] = experts[expert];
-        if (kRails) also_to[expert] = experts[expert];
+        to[expert] = from[expert];
       }
     }
     block::sync();
@@ -113,20 +119,31 @@ struct Notify {
     }
   }
 
-  /// Sends our counts to the rail in node `node`.
+  /// By a whole warp.
+  template <class Word>
+  DEEP_EP_DEVICE static void copy(Word* to, const Word* from, int words) {
+    for (int i = lane_index(); i < words; i += kWarpSize) to[i] = load_weak(from + i);
+  }
+  using Peer = rdma::PortChannel<OneThread>;
+  /// The rail in node `node`, for one thread.
+  DEEP_EP_DEVICE Peer peer_in(int node) const {
+    return {common().queue_pair(InternodeChannel::rows, node), params.wait};
+  }
+  /// By a whole warp: sends our counts for node `node` to the rail there.
   DEEP_EP_DEVICE void send_to(int node) const {
+    const SourceCounts ours = counts_of(grid().rank), to = staged(node);
+    copy(to.shape->word, ours.shape->word, CallShape::kWords);
+    copy(to.wrong, ours.wrong, 1);
+    warp::sync();  // the lanes' stores come before the write
+    if (lane_index() != 0) return;
     RailState& rail = common().rails[grid().number_of(node)];
-    rdma::PortChannel<OneThread> peer(common().queue_pair(InternodeChannel::rows, node), params.wait);
-    const std::size_t from = common().window.staged_counts().offset;
-    const std::size_t to = common().window.landed_counts(epoch, grid().node()).offset;
-    const std::size_t head_bytes = staged().head_bytes;
-    const auto expert_bytes = static_cast<std::uint32_t>(grid().width * params.num_local_experts) * 4;
-    bool good = peer.put(to, from, static_cast<std::uint32_t>(head_bytes));
-    good = good && peer.put(to + head_bytes,
-                            from + head_bytes + std::size_t{expert_bytes} * static_cast<unsigned>(node), expert_bytes);
-    good = good && peer.signal(common().window.rail_word(RailWindow::notified, grid().node()), rail.notified, epoch);
-    // The next notify stages its counts at the same place.
-    good = good && peer.quiet();
+    const RailWindow& window = common().window;
+    Peer peer = peer_in(node);
+    const auto* const end =
+        reinterpret_cast<std::byte*>(to.tokens_per_expert + grid().width * params.num_local_experts);
+    const auto bytes = static_cast<std::uint32_t>(end - reinterpret_cast<std::byte*>(to.shape));
+    bool good = peer.put(window.landed_counts(epoch, grid().node()).offset, window.staged_counts(node).offset, bytes);
+    if (good) peer.signal(window.rail_word(RailWindow::notified, grid().node()), rail.notified, epoch);
     peer.close();
   }
   /// By a whole warp: waits for the counts of our rail in node `node`, and copies them to the ranks of this node.
@@ -137,15 +154,13 @@ struct Notify {
     warp::sync();
     const SourceCounts from = common().control.counts_at(
         Carver(common().window.landed_counts(epoch, node).in(common().own_heap())), grid().width);
-    const auto copy = [](auto* into, const auto* out_of, int words) {
-      for (int i = lane_index(); i < words; i += kWarpSize) into[i] = load_weak(out_of + i);
-    };
     for (int index = 0; index < grid().width; ++index) {
       std::byte* heap = common().heaps[grid().first_of_node() + index];
       const SourceCounts to = common().control.counts(heap, epoch, rail);
       copy(to.shape->word, from.shape->word, CallShape::kWords);
-      copy(to.tokens_per_rank, from.tokens_per_rank, grid().num_ranks);
-      copy(to.tokens_per_node, from.tokens_per_node, grid().nodes());
+      copy(to.wrong, from.wrong, 1);
+      copy(to.tokens_for_node, from.tokens_for_node, 1);
+      copy(to.tokens_per_rank, from.tokens_per_rank, grid().width);
       copy(to.tokens_per_expert, from.tokens_per_expert + index * params.num_local_experts, params.num_local_experts);
       warp::sync();  // the lanes' stores come before the signal
       if (lane_index() == 0) {
@@ -153,15 +168,24 @@ struct Notify {
       }
     }
   }
-  /// By one block, when all counts are staged: a warp for a rail, whose first lane posts. Everything is posted, or has
-  /// its warp, before any warp waits for others.
+  /// By one thread: waits until our counts for node `node` are sent. The next notify stages its own at the same place.
+  DEEP_EP_DEVICE void await_sent(int node) const {
+    Peer peer = peer_in(node);
+    peer.quiet();
+    peer.close();
+  }
+  /// By one block, when all counts are staged: a warp for a rail. Everything is posted before any warp waits for
+  /// others. A warp relays before it waits for what was posted, if no other warp does that meanwhile.
   DEEP_EP_DEVICE void exchange() const {
-    for (int number = warp_index(); number < grid().others(); number += block_warps()) {
-      if (lane_index() == 0) send_to(grid().other(number));
-      warp::sync();
-    }
-    for (int number = warp_index(); number < grid().others(); number += block_warps()) {
-      relay_from(grid().other(number));
+    const int others = grid().others();
+    for (int number = warp_index(); number < others; number += block_warps()) send_to(grid().other(number));
+    block::sync();
+    for (int task = warp_index(); task < 2 * others; task += block_warps()) {
+      if (task < others) {
+        relay_from(grid().other(task));
+      } else if (lane_index() == 0) {
+        await_sent(grid().other(task - others));
+      }
     }
   }
 
@@ -182,24 +206,6 @@ struct Notify {
     return whole_block(good, &shared.scratch);
   }
 
-  /// By a whole block: adds the rows of the ranks before this one. Each thread meets the tokens that it numbered
-  /// itself.
-  DEEP_EP_DEVICE void add_rows_before(int destination) const {
-    std::int32_t first_row = 0;
-    for (int source = 0; source < grid().rank; ++source) first_row += counts_of(source).tokens_per_rank[destination];
-    if (first_row == 0) return;
-    constexpr int kTogether = 8;  // loads under way at once
-    for (int first = thread_index(); first < params.num_tokens; first += kTogether * block_threads()) {
-      std::int32_t* const rows = params.destination_row + destination;
-      const auto at = [&](int i) { return std::int64_t{first + i * block_threads()} * grid().num_ranks; };
-      std::int32_t row[kTogether];
-      for (int i = 0; i < kTogether; ++i) row[i] = first + i * block_threads() < params.num_tokens ? rows[at(i)] : -1;
-      for (int i = 0; i < kTogether; ++i) {
-        if (row[i] >= 0) rows[at(i)] = row[i] + first_row;
-      }
-    }
-  }
-
   /// Do all ranks mean the same call, and do their counts make sense? A fault, seen by every rank, if not. Each thread
   /// answers for some ranks.
   DEEP_EP_DEVICE bool agree() const {
@@ -207,25 +213,24 @@ struct Notify {
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
       const SourceCounts counts = counts_of(source);
       good = agrees_on_call(params, *counts.shape, source) && good;
-      for (int to = 0; to < grid().num_ranks; ++to) {
-        if (counts.tokens_per_rank[to] >= 0) continue;
-        report_fault(params.wait, FaultKind::inconsistent_counts, Wanted::counts, source, to, 0, 0);
-        good = false;
-        break;
-      }
+      const std::uint64_t wrong = load_relaxed<Scope::system>(counts.wrong);
+      if (Progress::call_of(wrong) != epoch) continue;
+      report_fault(params.wait, FaultKind::inconsistent_counts, Wanted::counts, source,
+                   static_cast<int>(wrong & 0xffffffff) - 1, 0, 0);
+      good = false;
     }
     return good;
   }
 
   /// By one block: writes the tables that outlive the call, and what the host waits for.
   DEEP_EP_DEVICE void write_tables() const {
-    for (int to = thread_index(); to < grid().num_ranks; to += block_threads()) {
+    for (int index = thread_index(); index < grid().width; index += block_threads()) {
       std::int32_t end = 0;
       for (int source = 0; source < grid().num_ranks; ++source) {
-        end += counts_of(source).tokens_per_rank[to];
-        params.rank_prefix_matrix[source * grid().num_ranks + to] = end;
+        end += counts_of(source).tokens_per_rank[index];
+        params.rank_prefix_matrix[source * grid().width + index] = end;
       }
-      if (to == grid().rank && params.host_counts != nullptr) params.host_counts->num_recv_tokens = end;
+      if (index == grid().index() && params.host_counts != nullptr) params.host_counts->num_recv_tokens = end;
     }
     if (params.host_counts == nullptr) return;
     for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
@@ -236,17 +241,16 @@ struct Notify {
     }
   }
 
-  /// Writes the counts of nodes: for the handle, and for the host.
+  /// Writes how many rows come from each node: for the handle, and for the host.
   DEEP_EP_DEVICE void write_counts_of_nodes() const {
-    for (int node = thread_index(); node < grid().nodes(); node += block_threads()) {
-      params.node_counts[node] = counts_of(grid().rank).tokens_per_node[node];
-      params.node_counts[grid().nodes() + node] = counts_of(grid().rail_in(node)).tokens_per_node[grid().node()];
+    const auto tokens_from = [&](int node) { return *counts_of(grid().rail_in(node)).tokens_for_node; };
+    for (int number = thread_index(); number < grid().others(); number += block_threads()) {
+      const int node = grid().other(number);
+      params.node_counts[grid().nodes() + node] = tokens_from(node);
     }
     if (params.host_counts == nullptr || thread_index() != 0) return;
     std::int32_t relayed = 0;
-    for (int number = 0; number < grid().others(); ++number) {
-      relayed += counts_of(grid().rail_in(grid().other(number))).tokens_per_node[grid().node()];
-    }
+    for (int number = 0; number < grid().others(); ++number) relayed += tokens_from(grid().other(number));
     params.host_counts->num_relay_rows = relayed;
   }
 };
@@ -269,14 +273,8 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
       if (last_block_to_arrive(&common.state->notify_ticket, &shared.scratch)) notify.exchange();
     }
 
-    // 3. Add the rows of the ranks before us.
-    const bool arrived = notify.await_counts();
-    for (int rank = block_index(); arrived && rank < common.num_ranks; rank += grid_blocks()) {
-      notify.add_rows_before(rank);
-    }
-
-    // 4. One block writes the tables and wakes the host.
-    if (arrived && block_index() == 0) {
+    // 3. One block waits for all counts, writes the tables and wakes the host.
+    if (block_index() == 0 && notify.await_counts()) {
       if (whole_block(notify.agree(), &shared.scratch)) {
         notify.write_tables();
         if constexpr (kRails) notify.write_counts_of_nodes();

@@ -133,7 +133,7 @@ struct TransferParams {
   WaitContext wait;
   LocalRings local;
   const std::int32_t* destination_row;     ///< [num_tokens, num_ranks]
-  const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]
+  const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, width]
   int num_tokens;
 
   // Between nodes.
@@ -154,6 +154,14 @@ struct TransferParams {
   std::uint32_t stage_bytes;  ///< a row travels in pieces of at most this size, multiple of 128
   int stages;                 ///< 2..8
 
+  /// Of the rows of rank `index` of this node: where those of rank `source` begin and end.
+  DEEP_EP_DEVICE std::int32_t first_row_of(int source, int index) const {
+    return source == 0 ? 0 : end_of(source - 1, index);
+  }
+  DEEP_EP_DEVICE std::int32_t end_of(int source, int index) const {
+    return rank_prefix_matrix[source * common.grid.width + index];
+  }
+  DEEP_EP_HOST_DEVICE int warps() const { return moving_warps() + local_warps + poster_warps; }
   DEEP_EP_HOST_DEVICE int moving_warps() const { return first_warps + second_warps; }
   /// Of combine: one of the local warps raises the words of what the others push.
   DEEP_EP_HOST_DEVICE int pushing_warps() const { return local_warps == 0 ? 0 : local_warps - 1; }
@@ -193,6 +201,7 @@ struct TransferShared {
 /// The memory for rows at one rank of this node.
 struct NodeTarget {
   RowTargets rows;         ///< its memory, as mapped here
+  std::int32_t first_row;  ///< that is of a token of this rank
   std::int32_t capacity;   ///< rows it has room for
   std::int32_t reachable;  ///< the same; 0 where they come by its local rings, and `rows` means nothing
 };
@@ -218,7 +227,8 @@ struct PackedRow {
   DEEP_EP_DEVICE std::int32_t* experts() const { return reinterpret_cast<std::int32_t*>(scales() + shape.num_scales); }
   DEEP_EP_DEVICE float* weights() const { return reinterpret_cast<float*>(experts() + shape.num_topk); }
   DEEP_EP_DEVICE std::int32_t* src_idx() const { return reinterpret_cast<std::int32_t*>(weights() + shape.num_topk); }
-  /// [width]: the row's final place at each rank of the node, -1 where it is not wanted.
+  /// [width]: the row's final place at each rank of the node, -1 where it is not wanted. Across the network goes its
+  /// number among the source's rows there instead.
   DEEP_EP_DEVICE std::int32_t* places() const { return src_idx() + 1; }
 
   static std::size_t bytes(const RowShape& shape, int width) {
@@ -264,7 +274,7 @@ struct CombineParams {
   std::int32_t num_rows;
   const std::byte* x;
   const float* topk_weights;
-  const std::int32_t* relay_rows;  ///< [relay_rows_room, width]
+  const std::int32_t* relay_rows;  ///< [relay_rows_room, width]: see DispatchHandle
   int pushing_blocks;              ///< only so many blocks push: rows from too many senders at once hold each other up
 };
 

@@ -184,8 +184,8 @@ struct RailWindow {
     carver.place<std::byte>(begin);
     window.rail_words_ = carver.place<std::byte>(kRailWords * nodes * kLine, kLine);
     window.landed_ = carver.place<std::uint64_t>(nodes * Rings::kMostChunks, kLine);
-    window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes(grid.width), kLine);
-    window.staged_counts_ = carver.place<std::byte>(window.counts_bytes(grid.num_ranks), kLine);
+    window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes(), kLine);
+    window.staged_counts_ = carver.place<std::byte>(nodes * window.counts_bytes(), kLine);
     window.bytes = align_to_line(carver.bytes()) - begin;
     return window;
   }
@@ -203,17 +203,19 @@ struct RailWindow {
   }
   DEEP_EP_DEVICE Place<std::byte> landed_counts(std::uint64_t epoch, int node) const {
     const std::size_t at = (epoch & 1) * static_cast<std::size_t>(grid_.nodes()) + static_cast<std::size_t>(node);
-    return {landed_counts_ + at * counts_bytes(grid_.width)};
+    return {landed_counts_ + at * counts_bytes()};
   }
 
-  /// Memory that this rank's NIC reads.
-  DEEP_EP_DEVICE Place<std::byte> staged_counts() const { return {staged_counts_}; }
+  /// For node `node`, in memory that this rank's NIC reads.
+  DEEP_EP_DEVICE Place<std::byte> staged_counts(int node) const {
+    return {staged_counts_ + static_cast<std::size_t>(node) * counts_bytes()};
+  }
+  /// Of one node's.
+  DEEP_EP_HOST_DEVICE std::size_t counts_bytes() const {
+    return SourceCounts(Carver::without_memory(), grid_.width, grid_.width * max_local_experts_).bytes;
+  }
 
  private:
-  DEEP_EP_HOST_DEVICE std::size_t counts_bytes(int ranks) const {
-    return SourceCounts(Carver::without_memory(), grid_.num_ranks, ranks * max_local_experts_).bytes;
-  }
-
   NodeGrid grid_;
   int max_local_experts_ = 0;
   std::size_t rail_words_ = 0, landed_ = 0, landed_counts_ = 0, staged_counts_ = 0;

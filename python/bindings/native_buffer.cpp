@@ -61,7 +61,7 @@ py::tuple hand_out_handle(const DispatchHandle& handle, int rank) {
     const Tensor& matrix = handle.rank_prefix_matrix;
     TensorView column = matrix.view();
     column.dims = 1;
-    column.data = matrix.as<std::int32_t>() + rank;
+    column.data = matrix.as<std::int32_t>() + rank % matrix.size(1);
     ends = framework.hand_out(Tensor(column, matrix.storage()));
   }
   return py::make_tuple(framework.hand_out(handle.rank_prefix_matrix), framework.hand_out(handle.destination_row),

@@ -133,9 +133,9 @@ TEST(BufferHints, SizesThatWouldWrapAreRefused) {
 
 TEST(HeapLayout, TooLittleIsRefused) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
-  EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = 2 * kMiB}, 2), OutOfMemory);
-  EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = kMiB}, 2), OutOfMemory) << "signals take some";
-  EXPECT_THROW(HeapLayout::make({.heap_bytes = 64 * kMiB, .low_latency = {.bytes = 4096}}, 8), InvalidArgument);
+  EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = 2 * kMiB}, 2, 2), OutOfMemory);
+  EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = kMiB}, 2, 2), OutOfMemory) << "signals take some";
+  EXPECT_THROW(HeapLayout::make({.heap_bytes = 64 * kMiB, .low_latency = {.bytes = 4096}}, 8, 8), InvalidArgument);
 }
 
 /// A rank has the part of its GPU's multiprocessors that it shares with others, less those of kernels that play NICs.

@@ -45,13 +45,14 @@ void check_handle(Rank& rank, const Case& one, const DispatchHandle& handle, std
   require(handle.num_tokens == tokens, "handle.num_tokens");
   require(handle.num_recv_rows == rows, "handle.num_recv_rows: " + std::to_string(handle.num_recv_rows));
   require(handle.num_experts == shape.experts(), "handle.num_experts");
-  require_shape(handle.rank_prefix_matrix.view(), DType::int32, {ranks, ranks}, "rank_prefix_matrix");
+  const int width = shape.ranks() / shape.nodes();
+  require_shape(handle.rank_prefix_matrix.view(), DType::int32, {ranks, width}, "rank_prefix_matrix");
   require_shape(handle.destination_row.view(), DType::int32, {tokens, ranks}, "destination_row");
   require_shape(handle.recv_src_idx.view(), DType::int32, {rows}, "recv_src_idx");
-  require_same(one.dispatched.rank_prefix_matrix, rank.download<std::int32_t>(handle.rank_prefix_matrix.view()),
-               "rank_prefix_matrix", ranks);
-  require_same(one.dispatched.destination_row[static_cast<std::size_t>(rank.rank())],
-               rank.download<std::int32_t>(handle.destination_row.view()), "destination_row", ranks);
+  require_same(ends_on_node(one, rank.rank()), rank.download<std::int32_t>(handle.rank_prefix_matrix.view()),
+               "rank_prefix_matrix", width);
+  require_same(numbers_of_tokens(one, rank.rank()), rank.download<std::int32_t>(handle.destination_row.view()),
+               "destination_row", ranks);
   require_same(expected.src_idx, first_rows(rank.download<std::int32_t>(handle.recv_src_idx.view()), expected.rows, 1),
                "recv_src_idx");
 }
@@ -152,6 +153,25 @@ void check_layout(Rank& rank, const Case& one, const DispatchLayout& layout) {
                "num_tokens_per_expert");
   require_same(expected.token_in_rank, rank.download<std::uint8_t>(layout.is_token_in_rank.view()), "is_token_in_rank",
                shape.ranks());
+}
+
+std::vector<std::int32_t> numbers_of_tokens(const Case& one, int rank) {
+  const auto ranks = static_cast<std::size_t>(one.shape.ranks()), source = static_cast<std::size_t>(rank);
+  std::vector<std::int32_t> numbers = one.dispatched.destination_row[source];
+  for (std::size_t at = 0; source != 0 && at < numbers.size(); ++at) {
+    if (numbers[at] >= 0) numbers[at] -= one.dispatched.rank_prefix_matrix[(source - 1) * ranks + at % ranks];
+  }
+  return numbers;
+}
+
+std::vector<std::int32_t> ends_on_node(const Case& one, int rank) {
+  const int ranks = one.shape.ranks(), width = ranks / one.shape.nodes();
+  std::vector<std::int32_t> ends;
+  for (int source = 0; source < ranks; ++source) {
+    const auto first = one.dispatched.rank_prefix_matrix.begin() + source * ranks + rank / width * width;
+    ends.insert(ends.end(), first, first + width);
+  }
+  return ends;
 }
 
 void check_node_counts(Rank& rank, const Case& one, int nodes, const DispatchLayout& layout) {

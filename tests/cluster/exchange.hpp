@@ -31,6 +31,11 @@ void check_layout(Rank& rank, const Case& one, const DispatchLayout& layout);
 /// What it says of nodes, of which there are several.
 void check_node_counts(Rank& rank, const Case& one, int nodes, const DispatchLayout& layout);
 
+/// What the handle says, for rank `rank`, where the oracle names rows: the numbers of its tokens among those for each
+/// rank, and where the rows of each source end on the ranks of its node.
+std::vector<std::int32_t> numbers_of_tokens(const Case& one, int rank);
+std::vector<std::int32_t> ends_on_node(const Case& one, int rank);
+
 struct DispatchExpectations {
   bool cached = false;
   std::int64_t num_worst_tokens = 0;

@@ -63,8 +63,8 @@ ElasticDispatchResult Internode::dispatch_elastic(const ElasticDispatchArguments
   numbers.numbers = numbering_params(arguments, runtime_);
   numbers.recv_topk_idx = indices_of(arguments.topk_idx, came.recv_topk_idx->data());
   numbers.source = came.handle.recv_src_idx.as<std::int32_t>();
-  numbers.ends = came.handle.rank_prefix_matrix.as<std::int32_t>() + runtime_.rank();
-  numbers.ends_stride = ranks;
+  numbers.ends = came.handle.rank_prefix_matrix.as<std::int32_t>() + grid_.index();
+  numbers.ends_stride = grid_.width;
   numbers.topk_idx = indices_of(arguments.topk_idx, arguments.topk_idx.data);
   numbers.num_tokens = arguments.x.size(0);
   numbers.destination_row = came.handle.destination_row.as<std::int32_t>();

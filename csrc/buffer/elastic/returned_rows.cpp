@@ -35,7 +35,7 @@ void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle
 namespace {
 
 SumRowsParams returning_params(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime) {
-  const std::int64_t ranks = runtime.num_ranks();
+  const std::int64_t width = back.ends.size(1);
   SumRowsParams params{};
   params.abort = runtime.faults().wait_context().abort;
   params.rows = back.rows.as<std::byte>();
@@ -43,16 +43,17 @@ SumRowsParams returning_params(const ElasticReturn& back, const ElasticCombineAr
   params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
   params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
   params.row_bytes = static_cast<std::uint32_t>(back.rows.size(1) * 2);
-  params.returned = {.beside = back.beside.as<std::int32_t>(),
-                     .beside_stride = back.beside.size(1),
-                     .num_valid = back.ends.as<std::int32_t>() + (ranks - 1) * ranks + runtime.rank(),
-                     .topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64},
-                     .num_tokens = arguments.topk_idx.size(0),
-                     .num_topk = static_cast<int>(arguments.topk_idx.size(1)),
-                     .num_experts = arguments.num_experts / runtime.num_ranks(),
-                     .each_selection = arguments.each_selection,
-                     .weights = nullptr,
-                     .row_of = back.row_of.as<std::int32_t>()};
+  params.returned = {
+      .beside = back.beside.as<std::int32_t>(),
+      .beside_stride = back.beside.size(1),
+      .num_valid = back.ends.as<std::int32_t>() + (runtime.num_ranks() - 1) * width + runtime.rank() % width,
+      .topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64},
+      .num_tokens = arguments.topk_idx.size(0),
+      .num_topk = static_cast<int>(arguments.topk_idx.size(1)),
+      .num_experts = arguments.num_experts / runtime.num_ranks(),
+      .each_selection = arguments.each_selection,
+      .weights = nullptr,
+      .row_of = back.row_of.as<std::int32_t>()};
   return params;
 }
 

@@ -1,16 +1,13 @@
 #include "csrc/buffer/internode/internode.hpp"
 
 #include <algorithm>
-#include <array>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/defaults.hpp"
-#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "kernels/normal/combine_push.hpp"
 
 namespace deep_ep {
 namespace {
@@ -97,7 +94,7 @@ void Internode::set_rings(TransferParams& params, const DispatchHandle& handle, 
   params.relay_rows_room = handle.relay_rows.view().size(0);
 }
 
-int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most, int fewest_local) const {
+void Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most, int fewest_local) const {
   const int wanted = config.warps_per_block != 0 ? config.warps_per_block
                      : runtime_.on_gpu()         ? most
                                                  : runtime_.policy().warps_per_block;
@@ -106,7 +103,6 @@ int Internode::plan_warps(TransferParams& params, const Config& config, int bloc
   params.local_warps = fewest_local == 0 ? 0 : std::max(fewest_local, rest / 4);
   params.first_warps = (rest - params.local_warps) / 2;
   params.second_warps = rest - params.local_warps - params.first_warps;
-  return rest + params.poster_warps;
 }
 
 void Internode::check_handle(const DispatchHandle& handle) const {
@@ -124,14 +120,8 @@ void Internode::launch(DispatchParams& params, const Config& config, const Dispa
                                     static_cast<std::uint32_t>(params.rows.num_topk)});
   const int blocks = runtime_.sms(config, defaults::kDispatchSms);
   const int most_warps = kernels::dispatch_and_notify_internode::kMaxThreads / 32;
-  const int warps = plan_warps(params.transfer, config, blocks, most_warps, outputs.in_heap ? 0 : 1);
-  const std::size_t shared_bytes = plan_stages(
-      params.transfer.stages, params.transfer.stage_bytes, params.transfer.moving_warps(), params.rows.row_bytes,
-      runtime_.policy().max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
-        return DispatchShared(Carver::without_memory(), params.transfer, blocks, stages, stage_bytes).bytes;
-      });
-  runtime_.executor()->kernels().dispatch_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
-                                                               scope.stream());
+  plan_warps(params.transfer, config, blocks, most_warps, outputs.in_heap ? 0 : 1);
+  enqueue(params, blocks, scope);
 }
 
 std::optional<Tensor> Internode::copy_in_heap(const ConstTensorView& tensor, const CallScope& scope) const {
@@ -181,17 +171,8 @@ void Internode::launch(CombineParams& params, const CombineArguments& arguments,
 
   const int blocks = runtime_.sms(arguments.config, defaults::kCombineSms);
   const int most_warps = kernels::combine_and_notify_internode::kMaxThreads / 32;
-  TransferParams& transfer = params.transfer;
-  const int warps = plan_warps(transfer, arguments.config, blocks, most_warps, pushed ? 2 : 0);
-  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return CombineShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
-  };
-  if (pushed) {
-    plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
-                runtime_.policy().max_shared_bytes, shared_bytes);
-  }
-  runtime_.executor()->kernels().combine_and_notify_internode(
-      params, {blocks, warps * 32, shared_bytes(transfer.stages, transfer.stage_bytes)}, scope.stream());
+  plan_warps(params.transfer, arguments.config, blocks, most_warps, pushed ? 2 : 0);
+  enqueue(params, blocks, scope);
 }
 
 }  // namespace deep_ep

@@ -41,9 +41,9 @@ class Internode final : public NormalMode {
   /// The rings for rows of so many bytes, all included. OutOfMemory where the window is too small.
   Rings rings_for(std::size_t row_bytes) const;
   LocalRings local_rings_for(const Rings& rings, bool dispatches) const;
-  /// Shares the warps of a block out among the roles; returns how many there are. `fewest_local`: of local warps; 0 if
-  /// this rank's rows lie in the heap.
-  int plan_warps(TransferParams& params, const Config& config, int blocks, int most, int fewest_local) const;
+  /// Shares the warps of a block out among the roles. `fewest_local`: of local warps; 0 if this rank's rows lie in the
+  /// heap.
+  void plan_warps(TransferParams& params, const Config& config, int blocks, int most, int fewest_local) const;
   /// A copy in the heap, if there is room.
   std::optional<Tensor> copy_in_heap(const ConstTensorView& tensor, const CallScope& scope) const;
 

@@ -1,7 +1,6 @@
 #include "csrc/buffer/intranode/intranode.hpp"
 
 #include <algorithm>
-#include <array>
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
@@ -9,26 +8,20 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/elastic/params.hpp"
-#include "kernels/normal/combine_push.hpp"
 
 namespace deep_ep {
 namespace {
 
-/// `fetches`: some warps take this rank's rows out of its local rings.
-LaunchShape plan_launch(DispatchParams& params, const Config& config, const Runtime& runtime, bool fetches) {
+/// The roles of a block's warps. `fetches`: some take this rank's rows out of its local rings. Returns how many blocks
+/// there are.
+int plan_warps(DispatchParams& params, const Config& config, const Runtime& runtime, bool fetches) {
   TransferParams& transfer = params.transfer;
   const int wanted = config.warps_per_block != 0 ? config.warps_per_block : runtime.policy().warps_per_block;
   const int warps = std::max(wanted, fetches ? 2 : 1);
   const int sms = runtime.sms(config, defaults::kDispatchSms);
-  const int blocks = fetches ? sms : std::min(sms, std::max(1, (params.num_tokens + warps - 1) / warps));
   transfer.local_warps = fetches ? std::max(1, warps / 4) : 0;
   transfer.first_warps = warps - transfer.local_warps;
-  const std::size_t shared_bytes =
-      plan_stages(transfer.stages, transfer.stage_bytes, transfer.first_warps, params.rows.row_bytes,
-                  runtime.policy().max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
-                    return DispatchShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
-                  });
-  return {blocks, warps * 32, shared_bytes};
+  return fetches ? sms : std::min(sms, std::max(1, (params.num_tokens + warps - 1) / warps));
 }
 
 /// The window as a place for all rows at once, if it has room for them.
@@ -58,8 +51,8 @@ int parts_per_token(int tokens, int warps) {
 }
 
 /// The roles of the warps of each of `blocks` blocks. If this rank pushes, one raises the words of pushed rows, and
-/// the others share adding and pushing. Returns how many there are.
-int plan_warps(CombineParams& params, int blocks, const Config& config, const Runtime& runtime, bool pushes) {
+/// the others share adding and pushing.
+void plan_warps(CombineParams& params, int blocks, const Config& config, const Runtime& runtime, bool pushes) {
   const bool gpu = runtime.on_gpu();
   const int raising = pushes ? 1 : 0;
   int pushing = 0;
@@ -81,21 +74,6 @@ int plan_warps(CombineParams& params, int blocks, const Config& config, const Ru
   const bool release = transfer.num_tokens > transfer.local.slots;
   params.parts_per_token = release ? 1 : parts_per_token(transfer.num_tokens, blocks * adding);
   params.pushing_blocks = gpu ? std::max(1, kGpuPushingWarpsInAll / std::max(1, pushing)) : INT32_MAX;
-  return adding + transfer.local_warps;
-}
-
-LaunchShape plan_launch(CombineParams& params, const Config& config, const Runtime& runtime, bool pushes) {
-  TransferParams& transfer = params.transfer;
-  const int blocks = runtime.sms(config, defaults::kCombineSms);
-  const int warps = plan_warps(params, blocks, config, runtime, pushes);
-  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return CombineShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
-  };
-  if (pushes) {  // warps that add work in registers
-    plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
-                runtime.policy().max_shared_bytes, shared_bytes);
-  }
-  return {blocks, warps * 32, shared_bytes(transfer.stages, transfer.stage_bytes)};
 }
 
 }  // namespace
@@ -136,9 +114,7 @@ void Intranode::launch(DispatchParams& params, const Config& config, const Dispa
         format_bytes(runtime_.heap()->bytes()), params.output_rows, format_bytes(runtime_.layout().window_bytes),
         format_bytes(params.transfer.local.slot_bytes), runtime_.num_ranks());
   }
-  const LaunchShape shape = plan_launch(params, config, runtime_, fetches);
-  const KernelTable& kernels = runtime_.executor()->kernels();
-  kernels.dispatch(params, shape, scope.stream());
+  enqueue(params, plan_warps(params, config, runtime_, fetches), scope);
   if (!landed) return;
   CopyReceivedParams copying{};
   copying.rows = params.rows;
@@ -148,7 +124,7 @@ void Intranode::launch(DispatchParams& params, const Config& config, const Dispa
   copying.num_valid = params.transfer.rank_prefix_matrix + (common_.num_ranks - 1) * common_.num_ranks + common_.rank;
   const LaunchShape all = shape_for_pipelines(copying.num_rows, copying.rows.row_bytes, runtime_.executor()->policy(),
                                               kernels::copy_received::kMaxThreads, copying.stages, copying.stage_bytes);
-  kernels.copy_received(copying, all, scope.stream());
+  runtime_.executor()->kernels().copy_received(copying, all, scope.stream());
 }
 
 void Intranode::launch(CombineParams& params, const CombineArguments& arguments, const CallScope& scope) {
@@ -163,8 +139,9 @@ void Intranode::launch(CombineParams& params, const CombineArguments& arguments,
         runtime_.num_ranks());
   }
   const bool pushes = x.size(0) != 0 && !(runtime_.in_heap(x) && (!weights || runtime_.in_heap(*weights)));
-  const LaunchShape shape = plan_launch(params, arguments.config, runtime_, pushes);
-  runtime_.executor()->kernels().combine(params, shape, scope.stream());
+  const int blocks = runtime_.sms(arguments.config, defaults::kCombineSms);
+  plan_warps(params, blocks, arguments.config, runtime_, pushes);
+  enqueue(params, blocks, scope);
 }
 
 }  // namespace deep_ep

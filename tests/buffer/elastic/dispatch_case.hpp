@@ -201,7 +201,8 @@ inline void check_elastic(Rank& rank, const Case& one, const ElasticKind& kind, 
   require_same(local, ints(handle.local_topk_idx), "local", shape.topk);
 
   const auto& selected = one.selections[std::size_t(me)].idx;
-  const auto& destinations = one.dispatched.destination_row[std::size_t(me)];
+  const auto destinations =
+      handle.sent_to.defined() ? one.dispatched.destination_row[std::size_t(me)] : numbers_of_tokens(one, me);
   std::vector<std::int32_t> rows_at_owners;
   std::vector<std::uint8_t> sent_to;
   for (std::size_t at = 0; at < selected.size(); ++at) {

@@ -77,9 +77,9 @@ class LowLatencyWindowTest : public testing::Test {
   }
 
   static constexpr std::int64_t kMostHidden = 12288;
-  static LowLatencyWindow window() { return HeapLayout::make(options(), 2).low_latency; }
+  static LowLatencyWindow window() { return HeapLayout::make(options(), 2, 2).low_latency; }
   static std::byte* heap_of(const Buffer& buffer) {
-    const HeapLayout layout = HeapLayout::make(options(), 2);
+    const HeapLayout layout = HeapLayout::make(options(), 2, 2);
     return static_cast<std::byte*>(buffer.local_memory().data) - layout.window_at();
   }
 

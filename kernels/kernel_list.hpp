@@ -10,56 +10,40 @@
 #include "kernels/primitives/declare_kernel.hpp"
 
 // clang-format off
-#define DEEP_EP_KERNELS(KERNEL)                                                             \
-  KERNEL(layout,                                   deep_ep::LayoutParams,             1024) \
-  KERNEL(notify,                                   deep_ep::NotifyParams,              768) \
-  KERNEL(dispatch,                                 deep_ep::DispatchParams,            512) \
-  KERNEL(combine,                                  deep_ep::CombineParams,             512) \
-  KERNEL(barrier,                                  deep_ep::ElasticBarrierParams,      128) \
-  KERNEL(dispatch_elastic,                         deep_ep::ElasticDispatchParams,     512) \
-  KERNEL(combine_elastic,                          deep_ep::ElasticCombineParams,      512) \
-  KERNEL(prefetch_weights,                         deep_ep::LoadBalanceParams,         256) \
-  KERNEL(reduce_grads,                             deep_ep::LoadBalanceParams,         512) \
-  KERNEL(copy_received,                            deep_ep::CopyReceivedParams,        256) \
-  KERNEL(notify_internode,                         deep_ep::NotifyParams,              512) \
-  KERNEL(dispatch_and_notify_internode,            deep_ep::DispatchParams,            384) \
-  KERNEL(combine_and_notify_internode,             deep_ep::CombineParams,             384) \
-  KERNEL(dispatch_low_latency,                     deep_ep::LowLatencyDispatchParams,  512) \
-  KERNEL(dispatch_low_latency_rdma,                deep_ep::LowLatencyDispatchParams,  512) \
-  KERNEL(combine_low_latency,                      deep_ep::LowLatencyCombineParams,   512) \
-  KERNEL(combine_low_latency_rdma,                 deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_unreduced,            deep_ep::LowLatencyCombineParams,   512) \
-  KERNEL(barrier_low_latency,                      deep_ep::LowLatencyBarrierParams,   128) \
-  KERNEL(masks_low_latency,                        deep_ep::LowLatencyMasksParams,     128) \
-  KERNEL(number_selections,                        deep_ep::NumberRowsParams,          512) \
-  KERNEL(spread_rows,                              deep_ep::SpreadRowsParams,          256) \
-  KERNEL(address_rows,                             deep_ep::AddressRowsParams,         512) \
-  KERNEL(find_returned_rows,                       deep_ep::SumRowsParams,             256) \
-  KERNEL(sum_rows,                                 deep_ep::SumRowsParams,             256) \
-  KERNEL(nic_test,                                 deep_ep::NicTestParams,             512) \
-  KERNEL(simulated_nic,                            deep_ep::SimulatedNicParams,        640)
+#define DEEP_EP_KERNELS(KERNEL)                                                    \
+  KERNEL(layout,                                   LayoutParams,             1024) \
+  KERNEL(notify,                                   NotifyParams,              768) \
+  KERNEL(dispatch,                                 DispatchParams,            512) \
+  KERNEL(combine,                                  CombineParams,             512) \
+  KERNEL(barrier,                                  ElasticBarrierParams,      128) \
+  KERNEL(dispatch_elastic,                         ElasticDispatchParams,     512) \
+  KERNEL(combine_elastic,                          ElasticCombineParams,      512) \
+  KERNEL(prefetch_weights,                         LoadBalanceParams,         256) \
+  KERNEL(reduce_grads,                             LoadBalanceParams,         512) \
+  KERNEL(copy_received,                            CopyReceivedParams,        256) \
+  KERNEL(notify_internode,                         NotifyParams,              512) \
+  KERNEL(dispatch_and_notify_internode,            DispatchParams,            384) \
+  KERNEL(combine_and_notify_internode,             CombineParams,             384) \
+  KERNEL(dispatch_low_latency,                     LowLatencyDispatchParams,  512) \
+  KERNEL(dispatch_low_latency_rdma,                LowLatencyDispatchParams,  512) \
+  KERNEL(combine_low_latency,                      LowLatencyCombineParams,   512) \
+  KERNEL(combine_low_latency_rdma,                 LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_unreduced,            LowLatencyCombineParams,   512) \
+  KERNEL(barrier_low_latency,                      LowLatencyBarrierParams,   128) \
+  KERNEL(masks_low_latency,                        LowLatencyMasksParams,     128) \
+  KERNEL(number_selections,                        NumberRowsParams,          512) \
+  KERNEL(spread_rows,                              SpreadRowsParams,          256) \
+  KERNEL(address_rows,                             AddressRowsParams,         512) \
+  KERNEL(find_returned_rows,                       SumRowsParams,             256) \
+  KERNEL(sum_rows,                                 SumRowsParams,             256) \
+  KERNEL(nic_test,                                 NicTestParams,             512) \
+  KERNEL(simulated_nic,                            SimulatedNicParams,        640)
 // clang-format on
 
 namespace deep_ep {
-struct LayoutParams;
-struct NotifyParams;
-struct DispatchParams;
-struct CopyReceivedParams;
-struct CombineParams;
-struct ElasticBarrierParams;
-struct ElasticDispatchParams;
-struct ElasticCombineParams;
-struct LoadBalanceParams;
-struct LowLatencyDispatchParams;
-struct LowLatencyCombineParams;
-struct LowLatencyBarrierParams;
-struct LowLatencyMasksParams;
-struct SumRowsParams;
-struct NumberRowsParams;
-struct SpreadRowsParams;
-struct AddressRowsParams;
-struct NicTestParams;
-struct SimulatedNicParams;
+#define DEEP_EP_PARAMS(name, Params, max_threads) struct Params;
+DEEP_EP_KERNELS(DEEP_EP_PARAMS)
+#undef DEEP_EP_PARAMS
 }  // namespace deep_ep
 
 DEEP_EP_KERNELS(DEEP_EP_DECLARE_KERNEL)

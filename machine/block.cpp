@@ -31,7 +31,7 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
       proxies_(kernel_->launch.shape.threads),
       mbarriers_(shared_),
       warps_(static_cast<std::size_t>(kernel_->launch.shape.threads / Warp::kLanes)),
-      ready_(kernel_->launch.shape.threads) {
+      barrier_(kernel_->launch.shape.threads) {
   const LaunchShape& shape = kernel_->launch.shape;
   fibers_.reserve(static_cast<std::size_t>(shape.threads));
   for (int thread = 0; thread < shape.threads; ++thread) {
@@ -44,7 +44,7 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
                                     .shared = shared_.data(),
                                     .shared_bytes = shape.shared_bytes,
                                     .perturbed = random_.enabled()});
-    ready_.push(*fibers_.back());
+    ready_.push_back(fibers_.back().get());
   }
   live_ = shape.threads;
 }
@@ -85,7 +85,10 @@ Block::Slice Block::run(Context& worker) {
 /// The fiber that runs next in this slice; null when the worker should look after other blocks.
 Fiber* Block::next() {
   if (ready_.empty() || quiet_ >= ready_.size() || budget_-- <= 0) return nullptr;
-  return &ready_.pop(random_);
+  if (random_.enabled()) std::swap(ready_.front(), ready_[random_.below(static_cast<std::uint32_t>(ready_.size()))]);
+  Fiber* const drawn = ready_.front();
+  ready_.pop_front();
+  return drawn;
 }
 
 /// Leaves the running thread for another, or for the worker. Its fiber has been queued, or another one waits for it.
@@ -101,7 +104,7 @@ DEEP_EP_NO_TSAN void Block::suspend() {
 }
 
 void Block::yield() {
-  ready_.push(*current_);
+  ready_.push_back(current_);
   suspend();
 }
 
@@ -114,7 +117,7 @@ void Block::park(Fiber::Wait wait, const void* object, std::uint32_t parity) {
 
 void Block::wake(Fiber& fiber) {
   fiber.wait = Fiber::Wait::nothing;
-  ready_.push(fiber);
+  ready_.push_back(&fiber);
 }
 
 void Block::progress() {
@@ -154,9 +157,12 @@ void Block::abort() {
 DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
   if (!aborting_) {
     try {
-      const tsan::Scope as_thread(fiber.tsan_context);
-      tsan::acquire(&kernel_->start_point);
-      kernel_->launch.entry(kernel_->launch.params.get(), shared_.data());
+      {
+        const tsan::Scope as_thread(fiber.tsan_context);
+        tsan::acquire(&kernel_->start_point);
+        kernel_->launch.entry(kernel_->launch.params.get(), shared_.data());
+      }
+      bulk_.finish(fiber);
       fiber.returned = true;
     } catch (const Aborted&) {
       // Another thread has reported why.
@@ -164,14 +170,6 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
       kernel_->fail(fmt::format("block {}, thread {}: {}", index_, fiber.state.thread, e.what()));
     } catch (...) {
       kernel_->fail(fmt::format("block {}, thread {}: an exception of unknown type", index_, fiber.state.thread));
-    }
-  }
-  if (!aborting_) {
-    try {
-      bulk_.finish(fiber);
-    } catch (const std::exception& e) {
-      fiber.returned = false;
-      kernel_->fail(fmt::format("block {}, thread {}: {}", index_, fiber.state.thread, e.what()));
     }
   }
   {

@@ -13,7 +13,6 @@
 #include "machine/mbarrier_table.hpp"
 #include "machine/proxy_order.hpp"
 #include "machine/random.hpp"
-#include "machine/ready_queue.hpp"
 #include "machine/shared_memory.hpp"
 #include "machine/warp.hpp"
 
@@ -35,8 +34,8 @@ class Block final : public Machine {
   void pause(int spins) override;
   void interleave() override;
   void warp_sync() override;
-  const std::byte* warp_exchange(WarpOp op, const void* value, int bytes) override;
-  void block_sync() override;
+  const std::byte* warp_exchange(const char* op, const void* value, int bytes) override;
+  bool block_sync(bool good) override;
   void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override;
   void mbarrier_fence_init() override;
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) override;
@@ -67,9 +66,13 @@ class Block final : public Machine {
 
   // Meeting points: block_sync.cpp.
   void release(MeetingPoint& point);
-  const std::byte* meet(WarpOp op, const void* value, int bytes);
+  void arrive(Gathering& at, Fiber::Wait wait, bool orders);
+  template <class Come>
+  void meet_in_order(Gathering& at, Come come);
+  const std::byte* meet(const char* op, const void* value, int bytes);
   void run_loads(MbarrierState& state, bool all);
   void advance(MbarrierState& state);
+  bool look(std::uint64_t& word, std::uint32_t parity, bool waits);
 
   // Bulk copies: block_bulk.cpp.
   void check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes);
@@ -89,7 +92,7 @@ class Block final : public Machine {
   std::vector<std::unique_ptr<Fiber>> fibers_;  ///< by thread index
   std::vector<Warp> warps_;
   Barrier barrier_;
-  ReadyQueue ready_;
+  std::deque<Fiber*> ready_;  ///< threads that can run: first in, first out; a seeded schedule draws
 
   Context* worker_ = nullptr;
   void* worker_tsan_context_ = nullptr;

@@ -7,11 +7,11 @@ namespace deep_ep::host_machine {
 std::string Block::describe_wait(const Fiber& fiber) const {
   switch (fiber.wait) {
     case Fiber::Wait::warp: {
-      const auto& warp = *static_cast<const Warp*>(fiber.wait_object);
-      return fmt::format("wait for their warp ({} of {} lanes came)", warp.arrived, Warp::kLanes);
+      const auto& warp = *static_cast<const Gathering*>(fiber.wait_object);
+      return fmt::format("wait for their warp ({} of {} lanes came)", warp.arrived, warp.threads);
     }
     case Fiber::Wait::barrier:
-      return fmt::format("wait for their block ({} of {} threads came)", barrier_.arrived, fiber.state.block_threads);
+      return fmt::format("wait for their block ({} of {} threads came)", barrier_.arrived, barrier_.threads);
     case Fiber::Wait::mbarrier:
       return fmt::format("wait for parity {} of {}", fiber.wait_parity,
                          mbarriers_.describe(*static_cast<const MbarrierState*>(fiber.wait_object)));

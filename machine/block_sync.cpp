@@ -11,82 +11,67 @@
 
 namespace deep_ep::host_machine {
 
-namespace {
-
-const char* name_of(WarpOp op) {
-  switch (op) {
-    case WarpOp::sync:
-      return "sync";
-    case WarpOp::shuffle:
-      return "shuffle";
-    case WarpOp::shuffle_xor:
-      return "shuffle_xor";
-    case WarpOp::ballot:
-      return "ballot, any or all";
-    case WarpOp::sum:
-      return "sum";
-    case WarpOp::max:
-      return "max";
-    case WarpOp::inclusive_sum:
-      return "inclusive_sum";
-    case WarpOp::match:
-      return "match_any";
-  }
-  return "?";
-}
-
-}  // namespace
-
 /// The current thread's accesses come before those of a thread that acquires the point.
 void Block::release(MeetingPoint& point) {
   proxies_.release(*current_, point);
   tsan::release_as(current_->tsan_context, &point);
 }
 
+/// The current thread comes, and returns when all have.
+void Block::arrive(Gathering& at, Fiber::Wait wait, bool orders) {
+  if (++at.arrived < at.threads) {
+    at.waiting.push_back(current_);
+    park(wait, &at);
+    return;
+  }
+  if (orders) shared_.flush();
+  for (Fiber* fiber : at.waiting) wake(*fiber);
+  at.waiting.clear();
+  at.arrived = 0;
+  ++at.generation;
+}
+
+/// Does `come()`, which returns when all have come: they see afterwards what any of them wrote before.
+template <class Come>
+void Block::meet_in_order(Gathering& at, Come come) {
+  MeetingPoint* point = nullptr;
+  {
+    const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+    maybe_interleave();
+    point = &at.sync_point[at.generation & 1u];
+    release(*point);
+    come();
+    proxies_.acquire(*current_, *point);
+  }
+  tsan::acquire(point);
+}
+
 // ---- Warps ----
 
-/// Returns when all lanes came, with what they gave.
-const std::byte* Block::meet(WarpOp op, const void* value, int bytes) {
+/// Returns when all lanes came, with what they gave. An operation without values orders memory.
+const std::byte* Block::meet(const char* op, const void* value, int bytes) {
   Warp& warp = current_warp();
   if (warp.arrived == 0) {
     warp.op = op;
     warp.bytes = bytes;
-  } else if (warp.op != op || warp.bytes != bytes) {
+  } else if (std::strcmp(warp.op, op) != 0 || warp.bytes != bytes) {
     fail<Error>("lanes of a warp are at different operations: warp::{} of {} bytes here, warp::{} of {} bytes there",
-                name_of(op), bytes, name_of(warp.op), warp.bytes);
+                op, bytes, warp.op, warp.bytes);
   }
   count_meeting();
   std::byte* slots = warp.slots[warp.generation & 1u];
   if (bytes > 0) {
     std::memcpy(slots + current_->state.thread % Warp::kLanes * kExchangeSlot, value, static_cast<std::size_t>(bytes));
   }
-  if (warp.arrived + 1 < Warp::kLanes) {
-    warp.waiting[warp.arrived++] = current_;
-    park(Fiber::Wait::warp, &warp);
-  } else {
-    for (int i = 0; i < warp.arrived; ++i) wake(*warp.waiting[i]);
-    warp.arrived = 0;
-    ++warp.generation;
-    if (op == WarpOp::sync) shared_.flush();
-  }
+  arrive(warp, Fiber::Wait::warp, /*orders=*/bytes == 0);
   return slots;
 }
 
 void Block::warp_sync() {
-  MeetingPoint* point = nullptr;
-  {
-    const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-    maybe_interleave();
-    Warp& warp = current_warp();
-    point = &warp.sync_point[warp.generation & 1u];
-    release(*point);
-    meet(WarpOp::sync, nullptr, 0);
-    proxies_.acquire(*current_, *point);
-  }
-  tsan::acquire(point);
+  meet_in_order(current_warp(), [this] { meet("sync", nullptr, 0); });
 }
 
-const std::byte* Block::warp_exchange(WarpOp op, const void* value, int bytes) {
+const std::byte* Block::warp_exchange(const char* op, const void* value, int bytes) {
   const MachineScope scope(current_->tsan_context, worker_tsan_context_);
   maybe_interleave();
   return meet(op, value, bytes);
@@ -94,27 +79,16 @@ const std::byte* Block::warp_exchange(WarpOp op, const void* value, int bytes) {
 
 // ---- The barrier of the block ----
 
-void Block::block_sync() {
-  MeetingPoint* point = nullptr;
-  {
-    const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-    maybe_interleave();
-    point = &barrier_.sync_point[barrier_.generation & 1u];
-    release(*point);
+bool Block::block_sync(bool good) {
+  bool all_good = false;
+  meet_in_order(barrier_, [&] {
+    bool& good_so_far = barrier_.good[barrier_.generation & 1u];
+    good_so_far = (barrier_.arrived == 0 || good_so_far) && good;
     progress();
-    if (++barrier_.arrived == current_->state.block_threads) {
-      shared_.flush();
-      for (Fiber* fiber : barrier_.waiting) wake(*fiber);
-      barrier_.waiting.clear();
-      barrier_.arrived = 0;
-      ++barrier_.generation;
-    } else {
-      barrier_.waiting.push_back(current_);
-      park(Fiber::Wait::barrier, &barrier_);
-    }
-    proxies_.acquire(*current_, *point);
-  }
-  tsan::acquire(point);
+    arrive(barrier_, Fiber::Wait::barrier, /*orders=*/true);
+    all_good = good_so_far;
+  });
+  return all_good;
 }
 
 // ---- Mbarriers. Their word is read in the thread's own context: using one without a barrier after init is a race ----
@@ -172,7 +146,9 @@ void Block::run_loads(MbarrierState& state, bool all) {
   }
 }
 
-bool Block::mbarrier_test(std::uint64_t& word, std::uint32_t parity) {
+/// Has the phase ended? If the thread `waits`, it has. Bytes come no earlier than a thread needs them: a thread that
+/// does not wait finds them missing.
+bool Block::look(std::uint64_t& word, std::uint32_t parity, bool waits) {
   const std::uint64_t ticket = word;
   MeetingPoint* point = nullptr;
   bool ended = false;
@@ -180,9 +156,15 @@ bool Block::mbarrier_test(std::uint64_t& word, std::uint32_t parity) {
     const MachineScope scope(current_->tsan_context, worker_tsan_context_);
     maybe_interleave();
     MbarrierState& state = mbarriers_.find(word, ticket);
-    if (parity > 1) fail<Error>("mbarrier::test for parity {}; allowed: 0 and 1", parity);
-    if (!state.ended(parity)) run_loads(state, /*all=*/false);
-    ended = state.ended(parity);
+    if (parity > 1) fail<Error>("mbarrier::{} for parity {}; allowed: 0 and 1", waits ? "wait" : "test", parity);
+    for (;;) {
+      if (!state.ended(parity)) run_loads(state, /*all=*/waits);
+      ended = state.ended(parity);
+      if (ended || !waits) break;
+      state.waiting.push_back(current_);
+      progress();
+      park(Fiber::Wait::mbarrier, &state, parity);
+    }
     point = &state.sync_point[parity];
     if (ended) proxies_.acquire(*current_, *point);
   }
@@ -190,26 +172,8 @@ bool Block::mbarrier_test(std::uint64_t& word, std::uint32_t parity) {
   return ended;
 }
 
-void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) {
-  const std::uint64_t ticket = word;
-  MeetingPoint* point = nullptr;
-  {
-    const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-    maybe_interleave();
-    MbarrierState& state = mbarriers_.find(word, ticket);
-    if (parity > 1) fail<Error>("mbarrier::wait for parity {}; allowed: 0 and 1", parity);
-    // Bytes come no earlier than a thread needs them: a thread that does not wait finds them missing.
-    while (!state.ended(parity)) {
-      run_loads(state, /*all=*/true);
-      if (state.ended(parity)) break;
-      state.waiting.push_back(current_);
-      progress();
-      park(Fiber::Wait::mbarrier, &state, parity);
-    }
-    point = &state.sync_point[parity];
-    proxies_.acquire(*current_, *point);
-  }
-  tsan::acquire(point);
-}
+bool Block::mbarrier_test(std::uint64_t& word, std::uint32_t parity) { return look(word, parity, /*waits=*/false); }
+
+void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) { look(word, parity, /*waits=*/true); }
 
 }  // namespace deep_ep::host_machine

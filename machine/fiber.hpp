@@ -30,7 +30,7 @@ class Fiber : public Context {
   ThreadState state;
   Block* block = nullptr;
   Wait wait = Wait::nothing;
-  const void* wait_object = nullptr;  ///< the Warp, Barrier or MbarrierState
+  const void* wait_object = nullptr;  ///< the Gathering or MbarrierState
   std::uint32_t wait_parity = 0;
   int meetings_of_poll =
       0;  ///< 0: it works; otherwise it polls, and one less than this is how often it met its warp since its last pause

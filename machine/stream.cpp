@@ -80,36 +80,43 @@ void HostStream::launch(KernelLaunch kernel) {
                           kernel.name, kernel.shape.threads, kernel.shape.shared_bytes, kMostThreads,
                           max_shared_bytes_);
   }
-  Operation operation;
-  operation.kernel = std::move(kernel);
-  add(std::move(operation));
+  add([this, kernel = std::move(kernel)] { return failed() || start(kernel); });
 }
 
 void HostStream::enqueue(std::function<void()> work) {
-  Operation operation;
-  operation.work = std::move(work);
-  add(std::move(operation));
+  add([this, work = std::move(work)] {
+    if (!failed()) do_work(work);
+    return true;
+  });
 }
 
 void HostStream::enqueue_always(std::function<void()> work) {
-  Operation operation;
-  operation.work = std::move(work);
-  operation.always = true;
-  add(std::move(operation));
+  add([this, work = std::move(work)] {
+    do_work(work);
+    return true;
+  });
 }
 
 std::shared_ptr<HostEvent> HostStream::record() {
   auto event = std::make_shared<HostEvent>();
-  Operation operation;
-  operation.recorded = event;
-  add(std::move(operation));
+  add([this, event] {
+    tsan::release_as(tsan_context_, &event->sync_point);
+    event->complete();
+    return true;
+  });
   return event;
 }
 
 void HostStream::wait(std::shared_ptr<HostEvent> event) {
-  Operation operation;
-  operation.wait_for = std::move(event);
-  add(std::move(operation));
+  add([this, event = std::move(event)] {
+    // The event is kept alive by the call that it holds; the cycle ends when it completes.
+    const bool pending = event->on_completion([self = shared_from_this(), event] {
+      tsan::acquire_as(self->tsan_context_, &event->sync_point);
+      self->resume();
+    });
+    if (!pending) tsan::acquire_as(tsan_context_, &event->sync_point);
+    return !pending;
+  });
 }
 
 void HostStream::synchronize() {
@@ -139,9 +146,9 @@ void HostStream::require_home() const {
   throw Error("an executor was used in a child forked after it was made: only the process that made it can use it");
 }
 
-void HostStream::add(Operation operation) {
+void HostStream::add(std::function<bool()> step) {
   require_home();
-  auto added = std::make_unique<Operation>(std::move(operation));
+  auto added = std::make_unique<Operation>(Operation{std::move(step)});
   tsan::release(&added->sync_point);
   {
     const std::lock_guard lock(mutex_);
@@ -170,44 +177,18 @@ void HostStream::pump() {
       operation = std::move(queue_.front());
       queue_.pop_front();
     }
-    if (!perform(*operation)) return;
+    tsan::acquire_as(tsan_context_, &operation->sync_point);
+    if (!operation->step()) return;
   }
 }
 
-/// False: not done yet; resume() or pump() will be called when it is.
-bool HostStream::perform(Operation& operation) {
-  {
-    const tsan::Scope as_stream(tsan_context_);
-    tsan::acquire(&operation.sync_point);
-  }
-  if (operation.recorded != nullptr) {
-    {
-      const tsan::Scope as_stream(tsan_context_);
-      tsan::release(&operation.recorded->sync_point);
-    }
-    operation.recorded->complete();
-    return true;
-  }
-  if (operation.wait_for != nullptr) {
-    HostEvent& event = *operation.wait_for;
-    // The event is kept alive by the call that it holds; the cycle ends when it completes.
-    const bool pending = event.on_completion([self = shared_from_this(), kept = operation.wait_for] {
-      tsan::acquire_as(self->tsan_context_, &kept->sync_point);
-      self->resume();
-    });
-    if (pending) return false;
-    tsan::acquire_as(tsan_context_, &event.sync_point);
-    return true;
-  }
-  if (failed() && !operation.always) return true;
-  if (operation.kernel.entry != nullptr) return start(std::move(operation.kernel));
+void HostStream::do_work(const std::function<void()>& work) {
   try {
     const tsan::Scope as_stream(tsan_context_);
-    operation.work();
+    work();
   } catch (const std::exception& e) {
     note_failure(e.what());
   }
-  return true;
 }
 
 bool HostStream::start(KernelLaunch launch) {

@@ -69,18 +69,15 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
 
  private:
   struct Operation {
-    std::function<void()> work;
-    bool always = false;
-    std::shared_ptr<HostEvent> recorded;  ///< completes here
-    std::shared_ptr<HostEvent> wait_for;
-    KernelLaunch kernel;  ///< a launch, if it has an entry
+    /// Returns false if it is not done yet: then resume() or pump() is called when it is.
+    std::function<bool()> step;
     char sync_point = 0;  ///< for ThreadSanitizer: from the enqueuing thread to the stream
   };
 
-  void add(Operation operation);
+  void add(std::function<bool()> step);
   void resume();
   void pump();
-  bool perform(Operation& operation);
+  void do_work(const std::function<void()>& work);
   bool start(KernelLaunch launch);
   void kernel_ended(Kernel& kernel);
   bool failed();

@@ -1,4 +1,4 @@
-// Where the 32 lanes of a warp meet.
+// Where threads of a block meet.
 #pragma once
 
 #include <cstddef>
@@ -10,26 +10,34 @@
 
 namespace deep_ep::host_machine {
 
-struct Warp {
-  static constexpr int kLanes = 32;
-
+/// So many threads, again and again.
+struct Gathering {
+  int threads;
   int arrived = 0;
   unsigned generation = 0;
-  WarpOp op = WarpOp::sync;  ///< of the lanes that arrived
+  std::vector<Fiber*> waiting{};
+  MeetingPoint sync_point[2] = {};
+
+  explicit Gathering(int of_threads) : threads(of_threads) {}
+};
+
+struct Warp : Gathering {
+  static constexpr int kLanes = 32;
+
+  const char* op = "";  ///< of the lanes that arrived
   int bytes = 0;
-  Fiber* waiting[kLanes] = {};
   /// Two generations: a fast lane may bring its next value while a slow one still reads. It cannot be further ahead,
   /// because the next-but-one exchange needs the slow lane.
   alignas(16) std::byte slots[2][kLanes * kExchangeSlot];
-  MeetingPoint sync_point[2];
+
+  Warp() : Gathering(kLanes) {}
 };
 
 /// The barrier of a block.
-struct Barrier {
-  int arrived = 0;
-  unsigned generation = 0;
-  std::vector<Fiber*> waiting;
-  MeetingPoint sync_point[2];
+struct Barrier : Gathering {
+  bool good[2] = {true, true};  ///< in each of those that came, by generation
+
+  using Gathering::Gathering;
 };
 
 }  // namespace deep_ep::host_machine

@@ -220,38 +220,6 @@ FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format) {
   return result;
 }
 
-std::vector<std::uint16_t> unformat_row(const FormattedRow& row, RowFormat format) {
-  std::vector<std::uint16_t> result;
-  if (format == RowFormat::bf16) {
-    result.resize(row.x.size() / 2);
-    std::memcpy(result.data(), row.x.data(), row.x.size());
-    return result;
-  }
-  if (format == RowFormat::nvfp4) {
-    for (std::size_t i = 0; i < 2 * row.x.size(); ++i) {
-      const auto codes = static_cast<unsigned>(row.x[i / 2]);
-      const std::size_t block = i / kNvfp4Block;
-      const auto packed = static_cast<std::uint32_t>(row.packed_scales[block / 4]);
-      const float scale = e4m3_value(static_cast<std::uint8_t>(packed >> (8 * (block % 4))));
-      const float value = e2m1_value(static_cast<std::uint8_t>(codes >> (4 * (i % 2)) & 15));
-      result.push_back(bf16_bits(value * scale / kGlobalScale));
-    }
-    return result;
-  }
-  for (std::size_t i = 0; i < row.x.size(); ++i) {
-    const std::size_t block = i / kFp8Block;
-    float scale = 0;
-    if (format == RowFormat::fp8_ue8m0) {
-      const auto packed = static_cast<std::uint32_t>(row.packed_scales[block / 4]);
-      scale = std::ldexp(1.0f, static_cast<int>(packed >> (8 * (block % 4)) & 0xffu) - 127);
-    } else {
-      scale = row.scales[block];
-    }
-    result.push_back(bf16_bits(e4m3_value(static_cast<std::uint8_t>(row.x[i])) * scale));
-  }
-  return result;
-}
-
 LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const LowLatencyInput> inputs,
                                           RowFormat format, const Masks& masks) {
   if (static_cast<int>(inputs.size()) != shape.ranks || shape.experts % shape.ranks != 0) {

@@ -74,8 +74,6 @@ struct FormattedRow {
   std::vector<std::int32_t> packed_scales;  ///< packed_scales
 };
 FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format);
-/// bfloat16 bits of a formatted row: value * scale, rounded once.
-std::vector<std::uint16_t> unformat_row(const FormattedRow& row, RowFormat format);
 
 /// One rank's results of dispatch; P = R * M.
 struct LowLatencyReceived {

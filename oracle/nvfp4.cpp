@@ -27,8 +27,6 @@ std::uint8_t e2m1_bits(float value) {
   return sign | code;
 }
 
-float e2m1_value(std::uint8_t bits) { return (bits & 8) != 0 ? -kMagnitudes[bits & 7] : kMagnitudes[bits & 7]; }
-
 std::uint8_t cast_nvfp4(std::span<const std::uint16_t> block, float global_scale, std::span<std::uint8_t> out) {
   float amax = 0;
   for (const std::uint16_t bits : block) amax = std::max(amax, std::fabs(bf16_value(bits)));

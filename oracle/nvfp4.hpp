@@ -10,7 +10,6 @@ inline constexpr int kNvfp4Block = 16;
 
 /// float4 e2m1: round to nearest, ties to even; saturates at 6. NaN becomes 0. The sign is always kept.
 std::uint8_t e2m1_bits(float value);
-float e2m1_value(std::uint8_t bits);
 
 /// Casts kNvfp4Block bfloat16 values to as many codes, two in a byte, the first in the lower half, and returns the
 /// scale, e4m3 bits: value ~ code * scale / global_scale. scale = e4m3(amax * fl(1 / 6) * global_scale).

@@ -30,22 +30,21 @@ namespace device {
 /// A call as one block of its kernel knows it.
 struct Call {
   CallCounter& counter;
-  std::int32_t* scratch;  ///< a word of shared memory, for whole_block and the like
   std::uint64_t epoch;
   bool begun;
 
   /// By all threads of the block, before anything else. After a fault that the host has not seen yet, no call takes
   /// place, nor does it count: ranks that learn of the fault at different times stay in step.
-  DEEP_EP_DEVICE static Call begin(CallCounter& counter, const WaitContext& wait, std::int32_t* scratch) {
+  DEEP_EP_DEVICE static Call begin(CallCounter& counter, const WaitContext& wait) {
     const std::uint64_t epoch = counter.epoch();
-    return {counter, scratch, epoch, whole_block(!aborted(wait), scratch)};
+    return {counter, epoch, block::all(!aborted(wait))};
   }
 
   /// By all threads of the block, when its work is done. The last block does `finish()` for all of them. Scope::gpu is
   /// cheaper, and enough where that raises no signals.
   template <Scope S = Scope::system, class Finish>
   DEEP_EP_DEVICE void end(Finish finish) const {
-    if (!last_block_to_arrive<S>(&counter.arrived, scratch)) return;
+    if (!last_block_to_arrive<S>(&counter.arrived)) return;
     finish();
     block::sync();
     if (thread_index() == 0 && begun) counter.count(epoch);

@@ -47,8 +47,8 @@ struct RowComparison {
   DEEP_EP_DEVICE bool agrees(const WaitContext& wait, const Mailbox<Message>& own, int own_rank,
                              const Awaited& told) const {
     if (field < 0) return true;
-    wait_signal(ReportLateHere{{wait}}, &own.cells[0].epoch, {own_rank, told.wanted, told.expected});
-    report_fault_here(wait, FaultKind::mismatch, told.wanted, told.peer, field, ours, theirs);
+    wait_signal(wait, &own.cells[0].epoch, {own_rank, told.wanted, told.expected});
+    report_fault(wait, FaultKind::mismatch, told.wanted, told.peer, field, ours, theirs);
     return false;
   }
 };

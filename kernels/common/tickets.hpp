@@ -65,21 +65,18 @@ struct Turns {
   }
 };
 
-/// See block::all.
-DEEP_EP_DEVICE bool whole_block(bool good, std::int32_t* scratch) { return block::all(good, scratch); }
-
 /// last_to_arrive for `blocks` whole blocks: all threads of the block take part and get the same answer.
 template <Scope S = Scope::system>
-DEEP_EP_DEVICE bool last_of_blocks(std::uint32_t* ticket, int blocks, std::int32_t* scratch) {
+DEEP_EP_DEVICE bool last_of_blocks(std::uint32_t* ticket, int blocks) {
   block::sync();  // the block's work is done
   const bool last = thread_index() == 0 && last_to_arrive<S>(ticket, static_cast<std::uint32_t>(blocks));
-  return !whole_block(!last, scratch);
+  return !block::all(!last);
 }
 
 /// The same for all blocks of the grid.
 template <Scope S = Scope::system>
-DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* scratch) {
-  return last_of_blocks<S>(ticket, grid_blocks(), scratch);
+DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket) {
+  return last_of_blocks<S>(ticket, grid_blocks());
 }
 
 }  // namespace deep_ep::device

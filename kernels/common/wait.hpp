@@ -68,7 +68,8 @@ struct ReportLate {
   }
 };
 
-/// The same without calls, for threads that hold so many registers that a call would spill some.
+/// The same without calls, for threads that hold so many registers that a call would spill some: those that add what
+/// elastic combine receives.
 struct ReportLateHere : ReportLate {
   DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t seen) const {
     return may_be_late(begin) &&

@@ -7,9 +7,9 @@
 namespace deep_ep::device {
 
 /// One block.
-DEEP_EP_DEVICE void barrier_body(const ElasticBarrierParams& params, std::byte* memory) {
+DEEP_EP_DEVICE void barrier_body(const ElasticBarrierParams& params, std::byte*) {
   const IntranodeParams& common = params.common;
-  const Call call = Call::begin(common.state->barrier, params.wait, reinterpret_cast<std::int32_t*>(memory));
+  const Call call = Call::begin(common.state->barrier, params.wait);
   for (int peer = thread_index(); peer < common.num_ranks && call.begun; peer += block_threads()) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::barrier), call.epoch);
   }

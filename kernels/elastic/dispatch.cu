@@ -62,8 +62,7 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
 }
 
 /// By a block that tells or sends, whose warps have their first rows at hand. False after a fault.
-DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint64_t epoch, ElasticSender& sender,
-                                  std::int32_t* scratch) {
+DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint64_t epoch, ElasticSender& sender) {
   const IntranodeParams& common = params.common;
   // 1. Ranks meet. 2. Tell the selections: before, if their place is free anyway. One place in the code tells.
   const Meeting<ReportLate> meeting = dispatch_meeting(params, epoch);
@@ -76,13 +75,13 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
     if (tells && step == (params.told.apart() ? 0 : 1)) tell_selections(params, epoch);
     const bool good = step == 1 || (sends ? meeting.hear_all(ours) : meeting.await_all());
     bulk::fence_global();  // windows that are free may be overwritten by bulk stores
-    if (step == 0 && !whole_block(good, scratch)) return false;
+    if (step == 0 && !block::all(good)) return false;
   }
   if (!sends) return true;
 
   // 3. Send.
   sender.send();
-  if (!last_of_blocks(&common.state->dispatch_round_ticket, params.sending_blocks, scratch)) return true;
+  if (!last_of_blocks(&common.state->dispatch_round_ticket, params.sending_blocks)) return true;
   block::each(common.num_ranks, [&](int peer) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows), round_signal(epoch, 1));
   });
@@ -118,22 +117,20 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
 
 DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
-  Carver carver(memory);
-  auto* const scratch = carver.take<std::int32_t>();
-  const WarpStages shared(carver, params.sending_warps, params.stages, params.stage_bytes);
+  const WarpStages shared(Carver(memory), params.sending_warps, params.stages, params.stage_bytes);
   ElasticSender sender{params, shared.pipe(warp_index() < params.sending_warps ? warp_index() : 0)};
   const std::uint64_t epoch = common.state->dispatch.epoch();
   const bool may_begin = !aborted(params.wait);
   sender.prepare();
-  const Call call{common.state->dispatch, scratch, epoch, whole_block(may_begin, scratch)};
+  const Call call{common.state->dispatch, epoch, block::all(may_begin)};
 
   bool good = call.begun, agree = true;
   if (good && block_index() < params.first_sender + params.sending_blocks) {
-    good = meet_and_send(params, epoch, sender, scratch);
+    good = meet_and_send(params, epoch, sender);
   }
   sender.pipe.drop();  // what is prepared and not sent
   if (good && params.fresh && block_index() >= grid_blocks() - params.numbers.blocks) {
-    agree = ToldTokens{params, epoch}.number(memory + params.numbers_at, scratch);
+    agree = ToldTokens{params, epoch}.number(memory + params.numbers_at);
   }
   if (block_index() == grid_blocks() - 1) end_dispatch(params, call, good, agree);
 }

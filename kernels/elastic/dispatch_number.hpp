@@ -28,11 +28,11 @@ struct ToldTokens {
 
   /// Waits for the selections of all ranks, and learns how many tokens each has. False after a fault, and if ranks do
   /// not mean the same call (`agree`), which the kernel's last block reports.
-  DEEP_EP_DEVICE bool await_selections(const NumberingShared& shared, std::int32_t* scratch, bool& agree) const {
+  DEEP_EP_DEVICE bool await_selections(const NumberingShared& shared, bool& agree) const {
     const Meeting<ReportLate> meeting = dispatch_meeting(params, epoch);
     // First until all have come: a rank tells nothing before, and is not to blame for one that does not come.
     bool good = meeting.await_all(), same = true;
-    if (!whole_block(good, scratch)) return false;
+    if (!block::all(good)) return false;
     block::each(num_ranks(), [&](int peer) {
       good = wait_signal(params.wait, params.common.signal_from(peer, IntranodeSignal::selections),
                          {peer, Wanted::counts, epoch}) &&
@@ -42,8 +42,8 @@ struct ToldTokens {
       shared.source_ends[peer] = static_cast<std::int32_t>(theirs.num_tokens);
       same = differing_word(params.call, theirs) < 0 && same;
     });
-    if (whole_block(good && same, scratch)) return true;
-    agree = !whole_block(good, scratch);  // else nothing is known of those that have not told
+    if (block::all(good && same)) return true;
+    agree = !block::all(good);  // else nothing is known of those that have not told
     return false;
   }
 
@@ -78,10 +78,10 @@ struct ToldTokens {
   }
 
   /// By a whole block. False if ranks do not mean the same call.
-  DEEP_EP_DEVICE bool number(std::byte* memory, std::int32_t* scratch) const {
+  DEEP_EP_DEVICE bool number(std::byte* memory) const {
     const NumberingShared shared(Carver(memory), params.numbers, kOfAllRanks);
     bool agree = true;
-    if (!await_selections(shared, scratch, agree)) return agree;
+    if (!await_selections(shared, agree)) return agree;
     if (warp_index() == 0) find_tokens(shared);
     SelectionNumberer<ToldTokens>{*this, params.numbers, shared, params.wait, epoch}.number();
     return true;

@@ -18,14 +18,12 @@ struct ElasticBarrierParams {
 struct ElasticCombineShared {
   static constexpr std::size_t kMostShared = 8;  ///< rows that warps of a block share, two or more warps each
 
-  std::int32_t* scratch;
   std::int32_t* source_ends;  ///< [num_ranks], of rows that the metadata has
   std::uint32_t* arrived;     ///< [kMostShared]: warps that have stored their share of a row
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE ElasticCombineShared(Carver carver, int num_ranks)
-      : scratch(carver.take<std::int32_t>()),
-        source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+      : source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
         arrived(carver.take<std::uint32_t>(kMostShared)),
         bytes(carver.bytes()) {}
 };

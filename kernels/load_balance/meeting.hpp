@@ -19,7 +19,7 @@ DEEP_EP_DEVICE bool meet(const LoadBalanceParams& params, const Call& call) {
   const bool good = call.begun && meeting.hear_all(ours);
   fence<Scope::system>();  // gradients that peers had written before are read by ordinary loads
   bulk::fence_global();    // the peers' signals also allow bulk stores into their slots
-  return whole_block(good, call.scratch);
+  return block::all(good);
 }
 
 /// By all threads of the block, when its part is done, bulk copies included. The last block tells all ranks, and waits

@@ -33,12 +33,10 @@ DEEP_EP_DEVICE void push_weights(const LoadBalanceParams& params, RowPipe pipe) 
 }
 
 DEEP_EP_DEVICE void prefetch_weights_body(const LoadBalanceParams& params, std::byte* memory) {
-  Carver carver(memory);
-  auto* const scratch = carver.take<std::int32_t>();
-  const WarpStages shared(carver, block_warps(), params.stages, params.piece_bytes);
+  const WarpStages shared(Carver(memory), block_warps(), params.stages, params.piece_bytes);
   const RowPipe pipe = shared.pipe(warp_index());
   if (lane_index() == 0) pipe.init();
-  const Call call = Call::begin(params.common.state->load_balance, params.wait, scratch);
+  const Call call = Call::begin(params.common.state->load_balance, params.wait);
 
   // 1. Ranks meet: their slots may be overwritten.
   const bool good = meet(params, call);

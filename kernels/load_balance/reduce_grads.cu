@@ -64,9 +64,8 @@ DEEP_EP_DEVICE void pull_grads(const LoadBalanceParams& params) {
   }
 }
 
-DEEP_EP_DEVICE void reduce_grads_body(const LoadBalanceParams& params, std::byte* memory) {
-  const Call call =
-      Call::begin(params.common.state->load_balance, params.wait, reinterpret_cast<std::int32_t*>(memory));
+DEEP_EP_DEVICE void reduce_grads_body(const LoadBalanceParams& params, std::byte*) {
+  const Call call = Call::begin(params.common.state->load_balance, params.wait);
 
   // 1. Ranks meet: the gradients in their slots are ready.
   const bool good = meet(params, call);

@@ -10,7 +10,6 @@
 //
 // A rank whose rows lie outside the heap pushes them through local rings to the ranks of its node that add them
 // (combine_push.hpp). These add in the same order either way, so the result does not depend on it.
-#include <type_traits>
 
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/common/row_sum.hpp"
@@ -191,10 +190,10 @@ struct CombineRelay {
 // A warp takes its parts in order, and ranks push, and rails stage, the rows of tokens in the same order. So some warp
 // is at the oldest part that is not added, and waits for rows that there is room for.
 
-template <bool kRails, class Policy>
+template <bool kRails>
 struct CombineAdder {
   const LocalRows<kRails>& local;
-  Policy policy;
+  ReportLate policy;
 
   DEEP_EP_DEVICE const CombineParams& params() const { return local.params; }
   DEEP_EP_DEVICE const TransferParams& transfer() const { return local.params.transfer; }
@@ -360,8 +359,7 @@ DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoc
 }
 
 /// Waits for what rank `peer` of this node publishes. False after a fault.
-template <class Policy>
-DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const Policy& policy, std::uint64_t epoch, int peer,
+DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const ReportLate& policy, std::uint64_t epoch, int peer,
                                const RowsWithPeer& rows, NodeRows& rank) {
   const TransferParams& transfer = params.transfer;
   const NormalParams& common = transfer.common;
@@ -392,29 +390,23 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const Policy& policy
 
 template <bool kRails>
 DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory) {
-  using Policy = std::conditional_t<kRails, ReportLate, ReportLateHere>;
   const TransferParams& transfer = params.transfer;
   const NormalParams& common = transfer.common;
   decltype(auto) grid = grid_of<kRails>(common);
-  const Policy policy = [&] {
-    if constexpr (kRails)
-      return ReportLate{transfer.wait};
-    else
-      return ReportLateHere{{transfer.wait}};
-  }();
+  const ReportLate policy{transfer.wait};
   const CombineShared shared(Carver(memory), transfer, grid_blocks(), transfer.stages, transfer.stage_bytes);
   // Loaded while the block finds out which call it is.
   const auto look_up = [&](int index) { return RowsWithPeer(transfer, grid.first_of_node(), index, grid.index()); };
   const RowsWithPeer rows_with_first = look_up(thread_index() < grid.width ? thread_index() : 0);
   const auto rows_with = [&](int index) { return index == thread_index() ? rows_with_first : look_up(index); };
-  const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, transfer.wait, shared.scratch);
+  const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, transfer.wait);
   const int local_warp = warp_index() - transfer.moving_warps();
-  CombinePusher<kRails, Policy> pusher{params,
-                                       policy,
-                                       call.epoch,
-                                       shared.local_rows,
-                                       shared.local_next + local_warp * grid.num_ranks,
-                                       {shared.pipes.pipe(local_warp), shared.pieces[local_warp]}};
+  CombinePusher<kRails> pusher{params,
+                               policy,
+                               call.epoch,
+                               shared.local_rows,
+                               shared.local_next + local_warp * grid.num_ranks,
+                               {shared.pipes.pipe(local_warp), shared.pieces[local_warp]}};
   bool good = call.begun;
   if (good) {
     // 1. Publish where our rows are. That this kernel runs also says that they are written, and that our rings are
@@ -436,7 +428,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
           learn_rows(params, policy, call.epoch, grid.first_of_node() + index, rows_with(index), shared.ranks[index]) &&
           good;
     }
-    good = whole_block(good, shared.scratch);
+    good = block::all(good);
   }
 
   // 3. Add for ourselves, add for our rails, push, post.
@@ -445,7 +437,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     good = do_roles<kRails>(
         transfer, call.epoch - 1, shared,
         [&](bool helps) {
-          return CombineAdder<kRails, Policy>{local, policy}.add_all(helps);
+          return CombineAdder<kRails>{local, policy}.add_all(helps);
         },
         [&](int part, int parts) {
           if constexpr (!kRails)
@@ -461,7 +453,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
           raise_words(shared.pieces, pushing);
           return true;
         });
-    good = whole_block(good, shared.scratch);
+    good = block::all(good);
   }
 
   // 4. The last block signals to the node that its rows have been read, and waits for the same signal.

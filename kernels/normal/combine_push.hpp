@@ -148,10 +148,10 @@ DEEP_EP_DEVICE void raise_words(PushedPieces* pieces_of_warps, int pushing_warps
 /// By a whole warp. It numbers rings by their readers, from the next rank of the node on, so that not all ranks begin
 /// with the same, then by the node of the reader's rail whose tokens the rows are of. A rank reads its own rows where
 /// they lie.
-template <bool kRails, class Policy>
+template <bool kRails>
 struct CombinePusher {
   const CombineParams& params;
-  Policy policy;
+  ReportLate policy;
   std::uint64_t epoch;
   const std::int32_t* rows;  ///< [rings]: how many go by each
   std::int32_t* next;        ///< [rings], of the warp

@@ -360,7 +360,7 @@ struct DispatchSender {
     to.for_each(held, [&](int destination, std::int32_t place) {
       if (!to.is_node(destination)) return;
       const int counter = to.rings().counter(destination - to.grid().width, to.rings().chunk_of(place));
-      fetch_add_release<Scope::gpu>(transfer().common.staged + counter, std::uint32_t{1});
+      add_release<Scope::gpu>(transfer().common.staged + counter, std::uint32_t{1});
     });
     held = at(transfer().num_tokens);
   }
@@ -454,8 +454,8 @@ struct DispatchForwarder {
     // All of it is in shared memory or in registers: the slots may be written again.
     warp::sync();
     if (lane_index() == 0) {
-      fetch_add_release<Scope::gpu>(transfer().common.read + rings().counter(number, chunk),
-                                    static_cast<std::uint32_t>(rows));
+      add_release<Scope::gpu>(transfer().common.read + rings().counter(number, chunk),
+                              static_cast<std::uint32_t>(rows));
     }
     return true;
   }
@@ -571,8 +571,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   decltype(auto) grid = grid_of<kRails>(common);
   const DispatchShared shared(Carver(memory), transfer, grid_blocks(), transfer.stages, transfer.stage_bytes);
   // When notify found that the ranks disagree, no rank sends anything.
-  const Call call =
-      Call::begin(kRails ? common.state->transfer : common.state->dispatch, transfer.wait, shared.scratch);
+  const Call call = Call::begin(kRails ? common.state->transfer : common.state->dispatch, transfer.wait);
   const RowPipe pipe = shared.pipes.pipe(warp_index());
   const int local_warp = warp_index() - transfer.moving_warps();
   const DispatchFetcher<kRails> fetcher{params, call.epoch, shared.local_rows,
@@ -601,7 +600,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
       good = learn_target(params, call.epoch, grid.first_of_node() + index, index, shared.ranks[index]) && good;
     }
     bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
-    good = whole_block(good, shared.scratch);
+    good = block::all(good);
   }
 
   // 3. Send, forward, fetch, post.
@@ -618,7 +617,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
         [&](int warp) {
           return fetcher.fetch_all(warp * grid_blocks() + block_index(), transfer.local_warps * grid_blocks());
         });
-    good = whole_block(good, shared.scratch);
+    good = block::all(good);
   }
 
   // 4. The last block signals to the node, and waits until its ranks have stored all our rows.

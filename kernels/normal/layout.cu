@@ -67,7 +67,7 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
   }
 
   // 4. The last block hands the totals out.
-  if (!last_block_to_arrive(&params.work->ticket, shared.rank_counts)) return;
+  if (!last_block_to_arrive(&params.work->ticket)) return;
   for (int i = thread_index(); i < num_counters; i += block_threads()) {
     const int expert = i - params.num_ranks;
     const int node = expert - params.num_experts;

@@ -43,7 +43,7 @@ DEEP_EP_DEVICE bool hear(const Policy& policy, const Mailbox<Message>& box, cons
 template <class Policy>
 struct Meeting {
   const IntranodeParams& common;
-  Policy wait;  ///< ReportLate, or ReportLateHere
+  Policy wait;
 
   Wanted wanted;
   int slot;  ///< of the mailboxes: see ControlWindow

@@ -114,8 +114,8 @@ struct Notify {
     }
     block::sync();
     for (int peer = thread_index(); peer < grid().width; peer += block_threads()) {
-      fetch_add_release<Scope::system>(common().signal_to(grid().first_of_node() + peer, IntranodeSignal::notify),
-                                       std::uint64_t{1});
+      add_release<Scope::system>(common().signal_to(grid().first_of_node() + peer, IntranodeSignal::notify),
+                                 std::uint64_t{1});
     }
   }
 
@@ -203,7 +203,7 @@ struct Notify {
                          {speaker, Wanted::counts, all_columns()}) &&
              good;
     }
-    return whole_block(good, &shared.scratch);
+    return block::all(good);
   }
 
   /// Do all ranks mean the same call, and do their counts make sense? A fault, seen by every rank, if not. Each thread
@@ -259,7 +259,7 @@ template <bool kRails>
 DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   auto& shared = *reinterpret_cast<NotifyShared*>(memory);
   const NormalParams& common = params.common;
-  const Call call = Call::begin(common.state->notify, params.wait, &shared.scratch);
+  const Call call = Call::begin(common.state->notify, params.wait);
   const Notify<kRails> notify{params, shared, call.epoch};
 
   if (call.begun) {
@@ -270,12 +270,12 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
 
     // 2. Between nodes the last block exchanges counts with the rails.
     if constexpr (kRails) {
-      if (last_block_to_arrive(&common.state->notify_ticket, &shared.scratch)) notify.exchange();
+      if (last_block_to_arrive(&common.state->notify_ticket)) notify.exchange();
     }
 
     // 3. One block waits for all counts, writes the tables and wakes the host.
     if (block_index() == 0 && notify.await_counts()) {
-      if (whole_block(notify.agree(), &shared.scratch)) {
+      if (block::all(notify.agree())) {
         notify.write_tables();
         if constexpr (kRails) notify.write_counts_of_nodes();
       }

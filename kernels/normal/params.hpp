@@ -113,7 +113,6 @@ struct NotifyParams : NotifyCall {
 /// Shared memory of a notify block.
 struct NotifyShared {
   device::Numbering numbering;
-  std::int32_t scratch;
 };
 
 /// Rows that cross the network in a call, by nodes: what the handle's node_counts say.
@@ -180,7 +179,6 @@ struct RailPairs {
 /// Shared memory of a block that moves rows. `Rank`: what the block knows of a rank of its node.
 template <class Rank>
 struct TransferShared {
-  std::int32_t* scratch;
   Rank* ranks;               ///< [width]
   std::int32_t* next;        ///< [moving warps][other nodes]
   RailPairs* pairs;          ///< [lanes of rails that the block posts to]
@@ -188,8 +186,7 @@ struct TransferShared {
   std::int32_t* local_next;  ///< [local warps][local rings]
 
   DEEP_EP_HOST_DEVICE TransferShared(Carver& carver, const TransferParams& params, int blocks, int local_rings)
-      : scratch(carver.take<std::int32_t>()),
-        ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
+      : ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
         next(carver.take<std::int32_t>(static_cast<std::size_t>(params.moving_warps() * params.common.grid.others()))),
         pairs(carver.take<RailPairs>(
             static_cast<std::size_t>((params.common.grid.others() * params.common.lanes + blocks - 1) / blocks),

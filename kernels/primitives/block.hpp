@@ -1,9 +1,6 @@
 // What the threads of a block do together.
 #pragma once
 
-#include <cstdint>
-
-#include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/target.hpp"
 #include "kernels/primitives/thread.hpp"
 
@@ -14,25 +11,16 @@ DEEP_EP_DEVICE void sync() {
 #if DEEP_EP_TARGET_CUDA
   __syncthreads();
 #else
-  host_machine::current_thread->machine->block_sync();
+  host_machine::current_thread->machine->block_sync(true);
 #endif
 }
 
-/// The same, and true in all threads if `good` is true in every one. `scratch` is a word of shared memory that is not
-/// in use: a GPU needs none, its barrier brings the answer.
-DEEP_EP_DEVICE bool all(bool good, std::int32_t* scratch) {
+/// The same, and true in all threads if `good` is true in every one.
+DEEP_EP_DEVICE bool all(bool good) {
 #if DEEP_EP_TARGET_CUDA
-  static_cast<void>(scratch);
   return __syncthreads_and(good ? 1 : 0) != 0;
 #else
-  sync();
-  if (thread_index() == 0) *scratch = 1;
-  sync();
-  if (!good) store_relaxed<Scope::block>(scratch, 0);
-  sync();
-  const bool all_good = *scratch != 0;
-  sync();
-  return all_good;
+  return host_machine::current_thread->machine->block_sync(good);
 #endif
 }
 

@@ -14,6 +14,73 @@ namespace deep_ep::device {
 /// processor that maps the memory (the last two: global memory only).
 enum class Scope { block, gpu, system };
 
+namespace detail {
+template <class T>
+concept Word = std::is_integral_v<T> &&(sizeof(T) == 4 || sizeof(T) == 8);
+template <class T>
+concept Payload = std::is_trivially_copyable_v<T> &&(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+}  // namespace detail
+
+// ---- Flags and counters: integers of 4 or 8 bytes, aligned ----
+//
+// Each target has its own half of these functions. Each order is named once, here: nothing is weaker on the GPU than on
+// the host, and what ThreadSanitizer and mutations show there holds here.
+
+/// Whoever reads a value by this sees everything that its writer wrote before releasing it.
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE T load_acquire(const T* p);
+
+/// Never torn, orders nothing.
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE T load_relaxed(const T* p);
+
+/// What this thread wrote before (and what it acquired or was synchronised with) is visible to whoever acquires the
+/// value.
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE void store_release(T* p, std::type_identity_t<T> value);
+
+/// Never torn, orders nothing.
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE void store_relaxed(T* p, std::type_identity_t<T> value);
+
+/// Adds, returns the value before; orders nothing.
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE T fetch_add_relaxed(T* p, std::type_identity_t<T> value);
+
+/// Adds, returns the value before; releases as add_release does and acquires what the value before released.
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE T fetch_add_acq_rel(T* p, std::type_identity_t<T> value);
+
+/// Stores `desired` if the word is `expected`; returns the value before. Releases and acquires like fetch_add_acq_rel.
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE T compare_exchange(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired);
+
+/// fetch_add_relaxed for those who do not need the value before (the GPU does not wait for it).
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE void add_relaxed(T* p, std::type_identity_t<T> value);
+
+/// Adds; what was written before is visible to whoever acquires the sum or a later one.
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE void add_release(T* p, std::type_identity_t<T> value);
+
+/// Makes relaxed stores after it release, and relaxed loads before it acquire.
+template <Scope S>
+DEEP_EP_DEVICE void fence();
+
+// ---- Payload: 4, 8 or 16 bytes, aligned. No order of its own: it is ordered by flags and barriers around it ----
+
+/// Local global memory that nobody writes while the kernel runs; read once. Never for what a peer writes.
+template <detail::Payload T>
+DEEP_EP_DEVICE T load_stream(const T* p);
+
+/// Global memory that others, peers too, write before a flag that this thread acquired.
+template <detail::Payload T>
+DEEP_EP_DEVICE T load_weak(const T* p);
+
+/// Global memory, a peer's too, that this block does not read again soon.
+template <detail::Payload T>
+DEEP_EP_DEVICE void store_stream(T* p, const std::type_identity_t<T>& value);
+
 }  // namespace deep_ep::device
 
 #if DEEP_EP_TARGET_CUDA
@@ -23,71 +90,6 @@ enum class Scope { block, gpu, system };
 #endif
 
 namespace deep_ep::device {
-
-#if DEEP_EP_TARGET_CUDA
-namespace native = ptx;
-#else
-namespace native = host_machine;
-#endif
-
-namespace detail {
-
-/// The unsigned word that stands for an integer of 4 or 8 bytes.
-template <class T>
-using Word = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-template <class T>
-DEEP_EP_DEVICE const Word<T>* word(const T* p) {
-  return reinterpret_cast<const Word<T>*>(p);
-}
-template <class T>
-DEEP_EP_DEVICE Word<T>* word(T* p) {
-  return reinterpret_cast<Word<T>*>(p);
-}
-template <class T>
-DEEP_EP_DEVICE Word<T> word(T value) {
-  return static_cast<Word<T>>(value);
-}
-
-template <class T>
-constexpr bool is_payload = std::is_trivially_copyable_v<T> && (sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
-
-}  // namespace detail
-
-// ---- Flags and counters: integers of 4 or 8 bytes, aligned ----
-//
-// `native` is the target's own half. Both have the same functions under the same names, so that each order is named
-// once: nothing is weaker on the GPU than on the host, and what ThreadSanitizer and mutations show there holds here.
-
-/// Whoever reads a value by this sees everything that its writer wrote before releasing it.
-template <Scope S, class T>
-DEEP_EP_DEVICE T load_acquire(const T* p) {
-  return static_cast<T>(native::load_acquire<S>(detail::word(p)));
-}
-
-/// Never torn, orders nothing.
-template <Scope S, class T>
-DEEP_EP_DEVICE T load_relaxed(const T* p) {
-  return static_cast<T>(native::load_relaxed<S>(detail::word(p)));
-}
-
-/// What this thread wrote before (and what it acquired or was synchronised with) is visible to whoever acquires the
-/// value.
-template <Scope S, class T>
-DEEP_EP_DEVICE void store_release(T* p, std::type_identity_t<T> value) {
-  native::store_release<S>(detail::word(p), detail::word(value));
-}
-
-/// Never torn, orders nothing.
-template <Scope S, class T>
-DEEP_EP_DEVICE void store_relaxed(T* p, std::type_identity_t<T> value) {
-  native::store_relaxed<S>(detail::word(p), detail::word(value));
-}
-
-/// Adds, returns the value before; orders nothing.
-template <Scope S, class T>
-DEEP_EP_DEVICE T fetch_add_relaxed(T* p, std::type_identity_t<T> value) {
-  return static_cast<T>(native::fetch_add_relaxed<S>(detail::word(p), detail::word(value)));
-}
 
 /// fetch_add_relaxed<Scope::gpu>(p, 1) for a lane that looks at the value later. An addition of a constant the GPU's
 /// compiler turns into one of all lanes that add, whose result it waits for at once, to share it out.
@@ -99,42 +101,6 @@ DEEP_EP_DEVICE std::uint32_t count_up(std::uint32_t* p) {
 #endif
 }
 
-/// Adds, returns the value before; what was written before is visible to whoever acquires the sum or a later one.
-template <Scope S, class T>
-DEEP_EP_DEVICE T fetch_add_release(T* p, std::type_identity_t<T> value) {
-  return static_cast<T>(native::fetch_add_release<S>(detail::word(p), detail::word(value)));
-}
-
-/// Adds, returns the value before; releases as fetch_add_release does and acquires what the value before released.
-template <Scope S, class T>
-DEEP_EP_DEVICE T fetch_add_acq_rel(T* p, std::type_identity_t<T> value) {
-  return static_cast<T>(native::fetch_add_acq_rel<S>(detail::word(p), detail::word(value)));
-}
-
-/// Stores `desired` if the word is `expected`; returns the value before. Releases and acquires like fetch_add_acq_rel.
-template <Scope S, class T>
-DEEP_EP_DEVICE T compare_exchange(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
-  return static_cast<T>(native::compare_exchange<S>(detail::word(p), detail::word(expected), detail::word(desired)));
-}
-
-/// fetch_add_relaxed for those who do not need the value before (the GPU does not wait for it).
-template <Scope S, class T>
-DEEP_EP_DEVICE void add_relaxed(T* p, std::type_identity_t<T> value) {
-  native::add_relaxed<S>(detail::word(p), detail::word(value));
-}
-
-/// fetch_add_release for those who do not need the value before.
-template <Scope S, class T>
-DEEP_EP_DEVICE void add_release(T* p, std::type_identity_t<T> value) {
-  native::add_release<S>(detail::word(p), detail::word(value));
-}
-
-/// Makes relaxed stores after it release, and relaxed loads before it acquire.
-template <Scope S>
-DEEP_EP_DEVICE void fence() {
-  native::fence<S>();
-}
-
 /// One 8-byte store to a device register that is mapped into this GPU; never split, merged or repeated. Orders nothing:
 /// put a fence before it, at the scope of whatever reads what the doorbell announces.
 DEEP_EP_DEVICE void store_doorbell(std::uint64_t* reg, std::uint64_t value) {
@@ -143,29 +109,6 @@ DEEP_EP_DEVICE void store_doorbell(std::uint64_t* reg, std::uint64_t value) {
 #else
   host_machine::store(reg, value, __ATOMIC_RELAXED);
 #endif
-}
-
-// ---- Payload: 4, 8 or 16 bytes, aligned. No order of its own: it is ordered by flags and barriers around it ----
-
-/// Local global memory that nobody writes while the kernel runs; read once. Never for what a peer writes.
-template <class T>
-DEEP_EP_DEVICE T load_stream(const T* p) {
-  static_assert(detail::is_payload<T>);
-  return native::load_stream(p);
-}
-
-/// Global memory that others, peers too, write before a flag that this thread acquired.
-template <class T>
-DEEP_EP_DEVICE T load_weak(const T* p) {
-  static_assert(detail::is_payload<T>);
-  return native::load_weak(p);
-}
-
-/// Global memory, a peer's too, that this block does not read again soon.
-template <class T>
-DEEP_EP_DEVICE void store_stream(T* p, const std::type_identity_t<T>& value) {
-  static_assert(detail::is_payload<T>);
-  native::store_stream(p, value);
 }
 
 // ---- Time ----

@@ -30,7 +30,7 @@ DEEP_EP_DEVICE T by_words(T value, Shuffle shuffle) {
 }
 #else
 template <class T>
-const std::byte* give(host_machine::WarpOp op, const T& value) {
+const std::byte* give(const char* op, const T& value) {
   static_assert(exchangeable<T>, "1 to 8 or 16 trivially copyable bytes");
   return host_machine::current_thread->machine->warp_exchange(op, &value, sizeof(T));
 }
@@ -41,7 +41,7 @@ T taken(const std::byte* slots, int lane) {
   return value;
 }
 template <class T, class Op>
-T reduce(host_machine::WarpOp kind, T value, Op op) {
+T reduce(const char* kind, T value, Op op) {
   const std::byte* slots = give(kind, value);
   value = taken<T>(slots, 0);
   for (int i = 1; i < kWarpSize; ++i) value = op(value, taken<T>(slots, i));
@@ -73,7 +73,7 @@ DEEP_EP_DEVICE T shuffle(T value, int source_lane) {
 #if DEEP_EP_TARGET_CUDA
   return detail::by_words(value, [=](std::uint32_t w) { return __shfl_sync(0xffffffffu, w, source_lane); });
 #else
-  return detail::taken<T>(detail::give(host_machine::WarpOp::shuffle, value), source_lane & (kWarpSize - 1));
+  return detail::taken<T>(detail::give("shuffle", value), source_lane & (kWarpSize - 1));
 #endif
 }
 
@@ -83,7 +83,7 @@ DEEP_EP_DEVICE T shuffle_xor(T value, int mask) {
 #if DEEP_EP_TARGET_CUDA
   return detail::by_words(value, [=](std::uint32_t w) { return __shfl_xor_sync(0xffffffffu, w, mask); });
 #else
-  return detail::taken<T>(detail::give(host_machine::WarpOp::shuffle_xor, value), (lane_index() ^ mask) & 31);
+  return detail::taken<T>(detail::give("shuffle_xor", value), (lane_index() ^ mask) & 31);
 #endif
 }
 
@@ -92,7 +92,7 @@ DEEP_EP_DEVICE std::uint32_t ballot(bool predicate) {
 #if DEEP_EP_TARGET_CUDA
   return __ballot_sync(0xffffffffu, predicate);
 #else
-  const std::byte* slots = detail::give(host_machine::WarpOp::ballot, predicate);
+  const std::byte* slots = detail::give("ballot, any or all", predicate);
   std::uint32_t bits = 0;
   for (int i = 0; i < kWarpSize; ++i) bits |= static_cast<std::uint32_t>(detail::taken<bool>(slots, i)) << i;
   return bits;
@@ -119,7 +119,7 @@ DEEP_EP_DEVICE T sum(T value) {
   for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
   return value;
 #else
-  return detail::reduce(host_machine::WarpOp::sum, value, [](T a, T b) { return a + b; });
+  return detail::reduce("sum", value, [](T a, T b) { return a + b; });
 #endif
 }
 
@@ -130,7 +130,7 @@ DEEP_EP_DEVICE T max(T value) {
 #if DEEP_EP_TARGET_CUDA
   return __reduce_max_sync(0xffffffffu, value);
 #else
-  return detail::reduce(host_machine::WarpOp::max, value, [](T a, T b) { return a < b ? b : a; });
+  return detail::reduce("max", value, [](T a, T b) { return a < b ? b : a; });
 #endif
 }
 
@@ -145,7 +145,7 @@ DEEP_EP_DEVICE T inclusive_sum(T value) {
   }
   return value;
 #else
-  const std::byte* slots = detail::give(host_machine::WarpOp::inclusive_sum, value);
+  const std::byte* slots = detail::give("inclusive_sum", value);
   T v[kWarpSize];
   for (int i = 0; i < kWarpSize; ++i) v[i] = detail::taken<T>(slots, i);
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
@@ -160,7 +160,7 @@ DEEP_EP_DEVICE std::uint32_t match_any(std::uint32_t value) {
 #if DEEP_EP_TARGET_CUDA
   return __match_any_sync(0xffffffffu, value);
 #else
-  const std::byte* slots = detail::give(host_machine::WarpOp::match, value);
+  const std::byte* slots = detail::give("match_any", value);
   std::uint32_t bits = 0;
   for (int i = 0; i < kWarpSize; ++i) {
     bits |= static_cast<std::uint32_t>(detail::taken<std::uint32_t>(slots, i) == value) << i;

@@ -151,7 +151,7 @@ class PortChannel {
   DEEP_EP_DEVICE bool reached(std::uint64_t ticket) {
     if (!good_ || completed_ >= ticket) return true;
     bool good = true;
-    if (Group::leads()) good = poll() != Poll::failed;
+    if (Group::leads()) good = poll();
     good_ = Group::from_leader(good);
     completed_ = Group::from_leader(completed_);
     return !good_ || completed_ >= ticket;
@@ -166,7 +166,7 @@ class PortChannel {
     Group::sync();  // no member reads the state any more
     bool good = good_;
     if (Group::leads()) {
-      if (good && completed_ != rung_) good = poll() != Poll::failed;
+      if (good && completed_ != rung_) good = poll();
       pair_.state->posted = rung_;
       pair_.state->completed = completed_;
     }
@@ -175,8 +175,6 @@ class PortChannel {
   }
 
  private:
-  enum class Poll { nothing_new, progress, failed };
-
   DEEP_EP_DEVICE WorkQueueEntry& entry(std::uint64_t index) const {
     return pair_.ring[static_cast<std::uint32_t>(index) & (pair_.depth - 1)];
   }
@@ -198,32 +196,31 @@ class PortChannel {
                                  bell_word(ticket, pair_.bell_bits, pair_.bell_ring, rung_));
   }
 
-  /// Reads the completion entry once. By the leader only.
-  DEEP_EP_DEVICE Poll poll() {
+  /// Reads the completion entry once. By the leader only. False: an entry has failed.
+  DEEP_EP_DEVICE bool poll() {
     const std::uint32_t tail = load_acquire<Scope::system>(&pair_.completion->tail);
     const std::uint32_t opcode = tail_opcode(tail);
-    if (opcode == kCompletionNotYetWritten) return Poll::nothing_new;
+    if (opcode == kCompletionNotYetWritten) return true;
     // 16 bits say how far behind the last rung entry the completed one is: a queue holds fewer than 2^15.
     const auto behind = static_cast<std::uint32_t>(rung_ - 1 - tail_counter(tail)) & 0xffffu;
     const std::uint64_t completed = rung_ - behind;
     const auto outstanding = static_cast<std::uint32_t>(rung_ - completed_);
     if (opcode == kCompletionOk && behind <= outstanding) {
-      const bool progress = completed > completed_;
       completed_ = completed;
-      return progress ? Poll::progress : Poll::nothing_new;
+      return true;
     }
     const RdmaFailure failure = failure_in(*pair_.completion, opcode);
     pair_.state->failure = failure.packed();
     report_fault(wait_, FaultKind::rdma_failed, Wanted::rdma_completion, pair_.peer,
                  static_cast<std::int32_t>(failure.packed()), completed - 1, rung_);
-    return Poll::failed;
+    return false;
   }
 
   DEEP_EP_DEVICE bool poll_until(std::uint64_t ticket) {
     bool failed = false;
     const Awaited awaited{pair_.peer, Wanted::rdma_completion, ticket};
-    const bool came = wait_until(ReportLate{wait_}, awaited, [&](device::Poll& look) {
-      failed = poll() == Poll::failed;
+    const bool came = wait_until(ReportLate{wait_}, awaited, [&](Poll& look) {
+      failed = !poll();
       look.seen = completed_;
       return failed || completed_ >= ticket;
     });

@@ -169,7 +169,7 @@ struct SelectionNumberer {
       }
       good = wait_signal(wait, params.exchange.counted, {params.rank, Wanted::counts, call});
     }
-    if (!whole_block(good, shared.scratch)) return false;
+    if (!block::all(good)) return false;
 #pragma unroll 1
     for (int column = lane_index(); column < columns; column += kWarpSize) add_blocks(params.exchange.counts, column);
     block::sync();

@@ -123,7 +123,6 @@ struct NumberingShared {
   std::int32_t* totals;       ///< [columns]
   std::int32_t* starts;       ///< [num_experts]: first row of each expert
   std::int32_t* source_ends;  ///< [num_ranks]
-  std::int32_t* scratch;
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, const NumberingParams& params, bool of_all_ranks)
@@ -140,7 +139,6 @@ struct NumberingShared {
         totals(carver.take<std::int32_t>(columns)),
         starts(carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts))),
         source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(params.num_ranks))),
-        scratch(carver.take<std::int32_t>()),
         bytes(carver.bytes()) {}
 };
 

@@ -6,7 +6,6 @@ namespace deep_ep::faults {
 namespace {
 
 using host_machine::Machine;
-using host_machine::WarpOp;
 
 /// Passes everything on to the thread's block; each call is an event.
 class FreezingMachine final : public Machine {
@@ -16,10 +15,10 @@ class FreezingMachine final : public Machine {
   void pause(int spins) override { next().pause(spins); }
   void interleave() override { next().interleave(); }
   void warp_sync() override { next().warp_sync(); }
-  const std::byte* warp_exchange(WarpOp op, const void* value, int bytes) override {
+  const std::byte* warp_exchange(const char* op, const void* value, int bytes) override {
     return next().warp_exchange(op, value, bytes);
   }
-  void block_sync() override { next().block_sync(); }
+  bool block_sync(bool good) override { return next().block_sync(good); }
   void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override { next().mbarrier_init(word, arrivals); }
   void mbarrier_fence_init() override { next().mbarrier_fence_init(); }
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t bytes) override { next().mbarrier_arrive(word, bytes); }

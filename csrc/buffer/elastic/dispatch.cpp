@@ -61,9 +61,7 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
 
   NumberingParams& numbers = params.numbers;
   const auto bytes_to_send = [&](int stages, std::uint32_t stage_bytes) {
-    Carver carver = Carver::without_memory();
-    carver.take<std::int32_t>();
-    return align_to_line(WarpStages(carver, warps, stages, stage_bytes).bytes);
+    return align_to_line(WarpStages(Carver::without_memory(), warps, stages, stage_bytes).bytes);
   };
   int others = std::min(free, 1);         // blocks that send nothing
   std::size_t to_number = 0, beside = 0;  // bytes

@@ -92,8 +92,7 @@ EventHandle Intranode::barrier(const CallOptions& call) {
   CallScope scope(runtime_.calls(), call);
   const int most = runtime_.policy().warps_per_block * 32;
   const int threads = std::min((runtime_.num_ranks() + 31) / 32 * 32, std::min(most, kernels::barrier::kMaxThreads));
-  runtime_.executor()->kernels().barrier({common_, runtime_.faults().wait_context()},
-                                         {1, threads, sizeof(std::int32_t)}, scope.stream());
+  runtime_.executor()->kernels().barrier({common_, runtime_.faults().wait_context()}, {1, threads}, scope.stream());
   return scope.finish();
 }
 

@@ -111,9 +111,7 @@ EventHandle Intranode::prefetch_weights(const WeightPrefetch& weights, const Cal
   }
   const int warps = std::min(runtime_.policy().warps_per_block, kernels::prefetch_weights::kMaxThreads / 32);
   const auto bytes = [warps](std::uint32_t of_stage) {
-    Carver carver = Carver::without_memory();
-    carver.take<std::int32_t>();
-    return WarpStages(carver, warps, kPrefetchStages, of_stage).bytes;
+    return WarpStages(Carver::without_memory(), warps, kPrefetchStages, of_stage).bytes;
   };
   const std::size_t room = runtime_.policy().max_shared_bytes - bytes(0);
   const std::size_t of_stage = room / static_cast<std::size_t>(warps * kPrefetchStages) / kLine * kLine;
@@ -135,8 +133,7 @@ EventHandle Intranode::reduce_grads(const GradReduction& grads, const CallOption
   // Loads of many warps hide how far away the peers' memory is.
   const int threads = runtime_.on_gpu() ? kernels::reduce_grads::kMaxThreads : runtime_.policy().warps_per_block * 32;
   CallScope scope(runtime_.calls(), call);
-  runtime_.executor()->kernels().reduce_grads(plan.params, {plan.blocks(), threads, sizeof(std::int32_t)},
-                                              scope.stream());
+  runtime_.executor()->kernels().reduce_grads(plan.params, {plan.blocks(), threads}, scope.stream());
   return scope.finish();
 }
 

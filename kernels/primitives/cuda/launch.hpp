@@ -12,12 +12,6 @@ namespace deep_ep::cuda {
 /// launch.
 __device__ __forceinline__ void begin_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-/// How much dynamic shared memory a kernel has been allowed so far, by device ordinal.
-struct SharedMemoryLimit {
-  static constexpr int kDevices = 64;
-  std::atomic<std::size_t> bytes[kDevices] = {};
-};
-
 [[gnu::visibility("hidden")]] inline void check_launch(cudaError_t status, const char* kernel,
                                                        const LaunchShape& shape) {
   if (status == cudaSuccess) return;
@@ -30,13 +24,14 @@ struct SharedMemoryLimit {
 template <class Kernel>
 void launch(void (*kernel)(typename Kernel::Params), const typename Kernel::Params& params, const LaunchShape& shape,
             void* stream) {
-  static SharedMemoryLimit limit;
+  constexpr int kDevices = 64;
+  static std::atomic<std::size_t> allowed_bytes[kDevices];  // of dynamic shared memory so far, by device ordinal
   check_launch_shape(Kernel::kName, shape, Kernel::kMaxThreads);
   constexpr std::size_t kAlwaysAllowed = 48 * 1024;
   if (shape.shared_bytes > kAlwaysAllowed) {
     int device = 0;
     check_launch(cudaGetDevice(&device), Kernel::kName, shape);
-    auto& allowed = limit.bytes[device % SharedMemoryLimit::kDevices];
+    auto& allowed = allowed_bytes[device % kDevices];
     if (allowed.load(std::memory_order_relaxed) < shape.shared_bytes) {
       check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shape.shared_bytes)),

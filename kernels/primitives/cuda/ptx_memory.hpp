@@ -5,10 +5,6 @@
 
 namespace deep_ep::device {
 
-enum class Scope;
-
-namespace ptx {
-
 // One statement for each scope. `.global` saves the address check where the scope implies it.
 #define DEEP_EP_PTX_BY_SCOPE(BEFORE, AFTER, ...)                                                  \
   if constexpr (S == Scope::block) asm volatile(BEFORE ".cta" AFTER __VA_ARGS__ : "memory");      \
@@ -16,55 +12,52 @@ namespace ptx {
   if constexpr (S == Scope::system) asm volatile(BEFORE ".sys.global" AFTER __VA_ARGS__ : "memory");
 
 // Each for words of both sizes.
-#define DEEP_EP_PTX_LOAD(NAME, ORDER, WORD, TYPE, REGISTER)                                  \
-  template <Scope S>                                                                         \
-  DEEP_EP_DEVICE WORD NAME(const WORD* p) {                                                  \
-    WORD value;                                                                              \
-    DEEP_EP_PTX_BY_SCOPE("ld." ORDER, "." TYPE " %0, [%1];", : "=" REGISTER(value) : "l"(p)) \
-    return value;                                                                            \
+#define DEEP_EP_PTX_LOAD(NAME, ORDER)                                             \
+  template <Scope S, detail::Word T>                                              \
+  DEEP_EP_DEVICE T NAME(const T* p) {                                             \
+    T value;                                                                      \
+    if constexpr (sizeof(T) == 4) {                                               \
+      DEEP_EP_PTX_BY_SCOPE("ld." ORDER, ".u32 %0, [%1];", : "=r"(value) : "l"(p)) \
+    } else {                                                                      \
+      DEEP_EP_PTX_BY_SCOPE("ld." ORDER, ".u64 %0, [%1];", : "=l"(value) : "l"(p)) \
+    }                                                                             \
+    return value;                                                                 \
   }
-#define DEEP_EP_PTX_STORE(NAME, ORDER, WORD, TYPE, REGISTER)                            \
-  template <Scope S>                                                                    \
-  DEEP_EP_DEVICE void NAME(WORD* p, WORD value) {                                       \
-    DEEP_EP_PTX_BY_SCOPE("st." ORDER, "." TYPE " [%0], %1;", ::"l"(p), REGISTER(value)) \
+#define DEEP_EP_PTX_WRITE(NAME, OPERATION, BEFORE_TYPE)                                  \
+  template <Scope S, detail::Word T>                                                     \
+  DEEP_EP_DEVICE void NAME(T* p, std::type_identity_t<T> value) {                        \
+    if constexpr (sizeof(T) == 4) {                                                      \
+      DEEP_EP_PTX_BY_SCOPE(OPERATION, BEFORE_TYPE "u32 [%0], %1;", ::"l"(p), "r"(value)) \
+    } else {                                                                             \
+      DEEP_EP_PTX_BY_SCOPE(OPERATION, BEFORE_TYPE "u64 [%0], %1;", ::"l"(p), "l"(value)) \
+    }                                                                                    \
   }
-#define DEEP_EP_PTX_FETCH_ADD(NAME, ORDER, WORD, TYPE, REGISTER)                                                      \
-  template <Scope S>                                                                                                  \
-  DEEP_EP_DEVICE WORD NAME(WORD* p, WORD value) {                                                                     \
-    WORD old;                                                                                                         \
-    DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add." TYPE " %0, [%1], %2;", : "=" REGISTER(old) : "l"(p), REGISTER(value)) \
-    return old;                                                                                                       \
+#define DEEP_EP_PTX_FETCH_ADD(NAME, ORDER)                                                            \
+  template <Scope S, detail::Word T>                                                                  \
+  DEEP_EP_DEVICE T NAME(T* p, std::type_identity_t<T> value) {                                        \
+    T old;                                                                                            \
+    if constexpr (sizeof(T) == 4) {                                                                   \
+      DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add.u32 %0, [%1], %2;", : "=r"(old) : "l"(p), "r"(value)) \
+    } else {                                                                                          \
+      DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add.u64 %0, [%1], %2;", : "=l"(old) : "l"(p), "l"(value)) \
+    }                                                                                                 \
+    return old;                                                                                       \
   }
-#define DEEP_EP_PTX_ADD(NAME, ORDER, WORD, TYPE, REGISTER)                                   \
-  template <Scope S>                                                                         \
-  DEEP_EP_DEVICE void NAME(WORD* p, WORD value) {                                            \
-    DEEP_EP_PTX_BY_SCOPE("red." ORDER, ".add." TYPE " [%0], %1;", ::"l"(p), REGISTER(value)) \
-  }
-#define DEEP_EP_PTX_FOR_WORDS(DEFINE, NAME, ORDER) \
-  DEFINE(NAME, ORDER, std::uint32_t, "u32", "r")   \
-  DEFINE(NAME, ORDER, std::uint64_t, "u64", "l")
 
-template <Scope S>
-DEEP_EP_DEVICE std::uint64_t compare_exchange(std::uint64_t* p, std::uint64_t expected, std::uint64_t desired) {
-  std::uint64_t old;
+DEEP_EP_PTX_LOAD(load_acquire, "acquire")
+DEEP_EP_PTX_LOAD(load_relaxed, "relaxed")
+DEEP_EP_PTX_WRITE(store_release, "st.release", ".")
+DEEP_EP_PTX_WRITE(store_relaxed, "st.relaxed", ".")
+DEEP_EP_PTX_WRITE(add_relaxed, "red.relaxed", ".add.")
+DEEP_EP_PTX_WRITE(add_release, "red.release", ".add.")
+DEEP_EP_PTX_FETCH_ADD(fetch_add_relaxed, "relaxed")
+DEEP_EP_PTX_FETCH_ADD(fetch_add_acq_rel, "acq_rel")
+
+template <Scope S, detail::Word T>
+DEEP_EP_DEVICE T compare_exchange(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
+  static_assert(sizeof(T) == 8);
+  T old;
   DEEP_EP_PTX_BY_SCOPE("atom.acq_rel", ".cas.b64 %0, [%1], %2, %3;", : "=l"(old) : "l"(p), "l"(expected), "l"(desired))
-  return old;
-}
-
-DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_LOAD, load_acquire, "acquire")
-DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_LOAD, load_relaxed, "relaxed")
-DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_STORE, store_release, "release")
-DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_STORE, store_relaxed, "relaxed")
-DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_FETCH_ADD, fetch_add_relaxed, "relaxed")
-DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_FETCH_ADD, fetch_add_release, "release")
-DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_FETCH_ADD, fetch_add_acq_rel, "acq_rel")
-DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_ADD, add_relaxed, "relaxed")
-DEEP_EP_PTX_FOR_WORDS(DEEP_EP_PTX_ADD, add_release, "release")
-
-/// Up to 2^31 - 1. (Without this end the compiler would take it for an addition.)
-DEEP_EP_DEVICE std::uint32_t increment(std::uint32_t* p) {
-  std::uint32_t old;
-  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(0x7fffffffu) : "memory");
   return old;
 }
 
@@ -73,6 +66,15 @@ DEEP_EP_DEVICE void fence() {
   if constexpr (S == Scope::block) asm volatile("fence.acq_rel.cta;" ::: "memory");
   if constexpr (S == Scope::gpu) asm volatile("fence.acq_rel.gpu;" ::: "memory");
   if constexpr (S == Scope::system) asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+namespace ptx {
+
+/// Up to 2^31 - 1. (Without this end the compiler would take it for an addition.)
+DEEP_EP_DEVICE std::uint32_t increment(std::uint32_t* p) {
+  std::uint32_t old;
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(0x7fffffffu) : "memory");
+  return old;
 }
 
 /// 16 bytes at once, at system scope.
@@ -88,17 +90,17 @@ DEEP_EP_DEVICE void load_pair(const std::uint64_t* p, std::uint64_t& first, std:
                : "memory");
 }
 
-#undef DEEP_EP_PTX_FOR_WORDS
+}  // namespace ptx
+
 #undef DEEP_EP_PTX_BY_SCOPE
 #undef DEEP_EP_PTX_LOAD
-#undef DEEP_EP_PTX_STORE
+#undef DEEP_EP_PTX_WRITE
 #undef DEEP_EP_PTX_FETCH_ADD
-#undef DEEP_EP_PTX_ADD
 
 // Payload. The type is moved as one, two or four 32-bit words.
 
 #define DEEP_EP_PTX_PAYLOAD_LOAD(NAME, OP)                                                               \
-  template <class T>                                                                                     \
+  template <detail::Payload T>                                                                           \
   DEEP_EP_DEVICE T NAME(const T* p) {                                                                    \
     std::uint32_t word[sizeof(T) / 4];                                                                   \
     if constexpr (sizeof(T) == 4) asm volatile(OP ".u32 %0, [%1];" : "=r"(word[0]) : "l"(p) : "memory"); \
@@ -118,8 +120,8 @@ DEEP_EP_PTX_PAYLOAD_LOAD(load_stream, "ld.global.nc.L1::no_allocate")
 DEEP_EP_PTX_PAYLOAD_LOAD(load_weak, "ld.global")
 #undef DEEP_EP_PTX_PAYLOAD_LOAD
 
-template <class T>
-DEEP_EP_DEVICE void store_stream(T* p, const T& value) {
+template <detail::Payload T>
+DEEP_EP_DEVICE void store_stream(T* p, const std::type_identity_t<T>& value) {
   std::uint32_t word[sizeof(T) / 4];
   memcpy(word, &value, sizeof(T));
   if constexpr (sizeof(T) == 4)
@@ -132,5 +134,4 @@ DEEP_EP_DEVICE void store_stream(T* p, const T& value) {
                  : "memory");
 }
 
-}  // namespace ptx
 }  // namespace deep_ep::device

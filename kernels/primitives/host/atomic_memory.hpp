@@ -1,4 +1,4 @@
-// What memory.hpp means on the host: C++ atomics on plain words. All scopes are one.
+// The functions of memory.hpp on the host: C++ atomics on plain words. All scopes are one.
 #pragma once
 
 #include <time.h>
@@ -102,61 +102,12 @@ T compare_exchange(T* p, T expected, T desired) {
   return expected;
 }
 
-// What memory.hpp calls, by the names that they have in ptx_memory.hpp.
-
 /// On a GPU wider scopes than a block's name global memory.
 template <device::Scope S>
 void check_space(const void* p) {
   if (S == device::Scope::block || current_thread == nullptr) return;
   const auto offset = reinterpret_cast<std::uintptr_t>(p) - reinterpret_cast<std::uintptr_t>(current_thread->shared);
   if (offset < current_thread->shared_bytes) current_thread->machine->refuse_shared(p);
-}
-
-#define DEEP_EP_HOST_LOAD(NAME, ORDER) \
-  template <device::Scope S, class W>  \
-  W NAME(const W* p) {                 \
-    check_space<S>(p);                 \
-    return load(p, ORDER);             \
-  }
-#define DEEP_EP_HOST_WRITE(RESULT, NAME, OPERATION, ORDER)  \
-  template <device::Scope S, class W>                       \
-  RESULT NAME(W* p, W value) {                              \
-    check_space<S>(p);                                      \
-    return static_cast<RESULT>(OPERATION(p, value, ORDER)); \
-  }
-DEEP_EP_HOST_LOAD(load_acquire, __ATOMIC_ACQUIRE)
-DEEP_EP_HOST_LOAD(load_relaxed, __ATOMIC_RELAXED)
-DEEP_EP_HOST_WRITE(void, store_release, store, __ATOMIC_RELEASE)
-DEEP_EP_HOST_WRITE(void, store_relaxed, store, __ATOMIC_RELAXED)
-DEEP_EP_HOST_WRITE(W, fetch_add_relaxed, fetch_add, __ATOMIC_RELAXED)
-DEEP_EP_HOST_WRITE(W, fetch_add_release, fetch_add, __ATOMIC_RELEASE)
-DEEP_EP_HOST_WRITE(W, fetch_add_acq_rel, fetch_add, __ATOMIC_ACQ_REL)
-DEEP_EP_HOST_WRITE(void, add_relaxed, fetch_add, __ATOMIC_RELAXED)
-DEEP_EP_HOST_WRITE(void, add_release, fetch_add, __ATOMIC_RELEASE)
-#undef DEEP_EP_HOST_LOAD
-#undef DEEP_EP_HOST_WRITE
-
-template <device::Scope S, class W>
-W compare_exchange(W* p, W expected, W desired) {
-  check_space<S>(p);
-  return compare_exchange(p, expected, desired);
-}
-template <device::Scope>
-void fence() {
-  fence();
-}
-
-template <class T>
-T load_stream(const T* p) {
-  return *p;
-}
-template <class T>
-T load_weak(const T* p) {
-  return *p;
-}
-template <class T>
-void store_stream(T* p, const T& value) {
-  *p = value;
 }
 
 inline std::uint64_t now_ns() {
@@ -166,3 +117,53 @@ inline std::uint64_t now_ns() {
 }
 
 }  // namespace deep_ep::host_machine
+
+namespace deep_ep::device {
+
+#define DEEP_EP_HOST_LOAD(NAME, ORDER)   \
+  template <Scope S, detail::Word T>     \
+  T NAME(const T* p) {                   \
+    host_machine::check_space<S>(p);     \
+    return host_machine::load(p, ORDER); \
+  }
+#define DEEP_EP_HOST_WRITE(RESULT, NAME, OPERATION, ORDER)                \
+  template <Scope S, detail::Word T>                                      \
+  RESULT NAME(T* p, std::type_identity_t<T> value) {                      \
+    host_machine::check_space<S>(p);                                      \
+    return static_cast<RESULT>(host_machine::OPERATION(p, value, ORDER)); \
+  }
+DEEP_EP_HOST_LOAD(load_acquire, __ATOMIC_ACQUIRE)
+DEEP_EP_HOST_LOAD(load_relaxed, __ATOMIC_RELAXED)
+DEEP_EP_HOST_WRITE(void, store_release, store, __ATOMIC_RELEASE)
+DEEP_EP_HOST_WRITE(void, store_relaxed, store, __ATOMIC_RELAXED)
+DEEP_EP_HOST_WRITE(T, fetch_add_relaxed, fetch_add, __ATOMIC_RELAXED)
+DEEP_EP_HOST_WRITE(T, fetch_add_acq_rel, fetch_add, __ATOMIC_ACQ_REL)
+DEEP_EP_HOST_WRITE(void, add_relaxed, fetch_add, __ATOMIC_RELAXED)
+DEEP_EP_HOST_WRITE(void, add_release, fetch_add, __ATOMIC_RELEASE)
+#undef DEEP_EP_HOST_LOAD
+#undef DEEP_EP_HOST_WRITE
+
+template <Scope S, detail::Word T>
+T compare_exchange(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
+  host_machine::check_space<S>(p);
+  return host_machine::compare_exchange(p, expected, desired);
+}
+template <Scope>
+void fence() {
+  host_machine::fence();
+}
+
+template <detail::Payload T>
+T load_stream(const T* p) {
+  return *p;
+}
+template <detail::Payload T>
+T load_weak(const T* p) {
+  return *p;
+}
+template <detail::Payload T>
+void store_stream(T* p, const std::type_identity_t<T>& value) {
+  *p = value;
+}
+
+}  // namespace deep_ep::device

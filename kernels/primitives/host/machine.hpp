@@ -11,9 +11,6 @@
 
 namespace deep_ep::host_machine {
 
-/// Which warp-wide operation a lane has come to. All 32 lanes must come to the same one.
-enum class WarpOp : std::uint8_t { sync, shuffle, shuffle_xor, ballot, sum, max, inclusive_sum, match };
-
 /// Distance between two lanes' values in what warp_exchange returns; also the largest value.
 inline constexpr int kExchangeSlot = 16;
 
@@ -30,12 +27,12 @@ class Machine {
 
   /// Returns when all lanes of the warp came. Orders memory among them.
   virtual void warp_sync() = 0;
-  /// Gives `bytes` of this lane, returns 32 slots with what the lanes gave, valid until this lane's next-but-one
-  /// exchange. Does not order memory (neither does a shuffle on a GPU).
-  virtual const std::byte* warp_exchange(WarpOp op, const void* value, int bytes) = 0;
+  /// Gives `bytes` of this lane, which is at warp::`op` as all 32 lanes must be; returns 32 slots with what the lanes
+  /// gave, valid until this lane's next-but-one exchange. Does not order memory (neither does a shuffle on a GPU).
+  virtual const std::byte* warp_exchange(const char* op, const void* value, int bytes) = 0;
 
-  /// Returns when all threads of the block came. Orders memory among them.
-  virtual void block_sync() = 0;
+  /// Returns when all threads of the block came: whether `good` was true in every one. Orders memory among them.
+  virtual bool block_sync(bool good) = 0;
 
   virtual void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) = 0;
   virtual void mbarrier_fence_init() = 0;

@@ -26,8 +26,8 @@ DEEP_EP_DEVICE void wait_probe(const probes::WaitParams& p, std::byte*) {
   p.returned[thread_index()] = !arrived ? 1 : load_weak(p.payload) == 42 ? 2 : 3;
 }
 
-DEEP_EP_DEVICE void call_probe(const probes::CallParams& p, std::byte* shared) {
-  const Call call = Call::begin(*p.counter, p.wait, reinterpret_cast<std::int32_t*>(shared));
+DEEP_EP_DEVICE void call_probe(const probes::CallParams& p, std::byte*) {
+  const Call call = Call::begin(*p.counter, p.wait);
   if (thread_index() == 0) p.epochs[block_index()] = call.begun ? call.epoch : 0;
   call.end([&] {
     if (thread_index() == 0) *p.finished += 1;
@@ -46,8 +46,8 @@ DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared)
   p.returned[lane_index()] = good ? 2 : 1;
 }
 
-DEEP_EP_DEVICE void whole_block_probe(const probes::WholeBlockParams& p, std::byte* shared) {
-  const bool all = whole_block(thread_index() != p.odd, reinterpret_cast<std::int32_t*>(shared));
+DEEP_EP_DEVICE void whole_block_probe(const probes::WholeBlockParams& p, std::byte*) {
+  const bool all = block::all(thread_index() != p.odd);
   p.returned[thread_index()] = all ? 1 : 0;
 }
 

@@ -29,8 +29,8 @@ class Simulation final : public host_machine::Machine {
   void interleave() override { work(false); }
 
   void warp_sync() override { refuse(); }
-  const std::byte* warp_exchange(host_machine::WarpOp, const void*, int) override { return refuse(), nullptr; }
-  void block_sync() override { refuse(); }
+  const std::byte* warp_exchange(const char*, const void*, int) override { return refuse(), nullptr; }
+  bool block_sync(bool) override { return refuse(), false; }
   void mbarrier_init(std::uint64_t&, std::uint32_t) override { refuse(); }
   void mbarrier_fence_init() override { refuse(); }
   void mbarrier_arrive(std::uint64_t&, std::uint32_t) override { refuse(); }

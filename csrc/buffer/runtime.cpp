@@ -391,7 +391,7 @@ void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<c
   });
   const AgreedOptions agreed = agree_on_options(*exchanges, agreed_options_, executor_->identity());
   agree(*exchanges, "replacing ranks", [&] { check_newcomers(agreed, is_new); });
-  membership_->replace(*exchanges, is_new, !of_one_network(agreed.processes));
+  membership_->replace(*exchanges, !of_one_network(agreed.processes));
   heap_->admit(*exchanges, is_new);
   exchanges->barrier();
   const auto before = std::exchange(bootstrap_, exchanges);

@@ -33,16 +33,11 @@ constexpr double kForEver = 1e9;  ///< s, as in kernels; not all doubles have th
 
 auto load(const auto& words, int rank) { return __atomic_load_n(&words[index(rank)], __ATOMIC_RELAXED); }
 
-/// Collective: the processes of all ranks. `buffer` and the next `round` are of a membership that this rank has
-/// already.
-std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, bool by_tcp, std::uint64_t buffer = 0,
-                                        std::uint32_t round = 0) {
+/// Collective: the processes of all ranks.
+std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, bool by_tcp, bool was_there) {
   ProcessInfo mine;
-  agree(bootstrap, "joining the control plane", [&] {
-    mine = plane.info(by_tcp);
-    if (round != 0) mine.buffer = buffer;
-    mine.round = round;
-  });
+  agree(bootstrap, "joining the control plane", [&] { mine = plane.info(by_tcp); });
+  mine.was_there = was_there ? 1 : 0;
   return all_gather_values(bootstrap, mine);
 }
 
@@ -52,7 +47,7 @@ std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, bool
 
 std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap,
                                              const Words& words, const JoinOptions& options) {
-  const std::vector<ProcessInfo> ranks = exchange_infos(*plane, bootstrap, options.by_tcp);
+  const std::vector<ProcessInfo> ranks = exchange_infos(*plane, bootstrap, options.by_tcp, false);
   const auto off = std::ranges::find(ranks, 0u, &ProcessInfo::on);
   if (off != ranks.end()) {
     const auto where = off - ranks.begin();
@@ -66,13 +61,9 @@ std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane
       log::info("control: off on rank {}, so a lost rank ends waits at their deadlines", where);
     return nullptr;
   }
-  const ProcessInfo& first = *std::ranges::max_element(ranks, {}, &ProcessInfo::round);
-  JoinOptions with_round = options;
-  with_round.joined_in_round = first.round;
   std::unique_ptr<Membership> membership;
   agree(bootstrap, "connecting the control plane", [&] {
-    membership =
-        std::make_unique<Membership>(plane, first.buffer, bootstrap.rank(), std::span(ranks), words, with_round);
+    membership = std::make_unique<Membership>(plane, ranks[0].buffer, bootstrap.rank(), ranks, words, options);
   });
   return membership;
 }
@@ -80,21 +71,13 @@ std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane
 Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int rank, std::span<const ProcessInfo> ranks,
                        const Words& words, const JoinOptions& options)
     : plane_(std::move(plane)),
-      buffer_(buffer),
       rank_(rank),
-      joined_later_(options.joined_in_round != 0),
       words_(words),
       masks_(options.masks),
       timeout_(std::llround(1e9 * (options.timeout_s == 0 ? kForEver : std::min(options.timeout_s, kForEver)))),
       looked_(Clock::now()) {
-  for (const ProcessInfo& info : ranks) ranks_.push_back({.info = info, .sign = -timeout_});  // silent so far
-  at(rank_).said.buffer = buffer_;
-  at(rank_).said.rank = rank_;
-  if (joined_later_) {  // what the others say of this rank is about the process before, until they resume
-    at(rank_).said.round = ~std::uint32_t{0};
-    next_round_ = options.joined_in_round;
-  }
   std::unique_lock lock(plane_->mutex_);
+  begin(buffer, ranks);
   plane_->members_.push_back(this);
   try {
     plane_->connect(*this, lock);
@@ -102,6 +85,16 @@ Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int r
     std::erase(plane_->members_, this);
     throw;
   }
+}
+
+void Membership::begin(std::uint64_t buffer, std::span<const ProcessInfo> ranks) {
+  ranks_.clear();
+  verdicts_.clear();
+  for (const ProcessInfo& info : ranks) {
+    const OwnWait none{.beats = load(words_.beats, static_cast<int>(ranks_.size())), .since = time_};
+    ranks_.push_back({.info = info, .sign = time_ - timeout_, .own = none});  // silent so far
+  }
+  at(rank_).said = {{.buffer = buffer, .rank = rank_}, {}};
 }
 
 Membership::~Membership() {
@@ -176,7 +169,7 @@ void Membership::leave_out(int rank, bool on) {
 
 void Membership::resume() {
   const std::lock_guard lock(plane_->mutex_);
-  at(rank_).said.round = next_round_++;
+  ++at(rank_).said.round;
   verdicts_.clear();
   for (Rank& rank : ranks_) {
     rank.lost = kNobody;
@@ -190,16 +183,11 @@ void Membership::resume() {
   say();
 }
 
-void Membership::replace(Bootstrap& bootstrap, const std::vector<bool>& is_new, bool by_tcp) {
-  const std::vector<ProcessInfo> ranks = exchange_infos(*plane_, bootstrap, by_tcp, buffer_, next_round_);
+void Membership::replace(Bootstrap& bootstrap, bool by_tcp) {
+  const std::vector<ProcessInfo> ranks = exchange_infos(*plane_, bootstrap, by_tcp, true);
   agree(bootstrap, "connecting the control plane to new processes", [&] {
     std::unique_lock lock(plane_->mutex_);
-    for (int rank = 0; rank < size(); ++rank) {
-      if (!is_new[index(rank)]) continue;
-      at(rank).info = ranks[index(rank)];
-      at(rank).said = {};
-      at(rank).sign = time_;
-    }
+    begin(ranks[0].buffer, ranks);
     plane_->connect(*this, lock);
   });
 }
@@ -220,43 +208,27 @@ bool Membership::await_end(int rank) const {
 // ---- What other ranks say ----
 
 int Report::waits_for() const {
-  const auto longest = std::ranges::max_element(of, {}, [](const auto& one) { return one.second.waited_ns; });
-  return longest != of.end() && longest->second.waited_ns > 0 ? longest->first : kNobody;
+  const auto longest = std::ranges::max_element(of, {}, &PeerReport::waited_ns);
+  return longest != of.end() && longest->waited_ns > 0 ? longest->verdict.rank : kNobody;
 }
 
 const PeerReport& Report::about(int peer) const {
   static const PeerReport nothing;
-  const auto found = of.find(peer);
-  return found == of.end() ? nothing : found->second;
+  const auto found = std::ranges::find_if(of, [&](const PeerReport& said) { return said.is_of(peer); });
+  return found == of.end() ? nothing : *found;
 }
 
-namespace {
-
-// Without padding, as it would travel.
-
-/// Before what a report says of peers.
-struct ReportHead {
-  std::uint64_t buffer;
-  std::uint32_t round, peers;
-  std::int32_t rank, gave_up_on;
-  std::uint32_t left, waits;
-};
-struct PeerEntry {
-  PeerReport said;
-  std::int64_t peer;
-};
-
-}  // namespace
+PeerReport& Report::about(int peer) {
+  const auto found = std::ranges::find_if(of, [&](const PeerReport& said) { return said.is_of(peer); });
+  return found == of.end() ? of.emplace_back(PeerReport{.verdict = {.rank = peer}}) : *found;
+}
 
 std::vector<std::byte> Report::packed() const {
-  std::vector<PeerEntry> entries;
-  for (const auto& [peer, said] : of) {
-    if (!said.says_nothing()) entries.push_back({said, peer});
-  }
-  const ReportHead head{buffer, round, static_cast<std::uint32_t>(entries.size()), rank, gave_up_on, left, waits};
-  std::vector<std::byte> bytes(sizeof head + entries.size() * sizeof(PeerEntry));
+  ReportHead head = *this;
+  head.peers = static_cast<std::uint32_t>(of.size());
+  std::vector<std::byte> bytes(sizeof head + std::span(of).size_bytes());
   std::memcpy(bytes.data(), &head, sizeof head);
-  std::ranges::copy(std::as_bytes(std::span(entries)), bytes.begin() + sizeof head);
+  std::ranges::copy(std::as_bytes(std::span(of)), bytes.begin() + sizeof head);
   return bytes;
 }
 
@@ -264,19 +236,11 @@ bool Report::unpack(std::vector<std::byte>& received) {
   ReportHead head;
   if (received.size() < sizeof head) return false;
   std::memcpy(&head, received.data(), sizeof head);
-  const std::size_t size = sizeof head + head.peers * sizeof(PeerEntry);
+  const std::size_t size = sizeof head + head.peers * sizeof(PeerReport);
   if (received.size() < size) return false;
-  *this = {.buffer = head.buffer,
-           .round = head.round,
-           .rank = head.rank,
-           .gave_up_on = head.gave_up_on,
-           .left = static_cast<std::uint16_t>(head.left),
-           .waits = static_cast<std::uint16_t>(head.waits)};
-  for (std::size_t at = sizeof head; at < size; at += sizeof(PeerEntry)) {
-    PeerEntry entry;
-    std::memcpy(&entry, received.data() + at, sizeof entry);
-    of[static_cast<std::int32_t>(entry.peer)] = entry.said;
-  }
+  *this = {head, std::vector<PeerReport>(head.peers)};
+  std::ranges::copy(std::span(received).subspan(sizeof head, size - sizeof head),
+                    std::as_writable_bytes(std::span(of)).begin());
   received.erase(received.begin(), received.begin() + static_cast<std::ptrdiff_t>(size));
   return true;
 }
@@ -285,22 +249,13 @@ void Membership::hear(const Token& process, const Report& said) {
   const bool is_alone = std::ranges::count(ranks_, process, [](const Rank& rank) { return rank.info.process; }) == 1;
   for (Rank& rank : ranks_) {
     if (rank.info.process != process) continue;
-    const bool is_itself = said.buffer == buffer_ && said.rank == &rank - ranks_.data();
+    const bool is_of_this = said.buffer == report().buffer;
+    const bool is_itself = is_of_this && said.rank == &rank - ranks_.data();
     // A rank that waits in another buffer is not silent in this one. Of several it is not known which of them waits.
-    if (said.waits != 0 && (is_itself || (said.buffer != buffer_ && is_alone))) rank.sign = time_;
+    if (said.waits != 0 && (is_itself || (!is_of_this && is_alone))) rank.sign = time_;
     // A masked rank may have woken up, or come back from the other half of a network that was cut in two.
     const bool counts = said.round == report().round && (!masks_ || rank.lost == kNobody);
-    if (is_itself && counts) {
-      rank.said = said;
-      // Ranks that there are not, by damage or malice.
-      std::int32_t& gave_up_on = rank.said.gave_up_on;
-      if (gave_up_on < 0 || gave_up_on >= size()) gave_up_on = kNobody;
-      std::erase_if(rank.said.of, [&](const auto& one) {
-        const auto& [peer, about] = one;
-        const bool of_another = about.verdict.why != LostWhy::unknown && about.verdict.rank != peer;
-        return peer < 0 || peer >= size() || of_another;
-      });
-    }
+    if (is_itself && counts) rank.said = said;
     if (is_itself && said.left != 0) rank.said.left = 1;  // for good, in whichever round it said so
   }
 }
@@ -315,6 +270,7 @@ bool Membership::has_gone(const Rank& rank) const {
 
 void Membership::say(bool waits) {
   at(rank_).said.waits = waits ? 1 : 0;
+  std::erase_if(at(rank_).said.of, [](const PeerReport& said) { return said.says_nothing(); });
   plane_->say(*this);
 }
 
@@ -388,7 +344,8 @@ std::vector<LostRank> Membership::evident() const {
     }
   }
   for (const Rank& other : ranks_) {
-    for (const auto& [rank, said] : other.said.of) {
+    for (const PeerReport& said : other.said.of) {
+      const int rank = said.verdict.rank;
       if (found[index(rank)].why != LostWhy::unknown) continue;
       const bool has_left = said.verdict.why == LostWhy::gone && at(rank).said.left != 0;
       if (!has_left) found[index(rank)] = said.verdict;
@@ -435,7 +392,7 @@ void Membership::lose(const LostRank& verdict) {
   for (Rank& rank : ranks_) {
     if (rank.said.waits_for() == kNobody) continue;
     rank.sign = time_;
-    for (auto& [peer, said] : rank.said.of) said.waited_ns = 0;
+    for (PeerReport& said : rank.said.of) said.waited_ns = 0;
   }
 }
 
@@ -461,7 +418,8 @@ Evidence Membership::gather() const {
                            .silent = time_ - one.sign >= timeout_,
                            .waits_for = one.said.waits_for(),
                            .gave_up_on = one.said.gave_up_on});
-    for (const auto& [peer, said] : one.said.of) {
+    for (const PeerReport& said : one.said.of) {
+      const int peer = said.verdict.rank;
       // A silent rank may have stood still since it said so.
       const bool is_late = !found.ranks.back().silent && Time(said.waited_ns) >= timeout_;
       if (is_late && report(peer, rank).left_out == 0) found.late.push_back({rank, peer});

@@ -5,6 +5,7 @@
 // own kernels: so all ranks that go on hear of it, or none does, though the rank that decided may end half way.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -35,8 +36,6 @@ struct JoinOptions {
   double timeout_s = 0;  ///< of waits; 0: they last for ever
   bool masks = false;    ///< ranks go on without those that are lost
   bool by_tcp = false;   ///< the ranks are not all of one network namespace
-  /// That the other ranks begin next, which were there before. 0: all join.
-  std::uint32_t joined_in_round = 0;
 };
 
 class Membership {
@@ -80,9 +79,12 @@ class Membership {
   // A process that takes the place of a rank joins while the others replace that rank.
 
   /// The other ranks have had a membership before this one joined.
-  bool joined_later() const { return joined_later_; }
-  /// Collective with join() in the new processes, where `is_new`. The verdicts stay, until resume().
-  void replace(Bootstrap& bootstrap, const std::vector<bool>& is_new, bool by_tcp);
+  bool joined_later() const {
+    return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.info.was_there != 0; });
+  }
+  /// Collective with join() in the new processes: all begin anew, as a buffer of another number. Kernels go on without
+  /// the ranks that were lost, until resume().
+  void replace(Bootstrap& bootstrap, bool by_tcp);
   /// "rank 3 (process 77 on node-a)"
   std::string describe_process(int rank) const;
   /// Waits, for a moment, until the process of `rank` is known to have ended, or to have left: true.
@@ -115,10 +117,11 @@ class Membership {
   const Rank& at(int rank) const { return ranks_[index(rank)]; }
   // All below with the plane's mutex held.
   const Report& report() const { return at(rank_).said; }
+  void begin(std::uint64_t buffer, std::span<const ProcessInfo> ranks);
   void hear(const Token& process, const Report& said);
   void step(Clock::time_point now);
   const PeerReport& report(int rank, int peer) const { return at(rank).said.about(peer); }
-  PeerReport& mine(int peer) { return at(rank_).said.of[peer]; }
+  PeerReport& mine(int peer) { return at(rank_).said.about(peer); }
   bool has_gone(const Rank& rank) const;
   void say(bool waits = false);
   void look_at_words();
@@ -131,10 +134,7 @@ class Membership {
   Evidence gather() const;
 
   const std::shared_ptr<Plane> plane_;
-  const std::uint64_t buffer_;
   const int rank_;
-  const bool joined_later_;
-  std::uint32_t next_round_ = 1;
   const Words words_;
   const bool masks_;
   const Time timeout_;

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <vector>
 
 #include "csrc/control/verdict.hpp"
@@ -13,7 +12,7 @@
 namespace deep_ep::control {
 
 inline constexpr std::uint32_t kMagic = 0x43504544;  // "DEPC"
-inline constexpr std::uint32_t kVersion = 6;         ///< of all messages
+inline constexpr std::uint32_t kVersion = 7;         ///< of all messages
 
 /// First on each connection, in both directions.
 struct Hello {
@@ -27,35 +26,40 @@ struct Hello {
 
 /// The part of a report that is about a peer, since the last Membership::resume().
 struct PeerReport {
-  LostRank verdict = {};       ///< why unknown: the peer is not lost
+  LostRank verdict = {};       ///< on the peer; why unknown: it is not lost
   std::int64_t waited_ns = 0;  ///< a wait for the peer has lasted for so long; 0: none does
   std::uint32_t wanted = 0;    ///< what it is for
   std::uint16_t failed = 0;    ///< a queue pair to the peer has failed
   std::uint16_t left_out = 0;  ///< the program leaves the peer out
 
+  bool is_of(int peer) const { return verdict.rank == peer; }
   bool says_nothing() const {
     return verdict.why == LostWhy::unknown && waited_ns == 0 && failed == 0 && left_out == 0;
   }
 };
 
-/// All that a rank says. A report takes the place of the one before, so one that is lost does no harm. A rank keeps the
-/// reports of all others: so a report has no place for peers that it says nothing of.
-struct Report {
+struct ReportHead {
   std::uint64_t buffer = 0;
   std::uint32_t round = 0;  ///< one more with each Membership::resume()
   std::int32_t rank = 0;
   std::int32_t gave_up_on = kNobody;  ///< see RankFacts
-  std::uint16_t left = 0;             ///< it makes no more calls, and its process may end
-  std::uint16_t waits = 0;            ///< it waits itself: it is not to blame
-  std::map<std::int32_t, PeerReport> of = {};
+  std::uint32_t peers = 0;            ///< of which the report says something, as it travels
+  std::uint32_t left = 0;             ///< it makes no more calls, and its process may end
+  std::uint32_t waits = 0;            ///< it waits itself: it is not to blame
+};
+
+/// All that a rank says. A report takes the place of the one before, so one that is lost does no harm. A rank keeps the
+/// reports of all others: so a report has no place for peers that it says nothing of.
+struct Report : ReportHead {
+  std::vector<PeerReport> of = {};
 
   const PeerReport& about(int peer) const;
+  PeerReport& about(int peer);
   /// The peer that it waits for longest; kNobody: it does not wait.
   int waits_for() const;
 
   static constexpr std::size_t kMostBytes = std::size_t{1} << 20;  ///< of one as it travels
 
-  /// As it travels.
   std::vector<std::byte> packed() const;
   /// Takes the next report out of what has come. False: not all of it has come.
   bool unpack(std::vector<std::byte>& received);

@@ -42,8 +42,8 @@ struct ProcessInfo {
   Token secret = {};   ///< a caller must show it
   std::int32_t pid = 0;
   std::uint32_t on = 1;
-  std::uint64_t buffer = 0;  ///< that of the first rank with the latest round names the buffer
-  std::uint32_t round = 0;   ///< that its membership begins next; 0: it is about to join
+  std::uint64_t buffer = 0;     ///< that of rank 0 names the buffer
+  std::uint32_t was_there = 0;  ///< it replaces other ranks
   SocketAddress tcp = {};
 };
 /// At which it listens for processes of its network namespace.

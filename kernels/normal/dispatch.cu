@@ -416,9 +416,7 @@ struct DispatchForwarder {
   DEEP_EP_DEVICE void note_places(const SlotRow& row, std::int64_t relayed) const {
     if (!to.params.send_src_idx || relayed >= transfer().relay_rows_room) return;
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {
-      const std::int32_t number = to.number_at(row, index);
-      const bool has_room = to.place_of(row, index, number) < to.targets[index].capacity;
-      to.params.relay_rows[relayed * grid().width + index] = has_room ? number : -1;
+      to.params.relay_rows[relayed * grid().width + index] = to.number_at(row, index);
     }
   }
 

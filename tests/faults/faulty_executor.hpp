@@ -22,7 +22,8 @@ class FaultyExecutor final : public test::CountingExecutor {
       : CountingExecutor(make_host_executor(options)), ranks_(ranks) {}
 
   const std::shared_ptr<Freezer> freezer = std::make_shared<Freezer>();
-  int failing_allocation = 0;  ///< counts down with every allocation; the one that makes it zero fails
+  /// Counts down with every allocation. At 1 all fail, until it is 0: MemoryCache tries a second time, in vain.
+  int failing_allocation = 0;
 
   /// From here on in the stream's order, what this rank sends to `peer` names memory that the peer has not registered.
   /// False where it sends nothing by RDMA.
@@ -102,7 +103,11 @@ class FaultyExecutor final : public test::CountingExecutor {
     }
     table = static_cast<RdmaPeerParams*>(to);
   }
-  bool fails() { return failing_allocation != 0 && --failing_allocation == 0; }
+  bool fails() {
+    if (failing_allocation == 1) return true;
+    if (failing_allocation > 1) --failing_allocation;
+    return false;
+  }
 
   const int ranks_;
   std::atomic<int> live_ = 0;

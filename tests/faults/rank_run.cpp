@@ -290,6 +290,7 @@ Outcome RankRun::run() {
   } catch (const std::exception& error) {
     note_error(error);
   }
+  parts_.executor->failing_allocation = 0;
   if (calls_) {
     outcome.masked = calls_->masked;
     outcome.reached |= calls_->outcome.reached;

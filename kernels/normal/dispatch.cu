@@ -7,8 +7,7 @@
 //      travels beside it and its numbers there (HeldRow), into the staging ring of each other node that does.
 //   3. When a chunk of the staging ring is whole, a poster writes it into the landing ring of the rail (transfer.hpp).
 //   4. There a forwarding warp loads it and stores it into its final places: its number at each rank, behind the rows
-//   of
-//      the sources before.
+//      of the sources before.
 //
 // In one node steps 3 and 4 do not exist: kRails is false. The output of a rank may lie where the others do not reach
 // it. In one node it then lands in the rank's window, if that holds all rows, and another kernel copies it behind this
@@ -538,6 +537,7 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epo
   const WaitContext& wait = params.transfer.wait;
   const NormalParams& common = params.transfer.common;
   const Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.own_heap(), peer);
+  const std::int32_t first_row = params.transfer.first_row_of(common.rank, index);  // is here before the addresses are
   const Awaited addresses{peer, Wanted::dispatch_addresses, epoch};
   DispatchAddresses theirs;
   if (!hear(ReportLate{wait}, box, addresses, theirs)) return false;
@@ -546,7 +546,7 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epo
   const Mailbox<DispatchAddresses>& own = common.control.dispatch_box(common.own_heap(), common.rank);
   if (!rows_of_both.agrees(wait, own, common.rank, addresses)) return false;
   target = {.rows = targets_in(common.heaps[peer], theirs),
-            .first_row = params.transfer.first_row_of(common.rank, index),
+            .first_row = first_row,
             .capacity = theirs.capacity,
             .reachable = theirs.by_ring != 0 ? 0 : theirs.capacity};
   return true;

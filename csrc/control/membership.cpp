@@ -255,7 +255,14 @@ void Membership::hear(const Token& process, const Report& said) {
     if (said.waits != 0 && (is_itself || (!is_of_this && is_alone))) rank.sign = time_;
     // A masked rank may have woken up, or come back from the other half of a network that was cut in two.
     const bool counts = said.round == report().round && (!masks_ || rank.lost == kNobody);
-    if (is_itself && counts) rank.said = said;
+    if (is_itself && counts) {
+      rank.said = said;
+      // Ranks that there are not, by damage or malice.
+      std::int32_t& gave_up_on = rank.said.gave_up_on;
+      if (gave_up_on < 0 || gave_up_on >= size()) gave_up_on = kNobody;
+      std::erase_if(rank.said.of,
+                    [&](const PeerReport& one) { return one.verdict.rank < 0 || one.verdict.rank >= size(); });
+    }
     if (is_itself && said.left != 0) rank.said.left = 1;  // for good, in whichever round it said so
   }
 }

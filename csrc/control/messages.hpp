@@ -1,4 +1,4 @@
-// Messages of control threads to each other: a hello, then reports of one size. A control thread interprets nothing
+// Messages of control threads to each other: a hello, then reports. A control thread interprets nothing
 // that a caller sends before it has compared the caller's token.
 #pragma once
 

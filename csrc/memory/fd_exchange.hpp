@@ -10,11 +10,10 @@ namespace deep_ep {
 
 /// Gives this rank a descriptor of its own for what `fd` of each rank in `partners` stands for; the places of others,
 /// this rank's among them, stay empty. Collective; of two ranks each or none has the other one for a partner, and both
-/// are in one network namespace. Descriptors travel
-/// over unix sockets with random names in the abstract namespace (no files to leave behind), and only to this user's
-/// processes that know a secret exchanged by the bootstrap. If it fails on one rank, the others throw before their next
-/// exchange ends. `fd` stays the caller's and may be closed afterwards: all have it then, threads of this process, too,
-/// which could not know until when its number stands for the same file.
+/// are in one network namespace. Descriptors travel over unix sockets with random names in the abstract namespace (no
+/// files to leave behind), and only to this user's processes that know a secret exchanged by the bootstrap. If it fails
+/// on one rank, the others throw before their next exchange ends. `fd` stays the caller's and may be closed afterwards:
+/// all have it then, threads of this process, too, which could not know until when its number stands for the same file.
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vector<bool>& partners, double timeout_s);
 
 /// A file in memory, full of zeros, whose size nobody can change any more: in a process that has mapped it, access to a

@@ -90,14 +90,20 @@ std::shared_ptr<StreamStorage> allocate_in_arena(const std::shared_ptr<Arena>& a
                                                  const std::shared_ptr<HomeStream>& home) {
   const auto block = arena->allocate(bytes, home->handle());
   if (!block) return nullptr;
-  return owned(home, arena->address(*block), false, [arena, block = *block](StreamStorage& storage) {
+  const auto give_back = [arena, block = *block](StreamStorage& storage) {
     // A caller may have named the home stream, for work that HomeStream does not know of: that needs an event, too.
     if (auto events = storage.end_of_use()) {
       arena->release(block, *std::move(events));
     } else {
       arena->pin(block);
     }
-  });
+  };
+  try {
+    return owned(home, arena->address(*block), false, give_back);
+  } catch (...) {
+    arena->release(*block, {});
+    throw;
+  }
 }
 
 std::size_t MemoryCache::size_class(std::size_t bytes) {

@@ -189,7 +189,7 @@ std::vector<RdmaPeerParams> connect_ends(const ConnectionOptions& options, int n
   if (made.ends == nullptr) return peers;
   for (std::size_t end = 0; end < options.ends(); ++end) {
     peers[static_cast<std::size_t>(options.channel(end) * num_ranks + options.peer(end))] =
-        made.ends->connect(end, theirs.ends[end]);
+        made.ends->connect(end, theirs.ends[options.other(end)]);
     if (options.lands(end)) made.ends->connect_landing(end, theirs.landings[end]);
   }
   made.ends->start();
@@ -346,7 +346,8 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
         }
       };
       if (attempt("connecting RDMA queue pairs", connect_all)) {
-        if (open && !refusals.empty()) {
+        const bool reaches = std::ranges::any_of(made, [](const ConnectedEnds& one) { return one.ends != nullptr; });
+        if (open && reaches && !refusals.empty()) {
           log::warn("RDMA: a CPU thread {} (DEEP_EP_NIC_HANDLER={}), because: {}",
                     handler == NicHandler::cpu ? "executes what kernels post" : "rings the NIC for kernels",
                     name_of(handler), fmt::join(refusals, "; "));

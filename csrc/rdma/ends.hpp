@@ -34,11 +34,18 @@ struct ConnectionOptions {
   /// Ranks of a node, where the fabric connects rails only; else 0. A peer with another index in its node than this
   /// rank is then reached over this rank's rail: a NIC of the peer's node receives for it, see Ends::landing().
   int rail_width = 0;
+  /// Of channels 2n and 2n + 1 each meets the peer's other one, so that each direction has queue pairs of its own.
+  bool crossed = false;
 
   /// Ends are numbered channel by channel, in the order of `peers`.
   std::size_t ends() const { return peers.size() * static_cast<std::size_t>(channels); }
   int peer(std::size_t end) const { return peers[end % peers.size()]; }
   int channel(std::size_t end) const { return static_cast<int>(end / peers.size()); }
+  /// The end that the peer connects with this one.
+  std::size_t other(std::size_t end) const {
+    const std::size_t channel = end / peers.size();
+    return crossed ? (channel ^ 1) * peers.size() + end % peers.size() : end;
+  }
   int rail_of(int rank) const { return rank % rail_width; }
   /// Is the peer at this end reached by a landing?
   bool lands(std::size_t end) const { return rail_width != 0 && rail_of(peer(end)) != rail_of(rank); }

@@ -120,7 +120,7 @@ struct LowLatencyCombineArguments {
   /// The experts' output: [L, R * M, H] bfloat16, aligned to 16 bytes, rows in the places of recv_x. Combine reads only
   /// valid rows. H may differ from the dispatch's.
   ConstTensorView x = {};
-  /// [T, K] int32 or int64 as dispatched; a selection that has become negative since adds nothing. RankMismatch if one
+  /// [T, K] int32 or int64 as dispatched; a selection that is no expert any more adds nothing. RankMismatch if one
   /// names another expert (TimeoutError, which names its rank, if that rank got no row of the token).
   ConstTensorView topk_idx = {};
   ConstTensorView topk_weights = {};         ///< [T, K] float32: factors of the rows

@@ -10,7 +10,6 @@
 //
 // A rank whose rows lie outside the heap pushes them through local rings to the ranks of its node that add them
 // (combine_push.hpp). These add in the same order either way, so the result does not depend on it.
-
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/common/row_sum.hpp"
 #include "kernels/common/tickets.hpp"
@@ -96,7 +95,7 @@ struct CombineRelay {
     return rows_before(grid(), transfer().counts.to_node, number) + row;
   }
 
-  /// The row that rank `index` of this node has of row number `relayed`; -1: none.
+  /// The number that row `relayed` has at rank `index` of this node, among those of its source; -1: none.
   DEEP_EP_DEVICE std::int32_t place_at(std::int64_t relayed, int index) const {
     if (index >= grid().width || relayed >= transfer().relay_rows_room) return -1;
     return load_stream(params().relay_rows + relayed * grid().width + index);
@@ -213,7 +212,7 @@ struct CombineAdder {
     std::int32_t place;
   };
 
-  /// The rank's row, or the number of the landed row; -1: none.
+  /// The row's number at the rank, among ours, or that of the landed row; -1: none.
   DEEP_EP_DEVICE std::int32_t place_at(const Token& token, int at) const {
     return at < kWarpSize ? token.place : look_up(token.number, at);
   }

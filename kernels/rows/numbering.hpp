@@ -49,7 +49,7 @@ struct Selection {
 ///   kOfAllRanks                   selections of all ranks; false: of this rank, whose rows have numbers already
 ///   expert(selection)             that it names, among those of all ranks; -1: none
 ///   token_at_source(selection)    the number that its source gives the token
-///   tell_host(totals)             by a warp of one block, when all have counted
+///   tell_host(numberer)           by a warp of one block, when all have counted
 template <class Tokens>
 struct SelectionNumberer {
   const Tokens& tokens;

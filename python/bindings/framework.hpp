@@ -208,6 +208,13 @@ class Event {
 /// buffer keeps all that this part needs, also when the hook is dropped.
 struct ReceiveHook {
   std::function<void()> receive;
+
+  void call() {
+    if (!receive) return;
+    const std::function<void()> once = receive;  // the program may drop the hook meanwhile
+    once();
+    receive = nullptr;  // only now: a hook that failed may come again
+  }
 };
 
 // Results as tensors of PyTorch, whose memory is PyTorch's own.

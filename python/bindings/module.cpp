@@ -124,8 +124,7 @@ void define_events(py::module_& module) {
           "__deepcopy__", [](const Event& event, const py::dict&) { return event; },
           "__deepcopy__(self, memo: Any, /) -> EventHandle");
   py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
-      .def(
-          "__call__", [](const ReceiveHook& hook) { hook.receive(); }, "__call__(self) -> None");
+      .def("__call__", &ReceiveHook::call, "__call__(self) -> None");
 }
 
 void define_buffer(py::module_& module) {

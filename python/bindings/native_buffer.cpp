@@ -320,6 +320,10 @@ py::object NativeBuffer::local_memory() { return lend(alive().local_memory()); }
 
 py::object NativeBuffer::metrics() {
   const Buffer& buffer = alive();
+  // Before Python makes an object: a finalizer that runs meanwhile may let another thread destroy the buffer.
+  const int rank = buffer.rank(), ranks = buffer.num_ranks(), nodes = buffer.num_nodes();
+  const auto lost = buffer.lost_ranks();
+  const std::string description = buffer.describe();
   py::dict calls, bytes;
   for (const auto& [kind, count] :
        std::initializer_list<std::pair<const char*, CallCount>>{{"dispatch", dispatches_},
@@ -330,13 +334,13 @@ py::object NativeBuffer::metrics() {
     bytes[kind] = count.bytes;
   }
   py::dict all;
-  all["rank"] = buffer.rank();
-  all["ranks"] = buffer.num_ranks();
-  all["nodes"] = buffer.num_nodes();
+  all["rank"] = rank;
+  all["ranks"] = ranks;
+  all["nodes"] = nodes;
   all["calls"] = calls;
   all["bytes"] = bytes;
-  all["lost_ranks"] = list_of(buffer.lost_ranks());
-  all["description"] = buffer.describe();
+  all["lost_ranks"] = list_of(lost);
+  all["description"] = description;
   return all;
 }
 
@@ -354,8 +358,17 @@ void NativeBuffer::end(bool with_peers) {
   std::unique_ptr<Buffer> found = std::exchange(buffer_, nullptr);
   std::optional<Tensor> storage = std::exchange(lb_storage_, std::nullopt);
   const py::gil_scoped_release released;
-  const std::unique_ptr<Buffer> ending = std::move(found);
-  if (with_peers) ending->destroy();
+  std::unique_ptr<Buffer> ending = std::move(found);
+  try {
+    if (with_peers) ending->destroy();
+  } catch (...) {
+    if (!ending->destroyed()) {  // another call uses it
+      const py::gil_scoped_acquire acquired;
+      buffer_ = std::move(ending);
+      lb_storage_ = std::move(storage);
+    }
+    throw;
+  }
   storage.reset();
   if (leftovers_ != nullptr) leftovers_->clear();
 }
@@ -452,7 +465,8 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
     const bool fits = lent && lent->size(2) == dispatched.hidden;
     const TensorView rows = fits ? *lent : buffer.low_latency_combine_buffer(dispatched);
     check_zero_copy(call.arguments.x, rows);
-    call.arguments.x = rows;
+    // A combine buffer that came has the rows, even if a larger one has taken its place since.
+    if (!combine_buffers_.contains(call.arguments.x.data)) call.arguments.x = rows;
   }
   call.arguments.handle = &dispatched;
   if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
@@ -469,6 +483,7 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
 py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
   const auto [keeper, dispatched] = handles_.find(handle);
   const TensorView rows = alive().low_latency_combine_buffer(dispatched);
+  combine_buffers_.insert(rows.data);
   keeper->combine_buffer = rows;
   return lend(rows);
 }

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -159,6 +160,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   std::unique_ptr<Buffer> buffer_;
   std::optional<Tensor> lb_storage_;
   LowLatencyHandles handles_;
+  std::set<const void*> combine_buffers_;  ///< that came to the program
   /// With the GIL. Bytes: of the rows of this rank's tokens, as dispatch reads and combine writes them.
   struct CallCount {
     std::uint64_t calls = 0, bytes = 0;

@@ -99,7 +99,13 @@ class HybridEPBuffer:
         self.rank: int = group.rank()
         if self.group_size > _MOST_COLUMNS:
             raise Unsupported(f"HybridEPBuffer: the group has {self.group_size} ranks, allowed: at most {_MOST_COLUMNS}")
-        self.use_fp8: bool = bool(use_fp8)
+        if use_fp8:
+            raise Unsupported("use_fp8 is True, allowed: False: rows of HybridEPBuffer are bfloat16")
+        self.local_rank: int = self.rank
+        self.node_rank: int = 0
+        self.num_of_nodes: int = 1
+        self.num_of_hybrid_ep_ranks_per_nvlink_domain: int = self.group_size
+        self.use_fp8: bool = False
         config = HybridEpConfigInstance(num_of_ranks_per_node=self.group_size)
         self.configurer = SimpleNamespace(buffer_config=config)
         self._buffer: Optional[ElasticBuffer] = None
@@ -167,7 +173,7 @@ class HybridEPBuffer:
             counts int64 ``[El]``, on the CPU unless ``non_blocking`` (``None`` with ``handle``); the handle, a tuple of eleven, whose
             last element is 1 where rows were dropped.
         """
-        if use_fp8 or (use_fp8 is None and self.use_fp8):
+        if use_fp8:
             raise Unsupported("use_fp8 is True, allowed: False: rows of HybridEPBuffer are bfloat16")
         if use_host_meta is not None:
             non_blocking = not use_host_meta

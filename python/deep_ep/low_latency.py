@@ -72,8 +72,8 @@ class LowLatencyCalls(NativeOwner):
 
         Args:
             x: ``[T, H]`` bfloat16 contiguous, H a multiple of 128 (of 512 with ``use_ue8m0``).
-            topk_idx: ``[T, K]``, ``deep_ep.topk_idx_t`` (or int32), contiguous; negative = no selection. An expert that
-                a token names twice gets it twice.
+            topk_idx: ``[T, K]``, ``deep_ep.topk_idx_t`` (or int32), contiguous; what is no expert selects nothing. An
+                expert that a token names twice gets it twice.
             num_max_dispatch_tokens_per_rank, num_experts: M and E, equal on all ranks. M * K is at most 65535.
             cumulative_local_expert_recv_stats: ``[L]`` int32: rows received by each expert are added.
             dispatch_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.

@@ -501,6 +501,26 @@ TEST(SlowProcess, GetsTheLatestReportWhenItTakesThem) {
   slow.end();
 }
 
+TEST(Report, MayNameRanksThatThereAreNot) {
+  constexpr int kNone = 100'000'000;
+  Report verdict{{.buffer = 1, .rank = 0}}, failed{{.buffer = 1, .rank = 0}};
+  verdict.about(kNone).verdict = {.rank = kNone, .why = LostWhy::silent, .by = 0};
+  failed.about(-kNone).failed = 1;
+  for (const Report& said : {Report{{.buffer = 1, .rank = 0, .gave_up_on = kNone}}, verdict, failed}) {
+    Planes planes(2, true);
+    ScriptedProcess strange(planes.info(0));
+    const std::vector<ProcessInfo> infos{strange.info(), planes.info(0), planes.info(1)};
+    for (std::size_t rank = 1; rank < infos.size(); ++rank) strange.connect_to(infos[rank]);
+    const Planes::Buffer& buffer = planes.join(1, {-1, 0, 1}, infos, {.timeout_s = 0, .masks = true});
+    for (const std::size_t connection : {0, 1}) strange.tell(connection, said);
+    strange.end();
+    for (const std::size_t rank : {1, 2}) {  // the threads live, and hear the next thing
+      EXPECT_TRUE(eventually([&] { return buffer.words[rank].lost_for(0) == 0; })) << rank;
+      EXPECT_EQ(buffer.words[rank].lost_for(3 - static_cast<int>(rank)), kNobody) << rank;
+    }
+  }
+}
+
 /// Rank 0 decides that rank 3 is lost, and its process ends when it has told the ranks of a bit mask.
 TEST(DecidingRank, ThatEndsHalfWayHasToldNobodyOrAll) {
   for (unsigned told = 0; told < 8; ++told) {

@@ -93,6 +93,28 @@ def test_other_threads_run_while_a_call_waits():
         list(threads.map(work, range(2)))
 
 
+def test_a_buffer_is_not_destroyed_under_a_call():
+    case = make_case([10, 10])
+    comm = Threads(2)
+    calls, refusal = threading.Event(), threading.Event()
+    buffers = {}
+
+    def work(rank):
+        if rank == 2:
+            calls.wait()
+            time.sleep(2)  # rank 0 waits for rank 1 in its call by now
+            with pytest.raises(RuntimeError, match="in use by another thread"):
+                buffers[0].runtime.destroy()
+            return refusal.set()
+        buffer = buffers[rank] = Buffer(None, 1 << 22, comm=comm.rank(rank), explicitly_destroy=True)
+        calls.set() if rank == 0 else refusal.wait(scaled(60))
+        check_received(send(buffer, case), reference.dispatched(case, rank), rank)
+        buffer.destroy()
+
+    with futures.ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, range(3)))
+
+
 EXIT = """
 import sys, torch, threading
 sys.path.insert(0, {folder!r})

@@ -11,6 +11,8 @@ FRAME = 4096  # bytes of each rank in an exchange: see csrc/bootstrap/buffer_exc
 
 
 def text(size: int) -> str:
+    if size < 2**20:
+        return f"{size / 2**10:.0f} KiB"
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
@@ -21,7 +23,7 @@ def line(tool: str, nodes: int) -> str:
     size = next(one for one in buffers if one["mode"] == "all")
     parts, exchanges = size["parts"], size["address_exchanges"]
     cells = (
-        f"{nodes} x 8", text(parts["signals"]), text(4 * ranks * ranks), text(parts["low_latency"]), text(parts["staging"]),
+        f"{nodes} x 8", text(parts["signals"]), text(4 * ranks * 8), text(parts["low_latency"]), text(parts["staging"]),
         f"{size['queue_pairs']:,}", text(size["ring_bytes"]), exchanges, text(exchanges * FRAME * ranks), f"{ranks - 1:,}",
     )
     return f"| {' | '.join(map(str, cells))} |"

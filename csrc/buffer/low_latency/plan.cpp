@@ -22,9 +22,8 @@ void check_resident(int others, const LowLatencySetup& setup) {
   const int room = setup.policy.multiprocessors;
   if (!setup.on_gpu() || others < room) return;
   fail<InvalidArgument>(
-      "a low-latency call to {} ranks by RDMA needs {} blocks side by side, but this process has {} multiprocessors of "
-      "the "
-      "GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or config.warps_per_block",
+      "a low-latency call that reaches {} ranks by RDMA needs {} blocks side by side, but this process has {} "
+      "multiprocessors of the GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or config.warps_per_block",
       setup.common.num_far, others + 1, room);
 }
 

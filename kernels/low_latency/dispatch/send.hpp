@@ -282,15 +282,19 @@ struct DispatchSender {
     return {params, row, x, stage, global_scale};
   }
 
+  DEEP_EP_DEVICE Topology<kRdma> topology() const { return {params.common}; }
+  /// Only blocks that post by rails ask for it.
+  DEEP_EP_DEVICE bool counts_nodes() const { return topology().uses_rails() && topology().is_poster(); }
+
   /// By whole blocks, which sync after it.
   DEEP_EP_DEVICE void clear_counts() const {
     block::each(params.common.num_ranks + params.num_experts(), [&](int i) { routing.rows[i] = 0; });  // and entries
-    if (kRdma) block::each(call().num_nodes(), [&](int node) { shared.relayed[node] = 0; });
+    if (counts_nodes()) block::each(topology().num_nodes(), [&](int node) { shared.relayed[node] = 0; });
   }
 
   /// By whole blocks that send counts: counts all tokens, the first of which are loaded. The block syncs after it.
   DEEP_EP_DEVICE void count_all() const {
-    routing.count(0, params.num_tokens, other, call().uses_rails() ? shared.relayed : nullptr);
+    routing.count(0, params.num_tokens, other, counts_nodes() ? shared.relayed : nullptr);
   }
 
   /// Nearly always there was room before the block began.

@@ -263,8 +263,8 @@ class ElasticBuffer(NativeOwner):
         Args:
             x: ``[T, H]`` contiguous, any type with rows of a multiple of 16 bytes; or a tuple of rows and their scales
                 ``[T, S]`` of a 4-byte type, with any strides.
-            topk_idx: ``[T, K]``, ``deep_ep.topk_idx_t`` (or int32), contiguous; negative = no selection. An expert that a
-                token names twice gets two rows in the expanded layout.
+            topk_idx: ``[T, K]``, ``deep_ep.topk_idx_t`` (or int32), contiguous; what is no expert selects nothing. An expert
+                that a token names twice gets two rows in the expanded layout.
             topk_weights: ``[T, K]`` float32 contiguous, also with ``handle``; of all ranks, or of none.
             cumulative_local_expert_recv_stats: ``[L]`` int32: this call's counts are added. Not with ``handle``.
             num_experts: E; needed without ``handle``.

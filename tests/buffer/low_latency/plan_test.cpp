@@ -140,7 +140,9 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
         EXPECT_TRUE(says(message_of<InvalidArgument>([&] { plan_dispatch(dispatch_of(100, setup), setup); }),
                          {"needs 2 blocks side by side, but this process has 1 multiprocessors",
                           "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"}));
-        if (rdma) EXPECT_THROW(plan_combine(inputs.arguments, setup), InvalidArgument);
+        if (rdma) {
+          EXPECT_THROW(plan_combine(inputs.arguments, setup), InvalidArgument);
+        }
         continue;
       }
       const auto dispatch = plan_dispatch(with_hook(dispatch_of(100, setup)), setup);

@@ -1,5 +1,5 @@
-// Messages of control threads to each other: a hello, then reports. A control thread interprets nothing
-// that a caller sends before it has compared the caller's token.
+// Messages of control threads to each other: a hello, then reports. A control thread interprets nothing that a caller
+// sends before it has compared the caller's token.
 #pragma once
 
 #include <cstddef>

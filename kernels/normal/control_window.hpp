@@ -12,8 +12,8 @@
 
 namespace deep_ep {
 
-/// What a source says of its tokens for one node: as a rank of that node reads it (its own experts), and as the source
-/// stages it for its rail there, where it lands (experts of all ranks of the node).
+/// A source's counts of its tokens for one node: as a rank of that node reads them (its own experts), and as the source
+/// stages them for its rail there, where they land (experts of all ranks of the node).
 struct SourceCounts {
   CallShape* shape;
   std::uint64_t* wrong;           ///< Progress::at(epoch, rank + 1) if the caller has miscounted its tokens for a rank

@@ -14,8 +14,8 @@ namespace deep_ep {
 struct TokenWindow {
   std::uint64_t rows_at, beside_at;  ///< offsets in the heap
   std::uint32_t row_stride;
-  std::uint32_t
-      words_beside;          ///< of a token and rank: dispatch: its scales, then its weights; combine: weights or a set
+  /// Of a token and rank. Dispatch: its scales, then its weights. Combine: its weights, or the set of its selections.
+  std::uint32_t words_beside;
   int max_tokens;            ///< of a rank
   std::int32_t first_token;  ///< of the pass, at every rank
   std::int32_t tokens;       ///< of a pass

@@ -31,8 +31,8 @@ void check_layout(Rank& rank, const Case& one, const DispatchLayout& layout);
 /// What it says of nodes, of which there are several.
 void check_node_counts(Rank& rank, const Case& one, int nodes, const DispatchLayout& layout);
 
-/// What the handle says, for rank `rank`, where the oracle names rows: the numbers of its tokens among those for each
-/// rank, and where the rows of each source end on the ranks of its node.
+/// The handle's numbers for rank `rank`, where the oracle names rows: those of its tokens among the rows for each rank,
+/// and those at which the rows of each source end on the ranks of its node.
 std::vector<std::int32_t> numbers_of_tokens(const Case& one, int rank);
 std::vector<std::int32_t> ends_on_node(const Case& one, int rank);
 

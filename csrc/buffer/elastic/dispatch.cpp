@@ -68,7 +68,7 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   if (params.fresh) {
     // A warp has a word to the host to wait for.
     numbers.warps = params.call.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
-    const std::size_t room = policy.max_shared_bytes / (free == 0 ? 2 : 1) - kLine;
+    const std::size_t room = policy.max_shared_bytes / (free == 0 ? 2 : 1);
     to_number = fit_numbering(numbers, true, runtime.num_ranks() * params.told.stride, free, room);
     others = std::min(free, numbers.blocks);
     if (to_number > room) {
@@ -81,7 +81,7 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   std::size_t shared_bytes = plan_stages(params.stages, params.stage_bytes, warps, params.rows.row_bytes,
                                          policy.max_shared_bytes - beside, bytes_to_send);
   if (params.fresh) {
-    params.numbers_at = static_cast<std::uint32_t>(others == 0 ? shared_bytes : kLine);
+    params.numbers_at = static_cast<std::uint32_t>(others == 0 ? shared_bytes : 0);
     shared_bytes = std::max(shared_bytes, params.numbers_at + to_number);
   }
   return {params.first_sender + params.sending_blocks + others, all_warps * 32, shared_bytes};

@@ -387,7 +387,7 @@ class ElasticBuffer(NativeOwner):
         self, deferred, x, handle, topk_weights, bias, num_sms, num_qps, previous_event, before_epilogue, asynchronous,
         allocate_on_comm_stream,
     ):  # fmt: skip
-        """What the native call returns but for the event, and the event."""
+        """Results of the native call, and its event."""
         _check_handle(handle)
         self._check_qps(num_qps)
         order = self._order(previous_event, before_epilogue, asynchronous, allocate_on_comm_stream)

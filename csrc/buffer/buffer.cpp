@@ -5,10 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/buffer/elastic/elastic.hpp"
-#include "csrc/buffer/internode/internode.hpp"
-#include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/support/format.hpp"
 
@@ -45,16 +43,10 @@ class BufferCall {
       fail<Unsupported>("Buffer::{} after ranks were replaced, allowed: low-latency calls", call_);
     }
     const NodeMembership& nodes = runtime_.nodes();
-    if (nodes.num_nodes == 1) return *runtime_.intranode;
-    if (runtime_.internode) return *runtime_.internode;
+    if (nodes.num_nodes == 1 || runtime_.normal_mode->rails()) return *runtime_.normal_mode;
     fail<InvalidArgument>(
         "Buffer::{} needs nodes of equally many consecutive ranks, but the {} ranks are of {} nodes that are not",
         call_, runtime_.num_ranks(), nodes.num_nodes);
-  }
-  /// Of calls that each node makes by itself; there are equally many ranks in each.
-  Intranode& each_node() const {
-    static_cast<void>(normal());
-    return *runtime_.intranode;
   }
   LowLatency& low_latency() const {
     if (runtime_.low_latency) return *runtime_.low_latency;
@@ -100,7 +92,7 @@ std::vector<int> Buffer::lost_ranks() const {
 }
 
 DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
-  return BufferCall(runtime_, "get_dispatch_layout")->intranode->count(topk_idx, num_experts, call);
+  return BufferCall(runtime_, "get_dispatch_layout")->normal_mode->count(topk_idx, num_experts, call);
 }
 DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   return BufferCall(runtime_, "dispatch").normal().dispatch(arguments, call);
@@ -116,18 +108,18 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   return BufferCall(runtime_, "combine_elastic").normal().combine_elastic(arguments, call);
 }
 ElasticReturn Buffer::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
-  return begin_combine(arguments, BufferCall(runtime_, "begin_combine_elastic").normal(), call);
+  return BufferCall(runtime_, "begin_combine_elastic").normal().begin_combine_elastic(arguments, call);
 }
 CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
                                           const CallOptions& call) {
-  return end_combine(back, arguments, BufferCall(runtime_, "end_combine_elastic").runtime(), call);
+  return BufferCall(runtime_, "end_combine_elastic").normal().end_combine_elastic(back, arguments, call);
 }
 EventHandle Buffer::barrier(const CallOptions& call) { return BufferCall(runtime_, "barrier").normal().barrier(call); }
 EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {
-  return BufferCall(runtime_, "prefetch_weights").each_node().prefetch_weights(weights, call);
+  return BufferCall(runtime_, "prefetch_weights").normal().prefetch_weights(weights, call);
 }
 EventHandle Buffer::reduce_grads(const GradReduction& grads, const CallOptions& call) {
-  return BufferCall(runtime_, "reduce_grads").each_node().reduce_grads(grads, call);
+  return BufferCall(runtime_, "reduce_grads").normal().reduce_grads(grads, call);
 }
 
 LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,

@@ -112,20 +112,7 @@ ResultTensors::Order CallScope::result_order() const {
   return {.stream = caller_stream_, .other = stream_};
 }
 
-void CallScope::come_after(const ResultTensors::Order& order) const {
-  Executor& executor = context_.executor();
-  executor.make_current();  // a framework may have run anything, the end of another buffer, too
-  if (order.stream == stream_) return;
-  executor.wait_event(stream_, executor.record_event(order.stream));
-}
-
 namespace {
-
-std::vector<TensorView> all_of(CallScope::Pieces pieces) {
-  std::vector<TensorView> all;
-  for (const std::vector<TensorView>& piece : pieces) all.insert(all.end(), piece.begin(), piece.end());
-  return all;
-}
 
 /// Kernels write them as they were asked for.
 void check_made(const char* function, std::span<const TensorView> wanted, std::span<const Tensor> made) {
@@ -155,30 +142,46 @@ void check_made(const char* function, std::span<const TensorView> wanted, std::s
 
 }  // namespace
 
+std::vector<Tensor> CallScope::of_framework(Pieces wanted, bool in_heap) const {
+  std::vector<TensorView> all;
+  for (const std::vector<TensorView>& piece : wanted) all.insert(all.end(), piece.begin(), piece.end());
+  const ResultTensors::Order order = result_order();
+  std::vector<Tensor> made =
+      in_heap ? framework_->make_in_heap(all, order, context_.heap_pieces_) : framework_->make(all, order);
+  if (in_heap && made.empty()) return made;
+  check_made(in_heap ? "make_in_heap" : "make", all, made);
+  const auto outside = [&](const Tensor& tensor) { return !context_.heap_pieces_->contains(tensor.data()); };
+  if (in_heap && std::ranges::any_of(made, outside)) return {};
+  Executor& executor = context_.executor();
+  executor.make_current();  // a framework may have run anything, the end of another buffer, too
+  if (order.stream != stream_) executor.wait_event(stream_, executor.record_event(order.stream));
+  return made;
+}
+
 std::vector<Tensor> CallScope::result_tensors(Pieces wanted, std::span<const TensorView> of_handle) const {
   std::vector<Tensor> made;
-  const auto add = [&made](std::vector<Tensor> tensors) { std::ranges::move(tensors, std::back_inserter(made)); };
-  if (framework_ == nullptr) {
-    for (std::size_t piece = 0; piece + 1 < wanted.size(); ++piece) {
-      if (!wanted[piece].empty()) add(pool_tensors(wanted[piece]));
-    }
-    std::vector<TensorView> last = wanted.back();
-    last.insert(last.end(), of_handle.begin(), of_handle.end());
-    if (!last.empty()) add(pool_tensors(last));
+  const auto add = [&](std::span<const TensorView> piece) {
+    if (!piece.empty()) std::ranges::move(pool_tensors(piece), std::back_inserter(made));
+  };
+  if (framework_ != nullptr) {
+    made = of_framework(wanted, false);
+    add(of_handle);
     return made;
   }
-  const std::vector<TensorView> all = all_of(wanted);
-  const ResultTensors::Order order = result_order();
-  made = framework_->make(all, order);
-  check_made("make", all, made);
-  come_after(order);
-  if (!of_handle.empty()) add(pool_tensors(of_handle));
+  for (const std::vector<TensorView>& piece : wanted.first(wanted.size() - 1)) add(piece);
+  std::vector<TensorView> last = wanted.back();
+  last.insert(last.end(), of_handle.begin(), of_handle.end());
+  add(last);
   return made;
 }
 
 std::optional<std::vector<Tensor>> CallScope::try_heap_results(Pieces wanted) const {
-  if (framework_ != nullptr) return try_framework_in_heap(wanted);
+  if (recording_) return std::nullopt;  // as above
   std::vector<Tensor> made;
+  if (framework_ != nullptr) {
+    made = of_framework(wanted, true);
+    return made.empty() ? std::nullopt : std::optional(std::move(made));
+  }
   for (const std::vector<TensorView>& piece : wanted) {
     if (piece.empty()) continue;
     auto tensors = try_heap_tensors(piece);
@@ -186,19 +189,6 @@ std::optional<std::vector<Tensor>> CallScope::try_heap_results(Pieces wanted) co
     std::ranges::move(*tensors, std::back_inserter(made));
   }
   return made;
-}
-
-std::optional<std::vector<Tensor>> CallScope::try_framework_in_heap(Pieces wanted) const {
-  if (recording_) return std::nullopt;  // as above
-  const std::vector<TensorView> all = all_of(wanted);
-  const ResultTensors::Order order = result_order();
-  std::vector<Tensor> tensors = framework_->make_in_heap(all, order, context_.heap_pieces_);
-  if (tensors.empty()) return std::nullopt;
-  check_made("make_in_heap", all, tensors);
-  const auto in_heap = [&](const Tensor& tensor) { return context_.heap_pieces_->contains(tensor.data()); };
-  if (!std::ranges::all_of(tensors, in_heap)) return std::nullopt;
-  come_after(order);
-  return tensors;
 }
 
 void CallScope::hand_out(const Tensor& tensor) const {

@@ -146,10 +146,9 @@ class CallScope {
 
  private:
   ResultTensors::Order result_order() const;
-  /// Behind what a framework has done: the executor is this call's, and its stream comes behind what was enqueued for
-  /// the memory of the tensors.
-  void come_after(const ResultTensors::Order& order) const;
-  std::optional<std::vector<Tensor>> try_framework_in_heap(Pieces wanted) const;
+  /// Results of the program's framework; with `in_heap` there, or none. The executor is then this call's again, and its
+  /// stream comes behind what was enqueued for the memory of the tensors.
+  std::vector<Tensor> of_framework(Pieces wanted, bool in_heap) const;
   /// Behind all that the call has enqueued; kDefaultStream where it runs there, in place, without an event.
   EventHandle event_behind() const;
 
@@ -168,5 +167,26 @@ class CallScope {
 inline TensorView unplaced(const Device& device, DType dtype, std::initializer_list<std::int64_t> shape) {
   return TensorView::contiguous(nullptr, dtype, shape, device);
 }
+
+/// Tensors that a call wants, and where they go when they are made.
+class WantedTensors {
+ public:
+  explicit WantedTensors(const Device& device, std::size_t pieces = 1) : device_(device), pieces_(pieces) {}
+  /// `piece`: that of the last one, or a later one.
+  void add(Tensor& place, DType dtype, std::initializer_list<std::int64_t> shape, std::size_t piece = 0) {
+    pieces_[piece].push_back(unplaced(device_, dtype, shape));
+    places_.push_back(&place);
+  }
+  CallScope::Pieces pieces() const { return pieces_; }
+  void place(std::vector<Tensor> made) const {
+    for (std::size_t i = 0; i < places_.size(); ++i) *places_[i] = std::move(made[i]);
+  }
+  void place_in_pool(const CallScope& scope) const { place(scope.pool_tensors(pieces_.front())); }
+
+ private:
+  Device device_;
+  std::vector<std::vector<TensorView>> pieces_;
+  std::vector<Tensor*> places_;
+};
 
 }  // namespace deep_ep

@@ -90,9 +90,6 @@ void check_token_count(const char* name, std::int64_t tokens, int num_ranks) {
   check_range(name, tokens, 0, INT32_MAX / std::max(2, num_ranks));
 }
 
-void check_config(const Config& config, int most_warps) {
-  check_range("config.num_sms", config.num_sms, 0, defaults::kMostSms);
-  check_range("config.warps_per_block", config.warps_per_block, 0, most_warps);
-}
+void check_config(const Config& config) { check_range("config.num_sms", config.num_sms, 0, defaults::kMostSms); }
 
 }  // namespace deep_ep

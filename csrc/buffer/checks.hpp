@@ -33,7 +33,6 @@ void check_alignment(const char* name, const ConstTensorView& tensor);
 /// That many rows of each rank can be counted in 31 bits.
 void check_token_count(const char* name, std::int64_t tokens, int num_ranks);
 
-/// Checks `config`, if a block may have at most so many warps.
-void check_config(const Config& config, int most_warps);
+void check_config(const Config& config);
 
 }  // namespace deep_ep

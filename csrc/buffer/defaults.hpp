@@ -16,7 +16,6 @@ constexpr int kDispatchSms = 10;
 constexpr int kCombineSms = 16;
 constexpr int kLoadBalanceSms = 16;
 constexpr int kMostSms = 4096;
-constexpr int kMostLowLatencyWarps = 32;  ///< of a block; kernels may be given fewer
 
 /// Of the heap, the window takes a quarter, up to 1 GiB.
 constexpr std::size_t window_bytes(std::size_t heap_bytes) { return std::min(heap_bytes / 4, std::size_t{1} << 30); }

@@ -76,16 +76,24 @@ bool Faults::broken() const {
   return broken_ != nullptr || (written(fault) && breaks(fault));
 }
 
-void Faults::break_by_timeout(const std::string& why) {
-  broken_ = std::make_exception_ptr(TimeoutError(why));
+template <class E>
+void Faults::break_by(const std::string& why) {
+  broken_ = std::make_exception_ptr(E(why));
   std::rethrow_exception(broken_);
 }
+template void Faults::break_by<TimeoutError>(const std::string& why);
 
 void Faults::break_by_interruption() {
   broken_ = std::make_exception_ptr(Interrupted(fmt::format(
       "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_)));
   end_waits();
   std::rethrow_exception(broken_);
+}
+
+void Faults::set_abort_words(std::uint8_t bytes, StreamHandle stream) const {
+  Executor& executor = calls_.executor();
+  for (std::uint64_t* abort : abort_words_) executor.fill(abort, bytes, sizeof *abort, stream);
+  executor.synchronize(stream);
 }
 
 void Faults::end_waits() const {
@@ -97,8 +105,7 @@ void Faults::end_waits() const {
     return;
   }
   const OwnStream beside(executor);  // the kernel that waits is on the call's
-  for (std::uint64_t* abort : abort_words_) executor.fill(abort, 1, sizeof *abort, beside.get());
-  executor.synchronize(beside.get());
+  set_abort_words(1, beside.get());
 }
 
 int Faults::find_lost(int waited_for) const {
@@ -135,9 +142,7 @@ FaultRecord Faults::failed_queue_pair() const {
 
 void Faults::come_back() {
   if (broken() || !given_up()) return raise();
-  Executor& executor = calls_.executor();
-  for (std::uint64_t* abort : abort_words_) executor.fill(abort, 0, sizeof *abort, calls_.comm_stream());
-  executor.synchronize(calls_.comm_stream());
+  set_abort_words(0, calls_.comm_stream());
 }
 
 void Faults::raise() {
@@ -152,26 +157,21 @@ void Faults::raise() {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
     const int lost = fault.kind == FaultKind::timeout ? find_lost(fault.peer) : control::kNobody;
     if (membership_ != nullptr && membership_->ended_by_error(lost)) {
-      broken_ = std::make_exception_ptr(RankMismatch(describe_error_of(fault, rank_, lost)));
-      std::rethrow_exception(broken_);
+      break_by<RankMismatch>(describe_error_of(fault, rank_, lost));
     }
     const std::string text =
         fault.kind == FaultKind::timeout ? describe_waited(fault, lost) : describe_fault(fault, rank_, timeout_s_);
     const FaultRecord cause = fault.kind == FaultKind::timeout ? failed_queue_pair() : fault;
     if (cause.kind == FaultKind::rdma_failed) {
       // The wait may have been in vain for another reason.
-      break_by_rdma(fault.kind == FaultKind::timeout ? rdma::describe_fault(rank_, cause) + "; " + text : text);
-      std::rethrow_exception(broken_);
+      break_by<SystemError>(fault.kind == FaultKind::timeout ? rdma::describe_fault(rank_, cause) + "; " + text : text);
     }
     if (fault.kind == FaultKind::timeout) {
       const std::string more = explain_ ? explain_() : std::string();
-      break_by_timeout(more.empty() ? text : text + ". " + more);
+      break_by<TimeoutError>(more.empty() ? text : text + ". " + more);
     }
-    if (breaks(fault)) {
-      broken_ = fault.kind == FaultKind::overflow ? std::make_exception_ptr(OutOfMemory(text))
-                                                  : std::make_exception_ptr(RankMismatch(text));
-      std::rethrow_exception(broken_);
-    }
+    if (fault.kind == FaultKind::overflow) break_by<OutOfMemory>(text);
+    if (breaks(fault)) break_by<RankMismatch>(text);
     Executor& executor = calls_.executor();
     executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());
     executor.synchronize(calls_.comm_stream());

@@ -56,9 +56,10 @@ class Faults {
   bool broken() const;
   /// The others have masked this rank, and it has not come back.
   bool given_up() const;
-  /// Breaks the buffer. Every later call throws: TimeoutError, or SystemError after a failure of RDMA. (After a
-  /// mismatch that breaks it, RankMismatch.)
-  [[noreturn]] void break_by_timeout(const std::string& why);
+  /// Breaks the buffer: this and every later call throws E, which is TimeoutError outside this class.
+  template <class E>
+  [[noreturn]] void break_by(const std::string& why);
+  /// Later calls throw SystemError.
   void break_by_rdma(const std::string& why) { broken_ = std::make_exception_ptr(SystemError(why)); }
   /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws. On
   /// the CPU they have ended then: the caller's tensors may go away.
@@ -68,6 +69,7 @@ class Faults {
 
  private:
   void end_waits() const;
+  void set_abort_words(std::uint8_t bytes, StreamHandle stream) const;
   /// Because of which rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for which
   /// this waits a little, or kNobody.
   int find_lost(int waited_for) const;

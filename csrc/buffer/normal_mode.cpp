@@ -1,17 +1,16 @@
 #include "csrc/buffer/normal_mode.hpp"
 
 #include <algorithm>
-#include <array>
 #include <thread>
 
-#include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/row_launch.hpp"
+#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/interrupt.hpp"
-#include "kernels/normal/combine_push.hpp"
+#include "kernels/elastic/params.hpp"
 
 namespace deep_ep {
 namespace {
@@ -25,12 +24,11 @@ int num_experts(const DispatchArguments& arguments) {
 
 void check_layout(const DispatchArguments& arguments, const Runtime& runtime) {
   const std::int64_t tokens = arguments.x.size(0);
-  const auto given = [](const char* name, const ConstTensorView& tensor) {
-    if (tensor.dims == 0) fail<InvalidArgument>("{} is missing: dispatch needs the layout", name);
-  };
-  given("num_tokens_per_rank", arguments.num_tokens_per_rank);
-  given("is_token_in_rank", arguments.is_token_in_rank);
-  given("num_tokens_per_expert", arguments.num_tokens_per_expert);
+  for (const auto& [name, tensor] : {std::pair("num_tokens_per_rank", &arguments.num_tokens_per_rank),
+                                     std::pair("is_token_in_rank", &arguments.is_token_in_rank),
+                                     std::pair("num_tokens_per_expert", &arguments.num_tokens_per_expert)}) {
+    if (tensor->dims == 0) fail<InvalidArgument>("{} is missing: dispatch needs the layout", name);
+  }
   check_tensor("num_tokens_per_rank", arguments.num_tokens_per_rank, runtime.device(), {DType::int32},
                {runtime.num_ranks()});
   check_tensor("is_token_in_rank", arguments.is_token_in_rank, runtime.device(), {DType::boolean, DType::uint8},
@@ -46,73 +44,13 @@ void check_layout(const DispatchArguments& arguments, const Runtime& runtime) {
   if (arguments.topk_weights && !arguments.topk_idx) {
     throw InvalidArgument("topk_weights is given, allowed: only with topk_idx, which is missing");
   }
-  if (arguments.topk_idx) check_selections(*arguments.topk_idx, arguments.topk_weights, tokens, runtime);
+  if (arguments.topk_idx) check_selections(arguments, runtime);
   check_range("expert_alignment", arguments.expert_alignment, 1, 1 << 20);
   check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
 }
 
-bool is_missing(const DispatchHandle* handle) { return handle == nullptr || !handle->destination_row.defined(); }
-
-void check_ranks(const DispatchHandle& handle, const Runtime& runtime) {
-  if (handle.destination_row.size(1) == runtime.num_ranks()) return;
-  fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
-                        runtime.num_ranks());
-}
-
 std::int64_t row_bytes(const ConstTensorView& rows) {
   return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
-}
-
-/// `width`: ranks of a node.
-void check_combine(const CombineArguments& arguments, int width, const Runtime& runtime) {
-  if (is_missing(arguments.handle)) {
-    throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
-  }
-  const DispatchHandle& handle = *arguments.handle;
-  check_ranks(handle, runtime);
-  check_tensor("handle.rank_prefix_matrix", handle.rank_prefix_matrix.view(), runtime.device(), {DType::int32},
-               {runtime.num_ranks(), width});
-  const ConstTensorView& x = arguments.x;
-  check_tensor("x", x, runtime.device(), {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
-  check_row_bytes("x", x);
-  if (arguments.topk_weights) {
-    check_tensor("topk_weights", *arguments.topk_weights, runtime.device(), {DType::float32},
-                 {handle.num_recv_rows, kAnySize});
-    check_range("width of topk_weights", arguments.topk_weights->size(1), 1, kMaxTopk);
-  }
-  check_biases(arguments, handle.num_tokens, runtime);
-  check_config(arguments.config, kernels::combine::kMaxThreads / 32);
-}
-
-NotifyCall notify_call(const DispatchArguments& arguments, const Runtime& runtime) {
-  NotifyCall call{};
-  call.shape =
-      call_shape(arguments.x, arguments.x_scales, arguments.topk_idx, arguments.topk_weights, num_experts(arguments));
-  call.num_tokens = static_cast<int>(arguments.x.size(0));
-  call.num_local_experts = num_experts(arguments) / runtime.num_ranks();
-  call.expert_alignment = arguments.expert_alignment;
-  call.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
-  call.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
-  call.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
-  return call;
-}
-
-SentRows sent_rows(const DispatchArguments& arguments, const Runtime& runtime) {
-  SentRows params = sent_rows(arguments.x, arguments.x_scales);
-  if (arguments.handle != nullptr) {
-    params.num_local_experts = arguments.handle->num_experts / runtime.num_ranks();
-    return params;
-  }
-  if (arguments.topk_idx) {
-    params.topk_idx = {arguments.topk_idx->data, arguments.topk_idx->dtype == DType::int64};
-    if (arguments.topk_weights) params.topk_weights = arguments.topk_weights->as<float>();
-    params.rows.num_topk = static_cast<int>(arguments.topk_idx->size(1));
-    params.rows.topk_idx_is_64_bit = params.topk_idx.is_64_bit;
-  }
-  params.num_local_experts = num_experts(arguments) / runtime.num_ranks();
-  params.send_src_idx = true;
-  params.fill_tail = arguments.num_worst_tokens > 0 && arguments.topk_idx.has_value();
-  return params;
 }
 
 void check_layout_arguments(const ConstTensorView& topk_idx, int num_experts, const Runtime& runtime) {
@@ -132,47 +70,27 @@ LaunchShape plan_launch(const LayoutParams& params, const LaunchPolicy& policy) 
           LayoutShared(Carver::without_memory(), params.num_ranks, params.num_experts, params.num_nodes).bytes};
 }
 
-/// Of a dispatch with these arguments.
-void give(DispatchResult& result, const DispatchArguments& arguments, const DispatchOutputs& outputs) {
-  result.recv_x = outputs.x;
-  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
-  if (arguments.handle != nullptr) return;
-  if (arguments.topk_idx) result.recv_topk_idx = outputs.topk_idx;
-  if (arguments.topk_weights) result.recv_topk_weights = outputs.topk_weights;
-}
-
 }  // namespace
 
-void check_sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales, const Config& config,
-                     const Runtime& runtime) {
+void check_sent_rows(const DispatchArguments& arguments, const Runtime& runtime) {
+  const ConstTensorView& x = arguments.x;
   check_tensor("x", x, runtime.device(), {}, {kAnySize, kAnySize});
   check_row_bytes("x", x);
   check_token_count("number of tokens", x.size(0), runtime.num_ranks());
-  if (x_scales) {
-    check_strided_tensor("x_scales", *x_scales, runtime.device(), {DType::float32, DType::int32},
-                         {x.size(0), kAnySize});
-    check_range("width of x_scales", x_scales->size(1), 0, INT32_MAX / 4);
+  if (const auto& scales = arguments.x_scales) {
+    check_strided_tensor("x_scales", *scales, runtime.device(), {DType::float32, DType::int32}, {x.size(0), kAnySize});
+    check_range("width of x_scales", scales->size(1), 0, INT32_MAX / 4);
   }
-  check_config(config, kernels::dispatch::kMaxThreads / 32);
+  check_config(arguments.config);
 }
 
-void check_selections(const ConstTensorView& topk_idx, const std::optional<ConstTensorView>& topk_weights,
-                      std::int64_t tokens, const Runtime& runtime) {
+void check_selections(const DispatchArguments& arguments, const Runtime& runtime) {
+  const ConstTensorView& topk_idx = *arguments.topk_idx;
+  const std::int64_t tokens = arguments.x.size(0);
   check_tensor("topk_idx", topk_idx, runtime.device(), {DType::int32, DType::int64}, {tokens, kAnySize});
   check_range("width of topk_idx", topk_idx.size(1), 1, kMaxTopk);
-  if (topk_weights) {
-    check_tensor("topk_weights", *topk_weights, runtime.device(), {DType::float32}, {tokens, topk_idx.size(1)});
-  }
-}
-
-void check_dispatch(const DispatchArguments& arguments, const Runtime& runtime) {
-  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, runtime);
-  if (arguments.handle == nullptr) return check_layout(arguments, runtime);
-  const DispatchHandle& handle = *arguments.handle;
-  if (is_missing(&handle)) throw InvalidArgument("handle is empty, allowed: the handle of an earlier dispatch");
-  check_ranks(handle, runtime);
-  if (handle.num_tokens != arguments.x.size(0)) {
-    fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", arguments.x.size(0), handle.num_tokens);
+  if (const auto& weights = arguments.topk_weights) {
+    check_tensor("topk_weights", *weights, runtime.device(), {DType::float32}, {tokens, topk_idx.size(1)});
   }
 }
 
@@ -183,65 +101,65 @@ void check_recording(const CallScope& scope, bool exact) {
       "dispatch needs none)");
 }
 
-CallShape call_shape(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                     const std::optional<ConstTensorView>& topk_idx, const std::optional<ConstTensorView>& topk_weights,
-                     int num_experts) {
-  return {{row_bytes(x), x_scales ? row_bytes(*x_scales) : 0, topk_idx ? topk_idx->size(1) : 0,
-           topk_idx ? static_cast<std::int64_t>(size_of(topk_idx->dtype)) : 0, num_experts,
-           static_cast<std::int64_t>(x.dtype), x_scales ? static_cast<std::int64_t>(x_scales->dtype) : 0,
-           kProtocolVersion, topk_weights ? 1 : 0}};
+CallShape call_shape(const DispatchArguments& arguments, int num_experts) {
+  const auto& scales = arguments.x_scales;
+  const auto& selections = arguments.topk_idx;
+  return {{row_bytes(arguments.x), scales ? row_bytes(*scales) : 0, selections ? selections->size(1) : 0,
+           selections ? static_cast<std::int64_t>(size_of(selections->dtype)) : 0, num_experts,
+           static_cast<std::int64_t>(arguments.x.dtype), scales ? static_cast<std::int64_t>(scales->dtype) : 0,
+           kProtocolVersion, arguments.topk_weights ? 1 : 0}};
 }
 
-SentRows sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales) {
+SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts) {
   SentRows params{};
-  params.num_tokens = static_cast<int>(x.size(0));
-  params.x = x.as<std::byte>();
-  params.rows.row_bytes = static_cast<std::uint32_t>(row_bytes(x));
-  if (x_scales) {
-    params.rows.num_scales = static_cast<int>(x_scales->size(1));
-    params.scales = {x_scales->as<std::uint32_t>(), x_scales->stride(0), x_scales->stride(1)};
+  params.num_tokens = static_cast<int>(arguments.x.size(0));
+  params.x = arguments.x.as<std::byte>();
+  params.rows.row_bytes = static_cast<std::uint32_t>(row_bytes(arguments.x));
+  if (const auto& scales = arguments.x_scales) {
+    params.rows.num_scales = static_cast<int>(scales->size(1));
+    params.scales = {scales->as<std::uint32_t>(), scales->stride(0), scales->stride(1)};
+  }
+  if (arguments.handle != nullptr) return params;
+  params.num_local_experts = num_local_experts;
+  params.send_src_idx = true;
+  if (const auto& selections = arguments.topk_idx) {
+    params.topk_idx = indices_of(*selections);
+    params.topk_weights = memory_of<float>(arguments.topk_weights);
+    params.rows.num_topk = static_cast<int>(selections->size(1));
+    params.rows.topk_idx_is_64_bit = params.topk_idx.is_64_bit;
+    params.fill_tail = arguments.num_worst_tokens > 0;
   }
   return params;
 }
 
-DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                             const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope) {
+DispatchOutputs make_outputs(const DispatchArguments& arguments, std::int64_t rows, const CallScope& scope) {
   // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
   // others share one piece of memory.
-  std::array<std::vector<TensorView>, 3> wanted;
-  auto& [rows_alone, beside, kept] = wanted;
+  WantedTensors wanted(arguments.x.device, 3);
   DispatchOutputs outputs;
-  std::vector<Tensor*> places = {&outputs.x};
-  rows_alone = {unplaced(x.device, x.dtype, {rows, x.size(1)})};
-  const auto want_beside = [&](Tensor& tensor, DType dtype, std::int64_t width) {
-    places.push_back(&tensor);
-    beside.push_back(unplaced(x.device, dtype, {rows, width}));
-  };
-  if (x_scales) want_beside(outputs.scales, x_scales->dtype, x_scales->size(1));
-  if (fresh != nullptr && fresh->topk_idx) {
-    want_beside(outputs.topk_idx, fresh->topk_idx->dtype, fresh->topk_idx->size(1));
-    want_beside(outputs.topk_weights, DType::float32, fresh->topk_idx->size(1));
+  wanted.add(outputs.x, arguments.x.dtype, {rows, arguments.x.size(1)});
+  if (const auto& scales = arguments.x_scales) wanted.add(outputs.scales, scales->dtype, {rows, scales->size(1)}, 1);
+  if (arguments.handle == nullptr) {
+    if (const auto& selections = arguments.topk_idx) {
+      wanted.add(outputs.topk_idx, selections->dtype, {rows, selections->size(1)}, 1);
+      wanted.add(outputs.topk_weights, DType::float32, {rows, selections->size(1)}, 1);
+    }
+    wanted.add(outputs.src_idx, DType::int32, {rows}, 2);
   }
-  if (fresh != nullptr) {
-    places.push_back(&outputs.src_idx);
-    kept = {unplaced(x.device, DType::int32, {rows})};
-  }
-
-  auto made = scope.try_heap_results(wanted);
+  auto made = scope.try_heap_results(wanted.pieces());
   outputs.in_heap = made.has_value();
-  if (!made) made = scope.result_tensors(wanted);
-  for (std::size_t i = 0; i < places.size(); ++i) *places[i] = std::move((*made)[i]);
+  wanted.place(made ? *std::move(made) : scope.result_tensors(wanted.pieces()));
   return outputs;
 }
 
 CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope) {
-  std::vector<std::vector<TensorView>> wanted = {{unplaced(x.device, DType::bfloat16, {tokens, x.size(1)})}};
-  if (weights != 0) wanted.push_back({unplaced(x.device, DType::float32, {tokens, weights})});
-  const std::vector<Tensor> made = scope.result_tensors(wanted);
-  for (const Tensor& tensor : made) scope.hand_out(tensor);
   CombineResult result;
-  result.combined_x = made[0];
-  if (weights != 0) result.combined_topk_weights = made[1];
+  WantedTensors wanted(x.device, 2);
+  wanted.add(result.combined_x, DType::bfloat16, {tokens, x.size(1)});
+  if (weights != 0) wanted.add(result.combined_topk_weights.emplace(), DType::float32, {tokens, weights}, 1);
+  wanted.place(scope.result_tensors(wanted.pieces()));
+  scope.hand_out(result.combined_x);
+  if (weights != 0) scope.hand_out(*result.combined_topk_weights);
   return result;
 }
 
@@ -262,7 +180,7 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
         faults.break_by_interruption();
       }
       if (deadline.expired()) {
-        faults.break_by_timeout(
+        faults.break_by<TimeoutError>(
             fmt::format("rank {}: no counts of a dispatch arrived within {} s, and no kernel says why: "
                         "earlier work on the stream has not ended, or the GPU is lost",
                         runtime.rank(), deadline.seconds()));
@@ -279,6 +197,13 @@ NormalMode::NormalMode(Runtime& runtime) : runtime_(runtime) {
   common_.rank = runtime.rank();
   common_.num_ranks = runtime.num_ranks();
   common_.control = runtime.layout().control;
+  common_.grid = {runtime.rank(), runtime.num_ranks(), runtime.num_ranks()};
+  if (runtime.layout().internode.bytes != 0) {
+    common_.grid = runtime.node_grid();
+    connections_ = runtime.take_connections(BufferPlan::kNormalMode);
+  }
+  agree(runtime.bootstrap(), "allocating memory for the calls of a Buffer", [this] { allocate(); });
+  if (rails()) log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe_rails());
 }
 
 void NormalMode::allocate() {
@@ -286,10 +211,68 @@ void NormalMode::allocate() {
   const auto experts = static_cast<std::size_t>(runtime_.options().max_local_experts);
   host_counts_ = pinned_memory<HostCounts>(runtime_.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
   state_ = runtime_.zeroed_memory<KernelState>();
-  common_.state = state_.get();
   // Ranks, experts, and nodes, which are at most ranks.
   layout_work_ =
       runtime_.zeroed_memory<LayoutWork>(sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
+  const auto others = static_cast<std::size_t>(common_.grid.others());
+  const std::size_t chunks = others * Rings::kMostChunks;
+  counters_ = runtime_.zeroed_memory<std::uint32_t>((2 * chunks + static_cast<std::size_t>(common_.grid.width)) *
+                                                    sizeof(std::uint32_t));
+  common_.heaps = runtime_.heap()->device_peers();
+  common_.state = state_.get();
+  common_.local_tickets = counters_.get() + 2 * chunks;
+  if (!rails()) return;
+  rail_states_ = runtime_.zeroed_memory<RailState>(others * sizeof(RailState));
+  sent_ = runtime_.zeroed_memory<std::uint64_t>(chunks * sizeof(std::uint64_t));
+  common_.window = runtime_.layout().internode;
+  common_.lanes = runtime_.internode_lanes();
+  common_.peers = connections_->device_peers();
+  common_.rails = rail_states_.get();
+  common_.staged = counters_.get();
+  common_.read = counters_.get() + chunks;
+  common_.sent = sent_.get();
+}
+
+std::string NormalMode::describe_rails() const {
+  return common_.lanes == 1 ? connections_->describe()
+                            : fmt::format("{} lanes, {}", common_.lanes, connections_->describe());
+}
+
+void NormalMode::check_handle(const DispatchHandle* handle) const {
+  if (handle == nullptr || !handle->destination_row.defined()) {
+    throw InvalidArgument("handle is missing or empty, allowed: that of the dispatch whose rows come back or go again");
+  }
+  if (handle->destination_row.size(1) != common_.num_ranks) {
+    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle->destination_row.size(1),
+                          common_.num_ranks);
+  }
+  check_tensor("handle.rank_prefix_matrix", handle->rank_prefix_matrix.view(), runtime_.device(), {DType::int32},
+               {common_.num_ranks, common_.grid.width});
+  const int nodes = common_.grid.nodes();
+  if (rails() && !(handle->node_row.defined() && handle->node_counts.defined() && handle->relay_rows.defined() &&
+                   handle->node_row.size(1) == nodes)) {
+    fail<InvalidArgument>("handle is not of a dispatch between {} nodes", nodes);
+  }
+}
+
+void NormalMode::check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const {
+  check_handle(handle);
+  if (handle->num_tokens == tokens) return;
+  fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", tokens, handle->num_tokens);
+}
+
+void NormalMode::check_combine(const CombineArguments& arguments) const {
+  check_handle(arguments.handle);
+  const Device device = runtime_.device();
+  const std::int64_t rows = arguments.handle->num_recv_rows;
+  check_tensor("x", arguments.x, device, {DType::bfloat16}, {rows, kAnySize});
+  check_row_bytes("x", arguments.x);
+  if (arguments.topk_weights) {
+    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {rows, kAnySize});
+    check_range("width of topk_weights", arguments.topk_weights->size(1), 1, kMaxTopk);
+  }
+  check_biases(arguments, arguments.handle->num_tokens, runtime_);
+  check_config(arguments.config);
 }
 
 DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
@@ -304,10 +287,8 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
 
 DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const {
   const Backend& executor = *runtime_.executor();
-  const Device device = runtime_.device();
-
   LayoutParams params{};
-  params.topk_idx = {topk_idx.data, topk_idx.dtype == DType::int64};
+  params.topk_idx = indices_of(topk_idx);
   params.num_tokens = static_cast<int>(topk_idx.size(0));
   params.num_topk = static_cast<int>(topk_idx.size(1));
   params.num_experts = num_experts;
@@ -315,27 +296,29 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
   params.ranks_per_node = runtime_.nodes().ranks_of_each_node();
   params.num_nodes = params.ranks_per_node == 0 ? 0 : runtime_.nodes().num_nodes;
   params.work = layout_work_.get();
-  const LaunchShape shape = plan_launch(params, executor.policy());
 
-  const std::vector wanted = {unplaced(device, DType::int32, {params.num_ranks}),
-                              unplaced(device, DType::int32, {num_experts}),
-                              unplaced(device, DType::int32, {params.num_nodes}),
-                              unplaced(device, DType::boolean, {params.num_tokens, params.num_ranks})};
-  const std::vector<Tensor> made = scope.result_tensors({&wanted, 1});
-  params.num_tokens_per_rank = made[0].as<std::int32_t>();
-  params.num_tokens_per_expert = made[1].as<std::int32_t>();
-  params.num_tokens_per_node = made[2].as<std::int32_t>();
-  params.is_token_in_rank = made[3].as<std::uint8_t>();
-  executor.kernels().layout(params, shape, scope.stream());
-  return {.num_tokens_per_rank = made[0],
-          .num_tokens_per_expert = made[1],
-          .num_tokens_per_node = params.num_nodes == 0 ? Tensor{} : made[2],
-          .is_token_in_rank = made[3]};
+  DispatchLayout layout;
+  WantedTensors wanted(runtime_.device());
+  wanted.add(layout.num_tokens_per_rank, DType::int32, {params.num_ranks});
+  wanted.add(layout.num_tokens_per_expert, DType::int32, {num_experts});
+  wanted.add(layout.is_token_in_rank, DType::boolean, {params.num_tokens, params.num_ranks});
+  if (params.num_nodes != 0) wanted.add(layout.num_tokens_per_node, DType::int32, {params.num_nodes});
+  wanted.place(scope.result_tensors(wanted.pieces()));
+  params.num_tokens_per_rank = layout.num_tokens_per_rank.as<std::int32_t>();
+  params.num_tokens_per_expert = layout.num_tokens_per_expert.as<std::int32_t>();
+  params.num_tokens_per_node = layout.num_tokens_per_node.as<std::int32_t>();
+  params.is_token_in_rank = layout.is_token_in_rank.as<std::uint8_t>();
+  executor.kernels().layout(params, plan_launch(params, executor.policy()), scope.stream());
+  return layout;
 }
 
 DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
-  check_dispatch(arguments, runtime_);
-  if (arguments.handle != nullptr) check_handle(*arguments.handle);
+  check_sent_rows(arguments, runtime_);
+  if (arguments.handle != nullptr) {
+    check_dispatched(arguments.handle, arguments.x.size(0));
+  } else {
+    check_layout(arguments, runtime_);
+  }
   runtime_.faults().raise();
   CallScope scope(runtime_.calls(), call);
   DispatchResult result = dispatch(arguments, scope);
@@ -349,163 +332,86 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Ca
 }
 
 DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScope& scope) {
-  const SentRows rows = sent_rows(arguments, runtime_);
+  const bool fresh = arguments.handle == nullptr;
+  const SentRows rows = sent_rows(arguments, fresh ? num_experts(arguments) / common_.num_ranks : 0);
   check_room(rows.rows);
-  if (arguments.handle != nullptr) {
-    DispatchResult result;
+  DispatchResult result;
+  DispatchOutputs outputs;
+  if (fresh) {
+    outputs = exchange(arguments, result, scope);
+  } else {
     result.handle = *arguments.handle;
-    const DispatchOutputs outputs =
-        make_outputs(arguments.x, arguments.x_scales, nullptr, result.handle.num_recv_rows, scope);
-    send(rows, arguments.config, result.handle, outputs, 0, scope);
-    give(result, arguments, outputs);
-    return result;
+    outputs = make_outputs(arguments, result.handle.num_recv_rows, scope);
   }
+  send(rows, arguments.config, result.handle, outputs, 0, scope);
+  result.recv_x = outputs.x;
+  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
+  if (fresh && arguments.topk_idx) result.recv_topk_idx = outputs.topk_idx;
+  if (fresh && arguments.topk_weights) result.recv_topk_weights = outputs.topk_weights;
+  return result;
+}
+
+DispatchOutputs NormalMode::exchange(const DispatchArguments& arguments, DispatchResult& result, CallScope& scope) {
   const bool exact = arguments.num_worst_tokens == 0;
   check_recording(scope, exact);
-  // Memory for the worst case is made before the exchange: it may throw, and the peers do not count on this rank yet.
-  DispatchOutputs outputs;
-  DispatchResult result;
   DispatchHandle& handle = result.handle;
   handle.num_tokens = arguments.x.size(0);
   handle.num_experts = num_experts(arguments);
   handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
+  DispatchOutputs outputs;
   const auto make_room = [&](std::int64_t received, std::int64_t relayed) {
     handle.num_recv_rows = received;
-    outputs = make_outputs(arguments.x, arguments.x_scales, &arguments, received, scope);
-    if (common_.peers == nullptr) return;
+    outputs = make_outputs(arguments, received, scope);
+    handle.recv_src_idx = outputs.src_idx;
+    if (!rails()) return;
     handle.relay_rows = scope.pool_tensor(unplaced(runtime_.device(), DType::int32, {relayed, common_.grid.width}));
   };
-  if (!exact) make_room(arguments.num_worst_tokens, arguments.num_worst_tokens * runtime_.node_grid().width);
-
   HostCounts& counts = *host_counts_;
-  NotifyCall exchange = notify_call(arguments, runtime_);
-  exchange.wait = runtime_.faults().wait_context();
-  exchange.host_counts = exact ? &counts : nullptr;
-  if (exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
-  notify(exchange, handle, scope);
-  if (exact) {
-    wait_for_counts(runtime_, counts, scope);
-    result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert,
-                                             counts.tokens_per_expert + exchange.num_local_experts);
-    make_room(counts.num_recv_tokens, counts.num_relay_rows);
+  if (!exact) {
+    // Memory for the worst case is made before the exchange: it may throw, and no peer counts on this rank yet.
+    make_room(arguments.num_worst_tokens, arguments.num_worst_tokens * common_.grid.width);
+    notify(arguments, nullptr, handle, scope);
+    return outputs;
   }
-  handle.recv_src_idx = outputs.src_idx;
-  send(rows, arguments.config, handle, outputs, 0, scope);
-  give(result, arguments, outputs);
-  return result;
+  __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
+  notify(arguments, &counts, handle, scope);
+  wait_for_counts(runtime_, counts, scope);
+  result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert,
+                                           counts.tokens_per_expert + handle.num_experts / common_.num_ranks);
+  make_room(counts.num_recv_tokens, counts.num_relay_rows);
+  return outputs;
 }
 
-void NormalMode::notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) const {
-  const int ranks = runtime_.num_ranks();
-  const int nodes = common_.peers == nullptr ? 0 : common_.grid.nodes();
-  std::vector wanted = {unplaced(runtime_.device(), DType::int32, {ranks, common_.grid.width}),
-                        unplaced(runtime_.device(), DType::int32, {handle.num_tokens, ranks})};
+void NormalMode::notify(const DispatchArguments& arguments, HostCounts* host_counts, DispatchHandle& handle,
+                        const CallScope& scope) const {
+  const int ranks = common_.num_ranks, nodes = rails() ? common_.grid.nodes() : 0;
+  WantedTensors tables(runtime_.device());
+  tables.add(handle.rank_prefix_matrix, DType::int32, {ranks, common_.grid.width});
+  tables.add(handle.destination_row, DType::int32, {handle.num_tokens, ranks});
   if (nodes != 0) {
-    wanted.push_back(unplaced(runtime_.device(), DType::int32, {handle.num_tokens, nodes}));
-    wanted.push_back(unplaced(runtime_.device(), DType::int32, {2, nodes}));
+    tables.add(handle.node_row, DType::int32, {handle.num_tokens, nodes});
+    tables.add(handle.node_counts, DType::int32, {2, nodes});
   }
-  const std::vector<Tensor> tables = scope.pool_tensors(wanted);
-  handle.rank_prefix_matrix = tables[0];
-  handle.destination_row = tables[1];
+  tables.place_in_pool(scope);
   NotifyParams params{};
-  static_cast<NotifyCall&>(params) = notify;
-  params.common = common_;
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.destination_row = handle.destination_row.as<std::int32_t>();
-  if (nodes != 0) {
-    handle.node_row = tables[2];
-    handle.node_counts = tables[3];
-    params.node_row = handle.node_row.as<std::int32_t>();
-    params.node_counts = handle.node_counts.as<std::int32_t>();
-  }
-  const auto kernel = nodes == 0 ? choices::notify : choices::notify_internode;
-  const LaunchShape shape{
-      std::min(ranks + nodes, runtime_.policy().multiprocessors),
-      runtime_.on_gpu() ? kernel.max_threads : std::min(runtime_.policy().warps_per_block * 32, kernel.max_threads),
-      sizeof(NotifyShared)};
-  (runtime_.executor()->kernels().*kernel.launcher)(params, shape, scope.stream());
-}
-
-TransferParams NormalMode::transfer(const DispatchHandle& handle) const {
-  TransferParams params{};
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
+  params.shape = call_shape(arguments, handle.num_experts);
+  params.num_tokens = static_cast<int>(handle.num_tokens);
+  params.num_local_experts = handle.num_experts / ranks;
+  params.expert_alignment = arguments.expert_alignment;
+  params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
+  params.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
+  params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
+  params.host_counts = host_counts;
   params.destination_row = handle.destination_row.as<std::int32_t>();
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.num_tokens = static_cast<int>(handle.num_tokens);
-  return params;
-}
-
-void NormalMode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
-                      const DispatchOutputs& outputs, int weights, const CallScope& scope) {
-  DispatchParams params{};
-  static_cast<SentRows&>(params) = rows;
-  params.weights_as_scales = weights;
-  params.transfer = transfer(handle);
-  params.output = outputs.targets();
-  params.output_rows = handle.num_recv_rows;
-  params.relay_rows = handle.relay_rows.as<std::int32_t>();
-  launch(params, config, handle, outputs, scope);
-}
-
-void NormalMode::add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope) {
-  const ConstTensorView& x = arguments.x;
-  const auto& weights = arguments.topk_weights;
-  const DispatchHandle& handle = *arguments.handle;
-  CombineParams params{};
-  params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
-  params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
-  params.transfer = transfer(handle);
-  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
-  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
-  params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
-  params.relay_rows = handle.relay_rows.as<std::int32_t>();
-  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
-  params.x = x.size(0) == 0 ? runtime_.heap()->local() : x.as<std::byte>();
-  params.combined_x = result.combined_x.as<std::byte>();
-  if (weights) {
-    params.combined_weights = result.combined_topk_weights->as<float>();
-    if (x.size(0) != 0) params.topk_weights = weights->as<float>();
-  }
-  launch(params, arguments, scope);
-}
-
-void NormalMode::enqueue(DispatchParams& params, int blocks, const CallScope& scope) const {
-  TransferParams& transfer = params.transfer;
-  const std::size_t shared_bytes =
-      plan_stages(transfer.stages, transfer.stage_bytes, transfer.moving_warps(), params.rows.row_bytes,
-                  runtime_.policy().max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
-                    return DispatchShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
-                  });
-  const auto kernel = common_.peers == nullptr ? choices::dispatch : choices::dispatch_and_notify_internode;
-  (runtime_.executor()->kernels().*kernel.launcher)(params, {blocks, transfer.warps() * 32, shared_bytes},
-                                                    scope.stream());
-}
-
-void NormalMode::enqueue(CombineParams& params, int blocks, const CallScope& scope) const {
-  TransferParams& transfer = params.transfer;
-  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return CombineShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
-  };
-  if (transfer.local_warps != 0) {  // warps that add work in registers
-    plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
-                runtime_.policy().max_shared_bytes, shared_bytes);
-  }
-  const auto kernel = common_.peers == nullptr ? choices::combine : choices::combine_and_notify_internode;
-  (runtime_.executor()->kernels().*kernel.launcher)(
-      params, {blocks, transfer.warps() * 32, shared_bytes(transfer.stages, transfer.stage_bytes)}, scope.stream());
-}
-
-CombineResult NormalMode::combine(const CombineArguments& arguments, const CallOptions& call) {
-  check_combine(arguments, common_.grid.width, runtime_);
-  check_handle(*arguments.handle);
-  runtime_.faults().raise();
-  CallScope scope(runtime_.calls(), call);
-  CombineResult result = make_sums(arguments.x, arguments.handle->num_tokens,
-                                   arguments.topk_weights ? arguments.topk_weights->size(1) : 0, scope);
-  add_up(arguments, result, scope);
-  result.event = scope.finish();
-  return result;
+  params.node_row = handle.node_row.as<std::int32_t>();
+  params.node_counts = handle.node_counts.as<std::int32_t>();
+  const auto kernel = rails() ? choices::notify_internode : choices::notify;
+  const LaunchShape shape{std::min(ranks + nodes, runtime_.policy().multiprocessors),
+                          runtime_.warps(kernel.max_threads) * 32, sizeof(NotifyShared)};
+  (runtime_.executor()->kernels().*kernel.launcher)(params, shape, scope.stream());
 }
 
 void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) {
@@ -513,6 +419,27 @@ void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) 
        {&handle.recv_src_idx, &handle.destination_row, &handle.rank_prefix_matrix, &handle.relay_rows}) {
     scope.hand_out(*tensor);
   }
+}
+
+EventHandle NormalMode::barrier(const CallOptions& call) {
+  runtime_.faults().raise();
+  CallScope scope(runtime_.calls(), call);
+  if (!rails()) {
+    const int most = runtime_.policy().warps_per_block * 32;
+    const int threads = std::min((common_.num_ranks + 31) / 32 * 32, std::min(most, kernels::barrier::kMaxThreads));
+    runtime_.executor()->kernels().barrier({common_, runtime_.faults().wait_context()}, {1, threads}, scope.stream());
+    return scope.finish();
+  }
+  // Counts of all ranks are exchanged, even where all are 0.
+  const Tensor counts = scope.pool_tensor(unplaced(runtime_.device(), DType::int32, {common_.num_ranks}));
+  runtime_.executor()->fill(counts.data(), 0, counts.view().bytes(), scope.stream());
+  DispatchArguments nothing;
+  nothing.x = unplaced(runtime_.device(), DType::uint8, {0, 16});
+  nothing.is_token_in_rank = unplaced(runtime_.device(), DType::uint8, {0, common_.num_ranks});
+  nothing.num_tokens_per_rank = nothing.num_tokens_per_expert = counts.view();
+  nothing.num_worst_tokens = 1;
+  const DispatchResult came = scope.inside([&] { return dispatch(nothing, scope); });
+  return scope.finish();
 }
 
 }  // namespace deep_ep

@@ -1,16 +1,18 @@
-// Normal mode: what its calls do on the host inside a node (intranode/) and between nodes (internode/).
+// Normal mode: what its calls do on the host. One node is the case without rails.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/runtime.hpp"
+#include "csrc/rdma/connections.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/common/messages.hpp"
 #include "kernels/common/rows.hpp"
@@ -19,13 +21,15 @@
 
 namespace deep_ep {
 
+struct ElasticDispatchParams;
+struct RowsThatCame;
+
 // Checks of arguments throw InvalidArgument.
-void check_dispatch(const DispatchArguments& arguments, const Runtime& runtime);
-/// What every dispatch brings: rows, and maybe scales.
-void check_sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales, const Config& config,
-                     const Runtime& runtime);
-void check_selections(const ConstTensorView& topk_idx, const std::optional<ConstTensorView>& topk_weights,
-                      std::int64_t tokens, const Runtime& runtime);
+
+/// The rows of any dispatch, and their scales.
+void check_sent_rows(const DispatchArguments& arguments, const Runtime& runtime);
+/// Of a dispatch that has them.
+void check_selections(const DispatchArguments& arguments, const Runtime& runtime);
 /// Of a combine of either interface, for so many tokens.
 template <class Arguments>
 void check_biases(const Arguments& arguments, std::int64_t tokens, const Runtime& runtime) {
@@ -38,12 +42,25 @@ void check_biases(const Arguments& arguments, std::int64_t tokens, const Runtime
 /// For a dispatch with exact sizes that is being recorded.
 void check_recording(const CallScope& scope, bool exact);
 
-/// What all ranks must agree on before rows may move.
-CallShape call_shape(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                     const std::optional<ConstTensorView>& topk_idx, const std::optional<ConstTensorView>& topk_weights,
-                     int num_experts);
-/// Rows and their scales alone.
-SentRows sent_rows(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales);
+inline TopkIndices indices_of(const ConstTensorView& topk_idx) {
+  return {topk_idx.data, topk_idx.dtype == DType::int64};
+}
+/// nullptr: not given.
+template <class T, class View>
+auto memory_of(const std::optional<View>& tensor) {
+  return tensor ? tensor->template as<T>() : nullptr;
+}
+/// Of a combine of either interface.
+template <class Params, class Arguments>
+void set_biases(Params& params, const Arguments& arguments) {
+  params.bias[0] = memory_of<std::byte>(arguments.bias_0);
+  params.bias[1] = memory_of<std::byte>(arguments.bias_1);
+}
+
+/// All that ranks must agree on before rows may move.
+CallShape call_shape(const DispatchArguments& arguments, int num_experts);
+/// Without what only one kind of dispatch sends; with a handle rows and scales alone.
+SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts);
 
 /// Results of a dispatch; those that the caller does not want are undefined.
 struct DispatchOutputs {
@@ -56,10 +73,9 @@ struct DispatchOutputs {
   }
 };
 
-/// In the heap, where that has room for all; else outside, see CallScope::result_tensors. `fresh`: the arguments of a
-/// dispatch that is not cached.
-DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                             const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope);
+/// Memory for so many rows and what is beside them: in the heap, where that has room for all; else outside, see
+/// CallScope::result_tensors.
+DispatchOutputs make_outputs(const DispatchArguments& arguments, std::int64_t rows, const CallScope& scope);
 
 /// Memory for the sums of `tokens` tokens, rows like those of `x`, with so many weights each, handed out to the caller.
 CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope);
@@ -68,10 +84,10 @@ CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int6
 /// instead.
 void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope);
 
-/// The calls. What differs inside a node and between nodes is virtual.
 class NormalMode {
  public:
-  virtual ~NormalMode() = default;
+  /// Collective. Between nodes the runtime's layout has signals for them.
+  explicit NormalMode(Runtime& runtime);
   NormalMode(const NormalMode&) = delete;
   NormalMode& operator=(const NormalMode&) = delete;
 
@@ -79,54 +95,102 @@ class NormalMode {
   DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call);
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
-  /// Of arguments that are right, as a part of a call. Hands nothing out.
-  DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope);
+  EventHandle barrier(const CallOptions& call);
 
   // Of the second interface: csrc/buffer/elastic/.
-  virtual ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments,
-                                                 const CallOptions& call) = 0;
-  virtual CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) = 0;
-  virtual EventHandle barrier(const CallOptions& call) = 0;
+  ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call);
+  CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
+  ElasticReturn begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
+  CombineResult end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
+                                    const CallOptions& call);
 
-  Runtime& runtime() const { return runtime_; }
+  // Of each node by itself: csrc/buffer/load_balance/.
+  EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call);
+  EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call);
 
- protected:
-  explicit NormalMode(Runtime& runtime);
-  /// Behind the constructor, in an agreement of the ranks, as it may fail on one.
+  /// Are there several nodes of equally many consecutive ranks? Calls go by rails then.
+  bool rails() const { return connections_ != nullptr; }
+
+  // Of the queue pairs to rails; without them there is nothing to say and to do.
+
+  /// For people: by how many queue pairs, and over which NIC.
+  std::string describe_rails() const;
+  /// What has become of all that was posted.
+  std::string health() const { return connections_ ? connections_->health() : std::string(); }
+  /// Throws SystemError for an operation that has failed.
+  void check() const {
+    if (connections_) connections_->check();
+  }
+  /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
+  void drain() noexcept {
+    if (connections_) connections_->drain(rdma::Connections::drain_time(runtime_.timeout_s()));
+  }
+  /// Nothing of this rank touches a peer any more.
+  void disconnect() { connections_.reset(); }
+
+ private:
   void allocate();
 
-  /// The same as a part of a call that has checked its arguments.
+  // As parts of a call that has checked its arguments. They hand nothing out.
+
   DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const;
+  DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope);
+  /// Of a dispatch without a handle: exchanges counts, and makes the new handle and memory for the rows.
+  DispatchOutputs exchange(const DispatchArguments& arguments, DispatchResult& result, CallScope& scope);
+  /// Makes the tables of the handle that counts fill, and enqueues the exchange.
+  void notify(const DispatchArguments& arguments, HostCounts* host_counts, DispatchHandle& handle,
+              const CallScope& scope) const;
+  /// Sends the rows to where the handle says. The last `weights` scales of a token are its weights.
+  void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
+            int weights, const CallScope& scope) const;
+  ElasticDispatchResult dispatch_elastic_in_node(const ElasticDispatchArguments& arguments, const CallOptions& call);
+  ElasticDispatchResult dispatch_elastic_by_rails(const ElasticDispatchArguments& arguments, const CallOptions& call);
+  ElasticDispatchResult dispatch_elastic_fresh(const ElasticDispatchArguments& arguments, CallScope& scope);
+  /// Rows go where those of an earlier dispatch went.
+  ElasticDispatchResult dispatch_elastic_again(const ElasticDispatchArguments& arguments, CallScope& scope);
+  /// Takes rows that have come to the results.
+  void spread(const RowsThatCame& came, const ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
+              const ElasticDispatchHandle& handle, const CallScope& scope) const;
+  /// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
+  void move_elastic(ElasticDispatchParams& sent, const ElasticDispatchResult& results,
+                    const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
+                    const CallScope& scope) const;
+  /// Brings the rows of a combine to their tokens' ranks. `kept`: what must live until the call is enqueued.
+  ElasticReturn send_back(const ElasticCombineArguments& arguments, std::vector<Tensor>& kept, CallScope& scope);
   /// Tensors of the handle of a dispatch.
   static void hand_out(const DispatchHandle& handle, const CallScope& scope);
 
-  /// InvalidArgument for the handle of another kind of dispatch.
-  virtual void check_handle(const DispatchHandle& /*handle*/) const {}
+  /// InvalidArgument for no handle, and for that of another kind of dispatch.
+  void check_handle(const DispatchHandle* handle) const;
+  void check_combine(const CombineArguments& arguments) const;
+  /// Of a dispatch of `tokens` tokens to the places of an earlier one.
+  void check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const;
   /// OutOfMemory, where that is known before rows are counted, for a dispatch of such rows.
-  virtual void check_room(const RowShape& /*rows*/) const {}
-  /// Makes the tables of the handle that counts fill, and enqueues the exchange.
-  void notify(const NotifyCall& notify, DispatchHandle& handle, const CallScope& scope) const;
-  /// Sends the rows to where the handle says. The last `weights` scales of a token are its weights.
-  void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
-            int weights, const CallScope& scope);
-  void add_up(const CombineArguments& arguments, const CombineResult& result, const CallScope& scope);
-  /// Without rings, and without what only dispatch or combine knows.
-  TransferParams transfer(const DispatchHandle& handle) const;
-  /// Both complete `params` by the rings and the roles of warps, and enqueue the kernel.
-  virtual void launch(DispatchParams& params, const Config& config, const DispatchHandle& handle,
-                      const DispatchOutputs& outputs, const CallScope& scope) = 0;
-  virtual void launch(CombineParams& params, const CombineArguments& arguments, const CallScope& scope) = 0;
-  /// Both share shared memory out to the warps that move rows, and enqueue the kernel.
-  void enqueue(DispatchParams& params, int blocks, const CallScope& scope) const;
-  void enqueue(CombineParams& params, int blocks, const CallScope& scope) const;
+  void check_room(const RowShape& rows) const;
+  // Both for rows of so many bytes, all included.
+  /// OutOfMemory where the window is too small.
+  Rings rings_for(std::size_t row_bytes) const;
+  LocalRings local_rings_for(std::size_t row_bytes, bool dispatches) const;
+  /// OutOfMemory for rings without a row from each of so many ranks.
+  void require_slots(const LocalRings& rings, int ranks) const;
+  /// Without what only dispatch or combine knows, and without roles of warps.
+  TransferParams transfer_params(const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const;
+  /// Both choose the roles of warps, share shared memory out to those that move rows, and enqueue the kernel.
+  /// `fetches`: rows come by local rings.
+  void launch(DispatchParams& params, const Config& config, bool fetches, StreamHandle stream) const;
+  /// `pushes`: this rank's rows go by local rings.
+  void launch(CombineParams& params, const Config& config, bool pushes, StreamHandle stream) const;
 
   Runtime& runtime_;
-  NormalParams common_;                      ///< what every kernel is told; `peers`: between nodes
-  std::shared_ptr<KernelState> state_;       ///< device memory
-  std::shared_ptr<HostCounts> host_counts_;  ///< pinned, for the counts of a dispatch with exact sizes
-
- private:
-  std::shared_ptr<LayoutWork> layout_work_;  ///< device memory
+  std::unique_ptr<rdma::Connections> connections_;  ///< to the rails; null without them
+  NormalParams common_;                             ///< what every kernel is told
+  std::shared_ptr<HostCounts> host_counts_;         ///< pinned, for the counts of a dispatch with exact sizes
+  // Device memory, which kernels are told of.
+  std::shared_ptr<KernelState> state_;
+  std::shared_ptr<LayoutWork> layout_work_;
+  std::shared_ptr<RailState> rail_states_;
+  std::shared_ptr<std::uint32_t> counters_;
+  std::shared_ptr<std::uint64_t> sent_;
 };
 
 }  // namespace deep_ep

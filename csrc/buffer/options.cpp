@@ -23,10 +23,6 @@
 namespace deep_ep {
 namespace {
 
-void check_size(const char* name, std::size_t bytes) {
-  if (bytes > kMostOptionBytes) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMostOptionBytes);
-}
-
 /// Lanes of `option`, or of `variable` where the program leaves that open: 0 where that is auto.
 int lanes_of(const char* option, int asked, const char* variable) {
   if (asked == 0) return parse_number<int>(environment::choice(variable)).value_or(0);
@@ -114,11 +110,13 @@ void check_same_options(std::span<const Facts> all, std::size_t own) {
 }  // namespace
 
 BufferOptions with_environment(BufferOptions options, int num_ranks) {
-  check_size("heap_bytes", options.heap_bytes);
-  check_size("window_bytes", options.window_bytes);
-  check_size("internode.heap_bytes", options.internode.heap_bytes);
-  check_size("internode.window_bytes", options.internode.window_bytes);
-  check_size("low_latency.bytes", options.low_latency.bytes);
+  for (const auto& [name, bytes] :
+       {std::pair("heap_bytes", options.heap_bytes), std::pair("window_bytes", options.window_bytes),
+        std::pair("internode.heap_bytes", options.internode.heap_bytes),
+        std::pair("internode.window_bytes", options.internode.window_bytes),
+        std::pair("low_latency.bytes", options.low_latency.bytes)}) {
+    if (bytes > kMostOptionBytes) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMostOptionBytes);
+  }
   check_range("max_local_experts", options.max_local_experts, 1, 1 << 16);
   options.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, num_ranks);
 

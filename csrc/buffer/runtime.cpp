@@ -8,9 +8,8 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
-#include "csrc/buffer/internode/internode.hpp"
-#include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/memory/heap_choice.hpp"
 #include "csrc/support/format.hpp"
@@ -20,20 +19,10 @@
 namespace deep_ep {
 namespace {
 
-/// Keeps the communication stream alive as long as anything that recorded work on it: tensors may outlive the buffer.
-struct BackendWithStream {
-  BackendWithStream(std::shared_ptr<Backend> e, StreamHandle of_the_caller)
-      : executor(std::move(e)),
-        stream(of_the_caller != nullptr ? of_the_caller : executor->create_stream()),
-        owned(of_the_caller == nullptr) {}
-  ~BackendWithStream() {
-    if (owned) executor->destroy_stream(stream);
-  }
-  BackendWithStream(const BackendWithStream&) = delete;
-  std::shared_ptr<Backend> executor;
-  StreamHandle stream;
-  bool owned;
-};
+/// The executor, which keeps its `stream` as long as anything that recorded work there: tensors may outlive the buffer.
+std::shared_ptr<Backend> with_stream(const std::shared_ptr<Backend>& executor, StreamHandle stream) {
+  return {executor.get(), [executor, stream](Backend*) { executor->destroy_stream(stream); }};
+}
 
 void check_ranks(const Bootstrap& bootstrap) {
   const int rank = bootstrap.rank();
@@ -99,9 +88,8 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   policy_ = share_device(backend->policy(), identity, agreed.devices);
 
   agree(*bootstrap_, "making the communication stream", [&] {
-    const auto with_stream = std::make_shared<BackendWithStream>(std::move(backend), options_.comm_stream);
-    executor_ = std::shared_ptr<Backend>(with_stream, with_stream->executor.get());
-    comm_stream_ = with_stream->stream;
+    comm_stream_ = options_.comm_stream;
+    executor_ = comm_stream_ != nullptr ? backend : with_stream(backend, comm_stream_ = backend->create_stream());
   });
   join_control_plane();
 
@@ -130,9 +118,7 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
 }
 
 void Runtime::make_modes() {
-  agree(*bootstrap_, "allocating memory for the calls of a Buffer",
-        [&] { intranode = std::make_unique<Intranode>(*this); });
-  if (layout().internode.bytes != 0) internode = std::make_unique<Internode>(*this);
+  normal_mode = std::make_unique<NormalMode>(*this);
   if (options_.low_latency.bytes != 0) low_latency = std::make_unique<LowLatency>(*this);
   faults_->explain_timeouts_by([this] { return describe_health(); });
   bootstrap_->barrier();  // no rank signals before all ranks are ready
@@ -146,8 +132,7 @@ Runtime::~Runtime() {
   settle_last_work();
   drain();
   low_latency.reset();
-  internode.reset();
-  intranode.reset();
+  normal_mode.reset();
   connections_.clear();
   heap_->unmap_peers();
   bootstrap_->leave();
@@ -193,19 +178,6 @@ void Runtime::plan(std::span<const int> domains, const std::vector<bool>& keeps_
   plan_ = BufferPlan::make(with_lanes, nodes_);
 }
 
-std::shared_ptr<std::byte*> Runtime::table_of_heaps(const std::function<bool(int rank)>& wanted) const {
-  const auto mapped = heap_->peers();
-  std::vector<std::byte*> heaps;
-  for (int rank = 0; rank < num_ranks(); ++rank) {
-    heaps.push_back(wanted(rank) ? mapped[static_cast<std::size_t>(rank)] : nullptr);
-  }
-  const std::size_t bytes = heaps.size() * sizeof(std::byte*);
-  auto table = device_memory<std::byte*>(executor_, bytes);
-  executor_->copy(table.get(), heaps.data(), bytes, comm_stream_);
-  executor_->synchronize(comm_stream_);
-  return table;
-}
-
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
@@ -225,14 +197,14 @@ std::string Runtime::describe_heap() const {
 }
 
 std::string Runtime::describe_normal_mode() const {
-  if (nodes_.num_nodes != 1 && !internode) {
+  if (nodes_.num_nodes != 1 && !normal_mode->rails()) {
     return "normal mode: not between nodes that are not all of equally many consecutive ranks";
   }
   const std::string text =
       fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say",
                   sms({}, defaults::kDispatchSms), sms({}, defaults::kCombineSms), policy_.multiprocessors);
   if (nodes_.num_nodes != 1) {
-    return text + fmt::format(", between nodes by {}", internode->describe());
+    return text + fmt::format(", between nodes by {}", normal_mode->describe_rails());
   }
   const int lanes = options_.internode.lanes;
   return lanes <= 1 ? text : text + fmt::format(", without the {} lanes, as there is one node", lanes);
@@ -251,14 +223,14 @@ std::string Runtime::describe() const {
 }
 
 std::string Runtime::describe_health() const {
-  const std::string normal = internode ? internode->health() : std::string();
+  const std::string normal = normal_mode->health();
   std::string of_low_latency = low_latency ? low_latency->health() : std::string();
   if (normal.empty() || normal == of_low_latency) return of_low_latency;
   return of_low_latency.empty() ? normal : fmt::format("{}. Low-latency calls: {}", normal, of_low_latency);
 }
 
 void Runtime::drain() noexcept {
-  if (internode) internode->drain();
+  if (normal_mode) normal_mode->drain();
   if (low_latency) low_latency->drain();
 }
 
@@ -270,7 +242,7 @@ void Runtime::check(bool wait) {
     faults_->break_by_interruption();
   }
   faults_->raise();
-  if (internode) internode->check();
+  normal_mode->check();
   if (low_latency) low_latency->check();
 }
 
@@ -294,7 +266,7 @@ void Runtime::destroy_collectively() {
   bootstrap_->begin(Purpose::destroying);
   try {
     bootstrap_->barrier();  // nobody writes to a peer any more
-    internode.reset();
+    normal_mode->disconnect();
     if (low_latency) low_latency->disconnect();
     heap_->unmap_peers();
     bootstrap_->barrier();  // and now no rank maps a peer

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,8 +22,7 @@
 
 namespace deep_ep {
 
-class Intranode;
-class Internode;
+class NormalMode;
 class LowLatency;
 
 class Runtime {
@@ -51,6 +49,10 @@ class Runtime {
   /// Of a call: those of `config`, or as many as the library takes by default.
   int sms(const Config& config, int by_default) const {
     return std::min(config.num_sms != 0 ? config.num_sms : by_default, policy_.multiprocessors);
+  }
+  /// Of each block: the most that a GPU has registers for; on the CPU no more than usual.
+  int warps(int most_threads) const {
+    return on_gpu() ? most_threads / 32 : std::min(policy_.warps_per_block, most_threads / 32);
   }
   /// For set-up and tear-down, where the host waits. Calls choose their streams: see CallScope.
   StreamHandle comm_stream() const { return comm_stream_; }
@@ -83,9 +85,6 @@ class Runtime {
     return memory;
   }
 
-  /// In device memory: where each rank's heap is mapped, null for those that `wanted(rank)` leaves out.
-  std::shared_ptr<std::byte*> table_of_heaps(const std::function<bool(int rank)>& wanted) const;
-
   /// In the part of the heap that peers may read: see Buffer::in_heap.
   bool in_heap(const ConstTensorView& tensor) const;
 
@@ -100,8 +99,7 @@ class Runtime {
   bool only_low_latency() const { return only_low_latency_; }
 
   const HomeProcess home;
-  std::unique_ptr<Intranode> intranode;
-  std::unique_ptr<Internode> internode;     ///< null where there is one node, or nodes are not alike
+  std::unique_ptr<NormalMode> normal_mode;
   std::unique_ptr<LowLatency> low_latency;  ///< null without memory for it
 
  private:

@@ -4,14 +4,12 @@
 
 namespace deep_ep {
 
-/// How much of the machine a call may use. Each field is checked; 0 leaves the choice to the library.
+/// How much of the machine a call may use.
 struct Config {
-  /// The most SMs of the call's main kernel, 0 to 4096; 0: in normal mode 10 for dispatch and 16 for combine, in
-  /// low-latency calls all, of which dispatch needs two. A number above the device's means all.
+  /// The most SMs of the call's main kernel, 0 to 4096; 0 leaves the choice to the library: in normal mode 10 for
+  /// dispatch and 16 for combine, in low-latency calls all, of which dispatch needs two. A number above the device's
+  /// means all.
   int num_sms = 0;
-  /// Warps of a block: at most 16 in normal mode, 32 in low-latency calls, whose kernels may take fewer or more. 0: the
-  /// executor's default.
-  int warps_per_block = 0;
 };
 
 }  // namespace deep_ep

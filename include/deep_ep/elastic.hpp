@@ -66,7 +66,7 @@ struct ElasticDispatchArguments {
   bool zero_padding = false;         ///< with `expand`: its gaps are zero
   bool column_major_scales = false;  ///< received scales have strides (1, rows rounded up to 4)
   bool copy_selections = false;      ///< the handle has a copy of topk_idx
-  Config config = {};                ///< SMs and warps that send rows; the call takes further SMs to number them
+  Config config = {};                ///< SMs that send rows; the call takes further SMs to number them
 };
 
 /// The result of a dispatch. Tensors are valid after the call, in stream order.
@@ -99,7 +99,7 @@ struct ElasticCombineArguments {
   std::optional<ConstTensorView> topk_weights = {};
   std::optional<ConstTensorView> bias_0 = {};  ///< [T, H] bfloat16, aligned to 16 bytes: added first
   std::optional<ConstTensorView> bias_1 = {};  ///< the same: added second
-  Config config = {};                          ///< SMs and warps of this rank's call
+  Config config = {};                          ///< SMs of this rank's call
 };
 
 /// The rows that a combine has brought whose sums are made later. Tensors hold their contents behind the call.

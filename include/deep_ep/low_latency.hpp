@@ -80,7 +80,7 @@ struct LowLatencyDispatchArguments {
   /// With return_recv_hook: the owner of these tensors. The buffer keeps it until the hook, or a later call if the hook
   /// was dropped, has enqueued the receive part.
   std::shared_ptr<void> owner = {};
-  Config config = {};  ///< SMs and warps of this rank's call
+  Config config = {};  ///< SMs of this rank's call
 };
 
 /// The result of Buffer::low_latency_dispatch. With return_recv_hook the tensors are valid after the hook only.
@@ -131,7 +131,7 @@ struct LowLatencyCombineArguments {
   std::optional<TensorView> wait_recv_cost_stats = {};  ///< [R] int64, as for dispatch
   bool return_recv_hook = false;     ///< as for dispatch; combines are counted separately. Equal on all ranks of a node
   std::shared_ptr<void> owner = {};  ///< as for dispatch
-  Config config = {};                ///< SMs and warps of this rank's call
+  Config config = {};                ///< SMs of this rank's call
   /// With return_recv_hook. Each rank decides for itself; the bits of the results are the same. Unsupported with ranks
   /// that RDMA reaches, with masking, and if low_latency.bytes has no room for a row of each selection.
   std::optional<LowLatencyOverlap> overlap = {};

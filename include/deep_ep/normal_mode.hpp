@@ -70,7 +70,7 @@ struct DispatchArguments {
   /// 0: exact sizes; the host waits. > 0: no host wait, and outputs have this many rows; rows from N on hold topk_idx
   /// -1 and are otherwise undefined. If more rows arrive, the others are lost, and the next call throws OutOfMemory.
   std::int64_t num_worst_tokens = 0;
-  Config config = {};  ///< SMs and warps of this rank's call
+  Config config = {};  ///< SMs of this rank's call
 
   /// Sets the three tensors of the layout, which must stay alive until the call has ended.
   void use(const DispatchLayout& layout) {
@@ -102,7 +102,7 @@ struct CombineArguments {
   std::optional<ConstTensorView> topk_weights = {};  ///< [rows of the handle, K] float32, K <= 32: summed slot by slot
   std::optional<ConstTensorView> bias_0 = {};        ///< [T, H] bfloat16, aligned to 16 bytes: added once
   std::optional<ConstTensorView> bias_1 = {};        ///< the same
-  Config config = {};                                ///< SMs and warps of this rank's call
+  Config config = {};                                ///< SMs of this rank's call
 };
 
 /// The result of Buffer::combine, as DispatchResult.

@@ -80,7 +80,7 @@ struct LowLatencyParams {
   int rank = 0;
   Divisor num_ranks;
   std::byte* local = nullptr;  ///< this rank's heap
-  /// Heap of every rank as this rank maps it, nullptr for one that is far; readable by kernels.
+  /// Heap of every rank as this rank maps it, of use for one that is not far; readable by kernels.
   std::byte* const* heaps = nullptr;
   const RdmaPeerParams* peers = nullptr;                ///< [channel][num_ranks]; nullptr: nobody is far
   std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each

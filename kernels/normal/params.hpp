@@ -36,8 +36,7 @@ struct KernelState {
 struct IntranodeParams {
   int rank = 0;
   int num_ranks = 0;
-  std::byte* const* heaps = nullptr;  ///< heap base of every rank as this rank maps it, nullptr for those of other
-                                      ///< nodes; readable by kernels
+  std::byte* const* heaps = nullptr;  ///< heap base of every rank of the node as this rank maps it; readable by kernels
   ControlWindow control;
   KernelState* state = nullptr;
 

@@ -108,7 +108,6 @@ TEST_P(ArgumentsTest, Dispatch) {
     refuses("expert_alignment", "0", [](Arguments& a) { a.expert_alignment = 0; });
     refuses("num_worst_tokens", "-1", [](Arguments& a) { a.num_worst_tokens = -1; });
     refuses("num_sms", "-1", [](Arguments& a) { a.config.num_sms = -1; });
-    refuses("warps_per_block", "-1", [](Arguments& a) { a.config.warps_per_block = -1; });
     run_round(rank, buffer, one_);
   });
 }

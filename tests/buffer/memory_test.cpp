@@ -88,10 +88,10 @@ TEST_P(MemoryTest, SmallWindowsAreNamed) {
     const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
     require_throws<OutOfMemory>([&] { buffer.combine(returned.combine, rank.call()); },
-                                {"the window", "16.00 KiB", "3 ranks", "window_bytes"}, "combine");
+                                {"its window of 16.00 KiB", "each of 3 ranks", "window_bytes"}, "combine");
     const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
     require_throws<OutOfMemory>([&] { buffer.dispatch(upload_inputs(rank, wide).dispatch, rank.call()); },
-                                {"its window of 16.00 KiB not one row", "each of the 3 ranks"}, "dispatch");
+                                {"its window of 16.00 KiB", "a row of 8.12 KiB from each of 3 ranks"}, "dispatch");
   });
 }
 

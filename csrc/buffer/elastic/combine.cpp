@@ -3,7 +3,6 @@
 
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
-#include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/elastic/params.hpp"
@@ -30,10 +29,8 @@ constexpr int kPieceBytes = 1024;  ///< of a row: what a warp adds at once
 
 LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, const Runtime& runtime) {
   const LaunchPolicy& policy = runtime.policy();
-  constexpr int kMostWarps = kernels::combine_elastic::kMaxThreads / 32;
   const int blocks = runtime.sms(config, defaults::kCombineSms);
-  const int given = config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block;
-  const int warps = config.warps_per_block == 0 && runtime.on_gpu() ? kMostWarps : std::min(given, kMostWarps);
+  const int warps = runtime.warps(kernels::combine_elastic::kMaxThreads);
   // `sms` bounds what touches other devices. To add takes more: most of what is read lies in this device's memory.
   const int adding_blocks = std::min(policy.multiprocessors - blocks, kAddingBlocks * blocks);
   const int tokens = std::min(params.num_tokens, params.window.tokens);
@@ -63,34 +60,41 @@ LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, cons
 
 }  // namespace
 
-CombineResult Intranode::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
+CombineResult NormalMode::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
   check_elastic_combine(arguments, runtime_);
   runtime_.faults().raise();
+  if (rails()) {
+    CallScope scope(runtime_.calls(), call);
+    std::vector<Tensor> kept;
+    const ElasticReturn back = scope.inside([&] { return send_back(arguments, kept, scope); });
+    CombineResult result = sum_returned(back, arguments, runtime_, scope);
+    result.event = scope.finish();
+    return result;
+  }
   ElasticCombineParams params{};
   params.common = common_;
   params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
-  params.num_local_experts = arguments.num_experts / runtime_.num_ranks();
+  params.num_local_experts = arguments.num_experts / common_.num_ranks;
   params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
   params.expanded = arguments.expanded;
   params.each_selection = arguments.each_selection;
   params.weighted = arguments.topk_weights.has_value();
-  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
+  params.topk_idx = indices_of(arguments.topk_idx);
   params.rows_at_owners = arguments.rows_at_owners.as<std::int32_t>();
   params.num_tokens = static_cast<std::int32_t>(arguments.topk_idx.size(0));
-  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
-  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
+  set_biases(params, arguments);
   params.x = arguments.x.as<std::byte>();
   params.num_rows = arguments.x.size(0);
   params.metadata = row_metadata(arguments.metadata, arguments.source_ends, runtime_.device());
   params.source_ends = arguments.source_ends.as<std::int32_t>();
-  params.weights = params.weighted ? arguments.topk_weights->as<float>() : nullptr;
+  params.weights = memory_of<float>(arguments.topk_weights);
   plan_window(params, arguments.max_tokens, runtime_);
   const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
 
   CallScope scope(runtime_.calls(), call);
   CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0, scope);
   params.combined_x = result.combined_x.as<std::byte>();
-  if (params.weighted) params.combined_weights = result.combined_topk_weights->as<float>();
+  params.combined_weights = memory_of<float>(result.combined_topk_weights);
   params.wait = runtime_.faults().wait_context();
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (TokenWindow& window = params.window; window.first_token < window.max_tokens;

@@ -1,10 +1,8 @@
 // dispatch of the second interface: one kernel sends and numbers, another one copies rows to the results.
 #include <algorithm>
 
-#include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
-#include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
@@ -46,10 +44,8 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& r
 
 LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, const Runtime& runtime) {
   const LaunchPolicy& policy = runtime.policy();
-  constexpr int kMostWarps = kernels::dispatch_elastic::kMaxThreads / 32;
-  const int warps = std::min(config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block, kMostWarps);
-  // More warps than send: these number.
-  const int all_warps = config.warps_per_block == 0 && runtime.on_gpu() ? kMostWarps : warps;
+  const int all_warps = runtime.warps(kernels::dispatch_elastic::kMaxThreads);
+  const int warps = std::min(policy.warps_per_block, all_warps);  // those that send; all number
   params.sending_warps = warps;
   // One multiprocessor at least numbers and receives. Where there is one only, its block sends first.
   const int most = std::min(runtime.sms(config, defaults::kDispatchSms), std::max(1, policy.multiprocessors - 1));
@@ -96,9 +92,14 @@ Tensor first_rows(const Tensor& tensor, std::int64_t rows) {
 
 }  // namespace
 
-void Intranode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatchResult& results,
-                             const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
-                             CallScope& scope) {
+ElasticDispatchResult NormalMode::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
+  check_elastic_dispatch(arguments, runtime_);
+  return rails() ? dispatch_elastic_by_rails(arguments, call) : dispatch_elastic_in_node(arguments, call);
+}
+
+void NormalMode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatchResult& results,
+                              const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
+                              const CallScope& scope) const {
   std::byte* const own_heap = runtime_.heap()->local();
   const auto* beside = reinterpret_cast<const std::uint32_t*>(own_heap + sent.window.beside_at);
   SpreadRowsParams moving = spreading_params({.rows = own_heap,
@@ -109,99 +110,78 @@ void Intranode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatchR
                                               .weight_stride = sent.window.words_beside},
                                              results, arguments, handle, sent.wait.abort);
   moving.heap = own_heap;
-  moving.window = sent.window;
   moving.rank = sent.common.rank;
   moving.num_ranks = sent.common.num_ranks;
   moving.own_rows = sent.x;
   const KernelTable& kernels = runtime_.executor()->kernels();
   const LaunchShape shape = plan_spreading(moving, runtime_.policy());
-  for (bool first = true;; first = false) {
-    if (!first || !sent.fresh) {
-      const bool fresh = sent.fresh;
-      sent.fresh = false;
+  // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
+  for (; sent.window.first_token < sent.window.max_tokens; sent.window.first_token += sent.window.tokens) {
+    if (!sent.fresh) {
       const LaunchShape sending = plan_launch(sent, arguments.config, runtime_);
       kernels.dispatch_elastic(sent, sending, scope.stream());
-      sent.fresh = fresh;
     }
-    kernels.spread_rows(moving, shape, scope.stream());
-    sent.window.first_token += sent.window.tokens;
-    // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
-    if (sent.window.first_token >= sent.window.max_tokens) return;
+    sent.fresh = false;
     moving.window = sent.window;
+    kernels.spread_rows(moving, shape, scope.stream());
     moving.spread_topk_idx = nullptr;
     moving.expert_ends = nullptr;
   }
 }
 
-ElasticDispatchResult Intranode::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
-  check_elastic_dispatch(arguments, runtime_);
-  if (arguments.handle != nullptr) return dispatch_elastic_again(arguments, call);
+ElasticDispatchResult NormalMode::dispatch_elastic_in_node(const ElasticDispatchArguments& arguments,
+                                                           const CallOptions& call) {
+  const ElasticDispatchHandle* const earlier = arguments.handle;
+  if (earlier != nullptr) {
+    check_tensor("sent_to", earlier->sent_to.view(), runtime_.device(), {DType::uint8},
+                 {arguments.x.size(0), common_.num_ranks});
+  }
   runtime_.faults().raise();
-  const int ranks = runtime_.num_ranks(), topk = static_cast<int>(arguments.topk_idx.size(1));
-  const int experts = arguments.num_experts / ranks;
-  const std::int64_t most = std::int64_t{ranks} * arguments.max_tokens;
-  ElasticDispatchParams params{};
-  static_cast<SentRows&>(params) = sent_rows(arguments.x, arguments.x_scales);
-  params.rows.num_topk = topk;
-  params.num_local_experts = experts;
-  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
-  if (arguments.topk_weights) params.topk_weights = arguments.topk_weights->as<float>();
-  params.common = common_;
-  params.call.shape =
-      call_shape(arguments.x, arguments.x_scales, arguments.topk_idx, arguments.topk_weights, arguments.num_experts);
+  const DispatchArguments sent = as_dispatch(arguments);
+  const int experts = arguments.num_experts / common_.num_ranks;
   HostCounts& counts = *host_counts_;
-  params.call.host_counts = arguments.exact ? &counts : nullptr;
-  params.fresh = true;
+  ElasticDispatchParams params{};
+  static_cast<SentRows&>(params) = sent_rows(sent, experts);
+  params.common = common_;
   params.weighted = arguments.topk_weights.has_value();
-  params.numbers = numbering_params(arguments, runtime_);
+  params.fresh = earlier == nullptr;
+  if (params.fresh) {
+    params.call.shape = call_shape(sent, arguments.num_experts);
+    params.call.host_counts = arguments.exact ? &counts : nullptr;
+    params.numbers = numbering_params(arguments, runtime_);
+  } else {
+    params.rows.num_topk = static_cast<int>(earlier->local_topk_idx.size(1));
+    params.topk_weights = memory_of<float>(arguments.topk_weights);
+    params.sent_to = earlier->sent_to.as<std::uint8_t>();
+  }
   plan_window(params, arguments.max_tokens, runtime_);
   const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
 
   CallScope scope(runtime_.calls(), call);
-  check_recording(scope, arguments.exact);
-  ElasticDispatchHandle handle = make_elastic_tables(arguments, most, true, params.numbers, *common_.state, scope);
   params.wait = params.call.wait = runtime_.faults().wait_context();
-  params.sent_to = handle.sent_to.as<std::uint8_t>();
-  if (arguments.exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
-  runtime_.executor()->kernels().dispatch_elastic(params, shape, scope.stream());
-
-  std::int64_t received = most;
+  ElasticDispatchHandle handle;
   std::vector<int> of_experts;
-  if (arguments.exact) {
-    wait_for_counts(runtime_, counts, scope);
-    received = counts.num_recv_tokens;
-    of_experts.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
-    handle.metadata = first_rows(handle.metadata, received);
-    handle.local_topk_idx = first_rows(handle.local_topk_idx, received);
+  if (params.fresh) {
+    check_recording(scope, arguments.exact);
+    std::int64_t received = std::int64_t{common_.num_ranks} * arguments.max_tokens;
+    handle = make_elastic_tables(arguments, received, true, params.numbers, *common_.state, scope);
+    params.sent_to = handle.sent_to.as<std::uint8_t>();
+    if (arguments.exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
+    runtime_.executor()->kernels().dispatch_elastic(params, shape, scope.stream());
+    if (arguments.exact) {
+      wait_for_counts(runtime_, counts, scope);
+      received = counts.num_recv_tokens;
+      of_experts.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
+      handle.metadata = first_rows(handle.metadata, received);
+      handle.local_topk_idx = first_rows(handle.local_topk_idx, received);
+    }
+    handle.num_expanded = expanded_rows(arguments, common_.num_ranks, of_experts);
   }
-  handle.num_expanded = expanded_rows(arguments, ranks, of_experts);
-  ElasticDispatchResult result = make_elastic_results(arguments, handle, received, scope);
-  move_elastic(params, result, arguments, handle, scope);
+  const ElasticDispatchHandle& tables = params.fresh ? handle : *earlier;
+  ElasticDispatchResult result = make_elastic_results(arguments, tables, tables.metadata.size(0), scope);
+  move_elastic(params, result, arguments, tables, scope);
   result.num_recv_tokens_per_expert = std::move(of_experts);
   result.handle = std::move(handle);
-  result.event = scope.finish();
-  return result;
-}
-
-ElasticDispatchResult Intranode::dispatch_elastic_again(const ElasticDispatchArguments& arguments,
-                                                        const CallOptions& call) {
-  const ElasticDispatchHandle& handle = *arguments.handle;
-  check_tensor("sent_to", handle.sent_to.view(), runtime_.device(), {DType::uint8},
-               {arguments.x.size(0), runtime_.num_ranks()});
-  runtime_.faults().raise();
-  ElasticDispatchParams params{};
-  static_cast<SentRows&>(params) = sent_rows(arguments.x, arguments.x_scales);
-  params.common = common_;
-  params.rows.num_topk = static_cast<int>(handle.local_topk_idx.size(1));
-  params.weighted = arguments.topk_weights.has_value();
-  if (params.weighted) params.topk_weights = arguments.topk_weights->as<float>();
-  params.sent_to = handle.sent_to.as<std::uint8_t>();
-  plan_window(params, arguments.max_tokens, runtime_);
-
-  CallScope scope(runtime_.calls(), call);
-  params.wait = runtime_.faults().wait_context();
-  ElasticDispatchResult result = make_elastic_results(arguments, handle, handle.metadata.size(0), scope);
-  move_elastic(params, result, arguments, handle, scope);
   result.event = scope.finish();
   return result;
 }

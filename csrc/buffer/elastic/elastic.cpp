@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
@@ -27,8 +26,24 @@ std::int64_t rounded_up(std::int64_t value, std::int64_t step) { return (value +
 
 }  // namespace
 
+DispatchArguments as_dispatch(const ElasticDispatchArguments& arguments) {
+  DispatchArguments sent;
+  sent.x = arguments.x;
+  sent.x_scales = arguments.x_scales;
+  sent.expert_alignment = arguments.expert_alignment;
+  sent.config = arguments.config;
+  sent.topk_weights = arguments.topk_weights;
+  if (arguments.handle != nullptr) {
+    sent.handle = &arguments.handle->route;
+  } else {
+    sent.topk_idx = arguments.topk_idx;
+  }
+  return sent;
+}
+
 void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Runtime& runtime) {
-  check_sent_rows(arguments.x, arguments.x_scales, arguments.config, runtime);
+  const DispatchArguments sent = as_dispatch(arguments);
+  check_sent_rows(sent, runtime);
   const Device& device = runtime.device();
   const std::int64_t tokens = arguments.x.size(0);
   check_range("expert_alignment", arguments.expert_alignment, 1, kMostAlignment);
@@ -51,7 +66,7 @@ void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Run
   check_range("num_experts", arguments.num_experts, runtime.num_ranks(),
               std::int64_t{runtime.num_ranks()} * runtime.options().max_local_experts);
   check_num_experts(arguments.num_experts, runtime.num_ranks());
-  check_selections(arguments.topk_idx, arguments.topk_weights, tokens, runtime);
+  check_selections(sent, runtime);
   if (arguments.stats) {
     check_tensor("stats", *arguments.stats, device, {DType::int32}, {arguments.num_experts / runtime.num_ranks()});
   }
@@ -88,7 +103,7 @@ void check_elastic_combine(const ElasticCombineArguments& arguments, const Runti
     check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {received, topk});
   }
   check_biases(arguments, tokens, runtime);
-  check_config(arguments.config, kernels::combine_elastic::kMaxThreads / 32);
+  check_config(arguments.config);
 }
 
 RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView& source_ends, const Device& device) {
@@ -154,41 +169,35 @@ std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64
 
 ElasticDispatchHandle make_elastic_tables(const ElasticDispatchArguments& arguments, std::int64_t rows, bool in_node,
                                           NumberingParams& numbers, KernelState& state, const CallScope& scope) {
-  const Device& device = arguments.x.device;
   const std::int64_t tokens = arguments.x.size(0), topk = arguments.topk_idx.size(1);
   const std::int64_t ranks = numbers.num_ranks, experts = numbers.num_experts;
   const std::int64_t columns = NumberingParams::columns(in_node, numbers.num_ranks, numbers.num_experts);
-  const auto table = [&](std::initializer_list<std::int64_t> sizes) { return unplaced(device, DType::int32, sizes); };
-  std::vector<TensorView> wanted = {table({ranks}),
-                                    table({experts}),
-                                    table({experts}),
-                                    table({rows, RowMetadata::kColumnsBefore + topk}),
-                                    table({rows, topk}),
-                                    table({tokens, topk}),
-                                    table({numbers.blocks, columns})};
-  if (in_node) wanted.push_back(unplaced(device, DType::uint8, {tokens, ranks}));
-  if (arguments.copy_selections) wanted.push_back(unplaced(device, arguments.topk_idx.dtype, {tokens, topk}));
-  const std::vector<Tensor> made = scope.pool_tensors(wanted);
-  ElasticDispatchHandle handle{.source_ends = made[0],
-                               .expert_ends = made[1],
-                               .expert_counts = made[2],
-                               .metadata = made[3],
-                               .local_topk_idx = made[4],
-                               .rows_at_owners = made[5],
-                               .index_dtype = arguments.topk_idx.dtype};
-  if (in_node) handle.sent_to = made[7];
-  if (arguments.copy_selections) handle.topk_idx = made.back();
-  scope.hand_out(made[0]);
-  static_cast<RowTables&>(numbers) = {.metadata = row_metadata(made[3].view(), made[0].view(), device),
-                                      .local = made[4].as<std::int32_t>(),
-                                      .source_ends = made[0].as<std::int32_t>(),
-                                      .expert_ends = made[1].as<std::int32_t>(),
-                                      .expert_counts = made[2].as<std::int32_t>(),
-                                      .stats = arguments.stats ? arguments.stats->as<std::int32_t>() : nullptr,
-                                      .rows_at_owners = made[5].as<std::int32_t>(),
+  ElasticDispatchHandle handle;
+  handle.index_dtype = arguments.topk_idx.dtype;
+  Tensor counts;
+  WantedTensors wanted(arguments.x.device);
+  wanted.add(handle.source_ends, DType::int32, {ranks});
+  wanted.add(handle.expert_ends, DType::int32, {experts});
+  wanted.add(handle.expert_counts, DType::int32, {experts});
+  wanted.add(handle.metadata, DType::int32, {rows, RowMetadata::kColumnsBefore + topk});
+  wanted.add(handle.local_topk_idx, DType::int32, {rows, topk});
+  wanted.add(handle.rows_at_owners, DType::int32, {tokens, topk});
+  wanted.add(counts, DType::int32, {numbers.blocks, columns});
+  if (in_node) wanted.add(handle.sent_to, DType::uint8, {tokens, ranks});
+  if (arguments.copy_selections) wanted.add(handle.topk_idx, handle.index_dtype, {tokens, topk});
+  wanted.place_in_pool(scope);
+  scope.hand_out(handle.source_ends);
+  const ConstTensorView ends = handle.source_ends.view();
+  static_cast<RowTables&>(numbers) = {.metadata = row_metadata(handle.metadata.view(), ends, ends.device),
+                                      .local = handle.local_topk_idx.as<std::int32_t>(),
+                                      .source_ends = handle.source_ends.as<std::int32_t>(),
+                                      .expert_ends = handle.expert_ends.as<std::int32_t>(),
+                                      .expert_counts = handle.expert_counts.as<std::int32_t>(),
+                                      .stats = memory_of<std::int32_t>(arguments.stats),
+                                      .rows_at_owners = handle.rows_at_owners.as<std::int32_t>(),
                                       .selected = handle.topk_idx.as<std::byte>(),
                                       .expand = arguments.expand};
-  numbers.exchange = {made[6].as<std::int32_t>(), &state.selections_ticket, &state.selections_counted};
+  numbers.exchange = {counts.as<std::int32_t>(), &state.selections_ticket, &state.selections_counted};
   return handle;
 }
 
@@ -196,32 +205,24 @@ ElasticDispatchHandle make_elastic_tables(const ElasticDispatchArguments& argume
 ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& arguments,
                                            const ElasticDispatchHandle& handle, std::int64_t rows,
                                            const CallScope& scope) {
-  const Device& device = arguments.x.device;
   const auto& scales = arguments.x_scales;
   const bool expand = arguments.expand, column_major = arguments.column_major_scales;
   const std::int64_t moved = expand ? handle.num_expanded : rows;
   const std::int64_t topk = handle.metadata.size(1) - RowMetadata::kColumnsBefore;
   ElasticDispatchResult results;
-  std::vector<TensorView> wanted;
-  std::vector<Tensor*> made;
-  const auto want = [&](Tensor& tensor, DType dtype, std::initializer_list<std::int64_t> shape) {
-    made.push_back(&tensor);
-    wanted.push_back(unplaced(device, dtype, shape));
-  };
-  want(results.recv_x, arguments.x.dtype, {moved, arguments.x.size(1)});
+  WantedTensors wanted(arguments.x.device);
+  wanted.add(results.recv_x, arguments.x.dtype, {moved, arguments.x.size(1)});
   if (scales && column_major) {
-    want(results.recv_x_scales.emplace(), scales->dtype, {scales->size(1), rounded_up(moved, 4)});
+    wanted.add(results.recv_x_scales.emplace(), scales->dtype, {scales->size(1), rounded_up(moved, 4)});
   } else if (scales) {
-    want(results.recv_x_scales.emplace(), scales->dtype, {moved, scales->size(1)});
+    wanted.add(results.recv_x_scales.emplace(), scales->dtype, {moved, scales->size(1)});
   }
-  if (!expand) want(results.recv_topk_idx.emplace(), handle.index_dtype, {rows, topk});
-  if (arguments.topk_weights && expand) want(results.recv_topk_weights.emplace(), DType::float32, {moved});
-  if (arguments.topk_weights && !expand) want(results.recv_topk_weights.emplace(), DType::float32, {rows, topk});
-  std::vector<Tensor> tensors = scope.result_tensors({&wanted, 1});
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    *made[i] = tensors[i];
-    scope.hand_out(tensors[i]);
-  }
+  if (!expand) wanted.add(results.recv_topk_idx.emplace(), handle.index_dtype, {rows, topk});
+  if (arguments.topk_weights && expand) wanted.add(results.recv_topk_weights.emplace(), DType::float32, {moved});
+  if (arguments.topk_weights && !expand) wanted.add(results.recv_topk_weights.emplace(), DType::float32, {rows, topk});
+  std::vector<Tensor> made = scope.result_tensors(wanted.pieces());
+  for (const Tensor& tensor : made) scope.hand_out(tensor);
+  wanted.place(std::move(made));
   if (scales && column_major) {
     TensorView turned = results.recv_x_scales->view();
     turned.shape = {moved, scales->size(1)};

@@ -15,6 +15,9 @@ namespace deep_ep {
 void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Runtime& runtime);
 void check_elastic_combine(const ElasticCombineArguments& arguments, const Runtime& runtime);
 
+/// As a dispatch of normal mode, without a layout. With a handle, that is of normal mode, too.
+DispatchArguments as_dispatch(const ElasticDispatchArguments& arguments);
+
 /// Of [N, K + 2] int32, columns of a row next to each other; `source_ends` says how many rows are valid.
 RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView& source_ends, const Device& device);
 
@@ -61,12 +64,8 @@ void address_rows(const Backend& executor, const AddressRowsParams& params, Stre
 void find_returned_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);
 void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);
 
-// Combine by a dispatch of the rows back to their tokens, and sums of what came: between nodes, and where biases are
-// read later than the call.
-
-CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, NormalMode& mode, const CallOptions& call);
-ElasticReturn begin_combine(const ElasticCombineArguments& arguments, NormalMode& mode, const CallOptions& call);
-CombineResult end_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
-                          const CallOptions& call);
+/// Of a combine by a dispatch of the rows back to their tokens: sums of what came.
+CombineResult sum_returned(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
+                           const CallScope& scope);
 
 }  // namespace deep_ep

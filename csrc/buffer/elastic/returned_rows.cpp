@@ -2,7 +2,6 @@
 // and where the biases are read later than the call.
 #include <algorithm>
 
-#include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
@@ -40,14 +39,13 @@ SumRowsParams returning_params(const ElasticReturn& back, const ElasticCombineAr
   params.abort = runtime.faults().wait_context().abort;
   params.rows = back.rows.as<std::byte>();
   params.num_rows = back.rows.size(0);
-  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
-  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
+  set_biases(params, arguments);
   params.row_bytes = static_cast<std::uint32_t>(back.rows.size(1) * 2);
   params.returned = {
       .beside = back.beside.as<std::int32_t>(),
       .beside_stride = back.beside.size(1),
       .num_valid = back.ends.as<std::int32_t>() + (runtime.num_ranks() - 1) * width + runtime.rank() % width,
-      .topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64},
+      .topk_idx = indices_of(arguments.topk_idx),
       .num_tokens = arguments.topk_idx.size(0),
       .num_topk = static_cast<int>(arguments.topk_idx.size(1)),
       .num_experts = arguments.num_experts / runtime.num_ranks(),
@@ -57,38 +55,50 @@ SumRowsParams returning_params(const ElasticReturn& back, const ElasticCombineAr
   return params;
 }
 
-/// `kept`: what must live until the call is enqueued.
-ElasticReturn send_back(const ElasticCombineArguments& arguments, NormalMode& mode, std::vector<Tensor>& kept,
-                        CallScope& scope) {
-  Runtime& runtime = mode.runtime();
-  const Device device = runtime.device();
+/// The two calls of a combine have equal arguments: kernels take sizes from either.
+void check_same_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments) {
+  const std::int64_t columns = arguments.topk_weights ? 1 + arguments.topk_idx.size(1) : 1;
+  if (back.rows.view().dims == 2 && back.rows.size(1) == arguments.x.size(1) && back.beside.size(1) == columns &&
+      back.row_of.size(0) == arguments.topk_idx.size(0) && back.row_of.size(1) == arguments.topk_idx.size(1)) {
+    return;
+  }
+  fail<InvalidArgument>("back is of a combine with other arguments, allowed: that of begin_combine_elastic with these");
+}
+
+}  // namespace
+
+ElasticReturn NormalMode::send_back(const ElasticCombineArguments& arguments, std::vector<Tensor>& kept,
+                                    CallScope& scope) {
+  const Device device = runtime_.device();
   const RowMetadata metadata = row_metadata(arguments.metadata, arguments.source_ends, device);
   DispatchArguments back;
   back.x = arguments.x;
   if (arguments.expanded && !arguments.each_selection) {
     const Tensor sums = scope.pool_tensor(unplaced(device, DType::bfloat16, {metadata.num_rows, arguments.x.size(1)}));
     SumRowsParams params{};
-    params.abort = runtime.faults().wait_context().abort;
+    params.abort = runtime_.faults().wait_context().abort;
     params.rows = arguments.x.as<std::byte>();
     params.num_rows = arguments.x.size(0);
     params.metadata = metadata;
     params.sums = sums.as<std::byte>();
     params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
-    sum_rows(*runtime.executor(), params, scope.stream());
+    sum_rows(*runtime_.executor(), params, scope.stream());
     back.x = sums.view();
     kept.push_back(sums);
   }
 
   const std::int64_t sent = back.x.size(0);
-  check_token_count("number of rows in x", sent, runtime.num_ranks());
-  const int ranks = runtime.num_ranks(), columns = arguments.topk_weights ? 1 + metadata.num_topk : 1;
-  const std::vector<TensorView> wanted = {unplaced(device, DType::int32, {ranks}),
-                                          unplaced(device, DType::boolean, {sent, ranks}),
-                                          unplaced(device, DType::int32, {sent, columns})};
-  const std::vector<Tensor> made = scope.pool_tensors(wanted);
-  kept.push_back(made[0]);  // all of one piece
-  const auto before = static_cast<std::size_t>(made[1].as<std::byte>() - made[0].as<std::byte>());
-  runtime.executor()->fill(made[0].data(), 0, before + made[1].view().bytes(), scope.stream());
+  check_token_count("number of rows in x", sent, runtime_.num_ranks());
+  const int ranks = runtime_.num_ranks(), columns = arguments.topk_weights ? 1 + metadata.num_topk : 1;
+  Tensor counts, is_sent, beside;
+  WantedTensors tables(device);
+  tables.add(counts, DType::int32, {ranks});
+  tables.add(is_sent, DType::boolean, {sent, ranks});
+  tables.add(beside, DType::int32, {sent, columns});
+  tables.place_in_pool(scope);
+  kept.push_back(counts);  // all of one piece
+  const auto before = static_cast<std::size_t>(is_sent.as<std::byte>() - counts.as<std::byte>());
+  runtime_.executor()->fill(counts.data(), 0, before + is_sent.view().bytes(), scope.stream());
   AddressRowsParams params{};
   params.metadata = metadata;
   params.num_ranks = ranks;
@@ -100,24 +110,24 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, NormalMode& mo
     params.weights_of_slots = arguments.expanded;
     params.num_weights = arguments.topk_weights->size(0);
   }
-  params.num_tokens_per_rank = made[0].as<std::int32_t>();
-  params.is_token_in_rank = made[1].as<std::uint8_t>();
-  params.beside = made[2].as<std::int32_t>();
+  params.num_tokens_per_rank = counts.as<std::int32_t>();
+  params.is_token_in_rank = is_sent.as<std::uint8_t>();
+  params.beside = beside.as<std::int32_t>();
   params.columns = columns;
-  address_rows(*runtime.executor(), params, scope.stream());
+  address_rows(*runtime_.executor(), params, scope.stream());
 
-  back.x_scales = made[2].view();
-  back.num_tokens_per_rank = back.num_tokens_per_expert = made[0].view();
-  back.is_token_in_rank = made[1].view();
+  back.x_scales = beside.view();
+  back.num_tokens_per_rank = back.num_tokens_per_expert = counts.view();
+  back.is_token_in_rank = is_sent.view();
   back.num_worst_tokens = std::int64_t{arguments.max_tokens} *
                           (arguments.each_selection ? metadata.num_topk : std::min(metadata.num_topk, ranks));
   back.config = arguments.config;
-  const DispatchResult came = mode.dispatch(back, scope);
+  const DispatchResult came = dispatch(back, scope);
   for (const Tensor* tensor : {&came.handle.recv_src_idx, &came.handle.relay_rows}) kept.push_back(*tensor);
   ElasticReturn returned{.rows = came.recv_x, .beside = *came.recv_x_scales, .ends = came.handle.rank_prefix_matrix};
   const ConstTensorView& topk_idx = arguments.topk_idx;
   returned.row_of = scope.pool_tensor(unplaced(device, DType::int32, {topk_idx.size(0), topk_idx.size(1)}));
-  find_returned_rows(*runtime.executor(), returning_params(returned, arguments, runtime), scope.stream());
+  find_returned_rows(*runtime_.executor(), returning_params(returned, arguments, runtime_), scope.stream());
   return returned;
 }
 
@@ -133,49 +143,24 @@ CombineResult sum_returned(const ElasticReturn& back, const ElasticCombineArgume
   return result;
 }
 
-/// The two calls of a combine have equal arguments: kernels take sizes from either.
-void check_same_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments) {
-  const std::int64_t columns = arguments.topk_weights ? 1 + arguments.topk_idx.size(1) : 1;
-  if (back.rows.view().dims == 2 && back.rows.size(1) == arguments.x.size(1) && back.beside.size(1) == columns &&
-      back.row_of.size(0) == arguments.topk_idx.size(0) && back.row_of.size(1) == arguments.topk_idx.size(1)) {
-    return;
-  }
-  fail<InvalidArgument>("back is of a combine with other arguments, allowed: that of begin_combine_elastic with these");
-}
-
-}  // namespace
-
-CombineResult combine_by_dispatch(const ElasticCombineArguments& arguments, NormalMode& mode, const CallOptions& call) {
-  Runtime& runtime = mode.runtime();
-  check_elastic_combine(arguments, runtime);
-  runtime.faults().raise();
-  CallScope scope(runtime.calls(), call);
+ElasticReturn NormalMode::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  check_elastic_combine(arguments, runtime_);
+  runtime_.faults().raise();
+  CallScope scope(runtime_.calls(), call);
   std::vector<Tensor> kept;
-  const ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, kept, scope); });
-  CombineResult result = sum_returned(back, arguments, runtime, scope);
-  result.event = scope.finish();
-  return result;
-}
-
-ElasticReturn begin_combine(const ElasticCombineArguments& arguments, NormalMode& mode, const CallOptions& call) {
-  Runtime& runtime = mode.runtime();
-  check_elastic_combine(arguments, runtime);
-  runtime.faults().raise();
-  CallScope scope(runtime.calls(), call);
-  std::vector<Tensor> kept;
-  ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, kept, scope); });
+  ElasticReturn back = scope.inside([&] { return send_back(arguments, kept, scope); });
   for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends, &back.row_of}) scope.hand_out(*tensor);
   back.event = scope.finish();
   return back;
 }
 
-CombineResult end_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
-                          const CallOptions& call) {
-  check_elastic_combine(arguments, runtime);
+CombineResult NormalMode::end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
+                                              const CallOptions& call) {
+  check_elastic_combine(arguments, runtime_);
   check_same_combine(back, arguments);
-  runtime.faults().raise();
-  CallScope scope(runtime.calls(), call);
-  CombineResult result = sum_returned(back, arguments, runtime, scope);
+  runtime_.faults().raise();
+  CallScope scope(runtime_.calls(), call);
+  CombineResult result = sum_returned(back, arguments, runtime_, scope);
   for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends, &back.row_of}) scope.hand_out(*tensor);
   result.event = scope.finish();
   return result;

@@ -142,7 +142,7 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
                  {setup.common.num_ranks});
   }
   if (arguments.overlap) check_overlap(arguments, setup, rows);
-  check_config(arguments.config, defaults::kMostLowLatencyWarps);
+  check_config(arguments.config);
 }
 
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
@@ -179,7 +179,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
                       : setup.rdma() ? choices::combine_low_latency_rdma
                                      : choices::combine_low_latency;
   plan.kernel = kernel.launcher;
-  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads);
+  const int warps = warps_of_block(setup, kernel.max_threads);
   const int others = poster_blocks(setup, warps);
   const int sms = most_working_blocks(arguments.config, setup, others);
   params.warps_per_row = warps_per_row(params, warps, sms, unreduced, setup);

@@ -137,7 +137,7 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   if (arguments.arrival_counters) {
     check_arrivals(arguments, setup, num_local_experts, std::int64_t{num_ranks} * arguments.max_tokens);
   }
-  check_config(arguments.config, defaults::kMostLowLatencyWarps);
+  check_config(arguments.config);
 }
 
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
@@ -176,7 +176,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
 
   const auto kernel = setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency;
   plan.kernel = kernel.launcher;
-  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads);
+  const int warps = warps_of_block(setup, kernel.max_threads);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
   plan_parts(plan, arguments.return_recv_hook,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });

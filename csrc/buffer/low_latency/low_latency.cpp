@@ -22,7 +22,6 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     if (!connections_) return;
     told_ =
         runtime.zeroed_memory<LowLatencyTold>(static_cast<std::size_t>(runtime.num_ranks()) * sizeof(LowLatencyTold));
-    heaps_ = runtime.table_of_heaps([&](int rank) { return std::ranges::find(reach.far, rank) == reach.far.end(); });
   });
   if (connections_) log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe_reach());
   queues_ = {std::make_shared<HookQueue>("low_latency_dispatch", runtime.one_thread()),
@@ -42,7 +41,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   common.rank = runtime.rank();
   common.num_ranks = runtime.num_ranks();
   common.local = runtime.heap()->local();
-  common.heaps = heaps_ ? heaps_.get() : runtime.heap()->device_peers();
+  common.heaps = runtime.heap()->device_peers();
   common.window = runtime.layout().low_latency;
   common.state = state_.get();
   common.wait = runtime.faults().wait_context();

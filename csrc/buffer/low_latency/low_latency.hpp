@@ -91,11 +91,9 @@ class LowLatency {
 
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory
-  // Null where no rank is reached by RDMA. Device memory, [num_ranks]: what ranks have been told by RDMA, and the heaps
-  // of the others.
+  // Null where no rank is reached by RDMA. Device memory, [num_ranks]: what ranks have been told by RDMA.
   std::unique_ptr<rdma::Connections> connections_;
   std::shared_ptr<LowLatencyTold> told_;
-  std::shared_ptr<std::byte*> heaps_;
   LowLatencySetup setup_;
   bool shown_ = false;                 ///< has the program been given `memory`?
   std::size_t logged_ = 0;             ///< verdicts

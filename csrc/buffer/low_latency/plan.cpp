@@ -23,7 +23,7 @@ void check_resident(int others, const LowLatencySetup& setup) {
   if (!setup.on_gpu() || others < room) return;
   fail<InvalidArgument>(
       "a low-latency call that reaches {} ranks by RDMA needs {} blocks side by side, but this process has {} "
-      "multiprocessors of the GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or config.warps_per_block",
+      "multiprocessors of the GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
       setup.common.num_far, others + 1, room);
 }
 

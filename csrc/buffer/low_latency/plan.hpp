@@ -103,10 +103,9 @@ inline int most_working_blocks(const Config& config, const LowLatencySetup& setu
 }
 
 /// Of a block. `most_threads`: as many as have registers enough.
-inline int warps_of_block(const Config& config, const LowLatencySetup& setup, int most_threads) {
+inline int warps_of_block(const LowLatencySetup& setup, int most_threads) {
   const int most = std::max(std::min(most_threads, setup.policy.max_block_threads) / 32, 1);
-  const int usual = setup.on_gpu() ? most : setup.policy.warps_per_block;
-  return std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, 1, most);
+  return setup.on_gpu() ? most : std::clamp(setup.policy.warps_per_block, 1, most);
 }
 
 /// InvalidArgument unless `max_tokens` rows of `row_bytes` from each rank fit the window.

@@ -13,10 +13,12 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 class ElasticCombineTest : public ClusterTest {
  protected:
   void run(const std::vector<ElasticShape>& shapes, const BufferOptions& options = {.heap_bytes = 16 * kMiB},
-           const Config& config = {}) {
+           const Config& config = {}, int warps = 0) {
     std::vector<ElasticCase> cases;
     for (const ElasticShape& shape : shapes) cases.push_back(make_elastic_case(shape));
-    run_with_buffers(cluster(shapes.front().ranks()), options, [&](Rank& rank, Buffer& buffer) {
+    ClusterOptions where = cluster(shapes.front().ranks());
+    where.host.warps_per_block = warps;
+    run_with_buffers(where, options, [&](Rank& rank, Buffer& buffer) {
       for (const ElasticCase& one : cases) {
         ElasticCombineArguments call = upload_elastic(rank, one);
         call.config = config;
@@ -87,7 +89,7 @@ TEST_P(ElasticCombineTest, WarpsShareFewRows) {
   DEEP_EP_NEEDS_RANKS(2);
   // Rows of three pieces, for teams of two, four and eight warps.
   for (const std::vector<std::int64_t>& tokens : {std::vector<std::int64_t>{4, 3}, {2, 2}, {1, 1}}) {
-    run(all_kinds(tokens, 6), {.heap_bytes = 16 * kMiB}, {.num_sms = 1, .warps_per_block = 8});
+    run(all_kinds(tokens, 6), {.heap_bytes = 16 * kMiB}, {.num_sms = 1}, 8);
   }
 }
 
@@ -178,7 +180,7 @@ TEST_P(ElasticCombineTest, EveryScheduleGivesTheSame) {
   }
   under_schedules({.usually = 10, .sanitized = 2}, [&](std::uint64_t seed) {
     ClusterOptions options = cluster(3);
-    options.host = {.multiprocessors = 2, .warps_per_block = 3, .seed = seed};
+    options.host = {.multiprocessors = 2, .warps_per_block = seed % 2 == 0 ? 3 : 6, .seed = seed};
     run_cluster(options, [&](Rank& rank) {
       // Room for 4 of the wide rows of each rank.
       Buffer& buffer = rank.buffer({.heap_bytes = 2 * kMiB, .window_bytes = std::size_t{26} << 10});
@@ -189,7 +191,7 @@ TEST_P(ElasticCombineTest, EveryScheduleGivesTheSame) {
       }
       for (const ElasticCase& one : few) {
         ElasticCombineArguments call = upload_elastic(rank, one);
-        call.config = {.num_sms = 1, .warps_per_block = 6};
+        call.config = {.num_sms = 1};
         check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
         rank.release();
       }

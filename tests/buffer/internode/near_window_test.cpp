@@ -116,13 +116,14 @@ TEST_P(InternodeNearWindowTest, SmallWindowsAreNamed) {
     Buffer& buffer = rank.buffer({.heap_bytes = kNearHeap, .window_bytes = std::size_t{14} << 10, .ranks_per_node = 2});
     const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
     require_throws<OutOfMemory>([&] { buffer.dispatch(upload_inputs(rank, large).dispatch, rank.call()); },
-                                {"a row of 2.12 KiB from each of the 2 ranks of the node", "window_bytes"}, "dispatch");
+                                {"a quarter of its window", "a row of 2.12 KiB from each of 2 ranks", "window_bytes"},
+                                "dispatch");
     const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     check_dispatch(rank, one, first);
     const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
     if (first.handle.num_recv_rows > 0) {
       require_throws<OutOfMemory>([&] { buffer.combine(returned.combine, rank.call()); },
-                                  {"lies outside the heap", "for each of the 4 ranks", "allocate_tensor"}, "combine");
+                                  {"rows outside the heap", "from each of 4 ranks", "window_bytes"}, "combine");
     }
     buffer.destroy();
   });

@@ -90,7 +90,6 @@ TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
           grid.nodes == 1 ? random_shape(random, grid.width) : random_shape_of_nodes(random, grid.nodes, grid.width);
       RoundOptions round;
       round.config.num_sms = grid.nodes == 1 ? static_cast<int>(random.below(5)) : 0;
-      round.config.warps_per_block = grid.nodes == 1 ? static_cast<int>(random.below(4)) : 0;
       if (shape.with_topk && random.chance(0.3)) {
         round.num_worst_tokens = shape.max_tokens() * shape.ranks() + 1 + random.below(20);
       }

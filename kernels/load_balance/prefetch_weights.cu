@@ -3,8 +3,7 @@
 // A warp loads a piece of an expert once and stores it into all of the expert's slots, while its next piece loads.
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/load_balance/meeting.hpp"
-#include "kernels/load_balance/pieces.hpp"
+#include "kernels/load_balance/exchange.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device {
@@ -36,16 +35,7 @@ DEEP_EP_DEVICE void prefetch_weights_body(const LoadBalanceParams& params, std::
   const WarpStages shared(Carver(memory), block_warps(), params.stages, params.piece_bytes);
   const RowPipe pipe = shared.pipe(warp_index());
   if (lane_index() == 0) pipe.init();
-  const Call call = Call::begin(params.common.state->load_balance, params.wait);
-
-  // 1. Ranks meet: their slots may be overwritten.
-  const bool good = meet(params, call);
-
-  // 2. Push.
-  if (good) push_weights(params, pipe);
-
-  // 3. All weights are there before any rank goes on.
-  leave_together(params, call, good);
+  exchange(params, [&] { push_weights(params, pipe); });
 }
 
 }  // namespace deep_ep::device

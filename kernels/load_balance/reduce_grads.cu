@@ -3,8 +3,7 @@
 // A warp holds a piece of an expert's gradients in registers and adds the same piece of each replica to it. It loads
 // from other ranks' memory by ordinary loads, many at once: bulk loads from a peer are slower (results/measurements/).
 #include "kernels/kernel_list.hpp"
-#include "kernels/load_balance/meeting.hpp"
-#include "kernels/load_balance/pieces.hpp"
+#include "kernels/load_balance/exchange.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/numeric.hpp"
 
@@ -65,16 +64,7 @@ DEEP_EP_DEVICE void pull_grads(const LoadBalanceParams& params) {
 }
 
 DEEP_EP_DEVICE void reduce_grads_body(const LoadBalanceParams& params, std::byte*) {
-  const Call call = Call::begin(params.common.state->load_balance, params.wait);
-
-  // 1. Ranks meet: the gradients in their slots are ready.
-  const bool good = meet(params, call);
-
-  // 2. Pull and add.
-  if (good) pull_grads(params);
-
-  // 3. No rank overwrites its slots before all others have read them.
-  leave_together(params, call, good);
+  exchange(params, [&] { pull_grads(params); });
 }
 
 }  // namespace deep_ep::device

@@ -9,7 +9,7 @@ namespace deep_ep::device::low_latency {
 DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, std::uint64_t epoch) {
   const Place<std::uint64_t> place = common.window.barrier(common.rank);
   if (!Topology<true>{common}.is_far(peer)) return store_release<Scope::system>(place.in(common.heaps[peer]), epoch);
-  const RdmaPeerParams& pair = common.queue_pair(static_cast<int>(LowLatencyChannel::barrier), peer);
+  const RdmaPeerParams& pair = common.queue_pair(barrier_channel(common.lanes), peer);
   rdma::PortChannel<OneThread> port(pair, common.posts);
   port.signal(place, common.told[peer].mailbox[0].barrier, epoch);
   if (!port.close()) MaskOrEnd<true>{common}.blame_queue(pair.queue);

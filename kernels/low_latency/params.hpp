@@ -34,7 +34,6 @@ struct LowLatencyCounters {
   std::uint32_t arrived;     ///< blocks of this kernel that know which call it is; reset
   std::uint32_t finished;    ///< blocks that have received (masking), or are done (unreduced combine); reset
   std::uint64_t versions;    ///< with masking: sum of what the blocks saw as ControlState::version; reset
-  std::uint64_t agreed;      ///< the last unreduced combine that all ranks have sent and mean alike
 
   /// By one thread of a block: ask once, so that the word is not what all warps of the GPU meet at.
   DEEP_EP_DEVICE LowLatencyEpochs epochs() const { return {sent.epoch(), received.epoch()}; }
@@ -53,19 +52,13 @@ struct LowLatencyState {
   std::uint64_t abort;  ///< see WaitContext; of low-latency calls only
 };
 
-/// A rank's queue pairs to a peer, so that no two kernels that may run at once share one: these, then for each further
-/// lane one of each kind of calls.
-enum class LowLatencyChannel : int { dispatch, combine, barrier, count };
+/// A rank's queue pairs to a peer, so that no two kernels that may run at once share one: for each lane one of each
+/// kind of calls; last the one of barriers.
 DEEP_EP_HOST_DEVICE constexpr int channel_of(LowLatencyKind kind, int lane) {
-  if (lane == 0) return static_cast<int>(kind);
-  return static_cast<int>(LowLatencyChannel::count) + (lane - 1) * static_cast<int>(kLowLatencyKinds) +
-         static_cast<int>(kind);
+  return lane * static_cast<int>(kLowLatencyKinds) + static_cast<int>(kind);
 }
-DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes) {
-  return channel_of(LowLatencyKind::dispatch, lanes);
-}
-static_assert(channel_of(LowLatencyKind::combine, 0) == static_cast<int>(LowLatencyChannel::combine) &&
-              low_latency_channels(1) == static_cast<int>(LowLatencyChannel::count));
+DEEP_EP_HOST_DEVICE constexpr int barrier_channel(int lanes) { return channel_of(LowLatencyKind::dispatch, lanes); }
+DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes) { return barrier_channel(lanes) + 1; }
 
 /// What a far rank has been told: the words that this rank adds to in its window.
 struct LowLatencyTold {
@@ -85,9 +78,8 @@ struct LowLatencyParams {
   const RdmaPeerParams* peers = nullptr;                ///< [channel][num_ranks]; nullptr: nobody is far
   std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
   int num_far = 0;
-  int lanes = 1;              ///< to each far rank: queue pairs that rows take in turn, a power of two
-  Divisor rail_width = 0;     ///< ranks of a node, where rows of this call go by rails; else 0
-  Divisor other_nodes_ranks;  ///< by rails: ranks of other nodes
+  int lanes = 1;           ///< to each far rank: queue pairs that rows take in turn, a power of two
+  Divisor rail_width = 0;  ///< ranks of a node, where rows of this call go by rails; else 0
   /// Blocks of the grid that do all but posting. Those behind them post to far ranks, over one lane in each warp.
   int working_blocks = 0;
   LowLatencyWindow window;
@@ -98,10 +90,6 @@ struct LowLatencyParams {
   WaitContext posts;              ///< of waits for queue pairs: with masking a failed one does not end the call
   std::uint64_t* mask = nullptr;  ///< ControlState::mask. nullptr: ranks are never masked
 
-  void set_rails(int width) {
-    rail_width = width;
-    other_nodes_ranks = num_ranks - width;
-  }
   void set_far(int far_rank) {
     far_ranks[far_rank / 32] |= 1u << far_rank % 32;
     ++num_far;
@@ -114,7 +102,8 @@ struct LowLatencyParams {
   }
 };
 
-/// What a handle knows of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order.
+/// What a handle knows of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order. An int
+/// counts its words: M * K is at most kMostLowLatencyTokens.
 struct LowLatencyRowTable {
   std::int32_t* base;
   int num_ranks, max_tokens, num_topk;
@@ -122,17 +111,17 @@ struct LowLatencyRowTable {
   /// Rows that came from `source`.
   DEEP_EP_HOST_DEVICE std::int32_t* rows(int source) const { return base + source; }
   /// The row's token at its source.
-  DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const { return base + num_ranks + at(source, row); }
+  DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const { return base + (num_ranks + at(source, row)); }
   /// Which row of recv_x selection `k` of the row is; -1: on another rank.
   /// It is in block position / (R * M), which is the local expert.
   DEEP_EP_HOST_DEVICE std::int32_t* position(int source, int row, int k) const {
-    return base + num_ranks + std::int64_t{num_ranks} * max_tokens + at(source, row) * num_topk + k;
+    return base + (num_ranks * (1 + max_tokens) + at(source, row) * num_topk + k);
   }
   /// The low half of the dispatch's number, which is the same on all ranks.
   DEEP_EP_HOST_DEVICE std::int32_t* epoch() const { return position(0, num_ranks * max_tokens, 0); }
 
  private:
-  DEEP_EP_HOST_DEVICE std::int64_t at(int source, int row) const { return std::int64_t{source} * max_tokens + row; }
+  DEEP_EP_HOST_DEVICE int at(int source, int row) const { return source * max_tokens + row; }
 };
 
 /// Form of the rows that a dispatch sends.

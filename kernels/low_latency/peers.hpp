@@ -209,6 +209,14 @@ struct RankCall : Topology<kRdma> {
   DEEP_EP_DEVICE std::byte* row(std::byte* heap, int source, int slot) const {
     return common.window.row(kKind, epoch, source, slot, row_bytes).in(heap);
   }
+  /// The place from which a poster sends row `index` to rank `to`, or to all peers; and the word of a warp that shares
+  /// the row, which holds the epoch once its part is there: see LowLatencyStaging.
+  DEEP_EP_DEVICE Place<std::byte> staged_row(int to, int index) const {
+    return common.staging.row(epoch, to, index, row_bytes);
+  }
+  DEEP_EP_DEVICE std::uint64_t* staged_flag(int to, int index, int warp = 0) const {
+    return common.staging.ready(epoch, to, index, warp).in(common.local);
+  }
   /// Row `slot` that this rank hands on, or its own part of it: see LowLatencyStaging.
   DEEP_EP_DEVICE std::byte* relayed_row(std::byte* heap, int node, int slot) const {
     return common.staging.relayed_row(kKind, epoch, node, slot, row_bytes).in(heap);
@@ -230,13 +238,6 @@ struct RankCall : Topology<kRdma> {
 
   // ---- Of dispatch ----
 
-  /// The row of a token, for all that posters post it to; and the word that holds the epoch once it is there.
-  DEEP_EP_DEVICE Place<std::byte> staged_row(int token) const {
-    return common.staging.dispatch_row(epoch, token, row_bytes);
-  }
-  DEEP_EP_DEVICE std::uint64_t* staged_flag(int token) const {
-    return common.staging.dispatch_ready(epoch, token).in(common.local);
-  }
   /// By one thread: waits for one cell of `source`'s counts. False: they do not come. `missed`: becomes the clock of
   /// the last look that did not find it. (Threads of a warp wait for different ranks, and may all go on with the last
   /// one.)
@@ -271,13 +272,6 @@ struct RankCall : Topology<kRdma> {
   /// By a whole warp: waits until a far owner has announced its selections, acquiring them.
   DEEP_EP_DEVICE bool await_announced(int far_owner) const {
     return await_progress<WholeWarp>(far_owner, 0, Wanted::low_latency_combine_selection);
-  }
-  /// The place from which a poster sends row `index` to a far owner; and the word of a warp that shares the row.
-  DEEP_EP_DEVICE Place<std::byte> staged_row(int owner, int index) const {
-    return common.staging.combine_row(epoch, owner, index, row_bytes);
-  }
-  DEEP_EP_DEVICE std::uint64_t* staged_flag(int owner, int index, int warp) const {
-    return common.staging.combine_ready(epoch, owner, index, warp).in(common.local);
   }
   /// By a whole warp: its part of the row is there, or of no use to the owner. Releases it to the poster.
   DEEP_EP_DEVICE void hand_over(int owner, int index, int warp) const {
@@ -378,14 +372,11 @@ class CallPoster {
         pair_(load(words, call.common, to)),
         queue_(pair_, call.common.posts),
         lane_(to.lane),
-        found_posted_(queue_.posted()),
-        progress_(WholeWarp::from_leader(lane_index() == 0 ? told_progress() : std::uint64_t{0})) {}
+        found_posted_(queue_.posted()) {}
 
   DEEP_EP_DEVICE int peer() const { return pair_.queue.peer; }
   /// What precedes all rows, and words that no row waits for, go by the first lane.
   DEEP_EP_DEVICE bool is_first_lane() const { return lane_ == 0; }
-  /// Does row `number` go by this lane?
-  DEEP_EP_DEVICE bool takes(int number) const { return call_.lane(number) == lane_; }
 
   /// Tells the peer up to which call this rank has received.
   DEEP_EP_DEVICE bool acknowledge(std::uint64_t received) {
@@ -396,7 +387,8 @@ class CallPoster {
   /// Tells it that everything of this lane up to `place` of the call is there: see progress_value.
   DEEP_EP_DEVICE bool progress(int place) {
     const std::uint64_t value = LowLatencyMailbox::progress_value(call_.epoch, place);
-    return tell(window().progress(Call::kCall, call_.epoch, rank(), lane_), told_progress(), progress_, value);
+    return raise(window().progress(Call::kCall, call_.epoch, rank(), lane_), told().progress[lane_][call_.epoch & 1],
+                 value);
   }
 
   /// Waits for room at the peer, acquiring. What was posted is on its way meanwhile: two ranks may wait for each other.
@@ -416,13 +408,14 @@ class CallPoster {
   }
   DEEP_EP_DEVICE void flush() { queue_.flush(); }
 
-  /// Posts up to 32 rows, a lane each (those with `mine`), in the order of the lanes, and never holds back one that is
-  /// ready with all before it. `staged()` says whether the lane's row is; `put_rows(posts)` puts those of the lanes
-  /// with `posts`; progress(place) tells the peer. An addition may wait for the writes before it, a round trip:
-  /// so the peer is told again only when what it was told before has arrived. Call tell_rest() behind the last rows.
-  template <class Staged, class PutRows>
-  DEEP_EP_DEVICE bool post_rows(bool mine, int place, Staged staged, PutRows put_rows) {
-    std::uint32_t left = warp::ballot(mine);
+  /// Posts up to 32 rows, a lane each (those with `mine` that go by this lane of the rank's), in the order of the lanes
+  /// of the warp, and never holds back one that is ready with all before it. `staged()` says whether it is; then it
+  /// goes from `from` to `to`, and progress(place) tells the peer. An addition may wait for the writes before it, a
+  /// round trip: so the peer is told again only when what it was told before has arrived. Call tell_rest() behind the
+  /// last rows.
+  template <class Staged>
+  DEEP_EP_DEVICE bool post_rows(bool mine, int place, Place<std::byte> to, Place<std::byte> from, Staged staged) {
+    std::uint32_t left = warp::ballot(mine && call_.lane(place - 1) == lane_);
     while (left != 0) {
       std::uint32_t now = 0;
       const auto some_ready = [&](Poll&) {
@@ -433,7 +426,7 @@ class CallPoster {
       if (!poll_until(some_ready, [&](const Poll&) { return leaves(); })) return false;
       if (now != 0) {
         const bool mine_now = (now >> lane_index() & 1) != 0;
-        if (!put_rows(mine_now)) return false;
+        if (!put(to, from, call_.row_bytes, mine_now)) return false;
         untold_ = warp::max(mine_now ? place : 0);
         left &= ~now;
       }
@@ -473,21 +466,9 @@ class CallPoster {
   DEEP_EP_DEVICE LowLatencyMailbox& told() const {
     return call_.common.told[peer()].mailbox[static_cast<int>(Call::kCall)];
   }
-  DEEP_EP_DEVICE std::uint64_t& told_progress() const { return told().progress[lane_][call_.epoch & 1]; }
-
-  /// Makes a word of the peer's heap `value`, behind everything posted before. Nothing to do where it is that or more.
-  /// `seen`: what it will be once all that was posted has arrived; `told` remembers that, in device memory.
-  DEEP_EP_DEVICE bool tell(Place<std::uint64_t> word, std::uint64_t& told, std::uint64_t& seen, std::uint64_t value) {
-    if (value <= seen) return true;
-    const bool good = held(queue_.signal_add(word.offset, value - seen, lane_index() == 0));
-    seen = value;
-    if (good && lane_index() == 0) told = value;
-    return good;
-  }
-
+  /// Makes a word of the peer's heap `value`, behind everything posted before.
   DEEP_EP_DEVICE bool raise(Place<std::uint64_t> word, std::uint64_t& told, std::uint64_t value) {
-    std::uint64_t seen = WholeWarp::from_leader(lane_index() == 0 ? told : std::uint64_t{0});
-    return tell(word, told, seen, value);
+    return held(queue_.signal(word, told, value));
   }
 
   DEEP_EP_DEVICE bool may_tell() { return untold_ != 0 && queue_.reached(last_told_); }
@@ -504,7 +485,6 @@ class CallPoster {
   rdma::PortChannel<WholeWarp> queue_;
   int lane_;
   std::uint64_t found_posted_;
-  std::uint64_t progress_;       ///< that the peer has been told of
   std::uint64_t last_told_ = 0;  ///< ticket of the last progress
   int untold_ = 0;               ///< place up to which rows are posted; 0: the peer has been told of all
 };

@@ -164,8 +164,7 @@ struct LowLatencyStaging {
     staging.begin = begin;
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);
-    staging.dispatch_ready_ = carver.place<std::uint64_t>(2 * window.slots, kLine);
-    staging.combine_ready_ = carver.place<std::uint64_t>(2 * ranks * window.slots * kMostWarpsPerRow, kLine);
+    staging.ready_ = carver.place<std::uint64_t>(2 * (ranks + 1) * window.slots * kMostWarpsPerRow, kLine);
     staging.counts_ = carver.place<std::byte>(2 * ranks * window.count_bytes, kLine);
     staging.selections_ = carver.place<std::byte>(2 * ranks * staging.selection_bytes(), kLine);
     staging.rows_.begin = carver.place<std::byte>(2 * (1 + ranks) * window.source_bytes, kLine);
@@ -175,23 +174,14 @@ struct LowLatencyStaging {
     return staging;
   }
 
-  /// A row of dispatch: the same for all peers.
-  DEEP_EP_HOST_DEVICE Place<std::byte> dispatch_row(std::uint64_t epoch, int token, std::size_t row_bytes) const {
-    return rows_.row(part(epoch, num_ranks_), token, row_bytes);
+  /// Row number `row` of combine for rank `to`; or of dispatch for all peers, where `to` is the number of ranks.
+  DEEP_EP_HOST_DEVICE Place<std::byte> row(std::uint64_t epoch, int to, int row, std::size_t row_bytes) const {
+    return rows_.row(part(epoch, to), row, row_bytes);
   }
-  /// Row number `row` of combine for `owner`.
-  DEEP_EP_HOST_DEVICE Place<std::byte> combine_row(std::uint64_t epoch, int owner, int row,
-                                                   std::size_t row_bytes) const {
-    return rows_.row(part(epoch, owner), row, row_bytes);
-  }
-  /// Dispatch's row of the token is staged: holds the epoch.
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> dispatch_ready(std::uint64_t epoch, int token) const {
-    return {dispatch_ready_ + ((epoch & 1) * slots_ + static_cast<std::size_t>(token)) * sizeof(std::uint64_t)};
-  }
-  /// A word of each warp that shares combine's row for `owner`: the epoch, once its part is staged.
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> combine_ready(std::uint64_t epoch, int owner, int row, int warp) const {
-    const std::size_t first = (of_peer(epoch, owner) * slots_ + static_cast<std::size_t>(row)) * kMostWarpsPerRow;
-    return {combine_ready_ + (first + static_cast<std::size_t>(warp)) * sizeof(std::uint64_t)};
+  /// A word of each warp that shares such a row: the epoch, once its part is staged.
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> ready(std::uint64_t epoch, int to, int row, int warp) const {
+    const std::size_t first = (part(epoch, to) * slots_ + static_cast<std::size_t>(row)) * kMostWarpsPerRow;
+    return {ready_ + (first + static_cast<std::size_t>(warp)) * sizeof(std::uint64_t)};
   }
   /// Of dispatch, for `peer`.
   DEEP_EP_HOST_DEVICE Place<Cell> counts(std::uint64_t epoch, int peer) const {
@@ -214,14 +204,14 @@ struct LowLatencyStaging {
   DEEP_EP_HOST_DEVICE std::size_t of_peer(std::uint64_t epoch, int peer) const {
     return (epoch & 1) * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(peer);
   }
-  /// Of the rows: one for each peer (combine), then one for all (dispatch).
+  /// One for each peer (combine), then one for all (dispatch).
   DEEP_EP_HOST_DEVICE std::size_t part(std::uint64_t epoch, int which) const {
     return (epoch & 1) * static_cast<std::size_t>(num_ranks_ + 1) + static_cast<std::size_t>(which);
   }
 
   int num_ranks_ = 0, nodes_ = 0;
   std::uint32_t slots_ = 0;
-  std::size_t count_bytes_ = 0, dispatch_ready_ = 0, combine_ready_ = 0, counts_ = 0, selections_ = 0;
+  std::size_t count_bytes_ = 0, ready_ = 0, counts_ = 0, selections_ = 0;
   LowLatencyRows rows_, relayed_;
 };
 

@@ -77,11 +77,13 @@ class PortChannel {
       fetch_add_entry(entry, header, {remote_offset, peer_.signal_key}, pair_.sink, add);
     });
   }
-  /// Makes such a word `value`. `sent`: in memory of this rank, what the word will be once all that was posted has
-  /// arrived. By OneThread.
+  /// Makes such a word `value`, unless it is that or more. `sent`: in memory of this rank, what the word will be once
+  /// all that was posted has arrived.
   DEEP_EP_DEVICE bool signal(Place<std::uint64_t> word, std::uint64_t& sent, std::uint64_t value) {
-    if (!signal_add(word.offset, value - sent)) return false;
-    sent = value;
+    const std::uint64_t before = Group::from_leader(Group::leads() ? sent : value);
+    if (before >= value) return true;
+    if (!signal_add(word.offset, value - before, Group::leads())) return false;
+    if (Group::leads()) sent = value;
     return true;
   }
 

@@ -27,7 +27,7 @@ class FaultyExecutor final : public test::CountingExecutor {
 
   /// From here on in the stream's order, what this rank sends to `peer` names memory that the peer has not registered.
   /// False where it sends nothing by RDMA.
-  bool break_key(LowLatencyChannel channel, int peer, StreamHandle stream) {
+  bool break_key(LowLatencyKind channel, int peer, StreamHandle stream) {
     return break_key(low_latency_, static_cast<int>(channel), peer, stream);
   }
   bool break_key(InternodeChannel channel, int peer, StreamHandle stream) {

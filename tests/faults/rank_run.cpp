@@ -153,8 +153,8 @@ struct RankRun::Calls {
         const Step& step = plan.steps[static_cast<std::size_t>(plan.step)];
         if (step.low_latency()) {
           const bool combines = step.kind == Kind::low_latency_combine;
-          outcome.reached = executor.break_key(combines ? LowLatencyChannel::combine : LowLatencyChannel::dispatch,
-                                               plan.peer, rank.stream());
+          outcome.reached = executor.break_key(combines ? LowLatencyKind::combine : LowLatencyKind::dispatch, plan.peer,
+                                               rank.stream());
         } else {
           outcome.reached = executor.break_key(plan.credit ? InternodeChannel::credit : InternodeChannel::rows,
                                                plan.peer, rank.stream());

@@ -249,7 +249,7 @@ TEST(Control, AWaitFindsAFailedQueuePairToAnyRank) {
     entries[i].tail = device::rdma::tail_word(1, device::rdma::kCompletionOk);
     pairs[i].queue.completion = &entries[i];
   }
-  device::rdma::CompletionEntry& of_combine = entries[static_cast<std::size_t>(LowLatencyChannel::combine) * 4 + 3];
+  device::rdma::CompletionEntry& of_combine = entries[static_cast<std::size_t>(LowLatencyKind::combine) * 4 + 3];
   of_combine.tail = device::rdma::tail_word(1, device::rdma::kCompletionError);
   of_combine.syndrome = 0x13;
   for (const bool masking : {false, true}) {

@@ -158,7 +158,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
   const int rail_width = choose_rails(!arguments.return_recv_hook, params.max_tokens, params.num_topk, params.row_bytes,
                                       params.row_bytes, setup);
-  params.common.set_rails(rail_width);
+  params.common.rail_width = rail_width;
   const bool unreduced = goes_unreduced(arguments, params, setup);
   if (arguments.overlap && !unreduced) {
     fail<Unsupported>(

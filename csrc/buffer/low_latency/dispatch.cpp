@@ -154,7 +154,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   const std::size_t rail_bytes = params.row(true).bytes();
   const int rail_width =
       choose_rails(!arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
-  params.common.set_rails(rail_width);
+  params.common.rail_width = rail_width;
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
   params.call_shape =
       call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),

@@ -1,7 +1,6 @@
 // Receive parts of low-latency calls that wait for their hooks.
 #pragma once
 
-#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -33,12 +32,12 @@ class HookQueue : public std::enable_shared_from_this<HookQueue> {
   /// Adds a receive part, which `enqueue` enqueues; it holds what the kernel needs until then. Returns its hook, which
   /// does that after those that were sent before it; nothing if that has happened.
   std::function<void()> add(std::function<void()> enqueue) {
-    waiting_.push_back(std::make_shared<Part>(Part{std::move(enqueue)}));
+    waiting_.push_back(std::make_shared<std::function<void()>>(std::move(enqueue)));
     return [queue = weak_from_this(), part = waiting_.back()] {
       const auto alive = queue.lock();
       if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
       const OneThread::Use use(alive->one_thread_, "a hook of low-latency calls");
-      alive->receive(part);
+      while (*part) alive->receive_first();
     };
   }
   /// Enqueues all that wait: before a call that receives at once.
@@ -46,26 +45,21 @@ class HookQueue : public std::enable_shared_from_this<HookQueue> {
     while (!waiting_.empty()) receive_first();
   }
   /// Forgets all that wait.
-  void drop_all() { waiting_.clear(); }
+  void drop_all() {
+    for (const auto& part : waiting_) *part = nullptr;
+    waiting_.clear();
+  }
 
  private:
-  struct Part {
-    std::function<void()> enqueue;
-  };
-
-  void receive(const std::shared_ptr<Part>& part) {
-    if (std::find(waiting_.begin(), waiting_.end(), part) == waiting_.end()) return;
-    while (part->enqueue) receive_first();
-  }
   void receive_first() {
-    waiting_.front()->enqueue();
-    waiting_.front()->enqueue = nullptr;
+    (*waiting_.front())();
+    *waiting_.front() = nullptr;
     waiting_.pop_front();
   }
 
   const char* call_;
   OneThread& one_thread_;
-  std::deque<std::shared_ptr<Part>> waiting_;
+  std::deque<std::shared_ptr<std::function<void()>>> waiting_;
 };
 
 }  // namespace deep_ep

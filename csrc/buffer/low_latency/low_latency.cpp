@@ -179,22 +179,19 @@ LowLatencyCounts LowLatency::count_together() {
   LowLatencyState state;
   executor.copy(&state, state_.get(), sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
-  LowLatencyCounts counts{.barriers = state.barriers.calls};
-  for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
-    counts.calls[kind] = std::max(state.counters[kind].sent.calls, state.counters[kind].received.calls);
+  LowLatencyCounts counts{};
+  for (std::size_t kind = 0; kind < kLowLatencyKinds; ++kind) {
+    counts[kind] = std::max(state.counters[kind].sent.calls, state.counters[kind].received.calls);
   }
+  counts.back() = state.barriers.calls;
   for (const LowLatencyCounts& theirs : all_gather_values(runtime_.bootstrap(), counts)) {
-    counts.barriers = std::max(counts.barriers, theirs.barriers);
-    for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
-      counts.calls[kind] = std::max(counts.calls[kind], theirs.calls[kind]);
-    }
+    std::ranges::transform(counts, theirs, counts.begin(), [](auto a, auto b) { return std::max(a, b); });
   }
-  counts.barriers += kMostAhead;
-  state.barriers.calls = counts.barriers;
-  for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
-    counts.calls[kind] += kMostAhead;
-    state.counters[kind].sent.calls = state.counters[kind].received.calls = counts.calls[kind];
+  for (std::uint64_t& count : counts) count += kMostAhead;
+  for (std::size_t kind = 0; kind < kLowLatencyKinds; ++kind) {
+    state.counters[kind].sent.calls = state.counters[kind].received.calls = counts[kind];
   }
+  state.barriers.calls = counts.back();
   executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
   return counts;
@@ -241,13 +238,13 @@ void LowLatency::resume_together() {
 void LowLatency::reconnect(const LowLatencyCounts& counts) {
   connections_->reconnect(runtime_.bootstrap());  // what was under way is lost: nobody adds any more
   LowLatencyTold told{};
-  for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
-    const std::uint64_t calls = counts.calls[kind];
+  for (std::size_t kind = 0; kind < kLowLatencyKinds; ++kind) {
+    const std::uint64_t calls = counts[kind];
     const std::uint64_t progress = LowLatencyMailbox::progress_value(calls, 0);
     told.mailbox[kind] = {.acknowledged = calls, .begun = calls, .progress = {}, .barrier = 0};
     for (auto& of_lane : told.mailbox[kind].progress) of_lane[0] = of_lane[1] = progress;
   }
-  told.mailbox[0].barrier = counts.barriers;
+  told.mailbox[0].barrier = counts.back();
 
   // Both ends of every word: what this rank has told, and what it has been told.
   Executor& executor = *runtime_.executor();

@@ -21,11 +21,8 @@
 
 namespace deep_ep {
 
-/// How many barriers, and calls of each kind, a rank counts.
-struct LowLatencyCounts {
-  std::uint64_t barriers = 0;
-  std::array<std::uint64_t, kLowLatencyKinds> calls{};
-};
+/// How many calls of each kind a rank counts; last, how many barriers.
+using LowLatencyCounts = std::array<std::uint64_t, kLowLatencyKinds + 1>;
 
 class LowLatency {
  public:
@@ -113,26 +110,19 @@ inline void check_end(bool return_recv_hook, const CallOptions& call) {
 }
 
 template <class Params>
-void take_part(const LowLatencyPart& part, Params& params) {
+void enqueue_part(const KernelTable& kernels, const LowLatencyPlan<Params>& plan, const LowLatencyPart& part,
+                  StreamHandle stream) {
+  Params params = plan.params;
   params.phase = part.phase;
   params.common.working_blocks = part.working_blocks;
   if constexpr (requires { params.signals; }) params.signals.rows_of_group = part.rows_of_group;
-}
-
-/// Enqueues the part that receives.
-template <class Params>
-void enqueue_receive(const KernelTable& kernels, const LowLatencyPlan<Params>& plan, StreamHandle stream) {
-  Params params = plan.params;
-  take_part(*plan.receive, params);
-  (kernels.*plan.kernel)(params, plan.receive->shape, stream);
+  (kernels.*plan.kernel)(params, part.shape, stream);
 }
 
 template <class Params, class Keep>
 EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope,
                                StreamHandle caller_stream, const Keep& keep, std::function<void()>& hook) {
-  take_part(plan.first, plan.params);
-  const KernelTable& kernels = runtime_.executor()->kernels();
-  (kernels.*plan.kernel)(plan.params, plan.first.shape, scope.stream());
+  enqueue_part(runtime_.executor()->kernels(), plan, plan.first, scope.stream());
   if (!plan.receive) return scope.finish();
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
   // again, but the part must not.
@@ -146,7 +136,7 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
                             recorded ? "before the recording ends" : "before the recording begins");
     }
     CallScope receiving(runtime_.calls(), {.stream = caller_stream});
-    if (!enqueued) enqueue_receive(executor.kernels(), plan, receiving.stream());
+    if (!enqueued) enqueue_part(executor.kernels(), plan, *plan.receive, receiving.stream());
     enqueued = true;
     receiving.finish();
   });

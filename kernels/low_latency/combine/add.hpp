@@ -58,46 +58,35 @@ struct UnreducedSurvey {
   const LowLatencyCombineParams& params;
   const UnreducedCall& call;
 
-  /// By one warp of the rank, whose lanes go round together: waits until every rank has sent all its rows, and all mean
-  /// the same call. Tells compare_row() so.
+  /// By one warp of the rank: waits until every rank has sent all its rows, and all mean the same call.
   DEEP_EP_DEVICE void await_all_sent() const {
     const std::uint32_t ours = meaning_of(params);
-    int unsent = -1;  // the lane's first rank that has not sent everything
-    const auto all_sent = [&](const Poll&) {
-      bool differs = false;
-      unsent = -1;
-      warp::each(params.common.num_ranks, [&](int peer) {
+    warp::each(params.common.num_ranks, [&](int peer) {
+      wait_until(call.policy(), {peer, Wanted::low_latency_combine_rows, call.epoch}, [&](const Poll&) {
         std::uint32_t theirs = 0;
         const bool sent = call.has_sent(peer, theirs);
-        if (!sent && unsent < 0) unsent = peer;
-        if (sent ? theirs == ours : !call.has_announced_cells(peer)) return;
+        if (sent ? theirs == ours : !call.has_announced_cells(peer)) return sent;
         refuse_call(params.common, peer, 0, ours, theirs);
-        differs = true;
+        return true;
       });
-      return warp::any(differs) || warp::all(unsent < 0);
-    };
-    const auto gives_up = [&](const Poll& poll) {
-      if (unsent >= 0) call.policy().ends({unsent, Wanted::low_latency_combine_rows, call.epoch}, poll.begin);
-      return warp::any(aborted(params.common.wait));
-    };
-    if (!poll_until(all_sent, gives_up)) return;
-    warp::sync();  // what each lane has acquired, lane 0 releases
-    if (lane_index() == 0 && !aborted(params.common.wait)) store_release<Scope::gpu>(agreed(), call.epoch);
+    });
   }
 
   /// By one thread, of the row of `expert` of `rank`, which does not come: if another expert's row lies there, the call
   /// ends; but only once all ranks have sent and agree, as one that means another call, with rows of another size, may
   /// have written there, too.
   DEEP_EP_DEVICE void compare_row(int token, int expert, int rank, const std::byte* row) const {
-    const bool all_agree = load_acquire<Scope::gpu>(agreed()) == call.epoch;
+    const std::uint32_t ours = meaning_of(params);
+    bool all_agree = true;
+    for (int peer = 0; peer < params.common.num_ranks; ++peer) {
+      std::uint32_t theirs = 0;
+      all_agree = call.has_sent(peer, theirs) && theirs == ours && all_agree;
+    }
     const std::uint64_t seen =
         load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
     if (!all_agree || seen == call.tag(static_cast<std::uint32_t>(expert))) return;
     refuse_call(params.common, rank, 2, static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(token));
   }
-
- private:
-  DEEP_EP_DEVICE std::uint64_t* agreed() const { return &params.common.counters(LowLatencyKind::combine).agreed; }
 };
 
 /// The terms of a token's sum: lane i < count holds the i-th.
@@ -108,7 +97,6 @@ struct CombineTerms {
   float weight = 1.0f;  ///< unreduced
   bool first_of_rank = true;
   const std::byte* row = nullptr;
-  std::uint32_t gone = 0;  ///< in each lane bit i: the i-th term does not come
 };
 
 /// Whose tokens a rank adds up: its own, or, by rails, those of a rank of another node. Then it adds up the rows of its
@@ -128,9 +116,9 @@ struct CombineAdder {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
   Call call;
-  std::uint32_t meaning;     ///< see meaning_of(); without hooks
-  int member, members;       ///< this warp, of those that share a token
-  LoadedSelection loaded{};  ///< unreduced: the lane's of one token, loaded before the call was known
+  std::uint32_t meaning;  ///< see meaning_of(); without hooks
+  int member, members;    ///< this warp, of those that share a token
+  Selection loaded{};     ///< unreduced: the lane's of one token, loaded before the call was known
   int loaded_token = -1;
 
   /// Adds up every `step`-th token from `first` on. By rails first the tokens of other nodes' ranks, whose sums have
@@ -155,18 +143,17 @@ struct CombineAdder {
   DEEP_EP_DEVICE bool add_tokens(const CombineTask& task, int first, int step) const {
 #pragma unroll 1
     for (int token = first; token < task.num_tokens; token += step) {
-      CombineTerms terms = find_terms(task, token);
 #pragma unroll 1
-      while (!await_rows(token, terms)) {
-        if (warp::any(aborted(params.common.wait))) return false;
-        terms = find_terms(task, token);  // without those that are masked now
+      for (bool added = false; !added;) {
+        const CombineTerms terms = find_terms(task, token);  // again where a rank has been masked: without it
+        added = await_rows(token, terms) && add_lines(task, token, terms);
+        if (!added && warp::any(aborted(params.common.wait))) return false;
       }
-      if (!add_lines(task, token, terms)) return false;
     }
     return true;
   }
 
-  /// Waits for the rows whose tags cannot be trusted. False if one does not come.
+  /// Waits for the rows whose tags cannot be trusted. False: one does not come.
   DEEP_EP_DEVICE bool await_rows(int token, const CombineTerms& terms) const {
     if (!kRdma) return true;
     bool there = true;
@@ -189,19 +176,20 @@ struct CombineAdder {
         return rank >= 0 && call.in_own_node(rank) ? rank : -1;
       }
     }
-    return call.sender(Selections{params}.rank_of_selection(token, lane));
+    const std::int64_t index = params.topk_idx.load(std::int64_t{token} * params.num_topk + lane);
+    return call.sender(params.rank_of(expert_of(index, params.num_experts())));
   }
 
   DEEP_EP_DEVICE CombineTerms find_terms(const CombineTask& task, int token) const {
     const int lane = lane_index();
-    Selection own{-1, 1.0f};
-    int rank = -1;
+    float weight = 1.0f;
+    int expert = -1, rank = -1;
     if constexpr (kUnreduced) {
       if (lane < params.num_topk) {
-        const Selections selections{params};
-        const LoadedSelection now = token == loaded_token ? loaded : selections.load(token, lane);
-        own = selections.packed(now);
-        rank = params.rank_of(own.expert);
+        const Selection now = token == loaded_token ? loaded : Selection::load(params, token, lane);
+        weight = now.weight;
+        expert = now.expert(params);
+        rank = params.rank_of(expert);
       }
     } else {
       rank = rank_of_selection(task, token);
@@ -221,8 +209,8 @@ struct CombineAdder {
     });
     const int its_rank = warp::shuffle(rank, selection);
     if constexpr (kUnreduced) {
-      terms.expert = warp::shuffle(own.expert, selection);
-      terms.weight = warp::shuffle(own.weight, selection);
+      terms.expert = warp::shuffle(expert, selection);
+      terms.weight = warp::shuffle(weight, selection);
       const std::uint32_t of_term = lane < terms.count ? static_cast<std::uint32_t>(its_rank) : ~0u;
       terms.first_of_rank = lowest_bit(warp::match_any(of_term)) == lane;
     }
@@ -239,8 +227,8 @@ struct CombineAdder {
     return terms;
   }
 
-  /// Adds up this warp's lines of the token. False: the call is over.
-  DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, CombineTerms& terms) const {
+  /// Adds up this warp's lines of the token. False: a row does not come.
+  DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, const CombineTerms& terms) const {
     const LineLane lane;
 #pragma unroll 1
     for (int unit = member; unit < wire.pieces(); unit += members) {
@@ -252,7 +240,7 @@ struct CombineAdder {
         if (!await(token, terms, first, line, measures(unit), lines)) return false;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          if (first + i >= terms.count || (terms.gone >> (first + i) & 1u) != 0) continue;
+          if (first + i >= terms.count) continue;
           if constexpr (kUnreduced) {
             add_weighted(sum, lines.part[i].vector(), warp::shuffle(terms.weight, first + i));
           } else {
@@ -282,14 +270,14 @@ struct CombineAdder {
     return true;
   }
 
-  /// Waits for four lines of up to kTogether terms from the `first` on; `line` is this lane's. False: the call is over.
-  DEEP_EP_DEVICE bool await(int token, CombineTerms& terms, int first, std::uint32_t line, bool measures,
+  /// Waits for four lines of up to kTogether terms from the `first` on; `line` is this lane's. False: they do not come.
+  DEEP_EP_DEVICE bool await(int token, const CombineTerms& terms, int first, std::uint32_t line, bool measures,
                             Lines& lines) const {
     const bool is_line = line < wire.lines();
     const std::uint32_t at = LineLane().byte_at(line);
     const int count = terms.count - first < kTogether ? terms.count - first : kTogether;
     const std::int64_t cycles = clock_cycles();
-    lines.missing = ((1u << count) - 1) & ~(terms.gone >> first);
+    lines.missing = (1u << count) - 1;
     const auto tag = [&](int i) {
       if constexpr (kUnreduced) {
         return call.tag(static_cast<std::uint32_t>(warp::shuffle(terms.expert, first + i)));
@@ -306,11 +294,9 @@ struct CombineAdder {
       return there;
     };
     const auto gives_up = [&](const Poll& look) {
-      each_bit(lines.missing, [&](int i) {
-        if (is_gone(token, terms, first + i, look.begin)) terms.gone |= 1u << (first + i);
-      });
-      lines.missing &= ~(terms.gone >> first);
-      return warp::any(aborted(params.common.wait));
+      bool gone = false;
+      each_bit(lines.missing, [&](int i) { gone = is_gone(token, terms, first + i, look.begin) || gone; });
+      return gone || warp::any(aborted(params.common.wait));
     };
     return poll_until(all_there, gives_up);
   }

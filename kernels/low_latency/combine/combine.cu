@@ -20,46 +20,39 @@ namespace deep_ep::device::low_latency {
 
 /// One thread's part of the announcement of this block's tokens: a token has a cell for each peer and selection, and
 /// the threads share them. What the first cell needs is loaded when this is made, before the epoch is known.
+template <class Call>
 struct Announcer {
   const LowLatencyCombineParams& params;
-  const int thread = thread_index();
-  bool any;  ///< this thread has a first cell
-  LoadedSelection first{};
+  int cells;  ///< 0: nothing is announced
+  Selection first{};
   std::uint64_t acknowledged = 0;  ///< by the first cell's peer
 
   /// `call`: none yet.
-  template <class Call>
-  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, const Call& call, bool wanted) : params(p) {
-    any = wanted && thread < cells() && block_index() < params.num_tokens;
-    if (!any) return;
-    first = Selections{params}.load(block_index(), thread % params.num_topk);
-    acknowledged = call.load_acknowledged(thread / params.num_topk);
+  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, const Call& call, bool wanted)
+      : params(p), cells(wanted ? p.common.num_ranks * p.num_topk : 0) {
+    if (thread_index() >= cells || block_index() >= params.num_tokens) return;
+    first = Selection::load(params, block_index(), thread_index() % params.num_topk);
+    acknowledged = call.load_acknowledged(thread_index() / params.num_topk);
   }
 
   /// A peer's cells are free once it has said that it is done with the call before the last.
-  template <class Call>
   DEEP_EP_DEVICE void announce(const Call& call, std::uint32_t meaning) const {
-    if (!any) return;
     const LowLatencyParams& common = params.common;
-    const Selections selections{params};
 #pragma unroll 1
     for (int token = block_index(); token < params.num_tokens; token += common.working_blocks) {
 #pragma unroll 1
-      for (int cell = thread; cell < cells(); cell += block_threads()) {
-        const bool is_first = token == block_index() && cell == thread;
+      for (int cell = thread_index(); cell < cells; cell += block_threads()) {
+        const bool is_first = token == block_index() && cell == thread_index();
         const int peer = cell / params.num_topk;
         const int k = cell % params.num_topk;
         if (masked(common, peer) || call.is_far(peer)) continue;
         if (!call.has_room(is_first ? acknowledged : call.load_acknowledged(peer)) && !call.await_room(peer)) continue;
-        const LoadedSelection loaded = is_first ? first : selections.load(token, k);
+        const Selection selection = is_first ? first : Selection::load(params, token, k);
         Cell* const to = common.window.selections(call.epoch, common.rank).in(common.heaps[peer]);
-        selections.announce(to, token, k, loaded, call.epoch, meaning);
+        selection.announce(params, to + token * params.num_topk + k, call.epoch, meaning);
       }
     }
   }
-
- private:
-  DEEP_EP_DEVICE int cells() const { return params.common.num_ranks * params.num_topk; }
 };
 
 /// The owner's choice: which of the rows that the dispatch brought it still selects.
@@ -127,13 +120,13 @@ struct CombinePusher {
                         load_announced(call, meaning, row.source, call.selections(row.source) + selection, now));
     if (!warp::all(there)) return false;
     const int first_expert = params.common.rank * params.num_local_experts;
-    const int expert = now.expert - first_expert;  // local
-    const bool here = now.expert >= first_expert && expert < params.num_local_experts;
+    const int expert = now.expert(params) - first_expert;  // local
+    const bool here = expert >= 0 && expert < params.num_local_experts;
     // It is the expert of the dispatch; or the call is over.
     const std::int32_t in_expert = row.position - expert * params.expert_rows();  // if it is the row of that expert
     const bool other = here && (row.position < 0 || in_expert < 0 || in_expert >= params.expert_rows());
     if (other) {
-      refuse_call(params.common, row.source, 1, static_cast<std::uint64_t>(now.expert),
+      refuse_call(params.common, row.source, 1, static_cast<std::uint64_t>(now.index),
                   static_cast<std::uint64_t>(row.token));
     }
     if (warp::any(other)) return false;
@@ -229,9 +222,8 @@ struct CombinePoster {
   /// By one warp: posts all that the peer gets from this rank by one lane in one call.
   DEEP_EP_DEVICE void post_all() const {
     if (poster.is_first_lane() && !post_selections()) return;
-    if (call.uses_rails() ? !call.is_relay(peer()) || post_sums() : post_rows()) {
-      poster.tell_rest();
-    }
+    if (call.uses_rails() && !call.is_relay(peer())) return;  // another rank of this node has its sums
+    if (post_rows()) poster.tell_rest();
   }
 
   /// Where this block of posters gathers the selections of this rank.
@@ -252,42 +244,33 @@ struct CombinePoster {
     return true;
   }
 
+  /// Rows of this rank; or by rails the sums of its node for the peer's tokens, each added up by the warps of a block.
   DEEP_EP_DEVICE bool post_rows() const {
+    const bool sums = call.uses_rails();
+    if (sums && !call.await_announced(peer())) return false;
     const LowLatencyRowTable table = table_of(params);
-    const std::int32_t rows = load_stream(table.rows(peer()));
+    const int rows = sums ? params.max_tokens : load_stream(table.rows(peer()));
+    const int warps = sums ? block_warps() : static_cast<int>(params.warps_per_row);
     for (int begin = 0; begin < rows; begin += kWarpSize) {
-      const int row = begin + lane_index();
-      const bool mine = row < rows;
-      const std::int32_t token = mine ? load_stream(table.token(peer(), row)) : 0;
-      if (!post_batch(mine && poster.takes(token), row, token, params.warps_per_row)) return false;
+      const int number = begin + lane_index();
+      const bool mine = number < rows && (!sums || has_sum(number));
+      const int row = mine ? number : 0;
+      const int token = mine && !sums ? load_stream(table.token(peer(), row)) : row;
+      const Place<std::byte> to = common().window.row(Call::kCall, call.epoch, common().rank, token, call.row_bytes);
+      const auto staged = [&] { return is_staged(call.staged_flag(peer(), row), warps); };
+      if (!poster.post_rows(mine, token + 1, to, call.staged_row(peer(), row), staged)) return false;
     }
     return true;
   }
 
-  /// By rails: the sums of this node for the peer's tokens, each added up by the warps of a block.
-  DEEP_EP_DEVICE bool post_sums() const {
-    if (!call.await_announced(peer())) return false;
-    for (int begin = 0; begin < params.max_tokens; begin += kWarpSize) {
-      const int token = begin + lane_index();
-      bool mine = false;
-      for (int k = 0; token < params.max_tokens && k < params.num_topk; ++k) {
-        const int rank = announced_rank(params, call, meaning, peer(), token, k);
-        mine = mine || (rank >= 0 && call.in_own_node(rank));
-      }
-      if (!post_batch(mine && poster.takes(token), token, token, block_warps())) return false;
+  /// Has a rank of this node an expert of the peer's token, as the peer has announced?
+  DEEP_EP_DEVICE bool has_sum(int token) const {
+    bool has = false;
+    for (int k = 0; k < params.num_topk; ++k) {
+      const int rank = announced_rank(params, call, meaning, peer(), token, k);
+      has = has || (rank >= 0 && call.in_own_node(rank));
     }
-    return true;
-  }
-
-  /// For each lane with `mine`: posts row `row` of the staging memory, for the peer's token `token`, once the `warps`
-  /// that share it have staged it.
-  DEEP_EP_DEVICE bool post_batch(bool mine, int row, std::int32_t token, int warps) const {
-    if (!mine) row = 0;
-    const Place<std::byte> from = call.staged_row(peer(), row);
-    const Place<std::byte> to = common().window.row(Call::kCall, call.epoch, common().rank, token, call.row_bytes);
-    return poster.post_rows(
-        mine, token + 1, [&] { return is_staged(call.staged_flag(peer(), row, 0), warps); },
-        [&](bool posts) { return poster.put(to, from, call.row_bytes, posts); });
+    return has;
   }
 
   /// Are all `warps` that share a row done with it?
@@ -308,10 +291,9 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Ca
   const std::uint32_t meaning = shared.words->meaning;
   if (sends(params.phase) && call.posts_first_lanes()) {
     Cell* const staged = CombinePoster<Call>::staged_selections(call).in(params.common.local);
-    const Selections selections{params};
     block::each(params.num_tokens * params.num_topk, [&](int i) {
-      const int token = i / params.num_topk, k = i % params.num_topk;
-      selections.announce(staged, token, k, selections.load(token, k), call.epoch, meaning);
+      Selection::load(params, i / params.num_topk, i % params.num_topk)
+          .announce(params, staged + i, call.epoch, meaning);
     });
   }
   block::sync();
@@ -355,7 +337,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   // 1. Loads under way.
   CombinePusher<Call> pusher{params, wire, {params, group, groups}, warp % params.warps_per_row, shared.words->meaning};
   if (pushes) pusher.received.load_first();
-  const Announcer announcer(params, no_call, sends(params.phase) && !posts);
+  const Announcer<Call> announcer(params, no_call, sends(params.phase) && !posts);
 
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
   // done with, and moves the counters on.

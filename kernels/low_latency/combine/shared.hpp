@@ -67,56 +67,34 @@ DEEP_EP_DEVICE std::uint32_t meaning_of(const LowLatencyCombineParams& params) {
 /// A selection at the time of combine. A cell has all of meaning_of(): its lower half beside expert and weight in the
 /// payload, its upper half above the epoch.
 struct Selection {
-  std::int32_t expert;  ///< below 65535; negative: none
+  std::int64_t index;  ///< of the caller's table, which nothing has to wait for yet; or of a cell
   float weight;
 
-  DEEP_EP_DEVICE std::uint64_t packed(std::uint32_t meaning) const {
-    return std::uint64_t{bits_of(weight)} << 32 | meaning << 16 | (static_cast<std::uint32_t>(expert) & 0xffffu);
+  /// Of this rank's token.
+  DEEP_EP_DEVICE static Selection load(const LowLatencyCombineParams& params, int token, int k) {
+    const std::int64_t at = std::int64_t{token} * params.num_topk + k;
+    return {params.topk_idx.load(at), params.topk_weights == nullptr ? 1.0f : load_stream(params.topk_weights + at)};
   }
-  DEEP_EP_DEVICE static Selection unpack(std::uint64_t payload) {
-    const auto expert = static_cast<std::int32_t>(payload & 0xffffu);
-    return {expert == 0xffff ? -1 : expert, float_from_bits(static_cast<std::uint32_t>(payload >> 32))};
+  DEEP_EP_DEVICE static Selection in(const Cell& cell) {
+    return {static_cast<std::int64_t>(cell.payload & 0xffffu),
+            float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32))};
+  }
+  /// An expert that does not exist is none.
+  DEEP_EP_DEVICE int expert(const LowLatencyCombineParams& params) const {
+    return expert_of(index, params.num_experts());
+  }
+  DEEP_EP_DEVICE void announce(const LowLatencyCombineParams& params, Cell* cell, std::uint64_t epoch,
+                               std::uint32_t meaning) const {
+    const std::uint32_t low = meaning << 16 | (static_cast<std::uint32_t>(expert(params)) & 0xffffu);
+    store_cell(cell, std::uint64_t{bits_of(weight)} << 32 | low, std::uint64_t{meaning >> 16} << kEpochBits | epoch);
   }
 
   static constexpr int kEpochBits = 48;  ///< as many as progress_value() has
-  /// What a cell says as its epoch.
-  DEEP_EP_DEVICE static std::uint64_t stamp(std::uint64_t epoch, std::uint32_t meaning) {
-    return std::uint64_t{meaning >> 16} << kEpochBits | epoch;
-  }
   DEEP_EP_DEVICE static std::uint64_t epoch_in(const Cell& cell) {
     return cell.epoch & ((std::uint64_t{1} << kEpochBits) - 1);
   }
   DEEP_EP_DEVICE static std::uint32_t meaning_in(const Cell& cell) {
     return static_cast<std::uint32_t>(cell.epoch >> kEpochBits) << 16 | static_cast<std::uint32_t>(cell.payload) >> 16;
-  }
-};
-
-/// What a selection is made of: loads that nothing has to wait for yet.
-struct LoadedSelection {
-  std::int64_t index;
-  float weight;
-};
-
-/// The table of selections as combine's caller gave it, and what it means.
-struct Selections {
-  const LowLatencyCombineParams& params;
-
-  DEEP_EP_DEVICE LoadedSelection load(int token, int k) const {
-    const std::int64_t at = std::int64_t{token} * params.num_topk + k;
-    return {params.topk_idx.load(at), params.topk_weights == nullptr ? 1.0f : load_stream(params.topk_weights + at)};
-  }
-  /// An expert that does not exist is none.
-  DEEP_EP_DEVICE Selection packed(const LoadedSelection& loaded) const {
-    return {expert_of(loaded.index, params.num_experts()), loaded.weight};
-  }
-  /// Puts it into its place among the `cells` of all.
-  DEEP_EP_DEVICE void announce(Cell* cells, int token, int k, const LoadedSelection& loaded, std::uint64_t epoch,
-                               std::uint32_t meaning) const {
-    store_cell(cells + token * params.num_topk + k, packed(loaded).packed(meaning), Selection::stamp(epoch, meaning));
-  }
-  /// The rank that selection `k` of this rank's token names, negative for none.
-  DEEP_EP_DEVICE int rank_of_selection(int token, int k) const {
-    return params.rank_of(packed({params.topk_idx.load(std::int64_t{token} * params.num_topk + k), 0}).expert);
   }
 };
 
@@ -126,7 +104,7 @@ template <class Call>
 DEEP_EP_DEVICE bool load_announced(const Call& call, std::uint32_t meaning, int owner, const Cell* selection,
                                    Selection& announced) {
   const Cell cell = load_cell(selection);
-  announced = Selection::unpack(cell.payload);
+  announced = Selection::in(cell);
   if (Selection::epoch_in(cell) < call.epoch) return false;
   const std::uint32_t theirs = Selection::meaning_in(cell);
   if (theirs != meaning) refuse_call(call.common, owner, 0, meaning, theirs);
@@ -138,7 +116,7 @@ DEEP_EP_DEVICE int announced_rank(const LowLatencyCombineParams& params, const C
                                   int owner, int token, int k) {
   Selection announced;
   const Cell* const selection = call.selections(owner) + token * params.num_topk + k;
-  return load_announced(call, meaning, owner, selection, announced) ? params.rank_of(announced.expert) : -1;
+  return load_announced(call, meaning, owner, selection, announced) ? params.rank_of(announced.expert(params)) : -1;
 }
 
 /// The most rows that fall to each of `groups` groups of a grid.

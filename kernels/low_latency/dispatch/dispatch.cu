@@ -16,91 +16,16 @@
 
 namespace deep_ep::device::low_latency {
 
-/// By rails: hands on the rows that ranks of other nodes have sent to this rank for its whole node, to each rank that
-/// has an expert of theirs, this one included. The rows already carry their tags, and say which slot of each rank is
-/// theirs: receivers poll them like rows of their own node.
-struct DispatchRelay {
-  const LowLatencyDispatchParams& params;
-  const DispatchShared& shared;
-  LowLatencyRow row;
-  DispatchCall<true> call;
-
-  static constexpr int kBatch = 4;  ///< lines that a lane loads at once
-
-  /// All rows, where this warp is `part` of the `group`-th of `groups` groups.
-  DEEP_EP_DEVICE void relay_rows(int group, int groups, int part) const {
-    take_turns(
-        call.num_nodes(), group, groups,
-        [&](int node) { return node == call.own_node() ? 0 : shared.relayed[call.rail(node)]; },
-        [&](int node, int slot) { relay_row(node, slot, part); });
-  }
-
- private:
-  /// Hands on one warp's part of a row.
-  DEEP_EP_DEVICE void relay_row(int node, int slot, int part) const {
-    if (!call.await_posted(call.rail(node), slot)) return;
-    const std::byte* const from = call.relayed_row(params.common.local, node, slot);
-
-    // 1. Where does it go?
-    const LineLane lane;
-    const auto of_head = static_cast<std::uint32_t>(lane.line);
-    const LinePart head = load_line(from + lane.byte_at(of_head), of_head < row.lines());
-    std::byte* const to = destination(call.rail(node), head);
-    const std::uint32_t destinations = warp::ballot(to != nullptr);
-
-    // 2. Store it there.
-    const auto step = static_cast<std::uint32_t>(params.warps_per_row * kWarpLines);
-#pragma unroll 1
-    for (std::uint32_t first = static_cast<std::uint32_t>(part * kWarpLines); first < row.lines();
-         first += kBatch * step) {
-      LinePart held[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const std::uint32_t line = line_of(first, i, step);
-        held[i] = load_line(from + lane.byte_at(line), line < row.lines());
-      }
-      each_bit(destinations, [&](int k) {
-        std::byte* begin = warp::shuffle(to, k);
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const std::uint32_t line = line_of(first, i, step);
-          store_line(begin + lane.byte_at(line), held[i], line < row.lines());
-        }
-      });
-    }
-  }
-
-  DEEP_EP_DEVICE static std::uint32_t line_of(std::uint32_t first, int i, std::uint32_t step) {
-    return first + static_cast<std::uint32_t>(LineLane().line) + static_cast<std::uint32_t>(i) * step;
-  }
-
-  /// In one lane for each rank that gets the row: its place in that rank's window; else nullptr. There is room: the
-  /// block has the rank's counts of this call, and a rank sends none before it has received the call before the last.
-  DEEP_EP_DEVICE std::byte* destination(int source, const LinePart& head) const {
-    const int lane = lane_index();
-    const int k = lane < params.num_topk ? lane : 0;
-    const std::uint32_t expert = header_word(head, row.selection_word(k)) & 0xffffu;
-    const std::uint32_t slot = header_word(head, row.slot_word(k));
-    int rank = -1;
-    if (lane < params.num_topk && expert != LowLatencyRow::kNoExpert) {
-      const int owner = static_cast<int>(expert) / params.num_local_experts;
-      if (call.in_own_node(owner)) rank = owner;
-    }
-    const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
-    const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
-    return leads ? call.row(shared.heaps[rank], source, at) : nullptr;
-  }
-};
-
 /// In blocks that post to far ranks. Senders stage the row of a token once for all of them; here each warp posts the
 /// rows that one rank gets over one lane, and counts them by itself.
 struct DispatchPoster {
   using Call = DispatchCall<true>;
+  using Poster = CallPoster<Call>;
   const DispatchSender<true>& sender;
-  const LowLatencyDispatchParams& params;
-  Call call;
-  CallPoster<Call>& poster;
-  RankRange served;  ///< the ranks whose rows the peer gets
+  Poster& poster;
+  const Call call = sender.call();
+  const LowLatencyParams& common = call.common;
+  const RankRange served = call.receivers(poster.peer());  ///< the ranks whose rows the peer gets
 
   /// By one warp: posts all that the peer gets from this rank by one lane in one call.
   DEEP_EP_DEVICE void post_all() const {
@@ -114,9 +39,8 @@ struct DispatchPoster {
 
  private:
   DEEP_EP_DEVICE bool post_counts() const {
-    const LowLatencyParams& common = params.common;
     const int peer = poster.peer();
-    const int cells = params.count_cells;
+    const int cells = sender.params.count_cells;
     const Place<Cell> staged = common.staging.counts(call.epoch, peer);
     const std::uint32_t relayed = call.is_relay(peer) ? rows_to(peer) : 0;
     for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
@@ -138,23 +62,22 @@ struct DispatchPoster {
 
   /// Rows go in the order of their slots.
   DEEP_EP_DEVICE void post_rows() const {
-    const LowLatencyParams& common = params.common;
+    const int tokens = sender.params.num_tokens;
     // Where row `slot` goes: to the rank that receives it, or by rails to the one that hands it on.
     const auto place_of = [&](int slot) {
       if (!call.uses_rails()) return common.window.row(Call::kCall, call.epoch, common.rank, slot, call.row_bytes);
       return common.staging.relayed_row(Call::kCall, call.epoch, call.own_node(), slot, call.row_bytes);
     };
     int slots = 0;
-    for (int begin = 0; begin < params.num_tokens; begin += kWarpSize) {
+    for (int begin = 0; begin < tokens; begin += kWarpSize) {
       const int token = begin + lane_index();
-      const bool mine = token < params.num_tokens && sender.routing.goes_to(token, served);
+      const bool mine = token < tokens && sender.routing.goes_to(token, served);
       const std::uint32_t all = warp::ballot(mine);
       const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
-      const bool on = poster.post_rows(
-          mine && poster.takes(slot), slot + 1,
-          [&] { return load_acquire<Scope::gpu>(call.staged_flag(mine ? token : 0)) >= call.epoch; },
-          [&](bool posts) { return poster.put(place_of(slot), call.staged_row(token), call.row_bytes, posts); });
-      if (!on) return;
+      const auto staged = [&] {
+        return load_acquire<Scope::gpu>(call.staged_flag(common.num_ranks, mine ? token : 0)) >= call.epoch;
+      };
+      if (!poster.post_rows(mine, slot + 1, place_of(slot), call.staged_row(common.num_ranks, token), staged)) return;
       slots += count_bits(all);
     }
     poster.tell_rest();
@@ -180,46 +103,6 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
   });
 }
 
-/// By whole blocks that post: each warp serves one rank, or one lane to it.
-DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
-  const LowLatencyDispatchParams& params = sender.params;
-  const DispatchShared& shared = sender.shared;
-  LowLatencyCounters& counters = params.common.counters(kDispatch);
-  const bool sending = sends(params.phase);
-  if (sending) sender.load_counts();
-  if (sending) sender.clear_counts();
-  prepare(params, shared, counters);
-  block::sync();
-  const LowLatencyEpochs epochs = shared.words->epochs;
-  if (thread_index() == 0) counters.arrive(epochs, params.phase);
-  if (sending) sender.count_all();
-  block::sync();
-  const DispatchCall<true> call = sender.call();
-  serve_lane(call, epochs.receive - 1, sending, false, shared.posters, [&](CallPoster<DispatchCall<true>>& poster) {
-    DispatchPoster{sender, params, call, poster, call.receivers(poster.peer())}.post_all();
-  });
-}
-
-/// By every warp: all rows, where it is `part` of the `group`-th of `groups` groups. By rails first those of its own
-/// node; then, when this rank has handed on what it has to, those that others hand on to it.
-template <bool kRdma>
-DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma>& receiver, int group, int groups, int part) {
-  const LowLatencyParams& common = receiver.params.common;
-  const DispatchCall<kRdma> call = receiver.call();
-  const int turns = call.uses_rails() ? 2 : 1;
-#pragma unroll 1
-  for (int turn = 0; turn < turns; ++turn) {
-    if constexpr (kRdma) {
-      if (turn == 1) {
-        DispatchRelay{receiver.params, receiver.shared, receiver.row, call}.relay_rows(group, groups, part);
-      }
-    }
-    const Divisor& sources = turns == 1 ? common.num_ranks : turn == 0 ? common.rail_width : common.other_nodes_ranks;
-    const int first = turns == 1 ? 0 : (call.own_node() + turn) * common.rail_width;
-    receiver.receive_rows_of(first, sources, group, groups, part);
-  }
-}
-
 /// kRdma: some ranks are reached by RDMA.
 template <bool kRdma>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
@@ -229,17 +112,19 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const bool sending = sends(params.phase);
   const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
                               0);
+  const bool posts = ranks.is_poster();
   const bool tells = block_index() == 0;  // how many rows go where
+  const bool counts = sending && (tells || posts);
   DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {},
                                -1,     -1,     1.0f};
-  if constexpr (kRdma) {
-    if (ranks.is_poster()) return post_dispatch(sender);
-  }
 
   // 1. Loads under way, and which call this is.
   LowLatencyCounters& counters = common.counters(kDispatch);
-  if (sending && tells) sender.load_counts();
-  if (sending && !tells) sender.load(block_index() - 1, 0);
+  if (counts) {
+    sender.load_counts();
+  } else if (sending) {
+    sender.load(block_index() - 1, 0);
+  }
   if (sending) sender.clear_counts();
   // This warp acknowledges the call before, by relaxed stores behind this fence, which orders them after all that
   // earlier kernels have read. A release at the place of the stores would hold up the counts, by up to 1.1 us.
@@ -249,10 +134,23 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   block::sync();
   const DispatchShared::Words& words = *shared.words;
 
+  const auto arrive = [&] {
+    if (thread_index() == block_threads() - 1) counters.arrive(words.epochs, params.phase);
+  };
+
   // 2. Send. The counts come first, as others wait for them.
-  if (sending && tells) {
+  if (posts) arrive();
+  if (counts) {
     sender.count_all();
     block::sync();
+  }
+  if constexpr (kRdma) {
+    if (posts) {
+      return serve_lane(sender.call(), words.epochs.receive - 1, sending, false, shared.posters,
+                        [&](DispatchPoster::Poster& poster) {
+                          DispatchPoster{sender, poster}.post_all();
+                        });
+    }
   }
   if (acknowledges) {  // before anything waits for room: the peer may wait for ours
     warp::each(common.num_ranks, [&](int peer) {
@@ -267,9 +165,6 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   } else if (sending) {
     sender.send_tokens(common.working_blocks - 1);
   }
-  const auto arrive = [&] {
-    if (thread_index() == block_threads() - 1) counters.arrive(words.epochs, params.phase);
-  };
   if (!receives(params.phase)) return arrive();
 
   // 3. Receive.
@@ -286,7 +181,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
     }
     receiver.learn_counts({.writes = tells || again, .measures = tells && !again});
     if (!again) arrive();
-    if (words.failed == 0) receive_rows(receiver, group, groups, warp_index() % parts);
+    if (words.failed == 0) receiver.receive_rows(group, groups, warp_index() % parts);
     Arrivals{params}.tell_failure();
   });
   if (last && params.recv_stats != nullptr) {  // other blocks have written the counts, or this one

@@ -66,20 +66,6 @@ struct ReceiverRole {
   bool measures;  ///< how long it waits for each source; and how many rows come, for the caller's statistics
 };
 
-/// `take(source, slot)` for the rows of `sources` sources that fall to `group` of `groups`; source i has `rows(i)`. The
-/// sources take turns, as their rows arrive at the same time.
-template <class Sources, class Rows, class Take>
-DEEP_EP_DEVICE void take_turns(const Sources& sources, int group, int groups, Rows rows, Take take) {
-  std::uint32_t most = 0;
-#pragma unroll 1
-  for (int source = 0; source < sources; ++source) most = rows(source) > most ? rows(source) : most;
-  const int all = static_cast<int>(most) * sources;
-#pragma unroll 1
-  for (int i = group; i < all; i += groups) {
-    if (static_cast<std::uint32_t>(i / sources) < rows(i % sources)) take(i % sources, i / sources);
-  }
-}
-
 template <bool kRdma>
 struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
@@ -177,17 +163,43 @@ struct DispatchReceiver {
 
   DEEP_EP_DEVICE LowLatencyRowTable table() const { return params.table_at(params.row_table); }
 
-  /// The rows of `sources` sources from `first` on (behind the last rank comes the first).
-  DEEP_EP_DEVICE void receive_rows_of(int first, const Divisor& sources, int group, int groups, int part) const {
-    const auto source = [&](int i) {
-      return first + i < params.common.num_ranks ? first + i : first + i - params.common.num_ranks;
-    };
-    take_turns(
-        sources, group, groups, [&](int i) { return shared.rows[source(i)]; },
-        [&](int i, int slot) { receive_row(source(i), slot, part); });
+  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. By rails first those of its own node;
+  /// then it hands on what other nodes have sent to this rank for all of its node; then those that others hand on to
+  /// it. The sources take turns, as their rows arrive at the same time.
+  DEEP_EP_DEVICE void receive_rows(int group, int groups, int part) const {
+    const int ranks = params.common.num_ranks;
+    const int width = call().uses_rails() ? params.common.rail_width : params.common.num_ranks;
+    const int own = call().uses_rails() ? call().own_node() * width : 0;  // the first rank of this node
+#pragma unroll 1
+    for (int turn = 0; turn < (call().uses_rails() ? 3 : 1); ++turn) {
+      const bool relays = kRdma && turn == 1;
+      const std::uint32_t* const rows = relays ? shared.relayed : shared.rows;
+      const auto sources = [&] {
+        if constexpr (kRdma) {
+          return turn == 0 ? width : relays ? ranks / width - 1 : ranks - width;
+        } else {
+          return params.common.num_ranks;  // rows are divided by it at low cost
+        }
+      }();
+      const int first = turn == 0 ? own : relays ? params.common.rank + width : own + width;
+      const auto source = [&](int i) {
+        const int at = first + (relays ? i * width : i);
+        return at < ranks ? at : at - ranks;
+      };
+      std::uint32_t most = 0;  // rows of any source
+#pragma unroll 1
+      for (int i = 0; i < sources; ++i) most = rows[source(i)] > most ? rows[source(i)] : most;
+      const int all = static_cast<int>(most) * sources;
+#pragma unroll 1
+      for (int i = group; i < all; i += groups) {
+        const int slot = i / sources;
+        const int from = source(i % sources);
+        if (static_cast<std::uint32_t>(slot) < rows[from]) receive_row(from, slot, part, relays);
+      }
+    }
   }
 
-  /// Lines of a row in one warp's registers: its share of those with payload; last the first lines, with the header.
+  /// Lines of a row in one warp's registers: its share of them; last the first lines, with the header.
   struct Lines : LinePoller<kBatch + 1> {
     static constexpr int kHead = kBatch;
     const std::byte* row;       ///< in the window
@@ -216,6 +228,14 @@ struct DispatchReceiver {
     });
   }
 
+  /// Lines from number `begin` on that this warp, `part` of those that share the row at `at`, has of it.
+  DEEP_EP_DEVICE Lines lines_of(const std::byte* at, std::uint32_t begin, int part) const {
+    return {{},
+            at,
+            row.lines(),
+            begin + static_cast<std::uint32_t>(part * kWarpLines + LineLane().line),
+            static_cast<std::uint32_t>(params.warps_per_row * kWarpLines)};
+  }
   /// Stores the row's scales at `places`. False: the call is over, and some have not come.
   DEEP_EP_DEVICE bool store_scales(int source, const Lines& lines, std::uint32_t selection, std::int32_t position,
                                    std::uint32_t places) const {
@@ -273,36 +293,41 @@ struct DispatchReceiver {
     }
   }
 
-  /// Receives one warp's part of a row.
-  DEEP_EP_DEVICE void receive_row(int source, int slot, int part) const {
+  /// Receives one warp's part of a row; or hands it on (`relays`) to each rank of this node that has an expert of it,
+  /// this one included. A row that is handed on carries its tags already, and says which slot of each rank is its own.
+  DEEP_EP_DEVICE void receive_row(int source, int slot, int part, bool relays) const {
     // 1. The lines.
     // By NVLink tags may always be trusted, and so by rails: the relay has waited.
-    if (call().is_far(source) && !call().uses_rails() && !call().await_posted(source, slot)) return;
-    const int first = static_cast<int>(row.head_lines()) + part * kWarpLines + LineLane().line;
-    Lines lines{{},
-                call().row(params.common.local, source, slot),
-                row.lines(),
-                static_cast<std::uint32_t>(first),
-                static_cast<std::uint32_t>(params.warps_per_row * kWarpLines)};
+    if (call().is_far(source) && (relays || !call().uses_rails()) && !call().await_posted(source, slot)) return;
+    Lines lines = relays ? lines_of(call().relayed_row(params.common.local, call().node(source), slot), 0, part)
+                         : lines_of(call().row(params.common.local, source, slot), row.head_lines(), part);
     const int lane = lane_index();
     std::uint32_t selection = 0, places = 0;
     std::int32_t position = -1;
+    std::byte* to = nullptr;
 #pragma unroll 1
     for (bool first_batch = true;; first_batch = false) {
       if (!await(source, lines)) return;
 
       // 2. Where the row goes.
-      if (first_batch) {
+      if (first_batch && relays) {
+        to = relayed_to(source, lines.head());
+      } else if (first_batch) {
         selection = header_word(lines.head(), row.selection_word(lane < params.num_topk ? lane : 0));
         if (lane < params.num_topk) position = place(source, selection);
         places = warp::ballot(position >= 0);
       }
 
       // 3. Store it at each place. Then the next lines, if there are more.
-      store_payload(lines, position, places);
+      if (relays) {
+        hand_on(lines, to);
+      } else {
+        store_payload(lines, position, places);
+      }
       lines.next_batch();
       if (warp::all(!lines.is_line(0))) break;
     }
+    if (relays) return;
 
     // 4. The rest: every warp stores the scales at its share of the places, the last one also stores the words.
     const int before = count_bits(places & ((1u << lane) - 1));
@@ -312,6 +337,32 @@ struct DispatchReceiver {
     if (!scaled) return;  // the call is over
     const int local = local_expert(selection);
     Arrivals{params}.tell_stored(places, local, position - local * params.expert_rows(), part);
+  }
+
+  /// Stores the lines as they are in each lane's place `to`, if it has one.
+  DEEP_EP_DEVICE void hand_on(const Lines& lines, std::byte* to) const {
+    each_bit(warp::ballot(to != nullptr), [&](int k) {
+      std::byte* const begin = warp::shuffle(to, k);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        store_line(begin + LineLane().byte_at(lines.line(i)), lines.part[i], lines.is_line(i));
+      }
+    });
+  }
+
+  /// In one lane for each rank that gets the row: its place in that rank's window; else nullptr. There is room: the
+  /// block has the rank's counts of this call, and a rank sends none before it has received the call before the last.
+  DEEP_EP_DEVICE std::byte* relayed_to(int source, const LinePart& head) const {
+    const int lane = lane_index();
+    const int k = lane < params.num_topk ? lane : 0;
+    const std::uint32_t expert = header_word(head, row.selection_word(k)) & 0xffffu;
+    const std::uint32_t slot = header_word(head, row.slot_word(k));
+    const bool selects = lane < params.num_topk && expert != LowLatencyRow::kNoExpert;
+    int rank = selects ? params.rank_of(static_cast<int>(expert)) : -1;
+    if (selects && !call().in_own_node(rank)) rank = -1;
+    const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
+    const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
+    return leads ? call().row(shared.heaps[rank], source, at) : nullptr;
   }
 
   /// The number of the expert among those of this rank, if it is one of them.

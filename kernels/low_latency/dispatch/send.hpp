@@ -297,15 +297,13 @@ struct DispatchSender {
     routing.count(0, params.num_tokens, other, counts_nodes() ? shared.relayed : nullptr);
   }
 
-  /// Nearly always there was room before the block began.
-  DEEP_EP_DEVICE bool had_room(int rank) const { return call().has_room(shared.acknowledged[rank]); }
-
-  /// Waits until there is room at the near peers, and leaves out those that do not make any. The block syncs after it.
-  DEEP_EP_DEVICE void await_room() const {
-    block::each(params.common.num_ranks, [&](int rank) {
-      if (shared.left_out[rank] != 0 || call().is_far(rank) || had_room(rank)) return;
-      if (!call().await_room(rank)) store_relaxed<Scope::block>(&shared.left_out[rank], 1);
-    });
+  /// By one thread: waits until there is room at a near peer; nearly always there was before the block began. False: it
+  /// is left out, as one that does not make any.
+  DEEP_EP_DEVICE bool await_room(int rank) const {
+    if (load_relaxed<Scope::block>(&shared.left_out[rank]) != 0) return false;
+    if (call().has_room(shared.acknowledged[rank]) || call().await_room(rank)) return true;
+    store_relaxed<Scope::block>(&shared.left_out[rank], 1);
+    return false;
   }
 
   /// The deciding warp finds where the token's row goes, and writes its header into the stage.
@@ -318,20 +316,23 @@ struct DispatchSender {
     const std::uint32_t unlike = 0x80000000u | static_cast<std::uint32_t>(lane);
     const std::uint32_t same_expert = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(expert));
     const std::uint32_t same_rank = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(rank));
-    const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && shared.left_out[rank] == 0;
+    const bool leads = expert >= 0 && lowest_bit(same_rank) == lane;
     const DispatchCall<kRdma> call = this->call();
     std::byte* to = nullptr;
-    if (leads && !call.is_far(rank)) {
+    const bool far = leads && call.is_far(rank);
+    if (leads && !far && await_room(rank)) {
       to = call.row(shared.heaps[rank], params.common.rank, static_cast<int>(routing.rows[rank]));
     }
     const std::uint32_t stored = warp::ballot(to != nullptr);
     if (to != nullptr) shared.destinations[count_bits(stored & below)] = to;
-    const bool staged = kRdma && warp::any(leads && to == nullptr);
+    const bool staged = kRdma && warp::any(far && shared.left_out[rank] == 0);
     auto* header = reinterpret_cast<std::uint32_t*>(stage);
     if (lane == 0) {
       shared.words->destinations = count_bits(stored) + (staged ? 1 : 0);
       shared.words->staged = staged ? 1 : 0;
-      if (staged) shared.destinations[count_bits(stored)] = call.staged_row(token).in(params.common.local);
+      if (staged)
+        shared.destinations[count_bits(stored)] =
+            call.staged_row(params.common.num_ranks, token).in(params.common.local);
       header[LowLatencyRow::kToken] = static_cast<std::uint32_t>(token);
     }
 
@@ -372,12 +373,11 @@ struct DispatchSender {
   DEEP_EP_DEVICE void send_tokens(int step) {
     int counted = 0;
 #pragma unroll 1
-    for (bool first = true; token < params.num_tokens; first = false) {
+    while (token < params.num_tokens) {
       // 1. Count what the tokens before it select.
       routing.count(counted, token, other);
       counted = token;
-      if (first) await_room();
-      block::sync();  // the counts are complete, and the previous token's row has left the stage
+      if (token != 0) block::sync();  // the counts are complete, and the previous token's row has left the stage
       // 2. Make the row as it travels.
       if (decides()) decide(shared.stage);
       writer(shared.stage).write(vector);
@@ -387,7 +387,7 @@ struct DispatchSender {
       if (kRdma) {
         block::sync();
         if (thread_index() == 0 && shared.words->staged != 0) {
-          store_release<Scope::system>(call().staged_flag(token), epoch());
+          store_release<Scope::system>(call().staged_flag(params.common.num_ranks, token), epoch());
         }
       }
       load(token + step, counted);
@@ -412,8 +412,7 @@ struct DispatchSender {
     block::each(cells * params.common.num_ranks, [&](int i) {
       const int rank = i / cells;
       const int cell = i % cells;
-      if (shared.left_out[rank] != 0 || call().is_far(rank)) return;
-      if (!had_room(rank) && !call().await_room(rank)) return;
+      if (call().is_far(rank) || !await_room(rank)) return;
       Cell* const counts = params.common.window.counts(epoch(), params.common.rank).in(shared.heaps[rank]);
       store_cell(counts + cell, count_payload(rank, cell), epoch());
     });

@@ -34,7 +34,7 @@ Buffer spoiled_buffer(const Rank& rank, bool masking) {
   std::shared_ptr<Executor> executor = rank.executor();
   if (rank.rank() == 0) {
     executor = std::make_shared<SpoilingExecutor>(executor, kFarRanks, low_latency_channels(1),
-                                                  static_cast<int>(LowLatencyChannel::dispatch), 2);
+                                                  static_cast<int>(LowLatencyKind::dispatch), 2);
   }
   return Buffer(rank.bootstrap(), executor, only_rdma(masking));
 }

@@ -82,7 +82,7 @@ class HoldingExecutor final : public CountingExecutor {
     }
     std::vector<RdmaPeerParams> table(kEntries);
     std::memcpy(table.data(), source, bytes);
-    RdmaQueuePair& held = table[static_cast<std::size_t>(LowLatencyChannel::combine) * 2 + 1].queue;
+    RdmaQueuePair& held = table[static_cast<std::size_t>(LowLatencyKind::combine) * 2 + 1].queue;
     bell_ = std::exchange(held.doorbell, &posted_);
     CountingExecutor::copy(destination, table.data(), bytes, stream);
     synchronize(stream);

@@ -1,14 +1,49 @@
-// The work of a load-balance call on this rank: those of its experts that have replicas, cut into pieces, which all
-// warps of all blocks take one by one. So few replicas keep every SM as busy as many do.
+// What both kernels of a load-balance call do. The work on this rank is its experts that have replicas, cut into
+// pieces, which all warps of all blocks take one by one: so few replicas keep every SM as busy as many do.
 #pragma once
 
 #include "kernels/common/tickets.hpp"
 #include "kernels/load_balance/params.hpp"
+#include "kernels/normal/meet.hpp"
 #include "kernels/primitives/bits.hpp"
-#include "kernels/primitives/memory.hpp"
-#include "kernels/primitives/warp.hpp"
+#include "kernels/primitives/bulk.hpp"
 
 namespace deep_ep::device {
+
+/// By all threads of all blocks: `move()` does the block's part, bulk copies included. No rank's slots are written, and
+/// none of its gradients read, before that rank has reached the call; and no rank goes on before all have done their
+/// part.
+template <class Move>
+DEEP_EP_DEVICE void exchange(const LoadBalanceParams& params, Move move) {
+  const IntranodeParams& common = params.common;
+  const Call call = Call::begin(common.state->load_balance, params.wait);
+
+  // 1. All ranks come.
+  const Meeting<ReportLate> meeting{common, {params.wait}, Wanted::load_balance_call, 3, call.epoch, params.first_rank};
+  const Arrival ours{.kind = params.shape};
+  if (call.begun && block_index() == 0) meeting.announce(ours);
+  const bool come = call.begun && meeting.hear_all(ours);
+  fence<Scope::system>();  // gradients that peers had written before are read by ordinary loads
+  bulk::fence_global();    // the peers' signals also allow bulk stores into their slots
+  const bool good = block::all(come);
+
+  // 2. This rank moves what it has to.
+  if (good) move();
+
+  // 3. The last block tells all ranks, and waits until they are done, too.
+  call.end([&] {
+    // After a fault in another block its pieces are missing, and no peer may take them for moved.
+    const int peers = good && !aborted(params.wait) ? common.num_ranks : 0;
+    block::each(peers, [&](int peer) {
+      store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::load_balance_done), call.epoch);
+    });
+    block::each(peers, [&](int peer) {
+      wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::load_balance_done),
+                  {params.first_rank + peer, Wanted::load_balance_done, call.epoch});
+    });
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->load_balance_next_piece, std::uint32_t{0});
+  });
+}
 
 /// A piece of one of this rank's experts.
 struct ExpertPiece {
@@ -60,7 +95,6 @@ struct ReplicatedPieces {
     const std::uint32_t rest = payload.bytes - offset;
     return {expert, &payload, offset, rest < params.piece_bytes ? rest : params.piece_bytes};
   }
-
   /// Takes the next one.
   DEEP_EP_DEVICE ExpertPiece take() { return piece(take_next(&params.common.state->load_balance_next_piece)); }
 };

@@ -84,22 +84,20 @@ class SimulatedEnds final : public Ends {
         remote_keys_(count()),
         rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch, .on_gpu = true}),
         regions_(1 + heap.peers().size()),
-        sinks_(device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
+        sinks_(device_copy(executor, std::vector<std::uint64_t>(count()))),
         // Those that a thread rings lie where it and the kernel reach them.
         doorbells_(handler == NicHandler::doorbell
                        ? pinned_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))
-                       : device_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))),
-        states_(device_memory<SimulatedQueueState>(executor, count() * sizeof(SimulatedQueueState))),
-        queues_(device_memory<SimulatedQueue>(executor, count() * sizeof(SimulatedQueue))),
-        ways_(device_memory<std::uint64_t>(executor, num_ways() * sizeof(std::uint64_t))),
-        device_regions_(device_memory<SimulatedRegion>(executor, regions_.size() * sizeof(SimulatedRegion))),
+                       : device_copy(executor, std::vector<std::uint64_t>(count()))),
+        states_(device_copy(executor, std::vector<SimulatedQueueState>(count()))),
+        ways_(device_copy(executor, std::vector<std::uint64_t>(2 * options.peers.size()))),
         failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))),
         blocks_(nic.multiprocessors != 0           ? nic.multiprocessors
                 : on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks
                                                    : 1) {
     params_.speed = speed_of(nic, on_gpu_);
     if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
-    if (blocks_ > 1) lending_ = device_memory<device::simulated::Lending>(executor, sizeof(device::simulated::Lending));
+    if (blocks_ > 1) lending_ = device_copy(executor, std::vector<device::simulated::Lending>(1));
     check_room();
     if (handler == NicHandler::doorbell) bells_.emplace(executor, count(), options.depth);
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
@@ -140,7 +138,8 @@ class SimulatedEnds final : public Ends {
   }
 
   void start() override {
-    write_tables();
+    queues_ = device_copy(std::shared_ptr<Executor>(executor_), table());
+    device_regions_ = device_copy(std::shared_ptr<Executor>(executor_), regions_);
     params_.queues = queues_.get();
     params_.doorbells = doorbells_.get();
     params_.states = states_.get();
@@ -165,15 +164,19 @@ class SimulatedEnds final : public Ends {
     for (std::size_t end = 0; end < count(); ++end) {
       const SimulatedFailure& seen = failures_.get()[end];
       if (__atomic_load_n(&seen.claimed, __ATOMIC_ACQUIRE) == 0) continue;
-      Operation entry{.index = seen.index, .length = seen.length, .mistake = seen.mistake};
-      take_header(device::rdma::high_half(seen.header), device::rdma::low_half(seen.header), entry);
+      device::rdma::WorkQueueEntry entry;
+      const OwnStream stream(*executor_);
+      executor_->copy(&entry, rings_.ring(end) + seen.index % options_.depth, sizeof entry, stream.get());
+      executor_->synchronize(stream.get());
+      Operation operation = device::rdma::decode(entry, seen.index, number_of(end));
+      operation.mistake = seen.mistake;  // that of a doorbell is not in the entry
       return Failure{.peer = options_.peer(end),
                      .device = kName,
                      .queue_pair = number_of(end),
                      .index = seen.index,
-                     .opcode = entry.opcode,
+                     .opcode = operation.opcode,
                      .syndrome = static_cast<Syndrome>(seen.syndrome),
-                     .detail = describe_mistake(entry)};
+                     .detail = describe_mistake(operation)};
     }
     if (const std::string why = runner_ == nullptr ? std::string() : runner_->failure(); !why.empty()) {
       return Failure{.of_device = true, .device = kName, .detail = fmt::format("is gone: {}", why)};
@@ -192,7 +195,6 @@ class SimulatedEnds final : public Ends {
   static constexpr const char* kName = "wire simulated";
 
   std::size_t count() const { return options_.ends(); }
-  std::size_t num_ways() const { return 2 * options_.peers.size(); }
   std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
   int fewest_threads() const { return SimulatedNicParams::fewest_threads(blocks_); }
   std::size_t shared_bytes(int threads) const {
@@ -209,7 +211,7 @@ class SimulatedEnds final : public Ends {
                       format_bytes(room), count(), format_bytes(shared_bytes(fewest_threads())));
   }
 
-  void write_tables() {
+  std::vector<SimulatedQueue> table() const {
     std::vector<SimulatedQueue> queues(count());
     for (std::size_t end = 0; end < count(); ++end) {
       std::uint32_t* const record = bells_ ? bells_->record(end) : rings_.doorbell_record(end);
@@ -223,15 +225,7 @@ class SimulatedEnds final : public Ends {
       queues[end].way = ways_.get() + 2 * (end % options_.peers.size()) + (slow ? 1 : 0);
       queues[end].way_ns_per_byte = 1 / rate;
     }
-    const OwnStream stream(*executor_);
-    executor_->fill(sinks_.get(), 0, count() * sizeof(std::uint64_t), stream.get());
-    executor_->fill(ways_.get(), 0, num_ways() * sizeof(std::uint64_t), stream.get());
-    executor_->fill(doorbells_.get(), 0, count() * sizeof(std::uint64_t), stream.get());
-    executor_->fill(states_.get(), 0, count() * sizeof(SimulatedQueueState), stream.get());
-    if (lending_ != nullptr) executor_->fill(lending_.get(), 0, sizeof(device::simulated::Lending), stream.get());
-    executor_->copy(queues_.get(), queues.data(), count() * sizeof(SimulatedQueue), stream.get());
-    executor_->copy(device_regions_.get(), regions_.data(), regions_.size() * sizeof(SimulatedRegion), stream.get());
-    executor_->synchronize(stream.get());
+    return queues;
   }
 
   std::shared_ptr<Backend> executor_;
@@ -246,7 +240,7 @@ class SimulatedEnds final : public Ends {
   std::shared_ptr<std::uint64_t> doorbells_;
   std::shared_ptr<SimulatedQueueState> states_;
   std::shared_ptr<SimulatedQueue> queues_;
-  std::shared_ptr<std::uint64_t> ways_;  ///< [num_ways()]
+  std::shared_ptr<std::uint64_t> ways_;  ///< two to each peer, see table()
   std::shared_ptr<SimulatedRegion> device_regions_;
   std::shared_ptr<SimulatedFailure> failures_;
   int blocks_;

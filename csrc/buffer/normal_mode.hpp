@@ -123,7 +123,7 @@ class NormalMode {
   }
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
   void drain() noexcept {
-    if (connections_) connections_->drain(rdma::Connections::drain_time(runtime_.timeout_s()));
+    if (connections_) connections_->drain(runtime_.timeout_s());
   }
   /// Nothing of this rank touches a peer any more.
   void disconnect() { connections_.reset(); }

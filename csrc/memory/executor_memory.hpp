@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
+#include "csrc/executor/own_stream.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep {
@@ -12,6 +14,16 @@ namespace deep_ep {
 template <class T>
 std::shared_ptr<T> device_memory(const std::shared_ptr<Executor>& executor, std::size_t bytes = sizeof(T)) {
   return {static_cast<T*>(executor->allocate(bytes)), [executor](T* memory) { executor->free(memory); }};
+}
+
+/// Device memory with a copy of these values.
+template <class T>
+std::shared_ptr<T> device_copy(const std::shared_ptr<Executor>& executor, const std::vector<T>& values) {
+  std::shared_ptr<T> memory = device_memory<T>(executor, values.size() * sizeof(T));
+  const OwnStream stream(*executor);
+  executor->copy(memory.get(), values.data(), values.size() * sizeof(T), stream.get());
+  executor->synchronize(stream.get());
+  return memory;
 }
 
 /// Zero-filled memory that host and kernels share.

@@ -12,11 +12,11 @@
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
-#include "csrc/rdma/local/local_wire.hpp"
 #include "csrc/rdma/rails.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/verbs/nic_rails.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -104,102 +104,95 @@ std::vector<std::uint32_t> all_to_all(Bootstrap& bootstrap, std::span<const std:
   return got;
 }
 
-/// The layout of a rank's message: the addresses that all ranks need, then for each rank the numbers of the queue pairs
-/// to it.
-struct AddressPlaces {
-  struct Place {
-    std::size_t shared, numbers, landing_numbers;
-  };
-  std::vector<Place> of;  ///< each set
-  std::size_t num_shared = 0, num_numbers = 0;
-
-  explicit AddressPlaces(std::span<const ConnectionOptions> sets) {
-    for (const ConnectionOptions& set : sets) {
-      const auto channels = static_cast<std::size_t>(set.channels);
-      of.push_back({num_shared, num_numbers, num_numbers + channels});
-      num_shared += 1 + static_cast<std::size_t>(set.rail_width);
-      num_numbers += (set.rail_width == 0 ? 1 : 2) * channels;
-    }
-  }
+/// The place of something in what a rank tells: among the addresses that all ranks need, and among the numbers of the
+/// queue pairs to one rank.
+struct Place {
+  std::size_t address = 0, number = 0;
 };
 
-/// Of the ends of a set: the addresses at their other sides.
-struct OtherSides {
-  std::vector<QueuePairAddress> ends;
-  std::vector<QueuePairAddress> landings;  ///< of those that have one
-};
-
-/// End (channel, b) of rank a is connected to end (channel, a) of rank b, or where that is on another rail of a fabric
-/// that connects rails only, to what receives there from a. A rank tells all others, of each set, the address that its
-/// ends share, and that the landings of each rail share; and each other rank the numbers of the queue pairs to it.
-std::vector<OtherSides> exchange_addresses(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
-                                           std::span<const ConnectedEnds> made) {
-  const AddressPlaces places(sets);
-  const std::size_t num_shared = places.num_shared, num_numbers = places.num_numbers;
-  // The place of a rank's own address, or of the address by which its NIC of that rail receives.
-  const auto shared_at = [&](std::size_t set, std::optional<int> landing_rail) {
-    return places.of[set].shared + (landing_rail ? 1 + static_cast<std::size_t>(*landing_rail) : 0);
-  };
-  const auto number_at = [&](std::size_t set, int channel, int peer, std::optional<int> landing_rail) {
-    const std::size_t first = landing_rail ? places.of[set].landing_numbers : places.of[set].numbers;
-    return static_cast<std::size_t>(peer) * num_numbers + first + static_cast<std::size_t>(channel);
-  };
-
-  std::vector<QueuePairAddress> shared(num_shared);
-  std::vector<std::uint32_t> numbers(num_numbers * static_cast<std::size_t>(bootstrap.size()));
-  for (std::size_t set = 0; set < sets.size(); ++set) {
-    const ConnectionOptions& options = sets[set];
-    for (std::size_t end = 0; made[set].ends != nullptr && end < options.ends(); ++end) {
-      const int peer = options.peer(end);
-      const auto write = [&](std::optional<int> landing_rail, const QueuePairAddress& address) {
-        shared[shared_at(set, landing_rail)] = address;
-        numbers[number_at(set, options.channel(end), peer, landing_rail)] = address.queue_pair;
-      };
-      write({}, made[set].ends->address(end));
-      if (options.lands(end)) write(options.rail_of(peer), made[set].ends->landing(end));
-    }
+/// Of each set the beginning, and behind them the end. A set has the address that its ends share, then of each rail
+/// that of its landings; and the numbers by channel, then those of landings.
+std::vector<Place> places_of(std::span<const ConnectionOptions> sets) {
+  std::vector<Place> places(1);
+  for (const ConnectionOptions& set : sets) {
+    places.push_back({places.back().address + 1 + static_cast<std::size_t>(set.rail_width),
+                      places.back().number + static_cast<std::size_t>((set.rail_width == 0 ? 1 : 2) * set.channels)});
   }
-  const std::vector<std::byte> all_shared = bootstrap.all_gather(std::as_bytes(std::span(shared)));
-  const std::vector<std::uint32_t> numbers_here = all_to_all(bootstrap, numbers);
-
-  std::vector<OtherSides> theirs(sets.size());
-  for (std::size_t set = 0; set < sets.size(); ++set) {
-    const ConnectionOptions& options = sets[set];
-    for (std::size_t end = 0; end < options.ends(); ++end) {
-      const int peer = options.peer(end);
-      const auto read = [&](std::optional<int> landing_rail) {
-        QueuePairAddress address;
-        const std::size_t at = static_cast<std::size_t>(peer) * num_shared + shared_at(set, landing_rail);
-        std::memcpy(static_cast<void*>(&address), all_shared.data() + at * sizeof address, sizeof address);
-        address.queue_pair = numbers_here[number_at(set, options.channel(end), peer, landing_rail)];
-        return address;
-      };
-      const bool lands = options.lands(end);
-      theirs[set].ends.push_back(read(lands ? std::optional(options.rail_of(options.rank)) : std::nullopt));
-      theirs[set].landings.push_back(lands ? read({}) : QueuePairAddress{});
-    }
-  }
-  return theirs;
+  return places;
 }
 
-/// What kernels need to reach the peers: [channels][ranks].
-std::vector<RdmaPeerParams> connect_ends(const ConnectionOptions& options, int num_ranks, const OtherSides& theirs,
-                                         const ConnectedEnds& made) {
-  std::vector<RdmaPeerParams> peers(static_cast<std::size_t>(options.channels * num_ranks));
-  if (made.ends == nullptr) return peers;
+/// The addresses of all ends. End (channel, b) of rank a is connected to end (channel, a) of rank b, or where that is
+/// on another rail of a fabric that connects rails only, to what receives there from a.
+class AddressBook {
+ public:
+  /// Collective.
+  AddressBook(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets, std::span<const ConnectedEnds> made)
+      : sets_(sets), places_(places_of(sets)) {
+    std::vector<QueuePairAddress> shared(places_.back().address);
+    std::vector<std::uint32_t> numbers(places_.back().number * static_cast<std::size_t>(bootstrap.size()));
+    for (std::size_t set = 0; set < sets.size(); ++set) {
+      for (std::size_t end = 0; made[set].ends != nullptr && end < sets[set].ends(); ++end) {
+        const auto tell = [&](std::optional<int> landing_rail, const QueuePairAddress& address) {
+          const Place at = place(set, end, landing_rail);
+          shared[at.address] = address;
+          numbers[of_peer(set, end, places_.back().number) + at.number] = address.queue_pair;
+        };
+        tell({}, made[set].ends->address(end));
+        if (sets[set].lands(end)) tell(sets[set].rail_of(sets[set].peer(end)), made[set].ends->landing(end));
+      }
+    }
+    shared_ = bootstrap.all_gather(std::as_bytes(std::span(shared)));
+    numbers_ = all_to_all(bootstrap, numbers);
+  }
+
+  /// What the peer of this end has told: its own address, or that by which it receives on a rail.
+  QueuePairAddress find(std::size_t set, std::size_t end, std::optional<int> landing_rail) const {
+    const Place at = place(set, end, landing_rail);
+    QueuePairAddress address;
+    std::memcpy(static_cast<void*>(&address),
+                shared_.data() + (of_peer(set, end, places_.back().address) + at.address) * sizeof address,
+                sizeof address);
+    address.queue_pair = numbers_[of_peer(set, end, places_.back().number) + at.number];
+    return address;
+  }
+
+ private:
+  Place place(std::size_t set, std::size_t end, std::optional<int> landing_rail) const {
+    const auto channel = static_cast<std::size_t>(sets_[set].channel(end));
+    const Place& first = places_[set];
+    if (!landing_rail) return {first.address, first.number + channel};
+    return {first.address + 1 + static_cast<std::size_t>(*landing_rail),
+            first.number + static_cast<std::size_t>(sets_[set].channels) + channel};
+  }
+  std::size_t of_peer(std::size_t set, std::size_t end, std::size_t count) const {
+    return static_cast<std::size_t>(sets_[set].peer(end)) * count;
+  }
+
+  std::span<const ConnectionOptions> sets_;
+  std::vector<Place> places_;
+  std::vector<std::byte> shared_;       ///< addresses, [ranks]
+  std::vector<std::uint32_t> numbers_;  ///< [ranks]
+};
+
+/// Fills in what kernels need to reach the peers.
+void connect_ends(const ConnectionOptions& options, std::size_t set, const AddressBook& addresses, int num_ranks,
+                  ConnectedEnds& made) {
+  made.peers.resize(static_cast<std::size_t>(options.channels * num_ranks));
+  if (made.ends == nullptr) return;
   for (std::size_t end = 0; end < options.ends(); ++end) {
-    peers[static_cast<std::size_t>(options.channel(end) * num_ranks + options.peer(end))] =
-        made.ends->connect(end, theirs.ends[options.other(end)]);
-    if (options.lands(end)) made.ends->connect_landing(end, theirs.landings[end]);
+    const bool lands = options.lands(end);
+    const auto rail = lands ? std::optional(options.rail_of(options.rank)) : std::nullopt;
+    made.peers[static_cast<std::size_t>(options.channel(end) * num_ranks + options.peer(end))] =
+        made.ends->connect(end, addresses.find(set, options.other(end), rail));
+    if (lands) made.ends->connect_landing(end, addresses.find(set, end, {}));
   }
   made.ends->start();
-  return peers;
 }
 
 }  // namespace
 
 int address_exchanges(std::span<const ConnectionOptions> sets, int num_ranks) {
-  const int step = static_cast<int>(ranks_at_once(AddressPlaces(sets).num_numbers));
+  const int step = static_cast<int>(ranks_at_once(places_of(sets).back().number));
   return 1 + (num_ranks + step - 1) / step;
 }
 
@@ -308,18 +301,6 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
   return wire;
 }
 
-ConnectionOptions by_nic(const ConnectionOptions& set, int nic, int num_nics) {
-  ConnectionOptions part = set;
-  part.nic = nic;
-  part.channels = 0;
-  part.port_offsets.clear();
-  for (int channel = nic; channel < set.channels; channel += num_nics, ++part.channels) {
-    const auto place = static_cast<std::size_t>(channel);
-    part.port_offsets.push_back(set.port_offsets.empty() ? channel : set.port_offsets.at(place));
-  }
-  return part;
-}
-
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make) {
   const bool open = wanted == NicHandler::automatic;
@@ -339,10 +320,10 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
       }
     };
     if (attempt("making RDMA queue pairs", make_all)) {
-      const std::vector<OtherSides> theirs = exchange_addresses(bootstrap, sets, made);
+      const AddressBook addresses(bootstrap, sets, made);
       const auto connect_all = [&] {
         for (std::size_t set = 0; set < sets.size(); ++set) {
-          made[set].peers = connect_ends(sets[set], bootstrap.size(), theirs[set], made[set]);
+          connect_ends(sets[set], set, addresses, bootstrap.size(), made[set]);
         }
       };
       if (attempt("connecting RDMA queue pairs", connect_all)) {
@@ -360,6 +341,19 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
 }
 
 namespace {
+
+/// The channels of a set that go by NIC `nic` of so many: nic, nic + num_nics, ...
+ConnectionOptions by_nic(const ConnectionOptions& set, int nic, int num_nics) {
+  ConnectionOptions part = set;
+  part.nic = nic;
+  part.channels = 0;
+  part.port_offsets.clear();
+  for (int channel = nic; channel < set.channels; channel += num_nics, ++part.channels) {
+    const auto place = static_cast<std::size_t>(channel);
+    part.port_offsets.push_back(set.port_offsets.empty() ? channel : set.port_offsets.at(place));
+  }
+  return part;
+}
 
 [[noreturn]] void fail_without_path(const AgreedWire& wire, const std::string& over_rails) {
   fail<SystemError>(
@@ -529,13 +523,13 @@ std::string Connections::health() const {
   return fmt::format("{}", fmt::join(of_nics, "; "));
 }
 
-bool Connections::drain(double most_s) const noexcept {
+bool Connections::drain(double timeout_s) const noexcept {
   try {
     executor_->make_current();
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(most_s);
+    const Deadline deadline(timeout_s == 0 ? 10 : std::min(timeout_s, 10.0));
     while (!std::ranges::all_of(ends_, [](const auto& ends) { return ends->idle(); })) {
-      if (std::chrono::steady_clock::now() > end) {
-        log::warn("rdma: what was posted has not arrived within {} s and is given up", most_s);
+      if (deadline.expired()) {
+        log::warn("rdma: what was posted has not arrived within {} s and is given up", deadline.seconds());
         return false;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(50));

@@ -76,9 +76,6 @@ struct ConnectedEnds {
   std::vector<RdmaPeerParams> peers;  ///< [channels][ranks], for kernels
 };
 
-/// The channels of a set that go by NIC `nic` of so many: nic, nic + num_nics, ...
-ConnectionOptions by_nic(const ConnectionOptions& set, int nic, int num_nics);
-
 /// How many exchanges of the bootstrap it takes to tell the addresses of these sets' ends: one, and one for each
 /// thousand numbers of queue pairs.
 int address_exchanges(std::span<const ConnectionOptions> sets, int num_ranks);
@@ -128,11 +125,9 @@ class Connections {
   std::string health() const;
 
   /// Waits until all that kernels have posted has happened at the peers or has failed. Kernels that use the connections
-  /// must have ended. False, and a warning, if it takes more than `most_s` seconds or cannot be told.
-  bool drain(double most_s) const noexcept;
-  /// How long before a buffer ends whose calls wait `timeout_s` (0: for ever): at most 10 s, which is longer than a NIC
-  /// takes to give up a peer that is gone (about 7 s, see PathOptions).
-  static double drain_time(double timeout_s) { return timeout_s == 0 || timeout_s > 10 ? 10 : timeout_s; }
+  /// must have ended. False, and a warning, if it cannot be told or takes longer than the calls wait (`timeout_s`; 0:
+  /// for ever), or 10 s, which is longer than a NIC takes to give up a peer that is gone (7 s, see PathOptions).
+  bool drain(double timeout_s) const noexcept;
 
   /// Collective, while no kernel of any rank uses the connections: destroys all queue pairs and makes new ones. Failed
   /// ones work again; nothing is outstanding. Throws like make(); kernels must not use the connections then.

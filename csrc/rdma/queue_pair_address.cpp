@@ -1,20 +1,15 @@
 #include "csrc/rdma/queue_pair_address.hpp"
 
+#include <array>
+
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
 
 std::string_view to_string(LinkLayer link_layer) {
-  switch (link_layer) {
-    case LinkLayer::ethernet:
-      return "Ethernet";
-    case LinkLayer::infiniband:
-      return "InfiniBand";
-    case LinkLayer::none:
-      break;
-  }
-  return "no network";
+  constexpr std::array<std::string_view, 3> kNames = {"no network", "InfiniBand", "Ethernet"};
+  return kNames.at(static_cast<std::size_t>(link_layer));
 }
 
 std::string to_string(const QueuePairAddress& address) {

@@ -111,36 +111,14 @@ class Work {
   std::uint64_t bytes_ = 0;
 };
 
-// ---- Entries of all kinds ----
+// ---- Writes and additions in turn ----
 
-DEEP_EP_DEVICE NicTestEntry kind_of(std::uint64_t round, int slot) {
-  return static_cast<NicTestEntry>((round + static_cast<std::uint64_t>(slot)) % layout::kKinds);
-}
-DEEP_EP_DEVICE int words_of(NicTestEntry kind) { return kind == NicTestEntry::write ? layout::kSlotWords : 0; }
-/// What a slot's counter holds after a round: it was added to in every second one.
-DEEP_EP_DEVICE std::uint64_t counted(std::uint64_t round, int slot) {
-  const std::uint64_t kind = static_cast<std::uint64_t>(NicTestEntry::fetch_add);
-  const std::uint64_t until = (round + static_cast<std::uint64_t>(slot) + layout::kKinds - kind) / layout::kKinds;
-  const std::uint64_t before = (static_cast<std::uint64_t>(slot) + layout::kKinds - kind) / layout::kKinds;
-  return (until - before) * static_cast<std::uint64_t>(slot + 1);
-}
 DEEP_EP_DEVICE std::uint32_t slot_word(std::uint64_t round, int slot, int word) {
   return layout::word_of(round, slot * layout::kSlotWords + word);
 }
 DEEP_EP_DEVICE std::uint64_t slot_bytes(int slot) { return 4 * layout::kSlotWords * static_cast<std::uint64_t>(slot); }
 
-DEEP_EP_DEVICE void write_slot_entry(const Side& side, WorkQueueEntry& entry, const EntryHeader& header,
-                                     std::uint64_t round, int slot) {
-  const KeyedAddress to = side.remote(layout::kIncomingSlots + slot_bytes(slot));
-  switch (kind_of(round, slot)) {
-    case NicTestEntry::write:
-      return write_entry(entry, header, to, side.local(layout::kOutgoingSlots + slot_bytes(slot)),
-                         4 * layout::kSlotWords);
-    case NicTestEntry::fetch_add:
-      return side.add_entry(entry, header, layout::kCounters + 8 * static_cast<std::uint64_t>(slot),
-                            static_cast<std::uint64_t>(slot + 1));
-  }
-}
+DEEP_EP_DEVICE std::uint64_t counter_of(int slot) { return layout::kCounters + 8 * static_cast<std::uint64_t>(slot); }
 
 DEEP_EP_DEVICE void send_entries(const NicTestParams& params, Side& side) {
   // One write alone: of several that fail, the last one's completion is seen, which says only that it was flushed.
@@ -156,25 +134,27 @@ DEEP_EP_DEVICE void send_entries(const NicTestParams& params, Side& side) {
     }
     for (int slot = lane_index(); slot < layout::kSlots; slot += kWarpSize) {
       good = good && side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-        write_slot_entry(side, entry, header, round, slot);
+        write_entry(entry, header, side.remote(layout::kIncomingSlots + slot_bytes(slot)),
+                    side.local(layout::kOutgoingSlots + slot_bytes(slot)), 4 * layout::kSlotWords);
+      });
+      good = good && side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+        side.add_entry(entry, header, counter_of(slot), static_cast<std::uint64_t>(slot + 1));
       });
     }
     // Complete before the signal goes: here only the data is looked at, not its order.
     good = good && side.queue().quiet() && side.add(layout::kSignal, 1) && side.wait(layout::kAnswer, round);
-    if (good) work.count(layout::kSlots + 1, 0);
+    if (good) work.count(2 * layout::kSlots + 1, 0);
   }
   work.report(side.result());
   if (good) side.add(layout::kSignal, layout::kStop);
 }
 
 DEEP_EP_DEVICE void check_slot(const Side& side, std::uint64_t round, int slot) {
-  const NicTestEntry kind = kind_of(round, slot);
-  if (kind == NicTestEntry::fetch_add) {
-    const std::uint64_t at = layout::kCounters + 8 * static_cast<std::uint64_t>(slot);
-    side.compare(round, slot, counted(round, slot), load_acquire<Scope::system>(side.counter(at)));
-  }
+  side.compare(round, layout::kSlots + slot, round * static_cast<std::uint64_t>(slot + 1),
+               load_acquire<Scope::system>(side.counter(counter_of(slot))));
   const std::uint32_t* words = side.words(layout::kIncomingSlots + slot_bytes(slot));
-  for (int i = 0; i < words_of(kind); ++i) side.compare(round, slot, slot_word(round, slot, i), load_weak(words + i));
+  for (int i = 0; i < layout::kSlotWords; ++i)
+    side.compare(round, slot, slot_word(round, slot, i), load_weak(words + i));
 }
 
 // ---- Data, then a flag ----

@@ -11,15 +11,12 @@
 namespace deep_ep {
 
 enum class NicTestTask : std::uint32_t {
-  entries,    ///< rounds of entries of every kind; the receiver looks at each round's data
+  entries,    ///< rounds of writes and fetch-adds in turn; the receiver looks at each round's data
   litmus,     ///< rounds of data and, posted right behind it, a flag; the receiver looks as soon as it sees the flag
   writes,     ///< long writes, as fast as they go
   additions,  ///< fetch-adds, as fast as they go
   wrong_key,  ///< one write by a key that the peer has not given; nobody receives
 };
-
-/// Kinds of entries of NicTestTask::entries, in turn.
-enum class NicTestEntry : std::uint32_t { write, fetch_add };
 
 /// What one warp has done and seen.
 struct NicTestResult {
@@ -28,15 +25,14 @@ struct NicTestResult {
   std::uint64_t nanoseconds = 0;  ///< from the first posted to the last complete
   std::uint64_t wrong = 0;        ///< words that were not what was sent; the rest is about the first of them
   std::uint64_t round = 0;
-  std::uint64_t place = 0;  ///< slot (entries) or word
+  std::uint64_t place = 0;  ///< word; of entries the slot, or for its counter nic_test::kSlots + slot
   std::uint64_t expected = 0;
   std::uint64_t found = 0;
 };
 
 /// Memory of one pair of queue pairs, in bytes from its beginning; the heap has one after the other.
 namespace nic_test {
-inline constexpr int kKinds = 2;
-inline constexpr int kSlots = 1024;  ///< entries of a round
+inline constexpr int kSlots = 512;  ///< in a round each gets a write, and an addition to its counter
 inline constexpr int kSlotWords = 16;
 inline constexpr int kLitmusWords = 4096;
 inline constexpr std::uint32_t kMessageBytes = 32768;

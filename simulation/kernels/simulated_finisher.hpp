@@ -151,13 +151,11 @@ class Finisher : Fencer {
 
   DEEP_EP_DEVICE void fail(const Piece& piece) const {
     const SimulatedQueue& pair = params_.queues[piece.queue];
-    const auto header = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(piece.to));
-    const std::uint32_t opcode = rdma::high_half(header) & 0xffu;
+    const rdma::WorkQueueEntry& entry = pair.ring[static_cast<std::uint32_t>(piece.index) & (pair.depth - 1)];
+    const std::uint32_t opcode = rdma::swap32(entry.segment[0].word[0]) & 0xffu;
     params_.states[piece.queue].late_end = 0;
     SimulatedFailure& failure = params_.failures[piece.queue];
     failure.index = piece.index;
-    failure.header = header;
-    failure.length = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(piece.from));
     failure.syndrome = static_cast<std::uint32_t>(piece.add);
     failure.mistake = static_cast<rdma::Mistake>(piece.mistake);
     store_release<Scope::system>(&failure.claimed, 1);

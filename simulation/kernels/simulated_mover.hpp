@@ -7,40 +7,19 @@
 
 namespace deep_ep::device::simulated {
 
-/// By a warp; `bytes` at most kPieceBytes. Any alignment, but 16 bytes at a time only where both have the same.
+/// By a warp. Any alignment, but 16 bytes at a time only where both have the same.
 DEEP_EP_DEVICE void copy_piece(std::byte* to, const std::byte* from, std::uint32_t bytes) {
-  constexpr int kAtOnce = kPieceBytes / sizeof(Vec16) / kWarpSize;
   const auto target = reinterpret_cast<std::uintptr_t>(to);
-  const auto source = reinterpret_cast<std::uintptr_t>(from);
-  const bool by_vectors = (target ^ source) % 16 == 0;
-  const bool by_words = (target ^ source) % 4 == 0;
-  const std::uint32_t unit = by_vectors ? 16 : by_words ? 4 : 1;
-  const auto skipped = static_cast<std::uint32_t>(-target) % unit;
-  const std::uint32_t head = skipped < bytes ? skipped : bytes;
-  const std::uint32_t units = (bytes - head) / unit;
-  const std::uint32_t tail = head + units * unit;
+  const bool alike = (target ^ reinterpret_cast<std::uintptr_t>(from)) % 16 == 0;
+  const std::uint32_t skipped = static_cast<std::uint32_t>(-target) % 16;
+  const std::uint32_t head = alike && skipped < bytes ? skipped : bytes;
+  const std::uint32_t end = head + (bytes - head) / 16 * 16;
   const auto lane = static_cast<std::uint32_t>(lane_index());
   for (std::uint32_t i = lane; i < head; i += kWarpSize) to[i] = from[i];
-  for (std::uint32_t i = tail + lane; i < bytes; i += kWarpSize) to[i] = from[i];
-  if (by_vectors) {
-    const auto* in = reinterpret_cast<const Vec16*>(from + head);
-    auto* out = reinterpret_cast<Vec16*>(to + head);
-    Vec16 held[kAtOnce];
-#pragma unroll
-    for (std::uint32_t i = 0; i < kAtOnce; ++i) {
-      if (lane + i * kWarpSize < units) held[i] = load_weak(in + lane + i * kWarpSize);
-    }
-#pragma unroll
-    for (std::uint32_t i = 0; i < kAtOnce; ++i) {
-      if (lane + i * kWarpSize < units) store_stream(out + lane + i * kWarpSize, held[i]);
-    }
-  } else if (by_words) {
-    const auto* in = reinterpret_cast<const std::uint32_t*>(from + head);
-    auto* out = reinterpret_cast<std::uint32_t*>(to + head);
-    for (std::uint32_t i = lane; i < units; i += kWarpSize) store_stream(out + i, load_weak(in + i));
-  } else {
-    for (std::uint32_t i = lane; i < units; i += kWarpSize) to[head + i] = from[head + i];
+  for (std::uint32_t i = head + 16 * lane; i < end; i += 16 * kWarpSize) {
+    store_stream(reinterpret_cast<Vec16*>(to + i), load_weak(reinterpret_cast<const Vec16*>(from + i)));
   }
+  for (std::uint32_t i = end + lane; i < bytes; i += kWarpSize) to[i] = from[i];
 }
 
 /// A warp that moves the pieces mover, mover + movers, mover + 2 * movers, ... until the last one: large ones by bulk

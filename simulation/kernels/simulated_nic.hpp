@@ -37,9 +37,7 @@ struct SimulatedQueueState {
 /// Why a queue pair failed, for the host.
 struct SimulatedFailure {
   std::uint64_t claimed = 0;  ///< written last
-  std::uint64_t index = 0;    ///< of the entry
-  std::uint64_t header = 0;   ///< its first two words, in host byte order, the first one high
-  std::uint32_t length = 0;   ///< as the entry says it
+  std::uint64_t index = 0;    ///< of the entry, which stays in its ring
   std::uint32_t syndrome = 0;
   device::rdma::Mistake mistake = device::rdma::Mistake::none;
 };

@@ -17,7 +17,7 @@ inline constexpr std::uint32_t kMoverStages = 3;    ///< pieces of a warp in sha
 /// What is behind a piece, in Piece::what.
 inline constexpr std::uint32_t kAdds = 1;       ///< an addition to `to`; the value before goes to `from`
 inline constexpr std::uint32_t kCompletes = 2;  ///< its entry asks for a completion
-inline constexpr std::uint32_t kFails = 4;      ///< its entry fails: `add` is the syndrome, `to` header, `from` length
+inline constexpr std::uint32_t kFails = 4;      ///< its entry fails: `add` is the syndrome
 
 struct Piece {
   std::byte* to;

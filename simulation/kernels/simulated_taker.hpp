@@ -143,7 +143,7 @@ class Taker {
     Job job;
     if (wanted) job = job_of(pair, index);
     const rdma::Mistake mistake = mistake_of(found, pair.depth, record);
-    if (mistake != rdma::Mistake::none) fail(job, std::uint64_t{rdma::kOpcodeNop} << 32, 0, kLocalQueuePair, mistake);
+    if (mistake != rdma::Mistake::none) fail(job, kLocalQueuePair, mistake);
     // What comes behind a failure is not executed.
     const std::uint32_t failures = warp::ballot(wanted && (job.what & kFails) != 0);
     count = failures != 0 ? lowest_bit(failures) + 1 : count;
@@ -167,10 +167,7 @@ class Taker {
   static constexpr std::uint32_t kRemoteInvalidRequest = 0x12;
   static constexpr std::uint32_t kRemoteAccess = 0x13;
 
-  DEEP_EP_DEVICE static void fail(Job& job, std::uint64_t header, std::uint32_t length, std::uint32_t syndrome,
-                                  rdma::Mistake mistake) {
-    job.to = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(header));
-    job.from = reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(length));
+  DEEP_EP_DEVICE static void fail(Job& job, std::uint32_t syndrome, rdma::Mistake mistake) {
     job.bytes = 0;
     job.add = syndrome;
     job.what = kFails | kCompletes;
@@ -214,10 +211,7 @@ class Taker {
                  : job.to == nullptr                         ? kRemoteAccess
                                                              : 0;
     }
-    if (syndrome != 0) {
-      const Vec16& header = entry.segment[0];
-      fail(job, rdma::wide(header.word[0], header.word[1]), operation.length, syndrome, operation.mistake);
-    }
+    if (syndrome != 0) fail(job, syndrome, operation.mistake);
     return job;
   }
 

@@ -81,7 +81,7 @@ std::string first_wrong(const NicTestResult& seen) {
 }
 
 std::string kind_name(const NicTestResult& seen) {
-  return (seen.round + seen.place) % 2 == 0 ? "a write" : "a fetch-add";
+  return seen.place < deep_ep::nic_test::kSlots ? "a write" : "a fetch-add";
 }
 
 std::string rate_text(double bytes_per_second) {
@@ -188,20 +188,21 @@ std::string advice_on_rate(const Link& link) {
          "IOMMU's translation (iommu=pt); then try DEEP_EP_RDMA_RELAXED_ORDERING=1";
 }
 
-Line judge_bandwidth(const std::vector<Rate>& rates, const Link& link) {
+Line judge_bandwidth(const std::vector<Run>& runs, const Link& link) {
   constexpr double kEnough = 0.8;
   std::string figures;
   double best = 0;
-  for (const Rate& rate : rates) {
-    if (auto line = broken("bandwidth", rate.run)) return *line;
-    if (const NicTestResult* seen = rate.run.wrong()) {
-      return {"bandwidth", Outcome::fail, fmt::format("with {} queue pairs {}", rate.pairs, first_wrong(*seen)),
+  for (const Run& run : runs) {
+    const std::size_t pairs = run.sent.size();
+    if (auto line = broken("bandwidth", run)) return *line;
+    if (const NicTestResult* seen = run.wrong()) {
+      return {"bandwidth", Outcome::fail, fmt::format("with {} queue pairs {}", pairs, first_wrong(*seen)),
               "bytes that the NIC calls written are not there: results would be wrong under load", kReport};
     }
-    const double bytes_per_second = static_cast<double>(rate.run.bytes()) / rate.run.seconds();
+    const double bytes_per_second = static_cast<double>(run.bytes()) / run.seconds();
     best = std::max(best, bytes_per_second);
-    figures += fmt::format("{}{} with {} {}", figures.empty() ? "" : ", ", rate_text(bytes_per_second), rate.pairs,
-                           rate.pairs == 1 ? "queue pair" : "queue pairs");
+    figures += fmt::format("{}{} with {} {}", figures.empty() ? "" : ", ", rate_text(bytes_per_second), pairs,
+                           pairs == 1 ? "queue pair" : "queue pairs");
   }
   if (link.gbps > 0) figures += fmt::format("; the link has {:.1f} GB/s", link.gbps / 8);
   if (!link.is_judged || best >= kEnough * link.gbps / 8 * 1e9) return {"bandwidth", Outcome::pass, figures, "", ""};

@@ -16,12 +16,9 @@ Line judge_litmus(const Run& run);
 Line judge_additions(const Run& run);
 Line judge_wrong_key(const Run& run);
 
-struct Rate {
-  int pairs = 0;
-  Run run;
-};
-/// A failure below 80 % of the port's rate, if it is judged: which of PCIe, MTU, ordering and ATS is the likely cause.
-Line judge_bandwidth(const std::vector<Rate>& rates, const Link& link);
+/// Runs of more and more pairs. A failure below 80 % of the port's rate, if it is judged: which of PCIe, MTU, ordering
+/// and ATS is the likely cause.
+Line judge_bandwidth(const std::vector<Run>& runs, const Link& link);
 
 /// A check that was left out.
 Line skipped(const std::string& name, const std::string& why);

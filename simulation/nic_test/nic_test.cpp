@@ -141,13 +141,12 @@ class Examination {
   }
 
   Line bandwidth() {
-    std::vector<Rate> rates;
+    std::vector<Run> runs;
     for (int pairs = 1; pairs <= kMostPairs; pairs *= 2) {
-      rates.push_back({pairs, measure(NicTestTask::writes, pairs)});
-      const Run& run = rates.back().run;
-      if (anywhere(run.fault.has_value() || run.wrong() != nullptr)) break;
+      runs.push_back(measure(NicTestTask::writes, pairs));
+      if (anywhere(runs.back().fault.has_value() || runs.back().wrong() != nullptr)) break;
     }
-    return judge_bandwidth(rates, subject_.link);
+    return judge_bandwidth(runs, subject_.link);
   }
 
   Line wrong_key() {
@@ -160,14 +159,14 @@ class Examination {
 
   void check_other_ways() {
     if (subject_.others.empty()) lines_.push_back(skipped("way", subject_.no_others));
-    for (const Way& way : subject_.others) {
+    for (const NicHandler other : subject_.others) {
       check("way", [&] {
-        bench_.connect(way.handler, way.make, 1);
+        bench_.connect(other, subject_.make, 1);
         const double wait_s = std::min(limits_.wait_s, kMostOfAWay);
         return judge_entries("way", bench_.run({NicTestTask::entries, 1, 2000, limits_.entries_s, wait_s}),
                              /*must_wrap=*/false);
       });
-      lines_.back().found = fmt::format("{}: {}", way.name, lines_.back().found);
+      lines_.back().found = fmt::format("handler {}: {}", name_of(other), lines_.back().found);
     }
   }
 

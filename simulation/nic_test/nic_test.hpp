@@ -13,13 +13,6 @@
 
 namespace deep_ep::rdma::nic_test {
 
-/// A way to drive the NIC.
-struct Way {
-  std::string name;  ///< "handler doorbell"
-  MakeEndsOn make;
-  NicHandler handler = NicHandler::automatic;
-};
-
 /// Log lines around failures that the test makes on purpose.
 inline constexpr std::string_view kFailuresBegin = "NIC test: a write by a wrong key comes now; what fails is to fail";
 inline constexpr std::string_view kFailuresEnd = "NIC test: that was the write by a wrong key";
@@ -29,8 +22,8 @@ struct Subject {
   std::shared_ptr<Executor> executor;
   MakeEndsOn make;  ///< as a run would
   NicHandler handler = NicHandler::automatic;
-  std::vector<Way> others;  ///< tried briefly, one line each; none between machines
-  std::string no_others;    ///< why there are none
+  std::vector<NicHandler> others;  ///< tried briefly, one line each; none between machines
+  std::string no_others;           ///< why there are none
   Link link = {};
   bool wants_gpu_handler = false;  ///< kernels are to ring the NIC; that they cannot is a failure
 };

@@ -119,7 +119,7 @@ std::string end_of_file(const std::string& path, std::size_t most) {
 std::string bundle_of(const Patient& patient, const Findings& findings,
                       const std::vector<std::pair<std::string, std::string>>& more) {
   std::string versions = version_text() + "\n";
-  for (const std::string& line : rdma::verbs::describe(rdma::verbs::report_libraries())) versions += line + "\n";
+  for (const auto& library : rdma::verbs::report_libraries()) versions += library.text() + "\n";
   std::vector<std::pair<std::string, std::string>> parts = {
       {"machine", to_text(report_machine(patient, full_version()))},
       {"doctor", examination_text(patient, findings)},

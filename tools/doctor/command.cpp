@@ -41,9 +41,12 @@ struct DoctorOptions {
 
 /// On this machine the libraries can be opened, which is more than their files can tell.
 void check_loaded_libraries(const Patient& patient, Findings& findings) {
-  const rdma::verbs::LibraryReport report = rdma::verbs::report_libraries();
-  const std::vector<std::string> lines = rdma::verbs::describe(report);
-  const bool usable = report.verbs.usable && report.mlx5.usable;
+  bool usable = true;
+  std::vector<std::string> lines;
+  for (const auto& library : rdma::verbs::report_libraries()) {
+    usable &= library.usable();
+    lines.push_back(library.text());
+  }
   findings.push_back({"loaded_libraries",
                       usable                 ? Verdict::ok
                       : patient.nics.empty() ? Verdict::note

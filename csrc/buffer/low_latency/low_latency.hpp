@@ -61,7 +61,7 @@ class LowLatency {
   void check() const;
   /// After the last call: its kernels have ended, but what they posted may not have reached the peers, who wait for it.
   void drain() noexcept {
-    if (connections_) connections_->drain(rdma::Connections::drain_time(runtime_.timeout_s()));
+    if (connections_) connections_->drain(runtime_.timeout_s());
   }
   /// Nothing of this rank touches a peer any more.
   void disconnect() { connections_.reset(); }

@@ -15,9 +15,13 @@ std::string describe(const GidEntry& gid) {
   return fmt::format("GID {} ({}, {})", gid.index, name_of(gid.type), gid.address());
 }
 
-// Smaller is better; nothing for a GID that must not be used unless it is asked for.
-std::optional<int> rank_on_ethernet(const GidEntry& gid) {
-  if (gid.is_zero() || gid.is_link_local() || gid.type != GidType::roce_v2) return std::nullopt;
+constexpr int kNever = 3;
+
+// Smaller is better; kNever for a GID that must not be used unless it is asked for.
+int rank(const GidEntry& gid, bool ethernet) {
+  if (gid.is_zero()) return kNever;
+  if (!ethernet) return 0;
+  if (gid.is_link_local() || gid.type != GidType::roce_v2) return kNever;
   if (gid.is_ipv4_link_local()) return 2;
   return gid.is_ipv4_mapped() ? 0 : 1;
 }
@@ -35,17 +39,9 @@ std::string why_none(const std::vector<GidEntry>& gids, bool ethernet) {
 }
 
 GidChoice choose_automatically(const std::vector<GidEntry>& gids, bool ethernet) {
-  GidChoice choice;
-  std::optional<int> best;
-  for (const GidEntry& gid : gids) {
-    const std::optional<int> rank =
-        ethernet ? rank_on_ethernet(gid) : (gid.is_zero() ? std::nullopt : std::optional<int>(0));
-    if (!rank || (best && *best <= *rank)) continue;
-    best = rank;
-    choice.gid = gid;
-  }
-  if (!choice.gid) choice.problem = why_none(gids, ethernet);
-  return choice;
+  const auto best = std::ranges::min_element(gids, {}, [&](const GidEntry& gid) { return rank(gid, ethernet); });
+  if (best == gids.end() || rank(*best, ethernet) == kNever) return {.problem = why_none(gids, ethernet)};
+  return {.gid = *best};
 }
 
 }  // namespace
@@ -81,36 +77,19 @@ std::optional<GidBytes> parse_gid(std::string_view text) {
 
 GidChoice choose_gid(const std::vector<GidEntry>& gids, bool ethernet, const GidPolicy& policy) {
   if (!policy.index) return choose_automatically(gids, ethernet);
-  const auto named =
-      std::find_if(gids.begin(), gids.end(), [&](const GidEntry& gid) { return gid.index == *policy.index; });
-  GidChoice choice;
-  if (named != gids.end() && !named->is_zero()) {
-    choice.gid = *named;
-    return choice;
-  }
+  const auto named = std::ranges::find(gids, *policy.index, &GidEntry::index);
+  if (named != gids.end() && !named->is_zero()) return {.gid = *named};
   const std::string refused =
       fmt::format("{}={}: no GID is there (zero, or beyond the table)", policy.index_source, *policy.index);
-  if (policy.index_is_binding) {
-    choice.problem = refused;
-    return choice;
-  }
-  choice = choose_automatically(gids, ethernet);
+  if (policy.index_is_binding) return {.problem = refused};
+  GidChoice choice = choose_automatically(gids, ethernet);
   if (choice.gid) choice.warning = fmt::format("{}; GID {} is used instead", refused, choice.gid->index);
   return choice;
 }
 
 const char* name_of(GidType type) {
-  switch (type) {
-    case GidType::infiniband:
-      return "InfiniBand";
-    case GidType::roce_v1:
-      return "RoCE v1";
-    case GidType::roce_v2:
-      return "RoCE v2";
-    case GidType::unknown:
-      break;
-  }
-  return "unknown type";
+  constexpr std::array kNames = {"InfiniBand", "RoCE v1", "RoCE v2", "unknown type"};
+  return kNames[static_cast<std::size_t>(type)];
 }
 
 }  // namespace deep_ep::rdma

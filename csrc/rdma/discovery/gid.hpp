@@ -44,9 +44,9 @@ struct GidPolicy {
 };
 
 struct GidChoice {
-  std::optional<GidEntry> gid;
-  std::string problem;  ///< why there is none; otherwise empty
-  std::string warning;  ///< what is unusual about the chosen one
+  std::optional<GidEntry> gid = {};
+  std::string problem = {};  ///< why there is none; otherwise empty
+  std::string warning = {};  ///< what is unusual about the chosen one
 };
 
 /// Ethernet: RoCE v2 only; IPv4 first, then global IPv6, then IPv4 of 169.254.0.0/16, which machines on one cable give

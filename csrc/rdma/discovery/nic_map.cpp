@@ -16,25 +16,6 @@ using topology::Distance;
 using topology::Gpu;
 using topology::Proximity;
 
-int distance_cost(const Distance& distance) {
-  // Hops distinguish equal links.
-  switch (distance.proximity) {
-    case Proximity::same_switch:
-      return distance.hops;
-    case Proximity::across_switches:
-      return 32 + distance.hops;
-    case Proximity::host_bridge:
-      return 64 + distance.hops;
-    case Proximity::numa_node:
-      return 128;
-    case Proximity::system:
-      return 512;
-    case Proximity::unknown:
-      break;
-  }
-  return 512;
-}
-
 std::string port_name(const Nic& nic, int port) { return fmt::format("{} port {}", nic.name, port); }
 
 // Why this port cannot be used at all; otherwise empty, and it is added to `usable`.
@@ -72,31 +53,17 @@ class Mapper {
     } else {
       apply_mapping();
     }
-    for (std::size_t gpu = 0; gpu < map_.gpus.size(); ++gpu) {
-      NicMapRow& row = map_.rows[gpu];
-      for (NicAssignment& one : row.nics) one.distance = topology::distance(map_.gpus[gpu].pci, one.nic.pci);
-    }
-    list_unused();
-    warn_of_sharing();
-    warn_of_distance();
+    tell();
     return std::move(map_);
   }
 
  private:
-  std::string nic_names() const {
-    std::string names;
-    for (const Nic& nic : map_.nics) names += fmt::format("{}{}", names.empty() ? "" : ", ", nic.name);
-    return names.empty() ? "none" : names;
-  }
-
   // --- the operator's mapping ---
 
   std::optional<std::size_t> find_gpu(const MappingEntry& entry) const {
     if (!entry.cuda_id) return topology::find_by_uuid(map_.gpus, entry.uuid);
-    for (std::size_t i = 0; i < map_.gpus.size(); ++i) {
-      if (map_.gpus[i].cuda_id == entry.cuda_id) return i;
-    }
-    return std::nullopt;
+    const auto found = std::ranges::find(map_.gpus, entry.cuda_id, &Gpu::cuda_id);
+    return found == map_.gpus.end() ? std::nullopt : std::optional(static_cast<std::size_t>(found - map_.gpus.begin()));
   }
 
   void apply_mapping() {
@@ -119,13 +86,15 @@ class Mapper {
   }
 
   void apply_entry(const MappingEntry& entry, NicMapRow& row) {
-    const auto nic =
-        std::find_if(map_.nics.begin(), map_.nics.end(), [&](const Nic& n) { return n.name == entry.hca; });
+    const auto nic = std::ranges::find(map_.nics, entry.hca, &Nic::name);
     const auto refuse = [&](const std::string& reason) {
       row.problem = fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}': {}", entry.text, reason);
     };
     if (nic == map_.nics.end()) {
-      return refuse(fmt::format("there is no HCA '{}'; HCAs of this machine: {}", entry.hca, nic_names()));
+      std::vector<std::string> names;
+      for (const Nic& one : map_.nics) names.push_back(one.name);
+      if (names.empty()) names = {"none"};
+      return refuse(fmt::format("there is no HCA '{}'; HCAs of this machine: {}", entry.hca, fmt::join(names, ", ")));
     }
     const NicPort* port = nic->port(entry.port);
     if (port == nullptr) {
@@ -199,10 +168,12 @@ class Mapper {
       for (NicMapRow& row : map_.rows) row.problem = "there is no usable NIC";
       return;
     }
-    std::vector<std::tuple<int, int, std::size_t, std::size_t>> pairs;  // distance, function, GPU, NIC
+    std::vector<std::tuple<Proximity, int, int, std::size_t, std::size_t>> pairs;  // distance, function, GPU, NIC
     for (const std::size_t gpu : gpus) {
       for (std::size_t c = 0; c < candidates_.size(); ++c) {
-        pairs.emplace_back(distance_cost(distance(gpu, c)), function_rank(c), gpu, c);
+        const Distance away = topology::distance(map_.gpus[gpu].pci, candidates_[c].nic.pci);
+        // One that is not known may be the longest.
+        pairs.emplace_back(std::min(away.proximity, Proximity::system), away.hops, function_rank(c), gpu, c);
       }
     }
     std::ranges::sort(pairs);
@@ -210,7 +181,7 @@ class Mapper {
     // NICs are shared only where all have a GPU, and then by one more each.
     for (std::size_t left = gpus.size(); left != 0;) {
       std::vector<bool> taken(candidates_.size());
-      for (const auto& [away, function, gpu, c] : pairs) {
+      for (const auto& [proximity, hops, function, gpu, c] : pairs) {
         if (!map_.rows[gpu].nics.empty() || taken[c]) continue;
         map_.rows[gpu] = {{candidates_[c]}, {}};
         taken[c] = true;
@@ -219,15 +190,28 @@ class Mapper {
     }
   }
 
-  Distance distance(std::size_t gpu, std::size_t candidate) const {
-    return topology::distance(map_.gpus[gpu].pci, candidates_[candidate].nic.pci);
-  }
-
   // --- what to tell ---
 
-  void list_unused() {
+  void tell() {
+    std::map<std::string, std::map<int, std::vector<std::string>>> users;  // GPUs of each NIC, by its port
+    std::vector<std::string> far;
+    for (std::size_t i = 0; i < map_.gpus.size(); ++i) {
+      const Gpu& gpu = map_.gpus[i];
+      for (NicAssignment& one : map_.rows[i].nics) {
+        users[one.nic.name][one.port].push_back(gpu.text());
+        one.distance = topology::distance(gpu.pci, one.nic.pci);
+        if (one.distance.proximity != Proximity::system) continue;
+        far.push_back(fmt::format("{} and {} are SYS apart ({}): expect a fraction of the NIC's bandwidth", gpu.text(),
+                                  one.nic.name, topology::explanation(Proximity::system)));
+      }
+    }
     for (const Nic& nic : map_.nics) {
-      if (!users_of([&](const NicAssignment& used) { return used.nic.name == nic.name; }).empty()) continue;
+      for (const auto& [port, gpus] : users[nic.name]) {
+        if (gpus.size() < 2) continue;
+        map_.warnings.push_back(fmt::format("{} carries the traffic of {} GPUs, each gets a share of its bandwidth: {}",
+                                            port_name(nic, port), gpus.size(), fmt::join(gpus, ", ")));
+      }
+      if (!users[nic.name].empty()) continue;
       const auto reason = reasons_.find(nic.name);
       map_.unused.push_back(fmt::format("{}: {}", nic.name,
                                         reason != reasons_.end() ? reason->second
@@ -235,39 +219,7 @@ class Mapper {
                                             ? "all GPUs have a NIC already"
                                             : "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it"));
     }
-  }
-
-  /// The GPUs with a NIC of which `like` is true.
-  template <class Like>
-  std::vector<std::string> users_of(const Like& like) const {
-    std::vector<std::string> users;
-    for (std::size_t gpu = 0; gpu < map_.rows.size(); ++gpu) {
-      if (std::ranges::any_of(map_.rows[gpu].nics, like)) users.push_back(map_.gpus[gpu].text());
-    }
-    return users;
-  }
-
-  void warn_of_sharing() {
-    for (const Nic& nic : map_.nics) {
-      for (const NicPort& port : nic.ports) {
-        const std::vector<std::string> users =
-            users_of([&](const NicAssignment& used) { return used.nic.name == nic.name && used.port == port.number; });
-        if (users.size() < 2) continue;
-        map_.warnings.push_back(fmt::format("{} carries the traffic of {} GPUs, each gets a share of its bandwidth: {}",
-                                            port_name(nic, port.number), users.size(), fmt::join(users, ", ")));
-      }
-    }
-  }
-
-  void warn_of_distance() {
-    for (std::size_t gpu = 0; gpu < map_.rows.size(); ++gpu) {
-      for (const NicAssignment& one : map_.rows[gpu].nics) {
-        if (one.distance.proximity != Proximity::system) continue;
-        map_.warnings.push_back(fmt::format("{} and {} are SYS apart ({}): expect a fraction of the NIC's bandwidth",
-                                            map_.gpus[gpu].text(), one.nic.name,
-                                            topology::explanation(Proximity::system)));
-      }
-    }
+    map_.warnings.insert(map_.warnings.end(), far.begin(), far.end());
   }
 
   const RdmaSettings& settings_;

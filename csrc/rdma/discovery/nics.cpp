@@ -1,7 +1,7 @@
 #include "csrc/rdma/discovery/nics.hpp"
 
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <tuple>
 
 #include "csrc/support/format.hpp"
@@ -19,17 +19,7 @@ std::string text_of(const SystemRoot& root, const std::string& path) {
 }
 
 // "ACTIVE" of "4: ACTIVE".
-std::string after_number(const std::string& text) {
-  const std::size_t colon = text.find(':');
-  return std::string(trim(colon == std::string::npos ? text : text.substr(colon + 1)));
-}
-
-// 400 of "400 Gb/sec (4X NDR)".
-double leading_number(const std::string& text) {
-  double value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
+std::string after_number(const std::string& text) { return std::string(split(text, ':').back()); }
 
 GidType gid_type(const std::string& text, bool ethernet) {
   if (text == "RoCE v2") return GidType::roce_v2;
@@ -40,9 +30,7 @@ GidType gid_type(const std::string& text, bool ethernet) {
 // 106 of "106" or "Global tclass=106", the first line; others are rules for some connections.
 std::optional<std::uint8_t> traffic_class(const SystemRoot& root, const std::string& nic, int port) {
   const std::string text = text_of(root, fmt::format("{}/{}/tc/{}/traffic_class", kClass, nic, port));
-  const std::string line = text.substr(0, text.find('\n'));
-  const std::size_t equals = line.find('=');
-  return parse_number<std::uint8_t>(trim(equals == std::string::npos ? line : line.substr(equals + 1)));
+  return parse_number<std::uint8_t>(split(split(text, '\n').front(), '=').back());
 }
 
 NicPort read_port(const SystemRoot& root, const std::string& folder, int number) {
@@ -50,7 +38,8 @@ NicPort read_port(const SystemRoot& root, const std::string& folder, int number)
   port.number = number;
   port.state = after_number(text_of(root, folder + "/state"));
   port.physical_state = after_number(text_of(root, folder + "/phys_state"));
-  port.rate_gbps = leading_number(text_of(root, folder + "/rate"));
+  // "400 Gb/sec (4X NDR)"
+  port.rate_gbps = parse_number<double>(split(text_of(root, folder + "/rate"), ' ').front()).value_or(0);
   port.link_layer = text_of(root, folder + "/link_layer");
   for (const std::string& index : root.list(folder + "/gids")) {
     const auto place = parse_number<int>(index);
@@ -86,12 +75,10 @@ std::vector<int> cpus_near(const SystemRoot& root, int numa_node) {
   std::vector<int> cpus;
   if (numa_node < 0) return cpus;
   const std::string text = text_of(root, fmt::format("/sys/devices/system/node/node{}/cpulist", numa_node));
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::string_view range = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(range.size() + 1, rest.size()));
-    const std::size_t dash = range.find('-');
-    const auto first = parse_number<int>(range.substr(0, dash));
-    const auto last = dash == std::string_view::npos ? first : parse_number<int>(range.substr(dash + 1));
+  for (const std::string_view range : split(text, ',')) {
+    const std::vector<std::string_view> ends = split(range, '-');
+    const auto first = parse_number<int>(ends.front());
+    const auto last = parse_number<int>(ends.back());
     for (int cpu = first.value_or(0); first && last && cpu <= *last; ++cpu) cpus.push_back(cpu);
   }
   return cpus;
@@ -107,8 +94,7 @@ std::string uverbs_of(const SystemRoot& root, const std::string& name) {
 }  // namespace
 
 const NicPort* Nic::port(int number) const {
-  const auto found =
-      std::find_if(ports.begin(), ports.end(), [&](const NicPort& port) { return port.number == number; });
+  const auto found = std::ranges::find(ports, number, &NicPort::number);
   return found == ports.end() ? nullptr : &*found;
 }
 
@@ -147,15 +133,9 @@ bool is_virtual_machine(const SystemRoot& root) {
 }
 
 const char* name_of(Capability capability) {
-  switch (capability) {
-    case Capability::mlx5:
-      return "mlx5: handlers gpu and cpu";
-    case Capability::verbs:
-      return "verbs: handler cpu";
-    case Capability::unsupported:
-      break;
-  }
-  return "not supported: no reliable connections over InfiniBand or RoCE";
+  constexpr std::array kNames = {"mlx5: handlers gpu and cpu", "verbs: handler cpu",
+                                 "not supported: no reliable connections over InfiniBand or RoCE"};
+  return kNames[static_cast<std::size_t>(capability)];
 }
 
 }  // namespace deep_ep::rdma

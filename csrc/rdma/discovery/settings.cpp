@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <type_traits>
-#include <variant>
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
@@ -22,55 +21,50 @@ struct SimulatedKey {
   std::string_view unit;
   double least;
   double most;
-  std::variant<int SimulatedNic::*, double SimulatedNic::*, std::optional<double> SimulatedNic::*> value;
-  bool or_zero = false;  ///< 0 is allowed besides
+  bool or_zero;  ///< 0 is allowed besides
+  bool whole;
+  void (*set)(SimulatedNic&, double);
 };
 
+template <auto member>
+constexpr SimulatedKey key(std::string_view name, std::string_view unit, double least, double most,
+                           bool or_zero = false) {
+  using Value = std::remove_reference_t<decltype(SimulatedNic().*member)>;
+  return {name, unit, least, most, or_zero, std::is_integral_v<Value>, [](SimulatedNic& nic, double value) {
+            nic.*member = static_cast<Value>(value);
+          }};
+}
+
 constexpr std::array kSimulatedKeys = {
-    SimulatedKey{"rate", "GB/s; or 0, no limit", 0.01, 1000, &SimulatedNic::gb_per_s, true},
-    SimulatedKey{"latency", "us", 0, 100000, &SimulatedNic::latency_us},
-    SimulatedKey{"atomics", "of a queue pair under way", 1, 32, &SimulatedNic::most_adds},
-    SimulatedKey{"overhead", "bytes of a message", 0, 4096, &SimulatedNic::overhead_bytes},
-    SimulatedKey{"reorder", "us", 0, 100000, &SimulatedNic::reorder_us},
-    SimulatedKey{"completion", "us", 0, 100000, &SimulatedNic::completion_us},
-    SimulatedKey{"rails", "ranks of a node; or 0, no rails", 0, 128, &SimulatedNic::rails},
-    SimulatedKey{"receive", "GB/s; or 0, no limit", 0.001, 1000, &SimulatedNic::receive_gb_per_s, true},
-    SimulatedKey{"slow", "the channel, counted from 1; or 0, none", 1, 256, &SimulatedNic::slow, true},
-    SimulatedKey{"slow_rate", "GB/s", 0.001, 1000, &SimulatedNic::slow_gb_per_s},
-    SimulatedKey{"sms", "that a NIC takes", 1, 2, &SimulatedNic::multiprocessors},
+    key<&SimulatedNic::gb_per_s>("rate", "GB/s; or 0, no limit", 0.01, 1000, true),
+    key<&SimulatedNic::latency_us>("latency", "us", 0, 100000),
+    key<&SimulatedNic::most_adds>("atomics", "of a queue pair under way", 1, 32),
+    key<&SimulatedNic::overhead_bytes>("overhead", "bytes of a message", 0, 4096),
+    key<&SimulatedNic::reorder_us>("reorder", "us", 0, 100000),
+    key<&SimulatedNic::completion_us>("completion", "us", 0, 100000),
+    key<&SimulatedNic::rails>("rails", "ranks of a node; or 0, no rails", 0, 128),
+    key<&SimulatedNic::receive_gb_per_s>("receive", "GB/s; or 0, no limit", 0.001, 1000, true),
+    key<&SimulatedNic::slow>("slow", "the channel, counted from 1; or 0, none", 1, 256, true),
+    key<&SimulatedNic::slow_gb_per_s>("slow_rate", "GB/s", 0.001, 1000),
+    key<&SimulatedNic::multiprocessors>("sms", "that a NIC takes", 1, 2),
 };
 
 void set_simulated_key(SimulatedNic& nic, std::string_view text) {
-  const std::size_t equals = text.find('=');
+  const std::size_t equals = std::min(text.find('='), text.size());
   const std::string_view name = trim(text.substr(0, equals));
-  const auto* key = std::find_if(kSimulatedKeys.begin(), kSimulatedKeys.end(),
-                                 [&](const SimulatedKey& one) { return one.name == name; });
+  const auto* key = std::ranges::find(kSimulatedKeys, name, &SimulatedKey::name);
   if (key == kSimulatedKeys.end()) {
-    std::array<std::string_view, kSimulatedKeys.size()> names;
-    std::transform(kSimulatedKeys.begin(), kSimulatedKeys.end(), names.begin(),
-                   [](const SimulatedKey& one) { return one.name; });
+    std::vector<std::string_view> names;
+    for (const SimulatedKey& one : kSimulatedKeys) names.push_back(one.name);
     fail<InvalidArgument>("simulated has no '{}', allowed: {}", name, fmt::join(names, ", "));
   }
-  const auto value =
-      equals == std::string_view::npos ? std::nullopt : parse_number<double>(trim(text.substr(equals + 1)));
-  const bool whole = std::holds_alternative<int SimulatedNic::*>(key->value);
-  const auto allowed = [&](double one) {
-    if (one == 0 && key->or_zero) return true;
-    return one >= key->least && one <= key->most && !(whole && std::floor(one) != one);
-  };
-  if (!value || !allowed(*value)) {
+  const auto value = parse_number<double>(trim(text.substr(std::min(equals + 1, text.size()))));
+  const bool in_range = value && *value >= key->least && *value <= key->most;
+  if (!(in_range || (key->or_zero && value == 0.0)) || (key->whole && std::floor(*value) != *value)) {
     fail<InvalidArgument>("simulated: '{}', allowed: {}= a {}number from {} to {} ({})", text, name,
-                          whole ? "whole " : "", key->least, key->most, key->unit);
+                          key->whole ? "whole " : "", key->least, key->most, key->unit);
   }
-  std::visit(
-      [&](auto member) {
-        if constexpr (std::is_same_v<decltype(member), int SimulatedNic::*>) {
-          nic.*member = static_cast<int>(*value);
-        } else {
-          nic.*member = *value;
-        }
-      },
-      key->value);
+  key->set(nic, *value);
 }
 
 using environment::Reader;

@@ -74,7 +74,7 @@ class LocalEnds final : public Ends {
   void start() override { handler_->start({}, /*for_device=*/false); }
 
   std::optional<Failure> failure() const override { return handler_->failure(); }
-  bool idle() const override { return handler_->idle(); }
+  bool idle() const override { return rings_.idle(); }
   std::string describe() const override { return "handler cpu, wire local"; }
 
  private:

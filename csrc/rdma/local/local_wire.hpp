@@ -28,7 +28,6 @@ class LocalWire final : public Wire {
   void add_memory(std::uint32_t key, void* base, std::size_t bytes);
   void add_queue_pair(std::uint32_t number);
 
-  std::string_view name() const override { return "local"; }
   std::size_t post(std::span<const Operation> operations) override;
   std::size_t poll(std::span<WireCompletion> completions) override;
 

@@ -9,7 +9,6 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/executor.hpp"
 
 namespace deep_ep::rdma {
 namespace {
@@ -38,7 +37,7 @@ Bells::Bells(std::shared_ptr<Executor> executor, std::size_t rings, std::uint32_
     : rings_(rings),
       bits_(static_cast<std::uint32_t>(std::bit_width(rings * depth - 1))),
       bells_(pinned_memory<std::uint64_t>(executor, sizeof(std::uint64_t) << bits_)),
-      left_(device_memory<std::uint64_t>(executor, sizeof(std::uint64_t))),
+      left_(device_copy<std::uint64_t>(executor, {0})),
       record_memory_(pinned_memory<std::byte>(executor, record_bytes() + kPage)) {
   void* begin = record_memory_.get();
   std::size_t room = record_bytes() + kPage;
@@ -46,9 +45,6 @@ Bells::Bells(std::shared_ptr<Executor> executor, std::size_t rings, std::uint32_
   if (rings > device::rdma::kMostBellRings) {
     fail<InvalidArgument>("{} queue pairs for one thread that rings, allowed: {}", rings, device::rdma::kMostBellRings);
   }
-  const OwnStream stream(*executor);
-  executor->fill(left_.get(), 0, sizeof(std::uint64_t), stream.get());
-  executor->synchronize(stream.get());
 }
 
 std::size_t Bells::record_bytes() const {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "csrc/executor/own_stream.hpp"
+#include "deep_ep/executor.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::rdma {

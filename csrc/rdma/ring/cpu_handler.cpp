@@ -1,6 +1,6 @@
 #include "csrc/rdma/ring/cpu_handler.hpp"
 
-#include <algorithm>
+#include <array>
 #include <exception>
 
 #include "csrc/rdma/ring/polling.hpp"
@@ -35,7 +35,6 @@ struct CpuHandler::Ring {
 
 namespace {
 
-constexpr std::size_t kCompletionsAtOnce = 64;
 constexpr std::size_t kMostOperationsWaiting = 256;  ///< beyond that, entries stay in the ring
 
 /// The last word of a completion entry says that the entry is there.
@@ -47,7 +46,7 @@ void publish(CompletionEntry& entry, std::uint64_t index, std::uint32_t opcode) 
 
 CpuHandler::CpuHandler(Wire& wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
                        std::string device)
-    : wire_(wire), device_(std::move(device)), completions_(kCompletionsAtOnce) {
+    : wire_(wire), device_(std::move(device)) {
   for (std::size_t i = 0; i < queue_pairs.size(); ++i) {
     Ring ring{.pair = queue_pairs[i],
               .depth = rings.options().depth,
@@ -62,11 +61,7 @@ CpuHandler::CpuHandler(Wire& wire, const RingMemory& rings, const std::vector<Qu
 
 void CpuHandler::start(std::vector<int> cpus, bool for_device) {
   thread_ = std::jthread([this, cpus = std::move(cpus), for_device](const std::stop_token& stop) {
-    poll(stop, cpus, for_device, [this] {
-      const bool worked = step();
-      while (waiting_.load() != 0) std::this_thread::yield();  // mutexes are not fair
-      return worked;
-    });
+    poll(stop, cpus, for_device, [this] { return step(); });
   });
 }
 
@@ -77,16 +72,7 @@ std::optional<Failure> CpuHandler::failure() const {
   return failure_;
 }
 
-bool CpuHandler::idle() const {
-  waiting_.fetch_add(1);
-  const std::lock_guard lock(mutex_);
-  waiting_.fetch_sub(1);
-  return std::all_of(rings_.begin(), rings_.end(),
-                     [](const Ring& ring) { return ring.failed || ring.completed == ring.rung(); });
-}
-
 bool CpuHandler::step() {
-  const std::lock_guard lock(mutex_);
   try {
     bool worked = false;
     for (Ring& ring : rings_) {
@@ -96,7 +82,7 @@ bool CpuHandler::step() {
     worked |= complete();
     return worked;
   } catch (const std::exception& e) {
-    const std::string why = fmt::format("the wire '{}' threw: {}", wire_.name(), e.what());
+    const std::string why = fmt::format("the wire threw: {}", e.what());
     bool worked = false;
     for (Ring& ring : rings_) {
       worked |= !ring.failed;
@@ -142,8 +128,9 @@ bool CpuHandler::post(Ring& ring) {
 }
 
 bool CpuHandler::complete() {
-  const std::size_t count = wire_.poll(completions_);
-  for (std::size_t i = 0; i < count; ++i) apply(completions_[i]);
+  std::array<WireCompletion, 64> completions;
+  const std::size_t count = wire_.poll(completions);
+  for (std::size_t i = 0; i < count; ++i) apply(completions[i]);
   return count != 0;
 }
 
@@ -170,14 +157,17 @@ void CpuHandler::fail_ring(Ring& ring, Failure failure) {
   failure.queue_pair = ring.pair.number;
   // An entry that the kernel has not rung may still be incomplete.
   failure.opcode = *failure.index < ring.taken ? ring.opcode(*failure.index) : device::rdma::kOpcodeNop;
+  log::error("{}", describe(failure));
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = failure;  // before the entry tells of it
+  }
   CompletionEntry& entry = *ring.completion;
   const bool is_completion = failure.syndrome != Syndrome::none;
   entry.vendor_syndrome = failure.vendor_syndrome;
   entry.syndrome = static_cast<std::uint8_t>(is_completion ? failure.syndrome : Syndrome::local_queue_pair);
   entry.opcode_number = device::rdma::swap32(failure.opcode << 24 | ring.pair.number);
   publish(entry, *failure.index, device::rdma::kCompletionError);
-  log::error("{}", describe(failure));
-  if (!failure_) failure_ = std::move(failure);
 }
 
 }  // namespace deep_ep::rdma

@@ -1,7 +1,6 @@
 // The handler `cpu`: a thread that does for any wire what an mlx5 device does for its rings.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,7 +18,7 @@
 namespace deep_ep::rdma {
 
 /// Reads the producer indices that kernels publish, decodes the entries behind them, posts them to its wire and writes
-/// completion entries. One thread and one wire for all rings. Functions may be called from any thread.
+/// completion entries. One thread and one wire for all rings. Whether all is done, the memory of the rings says.
 class CpuHandler {
  public:
   struct QueuePair {
@@ -34,11 +33,8 @@ class CpuHandler {
   /// Starts the thread; without it everything happens in step(). See poll().
   void start(std::vector<int> cpus, bool for_device);
 
-  /// The first operation that failed on any ring, if one did.
+  /// The first operation that failed on any ring, if one did. From any thread.
   std::optional<Failure> failure() const;
-  /// Is everything done that kernels have rung for so far? Rings that have failed do nothing more, so they count as
-  /// done.
-  bool idle() const;
 
   /// One round over all rings: takes new entries, posts, completes. False if there was nothing to do. Never throws:
   /// what the wire throws becomes the failure of every ring.
@@ -55,15 +51,13 @@ class CpuHandler {
   /// vendor code.
   void fail_ring(Ring& ring, Failure failure);
 
-  mutable std::mutex mutex_;  ///< a round of the thread, and every other call
   Wire& wire_;
   std::string device_;
   std::vector<Ring> rings_;
   std::unordered_map<std::uint32_t, std::size_t> by_number_;
-  std::vector<WireCompletion> completions_;
-  std::optional<Failure> failure_;
-  mutable std::atomic<int> waiting_ = 0;  ///< calls that want the mutex: the thread lets them in
-  std::jthread thread_;                   ///< last: uses all of the above
+  mutable std::mutex mutex_;
+  std::optional<Failure> failure_;  ///< under the mutex
+  std::jthread thread_;             ///< last: uses all of the above
 };
 
 }  // namespace deep_ep::rdma

@@ -47,20 +47,14 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
       options_.on_gpu ? device_memory<std::byte>(executor_, bytes) : pinned_memory<std::byte>(executor_, bytes);
   const auto address = reinterpret_cast<std::uintptr_t>(allocation_.get());
   rings_ = allocation_.get() + (round_up(address, options_.alignment) - address);
-  states_ = device_memory<RdmaQueueState>(executor_, options_.count * sizeof(RdmaQueueState));
+  const std::uint64_t first = options_.first_index;
+  states_ = device_copy<RdmaQueueState>(executor_, {options_.count, {first, first, 0}});
   sinks_ = pinned_memory<std::uint64_t>(executor_, sink_bytes());
-  fill();
-}
-
-void RingMemory::fill() {
   // All ones: entries with no known opcode, and a completion that is not yet written.
   executor_->fill(rings_, 0xff, options_.count * layout_.bytes, stream_.get());
   for (std::size_t i = 0; i < options_.count; ++i) {
     executor_->fill(begin(i) + layout_.doorbell, 0, kLine, stream_.get());
   }
-  const std::uint64_t first = options_.first_index;
-  const std::vector<RdmaQueueState> states(options_.count, {first, first, 0});
-  executor_->copy(states_.get(), states.data(), states.size() * sizeof(RdmaQueueState), stream_.get());
   executor_->synchronize(stream_.get());
   for (std::size_t i = 0; i < options_.count && !options_.on_gpu; ++i) *producer_index(i) = first;
 }

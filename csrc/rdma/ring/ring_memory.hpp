@@ -83,7 +83,6 @@ class RingMemory {
  private:
   std::byte* begin(std::size_t i) const { return rings_ + i * layout_.bytes; }
   bool host_reads_rings() const;
-  void fill();
 
   std::shared_ptr<Executor> executor_;
   OwnStream stream_;  ///< for transfers

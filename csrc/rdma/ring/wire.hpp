@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "csrc/rdma/ring/failure.hpp"
 #include "kernels/rdma/decode.hpp"
@@ -42,9 +41,6 @@ std::string describe_mistake(const Operation& operation);
 class Wire {
  public:
   virtual ~Wire() = default;
-
-  /// For messages: "local", "verbs".
-  virtual std::string_view name() const = 0;
 
   /// Takes operations from the front, as many as there is room for, and returns how many; the caller offers the rest
   /// again after polling. All are of one queue pair. Local memory must stay unchanged until the operation is complete.

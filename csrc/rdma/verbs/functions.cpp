@@ -4,7 +4,6 @@
 #include <link.h>
 
 #include <filesystem>
-#include <mutex>
 #include <system_error>
 #include <utility>
 
@@ -70,10 +69,11 @@ Loaded<Functions> load(const char* name) {
     return loaded;
   }
   report.path = path_of(symbols.library);
-  report.rdma_core = rdma_core_of_file(report.path);
   read_symbols(loaded.functions, symbols);
-  report.usable = symbols.missing.empty();
-  if (!report.usable) report.error = fmt::format("{} lacks {}", report.path, fmt::join(symbols.missing, ", "));
+  if (!symbols.missing.empty()) {
+    report.error = fmt::format("{} lacks {}", report.path, fmt::join(symbols.missing, ", "));
+  }
+  log::info("rdma: {}", report.text());
   return loaded;
 }
 
@@ -90,24 +90,16 @@ const Loaded<Mlx5Functions>& loaded_mlx5() {
   return loaded;
 }
 
-void log_once() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    for (const std::string& line : describe(report_libraries())) log::info("rdma: {}", line);
-  });
-}
-
 }  // namespace
 
 const VerbsFunctions& verbs_functions() {
   const Loaded<VerbsFunctions>& loaded = loaded_verbs();
-  if (!loaded.report.usable) {
+  if (!loaded.report.usable()) {
     fail<SystemError>(
         "RDMA was asked for, but libibverbs cannot be used: {}. Install the user-space libraries of rdma-core 34 or "
         "later (Debian and Ubuntu: libibverbs1 and ibverbs-providers)",
         loaded.report.error);
   }
-  log_once();
   return loaded.functions;
 }
 
@@ -115,41 +107,18 @@ void require_libraries() { verbs_functions(); }
 
 const Mlx5Functions& mlx5_functions() {
   const Loaded<Mlx5Functions>& loaded = loaded_mlx5();
-  if (!loaded.report.usable) {
+  if (!loaded.report.usable()) {
     fail<SystemError>(
         "GPU-driven RDMA was asked for, but libmlx5 cannot be used: {}. Install the user-space libraries of rdma-core "
         "35 or later (Debian and Ubuntu: ibverbs-providers), or set DEEP_EP_NIC_HANDLER=cpu",
         loaded.report.error);
   }
-  log_once();
   return loaded.functions;
 }
 
-LibraryReport report_libraries() { return {loaded_verbs().report, loaded_mlx5().report}; }
+std::vector<LoadedLibrary> report_libraries() { return {loaded_verbs().report, loaded_mlx5().report}; }
 
-std::vector<std::string> describe(const LibraryReport& report) {
-  std::vector<std::string> lines;
-  for (const LoadedLibrary* library : {&report.verbs, &report.mlx5}) {
-    std::string line = library->name + ": ";
-    if (!library->usable) {
-      line += "not usable: " + library->error;
-    } else {
-      line += library->path;
-      if (!library->rdma_core.empty()) line += " (rdma-core " + library->rdma_core + ")";
-    }
-    lines.push_back(std::move(line));
-  }
-  return lines;
-}
-
-std::string rdma_core_of_file(const std::string& path) {
-  const std::string name = std::filesystem::path(path).filename().string();
-  const std::size_t mark = name.find(".so.");
-  // ABI.interface.release: "1.14.44.0" is the file of rdma-core 44.0.
-  const std::size_t first = mark == std::string::npos ? mark : name.find('.', mark + 4);
-  const std::size_t second = first == std::string::npos ? first : name.find('.', first + 1);
-  return second == std::string::npos ? std::string() : name.substr(second + 1);
-}
+std::string LoadedLibrary::text() const { return name + ": " + (usable() ? path : "not usable: " + error); }
 
 int query_port(const VerbsFunctions& functions, ibv_context* context, int port, ibv_port_attr* attributes) {
   *attributes = {};

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "csrc/rdma/verbs/verbs_wire.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
@@ -44,13 +45,13 @@ class NicPaths final : public Paths {
       operation.remote.key = signal_keys_[path];
     }
     wire_.post({&operation, 1});
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    const Deadline deadline(5);
     std::array<WireCompletion, 1> answer;
     // A path that was given up may still fail; its completion says nothing of this one.
     while (wire_.poll(answer) == 0 || answer[0].queue_pair != operation.queue_pair) {
-      if (std::chrono::steady_clock::now() > end) {
-        fail<SystemError>("RDMA device {}: a message that tries a path is not complete within 5 s",
-                          device_->port_name());
+      if (deadline.expired()) {
+        fail<SystemError>("RDMA device {}: a message that tries a path is not complete within {} s",
+                          device_->port_name(), deadline.seconds());
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }

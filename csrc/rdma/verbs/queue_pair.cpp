@@ -88,11 +88,6 @@ void QueuePair::modify(ibv_qp_attr& attributes, int mask, const std::string& ste
 
 void QueuePair::connect(const QueuePairAddress& peer) {
   check_compatible(device_->name(), address_, peer);
-  become_ready_to_receive(peer);
-  become_ready_to_send(peer);
-}
-
-void QueuePair::become_ready_to_receive(const QueuePairAddress& peer) {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RTR;
   attributes.path_mtu = static_cast<ibv_mtu>(std::min(address_.mtu, peer.mtu));
@@ -115,10 +110,8 @@ void QueuePair::become_ready_to_receive(const QueuePairAddress& peer) {
          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
              IBV_QP_MIN_RNR_TIMER,
          fmt::format("to RTR with {}", to_string(peer)));
-}
 
-void QueuePair::become_ready_to_send(const QueuePairAddress& peer) {
-  ibv_qp_attr attributes{};
+  attributes = {};
   attributes.qp_state = IBV_QPS_RTS;
   attributes.sq_psn = address_.packet_number;
   attributes.timeout = device_->path().ack_timeout;

@@ -34,8 +34,6 @@ class QueuePair {
 
  private:
   void modify(ibv_qp_attr& attributes, int mask, const std::string& step) const;
-  void become_ready_to_receive(const QueuePairAddress& peer);
-  void become_ready_to_send(const QueuePairAddress& peer);
 
   std::shared_ptr<Device> device_;
   std::shared_ptr<ibv_cq> completions_;

@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <string>
@@ -36,15 +37,8 @@ bool peer_memory_module_loaded() {
 }  // namespace
 
 std::string_view to_string(RegistrationPath path) {
-  switch (path) {
-    case RegistrationPath::host:
-      return "host memory";
-    case RegistrationPath::dma_buf:
-      return "dma-buf";
-    case RegistrationPath::peer_memory:
-      return "peer memory";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 3> kNames = {"host memory", "dma-buf", "peer memory"};
+  return kNames[static_cast<std::size_t>(path)];
 }
 
 RegistrationPath register_memory(const Device& device, const MemoryRange& range, const char* name,

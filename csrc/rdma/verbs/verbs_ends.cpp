@@ -50,7 +50,7 @@ class VerbsEnds final : public NicEnds {
   void start() override { handler_->start(nic_.nic.nic.cpus, /*for_device=*/true); }
 
   std::optional<Failure> failure() const override { return handler_->failure(); }
-  bool idle() const override { return handler_->idle(); }
+  bool idle() const override { return rings_->idle(); }
   std::string describe() const override {
     return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", nic_.nic.name(),
                        to_string(nic_.heap.signals.path()));

@@ -27,8 +27,6 @@ class VerbsWire final : public Wire {
   QueuePair& queue_pair(std::size_t i) { return queues_[i].pair; }
   const QueuePair& queue_pair(std::size_t i) const { return queues_[i].pair; }
 
-  std::string_view name() const override { return "verbs"; }
-
   /// SystemError for failures without a completion: a device that failed, a request that the provider refuses.
   std::size_t post(std::span<const Operation> operations) override;
   std::size_t poll(std::span<WireCompletion> completions) override;

@@ -42,8 +42,6 @@ class FaultyWire final : public rdma::Wire {
  public:
   FaultyWire(std::unique_ptr<rdma::Wire> wire, Mistake mistake) : wire_(std::move(wire)), mistake_(mistake) {}
 
-  std::string_view name() const override { return "faulty"; }
-
   std::size_t post(std::span<const rdma::Operation> operations) override {
     for (const rdma::Operation& operation : operations) post(operation);
     return operations.size();
@@ -116,6 +114,13 @@ MakeEndsOn with_mistake(const std::shared_ptr<Executor>& executor, Mistake mista
     return rdma::make_local_ends(executor, heap, options, [=](std::unique_ptr<rdma::Wire> wire) {
       return std::make_unique<FaultyWire>(std::move(wire), mistake);
     });
+  };
+}
+
+/// One for the handler `gpu`, which is tried first, and one for every other.
+MakeEndsOn first_and_others(MakeEndsOn first, MakeEndsOn others) {
+  return [=](rdma::NicHandler handler, const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
+    return (handler == rdma::NicHandler::gpu ? first : others)(handler, heap, options);
   };
 }
 
@@ -195,7 +200,8 @@ TEST_F(NicTest, AKeyThatNobodyChecks) {
 TEST_F(NicTest, NoCompletions) {
   limits_.wait_s = short_deadline() / 4;
   rdma::nic_test::Subject subject = subject_of(Mistake::never_completes);
-  subject.others = {{"another", with_mistake(subject.executor, Mistake::none)}};
+  subject.make = first_and_others(subject.make, with_mistake(subject.executor, Mistake::none));
+  subject.others = {rdma::NicHandler::cpu};
   const Lines lines = run(subject);
   // Who does not complete one entry need not be waited for again; the other ways say what does work.
   EXPECT_EQ(outcomes(lines), "queue_pairs+ entries- litmus? atomics? bandwidth? wrong_key? way+");
@@ -211,12 +217,15 @@ TEST_F(NicTest, NothingIsBegunWhenTheTimeIsOver) {
 
 TEST_F(NicTest, OtherWaysToDriveTheNic) {
   rdma::nic_test::Subject subject = subject_of(Mistake::none);
-  subject.others = {{"well", with_mistake(subject.executor, Mistake::none)},
-                    {"refused", throwing<SystemError>("ibv_reg_mr: no memory")},
-                    {"bad", with_mistake(subject.executor, Mistake::drops_a_write)}};
+  const MakeEndsOn refused = throwing<SystemError>("ibv_reg_mr: no memory");
+  const MakeEndsOn bad = with_mistake(subject.executor, Mistake::drops_a_write);
+  subject.make = first_and_others(subject.make, [=](rdma::NicHandler handler, const auto& heap, const auto& options) {
+    return (handler == rdma::NicHandler::doorbell ? refused : bad)(handler, heap, options);
+  });
+  subject.others = {rdma::NicHandler::doorbell, rdma::NicHandler::cpu};
   const Lines lines = run(subject);
-  EXPECT_TRUE(contains(outcomes(lines), "wrong_key+ way+ way- way-")) << outcomes(lines);
-  EXPECT_EQ((lines.end() - 2)->found, "refused: ibv_reg_mr: no memory");
+  EXPECT_TRUE(contains(outcomes(lines), "wrong_key+ way- way-")) << outcomes(lines);
+  EXPECT_EQ((lines.end() - 2)->found, "handler doorbell: ibv_reg_mr: no memory");
 }
 
 TEST_F(NicTest, AHandlerThatIsNotTheOneWanted) {
@@ -229,8 +238,9 @@ TEST_F(NicTest, AHandlerThatIsNotTheOneWanted) {
 
 TEST_F(NicTest, ADeviceThatRefusesIsALineToo) {
   rdma::nic_test::Subject subject = subject_of(Mistake::none);
-  subject.make = throwing<SystemError>("ibv_create_qp: no memory");
-  subject.others = {{"another", with_mistake(subject.executor, Mistake::none)}};
+  subject.handler = rdma::NicHandler::gpu;
+  subject.make = first_and_others(throwing<SystemError>("ibv_create_qp: no memory"), subject.make);
+  subject.others = {rdma::NicHandler::cpu};
   const Lines lines = run(subject);
   EXPECT_EQ(outcomes(lines), "queue_pairs- way+") << "another way may work, and a run may take it";
   EXPECT_EQ(lines[0].found, "ibv_create_qp: no memory");
@@ -263,7 +273,7 @@ TEST(NicTestLines, ALowRateNamesTheLikelyCause) {
     run.sent = {{.bytes = static_cast<std::uint64_t>(gb_per_s * 1e9), .nanoseconds = 1000000000}};
     run.received = {{}};
     link.gbps = 400;
-    return rdma::nic_test::judge_bandwidth({{1, run}}, link);
+    return rdma::nic_test::judge_bandwidth({run}, link);
   };
   const rdma::nic_test::Link good{
       .is_judged = true, .pcie_gbps = 512, .pcie_best_gbps = 512, .interface_mtu = 9000, .virtual_machine = true};

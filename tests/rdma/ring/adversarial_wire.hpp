@@ -34,7 +34,6 @@ class AdversarialWire final : public rdma::Wire {
 
   std::uint64_t executed(std::uint32_t queue_pair) { return pairs_[queue_pair].executed; }
 
-  std::string_view name() const override { return "adversarial"; }
   std::size_t post(std::span<const rdma::Operation> operations) override;
   std::size_t poll(std::span<rdma::WireCompletion> completions) override;
 

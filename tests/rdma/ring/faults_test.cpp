@@ -181,18 +181,23 @@ TEST(RdmaBadEntry, IsAFailureThatSaysWhy) {
     std::function<void(Entry&)> spoil;
     const char* text;
   } cases[] = {
-      {[](Entry& e) { set(e.segment[0], 0, 2 << 8 | 0x2a); },
-       "opcode 0x2a with 3 segments is not one that this library writes"},
+      {[](Entry& e) { set(e.segment[0], 0, 2 << 8 | 0x2a); }, "opcode 0x2a, modifier 0, 3 segments, data of 8 bytes: "},
+      {[](Entry& e) { set(e.segment[0], 0, 1u << 24 | 2 << 8 | 8); }, "opcode 0x08, modifier 1, 3 segments"},
       {[](Entry& e) { set(e.segment[0], 0, 130 << 8 | 8); }, "the entry says that it is number 130, not 2"},
       {[](Entry& e) { set(e.segment[0], 1, 0x101 << 8 | 3); }, "the entry names queue pair 0x101"},
-      {[](Entry& e) { set(e.segment[0], 1, 0x100 << 8 | 5); }, "opcode modifier 0 and 5 segments"},
-      {[](Entry& e) { set(e.segment[2], 0, 0); }, "0 bytes, which means 2^31"},
-      {[](Entry& e) { set(e.segment[0], 1, kFourSegments); }, "an RDMA write of 4 segments, expected 3"},
+      {[](Entry& e) { set(e.segment[0], 1, 0x100 << 8 | 5); }, "opcode 0x08, modifier 0, 5 segments"},
+      {[](Entry& e) { set(e.segment[2], 0, 0); }, "data of 0 bytes"},
+      {[](Entry& e) { set(e.segment[0], 1, kFourSegments); }, "opcode 0x08, modifier 0, 4 segments"},
       {[](Entry& e) {
          device::rdma::fetch_add_entry(e, {2, QueueWorld::number(0), 0}, {kSignal, 2}, {0, 1}, 1);
          set(e.segment[3], 0, 4);
        },
-       "a fetch-and-add of 4 bytes, expected 8"},
+       "opcode 0x12, modifier 0, 4 segments, data of 4 bytes"},
+      {[](Entry& e) {
+         device::rdma::fetch_add_entry(e, {2, QueueWorld::number(0), 0}, {kSignal, 2}, {0, 1}, 1);
+         set(e.segment[0], 1, 0x100 << 8 | 3);
+       },
+       "opcode 0x12, modifier 0, 3 segments"},
   };
   for (const auto& [spoil, text] : cases) {
     SCOPED_TRACE(text);
@@ -250,26 +255,26 @@ TEST(RdmaCpuHandler, RunsNearItsNicWhereThisProcessMayRunThere) {
   EXPECT_EQ(cpus_of_handler({CPU_SETSIZE - 1}), all) << "none of these is this process's";
 }
 
-TEST(RdmaHandlerIdle, WhenAllIsDoneOrHasFailed) {
+TEST(RingMemoryTest, IdleWhenAllIsDoneOrHasFailed) {
   QueueWorld world({.behind = Behind::cpu_handler, .queue_pairs = 2});
   const auto post = [&](std::size_t pair) {
     world.run([&](auto& peers) { EXPECT_TRUE(peers[pair]->put(100, 0, 1)); });
   };
-  EXPECT_TRUE(world.handler().idle());
+  EXPECT_TRUE(world.rings().idle());
   post(0);
   world.wire().silence(QueueWorld::number(1));
   post(1);
-  EXPECT_FALSE(world.handler().idle());
+  EXPECT_FALSE(world.rings().idle());
   world.settle();
-  EXPECT_FALSE(world.handler().idle()) << "the second queue pair is stuck";
+  EXPECT_FALSE(world.rings().idle()) << "the second queue pair is stuck";
   world.wire().silence(QueueWorld::number(1), false);
   world.settle();
-  EXPECT_TRUE(world.handler().idle());
+  EXPECT_TRUE(world.rings().idle());
   world.wire().fail_at(QueueWorld::number(0), 1, Syndrome::transport_retries_exceeded);
   post(0);
-  EXPECT_FALSE(world.handler().idle());
+  EXPECT_FALSE(world.rings().idle());
   world.settle();
-  EXPECT_TRUE(world.handler().idle());
+  EXPECT_TRUE(world.rings().idle());
   EXPECT_TRUE(world.handler().failure().has_value());
 }
 
@@ -283,10 +288,10 @@ TEST(RdmaHandler, AFullQueueHoldsUpNoOther) {
     EXPECT_TRUE(peers[1]->quiet());
   });
   EXPECT_EQ(world.wire().executed(QueueWorld::number(0)), 0u);
-  EXPECT_FALSE(world.handler().idle());
+  EXPECT_FALSE(world.rings().idle());
   world.wire().full = 0;
   world.settle();
-  EXPECT_TRUE(world.handler().idle());
+  EXPECT_TRUE(world.rings().idle());
 }
 
 TEST(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
@@ -297,9 +302,9 @@ TEST(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
     EXPECT_EQ(device::rdma::tail_opcode(world.rings().completion(ring)->tail), device::rdma::kCompletionError);
   }
   EXPECT_FALSE(world.handler().step());
-  EXPECT_TRUE(world.handler().idle());
+  EXPECT_TRUE(world.rings().idle());
   ASSERT_TRUE(world.handler().failure().has_value());
-  EXPECT_TRUE(contains(describe(*world.handler().failure()), "the wire 'adversarial' threw: the device is gone"));
+  EXPECT_TRUE(contains(describe(*world.handler().failure()), "over adversarial wire failed (queue pair 0x100, entry 0): the wire threw: the device is gone"));
 }
 
 TEST(RingMemoryTest, RefusesWhatNoRingCanBe) {

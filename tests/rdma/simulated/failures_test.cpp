@@ -172,7 +172,8 @@ TEST_P(SimulatedFailures, AdditionToTheMiddleOfAWord) {
 TEST_P(SimulatedFailures, UnknownOpcode) {
   put(64, 8);
   word(0, 0) ^= device::rdma::swap32(0x04);
-  expect_failure(rdma::Syndrome::local_queue_pair, "opcode 0x0c with 3 segments is not one that this library writes");
+  expect_failure(rdma::Syndrome::local_queue_pair,
+                 "opcode 0x0c, modifier 0, 3 segments, data of 8 bytes: this library writes no such entry");
 }
 
 TEST_P(SimulatedFailures, DoorbellBeforeItsRecord) {

@@ -246,7 +246,7 @@ TEST_F(NicEndsTest, HealthSaysWhatTheDeviceHasDoneWithAllThatWasPosted) {
   completion.tail = device::rdma::tail_word(7, device::rdma::kCompletionError);
   EXPECT_TRUE(contains(ends_->health(), "RDMA write to rank 1 over fake_0:1 failed (queue pair 0x1234, entry 7)"));
   fake_.queue_pair_state = 6;
-  EXPECT_TRUE(contains(ends_->health(), "; queue pair 0x1235 to rank 1 is in the state 'error'"));
+  EXPECT_TRUE(contains(ends_->health(), "; queue pair 0x1235 to rank 1: its state is 'error'"));
   fake_.port.state = IBV_PORT_DOWN;
   EXPECT_TRUE(contains(ends_->health(), "port 1 is down; "));
 }

@@ -21,17 +21,19 @@ std::uint8_t check(const DevxDevice& devx) {
     fail<InvalidArgument>("RDMA device {} is not an mlx5 device: GPUs cannot drive it; the NIC handler 'cpu' can",
                           name);
   }
-  const auto capability = [](Field field) { return within(layout::answer::capability, field); };
-  const Mailbox general = devx.run("QUERY_HCA_CAP", query_capabilities_command(layout::cmd_hca_cap::op_mod),
-                                   layout::answer::capability_bits);
-  const auto version = general.get(capability(layout::cmd_hca_cap::cqe_version));
+  const auto capabilities = [&](std::uint16_t op_mod) {
+    Request request(layout::kQueryHcaCap);
+    request.set(layout::command::op_mod, op_mod);
+    return devx.run(request);
+  };
+  const Mailbox general = capabilities(layout::cmd_hca_cap::op_mod);
+  const auto version = general.get(layout::cmd_hca_cap::cqe_version);
   if (version != 1) {
     fail<SystemError>("RDMA device {} writes completion entries of version {}; kernels read version 1", name, version);
   }
-  const Mailbox atomics = devx.run("QUERY_HCA_CAP", query_capabilities_command(layout::atomic_caps::op_mod),
-                                   layout::answer::capability_bits);
-  const auto operations = atomics.get(capability(layout::atomic_caps::atomic_operations));
-  const auto sizes = atomics.get(capability(layout::atomic_caps::atomic_size_qp));
+  const Mailbox atomics = capabilities(layout::atomic_caps::op_mod);
+  const auto operations = atomics.get(layout::atomic_caps::atomic_operations);
+  const auto sizes = atomics.get(layout::atomic_caps::atomic_size_qp);
   if ((operations & layout::atomic_caps::operation_fetch_add) == 0 ||
       (sizes & layout::atomic_caps::size_8_bytes) == 0) {
     fail<SystemError>(
@@ -39,14 +41,14 @@ std::uint8_t check(const DevxDevice& devx) {
         "see PCI_ATOMIC_MODE in its firmware configuration",
         name, operations, sizes);
   }
-  const auto order = atomics.get(capability(layout::atomic_caps::atomic_req_8b_endianness_mode));
+  const auto order = atomics.get(layout::atomic_caps::atomic_req_8b_endianness_mode);
   if (order != layout::atomic_caps::host_order) {
     fail<SystemError>(
         "RDMA device {} adds 8-byte numbers as if they were big-endian (atomic_req_8B_endianness_mode {}), so signals "
         "would be wrong: its driver has not chosen the host's order, or its firmware has none",
         name, order);
   }
-  return static_cast<std::uint8_t>(general.get(capability(layout::cmd_hca_cap::num_lag_ports)));
+  return static_cast<std::uint8_t>(general.get(layout::cmd_hca_cap::num_lag_ports));
 }
 
 std::uint32_t find_protection_domain(const DevxDevice& devx) {
@@ -109,14 +111,10 @@ MacAddress find_mac(const DevxDevice& devx, const QueuePairAddress& peer) {
 std::uint8_t find_counter_set(const DevxDevice& devx) {
   try {
     const QueuePair pair(devx.device, make_completion_queue(devx.device, 1), 1);
-    const Mailbox command = query_queue_pair_command(pair.number());
-    Mailbox answer(layout::command::context_bits);
-    const int error = devx.functions.qp_query(pair.get(), command.data(), command.size(), answer.data(), answer.size());
-    if (error != 0 || answer.get(layout::answer::status) != 0) {
-      fail<SystemError>("mlx5dv_devx_qp_query: {}, syndrome {:#x}", errno_text(error),
-                        answer.get(layout::answer::syndrome));
-    }
-    return static_cast<std::uint8_t>(answer.get(within(layout::queue_pair::context, layout::qpc::counter_set_id)));
+    Request request(layout::kQueryQp);
+    request.set(layout::queue_pair::qpn, pair.number());
+    const Mailbox answer = ask(*devx.device, pair.get(), devx.functions.qp_query, request);
+    return static_cast<std::uint8_t>(answer.get(layout::qpc::counter_set_id));
   } catch (const Error& error) {
     log::info("rdma: {}: losses are not counted, because: {}", devx.device->name(), error.what());
     return 0;
@@ -127,7 +125,7 @@ std::uint8_t find_counter_set(const DevxDevice& devx) {
 /// that is not.
 bool chooses_ports(const DevxDevice& devx) {
   try {
-    const Mailbox lag = devx.run("QUERY_LAG", query_lag_command(), layout::query_lag::bits);
+    const Mailbox lag = devx.run(Request(layout::kQueryLag));
     return lag.get(layout::query_lag::lag_state) != 0 && lag.get(layout::query_lag::port_select_mode) == 0;
   } catch (const Error& error) {
     log::info("rdma: {}: taken for a device without bonded ports, because: {}", devx.device->name(), error.what());
@@ -147,6 +145,10 @@ DevxDevice::DevxDevice(std::shared_ptr<Device> of, const Mlx5Functions& by, std:
       address(local_address(*device)),
       counter_set(find_counter_set(*this)) {
   if (!chooses_ports(*this)) bonded_ports = 0;
+}
+
+Mailbox DevxDevice::run(const Request& request) const {
+  return ask(*device, device->context(), functions.general_cmd, request);
 }
 
 MacAddress DevxDevice::mac_of(const QueuePairAddress& peer) {

@@ -2,13 +2,13 @@
 // for and registered once.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 
 #include "csrc/rdma/queue_pair_address.hpp"
-#include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
 
 namespace deep_ep::rdma::verbs {
@@ -20,14 +20,16 @@ namespace deep_ep::rdma::verbs::devx {
 /// Of the memory of queue pairs: the page size of GPUs.
 inline constexpr std::size_t kRingAlignment = 65536;
 
+using MacAddress = std::array<std::uint8_t, 6>;
+
 struct DevxDevice {
   /// Checks that the device can do what the rings need (completion format 1, 8-byte fetch-and-add in the order of bytes
   /// that processors have). SystemError says which command was refused, and how. Errors of local_address().
   DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions,
              std::size_t page_bytes = host_page_bytes());
 
-  /// A command that makes no object. SystemError: see FirmwareObject.
-  Mailbox run(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
+  /// A command that is about no object. Errors of refuse().
+  Mailbox run(const Request& request) const;
 
   /// The hardware address behind a peer's GID.
   MacAddress mac_of(const QueuePairAddress& peer);

@@ -127,16 +127,9 @@ class DevxEnds final : public NicEnds {
     if (device::rdma::tail_opcode(ring.completion.tail) == device::rdma::kCompletionError) {
       return rdma::describe(failure_of(end, ring.completion, ring.completion.tail));
     }
-    const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end].number(), options_.peer(end));
-    const devx::QueuePairProgress progress = pairs_[end].progress();
-    if (progress.state != devx::kReadyToSend) {
-      return fmt::format("{} is in the state '{}'", name, devx::state_name(progress.state));
-    }
-    if (ring.outstanding() == 0) return {};
-    const auto unseen = static_cast<std::uint16_t>(ring.state.posted - progress.posted);
-    const auto unfetched = static_cast<std::uint16_t>(progress.posted - progress.fetched);
-    return fmt::format("{}: of {} entries under way the device was not told of {} and has not fetched {}", name,
-                       ring.outstanding(), unseen, unfetched);
+    const std::string trouble = pairs_[end].trouble(ring.state.posted, ring.outstanding());
+    if (trouble.empty()) return {};
+    return fmt::format("queue pair {:#x} to rank {}: {}", pairs_[end].number(), options_.peer(end), trouble);
   }
 
   void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {

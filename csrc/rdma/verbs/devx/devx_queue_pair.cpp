@@ -1,7 +1,11 @@
+// The commands that make and connect a queue pair. Fields that are not set are 0: a reliable connection (st) that
+// answers no remote reads (rre) and wants an answer to each packet (log_ack_req_freq); one completion of 64 bytes
+// (cqe_sz) without inline data (cs_req, cs_res); no receive queue.
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "csrc/rdma/verbs/functions.hpp"
@@ -10,9 +14,86 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
-std::string_view state_name(std::uint64_t state) {
-  constexpr std::array<std::string_view, 4> kNames = {"reset", "initialised", "ready to receive", "ready to send"};
-  return state < kNames.size() ? kNames[state] : "error";
+namespace {
+
+namespace ads = layout::ads;
+namespace qpc = layout::qpc;
+
+constexpr std::uint64_t kLogMessageMax = 30;          // 1 GiB, what a work request may carry
+constexpr std::uint64_t kReceiverNotReadyTimer = 12;  // 0.64 ms
+
+/// As contexts of queues have it: the page size as a power of two of 4 KiB.
+std::uint64_t log_page(const DevxDevice& device) { return std::bit_width(device.page_bytes / 4096) - 1U; }
+std::uint64_t log2_down(int value) { return value <= 0 ? 0 : std::bit_width(static_cast<std::uint32_t>(value)) - 1U; }
+
+/// The one entry is overwritten by every completion: the queue is collapsed (cc). Its doorbell record is never written:
+/// nothing is armed, and an overrun is the normal case (oi).
+FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory& memory, std::uint32_t uar_page) {
+  namespace cqc = layout::cqc;
+  Request request(layout::kCreateCq);
+  request.set(layout::create_cq::cq_umem_valid, 1)
+      .set(layout::create_cq::cq_umem_id, memory.umem.id())
+      .set(layout::create_cq::cq_umem_offset, memory.offset + memory.layout.completion)
+      .set(cqc::cc, 1)
+      .set(cqc::oi, 1)
+      .set(cqc::log_page_size, log_page(device))
+      .set(cqc::uar_page, uar_page)
+      .set(cqc::c_eqn, device.event_queue)
+      .set(cqc::dbr_umem_valid, 1)
+      .set(cqc::dbr_umem_id, memory.umem.id())
+      .set(cqc::dbr_addr, memory.offset + memory.layout.unused_record);
+  return {device, request};
+}
+
+FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memory, std::uint32_t uar_page,
+                               std::uint32_t completion_queue) {
+  Request request(layout::kCreateQp);
+  request.set(layout::queue_pair::wq_umem_valid, 1)
+      .set(layout::queue_pair::wq_umem_id, memory.umem.id())
+      .set(layout::queue_pair::wq_umem_offset, memory.offset)
+      .set(qpc::pm_state, qpc::pm_state_migrated)
+      .set(qpc::pd, device.protection_domain)
+      .set(qpc::uar_page, uar_page)
+      .set(qpc::cqn_snd, completion_queue)
+      .set(qpc::cqn_rcv, completion_queue)
+      .set(qpc::log_sq_size, static_cast<std::uint64_t>(std::countr_zero(memory.layout.depth)))
+      .set(qpc::rq_type, qpc::rq_type_zero_size)
+      .set(qpc::ts_format, qpc::ts_format_default)
+      .set(qpc::log_page_size, log_page(device))
+      .set(qpc::dbr_umem_valid, 1)
+      .set(qpc::dbr_umem_id, memory.records.value_or(memory.umem).id())
+      .set(qpc::dbr_addr, memory.records ? memory.record : memory.offset + memory.layout.doorbell);
+  return {device, request};
+}
+
+void set_route(Mailbox& mailbox, DevxDevice& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
+  const PathOptions& path = device.device->path();
+  mailbox.set(ads::vhca_port_num, static_cast<std::uint64_t>(path.port));
+  const bool global = has_global_route(own, peer);
+  if (global) {
+    mailbox.set_bytes(ads::rgid_rip, peer.gid)
+        .set(ads::src_addr_index, static_cast<std::uint64_t>(path.gid_index))
+        .set(ads::hop_limit, kHopLimit);
+  }
+  if (own.link_layer == LinkLayer::infiniband) {
+    // The firmware refuses a traffic class without the header that carries it.
+    mailbox.set(ads::grh, global ? 1 : 0)
+        .set(ads::tclass, global ? path.traffic_class : 0)
+        .set(ads::rlid, peer.lid)
+        .set(ads::sl, path.service_level);
+    return;
+  }
+  mailbox.set_bytes(ads::rmac, device.mac_of(peer))
+      .set(ads::eth_prio, path.service_level & 7U)
+      .set(ads::dscp, path.traffic_class >> 2)
+      .set(ads::udp_sport, udp_source_port(own.queue_pair, peer.queue_pair));
+}
+
+}  // namespace
+
+std::uint16_t udp_source_port(std::uint32_t local_queue_pair, std::uint32_t remote_queue_pair) {
+  std::uint64_t mixed = (std::uint64_t{local_queue_pair} << 32 | remote_queue_pair) * 0x9e3779b97f4a7c15ULL;
+  return static_cast<std::uint16_t>(0xc000U | mixed >> 50);
 }
 
 DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset)
@@ -21,48 +102,80 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory mem
       port_offset_(port_offset),
       address_(device_->address),
       doorbell_(make_doorbell(*device_)),
-      completion_queue_(device_, "CREATE_CQ",
-                        create_completion_queue_command(memory_, doorbell_->page_id, device_->event_queue)),
-      queue_pair_(device_, "CREATE_QP",
-                  create_queue_pair_command(memory_, doorbell_->page_id, device_->protection_domain,
-                                            completion_queue_.number())) {
-  address_.queue_pair = queue_pair_.number();
+      completion_queue_(make_completion_queue(*device_, memory_, doorbell_->page_id)),
+      queue_pair_(make_queue_pair(*device_, memory_, doorbell_->page_id, completion_queue_.number)) {
+  address_.queue_pair = number();
 }
 
 void* DevxQueuePair::doorbell() const { return doorbell_->reg_addr; }
 
+Request DevxQueuePair::request(const Command& command) const {
+  Request request(command);
+  request.set(layout::queue_pair::qpn, number());
+  return request;
+}
+
+void DevxQueuePair::modify(const Request& request) const {
+  ask(*device_->device, queue_pair_.object.get(), device_->functions.obj_modify, request);
+}
+
 void DevxQueuePair::connect(const QueuePairAddress& peer) {
-  check_compatible(device_->device->name(), address_, peer);
-  const MacAddress mac = address_.link_layer == LinkLayer::ethernet ? device_->mac_of(peer) : MacAddress{};
+  const Device& device = *device_->device;
+  const PathOptions& path = device.path();
+  check_compatible(device.name(), address_, peer);
   const int ports = device_->bonded_ports;
-  const auto physical_port = static_cast<std::uint8_t>(ports > 1 ? 1 + port_offset_ % ports : 0);
-  const auto initialise = [&](std::uint8_t counter_set) {
-    queue_pair_.modify("RST2INIT_QP",
-                       reset_to_init_command(device_->device->path(), address_, counter_set, physical_port));
-  };
+  Request to_init = request(layout::kRst2InitQp);
+  to_init.set(qpc::pm_state, qpc::pm_state_migrated)
+      .set(qpc::counter_set_id, device_->counter_set)
+      .set(qpc::lag_tx_port_affinity, static_cast<std::uint64_t>(ports > 1 ? 1 + port_offset_ % ports : 0))
+      .set(qpc::rwe, 1)
+      .set(qpc::rae, 1)
+      .set(qpc::atomic_mode, qpc::atomic_mode_up_to_8_bytes)
+      .set(ads::vhca_port_num, static_cast<std::uint64_t>(path.port))
+      .set(ads::pkey_index, path.pkey_index);
   try {
-    initialise(device_->counter_set);
+    modify(to_init);
   } catch (const SystemError& error) {
     if (device_->counter_set == 0) throw;
     device_->counter_set = 0;
-    log::warn("rdma: {}: losses and retries are not counted, because: {}", device_->device->name(), error.what());
-    initialise(0);
+    log::warn("rdma: {}: losses and retries are not counted, because: {}", device.name(), error.what());
+    to_init.set(qpc::counter_set_id, 0);
+    modify(to_init);
   }
-  queue_pair_.modify("INIT2RTR_QP", init_to_ready_to_receive_command(device_->device->path(), address_, peer, mac));
-  const int most = device_->device->limits().max_qp_init_rd_atom;
-  queue_pair_.modify("RTR2RTS_QP", ready_to_send_command(device_->device->path(), address_,
-                                                         std::min<int>(most, peer.outstanding_reads_in)));
+
+  Request to_receive = request(layout::kInit2RtrQp);
+  to_receive.set(qpc::mtu, std::min(address_.mtu, peer.mtu))
+      .set(qpc::log_msg_max, kLogMessageMax)
+      .set(qpc::remote_qpn, peer.queue_pair)
+      .set(qpc::next_rcv_psn, peer.packet_number)
+      .set(qpc::min_rnr_nak, kReceiverNotReadyTimer)
+      .set(qpc::log_rra_max, log2_down(address_.outstanding_reads_in));
+  set_route(to_receive, *device_, address_, peer);
+  modify(to_receive);
+
+  const int additions = std::min<int>(device.limits().max_qp_init_rd_atom, peer.outstanding_reads_in);  // under way
+  Request to_send = request(layout::kRtr2RtsQp);
+  to_send.set(qpc::log_sra_max, log2_down(additions))
+      .set(qpc::next_send_psn, address_.packet_number)
+      .set(qpc::retry_count, path.retry_count)
+      .set(qpc::rnr_retry, kReceiverNotReadyRetries)
+      .set(ads::ack_timeout, path.ack_timeout);
+  modify(to_send);
 }
 
-QueuePairProgress DevxQueuePair::progress() const {
+std::string DevxQueuePair::trouble(std::uint64_t posted, std::uint32_t outstanding) const {
   const Mailbox answer =
-      queue_pair_.query("QUERY_QP", query_queue_pair_command(number()), layout::command::context_bits);
-  const auto value = [&](Field field) { return answer.get(within(layout::queue_pair::context, field)); };
-  QueuePairProgress progress;
-  progress.state = value(layout::qpc::state);
-  progress.posted = static_cast<std::uint16_t>(value(layout::qpc::sw_sq_wqebb_counter));
-  progress.fetched = static_cast<std::uint16_t>(value(layout::qpc::hw_sq_wqebb_counter));
-  return progress;
+      ask(*device_->device, queue_pair_.object.get(), device_->functions.obj_query, request(layout::kQueryQp));
+  constexpr std::array kStates = {"reset", "initialised", "ready to receive"};
+  const std::uint64_t state = answer.get(qpc::state);
+  if (state != kStates.size()) {  // ready to send
+    return fmt::format("its state is '{}'", state < kStates.size() ? kStates[state] : "error");
+  }
+  if (outstanding == 0) return {};
+  const std::uint64_t told = answer.get(qpc::sw_sq_wqebb_counter);  // entries that doorbells announced
+  const std::uint64_t fetched = answer.get(qpc::hw_sq_wqebb_counter);
+  return fmt::format("of {} entries under way the device was not told of {} and has not fetched {}", outstanding,
+                     static_cast<std::uint16_t>(posted - told), static_cast<std::uint16_t>(told - fetched));
 }
 
 }  // namespace deep_ep::rdma::verbs::devx

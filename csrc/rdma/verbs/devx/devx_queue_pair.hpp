@@ -3,22 +3,23 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
-#include "csrc/rdma/verbs/devx/commands.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 
-/// Of the states that the firmware numbers.
-inline constexpr std::uint64_t kReadyToSend = 3;
-std::string_view state_name(std::uint64_t state);
-
-/// Counters of the device that say what happened to posted work.
-struct QueuePairProgress {
-  std::uint64_t state = 0;
-  std::uint16_t posted = 0;   ///< blocks that doorbells announced
-  std::uint16_t fetched = 0;  ///< blocks that the device has read
+/// The memory of one queue pair. Before the first kernel uses it, the completion entry must say "not yet written" (all
+/// bytes 0xff), and the doorbell records must be 0.
+struct QueueMemory {
+  Umem umem;
+  std::uint64_t offset = 0;  ///< in it, in bytes; it and the layout are aligned to the page size of GPUs
+  RingLayout layout = {};
+  std::optional<Umem> records = {};  ///< other memory for the doorbell record; without it, it lies as the layout says
+  std::uint64_t record = 0;          ///< in that memory
 };
 
 class DevxQueuePair {
@@ -27,16 +28,21 @@ class DevxQueuePair {
   /// consecutive ports. SystemError says which command was refused, and how.
   DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset = 0);
 
-  std::uint32_t number() const { return queue_pair_.number(); }
+  std::uint32_t number() const { return queue_pair_.number; }
   const QueuePairAddress& address() const { return address_; }
   void* doorbell() const;
   RegistrationPath memory_path() const { return memory_.umem.path(); }
 
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
   void connect(const QueuePairAddress& peer);
-  QueuePairProgress progress() const;
+  /// Asks the device what it has done with posted entries, of which `outstanding` are not complete; the last is the one
+  /// before `posted`. Empty: nothing is wrong.
+  std::string trouble(std::uint64_t posted, std::uint32_t outstanding) const;
 
  private:
+  Request request(const Command& command) const;
+  void modify(const Request& request) const;
+
   // In the order in which the firmware needs them; they are destroyed in the opposite order.
   std::shared_ptr<DevxDevice> device_;
   QueueMemory memory_;
@@ -46,5 +52,8 @@ class DevxQueuePair {
   FirmwareObject completion_queue_;
   FirmwareObject queue_pair_;
 };
+
+/// Source port of the UDP packets: the network spreads connections over its paths by it. 0xc000 to 0xffff.
+std::uint16_t udp_source_port(std::uint32_t local_queue_pair, std::uint32_t remote_queue_pair);
 
 }  // namespace deep_ep::rdma::verbs::devx

@@ -1,10 +1,11 @@
 #include "csrc/rdma/verbs/devx/objects.hpp"
 
 #include <cerrno>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
-#include "csrc/rdma/verbs/devx/layout.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -16,7 +17,40 @@ namespace {
 constexpr std::uint32_t kUarNcDedicated = 1U << 31;
 constexpr std::uint64_t kUmemMaskDmabuf = 1;
 
-[[noreturn]] void refuse(const DevxDevice& device, const char* name, int error, const Mailbox& answer) {
+}  // namespace
+
+Mailbox& Mailbox::set(Field field, std::uint64_t value) {
+  if (field.width < 64 && value >> field.width != 0) {
+    throw std::logic_error(fmt::format("{:#x} does not fit into {} bits at bit {:#x}", value, field.width, field.bit));
+  }
+  for (std::uint32_t i = 0; i < field.width; ++i) {
+    const std::uint32_t bit = field.bit + field.width - 1 - i;
+    const auto mask = static_cast<std::uint8_t>(0x80U >> bit % 8);
+    std::uint8_t& byte = bytes_.at(bit / 8);
+    byte = static_cast<std::uint8_t>((value >> i & 1) != 0 ? byte | mask : byte & ~mask);
+  }
+  return *this;
+}
+
+std::uint64_t Mailbox::get(Field field) const {
+  std::uint64_t value = 0;
+  for (std::uint32_t bit = field.bit; bit < field.bit + field.width; ++bit) {
+    value = value << 1 | (bytes_.at(bit / 8) >> (7 - bit % 8) & 1);
+  }
+  return value;
+}
+
+Mailbox& Mailbox::set_bytes(std::uint32_t bit, std::span<const std::uint8_t> bytes) {
+  for (const std::uint8_t byte : bytes) {
+    set({bit, 8}, byte);
+    bit += 8;
+  }
+  return *this;
+}
+
+Request::Request(const Command& what) : Mailbox(what.bits), command(what) { set(layout::command::opcode, what.opcode); }
+
+void refuse(const Device& device, const Command& command, int error, const Mailbox& answer) {
   const auto status = answer.get(layout::answer::status);
   std::string firmware;
   if (status != 0) {
@@ -26,45 +60,20 @@ constexpr std::uint64_t kUmemMaskDmabuf = 1;
   const char* hint = error == EPERM || error == EOPNOTSUPP ? " (DevX is refused: the driver is too old, or the process "
                                                              "may not use it)"
                                                            : "";
-  fail<SystemError>("RDMA device {}: DevX {}: {}{}{}", device.device->name(), name, errno_text(error), hint, firmware);
+  fail<SystemError>("RDMA device {}: DevX {}: {}{}{}", device.name(), command.name, errno_text(error), hint, firmware);
 }
 
-/// Both the call and the firmware must succeed.
-template <class Thing>
-Mailbox ask(const DevxDevice& device, const char* name, const Mailbox& command, std::uint32_t answer_bits, Thing* thing,
-            int (*call)(Thing*, const void*, std::size_t, void*, std::size_t)) {
-  Mailbox answer(answer_bits);
-  const int error = call(thing, command.data(), command.size(), answer.data(), answer.size());
-  if (error != 0 || answer.get(layout::answer::status) != 0) refuse(device, name, error, answer);
-  return answer;
-}
-
-}  // namespace
-
-Mailbox DevxDevice::run(const char* name, const Mailbox& command, std::uint32_t answer_bits) const {
-  return ask(*this, name, command, answer_bits, device->context(), functions.general_cmd);
-}
-
-FirmwareObject::FirmwareObject(std::shared_ptr<DevxDevice> device, const char* name, const Mailbox& command)
-    : device_(std::move(device)) {
-  Mailbox answer(layout::answer::short_bits);
+FirmwareObject::FirmwareObject(const DevxDevice& device, const Request& request) {
+  Mailbox answer(request.command.answer_bits);
   errno = 0;
-  mlx5dv_devx_obj* const made = device_->functions.obj_create(device_->device->context(), command.data(),
-                                                              command.size(), answer.data(), answer.size());
-  if (made == nullptr) refuse(*device_, name, errno, answer);
-  object_ = owned(device_->device, made, device_->functions.obj_destroy, "mlx5dv_devx_obj_destroy");
-  number_ = static_cast<std::uint32_t>(answer.get(layout::answer::number));
+  mlx5dv_devx_obj* const made = device.functions.obj_create(device.device->context(), request.data(), request.size(),
+                                                            answer.data(), answer.size());
+  if (made == nullptr) refuse(*device.device, request.command, errno, answer);
+  object = owned(device.device, made, device.functions.obj_destroy, "mlx5dv_devx_obj_destroy");
+  number = static_cast<std::uint32_t>(answer.get(layout::answer::number));
 }
 
-void FirmwareObject::modify(const char* name, const Mailbox& command) {
-  ask(*device_, name, command, layout::answer::short_bits, object_.get(), device_->functions.obj_modify);
-}
-
-Mailbox FirmwareObject::query(const char* name, const Mailbox& command, std::uint32_t answer_bits) const {
-  return ask(*device_, name, command, answer_bits, object_.get(), device_->functions.obj_query);
-}
-
-Umem::Umem(const DevxDevice& device, const MemoryRange& range) : page_bytes_(device.page_bytes) {
+Umem::Umem(const DevxDevice& device, const MemoryRange& range) {
   mlx5dv_devx_umem* made = nullptr;
   path_ = register_memory(*device.device, range, "mlx5dv_devx_umem_reg_ex", [&](int dma_buf) {
     mlx5dv_devx_umem_in request{};

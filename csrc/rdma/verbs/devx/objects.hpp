@@ -1,10 +1,12 @@
-// What DevX makes on an mlx5 device, each with its destructor: firmware objects, registered memory, doorbell pages.
+// What DevX makes on an mlx5 device, each with its destructor: firmware objects, registered memory, doorbell pages; and
+// the commands that do it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <span>
+#include <vector>
 
 #include "csrc/rdma/verbs/device.hpp"
 #include "csrc/rdma/verbs/devx/layout.hpp"
@@ -18,20 +20,51 @@ namespace deep_ep::rdma::verbs::devx {
 
 struct DevxDevice;
 
-/// A completion queue or queue pair of the firmware. Errors are SystemError with device, command, errno, and the status
-/// and syndrome of the firmware's answer.
-class FirmwareObject {
+/// A command for the firmware, or its answer: big-endian bit fields at fixed places.
+class Mailbox {
  public:
-  FirmwareObject(std::shared_ptr<DevxDevice> device, const char* name, const Mailbox& command);
+  explicit Mailbox(std::uint32_t bits) : bytes_(bits / 8) {}
 
-  std::uint32_t number() const { return number_; }
-  void modify(const char* name, const Mailbox& command);
-  Mailbox query(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
+  /// std::logic_error for a value that does not fit, or a field that lies outside.
+  Mailbox& set(Field field, std::uint64_t value);
+  std::uint64_t get(Field field) const;
+  /// Whole bytes, for GIDs and hardware addresses.
+  Mailbox& set_bytes(std::uint32_t bit, std::span<const std::uint8_t> bytes);
+
+  void* data() { return bytes_.data(); }
+  const void* data() const { return bytes_.data(); }
+  std::size_t size() const { return bytes_.size(); }
 
  private:
-  std::shared_ptr<DevxDevice> device_;
-  std::shared_ptr<mlx5dv_devx_obj> object_;
-  std::uint32_t number_ = 0;
+  std::vector<std::uint8_t> bytes_;
+};
+
+/// A mailbox that begins with its command.
+struct Request : Mailbox {
+  explicit Request(const Command& what);
+  const Command& command;
+};
+
+/// SystemError with device, command, errno, and the status and syndrome of the firmware's answer.
+[[noreturn]] void refuse(const Device& device, const Command& command, int error, const Mailbox& answer);
+
+/// Gives the request to `thing` by a function of libmlx5. Both the call and the firmware must succeed; else refuse().
+template <class Thing>
+Mailbox ask(const Device& device, Thing* thing, int (*call)(Thing*, const void*, std::size_t, void*, std::size_t),
+            const Request& request) {
+  Mailbox answer(request.command.answer_bits);
+  const int error = call(thing, request.data(), request.size(), answer.data(), answer.size());
+  if (error != 0 || answer.get(layout::answer::status) != 0) refuse(device, request.command, error, answer);
+  return answer;
+}
+
+/// A completion queue or queue pair of the firmware.
+struct FirmwareObject {
+  /// Errors of refuse().
+  FirmwareObject(const DevxDevice& device, const Request& request);
+
+  std::shared_ptr<mlx5dv_devx_obj> object;
+  std::uint32_t number = 0;
 };
 
 /// Memory that queues lie in. Errors of register_memory().
@@ -44,11 +77,9 @@ class Umem {
   Umem(const DevxDevice& device, const MemoryRange& range);
 
   std::uint32_t id() const;
-  std::size_t page_bytes() const { return page_bytes_; }
   RegistrationPath path() const { return path_; }
 
  private:
-  std::size_t page_bytes_;
   std::shared_ptr<mlx5dv_devx_umem> memory_;
   RegistrationPath path_;
 };

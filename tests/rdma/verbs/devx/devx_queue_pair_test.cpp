@@ -50,6 +50,9 @@ const std::map<std::string, std::string> kStructures{
     {"create_qp_out", "status:8 :24 syndrome:32 :8 qpn:24 :32"},
 };
 
+/// A field of a structure that begins at `base` of another one.
+Field within(std::uint32_t base, Field field) { return {base + field.bit, field.width}; }
+
 std::map<std::string, Field> places(const std::string& structure) {
   std::map<std::string, Field> result;
   std::istringstream words(kStructures.at(structure));
@@ -306,7 +309,7 @@ TEST_F(DevxTest, EveryCommandThatTheFirmwareRefusesIsNamedWithItsSyndrome) {
   EXPECT_TRUE(says(refusal(), {"RST2INIT_QP", "status 0x4, syndrome 0x99"}));
   const auto pair = make();
   fake_.firmware_refusals = {{0x50b, {EPERM, 0, 0}}};
-  EXPECT_TRUE(says(message_of<SystemError>([&] { pair->progress(); }),
+  EXPECT_TRUE(says(message_of<SystemError>([&] { pair->trouble(0, 0); }),
                    {"QUERY_QP: Operation not permitted", "DevX is refused"}));
 }
 

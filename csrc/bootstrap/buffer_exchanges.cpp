@@ -76,19 +76,14 @@ struct Frame {
 };
 
 std::string_view name_of(Purpose purpose) {
-  switch (purpose) {
-    case Purpose::making:
-      return "making";
-    case Purpose::destroying:
-      return "destroying";
-    case Purpose::resuming:
-      return "resuming low-latency calls of";
-    case Purpose::sleeping:
-      return "suspending or resuming";
-    case Purpose::agreeing:
-      return "agreeing on a step beside";
-  }
-  return "doing something unknown with";
+  constexpr std::array<std::string_view, 6> kNames = {"doing something unknown with",
+                                                      "making",
+                                                      "destroying",
+                                                      "resuming low-latency calls of",
+                                                      "agreeing on a step beside",
+                                                      "suspending or resuming"};
+  const auto number = static_cast<std::size_t>(purpose);
+  return kNames[number < kNames.size() ? number : 0];
 }
 
 std::vector<ExchangeHeader> headers_of(std::span<const Frame> frames, int rank) {

@@ -63,21 +63,14 @@ std::vector<InterfaceAddress> interface_addresses() {
   return found;
 }
 
-const InterfaceAddress* SocketChoice::find(std::span<const InterfaceAddress> addresses, int wanted) const {
-  if (!interfaces) return nullptr;
-  const auto one = std::ranges::find_if(addresses, [&](const InterfaceAddress& address) {
-    return address.address.ss_family == wanted && interfaces->matches(address.interface);
-  });
-  return one == addresses.end() ? nullptr : &*one;
+InterfaceFilter parse_interfaces(const environment::Value& value) {
+  return InterfaceFilter(value.text, value.name == "GLOO_SOCKET_IFNAME");
 }
 
 SocketChoice read_socket_choice(const environment::Source& source) {
   SocketChoice choice;
   environment::Reader reader(source);
-  choice.interfaces = reader.read("DEEP_EP_SOCKET_IFNAME", [&](const environment::Value& value) {
-    choice.variable = fmt::format("{}={}", value.name, value.text);
-    return InterfaceFilter(value.text, value.name == "GLOO_SOCKET_IFNAME");
-  });
+  choice.interfaces = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces);
   const std::string family = reader.choice("DEEP_EP_SOCKET_FAMILY");
   if (family == "AF_INET") choice.family = AF_INET;
   if (family == "AF_INET6") choice.family = AF_INET6;

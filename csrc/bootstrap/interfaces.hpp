@@ -47,12 +47,10 @@ std::vector<InterfaceAddress> interface_addresses();
 
 struct SocketChoice {
   std::optional<InterfaceFilter> interfaces;
-  std::string variable;    ///< that names them, "NCCL_SOCKET_IFNAME=eth0", for messages
-  int family = AF_UNSPEC;  ///< of addresses to call
-
-  /// The first address of this family on an interface that may be used; null: the system decides.
-  const InterfaceAddress* find(std::span<const InterfaceAddress> addresses, int family) const;
+  int family = AF_UNSPEC;
 };
+/// Of DEEP_EP_SOCKET_IFNAME: names in Gloo's variable are whole.
+InterfaceFilter parse_interfaces(const environment::Value& value);
 /// InvalidArgument where an own variable is wrong.
 SocketChoice read_socket_choice(const environment::Source& source = environment::of_process);
 

@@ -25,8 +25,8 @@
 namespace deep_ep {
 namespace {
 
-constexpr std::size_t kChunk =
-    std::size_t{16} * 1024;  // bytes a rank shows at once; longer messages take several rounds
+/// Bytes that a rank shows at once; longer messages take several rounds.
+constexpr std::size_t kChunk = std::size_t{16} * 1024;
 
 // Words that several processes touch must be lock-free, or they would not work across address spaces.
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
@@ -46,59 +46,26 @@ struct alignas(64) Header {
   std::atomic<std::uint32_t> broken;   ///< 0, or 1 + the rank that gave up waiting
 };
 
-class Segment {
- public:
-  /// `fd` -1: memory of this process, and of those that it forks.
-  Segment(int fd, int size) : bytes_(sizeof(Header) + static_cast<std::size_t>(size) * sizeof(Seat)) {
-    if (fd >= 0 && ::ftruncate(fd, static_cast<off_t>(bytes_)) != 0) {
-      fail<SystemError>("ftruncate to {}: {}", format_bytes(bytes_), errno_text(errno));
-    }
-    const int flags = MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0);
-    void* memory = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
-    if (memory == MAP_FAILED) {
-      fail<SystemError>("bootstrap: mapping {} of shared memory: {}", format_bytes(bytes_), errno_text(errno));
-    }
-    memory_ = static_cast<std::byte*>(memory);
-  }
-  ~Segment() { ::munmap(memory_, bytes_); }
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
+/// A header and a seat for each rank. Fresh memory is all zeros, which is the initial value of every field.
+using Segment = std::shared_ptr<Header>;
 
-  // A fresh segment is all zeros, which is the initial value of every field.
-  Header& header() const { return *reinterpret_cast<Header*>(memory_); }
-  Seat& seat(int rank) const {
-    return *reinterpret_cast<Seat*>(memory_ + sizeof(Header) + static_cast<std::size_t>(rank) * sizeof(Seat));
+/// `fd` -1: memory of this process, and of those that it forks.
+Segment map_segment(int fd, int size) {
+  const std::size_t bytes = sizeof(Header) + static_cast<std::size_t>(size) * sizeof(Seat);
+  if (fd >= 0 && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    fail<SystemError>("ftruncate to {}: {}", format_bytes(bytes), errno_text(errno));
   }
-
-  void announce() const {
-    header().changes.fetch_add(1, std::memory_order_release);
-    ::syscall(SYS_futex, &header().changes, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  const int flags = MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0);
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (memory == MAP_FAILED) {
+    fail<SystemError>("bootstrap: mapping {} of shared memory: {}", format_bytes(bytes), errno_text(errno));
   }
-
-  /// Sleeps until `done()`; false when the deadline passed first.
-  template <class Done>
-  bool await(const Deadline& deadline, Done done) const {
-    for (;;) {
-      const std::uint32_t seen = header().changes.load(std::memory_order_acquire);
-      if (done()) return true;
-      if (deadline.expired()) return false;
-      WaitEnd::look_now();
-      // Bounded naps: a rank that is killed between its change and its wake-up must not leave us asleep for long.
-      const auto nap =
-          std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining(std::chrono::milliseconds(200)));
-      const timespec wait{.tv_sec = 0, .tv_nsec = static_cast<long>(std::max<std::int64_t>(nap.count(), 1000))};
-      ::syscall(SYS_futex, &header().changes, FUTEX_WAIT, seen, &wait, nullptr, 0);
-    }
-  }
-
- private:
-  std::size_t bytes_;
-  std::byte* memory_ = nullptr;
-};
+  return {static_cast<Header*>(memory), [bytes](Header* header) { ::munmap(header, bytes); }};
+}
 
 class SharedMemoryBootstrap final : public Bootstrap {
  public:
-  SharedMemoryBootstrap(int rank, int size, double timeout_s, std::shared_ptr<Segment> segment)
+  SharedMemoryBootstrap(int rank, int size, double timeout_s, Segment segment)
       : rank_(rank), size_(size), timeout_s_(timeout_s), segment_(std::move(segment)) {}
 
   int rank() const override { return rank_; }
@@ -109,14 +76,16 @@ class SharedMemoryBootstrap final : public Bootstrap {
     std::size_t done = 0;
     do {
       const std::size_t count = std::min(mine.size() - done, kChunk);
-      Page& page = segment_->seat(rank_).pages[(round_ + 1) % 2];
+      Page& page = seat(rank_).pages[(round_ + 1) % 2];
       page.message_bytes = mine.size();
       std::copy_n(mine.begin() + static_cast<std::ptrdiff_t>(done), count, page.chunk);
       enter_round();
-      if (done == 0) require_equal_messages();
+      std::vector<std::uint64_t> sizes;
+      for (int peer = 0; peer < size_; ++peer) sizes.push_back(seat(peer).pages[round_ % 2].message_bytes);
+      require_equal_sizes(sizes);
       for (int peer = 0; peer < size_; ++peer) {
-        const Page& theirs = segment_->seat(peer).pages[round_ % 2];
-        std::copy_n(theirs.chunk, count, all.data() + static_cast<std::size_t>(peer) * mine.size() + done);
+        std::copy_n(seat(peer).pages[round_ % 2].chunk, count,
+                    all.data() + static_cast<std::size_t>(peer) * mine.size() + done);
       }
       done += count;
     } while (done < mine.size());
@@ -124,11 +93,18 @@ class SharedMemoryBootstrap final : public Bootstrap {
   }
 
  private:
+  Seat& seat(int rank) const { return reinterpret_cast<Seat*>(segment_.get() + 1)[rank]; }
+
+  void announce() const {
+    segment_->changes.fetch_add(1, std::memory_order_release);
+    ::syscall(SYS_futex, &segment_->changes, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+
   /// In one order for all, so that of two that come at the same time one sees that all are there.
   std::vector<int> late() const {
     std::vector<int> ranks;
     for (int peer = 0; peer < size_; ++peer) {
-      if (segment_->seat(peer).round.load() < round_) ranks.push_back(peer);
+      if (seat(peer).round.load() < round_) ranks.push_back(peer);
     }
     return ranks;
   }
@@ -136,25 +112,27 @@ class SharedMemoryBootstrap final : public Bootstrap {
   void enter_round() {
     require_intact();
     ++round_;
-    segment_->seat(rank_).round.store(round_);
-    if (late().empty()) segment_->announce();  // the last to come wakes the others, once
-    const Deadline deadline(timeout_s_);
-    // A rank that ends this round may give up in the next one while we still wake up: look at completeness first.
-    const bool decided = segment_->await(deadline, [&] { return late().empty() || broken_by() >= 0; });
-    const std::vector<int> missing = late();
-    if (missing.empty()) return;
-    if (decided) require_intact(missing);
-    give_up(missing);
+    seat(rank_).round.store(round_);
+    if (late().empty()) announce();  // the last to come wakes the others, once
+    for (const Deadline deadline(timeout_s_);;) {
+      const std::uint32_t seen = segment_->changes.load(std::memory_order_acquire);
+      // A rank that ends this round may give up in the next one while this one still wakes up. So what it saw complete
+      // must be seen complete here, too: completeness is looked at behind `over`, and decides.
+      const bool over = broken_by() >= 0;
+      const std::vector<int> missing = late();
+      if (missing.empty()) return;
+      if (over) require_intact(missing);
+      if (deadline.expired()) give_up(missing);
+      WaitEnd::look_now();
+      // Bounded naps: a rank that is killed between its change and its wake-up must not leave us asleep for long.
+      const auto nap =
+          std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining(std::chrono::milliseconds(200)));
+      const timespec wait{.tv_sec = 0, .tv_nsec = static_cast<long>(std::max<std::int64_t>(nap.count(), 1000))};
+      ::syscall(SYS_futex, &segment_->changes, FUTEX_WAIT, seen, &wait, nullptr, 0);
+    }
   }
 
-  void require_equal_messages() const {
-    std::vector<std::uint64_t> sizes;
-    sizes.reserve(static_cast<std::size_t>(size_));
-    for (int peer = 0; peer < size_; ++peer) sizes.push_back(segment_->seat(peer).pages[round_ % 2].message_bytes);
-    require_equal_sizes(sizes);
-  }
-
-  int broken_by() const { return static_cast<int>(segment_->header().broken.load(std::memory_order_acquire)) - 1; }
+  int broken_by() const { return static_cast<int>(segment_->broken.load(std::memory_order_acquire)) - 1; }
 
   // Once a rank has given up, the ranks no longer agree on the round: everybody is told at once, the late rank too.
   void require_intact(const std::vector<int>& missing = {}) const {
@@ -169,9 +147,8 @@ class SharedMemoryBootstrap final : public Bootstrap {
 
   [[noreturn]] void give_up(const std::vector<int>& missing) {
     std::uint32_t nobody = 0;
-    segment_->header().broken.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_) + 1,
-                                                      std::memory_order_acq_rel);
-    segment_->announce();
+    segment_->broken.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_) + 1, std::memory_order_acq_rel);
+    announce();
     fail<TimeoutError>("bootstrap: rank {} waited {} s for {} to enter an all_gather", rank_, timeout_s_,
                        format_ranks(missing));
   }
@@ -180,20 +157,20 @@ class SharedMemoryBootstrap final : public Bootstrap {
   int size_;
   double timeout_s_;
   std::uint64_t round_ = 0;
-  std::shared_ptr<Segment> segment_;
+  Segment segment_;
 };
 
 }  // namespace
 
 std::shared_ptr<Bootstrap> make_file_bootstrap(int fd, int rank, int size, double timeout_s) {
   require_rank(rank, size);
-  return std::make_shared<SharedMemoryBootstrap>(rank, size, timeout_s, std::make_shared<Segment>(fd, size));
+  return std::make_shared<SharedMemoryBootstrap>(rank, size, timeout_s, map_segment(fd, size));
 }
 
 std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::optional<double> timeout_s) {
   require_rank(0, size);
   const double seconds = timeout_in_effect(timeout_s);
-  const auto segment = std::make_shared<Segment>(-1, size);
+  const auto segment = map_segment(-1, size);
   std::vector<std::shared_ptr<Bootstrap>> bootstraps;
   for (int rank = 0; rank < size; ++rank) {
     bootstraps.push_back(std::make_shared<SharedMemoryBootstrap>(rank, size, seconds, segment));

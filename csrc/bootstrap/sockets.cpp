@@ -31,6 +31,7 @@ UniqueFd new_socket(int family) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, 30);   // s
   set(IPPROTO_TCP, TCP_KEEPINTVL, 10);  // s
   set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(IPPROTO_IPV6, IPV6_V6ONLY, 0);  // whatever the system's default is
   return socket;
 }
 

@@ -19,22 +19,14 @@ constexpr std::string_view gid_index(std::string_view, std::string_view value) {
   return value == "-1" ? kNothing : value;
 }
 
-// "::/0" is their default: no restriction, not for IPv4 either.
 constexpr std::string_view nic_handler(std::string_view, std::string_view value) {
   return value == "cpu_host_memory" ? "cpu" : value;
 }
 
-// Each can only switch it off: one that leaves it on says nothing against the other.
-constexpr std::string_view dma_buf(std::string_view name, std::string_view value) {
-  const bool off = name == "NVSHMEM_IB_DISABLE_DMABUF" ? value != "0" && value != "false" : value == "0";
-  return off ? "off" : kNothing;
-}
-
-// Two that disable and one that enables, each of which can only switch it off.
+// Each disables or enables, and can only switch it off: one that leaves it on says nothing against the others.
 constexpr std::string_view switched_off(std::string_view name, std::string_view value) {
   const bool is_no = value == "0" || value == "false" || value == "no" || value == "off";
-  const bool enables = name == "NCCL_MNNVL_ENABLE";
-  return enables == is_no ? "off" : kNothing;
+  return name.ends_with("_ENABLE") == is_no ? "off" : kNothing;
 }
 
 // "AF_UNSPEC" is NVSHMEM's word for both.
@@ -76,16 +68,18 @@ constexpr std::array kVariables = {
         .names = {"DEEP_EP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME",
                   "GLOO_SOCKET_IFNAME"},
         .default_value = "",
-        .allowed = "[^][=]<interface>,...; ^ = all but these; empty = the route decides",
-        .help = "network interfaces from whose addresses calls by TCP to rank 0 come: the route's own if it fits, else "
-                "the first that does; names are beginnings of names unless = stands in front (in GLOO_SOCKET_IFNAME "
-                "they are whole). Rank 0 listens on all"},
-    Variable{.names = {"DEEP_EP_SOCKET_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_FAMILY"},
-             .type = Type::choice,
-             .default_value = "",
-             .allowed = "AF_INET|AF_INET6",
-             .help = "address family by which ranks call rank 0, if its name has addresses of both",
-             .translate = socket_family},
+        .allowed = "[^][=]<interface>,...; ^ = all but these; empty = the first that is up",
+        .help =
+            "network interfaces of which the first that is up takes control connections from other hosts; names are "
+            "beginnings of names unless = stands in front (in GLOO_SOCKET_IFNAME they are whole). The route decides "
+            "by which interface ranks call rank 0"},
+    Variable{
+        .names = {"DEEP_EP_SOCKET_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_FAMILY"},
+        .type = Type::choice,
+        .default_value = "",
+        .allowed = "AF_INET|AF_INET6",
+        .help = "address family of control connections, and by which ranks call rank 0, if there are addresses of both",
+        .translate = socket_family},
     Variable{.names = {"DEEP_EP_JOB_TOKEN"},
              .default_value = "",
              .allowed = "any text, the same on all ranks of a job",
@@ -221,7 +215,7 @@ constexpr std::array kVariables = {
              .allowed = "on|off",
              .help = "off (NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0): NICs reach GPU memory by peer memory "
                      "only",
-             .translate = dma_buf},
+             .translate = switched_off},
     Variable{.names = {"NVSHMEM_QP_DEPTH"},
              .type = Type::unsigned_integer,
              .default_value = "1024",

@@ -27,24 +27,13 @@ constexpr int kOff = static_cast<int>(kNames.size());
 /// The environment is asked once the first line, or the sink, is there.
 constexpr int kNotRead = kOff + 1;
 
-std::string expand(std::string_view pattern) {
-  std::string path;
-  for (std::size_t i = 0; i < pattern.size(); ++i) {
-    if (pattern[i] != '%' || i + 1 == pattern.size()) {
-      path += pattern[i];
-      continue;
-    }
-    const char letter = pattern[++i];
-    if (letter == 'p') {
-      path += std::to_string(::getpid());
-    } else if (letter == 'h') {
-      std::array<char, 256> host{};
-      ::gethostname(host.data(), host.size() - 1);
-      path += host.data();
-    } else {
-      path += '%';
-      path += letter;
-    }
+std::string expand(std::string path) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  for (const auto& [mark, text] :
+       {std::pair("%p", std::to_string(::getpid())), std::pair("%h", std::string(host.data()))}) {
+    for (std::size_t at = 0; (at = path.find(mark, at)) != std::string::npos; at += text.size())
+      path.replace(at, 2, text);
   }
   return path;
 }
@@ -52,9 +41,8 @@ std::string expand(std::string_view pattern) {
 /// Of the file that lines go to.
 int open_file(std::string& complaint) {
   try {
-    const std::string pattern = environment::text("DEEP_EP_LOG_FILE");
-    if (pattern.empty()) return STDERR_FILENO;
-    const std::filesystem::path path = expand(pattern);
+    const std::filesystem::path path = expand(environment::text("DEEP_EP_LOG_FILE"));
+    if (path.empty()) return STDERR_FILENO;
     std::error_code unimportant;  // the file says it
     std::filesystem::create_directories(path.parent_path(), unimportant);
     const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
@@ -94,76 +82,52 @@ int level_of_environment(std::string& complaint) {
   }
 }
 
-class Log {
- public:
-  static Log& instance() {
-    // Never destroyed: tensors that outlive main() may still log.
-    static auto* log = new Log;
-    return *log;
-  }
-
-  bool enabled(Level level) {
-    int least = least_.load(std::memory_order_relaxed);
-    if (least == kNotRead) least = read_level();
-    return static_cast<int>(level) >= least;
-  }
-
-  void write(Level level, std::string_view line) {
-    std::shared_ptr<const LogSink> sink;
-    std::string complaint;
-    int file = -1;
-    {
-      const std::lock_guard lock(mutex_);
-      sink = sink_;
-      if (!sink && file_ < 0) file_ = open_file(complaint);
-      file = file_;
-    }
-    if (sink) {
-      (*sink)(level, line);
-      return;
-    }
-    if (!complaint.empty() && enabled(Level::warn)) write_line(file, Level::warn, complaint);
-    write_line(file, level, line);
-  }
-
-  void set_sink(LogSink sink, std::optional<LogLevel> least) {
-    {
-      const std::lock_guard lock(mutex_);
-      sink_ = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
-      least_.store(least ? static_cast<int>(*least) : kNotRead, std::memory_order_relaxed);
-    }
-    if (!least) read_level();
-  }
-
- private:
-  Log() = default;
-
-  int read_level() {
-    std::string complaint;
-    int least = kNotRead;
-    {
-      const std::lock_guard lock(mutex_);
-      least = least_.load(std::memory_order_relaxed);
-      if (least != kNotRead) return least;
-      least = level_of_environment(complaint);
-      least_.store(least, std::memory_order_relaxed);
-    }
-    // A wrong setting of the log is no reason to stop the program; it is reported where the log goes.
-    if (!complaint.empty()) write(Level::warn, complaint);
-    return least;
-  }
-
-  std::atomic<int> least_{kNotRead};
-  std::mutex mutex_;
-  std::shared_ptr<const LogSink> sink_;
-  int file_ = -1;  ///< opened for the first line that goes to a file or to standard error
+struct Log {
+  std::atomic<int> least{kNotRead};
+  std::mutex mutex;
+  std::shared_ptr<const LogSink> sink;
+  int file = -1;  ///< opened for the first line that goes to a file or to standard error
 };
+
+Log& the_log() {
+  // Never destroyed: tensors that outlive main() may still log.
+  static auto* log = new Log;
+  return *log;
+}
+
+void write_somewhere(Level level, std::string_view line) {
+  Log& log = the_log();
+  std::shared_ptr<const LogSink> sink;
+  std::string complaint;
+  int file = -1;
+  {
+    const std::lock_guard lock(log.mutex);
+    sink = log.sink;
+    if (!sink && log.file < 0) log.file = open_file(complaint);
+    file = log.file;
+  }
+  if (sink) return (*sink)(level, line);
+  if (!complaint.empty() && enabled(Level::warn)) write_line(file, Level::warn, complaint);
+  write_line(file, level, line);
+}
+
+int least_level() {
+  Log& log = the_log();
+  int least = log.least.load(std::memory_order_relaxed);
+  if (least != kNotRead) return least;
+  std::string complaint;
+  const int read = level_of_environment(complaint);
+  // A wrong setting of the log is no reason to stop the program; it is reported where the log goes, by one thread.
+  if (!log.least.compare_exchange_strong(least, read, std::memory_order_relaxed)) return least;
+  if (!complaint.empty()) write_somewhere(Level::warn, complaint);
+  return read;
+}
 
 }  // namespace
 
 bool enabled(Level level) noexcept {
   try {
-    return Log::instance().enabled(level);
+    return static_cast<int>(level) >= least_level();
   } catch (...) {
     return false;
   }
@@ -171,7 +135,7 @@ bool enabled(Level level) noexcept {
 
 void write(Level level, std::string_view line) noexcept {
   try {
-    Log::instance().write(level, line);
+    write_somewhere(level, line);
   } catch (...) {
     std::fprintf(stderr, "deep_ep: a log line was lost\n");
   }
@@ -182,7 +146,13 @@ void write(Level level, std::string_view line) noexcept {
 namespace deep_ep {
 
 void set_log_sink(LogSink sink, std::optional<LogLevel> least) {
-  log::Log::instance().set_sink(std::move(sink), least);
+  log::Log& state = log::the_log();
+  {
+    const std::lock_guard lock(state.mutex);
+    state.sink = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
+    state.least.store(least ? static_cast<int>(*least) : log::kNotRead, std::memory_order_relaxed);
+  }
+  log::least_level();
 }
 
 }  // namespace deep_ep

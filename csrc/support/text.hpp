@@ -18,14 +18,17 @@ inline std::string_view trim(std::string_view text) {
 }
 
 /// The parts of `text`, each without white space around it; one empty part for an empty text.
-inline std::vector<std::string_view> split(std::string_view text, char separator) {
+inline std::vector<std::string_view> split(std::string_view text, std::string_view separator) {
   std::vector<std::string_view> parts;
   while (true) {
     const std::size_t end = text.find(separator);
     parts.push_back(trim(text.substr(0, end)));
     if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
+    text.remove_prefix(end + separator.size());
   }
+}
+inline std::vector<std::string_view> split(std::string_view text, char separator) {
+  return split(text, std::string_view(&separator, 1));
 }
 
 /// The number that `text` is, all of it. from_chars, not strtod: the decimal point must not depend on the locale.

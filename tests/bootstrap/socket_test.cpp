@@ -44,16 +44,6 @@ TEST(SocketBootstrap, GathersMoreThanASocketHolds) {
   }));
 }
 
-/// With a single port to call from, a call to it that nobody takes meets itself.
-TEST(SocketBootstrap, ACallDoesNotMeetItself) {
-  const std::uint16_t port = free_port();
-  const sockaddr_in address = loopback(port);
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
-  ASSERT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  ASSERT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  EXPECT_TRUE(has_called_itself(socket.get()));
-}
-
 TEST(SocketBootstrap, NobodyComes) {
   EXPECT_THROW(make_socket_bootstrap(0, 2, "", free_port(), 0.2), TimeoutError);
   EXPECT_THROW(make_socket_bootstrap(1, 2, "127.0.0.1", free_port(), 0.2), TimeoutError);
@@ -69,6 +59,24 @@ TEST(SocketBootstrap, ARankThatGoesAwayIsNoticed) {
   });
   EXPECT_NE(errors[0].find("bootstrap over TCP: a rank went away"), std::string::npos) << errors[0];
   EXPECT_EQ(errors[1], "");
+}
+
+/// A call to a port from which it comes itself hears its own words. The rank calls again.
+TEST(SocketBootstrap, ACallThatMeetsItselfIsNoAnswer) {
+  const std::uint16_t port = free_port();
+  const sockaddr_in address = loopback(port);
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listener.get(), 8), 0);
+  const auto errors = run_threads(2, [&](int rank) {
+    if (rank == 1) make_socket_bootstrap(1, 2, "127.0.0.1", port, scaled(1));
+    if (rank == 1) return;
+    const UniqueFd caller(::accept(listener.get(), nullptr, nullptr));
+    std::string words(200, '\0');
+    const ssize_t count = ::recv(caller.get(), words.data(), words.size(), 0);
+    ::send(caller.get(), words.data(), static_cast<std::size_t>(count), MSG_NOSIGNAL);
+  });
+  EXPECT_NE(errors[1].find("for a rank's word"), std::string::npos) << errors[1];
 }
 
 /// Calls rank 0 as soon as it listens, and says `words`.

@@ -1,4 +1,4 @@
-// Files of a machine, PCI distances, GPUs and what CUDA_VISIBLE_DEVICES makes of them.
+// Files of a machine, PCI distances and GPUs.
 #include <gtest/gtest.h>
 
 #include "csrc/topology/gpus.hpp"
@@ -6,7 +6,6 @@
 #include "csrc/topology/system_root.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/topology/fake_machine.hpp"
-#include "tools/doctor/visible_gpus.hpp"
 
 namespace deep_ep::topology {
 namespace {
@@ -145,42 +144,6 @@ TEST(Gpus, SysfsAloneWillDo) {
   EXPECT_EQ(gpus[7].cuda_id, 7);
   EXPECT_TRUE(gpus[7].uuid.empty());
 }
-
-struct Visible {
-  const char* name;
-  std::optional<std::string> variable;
-  std::vector<std::size_t> gpus;
-  const char* stopped_at = "";
-};
-
-class CudaVisibleDevices : public testing::TestWithParam<Visible> {};
-
-TEST_P(CudaVisibleDevices, Chooses) {
-  std::vector<Gpu> gpus(8);
-  for (int i = 0; i < 8; ++i) {
-    gpus[static_cast<std::size_t>(i)].cuda_id = i;
-    gpus[static_cast<std::size_t>(i)].uuid = test::gpu_uuid(i);
-  }
-  const VisibleGpus visible = visible_gpus(gpus, GetParam().variable);
-  EXPECT_EQ(visible.gpus, GetParam().gpus);
-  EXPECT_EQ(visible.stopped_at, GetParam().stopped_at);
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Gpus, CudaVisibleDevices,
-    testing::Values(Visible{"NotSet", std::nullopt, {0, 1, 2, 3, 4, 5, 6, 7}}, Visible{"Empty", "", {}},
-                    Visible{"One", "5", {5}}, Visible{"InAnotherOrder", "3,1", {3, 1}},
-                    Visible{"WhiteSpace", " 3 , 1 ", {3, 1}},
-                    Visible{"Uuids", test::gpu_uuid(6) + "," + test::gpu_uuid(0), {6, 0}},
-                    Visible{"BeginningOfAUuid", "GPU-a0000002", {2}}, Visible{"UuidInCapitals", "GPU-A0000002", {2}},
-                    Visible{"Mixed", "1," + test::gpu_uuid(4), {1, 4}}, Visible{"MinusOneEnds", "0,-1,1", {0}},
-                    Visible{"UnknownEnds", "0,9,1", {0}, "there is no GPU 9"},
-                    Visible{"AmbiguousUuid", "2,GPU-a00", {2}, "'GPU-a00' is not the UUID of one GPU of this machine"},
-                    Visible{"Mig", "MIG-1234", {}, "'MIG-1234' is a part of a GPU (MIG); the library needs whole GPUs"},
-                    Visible{"Words", "all", {}, "'all' is neither a number nor a UUID"},
-                    Visible{"EmptyEntry", "0,,1", {0}, "'' is neither a number nor a UUID"},
-                    Visible{"Twice", "0,1,0", {}, "'0' names a GPU that is in the list already"}),
-    [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace deep_ep::topology

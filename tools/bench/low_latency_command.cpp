@@ -2,12 +2,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "tools/bench/benchmark.hpp"
 #include "tools/bench/gpu.hpp"
-#include "tools/bench/low_latency.hpp"
+#include "tools/bench/low_latency_rank.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
 
@@ -25,6 +27,27 @@ constexpr BenchKind kLowLatency = {
     .has_nvfp4 = true,
 };
 
+struct LowLatencyBenchOptions : BenchOptions {
+  LowLatencyBenchOptions() { nodes = 0; }
+
+  bool nvlink = true;          ///< false: all ranks reach each other by RDMA
+  bool masking = false;        ///< buffers with LowLatencyOptions::masking
+  std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
+  bool graphs = true;          ///< also replays of CUDA graphs, where there are any
+  bool arrivals = false;       ///< dispatches are given arrival counters
+
+  /// The options of buffers, but for sizes.
+  BufferOptions buffer(int ranks) const {
+    BufferOptions options;
+    options.ranks_per_node = nodes == 0 ? 0 : ranks / nodes;
+    options.low_latency.allow_nvlink = nvlink;
+    options.low_latency.masking = masking;
+    if (rails == "always") options.low_latency.rails = LowLatencyRails::always;
+    if (rails == "never") options.low_latency.rails = LowLatencyRails::never;
+    return options;
+  }
+};
+
 /// One rank's part in the measurements for one number of tokens. Operations are "dispatch", "combine" and
 /// "dispatch+combine"; parts "whole", "send", "receive" and "graph"; modes of combine "plain" and "zero copy".
 /// Rates are those of the time back to back or, if there is none, of aligned rounds.
@@ -38,9 +61,10 @@ class LowLatencyMeasurer {
         common_(common),
         report_(report),
         rank_(task, options.buffer(task.shape.ranks)),
-        meter_(*task.bootstrap, executor_, rank_.stream()),
-        filler_(make_filler(executor_, 1)) {
-    if (!filler_) return;
+        meter_(*task.bootstrap, executor_, rank_.stream()) {
+    if (executor_.device().kind == Device::Kind::cpu) return;
+    // It takes a GPU longer to fill than the host needs to enqueue a call.
+    filler_.emplace(executor_, DType::uint8, std::initializer_list<std::int64_t>{std::int64_t{256} << 20});
     meter_.put_in_front([this] {
       executor_.fill(filler_->view().data, 0, filler_->view().bytes(), rank_.stream());
       rank_.buffer().low_latency_clean(rank_.stream());  // a barrier of the devices
@@ -56,7 +80,7 @@ class LowLatencyMeasurer {
     dispatch("fp8", RowFormat::fp8, true);
     dispatch("bf16", RowFormat::bf16, true);
     dispatch("nvfp4", RowFormat::nvfp4);
-    for (const auto kind : {LowLatencyCombine::plain, LowLatencyCombine::zero_copy}) measure_combine(kind);
+    for (const bool zero_copy : {false, true}) measure_combine(zero_copy);
     measure_both();
     rank_.destroy();
   }
@@ -75,11 +99,11 @@ class LowLatencyMeasurer {
                  [&] { rank_.check_dispatched(format, result); });
   }
 
-  void measure_combine(LowLatencyCombine kind) {
+  void measure_combine(bool zero_copy) {
     LowLatencyCombineResult result;
-    const auto call = [&](bool hook) { result = rank_.combine(kind, hook); };
-    measure_call(figure_of(common_, shape_, "combine", "bf16", name_of(kind)), combine_bytes(), result, call,
-                 [&] { rank_.check_combined(result); });
+    const auto call = [&](bool hook) { result = rank_.combine(zero_copy, hook); };
+    measure_call(figure_of(common_, shape_, "combine", "bf16", zero_copy ? "zero copy" : "plain"), combine_bytes(),
+                 result, call, [&] { rank_.check_combined(result); });
   }
 
   /// The figure that upstream's test calls "Dispatch + combine bandwidth".
@@ -90,7 +114,7 @@ class LowLatencyMeasurer {
     const Bytes combine = combine_bytes();
     const auto call = [&] {
       dispatched = rank_.dispatch(RowFormat::fp8);
-      combined = rank_.combine(LowLatencyCombine::plain);
+      combined = rank_.combine(false);
     };
     measure_whole(figure_of(common_, shape_, "dispatch+combine", "fp8", "-"),
                   {dispatch.selected + combine.selected, dispatch.wire + combine.wire}, call, [] {});
@@ -176,7 +200,7 @@ class LowLatencyMeasurer {
   Report& report_;
   LowLatencyRank rank_;
   Meter meter_;
-  std::unique_ptr<DeviceTensor> filler_;
+  std::optional<DeviceTensor> filler_;
 };
 
 std::string explanation(const LowLatencyBenchOptions& options, Device::Kind device) {

@@ -9,8 +9,6 @@
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
-#include "tools/bench/low_latency.hpp"
-
 namespace deep_ep::tools {
 namespace {
 
@@ -45,16 +43,6 @@ std::size_t first_wrong(std::span<const std::uint16_t> row, const oracle::LowLat
 }
 
 }  // namespace
-
-const char* name_of(LowLatencyCombine kind) {
-  switch (kind) {
-    case LowLatencyCombine::plain:
-      return "plain";
-    case LowLatencyCombine::zero_copy:
-      return "zero copy";
-  }
-  return "?";
-}
 
 LowLatencyRank::LowLatencyRank(const RankTask& task, const BufferOptions& base)
     : shape_(task.shape),
@@ -104,10 +92,9 @@ LowLatencyDispatchResult LowLatencyRank::dispatch(oracle::RowFormat format, bool
   return buffer_.low_latency_dispatch(arguments, {.stream = stream_});
 }
 
-LowLatencyCombineResult LowLatencyRank::combine(LowLatencyCombine kind, bool hook) {
+LowLatencyCombineResult LowLatencyRank::combine(bool zero_copy, bool hook) {
   LowLatencyCombineArguments arguments;
-  arguments.x =
-      kind == LowLatencyCombine::zero_copy ? buffer_.low_latency_combine_buffer(handle_) : rows_.value().view();
+  arguments.x = zero_copy ? buffer_.low_latency_combine_buffer(handle_) : rows_.value().view();
   arguments.topk_idx = selection_.view();
   arguments.topk_weights = weights_.view();
   arguments.handle = &handle_;
@@ -248,23 +235,6 @@ void LowLatencyRank::destroy() {
   handle_ = {};
   rows_.reset();
   buffer_.destroy();
-}
-
-BufferOptions LowLatencyBenchOptions::buffer(int ranks) const {
-  BufferOptions options;
-  options.ranks_per_node = nodes == 0 ? 0 : ranks / nodes;
-  options.low_latency.allow_nvlink = nvlink;
-  options.low_latency.masking = masking;
-  options.low_latency.rails = rails == "always"  ? LowLatencyRails::always
-                              : rails == "never" ? LowLatencyRails::never
-                                                 : LowLatencyRails::automatic;
-  return options;
-}
-
-std::unique_ptr<DeviceTensor> make_filler(Executor& executor, int calls) {
-  if (executor.device().kind != Device::Kind::cuda) return nullptr;
-  return std::make_unique<DeviceTensor>(executor, DType::uint8,
-                                        std::initializer_list<std::int64_t>{calls * (std::int64_t{256} << 20)});
 }
 
 }  // namespace deep_ep::tools

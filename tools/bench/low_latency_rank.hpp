@@ -11,10 +11,6 @@
 
 namespace deep_ep::tools {
 
-/// How combine gets its rows and sends them.
-enum class LowLatencyCombine { plain, zero_copy };
-const char* name_of(LowLatencyCombine kind);
-
 class LowLatencyRank {
  public:
   /// Collective. The task must outlive the object; its shape's tokens are also max_tokens. `base`: all options of the
@@ -30,7 +26,8 @@ class LowLatencyRank {
   void count_arrivals();
   /// With identity experts: sums of a token's own row, with weights of 1, so that sums of small whole numbers are
   /// exact.
-  LowLatencyCombineResult combine(LowLatencyCombine kind, bool hook = false);
+  /// `zero_copy`: the rows are in the buffer's memory for them.
+  LowLatencyCombineResult combine(bool zero_copy, bool hook = false);
   /// Prepares what combine needs: rows where the experts' output would be.
   void receive_for_combine();
 

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/bench/benchmark.hpp"
 #include "tools/bench/low_latency_rank.hpp"
@@ -53,23 +55,10 @@ struct SelftestStage {
   }
 };
 
-/// Runs `work` on this rank; throws on all ranks what one of them throws.
-void together(Bootstrap& bootstrap, const std::function<void()>& work) {
-  std::array<char, 300> reason{};
-  try {
-    work();
-  } catch (const std::exception& error) {
-    std::string_view(error.what()).copy(reason.data(), reason.size() - 1);
-  }
-  for (const auto& one : all_gather_values(bootstrap, reason)) {
-    if (one[0] != '\0') throw Error(one.data());
-  }
-}
-
 void run_cases(const RankTask& task, SelftestStage& stage) {
   const auto run_case = [&](const std::string& name, const std::function<void()>& work) {
     try {
-      together(*task.bootstrap, work);
+      agree(*task.bootstrap, "it", work);
     } catch (const std::exception& error) {
       if (task.rank() == 0) print(fmt::format("{} ... FAILED: {}", name, error.what()));
       fail<Error>("{}: {}", name, error.what());
@@ -104,7 +93,7 @@ void run_cases(const RankTask& task, SelftestStage& stage) {
       });
     }
     run_case(fmt::format("Low-latency combine, {} hook", kind), [&] {
-      const LowLatencyCombineResult result = low_latency.combine(LowLatencyCombine::plain, hook);
+      const LowLatencyCombineResult result = low_latency.combine(false, hook);
       finish(result, hook);
       low_latency.check_combined(result);
     });
@@ -127,18 +116,24 @@ SelftestStage run_stage(const std::string& name, const World& world, int nodes, 
 SelftestStage run_processes(Device::Kind device) {
   SelftestStage stage{.name = "two processes"};
   stage.measure([&] {
-    const Place here{.port = free_port()};
+    const Place here{.port = free_master_port()};
     std::vector<ChildCommand> commands;
     for (const int rank : {0, 1}) {
       commands.push_back({.words = {own_program(), "bench", "selftest", "--device", name_of(device)},
                           .variables = variables_of_rank(here, rank, 2)});
     }
-    const std::vector<ChildResult> results = run_children(commands, kSecondsOfProcesses);
+    std::string output, errors;  // of rank 0; of both
+    Children children(commands, [&](std::size_t rank, int stream, std::string_view text) {
+      if (stream == 1 || rank == 0) (stream == 1 ? errors : output) += text;
+    });
+    const Deadline deadline(kSecondsOfProcesses);
+    while (children.running() > 0 && !children.first_failure() && !deadline.expired()) children.step();
     constexpr std::string_view kPassed = "... passed";
-    const std::string& output = results.front().output;
     for (auto at = output.find(kPassed); at != std::string::npos; at = output.find(kPassed, at + 1)) ++stage.cases;
-    const auto failed = std::ranges::find_if(results, [](const ChildResult& one) { return !one.well(); });
-    if (failed != results.end()) throw Error(failed->reason());
+    if (const auto failed = children.first_failure()) {
+      fail<Error>("rank {} ended with {}: {}", *failed, describe_status(*children.status(*failed)), trim(errors));
+    }
+    if (children.running() > 0) throw Error("it took too long");
   });
   return stage;
 }

@@ -169,7 +169,7 @@ Place place_of_this_host(int ranks) {
     fail<InvalidArgument>("--spawn {}: this process is one of several already; leave it out", ranks);
   }
   const bool agreed = environment::of_process("DEEP_EP_JOB_TOKEN").has_value();
-  return {.port = free_port(), .job = agreed ? "" : to_string(random_token())};
+  return {.port = free_master_port(), .job = agreed ? "" : to_string(random_token())};
 }
 
 void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,

@@ -17,7 +17,6 @@
 
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
-#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 
 extern char** environ;
@@ -155,35 +154,17 @@ void Children::signal_all(int signal) const {
   }
 }
 
+Children::Print pass_on(std::FILE* output) {
+  return [output](std::size_t, int stream, std::string_view text) {
+    std::FILE* const out = stream == 0 ? output : stderr;
+    std::fwrite(text.data(), 1, text.size(), out);
+    std::fflush(out);
+  };
+}
+
 std::string describe_status(int status) {
   if (status <= 128 || status > 128 + 64) return fmt::format("status {}", status);
   return fmt::format("signal {} ({})", status - 128, strsignal(status - 128));
-}
-
-std::string ChildResult::reason() const {
-  if (timed_out) return "it took too long";
-  std::string_view line = trim(errors);
-  line = line.substr(line.find_last_of('\n') + 1);  // npos + 1 is 0
-  if (line.starts_with("deep_ep: ")) line.remove_prefix(std::string_view("deep_ep: ").size());
-  return line.empty() ? "it ended with " + describe_status(status) : std::string(line);
-}
-
-std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds) {
-  std::vector<ChildResult> results(commands.size());
-  Children children(commands, [&](std::size_t which, int stream, std::string_view text) {
-    (stream == 0 ? results[which].output : results[which].errors) += text;
-  });
-  const Deadline deadline(seconds);
-  const Deadline patience(seconds + 5);
-  while (children.running() > 0 && !patience.expired()) {
-    children.step();
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      results[i].timed_out = results[i].timed_out || (deadline.expired() && !children.status(i));
-    }
-    if (deadline.expired() || children.first_failure()) children.signal_all(SIGKILL);
-  }
-  for (std::size_t i = 0; i < results.size(); ++i) results[i].status = children.status(i).value_or(128 + SIGKILL);
-  return results;
 }
 
 std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <optional>
 #include <string>
@@ -62,22 +63,11 @@ class Children {
   std::optional<std::size_t> first_failure_;
 };
 
+/// To `output` what children print on standard output, the rest to standard error.
+Children::Print pass_on(std::FILE* output);
+
 /// "status 3", "signal 9 (Killed)": of a status as above.
 std::string describe_status(int status);
-
-struct ChildResult {
-  int status = 0;
-  bool timed_out = false;
-  std::string output{};
-  std::string errors{};
-
-  bool well() const { return status == 0 && !timed_out; }
-  /// One line: what it said last on standard error, or how it ended.
-  std::string reason() const;
-};
-
-/// Runs all at once. When one fails, or `seconds` have passed, the others are killed.
-std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds);
 
 /// This program, for children.
 std::string own_program();

@@ -79,22 +79,15 @@ std::vector<std::pair<std::string, std::string>> variables_of_rank(const Place& 
   return variables;
 }
 
-int free_port() {
-  const auto bound = [](int port) {
-    UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    socklen_t size = sizeof address;
-    const bool known = ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                       ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
-    return std::pair(known ? ntohs(address.sin_port) : 0, std::move(socket));
-  };
-  for (int attempt = 0; attempt < 1000; ++attempt) {
-    const auto [port, socket] = bound(0);
-    if (port != 0 && port < 65535 && bound(port + 1).first != 0) return port;
-  }
-  throw SystemError("there are no two free TCP ports in a row on this host");
+int free_master_port() {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof address;
+  const bool known = ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  if (!known) throw SystemError("there is no free TCP port on this host");
+  return ntohs(address.sin_port) - 1;
 }
 
 Device::Kind choose_device(const std::string& word, int ranks) {

@@ -30,9 +30,8 @@ struct Place {
 /// By which a rank that is a process learns which one it is: as torchrun sets them. `ranks`: of each node.
 std::vector<std::pair<std::string, std::string>> variables_of_rank(const Place& place, int local_rank, int ranks);
 
-/// A TCP port of this host for MASTER_PORT: nothing listens on it, nor on the one behind it, where `bench` meets, just
-/// now.
-int free_port();
+/// For MASTER_PORT: nothing listens just now on the port of this host behind it, where `bench` meets.
+int free_master_port();
 
 /// The device words of the command line: "cpu", "cuda", or "auto": GPUs when there are `ranks` of them.
 Device::Kind choose_device(const std::string& word, int ranks);

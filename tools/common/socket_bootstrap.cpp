@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/bootstrap/interfaces.hpp"
+#include "csrc/bootstrap/sockets.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -30,54 +30,6 @@
 #include "deep_ep/version.hpp"
 
 namespace deep_ep {
-
-bool has_called_itself(int socket) {
-  sockaddr_storage own{};
-  sockaddr_storage other{};
-  socklen_t own_size = sizeof own;
-  socklen_t other_size = sizeof other;
-  return ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
-         ::getpeername(socket, reinterpret_cast<sockaddr*>(&other), &other_size) == 0 && own_size == other_size &&
-         std::memcmp(&own, &other, own_size) == 0;
-}
-
-namespace {
-
-/// Would the system call from an interface that may be used? A list of those that may not ("^docker") leaves many, of
-/// which most do not lead there.
-bool route_is_allowed(const addrinfo& to, const SocketChoice& choice, std::span<const InterfaceAddress> addresses) {
-  const UniqueFd probe(::socket(to.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (::connect(probe.get(), to.ai_addr, to.ai_addrlen) != 0) return false;  // sends nothing
-  sockaddr_storage from{};
-  socklen_t size = sizeof from;
-  if (::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&from), &size) != 0) return false;
-  return std::ranges::any_of(addresses, [&](const InterfaceAddress& one) {
-    if (one.address.ss_family != from.ss_family || !choice.interfaces->matches(one.interface)) return false;
-    if (from.ss_family == AF_INET) {
-      return reinterpret_cast<const sockaddr_in&>(one.address).sin_addr.s_addr ==
-             reinterpret_cast<const sockaddr_in&>(from).sin_addr.s_addr;
-    }
-    return std::memcmp(&reinterpret_cast<const sockaddr_in6&>(one.address).sin6_addr,
-                       &reinterpret_cast<const sockaddr_in6&>(from).sin6_addr, sizeof(in6_addr)) == 0;
-  });
-}
-
-}  // namespace
-
-void leave_by_chosen_interface(int socket, const addrinfo& to, const SocketChoice& choice) {
-  if (!choice.interfaces) return;
-  const int family = to.ai_family;
-  const std::vector<InterfaceAddress> addresses = interface_addresses();
-  if (route_is_allowed(to, choice, addresses)) return;
-  const InterfaceAddress* from = choice.find(addresses, family);
-  // The port is the system's choice, as without this.
-  if (from != nullptr && ::bind(socket, reinterpret_cast<const sockaddr*>(&from->address), from->size) == 0) return;
-  static std::atomic<bool> said = false;
-  if (said.exchange(true)) return;
-  log::warn("{}: no interface of that name has an {} address to call from; the route to the other side decides",
-            choice.variable, family == AF_INET6 ? "IPv6" : "IPv4");
-}
-
 namespace {
 
 /// The first thing that both sides of a connection say. It is laid out like this in all versions, so that they can tell
@@ -95,19 +47,18 @@ struct Hello {
 
 constexpr double kMostOfACaller = 2;      ///< seconds for a caller to say who it is
 constexpr std::size_t kMostCallers = 64;  ///< that may be saying it at a time; more wait in the system's queue
-constexpr int kQueue = 1024;              ///< of the system, so that a rank can call where strangers wait, too
-constexpr auto kTick = std::chrono::milliseconds(50);
+constexpr int kTick = 5;                  ///< ms
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-/// Of `host`; empty: this machine's, to listen on.
-AddressList find_addresses(const std::string& host, std::uint16_t port, int family = AF_UNSPEC) {
+AddressList find_addresses(const std::string& host, std::uint16_t port) {
+  const std::string family = environment::choice("DEEP_EP_SOCKET_FAMILY");
   addrinfo hints{};
-  hints.ai_family = family;
+  hints.ai_family = family == "AF_INET" ? AF_INET : family == "AF_INET6" ? AF_INET6 : AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
+  hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) fail<SystemError>("bootstrap over TCP: '{}' is not an address: {}", host, ::gai_strerror(error));
   return {found, &::freeaddrinfo};
 }
@@ -141,13 +92,15 @@ class Sockets {
     const std::size_t bytes = mine.size();
     if (bytes == 0) return;
     if (rank_ != 0) {
-      send(0, mine, deadline);
-      receive(0, all, deadline);
+      send(peers_[0], mine, deadline);
+      receive(peers_[0], all, deadline);
       return;
     }
     std::memcpy(all.data(), mine.data(), bytes);
-    for (std::size_t peer = 1; peer < peers_.size(); ++peer) receive(peer, all.subspan(peer * bytes, bytes), deadline);
-    for (std::size_t peer = 1; peer < peers_.size(); ++peer) send(peer, all, deadline);
+    for (std::size_t peer = 1; peer < peers_.size(); ++peer) {
+      receive(peers_[peer], all.subspan(peer * bytes, bytes), deadline);
+    }
+    for (std::size_t peer = 1; peer < peers_.size(); ++peer) send(peers_[peer], all, deadline);
   }
 
   void wait(int descriptor, short events, const char* what, const Deadline& deadline) const {
@@ -162,17 +115,10 @@ class Sockets {
     }
   }
 
-  void send(std::size_t to, std::span<const std::byte> bytes, const Deadline& deadline) const {
-    send_to(peers_[to].get(), bytes, deadline);
-  }
-  void receive(std::size_t from, std::span<std::byte> bytes, const Deadline& deadline) const {
-    receive_from(peers_[from].get(), bytes, deadline);
-  }
-
-  void send_to(int descriptor, std::span<const std::byte> bytes, const Deadline& deadline) const {
+  void send(const UniqueFd& to, std::span<const std::byte> bytes, const Deadline& deadline) const {
     while (!bytes.empty()) {
-      wait(descriptor, POLLOUT, "a rank to listen", deadline);
-      const ssize_t sent = ::send(descriptor, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      wait(to.get(), POLLOUT, "a rank to listen", deadline);
+      const ssize_t sent = ::send(to.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent > 0) {
         bytes = bytes.subspan(static_cast<std::size_t>(sent));
       } else if (errno != EAGAIN && errno != EINTR) {
@@ -181,10 +127,10 @@ class Sockets {
     }
   }
 
-  void receive_from(int descriptor, std::span<std::byte> bytes, const Deadline& deadline) const {
+  void receive(const UniqueFd& from, std::span<std::byte> bytes, const Deadline& deadline) const {
     while (!bytes.empty()) {
-      wait(descriptor, POLLIN, "a rank's word", deadline);
-      bytes = bytes.subspan(receive_some(descriptor, bytes));
+      wait(from.get(), POLLIN, "a rank's word", deadline);
+      bytes = bytes.subspan(receive_some(from.get(), bytes));
     }
   }
 
@@ -198,24 +144,17 @@ class Sockets {
   }
 
   static UniqueFd open_listener(std::uint16_t port) {
-    int refusal = 0;
-    const AddressList addresses = find_addresses("", port);
-    // IPv6 first: such a socket takes calls by IPv4, too.
-    for (const int family : {AF_INET6, AF_INET}) {
-      for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
-        if (one->ai_family != family) continue;
-        UniqueFd listener(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-        const int yes = 1;
-        const int no = 0;
-        ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-        if (family == AF_INET6) ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-        if (::bind(listener.get(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(listener.get(), kQueue) == 0) {
-          return listener;
-        }
-        refusal = errno;
-      }
+    SocketAddress any{.size = sizeof(sockaddr_in6), .at = {}};
+    any.at.ss_family = AF_INET6;                                    // such a socket takes calls by IPv4, too
+    reinterpret_cast<sockaddr_in&>(any.at).sin_port = htons(port);  // at the same place in both families
+    UniqueFd listener = listen_at(any);
+    if (!listener) {
+      any.size = sizeof(sockaddr_in);
+      any.at.ss_family = AF_INET;
+      listener = listen_at(any);
     }
-    fail<SystemError>("bootstrap over TCP: cannot listen on port {}: {}", port, errno_text(refusal));
+    if (!listener) fail<SystemError>("bootstrap over TCP: cannot listen on port {}: {}", port, errno_text(errno));
+    return listener;
   }
 
   /// A caller that may not have identified itself yet.
@@ -232,53 +171,57 @@ class Sockets {
     const UniqueFd listener = open_listener(port);
     std::vector<Caller> callers;
     for (std::size_t missing = peers_.size() - 1; missing != 0;) {
-      const int for_calls = callers.size() < kMostCallers ? listener.get() : -1;
-      std::vector<pollfd> sources{{.fd = for_calls, .events = POLLIN, .revents = 0}};
-      for (const Caller& caller : callers) {
-        sources.push_back({.fd = caller.socket.get(), .events = POLLIN, .revents = 0});
-      }
-      ::poll(sources.data(), sources.size(), static_cast<int>(kTick.count()));
-      std::vector<Caller> waiting;
-      for (std::size_t i = 0; i < callers.size(); ++i) {
-        Caller& caller = callers[i];
-        if (!hear(caller, sources[i + 1].revents != 0)) continue;
-        if (caller.heard < sizeof(Hello)) {
-          waiting.push_back(std::move(caller));
-        } else if (welcome(std::move(caller), port)) {
-          --missing;
-        }
-      }
-      callers = std::move(waiting);
-      if (sources[0].revents != 0) take_call(listener.get(), port, callers);
-      if (missing != 0 && deadline.expired()) {
+      if (deadline.expired()) {
         fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for the others to call", rank_, deadline.seconds());
       }
+      while (callers.size() < kMostCallers && take_call(listener.get(), port, callers)) {
+      }
+      std::erase_if(callers, [&](Caller& caller) {
+        const std::optional<bool> ours = settle(caller, port);
+        missing -= ours.value_or(false) ? 1 : 0;
+        return ours.has_value();
+      });
+      ::poll(nullptr, 0, kTick);
     }
   }
 
-  static void take_call(int listener, std::uint16_t port, std::vector<Caller>& callers) {
+  /// False: there is none.
+  static bool take_call(int listener, std::uint16_t port, std::vector<Caller>& callers) {
     UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    if (socket) {
-      callers.push_back({.socket = std::move(socket)});
-    } else if (errno != EINTR && errno != EAGAIN && errno != ECONNABORTED) {
+    if (!socket && errno == EAGAIN) return false;
+    if (!socket && errno != EINTR && errno != ECONNABORTED) {
       fail<SystemError>("bootstrap over TCP: cannot take a call on port {}: {}", port, errno_text(errno));
     }
+    if (socket) callers.push_back({.socket = std::move(socket)});
+    return true;
   }
 
-  /// Reads the bytes that a caller has sent since. False: the caller is refused.
-  bool hear(Caller& caller, bool says_something) const {
+  /// Is it a rank of this job? Nothing as long as it has not said it. Strangers must not end what others wait for,
+  /// whatever they say.
+  std::optional<bool> settle(Caller& caller, std::uint16_t port) {
+    const Hello& hello = caller.hello;
     try {
-      const auto missing = std::as_writable_bytes(std::span(&caller.hello, 1)).subspan(caller.heard);
-      if (says_something) caller.heard += receive_some(caller.socket.get(), missing);
-      if (caller.heard == sizeof(Hello) || !caller.brief.expired()) return true;
-      fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for a rank's word", rank_, caller.brief.seconds());
+      caller.heard +=
+          receive_some(caller.socket.get(), std::as_writable_bytes(std::span(&caller.hello, 1)).subspan(caller.heard));
+      if (caller.heard < sizeof hello && !caller.brief.expired()) return std::nullopt;
+      if (caller.heard < sizeof hello) {
+        fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for a rank's word", rank_, caller.brief.seconds());
+      }
+      const auto who = static_cast<std::size_t>(hello.rank);
+      const bool ours = own_.same_job(hello) && hello.rank > 0 && who < peers_.size() && !peers_[who];
+      if (hello.magic == own_.magic) greet(caller.socket, caller.brief);  // one of another job shall know that
+      if (!ours) {
+        fail<SystemError>("bootstrap over TCP: whoever called on port {} is no rank of this group{}", port,
+                          why_not(hello));
+      }
     } catch (const Error& error) {
-      leave_out(error);
+      log::warn("{}; waiting for another caller", error.what());
       return false;
     }
+    require_version(hello);
+    peers_[static_cast<std::size_t>(hello.rank)] = std::move(caller.socket);
+    return true;
   }
-
-  static void leave_out(const Error& error) { log::warn("{}; waiting for another caller", error.what()); }
 
   /// ", but of another job", for a hello of deep_ep.
   std::string why_not(const Hello& hello) const {
@@ -291,29 +234,8 @@ class Sockets {
     return {};
   }
 
-  /// Is it a rank of this job? Strangers must not end what others wait for, whatever they say.
-  bool welcome(Caller stranger, std::uint16_t port) {
-    UniqueFd caller = std::move(stranger.socket);
-    const Hello& hello = stranger.hello;
-    try {
-      const auto who = static_cast<std::size_t>(hello.rank);
-      const bool ours = own_.same_job(hello) && hello.rank > 0 && who < peers_.size() && !peers_[who];
-      if (hello.magic == own_.magic) greet(caller.get(), stranger.brief);  // one of another job shall know that
-      if (!ours) {
-        fail<SystemError>("bootstrap over TCP: whoever called on port {} is no rank of this group{}", port,
-                          why_not(hello));
-      }
-    } catch (const Error& error) {
-      leave_out(error);
-      return false;
-    }
-    require_version(hello);
-    peers_[static_cast<std::size_t>(hello.rank)] = std::move(caller);
-    return true;
-  }
-
-  void greet(int descriptor, const Deadline& deadline) const {
-    send_to(descriptor, std::as_bytes(std::span(&own_, 1)), deadline);
+  void greet(const UniqueFd& socket, const Deadline& deadline) const {
+    send(socket, std::as_bytes(std::span(&own_, 1)), deadline);
   }
 
   /// Later messages of a job differ from version to version.
@@ -325,33 +247,33 @@ class Sockets {
 
   void call(const std::string& hub, std::uint16_t port) {
     const Deadline deadline(timeout_s_);
-    const SocketChoice choice = read_socket_choice();
-    const AddressList addresses = find_addresses(hub, port, choice.family);
+    const AddressList addresses = find_addresses(hub, port);
     for (int refusal = 0;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
       for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
         UniqueFd socket(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
         const timeval most{.tv_sec = 2, .tv_usec = 0};  // an address without an owner does not answer at all
         ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
-        leave_by_chosen_interface(socket.get(), *one, choice);
-        if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) {
-          if (has_called_itself(socket.get())) {
-            const linger at_once{.l_onoff = 1, .l_linger = 0};  // rank 0 must get the port
-            ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-            refusal = ECONNREFUSED;
-            continue;
-          }
-          greet(socket.get(), deadline);
-          Hello hello{.magic = 0};
-          receive_from(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), deadline);
-          if (!own_.same_job(hello) || hello.rank != 0) {
-            fail<SystemError>("bootstrap over TCP: whoever listens at {} port {} is not rank 0 of this group{}", hub,
-                              port, why_not(hello));
-          }
-          require_version(hello);
-          peers_[0] = std::move(socket);
-          return;
+        if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) != 0) {
+          refusal = errno == EINPROGRESS ? ETIMEDOUT : errno;  // the first is what SO_SNDTIMEO gives
+          continue;
         }
-        refusal = errno == EINPROGRESS ? ETIMEDOUT : errno;  // the first is what SO_SNDTIMEO gives
+        greet(socket, deadline);
+        Hello hello{.magic = 0};
+        receive(socket, std::as_writable_bytes(std::span(&hello, 1)), deadline);
+        if (own_.same_job(hello) && hello.rank == rank_) {
+          // A call to a port without a listener meets itself if the system gave it that very port to call from.
+          const linger at_once{.l_onoff = 1, .l_linger = 0};  // rank 0 must get the port
+          ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+          refusal = ECONNREFUSED;
+          continue;
+        }
+        if (!own_.same_job(hello) || hello.rank != 0) {
+          fail<SystemError>("bootstrap over TCP: whoever listens at {} port {} is not rank 0 of this group{}", hub,
+                            port, why_not(hello));
+        }
+        require_version(hello);
+        peers_[0] = std::move(socket);
+        return;
       }
       if (!deadline.expired()) continue;
       fail<TimeoutError>("bootstrap over TCP: rank {} called rank 0 at {} port {} for {} s: {}", rank_, hub, port,

@@ -1,14 +1,11 @@
 // Ranks of several machines meet over TCP: no launcher, no shared file system. For tests and tools.
 #pragma once
 
-#include <netdb.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
-#include "csrc/bootstrap/interfaces.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/token.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -43,13 +40,5 @@ inline Token job_token(std::string_view job = {}, const environment::Source& sou
 /// where a rank of this job has another version of the library.
 std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
                                                  double timeout_s, const Token& job = job_token());
-
-/// So that a call to `to` comes from an interface that may be used: the one that the route takes, if it may; else the
-/// first that may. If none has such an address, the system decides, and that is logged once.
-void leave_by_chosen_interface(int socket, const addrinfo& to, const SocketChoice& choice);
-
-/// Whether a connected socket is its own peer: a call to a port of this host without a listener meets itself if the
-/// system has given it that very port to call from.
-bool has_called_itself(int socket);
 
 }  // namespace deep_ep

@@ -1,20 +1,17 @@
-// `deep_ep demo`: a text goes through a DeepSeek-V3-shaped Mixture-of-Experts layer, and the result is checked.
+// `deep_ep demo`: a text goes through a Mixture-of-Experts layer, and the result is checked.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "oracle/bf16.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
@@ -31,24 +28,6 @@ struct DemoOptions {
   int ranks = 8;
   std::int64_t most_tokens = 0;
   ModelShape shape;
-};
-
-struct DemoReport {
-  DemoOptions options;
-  Device::Kind device = Device::Kind::cpu;
-  std::size_t words = 0;          ///< of the text
-  std::vector<std::string> used;  ///< tokens
-  std::vector<Batch> batches;     ///< of each rank
-  oracle::Dispatched routes;
-  TokenPlace followed;
-  double seconds = 0;
-  LayerResult result;
-
-  int ranks() const { return options.ranks; }
-  const char* input() const { return options.input.empty() ? "the demo's own text" : options.input.c_str(); }
-  std::size_t first_token(int rank) const {
-    return used.size() * static_cast<std::size_t>(rank) / static_cast<std::size_t>(ranks());
-  }
 };
 
 std::string read_text(const std::string& path) {
@@ -77,160 +56,67 @@ void check(const DemoOptions& options) {
   }
 }
 
-/// A share of the words for every rank: earlier ranks get one less if they do not divide evenly.
-void share_out(DemoReport& report) {
-  const std::span<const std::string> words = report.used;
-  report.batches.resize(static_cast<std::size_t>(report.ranks()));
-  run_ranks(report.ranks(), [&](int rank) {
-    const std::size_t begin = report.first_token(rank);
-    const std::size_t end = report.first_token(rank + 1);
-    report.batches[static_cast<std::size_t>(rank)] =
-        make_batch(report.options.shape, words.subspan(begin, end - begin),
-                   begin == 0 ? std::string_view() : std::string_view(words[begin - 1]));
-  });
-}
-
-/// A word that many ranks get, and that looks like one.
-TokenPlace choose_followed(const DemoReport& report) {
-  const auto ranks = static_cast<std::size_t>(report.ranks());
-  TokenPlace best;
-  std::size_t best_score = 0;
-  for (int rank = 0; rank < report.ranks(); ++rank) {
-    const std::span<const std::int32_t> rows = report.routes.destination_row[static_cast<std::size_t>(rank)];
-    for (std::size_t token = 0; token * ranks < rows.size(); ++token) {
-      const std::string& word = report.used[report.first_token(rank) + token];
-      constexpr std::size_t kLikeAWord = 6;
-      const bool is_word =
-          word.size() >= kLikeAWord && std::ranges::all_of(word, [](unsigned char c) { return std::isalpha(c); });
-      const auto missed = static_cast<std::size_t>(std::ranges::count(rows.subspan(token * ranks, ranks), -1));
-      const std::size_t score = 1 + ranks - missed + (is_word ? ranks : 0);
-      if (score <= best_score) continue;
-      best_score = score;
-      best = {rank, static_cast<std::int64_t>(token)};
-    }
-  }
-  return best;
-}
-
-std::vector<std::vector<std::int64_t>> row_matrix(const DemoReport& report) {
-  std::vector<std::vector<std::int64_t>> rows(static_cast<std::size_t>(report.ranks()));
+void print_rows(const ModelShape& shape, const oracle::Dispatched& routes, std::size_t tokens) {
+  std::vector<int> load;  // tokens of each expert
+  std::vector<std::vector<std::int64_t>> rows(routes.received.size());
   for (auto& from : rows) from.resize(rows.size());
   for (std::size_t to = 0; to < rows.size(); ++to) {
-    for (const std::int32_t from : report.routes.received[to].src_rank) ++rows[static_cast<std::size_t>(from)][to];
+    const oracle::Received& received = routes.received[to];
+    load.insert(load.end(), received.tokens_per_expert.begin(), received.tokens_per_expert.end());
+    for (const std::int32_t from : received.src_rank) ++rows[static_cast<std::size_t>(from)][to];
   }
-  return rows;
-}
-
-/// (token, expert) pairs of each expert.
-std::vector<std::int64_t> expert_load(const DemoReport& report) {
-  std::vector<std::int64_t> load;
-  for (const oracle::Received& one : report.routes.received) {
-    load.insert(load.end(), one.tokens_per_expert.begin(), one.tokens_per_expert.end());
-  }
-  return load;
-}
-
-/// From its rank to its experts and back.
-void print_way(const DemoReport& report) {
-  const auto [rank, token] = report.followed;
-  const Batch& batch = report.batches[static_cast<std::size_t>(rank)];
-  const std::string& word = report.used[report.first_token(rank) + static_cast<std::size_t>(token)];
-  const auto at = static_cast<std::size_t>(token * report.options.shape.hidden);
-  fmt::print("\nThe way of one word: \"{}\" is token {} of rank {}. The first number of its row is {:.4f}.\n", word,
-             token, rank, oracle::bf16_value(batch.x[at]));
-  fmt::print("  {:>7} {:>8} {:>9} {:>10}  {}\n", "to rank", "its row", "arrives", "goes back",
-             "experts there (weight)");
-  std::string sum;
-  for (std::size_t to = 0; to < report.result.visits.size(); ++to) {
-    if (!report.result.visits[to]) continue;
-    const TokenVisit& visit = *report.result.visits[to];
-    std::string experts;
-    for (const auto& [expert, weight] : visit.experts) experts += fmt::format(" {} ({:.2f})", expert, weight);
-    fmt::print("  {:>7} {:>8} {:>9.4f} {:>10.4f} {}\n", to, visit.row, visit.arrived, visit.sent_back, experts);
-    sum += fmt::format("{}{:.4f}",
-                       sum.empty()           ? ""
-                       : visit.sent_back < 0 ? " - "
-                                             : " + ",
-                       sum.empty() ? visit.sent_back : std::fabs(visit.sent_back));
-  }
-  fmt::print("  (A rank sends back the sum of what its experts make of the number, each times its weight.)\n");
-  fmt::print("  back on rank {}: {} = {:.4f}\n", rank, sum, report.result.came_home);
-}
-
-void print_load(const std::vector<std::int64_t>& load) {
-  const std::int64_t most = *std::ranges::max_element(load);
-  const std::int64_t total = std::accumulate(load.begin(), load.end(), std::int64_t{0});
-  const double average = static_cast<double>(total) / static_cast<double>(load.size());
-  fmt::print("\nTokens of an expert: {:.1f} on average, the busiest has {} ({:.1f} times as many)\n", average, most,
-             average > 0 ? static_cast<double>(most) / average : 0.0);
-}
-
-void print_rows(const DemoReport& report) {
-  const auto rows = row_matrix(report);
-  std::int64_t total = 0;
-  std::int64_t own = 0;
+  fmt::print("\nTokens of an expert: {:.1f} on average, the busiest has {}\n",
+             static_cast<double>(std::accumulate(load.begin(), load.end(), 0)) / static_cast<double>(load.size()),
+             *std::ranges::max_element(load));
   fmt::print("\nRows sent (from rank, down; to rank, across)\n      ");
   for (std::size_t to = 0; to < rows.size(); ++to) fmt::print("{:>7}", to);
+  std::int64_t total = 0;
+  std::int64_t own = 0;
   for (std::size_t from = 0; from < rows.size(); ++from) {
-    fmt::print("\n  {:>3} ", from);
-    for (const std::int64_t count : rows[from]) fmt::print("{:>7}", count);
+    fmt::print("\n  {:>3} {:>7}", from, fmt::join(rows[from], ""));
     total += std::accumulate(rows[from].begin(), rows[from].end(), std::int64_t{0});
     own += rows[from][from];
   }
   fmt::print("\n{} rows for {} tokens, {} of them on their own rank. Between ranks: {:.1f} MiB of BF16 rows.\n", total,
-             report.used.size(), own, static_cast<double>((total - own) * 2 * report.options.shape.hidden) / (1 << 20));
-}
-
-void print_report(const DemoReport& report) {
-  const LayerResult& result = report.result;
-  print_way(report);
-  print_load(expert_load(report));
-  print_rows(report);
-  fmt::print("\nTime of the slowest rank{}\n",
-             report.device == Device::Kind::cpu ? " (kernels run on the CPU: not a measure of speed)" : "");
-  for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
-    fmt::print("  {:<22}{:>12.3f} ms\n", kPhases[phase], result.phase_seconds[phase] * 1e3);
-  }
-  fmt::print("  {:<22}{:>12.3f} s\n", "whole demo", report.seconds);
-  fmt::print(
-      "\nOK: every row, weight and count is exact. Of {} sums the worst is {:.3g} off, {:.0f} % of what rounding to "
-      "BF16 may cost.\n",
-      report.used.size() * static_cast<std::size_t>(report.options.shape.hidden), result.error.largest,
-      result.error.largest_of_bound * 100);
+             tokens, own, static_cast<double>((total - own) * 2 * shape.hidden) / (1 << 20));
 }
 
 int run_demo(const DemoOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   check(options);
   check_environment();
-  const std::string text = read_text(options.input);
-  DemoReport report;
-  report.options = options;
-  report.device = choose_device(options.device, options.ranks);
-  report.used = split_words(text);
-  if (report.used.empty()) fail<InvalidArgument>("--input {}: there is no word in it", options.input);
-  report.words = report.used.size();
+  const Device::Kind device = choose_device(options.device, options.ranks);
+  std::vector<std::string> words = split_words(read_text(options.input));
+  if (words.empty()) fail<InvalidArgument>("--input {}: there is no word in it", options.input);
+  const std::size_t all = words.size();
   // The CPU plays thousands of GPU threads: enough tokens to see the routing, few enough not to take long.
-  const std::int64_t cap = options.most_tokens > 0               ? options.most_tokens
-                           : report.device == Device::Kind::cuda ? 32768
-                                                                 : 4096;
-  report.used.resize(std::min(report.words, static_cast<std::size_t>(cap)));
+  const std::int64_t cap = options.most_tokens > 0 ? options.most_tokens : device == Device::Kind::cuda ? 32768 : 4096;
+  words.resize(std::min(all, static_cast<std::size_t>(cap)));
   const ModelShape& shape = options.shape;
-  fmt::print("{}: {} words, of which {} are used{}; {} ranks on {}\n", report.input(), report.words, report.used.size(),
-             report.used.size() < report.words ? fmt::format(" (at most {}: --tokens)", cap) : "", options.ranks,
-             report.device == Device::Kind::cuda ? "a GPU each" : "the CPU");
-  fmt::print(
-      "Layer: hidden {}, {} experts in {} groups of which {} are used, top-{}, sigmoid gate, {} experts per rank\n",
-      shape.hidden, shape.experts, shape.groups, shape.used_groups, shape.topk, shape.experts / options.ranks);
+  fmt::print("{}: {} words, of which {} are used{}; {} ranks on {}\n",
+             options.input.empty() ? "the demo's own text" : options.input, all, words.size(),
+             words.size() < all ? fmt::format(" (at most {}: --tokens)", cap) : "", options.ranks,
+             device == Device::Kind::cuda ? "a GPU each" : "the CPU");
+  fmt::print("Layer: hidden {}, {} experts, top-{}, {} experts per rank\n", shape.hidden, shape.experts, shape.topk,
+             shape.experts / options.ranks);
   std::fflush(stdout);
 
-  show_progress("embedding and routing");
-  share_out(report);
-  report.routes = routes_of(options.shape, report.batches);
-  report.followed = choose_followed(report);
-  report.result = run_layer(options.shape, report.batches, report.routes, report.followed, report.device);
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  print_report(report);
+  std::vector<Batch> batches(static_cast<std::size_t>(options.ranks));
+  run_ranks(options.ranks, [&](int rank) {  // earlier ranks get one word less if they do not divide evenly
+    const auto at = static_cast<std::size_t>(rank);
+    batches[at] =
+        make_batch(shape, words, words.size() * at / batches.size(), words.size() * (at + 1) / batches.size());
+  });
+  const oracle::Dispatched routes = routes_of(shape, batches);
+  print_rows(shape, routes, words.size());
+  std::fflush(stdout);
+  const double error = run_layer(shape, batches, routes, device);
+  fmt::print(
+      "\nOK: every row, weight and count is exact. Of {} sums the worst is off by {:.0f} % of what rounding to BF16 "
+      "may "
+      "cost. ({:.1f} s)\n",
+      words.size() * static_cast<std::size_t>(shape.hidden), error * 100,
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return 0;
 }
 

@@ -17,7 +17,7 @@ using oracle::to_signed_unit;
 constexpr std::uint64_t kEmbeddingSeed = 0xe3bedd1;
 constexpr std::uint64_t kGateSeed = 0x6a7e;
 constexpr std::uint64_t kExpertSeed = 0xe8be27;
-constexpr int kGateChannels = 256;  // the gate looks at the first channels only: enough to tell words apart
+constexpr std::size_t kGateChannels = 256;  // the gate looks at the first ones only: enough to tell words apart
 
 bool is_word_byte(unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c >= 0x80; }
 
@@ -27,76 +27,27 @@ std::uint64_t hash_word(std::string_view word) {
   return hash;
 }
 
-/// The gate's table: a row of weights for every expert, and how popular the expert is before it sees a token.
-/// Real gates are skewed: a few experts of every layer get several times the average load.
-struct Gate {
-  explicit Gate(const ModelShape& shape) : channels(std::min(shape.hidden, kGateChannels)) {
-    const auto width = static_cast<std::size_t>(channels);
-    table.resize(static_cast<std::size_t>(shape.experts) * width);
-    for (std::size_t i = 0; i < table.size(); ++i) table[i] = to_signed_unit(oracle::hash(kGateSeed, i));
-    for (int e = 0; e < shape.experts; ++e) {
-      const float u = to_signed_unit(oracle::hash(kGateSeed + 1, static_cast<std::uint64_t>(e)));
-      popularity.push_back(0.9f * u * u * u);
-    }
-  }
-
-  float logit(const std::uint16_t* x, int expert) const {
-    const float* row = table.data() + static_cast<std::size_t>(expert) * static_cast<std::size_t>(channels);
+/// Chooses the experts of a row. A gate weighs the row's channels for every expert; the best scores, normalised, are
+/// the weights.
+void route(const ModelShape& shape, std::span<const float> gate, const std::uint16_t* x, std::int64_t* experts,
+           float* weights) {
+  const std::size_t channels = gate.size() / static_cast<std::size_t>(shape.experts);
+  std::vector<float> scores;
+  for (std::size_t at = 0; at < gate.size(); at += channels) {
     float sum = 0;
-    for (int c = 0; c < channels; ++c) sum += row[c] * bf16_value(x[c]);
-    // Entries of x and of the table have a variance of about 1/3 each.
-    return 2.0f * sum / std::sqrt(static_cast<float>(channels)) + popularity[static_cast<std::size_t>(expert)];
+    for (std::size_t c = 0; c < channels; ++c) sum += gate[at + c] * bf16_value(x[c]);
+    // Entries of x and of the gate have a variance of about 1/3 each.
+    scores.push_back(1.0f / (1.0f + std::exp(-2.0f * sum / std::sqrt(static_cast<float>(channels)))));
   }
-
-  int channels;
-  std::vector<float> table;
-  std::vector<float> popularity;
-};
-
-/// Indices of the `count` largest values, the largest first; the smaller index wins a tie.
-std::vector<int> best(std::span<const float> values, int count) {
-  std::vector<int> order(values.size());
+  const auto score = [&](std::int64_t expert) { return scores[static_cast<std::size_t>(expert)]; };
+  std::vector<std::int64_t> order(scores.size());
   std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int a, int b) {
-    const float left = values[static_cast<std::size_t>(a)];
-    const float right = values[static_cast<std::size_t>(b)];
-    return left > right || (left == right && a < b);
+  std::partial_sort(order.begin(), order.begin() + shape.topk, order.end(), [&](std::int64_t a, std::int64_t b) {
+    return score(a) > score(b) || (score(a) == score(b) && a < b);
   });
-  order.resize(static_cast<std::size_t>(count));
-  return order;
-}
-
-void route(const ModelShape& shape, const Gate& gate, const std::uint16_t* x, std::int64_t* experts, float* weights) {
-  std::vector<float> scores(static_cast<std::size_t>(shape.experts));
-  for (int e = 0; e < shape.experts; ++e) {
-    scores[static_cast<std::size_t>(e)] = 1.0f / (1.0f + std::exp(-gate.logit(x, e)));
-  }
-
-  // 1. A group is worth the sum of its two best experts; the best groups stay.
-  const auto group_size = static_cast<std::size_t>(shape.experts / shape.groups);
-  std::vector<float> group_scores;
-  for (int g = 0; g < shape.groups; ++g) {
-    const auto group = std::span(scores).subspan(static_cast<std::size_t>(g) * group_size, group_size);
-    float score = 0;
-    for (const int e : best(group, std::min<int>(2, static_cast<int>(group_size))))
-      score += group[static_cast<std::size_t>(e)];
-    group_scores.push_back(score);
-  }
-  std::vector<float> allowed(scores.size(), -1.0f);
-  for (const int g : best(group_scores, shape.used_groups)) {
-    const auto begin = static_cast<std::size_t>(g) * group_size;
-    std::copy_n(scores.begin() + static_cast<std::ptrdiff_t>(begin), group_size,
-                allowed.begin() + static_cast<std::ptrdiff_t>(begin));
-  }
-
-  // 2. The best experts in them, their scores normalised.
-  const std::vector<int> chosen = best(allowed, shape.topk);
   float sum = 0;
-  for (const int e : chosen) sum += scores[static_cast<std::size_t>(e)];
-  for (std::size_t k = 0; k < chosen.size(); ++k) {
-    experts[k] = chosen[k];
-    weights[k] = shape.scaling * scores[static_cast<std::size_t>(chosen[k])] / sum;
-  }
+  for (int k = 0; k < shape.topk; ++k) sum += score(experts[k] = order[static_cast<std::size_t>(k)]);
+  for (int k = 0; k < shape.topk; ++k) weights[k] = score(experts[k]) / sum;
 }
 
 }  // namespace
@@ -117,24 +68,24 @@ std::vector<std::string> split_words(std::string_view text) {
   return words;
 }
 
-Batch make_batch(const ModelShape& shape, std::span<const std::string> words, std::string_view previous) {
+Batch make_batch(const ModelShape& shape, std::span<const std::string> words, std::size_t begin, std::size_t end) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   const auto topk = static_cast<std::size_t>(shape.topk);
-  const Gate gate(shape);
+  std::vector<float> gate(static_cast<std::size_t>(shape.experts) * std::min(hidden, kGateChannels));
+  for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = to_signed_unit(oracle::hash(kGateSeed, i));
   Batch batch;
-  batch.tokens = static_cast<std::int64_t>(words.size());
-  batch.x.resize(words.size() * hidden);
-  batch.experts.resize(words.size() * topk);
-  batch.weights.resize(words.size() * topk);
-  std::uint64_t before = hash_word(previous);
-  for (std::size_t t = 0; t < words.size(); ++t) {
-    const std::uint64_t word = hash_word(words[t]);
+  batch.tokens = static_cast<std::int64_t>(end - begin);
+  batch.x.resize((end - begin) * hidden);
+  batch.experts.resize((end - begin) * topk);
+  batch.weights.resize((end - begin) * topk);
+  for (std::size_t t = 0; t < end - begin; ++t) {
+    const std::uint64_t word = hash_word(words[begin + t]);
+    const std::uint64_t before = hash_word(begin + t == 0 ? std::string_view() : words[begin + t - 1]);
     std::uint16_t* row = batch.x.data() + t * hidden;
     for (std::size_t h = 0; h < hidden; ++h) {
       row[h] = bf16_bits(to_signed_unit(oracle::hash(word ^ h)) + 0.5f * to_signed_unit(oracle::hash(before ^ h)));
     }
     route(shape, gate, row, batch.experts.data() + t * topk, batch.weights.data() + t * topk);
-    before = word;
   }
   return batch;
 }

@@ -1,5 +1,5 @@
-// A Mixture-of-Experts layer in the shape of DeepSeek-V3 over the words of a text. All its tables are made from fixed
-// seeds, so that every run routes the same text the same way.
+// A Mixture-of-Experts layer over the words of a text. All its tables are made from fixed seeds, so that every run
+// routes the same text the same way.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,11 @@
 
 namespace deep_ep::tools {
 
+/// As in DeepSeek-V3.
 struct ModelShape {
   int hidden = 7168;
   int experts = 256;
-  int groups = 8;       ///< experts are divided into so many groups ...
-  int used_groups = 4;  ///< ... of which the best ones may be chosen from
   int topk = 8;
-  float scaling = 2.5f;  ///< the weights of a token add up to this
 };
 
 /// Words (runs of letters, digits, '_' and bytes beyond ASCII) and single punctuation marks, in order.
@@ -27,12 +25,12 @@ struct Batch {
   std::int64_t tokens = 0;
   std::vector<std::uint16_t> x;       ///< [tokens, hidden] bfloat16
   std::vector<std::int64_t> experts;  ///< [tokens, topk]
-  std::vector<float> weights;         ///< [tokens, topk]
+  std::vector<float> weights;         ///< [tokens, topk], whose sum is 1 for each token
 };
 
-/// Embeds words and routes them. A token is its word's embedding plus a share of the word's before it (`previous` for
-/// the first one), so that the same word may go different ways.
-Batch make_batch(const ModelShape& shape, std::span<const std::string> words, std::string_view previous);
+/// Embeds words `begin` to `end` and routes them. A token is its word's embedding plus a share of the word's before it,
+/// so that the same word may go different ways.
+Batch make_batch(const ModelShape& shape, std::span<const std::string> words, std::size_t begin, std::size_t end);
 
 /// The factor by which expert `expert` multiplies its input.
 float expert_scale(int expert);

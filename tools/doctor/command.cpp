@@ -1,5 +1,6 @@
 // `deep_ep doctor`: what this machine offers for RDMA, what stands in the way, and what to do about it.
 #include <CLI/CLI.hpp>
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -57,9 +58,6 @@ void check_loaded_libraries(const Patient& patient, Findings& findings) {
 }
 
 int run_nic_test(const DoctorOptions& options) {
-  if (!options.sysroot.empty() || options.nic_counters) {
-    throw InvalidArgument("--nic-test is about this machine, and goes without --sysroot and --nic-counters");
-  }
   const Patient patient = examine(topology::SystemRoot(), environment::of_process, tools::names_of_process());
   const NicTestReport report = test_nics(patient, options.test);
   if (options.json) {
@@ -88,34 +86,13 @@ int run_quick(const Patient& patient, const QuickOptions& options, bool json) {
   return answer.usable ? 0 : 1;
 }
 
-/// What was asked for, where that is not the whole examination.
-std::vector<std::string> modes_of(const DoctorOptions& options) {
-  std::vector<std::string> modes;
-  for (const auto& [asked, name] :
-       {std::pair(options.list_checks, "--list-checks"), std::pair(options.explain.has_value(), "--explain"),
-        std::pair(options.quick, "--quick"), std::pair(options.report, "--report"),
-        std::pair(options.nic_test, "--nic-test"), std::pair(options.nic_counters, "--nic-counters")}) {
-    if (asked) modes.emplace_back(name);
-  }
-  const bool makes_bundles = modes.empty() || options.nic_test || options.nic_counters;
-  if (!options.bundle.empty() && !makes_bundles) modes.emplace_back("--bundle");
-  return modes;
-}
-
 int run_doctor(const DoctorOptions& options) {
-  const std::vector<std::string> modes = modes_of(options);
-  if (options.nic_test && options.nic_counters) return run_nic_test(options);  // which says what it goes without
-  if (modes.size() > 1) fail<InvalidArgument>("{} and {}: one at a time", modes[0], modes[1]);
   if (options.list_checks) {
     for (const Check& check : all_checks()) fmt::print("{:<5}{}: {}\n", check.id, check.title, check.meaning);
     return 0;
   }
   if (options.explain) return run_explain(*options.explain, options.json);
   if (options.nic_test) return run_nic_test(options);
-  if (options.nic_counters == options.command.empty()) {
-    throw InvalidArgument(options.nic_counters ? "--nic-counters: the command to run is missing (-- COMMAND ...)"
-                                               : "a command goes with --nic-counters");
-  }
   const Patient patient =
       examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
               environment::of_process, tools::names_of_process());
@@ -161,17 +138,21 @@ void add_doctor_command(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("doctor", "Report what this machine offers for RDMA and what stands in the way");
   auto options = std::make_shared<DoctorOptions>();
-  command->add_option("--sysroot", options->sysroot, "Examine the files below this folder instead of this machine's");
-  command->add_flag("--nic-counters", options->nic_counters,
-                    "Run the command after -- and report what each NIC carried meanwhile");
-  command->add_option("command", options->command, "With --nic-counters: the command, after --");
+  CLI::Option* sysroot = command->add_option("--sysroot", options->sysroot,
+                                             "Examine the files below this folder instead of this machine's");
+  CLI::Option* counters = command->add_flag("--nic-counters", options->nic_counters,
+                                            "Run the command after -- and report what each NIC carried meanwhile");
+  counters->needs(
+      command->add_option("command", options->command, "With --nic-counters: the command, after --")->needs(counters));
   command->add_flag("--json", options->json, "Print JSON");
-  command->add_option(
+  CLI::Option* explain = command->add_option(
       "--explain", options->explain,
       "Explain an error message of this library, NCCL, NVSHMEM, libibverbs, CUDA or Kubernetes: its cause "
       "and what to do; - reads it from standard input");
-  command->add_flag("--list-checks", options->list_checks, "List the checks: number, title, and why it matters");
-  command->add_flag("--report", options->report, "The machine in a dozen lines: GPUs, NICs, driver, versions");
+  CLI::Option* list =
+      command->add_flag("--list-checks", options->list_checks, "List the checks: number, title, and why it matters");
+  CLI::Option* report =
+      command->add_flag("--report", options->report, "The machine in a dozen lines: GPUs, NICs, driver, versions");
   CLI::Option* quick = command->add_flag("--quick", options->quick,
                                          "One line, from files alone: is this machine usable? For readiness probes");
   add_number(*command, "--gpus", options->expected.gpus, 0, 1024, "With --quick: not usable with fewer GPUs")
@@ -202,8 +183,15 @@ void add_doctor_command(CLI::App& app, Action& action) {
   add("--seconds", nic_test.seconds, "How long all tests may take; a larger number also makes each wait longer")
       ->check(CLI::Range(1.0, 3600.0))
       ->capture_default_str();
-  command->add_option("--bundle", options->bundle,
-                      "Also write everything into a new file, to attach to a report of a problem");
+  CLI::Option* bundle = command->add_option(
+      "--bundle", options->bundle, "Also write everything into a new file, to attach to a report of a problem");
+  // One of these at a time; bundles are made by the last two, and by the whole examination.
+  const std::array modes = {list, explain, quick, report, test, counters};
+  for (std::size_t one = 0; one < modes.size(); ++one) {
+    for (std::size_t other = one + 1; other < modes.size(); ++other) modes[one]->excludes(modes[other]);
+    if (one < 4) modes[one]->excludes(bundle);
+  }
+  test->excludes(sysroot);
   command->footer(
       "Exit status: 0 if nothing is wrong (warnings aside), no test has failed, the machine is usable (--quick), the "
       "text is known (--explain); otherwise 1.");

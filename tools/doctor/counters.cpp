@@ -1,19 +1,14 @@
 #include "tools/doctor/counters.hpp"
 
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <set>
 #include <utility>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
-#include "tools/doctor/visible_gpus.hpp"
+#include "tools/common/child.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -52,11 +47,11 @@ std::uint64_t bytes_of(const PortCounters& port) {
   return value_of(port, "sent_bytes") + value_of(port, "received_bytes");
 }
 
-// Those of the GPUs that the command sees, for it inherits CUDA_VISIBLE_DEVICES.
+// Those of the GPUs that this container may use.
 std::set<std::pair<std::string, int>> mapped_ports(const Patient& patient) {
   std::set<std::pair<std::string, int>> ports;
-  const auto visible = topology::visible_gpus(patient.gpus, patient.environment("CUDA_VISIBLE_DEVICES"));
-  for (const std::size_t gpu : visible.gpus) {
+  for (std::size_t gpu = 0; gpu < patient.map.rows.size(); ++gpu) {
+    if (!patient.map.gpus[gpu].cuda_id) continue;
     for (const rdma::NicAssignment& nic : patient.map.rows[gpu].nics) ports.emplace(nic.nic.name, nic.port);
   }
   return ports;
@@ -163,22 +158,9 @@ std::string to_text(const std::vector<PortCounters>& traffic) {
 }
 
 int run_command(const std::vector<std::string>& command, bool output_to_stderr) {
-  std::vector<char*> arguments;
-  arguments.reserve(command.size() + 1);
-  for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
-  arguments.push_back(nullptr);
-  ::posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  if (output_to_stderr) ::posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  ::pid_t child = 0;
-  const int error = ::posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) fail<SystemError>("cannot start '{}': {}", command.front(), errno_text(error));
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) fail<SystemError>("cannot wait for '{}': {}", command.front(), errno_text(errno));
-  }
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  Children children({{command}}, pass_on(output_to_stderr ? stderr : stdout));
+  while (children.running() > 0) children.step();
+  return *children.status(0);
 }
 
 }  // namespace deep_ep::tools

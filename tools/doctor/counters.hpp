@@ -24,13 +24,13 @@ std::vector<PortCounters> read_counters(const Patient& patient);
 /// out.
 std::vector<PortCounters> difference(const std::vector<PortCounters>& before, const std::vector<PortCounters>& after);
 
-/// Says which of the NICs that visible GPUs use carried less than half of the average, and whether packets were lost.
+/// Says which of the NICs that its GPUs use carried less than half of the average, and whether packets were lost.
 void check_traffic(const Patient& patient, const std::vector<PortCounters>& traffic, Findings& findings);
 
 std::string to_text(const std::vector<PortCounters>& traffic);
 
-/// Runs a command and returns its exit status, 128 + n if signal n ended it. It has this process's standard streams;
-/// `output_to_stderr` keeps this process's standard output for itself. SystemError where it cannot be started.
+/// Runs a command and returns its exit status as Children have it. Its output goes on to this process's standard
+/// streams; `output_to_stderr` keeps this process's standard output for itself.
 int run_command(const std::vector<std::string>& command, bool output_to_stderr);
 
 }  // namespace deep_ep::tools

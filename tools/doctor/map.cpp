@@ -4,31 +4,9 @@
 #include <algorithm>
 
 #include "tools/doctor/checks.hpp"
-#include "tools/doctor/visible_gpus.hpp"
 
 namespace deep_ep::tools {
 namespace {
-
-void check_visible(const Patient& patient, Findings& findings) {
-  const auto variable = patient.environment("CUDA_VISIBLE_DEVICES");
-  const topology::VisibleGpus visible = topology::visible_gpus(patient.gpus, variable);
-  if (!visible.stopped_at.empty()) {
-    findings.push_back(
-        {"cuda_visible_devices", Verdict::error,
-         fmt::format("CUDA_VISIBLE_DEVICES='{}': {}", *variable, visible.stopped_at),
-         fmt::format("CUDA shows {} GPU{} to this process", visible.gpus.size(), visible.gpus.size() == 1 ? "" : "s"),
-         "correct the list: numbers as in nvidia-smi, or UUIDs, each GPU once"});
-    return;
-  }
-  if (!variable) return;
-  std::string list;
-  for (std::size_t i = 0; i < visible.gpus.size(); ++i) {
-    list += fmt::format("{}CUDA device {} is {}", i == 0 ? "" : ", ", i, patient.gpus[visible.gpus[i]].text());
-  }
-  findings.push_back({"cuda_visible_devices", Verdict::note,
-                      fmt::format("CUDA_VISIBLE_DEVICES={}: {}", *variable, list.empty() ? "no GPU at all" : list),
-                      "the map below goes by the GPUs themselves, whatever they are called"});
-}
 
 // The maker of virtual machines decides how much of the PCI tree they see.
 bool all_equally_far(const rdma::NicMap& map) {
@@ -40,9 +18,7 @@ bool all_equally_far(const rdma::NicMap& map) {
 }  // namespace
 
 void check_map(const Patient& patient, Findings& findings) {
-  if (patient.gpus.empty()) return;
-  check_visible(patient, findings);
-  if (patient.nics.empty()) return;
+  if (patient.gpus.empty() || patient.nics.empty()) return;
   const rdma::NicMap& map = patient.map;
   std::size_t mapped = 0;
   for (std::size_t gpu = 0; gpu < map.rows.size(); ++gpu) {

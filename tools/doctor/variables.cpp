@@ -159,7 +159,7 @@ void check_listed_devices(const Patient& patient, Findings& findings) {
     std::string variable;
     const auto filter = reader.read("DEEP_EP_SOCKET_IFNAME", [&](const environment::Value& value) {
       variable = fmt::format("{}={}", value.name, value.text);
-      return InterfaceFilter(value.text, value.name == "GLOO_SOCKET_IFNAME");
+      return parse_interfaces(value);
     });
     if (!filter || interfaces.empty()) return;  // no sysfs: nothing is known of interfaces
     warn_of_missing(findings, variable, "interface", filter->without_match(interfaces), interfaces);

@@ -23,42 +23,51 @@ std::string mapping_of(const Patient& patient) {
   return text;
 }
 
-Assignment row_of(const environment::Variable& variable, const Patient& patient, std::vector<std::string>& notes) {
+Assignment assignment_of(const environment::Variable& variable, const Patient& patient) {
   const std::string name(variable.name());
   environment::Reader reader(patient.environment);
-  const environment::Value value = reader.value(name);
-  for (const std::string& ignored : reader.ignored()) notes.push_back(ignored);
-  if (value.name == name) return {name, value.text, Origin::variable, "set"};
-  if (!value.name.empty()) {
-    // In its own words: what is translated may mean less (an index of NCCL's binds no NIC that lacks that GID).
-    const std::string text = patient.environment(value.name).value_or("");
-    return {std::string(value.name), text, Origin::alias, fmt::format("stands for {}", name)};
-  }
-  if (name == kMapping) {
-    std::string mapping = mapping_of(patient);
-    if (!mapping.empty()) {
-      return {name, std::move(mapping), Origin::detected,
-              "detected: the automatic choice for this machine's GPUs and NICs"};
+  try {
+    const environment::Value value = reader.value(name);
+    Assignment result{&variable,  value,     name,
+                      value.text, "default", fmt::format("{}", fmt::join(reader.ignored(), "; "))};
+    if (value.name == name) {
+      // Of RDMA's texts, too.
+      if (patient.refused.find(fmt::format(" {}=", name)) != std::string::npos) throw InvalidArgument(patient.refused);
+      result.source = "set";
+    } else if (!value.name.empty()) {
+      // In its own words: what is translated may mean less (an index of NCCL's binds no NIC that lacks that GID).
+      result.name = value.name;
+      result.text = patient.environment(value.name).value_or("");
+      result.source = fmt::format("stands for {}", name);
+    } else if (std::string mapping = name == kMapping ? mapping_of(patient) : ""; !mapping.empty()) {
+      result.text = std::move(mapping);
+      result.source = "detected: the automatic choice for this machine's GPUs and NICs";
     }
+    return result;
+  } catch (const InvalidArgument& error) {
+    const std::string text = patient.environment(name).value_or("");
+    return {&variable, {text, variable.name()}, name, text, "", error.what()};
   }
-  return {name, value.text, Origin::standard, "default"};
 }
 
 }  // namespace
 
-Environment environment_of(const Patient& patient) {
-  if (!patient.refused.empty()) throw InvalidArgument(patient.refused);
-  Environment result;
+std::vector<Assignment> assignments_of(const Patient& patient) {
+  std::vector<Assignment> all;
   for (const environment::Variable& variable : environment::variables()) {
-    result.rows.push_back(row_of(variable, patient, result.notes));
+    all.push_back(assignment_of(variable, patient));
   }
+  return all;
+}
+
+std::vector<std::string> gpus_without_nic(const Patient& patient) {
+  std::vector<std::string> notes;
   for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
     const auto& row = patient.map.rows[i];
-    if (row.nics.empty() && patient.map.gpus[i].cuda_id) {
-      result.notes.push_back(fmt::format("{}: no NIC: {}", patient.map.gpus[i].text(), row.problem));
-    }
+    if (!row.nics.empty() || !patient.map.gpus[i].cuda_id) continue;
+    notes.push_back(fmt::format("{}: no NIC: {}", patient.map.gpus[i].text(), row.problem));
   }
-  return result;
+  return notes;
 }
 
 }  // namespace deep_ep::tools

@@ -24,69 +24,52 @@ struct EnvOptions {
   std::string sysroot;
 };
 
-struct InEffect {
-  environment::Value value;
-  std::string problem;  ///< why the library refuses it, or which variables of others it does not understand
-};
-
-InEffect in_effect(const environment::Variable& variable) {
-  environment::Reader reader;
-  try {
-    InEffect result{reader.value(variable.name()), {}};
-    result.problem = fmt::format("{}", fmt::join(reader.ignored(), "; "));
-    return result;
-  } catch (const InvalidArgument& error) {
-    return {{environment::of_process(variable.name()).value_or(""), variable.name()}, error.what()};
-  }
-}
-
-nlohmann::json variables_json() {
+nlohmann::json to_json(const std::vector<Assignment>& rows) {
   nlohmann::json table = nlohmann::json::array();
-  for (const environment::Variable& variable : environment::variables()) {
-    const auto [value, problem] = in_effect(variable);
-    table.push_back({{"name", variable.name()},
-                     {"value", value.text},
-                     {"set", !value.name.empty()},
-                     {"from", value.name},
-                     {"problem", problem},
-                     {"default", variable.default_value},
-                     {"allowed", variable.allowed},
-                     {"others", variable.others()},
-                     {"help", variable.help}});
+  for (const Assignment& row : rows) {
+    table.push_back({{"name", row.variable->name()},
+                     {"value", row.value.text},
+                     {"set", !row.value.name.empty()},
+                     {"from", row.value.name},
+                     {"problem", row.problem},
+                     {"default", row.variable->default_value},
+                     {"allowed", row.variable->allowed},
+                     {"others", row.variable->others()},
+                     {"help", row.variable->help}});
   }
   return table;
 }
 
-void print_table() {
-  for (const environment::Variable& variable : environment::variables()) {
-    const auto [value, problem] = in_effect(variable);
-    fmt::print("{} = {}{}\n    {}\n", variable.name(), value.text.empty() ? "(empty)" : value.text,
-               value.name.empty()              ? "  (default)"
-               : value.name == variable.name() ? "  (set)"
-                                               : fmt::format("  (by {})", value.name),
-               variable.help);
-    if (!variable.allowed.empty()) fmt::print("    allowed: {}\n", variable.allowed);
-    if (!variable.others().empty()) fmt::print("    where it is not set: {}\n", fmt::join(variable.others(), ", "));
-    if (!problem.empty()) fmt::print("    {}\n", problem);
+/// `briefly`: values and where they come from.
+void print_table(const std::vector<Assignment>& rows, bool briefly) {
+  for (const Assignment& row : rows) {
+    fmt::print("{} = {}\n", row.name, row.text.empty() ? "(empty)" : row.text);
+    if (!row.source.empty()) fmt::print("    {}\n", row.source);
+    if (!row.problem.empty()) fmt::print("    {}\n", row.problem);
+    if (briefly) continue;
+    fmt::print("    {}\n", row.variable->help);
+    if (!row.variable->allowed.empty()) fmt::print("    allowed: {}\n", row.variable->allowed);
+    const auto others = row.variable->others();
+    if (!others.empty()) fmt::print("    where it is not set: {}\n", fmt::join(others, ", "));
   }
 }
 
 int run_env(const EnvOptions& options) {
-  const bool looks = options.explain || !options.format.empty() || !options.sysroot.empty();
-  if (options.json + options.markdown + options.explain + !options.format.empty() > 1 || (options.json && looks)) {
-    throw InvalidArgument("--json, --format and --explain exclude each other");
-  }
-  if (options.json) print_json(variables_json());
-  if (options.markdown) fmt::print("{}", reference_page());
-  if (options.json || options.markdown) return 0;
-  if (!looks) {
-    print_table();
+  if (options.markdown) {
+    fmt::print("{}", reference_page());
     return 0;
   }
-  const Environment environment =
-      environment_of(examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-                             environment::of_process, tools::names_of_process()));
-  fmt::print("{}", options.explain ? explain(environment) : to_shell(environment));
+  const Patient patient =
+      examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
+              environment::of_process, tools::names_of_process());
+  if (!options.format.empty()) {
+    fmt::print("{}", to_shell(patient));
+  } else if (options.json) {
+    print_json(to_json(assignments_of(patient)));
+  } else {
+    print_table(assignments_of(patient), options.explain);
+    for (const std::string& note : gpus_without_nic(patient)) fmt::print("note: {}\n", note);
+  }
   return 0;
 }
 
@@ -95,11 +78,15 @@ int run_env(const EnvOptions& options) {
 void add_env_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("env", "Print the environment variables the library reads");
   auto options = std::make_shared<EnvOptions>();
-  command->add_flag("--json", options->json, "Print JSON");
-  command
-      ->add_option("--format", options->format, "Print what is set or was found on this machine: shell, to source it")
-      ->check(CLI::IsMember({"shell"}));
-  command->add_flag("--explain", options->explain, "Print every value and where it comes from");
+  CLI::Option* json = command->add_flag("--json", options->json, "Print JSON");
+  CLI::Option* format = command
+                            ->add_option("--format", options->format,
+                                         "Print what is set or was found on this machine: shell, to source it")
+                            ->check(CLI::IsMember({"shell"}))
+                            ->excludes(json);
+  command->add_flag("--explain", options->explain, "Print values and where they come from, and no more")
+      ->excludes(json)
+      ->excludes(format);
   command->add_option("--sysroot", options->sysroot, "Look at the files below this folder instead of this machine's");
   // docs/reference/environment.md is its output; a test compares.
   command->add_flag("--markdown", options->markdown)->group("");

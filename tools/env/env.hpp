@@ -1,7 +1,6 @@
 // `deep_ep env`: which variables have which value here, and why; and the forms in which that is printed.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,33 +8,26 @@
 
 namespace deep_ep::tools {
 
-/// Why a variable has its value. The first origin in this list wins.
-enum class Origin : std::uint8_t {
-  variable,  ///< the library's own variable is set
-  alias,     ///< a variable of another library is set, and honoured
-  detected,  ///< from this machine's files
-  standard,  ///< the default
-};
-
+/// A variable of the table, and its value.
 struct Assignment {
-  std::string name;
-  std::string value;
-  Origin origin = Origin::standard;
-  std::string source;  ///< in words: "set", "stands for DEEP_EP_RDMA_TRAFFIC_CLASS", "default"
+  const environment::Variable* variable;
+  environment::Value value;  ///< in the words of the table
+  std::string name;          ///< the variable that is set, or has the default
+  std::string text;          ///< its value, in its own words
+  std::string source;        ///< "set", "stands for DEEP_EP_RDMA_TRAFFIC_CLASS", "detected: ...", "default"
+  std::string problem;       ///< why the library refuses it, or which variables of others it does not understand
+
+  bool refused() const { return source.empty(); }
 };
 
-struct Environment {
-  std::vector<Assignment> rows;  ///< one for each row of the table, in its order; defaults as well
-  std::vector<std::string> notes;
-};
-
-/// InvalidArgument names an own variable that is wrong: a script with it would only carry the mistake on.
-Environment environment_of(const Patient& patient);
+/// One for each variable of the table, in its order.
+std::vector<Assignment> assignments_of(const Patient& patient);
+/// "GPU 3 (...): no NIC: ..."
+std::vector<std::string> gpus_without_nic(const Patient& patient);
 
 /// For POSIX shells, to be sourced any number of times, also under `set -eu`: all but defaults, each name once.
-std::string to_shell(const Environment& environment);
-/// Every variable with its value and where that comes from, defaults as well.
-std::string explain(const Environment& environment);
+/// InvalidArgument names an own variable that is wrong: a script with it would only carry the mistake on.
+std::string to_shell(const Patient& patient);
 
 /// 'text', for a shell.
 std::string quoted_for_shell(const std::string& text);

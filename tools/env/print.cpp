@@ -8,6 +8,7 @@
 
 #include "csrc/support/environment.hpp"
 #include "csrc/support/text.hpp"
+#include "deep_ep/error.hpp"
 #include "tools/env/env.hpp"
 
 namespace deep_ep::tools {
@@ -49,8 +50,8 @@ constexpr std::string_view kIntroduction =
 
 No variable is needed. If several variables with one meaning are set, the library's own wins, then the others in the
 order given. A wrong value of the library's own variable is an error that names it. A wrong value of another library's
-variable is ignored with a warning. `deep_ep env` prints the values of this process, `deep_ep env --explain` also says
-where they come from, and `deep_ep doctor` warns of names that no program reads.
+variable is ignored with a warning. `deep_ep env` prints the values of this process, where they come from and what they mean,
+`--explain` leaves the meanings out, and `deep_ep doctor` warns of names that no program reads.
 
 The command writes this page: `build/host/bin/deep_ep env --markdown > docs/reference/environment.md`. A test compares.
 
@@ -99,25 +100,19 @@ std::string quoted_for_shell(const std::string& text) {
   return result + "'";
 }
 
-std::string to_shell(const Environment& environment) {
-  std::string text =
+std::string to_shell(const Patient& patient) {
+  std::string notes =
       "# The environment of deep_ep, made by `deep_ep env`. The library also works with no variable set.\n";
-  for (const std::string& note : environment.notes) text += fmt::format("# Note: {}\n", one_line(note));
-  std::set<std::string_view> known;  // a variable of another library may stand for several
-  for (const Assignment& row : environment.rows) {
-    if (row.origin == Origin::standard || !known.insert(row.name).second) continue;
-    text += fmt::format("# {}\nexport {}={}\n", one_line(row.source), row.name, quoted_for_shell(row.value));
-  }
-  return text;
-}
-
-std::string explain(const Environment& environment) {
   std::string text;
-  for (const Assignment& row : environment.rows) {
-    text += fmt::format("{} = {}\n    {}\n", row.name, row.value.empty() ? "(empty)" : row.value, row.source);
+  std::set<std::string> known;  // a variable of another library may stand for several
+  for (const Assignment& row : assignments_of(patient)) {
+    if (row.refused()) throw InvalidArgument(row.problem);
+    if (!row.problem.empty()) notes += fmt::format("# Note: {}\n", one_line(row.problem));
+    if (row.source == "default" || !known.insert(row.name).second) continue;
+    text += fmt::format("# {}\nexport {}={}\n", one_line(row.source), row.name, quoted_for_shell(row.text));
   }
-  for (const std::string& note : environment.notes) text += fmt::format("note: {}\n", note);
-  return text;
+  for (const std::string& note : gpus_without_nic(patient)) notes += fmt::format("# Note: {}\n", one_line(note));
+  return notes + text;
 }
 
 std::string reference_page() {

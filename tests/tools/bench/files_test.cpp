@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <csignal>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "deep_ep/error.hpp"
 #include "tools/bench/normal_mode_rank.hpp"
@@ -21,29 +24,37 @@ std::string error_in(Call&& call) {
   return "nothing was thrown";
 }
 
-TEST(Children, GiveOutputStatusAndReason) {
-  const auto results =
-      run_children({{.words = {"sh", "-c", "echo out; echo $NAME >&2"}, .variables = {{"NAME", "deep_ep: why"}}}}, 60);
-  EXPECT_EQ(results[0].output, "out\n");
-  EXPECT_TRUE(results[0].well());
-  EXPECT_EQ(results[0].reason(), "why");
-  const ChildResult killed = run_children({{.words = {"sh", "-c", "kill -9 $$"}}}, 60)[0];
-  EXPECT_EQ(killed.status, 128 + 9);
-  EXPECT_EQ(killed.reason(), "it ended with signal 9 (Killed)");
-  const ChildResult absent = run_children({{.words = {"/nonexistent/program"}}}, 60)[0];
-  EXPECT_EQ(absent.status, 127);
-  EXPECT_EQ(absent.reason(), "/nonexistent/program: No such file or directory");
+/// Runs all until one has failed or all have ended, and then ends the others.
+std::vector<std::optional<int>> run(const std::vector<ChildCommand>& commands, std::string& output,
+                                    std::string& errors) {
+  Children children(commands,
+                    [&](std::size_t, int stream, std::string_view text) { (stream == 0 ? output : errors) += text; });
+  while (children.running() > 0 && !children.first_failure()) children.step();
+  children.signal_all(SIGTERM);
+  while (children.running() > 0) children.step();
+  std::vector<std::optional<int>> statuses;
+  for (std::size_t i = 0; i < commands.size(); ++i) statuses.push_back(children.status(i));
+  return statuses;
+}
+
+TEST(Children, GiveOutputAndStatus) {
+  std::string output, errors;
+  const auto of = [&](const ChildCommand& command) { return run({command}, output, errors).front(); };
+  EXPECT_EQ(of({.words = {"sh", "-c", "echo out; echo $NAME >&2"}, .variables = {{"NAME", "why"}}}), 0);
+  EXPECT_EQ(output + errors, "out\nwhy\n");
+  EXPECT_EQ(of({.words = {"sh", "-c", "kill -9 $$"}}), 128 + 9);
+  EXPECT_EQ(describe_status(128 + 9), "signal 9 (Killed)");
+  errors.clear();
+  EXPECT_EQ(of({.words = {"/nonexistent/program"}}), 127);
+  EXPECT_EQ(errors, "/nonexistent/program: No such file or directory\n");
 }
 
 TEST(Children, EndTogether) {
+  std::string output, errors;
   const auto begin = std::chrono::steady_clock::now();
-  const auto results = run_children({{.words = {"sh", "-c", "sleep 1000 & sleep 1000"}}, {.words = {"false"}}}, 600);
-  EXPECT_EQ(results[1].status, 1);
-  EXPECT_EQ(results[0].status, 128 + 9);
-  EXPECT_FALSE(results[0].timed_out);
-  const ChildResult late = run_children({{.words = {"sleep", "1000"}}}, 0.1)[0];
-  EXPECT_TRUE(late.timed_out);
-  EXPECT_EQ(late.reason(), "it took too long");
+  const auto statuses = run({{.words = {"sh", "-c", "sleep 1000 & sleep 1000"}}, {.words = {"false"}}}, output, errors);
+  EXPECT_EQ(statuses[1], 1);
+  EXPECT_EQ(statuses[0], 128 + SIGTERM);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(300));
 }
 

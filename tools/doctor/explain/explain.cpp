@@ -39,13 +39,10 @@ std::string normal(std::string_view text) {
 
 std::vector<std::string> pieces_of(std::string_view pattern) {
   std::vector<std::string> pieces;
-  while (true) {
-    const std::size_t dots = pattern.find("...");
-    std::string piece = normal(trim(pattern.substr(0, dots)));
-    if (!piece.empty()) pieces.push_back(std::move(piece));
-    if (dots == std::string_view::npos) return pieces;
-    pattern.remove_prefix(dots + 3);
+  for (const std::string_view piece : split(pattern, "...")) {
+    if (!piece.empty()) pieces.push_back(normal(piece));
   }
+  return pieces;
 }
 
 std::string read_standard_input() {
@@ -73,14 +70,9 @@ constexpr std::string_view kForeign[] = {
 /// The texts between backquotes of a table's cell.
 std::vector<std::string> quoted(std::string_view cell) {
   std::vector<std::string> texts;
-  while (true) {
-    const std::size_t begin = cell.find('`');
-    if (begin == std::string_view::npos) return texts;
-    const std::size_t end = cell.find('`', begin + 1);
-    if (end == std::string_view::npos) return texts;
-    texts.emplace_back(cell.substr(begin + 1, end - begin - 1));
-    cell.remove_prefix(end + 1);
-  }
+  const std::vector<std::string_view> parts = split(cell, '`');
+  for (std::size_t i = 1; i + 1 < parts.size(); i += 2) texts.emplace_back(parts[i]);
+  return texts;
 }
 
 /// "[RDMA](rdma.md#x)" on a page of docs/reference becomes "RDMA (docs/reference/rdma.md#x)"; a link within the page
@@ -103,16 +95,9 @@ std::string without_links(std::string_view cell) {
 
 /// Cells are divided by " | ": messages have bars of their own.
 std::vector<std::string_view> cells_of(std::string_view row) {
-  row = trim(row);
-  row.remove_prefix(1);
+  row = trim(row).substr(1);
   if (row.ends_with('|')) row.remove_suffix(1);
-  std::vector<std::string_view> cells;
-  while (true) {
-    const std::size_t bar = row.find(" | ");
-    cells.push_back(trim(row.substr(0, bar)));
-    if (bar == std::string_view::npos) return cells;
-    row.remove_prefix(bar + 2);
-  }
+  return split(row, " | ");
 }
 
 }  // namespace

@@ -30,9 +30,9 @@ struct RowsArgument {
   AnyTensor rows;
   std::optional<AnyTensor> scales;
 };
-/// Tensors that combine adds once: one, or two of which either may be missing.
+/// Places of tensors that combine adds once: one, or two of which either may be missing.
 struct Biases {
-  std::optional<ConstTensorView> first, second;
+  std::optional<ConstTensorView>&first, &second;
 };
 
 /// Of an earlier dispatch of the second interface, for one whose rows go where those went.
@@ -57,19 +57,22 @@ struct ElasticHandleArgument {
 /// Puts positional arguments into their places, in the order of the list. TypeError names the argument.
 class ArgumentReader {
  public:
-  ArgumentReader(const char* call, const py::args& given) : call_(call), given_(given) {}
+  template <class Call>
+  static void read_call(const char* name, const py::args& given, Call& call) {
+    ArgumentReader reader(name, given);
+    call.list(reader);
+    if (reader.next_ != given.size()) reader.wrong_number();
+  }
 
   template <class T>
-  void operator()(const char* name, T& place) {
+  void operator()(const char* name, T&& place) {
     if (next_ == given_.size()) wrong_number();
     read(PyTuple_GET_ITEM(given_.ptr(), static_cast<py::ssize_t>(next_++)), name, place);
   }
-  /// After the last one: there must not be more.
-  void finish() const {
-    if (next_ != given_.size()) wrong_number();
-  }
 
  private:
+  ArgumentReader(const char* call, const py::args& given) : call_(call), given_(given) {}
+
   static void read(py::handle object, const char* name, AnyTensor& place) {
     static_cast<TensorArgument&>(place) = Framework::instance().borrow(object, name, Accept::any_type);
   }
@@ -86,10 +89,7 @@ class ArgumentReader {
   }
   static void read(py::handle object, const char* name, ElasticHandleArgument& place) {
     if (!PyTuple_Check(object.ptr())) wrong_type(object, name, "a tuple");
-    const auto parts = py::reinterpret_borrow<py::args>(object);
-    ArgumentReader reader(name, parts);
-    place.list(reader);
-    reader.finish();
+    read_call(name, py::reinterpret_borrow<py::args>(object), place);
   }
   template <class T>
   static void read(py::handle object, const char* name, std::optional<T>& place) {
@@ -188,6 +188,7 @@ std::string python_type() {
   }
   if constexpr (std::is_same_v<Plain, std::shared_ptr<Bootstrap>>) return "Bootstrap";
   if constexpr (std::is_same_v<Plain, py::object>) return "Any";
+  if constexpr (std::is_same_v<Plain, py::dict>) return "Dict[str, Any]";
   if constexpr (std::is_same_v<Plain, std::vector<int>>) return "Sequence[int]";
   if constexpr (requires { typename Plain::allocator_type; }) return "Sequence[torch.Tensor]";
   if constexpr (requires { typename Plain::value_type; }) {
@@ -196,43 +197,35 @@ std::string python_type() {
   return "torch.Tensor";
 }
 
-/// "name(self, x: torch.Tensor, num_sms: int, /) -> None"
-class SignatureWriter {
- public:
-  explicit SignatureWriter(const char* name, bool method = true)
-      : text_(std::string(name) + (method ? "(self" : "(")), empty_(!method) {}
+/// "name(self, x: torch.Tensor, num_sms: int, /) -> None": all are given by position.
+struct SignatureWriter {
+  std::string parameters;
 
   template <class T>
   void operator()(const char* name, const T& /*place*/) {
     add(name, python_type<T>());
   }
-  void add(const char* name, const std::string& type) {
-    text_ += std::string(empty_ ? "" : ", ") + name + ": " + type;
-    empty_ = false;
+  void add(const std::string& name, const std::string& type) { parameters += name + ": " + type + ", "; }
+  std::string finish(const std::string& name, const std::string& returns) const {
+    return name + "(" + parameters + (parameters.empty() ? "" : "/") + ") -> " + returns;
   }
-  /// "/": they are given by position.
-  std::string finish(const std::string& returns) const { return text_ + (empty_ ? "" : ", /") + ") -> " + returns; }
-
- private:
-  std::string text_;
-  bool empty_;
 };
 
 /// The signature of a call that lists its arguments.
 template <class Call>
 std::string signature_of_call(const char* name, const std::string& returns) {
-  SignatureWriter writer(name);
+  SignatureWriter writer{"self, "};
   Call().list(writer);
-  return writer.finish(returns);
+  return writer.finish(name, returns);
 }
 
 /// The signature of a function or method whose parameters have these names.
 template <class Result, class... Parameters>
 std::string signature_of(const char* name, std::initializer_list<const char*> names, bool method) {
-  SignatureWriter writer(name, method);
+  SignatureWriter writer{method ? "self, " : ""};
   [[maybe_unused]] auto next = names.begin();
   (writer.add(*next++, python_type<Parameters>()), ...);
-  return writer.finish(python_type<Result>());
+  return writer.finish(name, python_type<Result>());
 }
 
 // The arguments of each call of a Buffer.
@@ -263,12 +256,17 @@ struct BufferSetup {
   }
 };
 
-struct LayoutCall {
+/// All of them but the first.
+struct CallOfBuffer {
+  CallOptions options;
+  py::args given;  ///< all arguments, for what must keep them
+};
+
+struct LayoutCall : CallOfBuffer {
   static constexpr const char* kReturns =
       "Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Optional[EventHandle]]";
   ConstTensorView topk_idx;
   int num_experts = 0;
-  CallOptions options;
 
   template <class With>
   void list(With& with) {
@@ -279,7 +277,7 @@ struct LayoutCall {
   }
 };
 
-struct DispatchCall {
+struct DispatchCall : CallOfBuffer {
   static constexpr const char* kReturns =
       "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], "
       "Optional[Tuple[torch.Tensor, ...]], Optional[EventHandle]]";
@@ -287,7 +285,6 @@ struct DispatchCall {
   std::optional<py::tuple> handle;  ///< with it the six that follow say nothing
   std::optional<ConstTensorView> num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank;
   DispatchArguments arguments;
-  CallOptions options;
 
   template <class With>
   void list(With& with) {
@@ -306,33 +303,30 @@ struct DispatchCall {
   }
 };
 
-struct CombineCall {
+struct CombineCall : CallOfBuffer {
   static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]";
   py::tuple handle;
-  Biases bias;
   CombineArguments arguments;
-  CallOptions options;
 
   template <class With>
   void list(With& with) {
     with("x", arguments.x);
     with("handle", handle);
     with("topk_weights", arguments.topk_weights);
-    with("bias", bias);
+    with("bias", Biases{arguments.bias_0, arguments.bias_1});
     with("num_sms", arguments.config.num_sms);
     with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);
   }
 };
 
-struct ElasticDispatchCall {
+struct ElasticDispatchCall : CallOfBuffer {
   static constexpr const char* kReturns =
       "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Any, Optional[EventHandle]]";
   RowsArgument x;
   std::optional<ElasticHandleArgument> handle;  ///< with it some of what follows says nothing
   std::optional<ConstTensorView> topk_idx;
   ElasticDispatchArguments arguments;
-  CallOptions options;
 
   template <class With>
   void list(With& with) {
@@ -356,12 +350,10 @@ struct ElasticDispatchCall {
   }
 };
 
-struct ElasticCombineCall {
+struct ElasticCombineCall : CallOfBuffer {
   static constexpr const char* kReturns = "Tuple[Any, ...]";
   bool deferred = false;  ///< the sums are made when the function is called that comes instead of results
-  Biases bias;
   ElasticCombineArguments arguments;
-  CallOptions options;
 
   template <class With>
   void list(With& with) {
@@ -376,7 +368,7 @@ struct ElasticCombineCall {
     with("expanded", arguments.expanded);
     with("each_selection", arguments.each_selection);
     with("topk_weights", arguments.topk_weights);
-    with("bias", bias);
+    with("bias", Biases{arguments.bias_0, arguments.bias_1});
     with("num_sms", arguments.config.num_sms);
     with("previous_event", options.previous_event);
     with("previous_event_before_epilogue", options.also_after);
@@ -384,10 +376,9 @@ struct ElasticCombineCall {
   }
 };
 
-struct PrefetchWeightsCall {
+struct PrefetchWeightsCall : CallOfBuffer {
   static constexpr const char* kReturns = "Optional[EventHandle]";
   WeightPrefetch weights;
-  CallOptions options;
 
   template <class With>
   void list(With& with) {
@@ -400,10 +391,9 @@ struct PrefetchWeightsCall {
   }
 };
 
-struct ReduceGradsCall {
+struct ReduceGradsCall : CallOfBuffer {
   static constexpr const char* kReturns = "Optional[EventHandle]";
   GradReduction grads;
-  CallOptions options;
 
   template <class With>
   void list(With& with) {
@@ -416,14 +406,12 @@ struct ReduceGradsCall {
   }
 };
 
-struct LowLatencyDispatchCall {
+struct LowLatencyDispatchCall : CallOfBuffer {
   static constexpr const char* kReturns =
       "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Tuple[Any, ...], "
       "Optional[EventHandle], Optional[ReceiveHook]]";
   bool use_fp8 = true, round_scale = false, use_ue8m0 = false, use_nvfp4 = false, align_fp8_quantization = false;
   LowLatencyDispatchArguments arguments;
-  CallOptions options;
-  py::args given;  ///< all of them, for what must keep them
 
   template <class With>
   void list(With& with) {
@@ -446,7 +434,7 @@ struct LowLatencyDispatchCall {
   }
 };
 
-struct LowLatencyCombineCall {
+struct LowLatencyCombineCall : CallOfBuffer {
   static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]";
   py::tuple handle;
   bool zero_copy = false;
@@ -454,8 +442,6 @@ struct LowLatencyCombineCall {
   bool overlaps = false;
   LowLatencyOverlap overlap;
   LowLatencyCombineArguments arguments;
-  CallOptions options;
-  py::args given;  ///< all of them, for what must keep them
 
   template <class With>
   void list(With& with) {

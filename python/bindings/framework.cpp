@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/types.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <exception>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -26,8 +28,8 @@ struct KnownType {
   const char* name;  ///< in torch
   dlpack::DataType dtype;
 };
-/// Those of DType first, in its order; the contents of the others travel as they are.
-constexpr std::array<KnownType, 20> kTypes = {{
+/// In the order of DType.
+constexpr std::array<KnownType, static_cast<std::size_t>(DType::float8_e5m2) + 1> kTypes = {{
     {"bool", {dlpack::kBool, 8, 1}},
     {"uint8", {dlpack::kUInt, 8, 1}},
     {"int32", {dlpack::kInt, 32, 1}},
@@ -37,44 +39,20 @@ constexpr std::array<KnownType, 20> kTypes = {{
     {"float16", {dlpack::kFloat, 16, 1}},
     {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 8, 1}},
     {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
-    {"int8", {dlpack::kInt, 8, 1}},
-    {"int16", {dlpack::kInt, 16, 1}},
-    {"float64", {dlpack::kFloat, 64, 1}},
-    {"complex64", {dlpack::kComplex, 64, 1}},
-    {"uint16", {dlpack::kUInt, 16, 1}},
-    {"uint32", {dlpack::kUInt, 32, 1}},
-    {"uint64", {dlpack::kUInt, 64, 1}},
-    {"float8_e4m3fnuz", {dlpack::kFloat8E4m3fnuz, 8, 1}},
-    {"float8_e5m2fnuz", {dlpack::kFloat8E5m2fnuz, 8, 1}},
-    {"float8_e8m0fnu", {dlpack::kFloat8E8m0fnu, 8, 1}},
-    {"complex32", {dlpack::kComplex, 32, 1}},
 }};
-constexpr std::size_t kLibraryTypes = static_cast<std::size_t>(DType::float8_e5m2) + 1;
-
-dlpack::DataType dlpack_type(DType dtype) { return kTypes.at(static_cast<std::size_t>(dtype)).dtype; }
 
 std::optional<DType> library_type(const dlpack::DataType& dtype) {
-  for (std::size_t number = 0; number < kLibraryTypes; ++number) {
-    if (kTypes[number].dtype == dtype) return static_cast<DType>(number);
-  }
-  return std::nullopt;
+  const auto* found = std::ranges::find(kTypes, dtype, &KnownType::dtype);
+  if (found == kTypes.end()) return std::nullopt;
+  return static_cast<DType>(found - kTypes.begin());
 }
 
 /// For dispatch, rows are bytes.
 std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
-  if (dtype.lanes != 1) return std::nullopt;
-  switch (dtype.bits) {
-    case 8:
-      return DType::uint8;
-    case 16:
-      return DType::float16;
-    case 32:
-      return DType::int32;
-    case 64:
-      return DType::int64;
-    default:
-      return std::nullopt;
+  for (const DType same : {DType::uint8, DType::float16, DType::int32, DType::int64}) {
+    if (dtype.lanes == 1 && dtype.bits == 8 * size_of(same)) return same;
   }
+  return std::nullopt;
 }
 
 [[noreturn]] void refuse_dtype(py::handle object, const char* name) {
@@ -109,8 +87,17 @@ TensorSpec with_memory(const TensorSpec& wanted) {
   return wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
 }
 
-/// A reference that is never given back.
-PyObject* kept(const py::object& object) { return py::object(object).release().ptr(); }
+/// A reference that is never given back; nullptr if there is no such attribute.
+PyObject* kept(py::handle object, const char* attribute) {
+  return py::getattr(object, attribute, py::handle()).release().ptr();
+}
+
+template <class... Arguments>
+py::object call(PyObject* function, const Arguments&... arguments) {
+  auto result = py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(function, arguments.ptr()..., nullptr));
+  if (!result) throw py::error_already_set();
+  return result;
+}
 
 /// nullptr: the framework cannot be asked without the GIL.
 using CurrentStream = int (*)(dlpack::DeviceType, std::int32_t, void**);
@@ -128,41 +115,60 @@ void record_current_stream(const Tensor& tensor, CurrentStream current_stream) n
   }
 }
 
-/// Memory of the library in the hands of the framework, which gives it back through DLPack. Its context is itself;
-/// `give_back` ends it.
+/// Memory of the library in the hands of the framework, which gives it back through DLPack, in either form: the context
+/// of both is this, and their deleter ends it.
 struct HandedOut {
   HandedOut(const Tensor& given, CurrentStream stream)
       : tensor(given), shape(given.view().shape), strides(given.view().strides), current_stream(stream) {
-    versioned.version = {1, 0};
-    versioned.context = plain.context = this;
-    versioned.deleter = [](dlpack::ManagedTensorVersioned* self) { give_back(static_cast<HandedOut*>(self->context)); };
-    plain.deleter = [](dlpack::ManagedTensor* self) { give_back(static_cast<HandedOut*>(self->context)); };
+    const TensorView& view = given.view();
+    const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
+    const dlpack::Device device{gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0};
+    const dlpack::DataType dtype = kTypes[static_cast<std::size_t>(view.dtype)].dtype;
+    plain = {{view.data, device, view.dims, dtype, shape.data(), strides.data(), 0}, this, &give_back};
+    versioned = {{1, 0}, this, &give_back, 0, plain.tensor};
   }
   HandedOut(const HandedOut&) = delete;
   HandedOut& operator=(const HandedOut&) = delete;
 
-  void fill(dlpack::TensorInfo& info, const dlpack::DataType& dtype) {
-    const TensorView& view = tensor.view();
-    const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
-    info = {view.data,
-            {gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0},
-            view.dims,
-            dtype,
-            shape.data(),
-            strides.data(),
-            0};
-  }
-  static void give_back(HandedOut* handed_out) noexcept {
-    const std::unique_ptr<HandedOut> owner(handed_out);
+  template <class Managed>
+  static void give_back(Managed* managed) {
+    const std::unique_ptr<HandedOut> owner(static_cast<HandedOut*>(managed->context));
     record_current_stream(owner->tensor, owner->current_stream);
   }
 
   dlpack::ManagedTensorVersioned versioned{};
   dlpack::ManagedTensor plain{};
   Tensor tensor;
-  std::array<std::int64_t, TensorView::kMaxDims> shape;
-  std::array<std::int64_t, TensorView::kMaxDims> strides;
+  std::array<std::int64_t, kMaxDims> shape;
+  std::array<std::int64_t, kMaxDims> strides;
   CurrentStream current_stream;
+};
+
+/// The tensor of PyTorch behind a result, for as long as the library has it.
+class FrameworkStorage final : public Tensor::Storage {
+ public:
+  FrameworkStorage(TensorArgument made, std::shared_ptr<Leftovers> leftovers)
+      : object_(made.object.release().ptr()), made_(made.view), leftovers_(std::move(leftovers)) {}
+  ~FrameworkStorage() override { Leftovers::add(leftovers_, object_); }
+  FrameworkStorage(const FrameworkStorage&) = delete;
+  FrameworkStorage& operator=(const FrameworkStorage&) = delete;
+  /// PyTorch is told of streams by its own users.
+  void record_stream(StreamHandle) override {}
+  /// The tensor as `view` has it. Needs the GIL.
+  py::object object(const TensorSpec& view, PyObject* as_strided) const {
+    bool same = view.dims == made_.dims && view.elements() != 0;
+    for (int dim = 0; same && dim < view.dims; ++dim) {
+      same = view.size(dim) == made_.size(dim) && view.stride(dim) == made_.stride(dim);
+    }
+    if (same) return py::reinterpret_borrow<py::object>(object_);
+    const auto [shape, strides] = tuples_of(view);
+    return call(as_strided, py::handle(object_), shape, strides);
+  }
+
+ private:
+  PyObject* object_;
+  TensorSpec made_;  ///< shape and strides of the object
+  std::shared_ptr<Leftovers> leftovers_;
 };
 
 /// Asks for bytes: several tensors of a call share them.
@@ -214,27 +220,18 @@ Framework::Framework() {
     if (api != nullptr && api->version.major == 1 && api->info_from_object != nullptr) available_exchange_ = api;
   }
   exchange_ = available_exchange_;
-  is_neg_ = PyUnicode_InternFromString("is_neg");
-  is_conj_ = PyUnicode_InternFromString("is_conj");
-  if (is_neg_ == nullptr || is_conj_ == nullptr) throw py::error_already_set();
-
+  is_neg_ = kept(tensor, "is_neg");
+  is_conj_ = kept(tensor, "is_conj");
   const py::object internals = torch.attr("_C");
-  from_capsule_ = kept(internals.attr("_from_dlpack"));
-  if (py::hasattr(internals, "_cuda_getCurrentRawStream")) {
-    raw_stream_ = kept(internals.attr("_cuda_getCurrentRawStream"));
-  }
-  empty_strided_ = kept(torch.attr("empty_strided"));
-  if (py::hasattr(internals, "_dynamo") && py::hasattr(internals.attr("_dynamo"), "guards")) {
-    const py::object quick = internals.attr("_dynamo").attr("guards");
-    const auto find = [&](const char* name) { return py::hasattr(quick, name) ? kept(quick.attr(name)) : nullptr; };
-    quick_empty_on_cpu_ = find("_empty_strided_cpu");
-    quick_empty_on_gpu_ = find("_empty_strided_cuda");
-  }
-  as_strided_ = kept(torch.attr("as_strided"));
-  out_of_memory_ = kept(torch.attr("cuda").attr("OutOfMemoryError"));
-  for (const auto& [name, dtype] : kTypes) {
-    if (py::hasattr(torch, name)) types_.push_back({kept(torch.attr(name)), dtype});
-  }
+  from_capsule_ = kept(internals, "_from_dlpack");
+  raw_stream_ = kept(internals, "_cuda_getCurrentRawStream");
+  const py::object guards = py::getattr(py::getattr(internals, "_dynamo", py::none()), "guards", py::none());
+  quick_empty_on_cpu_ = kept(guards, "_empty_strided_cpu");
+  quick_empty_on_gpu_ = kept(guards, "_empty_strided_cuda");
+  empty_strided_ = kept(torch, "empty_strided");
+  as_strided_ = kept(torch, "as_strided");
+  out_of_memory_ = kept(torch.attr("cuda"), "OutOfMemoryError");
+  for (const KnownType& type : kTypes) types_.push_back(kept(torch, type.name));
 }
 
 bool Framework::use_exchange_api(bool use) {
@@ -243,76 +240,72 @@ bool Framework::use_exchange_api(bool use) {
   return before;
 }
 
-TensorArgument Framework::borrow(py::handle object, const char* name, Accept accept) const {
+TensorArgument Framework::look(py::handle object, const char* name, Accept accept) const {
   if (!PyObject_TypeCheck(object.ptr(), tensor_type_)) {
     throw py::type_error(
         fmt::format("{} is of type {}, expected a torch.Tensor", name, Py_TYPE(object.ptr())->tp_name));
   }
-  TensorArgument argument;
+  TensorArgument argument{.object = py::reinterpret_borrow<py::object>(object), .view = {}};
+  TensorView& view = argument.view;
+  dlpack::DataType dtype{};
   if (exchange_ != nullptr) {
     dlpack::TensorInfo info{};
     if (exchange_->info_from_object(object.ptr(), &info) != 0) {
       PyErr_Clear();  // the framework's text is a dump of its C++ stack
       refuse_storage(object, name);
     }
-    argument.dtype = info.dtype;
-    TensorView& view = argument.view;
-    view.data = static_cast<std::byte*>(info.data) + info.byte_offset;
-    if (info.data == nullptr) view.data = nullptr;
+    dtype = info.dtype;
+    view.data = info.data == nullptr ? nullptr : static_cast<std::byte*>(info.data) + info.byte_offset;
     const bool gpu = info.device.type == dlpack::kCuda;
-    if (!gpu && info.device.type != dlpack::kCpu && info.device.type != dlpack::kCudaHost) {
-      refuse_storage(object, name);
-    }
-    view.device = {gpu ? deep_ep::Device::Kind::cuda : deep_ep::Device::Kind::cpu, gpu ? info.device.index : 0};
+    if (!gpu && info.device.type != dlpack::kCpu && info.device.type != dlpack::kCudaHost) refuse_storage(object, name);
+    if (gpu) view.device = {deep_ep::Device::Kind::cuda, info.device.index};
     view.dims = info.dims;
-    for (int dim = 0; dim < info.dims && dim < kMaxDims; ++dim) {
-      view.shape[static_cast<std::size_t>(dim)] = info.shape[dim];
-      view.strides[static_cast<std::size_t>(dim)] = info.strides[dim];
-    }
+    const auto dims = static_cast<std::size_t>(std::min(info.dims, kMaxDims));
+    std::copy_n(info.shape, dims, view.shape.begin());
+    std::copy_n(info.strides, dims, view.strides.begin());
   } else {
-    argument = borrow_by_attributes(object, name);
+    dtype = look_at_attributes(object, name, view);
   }
-  if (argument.view.dims > kMaxDims) {
-    throw InvalidArgument(fmt::format("{} has {} dimensions, allowed: at most {}", name, argument.view.dims, kMaxDims));
+  if (view.dims > kMaxDims) {
+    throw InvalidArgument(fmt::format("{} has {} dimensions, allowed: at most {}", name, view.dims, kMaxDims));
   }
-  std::optional<DType> dtype = library_type(argument.dtype);
-  if (!dtype && accept == Accept::any_type) dtype = type_of_size(argument.dtype);
-  if (!dtype) refuse_dtype(object, name);
-  argument.view.dtype = *dtype;
-  argument.object = object;
-  refuse_lazy(argument, name);
+  std::optional<DType> known = library_type(dtype);
+  if (!known && accept == Accept::any_type) {
+    known = type_of_size(dtype);
+    argument.renamed = true;
+  }
+  if (!known) refuse_dtype(object, name);
+  view.dtype = *known;
   return argument;
 }
 
-void Framework::refuse_lazy(const TensorArgument& argument, const char* name) const {
-  const std::uint8_t code = argument.dtype.code;
-  // Complex tensors and their parts are the only ones, and the question is a call of Python for each tensor.
-  if (code != dlpack::kFloat && code != dlpack::kComplex) return;
-  const auto has = [&](PyObject* question) {
-    const auto answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(argument.object.ptr(), question));
-    if (!answer) throw py::error_already_set();
-    return answer.ptr() == Py_True;
-  };
-  if (has(is_neg_)) {
+TensorArgument Framework::borrow(py::handle object, const char* name, Accept accept) const {
+  TensorArgument argument = look(object, name, accept);
+  // Complex tensors and their parts are the only ones, and parts have gaps. The question is a call of Python, which
+  // takes as long as all the rest where a mode is on, as torch.set_default_device sets one.
+  const bool real = argument.view.dtype == DType::float32 || argument.view.dtype == DType::float16;
+  const bool part = real && (argument.view.elements() == 1 || !argument.view.is_contiguous());
+  if (!argument.renamed && !part) return argument;
+  if (call(is_neg_, object).ptr() == Py_True) {
     throw InvalidArgument(fmt::format(
         "{0} is a view whose values are the negatives of what lies in memory, allowed: {0}.resolve_neg()", name));
   }
-  if (code == dlpack::kComplex && has(is_conj_)) {
+  if (argument.renamed && call(is_conj_, object).ptr() == Py_True) {
     throw InvalidArgument(fmt::format(
         "{0} is a view whose values are the conjugates of what lies in memory, allowed: {0}.resolve_conj()", name));
   }
+  return argument;
 }
 
-TensorArgument Framework::borrow_by_attributes(py::handle object, const char* name) const {
-  TensorArgument argument;
-  TensorView& view = argument.view;
-  argument.dtype = dtype_of(object, name);
-  const bool gpu_or_cpu = object.attr("is_cuda").cast<bool>() || object.attr("is_cpu").cast<bool>();
-  if (!gpu_or_cpu || object.attr("is_sparse").cast<bool>()) refuse_storage(object, name);
-  view.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<std::uintptr_t>());
-  if (object.attr("is_cuda").cast<bool>()) {
-    view.device = {deep_ep::Device::Kind::cuda, object.attr("get_device")().cast<int>()};
+/// Types that the library does not know have a code that says no more than that.
+dlpack::DataType Framework::look_at_attributes(py::handle object, const char* name, TensorView& view) const {
+  const bool gpu = object.attr("is_cuda").cast<bool>();
+  if ((!gpu && !object.attr("is_cpu").cast<bool>()) || object.attr("is_sparse").cast<bool>()) {
+    refuse_storage(object, name);
   }
+  if (object.attr("is_quantized").cast<bool>()) refuse_dtype(object, name);
+  view.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<std::uintptr_t>());
+  if (gpu) view.device = {deep_ep::Device::Kind::cuda, object.attr("get_device")().cast<int>()};
   const auto shape = py::reinterpret_borrow<py::tuple>(object.attr("shape"));
   const auto strides = py::tuple(object.attr("stride")());
   view.dims = static_cast<int>(shape.size());
@@ -320,90 +313,53 @@ TensorArgument Framework::borrow_by_attributes(py::handle object, const char* na
     view.shape[dim] = shape[dim].cast<std::int64_t>();
     view.strides[dim] = strides[dim].cast<std::int64_t>();
   }
-  return argument;
+  const auto known = std::ranges::find(types_, py::object(object.attr("dtype")).ptr());
+  if (known != types_.end()) return kTypes[static_cast<std::size_t>(known - types_.begin())].dtype;
+  return {dlpack::kOpaque, static_cast<std::uint8_t>(8 * object.attr("element_size")().cast<int>()), 1};
 }
 
-dlpack::DataType Framework::dtype_of(py::handle object, const char* name) const {
-  const py::object dtype = object.attr("dtype");
-  for (const NamedType& type : types_) {
-    if (type.object == dtype.ptr()) return type.dtype;
+/// Calls ask for the same few shapes over and over, and making the numbers of a tuple takes half as long as a tensor.
+std::pair<py::tuple, py::tuple> Framework::known_tuples(const TensorSpec& spec) const {
+  for (const auto& [known, tuples] : known_) {
+    if (known.dims == spec.dims && known.shape == spec.shape && known.strides == spec.strides) return tuples;
   }
-  refuse_dtype(object, name);
+  constexpr std::size_t kMost = 8;
+  if (known_.size() == kMost) known_.pop_front();
+  return known_.emplace_back(spec, tuples_of(spec)).second;
 }
 
-py::handle Framework::named(const dlpack::DataType& dtype) const {
-  for (const NamedType& type : types_) {
-    if (type.dtype == dtype) return type.object;
-  }
-  return {};
-}
-
-py::object Framework::dtype_object(DType dtype) const {
-  const py::handle object = named(dlpack_type(dtype));
-  if (!object) throw Error(fmt::format("this version of PyTorch has no type {}", name_of(dtype)));
-  return py::reinterpret_borrow<py::object>(object);
-}
-
-Framework::Made Framework::empty(const TensorSpec& wanted) const {
-  const TensorSpec spec = with_memory(wanted);
-  const auto [shape, strides] = tuples_of(spec);
-  const bool gpu = wanted.device.kind == deep_ep::Device::Kind::cuda;
-  const py::object type = dtype_object(wanted.dtype);
-  PyObject* const quick = gpu ? quick_empty_on_gpu_ : quick_empty_on_cpu_;
+TensorArgument Framework::empty(const TensorSpec& wanted) const {
+  const auto [shape, strides] = known_tuples(with_memory(wanted));
+  const py::handle type = dtype_object(wanted.dtype);
+  PyObject* const quick = wanted.device.kind == deep_ep::Device::Kind::cuda ? quick_empty_on_gpu_ : quick_empty_on_cpu_;
   if (exchange_ != nullptr && quick != nullptr) {
-    auto made = py::reinterpret_steal<py::object>(
-        PyObject_CallFunctionObjArgs(quick, shape.ptr(), strides.ptr(), type.ptr(), nullptr));
-    if (!made) throw py::error_already_set();
+    TensorArgument made = look(call(quick, shape, strides, type), "a result");
     // It is made for the current GPU, which the end of some other object may just have changed.
-    dlpack::TensorInfo info{};
-    if (exchange_->info_from_object(made.ptr(), &info) != 0) throw py::error_already_set();
-    if (!gpu || info.device.index == wanted.device.index) {
-      return {std::move(made), {spec, static_cast<std::byte*>(info.data) + info.byte_offset}};
-    }
+    if (made.view.device == wanted.device) return made;
   }
-  py::object object =
-      py::handle(empty_strided_)(shape, strides, py::arg("dtype") = type, py::arg("device") = to_string(wanted.device));
-  const TensorView view = borrow(object, "a result").view;
-  return {std::move(object), view};
+  return look(
+      py::handle(empty_strided_)(shape, strides, py::arg("dtype") = type, py::arg("device") = to_string(wanted.device)),
+      "a result");
 }
 
-py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as) const {
-  if (!tensor.defined()) return py::none();
-  const TensorView& view = tensor.view();
-  const dlpack::DataType dtype = as != nullptr ? *as : dlpack_type(view.dtype);
-  const auto* result = dynamic_cast<const FrameworkStorage*>(tensor.storage().get());
-  if (result == nullptr) return shared(tensor, dtype);
-  py::object object = result->object();
-  if (!result->looks_like(view)) {
-    const auto [shape, strides] = tuples_of(view);
-    object = py::handle(as_strided_)(object, shape, strides);
-  }
-  // Types that the library does not know travel as types of their size.
-  if (dtype != dlpack_type(view.dtype)) object = object.attr("view")(named(dtype));
-  return object;
-}
-
-py::object Framework::shared(const Tensor& tensor, const dlpack::DataType& dtype) const {
+py::object Framework::share(const Tensor& tensor) const {
   auto owner = std::make_unique<HandedOut>(tensor, exchange_ != nullptr ? exchange_->current_stream : nullptr);
-  HandedOut& handed_out = *owner;
+  py::object object;
   if (exchange_ != nullptr) {
-    handed_out.fill(handed_out.versioned.tensor, dtype);
-    void* object = nullptr;
-    // The framework takes it over only when this succeeds.
-    if (exchange_->managed_to_object(&handed_out.versioned, &object) != 0) throw py::error_already_set();
-    owner.release();  // NOLINT(bugprone-unused-return-value): its deleter ends it
-    return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+    void* made = nullptr;
+    if (exchange_->managed_to_object(&owner->versioned, &made) != 0) throw py::error_already_set();
+    object = py::reinterpret_steal<py::object>(static_cast<PyObject*>(made));
+  } else {
+    object = call(from_capsule_, py::capsule(&owner->plain, "dltensor"));
   }
-
-  // Older versions do not know 8-bit floating point in DLPack: it leaves as bytes and is renamed.
-  const bool renamed = dtype.bits == 8 && dtype.code != dlpack::kBool;
-  handed_out.fill(handed_out.plain.tensor, renamed ? dlpack::DataType{dlpack::kUInt, 8, 1} : dtype);
-  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&handed_out.plain, "dltensor", nullptr));
-  if (!capsule) throw py::error_already_set();
-  py::object object = py::reinterpret_borrow<py::object>(from_capsule_)(capsule);
-  owner.release();  // NOLINT(bugprone-unused-return-value): its deleter ends it
-  if (const py::handle type = named(dtype); renamed && type) return object.attr("view")(type);
+  owner.release();  // NOLINT(bugprone-unused-return-value): from here on the framework has it, and its deleter ends it
   return object;
+}
+
+py::object Framework::hand_out(const Tensor& tensor) const {
+  if (!tensor.defined()) return py::none();
+  const auto* result = dynamic_cast<const FrameworkStorage*>(tensor.storage().get());
+  return result != nullptr ? result->object(tensor.view(), as_strided_) : share(tensor);
 }
 
 py::object Framework::hand_out(const std::optional<Tensor>& tensor) const {
@@ -491,6 +447,28 @@ py::list describe(std::span<const TensorView> wanted) {
 /// PyTorch's text without the dump of its C++ stack.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+class FrameworkResults final : public ResultTensors {
+ public:
+  FrameworkResults(py::object helper, std::shared_ptr<Leftovers> leftovers)
+      : helper_(helper.release().ptr()), leftovers_(std::move(leftovers)) {}
+  ~FrameworkResults() override { let_go(helper_); }
+  FrameworkResults(const FrameworkResults&) = delete;
+  FrameworkResults& operator=(const FrameworkResults&) = delete;
+
+  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override;
+  std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
+                                   const std::shared_ptr<HeapPieces>& heap) override;
+
+ private:
+  Tensor tensor_over(TensorArgument made, TensorView view) const {
+    view.data = made.view.data;
+    return {view, std::make_shared<FrameworkStorage>(std::move(made), leftovers_)};
+  }
+
+  PyObject* helper_;
+  std::shared_ptr<Leftovers> leftovers_;
+};
+
 }  // namespace
 
 void let_go(PyObject* object) {
@@ -520,16 +498,6 @@ void Leftovers::clear() {
   for (PyObject* object : objects) let_go(object);
 }
 
-Tensor FrameworkResults::tensor_over(Framework::Made made, TensorView view) const {
-  view.data = made.view.data;
-  return {view, std::make_shared<FrameworkStorage>(std::move(made.object), made.view, leftovers_)};
-}
-
-Tensor FrameworkResults::tensor_over(py::object object, const TensorView& view) const {
-  const TensorView made = Framework::instance().borrow(object, "a result").view;
-  return tensor_over({std::move(object), made}, view);
-}
-
 std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, const Order& order) {
   const py::gil_scoped_acquire gil;
   const Framework& framework = Framework::instance();
@@ -545,7 +513,8 @@ std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, c
       return made;
     }
     const py::list tensors = py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value());
-    for (std::size_t i = 0; i < wanted.size(); ++i) made.push_back(tensor_over(tensors[i], wanted[i]));
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      made.push_back(tensor_over(framework.look(tensors[i], "a result"), wanted[i]));
     return made;
   } catch (const py::error_already_set& error) {
     if (!error.matches(framework.out_of_memory())) throw;
@@ -556,10 +525,11 @@ std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, c
 std::vector<Tensor> FrameworkResults::make_in_heap(std::span<const TensorView> wanted, const Order& order,
                                                    const std::shared_ptr<HeapPieces>& heap) {
   const py::gil_scoped_acquire gil;
+  const Framework& framework = Framework::instance();
   std::vector<Tensor> made;
   const py::handle helper(helper_);
   if (wanted.empty() || !helper.attr("in_heap").cast<bool>()) return made;
-  const bool on_current = Framework::instance().current_stream(wanted[0].device) == order.stream;
+  const bool on_current = framework.current_stream(wanted[0].device) == order.stream;
   const bool cpu = wanted[0].device.kind == Device::Kind::cpu;  // only tests make such
   const SegmentsFrom segments(heap);
   const py::object tensors =
@@ -569,12 +539,16 @@ std::vector<Tensor> FrameworkResults::make_in_heap(std::span<const TensorView> w
   const auto list = py::reinterpret_borrow<py::list>(tensors);
   bool outside = false;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    made.push_back(tensor_over(list[i], wanted[i]));
+    made.push_back(tensor_over(framework.look(list[i], "a result"), wanted[i]));
     outside = outside || !heap->contains(made.back().data());
   }
   // PyTorch has taken it from elsewhere, as some settings of its allocator make it do.
   helper.attr(outside ? "is_elsewhere" : "is_in_heap")();
   return made;
+}
+
+std::shared_ptr<ResultTensors> make_framework_results(py::object helper, std::shared_ptr<Leftovers> leftovers) {
+  return std::make_shared<FrameworkResults>(std::move(helper), std::move(leftovers));
 }
 
 }  // namespace deep_ep::bindings

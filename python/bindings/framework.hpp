@@ -7,12 +7,12 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -35,14 +35,12 @@ enum TypeCode : std::uint8_t {
   kInt = 0,
   kUInt = 1,
   kFloat = 2,
+  kOpaque = 3,
   kBfloat = 4,
   kComplex = 5,
   kBool = 6,
   kFloat8E4m3fn = 10,
-  kFloat8E4m3fnuz = 11,
   kFloat8E5m2 = 12,
-  kFloat8E5m2fnuz = 13,
-  kFloat8E8m0fnu = 14,
 };
 struct DataType {
   std::uint8_t code;
@@ -98,11 +96,11 @@ namespace deep_ep::bindings {
 
 namespace py = pybind11;
 
-/// A tensor of the caller, borrowed for a call.
+/// A tensor of the framework, for as long as this lives.
 struct TensorArgument {
-  py::handle object;
+  py::object object;
   TensorView view;
-  dlpack::DataType dtype{};  ///< as the framework calls it: what comes back must have the same
+  bool renamed = false;  ///< the library does not know its type: `view` has one of the same size
 };
 /// One of any element type.
 struct AnyTensor : TensorArgument {};
@@ -115,27 +113,25 @@ class Framework {
   static Framework& instance();
 
   /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know are treated as types of
-  /// their size.
+  /// their size. InvalidArgument, too, for a tensor whose values are not what lies in its memory.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
+  /// The same for a tensor that was just made.
+  TensorArgument look(py::handle object, const char* name, Accept accept = Accept::library_types) const;
 
   /// A tensor of the framework: the result itself, if it is one, or one that shares the memory and gives it back at its
-  /// end; None if there is no memory. `dtype`: see TensorArgument.
-  py::object hand_out(const Tensor& tensor, const dlpack::DataType* dtype = nullptr) const;
+  /// end; None if there is no memory.
+  py::object hand_out(const Tensor& tensor) const;
   /// The same, or None.
   py::object hand_out(const std::optional<Tensor>& tensor) const;
 
   /// The stream that the calling thread's work for this device goes to; nullptr on the CPU.
   StreamHandle current_stream(const Device& device) const;
 
-  /// A new tensor of the framework.
-  struct Made {
-    py::object object;
-    TensorView view;  ///< as `object` has it
-  };
-  /// For the current stream. Ones without elements get one, as PyTorch gives them no address.
-  Made empty(const TensorSpec& wanted) const;
+  /// A new tensor of the framework for the current stream. Ones without elements get one, as PyTorch gives them no
+  /// address.
+  TensorArgument empty(const TensorSpec& wanted) const;
   /// The torch.dtype.
-  py::object dtype_object(DType dtype) const;
+  py::handle dtype_object(DType dtype) const { return types_[static_cast<std::size_t>(dtype)]; }
   /// The class of what the framework raises where memory ends.
   py::handle out_of_memory() const { return out_of_memory_; }
 
@@ -147,33 +143,30 @@ class Framework {
 
  private:
   Framework();
-  TensorArgument borrow_by_attributes(py::handle object, const char* name) const;
-  dlpack::DataType dtype_of(py::handle object, const char* name) const;
-  /// InvalidArgument for a tensor whose values are not what lies in its memory.
-  void refuse_lazy(const TensorArgument& argument, const char* name) const;
-  py::handle named(const dlpack::DataType& dtype) const;
-  py::object shared(const Tensor& tensor, const dlpack::DataType& dtype) const;
-
-  struct NamedType {
-    PyObject* object;  // a torch.dtype
-    dlpack::DataType dtype;
-  };
+  dlpack::DataType look_at_attributes(py::handle object, const char* name, TensorView& view) const;
+  std::pair<py::tuple, py::tuple> known_tuples(const TensorSpec& spec) const;
+  py::object share(const Tensor& tensor) const;
 
   PyTypeObject* tensor_type_;
   const dlpack::ExchangeApi* exchange_ = nullptr;
   const dlpack::ExchangeApi* available_exchange_ = nullptr;
-  // Never destroyed: the objects live as long as the interpreter, and this lives a little longer.
+  // Never destroyed: the objects live as long as the interpreter, and this lives a little longer. nullptr: there is
+  // none.
   PyObject* from_capsule_;
   PyObject* is_neg_;
   PyObject* is_conj_;
-  PyObject* raw_stream_ = nullptr;
+  PyObject* raw_stream_;
   PyObject* empty_strided_;
-  PyObject* quick_empty_on_cpu_ = nullptr;  ///< what compiled programs of PyTorch call: in half the time
-  PyObject* quick_empty_on_gpu_ = nullptr;
+  PyObject* quick_empty_on_cpu_;  ///< what compiled programs of PyTorch call: in half the time
+  PyObject* quick_empty_on_gpu_;
   PyObject* as_strided_;
   PyObject* out_of_memory_;
-  std::vector<NamedType> types_;
+  std::vector<PyObject*> types_;  ///< by DType
+  mutable std::deque<std::pair<TensorSpec, std::pair<py::tuple, py::tuple>>> known_;
 };
+
+inline py::object hand_out(const Tensor& tensor) { return Framework::instance().hand_out(tensor); }
+inline py::object hand_out(const std::optional<Tensor>& tensor) { return Framework::instance().hand_out(tensor); }
 
 // Events, and the executors that they are of.
 
@@ -237,54 +230,8 @@ class Leftovers {
   std::vector<PyObject*> objects_;
 };
 
-/// The tensor of PyTorch behind a result, for as long as the library has it.
-class FrameworkStorage final : public Tensor::Storage {
- public:
-  /// `made`: the shape and strides of `object`.
-  FrameworkStorage(py::object object, const TensorSpec& made, std::shared_ptr<Leftovers> leftovers)
-      : object_(object.release().ptr()), made_(made), leftovers_(std::move(leftovers)) {}
-  ~FrameworkStorage() override { Leftovers::add(leftovers_, object_); }
-  FrameworkStorage(const FrameworkStorage&) = delete;
-  FrameworkStorage& operator=(const FrameworkStorage&) = delete;
-  /// PyTorch is told of streams by its own users.
-  void record_stream(StreamHandle) override {}
-  /// Needs the GIL.
-  py::object object() const { return py::reinterpret_borrow<py::object>(object_); }
-  /// Has the object the shape and the strides of `view`?
-  bool looks_like(const TensorSpec& view) const {
-    if (view.dims != made_.dims || view.elements() == 0) return false;
-    for (int dim = 0; dim < view.dims; ++dim) {
-      if (view.size(dim) != made_.size(dim) || view.stride(dim) != made_.stride(dim)) return false;
-    }
-    return true;
-  }
-
- private:
-  PyObject* object_;
-  TensorSpec made_;
-  std::shared_ptr<Leftovers> leftovers_;
-};
-
 /// Asks PyTorch, with the GIL that calls have given up. `helper`: deep_ep.results.Results, for what needs more than
 /// torch.empty; `leftovers`: of a buffer on the CPU, else nullptr.
-class FrameworkResults final : public ResultTensors {
- public:
-  FrameworkResults(py::object helper, std::shared_ptr<Leftovers> leftovers)
-      : helper_(helper.release().ptr()), leftovers_(std::move(leftovers)) {}
-  ~FrameworkResults() override { let_go(helper_); }
-  FrameworkResults(const FrameworkResults&) = delete;
-  FrameworkResults& operator=(const FrameworkResults&) = delete;
-
-  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override;
-  std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
-                                   const std::shared_ptr<HeapPieces>& heap) override;
-
- private:
-  Tensor tensor_over(Framework::Made made, TensorView view) const;
-  Tensor tensor_over(py::object object, const TensorView& view) const;
-
-  PyObject* helper_;
-  std::shared_ptr<Leftovers> leftovers_;
-};
+std::shared_ptr<ResultTensors> make_framework_results(py::object helper, std::shared_ptr<Leftovers> leftovers);
 
 }  // namespace deep_ep::bindings

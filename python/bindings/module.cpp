@@ -1,74 +1,31 @@
-// deep_ep._native: what deep_ep/buffer.py and deep_ep/low_latency.py call. Docstrings begin with the signature, of
-// which scripts/native_stub makes deep_ep/_native.pyi.
+// deep_ep._native: what the modules of deep_ep call. Docstrings begin with the signature, of which scripts/native_stub
+// makes deep_ep/_native.pyi.
+#include <fmt/format.h>
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>  // ranks are a list of numbers
 
+#include <algorithm>
+#include <cstddef>
 #include <exception>
+#include <initializer_list>
+#include <iterator>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/environment.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/exchanges.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/version.hpp"
 #include "python/bindings/arguments.hpp"
-#include "python/bindings/bootstrap.hpp"
 #include "python/bindings/framework.hpp"
 #include "python/bindings/native_buffer.hpp"
 
 namespace deep_ep::bindings {
 namespace {
-
-using BufferClass = py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>>;
-
-/// The arguments of a call, read from what Python gives.
-template <class Call>
-Call read_call(const char* name, const py::args& given) {
-  Call call;
-  ArgumentReader reader(name, given);
-  call.list(reader);
-  reader.finish();
-  if constexpr (requires { call.given; }) call.given = given;
-  return call;
-}
-
-/// A method whose arguments a Call lists.
-template <class Result, class Call>
-void define_call(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(Call&)) {
-  buffer.def(
-      name,
-      [name, method](NativeBuffer& self, const py::args& given) {
-        Call call = read_call<Call>(name, given);
-        return (self.*method)(call);
-      },
-      signature_of_call<Call>(name, Call::kReturns).c_str());
-}
-
-/// Any other method.
-template <class Result, class... Parameters>
-void define(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(Parameters...),
-            std::initializer_list<const char*> names = {}) {
-  buffer.def(name, method, signature_of<Result, Parameters...>(name, names, true).c_str());
-}
-/// A method of the library, which may take its time.
-template <auto method, class... Parameters>
-void define(BufferClass& buffer, const char* name, std::initializer_list<const char*> names = {}) {
-  const auto call = [](NativeBuffer& self, Parameters... given) {
-    Buffer& alive = self.alive();
-    return self.without_gil([&] { return (alive.*method)(given...); });
-  };
-  using Result = std::invoke_result_t<decltype(call), NativeBuffer&, Parameters...>;
-  buffer.def(name, call, signature_of<Result, Parameters...>(name, names, true).c_str());
-}
-/// One that works on the current stream.
-template <auto method, class... Parameters>
-void define_on_stream(BufferClass& buffer, const char* name, std::initializer_list<const char*> names = {}) {
-  const auto call = [](NativeBuffer& self, Parameters... given) {
-    self.on_current_stream([&](Buffer& alive, StreamHandle stream) { (alive.*method)(given..., stream); });
-  };
-  buffer.def(name, call, signature_of<void, Parameters...>(name, names, true).c_str());
-}
 
 template <class Result, class... Parameters>
 void define(py::module_& module, const char* name, Result (*function)(Parameters...),
@@ -82,29 +39,23 @@ std::string environment_text(const std::string& name) { return deep_ep::environm
 
 bool use_exchange_api(bool use) { return Framework::instance().use_exchange_api(use); }
 
-/// The library's exceptions as those of deep_ep/errors.py.
+/// Its class in deep_ep/errors.py; classes before those that they derive from.
+const char* class_of(const Error& error) {
+  if (dynamic_cast<const RankMismatch*>(&error) != nullptr) return "RankMismatch";
+  if (dynamic_cast<const Unsupported*>(&error) != nullptr) return "Unsupported";
+  if (dynamic_cast<const InvalidArgument*>(&error) != nullptr) return "InvalidArgument";
+  if (dynamic_cast<const OutOfMemory*>(&error) != nullptr) return "OutOfMemory";
+  if (dynamic_cast<const TimeoutError*>(&error) != nullptr) return "PeerTimeout";
+  if (dynamic_cast<const UseAfterDestroy*>(&error) != nullptr) return "UseAfterDestroy";
+  return "Error";
+}
+
 void register_errors() {
   py::register_local_exception_translator([](std::exception_ptr pointer) {
-    const auto raise = [](const char* name, const std::exception& error) {
-      const py::object type = py::module_::import("deep_ep.errors").attr(name);
-      PyErr_SetString(type.ptr(), error.what());
-    };
     try {
       std::rethrow_exception(pointer);
-    } catch (const RankMismatch& error) {
-      raise("RankMismatch", error);
-    } catch (const Unsupported& error) {
-      raise("Unsupported", error);
-    } catch (const InvalidArgument& error) {
-      raise("InvalidArgument", error);
-    } catch (const OutOfMemory& error) {
-      raise("OutOfMemory", error);
-    } catch (const TimeoutError& error) {
-      raise("PeerTimeout", error);
-    } catch (const UseAfterDestroy& error) {
-      raise("UseAfterDestroy", error);
     } catch (const Error& error) {
-      raise("Error", error);
+      PyErr_SetString(py::module_::import("deep_ep.errors").attr(class_of(error)).ptr(), error.what());
     }
   });
 }
@@ -127,42 +78,66 @@ void define_events(py::module_& module) {
       .def("__call__", &ReceiveHook::call, "__call__(self) -> None");
 }
 
-void define_buffer(py::module_& module) {
-  BufferClass buffer(module, "Buffer", "What deep_ep.Buffer is made of.");
-  buffer.def(py::init([](const py::args& given) {
-               return std::make_shared<NativeBuffer>(read_call<BufferSetup>("Buffer", given));
-             }),
-             signature_of_call<BufferSetup>("__init__", "None").c_str());
-  define(buffer, "num_nodes", &NativeBuffer::num_nodes);
-  define(buffer, "describe", &NativeBuffer::describe);
-  define(buffer, "metrics", &NativeBuffer::metrics);
-  define_call(buffer, "get_dispatch_layout", &NativeBuffer::get_dispatch_layout);
-  define_call(buffer, "dispatch", &NativeBuffer::dispatch);
-  define_call(buffer, "combine", &NativeBuffer::combine);
-  define_call(buffer, "dispatch_elastic", &NativeBuffer::dispatch_elastic);
-  define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
-  define(buffer, "barrier", &NativeBuffer::barrier, {"async_finish"});
-  define(buffer, "allocate_lb_storage", &NativeBuffer::allocate_lb_storage, {"bytes"});
-  buffer.def_property_readonly("lb_storage", &NativeBuffer::lb_storage);
-  define_call(buffer, "prefetch_weights", &NativeBuffer::prefetch_weights);
-  define_call(buffer, "reduce_grads", &NativeBuffer::reduce_grads);
-  define(buffer, "local_memory", &NativeBuffer::local_memory);
-  define<&Buffer::check, bool>(buffer, "check", {"wait"});
-  define<&Buffer::suspend>(buffer, "suspend");
-  define<&Buffer::resume>(buffer, "resume");
-  define(buffer, "destroy", &NativeBuffer::destroy);
-  define(buffer, "drop", &NativeBuffer::drop);
+py::bytes bytes_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
-  define_call(buffer, "low_latency_dispatch", &NativeBuffer::low_latency_dispatch);
-  define_call(buffer, "low_latency_combine", &NativeBuffer::low_latency_combine);
-  define(buffer, "low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer, {"handle"});
-  define(buffer, "low_latency_memory", &NativeBuffer::low_latency_memory);
-  define_on_stream<&Buffer::low_latency_clean>(buffer, "low_latency_clean");
-  define_on_stream<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask", {"rank", "masked"});
-  define(buffer, "low_latency_query_mask", &NativeBuffer::low_latency_query_mask, {"mask_status"});
-  define_on_stream<&Buffer::low_latency_clear_mask>(buffer, "low_latency_clear_mask");
-  define<&Buffer::low_latency_resume>(buffer, "low_latency_resume");
-  define(buffer, "replace_ranks", &NativeBuffer::replace_ranks, {"group", "ranks"});
+/// How the ranks of Python's buffers find each other: over a function of Python that gathers bytes. Without an exchange
+/// of sizes ahead: the exchanges of buffers, the only ones over it, are frames of one size.
+class PythonBootstrap final : public Bootstrap {
+ public:
+  PythonBootstrap(int rank, int size, py::function gather)
+      : rank_(rank), size_(size), gather_(gather.release().ptr(), let_go) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
+    const py::gil_scoped_acquire gil;
+    std::vector<std::byte> all;
+    for (const py::handle item : py::handle(gather_.get())(bytes_of(mine))) {
+      const auto theirs = py::cast<std::string>(item);
+      if (theirs.size() != mine.size()) {
+        throw RankMismatch(
+            fmt::format("Buffer: this rank sent {} bytes to its peers and got {} from one: do all ranks "
+                        "use the same version?",
+                        mine.size(), theirs.size()));
+      }
+      std::ranges::copy(std::as_bytes(std::span(theirs)), std::back_inserter(all));
+    }
+    const std::size_t wanted = mine.size() * static_cast<std::size_t>(size_);
+    if (all.size() == wanted) return all;
+    throw Error(fmt::format("the all-gather of the group returned {} bytes of {}", all.size(), wanted));
+  }
+
+ private:
+  int rank_;
+  int size_;
+  std::shared_ptr<PyObject> gather_;
+};
+
+py::list all_gather(Bootstrap& bootstrap, const std::string& mine) {
+  const auto all = [&] {
+    const py::gil_scoped_release released;
+    return bootstrap.all_gather(std::as_bytes(std::span(mine)));
+  }();
+  py::list gathered;
+  for (std::size_t begin = 0; begin < all.size(); begin += mine.size()) {
+    gathered.append(bytes_of(std::span(all).subspan(begin, mine.size())));
+  }
+  return gathered;
+}
+
+void define_bootstrap(py::module_& module) {
+  py::class_<Bootstrap, std::shared_ptr<Bootstrap>>(
+      module, "Bootstrap", "How the ranks of a group find each other: one object for all buffers of the group.")
+      .def(py::init([](int rank, int num_ranks, py::function gather) -> std::shared_ptr<Bootstrap> {
+             return std::make_shared<PythonBootstrap>(rank, num_ranks, std::move(gather));
+           }),
+           "__init__(self, rank: int, num_ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], /) -> None")
+      .def("for_buffer", &make_buffer_exchanges,
+           "for_buffer(self) -> Bootstrap\n\n"
+           "For one buffer that is to be made: what ranks exchange through it carries the buffer's number.")
+      .def("all_gather", &all_gather, "all_gather(self, mine: bytes, /) -> List[bytes]");
 }
 
 }  // namespace
@@ -174,7 +149,6 @@ PYBIND11_MODULE(_native, module) {
   options.disable_function_signatures();  // ours say more
   register_errors();
   module.attr("version") = DEEP_EP_VERSION;
-  module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
   define(module, "environment_number", &environment_number, {"name"});
   define(module, "environment_text", &environment_text, {"name"});
   define(module, "gpu_address", &deep_ep::cuda_device_pci_address, {"ordinal"});

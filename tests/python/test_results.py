@@ -12,6 +12,7 @@ import torch
 from common import output_of
 from test_calls import CONFIG, equal
 from test_errors import Alone
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deep_ep import Buffer, _native, peers
@@ -148,6 +149,18 @@ class Noted(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class Asked(TorchFunctionMode):
+    """What PyTorch is asked in its block by way of a mode, as ``torch.set_default_device`` sets one."""
+
+    def __init__(self):
+        super().__init__()
+        self.questions = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.questions.append(function)
+        return function(*args, **(kwargs or {}))
+
+
 def test_another_buffer_ends_within_a_call():
     """While PyTorch makes a result, as in a garbage collection."""
     x, idx = torch.ones(16, 64, dtype=torch.bfloat16), torch.zeros(16, 1, dtype=torch.int64)
@@ -165,16 +178,17 @@ def test_another_buffer_ends_within_a_call():
 
 @pytest.mark.parametrize("use_fp8", [True, False])
 def test_low_latency_calls_make_no_operations(use_fp8):
-    """Each operation of PyTorch costs a call more than a microsecond, so results are made in their final form."""
+    """Each operation of PyTorch, and each question where a mode is on, costs a call about a microsecond: results are made in
+    their final form, and arguments are looked at by functions of C."""
     if not _native.use_exchange_api(True):
         pytest.skip("this PyTorch is older than the quick ways")
     buffer = Buffer(None, 0, 1 << 22, low_latency_mode=True, comm=Alone)
     x, idx = torch.ones(16, 512, dtype=torch.bfloat16), torch.arange(32).reshape(16, 2) % 4
     outputs, weights = torch.ones(4, 16, 512).to(x), torch.ones(16, 2)
-    with Noted() as counted:
+    with Noted() as counted, Asked() as asked:
         rows, count, handle, _, _ = low_latency(buffer, x, idx, use_fp8=use_fp8)
         combined, _, _ = buffer.low_latency_combine(outputs, idx, weights, handle)
-    assert counted.names == []
+    assert counted.names == [] and asked.questions == []
     results = (*rows, count, combined) if use_fp8 else (rows, count, combined)
     handed_out = [each for each in (*results, *handle[:2]) if not each.untyped_storage().resizable()]
     assert len(handed_out) == 2, "only tables of the handle are memory of the library, which is handed out by DLPack"

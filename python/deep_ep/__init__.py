@@ -27,8 +27,8 @@ from .buffers.elastic import ElasticBuffer
 from .buffers.engram import EngramBuffer
 from .buffers.ep import EPBuffer, EPHandle
 from .buffers.pp import PPBuffer
-from .exporters import metrics
 from .hybrid_ep_buffer import HybridEPBuffer, HybridEpConfigInstance
+from .peers import metrics
 from .comm import destroy_all_managed_nccl_comm, get_logical_domain_size, get_physical_domain_size
 from .version import __version__, warn_of_several
 

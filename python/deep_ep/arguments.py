@@ -21,11 +21,6 @@ def type_name(value: Any) -> str:
     return type(value).__name__
 
 
-def require(condition: bool, text: str) -> None:
-    if not condition:
-        raise InvalidArgument(text)
-
-
 def integer(name: str, value: Any, least: Optional[int] = None) -> int:
     """``value`` as an int, also where it is one of another library."""
     try:

@@ -1,31 +1,35 @@
-"""The buffer: what a rank sends with and receives in."""
+"""The first interface: what a rank sends with and receives in."""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
 from . import _native
 from .arguments import MaybeCounts, MaybeTensor, RowsLike, integer, type_name
-from .config import Config, low_latency_size, sms_of
+from .config import ALIGNMENT, Config
 from .errors import InvalidArgument, WrongUse
-from .low_latency import LowLatencyCalls
 from .meetings import StoreRanks
-from .peers import Peers, device_index, event_given
+from .peers import NativeOwner, Peers, event_given
 from .utils import EventHandle, EventOverlap
+from .utils.math import align
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
 
 #: Opaque but for where rows of each source end, see ``Buffer.dispatch``.
 Handle = Tuple[torch.Tensor, ...]
 Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
+#: (src_info, layout_range, M, H, E)
+LowLatencyHandle = Tuple[torch.Tensor, torch.Tensor, int, int, int]
+#: Enqueues the receive part. It is ``None`` without ``return_recv_hook``, as the program knows that asked for it.
+Hook = Callable[[], None]
 
 _SMALLEST_HEAP = 64 << 20
 _LARGEST_SIZE = 1 << 56
 
 
-class Buffer(LowLatencyCalls):
+class Buffer(NativeOwner):
     """Expert-parallel communication of one rank with the other ranks of its group.
 
     Symbols: R ranks, r this rank, P nodes, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, T tokens on this rank (may
@@ -36,8 +40,16 @@ class Buffer(LowLatencyCalls):
     ``async_finish=True``, the returned event stands for the results: use them only on a stream that waited for it.
     Kernels run on the buffer's own communication stream, or, without ``async_finish`` and ``previous_event``, on the
     current stream itself: the order is the same, and a call is a few microseconds faster.
-    The host waits in ``dispatch`` alone, and there only without a handle and without ``num_worst_tokens``. On the CPU
-    calls are complete when they return. Other Python threads run while a call waits.
+    The host waits in ``dispatch`` alone, and there only without a handle and without ``num_worst_tokens``; all other calls
+    can be recorded into CUDA graphs. On the CPU calls are complete when they return. Other Python threads run while a call
+    waits.
+
+    Low-latency calls need ``low_latency_mode=True`` and ``num_rdma_bytes``. Further symbols of theirs: L = E / R local experts,
+    M = ``num_max_dispatch_tokens_per_rank``: T is at most M on each rank. They run on the current stream, or with
+    ``async_finish=True`` on the communication stream: keep the event until you have waited for it, as it keeps the call's
+    tensors. With ``return_recv_hook=True`` a call only *sends*; ``hook()`` puts the *receive* part on that same stream, and
+    results, counts and statistics are valid after that. In between no SM is used. Of each kind of call (dispatch, combine)
+    two may wait for their hooks at once.
 
     All ranks make the same calls in the same order. One thread at a time per buffer.
 
@@ -79,8 +91,7 @@ class Buffer(LowLatencyCalls):
             num_nvl_bytes: memory for received tensors; rows that do not fit come through a window, more slowly. With
                 several nodes the buffer takes twice as much, because combine copies rows into it there. See
                 ``Config.get_nvl_buffer_size_hint``.
-            explicitly_destroy: memory is freed by ``destroy``, which is collective. Without it ``destroy`` is refused, as
-                upstream refuses it, and the memory is freed when the object goes, without another rank.
+            explicitly_destroy: memory is freed by ``destroy``; without it, when the object goes.
             comm: an mpi4py communicator (anything with ``Get_rank``, ``Get_size`` and ``allgather``) if ``group`` is
                 ``None``.
             low_latency_mode: low-latency calls will be made; ``num_rdma_bytes`` is the memory for them, see
@@ -127,16 +138,15 @@ class Buffer(LowLatencyCalls):
         self.enable_shrink: bool = enable_shrink
 
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
-        native = self._make(
+        self._make(
             peers,
-            device_index(group),
             memory,
             # There combine copies rows into it.
             between_nodes=(2 * memory + (0 if low_latency_mode else num_rdma_bytes), 0),
             low_latency=(num_rdma_bytes if low_latency_mode else 0, enable_shrink, allow_nvlink_for_low_latency_mode),
             num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
         )
-        self._num_nodes: int = native.num_nodes()
+        self._num_nodes: int = self._native.num_nodes()
         if low_latency_mode or self._num_nodes > 1:
             self.nvshmem_qp_depth: int = qp_depth
 
@@ -150,7 +160,7 @@ class Buffer(LowLatencyCalls):
     def disconnect_ranks(self, remote_ranks: Sequence[int]) -> None:
         """Masks ranks on the current stream, for this rank alone, until ``connect_ranks``. Needs ``enable_shrink``."""
         for remote in self._remote(remote_ranks):
-            self._alive().low_latency_update_mask(remote, True)
+            self._native.low_latency_update_mask(remote, True)
             self._disconnected.add(remote)
 
     def connect_ranks(self, remote_ranks: Sequence[int], activate: bool = True) -> None:
@@ -166,19 +176,18 @@ class Buffer(LowLatencyCalls):
         Needs ``enable_shrink``, ``set_tcp_store_group`` and ranks of one node. Raises ``TimeoutError``, which names the rank for
         which no process has come in ``DEEP_EP_TIMEOUT_S`` seconds; ``ValueError`` for a rank whose process lives, once a new one has come for it;
         ``RankMismatch`` for a new process with other sizes. The buffer is as before then, without the lost ranks."""
-        native = self._alive()
         remote_ranks = self._remote(remote_ranks)
-        gone = self._disconnected | set(native.metrics()["lost_ranks"])
+        gone = self._disconnected | set(self._native.metrics()["lost_ranks"])
         replaced = [remote for remote in remote_ranks if remote in gone]
         if replaced:
             if self._store is None:
                 raise InvalidArgument("connect_ranks: there is no store, allowed: after set_tcp_store_group(store)")
             peers = Peers(None, StoreRanks.replace(self._store, self.rank, self.group_size, replaced))
-            native.replace_ranks(peers.bootstrap, replaced)
+            self._native.replace_ranks(peers.bootstrap, replaced)
             self.group = peers.group
             self._disconnected.clear()
         for remote in replaced if not activate else remote_ranks:
-            native.low_latency_update_mask(remote, not activate)
+            self._native.low_latency_update_mask(remote, not activate)
 
     def _remote(self, ranks: Sequence[int]) -> Sequence[int]:
         remote = [integer("remote_ranks", one, 0) for one in ranks]
@@ -211,7 +220,13 @@ class Buffer(LowLatencyCalls):
     ) -> int:
         """Bytes of ``num_rdma_bytes`` for all low-latency calls of these or smaller shapes. A multiple of 128; a tenth
         of what upstream wants, because a token takes one row per rank, not one per expert."""
-        return low_latency_size(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+        sizes = (
+            integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1),
+            integer("hidden", hidden, 1),
+            integer("num_ranks", num_ranks, 1),
+            integer("num_experts", num_experts, 1),
+        )
+        return align(_native.low_latency_bytes_hint(*sizes), ALIGNMENT)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
@@ -245,12 +260,12 @@ class Buffer(LowLatencyCalls):
             raise TypeError(f"dtype is of type {type_name(dtype)}, expected a torch.dtype")
         offset = integer("offset", offset, 0)
         if use_rdma_buffer and self._num_nodes > 1 and not self.low_latency_mode:
-            everything = self._alive().local_memory()
+            everything = self._native.local_memory()
             memory = everything[max(0, everything.numel() - self.num_rdma_bytes) :][offset:]
         elif use_rdma_buffer:
-            memory = self._alive().low_latency_memory()[offset:]
+            memory = self._native.low_latency_memory()[offset:]
         else:
-            memory = self._alive().local_memory()[offset : self.num_nvl_bytes]
+            memory = self._native.local_memory()[offset : self.num_nvl_bytes]
         view = memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         if size is None:
             return view
@@ -273,8 +288,7 @@ class Buffer(LowLatencyCalls):
         """Counts where this rank's tokens go. Needs no peer.
 
         Args:
-            topk_idx: ``[T, K]``, ``deep_ep.topk_idx_t`` (or int32), contiguous; what is not in ``[0, num_experts)``
-                selects nothing.
+            topk_idx: as for ``dispatch``.
 
         Returns:
             ``num_tokens_per_rank`` ``[R]`` int32, tokens with at least one expert on that rank;
@@ -284,7 +298,7 @@ class Buffer(LowLatencyCalls):
             ``is_token_in_rank`` ``[T, R]`` bool; the event.
         """
         _check_allocation(previous_event, async_finish, allocate_on_comm_stream)
-        *counts, event = self._alive().get_dispatch_layout(topk_idx, num_experts, previous_event, async_finish)
+        *counts, event = self._native.get_dispatch_layout(topk_idx, num_experts, previous_event, async_finish)
         return (*counts, self._event(event, topk_idx))
 
     def dispatch(
@@ -313,8 +327,8 @@ class Buffer(LowLatencyCalls):
                 layout nor top-k may be given.
             num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: from ``get_dispatch_layout`` or made the same
                 way; needed without a handle.
-            topk_idx, topk_weights: ``[T, K]``, contiguous, ``deep_ep.topk_idx_t`` (or int32) and float32. Weights only
-                with indices.
+            topk_idx, topk_weights: ``[T, K]``, contiguous, ``deep_ep.topk_idx_t`` (or int32; what is no expert selects
+                nothing) and float32. Weights only with indices.
             expert_alignment: the counts in the returned list are rounded up to multiples of it.
             num_worst_tokens: if positive, results have this many rows and the host does not wait to learn N (CUDA
                 graphs can hold the call). A safe value is the largest T times R. If more rows come, the next call
@@ -336,18 +350,14 @@ class Buffer(LowLatencyCalls):
             if topk_idx is not None or topk_weights is not None:
                 raise WrongUse("topk_idx and topk_weights must be None with a handle")
         elif num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
-            layout = {"num_tokens_per_rank": num_tokens_per_rank, "is_token_in_rank": is_token_in_rank,
-                      "num_tokens_per_expert": num_tokens_per_expert}  # fmt: skip
-            missing = next(name for name, given in layout.items() if given is None)
-            raise WrongUse(f"{missing} is missing: without a handle the layout is needed")
-        rows, recv_idx, recv_weights, counts, made, event = self._alive().dispatch(
+            layout = "num_tokens_per_rank, is_token_in_rank or num_tokens_per_expert"
+            raise WrongUse(f"{layout} is missing: without a handle the layout is needed")
+        *results, event = self._native.dispatch(
             x, handle, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
-            num_worst_tokens, sms_of(config, Buffer.num_sms), previous_event, async_finish,
+            num_worst_tokens, _sms_of(config), previous_event, async_finish,
         )  # fmt: skip
-        done = self._event(
-            event, x, handle, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
-        )
-        return rows, recv_idx, recv_weights, counts, made, done
+        inputs = x, handle, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
+        return (*results, self._event(event, *inputs))  # type: ignore[return-value]
 
     def combine(
         self,
@@ -375,16 +385,236 @@ class Buffer(LowLatencyCalls):
             ``combined_topk_weights`` ``[T, K]`` float32 or ``None``; the event.
         """
         _check_allocation(previous_event, async_finish, allocate_on_comm_stream)
-        combined_x, combined_weights, event = self._alive().combine(
-            x, handle, topk_weights, bias, sms_of(config, Buffer.num_sms), previous_event, async_finish
+        *results, event = self._native.combine(
+            x, handle, topk_weights, bias, _sms_of(config), previous_event, async_finish
         )
-        return combined_x, combined_weights, self._event(event, x, topk_weights, bias, handle)
+        return (*results, self._event(event, x, topk_weights, bias, handle))  # type: ignore[return-value]
 
     # Upstream's names for calls between nodes: the same as ``dispatch`` and ``combine``, which know where ranks are.
     internode_dispatch = dispatch
     internode_combine = combine
 
+    # --------------------------------------------------------------------------------------------------- low latency
+
+    def low_latency_dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None,
+        arrival_rows: int = 0,
+        use_nvfp4: bool = False,
+        x_global_scale: Optional[torch.Tensor] = None,
+        align_fp8_quantization: bool = False,
+    ) -> Tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]:
+        """Sends every token to each of its experts.
+
+        Args:
+            x: ``[T, H]`` bfloat16 contiguous, H a multiple of 128 (of 512 with ``use_ue8m0``).
+            topk_idx: as for ``dispatch``. An expert that a token names twice gets it twice.
+            num_max_dispatch_tokens_per_rank, num_experts: M and E, equal on all ranks. M * K is at most 65535.
+            cumulative_local_expert_recv_stats: ``[L]`` int32: rows received by each expert are added.
+            dispatch_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
+            use_fp8: cast each 128 channels to 8-bit floating point with a scale of their own.
+            round_scale: scales are powers of two. Without ``use_fp8`` there are none, and it has no effect.
+            use_ue8m0: scales are exponents, four in an int32, the first in the lowest byte. Needs ``round_scale``.
+            arrival_counters: ``[L, W]`` int64, zeros at first: words by which a kernel on another stream sees which rows
+                are there while the call still receives. The n-th call with this tensor brings each word to
+                ``n << 24`` when its rows are there; a call that fails makes them negative. Not part of upstream's
+                interface; not with ``enable_shrink``. docs/explanation/low-latency.md has the order and an example.
+            arrival_rows: how many rows a word stands for, a power of two (W = R * M / that, rounded up); 0: all of an
+                expert (W = 1).
+            use_nvfp4: cast each 16 channels to 4-bit floating point with an 8-bit scale of their own, as SGLang asks for
+                it. It takes the place of ``use_fp8``, which may stay at its default.
+            x_global_scale: one float32, ``[]`` or ``[1]``, with ``use_nvfp4``: a channel is about value * scale / this.
+                ``None``: 1.
+            align_fp8_quantization: cast as the per-token-group quantisers of SGLang and Megatron do, bit for bit: true
+                divisions, amax at least 1e-10. Only with ``use_fp8`` and without ``round_scale``; else without effect.
+
+        Returns:
+            The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
+            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``), the last two dimensions column-major; with ``use_nvfp4`` uint8 ``[R * M, H / 2, L]``, a view of memory in which
+            an expert's rows lie together, two values in a byte, the first in the lower half, and uint8 scales
+            ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in which tensor cores load them: scale ``c``
+            of row ``r`` of expert ``l`` is ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
+            ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
+            token; all others are undefined;
+            the handle: ``src_info`` ``[L, R * M]`` int32, the token index at the source; ``layout_range`` ``[L, R]``
+            int64, ``(first row << 32) | rows`` of each source; M; H; E. Tuples made of the same tensors work as well,
+            copies of ``src_info`` do not; the event; the hook or ``None``.
+        """
+        scale = x_global_scale
+        if use_nvfp4 and isinstance(scale, torch.Tensor) and scale.numel() == 1:
+            scale = scale.reshape(1)  # it may have any shape
+        rows, count, handle, event, hook = self._native.low_latency_dispatch(
+            x,
+            topk_idx,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            use_fp8,
+            round_scale,
+            use_ue8m0,
+            async_finish,
+            return_recv_hook,
+            arrival_counters,
+            arrival_rows,
+            use_nvfp4,
+            scale,
+            align_fp8_quantization,
+        )
+        if use_nvfp4:  # views, experts last, that show the insides of the scales' tiles
+            values, scales = rows
+            rows = values.permute(1, 2, 0), scales.view(*scales.shape[:3], 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
+        kept = None
+        if async_finish:
+            kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats,
+                    arrival_counters, x_global_scale)
+        return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value]
+
+    def low_latency_combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: LowLatencyHandle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Optional[torch.Tensor] = None,
+        combine_wait_recv_cost_stats: Optional[torch.Tensor] = None,
+        *,
+        overlap: bool = False,
+        packed_recv_count: Optional[torch.Tensor] = None,
+        comp_signal: Optional[torch.Tensor] = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: int = 3,
+        src_signals: Optional[torch.Tensor] = None,
+        src_signal_expect_value: int = 0,
+    ) -> Tuple[torch.Tensor, EventOverlap, Hook]:
+        """Adds up, for each token, its experts' rows times its weights.
+
+        Args:
+            x: ``[L, R * M, H]`` bfloat16 contiguous, rows where dispatch put them. Only valid rows are read.
+            topk_idx, topk_weights: ``[T, K]`` of this rank's tokens, contiguous; indices as dispatched, or -1 where a
+                selection is to be left out now. Must stay unchanged until the hook has run.
+            handle: of the dispatch; any number of combines may use it.
+            use_logfmt: accepted for upstream's callers, without effect: rows travel as without it (docs/explanation/low-latency.md).
+            zero_copy: the rows are already in the tensor that ``get_next_low_latency_combine_buffer`` gave for this handle,
+                and ``x`` is that tensor, or one of the same shape, which stands for it. Not with ``use_logfmt``.
+            out: ``[T, H]`` bfloat16 contiguous: written and returned.
+            combine_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
+            return_recv_hook: within a node equal on all ranks.
+            overlap: single-batch overlap, as SGLang asks for it: the GEMM that writes ``x`` runs beside the send part and
+                raises signals; combine sends each row once its signal is there, those that are there first. With
+                ``return_recv_hook`` only, among ranks that reach each other by NVLink; ``NotImplementedError``
+                elsewhere. Without it the following have no effect. The result is the same. A signal that is not raised
+                by the deadline ends the call with an error that names it.
+            comp_signal, block_m, threshold, num_sms, packed_recv_count: SGLang's form on Hopper. int32, at least
+                ``[L * ceil(R * M / block_m)]``: element ``l * ceil(R * M / block_m) + b`` reaches ``threshold`` when
+                rows ``b * block_m`` and so on of expert l are there. The send part takes ``num_sms`` SMs at most.
+                ``packed_recv_count`` is not read: the handle knows which rows came.
+            src_signals, src_signal_expect_value: the form on Blackwell. uint32 or int32 ``[L]``: element l reaches
+                ``src_signal_expect_value`` when all rows of expert l are there; ``None``: they are. The send part takes
+                32 SMs at most.
+
+        Returns:
+            ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank
+            adds those parts in float32, ranks ascending, and rounds. With ``return_recv_hook``, within a node, this rank
+            adds all rows in float32, selections ascending, and rounds once (docs/explanation/low-latency.md says when).
+            Bitwise reproducible. The event; the hook or ``None``.
+        """
+        signals, rows, expected, sms = None, 0, 1, 0
+        if overlap:
+            if not return_recv_hook or async_finish:
+                raise WrongUse("overlap=True needs return_recv_hook=True and async_finish=False")
+            if comp_signal is not None and src_signals is not None:
+                raise InvalidArgument("comp_signal and src_signals are both given, allowed: one of them")
+            if comp_signal is not None:
+                signals, rows, expected = comp_signal, integer("block_m", block_m, 1), integer("threshold", threshold, 1)
+                sms = integer("num_sms", num_sms, 1)
+            elif packed_recv_count is not None:
+                raise InvalidArgument("packed_recv_count is given, so comp_signal must be: it is None")
+            else:
+                sms = 32
+                if src_signals is not None:
+                    signals = src_signals.view(torch.int32)
+                    expected = integer("src_signal_expect_value", src_signal_expect_value, 1)
+        combined_x, event, hook = self._native.low_latency_combine(
+            x,
+            topk_idx,
+            topk_weights,
+            handle,
+            use_logfmt,
+            zero_copy,
+            out,
+            combine_wait_recv_cost_stats,
+            async_finish,
+            return_recv_hook,
+            overlap,
+            signals,
+            rows,
+            expected,
+            sms,
+        )
+        kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
+        return combined_x, EventOverlap(event, kept), hook  # type: ignore[return-value]
+
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
+        """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill
+        it between dispatch and combine, on the combine's stream. Its memory ends with the buffer."""
+        if not isinstance(handle, tuple):
+            raise TypeError(f"handle is of type {type_name(handle)}, expected the tuple that low_latency_dispatch returned")
+        return self._native.low_latency_combine_buffer(handle)
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Collective: waits, on the current stream, for all ranks that are not masked. Kept for programs that call it:
+        calls are numbered, so nothing needs cleaning when shapes or modes change, or after an abandoned call. If the
+        program has asked for the memory of low-latency calls (``get_local_buffer_tensor``), that is zeroed first."""
+        self._native.low_latency_clean()
+
+    # Ranks that died. Sends go to ranks that are not masked, and only those are waited for. Whom a call masks, all ranks
+    # that go on mask; what a program masks or unmasks concerns its own rank alone.
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Masks a rank, or, **by default, unmasks** it; on the current stream. Needs ``enable_shrink``."""
+        self._native.low_latency_update_mask(integer("rank_to_mask", rank_to_mask), bool(mask))
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Writes 1 for masked ranks and 0 for others to ``mask_status`` ``[R]`` int32, on the current stream. Needs
+        ``enable_shrink``."""
+        self._native.low_latency_query_mask(mask_status)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Unmasks the ranks that this program has masked, on the current stream; ranks that all have found lost come back
+        with ``low_latency_resume``. Needs ``enable_shrink``."""
+        self._native.low_latency_clear_mask()
+
+    def low_latency_resume(self) -> None:
+        """Collective over **all** ranks, the host waits: brings every rank to the same number of calls and unmasks all,
+        so that ranks that were away take part again. Receive parts whose hooks have not been called are dropped. Needs
+        ``enable_shrink``. Not part of upstream's interface."""
+        self._native.low_latency_resume()
 
 def _check_allocation(previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> None:
     if allocate_on_comm_stream and not (async_finish and event_given(previous_event)):
         raise InvalidArgument("allocate_on_comm_stream needs previous_event and async_finish, one of which is missing")
+
+
+def _sms_of(config: Optional[Config]) -> int:
+    if config is None:
+        return Buffer.num_sms
+    if not isinstance(config, Config):
+        raise TypeError(f"config is of type {type_name(config)}, expected a deep_ep.Config or None")
+    return config.num_sms

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NoReturn, Optional, Tuple
+import functools
+from typing import Any, NoReturn, Optional
 
 import torch
 
 from .errors import InvalidArgument
-from .utils import envs
+from .utils.envs import get_logical_domain_size, get_physical_domain_size
 
 __all__ = [
     "NCCLCommHandle",
@@ -19,7 +20,6 @@ __all__ = [
     "get_physical_domain_size",
 ]
 
-_streams: Dict[int, torch.cuda.Stream] = {}
 
 
 def barrier(
@@ -43,26 +43,12 @@ def barrier(
 
 def get_comm_stream(buffer: Any = None) -> torch.cuda.Stream:
     """The communication stream: one for all objects of ``EPBuffer`` on the current device."""
-    if buffer is not None:
-        return buffer.get_comm_stream()
-    device = torch.cuda.current_device()
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device=device, priority=-1)
-    return _streams[device]
+    return _comm_stream_of(torch.cuda.current_device()) if buffer is None else buffer.get_comm_stream()
 
 
-def get_physical_domain_size(group_or_buffer: Any) -> Tuple[int, int]:
-    """(nodes, ranks of each). Collective where a group is given."""
-    if hasattr(group_or_buffer, "get_physical_domain_size"):
-        return group_or_buffer.get_physical_domain_size()
-    return envs.get_physical_domain_size(group_or_buffer)
-
-
-def get_logical_domain_size(group_or_buffer: Any, allow_hybrid_mode: Optional[bool] = None) -> Tuple[int, int]:
-    """(1, R): this library gives the results of one domain, also between nodes."""
-    if hasattr(group_or_buffer, "get_logical_domain_size"):
-        return group_or_buffer.get_logical_domain_size()
-    return envs.get_logical_domain_size(group_or_buffer)
+@functools.lru_cache(maxsize=None)
+def _comm_stream_of(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device=device, priority=-1)
 
 
 class NCCLCommHandle:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 from . import _native
-from .arguments import integer, require, type_name
+from .arguments import integer
+from .errors import InvalidArgument
 from .utils.math import align
 
 ALIGNMENT = 128
@@ -38,15 +38,15 @@ class Config:
             least = 0 if field.name == "num_sms" else 1
             setattr(self, field.name, integer(field.name, getattr(self, field.name), least))
         send, recv = self.num_max_nvl_chunked_send_tokens, self.num_max_nvl_chunked_recv_tokens
-        require(
-            send < recv,
-            f"num_max_nvl_chunked_send_tokens is {send}, allowed: less than num_max_nvl_chunked_recv_tokens, which is {recv}",
-        )
+        if send >= recv:
+            raise InvalidArgument(
+                f"num_max_nvl_chunked_send_tokens is {send}, allowed: less than num_max_nvl_chunked_recv_tokens, which is {recv}"
+            )
         send, recv = self.num_max_rdma_chunked_send_tokens, self.num_max_rdma_chunked_recv_tokens
-        require(
-            2 * send <= recv,
-            f"num_max_rdma_chunked_send_tokens is {send}, allowed: at most half of num_max_rdma_chunked_recv_tokens, which is {recv}",
-        )
+        if 2 * send > recv:
+            raise InvalidArgument(
+                f"num_max_rdma_chunked_send_tokens is {send}, allowed: at most half of num_max_rdma_chunked_recv_tokens, which is {recv}"
+            )
         self.num_max_rdma_chunked_recv_tokens = align(recv, send)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
@@ -72,23 +72,3 @@ class Config:
         hidden_bytes = integer("hidden_bytes", hidden_bytes, 1)
         num_ranks = integer("num_ranks", num_ranks, 1)
         return 0
-
-
-def low_latency_size(num_max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-    """Monotone in each argument."""
-    sizes = (
-        integer("num_max_dispatch_tokens_per_rank", num_max_tokens, 1),
-        integer("hidden", hidden, 1),
-        integer("num_ranks", num_ranks, 1),
-        integer("num_experts", num_experts, 1),
-    )
-    return align(_native.low_latency_bytes_hint(*sizes), ALIGNMENT)
-
-
-def sms_of(config: Any, default: int) -> int:
-    """The number of SMs that a call's ``config`` grants."""
-    if config is None:
-        return default
-    if not isinstance(config, Config):
-        raise TypeError(f"config is of type {type_name(config)}, expected a deep_ep.Config or None")
-    return config.num_sms

@@ -208,15 +208,13 @@ class HybridEPBuffer:
                 budget = wanted if budget is None else budget
             places = torch.where(route.map, route.map.to(torch.int64).cumsum(0) - 1 + starts, -1)
             places = torch.where(places < budget, places, -1)
-            route.places = self._by_row(places, route, -1)
+            route.places = _picked(places, route.tokens, -1)
             handle = self._handle_of(hidden, route, non_blocking, counts, overflow, step)
         from_row, from_pair = self._sources(route.places, budget)
-        there = from_row >= 0
-        permuted = self._pick(rows, from_row, there)
+        permuted = _picked(rows, from_row, 0)
         permuted_probs = None
         if probs is not None:
-            here = self._by_row(self._spread(probs), route, 0)
-            permuted_probs = self._pick(here.flatten(), from_pair, there)
+            permuted_probs = _picked(_picked(self._spread(probs), route.tokens, 0).flatten(), from_pair, 0)
         return permuted, permuted_probs, None, tokens_per_expert, handle
 
     @torch.no_grad()
@@ -243,10 +241,7 @@ class HybridEPBuffer:
         metadata[:, 2 : 2 + places.size(1)] = places
         expanded.recv_src_metadata = metadata
         combined, _, _ = route.buffer.combine(hidden, expanded)
-        if probs is None:
-            return combined, None
-        values = torch.where(route.places >= 0, probs[route.places.clamp(min=0)], 0.0) if probs.numel() else None
-        return combined, self._gather(values, route)
+        return combined, None if probs is None else self._gather(_picked(probs, route.places, 0), route)
 
     # ---- Parts of calls.
 
@@ -304,22 +299,14 @@ class HybridEPBuffer:
         theirs = self._exchange(of_tokens.view(tokens, self.group_size, local).transpose(0, 1).contiguous())
         return theirs.view(self.group_size * tokens, local)
 
-    def _gather(self, of_rows: Optional[torch.Tensor], route: _Route) -> torch.Tensor:
+    def _gather(self, of_rows: torch.Tensor, route: _Route) -> torch.Tensor:
         """The way back, of ``[rows, El]``: float32 ``[T, E]``."""
         total, experts = route.map.shape
         of_tokens = torch.zeros((total + 1, experts), dtype=torch.float32, device=route.map.device)
-        if of_rows is not None:
-            of_tokens[torch.where(route.tokens >= 0, route.tokens, total)] = of_rows
+        of_tokens[route.tokens] = of_rows  # where there is no token, to the last row
         tokens = total // self.group_size
         back = self._exchange(of_tokens[:total].view(self.group_size, tokens, experts))
         return back.transpose(0, 1).reshape(tokens, self.group_size * experts)
-
-    @staticmethod
-    def _by_row(of_tokens: torch.Tensor, route: _Route, otherwise: Any) -> torch.Tensor:
-        """``[R * T, El]`` by global token to ``[rows, El]`` by received row."""
-        if not of_tokens.size(0):
-            return torch.full((route.tokens.size(0), of_tokens.size(1)), otherwise, dtype=of_tokens.dtype, device=of_tokens.device)
-        return torch.where((route.tokens >= 0)[:, None], of_tokens[route.tokens.clamp(min=0)], otherwise)
 
     @staticmethod
     def _sources(places: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -328,13 +315,6 @@ class HybridEPBuffer:
         at = torch.where((places >= 0) & (places < size), places, size).flatten()
         pairs = pairs.scatter_(0, at, torch.arange(at.numel(), device=places.device))[:size]
         return torch.where(pairs >= 0, pairs // max(places.size(1), 1), -1), pairs
-
-    @staticmethod
-    def _pick(rows: torch.Tensor, source: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-        """Rows by number, zeros where there is none."""
-        if not rows.size(0):
-            return torch.zeros((source.size(0), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
-        return rows[source.clamp(min=0)].masked_fill_(~there.view(-1, *[1] * (rows.dim() - 1)), 0)
 
     @staticmethod
     def _on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -353,8 +333,13 @@ class HybridEPBuffer:
         number = received.clone() if non_blocking else self._on_host(received)
         here = torch.zeros_like(route.map)
         filled = min(here.size(0), route.tokens.size(0))
-        here[:filled] = self._by_row(route.map, route, False)[:filled]
+        here[:filled] = _picked(route.map, route.tokens[:filled], False)
         return None, None, None, number, here, None, None, counts.to(torch.int32), tokens, config, overflow
+
+
+def _picked(rows: torch.Tensor, numbers: torch.Tensor, otherwise: Any) -> torch.Tensor:
+    """Rows by number; ``otherwise`` in the place of -1."""
+    return torch.cat([rows, rows.new_full((1, *rows.shape[1:]), otherwise)])[numbers]
 
 
 def _first(places: torch.Tensor, columns: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 from . import _native
 from .arguments import type_name
@@ -28,21 +28,18 @@ class StoreRanks:
         self._timeout_s: float = _native.default_timeout_s()
         self._name = ""
         self._round = 0
-        self._joined = ""  # this rank's own key
-        self._joins: Dict[str, bytes] = {}  # those of new processes, with their tokens
+        self._joins: Dict[str, bytes] = {}  # keys of new processes, with their tokens
 
     @classmethod
     def join(cls, store: Any, rank: int, size: int) -> "StoreRanks":
         """Of a new process. Waits until the others replace this rank."""
-        ranks = cls(store, rank, size)
-        token = uuid.uuid4().hex
-        ranks._joined = f"{_ROOT}/join/{rank}"
-        store.set(ranks._joined, token)
-        replies = {f"{_ROOT}/meet/{token}": "the other ranks to replace it"}
+        ranks, token = cls(store, rank, size), uuid.uuid4().hex
+        ranks._joins = {_join_key(rank): token.encode()}
+        store.set(_join_key(rank), token)
         try:
-            ranks._name = ranks._await(replies)[0].decode()
+            ranks._name = ranks._await({f"{_ROOT}/meet/{token}": "the other ranks to replace it"})[0].decode()
         except BaseException:
-            ranks._withdraw()
+            ranks._forget()
             raise
         return ranks
 
@@ -50,7 +47,7 @@ class StoreRanks:
     def replace(cls, store: Any, rank: int, size: int, replaced: Sequence[int]) -> "StoreRanks":
         """Of the others. Waits until a new process has come for each of the ranks ``replaced``."""
         ranks = cls(store, rank, size)
-        joins = {f"{_ROOT}/join/{one}": f"a new process for rank {one}" for one in sorted(replaced)}
+        joins = {_join_key(one): f"a new process for rank {one}" for one in sorted(replaced)}
         ranks._joins = dict(zip(joins, ranks._await(joins)))
         tokens = [token.decode() for token in ranks._joins.values()]
         ranks._name = "-".join(tokens)
@@ -67,28 +64,24 @@ class StoreRanks:
     def allgather(self, mine: bytes) -> List[bytes]:
         number, self._round = self._round, self._round + 1
         self._store.set(self._key(number, self._rank), mine)
-        all_keys = {self._key(number, rank): f"rank {rank}" for rank in range(self._size)}
         try:
-            gathered = self._await(all_keys)
-        except BaseException:  # no later meeting may be taken for this one
-            self._withdraw()
+            gathered = self._await({self._key(number, rank): f"rank {rank}" for rank in range(self._size)})
+        except BaseException:
+            self._forget()
             self._store.delete_key(self._key(number, self._rank))
-            for key, token in self._joins.items():
-                if self._store.check([key]) and self._store.get(key) == token:
-                    self._store.delete_key(key)
             raise
-        self._withdraw()  # all have come to this meeting, so none looks there any more
-        if number > 0:
-            self._store.delete_key(self._key(number - 1, self._rank))
+        # All have come since, so none looks there any more.
+        self._store.delete_key(self._key(number - 1, self._rank) if number > 0 else _join_key(self._rank))
         return gathered
 
     def _key(self, number: int, rank: int) -> str:
         return f"{_ROOT}/{self._name}/{number}/{rank}"
 
-    def _withdraw(self) -> None:
-        if self._joined:
-            self._store.delete_key(self._joined)
-        self._joined = ""
+    def _forget(self) -> None:
+        """No later meeting may be taken for this one."""
+        for key, token in self._joins.items():
+            if self._store.check([key]) and self._store.get(key) == token:
+                self._store.delete_key(key)
 
     def _await(self, keys: Dict[str, str]) -> List[bytes]:
         """The values of keys, with what each stands for."""
@@ -103,3 +96,8 @@ class StoreRanks:
                 time.sleep(nap)
                 nap = min(2 * nap, 5e-3)
         return [self._store.get(key) for key in keys]
+
+
+def _join_key(rank: int) -> str:
+    """Where a new process for the rank publishes its token."""
+    return f"{_ROOT}/join/{rank}"

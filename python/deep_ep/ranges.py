@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
@@ -25,17 +25,9 @@ class _Ranged:
     def __init__(self, native: "_native.Buffer") -> None:
         self._native = native
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        call, text = getattr(self._native, name), f"deep_ep.{name}"
-        if not callable(call):
-            return call
-
-        def ranged(*arguments: Any) -> Any:
-            torch.cuda.nvtx.range_push(text)
-            try:
-                return call(*arguments)
-            finally:
-                torch.cuda.nvtx.range_pop()
-
-        setattr(self, name, ranged)  # from now on it is found without this function
-        return ranged
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._native, name)
+        if callable(call):
+            call = torch.cuda.nvtx.range(f"deep_ep.{name}")(call)
+            setattr(self, name, call)  # from now on it is found without this function
+        return call

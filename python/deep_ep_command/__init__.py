@@ -2,12 +2,12 @@
 
 import importlib.util
 import os
-import runpy
 import sys
 
 
 def main() -> None:
     spec = importlib.util.find_spec("deep_ep")  # imports nothing
-    if spec is None or spec.origin is None:
-        sys.exit("deep_ep: the package deep_ep is not installed beside this command; reinstall it")
-    runpy.run_path(os.path.join(os.path.dirname(spec.origin), "__main__.py"), run_name="__main__")
+    command = os.path.join(os.path.dirname(spec.origin), "bin", "deep_ep") if spec and spec.origin else ""
+    if not os.path.exists(command):
+        sys.exit("deep_ep: the package deep_ep is not installed beside this command, or has no command; reinstall it")
+    os.execv(command, [command, *sys.argv[1:]])

@@ -11,7 +11,6 @@ from elastic_cases import H, M, check_rows, make_buffer, send
 from reference import make_case
 from test_errors import Alone, refused
 
-from deep_ep import peers
 from deep_ep.buffers.elastic import LEFT_OUT, ElasticBuffer, EPHandle
 
 
@@ -144,19 +143,3 @@ def test_sizes_and_attributes():
         (TypeError, "hidden is 7168.0", lambda: ElasticBuffer(Alone, num_max_tokens_per_rank=8, hidden=7168.0)),
         (ValueError, "num_topk is 64", lambda: hint(Alone, 128, 1024, 64)),
     )
-
-
-def test_memory_inside_a_node_is_the_window(monkeypatch):
-    asked = []
-    make = peers.NativeOwner._make
-
-    def noted(self, group, device, memory, **options):
-        asked.extend((memory, options["between_nodes"][0]))
-        return make(self, group, device, memory, **options)
-
-    monkeypatch.setattr(peers.NativeOwner, "_make", noted)
-    buffer = make_buffer(Alone, num_bytes=256 << 20)
-    inside, between = asked
-    assert inside <= (128 << 20) + (2 << 20) and between == 2 * buffer.num_bytes
-    case = make_case([M], hidden=H, num_topk=4)
-    check_rows(reference.expected(case, 0, M, 1), send(buffer, case), False)

@@ -158,32 +158,6 @@ def test_a_dropped_buffer_warns_and_its_memory_goes(capsys):
     assert capsys.readouterr().out == ""
 
 
-GLOO = """
-import atexit, sys
-atexit.register(lambda: print("groups at the end:", dist.is_initialized(), flush=True))  # first to come, last to run
-import torch.distributed as dist
-from deep_ep import Buffer
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
-group = dist.new_group([0, 1])
-buffer = Buffer(group, 1 << 22)
-if "destroy" in sys.argv: dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("last_line", [[], ["destroy"]])
-def test_a_program_that_leaves_its_gloo_groups_ends_well(tmp_path, last_line):
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", GLOO, str(tmp_path / "store"), str(rank), *last_line], stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        output = rank.communicate(timeout=scaled(60))[0]
-        assert rank.returncode == 0 and "groups at the end: False" in output, output
-
-
 def test_a_forked_child_leaves_the_buffer_alone():
     # Collected, used, and at exit: in each case the child's threads are gone, and the child must not wait for them.
     program = """

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deep_ep import Buffer, _native, peers
-from deep_ep.buffers.elastic import ElasticBuffer
 
 HIDDEN = 2048
 

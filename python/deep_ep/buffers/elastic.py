@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple, Union
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from .. import _native
 from ..arguments import MaybeTensor, RowsLike, integer, type_name
 from ..errors import InvalidArgument, WrongUse
-from ..peers import NativeOwner, Peers, device_index, event_given, is_group
+from ..exchanges import is_group
+from ..peers import NativeOwner, Peers, event_given
+from ..utils import envs
 from ..utils.event import EventHandle, EventOverlap
 from ..utils.math import align, ceil_div
-from . import model
 from .base import left_out
-from .handle import EPHandle
 
 Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 AnyEvent = Union[None, EventHandle, EventOverlap]
@@ -23,6 +26,94 @@ __all__ = ["ElasticBuffer", "EPHandle"]
 
 _PAGE = 2 << 20
 _SMALLEST_HEAP = 64 << 20
+_FEWEST_SMS = 4
+_FEWEST_SMS_ALONE = 64
+_HEADROOM = 1.25
+
+
+@dataclass(eq=False, repr=False)
+class EPHandle:
+    """Where the rows of a dispatch went. All attributes may be written; calls use what they find.
+
+    Symbols as in ``ElasticBuffer``. Without a host wait, sizes are the largest possible ones.
+
+    Attributes:
+        do_expand, num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: of the dispatch.
+        topk_idx: ``[T, K]``, the dispatched selections: a copy, or with ``do_handle_copy=False`` the very tensor. Handles of
+            ``EPBuffer`` refuse (``errors.WrongUse``, an ``AssertionError``) to give a tensor that was written to since.
+        num_recv_tokens, num_expanded_tokens: received rows N, and rows of the expanded layout with their padding.
+        num_recv_tokens_per_expert_list: rows of each local expert, rounded up to the alignment; empty without host wait.
+        psum_num_recv_tokens_per_scaleup_rank: ``[R]`` int32, where the rows of each source end; the last one is N.
+        psum_num_recv_tokens_per_expert: ``[L]`` int32. Non-expanded: inclusive sums of the rounded counts. Expanded:
+            where each expert's rows end, without its padding.
+        num_unaligned_recv_tokens_per_expert: ``[L]`` int32, counts as they are.
+        recv_src_metadata: ``[N, K + 2]`` int32. Column 0: source rank * M + token; column 1: source rank * K + the last
+            selection with an expert of this rank; others: the expanded row of each selection, -1 for none.
+        dst_buffer_slot_idx: ``[T, K]`` int32, the row of each selection's token at the rank that owns the expert (between
+            nodes its number among this rank's rows there), or -1.
+        token_metadata_at_forward, channel_linked_list, cached_recv_src_metadata_before_sort: ``None``.
+    """
+
+    do_expand: bool
+    num_experts: int
+    expert_alignment: int
+    num_max_tokens_per_rank: int
+    num_sms: int
+    topk_idx: torch.Tensor
+    num_recv_tokens: int
+    num_expanded_tokens: int
+    num_recv_tokens_per_expert_list: List[int]
+    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
+    psum_num_recv_tokens_per_expert: torch.Tensor
+    num_unaligned_recv_tokens_per_expert: torch.Tensor
+    recv_src_metadata: torch.Tensor
+    dst_buffer_slot_idx: torch.Tensor
+    token_metadata_at_forward: Optional[torch.Tensor] = None
+    channel_linked_list: Optional[torch.Tensor] = None
+    cached_recv_src_metadata_before_sort: Optional[torch.Tensor] = field(default=None, init=False)
+    # For cached dispatches: the native handle, and [N, K] int32, the local expert of each selection or -1, because
+    # programs write into what dispatch returned. Functions of the inputs alone, so that the other attributes may be
+    # replaced by those of another dispatch of the same inputs.
+    _route: Optional[Tuple[Any, ...]] = field(default=None, init=False)
+    _local: Optional[torch.Tensor] = field(default=None, init=False)
+
+    #: Of the tensor in ``topk_idx``, where its writes are watched.
+    _version: Optional[int] = field(default=None, init=False)
+    _watched: bool = field(default=False, init=False)
+
+    def _get_topk_idx(self) -> torch.Tensor:
+        if self._version is not None and self._topk_idx._version != self._version:
+            raise WrongUse("handle.topk_idx was written to after dispatch: the handle refers to it, so give dispatch a copy")
+        return self._topk_idx
+
+    def _set_topk_idx(self, given: torch.Tensor) -> None:
+        self._topk_idx = given
+        counted = self._watched and isinstance(given, torch.Tensor) and not given.is_inference()
+        self._version = given._version if counted else None
+
+    def _watch(self) -> "EPHandle":
+        """From now on writes to ``topk_idx`` are found out, but for tensors of inference mode, which count none."""
+        self._watched = True
+        self.topk_idx = self._topk_idx
+        return self
+
+    def _cut(self, counts: List[int], received: int) -> None:
+        """Of a dispatch without host wait: sizes become exact, now that the host knows them."""
+        step = self.expert_alignment
+        self.num_recv_tokens_per_expert_list = [-(-count // step) * step for count in counts]
+        self.num_recv_tokens = received
+        self.num_expanded_tokens = sum(self.num_recv_tokens_per_expert_list)
+        self.recv_src_metadata = self.recv_src_metadata[:received].clone()
+        if self._local is not None:
+            self._local = self._local[:received].clone()
+
+    def _tensors(self) -> List[torch.Tensor]:
+        mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
+        return mine + [value for value in self._route or () if isinstance(value, torch.Tensor)]
+
+
+# Not in the class, where it would be the field's default.
+EPHandle.topk_idx = property(EPHandle._get_topk_idx, EPHandle._set_topk_idx)  # type: ignore[assignment]
 
 
 class _Default(int):
@@ -35,21 +126,14 @@ _DEFAULT_GPU_TIMEOUT = _Default(100)
 class ElasticBuffer(NativeOwner):
     """Expert-parallel communication of one rank with the other ranks of its group.
 
-    Symbols: R ranks, r this rank, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, L = E / R; T tokens on this rank
-    (may differ between ranks, may be 0), K top-k, H hidden size, M = ``num_max_tokens_per_rank`` of the call, N rows that
-    this rank receives, A = ``expert_alignment``.
+    Symbols as of ``Buffer``, and L = E / R, M = ``num_max_tokens_per_rank`` of the call, A = ``expert_alignment``.
 
     Two layouts of received rows. *Non-expanded*: a token once for each rank, by source rank, then by token. *Expanded*:
     a row for each (token, local expert), by expert, then by source rank and token; each expert's rows begin at a multiple
     of A. The order is the same every time.
 
-    Streams. A call runs behind the work of the current stream, or behind ``previous_event`` instead if that is given. It
-    runs on the communication stream if it is asynchronous or has a ``previous_event``, otherwise on the current stream.
-    Later work of the current stream comes after it, or, with ``async_with_compute_stream=True``, the returned event
-    stands for the results. The host waits in ``dispatch`` with ``do_cpu_sync`` only; all other calls can be recorded into
-    CUDA graphs. On the CPU calls are complete when they return.
-
-    All ranks make the same calls in the same order, and agree on all arguments but tensors, T, statistics and streams.
+    Streams, results and exceptions are as of ``Buffer``, with ``async_with_compute_stream`` for ``async_finish``. The host waits
+    in ``dispatch`` with ``do_cpu_sync`` only. Ranks agree on all arguments but tensors, T, statistics and streams.
     """
 
     _events_may_keep = True
@@ -88,8 +172,7 @@ class ElasticBuffer(NativeOwner):
                 there; ``False``: all rows travel, and there is one rounding.
             num_gpu_timeout_secs: for how long this buffer's calls wait for a rank, whatever DEEP_EP_TIMEOUT_S says; if it is not
                 given, that variable says it.
-            explicitly_destroy: memory is freed by ``destroy``, which is collective. Without it ``destroy`` is refused, as
-                upstream refuses it, and the memory is freed when the object goes, without another rank.
+            explicitly_destroy: memory is freed by ``destroy``; without it, when the object goes.
             deterministic, sl_idx, num_cpu_timeout_secs: accepted; order is always fixed, the traffic class is set by
                 DEEP_EP_RDMA_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
         """
@@ -113,7 +196,6 @@ class ElasticBuffer(NativeOwner):
             if value % _PAGE or value > num_bytes:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 2 MiB up to num_bytes, which is {num_bytes}")
 
-        device = device_index(group)
         self.rank_idx: int = peers.rank
         self.num_ranks: int = peers.size
         self.num_bytes: int = num_bytes
@@ -129,9 +211,8 @@ class ElasticBuffer(NativeOwner):
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
-        native = self._make(
+        self._make(
             peers,
-            device,
             memory // 2 + _PAGE + self.num_lb_bytes,
             timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
             # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
@@ -141,8 +222,8 @@ class ElasticBuffer(NativeOwner):
             between_nodes=(2 * memory + self.num_lb_bytes, min(memory // 2, 1 << 30) if self.num_lb_bytes else 0),
             stream=self._shared_stream,
         )
-        self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
-        self.num_rdma_ranks: int = native.num_nodes()
+        self._device = torch.device("cuda", peers.device) if peers.device >= 0 else torch.device("cpu")
+        self.num_rdma_ranks: int = self._native.num_nodes()
         self.num_nvlink_ranks: int = self.num_ranks // self.num_rdma_ranks
         # What lies between nodes is the library's business: results are those of one domain.
         self.num_scaleout_ranks: int = 1
@@ -197,7 +278,7 @@ class ElasticBuffer(NativeOwner):
         on it. Rates are in GB/s; 0 stands for those of this machine."""
         if num_scaleout_topk != 0:
             raise WrongUse(f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0")
-        return model.num_sms(
+        return _num_sms(
             self.num_ranks,
             self.num_rdma_ranks,
             integer("num_experts", num_experts, 1),
@@ -223,19 +304,16 @@ class ElasticBuffer(NativeOwner):
         """An event behind all work that the current stream holds now."""
         return EventHandle()
 
-    @torch.no_grad()
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Collective: work behind it begins when all ranks have reached it, on the communication stream (which the
         current one waits for) or on the current one. ``with_cpu_sync``: the host waits for the device before and after.
         """
-        runtime = self._alive()
         self._synchronize(with_cpu_sync)
-        event = runtime.barrier(bool(use_comm_stream) and self._comm_stream is not None)
+        event = self._native.barrier(bool(use_comm_stream) and self._comm_stream is not None)
         if event is not None:
             event.current_stream_wait()
         self._synchronize(with_cpu_sync)
 
-    @torch.no_grad()
     def dispatch(
         self,
         x: RowsLike,
@@ -261,10 +339,8 @@ class ElasticBuffer(NativeOwner):
         """Sends every token to the ranks that own its experts.
 
         Args:
-            x: ``[T, H]`` contiguous, any type with rows of a multiple of 16 bytes; or a tuple of rows and their scales
-                ``[T, S]`` of a 4-byte type, with any strides.
-            topk_idx: ``[T, K]``, ``deep_ep.topk_idx_t`` (or int32), contiguous; what is no expert selects nothing. An expert
-                that a token names twice gets two rows in the expanded layout.
+            x: as for ``Buffer.dispatch``.
+            topk_idx: as for ``Buffer.dispatch``. An expert that a token names twice gets two rows in the expanded layout.
             topk_weights: ``[T, K]`` float32 contiguous, also with ``handle``; of all ranks, or of none.
             cumulative_local_expert_recv_stats: ``[L]`` int32: this call's counts are added. Not with ``handle``.
             num_experts: E; needed without ``handle``.
@@ -330,12 +406,12 @@ class ElasticBuffer(NativeOwner):
                 handle.psum_num_recv_tokens_per_expert if do_zero_padding else None, handle.num_expanded_tokens,
                 handle.topk_idx.dtype == torch.int64,
             )  # fmt: skip
-        recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._alive().dispatch_elastic(
+        recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._native.dispatch_elastic(
             x, given, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
             bool(do_zero_padding), column_major, bool(do_handle_copy), sms, *order,
         )  # fmt: skip
         if handle is not None:
-            return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_weights, handle._tensors())
+            return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_weights, event and handle._tensors())
         source_ends, expert_ends, expert_counts, metadata, local, rows_at_owners, route, selections = made
         handle = EPHandle(
             expand, num_experts, alignment, most, sms, topk_idx if selections is None else selections, metadata.size(0),
@@ -344,7 +420,6 @@ class ElasticBuffer(NativeOwner):
         handle._route, handle._local = route, local
         return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_idx, topk_weights, stats)
 
-    @torch.no_grad()
     def combine(
         self,
         x: torch.Tensor,
@@ -382,7 +457,6 @@ class ElasticBuffer(NativeOwner):
         )  # fmt: skip
         return (*combined, event)
 
-    @torch.no_grad()
     def _call_combine(
         self, deferred, x, handle, topk_weights, bias, num_sms, num_qps, previous_event, before_epilogue, asynchronous,
         allocate_on_comm_stream,
@@ -394,12 +468,12 @@ class ElasticBuffer(NativeOwner):
         single = bool(handle.do_expand) and not self.allow_multiple_reduction
         if topk_weights is not None and single:
             raise InvalidArgument("topk_weights is given, allowed: None for expanded rows without allow_multiple_reduction")
-        *results, event = self._alive().combine_elastic(
+        *results, event = self._native.combine_elastic(
             deferred, x, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle.topk_idx,
             handle.dst_buffer_slot_idx, handle.num_experts, handle.num_max_tokens_per_rank, bool(handle.do_expand), single,
             topk_weights, bias, num_sms or handle.num_sms, *order,
         )  # fmt: skip
-        return results, self._event(event, x, topk_weights, bias, handle._tensors())
+        return results, self._event(event, x, topk_weights, bias, event and handle._tensors())
 
     def _synchronize(self, wanted: bool) -> None:
         if wanted and self._device.type == "cuda":
@@ -416,6 +490,39 @@ class ElasticBuffer(NativeOwner):
         if event_given(previous) and not allocate_on_comm_stream:
             raise InvalidArgument("previous_event needs allocate_on_comm_stream, which is False")
         return previous, before_epilogue, bool(asynchronous)
+
+
+def _expected_ranks(num_ranks: int, num_experts: int, num_topk: int) -> float:
+    """How many ranks a token goes to if its experts are chosen at random."""
+    local = num_experts // num_ranks
+    topk = min(num_topk, num_experts)
+    return num_ranks * (1 - math.comb(num_experts - local, topk) / math.comb(num_experts, topk))
+
+
+@functools.lru_cache(maxsize=None)
+def _num_sms(
+    num_ranks: int,
+    num_nodes: int,
+    num_experts: int,
+    num_topk: int,
+    rates: Tuple[float, float, float, float],
+    device: torch.device,
+    overlaps: bool,
+) -> int:
+    """As many SMs as it takes to read each token once and write it to its ranks as fast as the links carry it."""
+    if device.type != "cuda":
+        return _FEWEST_SMS
+    rdma, nvlink, sm_read, sm_write = rates
+    ranks = _expected_ranks(num_ranks, num_experts, num_topk)
+    per_sm = 1 / (1 / sm_read + ranks / sm_write)  # tokens of a GB, each second
+    share = ranks * (num_ranks - 1) / num_ranks  # of a token, over NVLink
+    links = (nvlink or envs.get_nvlink_gbs()) / share if share else per_sm
+    if num_nodes > 1:
+        nodes = _expected_ranks(num_nodes, num_experts, num_topk) * (num_nodes - 1) / num_nodes
+        links = min(links, (rdma or envs.get_rdma_gbs()) / nodes)
+    wanted = max(math.ceil(_HEADROOM * links / per_sm), _FEWEST_SMS if overlaps else _FEWEST_SMS_ALONE)
+    most = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(min(wanted + wanted % 2, most - most % 2), _FEWEST_SMS)
 
 
 # Calls of upstream's second generation that have nothing to do with experts.

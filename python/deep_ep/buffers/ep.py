@@ -17,8 +17,7 @@ from ..utils.event import EventOverlap
 from ..utils.math import align
 from .allocator import BufferAllocator, check_bytes
 from .base import BufferBase, Context
-from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer
-from .handle import EPHandle
+from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer, EPHandle
 
 __all__ = ["EPBuffer", "EPHandle"]
 
@@ -89,7 +88,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
         self.context: Optional[Context] = Context(self.get_physical_domain_size(), self.num_bytes)
         self._lb_sms = 0
         # Before any other memory of the heap, so at one offset on all ranks.
-        storage = self._alive().allocate_lb_storage(self.num_lb_bytes)
+        storage = self._native.allocate_lb_storage(self.num_lb_bytes)
         if isinstance(plan, BufferAllocator):
             plan.materialize(storage)
 
@@ -217,7 +216,6 @@ class EPBuffer(ElasticBuffer, BufferBase):
             self._lb_sms = max(2, align(math.ceil(envs.get_nvlink_gbs() / _LB_SM_GBS), 2))
         return self._lb_sms
 
-    @torch.no_grad()
     def lb_prefetch_weights(
         self,
         redundant_expert_weights: Tensors,
@@ -246,10 +244,9 @@ class EPBuffer(ElasticBuffer, BufferBase):
         """
         slots = _experts("redundant_expert_weights", redundant_expert_weights)
         own = _experts("expert_weights", expert_weights)
-        call = self._alive().prefetch_weights
+        call = self._native.prefetch_weights
         return self._load_balance(call, slots, own, redundancy_mapping, num_sms, previous_event)
 
-    @torch.no_grad()
     def lb_reduce_grads(
         self,
         redundant_expert_grads: torch.Tensor,
@@ -270,7 +267,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
         Returns:
             An event as that of ``lb_prefetch_weights``: all ranks' sums are made, and no slot is read any more.
         """
-        call = self._alive().reduce_grads
+        call = self._native.reduce_grads
         return self._load_balance(call, redundant_expert_grads, expert_grads, redundancy_mapping, num_sms, previous_event)
 
     def _load_balance(self, call, slots, own, mapping, num_sms, previous_event):
@@ -278,7 +275,6 @@ class EPBuffer(ElasticBuffer, BufferBase):
         return self._event(call(slots, own, mapping, sms, previous_event, True), mapping, slots, own)
 
     def _check_deferred(self, asynchronous: bool) -> None:
-        self._alive()
         if not asynchronous:
             raise InvalidArgument("defer_epilogue is True, allowed: only with async_with_compute_stream")
         pending = None if self._pending is None else self._pending()
@@ -286,11 +282,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
             raise InvalidArgument("defer_epilogue is True while another deferred call waits: wait for its event, or drop it")
 
     def _later(self, event: EventOverlap, finish: Callable[[], Any]) -> EventOverlap:
-        def without_gradient() -> Any:
-            with torch.no_grad():
-                return finish()
-
-        event.register_hook_after_wait(without_gradient)
+        event.register_hook_after_wait(finish)
         self._pending = weakref.ref(event)
         return event
 

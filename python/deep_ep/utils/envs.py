@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -112,7 +113,9 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
 
 
 def get_physical_domain_size(group: Any) -> Tuple[int, int]:
-    """Collective: (nodes, ranks of each), where ranks of a node reach each other's memory."""
+    """Of a group, which is collective, or of a buffer: (nodes, ranks of each), where ranks of a node reach each other's memory."""
+    if hasattr(group, "get_physical_domain_size"):
+        return group.get_physical_domain_size()
     from ..buffer import Buffer
 
     buffer = Buffer(group, explicitly_destroy=True)  # a small one tells
@@ -122,8 +125,8 @@ def get_physical_domain_size(group: Any) -> Tuple[int, int]:
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> Tuple[int, int]:
-    """(1, R): this library gives the results of one domain, also between nodes."""
-    return 1, group.size()
+    """Of a group or a buffer: (1, R), as this library gives the results of one domain, also between nodes."""
+    return group.get_logical_domain_size() if hasattr(group, "get_logical_domain_size") else (1, group.size())
 
 
 def check_torch_deterministic() -> None:
@@ -168,26 +171,22 @@ def check_fast_rdma_atomic_support(nic_name: str = _NIC) -> bool:
     return get_rdma_gbs(nic_name) > 0
 
 
-class EnvOverride:
+@contextlib.contextmanager
+def EnvOverride(envs: Sequence[Tuple[str, Any, bool]]) -> Iterator[None]:
     """Sets environment variables for a block: ``(name, value, enable)`` each, of which those that are not enabled stay as
     they are. A value of ``None`` removes the variable. At the end of the block all are what they were."""
+    overrides = [(name, value) for name, value, enable in envs if enable]
+    before = [(name, os.environ.get(name)) for name, _ in overrides]
+    try:
+        _set_environment(overrides)
+        yield
+    finally:
+        _set_environment(before[::-1])
 
-    def __init__(self, envs: Sequence[Tuple[str, Any, bool]]) -> None:
-        self._overrides = [(name, value) for name, value, enable in envs if enable]
-        self._before: List[Tuple[str, Optional[str]]] = []
 
-    def __enter__(self) -> "EnvOverride":
-        self._before = [(name, os.environ.get(name)) for name, _ in self._overrides]
-        self._set(self._overrides)
-        return self
-
-    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        self._set(reversed(self._before))
-
-    @staticmethod
-    def _set(values: Any) -> None:
-        for name, value in values:
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = str(value)
+def _set_environment(values: Sequence[Tuple[str, Any]]) -> None:
+    for name, value in values:
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = str(value)

@@ -11,7 +11,7 @@ from typing import Any, List, Optional
 import torch
 import torch.distributed as dist
 
-__all__ = ["all_gather", "all_reduce", "all_to_all"]
+__all__ = ["all_reduce", "all_to_all"]
 
 
 def _by_host(tensor: torch.Tensor, group: Optional[Any]) -> bool:
@@ -24,14 +24,6 @@ def all_reduce(tensor: torch.Tensor, group: Optional[Any] = None) -> None:
     dist.all_reduce(host, group=group)
     if host is not tensor:
         tensor.copy_(host)
-
-
-def all_gather(tensor: torch.Tensor, group: Optional[Any] = None) -> torch.Tensor:
-    """``[R, ...]``: the tensors of all ranks, which are of one shape."""
-    host = tensor.cpu() if _by_host(tensor, group) else tensor
-    everything = torch.empty((dist.get_world_size(group), *host.shape), dtype=host.dtype, device=host.device)
-    dist.all_gather(list(everything.unbind()), host, group=group)
-    return everything.to(tensor.device)
 
 
 def all_to_all(received: torch.Tensor, sent: torch.Tensor, rows_received: List[int], rows_sent: List[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import xor
-from typing import Any, Tuple
+from typing import Any, Iterator, Tuple
 
 import torch
 
@@ -41,15 +41,17 @@ def safe_div(a: float, b: float) -> float:
     return 0.0 if a == 0 and b == 0 else a / b
 
 
+def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, (tuple, list)):
+        for each in given:
+            yield from _tensors_in(each)
+
+
 def count_bytes(*tensors: Any) -> int:
     """Bytes of all tensors that are given, also in tuples and lists, however deep. ``None`` has none."""
-    total = 0
-    for each in tensors:
-        if isinstance(each, (tuple, list)):
-            total += count_bytes(*each)
-        elif isinstance(each, torch.Tensor):
-            total += each.numel() * each.element_size()
-    return total
+    return sum(each.numel() * each.element_size() for each in _tensors_in(tensors))
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -77,22 +79,16 @@ def _bytes_of(t: torch.Tensor) -> torch.Tensor:
 
 
 def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Tensor:
-    """bfloat16 rows from 8-bit ones; scales of any strides, float32, or int32 with an exponent in each byte: of 128
-    channels each, the last of fewer, or else of equally many."""
-    x, scales = x_fp8, x_scales
-    tokens, hidden = x.shape
-    if x.numel() == 0:
-        return x.to(torch.bfloat16)
-    packed = scales.dtype == torch.int32
-    if packed:
-        exponents = _bytes_of(scales).to(torch.int32).view(tokens, -1)
-        scales = (exponents << 23).view(torch.float32)
-    blocks = ceil_div(hidden, _CHANNELS)
-    whole = align(blocks, 4)  # an int32 has exponents for channels that do not exist, too
-    known = scales.size(1) in ((blocks, whole) if packed else (blocks,))
-    channels = _CHANNELS if known else ceil_div(hidden, scales.size(1))
-    factors = scales.float().repeat_interleave(channels, dim=1)[:, :hidden]
-    return (x.float() * factors).to(torch.bfloat16)
+    """bfloat16 rows from 8-bit ones; scales of any strides, each of 128 channels (the last may be fewer): float32, or int32
+    with an exponent in each byte."""
+    tokens, hidden = x_fp8.shape
+    if x_fp8.numel() == 0:
+        return x_fp8.to(torch.bfloat16)
+    if x_scales.dtype == torch.int32:
+        exponents = _bytes_of(x_scales).to(torch.int32).view(tokens, -1)
+        x_scales = (exponents << 23).view(torch.float32)
+    factors = x_scales.float().repeat_interleave(_CHANNELS, dim=1)[:, :hidden]
+    return (x_fp8.float() * factors).to(torch.bfloat16)
 
 
 def hash_tensor(t: torch.Tensor) -> int:
@@ -105,13 +101,7 @@ def hash_tensor(t: torch.Tensor) -> int:
 
 def hash_tensors(*tensors: Any) -> int:
     """The exclusive or of the hashes of all tensors, also in tuples and lists."""
-    hashes = []
-    for each in tensors:
-        if isinstance(each, (tuple, list)):
-            hashes.append(hash_tensors(*each))
-        elif isinstance(each, torch.Tensor):
-            hashes.append(hash_tensor(each))
-    return reduce(xor, hashes, 0)
+    return reduce(xor, map(hash_tensor, _tensors_in(tensors)), 0)
 
 
 def inplace_unique(x: torch.Tensor, num_slots: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import socket
 import warnings
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, List
 
 import torch
+import torch.distributed as dist
 
 from .. import _native
 from ..errors import WrongUse
@@ -40,38 +40,22 @@ def joined_by_nvlink(first: str, second: str) -> bool:
         nvml.nvmlShutdown()
 
 
-def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]] = None) -> None:
-    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, by
-    ``all_gather`` (by default as buffers are made), and all ranks come to the same answer. Where the driver's library does not
-    tell, the first rank warns."""
+def check_nvlink_connections(group: Any) -> None:
+    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only. Where the
+    driver's library does not tell, the first rank warns."""
     if not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name(torch.cuda.current_device()).upper():
         return
-    size = group.size()
-    if size > 2:
-        raise WrongUse(f"group has {size} ranks with PCIe GPUs, allowed: at most 2, as NVLink bridges join pairs")
-    if size < 2:
-        return
-    if all_gather is None:
-        from ..peers import Peers
-
-        all_gather = Peers(group).all_gather
-    mine = json.dumps([socket.gethostname(), _native.gpu_address(torch.cuda.current_device())])
-    (host, first), (other_host, second) = map(json.loads, all_gather(mine.encode()))
-    if host != other_host:
+    if group.size() > 2:
+        raise WrongUse(f"group has {group.size()} ranks with PCIe GPUs, allowed: at most 2, as NVLink bridges join pairs")
+    places: List[Any] = [None] * group.size()
+    dist.all_gather_object(places, (socket.gethostname(), _native.gpu_address(torch.cuda.current_device())), group)
+    if len(places) < 2 or places[0][0] != places[1][0]:
         return  # not one machine: ranks reach each other by RDMA
-    answers = list(map(json.loads, all_gather(json.dumps(_answer(first, second)).encode())))
-    unknown = [answer for answer in answers if isinstance(answer, str)]
-    if unknown:
+    first, second = (address for _, address in places)
+    try:
+        if not joined_by_nvlink(first, second):
+            raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")
+    except (OSError, AttributeError) as error:
         if group.rank() == 0:
             gpus = f"GPUs {first} and {second}"
-            warnings.warn(f"deep_ep: NVML does not say whether {gpus} are joined by NVLink: {unknown[0]}", stacklevel=2)
-    elif not all(answers):
-        raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")
-
-
-def _answer(first: str, second: str) -> Any:
-    """Whether there is NVLink, or why that is not known."""
-    try:
-        return joined_by_nvlink(first, second)
-    except (OSError, AttributeError) as error:
-        return str(error)
+            warnings.warn(f"deep_ep: NVML does not say whether {gpus} are joined by NVLink: {error}", stacklevel=2)

@@ -84,6 +84,7 @@ struct LocalRows {
 struct CombineRelay {
   const LocalRows<true>& local;
   std::int32_t* next;  ///< [other nodes], of the warp
+  int parts;           ///< warps that stage, of all blocks
 
   DEEP_EP_DEVICE const CombineParams& params() const { return local.params; }
   DEEP_EP_DEVICE const TransferParams& transfer() const { return local.params.transfer; }
@@ -131,53 +132,40 @@ struct CombineRelay {
     }
   }
 
-  // A warp takes two rows of a chunk at a time, so that one fence serves for both; and one where ranks push, as two may
-  // not fit their rings at once.
-
-  DEEP_EP_DEVICE int share_rows() const { return local.by_rings ? 1 : Rings::kShareRows; }
-  DEEP_EP_DEVICE const Divisor& shares_of_chunk() const { return local.by_rings ? rings().chunk_rows : rings().shares; }
-  DEEP_EP_DEVICE int chunk_of(int share) const { return share / shares_of_chunk(); }
-  DEEP_EP_DEVICE int first_row(int share) const {
-    return chunk_of(share) * rings().chunk_rows + share % shares_of_chunk() * share_rows();
+  /// A warp takes two rows of a chunk at a time, so that one fence serves for both; and one where there may be a warp
+  /// for each row, or where ranks push, as two may not fit their rings at once.
+  DEEP_EP_DEVICE RowShares shares(int number) const {
+    return rings().row_shares(local.by_rings || rows_for(number) <= parts);
   }
-
-  /// Of so many rows: none is empty, as no rank would push it.
-  DEEP_EP_DEVICE int shares_of(int rows) const {
-    const int chunks = rings().chunk_of(rows);
-    const int rest = rows - chunks * rings().chunk_rows;
-    return chunks * shares_of_chunk() + (rest + share_rows() - 1) / share_rows();
-  }
+  DEEP_EP_DEVICE int chunk_of(int number, int share) const { return shares(number).chunk_of(share); }
 
   DEEP_EP_DEVICE void stage_share(int number, int share) const {
-    const int chunk = chunk_of(share);
-    const int first = first_row(share);
-    const int left = chunk * rings().chunk_rows + rings().rows_in(chunk, rows_for(number)) - first;
-    const int rows = left < share_rows() ? left : share_rows();
+    const int begin = shares(number).first_row(share), end = shares(number).end_row(share, rows_for(number));
 #pragma unroll 1
-    for (int row = first; row < first + rows; ++row) stage(number, row);
+    for (int row = begin; row < end; ++row) stage(number, row);
     warp::sync();  // the lanes' stores come before the count
     if (lane_index() == 0) {
-      add_release<Scope::gpu>(transfer().common.staged + rings().counter(number, chunk),
-                              static_cast<std::uint32_t>(rows));
+      add_release<Scope::gpu>(transfer().common.staged + rings().counter(number, chunk_of(number, share)),
+                              static_cast<std::uint32_t>(end - begin));
     }
   }
 
-  /// Stages this warp's shares, which are every `step`th one of each node: so the first chunks are whole soon. False
+  /// Stages this warp's shares, which are every `parts`th one of each node: so the first chunks are whole soon. False
   /// after a fault. If no rank pushes, the warp waits for the posters only, which know for which rank they wait, and
   /// for how long.
-  DEEP_EP_DEVICE bool stage_all(int first, int step) const {
+  DEEP_EP_DEVICE bool stage_all(int first) const {
     return serve(
-        grid().others(), ReportLate{transfer().wait}, next, first, step,
-        [&](int number) { return shares_of(rows_for(number)); },
+        grid().others(), ReportLate{transfer().wait}, next, first, parts,
+        [&](int number) { return shares(number).count(rows_for(number)); },
         [&](int number) {
-          return is_stageable(transfer(), local.epoch - 1, number, chunk_of(next[number])) &&
-                 missing(number, first_row(next[number])).word == nullptr;
+          return is_stageable(transfer(), local.epoch - 1, number, chunk_of(number, next[number])) &&
+                 missing(number, shares(number).first_row(next[number])).word == nullptr;
         },
         [&](int number, int share) {
           stage_share(number, share);
           return true;
         },
-        [&](int number, int share) { return missing(number, first_row(share)); }, [] {});
+        [&](int number, int share) { return missing(number, shares(number).first_row(share)); }, [] {});
   }
 };
 
@@ -442,7 +430,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
           if constexpr (!kRails)
             return true;
           else
-            return CombineRelay{local, shared.next + warp_index() * grid.others()}.stage_all(part, parts);
+            return CombineRelay{local, shared.next + warp_index() * grid.others(), parts}.stage_all(part);
         },
         [&](int warp) {
           const int pushing = transfer.pushing_warps();

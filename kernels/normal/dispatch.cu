@@ -156,11 +156,10 @@ struct RowSpreader {
   const NodeTarget* targets;
   std::uint64_t epoch;
   RowPipe pipe;
-  bool by_rings;  ///< some rank of this node gets its rows by its local rings
+  bool by_rings = false;  ///< some rank of this node gets its rows by its local rings
 
-  DEEP_EP_DEVICE RowSpreader(const DispatchParams& dispatch, const NodeTarget* node_targets, std::uint64_t call_epoch,
-                             const RowPipe& row_pipe)
-      : params(dispatch), targets(node_targets), epoch(call_epoch), pipe(row_pipe), by_rings(false) {
+  /// When the targets are known.
+  DEEP_EP_DEVICE void look_for_rings() {
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {
       by_rings |= targets[index].reachable != targets[index].capacity;
     }
@@ -322,6 +321,7 @@ template <bool kRails>
 struct DispatchSender {
   using Held = HeldRow<TokenRow<kRails>>;
   RowSpreader<kRails>& to;
+  Held first{};  ///< the warp's first row
 
   DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
 
@@ -364,14 +364,19 @@ struct DispatchSender {
     held = at(transfer().num_tokens);
   }
 
+  /// Before it is known where rows go: the warp's first row comes to shared memory, with what travels beside it.
+  DEEP_EP_DEVICE void prepare() {
+    if (warp_index() >= transfer().first_warps) return;
+    first = at(number());
+    if (is_row(first)) to.load(first.row.x(), 0);
+  }
   /// Sends tokens until none is left. False after a fault.
   DEEP_EP_DEVICE bool send_all() const {
     const SharedWork tokens{&transfer().common.state->dispatch_next_token,
                             static_cast<std::uint32_t>(transfer().num_tokens), grid_blocks() * transfer().first_warps};
     Turns turns = Turns::of_warp(tokens, number());
-    Held row = at(static_cast<int>(turns.turn));
+    Held row = first;
     Held stored = at(transfer().num_tokens);  // whose last piece may not be complete yet
-    if (is_row(row)) to.load(row.row.x(), 0);
     while (is_row(row)) {
       const std::uint32_t drawn = turns.draw(tokens);
       const Held next = at(static_cast<int>(turns.following));
@@ -402,6 +407,7 @@ struct DispatchSender {
 struct DispatchForwarder {
   RowSpreader<true>& to;
   std::int32_t* next;  ///< [other nodes], of the warp
+  int parts;           ///< warps that forward, of all blocks
 
   DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
   DEEP_EP_DEVICE const NodeGrid& grid() const { return to.grid(); }
@@ -419,15 +425,12 @@ struct DispatchForwarder {
     }
   }
 
-  // A warp takes a share of a chunk at a time: with whole chunks, one warp would forward all of the last one.
+  /// A warp takes a share of a chunk at a time: with whole chunks, one warp would forward all of the last one. There
+  /// may be a warp for each row.
+  DEEP_EP_DEVICE RowShares shares(int number) const { return rings().row_shares(rows_from(number) <= parts); }
 
   DEEP_EP_DEVICE bool forward(int number, int share) const {
-    const int chunk = share / rings().shares;
-    const int in_chunk = share % rings().shares * Rings::kShareRows;
-    const int left = rings().rows_in(chunk, rows_from(number)) - in_chunk;
-    if (left <= 0) return true;  // of a last chunk that is not full
-    const int rows = left < Rings::kShareRows ? left : Rings::kShareRows;
-    const int begin = chunk * rings().chunk_rows + in_chunk;
+    const int begin = shares(number).first_row(share), end = shares(number).end_row(share, rows_from(number));
     bulk::fence_global();  // the chunk has landed: bulk loads may read it
     to.load(slot(number, begin).at, 0);
     // While the row is loading. The shape arrived before any row; each warp compares it for itself. A warp drops rows
@@ -439,11 +442,11 @@ struct DispatchForwarder {
       to.pipe.drop();
     } else {
       const std::int64_t relayed = rows_before(grid(), transfer().counts.from_node, number);
-      for (int at = begin; at < begin + rows; ++at) {
+      for (int at = begin; at < end; ++at) {
         HeldRow held = to.hold(SlotRow{slot(number, at), grid().rail_in(grid().other(number))});
         note_places(held.row, relayed + at);
         const auto load_next = [&] {
-          if (at + 1 < begin + rows) to.load(slot(number, at + 1).at, 0);
+          if (at + 1 < end) to.load(slot(number, at + 1).at, 0);
         };
         if (!to.spread(held, load_next, [] { return true; })) return false;
       }
@@ -451,20 +454,20 @@ struct DispatchForwarder {
     // All of it is in shared memory or in registers: the slots may be written again.
     warp::sync();
     if (lane_index() == 0) {
-      add_release<Scope::gpu>(transfer().common.read + rings().counter(number, chunk),
-                              static_cast<std::uint32_t>(rows));
+      add_release<Scope::gpu>(transfer().common.read + rings().counter(number, shares(number).chunk_of(share)),
+                              static_cast<std::uint32_t>(end - begin));
     }
     return true;
   }
 
-  /// Forwards this warp's shares, which are every `step`th one. False after a fault.
-  DEEP_EP_DEVICE bool forward_all(int first, int step) const {
+  /// Forwards this warp's shares, from `first` on every `parts`th one. False after a fault.
+  DEEP_EP_DEVICE bool forward_all(int first) const {
     const auto landed = [&](int number, int share) {
-      return landed_through(transfer(), to.epoch - 1, number, share / rings().shares);
+      return landed_through(transfer(), to.epoch - 1, number, shares(number).chunk_of(share));
     };
     const bool good = serve(
-        grid().others(), ReportLate{transfer().wait}, next, first, step,
-        [&](int number) { return rings().chunks_for(rows_from(number)) * rings().shares; },
+        grid().others(), ReportLate{transfer().wait}, next, first, parts,
+        [&](int number) { return shares(number).count(rows_from(number)); },
         [&](int number) { return landed(number, next[number]).is_reached(); },
         [&](int number, int share) { return forward(number, share); }, landed, [] {});
     bulk::wait<0>();
@@ -570,7 +573,8 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   const DispatchShared shared(Carver(memory), transfer, grid_blocks(), transfer.stages, transfer.stage_bytes);
   // When notify found that the ranks disagree, no rank sends anything.
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->dispatch, transfer.wait);
-  const RowPipe pipe = shared.pipes.pipe(warp_index());
+  RowSpreader<kRails> to{params, shared.ranks, call.epoch, shared.pipes.pipe(warp_index())};
+  DispatchSender<kRails> sender{to};
   const int local_warp = warp_index() - transfer.moving_warps();
   const DispatchFetcher<kRails> fetcher{params, call.epoch, shared.local_rows,
                                         shared.local_next + local_warp * grid.width};
@@ -583,34 +587,32 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
         publish_targets(params, call.epoch, grid.first_of_node() + index);
       }
     }
-    if (warp_index() < transfer.moving_warps() && lane_index() == 0) pipe.init();
+    if (warp_index() < transfer.moving_warps() && lane_index() == 0) to.pipe.init();
     if (params.fill_tail) fill_tail(params.output, params.rows, received, params.output_rows);
     for (int index = thread_index(); transfer.local_warps != 0 && index < grid.width; index += block_threads()) {
       shared.local_rows[index] = fetcher.rows_by(index);
     }
 
     // 2. Learn where the others of this node want theirs. What is sent first comes nearer meanwhile.
-    if (const int first = DispatchSender<kRails>::number();
-        first < transfer.num_tokens && warp_index() < transfer.first_warps && lane_index() == 0) {
-      bulk::prefetch(params.x + std::int64_t{first} * params.rows.row_bytes, params.rows.row_bytes);
-    }
+    sender.prepare();
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
       good = learn_target(params, call.epoch, grid.first_of_node() + index, index, shared.ranks[index]) && good;
     }
     bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
     good = block::all(good);
+    if (!good) to.pipe.drop();
   }
 
   // 3. Send, forward, fetch, post.
   if (good) {
-    RowSpreader<kRails> to(params, shared.ranks, call.epoch, pipe);
+    to.look_for_rings();
     good = do_roles<kRails>(
-        transfer, call.epoch - 1, shared, [&](bool helps) { return helps || DispatchSender<kRails>{to}.send_all(); },
+        transfer, call.epoch - 1, shared, [&](bool helps) { return helps || sender.send_all(); },
         [&](int part, int parts) {
           if constexpr (!kRails)
             return true;
           else
-            return DispatchForwarder{to, shared.next + warp_index() * grid.others()}.forward_all(part, parts);
+            return DispatchForwarder{to, shared.next + warp_index() * grid.others(), parts}.forward_all(part);
         },
         [&](int warp) {
           return fetcher.fetch_all(warp * grid_blocks() + block_index(), transfer.local_warps * grid_blocks());

@@ -61,10 +61,31 @@ struct OneNode {
 // Several queue pairs to a rail are not ordered among each other. With several, each place of a ring has a word of its
 // own, which says what chunk has landed there.
 
+/// How warps share out the rows of a ring's chunks among each other.
+struct RowShares {
+  int rows;  ///< that a warp takes at once
+  int chunk_rows;
+  Divisor of_chunk;
+
+  DEEP_EP_HOST_DEVICE int chunk_of(int share) const { return share / of_chunk; }
+  DEEP_EP_HOST_DEVICE int first_row(int share) const { return chunk_of(share) * chunk_rows + share % of_chunk * rows; }
+  /// Behind the last row of a share, where there are `all` rows.
+  DEEP_EP_HOST_DEVICE int end_row(int share, int all) const {
+    const int chunk_end = (chunk_of(share) + 1) * chunk_rows, end = first_row(share) + rows;
+    const int most = chunk_end < all ? chunk_end : all;
+    return end < most ? end : most;
+  }
+  /// Of `all` rows: none is empty.
+  DEEP_EP_HOST_DEVICE int count(int all) const {
+    const int chunks = all / chunk_rows;
+    return chunks * of_chunk + (all - chunks * chunk_rows + rows - 1) / rows;
+  }
+};
+
 struct Rings {
   static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
   static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
-  static constexpr int kShareRows = 2;                             ///< of a chunk, that a warp takes at once
+  static constexpr int kShareRows = 2;                             ///< of a chunk: one fence serves for both
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
 
   std::size_t begin = 0;       ///< offset in the heap: landing rings, then staging rings
@@ -99,6 +120,10 @@ struct Rings {
   DEEP_EP_HOST_DEVICE int rows_in(int chunk, int rows) const {
     const int rest = rows - chunk * chunk_rows;
     return rest < chunk_rows ? rest : int{chunk_rows};
+  }
+  /// A warp takes one row at a time, or two.
+  DEEP_EP_HOST_DEVICE RowShares row_shares(bool single) const {
+    return {single ? 1 : kShareRows, chunk_rows, single ? chunk_rows : shares};
   }
   /// The counter of a chunk, of one node's.
   DEEP_EP_HOST_DEVICE int counter(int number, int chunk) const { return number * kMostChunks + chunk % chunks; }

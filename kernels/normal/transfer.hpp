@@ -159,6 +159,9 @@ struct TokenRing {
 //      put the chunk; signal: landed                       4. warps that see it read the chunk, count its rows
 //   5. the NIC has read it: it may be staged again         6. all chunks up to it are read; signal: head
 //
+// A poster gives the rail the credit that it needs for all rows of the call; what is read behind that the block that
+// ends the call credits, when no warp reads any more (end_together). So no poster waits for the last rows.
+//
 // A signal becomes visible behind the bytes posted before it, and only grows.
 //
 // Lanes are not ordered among each other. So each place of a ring has a word of its own where there are several, and
@@ -232,6 +235,7 @@ class RailPoster {
         rows_out_(params.counts.to_node[node_]),
         rows_in_(params.counts.from_node[node_]),
         most_under_way_(most_under_way(rings_, params.common.lanes)),
+        last_credit_(rows_in_ == 0 ? 0 : rings_.room_for(call, rings_.chunks_for(rows_in_) - 1)),
         head_(Progress::at(call)),
         rows_(pairs[InternodeChannel::rows], params.wait),
         credit_(pairs[InternodeChannel::credit], params.wait) {}
@@ -245,14 +249,15 @@ class RailPoster {
     chunk_ = take_chunk();
     return true;
   }
-  /// Everything is sent and its memory free again, and the rail has credit for everything that came.
+  /// Everything is sent and its memory free again, and the rail has room for everything that it sends.
   DEEP_EP_DEVICE bool ended() const {
-    const bool credited = lane_ != 0 || head_ == Progress::at(call_ + 1);
+    const bool credited = lane_ != 0 || head_ >= last_credit_;
     return compared_ && chunk_ >= rings_.chunks_for(rows_out_) && sent_ == posted_ && credited;
   }
   /// Does what can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
-    const bool compared = compare();
+    // The first chunk waits for nothing that the rail does, and each look costs it time.
+    const bool compared = (posted_ != 0 || chunk_ >= rings_.chunks_for(rows_out_)) && compare();
     bool posted = false;
     while (!failed_ && post_chunk()) posted = true;
     rows_.flush();
@@ -278,6 +283,7 @@ class RailPoster {
       seen = load_acquire<Scope::system>(head_here());
       if (seen >= missing.expected) return false;  // it has come meanwhile
     } else if (!compared_) {
+      if (shape_came()) return false;  // and is compared behind the first chunk
       missing = {rail, Wanted::internode_rows, Progress::at(call_ + 1)};
     }
     // Without a missing word other warps of this rank are late, and say for which rank.
@@ -308,6 +314,9 @@ class RailPoster {
     return static_cast<int>(fetch_add_relaxed<Scope::gpu>(&state_.next_chunk, std::uint32_t{1}));
   }
 
+  DEEP_EP_DEVICE bool shape_came() const {
+    return Progress::call_of(load_acquire<Scope::system>(shape_of(params_, number_, lane_))) > call_;
+  }
   /// Looks for the rail's shape.
   DEEP_EP_DEVICE bool compare() {
     if (compared_) return false;
@@ -364,7 +373,8 @@ class RailPoster {
     const std::uint64_t before = is_alone()               ? state_.landed
                                  : chunk_ < rings_.chunks ? load_relaxed<Scope::gpu>(sent(chunk_))
                                                           : Rings::through(call_, chunk_ - rings_.chunks);
-    if (!is_staged() || !has_room()) return false;
+    // Room first: it is there long before the rows are, and is looked for once.
+    if (!has_room() || !is_staged()) return false;
     const NodeGrid& grid = params_.common.grid;
     const int row = chunk_ * rings_.chunk_rows;
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
@@ -405,18 +415,17 @@ class RailPoster {
     return true;
   }
 
-  /// Gives the rail credit, for a quarter of the ring at once; at the end of the call for all that is still to come.
+  /// Gives the rail credit, for a quarter of the ring at once, up to what it needs for its last chunk.
   DEEP_EP_DEVICE bool give_credit() {
+    if (head_ >= last_credit_) return false;
     const int chunks = rings_.chunks_for(rows_in_);
     while (credited_ < chunks && load_acquire<Scope::gpu>(read(credited_)) == rows_of(credited_, rows_in_)) {
       store_relaxed<Scope::gpu>(read(credited_), 0);
       ++credited_;
     }
-    const bool last = credited_ == chunks;
-    const std::uint64_t head =
-        last ? Progress::at(call_ + 1) : Progress::at(call_, static_cast<std::uint32_t>(credited_));
-    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.chunks + 3) / 4);
-    if (head < head_ + step) return false;
+    const std::uint64_t head = Progress::at(call_, static_cast<std::uint32_t>(credited_));
+    const auto step = static_cast<std::uint64_t>((rings_.chunks + 3) / 4);
+    if (head < head_ + step && head < last_credit_) return false;
     if (!credit_.signal(word_there(RailWindow::head), state_.head, head)) {
       failed_ = true;
       return true;
@@ -434,6 +443,7 @@ class RailPoster {
   int number_, lane_, node_;
   int rows_out_, rows_in_;
   int most_under_way_;
+  std::uint64_t last_credit_;    ///< that the rail needs in this call
   std::uint64_t head_;           ///< credit that the rail has got
   std::uint64_t seen_head_ = 0;  ///< credit that the rail has given, as last looked at
   rdma::PortChannel<OneThread> rows_, credit_;
@@ -496,6 +506,26 @@ DEEP_EP_DEVICE bool do_roles(const TransferParams& params, std::uint64_t call, c
   return first(second_warp >= 0);
 }
 
+/// By the threads of one block, when no warp reads landed rows any more: gives the rails the credit for all of the call
+/// that they have not got.
+DEEP_EP_DEVICE void credit_rails(const TransferParams& params, std::uint64_t call) {
+  const NormalParams& common = params.common;
+  const NodeGrid& grid = common.grid;
+  for (int number = block_threads() - 1 - thread_index(); number < grid.others(); number += block_threads()) {
+    const int node = grid.other(number);
+    rdma::PortChannel<OneThread> credit(common.queue_pair(InternodeChannel::credit, node), params.wait);
+    credit.signal(common.window.rail_word(RailWindow::head, grid.node()), common.rails[number].head,
+                  Progress::at(call + 1));
+    credit.close();
+  }
+  for (int number = 0; number < grid.others(); ++number) {
+    const int chunks = params.rings.chunks_for(params.counts.from_node[grid.other(number)]);
+    for (int chunk = thread_index(); chunk < chunks && chunk < params.rings.chunks; chunk += block_threads()) {
+      store_relaxed<Scope::gpu>(common.read + params.rings.counter(number, chunk), std::uint32_t{0});
+    }
+  }
+}
+
 /// Signals to the ranks of this node that this rank has ended the call, and waits for the same signal, `wanted`: their
 /// rows are here, and ours are read. By the threads of one block, when all blocks have done their work.
 template <bool kRails, class Policy>
@@ -519,6 +549,7 @@ DEEP_EP_DEVICE void end_together(const TransferParams& params, const Policy& pol
     store_relaxed<Scope::gpu>(common.local_tickets + index, std::uint32_t{0});
   }
   if (failed) return;
+  if constexpr (kRails) credit_rails(params, epoch - 1);
   for (int index = thread_index(); index < grid.width; index += block_threads()) {
     const int peer = grid.first_of_node() + index;
     wait_signal(policy, common.signal_from(peer, signal), {peer, wanted, Progress::at(epoch, 1)});

@@ -20,7 +20,6 @@
   KERNEL(combine_elastic,                          ElasticCombineParams,      512) \
   KERNEL(prefetch_weights,                         LoadBalanceParams,         256) \
   KERNEL(reduce_grads,                             LoadBalanceParams,         512) \
-  KERNEL(copy_received,                            CopyReceivedParams,        256) \
   KERNEL(notify_internode,                         NotifyParams,              512) \
   KERNEL(dispatch_and_notify_internode,            DispatchParams,            384) \
   KERNEL(combine_and_notify_internode,             CombineParams,             384) \

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "csrc/buffer/defaults.hpp"
+#include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
@@ -28,17 +29,33 @@ std::optional<RowTargets> whole_window(std::byte* window, std::int64_t rows, con
   return RowTargets::carve(Carver(window), shape, count);
 }
 
-void copy_received(const DispatchParams& sent, const RowTargets& results, const Runtime& runtime, StreamHandle stream) {
+/// Copies rows that have landed in the window to the results.
+void copy_received(const DispatchParams& sent, const RowTargets& to, const Runtime& runtime, StreamHandle stream) {
   const NormalParams& common = sent.transfer.common;
-  CopyReceivedParams params{};
-  params.rows = sent.rows;
-  params.from = sent.output;
-  params.to = results;
-  params.num_rows = sent.output_rows;
-  params.num_valid = sent.transfer.rank_prefix_matrix + (common.num_ranks - 1) * common.num_ranks + common.rank;
-  const LaunchShape all = shape_for_pipelines(params.num_rows, params.rows.row_bytes, runtime.executor()->policy(),
-                                              kernels::copy_received::kMaxThreads, params.stages, params.stage_bytes);
-  runtime.executor()->kernels().copy_received(params, all, stream);
+  const RowTargets& from = sent.output;
+  const RowShape& shape = sent.rows;
+  SpreadRowsParams params{};
+  params.metadata.num_rows = params.num_spread = sent.output_rows;
+  params.metadata.num_valid =
+      sent.transfer.rank_prefix_matrix + (common.num_ranks - 1) * common.num_ranks + common.rank;
+  params.abort = sent.transfer.wait.abort;
+  params.rows = from.x;
+  params.spread_rows = to.x;
+  params.row_bytes = shape.row_bytes;
+  if (to.scales != nullptr) {
+    params.scales = from.scales;
+    params.spread_scales = to.scales;
+    params.scale_stride = params.spread_stride = params.num_scales = shape.num_scales;
+    params.spread_column_stride = 1;
+  }
+  const auto words = [](auto* target, const auto* source, std::uint32_t row_bytes) {
+    return KeptWords{reinterpret_cast<std::byte*>(target), reinterpret_cast<const std::byte*>(source), row_bytes};
+  };
+  params.kept[0] = words(to.src_idx, from.src_idx, sizeof(std::int32_t));
+  params.kept[1] = words(to.topk_idx, from.topk_idx, shape.topk_idx_bytes());
+  params.kept[2] = words(to.topk_weights, from.topk_weights, shape.topk_weight_bytes());
+  const LaunchShape all = plan_spreading(params, runtime.executor()->policy());
+  runtime.executor()->kernels().spread_rows(params, all, stream);
 }
 
 /// The roles of a block's `warps` warps between nodes. `fewest_local`: of local warps; 0 if this rank's rows lie in the

@@ -54,10 +54,8 @@ inline LaunchShape shape_for_pipelines(std::int64_t units, std::size_t row_bytes
   const auto bytes = [&](int count, std::uint32_t size) {
     return WarpStages(Carver::without_memory(), warps, count, size).bytes;
   };
-  plan_stages(stages, stage_bytes, warps, std::max<std::size_t>(row_bytes, 1), policy.max_shared_bytes, bytes);
-  if (row_bytes == 0) stage_bytes = 0;
-  return {static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors)), warps * 32,
-          bytes(stages, stage_bytes)};
+  const std::size_t shared_bytes = plan_stages(stages, stage_bytes, warps, row_bytes, policy.max_shared_bytes, bytes);
+  return {static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors)), warps * 32, shared_bytes};
 }
 
 /// How many warps have something to add to sums of rows.

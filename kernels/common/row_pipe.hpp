@@ -49,6 +49,28 @@ struct RowPipe {
     ++stored;
   }
 
+  /// Begins to load a row: all of it, or its first piece.
+  DEEP_EP_DEVICE void begin(const std::byte* row, std::uint32_t bytes) {
+    load(row, bytes < stage_bytes ? bytes : stage_bytes);
+  }
+  /// Begins to store `row`, which begin() loads, like store(). While a piece is stored the next one loads, behind the
+  /// last one the first of row `next`. Either may be nullptr: there is none. Calls `meanwhile()` before it waits.
+  template <class Meanwhile, class ToEach>
+  DEEP_EP_DEVICE void move(const std::byte* row, const std::byte* next, std::uint32_t bytes, Meanwhile meanwhile,
+                           ToEach to_each) {
+    std::uint32_t offset = 0;
+    bool last = false;
+#pragma unroll 1
+    for (; !last; offset += stage_bytes) {
+      const std::uint32_t rest = row != nullptr ? bytes - offset : 0;
+      last = rest <= stage_bytes;
+      if (!last || next != nullptr) begin(last ? next : row + offset + stage_bytes, last ? bytes : rest - stage_bytes);
+      if (offset == 0) meanwhile();
+      if (row == nullptr) return;
+      store(last ? rest : stage_bytes, [&](auto store_at) { to_each([&](std::byte* to) { store_at(to + offset); }); });
+    }
+  }
+
   /// Where pieces are given up: none may arrive when the memory is no longer the block's.
   DEEP_EP_DEVICE void drop() {
     for (; stored != loaded; ++stored) mbarrier::wait(barriers[stored % stages], stored / stages & 1);

@@ -48,8 +48,27 @@ struct RowSum {
   }
 
   DEEP_EP_DEVICE void add(int v, const Vec16& vector) { add_bf16(sum[v], vector); }
+  DEEP_EP_DEVICE void add(const Vec16 (&piece)[kVectors]) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) add(v, piece[v]);
+  }
 
-  /// Adds `vectors` vectors from `from`, which nobody writes meanwhile.
+  /// Loads `vectors` vectors of each of `rows` rows at once, row i from address(i) on; of the others zeros.
+  template <int kRows, class Address>
+  DEEP_EP_DEVICE static void load(Vec16 (&loaded)[kRows][kVectors], int rows, int vectors, Address address) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const auto* from = reinterpret_cast<const Vec16*>(address(i));
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int vector = lane_index() + v * kWarpSize;
+        loaded[i][v] = {};
+        if (i < rows && vector < vectors) loaded[i][v] = load_weak(from + vector);
+      }
+    }
+  }
+
+  /// Adds `vectors` vectors from `from`, which no thread writes meanwhile.
   DEEP_EP_DEVICE void add_stream(const std::byte* from, int vectors) {
     for (int v = 0; v < kVectors; ++v) {
       const int vector = lane_index() + v * kWarpSize;
@@ -64,6 +83,7 @@ struct RowSum {
     while (holders != 0) {
       Vec16 loaded[kTogether][kVectors];
       const int rows = count_bits(holders);
+      // Not by load(): with a function in its place, combine of normal mode spills registers.
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const auto* from =
@@ -79,8 +99,7 @@ struct RowSum {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         if (i >= rows) break;
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) add(v, loaded[i][v]);
+        add(loaded[i]);
       }
     }
   }
@@ -194,27 +213,14 @@ struct RowReduction {
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         const std::uint32_t at = offset + static_cast<std::uint32_t>(piece) * share.step;
-        const int vectors = vectors_of(at);
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-          for (int v = 0; v < RowSum::kVectors; ++v) {
-            const int vector = lane_index() + v * kWarpSize;
-            Vec16& to_add = loaded[piece][i][v];
-            to_add = {};
-            if (i < rows && vector < vectors) to_add = load_weak(reinterpret_cast<const Vec16*>(row[i] + at) + vector);
-          }
-        }
+        RowSum::load(loaded[piece], rows, vectors_of(at), [&](int i) { return row[i] + at; });
       }
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         const std::uint32_t at = offset + static_cast<std::uint32_t>(piece) * share.step;
         RowSum sum;
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-          for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, loaded[piece][i][v]);
-        }
+        for (int i = 0; i < kRows; ++i) sum.add(loaded[piece][i]);
         sum.store(to + at, vectors_of(at));
       }
     }

@@ -20,7 +20,7 @@ DEEP_EP_DEVICE Arrival arrival(const ElasticCombineParams& params) {
 
 /// Meets the other ranks, whose windows are then free, and pushes. False after a fault.
 DEEP_EP_DEVICE bool meet_and_push(const ElasticCombineParams& params, const ElasticCombineShared& shared,
-                                  const Meeting<ReportLate>& meeting) {
+                                  const Meeting& meeting) {
   ElasticPusher pusher(params, shared, meeting.epoch);
   const bool good = block::all(meeting.hear_all(arrival(params)));
   if (good) pusher.push_all();
@@ -41,7 +41,7 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
   const Call call = Call::begin(common.state->combine, params.wait);
   if (call.begun) {
     // 1. This rank's window is free: the call before has ended here.
-    const Meeting<ReportLate> meeting{
+    const Meeting meeting{
         common, {params.wait}, Wanted::combine_addresses, 1 + static_cast<int>(call.epoch & 1), call.epoch};
     if (block_index() == 0) meeting.announce(arrival(params));
     // 2. Some warps push, and then all add. Blocks that only add need no word of others but their rows' flags.

@@ -16,15 +16,13 @@ struct RoundedSum {
   DEEP_EP_DEVICE explicit RoundedSum(const RowSum& of) {
     for (int v = 0; v < RowSum::kVectors; ++v) vectors[v] = pack_sum(of.sum[v]);
   }
-  DEEP_EP_DEVICE void add_to(RowSum& sum) const {
-    for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, vectors[v]);
-  }
+  DEEP_EP_DEVICE void add_to(RowSum& sum) const { sum.add(vectors); }
 };
 
 /// The sum of a token of which this rank has several rows: it adds these up before the others, and rounds their sum. A
 /// lane may have the address of one of these rows (`own`) and of another row (`term`); the sets say which lanes do.
 struct OwnSum {
-  static constexpr int kFew = 7;  ///< rows under way at once, as many as there are registers for
+  static constexpr int kTogether = 7;  ///< rows under way at once, as many as there are registers for
 
   std::uint64_t own, term;  ///< of the lane; 0: none
   std::uint32_t own_rows;
@@ -54,76 +52,39 @@ struct OwnSum {
     return ordered;
   }
 
-  /// Adds up a share of at most kFew rows, which are under way at once.
-  DEEP_EP_DEVICE void add_few(const RowShare& share) const {
+  /// Adds up a share of the rows.
+  DEEP_EP_DEVICE void add(const RowShare& share) const {
     const std::uint32_t bytes = params.row_bytes;
     const int first = count_bits(own_rows), second = first + count_bits(before), rows = second + count_bits(behind);
     const std::uint64_t ordered = in_order();
 #pragma unroll 1
     for (std::uint32_t offset = share.first; offset < bytes; offset += share.step) {
       const int vectors = RowSum::vectors_at(offset, bytes);
-      Vec16 loaded[kFew][RowSum::kVectors];
-#pragma unroll
-      for (int i = 0; i < kFew; ++i) {
-        const auto* from = reinterpret_cast<const Vec16*>(warp::shuffle(ordered, i) + offset);
-#pragma unroll
-        for (int v = 0; v < RowSum::kVectors; ++v) {
-          const int vector = lane_index() + v * kWarpSize;
-          loaded[i][v] = {};
-          if (i < rows && vector < vectors) loaded[i][v] = load_weak(from + vector);
-        }
-      }
-      RowSum of_rank;
-#pragma unroll
-      for (int i = 0; i < kFew; ++i) {
-        if (i >= first) break;
-#pragma unroll
-        for (int v = 0; v < RowSum::kVectors; ++v) of_rank.add(v, loaded[i][v]);
-      }
-      const RoundedSum rounded(of_rank);
-      RowSum sum;
-      add_biases(sum, offset, vectors);
-#pragma unroll
-      for (int i = 0; i < kFew; ++i) {
-        if (i == second) rounded.add_to(sum);
-        if (i < first || i >= rows) continue;
-#pragma unroll
-        for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, loaded[i][v]);
-      }
-      if (second == kFew) rounded.add_to(sum);
-      sum.store(params.combined_x + at + offset, vectors);
-    }
-  }
-
-  /// Adds up a share of any number of rows.
-  DEEP_EP_DEVICE void add_many(const RowShare& share) const {
-    const std::uint32_t bytes = params.row_bytes;
-#pragma unroll 1
-    for (std::uint32_t offset = share.first; offset < bytes; offset += share.step) {
-      const int vectors = RowSum::vectors_at(offset, bytes);
-      RowSum sum;
+      RowSum sum;  // of the rank's rows, then of all terms
       RoundedSum rounded;
-      // The rank's own rows, then the terms before and behind: one place in the code adds them all.
 #pragma unroll 1
-      for (int step = 0; step < 3; ++step) {
-        sum.add_rows(step == 0 ? own : term, step == 0 ? own_rows : step == 1 ? before : behind, offset, vectors);
-        if (step == 0) {
+      for (int begin = 0; begin < rows; begin += kTogether) {
+        Vec16 loaded[kTogether][RowSum::kVectors];
+        RowSum::load(loaded, rows - begin, vectors, [&](int i) { return warp::shuffle(ordered, begin + i) + offset; });
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (begin + i >= first) break;
+          sum.add(loaded[i]);
+        }
+        if (begin < first && begin + kTogether >= first) {  // all of the rank's rows are added
           rounded = RoundedSum(sum);
           sum.begin_with(0);
           add_biases(sum, offset, vectors);
-        } else if (step == 1) {
-          rounded.add_to(sum);
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (begin + i < first || begin + i >= rows) continue;
+          if (begin + i == second) rounded.add_to(sum);
+          sum.add(loaded[i]);
         }
       }
+      if (second == rows) rounded.add_to(sum);
       sum.store(params.combined_x + at + offset, vectors);
-    }
-  }
-
-  DEEP_EP_DEVICE void add(const RowShare& share) const {
-    if (count_bits(own_rows) + count_bits(before) + count_bits(behind) <= kFew) {
-      add_few(share);
-    } else {
-      add_many(share);
     }
   }
 };

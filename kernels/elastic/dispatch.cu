@@ -65,7 +65,7 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
 DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint64_t epoch, ElasticSender& sender) {
   const IntranodeParams& common = params.common;
   // 1. Ranks meet. 2. Tell the selections: before, if their place is free anyway. One place in the code tells.
-  const Meeting<ReportLate> meeting = dispatch_meeting(params, epoch);
+  const Meeting meeting = dispatch_meeting(params, epoch);
   const Arrival ours = arrival(params);
   if (block_index() == 0) meeting.announce(ours);
   const bool sends = block_index() >= params.first_sender;

@@ -12,7 +12,7 @@
 
 namespace deep_ep::device {
 
-DEEP_EP_DEVICE Meeting<ReportLate> dispatch_meeting(const ElasticDispatchParams& params, std::uint64_t epoch) {
+DEEP_EP_DEVICE Meeting dispatch_meeting(const ElasticDispatchParams& params, std::uint64_t epoch) {
   return {
       .common = params.common, .wait = {params.wait}, .wanted = Wanted::dispatch_addresses, .slot = 0, .epoch = epoch};
 }
@@ -29,7 +29,7 @@ struct ToldTokens {
   /// Waits for the selections of all ranks, and learns how many tokens each has. False after a fault, and if ranks do
   /// not mean the same call (`agree`), which the kernel's last block reports.
   DEEP_EP_DEVICE bool await_selections(const NumberingShared& shared, bool& agree) const {
-    const Meeting<ReportLate> meeting = dispatch_meeting(params, epoch);
+    const Meeting meeting = dispatch_meeting(params, epoch);
     // First until all have come: a rank tells nothing before, and is not to blame for one that does not come.
     bool good = meeting.await_all(), same = true;
     if (!block::all(good)) return false;

@@ -1,6 +1,6 @@
 // The sending warps of the second interface's dispatch. Each takes a token, loads its row once into shared memory by a
 // bulk copy, and stores it by bulk copies to the token's place at each other rank that has one of its experts. The next
-// row loads meanwhile. What travels beside a row goes to its place at this rank, too.
+// row loads meanwhile. Scales and weights go to their places at this rank, too.
 #pragma once
 
 #include "kernels/common/row_pipe.hpp"
@@ -19,10 +19,8 @@ struct ElasticSender {
     return block >= 0 && block < params.sending_blocks && warp_index() < params.sending_warps;
   }
 
-  /// A token's row travels in pieces of at most stage_bytes.
   struct Unit {
     std::int32_t token;
-    std::uint32_t offset;
     int owner;     ///< the rank of the expert that is the lane's selection, -1: none
     bool travels;  ///< to another rank
   };
@@ -52,9 +50,9 @@ struct ElasticSender {
   /// The token whose turn it is, that behind the last one if there is none.
   DEEP_EP_DEVICE Unit unit_of(std::uint32_t turn) const {
     const int num_ranks = params.common.num_ranks, num_topk = params.rows.num_topk;
-    if (turn >= work().end) return {params.end_of_pass(), 0, -1, false};
+    if (turn >= work().end) return {params.end_of_pass(), -1, false};
     const std::int32_t token = params.window.first_token + static_cast<std::int32_t>(turn);
-    Unit unit{token, 0, -1, false};
+    Unit unit{token, -1, false};
     if (params.selects() && lane_index() < num_topk) {
       const std::int64_t index = params.topk_idx.load_cached(std::int64_t{token} * num_topk + lane_index());
       const int expert = expert_of(index, params.num_local_experts * num_ranks);
@@ -70,28 +68,25 @@ struct ElasticSender {
     return unit;
   }
 
-  DEEP_EP_DEVICE std::uint32_t bytes_of(const Unit& unit) const {
-    const std::uint32_t left = params.rows.row_bytes - unit.offset;
-    return left < params.stage_bytes ? left : params.stage_bytes;
+  /// Of a token whose row travels; else nullptr.
+  DEEP_EP_DEVICE const std::byte* row_of(const Unit& unit) const {
+    return unit.travels ? params.x + std::int64_t{unit.token} * params.rows.row_bytes : nullptr;
   }
-  DEEP_EP_DEVICE void load(const Unit& unit) {
-    if (!unit.travels) return;
-    pipe.load(params.x + std::int64_t{unit.token} * params.rows.row_bytes + unit.offset, bytes_of(unit));
-  }
-  /// A lane serves the rank of its own number, so that the stores are issued side by side.
-  DEEP_EP_DEVICE void store(const Unit& unit) {
-    if (!unit.travels) return;
+  /// Sends the row, which is loading, and loads the next one. A lane serves the rank of its own number, so that the
+  /// stores are issued side by side.
+  DEEP_EP_DEVICE void send(const Unit& unit, const Unit& next) {
     const IntranodeParams& common = params.common;
-    pipe.store(bytes_of(unit), [&](auto store) {
+    const auto to_each = [&](auto store) {
 #pragma unroll 1
       for (int first = 0; first < common.num_ranks; first += kWarpSize) {
         const int rank = first + lane_index();
         if (!goes_to(unit, rank) || rank == common.rank) continue;
         store(
-            params.window.row(common.heaps[rank], landing_part(common.rank, rank), params.window.slot_of(unit.token)) +
-            unit.offset);
+            params.window.row(common.heaps[rank], landing_part(common.rank, rank), params.window.slot_of(unit.token)));
       }
-    });
+    };
+    pipe.move(
+        row_of(unit), row_of(next), params.rows.row_bytes, [] {}, to_each);
   }
 
   /// Word `at` of those that travel beside a token's row.
@@ -139,23 +134,19 @@ struct ElasticSender {
     if (lane_index() == 0) pipe.init();
     turns = Turns::of_warp(work(), warp_index() * params.sending_blocks + block_index() - params.first_sender);
     ahead = unit_of(turns.turn);
-    load(ahead);
+    if (ahead.travels) pipe.begin(row_of(ahead), params.rows.row_bytes);
   }
   /// Sends what this warp has to send. Afterwards every store of the warp is complete.
   DEEP_EP_DEVICE void send() {
     if (!sends()) return;
 #pragma unroll 1
     for (Unit unit = ahead; unit.token < params.end_of_pass();) {
-      Unit following = unit;
-      following.offset += params.stage_bytes;
-      const bool more = unit.travels && following.offset < params.rows.row_bytes;
-      const std::uint32_t drawn = more ? 0 : turns.draw(work());  // needed when this unit is on its way
-      if (!more) following = unit_of(turns.following);
-      load(following);
-      store(unit);
-      if (unit.offset == 0) store_beside(unit);
-      if (!more) turns.advance(drawn);
-      unit = following;
+      const std::uint32_t drawn = turns.draw(work());  // needed when this row is on its way
+      const Unit next = unit_of(turns.following);
+      send(unit, next);
+      store_beside(unit);
+      turns.advance(drawn);
+      unit = next;
     }
     pipe.drop();
     bulk::fence_global();

@@ -11,7 +11,7 @@
 //
 // In one node steps 3 and 4 do not exist: kRails is false. The output of a rank may lie where the others do not reach
 // it. In one node it then lands in the rank's window, if that holds all rows, and another kernel copies it behind this
-// one (copy_received.cu). Otherwise rows come by local rings, and the receiver's fetching warps copy them to their
+// one (rows/spread_rows.cu). Otherwise rows come by local rings, and the receiver's fetching warps copy them to their
 // final places.
 #include <utility>
 

@@ -21,8 +21,9 @@ DEEP_EP_DEVICE void tell(Mailbox<Message>& box, const Message& message, std::uin
 /// By one thread: waits for the message of call `awaited.expected`. False after a fault. Acquires nothing, and need not
 /// for what calls before have read and written: their kernels have ended. What this kernel reads of the other rank's
 /// memory needs a fence behind it.
-template <class Policy, class Message>
-DEEP_EP_DEVICE bool hear(const Policy& policy, const Mailbox<Message>& box, const Awaited& awaited, Message& message) {
+template <class Message>
+DEEP_EP_DEVICE bool hear(const ReportLate& policy, const Mailbox<Message>& box, const Awaited& awaited,
+                         Message& message) {
   constexpr int kCells = Mailbox<Message>::kCells;
   std::uint64_t words[kCells];
   const bool came = wait_until(policy, awaited, [&](Poll& poll) {
@@ -40,10 +41,9 @@ DEEP_EP_DEVICE bool hear(const Policy& policy, const Mailbox<Message>& box, cons
   return came;
 }
 
-template <class Policy>
 struct Meeting {
   const IntranodeParams& common;
-  Policy wait;
+  ReportLate wait;
 
   Wanted wanted;
   int slot;  ///< of the mailboxes: see ControlWindow

@@ -274,16 +274,4 @@ struct CombineParams {
   int pushing_blocks;              ///< only so many blocks push: rows from too many senders at once hold each other up
 };
 
-/// Rows that lie in the window, and where they are to stay.
-struct CopyReceivedParams {
-  RowShape rows;
-  RowTargets from, to;  ///< without what is not wanted
-  std::int64_t num_rows;
-  const std::int32_t* num_valid;  ///< on the device: how many rows came; of the others only selections are copied
-
-  // Pipeline of a warp, in shared memory.
-  std::uint32_t stage_bytes;  ///< multiple of 128
-  int stages;                 ///< 2..8
-};
-
 }  // namespace deep_ep

@@ -5,7 +5,7 @@
 #include "kernels/common/messages.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/normal/params.hpp"
-#include "kernels/normal/row_copy.hpp"
+#include "kernels/common/row_copy.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/rdma/port_channel.hpp"
 

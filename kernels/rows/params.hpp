@@ -142,6 +142,13 @@ struct NumberingShared {
         bytes(carver.bytes()) {}
 };
 
+/// Words that belong to rows and keep their order; `to` nullptr: there are none.
+struct KeptWords {
+  std::byte* to;
+  const std::byte* from;
+  std::uint32_t row_bytes;  ///< multiple of 4
+};
+
 struct SpreadRowsParams {
   RowMetadata metadata;  ///< its data is read only if rows are expanded, or lie in the window of `heap`
   bool expand;
@@ -155,11 +162,11 @@ struct SpreadRowsParams {
   const std::byte* own_rows;   ///< of this rank's tokens
   const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is moved
 
-  const std::byte* rows;  ///< nullptr: not wanted; the same for the others
+  const std::byte* rows;
   std::byte* spread_rows;
   std::uint32_t row_bytes;  ///< multiple of 16
 
-  const std::uint32_t* scales;
+  const std::uint32_t* scales;  ///< nullptr: there are none; the same for weights
   std::int64_t scale_stride;
   int num_scales;
   std::uint32_t* spread_scales;
@@ -173,12 +180,14 @@ struct SpreadRowsParams {
   std::byte* spread_topk_idx;
   bool indices_are_64_bit;
 
+  KeptWords kept[3];  ///< of all rows, also those that hold nothing; the first is there if any is
+
   const std::int32_t* expert_ends;  ///< [num_experts], of the expanded layout; nullptr: gaps stay as they are
   int num_experts;
   int alignment;
 
   // Pipeline of a warp, in shared memory.
-  std::uint32_t stage_bytes;  ///< a row moves in pieces of at most this size, multiple of 128; 0 without rows
+  std::uint32_t stage_bytes;  ///< a row moves in pieces of at most this size, multiple of 128
   int stages;                 ///< 2..8
 };
 

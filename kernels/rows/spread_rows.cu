@@ -1,6 +1,7 @@
 // The kernel writes received rows into a layout. They lie one after the other, or where their senders have put them. A
 // warp reads a row once, by a bulk copy into shared memory, and each lane stores it by a bulk copy to its selection's
 // place; the next row loads meanwhile. Rows that no selection names are neither read nor written.
+#include "kernels/common/row_copy.hpp"
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/bits.hpp"
@@ -43,7 +44,7 @@ DEEP_EP_DEVICE void clear_row(const SpreadRowsParams& params, std::int64_t to) {
   auto* const row = reinterpret_cast<Vec16*>(params.spread_rows + to * params.row_bytes);
   const auto vectors = static_cast<int>(params.row_bytes / sizeof(Vec16));
 #pragma unroll 1
-  for (int at = lane_index(); params.rows != nullptr && at < vectors; at += kWarpSize) store_stream(row + at, Vec16{});
+  for (int at = lane_index(); at < vectors; at += kWarpSize) store_stream(row + at, Vec16{});
 #pragma unroll 1
   for (int column = lane_index(); params.scales != nullptr && column < params.num_scales; column += kWarpSize) {
     params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = 0;
@@ -82,17 +83,26 @@ DEEP_EP_DEVICE void copy_selections(const SpreadRowsParams& params, std::int64_t
   }
 }
 
+/// By warp `warp` of `warps`: its share of the words that keep their order.
+DEEP_EP_DEVICE void copy_kept(const SpreadRowsParams& params, std::int64_t warp, std::int64_t warps) {
+#pragma unroll 1
+  for (const KeptWords& kept : params.kept) {
+    const std::int64_t words = params.num_spread * (kept.row_bytes / 4), share = (words + warps - 1) / warps * 4;
+    const std::int64_t begin = warp * share, rest = words * 4 - begin;
+    if (kept.to == nullptr || rest <= 0) continue;
+    copy_words(kept.to + begin, kept.from + begin, static_cast<std::uint32_t>(rest < share ? rest : share));
+  }
+}
+
 /// One warp's rows: every `step`-th one of those that are valid.
 struct RowSpreader {
   const SpreadRowsParams& params;
   RowPipe pipe;
   std::int64_t valid, step;
 
-  /// A row moves in pieces of at most stage_bytes. `slot`: where it belongs by the lane's selection, -1: nowhere.
   struct Unit {
     std::int64_t row;
-    std::uint32_t offset;
-    std::int64_t slot;
+    std::int64_t slot;    ///< where it belongs by the lane's selection, -1: nowhere
     std::int64_t beside;  ///< the place of what lies beside it
     const std::byte* from;
   };
@@ -106,7 +116,7 @@ struct RowSpreader {
   /// What is known of row `row`: where it belongs, where it lies, and what is beside it.
   DEEP_EP_DEVICE Unit look(std::int64_t row) const {
     const std::int32_t origin = params.heap == nullptr ? 0 : load_weak(params.metadata.row(row));
-    Unit unit{row, 0, slot_of(row), row, params.rows + row * params.row_bytes};
+    Unit unit{row, slot_of(row), row, params.rows + row * params.row_bytes};
     if (params.heap == nullptr) return unit;
     const int source = origin < 0 ? params.num_ranks : origin / params.window.max_tokens;
     const std::int32_t token = origin - source * params.window.max_tokens;
@@ -120,47 +130,29 @@ struct RowSpreader {
                     : params.window.row(params.heap, landing_part(source, params.rank), params.window.slot_of(token));
     return unit;
   }
-  /// The first row from `row` on that belongs somewhere; `valid`: there is none.
-  DEEP_EP_DEVICE Unit take(std::int64_t row) const {
-#pragma unroll 1
-    for (; row < valid; row += step) {
-      const Unit unit = look(row);
-      if (warp::any(unit.slot >= 0)) return unit;
-    }
-    return {valid, 0, -1, 0, nullptr};
-  }
-  DEEP_EP_DEVICE Unit next(const Unit& unit) const {
-    if (unit.offset + params.stage_bytes < params.row_bytes) {
-      return {unit.row, unit.offset + params.stage_bytes, unit.slot, unit.beside, unit.from};
-    }
-    return take(unit.row + step);
-  }
-  DEEP_EP_DEVICE std::uint32_t bytes_of(const Unit& unit) const {
-    const std::uint32_t left = params.row_bytes - unit.offset;
-    return left < params.stage_bytes ? left : params.stage_bytes;
-  }
-  DEEP_EP_DEVICE void load(const Unit& unit) {
-    if (params.rows == nullptr || unit.row >= valid) return;
-    pipe.load(unit.from + unit.offset, bytes_of(unit));
+  /// The address of a row that belongs somewhere; else nullptr.
+  DEEP_EP_DEVICE const std::byte* moved(const Unit& unit) const {
+    return warp::any(unit.slot >= 0) ? unit.from : nullptr;
   }
 
-  /// `ahead`: what is known of the warp's first row, if there is one.
-  DEEP_EP_DEVICE void spread(const Unit& ahead) {
-    const bool there = ahead.row < valid && warp::any(ahead.slot >= 0);
-    Unit unit{ahead.row, params.row_bytes, -1, 0, nullptr};  // nothing, of which every piece has been moved
+  /// `unit`: what is known of the warp's first row, if there is one.
+  DEEP_EP_DEVICE void spread(Unit unit) {
+    const std::byte* row = unit.row < valid ? moved(unit) : nullptr;
+    if (row != nullptr) pipe.begin(row, params.row_bytes);
+    if (params.kept[0].to != nullptr) copy_kept(params, unit.row, step);
 #pragma unroll 1
-    for (bool begun = false; !begun || unit.row < valid; begun = true) {
-      const Unit following = !begun && there ? ahead : next(unit);
-      load(following);
-      if (begun) {
-        if (unit.offset == 0) spread_beside(params, unit.beside, unit.slot, warp::ballot(unit.slot >= 0));
-        if (params.rows != nullptr) {
-          pipe.store(bytes_of(unit), [&](auto store) {
-            if (unit.slot >= 0) store(params.spread_rows + unit.slot * params.row_bytes + unit.offset);
-          });
-        }
-      }
-      unit = following;
+    while (unit.row < valid) {
+      const std::int64_t following = unit.row + step;
+      const Unit next = following < valid ? look(following) : Unit{valid, -1, 0, nullptr};
+      const std::byte* next_row = moved(next);
+      const auto beside = [&] {
+        if (row != nullptr) spread_beside(params, unit.beside, unit.slot, warp::ballot(unit.slot >= 0));
+      };
+      pipe.move(row, next_row, params.row_bytes, beside, [&](auto store) {
+        if (unit.slot >= 0) store(params.spread_rows + unit.slot * params.row_bytes);
+      });
+      unit = next;
+      row = next_row;
     }
     pipe.drop();
   }
@@ -175,7 +167,7 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   // A few rows take as long as the memory does, so that all loads that need no other's result are under way at once.
   const std::int32_t num_valid = load_weak(params.metadata.num_valid);
   const std::uint64_t failed = load_relaxed<Scope::gpu>(params.abort);
-  RowSpreader::Unit ahead{warp, 0, -1, 0, nullptr};
+  RowSpreader::Unit ahead{warp, -1, 0, nullptr};
   if (warp < params.metadata.num_rows) ahead = spreader.look(warp);
   // The metadata of a call that has failed is not there.
   if (failed != 0) return;
@@ -183,12 +175,10 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   spreader.valid = valid;
 
   // 1. Rows, and what is beside them.
-  if (params.rows != nullptr || params.scales != nullptr || params.weights != nullptr) {
-    if (lane_index() == 0) spreader.pipe.init();
-    spreader.spread(ahead);
-  }
+  if (lane_index() == 0) spreader.pipe.init();
+  spreader.spread(ahead);
 
-  // 2. What nothing names.
+  // 2. The places that no row has.
   if (params.expert_ends != nullptr) clear_gaps(params, warp, warps);
   if (!params.expand) copy_selections(params, valid);
 }

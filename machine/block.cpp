@@ -5,11 +5,14 @@
 #include <exception>
 
 #include "csrc/support/format.hpp"
-#include "machine/machine_scope.hpp"
 
 namespace deep_ep::host_machine {
 
 namespace {
+
+/// Leaves a kernel thread that must end because its kernel failed elsewhere. Not a std::exception: no kernel catches
+/// it.
+struct Aborted {};
 
 constexpr int kSwitchesPerSlice = 4096;
 constexpr std::uint32_t kLongestHoldNs = 60000;
@@ -201,7 +204,7 @@ void Block::finish() {
 Warp& Block::current_warp() { return warps_[static_cast<std::size_t>(current_->state.thread / Warp::kLanes)]; }
 
 void Block::pause(int spins) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   if (spins == 0) progressed_ = true;
   current_->meetings_of_poll = 1;
   ++quiet_;
@@ -209,7 +212,7 @@ void Block::pause(int spins) {
 }
 
 void Block::interleave() {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave(4, 4);  // next to a flag, where it matters who is late
 }
 

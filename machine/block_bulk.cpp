@@ -2,7 +2,6 @@
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "machine/block.hpp"
-#include "machine/machine_scope.hpp"
 
 namespace deep_ep::host_machine {
 
@@ -18,7 +17,7 @@ void Block::check_copy(const char* what, const void* shared, const void* global,
 
 void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) {
   const std::uint64_t ticket = mbarrier;
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   check_copy("bulk::load", shared, global, bytes);
   MbarrierState& state = mbarriers_.find(mbarrier, ticket);
@@ -34,7 +33,7 @@ void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std
 }
 
 void Block::bulk_store(void* global, const void* shared, std::uint32_t bytes) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   check_copy("bulk::store", shared, global, bytes);
   shared_.flush();
@@ -42,33 +41,33 @@ void Block::bulk_store(void* global, const void* shared, std::uint32_t bytes) {
 }
 
 void Block::bulk_commit() {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   bulk_.commit(*current_);
 }
 
 void Block::bulk_wait_read(int groups_left) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   shared_.flush();
   bulk_.wait_read(*current_, groups_left);
 }
 
 void Block::bulk_wait(int groups_left) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   shared_.flush();
   bulk_.wait(*current_, groups_left);
 }
 
 void Block::bulk_fence_global() {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   bulk_.fence(*current_);
   proxies_.fence(*current_);
 }
 
 void Block::publish(const void* shared, std::uint32_t bytes) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   if (!shared_.contains(shared, bytes)) {
     fail<Error>("bulk::publish of {} bytes at {}, which is not inside the block's shared memory", bytes,
                 shared_.name(shared));

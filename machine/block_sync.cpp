@@ -1,13 +1,12 @@
 // The threads of a block wait for warps, barriers and mbarriers.
 //
 // Whatever they meet at has two meeting points, used in turn. A thread releases the point before it arrives and
-// acquires it when it may go on; for ThreadSanitizer in its own context: outside MachineScope.
+// acquires it when it may go on; for ThreadSanitizer in its own context, not in the worker's.
 #include <cstring>
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "machine/block.hpp"
-#include "machine/machine_scope.hpp"
 
 namespace deep_ep::host_machine {
 
@@ -36,7 +35,7 @@ template <class Come>
 void Block::meet_in_order(Gathering& at, Come come) {
   MeetingPoint* point = nullptr;
   {
-    const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+    const tsan::Scope as_worker(worker_tsan_context_);
     maybe_interleave();
     point = &at.sync_point[at.generation & 1u];
     release(*point);
@@ -72,7 +71,7 @@ void Block::warp_sync() {
 }
 
 const std::byte* Block::warp_exchange(const char* op, const void* value, int bytes) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   return meet(op, value, bytes);
 }
@@ -96,20 +95,20 @@ bool Block::block_sync(bool good) {
 void Block::mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) {
   std::uint64_t ticket = 0;
   {
-    const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+    const tsan::Scope as_worker(worker_tsan_context_);
     ticket = mbarriers_.init(word, arrivals);
   }
   word = ticket;
 }
 
 void Block::mbarrier_fence_init() {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   mbarriers_.fence_init();
 }
 
 void Block::mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) {
   const std::uint64_t ticket = word;
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+  const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   MbarrierState& state = mbarriers_.find(word, ticket);
   if (state.missing == 0) {
@@ -153,7 +152,7 @@ bool Block::look(std::uint64_t& word, std::uint32_t parity, bool waits) {
   MeetingPoint* point = nullptr;
   bool ended = false;
   {
-    const MachineScope scope(current_->tsan_context, worker_tsan_context_);
+    const tsan::Scope as_worker(worker_tsan_context_);
     maybe_interleave();
     MbarrierState& state = mbarriers_.find(word, ticket);
     if (parity > 1) fail<Error>("mbarrier::{} for parity {}; allowed: 0 and 1", waits ? "wait" : "test", parity);

@@ -67,14 +67,12 @@ HostExecutor::~HostExecutor() {
 void* HostExecutor::allocate(std::size_t bytes) { return aligned(bytes); }
 void HostExecutor::free(void* memory) noexcept { std::free(memory); }
 
-void* HostExecutor::allocate_async(std::size_t bytes, StreamHandle) { return aligned(bytes); }
-
-void HostExecutor::free_async(void* memory, StreamHandle handle) noexcept {
+void HostExecutor::free_after(void* memory, StreamHandle handle) noexcept {
   if (memory == nullptr) return;
   if (default_stream_->inherited()) {
     std::free(memory);  // this process's copy, which no worker uses
   } else {
-    stream(handle).enqueue_always([memory] { std::free(memory); });
+    stream(handle).enqueue([memory] { std::free(memory); }, /*always=*/true);
   }
 }
 

@@ -21,9 +21,7 @@ class HostExecutor final : public Backend {
 
   void* allocate(std::size_t bytes) override;
   void free(void* memory) noexcept override;
-  void* allocate_async(std::size_t bytes, StreamHandle stream) override;
-  void free_async(void* memory, StreamHandle stream) noexcept override;
-  std::size_t trim() override { return 0; }
+  void free_after(void* memory, StreamHandle stream) noexcept override;
   void* allocate_pinned(std::size_t bytes) override;
   void free_pinned(void* memory) noexcept override;
 

@@ -60,7 +60,8 @@ inline void read(const void*, std::size_t) {}
 inline void ignore_this_thread() {}
 #endif
 
-/// Runs a scope in another context, then returns to the one that was current.
+/// Runs a scope in another context, then returns to the one that was current. Functions of the machine that kernel
+/// threads call begin with the worker's: ThreadSanitizer looks away until the thread goes on.
 class Scope {
  public:
   DEEP_EP_NO_TSAN explicit Scope(void* context) : before_(current_context()) { switch_context(context); }
@@ -74,16 +75,12 @@ class Scope {
 
 // The point's address is worked out before the context changes: it may be in a local variable of the caller.
 DEEP_EP_NO_TSAN inline void acquire_as(void* context, const void* point) {
-  void* const before = current_context();
-  switch_context(context);
+  const Scope as(context);
   acquire(point);
-  switch_context(before);
 }
 DEEP_EP_NO_TSAN inline void release_as(void* context, const void* point) {
-  void* const before = current_context();
-  switch_context(context);
+  const Scope as(context);
   release(point);
-  switch_context(before);
 }
 
 }  // namespace deep_ep::host_machine::tsan

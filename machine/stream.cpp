@@ -1,6 +1,5 @@
 #include "machine/stream.hpp"
 
-#include <exception>
 #include <utility>
 
 #include "csrc/support/format.hpp"
@@ -83,16 +82,11 @@ void HostStream::launch(KernelLaunch kernel) {
   add([this, kernel = std::move(kernel)] { return failed() || start(kernel); });
 }
 
-void HostStream::enqueue(std::function<void()> work) {
-  add([this, work = std::move(work)] {
-    if (!failed()) do_work(work);
-    return true;
-  });
-}
-
-void HostStream::enqueue_always(std::function<void()> work) {
-  add([this, work = std::move(work)] {
-    do_work(work);
+void HostStream::enqueue(std::function<void()> work, bool always) {
+  add([this, work = std::move(work), always] {
+    if (failed() && !always) return true;
+    const tsan::Scope as_stream(tsan_context_);
+    work();
     return true;
   });
 }
@@ -127,12 +121,6 @@ void HostStream::synchronize() {
     }
   }
   end->wait();
-  throw_failure();
-}
-
-void HostStream::drain() noexcept { record()->wait(); }
-
-void HostStream::throw_failure() {
   std::string text;
   {
     const std::lock_guard lock(mutex_);
@@ -140,6 +128,8 @@ void HostStream::throw_failure() {
   }
   if (!text.empty()) throw Error(text);
 }
+
+void HostStream::drain() noexcept { record()->wait(); }
 
 void HostStream::require_home() const {
   if (!inherited()) return;
@@ -182,15 +172,6 @@ void HostStream::pump() {
   }
 }
 
-void HostStream::do_work(const std::function<void()>& work) {
-  try {
-    const tsan::Scope as_stream(tsan_context_);
-    work();
-  } catch (const std::exception& e) {
-    note_failure(e.what());
-  }
-}
-
 bool HostStream::start(KernelLaunch launch) {
   const std::uint64_t seed = seed_ == 0 ? 0 : mix(seed_, launches_);
   ++launches_;
@@ -203,18 +184,16 @@ bool HostStream::start(KernelLaunch launch) {
 
 void HostStream::kernel_ended(Kernel& kernel) {
   tsan::acquire_as(tsan_context_, &kernel.end_point);
-  if (kernel.failed()) note_failure(kernel.error());
+  if (kernel.failed()) {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = kernel.error();
+  }
   pump();
 }
 
 bool HostStream::failed() {
   const std::lock_guard lock(mutex_);
   return !failure_.empty();
-}
-
-void HostStream::note_failure(const std::string& text) {
-  const std::lock_guard lock(mutex_);
-  if (failure_.empty()) failure_ = text;
 }
 
 }  // namespace deep_ep::host_machine

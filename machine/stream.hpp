@@ -50,18 +50,14 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   ~HostStream() override;
 
   void launch(KernelLaunch kernel) override;
-  /// Data movement and the like: not done once the stream has failed.
-  void enqueue(std::function<void()> work);
-  /// Done in any case: giving memory back.
-  void enqueue_always(std::function<void()> work);
+  /// Data movement and the like: not done once the stream has failed. `always`: in any case, to give memory back.
+  void enqueue(std::function<void()> work, bool always = false);
   std::shared_ptr<HostEvent> record();
   void wait(std::shared_ptr<HostEvent> event);
   /// Returns when all that was enqueued is done. Throws what failed since the last time.
   void synchronize();
   /// Waits without throwing; a failure is thrown later.
   void drain() noexcept;
-  /// Throws what failed, and forgets it.
-  void throw_failure();
   /// Are we in a child forked since? It has no workers: what is enqueued there throws.
   bool inherited() const { return home_.left(); }
   /// Throws there.
@@ -77,11 +73,9 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   void add(std::function<bool()> step);
   void resume();
   void pump();
-  void do_work(const std::function<void()>& work);
   bool start(KernelLaunch launch);
   void kernel_ended(Kernel& kernel);
   bool failed();
-  void note_failure(const std::string& text);
 
   const HomeProcess home_;
   WorkerPool& pool_;

@@ -45,7 +45,6 @@ CallContext::CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_s
       cache_(std::make_shared<MemoryCache>(home_)),
       result_tensors_(std::move(result_tensors)) {
   if (allocator != nullptr) program_memory_ = std::make_shared<ProgramMemory>(executor_, std::move(allocator));
-  if (result_tensors_ != nullptr) heap_pieces_ = std::make_shared<ArenaPieces>(arena_);
 }
 
 void CallContext::settle() const {
@@ -147,10 +146,10 @@ std::vector<Tensor> CallScope::of_framework(Pieces wanted, bool in_heap) const {
   for (const std::vector<TensorView>& piece : wanted) all.insert(all.end(), piece.begin(), piece.end());
   const ResultTensors::Order order = result_order();
   std::vector<Tensor> made =
-      in_heap ? framework_->make_in_heap(all, order, context_.heap_pieces_) : framework_->make(all, order);
+      in_heap ? framework_->make_in_heap(all, order, context_.arena_) : framework_->make(all, order);
   if (in_heap && made.empty()) return made;
   check_made(in_heap ? "make_in_heap" : "make", all, made);
-  const auto outside = [&](const Tensor& tensor) { return !context_.heap_pieces_->contains(tensor.data()); };
+  const auto outside = [&](const Tensor& tensor) { return !context_.arena_->contains(tensor.data()); };
   if (in_heap && std::ranges::any_of(made, outside)) return {};
   Executor& executor = context_.executor();
   executor.make_current();  // a framework may have run anything, the end of another buffer, too

@@ -76,6 +76,8 @@ class CallContext {
   StreamHandle comm_stream() const { return comm_stream_; }
   /// The host waits for all calls so far.
   void settle() const;
+  /// Memory of earlier results that is not in use goes back to the executor.
+  void give_back_memory() const { cache_->give_back_all(); }
 
  private:
   friend class CallScope;
@@ -87,7 +89,6 @@ class CallContext {
   std::shared_ptr<MemoryCache> cache_;
   std::shared_ptr<ProgramMemory> program_memory_;  ///< instead of the cache, if there is one
   std::shared_ptr<ResultTensors> result_tensors_;  ///< instead of both, for results, if there is one
-  std::shared_ptr<HeapPieces> heap_pieces_;        ///< for result_tensors_
 };
 
 /// A call that is under way; a context has one at a time. It ends with `finish`, or, if an exception comes first, with

@@ -293,7 +293,7 @@ void Runtime::suspend() {
   one_thread_.suspend(true);
   heap_->release_memory();
   bootstrap_->barrier();  // the system has the memory of all ranks
-  executor_->trim();
+  calls_->give_back_memory();
 }
 
 void Runtime::resume() {

@@ -26,9 +26,7 @@ int asked_for_ranks_per_node(int asked, int num_ranks) {
 }
 
 NodeMembership NodeMembership::of_consecutive(int rank, int num_ranks, int ranks_per_node) {
-  NodeMembership membership{.rank = rank, .node = {}, .num_nodes = num_ranks / ranks_per_node};
-  for (int other = 0; other < num_ranks; ++other) membership.node.push_back(other / ranks_per_node);
-  return membership;
+  return of_domains(rank, std::vector<int>(static_cast<std::size_t>(num_ranks)), ranks_per_node);
 }
 
 std::vector<int> NodeMembership::reached_by_rdma(bool use_nvlink) const {

@@ -28,85 +28,43 @@ bool StreamStorage::knows_stream(StreamHandle stream) const {
   return std::find(streams_.begin(), streams_.end(), stream) != streams_.end();
 }
 
-/// `event(stream)` is behind what the stream has enqueued so far; null: it needs none.
-template <class Event>
-std::optional<std::vector<EventHandle>> StreamStorage::end_behind(const Event& event) {
+std::optional<std::vector<EventHandle>> StreamStorage::end_of_use(bool at_home) {
   Executor& executor = home_->executor();
   const std::lock_guard lock(mutex_);
   const auto records = [&](StreamHandle stream) { return executor.is_capturing(stream); };
   if (in_graph_ || std::ranges::any_of(streams_, records)) return std::nullopt;
   std::vector<EventHandle> events;
   for (const StreamHandle stream : streams_) {
-    if (EventHandle behind = event(stream)) events.push_back(std::move(behind));
+    if (at_home && stream == nullptr) {
+      events.push_back(kDefaultStream);
+    } else if (!at_home || stream != home_->handle()) {
+      events.push_back(executor.record_event(stream));
+    }
   }
   return events;
 }
 
-std::optional<std::vector<EventHandle>> StreamStorage::end_of_use() {
-  return end_behind([&](StreamHandle stream) { return home_->executor().record_event(stream); });
-}
-
-std::optional<std::vector<EventHandle>> StreamStorage::end_of_use_at_home() {
-  return end_behind([&](StreamHandle stream) {
-    if (stream == nullptr) return kDefaultStream;
-    return stream == home_->handle() ? EventHandle{} : home_->executor().record_event(stream);
-  });
-}
-
-namespace {
-
-constexpr std::size_t kSmallest = 512;
-
-/// Its end calls `give_back(storage)`.
-template <class GiveBack>
-class OwnedStorage final : public StreamStorage {
- public:
-  OwnedStorage(std::shared_ptr<HomeStream> home, void* data, bool recording, GiveBack give_back)
-      : StreamStorage(std::move(home), data, recording), give_back_(std::move(give_back)) {}
-  ~OwnedStorage() override {
-    try {
-      give_back_(*this);
-    } catch (const std::exception& error) {
-      // At exit the driver may be gone. Nobody knows when the memory is free again, so nobody gets it.
-      log::debug("a tensor's memory was not given back: {}", error.what());
-    }
+StreamStorage::~StreamStorage() {
+  try {
+    give_back_(*this);
+  } catch (const std::exception& error) {
+    // At exit the driver may be gone. Nobody knows when the memory is free again, so nobody gets it.
+    log::debug("a tensor's memory was not given back: {}", error.what());
   }
-  OwnedStorage(const OwnedStorage&) = delete;
-  OwnedStorage& operator=(const OwnedStorage&) = delete;
-
- private:
-  GiveBack give_back_;
-};
-
-template <class GiveBack>
-std::shared_ptr<StreamStorage> owned(const std::shared_ptr<HomeStream>& home, void* data, bool recording,
-                                     GiveBack give_back) {
-  return std::make_shared<OwnedStorage<GiveBack>>(home, data, recording, std::move(give_back));
 }
-
-}  // namespace
 
 std::shared_ptr<StreamStorage> allocate_in_arena(const std::shared_ptr<Arena>& arena, std::size_t bytes,
                                                  const std::shared_ptr<HomeStream>& home) {
-  const auto block = arena->allocate(bytes, home->handle());
-  if (!block) return nullptr;
-  const auto give_back = [arena, block = *block](StreamStorage& storage) {
+  void* const piece = arena->take(bytes, home->handle());
+  if (piece == nullptr) return nullptr;
+  return std::make_shared<StreamStorage>(home, piece, false, [arena, piece](StreamStorage& storage) {
     // A caller may have named the home stream, for work that HomeStream does not know of: that needs an event, too.
-    if (auto events = storage.end_of_use()) {
-      arena->release(block, *std::move(events));
-    } else {
-      arena->pin(block);
-    }
-  };
-  try {
-    return owned(home, arena->address(*block), false, give_back);
-  } catch (...) {
-    arena->release(*block, {});
-    throw;
-  }
+    arena->release(piece, storage.end_of_use(false));
+  });
 }
 
 std::size_t MemoryCache::size_class(std::size_t bytes) {
+  constexpr std::size_t kSmallest = 512;
   if (bytes <= kSmallest) return kSmallest;
   // Eight steps from each power of two to the next. Sizes beyond all limits are left for the executor to refuse.
   const std::size_t step = std::max(kSmallest, std::bit_floor(bytes - 1) / 8);
@@ -116,8 +74,10 @@ std::size_t MemoryCache::size_class(std::size_t bytes) {
 
 MemoryCache::~MemoryCache() {
   try {
-    // A recording stream can neither wait for work outside of the graph nor free. Then the executor keeps the memory.
-    if (!home_->executor().is_capturing(home_->handle())) give_back_all();
+    // A recording stream can neither wait for work outside of the graph nor free. Then the memory is lost.
+    if (home_->executor().is_capturing(home_->handle())) return;
+    give_back_all();
+    for (void* memory : of_graphs_) home_->executor().free_after(memory, home_->handle());
   } catch (const std::exception& error) {
     log::debug("memory was not given back: {}", error.what());
   }
@@ -152,23 +112,18 @@ MemoryCache::Block MemoryCache::allocate(std::size_t bytes) {
 void* MemoryCache::take(std::size_t bytes) {
   Executor& executor = home_->executor();
   try {
-    return executor.allocate_async(bytes, home_->handle());
+    return executor.allocate(bytes);
   } catch (const OutOfMemory&) {
-    // The executor has trimmed its pool, but not of what is ours, nor of what work under way uses.
     give_back_all();
-    executor.synchronize(home_->handle());
-    executor.trim();
-    return executor.allocate_async(bytes, home_->handle());
+    return executor.allocate(bytes);
   }
 }
 
-void MemoryCache::release(const Block& block, std::vector<EventHandle> events) {
-  Unused unused{.block = block, .events = std::move(events)};
-  if (!kReuses) {
-    give_back(unused);
-    return;
-  }
+void MemoryCache::release(const Block& block, std::optional<std::vector<EventHandle>> events) {
   const std::lock_guard lock(mutex_);
+  if (!events) return of_graphs_.push_back(block.memory);
+  Unused unused{.block = block, .events = *std::move(events)};
+  if (!kReuses) return give_back(unused);
   unused_[block.bytes].push_back(std::move(unused));
   unused_bytes_ += block.bytes;
 }
@@ -180,7 +135,7 @@ std::size_t MemoryCache::unused_bytes() const {
 
 void MemoryCache::give_back(const Unused& unused) {
   for (const EventHandle& event : unused.events) home_->wait_for(event);
-  home_->executor().free_async(unused.block.memory, home_->handle());
+  home_->executor().free_after(unused.block.memory, home_->handle());
 }
 
 void MemoryCache::give_back_all() {
@@ -198,12 +153,9 @@ void MemoryCache::give_back_all() {
 std::shared_ptr<StreamStorage> allocate_in_pool(const std::shared_ptr<MemoryCache>& cache, std::size_t bytes,
                                                 bool recording) {
   const std::shared_ptr<HomeStream>& home = cache->home();
-  const MemoryCache::Block block =
-      recording ? MemoryCache::Block{home->executor().allocate_async(bytes, home->handle()), bytes}
-                : cache->allocate(bytes);
-  return owned(home, block.memory, recording, [cache, block](StreamStorage& storage) {
-    // Memory that a graph may write to again stays allocated; the executor's pool still owns it.
-    if (auto events = storage.end_of_use_at_home()) cache->release(block, *std::move(events));
+  const MemoryCache::Block block = recording ? cache->allocate_for_graph(bytes) : cache->allocate(bytes);
+  return std::make_shared<StreamStorage>(home, block.memory, recording, [cache, block](StreamStorage& storage) {
+    cache->release(block, storage.end_of_use(true));
   });
 }
 
@@ -295,10 +247,11 @@ std::shared_ptr<StreamStorage> allocate_of_program(const std::shared_ptr<Program
                                                    StreamHandle stream, const std::shared_ptr<HomeStream>& home,
                                                    bool recording) {
   ResultAllocator::Memory piece = memory->allocate(bytes, stream);
-  auto storage = owned(home, piece.data, recording, [memory, stream, recording, piece](StreamStorage& gone) mutable {
+  const auto give_back = [memory, stream, recording, piece](StreamStorage& gone) mutable {
     // Later calls use it, too: as a handle, or as their input. Nobody names the stream that they run on.
     memory->release(std::move(piece), {stream, gone.users(), gone.home().latest_unless_on(stream), recording});
-  });
+  };
+  auto storage = std::make_shared<StreamStorage>(home, piece.data, recording, give_back);
   if (home->handle() == stream) return storage;
   // Behind what the allocator has enqueued there meanwhile.
   home->executor().wait_event(home->handle(), home->executor().record_event(stream));

@@ -1,5 +1,5 @@
-// The memory behind the tensors that the library returns: of the arena, of the executor's stream-ordered pool, or of
-// the program's allocator.
+// The memory behind the tensors that the library returns: of the arena, of a cache of
+// device memory, or of the program's allocator.
 //
 // All keep everything alive that their memory needs, so a tensor may outlive the Buffer. All give the memory back
 // without waiting, behind the work of all streams that were recorded; those streams must still exist then (as for any
@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -87,8 +88,20 @@ class HomeStream {
 
 /// Memory that is first used on the home stream, and the other streams that use it. Tensors are copied between threads,
 /// so it locks.
-class StreamStorage : public Tensor::Storage {
+class StreamStorage final : public Tensor::Storage {
  public:
+  /// Its end calls `give_back(*this)`.
+  using GiveBack = std::function<void(StreamStorage&)>;
+  /// `recording`: it is allocated while a graph is recorded.
+  StreamStorage(std::shared_ptr<HomeStream> home, void* data, bool recording, GiveBack give_back)
+      : home_(std::move(home)),
+        data_(static_cast<std::byte*>(data)),
+        in_graph_(recording),
+        give_back_(std::move(give_back)) {}
+  ~StreamStorage() override;
+  StreamStorage(const StreamStorage&) = delete;
+  StreamStorage& operator=(const StreamStorage&) = delete;
+
   void record_stream(StreamHandle stream) override;
   bool knows_stream(StreamHandle stream) const override;
   /// The same for a caller who knows whether the stream is recording a graph.
@@ -102,25 +115,17 @@ class StreamStorage : public Tensor::Storage {
   /// The streams that were recorded.
   const std::vector<StreamHandle>& users() const { return streams_; }
   /// Events behind what the streams have enqueued so far. Nothing if a graph may use the memory again: a stream was
-  /// recording one when it was named, or is recording now.
-  std::optional<std::vector<EventHandle>> end_of_use();
-  /// The same for memory that goes back to the home: without events of the home's own stream, and kDefaultStream for
-  /// the default one.
-  std::optional<std::vector<EventHandle>> end_of_use_at_home();
-
- protected:
-  StreamStorage(std::shared_ptr<HomeStream> home, void* data, bool recording)
-      : home_(std::move(home)), data_(static_cast<std::byte*>(data)), in_graph_(recording) {}
+  /// recording one when it was named, or is recording now. `at_home`, for memory that goes back to the home: without
+  /// events of the home's own stream, and kDefaultStream for the default one.
+  std::optional<std::vector<EventHandle>> end_of_use(bool at_home);
 
  private:
-  template <class Event>
-  std::optional<std::vector<EventHandle>> end_behind(const Event& event);
-
   std::shared_ptr<HomeStream> home_;
   std::byte* data_;
   mutable std::mutex mutex_;
   std::vector<StreamHandle> streams_;
   bool in_graph_;
+  GiveBack give_back_;
 };
 
 /// From the arena, in the order of the home stream, which records no graph. All users of an arena have the same home.
@@ -128,11 +133,12 @@ class StreamStorage : public Tensor::Storage {
 std::shared_ptr<StreamStorage> allocate_in_arena(const std::shared_ptr<Arena>& arena, std::size_t bytes,
                                                  const std::shared_ptr<HomeStream>& home);
 
-// Memory of the executor's stream-ordered pool that one stream keeps using: what comes back is handed out again without
-// asking the executor, which on a GPU would take locks of the driver.
+// Memory of the executor that one stream keeps using: what comes back is handed out again without asking the executor,
+// which on a GPU would take locks of the driver, and wait.
 
-/// Blocks may be released by any thread at any time, and are allocated by the thread that enqueues work on the home
-/// stream while it does not record a graph.
+/// Replays of a graph use memory at any later time, so what a graph may use stays until the cache goes. Blocks may be
+/// released by any thread at any time, and are allocated by the thread that enqueues work on the home stream while it
+/// does not record a graph.
 class MemoryCache {
  public:
   struct Block {
@@ -156,8 +162,10 @@ class MemoryCache {
 
   /// Memory for work that is enqueued on the home stream from now on. The stream waits for its earlier users.
   Block allocate(std::size_t bytes);
-  /// `events` are behind its last uses on other streams.
-  void release(const Block& block, std::vector<EventHandle> events);
+  /// Memory for work that the home stream records.
+  Block allocate_for_graph(std::size_t bytes) { return {.memory = home_->executor().allocate(bytes), .bytes = bytes}; }
+  /// `events` are behind its last uses on other streams; nothing: a graph may use the memory again.
+  void release(const Block& block, std::optional<std::vector<EventHandle>> events);
   /// The executor gets all unused memory, behind the work of the home stream.
   void give_back_all();
 
@@ -181,9 +189,10 @@ class MemoryCache {
   mutable std::mutex mutex_;
   std::map<std::size_t, std::vector<Unused>> unused_;  ///< by size
   std::size_t unused_bytes_ = 0;
+  std::vector<void*> of_graphs_;
 };
 
-/// From the cache or, if the home stream records a graph, fresh from the executor.
+/// `recording`: the home stream records a graph.
 std::shared_ptr<StreamStorage> allocate_in_pool(const std::shared_ptr<MemoryCache>& cache, std::size_t bytes,
                                                 bool recording = false);
 

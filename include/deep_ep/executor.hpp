@@ -35,20 +35,14 @@ class Executor {
   // A StreamHandle is a stream of this executor, or nullptr for its default stream. Methods that enqueue return at
   // once. All methods throw SystemError if the system refuses.
 
-  /// Device memory (host executor: ordinary memory), aligned to at least 256 bytes, contents undefined. Slow. Throws
-  /// OutOfMemory.
+  /// Device memory (host executor: ordinary memory), aligned to at least 256 bytes, contents undefined. Slow. Legal
+  /// while a graph is being captured. Throws OutOfMemory.
   virtual void* allocate(std::size_t bytes) = 0;
   /// @param memory of `allocate`, no longer used by any stream; or nullptr.
   virtual void free(void* memory) noexcept = 0;
-
-  /// Stream-ordered memory from a pool, which a warm program takes without the driver. Legal while `stream` is being
-  /// captured. Throws OutOfMemory.
-  virtual void* allocate_async(std::size_t bytes, StreamHandle stream) = 0;
-  /// Frees it after the work that `stream` holds now. @param memory of `allocate_async`.
-  virtual void free_async(void* memory, StreamHandle stream) noexcept = 0;
-  /// Gives the driver the unused memory of the pool, and returns its bytes (0 on the host executor, which has no pool).
-  /// `allocate`, `allocate_async` and a new Buffer do it themselves if the driver has no memory left.
-  virtual std::size_t trim() = 0;
+  /// Frees it after the work that `stream` holds now, for which the host waits on a GPU.
+  /// @param memory of `allocate`; or nullptr.
+  virtual void free_after(void* memory, StreamHandle stream) noexcept = 0;
 
   /// Zero-filled memory that the host and kernels read and write at the same address. Throws OutOfMemory.
   virtual void* allocate_pinned(std::size_t bytes) = 0;

@@ -177,7 +177,7 @@ TEST_F(ResultTensorsTest, OfAGraphLieInItsOwnMemory) {
 }
 
 TEST_F(ResultTensorsTest, PiecesOfTheHeapGoBackBehindTheirStream) {
-  ArenaPieces pieces(arena_);
+  Arena& pieces = *arena_;
   auto* const piece = static_cast<std::byte*>(pieces.take(600 << 10, side_));
   ASSERT_NE(piece, nullptr);
   EXPECT_TRUE(pieces.contains(piece) && pieces.contains(piece + (600 << 10) - 1));

@@ -33,13 +33,9 @@ class CountingExecutor : public Backend {
   const LaunchPolicy& policy() const override { return inner_->policy(); }
   void* allocate(std::size_t bytes) override { return count(), inner_->allocate(bytes); }
   void free(void* memory) noexcept override { ++calls.all, inner_->free(memory); }
-  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
-    return count(), inner_->allocate_async(bytes, stream);
+  void free_after(void* memory, StreamHandle stream) noexcept override {
+    ++calls.all, inner_->free_after(memory, stream);
   }
-  void free_async(void* memory, StreamHandle stream) noexcept override {
-    ++calls.all, inner_->free_async(memory, stream);
-  }
-  std::size_t trim() override { return count(), inner_->trim(); }
   void* allocate_pinned(std::size_t bytes) override { return count(), inner_->allocate_pinned(bytes); }
   void free_pinned(void* memory) noexcept override { ++calls.all, inner_->free_pinned(memory); }
   StreamHandle create_stream() override { return count(), inner_->create_stream(); }

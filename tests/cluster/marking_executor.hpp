@@ -13,9 +13,10 @@ class MarkingExecutor final : public CountingExecutor {
   static constexpr std::uint32_t kMark = 0x01010101;
 
   using CountingExecutor::CountingExecutor;
-  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
-    void* memory = CountingExecutor::allocate_async(bytes, stream);
-    CountingExecutor::fill(memory, 1, bytes, stream);
+  void* allocate(std::size_t bytes) override {
+    void* memory = CountingExecutor::allocate(bytes);
+    CountingExecutor::fill(memory, 1, bytes, nullptr);
+    CountingExecutor::synchronize(nullptr);
     return memory;
   }
 };

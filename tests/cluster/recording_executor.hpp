@@ -21,16 +21,10 @@
 namespace deep_ep::test {
 
 /// While `recording`, says of every stream that it is being recorded. What is enqueued runs all the same, and kernels
-/// and copies run again with replay(). Memory that is allocated meanwhile belongs to the recording.
+/// and copies run again with replay().
 class RecordingExecutor final : public CountingExecutor {
  public:
   using CountingExecutor::CountingExecutor;
-  ~RecordingExecutor() override {
-    const StreamHandle stream = create_stream();
-    for (void* memory : recorded_) free_async(memory, stream);
-    synchronize(stream);
-    destroy_stream(stream);
-  }
 
   bool recording = false;
   /// Streams that have joined the recording by waiting for another one, and for which no other has waited since. A
@@ -45,11 +39,6 @@ class RecordingExecutor final : public CountingExecutor {
   }
 
   bool is_capturing(StreamHandle stream) override { return recording || CountingExecutor::is_capturing(stream); }
-  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
-    void* memory = CountingExecutor::allocate_async(bytes, stream);
-    if (recording) recorded_.push_back(memory);
-    return memory;
-  }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     CountingExecutor::copy(destination, source, bytes, stream);
     if (recording) work_.push_back([=, this] { CountingExecutor::copy(destination, source, bytes, stream); });
@@ -108,7 +97,6 @@ class RecordingExecutor final : public CountingExecutor {
   }
 
   mutable Work work_;
-  std::vector<void*> recorded_;
   std::map<EventHandle, StreamHandle> recorded_on_;
   std::map<EventHandle, EventHandle> replayed_;  ///< for events of the recording, those of the replay
 };

@@ -32,7 +32,7 @@ TEST(HostStream, AFailureIsThrownOnceAndSkipsWhatFollows) {
   bool ran = false;
   launch(machine.stream(), {1, 32, 0}, [](std::byte*) { throw std::runtime_error("first"); });
   launch(machine.stream(), {1, 32, 0}, [&](std::byte*) { ran = true; });
-  executor.free_async(executor.allocate_async(64, machine.stream()), machine.stream());
+  executor.free_after(executor.allocate(64), machine.stream());
   executor.synchronize_event(executor.record_event(machine.stream()));
   EXPECT_THROW(executor.synchronize(machine.stream()), Error);
   EXPECT_FALSE(ran);

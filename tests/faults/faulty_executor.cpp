@@ -11,22 +11,10 @@ constexpr std::uint32_t kUnknownKey = 0xdead;
 
 }  // namespace
 
-void* FaultyExecutor::allocated(std::size_t bytes, void* memory) {
-  if (fails()) {
-    CountingExecutor::free(memory);
-    no_memory(bytes);
-  }
+void* FaultyExecutor::allocate(std::size_t bytes) {
+  if (fails()) no_memory(bytes);
   ++live_;
-  return memory;
-}
-
-void* FaultyExecutor::allocated(std::size_t bytes, void* memory, StreamHandle stream) {
-  if (fails()) {
-    CountingExecutor::free_async(memory, of(stream));
-    no_memory(bytes);
-  }
-  ++live_;
-  return memory;
+  return CountingExecutor::allocate(bytes);
 }
 
 void* FaultyExecutor::allocate_pinned(std::size_t bytes) {

@@ -37,17 +37,14 @@ class FaultyExecutor final : public test::CountingExecutor {
   /// What has been allocated or made, and not given back; empty if nothing.
   std::string left_over() const;
 
-  void* allocate(std::size_t bytes) override { return allocated(bytes, CountingExecutor::allocate(bytes)); }
+  void* allocate(std::size_t bytes) override;
   void free(void* memory) noexcept override {
     live_ -= memory != nullptr;
     CountingExecutor::free(memory);
   }
-  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
-    return allocated(bytes, CountingExecutor::allocate_async(bytes, of(stream)), stream);
-  }
-  void free_async(void* memory, StreamHandle stream) noexcept override {
+  void free_after(void* memory, StreamHandle stream) noexcept override {
     live_ -= memory != nullptr;
-    CountingExecutor::free_async(memory, of(stream));
+    CountingExecutor::free_after(memory, of(stream));
   }
   void* allocate_pinned(std::size_t bytes) override;
   void free_pinned(void* memory) noexcept override {
@@ -89,8 +86,6 @@ class FaultyExecutor final : public test::CountingExecutor {
   static StreamHandle of(StreamHandle stream) {
     return stream == nullptr ? nullptr : static_cast<Stream&>(*static_cast<host_machine::LaunchQueue*>(stream)).inner;
   }
-  void* allocated(std::size_t bytes, void* memory);
-  void* allocated(std::size_t bytes, void* memory, StreamHandle stream);
   bool break_key(RdmaPeerParams* table, int channel, int peer, StreamHandle stream);
   /// Is that a table of queue pairs, and not a tensor of the same size?
   void note_table(int channels, RdmaPeerParams*& table, void* to, const void* from, std::size_t bytes) const {

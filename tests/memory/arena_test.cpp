@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <random>
 #include <set>
@@ -49,57 +50,55 @@ TEST_F(ArenaTest, ArenaMustLieInsideTheHeap) {
   EXPECT_THROW(make_arena(1 << 20, 1), InvalidArgument);
   EXPECT_THROW(make_arena(512, ~std::size_t{0}), InvalidArgument);
   EXPECT_EQ(make_arena(1 << 20, 0)->largest_free(), 0u);
-  EXPECT_FALSE(make_arena(1 << 20, 0)->allocate(0, user_));
-  EXPECT_FALSE(make_arena(0, 8192)->allocate(~std::size_t{0}, user_)) << "rounded up, it is a request for nothing";
+  EXPECT_FALSE(make_arena(1 << 20, 0)->take(0, user_));
+  EXPECT_FALSE(make_arena(0, 8192)->take(~std::size_t{0}, user_)) << "rounded up, it is a request for nothing";
 }
 
 TEST_F(ArenaTest, GivingBackTwiceOrSomethingElseIsRefused) {
   const auto arena = make_arena(0, 8192);
-  const auto a = arena->allocate(512, user_);
-  arena->release(*a, {});
-  EXPECT_THROW(arena->release(*a, {}), Error);
-  const auto b = arena->allocate(1024, user_);
-  EXPECT_THROW(arena->release({.offset = b->offset, .bytes = 512}, {}), Error);
-  EXPECT_THROW(arena->pin({.offset = 4096, .bytes = 512}), Error);
+  auto* const piece = static_cast<std::byte*>(arena->take(1024, user_));
+  EXPECT_THROW(arena->release(piece + 512, {}), Error);
+  arena->release(piece, {});
+  EXPECT_THROW(arena->release(piece, {}), Error);
 }
 
 TEST_F(ArenaTest, EventsGoToTheNextUserOfAnyPartAndThenNoMore) {
   const auto arena = make_arena(0, 1024);
   const StreamHandle stream = make_stream();
-  const auto block = arena->allocate(1024, user_);
+  void* const piece = arena->take(1024, user_);
   const EventHandle event = executor_->record_event(stream);
-  arena->release(*block, {event});
-  arena->allocate(512, user_);
+  arena->release(piece, {{event}});
+  arena->take(512, user_);
   EXPECT_EQ(taken_waits(), std::vector{event});
-  EXPECT_TRUE(arena->allocate(512, user_));
+  EXPECT_TRUE(arena->take(512, user_));
   EXPECT_TRUE(taken_waits().empty()) << "the home has waited already";
 }
 
 TEST_F(ArenaTest, FinishedEventsDoNotPileUp) {
   const auto arena = make_arena(0, 64 * 512);
   const StreamHandle stream = make_stream();
-  std::vector<Arena::Block> blocks;
-  for (int i = 0; i < 64; ++i) blocks.push_back(*arena->allocate(512, user_));
-  for (const Arena::Block& block : blocks) {
-    arena->release(block, {executor_->record_event(stream)});
+  std::vector<void*> pieces;
+  for (int i = 0; i < 64; ++i) pieces.push_back(arena->take(512, user_));
+  for (void* piece : pieces) {
+    arena->release(piece, {{executor_->record_event(stream)}});
     executor_->synchronize(stream);
   }
-  EXPECT_TRUE(arena->allocate(64 * 512, user_));
+  EXPECT_TRUE(arena->take(64 * 512, user_));
   EXPECT_LE(taken_waits().size(), 8u);
 }
 
 TEST_F(ArenaTest, MergedBlocksWaitForTheUsersOfAllParts) {
   const auto arena = make_arena(0, 1536);
   const StreamHandle stream = make_stream();
-  std::vector<Arena::Block> blocks;
+  std::vector<void*> pieces;
   std::set<EventHandle> events;
-  for (int i = 0; i < 3; ++i) blocks.push_back(*arena->allocate(512, user_));
+  for (int i = 0; i < 3; ++i) pieces.push_back(arena->take(512, user_));
   for (const std::size_t i : {0u, 2u, 1u}) {
     const EventHandle event = executor_->record_event(stream);
     events.insert(event);
-    arena->release(blocks[i], {event});
+    arena->release(pieces[i], {{event}});
   }
-  ASSERT_TRUE(arena->allocate(1536, user_));
+  ASSERT_TRUE(arena->take(1536, user_));
   const std::vector<EventHandle> waits = taken_waits();
   EXPECT_EQ(std::set<EventHandle>(waits.begin(), waits.end()), events);
 }
@@ -161,29 +160,30 @@ TEST_F(ArenaTest, RandomHistoriesMatchAShadowModel) {
     const auto pick = [&](std::size_t limit) { return static_cast<std::size_t>(random() % limit); };
     const auto arena = make_arena(512, kUnits * 512);
     const std::array streams = {make_stream(), make_stream(), make_stream()};
-    std::vector<Arena::Block> live;
+    std::map<std::byte*, std::size_t> live;              // and their units
     std::array<std::vector<EventHandle>, kUnits> users;  // of free units
     std::array<bool, kUnits> taken{};
     std::set<EventHandle> waited;  // what the home was made to wait for
-    const auto unit_range = [](const Arena::Block& block) {
-      return std::pair{block.offset / 512 - 1, block.offset / 512 - 1 + block.bytes / 512};
+    const std::byte* const first = FakeHeap(0).local() + 512;
+    const auto unit_range = [&](const std::byte* at, std::size_t units) {
+      const auto begin = static_cast<std::size_t>(at - first) / 512;
+      return std::pair{begin, begin + units};
     };
     for (int step = 0; step < 600; ++step) {
       const std::size_t action = pick(20);
       if (action < 9) {
         const std::size_t bytes = pick(12 * 512);
         const std::size_t units = std::max<std::size_t>((bytes + 511) / 512, 1);
-        const auto allocated = arena->allocate(bytes, user_);
+        auto* const taken_at = static_cast<std::byte*>(arena->take(bytes, user_));
         std::size_t run = 0;
         std::size_t longest = 0;
         for (const bool used : taken) {
           run = used ? 0 : run + 1;
           longest = std::max(longest, run);
         }
-        ASSERT_EQ(allocated.has_value(), longest >= units);
-        if (!allocated) continue;
-        ASSERT_EQ(allocated->bytes, units * 512);
-        const auto [begin, end] = unit_range(*allocated);
+        ASSERT_EQ(taken_at != nullptr, longest >= units);
+        if (taken_at == nullptr) continue;
+        const auto [begin, end] = unit_range(taken_at, units);
         ASSERT_LE(end, kUnits);
         for (const EventHandle& event : taken_waits()) waited.insert(event);
         for (std::size_t unit = begin; unit < end; ++unit) {
@@ -195,15 +195,15 @@ TEST_F(ArenaTest, RandomHistoriesMatchAShadowModel) {
           }
           users[unit].clear();
         }
-        live.push_back(*allocated);
+        live[taken_at] = units;
       } else if (action < 18) {
         if (live.empty()) continue;
-        const std::size_t index = pick(live.size());
-        const Arena::Block block = live[index];
-        live.erase(live.begin() + static_cast<std::ptrdiff_t>(index));
-        const auto [begin, end] = unit_range(block);
+        const auto one = std::next(live.begin(), static_cast<std::ptrdiff_t>(pick(live.size())));
+        const auto [piece, units] = *one;
+        live.erase(one);
+        const auto [begin, end] = unit_range(piece, units);
         if (pick(100) == 0) {
-          arena->pin(block);
+          arena->release(piece, std::nullopt);
           continue;
         }
         std::vector<EventHandle> events;
@@ -214,7 +214,7 @@ TEST_F(ArenaTest, RandomHistoriesMatchAShadowModel) {
           taken[unit] = false;
           users[unit] = events;
         }
-        arena->release(block, events);
+        arena->release(piece, events);
       } else {
         auto& stream = state(streams[pick(streams.size())]);
         stream.done += pick(stream.enqueued - stream.done + 1);
@@ -229,16 +229,16 @@ TEST_F(ArenaTest, ThreadsShareIt) {
   for (unsigned seed = 0; seed < 4; ++seed) {
     threads.emplace_back([&, seed] {
       std::mt19937 random(seed);
-      std::vector<Arena::Block> mine;
+      std::vector<void*> mine;
       for (int step = 0; step < 2000; ++step) {
         if (mine.size() < 8 && random() % 2 == 0) {
-          if (const auto block = arena->allocate(random() % 2048, nullptr)) mine.push_back(*block);
+          if (void* const piece = arena->take(random() % 2048, nullptr)) mine.push_back(piece);
         } else if (!mine.empty()) {
-          arena->release(mine.back(), {});
+          arena->release(mine.back(), std::vector<EventHandle>());
           mine.pop_back();
         }
       }
-      for (const Arena::Block& block : mine) arena->release(block, {});
+      for (void* piece : mine) arena->release(piece, std::vector<EventHandle>());
     });
   }
   for (std::thread& thread : threads) thread.join();

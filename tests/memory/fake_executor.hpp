@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <memory>
 #include <new>
 #include <span>
@@ -32,22 +34,22 @@ class FakeExecutor final : public Executor {
 
   Device device() const override { return {}; }
   const LaunchPolicy& policy() const override { return policy_; }
-  void* allocate(std::size_t bytes) override { return ::operator new(bytes); }
-  void free(void* memory) noexcept override { ::operator delete(memory); }
-  void* allocate_async(std::size_t bytes, StreamHandle) override {
-    if (bytes > free_bytes) throw OutOfMemory("no memory left");
-    ++live_async;
-    ++allocated_async;
-    return allocate(bytes);
+  void* allocate(std::size_t bytes) override {
+    if (live_bytes + bytes > most_bytes) throw OutOfMemory("no memory left");
+    ++allocated;
+    void* memory = ::operator new(bytes);
+    live_bytes += sizes_[memory] = bytes;
+    return memory;
   }
-  void free_async(void* memory, StreamHandle stream) noexcept override {
-    --live_async;
+  void free(void* memory) noexcept override {
+    const auto found = sizes_.find(memory);
+    live_bytes -= found->second;
+    sizes_.erase(found);
+    ::operator delete(memory);
+  }
+  void free_after(void* memory, StreamHandle stream) noexcept override {
     freed_on = stream;
     free(memory);
-  }
-  std::size_t trim() override {
-    free_bytes = std::max(free_bytes, free_bytes_trimmed);
-    return ++trims, free_bytes_trimmed;
   }
   void* allocate_pinned(std::size_t bytes) override { return allocate(bytes); }
   void free_pinned(void* memory) noexcept override { free(memory); }
@@ -83,15 +85,16 @@ class FakeExecutor final : public Executor {
     return static_cast<const Event*>(event.get())->position;
   }
 
-  int live_async = 0;
-  int allocated_async = 0;
-  std::size_t free_bytes = ~std::size_t{0};  ///< largest request that allocate_async grants
-  std::size_t free_bytes_trimmed = 0;        ///< the same after a trim
-  int trims = 0;
+  int allocated = 0;                                          ///< so often
+  std::size_t live_bytes = 0;                                 ///< allocated and not freed
+  std::size_t most_bytes = std::numeric_limits<long>::max();  ///< that may be
   StreamHandle freed_on = nullptr;
+
+  std::size_t live() const { return sizes_.size(); }
 
  private:
   LaunchPolicy policy_;
+  std::map<void*, std::size_t> sizes_;  ///< of memory that is allocated
 };
 
 // Only addresses are handed out, so none of this memory needs to exist.

@@ -72,7 +72,7 @@ TEST_F(ProgramMemoryTest, GoesBackAtOnceWhereTheCallersStreamAloneUsedIt) {
   auto result = result_of({.stream = caller_});
   EXPECT_EQ(allocator_->asked_for, caller_);
   EXPECT_EQ(allocator_->live, 1);
-  EXPECT_EQ(executor_->allocated_async, 0);
+  EXPECT_EQ(executor_->allocated, 0);
   result.reset();
   EXPECT_EQ(allocator_->live, 0);
   EXPECT_TRUE(of(caller_).waited_for.empty());
@@ -185,7 +185,7 @@ TEST_F(ProgramMemoryTest, WhatAGraphMayUseAgainStaysUntilTheBufferGoes) {
 TEST_F(ProgramMemoryTest, CallsBehindAnEventUseThePool) {
   auto result = result_of({.stream = caller_, .previous_event = executor_->record_event(side_)});
   EXPECT_EQ(allocator_->live, 0) << "the call does not come after the caller's stream, which may still use the memory";
-  EXPECT_EQ(executor_->allocated_async, 1);
+  EXPECT_EQ(executor_->allocated, 1);
 }
 
 TEST_F(ProgramMemoryTest, ErrorsOfTheAllocatorAreTheCalls) {

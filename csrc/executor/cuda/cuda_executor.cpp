@@ -14,7 +14,6 @@
 #include "csrc/executor/backend.hpp"
 #include "csrc/executor/cuda/context.hpp"
 #include "csrc/executor/cuda/driver.hpp"
-#include "csrc/executor/cuda/stream_memory.hpp"
 #include "csrc/executor/driver_version.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
@@ -82,77 +81,62 @@ DeviceIdentity identity_of(int device) {
 /// Events for reuse: creating one costs several microseconds, recording one less than one.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  EventPool(std::shared_ptr<const Context> context, bool timed) : context_(std::move(context)), timed_(timed) {}
-  ~EventPool();
+  EventPool(std::shared_ptr<const Context> context, unsigned flags) : context_(std::move(context)), flags_(flags) {}
+  ~EventPool() {
+    quietly([&] {
+      const CurrentContext current(*context_);
+      for (cudaEvent_t event : free_) cudaEventDestroy(event);
+    });
+  }
 
   /// Records an event on the stream. Unless the stream records a graph it returns to the pool, which it keeps alive,
-  /// when the last handle goes.
-  /// The context must be current.
-  EventHandle record(cudaStream_t stream);
+  /// when the last handle goes. The context must be current.
+  EventHandle record(cudaStream_t stream) {
+    // An event of a graph that is being recorded belongs to the recording: another thread that meanwhile recorded it on
+    // a stream of its own died in the driver. So it does not return.
+    const bool captured = is_capturing(stream, context_->device());
+    // Waits that are already enqueued keep their moment, so an event may be recorded again at any time.
+    EventHandle handle(take(), [pool = shared_from_this(), captured](void* returned) {
+      quietly([&] { pool->give_back(static_cast<cudaEvent_t>(returned), captured); });
+    });
+    check(cudaEventRecord(native(handle), stream), context_->device(), "cudaEventRecord");
+    return handle;
+  }
+
+  static cudaEvent_t native(const EventHandle& event) { return static_cast<cudaEvent_t>(event.get()); }
 
  private:
-  cudaEvent_t take();
-  void give_back(cudaEvent_t event) noexcept;
-  void destroy(cudaEvent_t event) noexcept;
+  cudaEvent_t take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        cudaEvent_t event = free_.back();
+        free_.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    const RelaxedCapture relaxed;
+    check(cudaEventCreateWithFlags(&event, flags_), context_->device(), "cudaEventCreateWithFlags");
+    return event;
+  }
+
+  void give_back(cudaEvent_t event, bool captured) {
+    if (captured) {
+      const CurrentContext current(*context_);
+      const RelaxedCapture relaxed;
+      cudaEventDestroy(event);
+    } else {
+      const std::lock_guard lock(mutex_);
+      free_.push_back(event);
+    }
+  }
 
   std::shared_ptr<const Context> context_;
-  bool timed_;
+  unsigned flags_;
   std::mutex mutex_;
   std::vector<cudaEvent_t> free_;
 };
-
-cudaEvent_t native(const EventHandle& event) { return static_cast<cudaEvent_t>(event.get()); }
-
-EventPool::~EventPool() {
-  quietly([&] {
-    const CurrentContext current(*context_);
-    for (cudaEvent_t event : free_) cudaEventDestroy(event);
-  });
-}
-
-EventHandle EventPool::record(cudaStream_t stream) {
-  // An event of a graph that is being recorded belongs to the recording: another thread that meanwhile recorded it on
-  // a stream of its own died in the driver. So it does not return.
-  const bool captured = is_capturing(stream, context_->device());
-  cudaEvent_t event = take();
-  // Waits that are already enqueued keep their moment, so an event may be recorded again at any time.
-  EventHandle handle(event, [pool = shared_from_this(), captured](void* returned) {
-    captured ? pool->destroy(static_cast<cudaEvent_t>(returned)) : pool->give_back(static_cast<cudaEvent_t>(returned));
-  });
-  check(cudaEventRecord(event, stream), context_->device(), "cudaEventRecord");
-  return handle;
-}
-
-cudaEvent_t EventPool::take() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!free_.empty()) {
-      cudaEvent_t event = free_.back();
-      free_.pop_back();
-      return event;
-    }
-  }
-  cudaEvent_t event = nullptr;
-  const RelaxedCapture relaxed;
-  check(cudaEventCreateWithFlags(&event, timed_ ? cudaEventDefault : cudaEventDisableTiming), context_->device(),
-        "cudaEventCreateWithFlags");
-  return event;
-}
-
-void EventPool::give_back(cudaEvent_t event) noexcept {
-  quietly([&] {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(event);
-  });
-}
-
-void EventPool::destroy(cudaEvent_t event) noexcept {
-  quietly([&] {
-    const CurrentContext current(*context_);
-    const RelaxedCapture relaxed;
-    check(cudaEventDestroy(event), context_->device(), "cudaEventDestroy");
-  });
-}
 
 cudaStream_t native(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 
@@ -162,9 +146,8 @@ class CudaExecutor final : public Backend {
       : device_(device),
         context_(std::make_shared<Context>(device)),
         policy_(make_policy(*context_)),
-        events_(std::make_shared<EventPool>(context_, false)),
-        timed_events_(std::make_shared<EventPool>(context_, true)),
-        stream_memory_(context_) {}
+        events_(std::make_shared<EventPool>(context_, cudaEventDisableTiming)),
+        timed_events_(std::make_shared<EventPool>(context_, cudaEventDefault)) {}
 
   Device device() const override { return {Device::Kind::cuda, device_}; }
   const LaunchPolicy& policy() const override { return policy_; }
@@ -174,13 +157,7 @@ class CudaExecutor final : public Backend {
     const CurrentContext current(*context_);
     const RelaxedCapture relaxed;
     void* memory = nullptr;
-    cudaError_t result = cudaMalloc(&memory, std::max<std::size_t>(bytes, 1));
-    if (result == cudaErrorMemoryAllocation) {
-      cudaGetLastError();
-      stream_memory_.trim();
-      result = cudaMalloc(&memory, std::max<std::size_t>(bytes, 1));
-    }
-    check(result, device_, "cudaMalloc of {}", format_bytes(bytes));
+    check(cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)), device_, "cudaMalloc of {}", format_bytes(bytes));
     return memory;
   }
   void free(void* memory) noexcept override {
@@ -191,21 +168,12 @@ class CudaExecutor final : public Backend {
       check(cudaFree(memory), device_, "cudaFree");
     });
   }
-
-  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
-    const CurrentContext current(*context_);
-    return stream_memory_.allocate(bytes, native(stream));
-  }
-  void free_async(void* memory, StreamHandle stream) noexcept override {
+  void free_after(void* memory, StreamHandle stream) noexcept override {
     quietly([&] {
-      const CurrentContext current(*context_);
-      stream_memory_.free(memory, native(stream));
+      const RelaxedCapture relaxed;
+      synchronize(stream);
     });
-  }
-
-  std::size_t trim() override {
-    const CurrentContext current(*context_);
-    return stream_memory_.trim();
+    free(memory);
   }
 
   void* allocate_pinned(std::size_t bytes) override {
@@ -256,13 +224,13 @@ class CudaExecutor final : public Backend {
   void wait_event(StreamHandle stream, const EventHandle& event) override {
     if (!event) return;
     const CurrentContext current(*context_);
-    check(cudaStreamWaitEvent(native(stream), cuda::native(event), 0), device_, "cudaStreamWaitEvent");
+    check(cudaStreamWaitEvent(native(stream), EventPool::native(event), 0), device_, "cudaStreamWaitEvent");
   }
   bool event_done(const EventHandle& event) override {
     if (!event) return true;
     const CurrentContext current(*context_);
     const RelaxedCapture relaxed;
-    const cudaError_t result = cudaEventQuery(cuda::native(event));
+    const cudaError_t result = cudaEventQuery(EventPool::native(event));
     if (result == cudaErrorNotReady || result == cudaErrorCapturedEvent) {
       cudaGetLastError();  // otherwise the next launch would report it
       return false;
@@ -273,12 +241,13 @@ class CudaExecutor final : public Backend {
   void synchronize_event(const EventHandle& event) override {
     if (!event) return;
     const CurrentContext current(*context_);
-    check(cudaEventSynchronize(cuda::native(event)), device_, "cudaEventSynchronize");
+    check(cudaEventSynchronize(EventPool::native(event)), device_, "cudaEventSynchronize");
   }
   double elapsed_seconds(const EventHandle& begin, const EventHandle& end) override {
     const CurrentContext current(*context_);
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, cuda::native(begin), cuda::native(end)), device_, "cudaEventElapsedTime");
+    check(cudaEventElapsedTime(&milliseconds, EventPool::native(begin), EventPool::native(end)), device_,
+          "cudaEventElapsedTime");
     return static_cast<double>(milliseconds) * 1e-3;
   }
 
@@ -317,8 +286,6 @@ class CudaExecutor final : public Backend {
   }
 
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
-    // All ranks allocate from the driver together, so the pool gives back first what it does not use.
-    quietly([&] { trim(); });
     return make_cuda_heap(context_, bootstrap, options);
   }
 
@@ -328,7 +295,6 @@ class CudaExecutor final : public Backend {
   LaunchPolicy policy_;
   std::shared_ptr<EventPool> events_;
   std::shared_ptr<EventPool> timed_events_;
-  StreamMemory stream_memory_;
 };
 
 bool is_new_enough(int device) {

@@ -8,8 +8,7 @@
 namespace deep_ep::cuda {
 namespace {
 
-/// Through the runtime of CUDA 12.4 and later. `address` is null where the driver has no such function, or cannot be
-/// asked.
+/// Through the runtime of CUDA 12.4 and later. `address` is null where the driver has no such function.
 cudaError_t find_driver_entry(const char* name, unsigned version, void*& address) {
   address = nullptr;
   cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
@@ -31,15 +30,15 @@ cudaError_t find_driver_entry(const char* name, unsigned version, void*& address
 }
 
 template <class Function>
-void find(Function& function, const char* name, unsigned version, bool needed) {
+void find(Function& function, const char* name, unsigned version) {
   void* address = nullptr;
   const cudaError_t result = find_driver_entry(name, version, address);
-  if (result != cudaSuccess) cudaGetLastError();  // the next CUDA call must not report it
-  if (result != cudaSuccess && needed) {
+  if (result != cudaSuccess) {
+    cudaGetLastError();  // the next CUDA call must not report it
     fail<SystemError>("the CUDA driver was asked for {}: {} ({})", name, cudaGetErrorString(result),
                       cudaGetErrorName(result));
   }
-  if (address == nullptr && needed) {
+  if (address == nullptr) {
     fail<SystemError>("the CUDA driver has no {} of CUDA {}.{} or later", name, version / 1000, version % 1000 / 10);
   }
   function = reinterpret_cast<Function>(address);
@@ -47,11 +46,9 @@ void find(Function& function, const char* name, unsigned version, bool needed) {
 
 Driver load() {
   Driver driver{};
-#define DEEP_EP_NEED(member, function, version) find(driver.member, #function, version, true);
-#define DEEP_EP_MAY(member, function, version) find(driver.member, #function, version, false);
-  DEEP_EP_DRIVER_FUNCTIONS(DEEP_EP_NEED, DEEP_EP_MAY)
-#undef DEEP_EP_NEED
-#undef DEEP_EP_MAY
+#define DEEP_EP_FIND(member, function, version) find(driver.member, #function, version);
+  DEEP_EP_DRIVER_FUNCTIONS(DEEP_EP_FIND)
+#undef DEEP_EP_FIND
   // The runtime does this too, but nobody knows when.
   const CUresult ready = driver.init(0);
   if (ready != CUDA_SUCCESS)

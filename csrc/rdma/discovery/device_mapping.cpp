@@ -17,7 +17,7 @@ constexpr std::string_view kListGrammar = "[^]<hca>[:<port>],...";
 constexpr int kMostPorts = 254;
 
 // Where in a list something is wrong.
-struct Place {
+struct MapEntry {
   std::string_view grammar;
   std::size_t entry;
   std::string_view text;
@@ -27,7 +27,7 @@ struct Place {
   }
 };
 
-std::string parse_hca(const Place& place, std::string_view text) {
+std::string parse_hca(const MapEntry& place, std::string_view text) {
   if (text.empty()) place.refuse("the HCA is missing");
   for (const char c : text) {
     if (std::isspace(static_cast<unsigned char>(c)) != 0 || c == '/') {
@@ -37,7 +37,7 @@ std::string parse_hca(const Place& place, std::string_view text) {
   return std::string(text);
 }
 
-int parse_port(const Place& place, std::string_view text) {
+int parse_port(const MapEntry& place, std::string_view text) {
   const auto port = parse_number<int>(text);
   if (!port || *port < 1 || *port > kMostPorts) {
     place.refuse(fmt::format("the port is '{}', not a number from 1 to {}", text, kMostPorts));
@@ -45,7 +45,7 @@ int parse_port(const Place& place, std::string_view text) {
   return *port;
 }
 
-void parse_gpu(const Place& place, std::string_view text, MappingEntry& entry) {
+void parse_gpu(const MapEntry& place, std::string_view text, MappingEntry& entry) {
   if (text.empty()) place.refuse("the GPU is missing");
   if (text.starts_with("MIG-")) {
     place.refuse(fmt::format("'{}' is a part of a GPU (MIG); name the GPU", text));
@@ -70,7 +70,7 @@ void parse_gpu(const Place& place, std::string_view text, MappingEntry& entry) {
 std::vector<MappingEntry> parse_device_mapping(std::string_view text) {
   std::vector<MappingEntry> entries;
   if (trim(text).empty()) return entries;
-  Place place{kMappingGrammar, 0, {}};
+  MapEntry place{kMappingGrammar, 0, {}};
   for (const std::string_view part : split(text, ',')) {
     ++place.entry;
     place.text = part;
@@ -109,7 +109,7 @@ NicFilter NicFilter::parse(std::string_view text, std::string source, bool prefi
     filter.prefixes_ = false;
     rest.remove_prefix(1);
   }
-  Place place{kListGrammar, 0, {}};
+  MapEntry place{kListGrammar, 0, {}};
   for (const std::string_view part : split(rest, ',')) {
     ++place.entry;
     place.text = part;

@@ -11,13 +11,9 @@ namespace deep_ep::rdma::verbs {
 namespace {
 
 UniqueFd export_dma_buf(void* address, std::size_t bytes) {
-  const auto export_range = cuda::driver().mem_range_handle;
-  if (export_range == nullptr) {
-    fail<SystemError>("the CUDA driver has no cuMemGetHandleForAddressRange of CUDA 11.7 or later");
-  }
   int descriptor = -1;
-  const CUresult result =
-      export_range(&descriptor, reinterpret_cast<CUdeviceptr>(address), bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+  const CUresult result = cuda::driver().mem_range_handle(&descriptor, reinterpret_cast<CUdeviceptr>(address), bytes,
+                                                          CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
   if (result != CUDA_SUCCESS) {
     const char* name = nullptr;
     const char* text = nullptr;

@@ -33,7 +33,7 @@ namespace deep_ep::device::low_latency {
 /// raises signals. Then a row is read once its signal is there, and none that is there waits for another: each group is
 /// a warp, which goes round among its rows until it has pushed all.
 struct UnreducedPusher {
-  static constexpr int kTogether = 4;  ///< lines of a thread in each row whose loads are under way at once
+  static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -108,7 +108,12 @@ struct UnreducedPusher {
         ++done;
         rows = now;
       }
-      copy<kSignalled>(call, row, rows);
+      std::byte* heap = params.common.heaps[row.source];
+      const std::uint32_t expert = expert_at(row.position);
+      each_bit(rows, [&](int k) {
+        copy<kSignalled>(warp::shuffle(row.position, k), call.selected_row(heap, params.num_topk, row.token, k),
+                         call.tag(warp::shuffle(expert, k)));
+      });
       return true;
     });
     return missing;
@@ -119,48 +124,23 @@ struct UnreducedPusher {
     return static_cast<std::uint32_t>(params.common.rank * params.num_local_experts + position / params.expert_rows());
   }
 
-  /// This warp's share of the rows of x of these selections. kWhileWritten: other rows of x may still be written.
+  /// This warp's share of the lines of row `position` of x. kWhileWritten: other rows of x may still be written.
   template <bool kWhileWritten>
-  DEEP_EP_DEVICE void copy(const UnreducedCall& call, const CombineRow& row, std::uint32_t selections) const {
-    // Two rows at once: a warp whose token has most of its selections on this rank is the last to end, and waits for
-    // memory half as often. With signals a warp has a whole row, whose lines are enough.
-    constexpr int kRows = kWhileWritten ? 1 : 2;
+  DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
     const WarpShare share{warp, params.warps_per_row};
-    const int steps = share.steps(wire);
-    std::byte* const heap = params.common.heaps[row.source];
-    const std::uint32_t expert = expert_at(row.position);
+    const auto* from = reinterpret_cast<const Vec16*>(params.x) + std::int64_t{position} * wire.vectors();
+    std::uint32_t line = share.first_line();
 #pragma unroll 1
-    while (selections != 0) {
-      int selection[kRows];
-      for (int& k : selection) {
-        k = selections == 0 ? -1 : lowest_bit(selections);
-        selections &= selections - 1;
+    for (int left = share.steps(wire); left > 0; left -= kTogether) {
+      Vec16 loaded[kTogether] = {};
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int vector = i < left ? wire.vector(line + i * share.step()) : -1;
+        if (vector >= 0) loaded[i] = kWhileWritten ? load_weak(from + vector) : load_stream(from + vector);
       }
-      std::uint32_t line = share.first_line();
-#pragma unroll 1
-      for (int left = steps; left > 0; left -= kTogether, line += kTogether * share.step()) {
-        Vec16 loaded[kRows][kTogether] = {};
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          if (selection[r] < 0) continue;
-          const std::int64_t position = warp::shuffle(row.position, selection[r]);
-          const auto* from = reinterpret_cast<const Vec16*>(params.x) + position * wire.vectors();
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            const int vector = i < left ? wire.vector(line + i * share.step()) : -1;
-            if (vector >= 0) loaded[r][i] = kWhileWritten ? load_weak(from + vector) : load_stream(from + vector);
-          }
-        }
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          if (selection[r] < 0) continue;
-          std::byte* const to = call.selected_row(heap, params.num_topk, row.token, selection[r]);
-          const std::uint64_t tag = call.tag(warp::shuffle(expert, selection[r]));
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            if (i < left) wire.store(to, line + i * share.step(), loaded[r][i], tag);
-          }
-        }
+      for (int i = 0; i < kTogether; ++i, line += share.step()) {
+        if (i < left) wire.store(to, line, loaded[i], tag);
       }
     }
   }

@@ -77,7 +77,7 @@ class CallContext {
   /// The host waits for all calls so far.
   void settle() const;
   /// Memory of earlier results that is not in use goes back to the executor.
-  void give_back_memory() const { cache_->give_back_all(); }
+  void give_back_memory() const { cache_->give_back_unused(); }
 
  private:
   friend class CallScope;
@@ -111,7 +111,7 @@ class CallScope {
   /// Tensors of these types and shapes in the heap, in one piece of memory that lives as long as any of them. Nothing
   /// if they do not fit, or the call is being recorded.
   std::optional<std::vector<Tensor>> try_heap_tensors(std::span<const TensorView> wanted) const;
-  /// The same in the executor's pool, or from the program's allocator. Throws OutOfMemory.
+  /// The same from the cache, or from the program's allocator. Throws OutOfMemory.
   std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
   Tensor pool_tensor(const TensorView& wanted) const { return pool_tensors({&wanted, 1}).front(); }
 

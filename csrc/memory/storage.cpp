@@ -76,7 +76,7 @@ MemoryCache::~MemoryCache() {
   try {
     // A recording stream can neither wait for work outside of the graph nor free. Then the memory is lost.
     if (home_->executor().is_capturing(home_->handle())) return;
-    give_back_all();
+    give_back_unused();
     for (void* memory : of_graphs_) home_->executor().free_after(memory, home_->handle());
   } catch (const std::exception& error) {
     log::debug("memory was not given back: {}", error.what());
@@ -97,7 +97,7 @@ MemoryCache::Block MemoryCache::allocate(std::size_t bytes) {
     too_much = unused_bytes_ > kMostUnused;
   }
   if (!found) {
-    if (too_much) give_back_all();
+    if (too_much) give_back_unused(kMostUnused);
     return {.memory = take(wanted), .bytes = wanted};
   }
   try {
@@ -114,7 +114,7 @@ void* MemoryCache::take(std::size_t bytes) {
   try {
     return executor.allocate(bytes);
   } catch (const OutOfMemory&) {
-    give_back_all();
+    give_back_unused();
     return executor.allocate(bytes);
   }
 }
@@ -138,16 +138,18 @@ void MemoryCache::give_back(const Unused& unused) {
   home_->executor().free_after(unused.block.memory, home_->handle());
 }
 
-void MemoryCache::give_back_all() {
-  std::map<std::size_t, std::vector<Unused>> all;
+void MemoryCache::give_back_unused(std::size_t most) {
+  std::vector<Unused> gone;
   {
     const std::lock_guard lock(mutex_);
-    all.swap(unused_);
-    unused_bytes_ = 0;
+    for (auto size = unused_.rbegin(); size != unused_.rend(); ++size) {
+      for (; !size->second.empty() && unused_bytes_ > most; size->second.pop_back()) {
+        unused_bytes_ -= size->first;
+        gone.push_back(std::move(size->second.back()));
+      }
+    }
   }
-  for (const auto& [bytes, blocks] : all) {
-    for (const Unused& unused : blocks) give_back(unused);
-  }
+  for (const Unused& unused : gone) give_back(unused);
 }
 
 std::shared_ptr<StreamStorage> allocate_in_pool(const std::shared_ptr<MemoryCache>& cache, std::size_t bytes,

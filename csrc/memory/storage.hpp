@@ -1,10 +1,10 @@
-// The memory behind the tensors that the library returns: of the arena, of a cache of
-// device memory, or of the program's allocator.
+// The memory behind the tensors that the library returns: of the arena, of a cache of device memory, or of the
+// program's allocator.
 //
 // All keep everything alive that their memory needs, so a tensor may outlive the Buffer. All give the memory back
-// without waiting, behind the work of all streams that were recorded; those streams must still exist then (as for any
-// GPU tensor). The home stream needs no recording: memory is given back to it. Memory that was used by a stream while
-// it recorded a CUDA graph is reused by graphs at most, see Arena.
+// without waiting (the end of a cache waits), behind the work of all streams that were recorded; those streams must
+// still exist then (as for any GPU tensor). The home stream needs no recording: memory is given back to it. Memory that
+// was used by a stream while it recorded a CUDA graph is reused by graphs at most, see Arena.
 //
 // Requests to the executor are what makes a call slow on the host, so there are few: one storage serves several tensors
 // of a call, the call says once whether it is being recorded, and the end of a storage costs one query and one event
@@ -166,8 +166,9 @@ class MemoryCache {
   Block allocate_for_graph(std::size_t bytes) { return {.memory = home_->executor().allocate(bytes), .bytes = bytes}; }
   /// `events` are behind its last uses on other streams; nothing: a graph may use the memory again.
   void release(const Block& block, std::optional<std::vector<EventHandle>> events);
-  /// The executor gets all unused memory, behind the work of the home stream.
-  void give_back_all();
+  /// The executor gets unused memory, the largest blocks first, until at most so many bytes are left; behind the work
+  /// of the home stream, for which the host waits on a GPU.
+  void give_back_unused(std::size_t most = 0);
 
   std::size_t unused_bytes() const;
   const std::shared_ptr<HomeStream>& home() const { return home_; }

@@ -9,7 +9,8 @@ namespace deep_ep::rdma {
 
 std::string_view to_string(LinkLayer link_layer) {
   constexpr std::array<std::string_view, 3> kNames = {"no network", "InfiniBand", "Ethernet"};
-  return kNames.at(static_cast<std::size_t>(link_layer));
+  const auto number = static_cast<std::size_t>(link_layer);  // may be a peer's
+  return kNames[number < kNames.size() ? number : 0];
 }
 
 std::string to_string(const QueuePairAddress& address) {

@@ -593,7 +593,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
       shared.local_rows[index] = fetcher.rows_by(index);
     }
 
-    // 2. Learn where the others of this node want theirs. What is sent first comes nearer meanwhile.
+    // 2. Learn where the others of this node want theirs. The first rows load meanwhile.
     sender.prepare();
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
       good = learn_target(params, call.epoch, grid.first_of_node() + index, index, shared.ranks[index]) && good;

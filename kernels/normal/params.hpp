@@ -80,7 +80,7 @@ struct NormalParams : IntranodeParams {
   const RdmaPeerParams* peers = nullptr;  ///< [lanes, credit][num_ranks]
   RailState* rails = nullptr;             ///< [other nodes], by number
   /// [other nodes][Rings::kMostChunks]: rows of a chunk that are staged, and rows of a landed chunk that are read. Set
-  /// back to zero when the chunk has been sent, or read.
+  /// back to zero when the chunk has been sent, or when credit is given for it.
   std::uint32_t* staged = nullptr;
   std::uint32_t* read = nullptr;
   /// [other nodes][Rings::kMostChunks]: Rings::through() of the chunk that was last sent from a place of the ring,

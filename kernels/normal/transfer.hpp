@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels/common/messages.hpp"
+#include "kernels/common/row_copy.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/normal/params.hpp"
-#include "kernels/common/row_copy.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/rdma/port_channel.hpp"
 
@@ -150,7 +150,7 @@ struct TokenRing {
 };
 
 // The posters: each thread serves one lane to one rail, the rank with our index in another node. It sends chunks that
-// other warps have staged, and the first lane's gives the rail credit for the chunks that other warps have read.
+// other warps have staged, and the first lane's gives the rail the credit that it needs in the call.
 //
 //   this rank                                              the rail
 //   1. signal: shape of the rows of this call              compare
@@ -251,13 +251,12 @@ class RailPoster {
   }
   /// Everything is sent and its memory free again, and the rail has room for everything that it sends.
   DEEP_EP_DEVICE bool ended() const {
-    const bool credited = lane_ != 0 || head_ >= last_credit_;
+    const bool credited = lane_ != 0 || credit_came_;
     return compared_ && chunk_ >= rings_.chunks_for(rows_out_) && sent_ == posted_ && credited;
   }
   /// Does what can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
-    // The first chunk waits for nothing that the rail does, and each look costs it time.
-    const bool compared = (posted_ != 0 || chunk_ >= rings_.chunks_for(rows_out_)) && compare();
+    const bool compared = may_look() && compare();
     bool posted = false;
     while (!failed_ && post_chunk()) posted = true;
     rows_.flush();
@@ -314,6 +313,8 @@ class RailPoster {
     return static_cast<int>(fetch_add_relaxed<Scope::gpu>(&state_.next_chunk, std::uint32_t{1}));
   }
 
+  /// The first chunk waits for nothing that the rail does in this call, and each look costs it time.
+  DEEP_EP_DEVICE bool may_look() const { return posted_ != 0 || chunk_ >= rings_.chunks_for(rows_out_); }
   DEEP_EP_DEVICE bool shape_came() const {
     return Progress::call_of(load_acquire<Scope::system>(shape_of(params_, number_, lane_))) > call_;
   }
@@ -374,7 +375,7 @@ class RailPoster {
                                  : chunk_ < rings_.chunks ? load_relaxed<Scope::gpu>(sent(chunk_))
                                                           : Rings::through(call_, chunk_ - rings_.chunks);
     // Room first: it is there long before the rows are, and is looked for once.
-    if (!has_room() || !is_staged()) return false;
+    if (chunk_ >= rings_.chunks_for(rows_out_) || !has_room() || !is_staged()) return false;
     const NodeGrid& grid = params_.common.grid;
     const int row = chunk_ * rings_.chunk_rows;
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
@@ -415,9 +416,11 @@ class RailPoster {
     return true;
   }
 
-  /// Gives the rail credit, for a quarter of the ring at once, up to what it needs for its last chunk.
+  /// Gives the rail credit, for a quarter of the ring at once, up to what it needs for its last chunk. Then waits until
+  /// all of it, with what the call before has given, has come: nobody else would find that it fails.
   DEEP_EP_DEVICE bool give_credit() {
-    if (head_ >= last_credit_) return false;
+    if (credit_came_) return false;
+    if (head_ >= last_credit_) return credit_came_ = may_look() && credit_.reached(credit_.posted());
     const int chunks = rings_.chunks_for(rows_in_);
     while (credited_ < chunks && load_acquire<Scope::gpu>(read(credited_)) == rows_of(credited_, rows_in_)) {
       store_relaxed<Scope::gpu>(read(credited_), 0);
@@ -452,6 +455,7 @@ class RailPoster {
   int posted_ = 0;                 ///< chunks of the lane
   int sent_ = 0;                   ///< of these, whose staging memory is free again
   int credited_ = 0;               ///< landed chunks that are read
+  bool credit_came_ = false;
   bool compared_ = false;
   bool failed_ = false;
 };

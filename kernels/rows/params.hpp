@@ -180,7 +180,8 @@ struct SpreadRowsParams {
   std::byte* spread_topk_idx;
   bool indices_are_64_bit;
 
-  KeptWords kept[3];  ///< of all rows, also those that hold nothing; the first is there if any is
+  KeptWords kept[3];  ///< of all rows, also those behind the valid ones, whose words mean nothing; the first is there
+                      ///< if any is
 
   const std::int32_t* expert_ends;  ///< [num_experts], of the expanded layout; nullptr: gaps stay as they are
   int num_experts;

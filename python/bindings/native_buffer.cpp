@@ -428,7 +428,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   // Low-latency calls.
 
-  /// (rows or (rows, scales), recv_count, handle, event, hook): see deep_ep/low_latency.py.
+  /// (rows or (rows, scales), recv_count, handle, event, hook): see deep_ep/buffer.py.
   py::tuple low_latency_dispatch(LowLatencyDispatchCall& call) {
     Buffer& buffer = alive();
     call.arguments.format = format_of(call);

@@ -339,7 +339,10 @@ class HybridEPBuffer:
 
 def _picked(rows: torch.Tensor, numbers: torch.Tensor, otherwise: Any) -> torch.Tensor:
     """Rows by number; ``otherwise`` in the place of -1."""
-    return torch.cat([rows, rows.new_full((1, *rows.shape[1:]), otherwise)])[numbers]
+    if rows.size(0) == 0:
+        return rows.new_full((*numbers.shape, *rows.shape[1:]), otherwise)
+    missing = (numbers < 0).reshape(*numbers.shape, *[1] * (rows.dim() - 1))
+    return rows[numbers.clamp(min=0)].masked_fill_(missing, otherwise)
 
 
 def _first(places: torch.Tensor, columns: int) -> torch.Tensor:

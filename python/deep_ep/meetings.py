@@ -71,7 +71,10 @@ class StoreRanks:
             self._store.delete_key(self._key(number, self._rank))
             raise
         # All have come since, so none looks there any more.
-        self._store.delete_key(self._key(number - 1, self._rank) if number > 0 else _join_key(self._rank))
+        if number > 0:
+            self._store.delete_key(self._key(number - 1, self._rank))
+        elif _join_key(self._rank) in self._joins:
+            self._store.delete_key(_join_key(self._rank))
         return gathered
 
     def _key(self, number: int, rank: int) -> str:

@@ -6,7 +6,7 @@
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
 //   4. Store the row to the experts.                                                HBM
-// By rails (peers.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it receives.
+// By rails (peers.hpp) a row for another node goes by its NIC to one rank there, which hands it on.
 // Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 //
 // Calls that reach ranks by RDMA have a kernel of their own, so that the others do not carry its instructions.

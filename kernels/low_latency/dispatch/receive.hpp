@@ -202,7 +202,7 @@ struct DispatchReceiver {
   /// Lines of a row in one warp's registers: its share of them; last the first lines, with the header.
   struct Lines : LinePoller<kBatch + 1> {
     static constexpr int kHead = kBatch;
-    const std::byte* row;       ///< in the window
+    const std::byte* row;       ///< in the window; in staging memory for one that is relayed
     std::uint32_t lines;        ///< of the row
     std::uint32_t first, step;  ///< this lane's of the payload: first, first + step ..., kBatch of them
 

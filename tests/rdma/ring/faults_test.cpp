@@ -304,7 +304,8 @@ TEST(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
   EXPECT_FALSE(world.handler().step());
   EXPECT_TRUE(world.rings().idle());
   ASSERT_TRUE(world.handler().failure().has_value());
-  EXPECT_TRUE(contains(describe(*world.handler().failure()), "over adversarial wire failed (queue pair 0x100, entry 0): the wire threw: the device is gone"));
+  EXPECT_TRUE(contains(describe(*world.handler().failure()),
+                       "over adversarial wire failed (queue pair 0x100, entry 0): the wire threw: the device is gone"));
 }
 
 TEST(RingMemoryTest, RefusesWhatNoRingCanBe) {

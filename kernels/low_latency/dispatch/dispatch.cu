@@ -20,12 +20,11 @@ namespace deep_ep::device::low_latency {
 /// rows that one rank gets over one lane, and counts them by itself.
 struct DispatchPoster {
   using Call = DispatchCall<true>;
-  using Poster = CallPoster<Call>;
   const DispatchSender<true>& sender;
-  Poster& poster;
-  const Call call = sender.call();
-  const LowLatencyParams& common = call.common;
-  const RankRange served = call.receivers(poster.peer());  ///< the ranks whose rows the peer gets
+  const LowLatencyDispatchParams& params;
+  Call call;
+  CallPoster<Call>& poster;
+  RankRange served;  ///< the ranks whose rows the peer gets
 
   /// By one warp: posts all that the peer gets from this rank by one lane in one call.
   DEEP_EP_DEVICE void post_all() const {
@@ -39,8 +38,9 @@ struct DispatchPoster {
 
  private:
   DEEP_EP_DEVICE bool post_counts() const {
+    const LowLatencyParams& common = params.common;
     const int peer = poster.peer();
-    const int cells = sender.params.count_cells;
+    const int cells = params.count_cells;
     const Place<Cell> staged = common.staging.counts(call.epoch, peer);
     const std::uint32_t relayed = call.is_relay(peer) ? rows_to(peer) : 0;
     for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
@@ -62,16 +62,16 @@ struct DispatchPoster {
 
   /// Rows go in the order of their slots.
   DEEP_EP_DEVICE void post_rows() const {
-    const int tokens = sender.params.num_tokens;
+    const LowLatencyParams& common = params.common;
     // Where row `slot` goes: to the rank that receives it, or by rails to the one that hands it on.
     const auto place_of = [&](int slot) {
       if (!call.uses_rails()) return common.window.row(Call::kCall, call.epoch, common.rank, slot, call.row_bytes);
       return common.staging.relayed_row(Call::kCall, call.epoch, call.own_node(), slot, call.row_bytes);
     };
     int slots = 0;
-    for (int begin = 0; begin < tokens; begin += kWarpSize) {
+    for (int begin = 0; begin < params.num_tokens; begin += kWarpSize) {
       const int token = begin + lane_index();
-      const bool mine = token < tokens && sender.routing.goes_to(token, served);
+      const bool mine = token < params.num_tokens && sender.routing.goes_to(token, served);
       const std::uint32_t all = warp::ballot(mine);
       const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
       const auto staged = [&] {
@@ -103,6 +103,26 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
   });
 }
 
+/// By whole blocks that post: each warp serves one rank, or one lane to it.
+DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
+  const LowLatencyDispatchParams& params = sender.params;
+  const DispatchShared& shared = sender.shared;
+  LowLatencyCounters& counters = params.common.counters(kDispatch);
+  const bool sending = sends(params.phase);
+  if (sending) sender.load_counts();
+  if (sending) sender.clear_counts();
+  prepare(params, shared, counters);
+  block::sync();
+  const LowLatencyEpochs epochs = shared.words->epochs;
+  if (thread_index() == 0) counters.arrive(epochs, params.phase);
+  if (sending) sender.count_all();
+  block::sync();
+  const DispatchCall<true> call = sender.call();
+  serve_lane(call, epochs.receive - 1, sending, false, shared.posters, [&](CallPoster<DispatchCall<true>>& poster) {
+    DispatchPoster{sender, params, call, poster, call.receivers(poster.peer())}.post_all();
+  });
+}
+
 /// kRdma: some ranks are reached by RDMA.
 template <bool kRdma>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
@@ -112,19 +132,17 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const bool sending = sends(params.phase);
   const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
                               0);
-  const bool posts = ranks.is_poster();
   const bool tells = block_index() == 0;  // how many rows go where
-  const bool counts = sending && (tells || posts);
   DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {},
                                -1,     -1,     1.0f};
+  if constexpr (kRdma) {
+    if (ranks.is_poster()) return post_dispatch(sender);
+  }
 
   // 1. Loads under way, and which call this is.
   LowLatencyCounters& counters = common.counters(kDispatch);
-  if (counts) {
-    sender.load_counts();
-  } else if (sending) {
-    sender.load(block_index() - 1, 0);
-  }
+  if (sending && tells) sender.load_counts();
+  if (sending && !tells) sender.load(block_index() - 1, 0);
   if (sending) sender.clear_counts();
   // This warp acknowledges the call before, by relaxed stores behind this fence, which orders them after all that
   // earlier kernels have read. A release at the place of the stores would hold up the counts, by up to 1.1 us.
@@ -134,23 +152,10 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   block::sync();
   const DispatchShared::Words& words = *shared.words;
 
-  const auto arrive = [&] {
-    if (thread_index() == block_threads() - 1) counters.arrive(words.epochs, params.phase);
-  };
-
   // 2. Send. The counts come first, as others wait for them.
-  if (posts) arrive();
-  if (counts) {
+  if (sending && tells) {
     sender.count_all();
     block::sync();
-  }
-  if constexpr (kRdma) {
-    if (posts) {
-      return serve_lane(sender.call(), words.epochs.receive - 1, sending, false, shared.posters,
-                        [&](DispatchPoster::Poster& poster) {
-                          DispatchPoster{sender, poster}.post_all();
-                        });
-    }
   }
   if (acknowledges) {  // before anything waits for room: the peer may wait for ours
     warp::each(common.num_ranks, [&](int peer) {
@@ -165,6 +170,9 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   } else if (sending) {
     sender.send_tokens(common.working_blocks - 1);
   }
+  const auto arrive = [&] {
+    if (thread_index() == block_threads() - 1) counters.arrive(words.epochs, params.phase);
+  };
   if (!receives(params.phase)) return arrive();
 
   // 3. Receive.

@@ -115,7 +115,7 @@ class NormalMode {
 
   /// For people: by how many queue pairs, and over which NIC.
   std::string describe_rails() const;
-  /// What has become of all that was posted.
+  /// Says whether all posted operations have completed.
   std::string health() const { return connections_ ? connections_->health() : std::string(); }
   /// Throws SystemError for an operation that has failed.
   void check() const {

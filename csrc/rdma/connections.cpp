@@ -145,7 +145,7 @@ class AddressBook {
     numbers_ = all_to_all(bootstrap, numbers);
   }
 
-  /// What the peer of this end has told: its own address, or that by which it receives on a rail.
+  /// The address that the peer of this end has told: its own, or that by which it receives on a rail.
   QueuePairAddress find(std::size_t set, std::size_t end, std::optional<int> landing_rail) const {
     const Place at = place(set, end, landing_rail);
     QueuePairAddress address;

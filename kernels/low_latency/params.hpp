@@ -102,7 +102,7 @@ struct LowLatencyParams {
   }
 };
 
-/// What a handle knows of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order. An int
+/// A handle's table of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order. An int
 /// counts its words: M * K is at most kMostLowLatencyTokens.
 struct LowLatencyRowTable {
   std::int32_t* base;

@@ -284,6 +284,8 @@ class RailPoster {
     } else if (!compared_) {
       if (shape_came()) return false;  // and is compared behind the first chunk
       missing = {rail, Wanted::internode_rows, Progress::at(call_ + 1)};
+    } else if (lane_ == 0 && !credit_came_ && head_ >= last_credit_) {
+      missing = {rail, Wanted::rdma_completion, credit_.posted()};
     }
     // Without a missing word other warps of this rank are late, and say for which rank.
     return missing.wanted != Wanted::nothing && policy.ends(missing, poll.begin, seen);

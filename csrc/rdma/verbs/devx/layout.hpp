@@ -7,7 +7,7 @@
 
 namespace deep_ep::rdma::verbs::devx {
 
-/// Where a field lies in a mailbox: bits are counted from the most significant bit of the first byte, as the
+/// The place of a field in a mailbox: bits are counted from the most significant bit of the first byte, as the
 /// programmer's reference manual and the kernel's mlx5_ifc.h do.
 struct Field {
   std::uint32_t bit = 0;

@@ -6,43 +6,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <memory>
 
-#include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "csrc/support/text.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep {
-
-InterfaceFilter::InterfaceFilter(std::string_view text, bool exact) : exact_(exact), excludes_(false) {
-  text = trim(text);
-  if (text.starts_with('^')) {
-    excludes_ = true;
-    text.remove_prefix(1);
-  }
-  if (text.starts_with('=')) {
-    exact_ = true;
-    text.remove_prefix(1);
-  }
-  for (const std::string_view name : split(text, ',')) {
-    if (name.empty()) throw InvalidArgument("there is an empty name; allowed: [^][=]<interface>,...");
-    names_.emplace_back(name);
-  }
-}
-
-bool InterfaceFilter::matches(std::string_view interface) const {
-  return std::ranges::any_of(names_, [&](const std::string& name) { return names(name, interface); }) != excludes_;
-}
-
-std::vector<std::string> InterfaceFilter::without_match(std::span<const std::string> interfaces) const {
-  std::vector<std::string> found;
-  std::ranges::copy_if(names_, std::back_inserter(found), [&](const std::string& name) {
-    return std::ranges::none_of(interfaces, [&](const std::string& interface) { return names(name, interface); });
-  });
-  return found;
-}
 
 std::vector<InterfaceAddress> interface_addresses() {
   ifaddrs* list = nullptr;
@@ -63,14 +31,14 @@ std::vector<InterfaceAddress> interface_addresses() {
   return found;
 }
 
-InterfaceFilter parse_interfaces(const environment::Value& value) {
-  return InterfaceFilter(value.text, value.name == "GLOO_SOCKET_IFNAME");
+DeviceFilter parse_interfaces(const environment::Value& value) {
+  return {value, /*prefixes=*/value.name != "GLOO_SOCKET_IFNAME"};
 }
 
 SocketChoice read_socket_choice(const environment::Source& source) {
   SocketChoice choice;
   environment::Reader reader(source);
-  choice.interfaces = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces);
+  choice.interfaces = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces).value_or(DeviceFilter());
   const std::string family = reader.choice("DEEP_EP_SOCKET_FAMILY");
   if (family == "AF_INET") choice.family = AF_INET;
   if (family == "AF_INET6") choice.family = AF_INET6;

@@ -21,7 +21,7 @@ SocketAddress own_address(const SocketChoice& choice) {
     const bool link_local = one.address.ss_family == AF_INET6 &&
                             IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(one.address).sin6_addr);
     if (link_local || (choice.family != AF_UNSPEC && one.address.ss_family != choice.family)) continue;
-    if (!choice.interfaces || choice.interfaces->matches(one.interface)) return {one.size, one.address};
+    if (choice.interfaces.allows(one.interface)) return {one.size, one.address};
   }
   return {};
 }

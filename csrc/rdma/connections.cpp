@@ -13,7 +13,6 @@
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/rails.hpp"
-#include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/verbs/nic_rails.hpp"
 #include "csrc/support/deadline.hpp"
@@ -39,7 +38,7 @@ std::vector<NicAssignment> find_nics_of(std::span<const ProcessIdentity> process
         device.kind == deep_ep::Device::Kind::cuda
             ? nics_of_cuda_device(device.index)
             : nics_of_host_rank(static_cast<int>(local_rank), static_cast<int>(local_ranks));
-    verbs::require_libraries();
+    verbs::verbs_functions();  // refuses where libibverbs cannot be used
     return nics;
   } catch (const SystemError& error) {
     why_not = error.what();

@@ -26,9 +26,6 @@ struct Gpu {
 /// not see are listed too, so that containers that share a machine arrive at the same GPU→NIC map.
 std::vector<Gpu> find_gpus(const SystemRoot& root);
 
-/// Position in `gpus` of the one GPU whose UUID begins with `uuid`; nothing if none or several do. Case is ignored.
-std::optional<std::size_t> find_by_uuid(const std::vector<Gpu>& gpus, std::string_view uuid);
-
 /// PCI address of the GPU that CUDA knows under this ordinal; nothing without CUDA, or if it does not know.
 std::optional<PciAddress> cuda_device_address(int ordinal);
 

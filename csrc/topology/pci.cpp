@@ -8,55 +8,22 @@
 #include "csrc/support/text.hpp"
 
 namespace deep_ep::topology {
-namespace {
-
-struct ProximityName {
-  Proximity proximity;
-  const char* short_name;
-  const char* explanation;
-};
-
-constexpr std::array kNames = {
-    ProximityName{Proximity::same_switch, "PIX", "same PCIe switch"},
-    ProximityName{Proximity::across_switches, "PXB", "across PCIe switches"},
-    ProximityName{Proximity::host_bridge, "PHB", "through the CPU's PCIe host bridge"},
-    ProximityName{Proximity::numa_node, "NODE", "between host bridges of one NUMA node"},
-    ProximityName{Proximity::system, "SYS", "across NUMA nodes"},
-    ProximityName{Proximity::unknown, "-", "not known"},
-};
-
-const ProximityName& name_of(Proximity proximity) {
-  return *std::find_if(kNames.begin(), kNames.end(), [&](const auto& name) { return name.proximity == proximity; });
-}
-
-// One hexadecimal number of at most `digits` digits, which is removed from `text` together with the separator after it.
-std::optional<std::uint32_t> take_number(std::string_view& text, char separator, std::size_t digits) {
-  const std::size_t end = separator == '\0' ? text.size() : text.find(separator);
-  if (end == std::string_view::npos || end == 0 || end > digits) return std::nullopt;
-  const auto value = parse_number<std::uint32_t>(text.substr(0, end), 16);
-  if (value) text.remove_prefix(separator == '\0' ? end : end + 1);
-  return value;
-}
-
-}  // namespace
-
 std::string PciAddress::text() const { return fmt::format("{:04x}:{:02x}:{:02x}.{:x}", domain, bus, device, function); }
 
 std::optional<PciAddress> parse_pci_address(std::string_view text) {
-  PciAddress address;
-  if (std::count(text.begin(), text.end(), ':') == 2) {
-    const auto domain = take_number(text, ':', 8);
-    if (!domain) return std::nullopt;
-    address.domain = *domain;
-  }
-  const auto bus = take_number(text, ':', 2);
-  const auto device = bus ? take_number(text, '.', 2) : std::nullopt;
-  const auto function = device ? take_number(text, '\0', 1) : std::nullopt;
-  if (!function || *device > 31 || *function > 7) return std::nullopt;
-  address.bus = static_cast<std::uint8_t>(*bus);
-  address.device = static_cast<std::uint8_t>(*device);
-  address.function = static_cast<std::uint8_t>(*function);
-  return address;
+  const std::vector<std::string_view> parts = split(text, ':');
+  const std::vector<std::string_view> last = split(parts.back(), '.');
+  if (parts.size() < 2 || parts.size() > 3 || last.size() != 2) return std::nullopt;
+  const auto number = [](std::string_view digits, std::size_t most) {
+    return digits.size() <= most ? parse_number<std::uint32_t>(digits, 16) : std::nullopt;
+  };
+  const auto domain = parts.size() == 3 ? number(parts[0], 8) : std::optional(0U);
+  const auto bus = number(parts[parts.size() - 2], 2);
+  const auto device = number(last[0], 2);
+  const auto function = number(last[1], 1);
+  if (!domain || !bus || !device || !function || *device > 31 || *function > 7) return std::nullopt;
+  return PciAddress{*domain, static_cast<std::uint8_t>(*bus), static_cast<std::uint8_t>(*device),
+                    static_cast<std::uint8_t>(*function)};
 }
 
 PciLocation pci_location(const SystemRoot& root, std::string_view device_folder) {
@@ -97,8 +64,9 @@ Distance distance(const PciLocation& a, const PciLocation& b) {
   return {one_switch ? Proximity::same_switch : Proximity::across_switches, hops};
 }
 
-const char* short_name(Proximity proximity) { return name_of(proximity).short_name; }
-
-const char* explanation(Proximity proximity) { return name_of(proximity).explanation; }
+const char* short_name(Proximity proximity) {
+  constexpr std::array kNames = {"PIX", "PXB", "PHB", "NODE", "SYS", "-"};
+  return kNames[static_cast<std::size_t>(proximity)];
+}
 
 }  // namespace deep_ep::topology

@@ -57,7 +57,6 @@ struct Distance {
 
 Distance distance(const PciLocation& a, const PciLocation& b);
 
-const char* short_name(Proximity proximity);   ///< "PIX"
-const char* explanation(Proximity proximity);  ///< "same PCIe switch"
+const char* short_name(Proximity proximity);  ///< "PIX"
 
 }  // namespace deep_ep::topology

@@ -4,9 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <deque>
+#include <array>
 #include <fstream>
-#include <iterator>
 #include <system_error>
 
 #include "csrc/support/format.hpp"
@@ -35,33 +34,27 @@ SystemRoot::SystemRoot(fs::path prefix) : prefix_(std::move(prefix)) {
 
 std::optional<std::string> SystemRoot::resolve(std::string_view path) const {
   // By hand: in a copied machine an absolute link points into the copy, not into the machine that reads it.
-  std::deque<std::string> rest;
-  for (const fs::path& part : fs::path(path)) rest.push_back(part.string());
+  std::vector<fs::path> rest;  // the next part last
+  const auto follow = [&](const fs::path& parts) {
+    for (auto part = parts.end(); part != parts.begin();) rest.push_back(*--part);
+  };
+  follow(path);
   fs::path done = "/";
-  int links = 0;
-  while (!rest.empty()) {
-    const std::string part = std::move(rest.front());
-    rest.pop_front();
-    if (part.empty() || part == "." || part == "/") continue;
-    if (part == "..") {
-      done = done.parent_path();
-      continue;
-    }
-    const fs::path next = done / part;
+  for (int links = 0; !rest.empty();) {
+    const fs::path part = std::move(rest.back());
+    rest.pop_back();
+    if (part.empty() || part == ".") continue;
+    const fs::path next = part == ".." ? done.parent_path() : done / part;  // part "/": from the root
     const fs::path place = prefix_ / next.relative_path();
     std::error_code error;
     const fs::file_status status = fs::symlink_status(place, error);
     if (!fs::exists(status)) return std::nullopt;
     if (!fs::is_symlink(status)) {
       done = next;
-      continue;
+    } else {
+      if (++links > kMostLinks) return std::nullopt;
+      follow(fs::read_symlink(place, error));
     }
-    const fs::path target = fs::read_symlink(place, error);
-    if (error || ++links > kMostLinks) return std::nullopt;
-    if (target.is_absolute()) done = "/";
-    std::vector<std::string> parts;
-    for (const fs::path& target_part : target) parts.push_back(target_part.string());
-    rest.insert(rest.begin(), parts.begin(), parts.end());
   }
   return done.string();
 }
@@ -74,31 +67,25 @@ std::optional<fs::path> SystemRoot::place_of(std::string_view path) const {
   return prefix_ / fs::path(*resolved).relative_path();
 }
 
-std::optional<std::string> SystemRoot::read_at_most(std::string_view path, std::size_t most) const {
+std::optional<std::string> SystemRoot::read_bytes(std::string_view path, std::size_t most) const {
   const auto place = place_of(path);
   std::error_code error;
   if (!place || !fs::is_regular_file(*place, error)) return std::nullopt;  // to open a FIFO would wait for a writer
   std::ifstream file(*place, std::ios::binary);
   if (!file) return std::nullopt;
   std::string bytes;
-  std::vector<char> block(std::min(std::size_t{1} << 16, most));
-  while (bytes.size() < most) {
-    file.read(block.data(), static_cast<std::streamsize>(std::min(block.size(), most - bytes.size())));
-    if (file.bad()) return std::nullopt;
-    if (file.gcount() <= 0) break;
+  for (std::array<char, 1 << 16> block; file && bytes.size() < most;) {
+    file.read(block.data(), block.size());
     bytes.append(block.data(), static_cast<std::size_t>(file.gcount()));
   }
+  if (file.bad()) return std::nullopt;
+  bytes.resize(std::min(bytes.size(), most));
   return bytes;
 }
 
-std::string SystemRoot::read_bytes(std::string_view path, std::size_t most) const {
-  return read_at_most(path, most).value_or("");
-}
-
 std::optional<std::string> SystemRoot::read(std::string_view path) const {
-  auto text = read_at_most(path, kMostText);
-  if (text) text->erase(text->find_last_not_of(kWhiteSpace) + 1);
-  return text;
+  const auto bytes = read_bytes(path, kMostText);
+  return bytes ? std::optional(std::string(trim(*bytes))) : std::nullopt;
 }
 
 std::vector<std::string> SystemRoot::list(std::string_view path) const {
@@ -109,7 +96,7 @@ std::vector<std::string> SystemRoot::list(std::string_view path) const {
   for (fs::directory_iterator it(*place, error), end; !error && it != end; it.increment(error)) {
     names.push_back(it->path().filename().string());
   }
-  std::sort(names.begin(), names.end(), natural_less);
+  std::ranges::sort(names, [](const auto& a, const auto& b) { return ::strverscmp(a.c_str(), b.c_str()) < 0; });
   return names;
 }
 
@@ -125,7 +112,5 @@ std::string SystemRoot::link_name(std::string_view path) const {
   const auto resolved = resolve(path);
   return resolved ? fs::path(*resolved).filename().string() : std::string();
 }
-
-bool natural_less(const std::string& a, const std::string& b) { return ::strverscmp(a.c_str(), b.c_str()) < 0; }
 
 }  // namespace deep_ep::topology

@@ -20,11 +20,13 @@ class SystemRoot {
 
   bool is_this_machine() const { return prefix_ == "/"; }
 
-  /// The text of a file (its first 8 MiB), without white space at its end; nothing if it cannot be read (sysfs refuses
+  /// The text of a file (its first 8 MiB), without white space around it; nothing if it cannot be read (sysfs refuses
   /// some files with EINVAL, which also means "not there").
   std::optional<std::string> read(std::string_view path) const;
   /// The same, byte for byte: for libraries. At most `most` bytes.
-  std::string read_bytes(std::string_view path, std::size_t most = std::size_t{64} << 20) const;
+  std::optional<std::string> read_bytes(std::string_view path, std::size_t most = std::size_t{64} << 20) const;
+  /// The same as read(), where a file that cannot be read says nothing.
+  std::string text(std::string_view path) const { return read(path).value_or(""); }
   /// Names in a folder, numbers in them in numerical order (mlx5_2 before mlx5_10); empty if there is no such folder.
   std::vector<std::string> list(std::string_view path) const;
   bool exists(std::string_view path) const;
@@ -37,14 +39,10 @@ class SystemRoot {
   std::string link_name(std::string_view path) const;
 
  private:
-  std::optional<std::string> read_at_most(std::string_view path, std::size_t most) const;
   /// Where to open `path`; nothing if it leads nowhere.
   std::optional<std::filesystem::path> place_of(std::string_view path) const;
 
   std::filesystem::path prefix_ = "/";
 };
-
-/// "mlx5_2" < "mlx5_10".
-bool natural_less(const std::string& a, const std::string& b);
 
 }  // namespace deep_ep::topology

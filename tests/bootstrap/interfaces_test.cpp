@@ -14,9 +14,9 @@ namespace {
 /// "eth0", the first interface that may be used; "-" where all may.
 std::string first(const Variables& variables) {
   const SocketChoice choice = read_socket_choice(source_of(variables));
-  if (!choice.interfaces) return "-";
+  if (!choice.interfaces.is_set()) return "-";
   for (const char* one : {"docker0", "eth0", "eth1", "ib0", "lo"}) {
-    if (choice.interfaces->matches(one)) return one;
+    if (choice.interfaces.allows(one)) return one;
   }
   return "none";
 }

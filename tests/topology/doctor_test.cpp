@@ -168,8 +168,8 @@ const Complaint kComplaints[] = {
      {{"/sys/class/net/eth8/mtu", "1500"}},
      {{"DEEP_EP_SOCKET_IFNAME", "eth8,ib"}, {"DEEP_EP_HCA_LIST", "^mlx5_3,mlx5_77:1"}}},
     {"variables",
-     "error: environment variable DEEP_EP_DEVICE_TO_HCA_MAPPING='0:mlx5_0,1': entry 2, '1': there is no ':' between "
-     "GPU and HCA; allowed: <CUDA id or GPU UUID>:<hca>[:<port>],...",
+     "error: environment variable DEEP_EP_DEVICE_TO_HCA_MAPPING='0:mlx5_0,1': entry 2, '1': it has 1 parts with "
+     "':' between them, allowed: 2 to 3; allowed: <CUDA id or GPU UUID>:<hca>[:<port>],...",
      {},
      {{"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_0,1"}}},
     {"driver", "error: NVIDIA A100-SXM4-80GB has compute capability 8.0", {}, {}, {.model = "NVIDIA A100-SXM4-80GB"}},

@@ -46,7 +46,7 @@ void add_nic(const Patient& patient, const rdma::Nic& nic, std::string& text) {
     text += fmt::format("    port {}: {}, link {}, {} Gb/s, {}\n", port.number, port.state, port.physical_state,
                         port.rate_gbps, port.link_layer);
     for (const rdma::GidEntry& gid : port.gids) {
-      text += fmt::format("      GID {}: {}, {}{}{}{}\n", gid.index, name_of(gid.type), gid.address(),
+      text += fmt::format("      GID {}: {}, {}{}{}{}\n", gid.index, or_else(gid.type, "unknown type"), gid.address(),
                           gid.netdev.empty() ? "" : ", ", gid.netdev,
                           is_chosen(patient, nic, port, gid) ? "  <- used" : "");
     }
@@ -112,7 +112,7 @@ MachineReport report_machine(const Patient& patient, const std::string& version)
       nics.push_back(fmt::format("{} Gb/s {} ({})", port.rate_gbps, port.ethernet() ? "RoCE" : port.link_layer,
                                  nic.driver.empty() ? "unknown driver" : nic.driver));
       const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
-      gids.push_back(choice.gid ? fmt::format("{}", name_of(choice.gid->type)) : "no GID");
+      gids.push_back(choice.gid ? choice.gid->type : "no GID");
     }
     firmware.push_back(nic.firmware);
   }

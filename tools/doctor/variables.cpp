@@ -135,11 +135,12 @@ void check_own(const Patient& patient, Findings& findings) {
   }
 }
 
-void warn_of_missing(Findings& findings, const std::string& variable, const char* kind,
-                     const std::vector<std::string>& missing, const std::vector<std::string>& there) {
+void warn_of_missing(Findings& findings, const DeviceFilter& filter, const char* kind,
+                     const std::vector<std::string>& there) {
+  const std::vector<std::string> missing = filter.without_match(there);
   if (missing.empty()) return;
   findings.push_back({"variables", Verdict::warning,
-                      fmt::format("{}: there is no {} {}", variable, kind, fmt::join(missing, ", ")),
+                      fmt::format("{}: there is no {} {}", filter.setting(), kind, fmt::join(missing, ", ")),
                       "whoever set it meant another machine, or another name",
                       there.empty() ? fmt::format("correct or unset it: there is no {} at all", kind)
                                     : fmt::format("correct or unset it; there are {}", fmt::join(there, ", "))});
@@ -147,22 +148,15 @@ void warn_of_missing(Findings& findings, const std::string& variable, const char
 
 /// Names in lists of NICs and of network interfaces.
 void check_listed_devices(const Patient& patient, Findings& findings) {
-  if (const rdma::NicFilter& filter = patient.settings.nics; filter.is_set()) {
-    std::vector<std::string> nics;
-    for (const rdma::Nic& nic : patient.nics) nics.push_back(nic.name);
-    warn_of_missing(findings, fmt::format("{}={}", filter.source(), filter.text()), "NIC", filter.without_match(nics),
-                    nics);
-  }
+  std::vector<std::string> nics;
+  for (const rdma::Nic& nic : patient.nics) nics.push_back(nic.name);
+  warn_of_missing(findings, patient.settings.nics, "NIC", nics);
   const std::vector<std::string> interfaces = patient.root.list("/sys/class/net");
   environment::Reader reader(patient.environment);
   try {
-    std::string variable;
-    const auto filter = reader.read("DEEP_EP_SOCKET_IFNAME", [&](const environment::Value& value) {
-      variable = fmt::format("{}={}", value.name, value.text);
-      return parse_interfaces(value);
-    });
+    const auto filter = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces);
     if (!filter || interfaces.empty()) return;  // no sysfs: nothing is known of interfaces
-    warn_of_missing(findings, variable, "interface", filter->without_match(interfaces), interfaces);
+    warn_of_missing(findings, *filter, "interface", interfaces);
   } catch (const InvalidArgument& error) {
     findings.push_back(
         {"variables", Verdict::error, error.what(), "what reads it refuses to start", "correct or unset it"});

@@ -1,5 +1,7 @@
 #include "csrc/rdma/discovery/nic_map.hpp"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -18,24 +20,7 @@ using topology::Proximity;
 
 std::string port_name(const Nic& nic, int port) { return fmt::format("{} port {}", nic.name, port); }
 
-// Why this port cannot be used at all; otherwise empty, and it is added to `usable`.
-std::string check_port(const Nic& nic, const NicPort& port, const GidPolicy& policy, std::vector<NicAssignment>& usable,
-                       std::vector<std::string>& warnings) {
-  if (nic.capability == Capability::unsupported) return name_of(nic.capability);
-  if (!nic.accessible) {
-    return nic.uverbs.empty() ? "it has no device file in /dev/infiniband (is ib_uverbs loaded?)"
-                              : fmt::format("/dev/infiniband/{} cannot be opened", nic.uverbs);
-  }
-  if (!port.active()) {
-    return fmt::format("port {} is {} (link: {})", port.number, port.state.empty() ? "in no known state" : port.state,
-                       port.physical_state.empty() ? "not known" : port.physical_state);
-  }
-  const GidChoice choice = choose_gid(port.gids, port.ethernet(), policy);
-  if (!choice.gid) return fmt::format("port {}: {}", port.number, choice.problem);
-  if (!choice.warning.empty()) warnings.push_back(fmt::format("{}: {}", port_name(nic, port.number), choice.warning));
-  usable.push_back({.nic = nic, .port = port.number, .gid = *choice.gid});
-  return {};
-}
+constexpr const char* kNotNamed = "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it";
 
 class Mapper {
  public:
@@ -58,16 +43,43 @@ class Mapper {
   }
 
  private:
+  // Why this port cannot be used at all; otherwise empty, and it is added to `usable`.
+  std::string check_port(const Nic& nic, const NicPort& port, std::vector<NicAssignment>& usable) {
+    if (nic.capability == Capability::unsupported) return name_of(nic.capability);
+    if (!nic.accessible) {
+      return nic.uverbs.empty() ? "it has no device file in /dev/infiniband (is ib_uverbs loaded?)"
+                                : fmt::format("/dev/infiniband/{} cannot be opened", nic.uverbs);
+    }
+    if (!port.active()) {
+      return fmt::format("port {} is {} (link: {})", port.number, port.state.empty() ? "in no known state" : port.state,
+                         port.physical_state.empty() ? "not known" : port.physical_state);
+    }
+    const GidChoice choice = choose_gid(port.gids, port.ethernet(), settings_.gid);
+    if (!choice.gid) return fmt::format("port {}: {}", port.number, choice.problem);
+    if (!choice.warning.empty()) {
+      map_.warnings.push_back(fmt::format("{}: {}", port_name(nic, port.number), choice.warning));
+    }
+    usable.push_back({.nic = nic, .port = port.number, .gid = *choice.gid});
+    return {};
+  }
+
   // --- the operator's mapping ---
 
+  // The one that the entry names.
   std::optional<std::size_t> find_gpu(const MappingEntry& entry) const {
-    if (!entry.cuda_id) return topology::find_by_uuid(map_.gpus, entry.uuid);
-    const auto found = std::ranges::find(map_.gpus, entry.cuda_id, &Gpu::cuda_id);
-    return found == map_.gpus.end() ? std::nullopt : std::optional(static_cast<std::size_t>(found - map_.gpus.begin()));
+    std::optional<std::size_t> found;
+    for (std::size_t i = 0; i < map_.gpus.size(); ++i) {
+      const Gpu& gpu = map_.gpus[i];
+      const bool same = entry.cuda_id ? gpu.cuda_id == entry.cuda_id
+                                      : ::strncasecmp(gpu.uuid.c_str(), entry.uuid.c_str(), entry.uuid.size()) == 0;
+      if (same && found) return std::nullopt;
+      if (same) found = i;
+    }
+    return found;
   }
 
   void apply_mapping() {
-    std::vector<bool> named(map_.gpus.size());
+    for (NicMapRow& row : map_.rows) row.problem = kNotNamed;
     for (const MappingEntry& entry : settings_.mapping) {
       const auto gpu = find_gpu(entry);
       if (!gpu) {
@@ -75,34 +87,29 @@ class Mapper {
             fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}' names no GPU of this machine", entry.text));
         continue;
       }
-      named[*gpu] = true;
       NicMapRow& row = map_.rows[*gpu];
-      if (row.problem.empty()) apply_entry(entry, row);
+      if (!row.problem.empty() && row.problem != kNotNamed) continue;
+      row.problem = check_entry(entry, row.nics);
       if (!row.problem.empty()) row.nics.clear();  // a NIC that is not there is a problem of the whole
-    }
-    for (std::size_t gpu = 0; gpu < map_.gpus.size(); ++gpu) {
-      if (!named[gpu]) map_.rows[gpu].problem = "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it";
     }
   }
 
-  void apply_entry(const MappingEntry& entry, NicMapRow& row) {
+  // Why the entry's NIC cannot be used; otherwise empty, and it is added to `usable`.
+  std::string check_entry(const MappingEntry& entry, std::vector<NicAssignment>& usable) {
+    std::string reason;
     const auto nic = std::ranges::find(map_.nics, entry.hca, &Nic::name);
-    const auto refuse = [&](const std::string& reason) {
-      row.problem = fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}': {}", entry.text, reason);
-    };
-    if (nic == map_.nics.end()) {
+    const NicPort* port = nic == map_.nics.end() ? nullptr : nic->port(entry.port);
+    if (port != nullptr) {
+      reason = check_port(*nic, *port, usable);
+    } else if (nic != map_.nics.end()) {
+      reason = fmt::format("{} has no port {}", nic->name, entry.port);
+    } else {
       std::vector<std::string> names;
       for (const Nic& one : map_.nics) names.push_back(one.name);
       if (names.empty()) names = {"none"};
-      return refuse(fmt::format("there is no HCA '{}'; HCAs of this machine: {}", entry.hca, fmt::join(names, ", ")));
+      reason = fmt::format("there is no HCA '{}'; HCAs of this machine: {}", entry.hca, fmt::join(names, ", "));
     }
-    const NicPort* port = nic->port(entry.port);
-    if (port == nullptr) {
-      return refuse(fmt::format("{} has {} port{}, no port {}", nic->name, nic->ports.size(),
-                                nic->ports.size() == 1 ? "" : "s", entry.port));
-    }
-    const std::string reason = check_port(*nic, *port, settings_.gid, row.nics, map_.warnings);
-    if (!reason.empty()) refuse(fmt::format("{}: {}", nic->name, reason));
+    return reason.empty() ? "" : fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}': {}", entry.text, reason);
   }
 
   // --- the automatic choice ---
@@ -111,27 +118,20 @@ class Mapper {
 
   void find_candidates() {
     for (const Nic& nic : map_.nics) {
-      if (nic.ports.empty()) reasons_[nic.name] = "it has no port";
+      std::string& why_not = why_unused_[nic.name] = "it has no port";
       for (const NicPort& port : nic.ports) {
-        if (!settings_.nics.allows(nic.name, port.number)) {
-          reasons_.try_emplace(nic.name,
-                               fmt::format("{}={} does not allow it", settings_.nics.source(), settings_.nics.text()));
-          continue;
-        }
-        const std::string reason = check_port(nic, port, settings_.gid, candidates_, map_.warnings);
-        if (reason.empty()) {
-          reasons_.erase(nic.name);
-          break;  // one port per NIC: ports of one device share its PCIe link
-        }
-        reasons_[nic.name] = reason;
+        why_not = settings_.nics.allows(nic.name, port.number)
+                      ? check_port(nic, port, candidates_)
+                      : fmt::format("{} does not allow it", settings_.nics.setting());
+        if (why_not.empty()) break;  // one port per NIC: ports of one device share its PCIe link
       }
     }
-    if (settings_.nics.is_set() || candidates_.empty()) return;
+    if (settings_.nics.is_set()) return;
     double fastest = 0;
     for (const NicAssignment& candidate : candidates_) fastest = std::max(fastest, rate(candidate));
     std::erase_if(candidates_, [&](const NicAssignment& candidate) {
       if (rate(candidate) == 0 || rate(candidate) * 2 >= fastest) return false;
-      reasons_[candidate.nic.name] = fmt::format(
+      why_unused_[candidate.nic.name] = fmt::format(
           "{} Gb/s where others have {} Gb/s: taken for a storage or management NIC; DEEP_EP_HCA_LIST may "
           "name it",
           rate(candidate), fastest);
@@ -139,21 +139,12 @@ class Mapper {
     });
   }
 
-  // GPUs that need a NIC. Those of other containers take part only if there is a NIC for each: a container that was
-  // given a few NICs has them for itself.
-  std::vector<std::size_t> rivals() const {
-    std::vector<std::size_t> gpus;
-    for (std::size_t i = 0; i < map_.gpus.size(); ++i) {
-      if (map_.gpus[i].cuda_id || candidates_.size() >= map_.gpus.size()) gpus.push_back(i);
-    }
-    return gpus;
-  }
-
   // How many usable NICs of the same card come before this one.
   int function_rank(std::size_t candidate) const {
     const auto card = [&](std::size_t i) {
-      const auto& address = candidates_[i].nic.pci.address;
-      return address ? std::optional(std::tuple(address->domain, address->bus, address->device)) : std::nullopt;
+      auto address = candidates_[i].nic.pci.address;
+      if (address) address->function = 0;
+      return address;
     };
     int rank = 0;
     for (std::size_t i = 0; i < candidate; ++i) rank += card(i) && card(i) == card(candidate) ? 1 : 0;
@@ -163,13 +154,14 @@ class Mapper {
   // What decides first comes first: sharing a NIC, distance, a second function of one card (its ports share the card's
   // PCIe link), order. PCI distances are those of a tree, so taking the nearest pair first costs no other pair more.
   void assign() {
-    const std::vector<std::size_t> gpus = rivals();
-    if (candidates_.empty()) {
-      for (NicMapRow& row : map_.rows) row.problem = "there is no usable NIC";
-      return;
-    }
     std::vector<std::tuple<Proximity, int, int, std::size_t, std::size_t>> pairs;  // distance, function, GPU, NIC
-    for (const std::size_t gpu : gpus) {
+    std::size_t left = 0;
+    for (std::size_t gpu = 0; gpu < map_.gpus.size(); ++gpu) {
+      map_.rows[gpu].problem = candidates_.empty() ? "there is no usable NIC" : "it belongs to another container";
+      // GPUs of other containers take part only if there is a NIC for each: a container that was given a few NICs has
+      // them for itself.
+      if (!map_.gpus[gpu].cuda_id && candidates_.size() < map_.gpus.size()) continue;
+      ++left;
       for (std::size_t c = 0; c < candidates_.size(); ++c) {
         const Distance away = topology::distance(map_.gpus[gpu].pci, candidates_[c].nic.pci);
         // One that is not known may be the longest.
@@ -177,9 +169,8 @@ class Mapper {
       }
     }
     std::ranges::sort(pairs);
-    for (NicMapRow& row : map_.rows) row.problem = "it belongs to another container";
     // NICs are shared only where all have a GPU, and then by one more each.
-    for (std::size_t left = gpus.size(); left != 0;) {
+    while (left != 0 && !pairs.empty()) {
       std::vector<bool> taken(candidates_.size());
       for (const auto& [proximity, hops, function, gpu, c] : pairs) {
         if (!map_.rows[gpu].nics.empty() || taken[c]) continue;
@@ -193,31 +184,34 @@ class Mapper {
   // --- what to tell ---
 
   void tell() {
-    std::map<std::string, std::map<int, std::vector<std::string>>> users;  // GPUs of each NIC, by its port
     std::vector<std::string> far;
+    std::map<std::string, std::vector<std::string>> users;  // GPUs of each port
     for (std::size_t i = 0; i < map_.gpus.size(); ++i) {
       const Gpu& gpu = map_.gpus[i];
       for (NicAssignment& one : map_.rows[i].nics) {
-        users[one.nic.name][one.port].push_back(gpu.text());
+        users[one.name()].push_back(gpu.text());
         one.distance = topology::distance(gpu.pci, one.nic.pci);
         if (one.distance.proximity != Proximity::system) continue;
-        far.push_back(fmt::format("{} and {} are SYS apart ({}): expect a fraction of the NIC's bandwidth", gpu.text(),
-                                  one.nic.name, topology::explanation(Proximity::system)));
+        far.push_back(
+            fmt::format("{} and {} are SYS apart (across NUMA nodes): expect a fraction of the NIC's bandwidth",
+                        gpu.text(), one.nic.name));
       }
     }
     for (const Nic& nic : map_.nics) {
-      for (const auto& [port, gpus] : users[nic.name]) {
+      bool used = false;
+      for (const NicPort& port : nic.ports) {
+        const std::vector<std::string>& gpus = users[NicAssignment{nic, port.number, {}}.name()];
+        used |= !gpus.empty();
         if (gpus.size() < 2) continue;
         map_.warnings.push_back(fmt::format("{} carries the traffic of {} GPUs, each gets a share of its bandwidth: {}",
-                                            port_name(nic, port), gpus.size(), fmt::join(gpus, ", ")));
+                                            port_name(nic, port.number), gpus.size(), fmt::join(gpus, ", ")));
       }
-      if (!users[nic.name].empty()) continue;
-      const auto reason = reasons_.find(nic.name);
+      if (used) continue;
+      const std::string& why = why_unused_[nic.name];
       map_.unused.push_back(fmt::format("{}: {}", nic.name,
-                                        reason != reasons_.end() ? reason->second
-                                        : settings_.mapping.empty()
-                                            ? "all GPUs have a NIC already"
-                                            : "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it"));
+                                        !why.empty()                ? why
+                                        : settings_.mapping.empty() ? "all GPUs have a NIC already"
+                                                                    : kNotNamed));
     }
     map_.warnings.insert(map_.warnings.end(), far.begin(), far.end());
   }
@@ -225,38 +219,13 @@ class Mapper {
   const RdmaSettings& settings_;
   NicMap map_;
   std::vector<NicAssignment> candidates_;
-  std::map<std::string, std::string> reasons_;  // why a NIC is not a candidate
+  std::map<std::string, std::string> why_unused_;  // of each NIC; empty: it is a candidate
 };
 
 void log_map(const NicMap& map) {
   for (std::size_t gpu = 0; gpu < map.rows.size(); ++gpu) log::info("rdma: {}", map.line(gpu));
   for (const std::string& nic : map.unused) log::info("rdma: not used: {}", nic);
   for (const std::string& warning : map.warnings) log::warn("rdma: {}", warning);
-}
-
-}  // namespace
-
-std::string NicMap::line(std::size_t gpu) const {
-  const NicMapRow& row = rows.at(gpu);
-  if (row.nics.empty()) return fmt::format("{} -> no NIC: {}", gpus[gpu].text(), row.problem);
-  const auto& [nic, port, gid, distance] = row.nics.front();
-  std::string others;
-  for (std::size_t i = 1; i < row.nics.size(); ++i) {
-    others += fmt::format(", and {}", port_name(row.nics[i].nic, row.nics[i].port));
-  }
-  return fmt::format("{} -> {}, {} Gb/s, GID {} ({}, {}{}{}), {}{}", gpus[gpu].text(), port_name(nic, port),
-                     row.nics.front().of_port().rate_gbps, gid.index, name_of(gid.type), gid.address(),
-                     gid.netdev.empty() ? "" : ", ", gid.netdev, topology::short_name(distance.proximity), others);
-}
-
-NicMap map_gpus_to_nics(std::vector<Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings) {
-  return Mapper(std::move(gpus), std::move(nics), settings).run();
-}
-
-std::vector<Gpu> ranks_without_gpu(int ranks) {
-  std::vector<Gpu> result(static_cast<std::size_t>(ranks));
-  for (int rank = 0; rank < ranks; ++rank) result[static_cast<std::size_t>(rank)].cuda_id = rank;
-  return result;
 }
 
 const NicMap& machine_nic_map() {
@@ -272,13 +241,37 @@ const NicMap& machine_nic_map() {
   return *map;
 }
 
+}  // namespace
+
+std::string NicMap::line(std::size_t gpu) const {
+  const NicMapRow& row = rows.at(gpu);
+  if (row.nics.empty()) return fmt::format("{} -> no NIC: {}", gpus[gpu].text(), row.problem);
+  const NicAssignment& first = row.nics.front();
+  std::string others;
+  for (std::size_t i = 1; i < row.nics.size(); ++i) {
+    others += fmt::format(", and {}", port_name(row.nics[i].nic, row.nics[i].port));
+  }
+  return fmt::format("{} -> {}, {} Gb/s, {}, {}{}", gpus[gpu].text(), port_name(first.nic, first.port),
+                     first.of_port().rate_gbps, first.gid.text(), topology::short_name(first.distance.proximity),
+                     others);
+}
+
+NicMap map_gpus_to_nics(std::vector<Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings) {
+  return Mapper(std::move(gpus), std::move(nics), settings).run();
+}
+
+std::vector<Gpu> ranks_without_gpu(int ranks) {
+  std::vector<Gpu> result(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) result[static_cast<std::size_t>(rank)].cuda_id = rank;
+  return result;
+}
+
 std::string why_no_rdma(const NicMap& map) {
   if (map.nics.empty()) {
     return "this machine has no RDMA device (/sys/class/infiniband is empty or missing): load the driver of its NIC, "
-           "or "
-           "give the container its devices";
+           "or give the container its devices";
   }
-  if (std::any_of(map.rows.begin(), map.rows.end(), [](const NicMapRow& row) { return !row.nics.empty(); })) return {};
+  if (!std::ranges::all_of(map.rows, [](const NicMapRow& row) { return row.nics.empty(); })) return {};
   return fmt::format("no RDMA device of this machine can be used: {}", fmt::join(map.unused, "; "));
 }
 
@@ -298,15 +291,13 @@ std::vector<NicAssignment> nics_of_cuda_device(int ordinal) {
   const NicMap& map = machine_nic_map();
   if (map.nics.empty()) fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more", why_no_rdma(map));
   const auto address = topology::cuda_device_address(ordinal);
-  const auto gpu = std::find_if(map.gpus.begin(), map.gpus.end(), [&](const topology::Gpu& candidate) {
-    return address && candidate.pci.address == address;
-  });
+  if (!address) fail<SystemError>("RDMA was asked for, but CUDA does not say where its device {} is", ordinal);
+  const auto gpu = std::ranges::find(map.gpus, address, [](const Gpu& candidate) { return candidate.pci.address; });
   if (gpu == map.gpus.end()) {
-    fail<SystemError>("RDMA was asked for, but {}",
-                      address ? fmt::format("the GPU at {} (CUDA device {}) is neither in /proc/driver/nvidia/gpus nor "
-                                            "in /sys/bus/pci/devices",
-                                            address->text(), ordinal)
-                              : fmt::format("CUDA does not say where its device {} is", ordinal));
+    fail<SystemError>(
+        "RDMA was asked for, but the GPU at {} (CUDA device {}) is neither in /proc/driver/nvidia/gpus nor in "
+        "/sys/bus/pci/devices",
+        address->text(), ordinal);
   }
   return nics_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
 }
@@ -316,17 +307,10 @@ bool queue_pairs_keep_to_paths(const topology::SystemRoot& root, const environme
     const RdmaSettings settings = read_settings(source);
     const WireKind wire = settings.wire.kind;
     if (wire != WireKind::automatic && wire != WireKind::verbs) return false;
-    for (const MappingEntry& entry : settings.mapping) {
-      const auto same = [&](const MappingEntry& other) {
-        return other.cuda_id == entry.cuda_id && other.uuid == entry.uuid;
-      };
-      if (std::ranges::count_if(settings.mapping, same) > 1) return true;
-    }
-    const std::vector<Nic> nics = find_nics(root);
-    return std::any_of(nics.begin(), nics.end(), [](const Nic& nic) {
-      return nic.pci.address && nic.capability != Capability::unsupported &&
-             std::any_of(nic.ports.begin(), nic.ports.end(),
-                         [](const NicPort& port) { return port.active() && port.ethernet(); });
+    const NicMap map = map_gpus_to_nics(topology::find_gpus(root), find_nics(root), settings);
+    return std::ranges::any_of(map.rows, [](const NicMapRow& row) {
+      return row.nics.size() > 1 ||
+             (!row.nics.empty() && row.nics[0].nic.pci.address && row.nics[0].of_port().ethernet());
     });
   } catch (const std::exception&) {
     return false;
@@ -334,9 +318,6 @@ bool queue_pairs_keep_to_paths(const topology::SystemRoot& root, const environme
 }
 
 std::vector<NicAssignment> nics_of_host_rank(int local_rank, int local_ranks) {
-  if (local_rank < 0 || local_rank >= local_ranks) {
-    fail<InvalidArgument>("local rank is {}, allowed: 0 to {}", local_rank, local_ranks - 1);
-  }
   const NicMap map = map_gpus_to_nics(ranks_without_gpu(local_ranks), find_nics({}), read_settings());
   if (local_rank == 0) log_map(map);
   return nics_of(map, static_cast<std::size_t>(local_rank));

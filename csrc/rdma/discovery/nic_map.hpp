@@ -1,5 +1,5 @@
 // Which NIC carries the traffic of which GPU: the rules, and the map of this machine, which is found and logged once
-// per process and asked by GPU or by rank.
+// per process, when it is first asked by GPU or by rank.
 #pragma once
 
 #include <cstddef>
@@ -55,18 +55,15 @@ NicMap map_gpus_to_nics(std::vector<topology::Gpu> gpus, std::vector<Nic> nics, 
 /// Ranks that run on the CPU, in the place of GPUs: rank i is "CUDA id" i of a mapping, and close to no NIC.
 std::vector<topology::Gpu> ranks_without_gpu(int ranks);
 
-/// The map of this machine and environment; worked out and logged at the first call. A wrong variable: InvalidArgument.
-const NicMap& machine_nic_map();
-
 /// NICs, at least one, of the GPU that CUDA knows under this ordinal. SystemError, with one clear text, if the machine
-/// has no RDMA device, none that can be used, or none for this GPU.
+/// has no RDMA device, none that can be used, or none for this GPU; InvalidArgument for a wrong variable.
 std::vector<NicAssignment> nics_of_cuda_device(int ordinal);
 
 /// Those of one of `local_ranks` ranks that run on the CPU of this machine. Errors as above.
 std::vector<NicAssignment> nics_of_host_rank(int local_rank, int local_ranks);
 
-/// Does a queue pair use only one of several paths between two ranks? So on Ethernet, and where the mapping names
-/// several NICs for a GPU. No for software NICs, and where the wire is no NIC. Wrong variables are for others to
+/// Does a queue pair use only one of several paths between two ranks? So where GPUs have NICs on Ethernet, or a mapping
+/// names several NICs for one. No for software NICs, and where the wire is no NIC. Wrong variables are for others to
 /// report.
 bool queue_pairs_keep_to_paths(const topology::SystemRoot& root = {},
                                const environment::Source& source = environment::of_process) noexcept;

@@ -14,41 +14,31 @@ using topology::SystemRoot;
 
 constexpr std::string_view kClass = "/sys/class/infiniband";
 
-std::string text_of(const SystemRoot& root, const std::string& path) {
-  return std::string(trim(root.read(path).value_or("")));
-}
-
 // "ACTIVE" of "4: ACTIVE".
 std::string after_number(const std::string& text) { return std::string(split(text, ':').back()); }
 
-GidType gid_type(const std::string& text, bool ethernet) {
-  if (text == "RoCE v2") return GidType::roce_v2;
-  if (text == "IB/RoCE v1") return ethernet ? GidType::roce_v1 : GidType::infiniband;
-  return ethernet ? GidType::unknown : GidType::infiniband;
-}
-
 // 106 of "106" or "Global tclass=106", the first line; others are rules for some connections.
 std::optional<std::uint8_t> traffic_class(const SystemRoot& root, const std::string& nic, int port) {
-  const std::string text = text_of(root, fmt::format("{}/{}/tc/{}/traffic_class", kClass, nic, port));
+  const std::string text = root.text(fmt::format("{}/{}/tc/{}/traffic_class", kClass, nic, port));
   return parse_number<std::uint8_t>(split(split(text, '\n').front(), '=').back());
 }
 
 NicPort read_port(const SystemRoot& root, const std::string& folder, int number) {
   NicPort port;
   port.number = number;
-  port.state = after_number(text_of(root, folder + "/state"));
-  port.physical_state = after_number(text_of(root, folder + "/phys_state"));
+  port.state = after_number(root.text(folder + "/state"));
+  port.physical_state = after_number(root.text(folder + "/phys_state"));
   // "400 Gb/sec (4X NDR)"
-  port.rate_gbps = parse_number<double>(split(text_of(root, folder + "/rate"), ' ').front()).value_or(0);
-  port.link_layer = text_of(root, folder + "/link_layer");
+  port.rate_gbps = parse_number<double>(split(root.text(folder + "/rate"), ' ').front()).value_or(0);
+  port.link_layer = root.text(folder + "/link_layer");
   for (const std::string& index : root.list(folder + "/gids")) {
     const auto place = parse_number<int>(index);
-    const auto bytes = parse_gid(text_of(root, fmt::format("{}/gids/{}", folder, index)));
+    const auto bytes = parse_gid(root.text(fmt::format("{}/gids/{}", folder, index)));
     if (!bytes || !place) continue;
     GidEntry gid{.index = *place, .bytes = *bytes};
     if (gid.is_zero()) continue;
-    gid.type = gid_type(text_of(root, fmt::format("{}/gid_attrs/types/{}", folder, index)), port.ethernet());
-    gid.netdev = text_of(root, fmt::format("{}/gid_attrs/ndevs/{}", folder, index));
+    gid.type = port.ethernet() ? root.text(fmt::format("{}/gid_attrs/types/{}", folder, index)) : "InfiniBand";
+    gid.netdev = root.text(fmt::format("{}/gid_attrs/ndevs/{}", folder, index));
     port.gids.push_back(std::move(gid));
   }
   return port;
@@ -58,7 +48,7 @@ NicPort read_port(const SystemRoot& root, const std::string& folder, int number)
 std::string driver_of(const SystemRoot& root, const std::string& folder) {
   std::string driver = root.link_name(folder + "/device/driver");
   if (!driver.empty()) return driver;
-  const std::string description = text_of(root, folder + "/node_desc");
+  const std::string description = root.text(folder + "/node_desc");
   if (description == "rxe") return "rdma_rxe";
   if (description.starts_with("Software iWARP")) return "siw";
   return {};
@@ -74,7 +64,7 @@ Capability capability_of(const Nic& nic) {
 std::vector<int> cpus_near(const SystemRoot& root, int numa_node) {
   std::vector<int> cpus;
   if (numa_node < 0) return cpus;
-  const std::string text = text_of(root, fmt::format("/sys/devices/system/node/node{}/cpulist", numa_node));
+  const std::string text = root.text(fmt::format("/sys/devices/system/node/node{}/cpulist", numa_node));
   for (const std::string_view range : split(text, ',')) {
     const std::vector<std::string_view> ends = split(range, '-');
     const auto first = parse_number<int>(ends.front());
@@ -86,7 +76,7 @@ std::vector<int> cpus_near(const SystemRoot& root, int numa_node) {
 
 std::string uverbs_of(const SystemRoot& root, const std::string& name) {
   for (const std::string& node : root.list("/sys/class/infiniband_verbs")) {
-    if (text_of(root, fmt::format("/sys/class/infiniband_verbs/{}/ibdev", node)) == name) return node;
+    if (root.text(fmt::format("/sys/class/infiniband_verbs/{}/ibdev", node)) == name) return node;
   }
   return {};
 }
@@ -105,8 +95,8 @@ std::vector<Nic> find_nics(const SystemRoot& root) {
     Nic nic;
     nic.name = name;
     nic.driver = driver_of(root, folder);
-    nic.node_type = after_number(text_of(root, folder + "/node_type"));
-    nic.firmware = text_of(root, folder + "/fw_ver");
+    nic.node_type = after_number(root.text(folder + "/node_type"));
+    nic.firmware = root.text(folder + "/fw_ver");
     nic.uverbs = uverbs_of(root, name);
     nic.accessible = !nic.uverbs.empty() && root.writable("/dev/infiniband/" + nic.uverbs);
     nic.virtual_function = root.exists(folder + "/device/physfn");
@@ -122,14 +112,12 @@ std::vector<Nic> find_nics(const SystemRoot& root) {
     nics.push_back(std::move(nic));
   }
   // Stable: devices without an address stay in the natural order of their names.
-  std::stable_sort(nics.begin(), nics.end(), [](const Nic& a, const Nic& b) {
-    return std::tuple(!a.pci.address, a.pci.address) < std::tuple(!b.pci.address, b.pci.address);
-  });
+  std::ranges::stable_sort(nics, {}, [](const Nic& nic) { return std::tuple(!nic.pci.address, nic.pci.address); });
   return nics;
 }
 
 bool is_virtual_machine(const SystemRoot& root) {
-  return root.read("/proc/cpuinfo").value_or("").find(" hypervisor") != std::string::npos;
+  return root.text("/proc/cpuinfo").find(" hypervisor") != std::string::npos;
 }
 
 const char* name_of(Capability capability) {

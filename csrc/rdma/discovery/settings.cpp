@@ -50,15 +50,15 @@ constexpr std::array kSimulatedKeys = {
 };
 
 void set_simulated_key(SimulatedNic& nic, std::string_view text) {
-  const std::size_t equals = std::min(text.find('='), text.size());
-  const std::string_view name = trim(text.substr(0, equals));
+  const std::vector<std::string_view> parts = split(text, '=');
+  const std::string_view name = parts.front();
   const auto* key = std::ranges::find(kSimulatedKeys, name, &SimulatedKey::name);
   if (key == kSimulatedKeys.end()) {
     std::vector<std::string_view> names;
     for (const SimulatedKey& one : kSimulatedKeys) names.push_back(one.name);
     fail<InvalidArgument>("simulated has no '{}', allowed: {}", name, fmt::join(names, ", "));
   }
-  const auto value = parse_number<double>(trim(text.substr(std::min(equals + 1, text.size()))));
+  const auto value = parts.size() == 2 ? parse_number<double>(parts.back()) : std::nullopt;
   const bool in_range = value && *value >= key->least && *value <= key->most;
   if (!(in_range || (key->or_zero && value == 0.0)) || (key->whole && std::floor(*value) != *value)) {
     fail<InvalidArgument>("simulated: '{}', allowed: {}= a {}number from {} to {} ({})", text, name,
@@ -79,9 +79,7 @@ Enum word(Reader& reader, const char* variable, const std::array<std::string_vie
   return static_cast<Enum>(std::ranges::find(names, reader.choice(variable)) - names.begin());
 }
 
-NicFilter parse_filter(const Value& value) {
-  return NicFilter::parse(value.text, std::string(value.name), /*prefixes=*/value.name == "NCCL_IB_HCA");
-}
+DeviceFilter parse_filter(const Value& value) { return {value, /*prefixes=*/value.name == "NCCL_IB_HCA"}; }
 
 GidPolicy parse_gid_index(const Value& value) {
   GidPolicy policy;
@@ -92,18 +90,7 @@ GidPolicy parse_gid_index(const Value& value) {
                           kHighestGidIndex);
   }
   policy.index_source = value.name;
-  policy.index_is_binding = environment::is_own(value.name);
   return policy;
-}
-
-PathOptions read_path(Reader& reader) {
-  PathOptions path;
-  path.traffic_class = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_TRAFFIC_CLASS"));
-  path.service_level = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_SERVICE_LEVEL"));
-  path.ack_timeout = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_ACK_TIMEOUT"));
-  path.retry_count = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_RETRY_COUNT"));
-  path.pkey_index = static_cast<std::uint16_t>(reader.unsigned_integer("NCCL_IB_PKEY"));
-  return path;
 }
 
 }  // namespace
@@ -125,13 +112,33 @@ WireSetting parse_wire(std::string_view text) {
   return wire;
 }
 
+std::vector<MappingEntry> parse_device_mapping(std::string_view text) {
+  std::vector<MappingEntry> entries;
+  if (trim(text).empty()) return entries;
+  for (const ListEntry& place : list_entries(text, "<CUDA id or GPU UUID>:<hca>[:<port>],...")) {
+    const std::vector<std::string_view> parts = place.parts(2, 3);
+    MappingEntry entry{.text = std::string(place.text), .cuda_id = {}, .uuid = {}, .hca = place.device(parts[1])};
+    if (parts[0].starts_with("GPU-")) {
+      entry.uuid = parts[0];
+    } else {
+      entry.cuda_id = parse_number<int>(parts[0]);
+      if (entry.cuda_id.value_or(-1) < 0) {
+        place.refuse(fmt::format("'{}' is neither a CUDA id nor a GPU UUID (GPU-...)", parts[0]));
+      }
+    }
+    if (parts.size() == 3) entry.port = place.port(parts[2]);
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
 RdmaSettings read_settings(const environment::Source& source) {
   Reader reader(source);
   RdmaSettings settings;
   settings.mapping =
       reader.read("DEEP_EP_DEVICE_TO_HCA_MAPPING", [](const Value& value) { return parse_device_mapping(value.text); })
           .value_or(std::vector<MappingEntry>{});
-  settings.nics = reader.read("DEEP_EP_HCA_LIST", parse_filter).value_or(NicFilter());
+  settings.nics = reader.read("DEEP_EP_HCA_LIST", parse_filter).value_or(DeviceFilter());
   settings.gid = reader.read("DEEP_EP_RDMA_GID_INDEX", parse_gid_index).value_or(GidPolicy{});
   settings.nic_handler = word<NicHandler>(reader, "DEEP_EP_NIC_HANDLER", kHandlerNames);
   settings.wire = reader.read("DEEP_EP_RDMA_WIRE", [](const Value& value) { return parse_wire(value.text); })
@@ -139,7 +146,12 @@ RdmaSettings read_settings(const environment::Source& source) {
   settings.rail_only = word<Choice>(reader, "DEEP_EP_RAIL_ONLY", kChoiceNames);
   settings.relaxed_ordering = word<Choice>(reader, "DEEP_EP_RDMA_RELAXED_ORDERING", kChoiceNames);
   settings.dma_buf = reader.choice("NVSHMEM_IB_DISABLE_DMABUF") == "on";
-  settings.path = read_path(reader);
+  PathOptions& path = settings.path;
+  path.traffic_class = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_TRAFFIC_CLASS"));
+  path.service_level = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_SERVICE_LEVEL"));
+  path.ack_timeout = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_ACK_TIMEOUT"));
+  path.retry_count = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_RETRY_COUNT"));
+  path.pkey_index = static_cast<std::uint16_t>(reader.unsigned_integer("NCCL_IB_PKEY"));
   settings.has_traffic_class = reader.is_set("DEEP_EP_RDMA_TRAFFIC_CLASS");
   settings.taken = reader.taken();
   settings.warnings = reader.ignored();

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "csrc/rdma/discovery/device_mapping.hpp"
 #include "csrc/rdma/discovery/gid.hpp"
+#include "csrc/support/device_list.hpp"
 #include "csrc/support/environment.hpp"
 
 namespace deep_ep::rdma {
@@ -79,9 +79,22 @@ struct PathOptions {
   bool operator==(const PathOptions&) const = default;
 };
 
+/// One entry of DEEP_EP_DEVICE_TO_HCA_MAPPING.
+struct MappingEntry {
+  std::string text;            ///< as written, without white space around it
+  std::optional<int> cuda_id;  ///< as nvidia-smi counts; otherwise:
+  std::string uuid;            ///< "GPU-..." or an unambiguous beginning of one
+  std::string hca;
+  int port = 1;
+};
+
+/// `<CUDA id or GPU UUID>:<hca>[:<port>],...`; the default port is 1. A GPU with several entries uses them all, the
+/// first one for what one alone can do. InvalidArgument says which entry is wrong and why.
+std::vector<MappingEntry> parse_device_mapping(std::string_view text);
+
 struct RdmaSettings {
   std::vector<MappingEntry> mapping;
-  NicFilter nics;
+  DeviceFilter nics;
   GidPolicy gid;
   NicHandler nic_handler = NicHandler::automatic;
   WireSetting wire;

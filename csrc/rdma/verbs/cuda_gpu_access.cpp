@@ -10,18 +10,11 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-UniqueFd export_dma_buf(void* address, std::size_t bytes) {
+UniqueFd export_dma_buf(int device, void* address, std::size_t bytes) {
   int descriptor = -1;
-  const CUresult result = cuda::driver().mem_range_handle(&descriptor, reinterpret_cast<CUdeviceptr>(address), bytes,
-                                                          CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
-  if (result != CUDA_SUCCESS) {
-    const char* name = nullptr;
-    const char* text = nullptr;
-    cuda::driver().get_error_name(result, &name);
-    cuda::driver().get_error_string(result, &text);
-    fail<SystemError>("cuMemGetHandleForAddressRange of {} at {}: {} ({})", format_bytes(bytes), address,
-                      text != nullptr ? text : "unknown error", name != nullptr ? name : "no name");
-  }
+  cuda::check(cuda::driver().mem_range_handle(&descriptor, reinterpret_cast<CUdeviceptr>(address), bytes,
+                                              CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+              device, "cuMemGetHandleForAddressRange of {} at {}", format_bytes(bytes), address);
   return UniqueFd(descriptor);
 }
 
@@ -34,19 +27,15 @@ std::shared_ptr<void> map_page(void* page, int device) {
   const cuda::CurrentContext current(context);
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterIoMemory;
   const cudaError_t result = cudaHostRegister(page, host_page_bytes(), kFlags);
-  if (result == cudaErrorNotPermitted || result == cudaErrorNotSupported) {
-    cudaGetLastError();  // not sticky: the next caller must not find it
-    fail<SystemError>(
-        "GPU {} may not map the NIC's doorbell page ({}). Load the NVIDIA driver with "
-        "NVreg_RegistryDwords=\"PeerMappingOverride=1;\", or run with more privileges (CAP_SYS_RAWIO, a privileged "
-        "container)",
-        device, cudaGetErrorString(result));
-  }
   if (result != cudaSuccess) {
-    cudaGetLastError();
+    cudaGetLastError();  // not sticky: the next caller must not find it
+    const bool refused = result == cudaErrorNotPermitted || result == cudaErrorNotSupported;
     // Not OutOfMemory, which this is not about: the driver answers with it where it finds no place for I/O memory.
-    fail<SystemError>("GPU {} cannot map the NIC's doorbell page: cudaHostRegister: {}", device,
-                      cudaGetErrorString(result));
+    fail<SystemError>("GPU {} cannot map the NIC's doorbell page: cudaHostRegister: {}{}", device,
+                      cudaGetErrorString(result),
+                      refused ? ". Load the NVIDIA driver with NVreg_RegistryDwords=\"PeerMappingOverride=1;\", or run "
+                                "with more privileges (CAP_SYS_RAWIO, a privileged container)"
+                              : "");
   }
   const std::shared_ptr<void> registered(page, unmap_page);
   void* address = nullptr;
@@ -63,10 +52,12 @@ bool gpu_keeps_order_of_writes(int device) {
   return value >= cudaGPUDirectRDMAWritesOrderingOwner;
 }
 
-DmaBufExporter gpu_dma_buf_exporter() { return export_dma_buf; }
+DmaBufExporter gpu_dma_buf_exporter(int device) {
+  return [device](void* address, std::size_t bytes) { return export_dma_buf(device, address, bytes); };
+}
 
 PageMapper gpu_page_mapper(int device) {
-  return {[device](void* page) { return map_page(page, device); }};
+  return [device](void* page) { return map_page(page, device); };
 }
 
 }  // namespace deep_ep::rdma::verbs

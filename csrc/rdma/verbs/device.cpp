@@ -41,14 +41,19 @@ Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& 
     context_ = {opened, functions_.close_device};
   }
   if (context_ == nullptr) {
-    if (names.empty()) {
-      fail<InvalidArgument>("RDMA device '{}' is not on this machine: libibverbs sees no device at all", name_);
-    }
+    if (names.empty()) names = {"no device at all"};
     fail<InvalidArgument>("RDMA device '{}' is not on this machine; libibverbs sees: {}", name_,
                           fmt::join(names, ", "));
   }
   const int error = functions_.query_device(context(), &limits_);
   if (error != 0) fail<SystemError>("RDMA device {}: ibv_query_device: {}", name_, errno_text(error));
+  // Linux says this of an mlx5 device that adds, with operands of 8 bytes, in the order of bytes that processors have.
+  if (limits_.atomic_cap != IBV_ATOMIC_HCA && limits_.atomic_cap != IBV_ATOMIC_GLOB) {
+    fail<SystemError>(
+        "RDMA device {} has no 8-byte fetch-and-add, which signals need; of an mlx5 device see PCI_ATOMIC_MODE in its "
+        "firmware configuration",
+        name_);
+  }
   errno = 0;
   ibv_pd* const domain = functions_.alloc_pd(context());
   if (domain == nullptr) fail<SystemError>("RDMA device {}: ibv_alloc_pd: {}", name_, errno_text(errno));
@@ -72,7 +77,12 @@ bool Device::has_failed() {
 
 ibv_port_attr Device::port() const {
   ibv_port_attr attributes{};
-  const int error = query_port(functions_, context(), path_.port, &attributes);
+  const auto number = static_cast<std::uint8_t>(path_.port);
+  // As the header's inline function: through the context where the provider fills all fields.
+  verbs_context* const extended = verbs_get_ctx_op(context(), query_port);
+  const int error = extended != nullptr ? extended->query_port(context(), number, &attributes, sizeof attributes)
+                                        : functions_.query_port(context(), number,
+                                                                reinterpret_cast<_compat_ibv_port_attr*>(&attributes));
   if (error != 0) fail<SystemError>("RDMA device {} port {}: ibv_query_port: {}", name_, path_.port, errno_text(error));
   return attributes;
 }

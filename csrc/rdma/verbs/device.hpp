@@ -25,7 +25,7 @@ std::size_t host_page_bytes();
 class Device {
  public:
   /// InvalidArgument for a name that libibverbs does not see (the text lists those it sees), SystemError when the
-  /// device cannot be opened.
+  /// device cannot be opened, or cannot add.
   /// `functions` must outlive the device.
   Device(std::string name, const PathOptions& path, const VerbsFunctions& functions);
 

@@ -4,8 +4,6 @@
 #include <link.h>
 
 #include <filesystem>
-#include <system_error>
-#include <utility>
 
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/support/format.hpp"
@@ -15,39 +13,20 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-/// Looks up one symbol after another in a library, and remembers what is missing.
-struct Symbols {
-  void* library;
-  std::vector<std::string> missing = {};
-
-  template <class Function>
-  void find(Function& function, const char* name) {
-    function = reinterpret_cast<Function>(::dlsym(library, name));
-    if (function == nullptr) missing.emplace_back(name);
-  }
-};
-
-void read_symbols(VerbsFunctions& f, Symbols& symbols) {
-#define DEEP_EP_FIND(name) symbols.find(f.name, "ibv_" #name);
+template <class Find>
+void find_all(VerbsFunctions& f, Find&& find) {
+#define DEEP_EP_FIND(name) find(f.name, "ibv_" #name);
   DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_FIND)
 #undef DEEP_EP_FIND
 }
 
-void read_symbols(Mlx5Functions& f, Symbols& symbols) {
-#define DEEP_EP_FIND_DIRECT(name) symbols.find(f.name, "mlx5dv_" #name);
-#define DEEP_EP_FIND(name) symbols.find(f.name, "mlx5dv_devx_" #name);
+template <class Find>
+void find_all(Mlx5Functions& f, Find&& find) {
+#define DEEP_EP_FIND_DIRECT(name) find(f.name, "mlx5dv_" #name);
+#define DEEP_EP_FIND(name) find(f.name, "mlx5dv_devx_" #name);
   DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_FIND_DIRECT, DEEP_EP_FIND)
 #undef DEEP_EP_FIND_DIRECT
 #undef DEEP_EP_FIND
-}
-
-/// The file that was loaded, with symbolic links resolved.
-std::string path_of(void* library) {
-  link_map* map = nullptr;
-  if (::dlinfo(library, RTLD_DI_LINKMAP, &map) != 0 || map->l_name == nullptr) return {};
-  std::error_code error;
-  const std::filesystem::path resolved = std::filesystem::canonical(map->l_name, error);
-  return error ? std::string(map->l_name) : resolved.string();
 }
 
 template <class Functions>
@@ -62,17 +41,20 @@ Loaded<Functions> load(const char* name) {
   Loaded<Functions> loaded;
   LoadedLibrary& report = loaded.report;
   report.name = name;
-  Symbols symbols{::dlopen(name, RTLD_NOW | RTLD_LOCAL)};
-  if (symbols.library == nullptr) {
-    const char* reason = ::dlerror();
-    report.error = reason != nullptr ? reason : fmt::format("{}: no reason given", name);
+  void* const library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    report.error = ::dlerror();
     return loaded;
   }
-  report.path = path_of(symbols.library);
-  read_symbols(loaded.functions, symbols);
-  if (!symbols.missing.empty()) {
-    report.error = fmt::format("{} lacks {}", report.path, fmt::join(symbols.missing, ", "));
-  }
+  link_map* map = nullptr;
+  ::dlinfo(library, RTLD_DI_LINKMAP, &map);
+  report.path = std::filesystem::weakly_canonical(map->l_name).string();
+  std::vector<std::string> missing;
+  find_all(loaded.functions, [&]<class Function>(Function& function, const char* symbol) {
+    function = reinterpret_cast<Function>(::dlsym(library, symbol));
+    if (function == nullptr) missing.emplace_back(symbol);
+  });
+  if (!missing.empty()) report.error = fmt::format("{} lacks {}", report.path, fmt::join(missing, ", "));
   log::info("rdma: {}", report.text());
   return loaded;
 }
@@ -103,8 +85,6 @@ const VerbsFunctions& verbs_functions() {
   return loaded.functions;
 }
 
-void require_libraries() { verbs_functions(); }
-
 const Mlx5Functions& mlx5_functions() {
   const Loaded<Mlx5Functions>& loaded = loaded_mlx5();
   if (!loaded.report.usable()) {
@@ -119,15 +99,5 @@ const Mlx5Functions& mlx5_functions() {
 std::vector<LoadedLibrary> report_libraries() { return {loaded_verbs().report, loaded_mlx5().report}; }
 
 std::string LoadedLibrary::text() const { return name + ": " + (usable() ? path : "not usable: " + error); }
-
-int query_port(const VerbsFunctions& functions, ibv_context* context, int port, ibv_port_attr* attributes) {
-  *attributes = {};
-  verbs_context* extended = verbs_get_ctx_op(context, query_port);
-  if (extended != nullptr) {
-    return extended->query_port(context, static_cast<std::uint8_t>(port), attributes, sizeof(*attributes));
-  }
-  return functions.query_port(context, static_cast<std::uint8_t>(port),
-                              reinterpret_cast<_compat_ibv_port_attr*>(attributes));
-}
 
 }  // namespace deep_ep::rdma::verbs

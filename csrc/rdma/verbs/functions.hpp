@@ -12,13 +12,13 @@ namespace deep_ep::rdma::verbs {
 #define DEEP_EP_VERBS_FUNCTIONS(OF)                                                                      \
   OF(get_device_list) OF(free_device_list) OF(get_device_name) OF(open_device) OF(close_device)          \
   OF(query_device) OF(query_port) OF(query_gid) OF(alloc_pd) OF(dealloc_pd) OF(reg_mr_iova2)             \
-  OF(reg_dmabuf_mr) OF(dereg_mr) OF(create_cq) OF(destroy_cq) OF(create_qp) OF(modify_qp)   \
+  OF(reg_dmabuf_mr) OF(dereg_mr) OF(create_cq) OF(destroy_cq) OF(create_qp) OF(modify_qp)                \
   OF(destroy_qp) OF(create_ah) OF(destroy_ah) OF(get_async_event) OF(ack_async_event) OF(event_type_str) \
   OF(port_state_str)
 
 // Of libmlx5: DIRECT without "mlx5dv_", OF without "mlx5dv_devx_" (the newest is umem_reg_ex of rdma-core 35).
-#define DEEP_EP_MLX5_FUNCTIONS(DIRECT, OF)                                                         \
-  DIRECT(is_supported) DIRECT(init_obj) OF(general_cmd) OF(obj_create) OF(obj_modify)              \
+#define DEEP_EP_MLX5_FUNCTIONS(DIRECT, OF)                                                             \
+  DIRECT(init_obj) OF(general_cmd) OF(obj_create) OF(obj_modify)                                       \
   OF(obj_query) OF(obj_destroy) OF(qp_query) OF(umem_reg_ex) OF(umem_dereg) OF(alloc_uar) OF(free_uar) \
   OF(query_eqn)
 // clang-format on
@@ -40,8 +40,5 @@ struct Mlx5Functions {
 /// what to install.
 const VerbsFunctions& verbs_functions();
 const Mlx5Functions& mlx5_functions();
-
-/// ibv_query_port as the header's inline function does it: through the context where the provider fills all fields.
-int query_port(const VerbsFunctions& functions, ibv_context* context, int port, ibv_port_attr* attributes);
 
 }  // namespace deep_ep::rdma::verbs

@@ -2,7 +2,12 @@
 // pages in a GPU's address space.
 #pragma once
 
-#include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+
 #include "csrc/rdma/verbs/registration.hpp"
 
 namespace deep_ep::rdma::verbs {
@@ -14,9 +19,30 @@ bool gpu_keeps_order_of_writes(int device);
 /// Exports memory of the current GPU through CUDA's driver (11.7 or later). The exporter takes any piece of one
 /// allocation that begins and ends at host pages, and throws SystemError with the driver's answer. Empty in builds
 /// without CUDA.
-DmaBufExporter gpu_dma_buf_exporter();
+DmaBufExporter gpu_dma_buf_exporter(int device);
 
+/// How a page of registers comes into a GPU's address space: gives the address at which kernels reach it, as long as
+/// that is owned. Throws SystemError: what was refused, and what helps.
+using PageMapper = std::function<std::shared_ptr<void>(void* page)>;
 /// The CUDA runtime (cudaHostRegister for I/O memory) on one GPU. Refuses everything in builds without CUDA.
 PageMapper gpu_page_mapper(int device);
+
+/// Pages of an mlx5 device's doorbell registers (UAR), in a GPU's address space so that kernels can ring them. Several
+/// queue pairs have registers on one page, which may be mapped once only.
+struct DoorbellPages {
+  /// A register (8 bytes, aligned) as kernels address it; `reg` is how the host does. Errors of the mapper. Only a
+  /// trial gives a reliable answer: what is permitted depends on both driver options and privileges.
+  std::uint64_t* map(void* reg) {
+    const std::size_t place = reinterpret_cast<std::uintptr_t>(reg) % page_bytes;
+    std::byte* const page = static_cast<std::byte*>(reg) - place;
+    std::shared_ptr<void>& mapped = pages[page];
+    if (mapped == nullptr) mapped = mapper(page);
+    return reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(mapped.get()) + place);
+  }
+
+  PageMapper mapper = {};
+  std::size_t page_bytes = host_page_bytes();  ///< of this machine: a page may have registers of many queue pairs
+  std::map<std::byte*, std::shared_ptr<void>> pages = {};  ///< from the host's address to that of kernels
+};
 
 }  // namespace deep_ep::rdma::verbs

@@ -19,7 +19,4 @@ struct LoadedLibrary {
 /// libibverbs and libmlx5, opened unless that has happened. Never throws for a missing library.
 std::vector<LoadedLibrary> report_libraries();
 
-/// SystemError, with what to install, unless libibverbs can be used.
-void require_libraries();
-
 }  // namespace deep_ep::rdma::verbs

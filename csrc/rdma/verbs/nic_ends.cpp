@@ -11,8 +11,8 @@
 
 namespace deep_ep::rdma::verbs {
 
-DmaBufExporter exporter_by(const RdmaSettings& settings) {
-  if (settings.dma_buf) return gpu_dma_buf_exporter();
+DmaBufExporter exporter_by(const RdmaSettings& settings, int gpu) {
+  if (settings.dma_buf) return gpu_dma_buf_exporter(gpu);
   return [](void*, std::size_t) -> UniqueFd {
     throw SystemError("turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE");
   };
@@ -52,10 +52,10 @@ NicAccess access_of(const NicAssignment& assignment, const Executor& executor, c
   access.nic = assignment;
   access.gpu_memory = executor.device().kind == deep_ep::Device::Kind::cuda;
   if (access.gpu_memory) access.keeps_order_of_writes = gpu_keeps_order_of_writes(executor.device().index);
-  access.exporter = exporter_by(settings);
+  access.exporter = exporter_by(settings, executor.device().index);
   access.relaxed_ordering = relaxes_ordering(settings, assignment);
   access.mlx5_functions = mlx5_functions;
-  access.page_mapper = gpu_page_mapper(executor.device().index);
+  access.doorbells.mapper = gpu_page_mapper(executor.device().index);
   return access;
 }
 

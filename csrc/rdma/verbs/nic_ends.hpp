@@ -51,7 +51,7 @@ struct NicAccess {
   bool relaxed_ordering = false;      ///< of payload
   /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
-  PageMapper page_mapper;  ///< for the handler `gpu`; its page size is that of all memory of queues
+  DoorbellPages doorbells = {};  ///< for the handler `gpu`; their size is that of the pages of all memory of queues
   /// Where ends keep to rails.
   std::shared_ptr<const LandingNics> landing_nics;
 
@@ -77,6 +77,7 @@ class NicEnds : public Ends {
   void connect_landing(std::size_t end, const QueuePairAddress& peer) override {
     landings_.at(end)->queue_pair.connect(peer);
   }
+  bool idle() const override { return rings_->idle(); }
 
  protected:
   /// `shape`: all but what the options say.
@@ -91,8 +92,8 @@ class NicEnds : public Ends {
   std::vector<std::optional<Landing>> landings_;
 };
 
-/// How GPU memory becomes a dma-buf; one that refuses where the settings have turned that off.
-DmaBufExporter exporter_by(const RdmaSettings& settings);
+/// How memory of a GPU becomes a dma-buf; one that refuses where the settings have turned that off.
+DmaBufExporter exporter_by(const RdmaSettings& settings, int gpu);
 
 /// The path of the settings, from the port that was assigned. Without a variable, the traffic class is what the
 /// administrator set for that port.

@@ -50,6 +50,22 @@ QueuePairAddress local_address(const Device& device) {
   return address;
 }
 
+ibv_ah_attr route_to(const Device& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
+  const PathOptions& path = device.path();
+  ibv_ah_attr route{};
+  route.dlid = peer.lid;
+  route.sl = path.service_level;
+  route.port_num = static_cast<std::uint8_t>(path.port);
+  if (has_global_route(own, peer)) {
+    route.is_global = 1;
+    std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
+    route.grh.sgid_index = static_cast<std::uint8_t>(path.gid_index);
+    route.grh.hop_limit = kHopLimit;
+    route.grh.traffic_class = path.traffic_class;
+  }
+  return route;
+}
+
 QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth)
     : device_(std::move(device)), completions_(std::move(completions)), address_(local_address(*device_)) {
   ibv_qp_init_attr wanted{};
@@ -95,17 +111,7 @@ void QueuePair::connect(const QueuePairAddress& peer) {
   attributes.rq_psn = peer.packet_number;
   attributes.max_dest_rd_atomic = address_.outstanding_reads_in;
   attributes.min_rnr_timer = 12;  // 0.64 ms
-  ibv_ah_attr& route = attributes.ah_attr;
-  route.dlid = peer.lid;
-  route.sl = device_->path().service_level;
-  route.port_num = static_cast<std::uint8_t>(device_->path().port);
-  if (has_global_route(address_, peer)) {
-    route.is_global = 1;
-    std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
-    route.grh.sgid_index = static_cast<std::uint8_t>(device_->path().gid_index);
-    route.grh.hop_limit = kHopLimit;
-    route.grh.traffic_class = device_->path().traffic_class;
-  }
+  attributes.ah_attr = route_to(*device_, address_, peer);
   modify(attributes,
          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
              IBV_QP_MIN_RNR_TIMER,

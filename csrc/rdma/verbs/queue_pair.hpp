@@ -12,6 +12,9 @@ namespace deep_ep::rdma::verbs {
 /// All but the queue pair's number. InvalidArgument for an empty GID, SystemError for a port that is not active.
 QueuePairAddress local_address(const Device& device);
 
+/// The way from a queue pair of the device to the peer's.
+ibv_ah_attr route_to(const Device& device, const QueuePairAddress& own, const QueuePairAddress& peer);
+
 std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth);
 
 /// One end of a connection. Made in the state "initialised"; connect() brings it to "ready to send".

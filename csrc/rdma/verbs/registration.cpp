@@ -2,7 +2,6 @@
 
 #include <sys/resource.h>
 
-#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <string>
@@ -36,13 +35,8 @@ bool peer_memory_module_loaded() {
 
 }  // namespace
 
-std::string_view to_string(RegistrationPath path) {
-  constexpr std::array<std::string_view, 3> kNames = {"host memory", "dma-buf", "peer memory"};
-  return kNames[static_cast<std::size_t>(path)];
-}
-
-RegistrationPath register_memory(const Device& device, const MemoryRange& range, const char* name,
-                                 const std::function<bool(int dma_buf)>& call) {
+const char* register_memory(const Device& device, const MemoryRange& range, const char* name,
+                            const std::function<bool(int dma_buf)>& call) {
   /// Why not; empty: it has it.
   const auto refusal = [&](int dma_buf) {
     errno = 0;
@@ -51,7 +45,7 @@ RegistrationPath register_memory(const Device& device, const MemoryRange& range,
   constexpr int kByAddress = -1;
   if (range.gpu == nullptr) {
     const std::string why_not = refusal(kByAddress);
-    if (why_not.empty()) return RegistrationPath::host;
+    if (why_not.empty()) return "host memory";
     fail<SystemError>("RDMA device {}: {} of {} of CPU memory at {}: {}", device.name(), name,
                       format_bytes(range.bytes), range.address, why_not);
   }
@@ -61,13 +55,13 @@ RegistrationPath register_memory(const Device& device, const MemoryRange& range,
     // The kernel keeps the dma-buf alive; the descriptor may go at the end of this block.
     const UniqueFd descriptor = (*range.gpu)(range.address, range.bytes);
     no_dma_buf = refusal(descriptor.get());
-    if (no_dma_buf.empty()) return RegistrationPath::dma_buf;
+    if (no_dma_buf.empty()) return "dma-buf";
   } catch (const Error& error) {
     no_dma_buf = error.what();
   }
   log::info("RDMA device {}: no dma-buf registration ({}), trying peer memory", device.name(), no_dma_buf);
   const std::string no_peer_memory = refusal(kByAddress);
-  if (no_peer_memory.empty()) return RegistrationPath::peer_memory;
+  if (no_peer_memory.empty()) return "peer memory";
   fail<SystemError>(
       "RDMA device {}: {} of {} of GPU memory at {}. Tried: dma-buf (needs Linux 5.12, for rings 6.1): {}; peer "
       "memory: {}, nvidia-peermem is {}",

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string_view>
 
 #include "csrc/rdma/verbs/device.hpp"
 #include "csrc/support/unique_fd.hpp"
@@ -14,14 +13,6 @@
 struct ibv_mr;
 
 namespace deep_ep::rdma::verbs {
-
-/// How the device reaches the memory.
-enum class RegistrationPath : std::uint8_t {
-  host,         ///< ordinary memory, pinned
-  dma_buf,      ///< GPU memory that its driver exported as a dma-buf
-  peer_memory,  ///< GPU memory by its address, through nvidia-peermem
-};
-std::string_view to_string(RegistrationPath path);
 
 /// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
 /// Empty: nothing can.
@@ -41,9 +32,10 @@ struct MemoryRange {
 
 /// Makes the device take the memory by `call`, which is given the descriptor of a dma-buf, or -1: by the address.
 /// False, and errno: refused. A GPU's memory goes as a dma-buf, else as peer memory. SystemError says what was tried
-/// and how each attempt failed.
-RegistrationPath register_memory(const Device& device, const MemoryRange& range, const char* name,
-                                 const std::function<bool(int dma_buf)>& call);
+/// and how each attempt failed. Returns how the device reaches the memory: as "host memory" (pinned), "dma-buf" (which
+/// the GPU's driver exported), or "peer memory" (by its address, through nvidia-peermem).
+const char* register_memory(const Device& device, const MemoryRange& range, const char* name,
+                            const std::function<bool(int dma_buf)>& call);
 
 /// Destroying it unregisters the memory, which must still exist. What is written or added by a key of strict ordering
 /// is seen after all that was written before it, by whatever key.
@@ -57,12 +49,12 @@ class Registration {
   std::uint32_t remote_key() const;
   /// What work requests use for the first byte.
   std::uint64_t first_address() const { return first_address_; }
-  RegistrationPath path() const { return path_; }
+  const char* path() const { return path_; }  ///< see register_memory()
 
  private:
   std::shared_ptr<ibv_mr> region_;
   std::uint64_t first_address_ = 0;
-  RegistrationPath path_ = RegistrationPath::host;
+  const char* path_ = "";
 };
 
 }  // namespace deep_ep::rdma::verbs

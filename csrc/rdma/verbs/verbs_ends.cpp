@@ -34,31 +34,30 @@ class VerbsEnds final : public NicEnds {
   VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, const ConnectionOptions& options)
       : NicEnds(nic, options), wire_(nic.heap.device, options.ends(), send_depth(*nic.heap.device, options)) {
     make_rings(executor, {});
+    std::vector<CpuHandler::QueuePair> served;
     for (std::size_t end = 0; end < options.ends(); ++end) {
-      served_.push_back({.number = wire_.queue_pair(end).number(), .peer = options.peer(end)});
+      served.push_back({.number = wire_.queue_pair(end).number(), .peer = options.peer(end)});
     }
-    handler_.emplace(wire_, *rings_, served_, nic.nic.name());
+    handler_.emplace(wire_, *rings_, served, nic.nic.name());
   }
 
   QueuePairAddress address(std::size_t end) const override { return nic_.heap.at(wire_.queue_pair(end).address()); }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     wire_.queue_pair(end).connect(peer);
-    return params_of(end, rings_->queue_pair(end, served_[end].number, served_[end].peer), peer);
+    return params_of(end, rings_->queue_pair(end, wire_.queue_pair(end).number(), options_.peer(end)), peer);
   }
 
   void start() override { handler_->start(nic_.nic.nic.cpus, /*for_device=*/true); }
 
   std::optional<Failure> failure() const override { return handler_->failure(); }
-  bool idle() const override { return rings_->idle(); }
   std::string describe() const override {
     return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", nic_.nic.name(),
-                       to_string(nic_.heap.signals.path()));
+                       nic_.heap.signals.path());
   }
 
  private:
   VerbsWire wire_;
-  std::vector<CpuHandler::QueuePair> served_;
   std::optional<CpuHandler> handler_;  ///< last: its thread uses the rest
 };
 

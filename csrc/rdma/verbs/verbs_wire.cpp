@@ -44,9 +44,6 @@ VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uin
       depth_(depth),
       // An overrun completion queue loses completions, so every request under way has its place in it.
       completion_queue_(make_completion_queue(device_, static_cast<std::uint32_t>(count) * depth)) {
-  if (device_->limits().atomic_cap == IBV_ATOMIC_NONE) {
-    fail<InvalidArgument>("RDMA device {} has no 8-byte fetch-and-add, which signals need", device_->name());
-  }
   for (std::size_t place = 0; place < count; ++place) {
     queues_.push_back({.pair = {device_, completion_queue_, depth}});
     by_number_[queues_.back().pair.number()] = place;
@@ -121,33 +118,27 @@ std::size_t VerbsWire::poll(std::span<WireCompletion> completions) {
     fail<SystemError>("RDMA device {} reported a fatal error: nothing on it completes any more", device_->name());
   }
   std::size_t told = 0;
-  for (int i = 0; i < count; ++i) {
-    if (const auto completion = take(polled[static_cast<std::size_t>(i)])) completions[told++] = *completion;
+  for (const ibv_wc& completion : std::span(polled).first(static_cast<std::size_t>(count))) {
+    const std::uint64_t place = completion.wr_id >> 32;
+    if (place >= queues_.size()) {
+      fail<SystemError>("RDMA device {}: a completion has the id {:#x}, which nothing was posted with", device_->name(),
+                        completion.wr_id);
+    }
+    SendQueue& queue = queues_[place];
+    if (queue.failed) continue;  // no other failure of a queue pair is told after the first one
+    const auto behind = static_cast<std::uint32_t>(completion.wr_id) - static_cast<std::uint32_t>(queue.oldest);
+    if (behind >= queue.end - queue.oldest) {
+      fail<SystemError>("RDMA device {}: queue pair {:#x} completed a request that was not posted", device_->name(),
+                        queue.pair.number());
+    }
+    // Everything before it succeeded: requests of one queue pair complete in order.
+    queue.oldest += behind + 1;
+    const Syndrome syndrome = syndrome_of(completion.status);
+    queue.failed = syndrome != Syndrome::none;
+    completions[told++] = {queue.pair.number(), queue.oldest - 1, syndrome,
+                           queue.failed ? static_cast<std::uint8_t>(completion.vendor_err) : std::uint8_t{0}};
   }
   return told;
-}
-
-std::optional<WireCompletion> VerbsWire::take(const ibv_wc& completion) {
-  const std::uint64_t place = completion.wr_id >> 32;
-  if (place >= queues_.size()) {
-    fail<SystemError>("RDMA device {}: a completion has the id {:#x}, which nothing was posted with", device_->name(),
-                      completion.wr_id);
-  }
-  SendQueue& queue = queues_[place];
-  // The device reports no other failure of a queue pair after the first one.
-  if (queue.failed) return {};
-  const auto behind = static_cast<std::uint32_t>(completion.wr_id) - static_cast<std::uint32_t>(queue.oldest);
-  if (behind >= queue.end - queue.oldest) {
-    fail<SystemError>("RDMA device {}: queue pair {:#x} completed a request that was not posted", device_->name(),
-                      queue.pair.number());
-  }
-  // Everything before it succeeded: requests of one queue pair complete in order.
-  const std::uint64_t id = queue.oldest + behind;
-  queue.oldest = id + 1;
-  const Syndrome syndrome = syndrome_of(completion.status);
-  queue.failed = syndrome != Syndrome::none;
-  return WireCompletion{queue.pair.number(), id, syndrome,
-                        queue.failed ? static_cast<std::uint8_t>(completion.vendor_err) : std::uint8_t{0}};
 }
 
 }  // namespace deep_ep::rdma::verbs

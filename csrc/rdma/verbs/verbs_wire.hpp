@@ -3,14 +3,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "csrc/rdma/ring/wire.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
-
-struct ibv_wc;
 
 namespace deep_ep::rdma::verbs {
 
@@ -39,8 +36,6 @@ class VerbsWire final : public Wire {
     std::uint32_t since_reported = 0;  ///< operations handed over since the last one that asked for a completion
     bool failed = false;
   };
-
-  std::optional<WireCompletion> take(const ibv_wc& completion);
 
   std::shared_ptr<Device> device_;
   std::uint32_t depth_;  ///< of each send queue

@@ -1,9 +1,8 @@
 // The notations of DEEP_EP_DEVICE_TO_HCA_MAPPING and of lists of NICs: what is accepted, and the text of every refusal.
-#include "csrc/rdma/discovery/device_mapping.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "csrc/rdma/discovery/settings.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
 
@@ -40,17 +39,14 @@ struct Refused {
 
 TEST(DeviceMapping, ARefusalSaysWhichEntryAndWhy) {
   const Refused cases[] = {
-      {"mlx5_0", "entry 1, 'mlx5_0': there is no ':' between GPU and HCA"},
+      {"mlx5_0", "entry 1, 'mlx5_0': it has 1 parts with ':' between them, allowed: 2 to 3"},
       {"0:mlx5_0, ,1:mlx5_1", "entry 2, '': it is empty"},
-      {":mlx5_0", "entry 1, ':mlx5_0': the GPU is missing"},
-      {"0:", "entry 1, '0:': the HCA is missing"},
+      {":mlx5_0", "entry 1, ':mlx5_0': '' is neither a CUDA id nor a GPU UUID (GPU-...)"},
+      {"0:", "entry 1, '0:': '' is not the name of a device"},
       {"gpu0:mlx5_0", "entry 1, 'gpu0:mlx5_0': 'gpu0' is neither a CUDA id nor a GPU UUID (GPU-...)"},
-      {"GPU-xyz:mlx5_0", "entry 1, 'GPU-xyz:mlx5_0': 'GPU-xyz' is not a GPU UUID"},
-      {"MIG-a0:mlx5_0", "entry 1, 'MIG-a0:mlx5_0': 'MIG-a0' is a part of a GPU (MIG); name the GPU"},
-      {"0:mlx5 0", "entry 1, '0:mlx5 0': 'mlx5 0' is not the name of an HCA"},
+      {"0:mlx5 0", "entry 1, '0:mlx5 0': 'mlx5 0' is not the name of a device"},
       {"0:mlx5_0:255", "entry 1, '0:mlx5_0:255': the port is '255', not a number from 1 to 254"},
-      {"0:mlx5_0:1:8", "entry 1, '0:mlx5_0:1:8': it has 4 parts, at most 3 are allowed"},
-      {"0:mlx5_0,0:mlx5_0:1", "entry 2, '0:mlx5_0:1': it comes twice"}};
+      {"0:mlx5_0:1:8", "entry 1, '0:mlx5_0:1:8': it has 4 parts with ':' between them, allowed: 2 to 3"}};
   for (const auto& [text, message] : cases) {
     EXPECT_EQ(message_of<InvalidArgument>([text = text] { parse_device_mapping(text); }),
               fmt::format("{}; allowed: <CUDA id or GPU UUID>:<hca>[:<port>],...", message));
@@ -75,19 +71,21 @@ TEST(NicList, AllowsWhatItNames) {
                {"^=mlx5_1", true, "mlx5_10", 1, true},
                {"^mlx5_1", true, "mlx5_10", 1, false}};
   for (const auto& [list, prefixes, hca, port, allowed] : cases) {
-    EXPECT_EQ(NicFilter::parse(list, "LIST", prefixes).allows(hca, port), allowed) << list << " " << hca;
+    EXPECT_EQ(DeviceFilter({list, "LIST"}, prefixes).allows(hca, port), allowed) << list << " " << hca;
   }
 }
 
 TEST(NicList, ARefusalSaysWhichEntryAndWhy) {
-  const Refused cases[] = {{"^", "entry 1, '': it is empty"},
-                           {"=mlx5_0", "entry 1, '=mlx5_0': '=' is NCCL's notation; here names are always complete"},
-                           {"mlx5_0,^mlx5_1", "entry 2, '^mlx5_1': '^' may appear once, at the beginning of the list"},
-                           {"mlx5_0:1:2", "entry 1, 'mlx5_0:1:2': it has 3 parts, at most 2 are allowed"},
-                           {":1", "entry 1, ':1': the HCA is missing"}};
+  const Refused cases[] = {
+      {"^", "entry 1, '': it is empty"},
+      {"mlx5_0,^mlx5_1", "entry 2, '^mlx5_1': '^mlx5_1' is not the name of a device"},
+      {"mlx5_0:1:2", "entry 1, 'mlx5_0:1:2': it has 3 parts with ':' between them, allowed: 1 to 2"},
+      {":1", "entry 1, ':1': '' is not the name of a device"}};
   for (const auto& [text, message] : cases) {
-    EXPECT_EQ(message_of<InvalidArgument>([text = text] { NicFilter::parse(text, "DEEP_EP_HCA_LIST", false); }),
-              fmt::format("{}; allowed: [^]<hca>[:<port>],...", message));
+    EXPECT_EQ(message_of<InvalidArgument>([text = text] {
+                DeviceFilter({text, "DEEP_EP_HCA_LIST"}, false);
+              }),
+              fmt::format("{}; allowed: [^][=]<name>[:<port>],...", message));
   }
 }
 

@@ -30,7 +30,7 @@ struct GidCase {
 };
 
 GidPolicy index(int value, bool binding) {
-  return {.index = value, .index_source = "GID_INDEX", .index_is_binding = binding};
+  return {.index = value, .index_source = binding ? "DEEP_EP_INDEX" : "GID_INDEX"};
 }
 
 class GidSelection : public testing::TestWithParam<GidCase> {};
@@ -71,8 +71,8 @@ INSTANTIATE_TEST_SUITE_P(
             {{kLocal, kV1}, {kLocal, kV2}},
             {},
             {},
-            "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, fe80::4201:aff:fe00:1), GID 1 (RoCE v2, "
-            "fe80::4201:aff:fe00:1)"},
+            "no RoCE v2 GID with a routable address; there is GID 0 (IB/RoCE v1, fe80::4201:aff:fe00:1, eth1), GID 1 "
+            "(RoCE v2, fe80::4201:aff:fe00:1, eth1)"},
         GidCase{"TypeNotVisibleInAContainer",
                 {{kIpv4, ""}},
                 {},
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(
                 kTable,
                 index(4, true),
                 {},
-                "GID_INDEX=4: no GID is there (zero, or beyond the table)"},
+                "DEEP_EP_INDEX=4: no GID is there (zero, or beyond the table)"},
         GidCase{"AnAliasThatDoesNotFit", kTable, index(77, false), 3, "",
                 "GID_INDEX=77: no GID is there (zero, or beyond the table); GID 3 is used instead"},
         GidCase{"InfiniBandUsesItsFirst", {{kLocal, kV1}, {kGlobal, kV1}}, {}, 0, "", "", "InfiniBand"},

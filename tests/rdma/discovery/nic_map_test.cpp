@@ -95,7 +95,11 @@ TEST_F(NicMapTest, NetworksThatKeepAConnectionOnOnePath) {
   EXPECT_FALSE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "wrong"}})) << "which is told elsewhere";
   const test::FakeMachine infiniband;
   test::write_h200_machine(infiniband);
-  EXPECT_FALSE(queue_pairs_keep_to_paths(infiniband.root(), source_of({})));
+  test::FakeNic storage = extra("mlx5_88", "100 Gb/sec (2X HDR)");
+  storage.folder =
+      infiniband.add_pci("/sys/devices/pci0000:05/0000:05:01.0", "0000:06:00.0", "0x15b3", "0x020000", "mlx5_core", 0);
+  infiniband.add_nic(storage);
+  EXPECT_FALSE(queue_pairs_keep_to_paths(infiniband.root(), source_of({}))) << "no GPU uses the one on Ethernet";
 }
 
 TEST_F(NicMapTest, APortThatIsDownLeavesItsNicOut) {
@@ -251,9 +255,9 @@ INSTANTIATE_TEST_SUITE_P(
                "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_9': there is no HCA 'mlx5_9'; HCAs of this machine: mlx5_0, "
                "mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7"},
         Mapped{"AnUnknownPort", "0:mlx5_0:2", 0, "",
-               "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_0:2': mlx5_0 has 1 port, no port 2"},
+               "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_0:2': mlx5_0 has no port 2"},
         Mapped{"APortThatIsDown", "0:mlx5_7", 0, "",
-               "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_7': mlx5_7: port 1 is DOWN (link: Polling)"},
+               "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_7': port 1 is DOWN (link: Polling)"},
         Mapped{"OneOfTwoIsUnknown", "4:mlx5_4,GPU-a0000004:mlx5_9", 4, "",
                "DEEP_EP_DEVICE_TO_HCA_MAPPING: 'GPU-a0000004:mlx5_9': there is no HCA 'mlx5_9'; HCAs of this machine: "
                "mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7"}),

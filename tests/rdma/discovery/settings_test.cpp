@@ -44,7 +44,7 @@ TEST(RdmaSettings, TheLibrarysOwnNamesWin) {
   EXPECT_TRUE(settings.nics.allows("mlx5_0", 1));
   EXPECT_FALSE(settings.nics.allows("mlx5_1", 1));
   EXPECT_EQ(settings.gid.index, 5);
-  EXPECT_TRUE(settings.gid.index_is_binding);
+  EXPECT_EQ(settings.gid.index_source, "DEEP_EP_RDMA_GID_INDEX");
   EXPECT_EQ(settings.nic_handler, NicHandler::cpu);
   EXPECT_EQ(settings.path.traffic_class, 106);
   EXPECT_TRUE(settings.has_traffic_class);
@@ -97,7 +97,7 @@ TEST(RdmaSettings, OfTheSeeds) {
                                       {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_0:1,1:mlx5_1:1"}});
   EXPECT_EQ(settings.nic_handler, NicHandler::gpu);
   EXPECT_EQ(settings.gid.index, 3);
-  EXPECT_FALSE(settings.gid.index_is_binding);
+  EXPECT_EQ(settings.gid.index_source, "NVSHMEM_IB_GID_INDEX");
   EXPECT_EQ(settings.path.traffic_class, 52);
   EXPECT_EQ(settings.mapping.size(), 2u);
   EXPECT_EQ(settings.taken, (Texts{"NVSHMEM_IB_GID_INDEX=3", "NVSHMEM_IBGDA_NIC_HANDLER=gpu", "NCCL_IB_TC=52"}));

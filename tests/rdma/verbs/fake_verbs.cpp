@@ -181,7 +181,6 @@ void count_down(const UniqueFd& counter) {
 mlx5dv_devx_obj* object(std::uintptr_t number) { return reinterpret_cast<mlx5dv_devx_obj*>(number); }
 
 void fill(Mlx5Functions& f) {
-  f.is_supported = [](ibv_device*) { return fake->is_mlx5; };
   f.init_obj = [](mlx5dv_obj* objects, std::uint64_t types) {
     if (fake->refuses("init_obj")) return errno;
     if ((types & MLX5DV_OBJ_PD) != 0) objects->pd.out->pdn = kProtectionDomain;
@@ -191,18 +190,12 @@ void fill(Mlx5Functions& f) {
   f.general_cmd = [](ibv_context*, const void* in, std::size_t bytes, void* out, std::size_t out_bytes) {
     const int error = command("general_cmd", in, bytes, out, out_bytes);
     if (error != 0) return error;
-    const std::uint64_t what = fake->commands.back().get(0x30, 16);
-    if (what == 0x01) put(out, 0x80 + 0x1fc, 4, fake->completion_version);
     if (fake->commands.back().opcode() == 0x842) {
       put(out, 0x55, 3, fake->port_select_mode);
       put(out, 0x5d, 3, fake->lag_state);
-      return 0;
-    }
-    if (what == 0x01) put(out, 0x80 + 0x27c, 4, 2);
-    if (what == 0x07) {
-      put(out, 0x80 + 0x90, 16, fake->atomic_operations);
-      put(out, 0x80 + 0xb0, 16, fake->atomic_sizes);
-      put(out, 0x80 + 0x40, 2, fake->atomic_order);
+    } else {
+      put(out, 0x80 + 0x1fc, 4, fake->completion_version);
+      put(out, 0x80 + 0x27c, 4, 2);
     }
     return 0;
   };

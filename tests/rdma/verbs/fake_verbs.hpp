@@ -31,7 +31,6 @@ class FakeVerbs {
   ibv_device_attr attributes{};
   ibv_port_attr port{};
   std::map<int, std::array<std::uint8_t, 16>> gids;
-  bool is_mlx5 = true;
   std::map<std::string, int> refusals;       ///< function -> errno
   std::map<std::string, int> refusals_left;  ///< function -> how many more calls are refused; others: all
   std::size_t post_accepts = SIZE_MAX;       ///< work requests that the next calls take before ENOMEM
@@ -81,9 +80,6 @@ class FakeVerbs {
   std::vector<std::string> broken_rules;  ///< of the firmware, by refused commands
   FirmwareFacts facts() const;
   std::uint64_t completion_version = 1;
-  std::uint64_t atomic_operations = 0xf;
-  std::uint64_t atomic_sizes = 0xc;
-  std::uint64_t atomic_order = 1;  ///< of bytes: the host's
   std::uint8_t queue_pair_state = 3;
   std::uint16_t told = 0;               ///< entries that doorbells announced
   std::uint16_t fetched = 0;            ///< of these, read

@@ -141,7 +141,7 @@ TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
 TEST_F(NicEndsTest, ManyQueuePairsShareWhatTheyCan) {
   make();
   const auto calls = [&](const char* name) { return std::count(fake_.calls.begin(), fake_.calls.end(), name); };
-  EXPECT_EQ(fake_.commands.size(), 5u * kChannels + 4) << "each: CREATE_CQ, CREATE_QP, three states";
+  EXPECT_EQ(fake_.commands.size(), 5u * kChannels + 3) << "each: CREATE_CQ, CREATE_QP, three states";
   EXPECT_EQ(calls("alloc_uar dedicated"), kChannels + 1) << "one to try whether kernels can ring";
   for (const char* once : {"create_ah", "query_eqn", "umem_reg_ex dma-buf"}) EXPECT_EQ(calls(once), 1) << once;
 }
@@ -302,7 +302,7 @@ TEST_F(NicEndsTest, WhyAHandlerIsImpossible) {
 TEST_F(NicEndsTest, DmaBufCanBeTurnedOff) {
   RdmaSettings settings;
   settings.dma_buf = false;
-  nic_.exporter = exporter_by(settings);
+  nic_.exporter = exporter_by(settings, 0);
   make();
   EXPECT_EQ(ends_->describe(), "handler gpu, rings in peer memory, NIC fake_0:1, heap registered as peer memory");
   EXPECT_EQ(registered(0).address, heap_->local());
@@ -327,8 +327,8 @@ TEST_F(NicEndsTest, TheDevicesQueuesMayBeSmallerThanTheRings) {
 
 TEST_F(NicEndsTest, PagesOfRegistersAreMappedOnceWhateverTheirSize) {
   // Devices put their registers on pages of 4 KiB, sixteen of which then lie on one page of some machines.
-  nic_.page_mapper.page_bytes = test::kMachinePage;
-  DoorbellPages pages(nic_.page_mapper);
+  nic_.doorbells.page_bytes = test::kMachinePage;
+  DoorbellPages pages = nic_.doorbells;
   for (const std::size_t place : {0x0800u, 0x1800u, 0xf900u}) {
     EXPECT_EQ(static_cast<void*>(pages.map(test::registers + place)), test::registers + place + test::kMachinePage);
   }
@@ -337,7 +337,7 @@ TEST_F(NicEndsTest, PagesOfRegistersAreMappedOnceWhateverTheirSize) {
 
 TEST(DoorbellPagesTest, ABuildWithoutAGpuSaysSo) {
   if (DEEP_EP_HAVE_CUDA) GTEST_SKIP() << "this build has CUDA";
-  EXPECT_EQ(message_of<SystemError>([&] { DoorbellPages(gpu_page_mapper(3)).map(test::registers); }),
+  EXPECT_EQ(message_of<SystemError>([&] { DoorbellPages{gpu_page_mapper(3)}.map(test::registers); }),
             "GPU 3 cannot map a NIC's doorbell page: this build of the library has no CUDA");
 }
 

@@ -16,39 +16,21 @@ namespace {
 
 /// Returns the ports of its bond, if there is one.
 std::uint8_t check(const DevxDevice& devx) {
-  const std::string& name = devx.device->name();
-  if (!devx.functions.is_supported(devx.device->context()->device)) {
-    fail<InvalidArgument>("RDMA device {} is not an mlx5 device: GPUs cannot drive it; the NIC handler 'cpu' can",
-                          name);
-  }
-  const auto capabilities = [&](std::uint16_t op_mod) {
-    Request request(layout::kQueryHcaCap);
-    request.set(layout::command::op_mod, op_mod);
-    return devx.run(request);
-  };
-  const Mailbox general = capabilities(layout::cmd_hca_cap::op_mod);
+  Request request(layout::kQueryHcaCap);
+  request.set(layout::command::op_mod, layout::cmd_hca_cap::op_mod);
+  const Mailbox general = devx.run(request);
   const auto version = general.get(layout::cmd_hca_cap::cqe_version);
   if (version != 1) {
-    fail<SystemError>("RDMA device {} writes completion entries of version {}; kernels read version 1", name, version);
-  }
-  const Mailbox atomics = capabilities(layout::atomic_caps::op_mod);
-  const auto operations = atomics.get(layout::atomic_caps::atomic_operations);
-  const auto sizes = atomics.get(layout::atomic_caps::atomic_size_qp);
-  if ((operations & layout::atomic_caps::operation_fetch_add) == 0 ||
-      (sizes & layout::atomic_caps::size_8_bytes) == 0) {
-    fail<SystemError>(
-        "RDMA device {} has no 8-byte fetch-and-add (operations {:#x}, sizes {:#x}), which signals need; "
-        "see PCI_ATOMIC_MODE in its firmware configuration",
-        name, operations, sizes);
-  }
-  const auto order = atomics.get(layout::atomic_caps::atomic_req_8b_endianness_mode);
-  if (order != layout::atomic_caps::host_order) {
-    fail<SystemError>(
-        "RDMA device {} adds 8-byte numbers as if they were big-endian (atomic_req_8B_endianness_mode {}), so signals "
-        "would be wrong: its driver has not chosen the host's order, or its firmware has none",
-        name, order);
+    fail<SystemError>("RDMA device {} writes completion entries of version {}; kernels read version 1",
+                      devx.device->name(), version);
   }
   return static_cast<std::uint8_t>(general.get(layout::cmd_hca_cap::num_lag_ports));
+}
+
+void init_obj(const DevxDevice& devx, mlx5dv_obj& objects, std::uint64_t type, const char* what) {
+  const int error = devx.functions.init_obj(&objects, type);
+  if (error == 0) return;
+  fail<SystemError>("RDMA device {}: mlx5dv_init_obj of {}: {}", devx.device->name(), what, errno_text(error));
 }
 
 std::uint32_t find_protection_domain(const DevxDevice& devx) {
@@ -56,11 +38,7 @@ std::uint32_t find_protection_domain(const DevxDevice& devx) {
   mlx5dv_obj objects{};
   objects.pd.in = devx.device->protection_domain();
   objects.pd.out = &domain;
-  const int error = devx.functions.init_obj(&objects, MLX5DV_OBJ_PD);
-  if (error != 0) {
-    fail<SystemError>("RDMA device {}: mlx5dv_init_obj of the protection domain: {}", devx.device->name(),
-                      errno_text(error));
-  }
+  init_obj(devx, objects, MLX5DV_OBJ_PD, "the protection domain");
   return domain.pdn;
 }
 
@@ -76,17 +54,10 @@ std::uint32_t find_event_queue(const DevxDevice& devx) {
 // The kernel knows how to reach a GID: an address handle that is made and dropped reveals the hardware address.
 MacAddress find_mac(const DevxDevice& devx, const QueuePairAddress& peer) {
   const Device& device = *devx.device;
-  const PathOptions& path = device.path();
-  ibv_ah_attr attributes{};
-  attributes.is_global = 1;
-  attributes.port_num = static_cast<std::uint8_t>(path.port);
-  attributes.sl = path.service_level;
-  std::memcpy(attributes.grh.dgid.raw, peer.gid.data(), peer.gid.size());
-  attributes.grh.sgid_index = static_cast<std::uint8_t>(path.gid_index);
-  attributes.grh.hop_limit = kHopLimit;
-  attributes.grh.traffic_class = path.traffic_class;
+  ibv_ah_attr attributes = route_to(device, devx.address, peer);
   errno = 0;
-  ibv_ah* handle = device.functions().create_ah(device.protection_domain(), &attributes);
+  const std::unique_ptr<ibv_ah, int (*)(ibv_ah*)> handle(
+      device.functions().create_ah(device.protection_domain(), &attributes), device.functions().destroy_ah);
   if (handle == nullptr) {
     fail<SystemError>(
         "RDMA device {}: ibv_create_ah for {}: {} (no route to the peer: wrong GID index, subnet, or a "
@@ -95,15 +66,11 @@ MacAddress find_mac(const DevxDevice& devx, const QueuePairAddress& peer) {
   }
   mlx5dv_ah out{};
   mlx5dv_obj objects{};
-  objects.ah.in = handle;
+  objects.ah.in = handle.get();
   objects.ah.out = &out;
-  const int error = devx.functions.init_obj(&objects, MLX5DV_OBJ_AH);
+  init_obj(devx, objects, MLX5DV_OBJ_AH, "an address handle");
   MacAddress mac{};
-  if (error == 0) std::copy_n(out.av->rmac, mac.size(), mac.begin());
-  device.functions().destroy_ah(handle);
-  if (error != 0) {
-    fail<SystemError>("RDMA device {}: mlx5dv_init_obj of an address handle: {}", device.name(), errno_text(error));
-  }
+  std::copy_n(out.av->rmac, mac.size(), mac.begin());
   return mac;
 }
 

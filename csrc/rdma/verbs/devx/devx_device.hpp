@@ -23,8 +23,8 @@ inline constexpr std::size_t kRingAlignment = 65536;
 using MacAddress = std::array<std::uint8_t, 6>;
 
 struct DevxDevice {
-  /// Checks that the device can do what the rings need (completion format 1, 8-byte fetch-and-add in the order of bytes
-  /// that processors have). SystemError says which command was refused, and how. Errors of local_address().
+  /// Checks that the device writes completions as the rings need them. SystemError says which command was refused, and
+  /// how. Errors of local_address().
   DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions,
              std::size_t page_bytes = host_page_bytes());
 

@@ -23,23 +23,21 @@ class DevxEnds final : public NicEnds {
            const ConnectionOptions& options)
       : NicEnds(nic, options),
         handler_(handler),
-        name_(nic.nic.name()),
-        device_(std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5_functions(), nic.page_mapper.page_bytes)),
-        pages_(nic.page_mapper) {
+        device_(std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5_functions(), nic.doorbells.page_bytes)),
+        doorbells_(nic.doorbells) {
     if (handler_ == NicHandler::gpu) {
       // Whether kernels can ring is tried on a register of its own, before anything else is made.
       const auto trial = devx::make_doorbell(*device_);
-      DoorbellPages(nic.page_mapper).map(trial->reg_addr);
+      DoorbellPages(nic.doorbells).map(trial->reg_addr);
     } else {
       bells_.emplace(executor, options_.ends(), options_.depth);
     }
     try {
-      make(executor, nic.gpu_memory);
+      make(executor, /*on_gpu=*/true);
     } catch (const Error& error) {
-      if (!nic.gpu_memory) throw;
-      log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", name_,
+      log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", nic_.nic.name(),
                 error.what());
-      make(executor, false);
+      make(executor, /*on_gpu=*/false);
     }
   }
 
@@ -52,7 +50,7 @@ class DevxEnds final : public NicEnds {
       bells_->connect(end, queue, static_cast<std::uint64_t*>(pairs_[end].doorbell()));
     } else {
       queue.kind = RdmaDoorbell::device_register;
-      queue.doorbell = pages_.map(pairs_[end].doorbell());
+      queue.doorbell = doorbells_.map(pairs_[end].doorbell());
       queue.doorbell_record = rings_->doorbell_record(end);
     }
     // In the GPU's own memory all that the device reads is served by this GPU, see PortChannel.
@@ -68,11 +66,12 @@ class DevxEnds final : public NicEnds {
   /// Completions in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
   std::optional<Failure> failure() const override {
     if (nic_.heap.device->has_failed()) {
-      return Failure{
-          .of_device = true, .device = name_, .detail = "reported a fatal error: nothing on it completes any more"};
+      return Failure{.of_device = true,
+                     .device = nic_.nic.name(),
+                     .detail = "reported a fatal error: nothing on it completes any more"};
     }
     if (bells_ && bells_->lost()) {
-      return Failure{.of_device = true, .device = name_, .detail = "was not told of a doorbell"};
+      return Failure{.of_device = true, .device = nic_.nic.name(), .detail = "was not told of a doorbell"};
     }
     for (std::size_t end = 0; end < pairs_.size() && !rings_->options().on_gpu; ++end) {
       const device::rdma::CompletionEntry& completion = *rings_->completion(end);
@@ -96,25 +95,25 @@ class DevxEnds final : public NicEnds {
       std::string trouble = trouble_of(end, rings[end]);
       if (!trouble.empty()) troubles.push_back(std::move(trouble));
     }
-    constexpr std::size_t kMost = 4;
-    const std::size_t more = troubles.size() > kMost ? troubles.size() - kMost : 0;
     if (troubles.empty()) return "all that was posted has arrived";
-    if (more != 0) troubles.resize(kMost);
-    return fmt::format("{}{}", fmt::join(troubles, "; "), more != 0 ? fmt::format("; and {} more", more) : "");
+    constexpr std::size_t kMost = 4;
+    if (const std::size_t all = troubles.size(); all > kMost) {
+      troubles.resize(kMost);
+      troubles.push_back(fmt::format("and {} more", all - kMost));
+    }
+    return fmt::format("{}", fmt::join(troubles, "; "));
   }
-
-  bool idle() const override { return rings_->idle(); }
 
   std::string describe() const override {
     return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler_),
-                       to_string(pairs_.front().memory_path()), name_, to_string(nic_.heap.signals.path()));
+                       pairs_.front().memory_path(), nic_.nic.name(), nic_.heap.signals.path());
   }
 
  private:
   Failure failure_of(std::size_t end, const device::rdma::CompletionEntry& completion, std::uint32_t tail) const {
     // The device reports the lowest 16 bits of the index.
     return {.peer = options_.peer(end),
-            .device = name_,
+            .device = nic_.nic.name(),
             .queue_pair = pairs_[end].number(),
             .index = device::rdma::tail_counter(tail),
             .opcode = device::rdma::swap32(completion.opcode_number) >> 24,
@@ -133,34 +132,29 @@ class DevxEnds final : public NicEnds {
   }
 
   void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {
-    pages_.unmap();
+    doorbells_.pages.clear();
     pairs_.clear();
     make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment});
-    const std::size_t bytes = rings_->layout().bytes;
-    devx::QueueMemory place{.umem = {*device_,
-                                     {.address = rings_->ring(0),
-                                      .bytes = bytes * options_.ends(),
-                                      .gpu = on_gpu ? &nic_.exporter : nullptr}},
-                            .layout = rings_->layout()};
-    if (bells_) {
-      const MemoryRange records{.address = bells_->records(), .bytes = bells_->record_bytes()};
-      place.records.emplace(*device_, records);
-    }
+    const RingLayout& layout = rings_->layout();
+    const devx::Umem umem(*device_, {.address = rings_->ring(0),
+                                     .bytes = layout.bytes * options_.ends(),
+                                     .gpu = on_gpu ? &nic_.exporter : nullptr});
+    // Records that bells ring lie in memory of their own.
+    const devx::Umem records = bells_ ? devx::Umem(*device_, {bells_->records(), bells_->record_bytes()}) : umem;
     for (std::size_t i = 0; i < options_.ends(); ++i) {
-      place.offset = i * bytes;
-      place.record = i * 2 * sizeof(std::uint32_t);
-      pairs_.emplace_back(device_, place, options_.port_offset(i));
-      if (!bells_) pages_.map(pairs_.back().doorbell());
+      const std::size_t offset = i * layout.bytes;
+      const std::size_t record = bells_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell;
+      pairs_.emplace_back(device_, devx::QueueMemory{umem, offset, layout, records, record}, options_.port_offset(i));
+      if (!bells_) doorbells_.map(pairs_.back().doorbell());
     }
   }
 
   // In this order; they are destroyed in the opposite order: mapped registers before the queue pairs that have them.
   NicHandler handler_;
-  std::string name_;
   std::shared_ptr<devx::DevxDevice> device_;
   std::optional<Bells> bells_;  ///< handler `doorbell`
   std::vector<DevxQueuePair> pairs_;
-  DoorbellPages pages_;
+  DoorbellPages doorbells_;
   std::jthread ringer_;  ///< last: rings for bells
 };
 

@@ -4,7 +4,6 @@
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <utility>
 
@@ -32,7 +31,7 @@ FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory
   namespace cqc = layout::cqc;
   Request request(layout::kCreateCq);
   request.set(layout::create_cq::cq_umem_valid, 1)
-      .set(layout::create_cq::cq_umem_id, memory.umem.id())
+      .set(layout::create_cq::cq_umem_id, memory.umem.id)
       .set(layout::create_cq::cq_umem_offset, memory.offset + memory.layout.completion)
       .set(cqc::cc, 1)
       .set(cqc::oi, 1)
@@ -40,7 +39,7 @@ FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory
       .set(cqc::uar_page, uar_page)
       .set(cqc::c_eqn, device.event_queue)
       .set(cqc::dbr_umem_valid, 1)
-      .set(cqc::dbr_umem_id, memory.umem.id())
+      .set(cqc::dbr_umem_id, memory.umem.id)
       .set(cqc::dbr_addr, memory.offset + memory.layout.unused_record);
   return {device, request};
 }
@@ -49,7 +48,7 @@ FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memo
                                std::uint32_t completion_queue) {
   Request request(layout::kCreateQp);
   request.set(layout::queue_pair::wq_umem_valid, 1)
-      .set(layout::queue_pair::wq_umem_id, memory.umem.id())
+      .set(layout::queue_pair::wq_umem_id, memory.umem.id)
       .set(layout::queue_pair::wq_umem_offset, memory.offset)
       .set(qpc::pm_state, qpc::pm_state_migrated)
       .set(qpc::pd, device.protection_domain)
@@ -61,8 +60,8 @@ FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memo
       .set(qpc::ts_format, qpc::ts_format_default)
       .set(qpc::log_page_size, log_page(device))
       .set(qpc::dbr_umem_valid, 1)
-      .set(qpc::dbr_umem_id, memory.records.value_or(memory.umem).id())
-      .set(qpc::dbr_addr, memory.records ? memory.record : memory.offset + memory.layout.doorbell);
+      .set(qpc::dbr_umem_id, memory.records.id)
+      .set(qpc::dbr_addr, memory.record);
   return {device, request};
 }
 
@@ -166,11 +165,7 @@ void DevxQueuePair::connect(const QueuePairAddress& peer) {
 std::string DevxQueuePair::trouble(std::uint64_t posted, std::uint32_t outstanding) const {
   const Mailbox answer =
       ask(*device_->device, queue_pair_.object.get(), device_->functions.obj_query, request(layout::kQueryQp));
-  constexpr std::array kStates = {"reset", "initialised", "ready to receive"};
-  const std::uint64_t state = answer.get(qpc::state);
-  if (state != kStates.size()) {  // ready to send
-    return fmt::format("its state is '{}'", state < kStates.size() ? kStates[state] : "error");
-  }
+  if (answer.get(qpc::state) != qpc::state_ready_to_send) return "its state is 'error'";
   if (outstanding == 0) return {};
   const std::uint64_t told = answer.get(qpc::sw_sq_wqebb_counter);  // entries that doorbells announced
   const std::uint64_t fetched = answer.get(qpc::hw_sq_wqebb_counter);

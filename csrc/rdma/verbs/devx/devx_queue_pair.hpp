@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "csrc/rdma/ring/ring_memory.hpp"
@@ -17,9 +16,9 @@ namespace deep_ep::rdma::verbs::devx {
 struct QueueMemory {
   Umem umem;
   std::uint64_t offset = 0;  ///< in it, in bytes; it and the layout are aligned to the page size of GPUs
-  RingLayout layout = {};
-  std::optional<Umem> records = {};  ///< other memory for the doorbell record; without it, it lies as the layout says
-  std::uint64_t record = 0;          ///< in that memory
+  RingLayout layout;
+  Umem records;              ///< memory of the doorbell record: the same, or other
+  std::uint64_t record = 0;  ///< where in that
 };
 
 class DevxQueuePair {
@@ -31,7 +30,7 @@ class DevxQueuePair {
   std::uint32_t number() const { return queue_pair_.number; }
   const QueuePairAddress& address() const { return address_; }
   void* doorbell() const;
-  RegistrationPath memory_path() const { return memory_.umem.path(); }
+  const char* memory_path() const { return memory_.umem.path; }  ///< see register_memory()
 
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
   void connect(const QueuePairAddress& peer);

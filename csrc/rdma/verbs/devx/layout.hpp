@@ -109,6 +109,7 @@ inline constexpr Field sw_sq_wqebb_counter = at(0x5b0, 16);
 inline constexpr Field dbr_umem_valid = at(0x683, 1);
 inline constexpr Field dbr_umem_id = at(0x720, 32);
 
+inline constexpr std::uint64_t state_ready_to_send = 3;
 inline constexpr std::uint64_t pm_state_migrated = 3;
 inline constexpr std::uint64_t rq_type_zero_size = 3;
 inline constexpr std::uint64_t ts_format_default = 1;
@@ -147,17 +148,5 @@ namespace query_lag {
 inline constexpr Field port_select_mode{0x55, 3};  ///< 0: by queue pair
 inline constexpr Field lag_state{0x5d, 3};         ///< 0: not bonded
 }  // namespace query_lag
-
-/// Capabilities of atomics in the answer (op_mod 3 << 1 | 1).
-namespace atomic_caps {
-constexpr Field at(std::uint32_t bit, std::uint32_t width) { return {0x80 + bit, width}; }
-inline constexpr std::uint16_t op_mod = 3 << 1 | 1;
-inline constexpr Field atomic_req_8b_endianness_mode = at(0x40, 2);
-inline constexpr Field atomic_operations = at(0x90, 16);
-inline constexpr Field atomic_size_qp = at(0xb0, 16);
-inline constexpr std::uint64_t host_order = 1;  ///< of atomic_req_8b_endianness_mode
-inline constexpr std::uint64_t operation_fetch_add = 1 << 1;
-inline constexpr std::uint64_t size_8_bytes = 8;
-}  // namespace atomic_caps
 
 }  // namespace deep_ep::rdma::verbs::devx::layout

@@ -75,7 +75,7 @@ FirmwareObject::FirmwareObject(const DevxDevice& device, const Request& request)
 
 Umem::Umem(const DevxDevice& device, const MemoryRange& range) {
   mlx5dv_devx_umem* made = nullptr;
-  path_ = register_memory(*device.device, range, "mlx5dv_devx_umem_reg_ex", [&](int dma_buf) {
+  path = register_memory(*device.device, range, "mlx5dv_devx_umem_reg_ex", [&](int dma_buf) {
     mlx5dv_devx_umem_in request{};
     request.addr = range.address;
     request.size = range.bytes;
@@ -89,10 +89,9 @@ Umem::Umem(const DevxDevice& device, const MemoryRange& range) {
     made = device.functions.umem_reg_ex(device.device->context(), &request);
     return made != nullptr;
   });
-  memory_ = owned(device.device, made, device.functions.umem_dereg, "mlx5dv_devx_umem_dereg");
+  memory = owned(device.device, made, device.functions.umem_dereg, "mlx5dv_devx_umem_dereg");
+  id = made->umem_id;
 }
-
-std::uint32_t Umem::id() const { return memory_->umem_id; }
 
 std::shared_ptr<mlx5dv_devx_uar> make_doorbell(const DevxDevice& device) {
   constexpr std::pair<std::uint32_t, const char*> kAttempts[] = {

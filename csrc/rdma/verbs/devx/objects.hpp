@@ -72,16 +72,12 @@ struct FirmwareObject {
 /// Firmware counts the place of a queue in it in 64ths of its pages, and the kernel makes these as large as length and
 /// alignment allow, unless it is told which sizes may be: here that of the machine's pages alone, which every kernel
 /// can make.
-class Umem {
- public:
+struct Umem {
   Umem(const DevxDevice& device, const MemoryRange& range);
 
-  std::uint32_t id() const;
-  RegistrationPath path() const { return path_; }
-
- private:
-  std::shared_ptr<mlx5dv_devx_umem> memory_;
-  RegistrationPath path_;
+  std::shared_ptr<mlx5dv_devx_umem> memory;
+  std::uint32_t id = 0;
+  const char* path = "";  ///< see register_memory()
 };
 
 /// A doorbell register. Writing combined or not, eight bytes stored at once ring it. The first that the device provides

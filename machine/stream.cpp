@@ -94,6 +94,7 @@ void HostStream::enqueue(std::function<void()> work, bool always) {
 std::shared_ptr<HostEvent> HostStream::record() {
   auto event = std::make_shared<HostEvent>();
   add([this, event] {
+    event->failure = failure();
     tsan::release_as(tsan_context_, &event->sync_point);
     event->complete();
     return true;
@@ -106,10 +107,13 @@ void HostStream::wait(std::shared_ptr<HostEvent> event) {
     // The event is kept alive by the call that it holds; the cycle ends when it completes.
     const bool pending = event->on_completion([self = shared_from_this(), event] {
       tsan::acquire_as(self->tsan_context_, &event->sync_point);
+      self->fail_with(event->failure);
       self->resume();
     });
-    if (!pending) tsan::acquire_as(tsan_context_, &event->sync_point);
-    return !pending;
+    if (pending) return false;
+    tsan::acquire_as(tsan_context_, &event->sync_point);
+    fail_with(event->failure);
+    return true;
   });
 }
 
@@ -184,16 +188,18 @@ bool HostStream::start(KernelLaunch launch) {
 
 void HostStream::kernel_ended(Kernel& kernel) {
   tsan::acquire_as(tsan_context_, &kernel.end_point);
-  if (kernel.failed()) {
-    const std::lock_guard lock(mutex_);
-    if (failure_.empty()) failure_ = kernel.error();
-  }
+  if (kernel.failed()) fail_with(kernel.error());
   pump();
 }
 
-bool HostStream::failed() {
+void HostStream::fail_with(const std::string& text) {
   const std::lock_guard lock(mutex_);
-  return !failure_.empty();
+  if (failure_.empty()) failure_ = text;
+}
+
+std::string HostStream::failure() {
+  const std::lock_guard lock(mutex_);
+  return failure_;
 }
 
 }  // namespace deep_ep::host_machine

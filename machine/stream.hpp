@@ -32,6 +32,7 @@ class HostEvent {
   /// Calls `then` when the event completes. False, without a call, if it has completed already.
   bool on_completion(std::function<void()> then);
 
+  std::string failure;  ///< of the stream before this point; written before the event completes
   char sync_point = 0;  ///< for ThreadSanitizer
 
  private:
@@ -53,6 +54,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   /// Data movement and the like: not done once the stream has failed. `always`: in any case, to give memory back.
   void enqueue(std::function<void()> work, bool always = false);
   std::shared_ptr<HostEvent> record();
+  /// A failure before the event is then one of this stream, too: as on a GPU, no later work takes what is missing.
   void wait(std::shared_ptr<HostEvent> event);
   /// Returns when all that was enqueued is done. Throws what failed since the last time.
   void synchronize();
@@ -75,7 +77,9 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   void pump();
   bool start(KernelLaunch launch);
   void kernel_ended(Kernel& kernel);
-  bool failed();
+  void fail_with(const std::string& text);  ///< the first one counts; none is empty
+  std::string failure();
+  bool failed() { return !failure().empty(); }
 
   const HomeProcess home_;
   WorkerPool& pool_;

@@ -44,5 +44,19 @@ TEST(HostStream, AFailureIsThrownOnceAndSkipsWhatFollows) {
   EXPECT_TRUE(ran);
 }
 
+TEST(HostStream, AStreamThatWaitsForAFailedOneFailsToo) {
+  Machine machine;
+  Executor& executor = machine.executor();
+  const StreamHandle other = executor.create_stream();
+  bool ran = false;
+  launch(machine.stream(), {1, 32, 0}, [](std::byte*) { throw std::runtime_error("first"); });
+  executor.wait_event(other, executor.record_event(machine.stream()));
+  launch(other, {1, 32, 0}, [&](std::byte*) { ran = true; });
+  EXPECT_THROW(executor.synchronize(other), Error);
+  EXPECT_FALSE(ran);
+  EXPECT_THROW(executor.synchronize(machine.stream()), Error);
+  executor.destroy_stream(other);
+}
+
 }  // namespace
 }  // namespace deep_ep::test

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/version.hpp"
@@ -20,11 +21,8 @@ namespace {
 
 /// Errors are one line, whatever text they carry.
 void print_error(std::string text) {
-  for (char& c : text) {
-    if (c == '\n') c = ' ';
-  }
-  while (!text.empty() && text.back() == ' ') text.pop_back();
-  fmt::print(stderr, "deep_ep: {}\n", text);
+  std::ranges::replace(text, '\n', ' ');
+  fmt::print(stderr, "deep_ep: {}\n", deep_ep::trim(text));
 }
 
 [[noreturn]] void refuse(const std::string& text) { throw CLI::ParseError(text, CLI::ExitCodes::ExtrasError); }

@@ -110,9 +110,8 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
 ElasticReturn Buffer::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
   return BufferCall(runtime_, "begin_combine_elastic").normal().begin_combine_elastic(arguments, call);
 }
-CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
-                                          const CallOptions& call) {
-  return BufferCall(runtime_, "end_combine_elastic").normal().end_combine_elastic(back, arguments, call);
+CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const CallOptions& call) {
+  return BufferCall(runtime_, "end_combine_elastic").normal().end_combine_elastic(back, call);
 }
 EventHandle Buffer::barrier(const CallOptions& call) { return BufferCall(runtime_, "barrier").normal().barrier(call); }
 EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {

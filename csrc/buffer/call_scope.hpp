@@ -169,6 +169,12 @@ inline TensorView unplaced(const Device& device, DType dtype, std::initializer_l
   return TensorView::contiguous(nullptr, dtype, shape, device);
 }
 
+/// nullptr: the tensor is not given.
+template <class T, class View>
+auto memory_of(const std::optional<View>& tensor) {
+  return tensor ? tensor->template as<T>() : nullptr;
+}
+
 /// Tensors that a call wants, and where they go when they are made.
 class WantedTensors {
  public:

@@ -48,22 +48,18 @@ namespace {
 std::size_t low_latency_bytes(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
   // The largest rows: those of a dispatch in bfloat16, with as many selections as there may be.
   const std::size_t row_bytes = LowLatencyRow{static_cast<int>(hidden), kMaxTopk, LowLatencyFormat::bf16, true}.bytes();
-  const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
-  const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
+  const auto ranks = static_cast<std::size_t>(num_ranks), tokens = static_cast<std::size_t>(max_tokens);
   // Calls with hooks keep a combine's rows of all sources together, one for each selection: room for so many.
   constexpr std::size_t kSelections = 8;
-  const std::size_t unreduced = static_cast<std::size_t>(max_tokens) * kSelections *
-                                device::low_latency::CombineWire{static_cast<int>(hidden)}.bytes();
+  const std::size_t unreduced =
+      tokens * kSelections * device::low_latency::CombineWire{static_cast<int>(hidden)}.bytes();
+  const std::size_t of_source = std::max(tokens * row_bytes, (unreduced + ranks - 1) / ranks);
+  const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
   // Signals take an eighth and a little more; they grow with the whole.
   constexpr std::size_t kStep = std::size_t{1} << 20;
-  const auto ranks = static_cast<std::size_t>(num_ranks);
-  const std::size_t least = std::max(std::max(LowLatencyWindow::kBytesPerSlot, std::size_t{4} * row_bytes) * ranks *
-                                         static_cast<std::size_t>(max_tokens),
-                                     std::size_t{4} * unreduced);
-  std::size_t bytes = (least + kStep - 1) / kStep * kStep;
+  std::size_t bytes = align_up(std::max(LowLatencyWindow::kBytesPerSlot * tokens, 4 * of_source) * ranks, kStep);
   const auto room = [&] { return LowLatencyWindow::make(0, bytes, num_ranks, local_experts).source_bytes; };
-  while (bytes <= defaults::kMostLowLatencyBytes && (room() < rows_of_source || room() * ranks < unreduced))
-    bytes += kStep;
+  while (bytes <= defaults::kMostLowLatencyBytes && room() < of_source) bytes += kStep;
   return bytes;
 }
 

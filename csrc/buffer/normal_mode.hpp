@@ -22,7 +22,7 @@
 namespace deep_ep {
 
 struct ElasticDispatchParams;
-struct RowsThatCame;
+struct SpreadRowsParams;
 
 // Checks of arguments throw InvalidArgument.
 
@@ -44,11 +44,6 @@ void check_recording(const CallScope& scope, bool exact);
 
 inline TopkIndices indices_of(const ConstTensorView& topk_idx) {
   return {topk_idx.data, topk_idx.dtype == DType::int64};
-}
-/// nullptr: not given.
-template <class T, class View>
-auto memory_of(const std::optional<View>& tensor) {
-  return tensor ? tensor->template as<T>() : nullptr;
 }
 /// Of a combine of either interface.
 template <class Params, class Arguments>
@@ -101,8 +96,7 @@ class NormalMode {
   ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
   ElasticReturn begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
-  CombineResult end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
-                                    const CallOptions& call);
+  CombineResult end_combine_elastic(const ElasticReturn& back, const CallOptions& call);
 
   // Of each node by itself: csrc/buffer/load_balance/.
   EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call);
@@ -148,8 +142,8 @@ class NormalMode {
   ElasticDispatchResult dispatch_elastic_fresh(const ElasticDispatchArguments& arguments, CallScope& scope);
   /// Rows go where those of an earlier dispatch went.
   ElasticDispatchResult dispatch_elastic_again(const ElasticDispatchArguments& arguments, CallScope& scope);
-  /// Takes rows that have come to the results.
-  void spread(const RowsThatCame& came, const ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
+  /// Takes rows to the results: `came` says where they and what lies beside them are.
+  void spread(SpreadRowsParams came, const ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
               const ElasticDispatchHandle& handle, const CallScope& scope) const;
   /// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
   void move_elastic(ElasticDispatchParams& sent, const ElasticDispatchResult& results,

@@ -113,13 +113,11 @@ class Buffer {
   /// in the order of the ranks' last selections. The weight of a selection comes from its expert's rank; 0 for none.
   /// @throws OutOfMemory when the window has no room for one token's rows; between nodes as dispatch.
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call = {});
-  /// The same in two calls with equal arguments. The first one is collective and reads x; the second one is not, and
-  /// reads topk_idx and the biases.
+  /// The same in two calls. The first one is collective and reads x; the second one is not, and reads topk_idx and the
+  /// biases.
   ElasticReturn begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call = {});
-  /// The second of these calls. It comes behind all calls of this buffer so far. @throws InvalidArgument if `back` is
-  /// of other arguments.
-  CombineResult end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
-                                    const CallOptions& call = {});
+  /// The second of these calls. It comes behind all calls of this buffer so far.
+  CombineResult end_combine_elastic(const ElasticReturn& back, const CallOptions& call = {});
   /// Collective: later work on the stream begins when all ranks have reached the call. No host wait. @returns an event,
   /// set with async_finish.
   EventHandle barrier(const CallOptions& call = {});

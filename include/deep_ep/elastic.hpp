@@ -104,7 +104,8 @@ struct ElasticCombineArguments {
 
 /// The rows that a combine has brought whose sums are made later. Tensors hold their contents behind the call.
 struct ElasticReturn {
-  Tensor rows = {};     ///< [most that may come, H] bfloat16
+  ElasticCombineArguments arguments = {};  ///< of the combine
+  Tensor rows = {};                        ///< [most that may come, H] bfloat16
   Tensor beside = {};   ///< [as many, 1 or 1 + K] int32: the selection that a row belongs to, then weights
   Tensor ends = {};     ///< [R, R / P] int32: as DispatchHandle::rank_prefix_matrix, of these rows
   Tensor row_of = {};   ///< [T, K] int32: the row of a selection, if that row says the same

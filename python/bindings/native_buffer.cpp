@@ -388,12 +388,12 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
                                call.options);
     }
     const ElasticReturn back = without_gil([&] { return buffer.begin_combine_elastic(call.arguments, call.options); });
-    const auto add_up = [self = shared_from_this(), arguments = call.arguments, back]() -> py::tuple {
+    const auto add_up = [self = shared_from_this(), back]() -> py::tuple {
       Buffer& the_same = self->alive();
       CallOptions options;
       self->complete(options);
-      return self->hand_out_combined(
-          self->without_gil([&] { return the_same.end_combine_elastic(back, arguments, options); }), options);
+      return self->hand_out_combined(self->without_gil([&] { return the_same.end_combine_elastic(back, options); }),
+                                     options);
     };
     return py::make_tuple(py::cpp_function(add_up),
                           event_object(call.options, back.event, {&back.rows, &back.beside, &back.ends, &back.row_of}));

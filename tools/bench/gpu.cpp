@@ -4,7 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
-#include <vector>
+#include <memory>
+#include <numeric>
+#include <span>
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -22,27 +24,9 @@ void check(cudaError_t result, const char* what) {
   if (result != cudaSuccess) fail<SystemError>("{}: {}", what, cudaGetErrorString(result));
 }
 
-class CudaGraph final : public Graph {
- public:
-  explicit CudaGraph(cudaGraph_t graph) : graph_(graph) {
-    check(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
-  }
-  ~CudaGraph() override {
-    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
-    cudaGraphDestroy(graph_);
-  }
-  void launch(StreamHandle stream) override {
-    check(cudaGraphLaunch(executable_, static_cast<cudaStream_t>(stream)), "cudaGraphLaunch");
-  }
-
- private:
-  cudaGraph_t graph_;
-  cudaGraphExec_t executable_ = nullptr;
-};
-
 }  // namespace
 
-std::unique_ptr<Graph> record_graph(Executor& executor, StreamHandle stream, const std::function<void()>& enqueue) {
+Enqueue record_graph(Executor& executor, StreamHandle stream, const std::function<void()>& work) {
   if (executor.device().kind != Device::Kind::cuda) return nullptr;
   executor.make_current();
   const auto native = static_cast<cudaStream_t>(stream);
@@ -50,17 +34,23 @@ std::unique_ptr<Graph> record_graph(Executor& executor, StreamHandle stream, con
   check(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   cudaGraph_t graph = nullptr;
   try {
-    enqueue();
+    work();
   } catch (...) {
     cudaStreamEndCapture(native, &graph);
     if (graph != nullptr) cudaGraphDestroy(graph);
     throw;
   }
   check(cudaStreamEndCapture(native, &graph), "cudaStreamEndCapture");
-  return std::make_unique<CudaGraph>(graph);
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t result = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  check(result, "cudaGraphInstantiate");
+  const std::shared_ptr<CUgraphExec_st> kept(executable, cudaGraphExecDestroy);
+  return
+      [kept](StreamHandle on) { check(cudaGraphLaunch(kept.get(), static_cast<cudaStream_t>(on)), "cudaGraphLaunch"); };
 }
 #else
-std::unique_ptr<Graph> record_graph(Executor&, StreamHandle, const std::function<void()>&) { return nullptr; }
+Enqueue record_graph(Executor&, StreamHandle, const std::function<void()>&) { return nullptr; }
 #endif
 
 #if DEEP_EP_HAVE_NCCL
@@ -70,81 +60,50 @@ void check(ncclResult_t result, const char* what) {
   if (result != ncclSuccess) fail<SystemError>("{}: {}", what, ncclGetErrorString(result));
 }
 
-class NcclSendReceive final : public NcclTransport {
- public:
-  NcclSendReceive(Bootstrap& bootstrap, Executor& executor) : executor_(executor), ranks_(bootstrap.size()) {
-    ncclUniqueId id{};
-    if (bootstrap.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-    const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(std::span(&id, 1)));
-    std::memcpy(&id, all.data(), sizeof(id));
-    executor_.make_current();
-    check(cudaSetDevice(executor.device().index), "cudaSetDevice");
-    check(ncclCommInitRank(&communicator_, ranks_, id, bootstrap.rank()), "ncclCommInitRank");
-  }
-  ~NcclSendReceive() override {
-    release();
-    ncclCommDestroy(communicator_);
-  }
-
-  std::string name() const override {
-    int version = 0;
-    ncclGetVersion(&version);
-    return fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-  }
-
-  void prepare(std::span<const std::int64_t> send, std::span<const std::int64_t> receive) override {
-    release();
-    send_bytes_.assign(send.begin(), send.end());
-    receive_bytes_.assign(receive.begin(), receive.end());
-    send_ = allocate(send_bytes_);
-    receive_ = allocate(receive_bytes_);
-  }
-
-  void enqueue(StreamHandle stream) override {
-    auto* to = static_cast<char*>(receive_);
-    const auto* from = static_cast<const char*>(send_);
-    auto* cuda_stream = static_cast<cudaStream_t>(stream);
-    check(ncclGroupStart(), "ncclGroupStart");
-    for (int rank = 0; rank < ranks_; ++rank) {
-      const auto sent = static_cast<std::size_t>(send_bytes_[static_cast<std::size_t>(rank)]);
-      const auto received = static_cast<std::size_t>(receive_bytes_[static_cast<std::size_t>(rank)]);
-      if (sent > 0) check(ncclSend(from, sent, ncclUint8, rank, communicator_, cuda_stream), "ncclSend");
-      if (received > 0) check(ncclRecv(to, received, ncclUint8, rank, communicator_, cuda_stream), "ncclRecv");
-      from += sent;
-      to += received;
-    }
-    check(ncclGroupEnd(), "ncclGroupEnd");
-  }
-
- private:
-  void* allocate(const std::vector<std::int64_t>& bytes) {
-    std::size_t total = 256;
-    for (const std::int64_t part : bytes) total += static_cast<std::size_t>(part);
-    return executor_.allocate(total);
-  }
-  void release() {
-    executor_.free(send_);
-    executor_.free(receive_);
-    send_ = receive_ = nullptr;
-  }
-
-  Executor& executor_;
-  int ranks_;
-  ncclComm_t communicator_ = nullptr;
-  std::vector<std::int64_t> send_bytes_;
-  std::vector<std::int64_t> receive_bytes_;
-  void* send_ = nullptr;
-  void* receive_ = nullptr;
-};
+/// One after the other in memory.
+std::shared_ptr<char> memory_for(Executor& executor, const std::vector<std::int64_t>& parts) {
+  const auto bytes = static_cast<std::size_t>(std::accumulate(parts.begin(), parts.end(), std::int64_t{256}));
+  return {static_cast<char*>(executor.allocate(bytes)), [&executor](char* memory) { executor.free(memory); }};
+}
 
 }  // namespace
 
-std::unique_ptr<NcclTransport> make_nccl_transport(Bootstrap& bootstrap, Executor& executor) {
-  if (executor.device().kind != Device::Kind::cuda) return nullptr;
-  return std::make_unique<NcclSendReceive>(bootstrap, executor);
+std::optional<NcclTransport> make_nccl_transport(Bootstrap& bootstrap, Executor& executor) {
+  if (executor.device().kind != Device::Kind::cuda) return std::nullopt;
+  int version = 0;
+  ncclGetVersion(&version);
+  ncclUniqueId id{};
+  if (bootstrap.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(std::span(&id, 1)));
+  std::memcpy(&id, all.data(), sizeof(id));
+  executor.make_current();
+  check(cudaSetDevice(executor.device().index), "cudaSetDevice");
+  ncclComm_t made = nullptr;
+  check(ncclCommInitRank(&made, bootstrap.size(), id, bootstrap.rank()), "ncclCommInitRank");
+  const std::shared_ptr<ncclComm> communicator(made, ncclCommDestroy);
+  const auto exchange = [&executor, communicator](const std::vector<std::int64_t>& send,
+                                                  const std::vector<std::int64_t>& receive) -> Enqueue {
+    const auto sent = memory_for(executor, send), received = memory_for(executor, receive);
+    return [=](StreamHandle stream) {
+      const char* from = sent.get();
+      char* to = received.get();
+      const auto native = static_cast<cudaStream_t>(stream);
+      check(ncclGroupStart(), "ncclGroupStart");
+      for (std::size_t rank = 0; rank < send.size(); ++rank) {
+        const auto out = static_cast<std::size_t>(send[rank]), in = static_cast<std::size_t>(receive[rank]);
+        const int peer = static_cast<int>(rank);
+        if (out > 0) check(ncclSend(from, out, ncclUint8, peer, communicator.get(), native), "ncclSend");
+        if (in > 0) check(ncclRecv(to, in, ncclUint8, peer, communicator.get(), native), "ncclRecv");
+        from += out;
+        to += in;
+      }
+      check(ncclGroupEnd(), "ncclGroupEnd");
+    };
+  };
+  return NcclTransport{fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100), exchange};
 }
 #else
-std::unique_ptr<NcclTransport> make_nccl_transport(Bootstrap&, Executor&) { return nullptr; }
+std::optional<NcclTransport> make_nccl_transport(Bootstrap&, Executor&) { return std::nullopt; }
 #endif
 
 }  // namespace deep_ep::tools

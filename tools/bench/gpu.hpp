@@ -3,38 +3,29 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <span>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep::tools {
 
-/// Work of a stream, recorded once and started again by one launch.
-class Graph {
- public:
-  virtual ~Graph() = default;
-  virtual void launch(StreamHandle stream) = 0;
-};
+/// Enqueues work on a stream.
+using Enqueue = std::function<void(StreamHandle)>;
 
-/// Records what `enqueue` puts on the stream. All that the work refers to must outlive the graph. nullptr where the
-/// executor has no graphs.
-std::unique_ptr<Graph> record_graph(Executor& executor, StreamHandle stream, const std::function<void()>& enqueue);
+/// Records what `work` puts on the stream into a graph, which the result starts by one launch. All that the work refers
+/// to must outlive it. Null where the executor has no graphs.
+Enqueue record_graph(Executor& executor, StreamHandle stream, const std::function<void()>& work);
 
-/// NCCL's grouped send and receive, the usual way to exchange tokens without a library of this kind. Made, called and
-/// destroyed collectively.
-class NcclTransport {
- public:
-  virtual ~NcclTransport() = default;
-  virtual std::string name() const = 0;  ///< with its version
-  /// Fixes how many bytes go where; `send[r]` to rank r, `receive[r]` from rank r.
-  virtual void prepare(std::span<const std::int64_t> send, std::span<const std::int64_t> receive) = 0;
-  /// Enqueues one exchange on `stream`.
-  virtual void enqueue(StreamHandle stream) = 0;
+/// NCCL's grouped send and receive, the usual way to exchange tokens without a library of this kind.
+struct NcclTransport {
+  std::string name;  ///< with its version
+  /// An exchange of so many bytes: `send[r]` to rank r, `receive[r]` from rank r. Collective, as each exchange is.
+  std::function<Enqueue(const std::vector<std::int64_t>& send, const std::vector<std::int64_t>& receive)> exchange;
 };
-/// nullptr where the build or the executor has no such thing.
-std::unique_ptr<NcclTransport> make_nccl_transport(Bootstrap& bootstrap, Executor& executor);
+/// Collective. Nothing where the build or the executor has no such thing.
+std::optional<NcclTransport> make_nccl_transport(Bootstrap& bootstrap, Executor& executor);
 
 }  // namespace deep_ep::tools

@@ -34,7 +34,6 @@ struct LowLatencyBenchOptions : BenchOptions {
   bool masking = false;        ///< buffers with LowLatencyOptions::masking
   std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
-  bool arrivals = false;       ///< dispatches are given arrival counters
 
   /// The options of buffers, but for sizes.
   BufferOptions buffer(int ranks) const {
@@ -72,7 +71,6 @@ class LowLatencyMeasurer {
   }
 
   void run() {
-    if (options_.arrivals) rank_.count_arrivals();
     rank_.receive_for_combine();
     const auto dispatch = [&](const char* name, RowFormat format, bool usual = false) {
       if (options_.dtype == name || (usual && options_.dtype == "both")) measure_dispatch(name, format);
@@ -143,7 +141,7 @@ class LowLatencyMeasurer {
     add(figure, "whole", timing, meter_.host_seconds(options_.rounds, call), bytes);
     const auto graph = options_.graphs ? record_graph(executor_, rank_.stream(), call) : nullptr;
     if (graph == nullptr) return;
-    const auto launch = [&] { graph->launch(rank_.stream()); };
+    const auto launch = [&] { graph(rank_.stream()); };
     const Timing replayed = meter_.measure(options_.rounds, launch);
     const double host = meter_.host_seconds(options_.rounds, launch);
     check_after(check, launch);
@@ -260,7 +258,6 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->capture_default_str();
   add_off_flag(*command, "--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
   command->add_flag("--masking", o.masking, "Buffers that mask a rank that does not come, as low_latency.masking does");
-  command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
   command->callback([options, &action] { action = [options] { return run_low_latency_bench(*options); }; });
 }
 

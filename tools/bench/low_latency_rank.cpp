@@ -56,24 +56,12 @@ LowLatencyRank::LowLatencyRank(const RankTask& task, const BufferOptions& base)
       selection_(executor_, DType::int64, {shape_.tokens, shape_.topk}),
       weights_(executor_, DType::float32, {shape_.tokens, shape_.topk}),
       global_scale_(executor_, DType::float32, {1}) {
-  const auto hidden = static_cast<std::size_t>(shape_.hidden);
-  std::vector<std::uint16_t> x(static_cast<std::size_t>(shape_.tokens) * hidden);
-  for (std::int64_t token = 0; token < shape_.tokens; ++token) {
-    fill_row_bf16(rank_, token, std::span(x).subspan(static_cast<std::size_t>(token) * hidden, hidden));
-  }
+  const auto x = filled_rows<std::uint16_t>(shape_, rank_, shape_.hidden, fill_row_bf16);
   x_.upload(x.data(), stream_);
   kept_x_.upload(x.data(), stream_);
   selection_.upload(make_selection(shape_, rank_).data(), stream_);
   global_scale_.upload(&oracle::kGlobalScale, stream_);
   weights_.upload(std::vector<float>(weights_.view().bytes() / sizeof(float), 1.0f).data(), stream_);
-}
-
-void LowLatencyRank::count_arrivals() {
-  constexpr std::int64_t kRows = 64;
-  const std::int64_t words = (shape_.ranks * shape_.tokens + kRows - 1) / kRows;
-  arrivals_.emplace(executor_, DType::int64, std::initializer_list<std::int64_t>{shape_.local_experts(), words});
-  executor_.fill(arrivals_->view().data, 0, arrivals_->view().bytes(), stream_);
-  executor_.synchronize(stream_);  // before a call that is refused gives the memory back
 }
 
 LowLatencyDispatchResult LowLatencyRank::dispatch(oracle::RowFormat format, bool hook) {
@@ -84,10 +72,6 @@ LowLatencyDispatchResult LowLatencyRank::dispatch(oracle::RowFormat format, bool
   arguments.num_experts = shape_.experts;
   arguments.format = static_cast<LowLatencyFormat>(format);  // in the same order
   if (format == oracle::RowFormat::nvfp4) arguments.x_global_scale = global_scale_.view();
-  if (arrivals_) {
-    arguments.arrival_counters = arrivals_->view();
-    arguments.arrival_rows = 64;
-  }
   arguments.return_recv_hook = hook;
   return buffer_.low_latency_dispatch(arguments, {.stream = stream_});
 }

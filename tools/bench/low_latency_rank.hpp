@@ -22,8 +22,6 @@ class LowLatencyRank {
 
   // Each enqueues its kernels on the stream (with `hook`, the send part) and is collective.
   LowLatencyDispatchResult dispatch(oracle::RowFormat format, bool hook = false);
-  /// From now on dispatches are given arrival counters, a word for 64 rows.
-  void count_arrivals();
   /// With identity experts: sums of a token's own row, with weights of 1, so that sums of small whole numbers are
   /// exact.
   /// `zero_copy`: the rows are in the buffer's memory for them.
@@ -60,7 +58,6 @@ class LowLatencyRank {
   DeviceTensor selection_;
   DeviceTensor weights_;
   DeviceTensor global_scale_;
-  std::optional<DeviceTensor> arrivals_;
   LowLatencyHandle handle_;
   std::optional<DeviceTensor> rows_;  // where the experts' output would be
 };

@@ -135,8 +135,8 @@ class NormalModeMeasurer {
 
   /// The same bytes between the same ranks.
   void measure_nccl() {
-    const std::unique_ptr<NcclTransport> nccl = make_nccl_transport(*task_.bootstrap, executor_);
-    if (nccl == nullptr) return;
+    const std::optional<NcclTransport> nccl = make_nccl_transport(*task_.bootstrap, executor_);
+    if (!nccl) return;
     const auto measure = [&](const char* operation, const char* dtype, std::int64_t row_bytes, bool back) {
       std::vector<std::int64_t> send, receive;
       for (int peer = 0; peer < shape_.ranks; ++peer) {
@@ -144,10 +144,10 @@ class NormalModeMeasurer {
         receive.push_back(task_.routes.rows(peer, task_.rank()) * row_bytes);
       }
       if (back) std::swap(send, receive);
-      nccl->prepare(send, receive);
+      const Enqueue exchange = nccl->exchange(send, receive);
       Figure figure = named(operation, dtype, "same bytes");
-      figure.by = nccl->name();
-      report(figure, meter_.measure(options_.rounds, [&] { nccl->enqueue(rank_.stream()); }), row_bytes);
+      figure.by = nccl->name;
+      report(figure, meter_.measure(options_.rounds, [&] { exchange(rank_.stream()); }), row_bytes);
     };
     if (options_.dtype != "bf16") measure("dispatch", "fp8", shape_.row_bytes_8bit(), false);
     if (options_.dtype != "fp8") measure("dispatch", "bf16", shape_.row_bytes_bf16(), false);

@@ -117,21 +117,23 @@ SelftestStage run_processes(Device::Kind device) {
   SelftestStage stage{.name = "two processes"};
   stage.measure([&] {
     const Place here{.port = free_master_port()};
+    const PrintedText printed, errors;
     std::vector<ChildCommand> commands;
     for (const int rank : {0, 1}) {
       commands.push_back({.words = {own_program(), "bench", "selftest", "--device", name_of(device)},
-                          .variables = variables_of_rank(here, rank, 2)});
+                          .variables = variables_of_rank(here, rank, 2),
+                          .output = printed.fd(),  // of rank 0 alone: the other one prints nothing there
+                          .errors = errors.fd()});
     }
-    std::string output, errors;  // of rank 0; of both
-    Children children(commands, [&](std::size_t rank, int stream, std::string_view text) {
-      if (stream == 1 || rank == 0) (stream == 1 ? errors : output) += text;
-    });
+    Children children(commands);
     const Deadline deadline(kSecondsOfProcesses);
     while (children.running() > 0 && !children.first_failure() && !deadline.expired()) children.step();
     constexpr std::string_view kPassed = "... passed";
+    const std::string output = printed.text();
     for (auto at = output.find(kPassed); at != std::string::npos; at = output.find(kPassed, at + 1)) ++stage.cases;
     if (const auto failed = children.first_failure()) {
-      fail<Error>("rank {} ended with {}: {}", *failed, describe_status(*children.status(*failed)), trim(errors));
+      fail<Error>("rank {} ended with {}: {}", *failed, describe_status(*children.status(*failed)),
+                  trim(errors.text()));
     }
     if (children.running() > 0) throw Error("it took too long");
   });

@@ -43,7 +43,7 @@ int run_as_processes(int ranks) {
   // A signal ends the ranks, and then this process: as the first process of a container it would ignore it otherwise.
   // (One that cannot be caught ends the ranks, too: see Children.)
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) std::signal(signal, note_signal);
-  Children children(commands, pass_on(stdout));
+  Children children(commands);
   while (children.running() > 0 && !children.first_failure() && ended_by == 0) children.step();
   const int signal = ended_by;
   const auto failed = children.first_failure();

@@ -40,6 +40,17 @@ void fill_row_bf16(int rank, std::int64_t token, std::span<std::uint16_t> row);
 void fill_row_8bit(int rank, std::int64_t token, std::span<std::uint8_t> row);
 void fill_scales(int rank, std::int64_t token, std::span<float> row);
 
+/// [tokens, width] values of `rank`, row by row as `fill` makes them.
+template <class T, class Fill>
+std::vector<T> filled_rows(const WorkloadShape& shape, int rank, std::int64_t width, const Fill& fill) {
+  std::vector<T> rows(static_cast<std::size_t>(shape.tokens * width));
+  for (std::int64_t token = 0; token < shape.tokens; ++token) {
+    fill(rank, token,
+         std::span(rows).subspan(static_cast<std::size_t>(token * width), static_cast<std::size_t>(width)));
+  }
+  return rows;
+}
+
 /// The tokens that each rank sends to each other one.
 class Routes {
  public:

@@ -1,14 +1,13 @@
 #include "tools/bench/world.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
-#include <string_view>
 
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "csrc/support/token.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
@@ -34,12 +33,8 @@ constexpr Launcher kLaunchers[] = {
 
 std::optional<int> number_in_environment(const char* name) {
   const char* text = std::getenv(name);
-  if (text == nullptr) return std::nullopt;
-  const std::string_view view(text);
-  int value = 0;
-  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
-  if (error != std::errc{} || end != view.data() + view.size() || value < 0) return std::nullopt;
-  return value;
+  const auto number = parse_number<int>(text == nullptr ? "" : text);
+  return number && *number >= 0 ? number : std::nullopt;
 }
 
 const Launcher* find_launcher() {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -64,9 +65,20 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 
 }  // namespace
 
-Children::Children(const std::vector<ChildCommand>& commands, Print print)
-    : print_(std::move(print)), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  children_.reserve(commands.size());
+PrintedText::PrintedText() : file_(::memfd_create("printed", MFD_CLOEXEC)) {
+  if (!file_) fail<SystemError>("cannot make a file in memory: {}", errno_text(errno));
+}
+
+std::string PrintedText::text() const {
+  std::string text;
+  std::array<char, 4096> bytes;
+  for (ssize_t count = 0; (count = ::pread(fd(), bytes.data(), bytes.size(), static_cast<off_t>(text.size()))) > 0;) {
+    text.append(bytes.data(), static_cast<std::size_t>(count));
+  }
+  return text;
+}
+
+Children::Children(const std::vector<ChildCommand>& commands) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   for (const ChildCommand& command : commands) start(command);
 }
 
@@ -75,11 +87,6 @@ void Children::start(const ChildCommand& command) {
   const auto check = [&](int result) {
     if (result < 0) fail<SystemError>("cannot start {}: {}", words.front(), errno_text(errno));
   };
-  int output[2], errors[2];
-  check(::pipe2(output, O_CLOEXEC));
-  UniqueFd to_read(output[0]), to_write(output[1]);
-  check(::pipe2(errors, O_CLOEXEC));
-  UniqueFd errors_to_read(errors[0]), errors_to_write(errors[1]);
   // Everything that allocates comes before the fork: this process may have threads.
   std::vector<std::string> variables = environment_for(command);
   const std::vector<char*> arguments = pointers(words);
@@ -87,18 +94,13 @@ void Children::start(const ChildCommand& command) {
   const pid_t parent = getpid();
   const pid_t process = fork();
   check(process);
-  if (process == 0) become(arguments, environment, parent, to_write.get(), errors_to_write.get());
+  if (process == 0) become(arguments, environment, parent, command.output, command.errors);
   setpgid(process, process);  // here as well, so that it is done when this process wants to kill the group
-  UniqueFd ended(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
-  Child& child =
-      children_.emplace_back(Child{process, {std::move(to_read), std::move(errors_to_read)}, std::move(ended)});
-  for (const int fd : {child.output[0].get(), child.output[1].get(), child.ended.get()}) {
-    if (fd < 0) continue;
-    if (fd != child.ended.get()) ::fcntl(fd, F_SETFL, O_NONBLOCK);
-    const std::uint64_t tag = 2 * (children_.size() - 1) + (fd == child.ended.get() ? 1 : 0);
-    epoll_event event{.events = EPOLLIN, .data = {.u64 = tag}};
-    check(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event));
-  }
+  children_.push_back({process, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)))});
+  const UniqueFd& ended = children_.back().ended;
+  if (!ended) return;
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = children_.size() - 1}};
+  check(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, ended.get(), &event));
 }
 
 Children::~Children() {
@@ -111,24 +113,11 @@ Children::~Children() {
 
 void Children::step() {
   std::array<epoll_event, 64> events;
-  // The child that became ready first comes first: which of two children ended before the other matters.
+  // The child that ended first comes first: which of two children ended before the other matters.
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 200);
-  for (int i = 0; i < count; ++i) {
-    const std::uint64_t tag = events[static_cast<std::size_t>(i)].data.u64;
-    tag % 2 == 1 ? take_end(tag / 2) : take_output(tag / 2);
-  }
+  for (int i = 0; i < count; ++i) take_end(events[static_cast<std::size_t>(i)].data.u64);
   for (std::size_t i = 0; i < children_.size(); ++i) {
     if (!children_[i].ended) take_end(i);
-  }
-}
-
-void Children::take_output(std::size_t which) {
-  for (const int stream : {0, 1}) {
-    UniqueFd& from = children_[which].output[stream];
-    std::array<char, 65536> bytes;
-    const ssize_t count = from ? ::read(from.get(), bytes.data(), bytes.size()) : -1;
-    if (count == 0) from = UniqueFd();
-    if (count > 0) print_(which, stream, {bytes.data(), static_cast<std::size_t>(count)});
   }
 }
 
@@ -137,9 +126,7 @@ void Children::take_end(std::size_t which) {
   int status = 0;
   if (child.status || waitpid(child.process, &status, WNOHANG) != child.process) return;
   kill(-child.process, SIGKILL);
-  for (int i = 0; i < 3; ++i) take_output(which);  // what a pipe holds; more is of a process that has left the group
-  for (const int stream : {0, 1}) print_(which, stream, {});
-  for (UniqueFd* one : {&child.output[0], &child.output[1], &child.ended}) *one = UniqueFd();
+  child.ended = UniqueFd();
   child.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (*child.status != 0 && !first_failure_) first_failure_ = which;
 }
@@ -152,14 +139,6 @@ void Children::signal_all(int signal) const {
   for (const Child& child : children_) {
     if (!child.status) kill(-child.process, signal);
   }
-}
-
-Children::Print pass_on(std::FILE* output) {
-  return [output](std::size_t, int stream, std::string_view text) {
-    std::FILE* const out = stream == 0 ? output : stderr;
-    std::fwrite(text.data(), 1, text.size(), out);
-    std::fflush(out);
-  };
 }
 
 std::string describe_status(int status) {

@@ -79,7 +79,7 @@ int run_quick(const Patient& patient, const QuickOptions& options, bool json) {
     print_json({{"usable", answer.usable},
                 {"summary", answer.line},
                 {"checks", checks_json(answer.findings)},
-                {"findings", to_json(answer.findings)}});
+                {"findings", answer.findings}});
   } else {
     fmt::print("{}\n", printable(answer.line));
   }

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
 #include <set>
 #include <utility>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "tools/common/child.hpp"
 
 namespace deep_ep::tools {
@@ -99,9 +99,8 @@ std::vector<PortCounters> read_counters(const Patient& patient) {
       for (const Counter& counter : kCounters) {
         const auto text =
             patient.root.read(fmt::format("/sys/class/infiniband/{}/ports/{}/{}", nic.name, port.number, counter.file));
-        std::uint64_t value = 0;
-        if (!text || std::from_chars(text->data(), text->data() + text->size(), value).ec != std::errc()) continue;
-        counters.values[counter.name] = value * counter.unit;
+        const auto value = parse_number<std::uint64_t>(trim(text.value_or("")));
+        if (value) counters.values[counter.name] = *value * counter.unit;
       }
       result.push_back(std::move(counters));
     }
@@ -109,20 +108,15 @@ std::vector<PortCounters> read_counters(const Patient& patient) {
   return result;
 }
 
-std::vector<PortCounters> difference(const std::vector<PortCounters>& before, const std::vector<PortCounters>& after) {
-  std::vector<PortCounters> result;
-  for (const PortCounters& now : after) {
-    const auto then = std::ranges::find_if(
-        before, [&](const PortCounters& port) { return port.nic == now.nic && port.port == now.port; });
-    if (then == before.end()) continue;
-    PortCounters port{now.nic, now.port, {}};
-    for (const auto& [name, value] : now.values) {
-      const auto old = then->values.find(name);
-      if (old != then->values.end() && value >= old->second) port.values[name] = value - old->second;
+std::vector<PortCounters> difference(const std::vector<PortCounters>& before, std::vector<PortCounters> after) {
+  for (std::size_t port = 0; port < after.size(); ++port) {
+    const auto now = std::exchange(after[port].values, {});
+    for (const auto& [name, value] : now) {
+      const auto old = before[port].values.find(name);
+      if (old != before[port].values.end() && value >= old->second) after[port].values[name] = value - old->second;
     }
-    result.push_back(std::move(port));
   }
-  return result;
+  return after;
 }
 
 void check_traffic(const Patient& patient, const std::vector<PortCounters>& traffic, Findings& findings) {
@@ -158,7 +152,7 @@ std::string to_text(const std::vector<PortCounters>& traffic) {
 }
 
 int run_command(const std::vector<std::string>& command, bool output_to_stderr) {
-  Children children({{command}}, pass_on(output_to_stderr ? stderr : stdout));
+  Children children({{.words = command, .output = output_to_stderr ? STDERR_FILENO : STDOUT_FILENO}});
   while (children.running() > 0) children.step();
   return *children.status(0);
 }

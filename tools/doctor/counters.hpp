@@ -22,7 +22,7 @@ std::vector<PortCounters> read_counters(const Patient& patient);
 
 /// What was counted between two readings of the same machine; a counter that went back (a driver was reloaded) is left
 /// out.
-std::vector<PortCounters> difference(const std::vector<PortCounters>& before, const std::vector<PortCounters>& after);
+std::vector<PortCounters> difference(const std::vector<PortCounters>& before, std::vector<PortCounters> after);
 
 /// Says which of the NICs that its GPUs use carried less than half of the average, and whether packets were lost.
 void check_traffic(const Patient& patient, const std::vector<PortCounters>& traffic, Findings& findings);

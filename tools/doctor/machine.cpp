@@ -157,7 +157,7 @@ std::string examination_text(const Patient& patient, const Findings& findings, c
 json examination_json(const Patient& patient, const Findings& findings) {
   const Overall overall = overall_of(patient, findings);
   json all = {{"report", to_json(report_machine(patient, full_version()))}, {"checks", checks_json(findings)}};
-  all["findings"] = to_json(findings);
+  all["findings"] = findings;
   all["healthy"] = worst_of(findings) < Verdict::error;
   all["verdict"] = overall.verdict;
   all["decided_by"] = overall.decided_by;

@@ -37,19 +37,6 @@ std::string to_text(const Findings& findings) {
          fmt::format("{} error{}, {} warning{}\n", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
 }
 
-nlohmann::json to_json(const Findings& findings) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const Finding& finding : findings) {
-    list.push_back({{"id", finding.id},
-                    {"check", finding.check},
-                    {"verdict", name_of(finding.verdict)},
-                    {"found", finding.found},
-                    {"meaning", finding.meaning},
-                    {"action", finding.action}});
-  }
-  return list;
-}
-
 std::string printable(std::string text) {
   for (char& c : text) {
     const auto code = static_cast<unsigned char>(c);

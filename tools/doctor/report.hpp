@@ -30,13 +30,15 @@ struct Finding {
   bool rdma_only = false;  ///< an error that stops transfers between machines, and nothing else
 };
 
+inline void to_json(nlohmann::json& json, Verdict verdict) { json = name_of(verdict); }
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, id, check, verdict, found, meaning, action)
+
 using Findings = std::vector<Finding>;
 
 Verdict worst_of(const Findings& findings);
 
 /// Text for a terminal: a paragraph for each finding, errors last, so that they are what one sees.
 std::string to_text(const Findings& findings);
-nlohmann::json to_json(const Findings& findings);
 
 /// For a terminal: control characters, which other machines' files may hold, become '?'.
 std::string printable(std::string text);

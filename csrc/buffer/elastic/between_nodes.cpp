@@ -71,13 +71,14 @@ ElasticDispatchResult NormalMode::dispatch_elastic_fresh(const ElasticDispatchAr
 
   ElasticDispatchResult result = make_elastic_results(arguments, handle, received, scope);
   const RowShape rows = sent_rows(sent, 0).rows;
-  spread({.rows = came.recv_x.as<std::byte>(),
-          .row_bytes = rows.row_bytes,
-          .scales = memory_of<std::uint32_t>(came.recv_x_scales),
-          .weights = memory_of<std::uint32_t>(came.recv_topk_weights),
-          .scale_stride = rows.num_scales,
-          .weight_stride = arguments.topk_idx.size(1)},
-         result, arguments, handle, scope);
+  SpreadRowsParams moving{};
+  moving.rows = came.recv_x.as<std::byte>();
+  moving.row_bytes = rows.row_bytes;
+  moving.scales = memory_of<std::uint32_t>(came.recv_x_scales);
+  moving.scale_stride = rows.num_scales;
+  moving.weights = memory_of<std::uint32_t>(came.recv_topk_weights);
+  moving.weight_stride = arguments.topk_idx.size(1);
+  spread(moving, result, arguments, handle, scope);
   result.num_recv_tokens_per_expert = came.num_recv_tokens_per_expert;
   result.handle = std::move(handle);
   return result;
@@ -103,23 +104,23 @@ ElasticDispatchResult NormalMode::dispatch_elastic_again(const ElasticDispatchAr
 
   ElasticDispatchResult result =
       make_elastic_results(arguments, tables, arguments.expand ? tables.metadata.size(0) : route.num_recv_rows, scope);
-  const auto* words = came.scales.as<std::uint32_t>();
-  spread({.rows = came.x.as<std::byte>(),
-          .row_bytes = rows.rows.row_bytes,
-          .scales = words,
-          .weights = words + num_scales,
-          .scale_stride = rows.rows.num_scales,
-          .weight_stride = rows.rows.num_scales},
-         result, arguments, tables, scope);
+  SpreadRowsParams moving{};
+  moving.rows = came.x.as<std::byte>();
+  moving.row_bytes = rows.rows.row_bytes;
+  moving.scales = came.scales.as<std::uint32_t>();
+  moving.weights = moving.scales + num_scales;
+  moving.scale_stride = moving.weight_stride = rows.rows.num_scales;
+  spread(moving, result, arguments, tables, scope);
   return result;
 }
 
-void NormalMode::spread(const RowsThatCame& came, const ElasticDispatchResult& results,
+void NormalMode::spread(SpreadRowsParams came, const ElasticDispatchResult& results,
                         const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
                         const CallScope& scope) const {
-  SpreadRowsParams params = spreading_params(came, results, arguments, handle, runtime_.faults().wait_context().abort);
-  const LaunchShape shape = plan_spreading(params, runtime_.policy());
-  runtime_.executor()->kernels().spread_rows(params, shape, scope.stream());
+  spread_to(results, arguments, handle, came);
+  came.abort = runtime_.faults().wait_context().abort;
+  const LaunchShape shape = plan_spreading(came, runtime_.policy());
+  runtime_.executor()->kernels().spread_rows(came, shape, scope.stream());
 }
 
 }  // namespace deep_ep

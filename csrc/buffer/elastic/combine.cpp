@@ -67,7 +67,7 @@ CombineResult NormalMode::combine_elastic(const ElasticCombineArguments& argumen
     CallScope scope(runtime_.calls(), call);
     std::vector<Tensor> kept;
     const ElasticReturn back = scope.inside([&] { return send_back(arguments, kept, scope); });
-    CombineResult result = sum_returned(back, arguments, runtime_, scope);
+    CombineResult result = sum_returned(back, runtime_, scope);
     result.event = scope.finish();
     return result;
   }

@@ -102,14 +102,14 @@ void NormalMode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatch
                               const CallScope& scope) const {
   std::byte* const own_heap = runtime_.heap()->local();
   const auto* beside = reinterpret_cast<const std::uint32_t*>(own_heap + sent.window.beside_at);
-  SpreadRowsParams moving = spreading_params({.rows = own_heap,
-                                              .row_bytes = sent.rows.row_bytes,
-                                              .scales = beside,
-                                              .weights = beside + sent.rows.num_scales,
-                                              .scale_stride = sent.window.words_beside,
-                                              .weight_stride = sent.window.words_beside},
-                                             results, arguments, handle, sent.wait.abort);
-  moving.heap = own_heap;
+  SpreadRowsParams moving{};
+  moving.abort = sent.wait.abort;
+  moving.rows = moving.heap = own_heap;
+  moving.row_bytes = sent.rows.row_bytes;
+  moving.scales = beside;
+  moving.weights = beside + sent.rows.num_scales;
+  moving.scale_stride = moving.weight_stride = sent.window.words_beside;
+  spread_to(results, arguments, handle, moving);
   moving.rank = sent.common.rank;
   moving.num_ranks = sent.common.num_ranks;
   moving.own_rows = sent.x;

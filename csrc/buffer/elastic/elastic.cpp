@@ -232,16 +232,11 @@ ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& argum
   return results;
 }
 
-SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticDispatchResult& results,
-                                  const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
-                                  const std::uint64_t* abort) {
-  SpreadRowsParams params{};
+void spread_to(const ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
+               const ElasticDispatchHandle& handle, SpreadRowsParams& params) {
   params.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device);
   params.expand = arguments.expand;
   params.num_spread = results.recv_x.size(0);
-  params.abort = abort;
-  params.rows = came.rows;
-  params.row_bytes = came.row_bytes;
   params.spread_rows = results.recv_x.as<std::byte>();
   params.local = handle.local_topk_idx.as<std::int32_t>();
   if (arguments.zero_padding && arguments.expand) {
@@ -251,22 +246,18 @@ SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticDispatc
   }
   if (const auto& scales = results.recv_x_scales) {
     params.num_scales = static_cast<int>(scales->size(1));
-    params.scales = came.scales;
-    params.scale_stride = came.scale_stride;
     params.spread_scales = scales->as<std::uint32_t>();
     params.spread_stride = scales->view().stride(0);
     params.spread_column_stride = scales->view().stride(1);
+  } else {
+    params.scales = nullptr;
   }
-  if (results.recv_topk_weights) {
-    params.weights = came.weights;
-    params.weight_stride = came.weight_stride;
-    params.spread_weights = results.recv_topk_weights->as<std::uint32_t>();
-  }
+  params.spread_weights = memory_of<std::uint32_t>(results.recv_topk_weights);
+  if (params.spread_weights == nullptr) params.weights = nullptr;
   if (results.recv_topk_idx) {
     params.spread_topk_idx = results.recv_topk_idx->as<std::byte>();
     params.indices_are_64_bit = handle.index_dtype == DType::int64;
   }
-  return params;
 }
 
 LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy) {

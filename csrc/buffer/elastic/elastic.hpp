@@ -43,17 +43,10 @@ ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& argum
                                            const ElasticDispatchHandle& handle, std::int64_t rows,
                                            const CallScope& scope);
 
-/// Rows as they came. Of what lies beside them, so many words for each: scales, then weights.
-struct RowsThatCame {
-  const std::byte* rows;
-  std::uint32_t row_bytes;
-  const std::uint32_t *scales, *weights;
-  std::int64_t scale_stride, weight_stride;
-};
-/// Arguments of the kernel that takes them to the results.
-SpreadRowsParams spreading_params(const RowsThatCame& came, const ElasticDispatchResult& results,
-                                  const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
-                                  const std::uint64_t* abort);
+/// Completes the arguments of the kernel that takes rows to the results: `params` says where they, and words of scales
+/// and weights beside them, lie.
+void spread_to(const ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
+               const ElasticDispatchHandle& handle, SpreadRowsParams& params);
 
 // Launches of the kernels of rows, which work within this device's memory.
 
@@ -65,7 +58,6 @@ void find_returned_rows(const Backend& executor, const SumRowsParams& params, St
 void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);
 
 /// Of a combine by a dispatch of the rows back to their tokens: sums of what came.
-CombineResult sum_returned(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
-                           const CallScope& scope);
+CombineResult sum_returned(const ElasticReturn& back, Runtime& runtime, const CallScope& scope);
 
 }  // namespace deep_ep

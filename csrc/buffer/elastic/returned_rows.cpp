@@ -33,7 +33,8 @@ void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle
 
 namespace {
 
-SumRowsParams returning_params(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime) {
+SumRowsParams returning_params(const ElasticReturn& back, Runtime& runtime) {
+  const ElasticCombineArguments& arguments = back.arguments;
   const std::int64_t width = back.ends.size(1);
   SumRowsParams params{};
   params.abort = runtime.faults().wait_context().abort;
@@ -55,14 +56,8 @@ SumRowsParams returning_params(const ElasticReturn& back, const ElasticCombineAr
   return params;
 }
 
-/// The two calls of a combine have equal arguments: kernels take sizes from either.
-void check_same_combine(const ElasticReturn& back, const ElasticCombineArguments& arguments) {
-  const std::int64_t columns = arguments.topk_weights ? 1 + arguments.topk_idx.size(1) : 1;
-  if (back.rows.view().dims == 2 && back.rows.size(1) == arguments.x.size(1) && back.beside.size(1) == columns &&
-      back.row_of.size(0) == arguments.topk_idx.size(0) && back.row_of.size(1) == arguments.topk_idx.size(1)) {
-    return;
-  }
-  fail<InvalidArgument>("back is of a combine with other arguments, allowed: that of begin_combine_elastic with these");
+void hand_out_return(const ElasticReturn& back, const CallScope& scope) {
+  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends, &back.row_of}) scope.hand_out(*tensor);
 }
 
 }  // namespace
@@ -124,21 +119,23 @@ ElasticReturn NormalMode::send_back(const ElasticCombineArguments& arguments, st
   back.config = arguments.config;
   const DispatchResult came = dispatch(back, scope);
   for (const Tensor* tensor : {&came.handle.recv_src_idx, &came.handle.relay_rows}) kept.push_back(*tensor);
-  ElasticReturn returned{.rows = came.recv_x, .beside = *came.recv_x_scales, .ends = came.handle.rank_prefix_matrix};
+  ElasticReturn returned{.arguments = arguments,
+                         .rows = came.recv_x,
+                         .beside = *came.recv_x_scales,
+                         .ends = came.handle.rank_prefix_matrix};
   const ConstTensorView& topk_idx = arguments.topk_idx;
   returned.row_of = scope.pool_tensor(unplaced(device, DType::int32, {topk_idx.size(0), topk_idx.size(1)}));
-  find_returned_rows(*runtime_.executor(), returning_params(returned, arguments, runtime_), scope.stream());
+  find_returned_rows(*runtime_.executor(), returning_params(returned, runtime_), scope.stream());
   return returned;
 }
 
-CombineResult sum_returned(const ElasticReturn& back, const ElasticCombineArguments& arguments, Runtime& runtime,
-                           const CallScope& scope) {
-  const bool weighted = arguments.topk_weights.has_value();
-  CombineResult result =
-      make_sums(back.rows.view(), arguments.topk_idx.size(0), weighted ? arguments.topk_idx.size(1) : 0, scope);
-  SumRowsParams params = returning_params(back, arguments, runtime);
+CombineResult sum_returned(const ElasticReturn& back, Runtime& runtime, const CallScope& scope) {
+  const ConstTensorView& topk_idx = back.arguments.topk_idx;
+  const bool weighted = back.arguments.topk_weights.has_value();
+  CombineResult result = make_sums(back.rows.view(), topk_idx.size(0), weighted ? topk_idx.size(1) : 0, scope);
+  SumRowsParams params = returning_params(back, runtime);
   params.sums = result.combined_x.as<std::byte>();
-  if (weighted) params.returned.weights = result.combined_topk_weights->as<std::int32_t>();
+  params.returned.weights = memory_of<std::int32_t>(result.combined_topk_weights);
   sum_rows(*runtime.executor(), params, scope.stream());
   return result;
 }
@@ -149,19 +146,16 @@ ElasticReturn NormalMode::begin_combine_elastic(const ElasticCombineArguments& a
   CallScope scope(runtime_.calls(), call);
   std::vector<Tensor> kept;
   ElasticReturn back = scope.inside([&] { return send_back(arguments, kept, scope); });
-  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends, &back.row_of}) scope.hand_out(*tensor);
+  hand_out_return(back, scope);
   back.event = scope.finish();
   return back;
 }
 
-CombineResult NormalMode::end_combine_elastic(const ElasticReturn& back, const ElasticCombineArguments& arguments,
-                                              const CallOptions& call) {
-  check_elastic_combine(arguments, runtime_);
-  check_same_combine(back, arguments);
+CombineResult NormalMode::end_combine_elastic(const ElasticReturn& back, const CallOptions& call) {
   runtime_.faults().raise();
   CallScope scope(runtime_.calls(), call);
-  CombineResult result = sum_returned(back, arguments, runtime_, scope);
-  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends, &back.row_of}) scope.hand_out(*tensor);
+  CombineResult result = sum_returned(back, runtime_, scope);
+  hand_out_return(back, scope);
   result.event = scope.finish();
   return result;
 }

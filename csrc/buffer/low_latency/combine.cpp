@@ -47,8 +47,9 @@ LowLatencySignals signals_of(const LowLatencyOverlap& overlap, std::int64_t expe
   return signals;
 }
 
-void check_overlap(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup, const HandleRows& rows) {
+void check_overlap(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
   const LowLatencyOverlap& overlap = *arguments.overlap;
+  const std::int64_t experts = arguments.x.size(0), rows = arguments.x.size(1);
   if (!arguments.return_recv_hook) throw InvalidArgument("overlap needs return_recv_hook");
   if (setup.rdma() || setup.common.mask != nullptr) {
     fail<Unsupported>("overlap needs a buffer {}: others add up rows before they send them, and wait for all of them",
@@ -59,10 +60,10 @@ void check_overlap(const LowLatencyCombineArguments& arguments, const LowLatency
   check_range("overlap.num_sms", overlap.num_sms, 0, INT32_MAX);
   if (!overlap.signals) return;
   check_tensor("overlap.signals", *overlap.signals, setup.device, {DType::int32}, {kAnySize});
-  const std::int64_t words = rows.blocks * signals_of(overlap, rows.rows).words_of_expert;
+  const std::int64_t words = experts * signals_of(overlap, rows).words_of_expert;
   if (overlap.signals->size(0) < words) {
     fail<InvalidArgument>("overlap.signals has {} elements, {} local experts with {} rows each need {}",
-                          overlap.signals->size(0), rows.blocks, rows.rows, words);
+                          overlap.signals->size(0), experts, rows, words);
   }
 }
 
@@ -87,15 +88,13 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   const device::low_latency::CombineShared shared(Carver::without_memory(), posters != 0 ? warps : 0,
                                                   groups * part.rows_of_group);
   part.shape = {part.working_blocks + waiting + posters, warps * 32, shared.bytes};
-  if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
-    fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
-                          params.hidden, params.max_tokens, format_bytes(part.shape.shared_bytes),
-                          format_bytes(setup.policy.max_shared_bytes));
-  }
   return part;
 }
 
-}  // namespace
+/// Room of recv_x for each local expert.
+std::int64_t expert_rows(const LowLatencyHandle& handle, const LowLatencySetup& setup) {
+  return std::int64_t{handle.max_tokens} * setup.common.num_ranks;
+}
 
 void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) {
   const int num_ranks = setup.common.num_ranks;
@@ -119,13 +118,10 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
   if (arguments.handle == nullptr) throw InvalidArgument("handle is missing");
   const LowLatencyHandle& handle = *arguments.handle;
   check_handle(handle, setup);
-  const HandleRows rows(handle, setup.common.num_ranks);
   const ConstTensorView& x = arguments.x;
-  check_tensor("x", x, device, {DType::bfloat16}, {rows.blocks, rows.rows, kAnySize});
-  if (x.size(2) <= 0 || x.size(2) % kScaleChannels != 0 || x.size(2) > INT32_MAX / 4) {
-    fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), kScaleChannels);
-  }
-  check_alignment("x", x);
+  check_tensor("x", x, device, {DType::bfloat16},
+               {handle.num_experts / setup.common.num_ranks, expert_rows(handle, setup), kAnySize});
+  check_call(arguments, kScaleChannels, setup);
   const ConstTensorView& idx = arguments.topk_idx;
   check_tensor("topk_idx", idx, device, {DType::int32, DType::int64}, {kAnySize, handle.num_topk});
   if (idx.size(0) != handle.num_tokens) {
@@ -137,28 +133,18 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
     check_tensor("out", *arguments.out, device, {DType::bfloat16}, {idx.size(0), x.size(2)});
     check_alignment("out", *arguments.out);
   }
-  if (arguments.wait_recv_cost_stats) {
-    check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64},
-                 {setup.common.num_ranks});
-  }
-  if (arguments.overlap) check_overlap(arguments, setup, rows);
-  check_config(arguments.config);
+  if (arguments.overlap) check_overlap(arguments, setup);
 }
+
+}  // namespace
 
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
   const LowLatencyHandle& handle = *arguments.handle;
   LowLatencyCombinePlan plan;
   LowLatencyCombineParams& params = plan.params;
-  params.common = setup.common;
-  params.max_tokens = handle.max_tokens;
-  params.num_topk = handle.num_topk;
-  params.hidden = static_cast<int>(arguments.x.size(2));
-  params.num_local_experts = handle.num_experts / setup.common.num_ranks;
+  set_call(params, arguments, handle.max_tokens, handle.num_experts, setup);
   params.row_bytes = device::low_latency::CombineWire{params.hidden}.bytes();
-  check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
-  const int rail_width = choose_rails(!arguments.return_recv_hook, params.max_tokens, params.num_topk, params.row_bytes,
-                                      params.row_bytes, setup);
-  params.common.rail_width = rail_width;
+  choose_rails(!arguments.return_recv_hook, params, params.row_bytes, params.row_bytes, setup);
   const bool unreduced = goes_unreduced(arguments, params, setup);
   if (arguments.overlap && !unreduced) {
     fail<Unsupported>(
@@ -166,14 +152,10 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
         "{}: make it larger",
         params.max_tokens, int{params.num_topk}, format_bytes(params.row_bytes), setup.low_latency_bytes);
   }
-  params.call_shape = call_shape_of(
-      {params.max_tokens, params.num_topk, params.hidden, params.num_local_experts, unreduced ? 1 : 0, rail_width});
-  params.x = arguments.x.as<std::byte>();
+  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
+                                     unreduced ? 1 : 0, params.common.rail_width});
   params.row_table = handle.row_table.as<const std::int32_t>();
-  params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
-  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
   params.topk_weights = arguments.topk_weights.as<float>();
-  if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 
   const auto kernel = unreduced      ? choices::combine_low_latency_unreduced
                       : setup.rdma() ? choices::combine_low_latency_rdma
@@ -185,22 +167,20 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.warps_per_row = warps_per_row(params, warps, sms, unreduced, setup);
   int send_sms = sms;
   if (arguments.overlap) {
-    params.signals = signals_of(*arguments.overlap, HandleRows(handle, setup.common.num_ranks).rows);
+    params.signals = signals_of(*arguments.overlap, params.expert_rows());
     if (params.signals.words != nullptr) params.warps_per_row = 1;  // a warp has its own selections
     if (arguments.overlap->num_sms != 0) send_sms = std::min(sms, arguments.overlap->num_sms);
   }
-  plan_parts(plan, arguments.return_recv_hook, [&](LowLatencyPhase phase) {
+  plan_parts(plan, arguments.return_recv_hook, setup, [&](LowLatencyPhase phase) {
     return plan_part(phase, params, warps, phase == LowLatencyPhase::send ? send_sms : sms, unreduced, setup);
   });
   return plan;
 }
 
 LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& arguments, const CallOptions& call) {
-  check_end(arguments.return_recv_hook, call);
   check_combine(arguments, setup_);
-  look_after_earlier_calls();
   LowLatencyCombinePlan plan = plan_combine(arguments, setup_);
-  make_way(LowLatencyKind::combine, arguments.return_recv_hook);
+  begin(LowLatencyKind::combine, arguments.return_recv_hook, call);
 
   CallScope scope(runtime_.calls(), call);
   scope.without_event();
@@ -220,8 +200,9 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
 
 TensorView LowLatency::combine_buffer(const LowLatencyHandle& handle) {
   check_handle(handle, setup_);
-  const HandleRows rows(handle, runtime_.num_ranks());
-  TensorView view = unplaced(setup_.device, DType::bfloat16, {rows.blocks, rows.rows, handle.hidden});
+  TensorView view =
+      unplaced(setup_.device, DType::bfloat16,
+               {handle.num_experts / setup_.common.num_ranks, expert_rows(handle, setup_), handle.hidden});
   if (view.bytes() > combine_buffer_bytes_) {
     runtime_.executor()->make_current();
     combine_buffers_.push_back(device_memory<std::byte>(runtime_.executor(), view.bytes()));

@@ -34,11 +34,6 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
                                                    sends(phase) ? params.row(by_rails).stage_bytes() : 0,
                                                    posters != 0 ? warps : 0);
   part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
-  if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
-    fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
-                          params.hidden, experts, format_bytes(part.shape.shared_bytes),
-                          format_bytes(setup.policy.max_shared_bytes));
-  }
   return part;
 }
 
@@ -92,8 +87,6 @@ std::vector<TensorView> received_rows(const LowLatencyDispatchParams& params, co
   return {of(DType::float8_e4m3, {blocks, rows, params.hidden}), scales};
 }
 
-}  // namespace
-
 void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   const Device& device = setup.device;
   const int num_ranks = setup.common.num_ranks;
@@ -106,11 +99,7 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   }
   const ConstTensorView& x = arguments.x;
   check_tensor("x", x, device, {DType::bfloat16}, {kAnySize, kAnySize});
-  const int step = arguments.format == LowLatencyFormat::fp8_ue8m0 ? 4 * kScaleChannels : kScaleChannels;
-  if (x.size(1) <= 0 || x.size(1) % step != 0 || x.size(1) > INT32_MAX / 4) {
-    fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), step);
-  }
-  check_alignment("x", x);
+  check_call(arguments, arguments.format == LowLatencyFormat::fp8_ue8m0 ? 4 * kScaleChannels : kScaleChannels, setup);
   check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {x.size(0), kAnySize});
   check_range("width of topk_idx", arguments.topk_idx.size(1), 1, kMaxTopk);
   // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
@@ -131,64 +120,45 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
     check_tensor("cumulative_local_expert_recv_stats", *arguments.cumulative_local_expert_recv_stats, device,
                  {DType::int32}, {num_local_experts});
   }
-  if (arguments.wait_recv_cost_stats) {
-    check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64}, {num_ranks});
-  }
   if (arguments.arrival_counters) {
     check_arrivals(arguments, setup, num_local_experts, std::int64_t{num_ranks} * arguments.max_tokens);
   }
-  check_config(arguments.config);
 }
+
+}  // namespace
 
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   LowLatencyDispatchPlan plan;
   LowLatencyDispatchParams& params = plan.params;
-  params.common = setup.common;
-  params.max_tokens = arguments.max_tokens;
-  params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
-  params.hidden = static_cast<int>(arguments.x.size(1));
-  params.num_local_experts = arguments.num_experts / setup.common.num_ranks;
+  set_call(params, arguments, arguments.max_tokens, arguments.num_experts, setup);
   params.count_cells = 1 + (params.num_local_experts + 1) / 2;
   params.format = arguments.format;
-  const std::size_t direct_bytes = params.row(false).bytes();
-  const std::size_t rail_bytes = params.row(true).bytes();
-  const int rail_width =
-      choose_rails(!arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
-  params.common.rail_width = rail_width;
-  check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
+  choose_rails(!arguments.return_recv_hook, params, params.row(false).bytes(), params.row(true).bytes(), setup);
   params.call_shape =
       call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
-                     params.num_topk, rail_width, too_many_tokens(arguments) ? 1 : 0});
-  params.num_tokens = too_many_tokens(arguments) ? 0 : static_cast<int>(arguments.x.size(0));
-  params.x = arguments.x.as<std::byte>();
-  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
-  if (arguments.cumulative_local_expert_recv_stats) {
-    params.recv_stats = arguments.cumulative_local_expert_recv_stats->as<std::int32_t>();
-  }
-  if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
+                     params.num_topk, params.common.rail_width, too_many_tokens(arguments) ? 1 : 0});
+  if (too_many_tokens(arguments)) params.num_tokens = 0;
+  params.recv_stats = memory_of<std::int32_t>(arguments.cumulative_local_expert_recv_stats);
+  params.global_scale = memory_of<float>(arguments.x_global_scale);
   if (arguments.arrival_counters) {
     params.arrivals = arguments.arrival_counters->as<std::int64_t>();
     params.arrival_words = static_cast<int>(arguments.arrival_counters->size(1));
     params.arrival_shift = arrival_shift(arguments);
   }
 
-  if (arguments.x_global_scale) params.global_scale = arguments.x_global_scale->as<float>();
-
   const auto kernel = setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency;
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(setup, kernel.max_threads);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
-  plan_parts(plan, arguments.return_recv_hook,
+  plan_parts(plan, arguments.return_recv_hook, setup,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
   return plan;
 }
 
 LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call) {
-  check_end(arguments.return_recv_hook, call);
   check_dispatch(arguments, setup_);
-  look_after_earlier_calls();
   LowLatencyDispatchPlan plan = plan_dispatch(arguments, setup_);
-  make_way(LowLatencyKind::dispatch, arguments.return_recv_hook);
+  begin(LowLatencyKind::dispatch, arguments.return_recv_hook, call);
 
   // The rows by themselves, because they are large and often dropped early.
   LowLatencyDispatchParams& params = plan.params;

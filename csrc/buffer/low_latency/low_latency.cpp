@@ -131,21 +131,9 @@ void LowLatency::clear_mask(StreamHandle stream) {
   launch_masks(LowLatencyMasksStep::unmask, -1, nullptr, stream);
 }
 
-void LowLatency::look_after_earlier_calls() {
+void LowLatency::clean(StreamHandle stream) {
   runtime_.faults().raise();
   log_masks();
-}
-
-void LowLatency::make_way(LowLatencyKind kind, bool hook) {
-  if (hook) {
-    queue(kind).require_room();
-  } else {
-    queue(kind).receive_all();
-  }
-}
-
-void LowLatency::clean(StreamHandle stream) {
-  look_after_earlier_calls();
   if (shown_) {  // what waits for its hook lies in the memory that is cleaned
     for (const auto& queue : queues_) queue->receive_all();
   }

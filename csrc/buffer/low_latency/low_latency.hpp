@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -10,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/buffer/low_latency/hook_queue.hpp"
 #include "csrc/buffer/low_latency/plan.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/rdma/connections.hpp"
@@ -20,6 +20,56 @@
 #include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
+
+/// The calls of one kind, whose receive parts run in the order in which they were sent. Used by one thread at a time.
+/// Only the buffer keeps it, so that hooks find out when the buffer is gone.
+class HookQueue : public std::enable_shared_from_this<HookQueue> {
+ public:
+  /// Places in the window alternate between two calls, so no more may be under way.
+  static constexpr std::size_t kMostWaiting = 2;
+
+  /// @param call for messages. @param one_thread of the buffer: a hook is a call of it.
+  HookQueue(const char* call, OneThread& one_thread) : call_(call), one_thread_(one_thread) {}
+
+  /// InvalidArgument if the most parts allowed already wait for their hooks.
+  void require_room() const {
+    if (waiting_.size() < kMostWaiting) return;
+    fail<InvalidArgument>(
+        "{}: {} calls with return_recv_hook still wait for their hooks, at most {} may; call one first", call_,
+        waiting_.size(), kMostWaiting);
+  }
+  /// Adds a receive part, which `enqueue` enqueues; it holds what the kernel needs until then. Returns its hook, which
+  /// does that after those that were sent before it; nothing if that has happened.
+  std::function<void()> add(std::function<void()> enqueue) {
+    waiting_.push_back(std::make_shared<std::function<void()>>(std::move(enqueue)));
+    return [queue = weak_from_this(), part = waiting_.back()] {
+      const auto alive = queue.lock();
+      if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
+      const OneThread::Use use(alive->one_thread_, "a hook of low-latency calls");
+      while (*part) alive->receive_first();
+    };
+  }
+  /// Enqueues all that wait: before a call that receives at once.
+  void receive_all() {
+    while (!waiting_.empty()) receive_first();
+  }
+  /// Forgets all that wait.
+  void drop_all() {
+    for (const auto& part : waiting_) *part = nullptr;
+    waiting_.clear();
+  }
+
+ private:
+  void receive_first() {
+    (*waiting_.front())();
+    *waiting_.front() = nullptr;
+    waiting_.pop_front();
+  }
+
+  const char* call_;
+  OneThread& one_thread_;
+  std::deque<std::shared_ptr<std::function<void()>>> waiting_;
+};
 
 /// How many calls of each kind a rank counts; last, how many barriers.
 using LowLatencyCounts = std::array<std::uint64_t, kLowLatencyKinds + 1>;
@@ -67,10 +117,9 @@ class LowLatency {
   void disconnect() { connections_.reset(); }
 
  private:
-  /// Throws what an earlier call met, and logs which ranks it masked.
-  void look_after_earlier_calls();
-  /// A call that receives at once comes after those that wait for their hooks; one with a hook needs a place.
-  void make_way(LowLatencyKind kind, bool hook);
+  /// Throws what an earlier call met, and logs which ranks it masked. A call that receives at once comes after those
+  /// that wait for their hooks; one with a hook needs a place, and ends in no other way.
+  void begin(LowLatencyKind kind, bool hook, const CallOptions& call);
   /// Enqueues the first part of a call and finishes the scope. If a hook enqueues the other part, sets `hook`; until
   /// then what `keep()` returns keeps what the kernel uses.
   template <class Params, class Keep>
@@ -103,26 +152,19 @@ class LowLatency {
 
 // How calls of both kinds reach the executor.
 
-/// A call ends in one way.
-inline void check_end(bool return_recv_hook, const CallOptions& call) {
-  if (!return_recv_hook || !call.async_finish) return;
-  throw InvalidArgument("return_recv_hook and async_finish are both true, allowed: at most one of them");
-}
-
-template <class Params>
-void enqueue_part(const KernelTable& kernels, const LowLatencyPlan<Params>& plan, const LowLatencyPart& part,
-                  StreamHandle stream) {
-  Params params = plan.params;
-  params.phase = part.phase;
-  params.common.working_blocks = part.working_blocks;
-  if constexpr (requires { params.signals; }) params.signals.rows_of_group = part.rows_of_group;
-  (kernels.*plan.kernel)(params, part.shape, stream);
+inline void LowLatency::begin(LowLatencyKind kind, bool hook, const CallOptions& call) {
+  if (hook && call.async_finish) {
+    throw InvalidArgument("return_recv_hook and async_finish are both true, allowed: at most one of them");
+  }
+  runtime_.faults().raise();
+  log_masks();
+  hook ? queue(kind).require_room() : queue(kind).receive_all();
 }
 
 template <class Params, class Keep>
 EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope,
                                StreamHandle caller_stream, const Keep& keep, std::function<void()>& hook) {
-  enqueue_part(runtime_.executor()->kernels(), plan, plan.first, scope.stream());
+  plan.enqueue(plan.first, runtime_.executor()->kernels(), scope.stream());
   if (!plan.receive) return scope.finish();
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
   // again, but the part must not.
@@ -136,7 +178,7 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
                             recorded ? "before the recording ends" : "before the recording begins");
     }
     CallScope receiving(runtime_.calls(), {.stream = caller_stream});
-    if (!enqueued) enqueue_part(executor.kernels(), plan, *plan.receive, receiving.stream());
+    if (!enqueued) plan.enqueue(*plan.receive, executor.kernels(), receiving.stream());
     enqueued = true;
     receiving.finish();
   });

@@ -3,13 +3,17 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string>
 
+#include "csrc/buffer/call_scope.hpp"
+#include "csrc/buffer/checks.hpp"
 #include "csrc/executor/kernel_table.hpp"
+#include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
 
@@ -45,22 +49,18 @@ struct LowLatencyPlan {
   Launcher<Params> KernelTable::*kernel = nullptr;
   LowLatencyPart first;
   std::optional<LowLatencyPart> receive;  ///< a hook enqueues it
+
+  void enqueue(const LowLatencyPart& part, const KernelTable& kernels, StreamHandle stream) const {
+    Params mine = params;
+    mine.phase = part.phase;
+    mine.common.working_blocks = part.working_blocks;
+    if constexpr (requires { mine.signals; }) mine.signals.rows_of_group = part.rows_of_group;
+    (kernels.*kernel)(mine, part.shape, stream);
+  }
 };
 
 using LowLatencyDispatchPlan = LowLatencyPlan<LowLatencyDispatchParams>;
 using LowLatencyCombinePlan = LowLatencyPlan<LowLatencyCombineParams>;
-
-/// Rows that a handle knows of, as they lie in recv_x.
-struct HandleRows {
-  HandleRows(const LowLatencyHandle& handle, int num_ranks)
-      : blocks(handle.num_experts / num_ranks), rows(std::int64_t{num_ranks} * handle.max_tokens) {}
-  std::int64_t blocks, rows;
-};
-
-// Throw InvalidArgument.
-void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
-void check_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
-void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup);
 
 /// Then the call is made all the same, without tokens, and raises afterwards: peers, who wait for this rank, learn from
 /// its call shape what is wrong, instead of waiting until the deadline.
@@ -68,7 +68,7 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
   return arguments.x.size(0) > arguments.max_tokens;
 }
 
-/// InvalidArgument when the call does not fit the window, or a block.
+/// Of arguments that fit together. InvalidArgument when the call does not fit the window, or a block.
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
@@ -91,14 +91,16 @@ inline int poster_blocks(const LowLatencySetup& setup, int warps) {
   return setup.rdma() ? (setup.common.num_far * setup.common.lanes + warps - 1) / warps : 0;
 }
 
-/// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each
-/// other.
-void check_resident(int others, const LowLatencySetup& setup);
-
 /// Blocks for everything else: no more in all than there are SMs, or than the caller allows, but `least`.
+/// InvalidArgument where these and the others cannot run side by side: on a GPU they wait for each other.
 inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int others, int least = 1) {
-  check_resident(others + least - 1, setup);
-  const int all = setup.policy.multiprocessors;
+  const int all = setup.policy.multiprocessors, needed = others + least;
+  if (setup.on_gpu() && needed > all) {
+    fail<InvalidArgument>(
+        "a low-latency call that reaches {} ranks by RDMA needs {} blocks side by side, but this process has {} "
+        "multiprocessors of the GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        setup.common.num_far, needed, all);
+  }
   return std::max(least, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - others);
 }
 
@@ -109,22 +111,90 @@ inline int warps_of_block(const LowLatencySetup& setup, int most_threads) {
 }
 
 /// InvalidArgument unless `max_tokens` rows of `row_bytes` from each rank fit the window.
-void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes, const LowLatencySetup& setup);
+inline void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes,
+                       const LowLatencySetup& setup) {
+  const LowLatencyWindow& window = setup.common.window;
+  const std::size_t needed = static_cast<std::size_t>(max_tokens) * row_bytes;
+  if (max_tokens <= window.slots && needed <= window.source_bytes) return;
+  fail<InvalidArgument>(
+      "max_tokens {} and hidden {} do not fit low_latency.bytes {}: there is room for {} tokens and {} of rows from "
+      "each rank, this call has rows of {}, {} in all; Buffer::low_latency_bytes_hint says what is needed",
+      max_tokens, hidden, setup.low_latency_bytes, window.slots, format_bytes(window.source_bytes),
+      format_bytes(row_bytes), format_bytes(needed));
+}
 
-/// Whether the call goes by rails, if it may: the ranks of a node, else 0. Rows directly, and by rails, have so many
-/// bytes.
-int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
-                 const LowLatencySetup& setup);
+/// Decides whether the call goes by rails, if it `may`. Its rows have so many bytes directly, and by rails.
+/// InvalidArgument if they do not fit the window.
+inline void choose_rails(bool may, LowLatencyCallParams& params, std::size_t row_bytes, std::size_t rail_row_bytes,
+                         const LowLatencySetup& setup) {
+  const auto pay = [&] {
+    // Do rails save more time of the NIC than the additional hop takes? Directly a rank sends to other nodes a row for
+    // each rank that is selected, by rails one for each node, if every expert is equally likely to be selected.
+    constexpr double kHopNs = 5000;  // what a call within a node takes beyond its bytes
+    const int ranks = setup.common.num_ranks;
+    const int nodes = ranks / setup.rail_width;
+    // The rows of a token, where it has one for each of `others` of so many equal parts, of which some of its
+    // selections fall to at least one.
+    const auto bytes = [&](int others, int parts, std::size_t bytes_of_row) {
+      const double selected = 1 - std::pow(1 - 1.0 / parts, static_cast<int>(params.num_topk));
+      return params.max_tokens * others * selected * static_cast<double>(bytes_of_row);
+    };
+    const double saved = bytes(ranks - setup.rail_width, ranks, row_bytes) - bytes(nodes - 1, nodes, rail_row_bytes);
+    return saved > kHopNs * setup.nic_bytes_per_ns;
+  };
+  const std::size_t needed = static_cast<std::size_t>(params.max_tokens) * rail_row_bytes;
+  const bool may_go = may && setup.rail_width != 0 && needed <= setup.common.window.source_bytes;
+  const bool goes = may_go && (setup.rails_always || pay());
+  if (goes) params.common.rail_width = setup.rail_width;
+  check_room(params.max_tokens, params.hidden, goes ? rail_row_bytes : row_bytes, setup);
+}
 
-/// The plan's parts, each as `plan_part(phase)` says.
-template <class Plan, class PlanPart>
-void plan_parts(Plan& plan, bool hook, PlanPart&& plan_part) {
-  if (!hook) {
-    plan.first = plan_part(LowLatencyPhase::both);
-    return;
+/// Checks the arguments that both kinds of calls have. Rows of x are multiples of so many channels.
+template <class Arguments>
+void check_call(const Arguments& arguments, int channels, const LowLatencySetup& setup) {
+  const ConstTensorView& x = arguments.x;
+  const std::int64_t hidden = x.size(x.dims - 1);
+  if (hidden <= 0 || hidden % channels != 0 || hidden > INT32_MAX / 4) {
+    fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), channels);
   }
-  plan.first = plan_part(LowLatencyPhase::send);
-  plan.receive = plan_part(LowLatencyPhase::receive);
+  check_alignment("x", x);
+  if (arguments.wait_recv_cost_stats) {
+    check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, setup.device, {DType::int64},
+                 {setup.common.num_ranks});
+  }
+  check_config(arguments.config);
+}
+
+/// Sets the parameters that both kinds of calls have.
+template <class Params, class Arguments>
+void set_call(Params& params, const Arguments& arguments, int max_tokens, int num_experts,
+              const LowLatencySetup& setup) {
+  params.common = setup.common;
+  params.max_tokens = max_tokens;
+  params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
+  params.hidden = static_cast<int>(arguments.x.size(arguments.x.dims - 1));
+  params.num_local_experts = num_experts / setup.common.num_ranks;
+  params.x = arguments.x.template as<std::byte>();
+  params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
+  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
+  params.wait_cost = memory_of<std::int64_t>(arguments.wait_recv_cost_stats);
+}
+
+/// The plan's parts, each as `plan_part(phase)` says. InvalidArgument if a block does not have what one needs.
+template <class Plan, class PlanPart>
+void plan_parts(Plan& plan, bool hook, const LowLatencySetup& setup, PlanPart&& plan_part) {
+  const auto make = [&](LowLatencyPhase phase) {
+    const LowLatencyPart part = plan_part(phase);
+    if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
+      fail<InvalidArgument>(
+          "hidden {}, max_tokens {} and num_experts {} need {} of shared memory in a block, there are {}",
+          plan.params.hidden, plan.params.max_tokens, plan.params.num_experts(), format_bytes(part.shape.shared_bytes),
+          format_bytes(setup.policy.max_shared_bytes));
+    }
+    return part;
+  };
+  plan.first = make(hook ? LowLatencyPhase::send : LowLatencyPhase::both);
+  if (hook) plan.receive = make(LowLatencyPhase::receive);
 }
 
 }  // namespace deep_ep

@@ -177,6 +177,7 @@ TEST(LowLatencyPlan, OverlapLeavesMultiprocessorsAlone) {
   setup = low_latency_setup();
   setup.common.window.source_bytes = std::size_t{128} * static_cast<std::size_t>(plan.params.row_bytes);
   inputs.handle.num_topk = 16;
+  inputs.arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {100, 16}, setup.device);
   EXPECT_THROW(plan_combine(with_hook(inputs.arguments), setup), Unsupported);
 }
 

@@ -25,10 +25,8 @@ std::string error_in(Call&& call) {
 }
 
 /// Runs all until one has failed or all have ended, and then ends the others.
-std::vector<std::optional<int>> run(const std::vector<ChildCommand>& commands, std::string& output,
-                                    std::string& errors) {
-  Children children(commands,
-                    [&](std::size_t, int stream, std::string_view text) { (stream == 0 ? output : errors) += text; });
+std::vector<std::optional<int>> run(const std::vector<ChildCommand>& commands) {
+  Children children(commands);
   while (children.running() > 0 && !children.first_failure()) children.step();
   children.signal_all(SIGTERM);
   while (children.running() > 0) children.step();
@@ -38,21 +36,23 @@ std::vector<std::optional<int>> run(const std::vector<ChildCommand>& commands, s
 }
 
 TEST(Children, GiveOutputAndStatus) {
-  std::string output, errors;
-  const auto of = [&](const ChildCommand& command) { return run({command}, output, errors).front(); };
-  EXPECT_EQ(of({.words = {"sh", "-c", "echo out; echo $NAME >&2"}, .variables = {{"NAME", "why"}}}), 0);
-  EXPECT_EQ(output + errors, "out\nwhy\n");
-  EXPECT_EQ(of({.words = {"sh", "-c", "kill -9 $$"}}), 128 + 9);
+  const auto of = [&](ChildCommand command, const char* printed) {
+    const PrintedText output, errors;
+    command.output = output.fd();
+    command.errors = errors.fd();
+    const std::optional<int> status = run({command}).front();
+    EXPECT_EQ(output.text() + errors.text(), printed);
+    return status;
+  };
+  EXPECT_EQ(of({.words = {"sh", "-c", "echo out; echo $NAME >&2"}, .variables = {{"NAME", "why"}}}, "out\nwhy\n"), 0);
+  EXPECT_EQ(of({.words = {"sh", "-c", "kill -9 $$"}}, ""), 128 + 9);
   EXPECT_EQ(describe_status(128 + 9), "signal 9 (Killed)");
-  errors.clear();
-  EXPECT_EQ(of({.words = {"/nonexistent/program"}}), 127);
-  EXPECT_EQ(errors, "/nonexistent/program: No such file or directory\n");
+  EXPECT_EQ(of({.words = {"/nonexistent/program"}}, "/nonexistent/program: No such file or directory\n"), 127);
 }
 
 TEST(Children, EndTogether) {
-  std::string output, errors;
   const auto begin = std::chrono::steady_clock::now();
-  const auto statuses = run({{.words = {"sh", "-c", "sleep 1000 & sleep 1000"}}, {.words = {"false"}}}, output, errors);
+  const auto statuses = run({{.words = {"sh", "-c", "sleep 1000 & sleep 1000"}}, {.words = {"false"}}});
   EXPECT_EQ(statuses[1], 1);
   EXPECT_EQ(statuses[0], 128 + SIGTERM);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(300));

@@ -83,9 +83,9 @@ struct BufferOptions {
   /// recorded graphs. Calls with a previous_event always use the pool, as they do not come after the caller's stream;
   /// with result_tensors so do calls on the default stream, for tables of handles of at most 1 MiB.
   std::shared_ptr<ResultAllocator> result_allocator = {};
-  /// Makes the tensors that calls return, except those of handles and of Buffer::allocate_tensor, as tensors of the
-  /// program's framework. It makes received rows in the heap if there is room; otherwise, and in recorded calls, rows
-  /// come through the window. nullptr: received tensors are in the heap, the others come from result_allocator.
+  /// Makes the tensors that calls return, as tensors of the program's framework, except those of allocate_tensor and of
+  /// handles (but for layout_range). Received rows are in the heap if there is room; otherwise, and in recorded calls,
+  /// they come through the window. nullptr: received tensors are in the heap, the others come from result_allocator.
   std::shared_ptr<ResultTensors> result_tensors = {};
   InternodeOptions internode = {};     ///< of normal mode between nodes
   LowLatencyOptions low_latency = {};  ///< of low-latency calls, which need memory: LowLatencyOptions::bytes

@@ -87,61 +87,35 @@ TensorSpec with_memory(const TensorSpec& wanted) {
   return wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
 }
 
-/// A reference that is never given back; nullptr if there is no such attribute.
-PyObject* kept(py::handle object, const char* attribute) {
-  return py::getattr(object, attribute, py::handle()).release().ptr();
-}
-
 template <class... Arguments>
-py::object call(PyObject* function, const Arguments&... arguments) {
-  auto result = py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(function, arguments.ptr()..., nullptr));
+py::object call(py::handle function, const Arguments&... arguments) {
+  auto result =
+      py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(function.ptr(), arguments.ptr()..., nullptr));
   if (!result) throw py::error_already_set();
   return result;
 }
 
-/// nullptr: the framework cannot be asked without the GIL.
-using CurrentStream = int (*)(dlpack::DeviceType, std::int32_t, void**);
-
-/// The stream on which a program drops a tensor is often one that used it.
-void record_current_stream(const Tensor& tensor, CurrentStream current_stream) noexcept {
-  const deep_ep::Device device = tensor.view().device;
-  if (device.kind != deep_ep::Device::Kind::cuda || current_stream == nullptr) return;
-  try {
-    void* stream = nullptr;
-    if (current_stream(dlpack::kCuda, device.index, &stream) != 0 || tensor.storage()->knows_stream(stream)) return;
-    if (!gpu_executor(device.index)->is_capturing(stream)) tensor.record_stream(stream);
-  } catch (const std::exception&) {
-    // At exit the driver may be gone; the memory goes with it.
-  }
-}
-
-/// Memory of the library in the hands of the framework, which gives it back through DLPack, in either form: the context
-/// of both is this, and their deleter ends it.
+/// Memory of the library in the hands of the framework, which gives it back through DLPack.
 struct HandedOut {
-  HandedOut(const Tensor& given, CurrentStream stream)
-      : tensor(given), shape(given.view().shape), strides(given.view().strides), current_stream(stream) {
+  explicit HandedOut(const Tensor& given) : tensor(given), shape(given.view().shape), strides(given.view().strides) {
     const TensorView& view = given.view();
     const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
     const dlpack::Device device{gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0};
     const dlpack::DataType dtype = kTypes[static_cast<std::size_t>(view.dtype)].dtype;
-    plain = {{view.data, device, view.dims, dtype, shape.data(), strides.data(), 0}, this, &give_back};
-    versioned = {{1, 0}, this, &give_back, 0, plain.tensor};
+    managed = {{view.data, device, view.dims, dtype, shape.data(), strides.data(), 0}, this, &give_back};
   }
   HandedOut(const HandedOut&) = delete;
   HandedOut& operator=(const HandedOut&) = delete;
 
-  template <class Managed>
-  static void give_back(Managed* managed) {
+  static void give_back(dlpack::ManagedTensor* managed) {
     const std::unique_ptr<HandedOut> owner(static_cast<HandedOut*>(managed->context));
-    record_current_stream(owner->tensor, owner->current_stream);
+    Framework::instance().record_current_stream(owner->tensor);
   }
 
-  dlpack::ManagedTensorVersioned versioned{};
-  dlpack::ManagedTensor plain{};
+  dlpack::ManagedTensor managed{};
   Tensor tensor;
   std::array<std::int64_t, kMaxDims> shape;
   std::array<std::int64_t, kMaxDims> strides;
-  CurrentStream current_stream;
 };
 
 /// The tensor of PyTorch behind a result, for as long as the library has it.
@@ -155,7 +129,7 @@ class FrameworkStorage final : public Tensor::Storage {
   /// PyTorch is told of streams by its own users.
   void record_stream(StreamHandle) override {}
   /// The tensor as `view` has it. Needs the GIL.
-  py::object object(const TensorSpec& view, PyObject* as_strided) const {
+  py::object object(const TensorSpec& view, py::handle as_strided) const {
     bool same = view.dims == made_.dims && view.elements() != 0;
     for (int dim = 0; same && dim < view.dims; ++dim) {
       same = view.size(dim) == made_.size(dim) && view.stride(dim) == made_.stride(dim);
@@ -171,37 +145,7 @@ class FrameworkStorage final : public Tensor::Storage {
   std::shared_ptr<Leftovers> leftovers_;
 };
 
-/// Asks for bytes: several tensors of a call share them.
-class FrameworkAllocator final : public ResultAllocator {
- public:
-  explicit FrameworkAllocator(const dlpack::ExchangeApi& api) : api_(api) {}
-
-  Memory allocate(std::size_t bytes, const deep_ep::Device& device, StreamHandle /*the current one*/) override {
-    std::int64_t shape = static_cast<std::int64_t>(bytes);
-    dlpack::TensorInfo wanted{nullptr, {dlpack::kCuda, device.index}, 1, {dlpack::kUInt, 8, 1}, &shape, nullptr, 0};
-    dlpack::ManagedTensorVersioned* made = nullptr;
-    std::string error;
-    const auto tell = [](void* text, const char*, const char* message) { *static_cast<std::string*>(text) = message; };
-    if (api_.allocate(&wanted, &made, &error, tell) != 0 || made == nullptr) {
-      throw OutOfMemory(fmt::format("the framework has no {} bytes for the results of a call: {}", bytes, error));
-    }
-    return {static_cast<std::byte*>(made->tensor.data) + made->tensor.byte_offset,
-            std::shared_ptr<void>(made, [](void* memory) {
-              auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(memory);
-              managed->deleter(managed);
-            })};
-  }
-
- private:
-  const dlpack::ExchangeApi& api_;
-};
-
 }  // namespace
-
-std::shared_ptr<ResultAllocator> Framework::allocator() const {
-  if (exchange_ == nullptr || exchange_->allocate == nullptr) return nullptr;
-  return std::make_shared<FrameworkAllocator>(*exchange_);
-}
 
 Framework& Framework::instance() {
   static auto* framework = new Framework;
@@ -220,18 +164,19 @@ Framework::Framework() {
     if (api != nullptr && api->version.major == 1 && api->info_from_object != nullptr) available_exchange_ = api;
   }
   exchange_ = available_exchange_;
-  is_neg_ = kept(tensor, "is_neg");
-  is_conj_ = kept(tensor, "is_conj");
+  const auto found = [](py::handle in, const char* name) { return py::getattr(in, name, py::handle()); };
+  is_neg_ = found(tensor, "is_neg");
+  is_conj_ = found(tensor, "is_conj");
   const py::object internals = torch.attr("_C");
-  from_capsule_ = kept(internals, "_from_dlpack");
-  raw_stream_ = kept(internals, "_cuda_getCurrentRawStream");
+  from_capsule_ = found(internals, "_from_dlpack");
+  raw_stream_ = found(internals, "_cuda_getCurrentRawStream");
   const py::object guards = py::getattr(py::getattr(internals, "_dynamo", py::none()), "guards", py::none());
-  quick_empty_on_cpu_ = kept(guards, "_empty_strided_cpu");
-  quick_empty_on_gpu_ = kept(guards, "_empty_strided_cuda");
-  empty_strided_ = kept(torch, "empty_strided");
-  as_strided_ = kept(torch, "as_strided");
-  out_of_memory_ = kept(torch.attr("cuda"), "OutOfMemoryError");
-  for (const KnownType& type : kTypes) types_.push_back(kept(torch, type.name));
+  quick_empty_on_cpu_ = found(guards, "_empty_strided_cpu");
+  quick_empty_on_gpu_ = found(guards, "_empty_strided_cuda");
+  empty_strided_ = found(torch, "empty_strided");
+  as_strided_ = found(torch, "as_strided");
+  out_of_memory_ = found(torch.attr("cuda"), "OutOfMemoryError");
+  for (const KnownType& type : kTypes) types_.push_back(found(torch, type.name));
 }
 
 bool Framework::use_exchange_api(bool use) {
@@ -286,11 +231,11 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   const bool real = argument.view.dtype == DType::float32 || argument.view.dtype == DType::float16;
   const bool part = real && (argument.view.elements() == 1 || !argument.view.is_contiguous());
   if (!argument.renamed && !part) return argument;
-  if (call(is_neg_, object).ptr() == Py_True) {
+  if (call(is_neg_, object).is(py::bool_(true))) {
     throw InvalidArgument(fmt::format(
         "{0} is a view whose values are the negatives of what lies in memory, allowed: {0}.resolve_neg()", name));
   }
-  if (argument.renamed && call(is_conj_, object).ptr() == Py_True) {
+  if (argument.renamed && call(is_conj_, object).is(py::bool_(true))) {
     throw InvalidArgument(fmt::format(
         "{0} is a view whose values are the conjugates of what lies in memory, allowed: {0}.resolve_conj()", name));
   }
@@ -313,7 +258,8 @@ dlpack::DataType Framework::look_at_attributes(py::handle object, const char* na
     view.shape[dim] = shape[dim].cast<std::int64_t>();
     view.strides[dim] = strides[dim].cast<std::int64_t>();
   }
-  const auto known = std::ranges::find(types_, py::object(object.attr("dtype")).ptr());
+  const py::object dtype = object.attr("dtype");
+  const auto known = std::ranges::find_if(types_, [&](const py::object& type) { return type.is(dtype); });
   if (known != types_.end()) return kTypes[static_cast<std::size_t>(known - types_.begin())].dtype;
   return {dlpack::kOpaque, static_cast<std::uint8_t>(8 * object.attr("element_size")().cast<int>()), 1};
 }
@@ -331,39 +277,39 @@ std::pair<py::tuple, py::tuple> Framework::known_tuples(const TensorSpec& spec) 
 TensorArgument Framework::empty(const TensorSpec& wanted) const {
   const auto [shape, strides] = known_tuples(with_memory(wanted));
   const py::handle type = dtype_object(wanted.dtype);
-  PyObject* const quick = wanted.device.kind == deep_ep::Device::Kind::cuda ? quick_empty_on_gpu_ : quick_empty_on_cpu_;
-  if (exchange_ != nullptr && quick != nullptr) {
+  const py::handle quick =
+      wanted.device.kind == deep_ep::Device::Kind::cuda ? quick_empty_on_gpu_ : quick_empty_on_cpu_;
+  if (exchange_ != nullptr && quick) {
     TensorArgument made = look(call(quick, shape, strides, type), "a result");
     // It is made for the current GPU, which the end of some other object may just have changed.
     if (made.view.device == wanted.device) return made;
   }
-  return look(
-      py::handle(empty_strided_)(shape, strides, py::arg("dtype") = type, py::arg("device") = to_string(wanted.device)),
-      "a result");
-}
-
-py::object Framework::share(const Tensor& tensor) const {
-  auto owner = std::make_unique<HandedOut>(tensor, exchange_ != nullptr ? exchange_->current_stream : nullptr);
-  py::object object;
-  if (exchange_ != nullptr) {
-    void* made = nullptr;
-    if (exchange_->managed_to_object(&owner->versioned, &made) != 0) throw py::error_already_set();
-    object = py::reinterpret_steal<py::object>(static_cast<PyObject*>(made));
-  } else {
-    object = call(from_capsule_, py::capsule(&owner->plain, "dltensor"));
-  }
-  owner.release();  // NOLINT(bugprone-unused-return-value): from here on the framework has it, and its deleter ends it
-  return object;
+  return look(empty_strided_(shape, strides, py::arg("dtype") = type, py::arg("device") = to_string(wanted.device)),
+              "a result");
 }
 
 py::object Framework::hand_out(const Tensor& tensor) const {
   if (!tensor.defined()) return py::none();
   const auto* result = dynamic_cast<const FrameworkStorage*>(tensor.storage().get());
-  return result != nullptr ? result->object(tensor.view(), as_strided_) : share(tensor);
+  if (result != nullptr) return result->object(tensor.view(), as_strided_);
+  auto owner = std::make_unique<HandedOut>(tensor);
+  py::object object = call(from_capsule_, py::capsule(&owner->managed, "dltensor"));
+  owner.release();  // NOLINT(bugprone-unused-return-value): from here on the framework has it, and its deleter ends it
+  return object;
 }
 
-py::object Framework::hand_out(const std::optional<Tensor>& tensor) const {
-  return tensor ? hand_out(*tensor) : py::object(py::none());
+void Framework::record_current_stream(const Tensor& tensor) const noexcept {
+  const deep_ep::Device device = tensor.view().device;
+  // Older versions cannot be asked without the GIL.
+  if (device.kind != deep_ep::Device::Kind::cuda || available_exchange_ == nullptr) return;
+  try {
+    void* stream = nullptr;
+    if (available_exchange_->current_stream(dlpack::kCuda, device.index, &stream) != 0) return;
+    if (tensor.storage()->knows_stream(stream)) return;
+    if (!gpu_executor(device.index)->is_capturing(stream)) tensor.record_stream(stream);
+  } catch (const std::exception&) {
+    // At exit the driver may be gone; the memory goes with it.
+  }
 }
 
 StreamHandle Framework::current_stream(const deep_ep::Device& device) const {
@@ -373,8 +319,8 @@ StreamHandle Framework::current_stream(const deep_ep::Device& device) const {
     if (exchange_->current_stream(dlpack::kCuda, device.index, &stream) != 0) throw py::error_already_set();
     return stream;
   }
-  if (raw_stream_ == nullptr) throw InvalidArgument("a CUDA tensor, but this PyTorch was built without CUDA");
-  return reinterpret_cast<void*>(py::handle(raw_stream_)(device.index).cast<std::uintptr_t>());
+  if (!raw_stream_) throw InvalidArgument("a CUDA tensor, but this PyTorch was built without CUDA");
+  return reinterpret_cast<void*>(raw_stream_(device.index).cast<std::uintptr_t>());
 }
 
 // Events.
@@ -444,8 +390,29 @@ py::list describe(std::span<const TensorView> wanted) {
   return list;
 }
 
-/// PyTorch's text without the dump of its C++ stack.
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+/// Calls `make`: OutOfMemory where PyTorch has no memory for it.
+template <class Make>
+auto made_by_framework(const Make& make) {
+  try {
+    return make();
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(Framework::instance().out_of_memory())) throw;
+    const std::string text = error.what();  // with a dump of PyTorch's C++ stack
+    throw OutOfMemory(
+        fmt::format("PyTorch has no memory for the results of a call: {}", text.substr(0, text.find('\n'))));
+  }
+}
+
+/// Asks for bytes: several tensors of a call share them.
+class FrameworkAllocator final : public ResultAllocator {
+ public:
+  Memory allocate(std::size_t bytes, const Device& device, StreamHandle /*the current one*/) override {
+    const py::gil_scoped_acquire gil;
+    const auto wanted = TensorSpec::contiguous(DType::uint8, {static_cast<std::int64_t>(bytes)}, device);
+    TensorArgument made = made_by_framework([&] { return Framework::instance().empty(wanted); });
+    return {made.view.data, std::shared_ptr<PyObject>(made.object.release().ptr(), let_go)};
+  }
+};
 
 class FrameworkResults final : public ResultTensors {
  public:
@@ -455,14 +422,57 @@ class FrameworkResults final : public ResultTensors {
   FrameworkResults(const FrameworkResults&) = delete;
   FrameworkResults& operator=(const FrameworkResults&) = delete;
 
-  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override;
+  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override {
+    const py::gil_scoped_acquire gil;
+    if (wanted.empty()) return {};
+    const Framework& framework = Framework::instance();
+    // PyTorch's memory on the CPU knows no streams.
+    const bool cpu = wanted[0].device.kind == Device::Kind::cpu;
+    const bool on_current = cpu || framework.current_stream(wanted[0].device) == order.stream;
+    return made_by_framework([&] {
+      if (cpu || (on_current && !order.other)) {
+        std::vector<Tensor> made;
+        made.reserve(wanted.size());
+        for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view), view));
+        return made;
+      }
+      return tensors_over(py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value()),
+                          wanted);
+    });
+  }
+
   std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
-                                   const std::shared_ptr<HeapPieces>& heap) override;
+                                   const std::shared_ptr<HeapPieces>& heap) override {
+    const py::gil_scoped_acquire gil;
+    const py::handle helper(helper_);
+    if (wanted.empty() || !helper.attr("in_heap").cast<bool>()) return {};
+    const bool gpu = wanted[0].device.kind == Device::Kind::cuda;  // only tests make others
+    const bool on_other = gpu && Framework::instance().current_stream(wanted[0].device) != order.stream;
+    const SegmentsFrom segments(heap);
+    const py::object tensors =
+        helper.attr("make_in_heap")(describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), on_other,
+                                    gpu && order.other.has_value(), heap->largest_free());
+    if (tensors.is_none()) return {};
+    std::vector<Tensor> made = tensors_over(tensors, wanted);
+    // PyTorch takes them from elsewhere where its allocator is set to do so.
+    const bool inside = std::ranges::all_of(made, [&](const Tensor& tensor) { return heap->contains(tensor.data()); });
+    helper.attr(inside ? "is_in_heap" : "is_elsewhere")();
+    return made;
+  }
 
  private:
   Tensor tensor_over(TensorArgument made, TensorView view) const {
     view.data = made.view.data;
     return {view, std::make_shared<FrameworkStorage>(std::move(made), leftovers_)};
+  }
+  /// Over those of the list `made`.
+  std::vector<Tensor> tensors_over(const py::object& made, std::span<const TensorView> wanted) const {
+    std::vector<Tensor> tensors;
+    for (const TensorView& view : wanted) {
+      const py::object tensor = made[py::int_(tensors.size())];
+      tensors.push_back(tensor_over(Framework::instance().look(tensor, "a result"), view));
+    }
+    return tensors;
   }
 
   PyObject* helper_;
@@ -498,55 +508,7 @@ void Leftovers::clear() {
   for (PyObject* object : objects) let_go(object);
 }
 
-std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, const Order& order) {
-  const py::gil_scoped_acquire gil;
-  const Framework& framework = Framework::instance();
-  std::vector<Tensor> made;
-  made.reserve(wanted.size());
-  if (wanted.empty()) return made;
-  try {
-    // PyTorch's memory on the CPU knows no streams.
-    const bool cpu = wanted[0].device.kind == Device::Kind::cpu;
-    const bool on_current = cpu || framework.current_stream(wanted[0].device) == order.stream;
-    if (cpu || (on_current && !order.other)) {
-      for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view), view));
-      return made;
-    }
-    const py::list tensors = py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value());
-    for (std::size_t i = 0; i < wanted.size(); ++i)
-      made.push_back(tensor_over(framework.look(tensors[i], "a result"), wanted[i]));
-    return made;
-  } catch (const py::error_already_set& error) {
-    if (!error.matches(framework.out_of_memory())) throw;
-    throw OutOfMemory(fmt::format("PyTorch has no memory for the results of a call: {}", first_line(error.what())));
-  }
-}
-
-std::vector<Tensor> FrameworkResults::make_in_heap(std::span<const TensorView> wanted, const Order& order,
-                                                   const std::shared_ptr<HeapPieces>& heap) {
-  const py::gil_scoped_acquire gil;
-  const Framework& framework = Framework::instance();
-  std::vector<Tensor> made;
-  const py::handle helper(helper_);
-  if (wanted.empty() || !helper.attr("in_heap").cast<bool>()) return made;
-  const bool on_current = framework.current_stream(wanted[0].device) == order.stream;
-  const bool cpu = wanted[0].device.kind == Device::Kind::cpu;  // only tests make such
-  const SegmentsFrom segments(heap);
-  const py::object tensors =
-      helper.attr("make_in_heap")(describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), !on_current && !cpu,
-                                  order.other.has_value() && !cpu, heap->largest_free());
-  if (tensors.is_none()) return made;
-  const auto list = py::reinterpret_borrow<py::list>(tensors);
-  bool outside = false;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    made.push_back(tensor_over(framework.look(list[i], "a result"), wanted[i]));
-    outside = outside || !heap->contains(made.back().data());
-  }
-  // PyTorch has taken it from elsewhere, as some settings of its allocator make it do.
-  helper.attr(outside ? "is_elsewhere" : "is_in_heap")();
-  return made;
-}
-
+std::shared_ptr<ResultAllocator> make_framework_allocator() { return std::make_shared<FrameworkAllocator>(); }
 std::shared_ptr<ResultTensors> make_framework_results(py::object helper, std::shared_ptr<Leftovers> leftovers) {
   return std::make_shared<FrameworkResults>(std::move(helper), std::move(leftovers));
 }

@@ -1,7 +1,7 @@
 // PyTorch as the bindings see it: tensors in, tensors out, the current stream. Nothing links with it.
 //
-// Newer versions (DLPack exchange API) are asked through C functions, in well under a microsecond per tensor. Older
-// ones (PyTorch 2.4 and later) through Python attributes on the way in and DLPack capsules on the way out.
+// Newer versions (DLPack exchange API) are asked through C functions, in well under a microsecond per tensor, older
+// ones (PyTorch 2.4 and later) through Python attributes.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -70,22 +70,12 @@ struct Version {
   std::uint32_t minor;
 };
 
-struct ManagedTensorVersioned {  // DLManagedTensorVersioned
-  Version version;
-  void* context;
-  void (*deleter)(ManagedTensorVersioned*);
-  std::uint64_t flags;
-  TensorInfo tensor;
-};
-
-/// DLPackExchangeAPI: a table of C functions of a framework, for tensors without Python calls. Results other than 0
-/// mean that a Python exception is set.
+/// DLPackExchangeAPI: a table of C functions of a framework, to ask it without Python calls. Results other than 0 mean
+/// that a Python exception is set.
 struct ExchangeApi {
   Version version;
-  ExchangeApi* previous;
-  int (*allocate)(TensorInfo*, ManagedTensorVersioned**, void*, void (*)(void*, const char*, const char*));
-  int (*managed_from_object)(void* object, ManagedTensorVersioned** out);
-  int (*managed_to_object)(ManagedTensorVersioned* tensor, void** out);
+  const ExchangeApi* previous;
+  void (*not_used[3])();                                   ///< that make tensors
   int (*info_from_object)(void* object, TensorInfo* out);  ///< borrows; may be missing
   int (*current_stream)(DeviceType type, std::int32_t index, void** out);
 };
@@ -121,8 +111,6 @@ class Framework {
   /// A tensor of the framework: the result itself, if it is one, or one that shares the memory and gives it back at its
   /// end; None if there is no memory.
   py::object hand_out(const Tensor& tensor) const;
-  /// The same, or None.
-  py::object hand_out(const std::optional<Tensor>& tensor) const;
 
   /// The stream that the calling thread's work for this device goes to; nullptr on the CPU.
   StreamHandle current_stream(const Device& device) const;
@@ -135,8 +123,9 @@ class Framework {
   /// The class of what the framework raises where memory ends.
   py::handle out_of_memory() const { return out_of_memory_; }
 
-  /// The framework's caching allocator for the tables of handles on GPUs; nullptr where it cannot be reached from C.
-  std::shared_ptr<ResultAllocator> allocator() const;
+  /// Lets `tensor` know the current stream, on which a program drops it: often one that has used it. Without the GIL,
+  /// too.
+  void record_current_stream(const Tensor& tensor) const noexcept;
 
   /// For tests: from now on work as with an older PyTorch. Returns whether the newer way was in use.
   bool use_exchange_api(bool use);
@@ -145,28 +134,26 @@ class Framework {
   Framework();
   dlpack::DataType look_at_attributes(py::handle object, const char* name, TensorView& view) const;
   std::pair<py::tuple, py::tuple> known_tuples(const TensorSpec& spec) const;
-  py::object share(const Tensor& tensor) const;
 
   PyTypeObject* tensor_type_;
   const dlpack::ExchangeApi* exchange_ = nullptr;
   const dlpack::ExchangeApi* available_exchange_ = nullptr;
-  // Never destroyed: the objects live as long as the interpreter, and this lives a little longer. nullptr: there is
-  // none.
-  PyObject* from_capsule_;
-  PyObject* is_neg_;
-  PyObject* is_conj_;
-  PyObject* raw_stream_;
-  PyObject* empty_strided_;
-  PyObject* quick_empty_on_cpu_;  ///< what compiled programs of PyTorch call: in half the time
-  PyObject* quick_empty_on_gpu_;
-  PyObject* as_strided_;
-  PyObject* out_of_memory_;
-  std::vector<PyObject*> types_;  ///< by DType
+  // Never destroyed, as this is not: the objects live as long as the interpreter. nullptr: there is none.
+  py::object from_capsule_;
+  py::object is_neg_;
+  py::object is_conj_;
+  py::object raw_stream_;
+  py::object empty_strided_;
+  py::object quick_empty_on_cpu_;  ///< what compiled programs of PyTorch call: in half the time
+  py::object quick_empty_on_gpu_;
+  py::object as_strided_;
+  py::object out_of_memory_;
+  std::vector<py::object> types_;  ///< by DType
   mutable std::deque<std::pair<TensorSpec, std::pair<py::tuple, py::tuple>>> known_;
 };
 
 inline py::object hand_out(const Tensor& tensor) { return Framework::instance().hand_out(tensor); }
-inline py::object hand_out(const std::optional<Tensor>& tensor) { return Framework::instance().hand_out(tensor); }
+inline py::object hand_out(const std::optional<Tensor>& tensor) { return hand_out(tensor.value_or(Tensor())); }
 
 // Events, and the executors that they are of.
 
@@ -230,6 +217,8 @@ class Leftovers {
   std::vector<PyObject*> objects_;
 };
 
+/// PyTorch's allocator, for the tables of handles on GPUs.
+std::shared_ptr<ResultAllocator> make_framework_allocator();
 /// Asks PyTorch, with the GIL that calls have given up. `helper`: deep_ep.results.Results, for what needs more than
 /// torch.empty; `leftovers`: of a buffer on the CPU, else nullptr.
 std::shared_ptr<ResultTensors> make_framework_results(py::object helper, std::shared_ptr<Leftovers> leftovers);

@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 #include <pybind11/pybind11.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <exception>
-#include <initializer_list>
-#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,16 +23,6 @@
 
 namespace deep_ep::bindings {
 namespace {
-
-template <class Result, class... Parameters>
-void define(py::module_& module, const char* name, Result (*function)(Parameters...),
-            std::initializer_list<const char*> names) {
-  module.def(name, function, signature_of<Result, Parameters...>(name, names, false).c_str());
-}
-
-/// The library's table of environment variables is the one place that reads them, for Python as well.
-std::uint64_t environment_number(const std::string& name) { return deep_ep::environment_number(name); }
-std::string environment_text(const std::string& name) { return deep_ep::environment_text(name); }
 
 bool use_exchange_api(bool use) { return Framework::instance().use_exchange_api(use); }
 
@@ -78,10 +65,6 @@ void define_events(py::module_& module) {
       .def("__call__", &ReceiveHook::call, "__call__(self) -> None");
 }
 
-py::bytes bytes_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 /// How the ranks of Python's buffers find each other: over a function of Python that gathers bytes. Without an exchange
 /// of sizes ahead: the exchanges of buffers, the only ones over it, are frames of one size.
 class PythonBootstrap final : public Bootstrap {
@@ -93,20 +76,16 @@ class PythonBootstrap final : public Bootstrap {
   int size() const override { return size_; }
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
     const py::gil_scoped_acquire gil;
-    std::vector<std::byte> all;
-    for (const py::handle item : py::handle(gather_.get())(bytes_of(mine))) {
-      const auto theirs = py::cast<std::string>(item);
-      if (theirs.size() != mine.size()) {
-        throw RankMismatch(
-            fmt::format("Buffer: this rank sent {} bytes to its peers and got {} from one: do all ranks "
-                        "use the same version?",
-                        mine.size(), theirs.size()));
-      }
-      std::ranges::copy(std::as_bytes(std::span(theirs)), std::back_inserter(all));
-    }
+    const auto all = py::cast<std::string>(
+        py::handle(gather_.get())(py::bytes(reinterpret_cast<const char*>(mine.data()), mine.size())));
     const std::size_t wanted = mine.size() * static_cast<std::size_t>(size_);
-    if (all.size() == wanted) return all;
-    throw Error(fmt::format("the all-gather of the group returned {} bytes of {}", all.size(), wanted));
+    if (all.size() != wanted) {
+      throw RankMismatch(
+          fmt::format("the all-gather of the group returned {} bytes of {}: do all ranks use the same version?",
+                      all.size(), wanted));
+    }
+    const auto bytes = std::as_bytes(std::span(all));
+    return {bytes.begin(), bytes.end()};
   }
 
  private:
@@ -115,29 +94,16 @@ class PythonBootstrap final : public Bootstrap {
   std::shared_ptr<PyObject> gather_;
 };
 
-py::list all_gather(Bootstrap& bootstrap, const std::string& mine) {
-  const auto all = [&] {
-    const py::gil_scoped_release released;
-    return bootstrap.all_gather(std::as_bytes(std::span(mine)));
-  }();
-  py::list gathered;
-  for (std::size_t begin = 0; begin < all.size(); begin += mine.size()) {
-    gathered.append(bytes_of(std::span(all).subspan(begin, mine.size())));
-  }
-  return gathered;
-}
-
 void define_bootstrap(py::module_& module) {
   py::class_<Bootstrap, std::shared_ptr<Bootstrap>>(
       module, "Bootstrap", "How the ranks of a group find each other: one object for all buffers of the group.")
       .def(py::init([](int rank, int num_ranks, py::function gather) -> std::shared_ptr<Bootstrap> {
              return std::make_shared<PythonBootstrap>(rank, num_ranks, std::move(gather));
            }),
-           "__init__(self, rank: int, num_ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], /) -> None")
+           "__init__(self, rank: int, num_ranks: int, all_gather: Callable[[bytes], bytes], /) -> None")
       .def("for_buffer", &make_buffer_exchanges,
            "for_buffer(self) -> Bootstrap\n\n"
-           "For one buffer that is to be made: what ranks exchange through it carries the buffer's number.")
-      .def("all_gather", &all_gather, "all_gather(self, mine: bytes, /) -> List[bytes]");
+           "For one buffer that is to be made: what ranks exchange through it carries the buffer's number.");
 }
 
 }  // namespace
@@ -149,17 +115,19 @@ PYBIND11_MODULE(_native, module) {
   options.disable_function_signatures();  // ours say more
   register_errors();
   module.attr("version") = DEEP_EP_VERSION;
-  define(module, "environment_number", &environment_number, {"name"});
-  define(module, "environment_text", &environment_text, {"name"});
-  define(module, "gpu_address", &deep_ep::cuda_device_pci_address, {"ordinal"});
-  define(module, "use_exchange_api", &use_exchange_api, {"use"});
+  // The library's table of environment variables is the one place that reads them, for Python as well.
+  module.def("environment_number", &deep_ep::environment_number, "environment_number(name: str, /) -> int");
+  module.def("environment_text", &deep_ep::environment_text, "environment_text(name: str, /) -> str");
+  module.def("gpu_address", &deep_ep::cuda_device_pci_address, "gpu_address(ordinal: int, /) -> str");
+  module.def("use_exchange_api", &use_exchange_api, "use_exchange_api(use: bool, /) -> bool");
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
-  define(module, "heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
-         {"num_ranks", "tokens", "row_bytes", "num_topk", "scale_bytes"});
-  define(module, "heap_bytes_for", &deep_ep::Buffer::heap_bytes_for, {"num_ranks", "bytes"});
-  define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
-         {"max_tokens", "hidden", "num_ranks", "num_experts"});
-  define(module, "default_timeout_s", &deep_ep::default_timeout_s, {});
+  module.def("heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
+             "heap_bytes_hint(num_ranks: int, tokens: int, row_bytes: int, num_topk: int, scale_bytes: int, /) -> int");
+  module.def("heap_bytes_for", &deep_ep::Buffer::heap_bytes_for,
+             "heap_bytes_for(num_ranks: int, bytes: int, /) -> int");
+  module.def("low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
+             "low_latency_bytes_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int, /) -> int");
+  module.def("default_timeout_s", &deep_ep::default_timeout_s, "default_timeout_s() -> float");
   define_events(module);
   define_bootstrap(module);
   define_buffer(module);

@@ -28,6 +28,53 @@ namespace {
 
 using namespace py::literals;
 
+struct BufferSetup {
+  std::shared_ptr<Bootstrap> bootstrap;
+  int device = -1;                 ///< a GPU's ordinal, -1 for the CPU
+  std::uintptr_t comm_stream = 0;  ///< of the framework, lives as long as the process; 0 on the CPU
+  double timeout_s = -1;           ///< below 0: DEEP_EP_TIMEOUT_S
+  py::object results;              ///< deep_ep.results.Results
+  BufferOptions options;           ///< heap_bytes: of received tensors
+};
+
+/// The arguments of a call as the library has them. Calls below have others, too.
+template <class Arguments>
+struct Call {
+  Arguments arguments;
+  CallOptions options;
+  py::args given;  ///< all arguments, for what must keep them
+};
+struct Selections {
+  ConstTensorView topk_idx;
+  int num_experts = 0;
+};
+struct DispatchCall : Call<DispatchArguments> {
+  RowsArgument x;
+  std::optional<py::tuple> handle;
+};
+struct CombineCall : Call<CombineArguments> {
+  py::tuple handle;
+};
+struct ElasticDispatchCall : Call<ElasticDispatchArguments> {
+  RowsArgument x;
+  std::optional<py::tuple> route;  ///< with it rows go where those of an earlier dispatch went
+  ElasticDispatchHandle earlier;
+  bool indices_are_64_bit = true;
+};
+struct ElasticCombineCall : Call<ElasticCombineArguments> {
+  bool deferred = false;  ///< the sums are made when the function is called that comes instead of results
+};
+struct LowLatencyDispatchCall : Call<LowLatencyDispatchArguments> {
+  bool use_fp8 = true, round_scale = false, use_ue8m0 = false, use_nvfp4 = false, align_fp8_quantization = false;
+};
+struct LowLatencyCombineCall : Call<LowLatencyCombineArguments> {
+  py::tuple handle;
+  bool zero_copy = false;
+  std::optional<TensorArgument> out;
+  bool overlaps = false;
+  LowLatencyOverlap overlap;
+};
+
 /// Borrowed for a call. The library's tensors are given back after the buffer's calls, and those of the framework are
 /// recorded by the caller.
 Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& device, int dims) {
@@ -52,10 +99,10 @@ py::object hand_out_rows(const Tensor& rows, const std::optional<Tensor>& scales
   return py::make_tuple(handed_out, as(hand_out(*scales), *sent.scales));
 }
 
-template <class Arguments>
-void give_rows(const RowsArgument& x, Arguments& arguments) {
-  arguments.x = x.rows.view;
-  if (x.scales) arguments.x_scales = x.scales->view;
+template <class Call>
+void give_rows(Call& call) {
+  call.arguments.x = call.x.rows.view;
+  if (call.x.scales) call.arguments.x_scales = call.x.scales->view;
 }
 
 // The handle of a dispatch as Python sees it: rank_prefix_matrix, destination_row, recv_src_idx, and between nodes
@@ -116,25 +163,23 @@ class LowLatencyHandles {
     const LowLatencyHandle handle;
     std::optional<TensorView> combine_buffer;  ///< that the program got for the handle last
   };
-  struct Found {
-    std::shared_ptr<Keeper> keeper;
-    LowLatencyHandle handle;  ///< with the hidden size that the tuple says
-  };
 
-  py::tuple hand_out(const LowLatencyHandle& handle) {
-    const auto keeper = std::make_shared<Keeper>(handle);
-    by_address_.insert_or_assign(handle.src_info.data(), keeper);
+  py::tuple hand_out(LowLatencyHandle handle) {
+    py::object layout_range = bindings::hand_out(std::exchange(handle.layout_range, {}));  // the program's alone
+    const auto keeper = std::make_shared<Keeper>(std::move(handle));
+    const LowLatencyHandle& kept = keeper->handle;
+    by_address_.insert_or_assign(kept.src_info.data(), keeper);
     if (by_address_.size() > tidy_at_) {
       std::erase_if(by_address_, [](const auto& entry) { return entry.second.expired(); });
       tidy_at_ = std::max<std::size_t>(64, 2 * by_address_.size());
     }
-    return py::make_tuple(bindings::hand_out(Tensor(handle.src_info.view(), keeper)),
-                          bindings::hand_out(handle.layout_range), handle.max_tokens, handle.hidden,
-                          handle.num_experts);
+    return py::make_tuple(bindings::hand_out(Tensor(kept.src_info.view(), keeper)), std::move(layout_range),
+                          kept.max_tokens, kept.hidden, kept.num_experts);
   }
 
-  /// InvalidArgument if `handle` was not made from what hand_out gave, or src_info is a copy.
-  Found find(const py::tuple& handle) const {
+  /// Keeper of `handle`, and the same handle with the hidden size that the tuple says. InvalidArgument if it was not
+  /// made from what hand_out gave, or src_info is a copy.
+  std::pair<std::shared_ptr<Keeper>, LowLatencyHandle> find(const py::tuple& handle) const {
     constexpr std::size_t kLength = 5;
     if (handle.size() != kLength) {
       throw InvalidArgument(
@@ -177,9 +222,7 @@ class LowLatencyHandles {
 
 /// The expert's rows lie in the combine buffer already; x only has to look like them.
 void check_zero_copy(const ConstTensorView& x, const TensorView& buffer) {
-  bool same = x.dims == buffer.dims && x.dtype == buffer.dtype;
-  for (int dim = 0; same && dim < x.dims; ++dim) same = x.size(dim) == buffer.size(dim);
-  if (same) return;
+  if (x.dims == buffer.dims && x.dtype == buffer.dtype && x.shape == buffer.shape) return;
   throw InvalidArgument(fmt::format("x is {}, expected {}: with zero_copy it must look like the combine buffer",
                                     x.describe(), buffer.describe()));
 }
@@ -211,12 +254,14 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       *bytes = (Buffer::heap_bytes_for(setup.bootstrap->size(), *bytes) + kPage - 1) / kPage * kPage;
     }
     options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
-    if (!on_cpu()) options.result_allocator = Framework::instance().allocator();
+    if (!on_cpu()) options.result_allocator = make_framework_allocator();
     options.result_tensors = make_framework_results(setup.results, leftovers_);
     if (setup.timeout_s >= 0) options.timeout_s = setup.timeout_s;
     const py::gil_scoped_release released;
     executor_ = on_cpu() ? make_host_executor() : gpu_executor(setup.device);
     buffer_ = std::make_unique<Buffer>(setup.bootstrap, executor_, options);
+    rank_ = buffer_->rank();
+    num_nodes_ = buffer_->num_nodes();
   }
   ~NativeBuffer() { drop(); }
   NativeBuffer(const NativeBuffer&) = delete;
@@ -226,10 +271,14 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     if (!buffer_) throw UseAfterDestroy("the buffer was used after destroy");
     return *buffer_;
   }
-  /// Runs `work` so that other Python threads go on, even while the library waits for a peer. On the CPU the results
-  /// are ready afterwards.
+  /// `work(buffer, options)` behind the current stream, so that other Python threads go on, even while the library
+  /// waits for a peer. On the CPU all that the call has enqueued has ended afterwards.
   template <class Work>
-  auto without_gil(const Work& work, bool settles = false) {
+  auto run(CallOptions options, const Work& work) {
+    Buffer& buffer = alive();
+    options.stream = Framework::instance().current_stream(device_);
+    // Events given to a buffer on the CPU have happened.
+    if (on_cpu()) options.previous_event = options.also_after = nullptr;
     std::optional<py::error_already_set> raised;
     const py::gil_scoped_release released;
     const InterruptScope interruptible([&] {
@@ -239,19 +288,13 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       raised.emplace();  // KeyboardInterrupt, or what another handler of signals raised
       return true;
     });
-    const auto end = [&] {
-      if (!on_cpu()) return;
-      if (settles) settle_on_cpu();
-      alive().check();
-      leftovers_->clear();
-    };
     try {
-      if constexpr (std::is_void_v<decltype(work())>) {
-        work();
-        end();
+      if constexpr (std::is_void_v<decltype(work(buffer, options))>) {
+        work(buffer, options);
+        if (on_cpu()) settle();
       } else {
-        auto result = work();
-        end();
+        auto result = work(buffer, options);
+        if (on_cpu()) settle();
         return result;
       }
     } catch (const Interrupted&) {
@@ -259,17 +302,16 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       throw py::error_already_set(*raised);
     }
   }
-  /// without_gil for what works on the caller's stream: on the CPU it has ended afterwards, too.
-  template <class Work>
-  auto on_stream(const Work& work) {
-    return without_gil(work, true);
+  /// A method of the library with what Python gave.
+  template <class Arguments, class Result>
+  Result run(const Call<Arguments>& call, Result (Buffer::*method)(const Arguments&, const CallOptions&)) {
+    return run(call.options,
+               [&](Buffer& buffer, const CallOptions& options) { return (buffer.*method)(call.arguments, options); });
   }
-  /// `work(buffer, stream)` for what works on the current stream: on the CPU it has ended afterwards.
-  template <class Work>
-  void on_current_stream(const Work& work) {
-    Buffer& buffer = alive();
-    const StreamHandle stream = Framework::instance().current_stream(device_);
-    on_stream([&] { work(buffer, stream); });
+  /// The same for one whose only result is an event.
+  template <auto method, class Arguments>
+  py::object event_of(Call<Arguments>& call) {
+    return event_object(call.options, run(call, method));
   }
 
   int num_nodes() { return alive().num_nodes(); }
@@ -282,23 +324,22 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     const int rank = buffer.rank(), ranks = buffer.num_ranks(), nodes = buffer.num_nodes();
     const std::vector<int> lost = buffer.lost_ranks();
     const std::string description = buffer.describe();
-    const auto each_kind = [&](auto CallCount::*number) {
-      return py::dict("dispatch"_a = dispatches_.*number, "combine"_a = combines_.*number,
-                      "low_latency_dispatch"_a = low_latency_dispatches_.*number,
-                      "low_latency_combine"_a = low_latency_combines_.*number);
-    };
-    return py::dict("rank"_a = rank, "ranks"_a = ranks, "nodes"_a = nodes, "calls"_a = each_kind(&CallCount::calls),
-                    "bytes"_a = each_kind(&CallCount::bytes), "lost_ranks"_a = lost, "description"_a = description);
+    py::dict calls, bytes;
+    for (const CallCount* each : {&dispatches_, &combines_, &low_latency_dispatches_, &low_latency_combines_}) {
+      calls[each->kind] = each->calls;
+      bytes[each->kind] = each->bytes;
+    }
+    return py::dict("rank"_a = rank, "ranks"_a = ranks, "nodes"_a = nodes, "calls"_a = calls, "bytes"_a = bytes,
+                    "lost_ranks"_a = lost, "description"_a = description);
   }
 
   // Results that do not exist are None.
 
   /// (num_tokens_per_rank, num_tokens_per_node, num_tokens_per_expert, is_token_in_rank, event)
-  py::tuple get_dispatch_layout(LayoutCall& call) {
-    Buffer& buffer = alive();
-    complete(call.options);
-    const DispatchLayout layout =
-        without_gil([&] { return buffer.get_dispatch_layout(call.topk_idx, call.num_experts, call.options); });
+  py::tuple get_dispatch_layout(Call<Selections>& call) {
+    const DispatchLayout layout = run(call.options, [&](Buffer& buffer, const CallOptions& options) {
+      return buffer.get_dispatch_layout(call.arguments.topk_idx, call.arguments.num_experts, options);
+    });
     return py::make_tuple(hand_out(layout.num_tokens_per_rank), hand_out(layout.num_tokens_per_node),
                           hand_out(layout.num_tokens_per_expert), hand_out(layout.is_token_in_rank),
                           event_object(call.options, layout.event));
@@ -307,23 +348,18 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, counts per expert, handle, event), with a handle None
   /// between the first and the last.
   py::tuple dispatch(DispatchCall& call) {
-    Buffer& buffer = alive();
-    complete(call.options);
-    give_rows(call.x, call.arguments);
+    give_rows(call);
     DispatchHandle earlier;
     if (call.handle) {
       earlier = borrow_handle(*call.handle);
       call.arguments.handle = &earlier;
     }
-    if (call.is_token_in_rank) call.arguments.is_token_in_rank = *call.is_token_in_rank;
-    if (call.num_tokens_per_rank) call.arguments.num_tokens_per_rank = *call.num_tokens_per_rank;
-    if (call.num_tokens_per_expert) call.arguments.num_tokens_per_expert = *call.num_tokens_per_expert;
-    const DispatchResult result = without_gil([&] { return buffer.dispatch(call.arguments, call.options); });
+    const DispatchResult result = run(call, &Buffer::dispatch);
     dispatches_.add(call.x.rows.view.bytes());
     py::object counts = py::none(), handle = py::none();
     if (!call.handle) {
       counts = py::cast(result.num_recv_tokens_per_expert);
-      handle = hand_out_handle(result.handle, buffer.rank());
+      handle = hand_out_handle(result.handle, rank_);
     }
     return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x), hand_out(result.recv_topk_idx),
                           hand_out(result.recv_topk_weights), counts, handle,
@@ -332,11 +368,9 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine(CombineCall& call) {
-    Buffer& buffer = alive();
     const DispatchHandle handle = borrow_handle(call.handle);
     call.arguments.handle = &handle;
-    complete(call.options);
-    return hand_out_combined(without_gil([&] { return buffer.combine(call.arguments, call.options); }), call.options);
+    return hand_out_combined(run(call, &Buffer::combine), call.options);
   }
 
   // The second interface.
@@ -345,30 +379,23 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// event). The handle is a tuple of the tensors of ElasticDispatchHandle, but that its route is a tuple by itself;
   /// None with a handle of an earlier dispatch.
   py::tuple dispatch_elastic(ElasticDispatchCall& call) {
-    Buffer& buffer = alive();
-    give_rows(call.x, call.arguments);
-    if (call.topk_idx) call.arguments.topk_idx = *call.topk_idx;
-    if (call.handle) {
-      ElasticDispatchHandle& earlier = call.handle->handle;
-      if (call.handle->expert_ends) earlier.expert_ends = *call.handle->expert_ends;
-      earlier.index_dtype = call.handle->indices_are_64_bit ? DType::int64 : DType::int32;
-      const py::tuple& route = call.handle->route;
-      if (buffer.num_nodes() == 1) {
-        earlier.sent_to = Tensor::borrow(Framework::instance().borrow(route[0], "route[0]").view);
+    give_rows(call);
+    if (call.route) {
+      call.earlier.index_dtype = call.indices_are_64_bit ? DType::int64 : DType::int32;
+      if (num_nodes_ == 1) {
+        call.earlier.sent_to = Tensor::borrow(Framework::instance().borrow((*call.route)[0], "route[0]").view);
       } else {
-        earlier.route = borrow_handle(route);
+        call.earlier.route = borrow_handle(*call.route);
       }
-      call.arguments.handle = &earlier;
+      call.arguments.handle = &call.earlier;
     }
-    complete(call.options);
-    const ElasticDispatchResult result =
-        without_gil([&] { return buffer.dispatch_elastic(call.arguments, call.options); });
+    const ElasticDispatchResult result = run(call, &Buffer::dispatch_elastic);
     dispatches_.add(call.x.rows.view.bytes());
     const ElasticDispatchHandle& handle = result.handle;
     py::object made = py::none();
-    if (!call.handle) {
-      const py::tuple route = handle.sent_to.defined() ? py::make_tuple(hand_out(handle.sent_to))
-                                                       : hand_out_handle(handle.route, buffer.rank());
+    if (!call.route) {
+      const py::tuple route =
+          handle.sent_to.defined() ? py::make_tuple(hand_out(handle.sent_to)) : hand_out_handle(handle.route, rank_);
       made = py::make_tuple(hand_out(handle.source_ends), hand_out(handle.expert_ends), hand_out(handle.expert_counts),
                             hand_out(handle.metadata), hand_out(handle.local_topk_idx), hand_out(handle.rows_at_owners),
                             route, hand_out(handle.topk_idx));
@@ -381,19 +408,13 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// (combined_x, combined_topk_weights, event). Deferred: (function, event); the function returns (combined_x,
   /// combined_topk_weights, None), and until then topk_idx and biases must live.
   py::tuple combine_elastic(ElasticCombineCall& call) {
-    Buffer& buffer = alive();
-    complete(call.options);
-    if (!call.deferred) {
-      return hand_out_combined(without_gil([&] { return buffer.combine_elastic(call.arguments, call.options); }),
-                               call.options);
-    }
-    const ElasticReturn back = without_gil([&] { return buffer.begin_combine_elastic(call.arguments, call.options); });
+    if (!call.deferred) return hand_out_combined(run(call, &Buffer::combine_elastic), call.options);
+    const ElasticReturn back = run(call, &Buffer::begin_combine_elastic);
     const auto add_up = [self = shared_from_this(), back]() -> py::tuple {
-      Buffer& the_same = self->alive();
-      CallOptions options;
-      self->complete(options);
-      return self->hand_out_combined(self->without_gil([&] { return the_same.end_combine_elastic(back, options); }),
-                                     options);
+      const auto work = [&](Buffer& buffer, const CallOptions& options) {
+        return buffer.end_combine_elastic(back, options);
+      };
+      return self->hand_out_combined(self->run({}, work), {});
     };
     return py::make_tuple(py::cpp_function(add_up),
                           event_object(call.options, back.event, {&back.rows, &back.beside, &back.ends, &back.row_of}));
@@ -401,52 +422,38 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   /// On the current stream; with `async_finish` on the communication stream, and it returns an event.
   py::object barrier(bool async_finish) {
-    return event_of({.async_finish = async_finish},
-                    [](Buffer& buffer, auto& options) { return buffer.barrier(options); });
+    const CallOptions given{.async_finish = async_finish};
+    return event_object(given,
+                        run(given, [](Buffer& buffer, const CallOptions& options) { return buffer.barrier(options); }));
   }
 
-  // Replicas of experts.
-
-  /// Memory for them in the heap, once, before any other call: [bytes] uint8, the same on all ranks.
+  /// Memory for replicas of experts in the heap, once, before any other call: [bytes] uint8, the same on all ranks.
   py::object allocate_lb_storage(std::size_t bytes) {
-    on_current_stream([&](Buffer& buffer, StreamHandle stream) {
-      lb_storage_ = buffer.allocate_tensor(DType::uint8, {static_cast<std::int64_t>(bytes)}, stream);
+    lb_storage_ = run({}, [&](Buffer& buffer, const CallOptions& options) {
+      return buffer.allocate_tensor(DType::uint8, {static_cast<std::int64_t>(bytes)}, options.stream);
     });
     return lb_storage();
   }
   /// The same tensor, or None. Tensors over it keep the memory alive.
   py::object lb_storage() { return hand_out(lb_storage_); }
-  /// An event.
-  py::object prefetch_weights(PrefetchWeightsCall& call) {
-    return event_of(call.options,
-                    [&](Buffer& buffer, auto& options) { return buffer.prefetch_weights(call.weights, options); });
-  }
-  py::object reduce_grads(ReduceGradsCall& call) {
-    return event_of(call.options,
-                    [&](Buffer& buffer, auto& options) { return buffer.reduce_grads(call.grads, options); });
-  }
 
   // Low-latency calls.
 
   /// (rows or (rows, scales), recv_count, handle, event, hook): see deep_ep/buffer.py.
   py::tuple low_latency_dispatch(LowLatencyDispatchCall& call) {
-    Buffer& buffer = alive();
     call.arguments.format = format_of(call);
-    if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given);
-    complete(call.options);
-    LowLatencyDispatchResult result =
-        on_stream([&] { return buffer.low_latency_dispatch(call.arguments, call.options); });
+    keep_for_hook(call);
+    LowLatencyDispatchResult result = run(call, &Buffer::low_latency_dispatch);
     low_latency_dispatches_.add(call.arguments.x.bytes());
     py::object rows = hand_out(result.recv_x);
     if (result.recv_x_scales) rows = py::make_tuple(rows, hand_out(*result.recv_x_scales));
     const py::object event = event_object(call.options, result.event, {&result.handle.src_info});
-    return py::make_tuple(std::move(rows), hand_out(result.recv_count), handles_.hand_out(result.handle), event,
-                          hook_object(std::move(result.hook)));
+    return py::make_tuple(std::move(rows), hand_out(result.recv_count), handles_.hand_out(std::move(result.handle)),
+                          event, hook_object(std::move(result.hook)));
   }
 
   /// (combined_x, event, hook)
   py::tuple low_latency_combine(LowLatencyCombineCall& call) {
-    Buffer& buffer = alive();
     const auto [keeper, dispatched] = handles_.find(call.handle);
     if (call.zero_copy) {
       if (call.arguments.use_logfmt) {
@@ -455,18 +462,16 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       // A larger buffer may have taken its place since.
       const std::optional<TensorView>& lent = keeper->combine_buffer;
       const bool fits = lent && lent->size(2) == dispatched.hidden;
-      const TensorView rows = fits ? *lent : buffer.low_latency_combine_buffer(dispatched);
+      const TensorView rows = fits ? *lent : alive().low_latency_combine_buffer(dispatched);
       check_zero_copy(call.arguments.x, rows);
       // A combine buffer that came has the rows, even if a larger one has taken its place since.
       if (!combine_buffers_.contains(call.arguments.x.data)) call.arguments.x = rows;
     }
     call.arguments.handle = &dispatched;
-    if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given);
+    keep_for_hook(call);
     if (call.out) call.arguments.out = call.out->view;
     if (call.overlaps) call.arguments.overlap = call.overlap;
-    complete(call.options);
-    LowLatencyCombineResult result =
-        on_stream([&] { return buffer.low_latency_combine(call.arguments, call.options); });
+    LowLatencyCombineResult result = run(call, &Buffer::low_latency_combine);
     low_latency_combines_.add(result.combined_x.view().bytes());
     return py::make_tuple(call.out ? call.out->object : hand_out(result.combined_x),
                           event_object(call.options, result.event), hook_object(std::move(result.hook)));
@@ -482,18 +487,14 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   }
   void low_latency_query_mask(py::handle mask_status) {
     const TensorView status = Framework::instance().borrow(mask_status, "mask_status").view;
-    on_current_stream([&](Buffer& buffer, StreamHandle stream) { buffer.low_latency_query_mask(status, stream); });
-  }
-  /// Collective; the host waits.
-  void replace_ranks(const std::shared_ptr<Bootstrap>& group, const std::vector<int>& ranks) {
-    Buffer& buffer = alive();
-    without_gil([&] { buffer.replace_ranks(group, ranks); });
+    run({}, [&](Buffer& buffer, const CallOptions& options) { buffer.low_latency_query_mask(status, options.stream); });
   }
 
-  /// A tensor over the symmetric heap of this rank; `dtype` uint8. Its memory ends with the buffer.
-  py::object local_memory() { return lend(alive().local_memory()); }
-  /// The same over the memory of low-latency calls.
-  py::object low_latency_memory() { return lend(alive().low_latency_memory()); }
+  /// A uint8 tensor over memory of this rank that ends with the buffer.
+  template <TensorView (Buffer::*memory)() const>
+  py::object lent() {
+    return lend((alive().*memory)());
+  }
 
   /// Collective.
   void destroy() {
@@ -508,19 +509,14 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
  private:
   /// With the GIL. Bytes: of the rows of this rank's tokens, as dispatch reads and combine writes them.
   struct CallCount {
+    const char* kind;
     std::uint64_t calls = 0, bytes = 0;
     void add(std::size_t more) { ++calls, bytes += more; }
   };
 
   bool on_cpu() const { return device_.kind == Device::Kind::cpu; }
-  /// Fills in what Python does not say: the current stream.
-  void complete(CallOptions& options) const {
-    options.stream = Framework::instance().current_stream(device_);
-    // Events given to a buffer on the CPU have happened.
-    if (on_cpu()) options.previous_event = options.also_after = nullptr;
-  }
   DispatchHandle borrow_handle(const py::tuple& handle) const {
-    return bindings::borrow_handle(handle, device_, buffer_->num_nodes() > 1);
+    return bindings::borrow_handle(handle, device_, num_nodes_ > 1);
   }
   py::tuple hand_out_combined(const CombineResult& result, const CallOptions& options) {
     combines_.add(result.combined_x.view().bytes());
@@ -533,33 +529,32 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     if (!options.async_finish) return py::none();
     return py::cast(Event(executor_, std::move(event), kept));
   }
-  /// Of `work(buffer, options)`, which has no other result.
-  template <class Work>
-  py::object event_of(CallOptions options, const Work& work) {
-    Buffer& buffer = alive();
-    complete(options);
-    return event_object(options, without_gil([&] { return work(buffer, options); }));
-  }
-  /// The arguments of a call, for a receive part that waits for its hook.
-  std::shared_ptr<void> owner_of(const py::args& given) const {
-    return {py::object(given).release().ptr(),
-            [leftovers = leftovers_](void* object) { Leftovers::add(leftovers, static_cast<PyObject*>(object)); }};
+  /// A receive part that waits for its hook keeps the arguments of its call.
+  template <class Call>
+  void keep_for_hook(Call& call) const {
+    if (!call.arguments.return_recv_hook) return;
+    const auto let_go = [leftovers = leftovers_](void* object) {
+      Leftovers::add(leftovers, static_cast<PyObject*>(object));
+    };
+    call.arguments.owner = {static_cast<void*>(py::object(call.given).release().ptr()), let_go};
   }
   /// None without `receive`.
   py::object hook_object(std::function<void()> receive) {
     if (!receive) return py::none();
     return py::cast(ReceiveHook{[self = shared_from_this(), receive = std::move(receive)] {
-      self->alive();  // the buffer may have been destroyed since the send part
-      self->on_stream([&] { receive(); });
+      // The buffer may have been destroyed since the send part.
+      self->run({}, [&](Buffer&, const CallOptions&) { receive(); });
     }});
   }
   /// Waits for what is enqueued, or until the user interrupts it.
-  void settle_on_cpu() {
+  void settle() {
     try {
       executor_->synchronize(nullptr);
     } catch (const Interrupted&) {
       // The check that follows ends the call.
     }
+    alive().check();
+    leftovers_->clear();
   }
   /// A tensor of memory that ends with the buffer.
   static py::object lend(const TensorView& view) { return hand_out(Tensor::borrow(view)); }
@@ -588,92 +583,249 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<Leftovers> leftovers_;  ///< on the CPU
   std::unique_ptr<Buffer> buffer_;
+  int rank_ = 0, num_nodes_ = 1;
   std::optional<Tensor> lb_storage_;
   LowLatencyHandles handles_;
   std::set<const void*> combine_buffers_;  ///< that came to the program
-  CallCount dispatches_, combines_, low_latency_dispatches_, low_latency_combines_;
+  CallCount dispatches_{"dispatch"}, combines_{"combine"};
+  CallCount low_latency_dispatches_{"low_latency_dispatch"}, low_latency_combines_{"low_latency_combine"};
 };
 
 // The methods by their names.
 
 using BufferClass = py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>>;
 
-/// A method whose arguments a Call lists.
-template <class Result, class Call>
-void define_call(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(Call&)) {
+/// A method whose arguments `list(with, call)` names.
+template <class Result, class Call, class List>
+void define_call(BufferClass& buffer, const char* name, const char* returns, Result (NativeBuffer::*method)(Call&),
+                 const List& list) {
   buffer.def(
       name,
-      [name, method](NativeBuffer& self, const py::args& given) {
+      [name, method, list](NativeBuffer& self, const py::args& given) {
         Call call;
         call.given = given;
-        ArgumentReader::read_call(name, given, call);
+        ArgumentReader::read_all(name, given, list, call);
         return (self.*method)(call);
       },
-      signature_of_call<Call>(name, Call::kReturns).c_str());
-}
-
-/// Any other method.
-template <class Result, class... Parameters>
-void define(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(Parameters...),
-            std::initializer_list<const char*> names = {}) {
-  buffer.def(name, method, signature_of<Result, Parameters...>(name, names, true).c_str());
+      SignatureWriter::write<Call>(name, returns, list).c_str());
 }
 
 /// A method of the library that may take its time; its last parameter may be the current stream.
 template <auto method, class... Parameters>
-void define(BufferClass& buffer, const char* name, std::initializer_list<const char*> names = {}) {
-  const auto call = [](NativeBuffer& self, Parameters... given) {
-    self.on_current_stream([&](Buffer& alive, [[maybe_unused]] StreamHandle stream) {
+void define(BufferClass& buffer, const char* name, const char* signature) {
+  const auto call = [](NativeBuffer& self, const Parameters&... given) {
+    self.run({}, [&](Buffer& alive, [[maybe_unused]] const CallOptions& options) {
       if constexpr (std::is_invocable_v<decltype(method), Buffer&, Parameters..., StreamHandle>) {
-        (alive.*method)(given..., stream);
+        (alive.*method)(given..., options.stream);
       } else {
         (alive.*method)(given...);
       }
     });
   };
-  buffer.def(name, call, signature_of<void, Parameters...>(name, names, true).c_str());
+  buffer.def(name, call, signature);
 }
 
 }  // namespace
 
 void define_buffer(py::module_& module) {
   BufferClass buffer(module, "Buffer", "What deep_ep.Buffer is made of.");
-  buffer.def(py::init([](const py::args& given) {
+  const auto setup_list = [](auto& with, BufferSetup& setup) {
+    with("bootstrap", setup.bootstrap);
+    with("device", setup.device);
+    with("memory", setup.options.heap_bytes);
+    with("window_bytes", setup.options.window_bytes);
+    with("memory_between_nodes", setup.options.internode.heap_bytes);
+    with("window_bytes_between_nodes", setup.options.internode.window_bytes);
+    with("comm_stream", setup.comm_stream);
+    with("low_latency_bytes", setup.options.low_latency.bytes);
+    with("low_latency_masking", setup.options.low_latency.masking);
+    with("allow_nvlink_for_low_latency", setup.options.low_latency.allow_nvlink);
+    with("timeout_s", setup.timeout_s);
+    with("num_qps_per_rank", setup.options.internode.num_qps_per_rank);
+    with("results", setup.results);
+  };
+  buffer.def(py::init([setup_list](const py::args& given) {
                BufferSetup setup;
-               ArgumentReader::read_call("Buffer", given, setup);
+               ArgumentReader::read_all("Buffer", given, setup_list, setup);
                return std::make_shared<NativeBuffer>(setup);
              }),
-             signature_of_call<BufferSetup>("__init__", "None").c_str());
-  define(buffer, "num_nodes", &NativeBuffer::num_nodes);
-  define(buffer, "describe", &NativeBuffer::describe);
-  define(buffer, "metrics", &NativeBuffer::metrics);
-  define_call(buffer, "get_dispatch_layout", &NativeBuffer::get_dispatch_layout);
-  define_call(buffer, "dispatch", &NativeBuffer::dispatch);
-  define_call(buffer, "combine", &NativeBuffer::combine);
-  define_call(buffer, "dispatch_elastic", &NativeBuffer::dispatch_elastic);
-  define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
-  define(buffer, "barrier", &NativeBuffer::barrier, {"async_finish"});
-  define(buffer, "allocate_lb_storage", &NativeBuffer::allocate_lb_storage, {"bytes"});
-  buffer.def_property_readonly("lb_storage", &NativeBuffer::lb_storage);
-  define_call(buffer, "prefetch_weights", &NativeBuffer::prefetch_weights);
-  define_call(buffer, "reduce_grads", &NativeBuffer::reduce_grads);
-  define(buffer, "local_memory", &NativeBuffer::local_memory);
-  define<&Buffer::check, bool>(buffer, "check", {"wait"});
-  define<&Buffer::suspend>(buffer, "suspend");
-  define<&Buffer::resume>(buffer, "resume");
-  define(buffer, "destroy", &NativeBuffer::destroy);
-  define(buffer, "drop", &NativeBuffer::drop);
+             SignatureWriter::write<BufferSetup>("__init__", "None", setup_list).c_str());
+  buffer.def("num_nodes", &NativeBuffer::num_nodes, "num_nodes(self, /) -> int");
+  buffer.def("describe", &NativeBuffer::describe, "describe(self, /) -> str");
+  buffer.def("metrics", &NativeBuffer::metrics, "metrics(self, /) -> Dict[str, Any]");
 
-  define_call(buffer, "low_latency_dispatch", &NativeBuffer::low_latency_dispatch);
-  define_call(buffer, "low_latency_combine", &NativeBuffer::low_latency_combine);
-  define(buffer, "low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer, {"handle"});
-  define(buffer, "low_latency_memory", &NativeBuffer::low_latency_memory);
-  define<&Buffer::low_latency_clean>(buffer, "low_latency_clean");
-  define<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask", {"rank", "masked"});
-  define(buffer, "low_latency_query_mask", &NativeBuffer::low_latency_query_mask, {"mask_status"});
-  define<&Buffer::low_latency_clear_mask>(buffer, "low_latency_clear_mask");
-  define<&Buffer::low_latency_resume>(buffer, "low_latency_resume");
-  define(buffer, "replace_ranks", &NativeBuffer::replace_ranks, {"group", "ranks"});
+  const auto list_order = [](auto& with, auto& call) {
+    with("previous_event", call.options.previous_event);
+    with("async_finish", call.options.async_finish);
+  };
+  const auto list_elastic_order = [](auto& with, auto& call) {
+    with("previous_event", call.options.previous_event);
+    with("previous_event_before_epilogue", call.options.also_after);
+    with("async_finish", call.options.async_finish);
+  };
+  define_call(buffer, "get_dispatch_layout",
+              "Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Optional[EventHandle]]",
+              &NativeBuffer::get_dispatch_layout, [=](auto& with, Call<Selections>& call) {
+                with("topk_idx", call.arguments.topk_idx);
+                with("num_experts", call.arguments.num_experts);
+                list_order(with, call);
+              });
+  // With a handle the six that follow say nothing.
+  define_call(buffer, "dispatch",
+              "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], "
+              "Optional[Tuple[torch.Tensor, ...]], Optional[EventHandle]]",
+              &NativeBuffer::dispatch, [=](auto& with, DispatchCall& call) {
+                DispatchArguments& arguments = call.arguments;
+                with("x", call.x);
+                with("handle", call.handle);
+                with("num_tokens_per_rank", or_none(arguments.num_tokens_per_rank));
+                with("is_token_in_rank", or_none(arguments.is_token_in_rank));
+                with("num_tokens_per_expert", or_none(arguments.num_tokens_per_expert));
+                with("topk_idx", arguments.topk_idx);
+                with("topk_weights", arguments.topk_weights);
+                with("expert_alignment", arguments.expert_alignment);
+                with("num_worst_tokens", arguments.num_worst_tokens);
+                with("num_sms", arguments.config.num_sms);
+                list_order(with, call);
+              });
+  define_call(buffer, "combine", "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]",
+              &NativeBuffer::combine, [=](auto& with, CombineCall& call) {
+                CombineArguments& arguments = call.arguments;
+                with("x", arguments.x);
+                with("handle", call.handle);
+                with("topk_weights", arguments.topk_weights);
+                with("bias", Biases{arguments.bias_0, arguments.bias_1});
+                with("num_sms", arguments.config.num_sms);
+                list_order(with, call);
+              });
+  // With a route, the six that follow it are of the earlier dispatch, and some of what comes then says nothing.
+  define_call(buffer, "dispatch_elastic",
+              "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Any, Optional[EventHandle]]",
+              &NativeBuffer::dispatch_elastic, [=](auto& with, ElasticDispatchCall& call) {
+                ElasticDispatchArguments& arguments = call.arguments;
+                with("x", call.x);
+                with("route", call.route);
+                with("metadata", or_none(call.earlier.metadata));
+                with("source_ends", or_none(call.earlier.source_ends));
+                with("local", or_none(call.earlier.local_topk_idx));
+                with("expert_ends", or_none(call.earlier.expert_ends));
+                with("num_expanded", call.earlier.num_expanded);
+                with("indices_are_64_bit", call.indices_are_64_bit);
+                with("topk_idx", or_none(arguments.topk_idx));
+                with("topk_weights", arguments.topk_weights);
+                with("cumulative_local_expert_recv_stats", arguments.stats);
+                with("num_experts", arguments.num_experts);
+                with("num_max_tokens_per_rank", arguments.max_tokens);
+                with("expert_alignment", arguments.expert_alignment);
+                with("exact", arguments.exact);
+                with("expand", arguments.expand);
+                with("zero_padding", arguments.zero_padding);
+                with("column_major_scales", arguments.column_major_scales);
+                with("copy_selections", arguments.copy_selections);
+                with("num_sms", arguments.config.num_sms);
+                list_elastic_order(with, call);
+              });
+  define_call(buffer, "combine_elastic", "Tuple[Any, ...]", &NativeBuffer::combine_elastic,
+              [=](auto& with, ElasticCombineCall& call) {
+                ElasticCombineArguments& arguments = call.arguments;
+                with("deferred", call.deferred);
+                with("x", arguments.x);
+                with("metadata", arguments.metadata);
+                with("source_ends", arguments.source_ends);
+                with("topk_idx", arguments.topk_idx);
+                with("rows_at_owners", arguments.rows_at_owners);
+                with("num_experts", arguments.num_experts);
+                with("num_max_tokens_per_rank", arguments.max_tokens);
+                with("expanded", arguments.expanded);
+                with("each_selection", arguments.each_selection);
+                with("topk_weights", arguments.topk_weights);
+                with("bias", Biases{arguments.bias_0, arguments.bias_1});
+                with("num_sms", arguments.config.num_sms);
+                list_elastic_order(with, call);
+              });
+  buffer.def("barrier", &NativeBuffer::barrier, "barrier(self, async_finish: bool, /) -> Any");
+  buffer.def("allocate_lb_storage", &NativeBuffer::allocate_lb_storage,
+             "allocate_lb_storage(self, bytes: int, /) -> Any");
+  buffer.def_property_readonly("lb_storage", &NativeBuffer::lb_storage);
+  define_call(buffer, "prefetch_weights", "Optional[EventHandle]",
+              &NativeBuffer::event_of<&Buffer::prefetch_weights, WeightPrefetch>,
+              [=](auto& with, Call<WeightPrefetch>& call) {
+                with("redundant_expert_weights", call.arguments.redundant_expert_weights);
+                with("expert_weights", call.arguments.expert_weights);
+                with("redundancy_mapping", call.arguments.redundancy_mapping);
+                with("num_sms", call.arguments.num_sms);
+                list_order(with, call);
+              });
+  define_call(buffer, "reduce_grads", "Optional[EventHandle]",
+              &NativeBuffer::event_of<&Buffer::reduce_grads, GradReduction>,
+              [=](auto& with, Call<GradReduction>& call) {
+                with("redundant_expert_grads", call.arguments.redundant_expert_grads);
+                with("expert_grads", call.arguments.expert_grads);
+                with("redundancy_mapping", call.arguments.redundancy_mapping);
+                with("num_sms", call.arguments.num_sms);
+                list_order(with, call);
+              });
+  buffer.def("local_memory", &NativeBuffer::lent<&Buffer::local_memory>, "local_memory(self, /) -> Any");
+  define<&Buffer::check, bool>(buffer, "check", "check(self, wait: bool, /) -> None");
+  define<&Buffer::suspend>(buffer, "suspend", "suspend(self, /) -> None");
+  define<&Buffer::resume>(buffer, "resume", "resume(self, /) -> None");
+  buffer.def("destroy", &NativeBuffer::destroy, "destroy(self, /) -> None");
+  buffer.def("drop", &NativeBuffer::drop, "drop(self, /) -> None");
+
+  define_call(buffer, "low_latency_dispatch",
+              "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Tuple[Any, ...], "
+              "Optional[EventHandle], Optional[ReceiveHook]]",
+              &NativeBuffer::low_latency_dispatch, [](auto& with, LowLatencyDispatchCall& call) {
+                LowLatencyDispatchArguments& arguments = call.arguments;
+                with("x", arguments.x);
+                with("topk_idx", arguments.topk_idx);
+                with("num_max_dispatch_tokens_per_rank", arguments.max_tokens);
+                with("num_experts", arguments.num_experts);
+                with("cumulative_local_expert_recv_stats", arguments.cumulative_local_expert_recv_stats);
+                with("dispatch_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
+                with("use_fp8", call.use_fp8);
+                with("round_scale", call.round_scale);
+                with("use_ue8m0", call.use_ue8m0);
+                with("async_finish", call.options.async_finish);
+                with("return_recv_hook", arguments.return_recv_hook);
+                with("arrival_counters", arguments.arrival_counters);
+                with("arrival_rows", arguments.arrival_rows);
+                with("use_nvfp4", call.use_nvfp4);
+                with("x_global_scale", arguments.x_global_scale);
+                with("align_fp8_quantization", call.align_fp8_quantization);
+              });
+  define_call(buffer, "low_latency_combine", "Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]",
+              &NativeBuffer::low_latency_combine, [](auto& with, LowLatencyCombineCall& call) {
+                LowLatencyCombineArguments& arguments = call.arguments;
+                with("x", arguments.x);
+                with("topk_idx", arguments.topk_idx);
+                with("topk_weights", arguments.topk_weights);
+                with("handle", call.handle);
+                with("use_logfmt", arguments.use_logfmt);
+                with("zero_copy", call.zero_copy);
+                with("out", call.out);
+                with("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
+                with("async_finish", call.options.async_finish);
+                with("return_recv_hook", arguments.return_recv_hook);
+                with("overlaps", call.overlaps);
+                with("signals", call.overlap.signals);
+                with("signal_rows", call.overlap.signal_rows);
+                with("expected", call.overlap.expected);
+                with("num_sms", call.overlap.num_sms);
+              });
+  buffer.def("low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer,
+             "low_latency_combine_buffer(self, handle: Tuple[Any, ...], /) -> Any");
+  buffer.def("low_latency_memory", &NativeBuffer::lent<&Buffer::low_latency_memory>,
+             "low_latency_memory(self, /) -> Any");
+  define<&Buffer::low_latency_clean>(buffer, "low_latency_clean", "low_latency_clean(self, /) -> None");
+  define<&Buffer::low_latency_update_mask, int, bool>(
+      buffer, "low_latency_update_mask", "low_latency_update_mask(self, rank: int, masked: bool, /) -> None");
+  buffer.def("low_latency_query_mask", &NativeBuffer::low_latency_query_mask,
+             "low_latency_query_mask(self, mask_status: torch.Tensor, /) -> None");
+  define<&Buffer::low_latency_clear_mask>(buffer, "low_latency_clear_mask", "low_latency_clear_mask(self, /) -> None");
+  define<&Buffer::low_latency_resume>(buffer, "low_latency_resume", "low_latency_resume(self, /) -> None");
+  define<&Buffer::replace_ranks, std::shared_ptr<Bootstrap>, std::vector<int>>(
+      buffer, "replace_ranks", "replace_ranks(self, group: Bootstrap, ranks: Sequence[int], /) -> None");
 }
 
 }  // namespace deep_ep::bindings

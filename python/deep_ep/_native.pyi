@@ -25,9 +25,8 @@ class ReceiveHook:
     def __call__(self) -> None: ...
 
 class Bootstrap:
-    def __init__(self, rank: int, num_ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], /) -> None: ...
+    def __init__(self, rank: int, num_ranks: int, all_gather: Callable[[bytes], bytes], /) -> None: ...
     def for_buffer(self) -> Bootstrap: ...
-    def all_gather(self, mine: bytes, /) -> List[bytes]: ...
 
 class Buffer:
     def __init__(
@@ -88,7 +87,13 @@ class Buffer:
     def dispatch_elastic(
         self,
         x: Union[torch.Tensor, Sequence[torch.Tensor]],
-        handle: Optional[Tuple[Any, ...]],
+        route: Optional[Tuple[Any, ...]],
+        metadata: Optional[torch.Tensor],
+        source_ends: Optional[torch.Tensor],
+        local: Optional[torch.Tensor],
+        expert_ends: Optional[torch.Tensor],
+        num_expanded: int,
+        indices_are_64_bit: bool,
         topk_idx: Optional[torch.Tensor],
         topk_weights: Optional[torch.Tensor],
         cumulative_local_expert_recv_stats: Optional[torch.Tensor],

@@ -7,7 +7,7 @@ import contextvars
 import ctypes
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
 import torch.distributed as dist
@@ -50,11 +50,11 @@ def bounded(timeout_s: float) -> Iterator[None]:
         _timeout_s.reset(before)
 
 
-def _all_gather(group: Optional[Any], mine: bytes) -> List[bytes]:
+def _all_gather(group: Optional[Any], mine: bytes) -> bytes:
     if group is None:
         raise RuntimeError("the group of this buffer is gone: destroy buffers before their group")
     if not is_group(group):
-        return group.allgather(mine)
+        return b"".join(group.allgather(mine))
     own = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(_device_of(group))
     everybody = torch.empty((group.size(), len(mine)), dtype=torch.uint8, device=own.device)
     work = dist.all_gather(list(everybody.unbind()), own, group=group, async_op=True)
@@ -71,8 +71,7 @@ def _all_gather(group: Optional[Any], mine: bytes) -> List[bytes]:
         nap = min(2 * nap, 2e-3)
     work.wait()
     host = everybody.cpu()
-    gathered = ctypes.string_at(host.data_ptr(), host.numel())
-    return [gathered[rank * len(mine) : (rank + 1) * len(mine)] for rank in range(group.size())]
+    return ctypes.string_at(host.data_ptr(), host.numel())
 
 
 def _device_of(group: Any) -> torch.device:

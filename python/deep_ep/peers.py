@@ -142,6 +142,8 @@ class NativeOwner:
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """The communication stream. A buffer on the CPU has none."""
+        if self.runtime is None:
+            raise UseAfterDestroy("the buffer was used after destroy")
         if self._comm_stream is None:
             raise RuntimeError("get_comm_stream: the buffer is on the CPU, where calls do not use a CUDA stream")
         return self._comm_stream

@@ -133,8 +133,9 @@ def test_sizes_and_attributes():
     buffer.destroy()
     with pytest.raises(AssertionError):
         ElasticBuffer(Alone, 2 << 20).destroy()
-    with pytest.raises(RuntimeError, match="destroy"):
-        buffer.barrier()
+    for call in (buffer.barrier, buffer.get_comm_stream):
+        with pytest.raises(RuntimeError, match="after destroy"):
+            call()
     refused(
         (ValueError, "num_bytes is None", lambda: ElasticBuffer(Alone)),
         (ValueError, "num_bytes is 100", lambda: ElasticBuffer(Alone, 100)),

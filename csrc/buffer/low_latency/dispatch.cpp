@@ -165,15 +165,18 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   const std::int64_t ranks = params.common.num_ranks, blocks = params.num_local_experts;
   const std::int64_t table_rows = 2 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
   const Device& device = setup_.device;
-  const std::array pieces = {received_rows(params, device), std::vector{unplaced(device, DType::int32, {blocks})}};
+  // Programs look at layout_range, but combine does not need it.
+  const std::array pieces = {
+      received_rows(params, device),
+      std::vector{unplaced(device, DType::int32, {blocks}), unplaced(device, DType::int64, {blocks, ranks})}};
   const std::array of_handle = {unplaced(device, DType::int32, {blocks, params.expert_rows()}),
-                                unplaced(device, DType::int64, {blocks, ranks}),
                                 unplaced(device, DType::int32, {table_rows, ranks})};
   CallScope scope(runtime_.calls(), call);
   scope.without_event();
   const std::vector<Tensor> made = scope.result_tensors(pieces, of_handle);
-  const Tensor& count = made[pieces[0].size()];
-  const Tensor* const kept = &count + 1;
+  const std::size_t next = pieces[0].size();
+  const Tensor &count = made[next], &layout_range = made[next + 1];
+  const Tensor &src_info = made[next + 2], &row_table = made[next + 3];
   LowLatencyDispatchResult result;
   result.recv_x = made[0];
   params.recv_x = made[0].as<std::byte>();
@@ -183,18 +186,18 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   }
   result.recv_count = count;
   params.recv_count = count.as<std::int32_t>();
-  result.handle = {.src_info = kept[0],
-                   .layout_range = kept[1],
-                   .row_table = kept[2],
+  result.handle = {.src_info = src_info,
+                   .layout_range = layout_range,
+                   .row_table = row_table,
                    .num_tokens = params.num_tokens,
                    .max_tokens = params.max_tokens,
                    .num_topk = params.num_topk,
                    .num_experts = arguments.num_experts,
                    .hidden = params.hidden};
-  params.src_info = kept[0].as<std::int32_t>();
-  params.layout_range = kept[1].as<std::int64_t>();
-  params.row_table = kept[2].as<std::int32_t>();
-  for (const Tensor* tensor : {&made[0], &count, &kept[0]}) scope.hand_out(*tensor);
+  params.src_info = src_info.as<std::int32_t>();
+  params.layout_range = layout_range.as<std::int64_t>();
+  params.row_table = row_table.as<std::int32_t>();
+  for (const Tensor* tensor : {&made[0], &count, &src_info}) scope.hand_out(*tensor);
 
   const auto keep = [&] { return std::tuple(made, arguments.owner); };
   result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, keep, result.hook);

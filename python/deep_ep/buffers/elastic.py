@@ -369,7 +369,7 @@ class ElasticBuffer(NativeOwner):
             raise InvalidArgument("do_zero_padding is True, allowed: only with do_expand")
         expand, column_major = bool(do_expand), bool(use_tma_aligned_col_major_sf)
         stats = cumulative_local_expert_recv_stats
-        given = None
+        given: Tuple[Any, ...] = (None, None, None, None, None, 0, True)
         if handle is None:
             if topk_idx is None:
                 raise InvalidArgument("topk_idx is None, allowed: a tensor, or a handle instead")
@@ -407,7 +407,7 @@ class ElasticBuffer(NativeOwner):
                 handle.topk_idx.dtype == torch.int64,
             )  # fmt: skip
         recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._native.dispatch_elastic(
-            x, given, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
+            x, *given, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
             bool(do_zero_padding), column_major, bool(do_handle_copy), sms, *order,
         )  # fmt: skip
         if handle is not None:

@@ -10,8 +10,9 @@ from . import _native
 from .arguments import MaybeCounts, MaybeTensor, RowsLike, integer, type_name
 from .config import ALIGNMENT, Config
 from .errors import InvalidArgument, WrongUse
+from .exchanges import bootstrap_of, rank_and_size
 from .meetings import StoreRanks
-from .peers import NativeOwner, Peers, event_given
+from .peers import NativeOwner, event_given
 from .utils import EventHandle, EventOverlap
 from .utils.math import align
 
@@ -115,12 +116,15 @@ class Buffer(NativeOwner):
             size = integer("num_ranks", num_ranks, 2)
             if not 0 <= integer("rank", rank) < size:
                 raise InvalidArgument(f"rank is {rank}, allowed: 0 to {size - 1}")
-            comm = StoreRanks.join(tcp_store_group, rank, size)
-        peers = Peers(group, comm)
+            comm = StoreRanks(tcp_store_group, rank, size)
+        if group is None and comm is None:
+            raise ValueError("neither group nor comm is given: the buffer needs one of them to find its peers")
+        self.group: Any = comm if group is None else group
+        self.rank: int
+        self.group_size: int
+        self.rank, self.group_size = rank_and_size(self.group)
         self._store: Optional[Any] = tcp_store_group
         self._disconnected: Set[int] = set()
-        self.rank: int = peers.rank
-        self.group_size: int = peers.size
 
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if not 0 <= integer(name, value) <= _LARGEST_SIZE or value % 128 != 0:
@@ -139,7 +143,6 @@ class Buffer(NativeOwner):
 
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
         self._make(
-            peers,
             memory,
             # There combine copies rows into it.
             between_nodes=(2 * memory + (0 if low_latency_mode else num_rdma_bytes), 0),
@@ -182,9 +185,9 @@ class Buffer(NativeOwner):
         if replaced:
             if self._store is None:
                 raise InvalidArgument("connect_ranks: there is no store, allowed: after set_tcp_store_group(store)")
-            peers = Peers(None, StoreRanks.replace(self._store, self.rank, self.group_size, replaced))
-            self._native.replace_ranks(peers.bootstrap, replaced)
-            self.group = peers.group
+            ranks = StoreRanks(self._store, self.rank, self.group_size, replaced)
+            self._native.replace_ranks(bootstrap_of(ranks).for_buffer(), replaced)
+            self.group = ranks
             self._disconnected.clear()
         for remote in replaced if not activate else remote_ranks:
             self._native.low_latency_update_mask(remote, not activate)

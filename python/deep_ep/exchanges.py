@@ -2,32 +2,54 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import ctypes
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 
 from . import _native
-from .errors import PeerTimeout
+from .arguments import type_name
+from .errors import InvalidArgument, PeerTimeout
 
 # A single one for each group: it counts the group's buffers, so that a rank that makes the next one is told apart from a rank
 # that still destroys the last one.
 _bootstraps: "Dict[int, _native.Bootstrap]" = {}
-_timeout_s = contextvars.ContextVar("timeout_s", default=0.0)
+#: For how many seconds exchanges wait; 0: for as long as the group does.
+timeout_s = contextvars.ContextVar("timeout_s", default=0.0)
 
 
-def is_group(group: Any) -> bool:
-    """Whether it has the methods of a ``torch.distributed`` group: ``rank`` and ``size`` of mpi4py's communicators are
-    numbers."""
-    return all(callable(getattr(group, name, None)) for name in ("rank", "size"))
+def is_communicator(group: Any) -> bool:
+    """Whether it is one of mpi4py, or has its methods, and is no ``torch.distributed`` group."""
+    return hasattr(group, "Get_rank")
 
 
-def bootstrap_of(group: Any, rank: int, size: int) -> "_native.Bootstrap":
+def rank_and_size(group: Any) -> Tuple[int, int]:
+    """Of a ``torch.distributed`` group or of a communicator."""
+    if group is getattr(dist.GroupMember, "NON_GROUP_MEMBER", None):
+        raise InvalidArgument(f"group is {group}, allowed: a group with this process")
+    try:
+        rank, size = (group.Get_rank(), group.Get_size()) if is_communicator(group) else (group.rank(), group.size())
+    except (AttributeError, TypeError):
+        kinds = "a torch.distributed process group or an mpi4py communicator"
+        raise TypeError(f"group is of type {type_name(group)}, expected {kinds}") from None
+    if not 0 <= rank < size:
+        raise InvalidArgument(f"the rank of this process in group is {rank}, allowed: 0 to {size - 1}")
+    return rank, size
+
+
+def device_of(group: Any) -> torch.device:
+    """The current CUDA device, or the CPU where the program does not use CUDA."""
+    nccl = isinstance(group, dist.ProcessGroup) and "nccl" in str(dist.get_backend(group)) and torch.cuda.is_available()
+    if nccl or torch.cuda.is_initialized() or torch.empty(0).is_cuda:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def bootstrap_of(group: Any) -> "_native.Bootstrap":
     """Of all buffers of a group, or of a communicator."""
     if id(group) not in _bootstraps:
         alive: Callable[[], Optional[Any]]
@@ -36,29 +58,19 @@ def bootstrap_of(group: Any, rank: int, size: int) -> "_native.Bootstrap":
             weakref.finalize(group, _bootstraps.pop, id(group), None).atexit = False
         except TypeError:
             alive = lambda: group  # noqa: E731
-        _bootstraps[id(group)] = _native.Bootstrap(rank, size, lambda mine: _all_gather(alive(), mine))
+        _bootstraps[id(group)] = _native.Bootstrap(*rank_and_size(group), lambda mine: _all_gather(alive(), mine))
     return _bootstraps[id(group)]
-
-
-@contextlib.contextmanager
-def bounded(timeout_s: float) -> Iterator[None]:
-    """Within it, exchanges wait for at most ``timeout_s`` seconds (0: as long as the group does)."""
-    before = _timeout_s.set(timeout_s)
-    try:
-        yield
-    finally:
-        _timeout_s.reset(before)
 
 
 def _all_gather(group: Optional[Any], mine: bytes) -> bytes:
     if group is None:
         raise RuntimeError("the group of this buffer is gone: destroy buffers before their group")
-    if not is_group(group):
+    if is_communicator(group):
         return b"".join(group.allgather(mine))
-    own = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(_device_of(group))
+    own = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(_messages_of(group))
     everybody = torch.empty((group.size(), len(mine)), dtype=torch.uint8, device=own.device)
     work = dist.all_gather(list(everybody.unbind()), own, group=group, async_op=True)
-    begin, limit = time.monotonic(), _timeout_s.get()
+    begin, limit = time.monotonic(), timeout_s.get()
     nap = 20e-6
     # Polled: a wait of the group would neither end in time nor let Ctrl-C through.
     while not work.is_completed():
@@ -74,7 +86,7 @@ def _all_gather(group: Optional[Any], mine: bytes) -> bytes:
     return ctypes.string_at(host.data_ptr(), host.numel())
 
 
-def _device_of(group: Any) -> torch.device:
+def _messages_of(group: Any) -> torch.device:
     """Where the group's messages must lie: on the host, unless it has no backend for that."""
     kinds = {device.type for device in getattr(group, "_device_types", ())}
     if not kinds or "cpu" in kinds:

@@ -1,7 +1,7 @@
 """The interface of DeepEP's hybrid-ep branch, for training: a dense routing map, and rows permuted by expert.
 
-Rows travel once for each rank, by the calls of ``ElasticBuffer``; maps and probs by an all-to-all of the group. Where rows lie
-is worked out on the device, so calls with ``non_blocking=True`` can be recorded into CUDA graphs.
+The calls are those of ``ElasticBuffer``: rows travel once for each rank, with the selections and weights that maps and probs
+stand for. Where rows lie is worked out on the device, so calls with ``non_blocking=True`` can be recorded into CUDA graphs.
 
 Symbols: R ranks, r this rank, E experts, El = E / R of this rank, T tokens of each rank, H hidden size; N tokens of all ranks
 that have an expert here, in the order of their global numbers (source rank * T + token).
@@ -15,15 +15,14 @@ from types import SimpleNamespace
 from typing import Any, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 
+from . import _native
 from .arguments import integer
 from .buffers.elastic import ElasticBuffer, EPHandle
 from .errors import InvalidArgument, Unsupported, WrongUse
 
 __all__ = ["HybridEPBuffer", "HybridEpConfigInstance", "indices_to_map"]
 
-_MOST_COLUMNS = 32  # of a handle: ranks that a token goes to, and rows that it has on one
 _SMALLEST_CAPACITY = 512
 
 
@@ -46,9 +45,7 @@ class HybridEpConfigInstance:
 class _Route:
     buffer: ElasticBuffer
     handle: EPHandle  # of the rows as they travelled, once for each rank
-    places: torch.Tensor  # [rows, El] int64: where the row of a received token and expert lies; -1: there is none
-    tokens: torch.Tensor  # [rows] int64: the received tokens' global numbers
-    map: torch.Tensor  # [R * T, El] bool
+    places: torch.Tensor  # [rows, K] int64: where the row of a received token and selection lies; -1: there is none
 
 
 def indices_to_map(
@@ -64,8 +61,21 @@ def indices_to_map(
     return routing_map, probs.scatter_(1, index, topk_weights.to(torch.float32))
 
 
-def _multiple(pad_multiple: Optional[int]) -> int:
-    return max(1, integer("pad_multiple", 0 if pad_multiple is None else pad_multiple, 0))
+def _selections(routing_map: torch.Tensor) -> torch.Tensor:
+    """The experts of each row, ascending, then -1: int64 ``[T, K]``, K being as large as maps need or dispatch allows."""
+    experts = routing_map.size(1)
+    columns = min(experts, _native.max_topk)
+    if experts > columns:
+        few = (routing_map.sum(dim=1) <= columns).all()
+        torch._assert_async(few, f"a row has more than {columns} experts, allowed: at most so many")
+    numbers = torch.where(routing_map, torch.arange(experts, device=routing_map.device), experts)
+    numbers = numbers.topk(columns, dim=1, largest=False).values
+    return torch.where(numbers < experts, numbers, -1)
+
+
+def _weights(probs: Optional[torch.Tensor], idx: torch.Tensor) -> Optional[torch.Tensor]:
+    """``[T, K]``: of ``probs``, those of the selections; anything where there is none."""
+    return None if probs is None else probs.gather(1, idx.clamp(min=0))
 
 
 class HybridEPBuffer:
@@ -97,8 +107,6 @@ class HybridEPBuffer:
         self.group: Any = group
         self.group_size: int = group.size()
         self.rank: int = group.rank()
-        if self.group_size > _MOST_COLUMNS:
-            raise Unsupported(f"HybridEPBuffer: the group has {self.group_size} ranks, allowed: at most {_MOST_COLUMNS}")
         if use_fp8:
             raise Unsupported("use_fp8 is True, allowed: False: rows of HybridEPBuffer are bfloat16")
         self.local_rank: int = self.rank
@@ -128,9 +136,8 @@ class HybridEPBuffer:
         config.max_num_of_tokens_per_rank = max(tokens, config.max_num_of_tokens_per_rank)
         config.num_of_experts_per_rank = max(local_experts, config.num_of_experts_per_rank)
         if not fits:
-            columns = min(_MOST_COLUMNS, max(self.group_size, config.num_of_experts_per_rank))
             self._buffer = ElasticBuffer(
-                self.group, num_max_tokens_per_rank=config.max_num_of_tokens_per_rank, hidden=config.hidden_dim, num_topk=columns
+                self.group, num_max_tokens_per_rank=config.max_num_of_tokens_per_rank, hidden=config.hidden_dim
             )
         return self._buffer  # type: ignore[return-value]
 
@@ -159,8 +166,8 @@ class HybridEPBuffer:
 
         Args:
             hidden: ``[T, H]`` contiguous, rows of a multiple of 16 bytes.
-            routing_map, probs: bool and float32 ``[T, E]``; or ``topk_idx`` and ``topk_weights`` ``[T, K]``, with
-                ``num_of_experts``.
+            routing_map, probs: bool and float32 ``[T, E]``, at most 32 experts a row; probs on all ranks or on none. Or
+                ``topk_idx`` and ``topk_weights`` ``[T, K]``, with ``num_of_experts``.
             num_permuted_tokens: P. With ``non_blocking`` a budget, which is needed: rows that would lie behind it are dropped.
                 With ``handle`` needed, too.
             pad_multiple: each expert's rows are filled up with zeros to a multiple of it.
@@ -183,15 +190,22 @@ class HybridEPBuffer:
                 raise WrongUse("num_permuted_tokens is None, allowed: a number where a handle is given")
             route = self._route_of(handle)
             budget = int(num_permuted_tokens)
-            rows = route.buffer.dispatch(hidden, handle=route.handle)[0]
+            given = _weights(probs, route.handle.topk_idx)
+            rows, _, weights, _, _ = route.buffer.dispatch(hidden, topk_weights=given, handle=route.handle)
         else:
             routing_map, probs = self._map_of(hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs)
-            step = _multiple(pad_multiple)
+            step = max(1, integer("pad_multiple", pad_multiple or 0, 0))
             budget = None if num_permuted_tokens is None else int(num_permuted_tokens)
             if non_blocking and (budget is None or budget < 0 or budget % step):
                 raise WrongUse(f"num_permuted_tokens is {budget}, allowed with non_blocking: a multiple of pad_multiple, {step}")
-            rows, route = self._send(hidden, routing_map, not non_blocking)
-            counts = route.map.sum(dim=0)
+            tokens, experts = routing_map.shape
+            buffer = self._grow(hidden.size(1), tokens, experts // self.group_size)
+            idx = _selections(routing_map)
+            rows, local, weights, sent, _ = buffer.dispatch(
+                hidden, idx, _weights(probs, idx), num_experts=experts,
+                num_max_tokens_per_rank=max(tokens, 1), do_cpu_sync=not non_blocking, do_handle_copy=False,
+            )  # fmt: skip
+            counts = sent.num_unaligned_recv_tokens_per_expert.to(torch.int64)
             padded = (counts + step - 1) // step * step
             starts = padded.cumsum(0) - padded
             overflow = torch.zeros(1, dtype=torch.int32, device=hidden.device)
@@ -206,15 +220,19 @@ class HybridEPBuffer:
                 if budget is not None and budget < wanted:
                     raise InvalidArgument(f"num_permuted_tokens is {budget}, allowed: {wanted} or more, which have come")
                 budget = wanted if budget is None else budget
-            places = torch.where(route.map, route.map.to(torch.int64).cumsum(0) - 1 + starts, -1)
-            places = torch.where(places < budget, places, -1)
-            route.places = _picked(places, route.tokens, -1)
-            handle = self._handle_of(hidden, route, non_blocking, counts, overflow, step)
-        from_row, from_pair = self._sources(route.places, budget)
-        permuted = _picked(rows, from_row, 0)
-        permuted_probs = None
-        if probs is not None:
-            permuted_probs = _picked(_picked(self._spread(probs), route.tokens, 0).flatten(), from_pair, 0)
+            # Received rows are in the order of global tokens.
+            named = torch.where(local >= 0, local, starts.numel())
+            here = torch.zeros((local.size(0), starts.numel() + 1), dtype=torch.bool, device=hidden.device)
+            here = here.scatter_(1, named, True)[:, :-1]
+            places = (here.to(torch.int64).cumsum(0) - 1 + starts).gather(1, local.clamp(min=0))
+            route = _Route(buffer, sent, torch.where((local >= 0) & (places < budget), places, -1))
+            handle = self._handle_of(hidden, route, here, non_blocking, counts, overflow, step)
+        # For each permuted row, the place in ``places`` of the selection that it is of; -1: of none.
+        pairs = torch.full((budget + 1,), -1, dtype=torch.int64, device=hidden.device)
+        at = torch.where((route.places >= 0) & (route.places < budget), route.places, budget).flatten()
+        pairs = pairs.scatter_(0, at, torch.arange(at.numel(), device=hidden.device))[:budget]
+        permuted = _picked(rows, torch.where(pairs >= 0, pairs // route.places.size(1), -1))
+        permuted_probs = None if weights is None else _picked(weights.flatten(), pairs)
         return permuted, permuted_probs, None, tokens_per_expert, handle
 
     @torch.no_grad()
@@ -234,14 +252,14 @@ class HybridEPBuffer:
         # The expanded layout, whose places are those of the permuted rows.
         expanded = copy.copy(route.handle)
         expanded.do_expand = True
-        columns = route.handle.topk_idx.size(1)
-        places = _first(route.places, columns) if route.places.size(1) > columns else route.places
-        metadata = route.handle.recv_src_metadata.clone()
-        metadata[:, 2:] = -1
-        metadata[:, 2 : 2 + places.size(1)] = places
-        expanded.recv_src_metadata = metadata
-        combined, _, _ = route.buffer.combine(hidden, expanded)
-        return combined, None if probs is None else self._gather(_picked(probs, route.places, 0), route)
+        expanded.recv_src_metadata = route.handle.recv_src_metadata.clone()
+        expanded.recv_src_metadata[:, 2:] = route.places
+        combined, weights, _ = route.buffer.combine(hidden, expanded, probs)
+        if probs is None:
+            return combined, None
+        idx, experts = route.handle.topk_idx, route.handle.num_experts
+        back = torch.zeros((idx.size(0), experts + 1), dtype=torch.float32, device=idx.device)
+        return combined, back.scatter_(1, torch.where(idx >= 0, idx, experts), weights)[:, :-1].contiguous()
 
     # ---- Parts of calls.
 
@@ -264,58 +282,6 @@ class HybridEPBuffer:
             )
         return routing_map, probs
 
-    def _send(self, hidden, routing_map, exact):
-        """Rows, and the route but for its places."""
-        tokens, experts = routing_map.shape
-        local = experts // self.group_size
-        buffer = self._grow(hidden.size(1), tokens, local)
-        columns = min(_MOST_COLUMNS, max(self.group_size, local))
-        ranks = torch.arange(self.group_size, device=hidden.device)
-        chosen = torch.full((tokens, columns), -1, dtype=torch.int64, device=hidden.device)
-        goes = routing_map.view(tokens, self.group_size, local).any(dim=2)
-        chosen[:, : self.group_size] = torch.where(goes, ranks, -1)
-        rows, _, _, handle, _ = buffer.dispatch(
-            hidden, chosen, num_experts=self.group_size, num_max_tokens_per_rank=max(tokens, 1), do_cpu_sync=exact, do_handle_copy=False
-        )
-        of_here = self._spread(routing_map.to(torch.uint8)).to(torch.bool)
-        # Received rows are in the order of global tokens.
-        number = of_here.any(dim=1).to(torch.int64)
-        most = max(number.numel(), rows.size(0))  # without tokens there may be a row all the same
-        row = torch.where(number > 0, number.cumsum(0) - 1, most)
-        order = torch.full((most + 1,), -1, dtype=torch.int64, device=hidden.device)
-        order.scatter_(0, row, torch.arange(number.numel(), device=hidden.device))
-        return rows, _Route(buffer, handle, order, order[: rows.size(0)], of_here)
-
-    def _exchange(self, mine: torch.Tensor) -> torch.Tensor:
-        """``[R, T, El]``: part q goes to rank q."""
-        theirs = torch.empty_like(mine)
-        dist.all_to_all_single(theirs, mine.contiguous(), group=self.group)
-        return theirs
-
-    def _spread(self, of_tokens: torch.Tensor) -> torch.Tensor:
-        """``[T, E]`` of each rank to ``[R * T, El]``, by global token."""
-        tokens, experts = of_tokens.shape
-        local = experts // self.group_size
-        theirs = self._exchange(of_tokens.view(tokens, self.group_size, local).transpose(0, 1).contiguous())
-        return theirs.view(self.group_size * tokens, local)
-
-    def _gather(self, of_rows: torch.Tensor, route: _Route) -> torch.Tensor:
-        """The way back, of ``[rows, El]``: float32 ``[T, E]``."""
-        total, experts = route.map.shape
-        of_tokens = torch.zeros((total + 1, experts), dtype=torch.float32, device=route.map.device)
-        of_tokens[route.tokens] = of_rows  # where there is no token, to the last row
-        tokens = total // self.group_size
-        back = self._exchange(of_tokens[:total].view(self.group_size, tokens, experts))
-        return back.transpose(0, 1).reshape(tokens, self.group_size * experts)
-
-    @staticmethod
-    def _sources(places: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """For each permuted row the received row, and the place of the pair in ``places``, that it is of; -1: of none."""
-        pairs = torch.full((size + 1,), -1, dtype=torch.int64, device=places.device)
-        at = torch.where((places >= 0) & (places < size), places, size).flatten()
-        pairs = pairs.scatter_(0, at, torch.arange(at.numel(), device=places.device))[:size]
-        return torch.where(pairs >= 0, pairs // max(places.size(1), 1), -1), pairs
-
     @staticmethod
     def _on_host(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_cuda:
@@ -323,32 +289,20 @@ class HybridEPBuffer:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor)
 
-    def _handle_of(self, hidden, route, non_blocking, counts, overflow, step):
+    def _handle_of(self, hidden, route, here, non_blocking, counts, overflow, step):
         """The tuple: as callers unpack it, with ``None`` in the places of what is private upstream."""
-        handle, tokens = route.handle, hidden.size(0)
-        config = HybridEpConfigInstance(
-            hidden.size(1), tokens, route.map.size(1), self.group_size, 1, hidden.dtype, step, route
-        )
-        received = handle.psum_num_recv_tokens_per_scaleup_rank[-1:]
+        tokens, local_experts = hidden.size(0), here.size(1)
+        config = HybridEpConfigInstance(hidden.size(1), tokens, local_experts, self.group_size, 1, hidden.dtype, step, route)
+        received = route.handle.psum_num_recv_tokens_per_scaleup_rank[-1:]
         number = received.clone() if non_blocking else self._on_host(received)
-        here = torch.zeros_like(route.map)
-        filled = min(here.size(0), route.tokens.size(0))
-        here[:filled] = _picked(route.map, route.tokens[:filled], False)
-        return None, None, None, number, here, None, None, counts.to(torch.int32), tokens, config, overflow
+        local_map = here.new_zeros((self.group_size * tokens, local_experts))
+        local_map[: here.size(0)] = here[: local_map.size(0)]
+        return None, None, None, number, local_map, None, None, counts.to(torch.int32), tokens, config, overflow
 
 
-def _picked(rows: torch.Tensor, numbers: torch.Tensor, otherwise: Any) -> torch.Tensor:
-    """Rows by number; ``otherwise`` in the place of -1."""
+def _picked(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Rows by number; zeros in the place of -1."""
     if rows.size(0) == 0:
-        return rows.new_full((*numbers.shape, *rows.shape[1:]), otherwise)
+        return rows.new_zeros((*numbers.shape, *rows.shape[1:]))
     missing = (numbers < 0).reshape(*numbers.shape, *[1] * (rows.dim() - 1))
-    return rows[numbers.clamp(min=0)].masked_fill_(missing, otherwise)
-
-
-def _first(places: torch.Tensor, columns: int) -> torch.Tensor:
-    """The places that there are, moved to the first columns; there are at most so many in a row."""
-    there = places >= 0
-    torch._assert_async((there.sum(dim=1) <= columns).all())
-    at = torch.where(there, there.to(torch.int64).cumsum(1) - 1, columns)
-    moved = torch.full((places.size(0), columns + 1), -1, dtype=places.dtype, device=places.device)
-    return moved.scatter_(1, at.clamp(max=columns), places)[:, :columns]
+    return rows[numbers.clamp(min=0)].masked_fill_(missing, 0)

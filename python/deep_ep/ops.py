@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
@@ -77,15 +77,15 @@ def dispatch(
 def combine(state: torch.Tensor, rows: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
     """``combine`` of the buffer: ``[T, H]`` bfloat16, the sums of ``rows``, which lie as dispatch has left them. Differentiable
     in ``rows``, by a dispatch with the same handle."""
-    return torch.ops.deep_ep.combine(state, rows, handle)
+    return torch.ops.deep_ep.combine(state, rows, None, handle)
 
 
 class _Sent:
-    """Of a dispatch: the handle of the buffer, its other results until they are received, and the weights' gradients."""
+    """Of a dispatch: the handle of the buffer, its other results until they are received, and weights that came back."""
 
     def __init__(self, handle: Any, received: List[Optional[torch.Tensor]]) -> None:
         self.handle, self.received = handle, received
-        self.grad_weights: Optional[torch.Tensor] = None
+        self.combined_weights: Optional[torch.Tensor] = None
 
 
 class _Key(bytearray):
@@ -118,6 +118,77 @@ def _begin(state: torch.Tensor) -> AnyBuffer:
     return buffer
 
 
+class _Receive(torch.autograd.Function):
+    """All results of a dispatch. An operator each, as a part of a compiled program that is recorded into a CUDA graph takes no tuple."""
+
+    @staticmethod
+    def forward(ctx, state, x, topk_idx, topk_weights, handle, num_experts, do_expand):
+        ctx.state, ctx.handle = state, handle
+        of = torch.ops.deep_ep
+        with torch._C._AutoDispatchBelowAutograd():
+            rows = of.receive_rows(state, x, handle)
+            idx = of.receive_idx(rows, topk_idx, handle, do_expand)
+            weights = of.receive_weights(rows, topk_weights, handle, do_expand)
+            counts = of.receive_counts(state, x, handle, num_experts)
+        ctx.mark_non_differentiable(idx, counts)
+        return rows, idx, weights, counts
+
+    @staticmethod
+    def backward(ctx, grad_rows, _idx, grad_weights, _counts):
+        grad_weights = grad_weights.contiguous()
+        grad_x = torch.ops.deep_ep.combine(ctx.state, grad_rows.contiguous(), grad_weights, ctx.handle)
+        return None, grad_x, None, torch.ops.deep_ep.combined_weights(grad_x, grad_weights, ctx.handle), None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, state, rows, weights, handle):
+        ctx.state, ctx.handle, ctx.num_rows = state, handle, rows.size(0)
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.deep_ep.combine(state, rows, weights, handle)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, torch.ops.deep_ep.combine_backward(ctx.state, grad.contiguous(), ctx.handle, ctx.num_rows), None, None
+
+
+# A fragment: other parts of a program may have operators of the same name space.
+_library = torch.library.Library("deep_ep", "FRAGMENT")
+# Graphs of CUDA cannot hold a call whose host waits; older versions of PyTorch have no word for that.
+_TAGS = [getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "cudagraph_unsafe") if hasattr(torch.Tag, name)]
+
+
+def _operator(schema: str, shape: Callable[..., torch.Tensor], function: Any = None) -> Callable[[Any], Any]:
+    """Makes a kernel an operator. ``shape``: the result of a fake kernel; ``function``: what autograd calls."""
+
+    def register(kernel: Any) -> Any:
+        name = schema.partition("(")[0]
+        _library.define(schema, tags=_TAGS)
+        _library.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"deep_ep::{name}", shape, lib=_library)
+        if function is not None:
+            _library.impl(name, function.apply, "Autograd")
+        return kernel
+
+    return register
+
+
+# It stands for the operators that it calls, also to a compiler.
+_library.define(
+    "receive(Tensor state, Tensor x, Tensor topk_idx, Tensor topk_weights, Tensor handle, SymInt num_experts, bool do_expand) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    tags=_TAGS,
+)
+_library.impl("receive", _Receive.apply, "CompositeImplicitAutograd")
+
+
+@_operator(
+    "send(Tensor(a!) state, Tensor x, Tensor topk_idx, Tensor topk_weights, SymInt num_experts, SymInt expert_alignment, "
+    "bool do_expand) -> Tensor",
+    lambda state, x, topk_idx, *_: topk_idx.new_empty(
+        (topk_idx.size(0) + _KEY_BYTES, topk_idx.size(1)), dtype=torch.uint8, device="cpu"
+    ),
+)
 def _send(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_expand):
     """Dispatch; ``receive`` hands out what it returns, because Inductor wants no operator that changes its arguments to have
     results of unknown size."""
@@ -145,11 +216,6 @@ def _send(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_ex
     return _new_handle(_Sent(handle, [rows, idx, weights, counts]), *topk_idx.shape)
 
 
-def _send_shape(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_expand):
-    tokens, topk = topk_idx.shape
-    return topk_idx.new_empty((tokens + _KEY_BYTES, topk), dtype=torch.uint8, device="cpu")
-
-
 def _receive_part(part):
     """A kernel that hands out one of the results, which the program alone has from here on."""
 
@@ -163,135 +229,51 @@ def _receive_part(part):
     return receive
 
 
-def _rows_shape(state, x, handle):
-    return x.new_empty((torch.library.get_ctx().new_dynamic_size(), x.size(1)))
+_operator(
+    "receive_rows(Tensor state, Tensor x, Tensor handle) -> Tensor",
+    lambda state, x, handle: x.new_empty((torch.library.get_ctx().new_dynamic_size(), x.size(1))),
+)(_receive_part(0))
+_operator(
+    "receive_idx(Tensor rows, Tensor topk_idx, Tensor handle, bool do_expand) -> Tensor",
+    lambda rows, idx, handle, do_expand: idx.new_empty((0 if do_expand else rows.size(0), idx.size(1))),
+)(_receive_part(1))
+_operator(
+    "receive_weights(Tensor rows, Tensor topk_weights, Tensor handle, bool do_expand) -> Tensor",
+    lambda rows, weights, handle, do_expand: weights.new_empty((rows.size(0), weights.size(1))[: 1 if do_expand else 2]),
+)(_receive_part(2))
+_operator(
+    "receive_counts(Tensor state, Tensor x, Tensor handle, SymInt num_experts) -> Tensor",
+    lambda state, x, handle, num_experts: x.new_empty((num_experts // state.size(1),), dtype=torch.int32),
+)(_receive_part(3))
 
 
-def _idx_shape(rows, topk_idx, handle, do_expand):
-    return topk_idx.new_empty((0 if do_expand else rows.size(0), topk_idx.size(1)))
-
-
-def _weights_shape(rows, topk_weights, handle, do_expand):
-    rows = rows.size(0)
-    return topk_weights.new_empty((rows,) if do_expand else (rows, topk_weights.size(1)))
-
-
-def _counts_shape(state, x, handle, num_experts):
-    return x.new_empty((num_experts // state.size(1),), dtype=torch.int32)
-
-
-def _receive(state, x, topk_idx, topk_weights, handle, num_experts, do_expand):
-    """All of them. An operator each, as a part of a compiled program that is recorded into a CUDA graph takes no tuple."""
-    rows = torch.ops.deep_ep.receive_rows(state, x, handle)
-    return (
-        rows,
-        torch.ops.deep_ep.receive_idx(rows, topk_idx, handle, do_expand),
-        torch.ops.deep_ep.receive_weights(rows, topk_weights, handle, do_expand),
-        torch.ops.deep_ep.receive_counts(state, x, handle, num_experts),
-    )
-
-
-def _receive_backward(state, grad_rows, grad_weights, handle):
+@_operator(
+    "combine(Tensor(a!) state, Tensor rows, Tensor? weights, Tensor handle) -> Tensor",
+    lambda state, rows, weights, handle: rows.new_empty((handle.size(0) - _KEY_BYTES, rows.size(1))),
+    _Combine,
+)
+def _combine(state, rows, weights, handle):
     sent = _sent_by(handle)
-    grad_x, sent.grad_weights, _ = _begin(state).combine(grad_rows, sent.handle, grad_weights)
-    return grad_x
+    combined, sent.combined_weights, _ = _begin(state).combine(rows, sent.handle, weights)
+    return combined
 
 
-def _receive_backward_shape(state, grad_rows, grad_weights, handle):
-    return grad_rows.new_empty((handle.size(0) - _KEY_BYTES, grad_rows.size(1)))
-
-
-def _weights_backward(grad_x, grad_weights, handle):
+@_operator(
+    "combined_weights(Tensor combined, Tensor weights, Tensor handle) -> Tensor",
+    lambda combined, weights, handle: weights.new_empty((handle.size(0) - _KEY_BYTES, handle.size(1))),
+)
+def _combined_weights(combined, weights, handle):
     sent = _sent_by(handle)
-    result, sent.grad_weights = sent.grad_weights, None
+    result, sent.combined_weights = sent.combined_weights, None
     return result
 
 
-def _weights_backward_shape(grad_x, grad_weights, handle):
-    return grad_weights.new_empty((handle.size(0) - _KEY_BYTES, handle.size(1)))
-
-
-def _combine(state, rows, handle):
-    return _begin(state).combine(rows, _sent_by(handle).handle)[0]
-
-
-def _combine_shape(state, rows, handle):
-    return rows.new_empty((handle.size(0) - _KEY_BYTES, rows.size(1)))
-
-
+@_operator(
+    "combine_backward(Tensor(a!) state, Tensor grad, Tensor handle, SymInt num_rows) -> Tensor",
+    lambda state, grad, handle, num_rows: grad.new_empty((num_rows, grad.size(1))),
+)
 def _combine_backward(state, grad, handle, num_rows):
     buffer, given = _begin(state), _sent_by(handle).handle
     if isinstance(buffer, ElasticBuffer):
         return buffer.dispatch(grad, handle=given, do_expand=given.do_expand, do_zero_padding=given.do_expand)[0]
     return buffer.dispatch(grad, handle=given)[0]
-
-
-def _combine_backward_shape(state, grad, handle, num_rows):
-    return grad.new_empty((num_rows, grad.size(1)))
-
-
-class _Receive(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, state, x, topk_idx, topk_weights, handle, num_experts, do_expand):
-        ctx.state, ctx.handle = state, handle
-        with torch._C._AutoDispatchBelowAutograd():
-            rows, idx, weights, counts = _receive(state, x, topk_idx, topk_weights, handle, num_experts, do_expand)
-        ctx.mark_non_differentiable(idx, counts)
-        return rows, idx, weights, counts
-
-    @staticmethod
-    def backward(ctx, grad_rows, _idx, grad_weights, _counts):
-        grad_weights = grad_weights.contiguous()
-        grad_x = torch.ops.deep_ep.receive_backward(ctx.state, grad_rows.contiguous(), grad_weights, ctx.handle)
-        grad_topk_weights = torch.ops.deep_ep.receive_weights_backward(grad_x, grad_weights, ctx.handle)
-        return None, grad_x, None, grad_topk_weights, None, None, None
-
-
-class _Combine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, state, rows, handle):
-        ctx.state, ctx.handle, ctx.num_rows = state, handle, rows.size(0)
-        with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.deep_ep.combine(state, rows, handle)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None, torch.ops.deep_ep.combine_backward(ctx.state, grad.contiguous(), ctx.handle, ctx.num_rows), None
-
-
-# A fragment: other parts of a program may have operators of the same name space.
-_library = torch.library.Library("deep_ep", "FRAGMENT")
-_OPERATORS = (
-    ("send(Tensor(a!) state, Tensor x, Tensor topk_idx, Tensor topk_weights, SymInt num_experts, SymInt expert_alignment, "
-     "bool do_expand) -> Tensor", _send, _send_shape, None),
-    ("receive_rows(Tensor state, Tensor x, Tensor handle) -> Tensor", _receive_part(0), _rows_shape, None),
-    ("receive_idx(Tensor rows, Tensor topk_idx, Tensor handle, bool do_expand) -> Tensor", _receive_part(1), _idx_shape, None),
-    ("receive_weights(Tensor rows, Tensor topk_weights, Tensor handle, bool do_expand) -> Tensor", _receive_part(2),
-     _weights_shape, None),
-    ("receive_counts(Tensor state, Tensor x, Tensor handle, SymInt num_experts) -> Tensor", _receive_part(3), _counts_shape, None),
-    ("receive(Tensor state, Tensor x, Tensor topk_idx, Tensor topk_weights, Tensor handle, SymInt num_experts, bool do_expand) "
-     "-> (Tensor, Tensor, Tensor, Tensor)", None, None, _Receive),
-    ("receive_backward(Tensor(a!) state, Tensor grad_rows, Tensor grad_weights, Tensor handle) -> Tensor",
-     _receive_backward, _receive_backward_shape, None),
-    ("receive_weights_backward(Tensor grad_x, Tensor grad_weights, Tensor handle) -> Tensor",
-     _weights_backward, _weights_backward_shape, None),
-    ("combine(Tensor(a!) state, Tensor rows, Tensor handle) -> Tensor", _combine, _combine_shape, _Combine),
-    ("combine_backward(Tensor(a!) state, Tensor grad, Tensor handle, SymInt num_rows) -> Tensor",
-     _combine_backward, _combine_backward_shape, None),
-)  # fmt: skip
-
-
-def _register() -> None:
-    # Graphs of CUDA cannot hold a call whose host waits; older versions of PyTorch have no word for that.
-    tags = [getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "cudagraph_unsafe") if hasattr(torch.Tag, name)]
-    for schema, kernel, shapes, function in _OPERATORS:
-        name = schema.partition("(")[0]
-        _library.define(schema, tags=tags)
-        if kernel is not None:
-            _library.impl(name, kernel, "CompositeExplicitAutograd")
-            torch.library.register_fake(f"deep_ep::{name}", shapes, lib=_library)
-        if function is not None:  # an operator without a kernel stands for those that its function calls, also to a compiler
-            _library.impl(name, function.apply, "CompositeImplicitAutograd" if kernel is None else "Autograd")
-
-
-_register()

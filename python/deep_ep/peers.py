@@ -1,4 +1,4 @@
-"""How ranks find each other, and the native buffer that they share."""
+"""The native buffer that the ranks of a group share, as every interface's buffers have it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import weakref
 from typing import Any, Dict, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 
 from . import _native
-from .arguments import type_name
-from .errors import InvalidArgument, UseAfterDestroy, WrongUse
-from .exchanges import bootstrap_of, bounded, is_group
+from .errors import UseAfterDestroy, WrongUse
+from .exchanges import bootstrap_of, device_of, is_communicator, rank_and_size, timeout_s as timeout_of_exchanges
 from .ranges import with_ranges
 from .results import Results
 from .utils.event import EventHandle, EventOverlap
@@ -25,39 +23,6 @@ from .utils.nvlink import check_nvlink_connections
 # The native buffers of this process in the order in which they were made.
 _made: "weakref.WeakValueDictionary[int, _native.Buffer]" = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-
-
-class Peers:
-    """The ranks of a ``torch.distributed`` group, or of a communicator with mpi4py's methods."""
-
-    def __init__(self, group: Optional[Any], comm: Optional[Any] = None) -> None:
-        if group is not None and not is_group(group):
-            if group is getattr(dist.GroupMember, "NON_GROUP_MEMBER", None):
-                raise InvalidArgument(f"group is {group}, allowed: a group with this process")
-            raise TypeError(f"group is of type {type_name(group)}, expected a torch.distributed process group")
-        if group is None and comm is None:
-            raise ValueError("neither group nor comm is given: the buffer needs one of them to find its peers")
-        if group is None:
-            for method in ("Get_rank", "Get_size", "allgather"):
-                if not hasattr(comm, method):
-                    raise TypeError(f"comm is of type {type_name(comm)}, expected an mpi4py communicator: {method} is missing")
-        self.group: Any = comm if group is None else group
-        self.rank: int = comm.Get_rank() if group is None else group.rank()
-        self.size: int = comm.Get_size() if group is None else group.size()
-        if not 0 <= self.rank < self.size:
-            raise InvalidArgument(f"the rank of this process in group is {self.rank}, allowed: 0 to {self.size - 1}")
-        #: The current CUDA device, or -1 where the program does not use CUDA.
-        self.device: int = device_index(group)
-        if self.device >= 0 and group is not None:
-            check_nvlink_connections(group)
-        #: Of the buffer that is being made: what goes through it carries the buffer's number.
-        self.bootstrap: _native.Bootstrap = bootstrap_of(self.group, self.rank, self.size).for_buffer()
-
-
-def device_index(group: Optional[Any]) -> int:
-    """The current CUDA device, or -1 where the program does not use CUDA."""
-    nccl = isinstance(group, dist.ProcessGroup) and "nccl" in str(dist.get_backend(group)) and torch.cuda.is_available()
-    return torch.cuda.current_device() if nccl or torch.cuda.is_initialized() or torch.empty(0).is_cuda else -1
 
 
 class NativeOwner:
@@ -69,13 +34,13 @@ class NativeOwner:
     _native: "_native.Buffer"
     group: Any
     explicitly_destroy: bool
+    _device: torch.device
     _comm_stream: Optional[torch.cuda.Stream]
     #: Whether EP_AVOID_RECORD_STREAM counts: programs of the first interface may drop the event.
     _events_may_keep: bool = False
 
     def _make(
         self,
-        peers: Peers,
         memory: int,
         between_nodes: Tuple[int, int],
         low_latency: Tuple[int, bool, bool] = (0, False, True),
@@ -83,28 +48,29 @@ class NativeOwner:
         num_qps_per_rank: int = 0,
         window_bytes: int = 0,
         stream: Optional[torch.cuda.Stream] = None,
-    ) -> "_native.Buffer":
-        """Collective: makes the native buffer, with ``memory`` bytes for received tensors. ``between_nodes``: takes the place of
-        ``memory`` and ``window_bytes`` with several nodes; ``low_latency``: bytes, masking, allow_nvlink; ``timeout_s`` below
-        0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``window_bytes``: of the heap, for
-        what comes in passes; 0: as the library wants; ``stream``: the communication stream, by default a new one."""
-        self.group, device = peers.group, peers.device
+    ) -> None:
+        """Collective: makes the native buffer of ``group``, with ``memory`` bytes for received tensors. ``between_nodes``: takes
+        the place of ``memory`` and ``window_bytes`` with several nodes; ``low_latency``: bytes, masking, allow_nvlink;
+        ``timeout_s`` below 0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``window_bytes``: of
+        the heap, for what comes in passes; 0: as the library wants; ``stream``: the communication stream, by default a new one."""
+        device = device_of(self.group)
+        if device.type == "cuda" and not is_communicator(self.group):
+            check_nvlink_connections(self.group)
         # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
-        if stream is None and device >= 0:
+        if stream is None and device.type == "cuda":
             stream = torch.cuda.Stream(device=device, priority=-1)
-        self._comm_stream, handle = stream, 0 if stream is None else stream.cuda_stream
-        memory_between, window_between = between_nodes
-        low_latency_bytes, masking, allow_nvlink = low_latency
+        self._device, self._comm_stream, handle = device, stream, 0 if stream is None else stream.cuda_stream
+        # Messages of this bootstrap carry the buffer's number.
+        bootstrap, ordinal = bootstrap_of(self.group).for_buffer(), -1 if device.index is None else device.index
         native = _native.Buffer(
-            peers.bootstrap, device, memory, window_bytes, memory_between, window_between, handle, low_latency_bytes, masking,
-            allow_nvlink, timeout_s, num_qps_per_rank, Results(device, stream),
+            bootstrap, ordinal, memory, window_bytes, *between_nodes, handle, *low_latency, timeout_s, num_qps_per_rank,
+            Results(device, stream),
         )  # fmt: skip
         _made[next(_numbers)] = native
         self.runtime = self._native = native = with_ranges(native)
         # Also runs at interpreter exit, while everything it needs is still there.
-        end = _let_go, native, peers.rank, type(self).__name__, self.explicitly_destroy, os.getpid()
+        end = _let_go, native, rank_and_size(self.group)[0], type(self).__name__, self.explicitly_destroy, os.getpid()
         self._finalizer = weakref.finalize(self, *end)
-        return native
 
     def destroy(self) -> None:
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
@@ -121,8 +87,11 @@ class NativeOwner:
             raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
         self._finalizer.detach()
         self.runtime = None
-        with bounded(_native.default_timeout_s()):
+        before = timeout_of_exchanges.set(_native.default_timeout_s())
+        try:
             self._native.destroy()
+        finally:
+            timeout_of_exchanges.reset(before)
 
     def suspend(self) -> None:
         """Collective, the host waits: gives the driver the GPU memory of the buffer's heap while an engine sleeps. The host

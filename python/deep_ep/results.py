@@ -50,11 +50,10 @@ class Results:
     other streams, whose memory PyTorch keeps apart, for small tensors, and for memory of the library.
     """
 
-    def __init__(self, device: int, communication: Optional[torch.cuda.Stream]) -> None:
+    def __init__(self, device: torch.device, communication: Optional[torch.cuda.Stream]) -> None:
         #: Whether ``make_in_heap`` may have memory.
-        self.in_heap: bool = device >= 0 and _has_pools()
-        self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
-        self._communication = communication
+        self.in_heap: bool = device.type == "cuda" and _has_pools()
+        self._device, self._communication = device, communication
         self._pool: Any = None
         self._streams: Dict[int, _Stream] = {}
         self._last = _Stream()

@@ -2,7 +2,7 @@
 
 import elastic_reference as reference
 import torch
-from test_calls import equal
+from normal_mode import equal
 
 from deep_ep import EventOverlap
 from deep_ep.buffers.elastic import ElasticBuffer, EPHandle
@@ -16,9 +16,12 @@ def make_buffer(group, **options):
 
 
 def send(buffer, case, x=None, **options):
-    rank = buffer.rank_idx
-    options = {"num_experts": case.num_experts, "topk_weights": case.topk_weights[rank], **options}
-    return buffer.dispatch(case.x[rank] if x is None else x, case.topk_idx[rank], **options)
+    """Tensors go to the buffer's device first."""
+    given = (case.x[buffer.rank_idx] if x is None else x), case.topk_idx[buffer.rank_idx], case.topk_weights[buffer.rank_idx]
+    x, idx, weights = (
+        tuple(part.to(buffer._device) for part in each) if isinstance(each, tuple) else each.to(buffer._device) for each in given
+    )
+    return buffer.dispatch(x, idx, **{"num_experts": case.num_experts, "topk_weights": weights, **options})
 
 
 def check_handle(case, want, result, alignment, most, cpu_sync, expand):

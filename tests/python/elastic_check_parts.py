@@ -1,4 +1,4 @@
-"""What the checks of elastic_checks.py share: how they are listed, a rank's buffers and data, and what rows must be."""
+"""What the checks of test_elastic_checks.py share: how they are listed, a rank's buffers and data, and what rows must be."""
 
 import copy
 
@@ -41,13 +41,6 @@ class Rank:
     def there(self, tensor):
         return tensor.to(self.device)
 
-    def send(self, buffer, case, x=None, **options):
-        x = case.x[self.rank] if x is None else x
-        moved = tuple(self.there(part) for part in x) if isinstance(x, tuple) else self.there(x)
-        weights = self.there(case.topk_weights[self.rank])
-        options = {"num_experts": case.num_experts, "topk_weights": weights, **options}
-        return buffer.dispatch(moved, self.there(case.topk_idx[self.rank]), **options)
-
     def wait(self):
         if self.gpu:
             torch.cuda.synchronize()
@@ -75,7 +68,7 @@ def noise(rows=4096):
             torch.full((size,), float("nan"), dtype=torch.bfloat16, device="cuda")
 
 
-def recorded_graph(step):
+def recorded_graph(step, **options):
     """A graph of ``step``, which has run once before, and its results."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -83,6 +76,6 @@ def recorded_graph(step):
         step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, **options):
         results = step()
     return graph, results

@@ -1,4 +1,4 @@
-"""Checks of elastic_checks.py: what tests of CPU ranks show of HybridEPBuffer, overlap and compiled layers, with GPUs."""
+"""Checks of test_elastic_checks.py: what tests of CPU ranks show of HybridEPBuffer, overlap and compiled layers, with GPUs."""
 
 import torch
 from elastic_check_parts import SPIN, check, on_host

@@ -4,7 +4,7 @@ import elastic_reference as reference
 import torch
 from elastic_cases import check_rows
 from elastic_check_parts import H, K, M, check, on_host, recorded_graph
-from test_calls import equal
+from normal_mode import equal
 
 
 def recorded(ranks, buffer, expand, asynchronous):

@@ -6,6 +6,7 @@ import gc
 import elastic_check_parts
 import torch
 import torch.distributed as dist
+from normal_mode import send_rows
 
 from deep_ep import Buffer, results
 
@@ -42,11 +43,8 @@ class FirstInterface:
 
     def dispatch(self, buffer, value, **options):
         """Rows that all hold ``value``, and the handle."""
-        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(self.idx, self.experts)
-        rows, _, _, _, handle, event = buffer.dispatch(
-            self.x(value), num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
-            topk_idx=self.idx, topk_weights=torch.ones(TOKENS, TOPK, dtype=torch.float32), **options,
-        )  # fmt: skip
+        weights = torch.ones(TOKENS, TOPK, dtype=torch.float32)
+        rows, _, _, _, handle, event = send_rows(buffer, self.x(value), self.idx, weights, self.experts, **options)
         return rows, handle, event
 
     def of_heap(self, buffer, tensor):

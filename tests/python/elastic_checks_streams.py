@@ -6,9 +6,9 @@ from unittest import mock
 
 import elastic_reference as reference
 import torch
-from elastic_cases import check_rows
+from elastic_cases import check_rows, send
 from elastic_check_parts import H, M, SPIN, check, noise, on_host
-from test_calls import equal
+from normal_mode import equal
 
 from deep_ep import EventHandle
 
@@ -49,9 +49,9 @@ def previous_event_before_epilogue(ranks):
     buffer, case = ranks.buffer(), ranks.case(6)
     want = reference.expected(case, ranks.rank, M, 1)
     rows, values = reference.input_of_combine(case, want, ranks.rank, M, False, H)
-    flat = ranks.send(buffer, case)
+    flat = send(buffer, case)
     rows = ranks.there(reference.padded(rows, flat[0].size(0)))
-    ranks.send(buffer, case, do_cpu_sync=False)
+    send(buffer, case, do_cpu_sync=False)
     side = torch.cuda.Stream()
 
     def behind_an_event(call, **options):
@@ -69,7 +69,7 @@ def previous_event_before_epilogue(ranks):
         return result
 
     for expand in (False, True):
-        result = behind_an_event(functools.partial(ranks.send, buffer, case), do_cpu_sync=False, do_expand=expand)
+        result = behind_an_event(functools.partial(send, buffer, case), do_cpu_sync=False, do_expand=expand)
         check_rows(want, on_host(tuple(result[:3])), expand)
     combined = behind_an_event(functools.partial(buffer.combine, rows, flat[3]))[0]
     equal(combined.cpu(), reference.combined(case, ranks.rank, (), **values), "combined")

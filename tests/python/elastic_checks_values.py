@@ -5,9 +5,9 @@ import time
 import elastic_reference as reference
 import torch
 import torch.distributed as dist
-from elastic_cases import check_rows
+from elastic_cases import check_rows, send
 from elastic_check_parts import H, M, check, on_host
-from test_calls import equal
+from normal_mode import equal
 from test_elastic_random import drawn
 
 
@@ -29,7 +29,7 @@ def several_buffers_and_sizes(ranks):
     for tokens in (24, 8, 16):
         case = ranks.case(tokens, tokens)
         for buffer in (first, second):
-            rows, local, _, handle, _ = ranks.send(buffer, case, num_max_tokens_per_rank=M, do_cpu_sync=False)
+            rows, local, _, handle, _ = send(buffer, case, num_max_tokens_per_rank=M, do_cpu_sync=False)
             local.fill_(7)  # programs write there
             per_rank_held.append((buffer, case, handle, rows.size(0)))
     for buffer, case, handle, size in per_rank_held:
@@ -42,7 +42,7 @@ def several_buffers_and_sizes(ranks):
 @check(needs_gpu=False)
 def results_outlive_the_buffer(ranks):
     buffer, case = ranks.buffer(), ranks.case(4)
-    results = [ranks.send(buffer, case, do_expand=expand) for expand in (False, True)]
+    results = [send(buffer, case, do_expand=expand) for expand in (False, True)]
     buffer.destroy()
     buffer.destroy()
     want = reference.expected(case, ranks.rank, M, 1)

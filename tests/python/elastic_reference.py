@@ -5,6 +5,8 @@ import dataclasses
 import reference
 import torch
 
+from deep_ep.utils import refs
+
 
 def align(value, step):
     return -(-value // step) * step
@@ -57,32 +59,16 @@ def rank_values(case, hidden, seed=12):
     return [torch.randn(idx.size(0), case.num_ranks, hidden, generator=generator).to(torch.bfloat16) for idx in case.topk_idx]
 
 
-def in_order(terms, hidden):
-    """The sum in float32, rounded once; a single term stays as it is."""
-    total = None
-    for term in terms:
-        total = term.float() if total is None else total + term.float()
-    return (torch.zeros(hidden) if total is None else total).to(torch.bfloat16)
-
-
 def combined(case, owner, bias, per_rank=None, per_selection=None, multiple=True):
     """``per_rank``: rows as the ranks have them (non-expanded). ``per_selection``: expanded."""
-    hidden = (per_rank or per_selection)[0].size(-1)
-    rows = []
-    for token, named in enumerate(case.topk_idx[owner].tolist()):
-        terms = [each[token] for each in bias]
-        owners = [e // case.local_experts if e >= 0 else -1 for e in named]
-        for slot, rank in enumerate(owners):
-            if rank < 0:
-                continue
-            if per_rank is None and not multiple:
-                terms.append(per_selection[owner][token, slot])
-            elif rank not in owners[slot + 1 :]:
-                mine = [k for k, other in enumerate(owners) if other == rank]
-                row = per_rank[owner][token, rank] if per_rank else in_order([per_selection[owner][token, k] for k in mine], hidden)
-                terms.append(row)
-        rows.append(in_order(terms, hidden))
-    return torch.stack(rows) if rows else torch.zeros(0, hidden, dtype=torch.bfloat16)
+    idx = case.topk_idx[owner]
+    if per_rank is None:
+        return refs.combine(per_selection[owner], idx, 1, case.num_ranks, case.num_experts, bias, multiple, False)
+    owners = torch.where(idx >= 0, idx.long() // case.local_experts, -1)
+    rows = per_rank[owner].gather(1, owners.clamp(min=0).unsqueeze(2).expand(-1, -1, per_rank[owner].size(2)))
+    again = (owners.unsqueeze(2) == owners.unsqueeze(1)).triu(1).any(dim=2)  # a later selection is of the same rank
+    rows = torch.where(again.unsqueeze(2), 0.0, rows)
+    return refs.combine(rows, idx, 1, case.num_ranks, case.num_experts, bias, False, False)
 
 
 def rows_of_rank(case, want, values, rank, most):

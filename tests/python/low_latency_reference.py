@@ -102,7 +102,7 @@ def expert_output(case, rank, max_tokens, hidden, seed=0):
     """``[L, R * M, H]``: random rows where dispatch put some, NaN everywhere else."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     shape = (case.local_experts, case.num_ranks * max_tokens, hidden)
-    output = torch.randn(shape, generator=generator, dtype=torch.float32).to(torch.bfloat16)
+    output = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(case.x[rank].device, torch.bfloat16)
     for local in range(case.local_experts):
         output[local][len(rows_of_expert(case, rank * case.local_experts + local).tokens) :] = float("nan")
     return output

@@ -1,14 +1,90 @@
-"""What test_intranode.py and test_internode.py share: inputs, and every combination of options, checked; CUDA graphs on GPUs."""
+"""Calls of the normal mode, against reference.py; and what test_intranode.py and test_internode.py share: every combination of
+options, and CUDA graphs on GPUs."""
 
+import dataclasses
 import itertools
 
+import reference
 import torch
-import torch.distributed as dist
 from common import GPU
+from elastic_check_parts import recorded_graph
+from reference import make_case
 
 import deep_ep
-from deep_ep.utils.exchange import all_reduce
-from deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
+from deep_ep.utils.math import align, per_token_cast_to_fp8
+
+
+CONFIG = deep_ep.Config(4)
+
+
+def equal(actual, expected, what):
+    assert actual.dtype == expected.dtype, f"{what}: {actual.dtype}, expected {expected.dtype}"
+    assert actual.shape == expected.shape, f"{what}: {actual.shape}, expected {expected.shape}"
+    assert torch.equal(actual, expected), f"{what}: {actual}, expected {expected}"
+
+
+def send(buffer, case, x=None, topk=True, config=CONFIG, **options):
+    """Layout, which is compared with the reference, and dispatch."""
+    rank = buffer.rank
+    per_rank, per_node, per_expert, in_rank, event = buffer.get_dispatch_layout(case.topk_idx[rank], case.num_experts)
+    assert event.event is None
+    expected = reference.layout(case, rank)
+    for actual, wanted, what in zip((per_rank, per_expert, in_rank), expected, ("per rank", "per expert", "in rank")):
+        equal(actual, wanted, f"layout, {what}")
+    nodes = buffer._num_nodes
+    of_nodes = expected[2].view(len(in_rank), nodes, case.num_ranks // nodes).any(dim=2).sum(dim=0).to(torch.int32)
+    assert per_node is None if nodes == 1 else torch.equal(per_node, of_nodes)
+    if topk:
+        options.update(topk_idx=case.topk_idx[rank], topk_weights=case.topk_weights[rank])
+    return buffer.dispatch(
+        case.x[rank] if x is None else x,
+        num_tokens_per_rank=per_rank,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        config=config,
+        **options,
+    )
+
+
+def send_rows(buffer, x, idx, weights, num_experts, **options):
+    """Layout and dispatch of this rank's tensors."""
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, num_experts)
+    return buffer.dispatch(
+        x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=idx,
+        topk_weights=weights, **options,
+    )  # fmt: skip
+
+
+def check_received(result, expected, rank, topk=True, nodes=1):
+    recv_x, recv_idx, recv_weights, counts, handle, event = result
+    equal(recv_x, expected.x, "recv_x")
+    assert recv_x.is_contiguous()
+    if topk:
+        equal(recv_idx, expected.topk_idx, "recv_topk_idx")
+        equal(recv_weights, expected.topk_weights, "recv_topk_weights")
+    else:
+        assert recv_idx is None and recv_weights is None
+    assert counts == expected.counts and all(type(count) is int for count in counts)
+    assert type(handle) is tuple and len(handle) == 7
+    assert (handle[0][:, rank] if nodes == 1 else handle[-4]).tolist() == expected.ends
+    assert isinstance(event, deep_ep.EventOverlap)
+
+
+def check_round_trip(buffer, case):
+    rank = buffer.rank
+    expected = [reference.dispatched(case, r) for r in range(case.num_ranks)]
+    result = send(buffer, case)
+    check_received(result, expected[rank], rank)
+    handle = result[4]
+    back, weights, event = buffer.combine(result[0], handle, result[2], config=CONFIG)
+    wanted, wanted_weights = reference.combined(case, rank, [e.x for e in expected], [e.topk_weights for e in expected])
+    equal(back, wanted, "combined_x")
+    equal(weights, wanted_weights, "combined_topk_weights")
+    assert event.event is None
+    again, none, _ = buffer.combine(result[0].clone(), handle, config=CONFIG)
+    equal(again, wanted, "combined_x of rows outside the buffer")
+    assert none is None
+    return buffer
 
 
 def print_once(rank, text, end="\n"):
@@ -16,164 +92,99 @@ def print_once(rank, text, end="\n"):
         print(text, end=end, flush=True)
 
 
-def make_inputs(args, rank, num_ranks, limit=lambda scores: scores):
-    """Random routing, scores with weights equal to the rank, and the layout as plain PyTorch counts it."""
-    tokens, experts = args.num_tokens, args.num_experts
-    scores = limit(torch.randn((tokens, experts), dtype=torch.float32).abs() + 1)
-    topk_idx = torch.topk(scores, args.num_topk, dim=-1, sorted=False)[1].to(deep_ep.topk_idx_t)
-    topk_weights = torch.full((tokens, args.num_topk), float(rank), dtype=torch.float32)
-    per_expert = torch.bincount(topk_idx.flatten(), minlength=experts).to(torch.int32)
-    in_rank = torch.zeros((tokens, num_ranks), dtype=torch.bool)
-    in_rank.scatter_(1, topk_idx // (experts // num_ranks), True)
-    return topk_idx, topk_weights, in_rank.sum(dim=0).to(torch.int32), per_expert, in_rank
+def case_of(args, num_ranks, nodes, groups, seed):
+    """Data of all ranks; a token selects experts of ``groups`` nodes only."""
+    case = make_case([args.num_tokens] * num_ranks, args.hidden, args.num_topk, args.num_experts // num_ranks, seed)
+    for idx in case.topk_idx:
+        token = torch.arange(args.num_tokens).unsqueeze(1)
+        node = idx // (args.num_experts // nodes)
+        idx.masked_fill_((node + token) % nodes >= groups, -1)
+    return case
 
 
-def check_constant_rows(rows, ends, rank_of_block=lambda i: i):
-    """Each row is constant, and equals the rank that it comes from."""
-    assert torch.equal(rows.amin(dim=1), rows.amax(dim=1))
-    begin = 0
-    for i, end in enumerate(ends):
-        assert (rows[begin:end] == rank_of_block(i)).all(), f"rows {begin} to {end} are not of rank {i}"
-        begin = end
-
-
-class InsideANode:
-    """What the cases of one node and those of several do differently: here, one node."""
-
-    def limit(self, scores):
-        """Scores of which the top k are chosen."""
-        return scores
-
-    def check_layout(self, per_node, in_rank):
-        assert per_node is None
-
-    def rows(self, x, x_rank):
-        """(what is sent, what it stands for, whether each row is its rank)"""
-        return [(x, x, False), (x_rank, x_rank, True), (column_major(per_token_cast_to_fp8(x_rank)), x_rank, True)]
-
-    def ends(self, handle, rank, num_ranks):
-        return [handle[0][i][rank].item() for i in range(num_ranks)]
-
-    def biases(self, x):
-        return None
-
-
-def column_major(fp8):
-    return fp8[0], fp8[1].T.contiguous().T
-
-
-def run_cases(args, rank, num_ranks, group, buffer, config, mode):
-    print_once(rank, f"[config] {args}, {num_ranks} ranks on {'GPUs' if GPU else 'the CPU'}")
-    torch.manual_seed(rank)
-    tokens, hidden = args.num_tokens, args.hidden
-    local_experts = args.num_experts // num_ranks
-    topk_idx, topk_weights, per_rank, per_expert, in_rank = make_inputs(args, rank, num_ranks, mode.limit)
-    global_per_rank, global_per_expert = per_rank.clone(), per_expert.clone()
-    all_reduce(global_per_rank, group)
-    all_reduce(global_per_expert, group)
-    expected_rows = global_per_rank[rank].item()
-    expected_counts = global_per_expert.view(num_ranks, -1)[rank].tolist()
-
-    counted = buffer.get_dispatch_layout(topk_idx, args.num_experts)
-    mode.check_layout(counted[1], in_rank)
-    for each, wanted in zip((counted[0], *counted[2:4]), (per_rank, per_expert, in_rank)):
-        assert torch.allclose(each, wanted)
-    dist.barrier(group)
-
-    x = torch.randn((tokens, hidden), dtype=torch.bfloat16)
-    x_rank = torch.full((tokens, hidden), float(rank), dtype=torch.bfloat16)
-    handle, bias = None, mode.biases(x)
-    layout = dict(num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert)
-    for previous, asynchronous, (rows, original, constant), with_topk in itertools.product(
-        (False, True), (False, True), mode.rows(x, x_rank), (False, True)
-    ):
-        kind, topk = "FP8" if isinstance(rows, tuple) else "BF16", "with" if with_topk else "without"
-        text = f"[testing] Running with {kind}, {topk} top-k (async={asynchronous}, previous={previous}) ..."
+def run_cases(args, buffer, config, nodes=1, groups=1, seed=0):
+    rank, ranks = buffer.rank, buffer.group_size
+    print_once(rank, f"[config] {args}, {ranks} ranks on {'GPUs' if GPU else 'the CPU'}")
+    case = case_of(args, ranks, nodes, groups, seed)
+    got = [reference.dispatched(case, each) for each in range(ranks)]
+    eight = [per_token_cast_to_fp8(x) for x in case.x]
+    bits = reference.dispatched(case, rank, [rows.view(torch.uint8) for rows, _ in eight]).x
+    scales = reference.dispatched(case, rank, [each for _, each in eight]).x
+    biases = (torch.ones_like(case.x[rank]), case.x[rank] * 3) if nodes > 1 else ()
+    rows, row_major = eight[rank]
+    wider = torch.nn.functional.pad(row_major.view(torch.int32), (0, 5))
+    forms = {
+        "BF16": case.x[rank],
+        "FP8": (rows, row_major),
+        "FP8 with column-major scales": (rows, row_major.T.contiguous().T),
+        "FP8 with int32 scales in wider rows": (rows, wider[:, : row_major.size(1)]),
+    }
+    received, worst = got[rank].x.size(0), args.num_tokens * ranks
+    for previous, asynchronous, (kind, x), topk in itertools.product((False, True), (False, True), forms.items(), (True, False)):
+        with_topk = "with" if topk else "without"
+        text = f"[testing] Running with {kind}, {with_topk} top-k (async={asynchronous}, previous={previous}) ..."
         print_once(rank, text, end="")
 
-        def call(function, given, **options):
-            """Results but for the event, which is waited for; rows as bfloat16."""
+        def call(function, *arguments, **options):
+            """Results, whose event the current stream has waited for. 8-bit rows are compared with the reference here, and then are
+            the bfloat16 ones that they were made of."""
             stream = {"async_finish": asynchronous, **({"previous_event": buffer.capture()} if previous else {})}
-            first, *others, event = function(given, config=config, **options, **stream)
+            first, *others = function(*arguments, config=config, **options, **stream)
             if asynchronous:
-                event.current_stream_wait()
-            return per_token_cast_back(*first) if isinstance(first, tuple) else first, *others
+                others[-1].current_stream_wait()
+            if isinstance(first, tuple):
+                assert first[1].is_contiguous()
+                equal(first[0][:received].view(torch.uint8), bits, "8-bit rows")
+                equal(first[1][:received], scales.view(x[1].dtype), "scales")
+                first = torch.cat([got[rank].x, got[rank].x.new_zeros(first[0].size(0) - received, args.hidden)])
+            return first, *others
 
-        arguments = {**layout, **(dict(topk_idx=topk_idx, topk_weights=topk_weights) if with_topk else {})}
-        recv, recv_idx, recv_weights, counts, handle = call(buffer.dispatch, rows, **arguments)
-        ends = mode.ends(handle, rank, num_ranks)
-        assert recv.size(0) == expected_rows == ends[-1] and counts == expected_counts
-        if constant:
-            check_constant_rows(recv, ends)
-        if with_topk:
-            selected = recv_idx != -1
-            assert ((recv_idx >= -1) & (recv_idx < local_experts)).all()
-            assert [(recv_idx == e).sum().item() for e in range(local_experts)] == counts
-            assert (recv_weights[~selected] == 0).all()
-            if constant:
-                check_constant_rows(torch.where(selected, recv_weights, recv_weights.amax(dim=1, keepdim=True)), ends)
-
-            # The same with outputs of a fixed size, without waiting for the counts.
-            worst = tokens * num_ranks
-            *fixed, nothing, _ = call(buffer.dispatch, rows, num_worst_tokens=worst, **arguments)
-            assert nothing == [] and all(len(each) == worst for each in fixed)
-            for each, exact in zip(fixed, (recv, recv_idx, recv_weights)):
-                assert torch.equal(each[:expected_rows], exact)
-            assert (fixed[1][expected_rows:] == -1).all()
+        step = 128 if isinstance(x, tuple) else 1
+        result = call(send, buffer, case, x, topk, expert_alignment=step)
+        aligned = dataclasses.replace(got[rank], counts=[align(count, step) for count in got[rank].counts])
+        check_received(result, aligned, rank, topk, nodes)
+        if topk:  # with outputs of a fixed size, without waiting for the counts
+            *fixed, counts, _, _ = call(send, buffer, case, x, num_worst_tokens=worst)
+            assert counts == [] and all(len(each) == worst for each in fixed) and (fixed[1][received:] == -1).all()
+            for each, exact in zip(fixed, result):
+                equal(each[:received], exact, "rows of a fixed size")
         else:
-            cached, *none = call(buffer.dispatch, rows, handle=handle)
-            assert torch.equal(cached, recv) and none == [None] * 4
-
-        back, back_weights = call(buffer.combine, recv, handle=handle, topk_weights=recv_weights, bias=bias)
-        back = back.float() - sum(term.float() for term in bias or ())
-        copies = in_rank.sum(dim=1).unsqueeze(1)
-        limit = 5e-4 if rows is not x and not constant else 5e-6  # 8 bits of random numbers
-        assert calc_diff(back / copies, original) < limit
-        if with_topk:
-            assert calc_diff(back_weights, topk_weights) < 1e-9
+            cached, *none, _, _ = call(buffer.dispatch, x, handle=result[4])
+            equal(cached, got[rank].x, "rows of a cached dispatch")
+            assert none == [None] * 3
+        back, weights, _ = call(buffer.combine, result[0], result[4], topk_weights=result[2], bias=biases or None)
+        wanted, wanted_weights = reference.combined(
+            case, rank, [each.x for each in got], [each.topk_weights for each in got], biases, nodes
+        )
+        equal(back, wanted, "combined_x")
+        if topk:
+            equal(weights, wanted_weights, "combined_topk_weights")
         print_once(rank, " passed")
-    print_once(rank, "")
-    if GPU:
-        run_graphs(args, rank, num_ranks, buffer, config, mode)
+    if case.x[rank].is_cuda:
+        run_graphs(args, buffer, config, nodes, groups)
 
 
-def run_graphs(args, rank, num_ranks, buffer, config, mode):
-    """Layout, dispatch of worst-case size and combine in a CUDA graph, replayed with other data each time."""
+def run_graphs(args, buffer, config, nodes, groups):
+    """Layout, dispatch of worst-case size, a cached one and combine in a CUDA graph, replayed with other data each time."""
+    rank, ranks = buffer.rank, buffer.group_size
     print_once(rank, "[testing] Running in CUDA graphs ...", end="")
-    worst = args.num_tokens * num_ranks
-    x = torch.empty((args.num_tokens, args.hidden), dtype=torch.bfloat16)
-    topk_idx, topk_weights, *_ = make_inputs(args, rank, num_ranks, mode.limit)
+    given = case_of(args, ranks, nodes, groups, 1)
 
-    def step(num_worst_tokens):
-        per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, args.num_experts)
-        recv, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
-            x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert, topk_idx=topk_idx, topk_weights=topk_weights,
-            num_worst_tokens=num_worst_tokens, config=config,
-        )  # fmt: skip
-        again = buffer.dispatch(x, handle=handle, config=config)[0]
-        back, back_weights, _ = buffer.combine(again, handle, recv_weights, config=config)
-        return recv, recv_idx, back, back_weights
+    def step(worst=args.num_tokens * ranks):
+        recv, idx, weights, _, handle, _ = send_rows(
+            buffer, given.x[rank], given.topk_idx[rank], given.topk_weights[rank], given.num_experts, num_worst_tokens=worst, config=config
+        )
+        again = buffer.dispatch(given.x[rank], handle=handle, config=config)[0]
+        return recv, idx, *buffer.combine(again, handle, weights, config=config)[:2]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        x.fill_(1)
-        step(worst)
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        recv, recv_idx, back, back_weights = step(worst)
-    for replay in range(10):
-        torch.manual_seed(1000 * replay + rank)
-        x.normal_()
-        topk_idx.copy_(make_inputs(args, rank, num_ranks, mode.limit)[0])
-        topk_weights.uniform_()
+    graph, (recv, idx, *back) = recorded_graph(step, capture_error_mode="thread_local")
+    for seed in range(2, 12):
+        new = case_of(args, ranks, nodes, groups, seed)
+        for name in ("x", "topk_idx", "topk_weights"):
+            getattr(given, name)[rank].copy_(getattr(new, name)[rank])
         graph.replay()
-        wanted, wanted_idx, wanted_back, wanted_weights = step(0)
+        wanted, wanted_idx, *wanted_back = step(0)
         rows = wanted.size(0)
-        assert torch.equal(recv[:rows], wanted) and torch.equal(recv_idx[:rows], wanted_idx)
-        assert (recv_idx[rows:] == -1).all()
-        assert torch.equal(back, wanted_back) and torch.equal(back_weights, wanted_weights)
+        assert torch.equal(recv[:rows], wanted) and torch.equal(idx[:rows], wanted_idx) and (idx[rows:] == -1).all()
+        assert all(map(torch.equal, back, wanted_back))
     print_once(rank, " passed\n")

@@ -94,16 +94,22 @@ def dispatched(case, destination, x=None):
     return Received(*(torch.cat(column) for column in zip(*parts)), ends=ends, counts=mine.tolist())
 
 
-def combined(case, owner, rows, weights=None, bias=()):
-    """What ``owner`` gets back when rank d holds ``rows[d]`` (and ``weights[d]``) for what it received."""
+def combined(case, owner, rows, weights=None, bias=(), nodes=1):
+    """What ``owner`` gets back when rank d holds ``rows[d]`` (and ``weights[d]``) for what it received. Other nodes' sums are rounded
+    before they are added."""
     total = torch.zeros(case.x[owner].size(0), rows[0].size(1), dtype=torch.float32)
     for term in bias:
         total += term.float()
     total_weights = torch.zeros_like(case.topk_weights[owner])
-    for rank in range(case.num_ranks):
-        received = dispatched(case, rank)
-        mine = received.source == owner
-        total.index_add_(0, received.token[mine], rows[rank][: mine.numel()][mine].float())
-        if weights is not None:
-            total_weights.index_add_(0, received.token[mine], weights[rank][: mine.numel()][mine])
+    a_node = case.num_ranks // nodes
+    for node in range(nodes):
+        part = total if node == owner // a_node else torch.zeros_like(total)
+        for rank in range(node * a_node, (node + 1) * a_node):
+            received = dispatched(case, rank)
+            mine = received.source == owner
+            part.index_add_(0, received.token[mine], rows[rank][: mine.numel()][mine].float())
+            if weights is not None:
+                total_weights.index_add_(0, received.token[mine], weights[rank][: mine.numel()][mine])
+        if part is not total:
+            total += part.to(torch.bfloat16).float()
     return total.to(torch.bfloat16), total_weights

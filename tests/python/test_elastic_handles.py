@@ -3,8 +3,8 @@
 import elastic_reference as reference
 import torch
 from elastic_cases import H, M, check_rows, make_buffer, send
+from normal_mode import equal
 from reference import make_case
-from test_calls import equal
 
 
 def handle_attributes(group):

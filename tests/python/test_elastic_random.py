@@ -6,8 +6,8 @@ import elastic_reference as reference
 import pytest
 import torch
 from common import ranks_a_node
+from normal_mode import equal
 from reference import make_case
-from test_calls import equal
 from elastic_cases import check_handle, check_rows, check_scales
 from elastic_check_parts import on_host
 

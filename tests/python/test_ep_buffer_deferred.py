@@ -7,8 +7,8 @@ import torch
 from cluster import on_ranks
 from common import ranks_a_node
 from elastic_cases import H
+from normal_mode import equal
 from reference import make_case
-from test_calls import equal
 from test_ep_buffer import make_buffer
 from test_errors import refused
 

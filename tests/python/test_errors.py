@@ -4,8 +4,8 @@ import pytest
 import reference
 import torch
 from cluster import on_ranks
+from normal_mode import CONFIG, check_received, send
 from reference import make_case
-from test_calls import CONFIG, check_received, send
 
 from deep_ep import Buffer, Config
 from deep_ep.errors import RankMismatch
@@ -38,7 +38,7 @@ def test_wrong_types_before_any_call():
     refused(
         (TypeError, "num_nvl_bytes is 1000000.0", lambda: Buffer(None, 1e6, comm=Alone)),
         (TypeError, "group is of type str", lambda: Buffer("group")),
-        (TypeError, "comm is of type int", lambda: Buffer(None, comm=3)),
+        (TypeError, "group is of type int", lambda: Buffer(None, comm=3)),
         (ValueError, "rank of this process in group is -1, allowed: 0 to 0", lambda: Buffer(None, comm=outside)),
         (TypeError, "num_sms is 20.0", lambda: Config(20.0)),
         (TypeError, "num_ranks is None", lambda: Config().get_rdma_buffer_size_hint(14336, None)),

@@ -209,6 +209,8 @@ def test_mistakes(group):
             buffer.dispatch_with_permute(**{"hidden": case.rows[rank], "routing_map": case.map[rank], **options})
     with pytest.raises(ValueError, match="num_permuted_tokens is 8, allowed: 20 or more"):  # found when rows have come
         buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], num_permuted_tokens=8)
+    with pytest.raises(RuntimeError, match="a row has more than 32 experts, allowed: at most so many"):
+        buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=torch.ones(6, 34, dtype=torch.bool))
     result = buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], use_host_meta=True)
     with pytest.raises(AssertionError, match="num_permuted_tokens"):
         buffer.dispatch_with_permute(hidden=case.rows[rank], handle=result[4])

@@ -1,14 +1,10 @@
 """A process that is killed in mid call, on GPUs: the survivor hears of it whatever its GPU and its streams are busy with.
 
-``python tests/python/test_killed_on_gpus.py``, with names of cases (default: all) and ``--times N`` each. Two processes,
-one GPU each; without GPUs, the CPU executor runs the cases that it has.
+Two processes, one GPU each; without GPUs, the CPU executor runs the cases that it has.
 """
 
-import argparse
 import os
 import random
-import sys
-import tempfile
 import threading
 import time
 from unittest import mock
@@ -235,26 +231,5 @@ def check(name, folder):
 def test_killed(name, tmp_path):
     if CASES[name][1] and torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
-    check(name, str(tmp_path))
-
-
-def main():
-    parser = argparse.ArgumentParser(description="Kill a process in mid call, and tell when the survivor heard of it")
-    parser.add_argument("names", nargs="*", default=list(CASES), help="cases (default: all)")
-    parser.add_argument("--times", type=int, default=3, help="kills of each (default: %(default)s)")
-    arguments = parser.parse_args()
-    failed = False
-    for name in arguments.names:
-        with tempfile.TemporaryDirectory() as folder:
-            for _ in range(arguments.times):
-                try:
-                    milliseconds, told = check(name, folder)
-                    print(f"{name}: {milliseconds:.1f} ms from the kill; {told['type']}: {told['text'][:160]}", flush=True)
-                except AssertionError as error:
-                    failed = True
-                    print(f"{name}: FAILED: {error}", flush=True)
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    milliseconds, told = check(name, str(tmp_path))
+    print(f"{milliseconds:.1f} ms from the kill; {told['type']}: {told['text'][:160]}")

@@ -14,8 +14,8 @@ import pytest
 import reference
 import torch
 from cluster import on_ranks
+from normal_mode import CONFIG, check_received, equal, send
 from reference import make_case
-from test_calls import CONFIG, check_received, equal, send
 from test_errors import Alone, refused
 from time_scale import scaled
 

@@ -4,32 +4,7 @@ import low_latency_reference as reference
 import pytest
 import torch
 from cluster import on_ranks
-from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
-
-import deep_ep
-
-
-FORMS = (
-    {"use_fp8": False, "align_fp8_quantization": True},
-    {},
-    {"align_fp8_quantization": True},
-    {"round_scale": True, "align_fp8_quantization": True},
-    {"round_scale": True, "use_ue8m0": True},
-)
-
-
-def check_round_trip(buffer, case, form, max_tokens=M):
-    rank, hidden = buffer.rank, case.x[0].size(1)
-    result = dispatch(buffer, case, max_tokens, **form)
-    reference.check_dispatched(case, rank, max_tokens, result, **form)
-    assert isinstance(result[3], deep_ep.EventOverlap) and result[3].event is None and result[4] is None
-    outputs = outputs_of(case, max_tokens, hidden)
-    back, event, hook = combine(buffer, case, outputs[rank], result[2])
-    reference.close(back, reference.combined(case, rank, outputs))
-    assert event.event is None and hook is None
-    again, _, _ = combine(buffer, case, outputs[rank], result[2], use_logfmt=True)
-    assert torch.equal(back, again), "a second combine, or use_logfmt, gives other bits"
-
+from low_latency_calls import FORMS, M, check_round_trip, combine, dispatch, ll_case, make_buffer, outputs_of
 
 def round_trip(group, tokens, options):
     buffer = make_buffer(group)

@@ -3,9 +3,8 @@
 import elastic_cases
 import elastic_reference
 import low_latency_calls
+import normal_mode
 import pytest
-import test_calls
-import test_low_latency_calls
 import torch
 from reference import Case
 
@@ -59,7 +58,7 @@ def model_case(experts, topk, hidden):
 
 
 def first_interface(group, experts, topk, hidden):
-    test_calls.check_round_trip(Buffer(group, 1 << 24, explicitly_destroy=True), model_case(experts, topk, hidden)).destroy()
+    normal_mode.check_round_trip(Buffer(group, 1 << 24, explicitly_destroy=True), model_case(experts, topk, hidden)).destroy()
 
 
 def low_latency(group, experts, topk, hidden):
@@ -67,7 +66,7 @@ def low_latency(group, experts, topk, hidden):
     case = model_case(experts, topk, hidden)
     buffer = low_latency_calls.make_buffer(group, hidden, M, case.num_experts, explicitly_destroy=True)
     for use_fp8 in (False, True):
-        test_low_latency_calls.check_round_trip(buffer, case, {"use_fp8": use_fp8}, M)
+        low_latency_calls.check_round_trip(buffer, case, {"use_fp8": use_fp8}, M)
     buffer.destroy()
 
 
@@ -83,7 +82,7 @@ def second_interface(group, experts, topk, hidden):
         elastic_cases.check_handle(case, want, result, 8, M, True, expand)
         elastic_cases.check_rows(want, result, expand, zeroed=expand)
         rows, values = elastic_reference.input_of_combine(case, want, rank, M, expand, hidden)
-        test_calls.equal(buffer.combine(rows, result[3])[0], elastic_reference.combined(case, rank, (), **values), "combined")
+        normal_mode.equal(buffer.combine(rows, result[3])[0], elastic_reference.combined(case, rank, (), **values), "combined")
     if hidden % 128 == 0:
         rows, scales = per_token_cast_to_fp8(case.x[rank])
         (received, received_scales), *_ = elastic_cases.send(buffer, case, (rows, scales))

@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 from cluster import on_ranks
 from low_latency_calls import ll_case
+from normal_mode import send
 from reference import make_case
-from test_calls import send
 from time_scale import scaled
 
 from deep_ep import Buffer

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from cluster import Cluster
 from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
-from test_calls import send
+from normal_mode import send
 from test_errors import refused
 
 from deep_ep import Buffer
@@ -92,12 +92,12 @@ def test_no_process_comes(monkeypatch):
     monkeypatch.setenv("DEEP_EP_TIMEOUT_S", "0.2")
     store = dist.HashStore()
     with pytest.raises(PeerTimeout, match="rank 0 of 3 waited 0.2 s for a new process for rank 1"):
-        StoreRanks.replace(store, 0, 3, [1])
+        StoreRanks(store, 0, 3, [1])
     with pytest.raises(PeerTimeout, match="rank 1 of 3 waited 0.2 s for the other ranks to replace it"):
-        StoreRanks.join(store, 1, 3)
+        StoreRanks(store, 1, 3)
     assert not store.check(["deep_ep/join/1"]), "it waits there no longer"
     store.set("deep_ep/join/1", "token")
-    ranks = StoreRanks.replace(store, 0, 3, [1])
+    ranks = StoreRanks(store, 0, 3, [1])
     with pytest.raises(PeerTimeout, match="rank 0 of 3 waited 0.2 s for rank 1"):
         ranks.allgather(b"x")
 
@@ -107,7 +107,7 @@ def test_meetings_in_one_store():
     for number in range(3):
 
         def meet(rank):
-            ranks = StoreRanks.join(store, rank, 3) if rank else StoreRanks.replace(store, 0, 3, [2, 1])
+            ranks = StoreRanks(store, rank, 3) if rank else StoreRanks(store, 0, 3, [2, 1])
             return [ranks.allgather(bytes([number, rank, turn])) for turn in range(3)]
 
         with futures.ThreadPoolExecutor(3) as threads:
@@ -122,5 +122,5 @@ def test_arguments():
         (InvalidArgument, "num_ranks", lambda: Buffer(None, tcp_store_group=store, rank=0)),
         (InvalidArgument, "rank is 3", lambda: Buffer(None, tcp_store_group=store, rank=3, num_ranks=3)),
         (InvalidArgument, "rank", lambda: Buffer(None, tcp_store_group=store, num_ranks=2)),
-        (TypeError, "torch.distributed.Store", lambda: StoreRanks.join({}, 0, 2)),
+        (TypeError, "torch.distributed.Store", lambda: StoreRanks({}, 0, 2)),
     )

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from common import output_of
-from test_calls import CONFIG, equal
+from normal_mode import CONFIG, equal, send_rows
 from test_errors import Alone
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,11 +21,7 @@ HIDDEN = 2048
 
 
 def sent(buffer, x, idx, num_experts, **options):
-    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, num_experts)
-    return buffer.dispatch(
-        x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=idx,
-        topk_weights=torch.ones(idx.shape, dtype=torch.float32), config=CONFIG, **options,
-    )  # fmt: skip
+    return send_rows(buffer, x, idx, torch.ones(idx.shape, dtype=torch.float32), num_experts, config=CONFIG, **options)
 
 
 def of_buffer(buffer, tensor):

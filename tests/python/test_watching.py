@@ -8,8 +8,8 @@ import pytest
 import torch
 from cluster import Cluster, on_ranks
 from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
+from normal_mode import CONFIG, send
 from reference import make_case
-from test_calls import CONFIG, send
 from test_errors import Alone
 from time_scale import scaled
 

@@ -8,7 +8,7 @@ import torch
 
 from ..comm import get_physical_domain_size
 from ..errors import InvalidArgument, WrongUse
-from ..peers import device_index
+from ..exchanges import device_of
 from .allocator import BufferAllocator, check_bytes
 from .base import BufferBase, Context, left_out
 
@@ -33,9 +33,7 @@ class BucketBuffer(BufferBase):
         plan = allocation_plan_or_num_bytes if isinstance(allocation_plan_or_num_bytes, BufferAllocator) else None
         given = allocation_plan_or_num_bytes if plan is None else plan.num_bytes
         self.num_bytes: int = check_bytes("allocation_plan_or_num_bytes", given, 1)
-        index = device_index(self.groups[0])
-        device = torch.device("cuda", index) if index >= 0 else torch.device("cpu")
-        self.storage: Optional[torch.Tensor] = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
+        self.storage: Optional[torch.Tensor] = torch.empty(self.num_bytes, dtype=torch.uint8, device=device_of(self.groups[0]))
         self.contexts: Optional[List[Context]] = [
             Context(get_physical_domain_size(each), self.num_bytes) for each in self.groups
         ]

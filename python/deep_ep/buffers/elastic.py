@@ -12,8 +12,8 @@ import torch
 from .. import _native
 from ..arguments import MaybeTensor, RowsLike, integer, type_name
 from ..errors import InvalidArgument, WrongUse
-from ..exchanges import is_group
-from ..peers import NativeOwner, Peers, event_given
+from ..exchanges import rank_and_size
+from ..peers import NativeOwner, event_given
 from ..utils import envs
 from ..utils.event import EventHandle, EventOverlap
 from ..utils.math import align, ceil_div
@@ -176,7 +176,10 @@ class ElasticBuffer(NativeOwner):
             deterministic, sl_idx, num_cpu_timeout_secs: accepted; order is always fixed, the traffic class is set by
                 DEEP_EP_RDMA_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
         """
-        peers = Peers(group) if is_group(group) or not hasattr(group, "Get_rank") else Peers(None, group)
+        self.group: Any = group
+        self.rank_idx: int
+        self.num_ranks: int
+        self.rank_idx, self.num_ranks = rank_and_size(group)
         num_cpu_bytes = integer("num_cpu_bytes", num_cpu_bytes, 0)
         self.num_max_tokens_per_rank: int = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
         hidden = integer("hidden", hidden, 0)
@@ -196,8 +199,6 @@ class ElasticBuffer(NativeOwner):
             if value % _PAGE or value > num_bytes:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 2 MiB up to num_bytes, which is {num_bytes}")
 
-        self.rank_idx: int = peers.rank
-        self.num_ranks: int = peers.size
         self.num_bytes: int = num_bytes
         self.num_cpu_bytes: int = num_cpu_bytes
         self.deterministic: bool = bool(deterministic)
@@ -212,7 +213,6 @@ class ElasticBuffer(NativeOwner):
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
         self._make(
-            peers,
             memory // 2 + _PAGE + self.num_lb_bytes,
             timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
             # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
@@ -222,7 +222,6 @@ class ElasticBuffer(NativeOwner):
             between_nodes=(2 * memory + self.num_lb_bytes, min(memory // 2, 1 << 30) if self.num_lb_bytes else 0),
             stream=self._shared_stream,
         )
-        self._device = torch.device("cuda", peers.device) if peers.device >= 0 else torch.device("cpu")
         self.num_rdma_ranks: int = self._native.num_nodes()
         self.num_nvlink_ranks: int = self.num_ranks // self.num_rdma_ranks
         # What lies between nodes is the library's business: results are those of one domain.
@@ -245,7 +244,7 @@ class ElasticBuffer(NativeOwner):
         """The ``num_bytes`` of a buffer made with these settings: equal on all ranks, a multiple of 2 MiB."""
         # Room for the largest dispatch, or its combine, at full speed: R * M rows come, and for each of M tokens a row from
         # each rank that has one, or from each selection. 8-bit rows may be sent in any case: bfloat16 ones are larger.
-        ranks = group.size() if callable(getattr(group, "size", None)) else group.Get_size()
+        _, ranks = rank_and_size(group)
         most, hidden = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1), integer("hidden", hidden, 1)
         topk = integer("num_topk", num_topk, 0) or _native.max_topk
         if topk > _native.max_topk:
@@ -363,8 +362,9 @@ class ElasticBuffer(NativeOwner):
             (expanded: ``None``); ``recv_topk_weights`` ``[N, K]``, 0 where the index is -1 (expanded: one for each row),
             or ``None``; the handle; the event.
         """
-        self._check_qps(num_qps)
-        order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
+        order = self._order(
+            num_qps, previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream
+        )
         if do_zero_padding and not do_expand:
             raise InvalidArgument("do_zero_padding is True, allowed: only with do_expand")
         expand, column_major = bool(do_expand), bool(use_tma_aligned_col_major_sf)
@@ -463,8 +463,7 @@ class ElasticBuffer(NativeOwner):
     ):  # fmt: skip
         """Results of the native call, and its event."""
         _check_handle(handle)
-        self._check_qps(num_qps)
-        order = self._order(previous_event, before_epilogue, asynchronous, allocate_on_comm_stream)
+        order = self._order(num_qps, previous_event, before_epilogue, asynchronous, allocate_on_comm_stream)
         single = bool(handle.do_expand) and not self.allow_multiple_reduction
         if topk_weights is not None and single:
             raise InvalidArgument("topk_weights is given, allowed: None for expanded rows without allow_multiple_reduction")
@@ -479,14 +478,13 @@ class ElasticBuffer(NativeOwner):
         if wanted and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _check_qps(self, num_qps: int) -> None:
-        allocated = self.num_allocated_qps
-        if integer("num_qps", num_qps, 0) > allocated:
-            raise WrongUse(f"num_qps is {num_qps}, allowed: at most {allocated}")
-
-    def _order(self, previous: AnyEvent, before_epilogue: AnyEvent, asynchronous: bool, allocate_on_comm_stream: bool):
+    def _order(
+        self, num_qps: int, previous: AnyEvent, before_epilogue: AnyEvent, asynchronous: bool, allocate_on_comm_stream: bool
+    ):
         """What a native call comes behind, and whether it leaves an event. Rows travel straight into the results, so the
         call waits at its start for whatever outputs must wait for."""
+        if integer("num_qps", num_qps, 0) > self.num_allocated_qps:
+            raise WrongUse(f"num_qps is {num_qps}, allowed: at most {self.num_allocated_qps}")
         if event_given(previous) and not allocate_on_comm_stream:
             raise InvalidArgument("previous_event needs allocate_on_comm_stream, which is False")
         return previous, before_epilogue, bool(asynchronous)

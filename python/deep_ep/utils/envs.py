@@ -12,25 +12,7 @@ import torch.distributed as dist
 
 from .. import _native
 from ..errors import InvalidArgument, WrongUse
-from .nvlink import check_nvlink_connections
-
-__all__ = [
-    "EnvOverride",
-    "check_fast_rdma_atomic_support",
-    "check_nvlink_connections",
-    "check_torch_deterministic",
-    "dist_print",
-    "get_global_seed",
-    "get_local_seed",
-    "get_logical_domain_size",
-    "get_nvlink_gbs",
-    "get_physical_domain_size",
-    "get_rdma_gbs",
-    "get_sm_read_gbs",
-    "get_sm_write_gbs",
-    "init_dist",
-    "init_seed",
-]
+from .nvlink import check_nvlink_connections as check_nvlink_connections
 
 _seeds = [0, 0]  # of all ranks, of this one
 _local_rank = 0

@@ -6,10 +6,8 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 
-from .._native import EventHandle
+from .._native import EventHandle as EventHandle
 from ..errors import WrongUse
-
-__all__ = ["EventHandle", "EventOverlap"]
 
 
 class EventOverlap:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["get_unbalanced_scores"]
-
 _ROUNDS = 300
 
 

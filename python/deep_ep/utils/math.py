@@ -8,20 +8,6 @@ from typing import Any, Iterator, Tuple
 
 import torch
 
-__all__ = [
-    "align",
-    "calc_diff",
-    "ceil_div",
-    "count_bytes",
-    "create_grouped_scores",
-    "hash_tensor",
-    "hash_tensors",
-    "inplace_unique",
-    "per_token_cast_back",
-    "per_token_cast_to_fp8",
-    "safe_div",
-]
-
 _CHANNELS = 128  # of a scale
 _LARGEST_FP8 = 448.0
 _SMALLEST_AMAX = 1e-4

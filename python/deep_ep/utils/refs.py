@@ -11,8 +11,6 @@ import torch.distributed as dist
 from .envs import get_global_seed
 from .exchange import all_to_all
 
-__all__ = ["combine", "dispatch", "generate_pre_combine_data", "ordered_accumulate"]
-
 
 def _exchange(rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
     """Rows for each rank in turn, against the rows that the ranks have for this one; as bytes, of any type."""

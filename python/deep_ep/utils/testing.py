@@ -17,8 +17,6 @@ from .. import _native
 from ..errors import WrongUse
 from .exchange import all_reduce
 
-__all__ = ["bench", "bench_kineto", "flush_l2_cache", "parse_num_bytes"]
-
 _L2_BYTES = 256 << 20
 # Nothing is shorter for the profiler.
 _LEAST_SECONDS = 1e-9

@@ -38,25 +38,18 @@ void require_rail(const QueuePairAddress& peer, int rank, const SimulatedNic& ni
 /// between two H200, less some tenths, as no message is to be sooner than it was told.
 constexpr double kOwnNsOnGpu = 6000;
 
-SimulatedSpeed speed_of(const SimulatedNic& nic, bool cuda) {
-  const double rate = nic.gb_per_s.value_or(cuda ? 50 : 0);
-  const double latency_ns = nic.latency_us.value_or(cuda ? 3 : 0) * 1e3;
-  return {.ns_per_byte = rate == 0 ? 0 : 1 / rate,
-          .overhead_bytes = static_cast<std::uint32_t>(nic.overhead_bytes),
-          .most_adds = static_cast<std::uint32_t>(nic.most_adds),
-          .latency_ns = latency_ns,
-          .held_ns = std::max(0.0, latency_ns - (cuda ? kOwnNsOnGpu : 0)),
-          .reorder_ns = static_cast<std::uint64_t>(nic.reorder_us * 1e3),
-          .completion_ns = static_cast<std::uint64_t>(nic.completion_us * 1e3)};
+/// With the rate and the latency of a device that says none.
+SimulatedNic with_defaults(SimulatedNic nic, bool cuda) {
+  nic.gb_per_s = nic.gb_per_s.value_or(cuda ? 50 : 0);
+  nic.latency_us = nic.latency_us.value_or(cuda ? 3 : 0);
+  return nic;
 }
 
-std::string describe_speed(const SimulatedSpeed& speed) {
-  std::string text = speed.ns_per_byte == 0 ? "no limit" : fmt::format("{:.4g} GB/s", 1 / speed.ns_per_byte);
-  text += fmt::format(", {:.4g} us, {} atomics", speed.latency_ns * 1e-3, speed.most_adds);
-  if (speed.reorder_ns != 0) text += fmt::format(", payload up to {:.4g} us late", 1e-3 * double(speed.reorder_ns));
-  if (speed.completion_ns != 0) {
-    text += fmt::format(", completions up to {:.4g} us late", 1e-3 * double(speed.completion_ns));
-  }
+std::string describe_speed(const SimulatedNic& nic) {
+  std::string text = *nic.gb_per_s == 0 ? "no limit" : fmt::format("{:.4g} GB/s", *nic.gb_per_s);
+  text += fmt::format(", {:.4g} us", *nic.latency_us);
+  if (nic.reorder_us != 0) text += fmt::format(", payload up to {:.4g} us late", nic.reorder_us);
+  if (nic.completion_us != 0) text += fmt::format(", completions up to {:.4g} us late", nic.completion_us);
   return text;
 }
 
@@ -80,7 +73,7 @@ class SimulatedEnds final : public Ends {
         on_gpu_(executor->device().kind == Device::Kind::cuda),
         rank_(options.rank),
         options_(options),
-        nic_(nic),
+        nic_(with_defaults(nic, on_gpu_)),
         remote_keys_(count()),
         rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch, .on_gpu = true}),
         regions_(1 + heap.peers().size()),
@@ -90,12 +83,15 @@ class SimulatedEnds final : public Ends {
                        ? pinned_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))
                        : device_copy(executor, std::vector<std::uint64_t>(count()))),
         states_(device_copy(executor, std::vector<SimulatedQueueState>(count()))),
-        ways_(device_copy(executor, std::vector<std::uint64_t>(2 * options.peers.size()))),
+        ways_(device_copy(executor, std::vector<std::uint64_t>(options.peers.size()))),
         failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))),
         blocks_(nic.multiprocessors != 0           ? nic.multiprocessors
                 : on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks
                                                    : 1) {
-    params_.speed = speed_of(nic, on_gpu_);
+    params_.speed = {.ns_per_byte = *nic_.gb_per_s == 0 ? 0 : 1 / *nic_.gb_per_s,
+                     .held_ns = std::max(0.0, *nic_.latency_us * 1e3 - (on_gpu_ ? kOwnNsOnGpu : 0)),
+                     .reorder_ns = static_cast<std::uint64_t>(nic_.reorder_us * 1e3),
+                     .completion_ns = static_cast<std::uint64_t>(nic_.completion_us * 1e3)};
     if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
     if (blocks_ > 1) lending_ = device_copy(executor, std::vector<device::simulated::Lending>(1));
     check_room();
@@ -103,7 +99,6 @@ class SimulatedEnds final : public Ends {
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
     regions_[1 + static_cast<std::size_t>(rank_)] = {heap.local(), heap.bytes()};
     for (const int peer : options_.peers) {
-      if (peer == rank_) continue;  // a NIC that talks to itself
       regions_[1 + static_cast<std::size_t>(peer)] = {mapped_heap(heap, rank_, peer, "simulated"), heap.bytes()};
     }
   }
@@ -152,7 +147,7 @@ class SimulatedEnds final : public Ends {
     params_.lending = lending_.get();
     params_.lent_behind = on_gpu_ ? 128 : 4;  // a piece is some 10 us under way; on the CPU that some are lent is all
     // As many warps that move as there is room for.
-    int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : fewest_threads();
+    int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : SimulatedNicParams::kFewestThreads;
     while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;
     runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{blocks_, threads, shared_bytes(threads)});
     if (bells_) ringer_ = bells_->thread({});
@@ -187,7 +182,7 @@ class SimulatedEnds final : public Ends {
   bool idle() const override { return rings_.idle(); }
 
   std::string describe() const override {
-    return fmt::format("handler {}, wire simulated ({}{})", name_of(handler()), describe_speed(params_.speed),
+    return fmt::format("handler {}, wire simulated ({}{})", name_of(handler()), describe_speed(nic_),
                        blocks_ > 1 ? fmt::format(", {} SMs", blocks_) : "");
   }
 
@@ -196,9 +191,8 @@ class SimulatedEnds final : public Ends {
 
   std::size_t count() const { return options_.ends(); }
   std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
-  int fewest_threads() const { return SimulatedNicParams::fewest_threads(blocks_); }
   std::size_t shared_bytes(int threads) const {
-    const int movers = threads / 32 - 3;  // in the block that has more of them
+    const int movers = threads / 32 - 3;
     return device::simulated::Shared(Carver::without_memory(), count(), regions_.size(),
                                      static_cast<std::size_t>(movers), params_.pieces)
         .bytes;
@@ -206,9 +200,9 @@ class SimulatedEnds final : public Ends {
 
   void check_room() const {
     const std::size_t room = executor_->policy().max_shared_bytes;
-    if (shared_bytes(fewest_threads()) <= room) return;
+    if (shared_bytes(SimulatedNicParams::kFewestThreads) <= room) return;
     fail<SystemError>("the simulated NIC has room for {} in a block, {} queue pairs need {}: use fewer ranks",
-                      format_bytes(room), count(), format_bytes(shared_bytes(fewest_threads())));
+                      format_bytes(room), count(), format_bytes(shared_bytes(SimulatedNicParams::kFewestThreads)));
   }
 
   std::vector<SimulatedQueue> table() const {
@@ -217,13 +211,9 @@ class SimulatedEnds final : public Ends {
       std::uint32_t* const record = bells_ ? bells_->record(end) : rings_.doorbell_record(end);
       queues[end] = {rings_.ring(end), rings_.completion(end), record,
                      number_of(end),   rings_.options().depth, remote_keys_[end]};
-      // To each peer there are two ways: the slow path, and what the peer's NIC takes in from this rank.
-      const bool slow = options_.channel(end) + 1 == nic_.slow;
-      const double share = nic_.receive_gb_per_s / static_cast<double>(options_.peers.size());
-      const double rate = slow ? nic_.slow_gb_per_s : share;
-      if (rate == 0) continue;
-      queues[end].way = ways_.get() + 2 * (end % options_.peers.size()) + (slow ? 1 : 0);
-      queues[end].way_ns_per_byte = 1 / rate;
+      if (options_.channel(end) + 1 != nic_.slow) continue;
+      queues[end].way = ways_.get() + end % options_.peers.size();
+      queues[end].way_ns_per_byte = 1 / nic_.slow_gb_per_s;
     }
     return queues;
   }
@@ -240,7 +230,7 @@ class SimulatedEnds final : public Ends {
   std::shared_ptr<std::uint64_t> doorbells_;
   std::shared_ptr<SimulatedQueueState> states_;
   std::shared_ptr<SimulatedQueue> queues_;
-  std::shared_ptr<std::uint64_t> ways_;  ///< two to each peer, see table()
+  std::shared_ptr<std::uint64_t> ways_;  ///< slow ones, to each peer
   std::shared_ptr<SimulatedRegion> device_regions_;
   std::shared_ptr<SimulatedFailure> failures_;
   int blocks_;

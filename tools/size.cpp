@@ -1,7 +1,6 @@
 // `deep_ep size`: what buffers take, before anything is allocated. All numbers come from where the library has its own.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -45,9 +44,7 @@ json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_
   const BufferPlan plan = BufferPlan::make(options, NodeMembership::of_consecutive(0, ranks, ranks_per_node));
   const HeapLayout& layout = plan.layout;
   std::size_t ring_bytes = 0;  // as the handler `gpu` has rings; others take less
-  std::array connections = plan.connections();
-  for (rdma::ConnectionOptions& connection : connections) {
-    connection.rail_width = 0;  // as on fabrics that connect all
+  for (const rdma::ConnectionOptions& connection : plan.connections()) {
     ring_bytes += connection.peers.size() * static_cast<std::size_t>(connection.channels) *
                   rdma::RingLayout::of(connection.depth, rdma::verbs::devx::kRingAlignment).bytes;
   }
@@ -66,7 +63,6 @@ json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_
           // Bytes that NICs read and write: the heap, where there is a NIC to use.
           {"rdma_bytes", plan.queue_pairs() == 0 ? 0 : layout.bytes()},
           {"queue_pairs", plan.queue_pairs()},
-          {"address_exchanges", plan.queue_pairs() == 0 ? 0 : rdma::address_exchanges(connections, ranks)},
           {"ring_bytes", ring_bytes}};
 }
 

@@ -77,100 +77,74 @@ std::string why_not(Bootstrap& bootstrap, std::string_view what, bool has_next, 
   return fmt::format("rank {}: {}", failed - all.begin(), failed->why.data());
 }
 
-/// In an exchange: of which each rank brings `count` numbers each, as many as fit.
-std::size_t ranks_at_once(std::size_t count) {
-  return std::max<std::size_t>(1, 1000 / std::max<std::size_t>(1, count));
-}
-
-/// Each rank brings as many numbers for every rank, and gets those for itself, by rank. A bootstrap can only gather: so
-/// a rank hears all numbers, but a few ranks' at a time, and holds no more of them at once.
-std::vector<std::uint32_t> all_to_all(Bootstrap& bootstrap, std::span<const std::uint32_t> mine) {
-  const auto ranks = static_cast<std::size_t>(bootstrap.size());
-  const auto rank = static_cast<std::size_t>(bootstrap.rank());
-  const std::size_t count = mine.size() / ranks;
-  const std::size_t step = ranks_at_once(count);
-  std::vector<std::uint32_t> got(mine.size());
-  for (std::size_t first = 0; first < ranks; first += step) {
-    const std::span<const std::uint32_t> some = mine.subspan(first * count, std::min(step, ranks - first) * count);
-    const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(some));
-    if (rank < first || rank >= first + step) continue;
-    for (std::size_t peer = 0; peer < ranks; ++peer) {
-      std::memcpy(got.data() + peer * count,
-                  all.data() + peer * some.size_bytes() + (rank - first) * count * sizeof(std::uint32_t),
-                  count * sizeof(std::uint32_t));
-    }
-  }
-  return got;
-}
-
-/// The place of something in what a rank tells: among the addresses that all ranks need, and among the numbers of the
-/// queue pairs to one rank.
-struct Place {
-  std::size_t address = 0, number = 0;
-};
-
-/// Of each set the beginning, and behind them the end. A set has the address that its ends share, then of each rail
-/// that of its landings; and the numbers by channel, then those of landings.
-std::vector<Place> places_of(std::span<const ConnectionOptions> sets) {
-  std::vector<Place> places(1);
-  for (const ConnectionOptions& set : sets) {
-    places.push_back({places.back().address + 1 + static_cast<std::size_t>(set.rail_width),
-                      places.back().number + static_cast<std::size_t>((set.rail_width == 0 ? 1 : 2) * set.channels)});
-  }
-  return places;
-}
-
 /// The addresses of all ends. End (channel, b) of rank a is connected to end (channel, a) of rank b, or where that is
 /// on another rail of a fabric that connects rails only, to what receives there from a.
+///
+/// A bootstrap can only gather, so each rank hears what each other one tells all. Ends of a set differ in numbers only:
+/// so that is, of each set, the address that its ends share, then of each rail that of its landings; and behind the
+/// addresses for each rank the numbers of the queue pairs to it, by channel, then those of landings.
 class AddressBook {
  public:
   /// Collective.
   AddressBook(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets, std::span<const ConnectedEnds> made)
-      : sets_(sets), places_(places_of(sets)) {
-    std::vector<QueuePairAddress> shared(places_.back().address);
-    std::vector<std::uint32_t> numbers(places_.back().number * static_cast<std::size_t>(bootstrap.size()));
+      : sets_(sets), rank_(bootstrap.rank()) {
+    for (const ConnectionOptions& set : sets) {
+      firsts_.push_back({addresses_, numbers_});
+      addresses_ += 1 + static_cast<std::size_t>(set.rail_width);
+      numbers_ += static_cast<std::size_t>((set.rail_width == 0 ? 1 : 2) * set.channels);
+    }
+    std::vector<std::byte> mine(number_at(bootstrap.size(), 0));
     for (std::size_t set = 0; set < sets.size(); ++set) {
       for (std::size_t end = 0; made[set].ends != nullptr && end < sets[set].ends(); ++end) {
+        const int peer = sets[set].peer(end);
         const auto tell = [&](std::optional<int> landing_rail, const QueuePairAddress& address) {
           const Place at = place(set, end, landing_rail);
-          shared[at.address] = address;
-          numbers[of_peer(set, end, places_.back().number) + at.number] = address.queue_pair;
+          std::memcpy(mine.data() + at.address * sizeof address, &address, sizeof address);
+          std::memcpy(mine.data() + number_at(peer, at.number), &address.queue_pair, sizeof address.queue_pair);
         };
         tell({}, made[set].ends->address(end));
-        if (sets[set].lands(end)) tell(sets[set].rail_of(sets[set].peer(end)), made[set].ends->landing(end));
+        if (sets[set].lands(end)) tell(sets[set].rail_of(peer), made[set].ends->landing(end));
       }
     }
-    shared_ = bootstrap.all_gather(std::as_bytes(std::span(shared)));
-    numbers_ = all_to_all(bootstrap, numbers);
+    bytes_of_rank_ = mine.size();
+    told_ = bootstrap.all_gather(mine);
   }
 
   /// The address that the peer of this end has told: its own, or that by which it receives on a rail.
   QueuePairAddress find(std::size_t set, std::size_t end, std::optional<int> landing_rail) const {
     const Place at = place(set, end, landing_rail);
+    const std::byte* const told = told_.data() + static_cast<std::size_t>(sets_[set].peer(end)) * bytes_of_rank_;
     QueuePairAddress address;
-    std::memcpy(static_cast<void*>(&address),
-                shared_.data() + (of_peer(set, end, places_.back().address) + at.address) * sizeof address,
-                sizeof address);
-    address.queue_pair = numbers_[of_peer(set, end, places_.back().number) + at.number];
+    std::memcpy(static_cast<void*>(&address), told + at.address * sizeof address, sizeof address);
+    std::memcpy(&address.queue_pair, told + number_at(rank_, at.number), sizeof address.queue_pair);
     return address;
   }
 
  private:
+  /// Among the addresses, and among the numbers of the queue pairs to one rank.
+  struct Place {
+    std::size_t address = 0, number = 0;
+  };
+
   Place place(std::size_t set, std::size_t end, std::optional<int> landing_rail) const {
     const auto channel = static_cast<std::size_t>(sets_[set].channel(end));
-    const Place& first = places_[set];
+    const Place& first = firsts_[set];
     if (!landing_rail) return {first.address, first.number + channel};
     return {first.address + 1 + static_cast<std::size_t>(*landing_rail),
             first.number + static_cast<std::size_t>(sets_[set].channels) + channel};
   }
-  std::size_t of_peer(std::size_t set, std::size_t end, std::size_t count) const {
-    return static_cast<std::size_t>(sets_[set].peer(end)) * count;
+  /// In bytes, where a number of a queue pair to `rank` lies in what a rank tells.
+  std::size_t number_at(int rank, std::size_t number) const {
+    return addresses_ * sizeof(QueuePairAddress) +
+           (static_cast<std::size_t>(rank) * numbers_ + number) * sizeof(QueuePairAddress::queue_pair);
   }
 
   std::span<const ConnectionOptions> sets_;
-  std::vector<Place> places_;
-  std::vector<std::byte> shared_;       ///< addresses, [ranks]
-  std::vector<std::uint32_t> numbers_;  ///< [ranks]
+  int rank_;
+  std::vector<Place> firsts_;  ///< of each set
+  std::size_t addresses_ = 0, numbers_ = 0;
+  std::vector<std::byte> told_;  ///< [ranks]
+  std::size_t bytes_of_rank_ = 0;
 };
 
 /// Fills in what kernels need to reach the peers.
@@ -190,18 +164,8 @@ void connect_ends(const ConnectionOptions& options, std::size_t set, const Addre
 
 }  // namespace
 
-int address_exchanges(std::span<const ConnectionOptions> sets, int num_ranks) {
-  const int step = static_cast<int>(ranks_at_once(places_of(sets).back().number));
-  return 1 + (num_ranks + step - 1) / step;
-}
-
 WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
   const WireKind wanted = ranks[0].wanted.kind;
-  const auto first = std::find_if(ranks.begin(), ranks.end(), [](const WireFacts& rank) { return rank.needs_rdma; });
-  std::size_t elsewhere = ranks.size();
-  std::size_t without_nic = ranks.size();
-  NicHandler rings_nic = NicHandler::automatic;  ///< a handler that was asked for, and has nothing to ring without one
-  bool needs_cpu_handler = false;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].wanted.kind != wanted) {
       fail<RankMismatch>("DEEP_EP_RDMA_WIRE is {} on rank 0 but {} on rank {}; it must be equal on all ranks",
@@ -215,37 +179,42 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
       fail<RankMismatch>("DEEP_EP_RAIL_ONLY is {} on rank 0 but {} on rank {}; it must be equal on all ranks",
                          name_of(ranks[0].rail_only), name_of(ranks[rank].rail_only), rank);
     }
-    if (!ranks[rank].needs_rdma) continue;
-    const NicHandler handler = ranks[rank].handler;
-    if (handler == NicHandler::gpu || handler == NicHandler::doorbell) rings_nic = handler;
-    needs_cpu_handler |= handler == NicHandler::cpu;
-    if (elsewhere == ranks.size() && !ranks[rank].process.same_host(first->process)) elsewhere = rank;
-    if (without_nic == ranks.size() && ranks[rank].why_no_nic[0] != '\0') without_nic = rank;
   }
-  if (first == ranks.end()) return WireKind::local;
+  // Of those that need RDMA.
+  const auto first = [&](const auto& is_one) {
+    return std::ranges::find_if(ranks, [&](const WireFacts& rank) { return rank.needs_rdma && is_one(rank); });
+  };
+  const auto any = first([](const WireFacts&) { return true; });
+  if (any == ranks.end()) return WireKind::local;
+  const auto elsewhere = first([&](const WireFacts& rank) { return !rank.process.same_host(any->process); });
+  const auto without_nic = first([](const WireFacts& rank) { return rank.why_no_nic[0] != '\0'; });
+  // A handler that was asked for, and has nothing to ring without a NIC.
+  const auto rings_nic = first(
+      [](const WireFacts& rank) { return rank.handler == NicHandler::gpu || rank.handler == NicHandler::doorbell; });
   if (wanted == WireKind::local || wanted == WireKind::simulated) {
-    if (elsewhere != ranks.size()) {
+    if (elsewhere != ranks.end()) {
       fail<SystemError>(
           "DEEP_EP_RDMA_WIRE={} is impossible: rank {} (host {}) and rank {} (host {}) are not on one host",
-          name_of(wanted), first - ranks.begin(), first->process.host.data(), elsewhere,
-          ranks[elsewhere].process.host.data());
+          name_of(wanted), any - ranks.begin(), any->process.host.data(), elsewhere - ranks.begin(),
+          elsewhere->process.host.data());
     }
-    if (wanted == WireKind::local && rings_nic != NicHandler::automatic) {
+    if (wanted == WireKind::local && rings_nic != ranks.end()) {
       fail<SystemError>("DEEP_EP_NIC_HANDLER={} is impossible with DEEP_EP_RDMA_WIRE=local: no NIC",
-                        name_of(rings_nic));
+                        name_of(rings_nic->handler));
     }
-    if (wanted == WireKind::simulated && needs_cpu_handler) {
+    const auto by_thread = first([](const WireFacts& rank) { return rank.handler == NicHandler::cpu; });
+    if (wanted == WireKind::simulated && by_thread != ranks.end()) {
       throw SystemError("DEEP_EP_NIC_HANDLER=cpu is impossible with DEEP_EP_RDMA_WIRE=simulated: kernels ring it");
     }
     return wanted;
   }
-  if (without_nic == ranks.size()) return WireKind::verbs;
-  const char* why = ranks[without_nic].why_no_nic.data();
-  if (wanted == WireKind::automatic && elsewhere == ranks.size() && rings_nic == NicHandler::automatic) {
-    why_local = fmt::format("rank {} (host {}): {}", without_nic, ranks[without_nic].process.host.data(), why);
-    return WireKind::local;
+  if (without_nic == ranks.end()) return WireKind::verbs;
+  const std::string_view host = without_nic->process.host.data(), why = without_nic->why_no_nic.data();
+  if (wanted != WireKind::automatic || elsewhere != ranks.end() || rings_nic != ranks.end()) {
+    fail<SystemError>("rank {} (host {}): {}", without_nic - ranks.begin(), host, why);
   }
-  fail<SystemError>("rank {} (host {}): {}", without_nic, ranks[without_nic].process.host.data(), why);
+  why_local = fmt::format("rank {} (host {}): {}", without_nic - ranks.begin(), host, why);
+  return WireKind::local;
 }
 
 AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, bool needs_rdma,

@@ -76,10 +76,6 @@ struct ConnectedEnds {
   std::vector<RdmaPeerParams> peers;  ///< [channels][ranks], for kernels
 };
 
-/// How many exchanges of the bootstrap it takes to tell the addresses of these sets' ends: one, and one for each
-/// thousand numbers of queue pairs.
-int address_exchanges(std::span<const ConnectionOptions> sets, int num_ranks);
-
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them. All ranks that
 /// leave the handler open get the same one: the first of `gpu`, `doorbell` and `cpu` that can be made and connected on
 /// each of them, with one warning that says why not an earlier one. Otherwise throws, on every rank. `may_fall_back`:

@@ -132,15 +132,13 @@ constexpr std::array kVariables = {
              .allowed = "auto|1|2|4",
              .help = "normal mode between nodes: queue pairs for rows to each rail, at most num_qps_per_rank, unless "
                      "the program sets it; auto = 4 on Ethernet, else 1"},
-    Variable{
-        .names = {"DEEP_EP_RDMA_WIRE"},
-        .default_value = "auto",
-        .allowed = "auto|local|verbs|simulated[:key=value,...]",
-        .help =
-            "what carries RDMA: NICs (verbs), copies on one host (local), a kernel that plays the NIC on "
-            "one host (simulated; keys: rate, latency, atomics, overhead, reorder, completion, rails, receive, slow, "
-            "slow_rate, sms); "
-            "auto = NICs where ranks have them"},
+    Variable{.names = {"DEEP_EP_RDMA_WIRE"},
+             .default_value = "auto",
+             .allowed = "auto|local|verbs|simulated[:key=value,...]",
+             .help = "what carries RDMA: NICs (verbs), copies on one host (local), a kernel that plays the NIC on "
+                     "one host (simulated; keys: rate, latency, reorder, completion, rails, slow, "
+                     "slow_rate, sms); "
+                     "auto = NICs where ranks have them"},
     Variable{.names = {"DEEP_EP_NIC_HANDLER", "NVSHMEM_IBGDA_NIC_HANDLER"},
              .type = Type::choice,
              .default_value = "auto",

@@ -111,88 +111,73 @@ class Work {
   std::uint64_t bytes_ = 0;
 };
 
-// ---- Writes and additions in turn ----
+// ---- Rounds of writes ----
 
-DEEP_EP_DEVICE std::uint32_t slot_word(std::uint64_t round, int slot, int word) {
-  return layout::word_of(round, slot * layout::kSlotWords + word);
-}
-DEEP_EP_DEVICE std::uint64_t slot_bytes(int slot) { return 4 * layout::kSlotWords * static_cast<std::uint64_t>(slot); }
+/// Entries: writes and additions in turn, complete before the signal goes: only the data is looked at, not its order.
+/// Litmus: longer writes, and the signal right behind them.
+struct Round {
+  bool litmus;
+  int writes, words;  ///< of each
+
+  DEEP_EP_DEVICE explicit Round(const NicTestParams& params)
+      : litmus(params.task == NicTestTask::litmus),
+        writes(litmus ? kWarpSize : layout::kSlots),
+        words((litmus ? layout::kLitmusWords : layout::kSlots * layout::kSlotWords) / writes) {}
+};
 
 DEEP_EP_DEVICE std::uint64_t counter_of(int slot) { return layout::kCounters + 8 * static_cast<std::uint64_t>(slot); }
 
-DEEP_EP_DEVICE void send_entries(const NicTestParams& params, Side& side) {
-  // One write alone: of several that fail, the last one's completion is seen, which says only that it was flushed.
-  bool good = side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-    write_entry(entry, header, side.remote(layout::kIncoming), side.local(layout::kOutgoing), 64);
-  });
-  good = good && side.queue().quiet();
+DEEP_EP_DEVICE void send_rounds(const NicTestParams& params, Side& side) {
+  const Round shape(params);
+  bool good = true;
+  if (!shape.litmus) {
+    // One write alone: of several that fail, the last one's completion is seen, which says only that it was flushed.
+    good = side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+      write_entry(entry, header, side.remote(layout::kIncoming), side.local(layout::kOutgoing), 64);
+    });
+    good = good && side.queue().quiet();
+  }
   Work work(params);
   for (std::uint64_t round = 1; good && !work.enough(); ++round) {
-    for (int slot = lane_index(); slot < layout::kSlots; slot += kWarpSize) {
-      std::uint32_t* words = side.words(layout::kOutgoingSlots + slot_bytes(slot));
-      for (int i = 0; i < layout::kSlotWords; ++i) words[i] = slot_word(round, slot, i);
-    }
-    for (int slot = lane_index(); slot < layout::kSlots; slot += kWarpSize) {
+    std::uint32_t* words = side.words(layout::kOutgoingSlots);
+    for (int i = lane_index(); i < shape.writes * shape.words; i += kWarpSize) words[i] = layout::word_of(round, i);
+    warp::sync();  // what a lane sends was written by all of them
+    const std::uint32_t bytes = 4 * static_cast<std::uint32_t>(shape.words);
+    for (int slot = lane_index(); slot < shape.writes; slot += kWarpSize) {
+      const std::uint64_t at = std::uint64_t{bytes} * static_cast<std::uint64_t>(slot);
       good = good && side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-        write_entry(entry, header, side.remote(layout::kIncomingSlots + slot_bytes(slot)),
-                    side.local(layout::kOutgoingSlots + slot_bytes(slot)), 4 * layout::kSlotWords);
+        write_entry(entry, header, side.remote(layout::kIncomingSlots + at), side.local(layout::kOutgoingSlots + at),
+                    bytes);
       });
+      if (shape.litmus) continue;
       good = good && side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
         side.add_entry(entry, header, counter_of(slot), static_cast<std::uint64_t>(slot + 1));
       });
     }
-    // Complete before the signal goes: here only the data is looked at, not its order.
-    good = good && side.queue().quiet() && side.add(layout::kSignal, 1) && side.wait(layout::kAnswer, round);
-    if (good) work.count(2 * layout::kSlots + 1, 0);
-  }
-  work.report(side.result());
-  if (good) side.add(layout::kSignal, layout::kStop);
-}
-
-DEEP_EP_DEVICE void check_slot(const Side& side, std::uint64_t round, int slot) {
-  side.compare(round, layout::kSlots + slot, round * static_cast<std::uint64_t>(slot + 1),
-               load_acquire<Scope::system>(side.counter(counter_of(slot))));
-  const std::uint32_t* words = side.words(layout::kIncomingSlots + slot_bytes(slot));
-  for (int i = 0; i < layout::kSlotWords; ++i)
-    side.compare(round, slot, slot_word(round, slot, i), load_weak(words + i));
-}
-
-// ---- Data, then a flag ----
-
-DEEP_EP_DEVICE void send_litmus(const NicTestParams& params, Side& side) {
-  constexpr std::uint32_t kPiece = 4 * layout::kLitmusWords / kWarpSize;
-  Work work(params);
-  bool good = true;
-  for (std::uint64_t round = 1; good && !work.enough(); ++round) {
-    std::uint32_t* words = side.words(layout::kOutgoing);
-    for (int i = lane_index(); i < layout::kLitmusWords; i += kWarpSize) words[i] = layout::word_of(round, i);
-    warp::sync();  // a piece was written by all lanes
-    const std::uint64_t piece = kPiece * static_cast<std::uint64_t>(lane_index());
-    good = side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      write_entry(entry, header, side.remote(layout::kIncoming + piece), side.local(layout::kOutgoing + piece), kPiece);
-    });
+    good = good && (shape.litmus || side.queue().quiet());
     good = good && side.add(layout::kSignal, 1) && side.wait(layout::kAnswer, round);
-    if (good) work.count(1, 4 * layout::kLitmusWords);
+    if (good) work.count(shape.litmus ? 1 : 2 * layout::kSlots + 1, 0);
   }
   work.report(side.result());
   if (good) side.add(layout::kSignal, layout::kStop);
 }
 
-DEEP_EP_DEVICE void check_litmus(const Side& side, std::uint64_t round) {
-  const std::uint32_t* words = side.words(layout::kIncoming);
-  for (int i = layout::kLitmusWords - 1 - lane_index(); i >= 0; i -= kWarpSize) {  // what was sent last comes first
-    side.compare(round, i, layout::word_of(round, i), load_weak(words + i));
+DEEP_EP_DEVICE void check_round(const Round& shape, const Side& side, std::uint64_t round) {
+  const std::uint32_t* words = side.words(layout::kIncomingSlots);
+  for (int i = shape.writes * shape.words - 1 - lane_index(); i >= 0; i -= kWarpSize) {  // what was sent last first
+    side.compare(round, i / shape.words, layout::word_of(round, i), load_weak(words + i));
+  }
+  for (int slot = lane_index(); !shape.litmus && slot < shape.writes; slot += kWarpSize) {
+    side.compare(round, layout::kSlots + slot, round * static_cast<std::uint64_t>(slot + 1),
+                 load_acquire<Scope::system>(side.counter(counter_of(slot))));
   }
 }
 
 /// Looks at every round of the sender, and answers.
 DEEP_EP_DEVICE void receive_rounds(const NicTestParams& params, Side& side) {
+  const Round shape(params);
   for (std::uint64_t round = 1; side.wait(layout::kSignal, round) && !side.stopped(); ++round) {
-    if (params.task == NicTestTask::litmus) {
-      check_litmus(side, round);
-    } else {
-      for (int slot = lane_index(); slot < layout::kSlots; slot += kWarpSize) check_slot(side, round, slot);
-    }
+    check_round(shape, side, round);
     if (!side.add(layout::kAnswer, 1)) break;
   }
 }
@@ -254,10 +239,8 @@ DEEP_EP_DEVICE void body(const NicTestParams& params, std::byte* shared) {
   Side side(params, reinterpret_cast<rdma::PosterWords*>(shared)[warp_index()]);
   switch (params.task) {
     case NicTestTask::entries:
-      sends ? send_entries(params, side) : receive_rounds(params, side);
-      break;
     case NicTestTask::litmus:
-      sends ? send_litmus(params, side) : receive_rounds(params, side);
+      sends ? send_rounds(params, side) : receive_rounds(params, side);
       break;
     case NicTestTask::writes:
     case NicTestTask::additions:

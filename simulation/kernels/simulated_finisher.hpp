@@ -2,14 +2,13 @@
 #pragma once
 
 #include "kernels/primitives/bits.hpp"
-#include "simulation/kernels/simulated_fencer.hpp"
 #include "simulation/kernels/simulated_pieces.hpp"
 
 namespace deep_ep::device::simulated {
 
-class Finisher : Fencer {
+class Finisher {
  public:
-  DEEP_EP_DEVICE Finisher(const SimulatedNicParams& params, PieceQueue& queue) : Fencer(queue), params_(params) {}
+  DEEP_EP_DEVICE Finisher(const SimulatedNicParams& params, PieceQueue& queue) : params_(params), queue_(queue) {}
 
   DEEP_EP_DEVICE void run() {
     bool late = false;
@@ -34,13 +33,44 @@ class Finisher : Fencer {
   DEEP_EP_DEVICE void wait_for_work() {
     if (lane_index() == 0) {
       for (int polls = 0;; ++polls) {
-        if (load_acquire<Scope::block>(&queue_.moved_of(fenced_)) == fenced_ + 1) break;
+        const std::uint64_t head = load_acquire<Scope::block>(&queue_.head);
+        if (fenced_ < (head & ~PieceQueue::kEnd) && is_moved(fenced_)) break;
         if (tail_ < fenced_ && (now_ns() >= queue_.piece(tail_).due || queue_.is_stopped())) break;
-        if (load_acquire<Scope::block>(&queue_.head) == (tail_ | PieceQueue::kEnd)) break;
+        if (head == (tail_ | PieceQueue::kEnd)) break;
         pause(polls);
       }
     }
     warp::sync();
+  }
+
+  /// Of a piece that was put in: do its bytes lie in memory?
+  DEEP_EP_DEVICE bool is_moved(std::uint64_t number) const {
+    const Piece& piece = queue_.piece(number);
+    if (piece.lent == 0) return load_acquire<Scope::block>(&queue_.slot(number).moved) == number + 1;
+    return load_acquire<Scope::gpu>(&params_.lending->slot(piece.add).moved) == piece.add + 1;
+  }
+
+  /// How many lanes from the first on say yes.
+  DEEP_EP_DEVICE static int leading(bool yes) {
+    const std::uint32_t no = ~warp::ballot(yes);
+    return no == 0 ? kWarpSize : lowest_bit(no);
+  }
+  DEEP_EP_DEVICE static std::uint64_t mine(std::uint64_t from) {
+    return from + static_cast<std::uint64_t>(lane_index());
+  }
+
+  /// Pieces that have been moved are put behind a fence, as many at once as there are: it waits for all that this SM
+  /// has under way.
+  DEEP_EP_DEVICE void fence_moved(std::uint64_t known) {
+    std::uint64_t moved = fenced_;
+    for (int count = kWarpSize; count == kWarpSize; moved += static_cast<std::uint64_t>(count)) {
+      const std::uint64_t number = mine(moved);
+      count = leading(number < known && is_moved(number));
+    }
+    if (moved == fenced_) return;
+    warp::sync();  // what the lanes acquired is behind every lane's fence
+    fence<Scope::system>();
+    fenced_ = moved;
   }
 
   /// Pieces that are to be finished at once.
@@ -166,7 +196,9 @@ class Finisher : Fencer {
   }
 
   const SimulatedNicParams& params_;
-  std::uint64_t tail_ = 0;  ///< pieces finished
+  PieceQueue& queue_;
+  std::uint64_t fenced_ = 0;  ///< pieces whose bytes are behind a fence
+  std::uint64_t tail_ = 0;    ///< pieces finished
 };
 
 }  // namespace deep_ep::device::simulated

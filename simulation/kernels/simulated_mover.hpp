@@ -1,9 +1,8 @@
-// The warps of a simulated NIC that copy: mover i of n in a block takes the pieces i, i + n, i + 2n, ... but for those
-// that the block has lent.
+// The warps of a simulated NIC that copy: mover i of n in a block takes the pieces i, i + n, i + 2n, ...
 #pragma once
 
 #include "kernels/common/row_pipe.hpp"
-#include "simulation/kernels/simulated_pieces.hpp"
+#include "simulation/kernels/simulated_lending.hpp"
 
 namespace deep_ep::device::simulated {
 
@@ -27,11 +26,12 @@ DEEP_EP_DEVICE void copy_piece(std::byte* to, const std::byte* from, std::uint32
 /// as many warps.)
 class Mover {
  public:
-  DEEP_EP_DEVICE Mover(const SimulatedNicParams& params, PieceQueue& queue, const RowPipe& pipe, int mover, int movers)
+  DEEP_EP_DEVICE Mover(const SimulatedNicParams& params, const Pieces& pieces, const RowPipe& pipe, int mover,
+                       int movers)
       : params_(params),
-        queue_(queue),
+        pieces_(pieces),
         pipe_(pipe),
-        number_(static_cast<std::uint64_t>(mover)),
+        number_(pieces.first() + static_cast<std::uint64_t>(mover)),
         step_(static_cast<std::uint64_t>(movers)) {}
 
   DEEP_EP_DEVICE void run() {
@@ -59,14 +59,19 @@ class Mover {
 
   /// Waits for the next piece, or until there are no more.
   DEEP_EP_DEVICE void await_piece() const {
-    wait_for_word(&queue_.head, [&](std::uint64_t head) {
-      return (head & ~PieceQueue::kEnd) > number_ || (head & PieceQueue::kEnd) != 0;
-    });
+    if (lane_index() == 0) {
+      for (int spins = 0;; ++spins) {
+        const std::uint64_t known = pieces_.known();
+        if ((known & ~PieceQueue::kEnd) > number_ || (known & PieceQueue::kEnd) != 0) break;
+        pause(spins);
+      }
+    }
+    warp::sync();
   }
   /// Looks only where what it has seen is not enough: fences take time.
   DEEP_EP_DEVICE bool is_there() {
     if (number_ < known_) return true;
-    known_ = warp::shuffle(load_acquire<Scope::block>(&queue_.head), 0) & ~PieceQueue::kEnd;
+    known_ = warp::shuffle(pieces_.known(), 0) & ~PieceQueue::kEnd;
     warp::sync();          // what the first lane acquired, all may read
     bulk::fence_global();  // what the doorbells said is written, bulk copies may read, or overwrite
     return number_ < known_;
@@ -79,14 +84,14 @@ class Mover {
   }
 
   DEEP_EP_DEVICE void begin() {
-    const Piece& piece = queue_.piece(number_);
-    if (piece.lent != 0) {  // Lender::room() keeps its place until this has been seen
+    const Piece& piece = pieces_[number_];
+    if (pieces_.is_lent(piece)) {
       number_ += step_;
       return;
     }
     if (params_.speed.reorder_ns != 0 && piece.bytes != 0) {
       const std::uint64_t until = now_ns() + scattered(number_, params_.speed.reorder_ns);
-      for (int spins = 1; now_ns() < until && !queue_.is_stopped(); ++spins) pause(spins);
+      for (int spins = 1; now_ns() < until && !pieces_.is_stopped(); ++spins) pause(spins);
     }
     if (is_bulk(piece)) {
       if (lane_index() == static_cast<int>(pipe_.loaded % kWarpSize)) copying_ = number_;
@@ -94,12 +99,12 @@ class Mover {
     } else {
       copy_piece(piece.to, piece.from, piece.bytes);
       warp::sync();
-      if (lane_index() == 0) tell_moved(number_);
+      if (lane_index() == 0) pieces_.tell_moved(number_);
     }
     number_ += step_;
   }
   DEEP_EP_DEVICE void store_next() {
-    const Piece& piece = queue_.piece(copying(pipe_.stored));
+    const Piece& piece = pieces_[copying(pipe_.stored)];
     pipe_.store(piece.bytes, [&](auto store) {
       if (lane_index() == 0) store(piece.to);
     });
@@ -112,7 +117,7 @@ class Mover {
     }
     for (; told_ != pipe_.stored - left; ++told_) {
       const std::uint64_t number = copying(told_);
-      if (lane_index() == 0) tell_moved(number);
+      if (lane_index() == 0) pieces_.tell_moved(number);
     }
     warp::sync();
   }
@@ -121,12 +126,9 @@ class Mover {
   DEEP_EP_DEVICE std::uint64_t copying(std::uint32_t i) const {
     return warp::shuffle(copying_, static_cast<int>(i % kWarpSize));
   }
-  DEEP_EP_DEVICE void tell_moved(std::uint64_t number) const {
-    store_release<Scope::block>(&queue_.moved_of(number), number + 1);
-  }
 
   const SimulatedNicParams& params_;
-  PieceQueue& queue_;
+  Pieces pieces_;
   RowPipe pipe_;  ///< of its pieces, those copied in bulk
   std::uint64_t number_;
   std::uint64_t step_;

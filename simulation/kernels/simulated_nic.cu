@@ -35,39 +35,30 @@ DEEP_EP_DEVICE void watch(const SimulatedNicParams& params, PieceQueue& queue) {
 }
 
 DEEP_EP_DEVICE void body(const SimulatedNicParams& params, std::byte* shared) {
-  const bool helps = block_index() != 0;
-  const bool lends = params.lending != nullptr && !helps;
-  const int others = lends ? 4 : 3;  // warps that do not move
-  const int mover = warp_index() - others;
-  const int movers = block_warps() - others;
+  constexpr int kOthers = 3;  // warps that do not move
+  const int mover = warp_index() - kOthers;
+  const int movers = block_warps() - kOthers;
   const Shared all(Carver(shared), static_cast<std::size_t>(params.num_queues),
                    static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers), params.pieces);
-  all.fill(params);
   const std::size_t stage = mover < 0 ? 0 : static_cast<std::size_t>(mover) * kMoverStages;
   const RowPipe pipe{all.barriers + stage, all.stages + stage * kPieceBytes, kMoverStages, kPieceBytes};
   if (mover >= 0 && lane_index() == 0) pipe.init();
-  // Both words are the same at the end of a launch. Each block reads the one that it alone writes.
-  const std::uint64_t before = helps   ? load_relaxed<Scope::gpu>(&params.lending->moved)
-                               : lends ? load_relaxed<Scope::gpu>(&params.lending->head)
-                                       : 0;
+  const bool helps = block_index() != 0;
+  if (!helps) all.fill(params);
+  const Pieces pieces(params, helps ? nullptr : &all.queue);
   block::sync();
+  if (helps && thread_index() == 0) store_release<Scope::gpu>(&params.lending->helping, params.launch);
   if (mover >= 0) {
-    Mover(params, all.queue, pipe, mover, movers).run();
+    Mover(params, pieces, pipe, mover, movers).run();
+  } else if (helps) {
+    return;
   } else if (warp_index() == 2) {
     watch(params, all.queue);
-  } else if (helps) {
-    if (warp_index() == 0) {
-      Borrower(params, all.queue, before).run();
-    } else {
-      Teller(params, all.queue, before).run();
-    }
-  } else if (warp_index() == 0) {
-    if (lane_index() == 0) store_release<Scope::system>(params.serving, params.launch);
-    Taker(params, all, Lender(params, all.queue, movers, before)).run();
   } else if (warp_index() == 1) {
     Finisher(params, all.queue).run();
   } else {
-    Listener(params, all.queue, before).run();
+    if (lane_index() == 0) store_release<Scope::system>(params.serving, params.launch);
+    Taker(params, all, Lender(params, all.queue, movers)).run();
   }
 }
 

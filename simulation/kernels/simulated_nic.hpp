@@ -21,7 +21,7 @@ struct SimulatedQueue {
   std::uint32_t number = 0;
   std::uint32_t depth = 0;
   std::uint32_t remote_key = 0;  ///< of the one heap that it may write to
-  /// Of a slow path, or of the way to a slow receiver: when it is free. Null: as fast as the rank's own line.
+  /// Of a slow path: when it is free. Null: as fast as the rank's own line.
   std::uint64_t* way = nullptr;
   double way_ns_per_byte = 0;
 };
@@ -49,13 +49,12 @@ struct SimulatedRegion {
 };
 
 struct SimulatedSpeed {
-  double ns_per_byte = 0;            ///< 0: as fast as it goes
-  std::uint32_t overhead_bytes = 0;  ///< of a message
-  std::uint32_t most_adds = 16;      ///< of a queue pair under way, 1 to 32
-  double latency_ns = 0;             ///< of a message, as it was told
-  double held_ns = 0;                ///< from the last byte sent until the peer may see it: less, as the way takes time
-  std::uint64_t reorder_ns = 0;      ///< pieces of payload are held up for different times below this
-  std::uint64_t completion_ns = 0;   ///< completions are held up for different times below this
+  static constexpr double kOverheadBytes = 64;  ///< that a message takes on the line besides its own
+
+  double ns_per_byte = 0;           ///< 0: as fast as it goes
+  double held_ns = 0;               ///< from the last byte sent until the peer may see it
+  std::uint64_t reorder_ns = 0;     ///< pieces of payload are held up for different times below this
+  std::uint64_t completion_ns = 0;  ///< completions are held up for different times below this
 };
 
 namespace device::simulated {
@@ -65,8 +64,8 @@ struct Lending;
 /// One block, or two, of which the second one helps to move.
 struct SimulatedNicParams {
   static constexpr int kMostBlocks = 2;
-  /// A warp takes entries, one finishes them, one watches, of two blocks one hears the other, and the rest move.
-  static constexpr int fewest_threads(int blocks) { return blocks == 1 ? 128 : 160; }
+  /// A warp takes entries, one finishes them, one watches, and the rest move.
+  static constexpr int kFewestThreads = 128;
 
   const SimulatedQueue* queues = nullptr;    ///< [num_queues]
   const std::uint64_t* doorbells = nullptr;  ///< [num_queues]: what kernels ring

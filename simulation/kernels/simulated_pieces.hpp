@@ -22,7 +22,7 @@ inline constexpr std::uint32_t kFails = 4;      ///< its entry fails: `add` is t
 struct Piece {
   std::byte* to;
   const std::byte* from;
-  std::uint64_t add;
+  std::uint64_t add;    ///< of a piece that was lent, its number among those
   std::uint64_t index;  ///< of the entry
   std::uint64_t due;    ///< when the peer may see what is behind the piece
   std::uint32_t bytes;
@@ -34,13 +34,9 @@ struct Piece {
 
 /// The taker's notes of a queue pair, near at hand: loads from memory come one after the other until a message leaves.
 struct Served {
-  static constexpr int kMostAdds = 32;
-
   SimulatedQueue pair;
   std::uint64_t taken;
   bool failed;
-  std::uint32_t adds;             ///< taken in this launch
-  std::uint64_t over[kMostAdds];  ///< when the last of these are over, in ns from the beginning of the launch
 };
 
 struct PieceQueue {
@@ -48,20 +44,17 @@ struct PieceQueue {
 
   struct Slot {
     Piece piece;
-    std::uint64_t moved;        ///< number + 1 of the piece that lies in memory
-    std::uint64_t lent_number;  ///< of the pieces lent, one that takes this slot by their count
+    std::uint64_t moved;  ///< number + 1 of the piece that lies in memory
   };
 
   std::uint64_t head;     ///< pieces put in; with kEnd, the last ones
   std::uint64_t tail;     ///< pieces finished
   std::uint64_t found;    ///< rounds in which the taker has found something
   std::uint64_t stopped;  ///< not 0: nothing is taken any more, and nothing waits for its time
-  std::uint64_t lent;     ///< pieces that the other block moves
   std::uint64_t mask;     ///< slots - 1; they follow
 
   DEEP_EP_DEVICE Slot& slot(std::uint64_t number) { return reinterpret_cast<Slot*>(this + 1)[number & mask]; }
   DEEP_EP_DEVICE Piece& piece(std::uint64_t number) { return slot(number).piece; }
-  DEEP_EP_DEVICE std::uint64_t& moved_of(std::uint64_t number) { return slot(number).moved; }
   DEEP_EP_DEVICE bool is_stopped() const { return load_relaxed<Scope::block>(&stopped) != 0; }
   DEEP_EP_DEVICE void stop() { store_relaxed<Scope::block>(&stopped, 1); }
 };
@@ -69,11 +62,12 @@ struct PieceQueue {
 /// From the block that serves queue pairs to the one that helps to move. Numbers go on from launch to launch. (Pieces
 /// under way are no more than kMostPieces, so those lent are not, either.)
 struct Lending {
-  std::uint64_t helping;               ///< the launch in which there is a helper
-  alignas(kLine) std::uint64_t head;   ///< pieces lent
-  std::uint64_t ended;                 ///< the launch in which no more are lent; written behind the last `head`
-  alignas(kLine) std::uint64_t moved;  ///< of these, behind a fence of the helper's; never beyond `head`
-  alignas(kLine) Piece pieces[kMostPieces];
+  std::uint64_t helping;              ///< the launch in which there is a helper
+  alignas(kLine) std::uint64_t head;  ///< pieces lent
+  std::uint64_t ended;                ///< the launch in which no more are lent; written behind the last `head`
+  alignas(kLine) PieceQueue::Slot slots[kMostPieces];
+
+  DEEP_EP_DEVICE PieceQueue::Slot& slot(std::uint64_t number) { return slots[number % kMostPieces]; }
 };
 
 /// Shared memory of a block.
@@ -98,16 +92,14 @@ struct Shared {
 
   /// By all threads of the block, before a sync.
   DEEP_EP_DEVICE void fill(const SimulatedNicParams& params) const {
-    if (thread_index() == 0) queue.head = queue.tail = queue.found = queue.stopped = queue.lent = 0;
+    if (thread_index() == 0) queue.head = queue.tail = queue.found = queue.stopped = 0;
     if (thread_index() == 0) queue.mask = params.pieces - 1;
     for (int i = thread_index(); i < static_cast<int>(params.pieces); i += block_threads()) slots[i].moved = 0;
     for (int i = thread_index(); i < params.num_regions; i += block_threads()) regions[i] = params.regions[i];
-    if (block_index() != 0) return;  // one that helps serves no queue pairs, and their states change meanwhile
     for (int i = thread_index(); i < params.num_queues; i += block_threads()) {
       served[i].pair = params.queues[i];
       served[i].taken = params.states[i].taken;
       served[i].failed = params.states[i].failed != 0;
-      served[i].adds = 0;
     }
   }
 };

@@ -1,6 +1,8 @@
 // The warp of a simulated NIC that sees doorbells, fetches entries and cuts them into pieces.
 #pragma once
 
+#include <cstring>
+
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "simulation/kernels/simulated_lending.hpp"
@@ -26,7 +28,7 @@ class Taker {
       while (with_work != 0) {
         const int lane = lowest_bit(with_work);
         with_work &= with_work - 1;
-        take(found_of(lane));
+        take(warp::shuffle(found_, lane));
       }
     }
     lender_.end();
@@ -34,17 +36,6 @@ class Taker {
   }
 
  private:
-  /// What a lane has to do for its entry.
-  struct Job {
-    std::byte* to = nullptr;
-    const std::byte* from = nullptr;
-    std::uint64_t add = 0;
-    std::uint64_t due = 0;
-    std::uint32_t bytes = 0;
-    std::uint32_t what = 0;
-    std::uint32_t mistake = 0;
-  };
-
   /// What a lane has found.
   struct Found {
     std::uint32_t queue = 0;
@@ -106,18 +97,12 @@ class Taker {
     return pair.way != nullptr && now_ns() < load_relaxed<Scope::gpu>(pair.way);
   }
   DEEP_EP_DEVICE void occupy_way(const SimulatedQueue& pair, std::uint32_t bytes) const {
-    const double taken = pair.way_ns_per_byte * (static_cast<double>(bytes) + params_.speed.overhead_bytes);
+    const double taken = pair.way_ns_per_byte * (static_cast<double>(bytes) + SimulatedSpeed::kOverheadBytes);
     store_relaxed<Scope::gpu>(pair.way, now_ns() + static_cast<std::uint64_t>(taken));
   }
 
   DEEP_EP_DEVICE static std::uint32_t end_of(std::uint64_t rung) {
     return rdma::swap32(rdma::low_half(rung)) >> 8 & 0xffffu;
-  }
-
-  /// What a lane has found, in every lane.
-  DEEP_EP_DEVICE Found found_of(int lane) const {
-    return {warp::shuffle(found_.queue, lane), warp::shuffle(found_.end, lane), warp::shuffle(found_.fresh, lane),
-            warp::shuffle(found_.astray, lane)};
   }
 
   /// A device trusts neither doorbell nor record.
@@ -138,27 +123,27 @@ class Taker {
     const std::uint32_t most = pair.way != nullptr ? 1 : kWarpSize;
     int count = static_cast<int>(found.fresh < most ? found.fresh : most);
     const bool wanted = lane_index() < count;
-    const std::uint64_t index = taken + static_cast<std::uint64_t>(lane_index());
     const std::uint32_t record = load_relaxed<Scope::system>(pair.doorbell_record);
-    Job job;
-    if (wanted) job = job_of(pair, index);
+    Piece entry{};  // as one piece
+    entry.index = taken + static_cast<std::uint64_t>(lane_index());
+    entry.queue = q;
+    if (wanted) fetch(entry, pair);
     const rdma::Mistake mistake = mistake_of(found, pair.depth, record);
-    if (mistake != rdma::Mistake::none) fail(job, kLocalQueuePair, mistake);
+    if (mistake != rdma::Mistake::none) fail(entry, kLocalQueuePair, mistake);
     // What comes behind a failure is not executed.
-    const std::uint32_t failures = warp::ballot(wanted && (job.what & kFails) != 0);
+    const std::uint32_t failures = warp::ballot(wanted && (entry.what & kFails) != 0);
     count = failures != 0 ? lowest_bit(failures) + 1 : count;
-    if (lane_index() >= count) job = {};
-    set_times(job, served, count);
+    set_times(entry, count);
     warp::sync();
     if (lane_index() == 0) {
       served.taken = taken + static_cast<std::uint64_t>(count);
       served.failed = failures != 0;
       params_.states[q].taken = served.taken;
       params_.states[q].failed = failures != 0 ? 1 : 0;
-      if (pair.way != nullptr) occupy_way(pair, job.bytes);
+      if (pair.way != nullptr) occupy_way(pair, entry.bytes);
     }
     warp::sync();
-    hand_on(job, q, taken, count);
+    hand_on(entry, count);
   }
 
   // Syndromes of mlx5 devices, csrc/rdma/ring/failure.hpp.
@@ -167,11 +152,11 @@ class Taker {
   static constexpr std::uint32_t kRemoteInvalidRequest = 0x12;
   static constexpr std::uint32_t kRemoteAccess = 0x13;
 
-  DEEP_EP_DEVICE static void fail(Job& job, std::uint32_t syndrome, rdma::Mistake mistake) {
-    job.bytes = 0;
-    job.add = syndrome;
-    job.what = kFails | kCompletes;
-    job.mistake = static_cast<std::uint32_t>(mistake);
+  DEEP_EP_DEVICE static void fail(Piece& entry, std::uint32_t syndrome, rdma::Mistake mistake) {
+    entry.bytes = 0;
+    entry.add = syndrome;
+    entry.what = kFails | kCompletes;
+    entry.mistake = static_cast<std::uint16_t>(mistake);
   }
 
   /// Null where the key or the range is wrong.
@@ -183,71 +168,60 @@ class Taker {
     return inside && region.base != nullptr ? region.base + at.address : nullptr;
   }
 
-  DEEP_EP_DEVICE Job job_of(const SimulatedQueue& pair, std::uint64_t index) const {
-    const rdma::WorkQueueEntry& in_ring = pair.ring[static_cast<std::uint32_t>(index) & (pair.depth - 1)];
-    rdma::WorkQueueEntry entry;
+  /// Fills in what the entry asks for.
+  DEEP_EP_DEVICE void fetch(Piece& entry, const SimulatedQueue& pair) const {
+    const rdma::WorkQueueEntry& in_ring = pair.ring[static_cast<std::uint32_t>(entry.index) & (pair.depth - 1)];
+    rdma::WorkQueueEntry fetched;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) entry.segment[i] = load_weak(in_ring.segment + i);
-    const rdma::Operation operation = rdma::decode(entry, index, pair.number);
-    Job job;
-    std::uint32_t syndrome = 0;
-    if (operation.mistake != rdma::Mistake::none) {
-      syndrome = kLocalQueuePair;
-    } else {
-      job.what = operation.signalled ? kCompletes : 0;
-      if (operation.length == 0) return job;  // not checked, as on devices
-      const bool adds = operation.opcode == rdma::kOpcodeFetchAdd;
-      const std::uint32_t local = operation.local.key;
-      const bool mine = local == params_.first_key || local == params_.heap_key;
-      job.from = mine ? find(operation.local, operation.length) : nullptr;
-      const std::uint32_t key = pair.remote_key | (adds ? kSimulatedSignalKey : 0);
-      const rdma::KeyedAddress remote{operation.remote.address, pair.remote_key};
-      job.to = operation.remote.key == key ? find(remote, operation.length) : nullptr;
-      job.bytes = operation.length;
-      job.add = operation.add;
-      if (adds) job.what |= kAdds;
-      syndrome = job.from == nullptr                         ? kLocalProtection
-                 : adds && operation.remote.address % 8 != 0 ? kRemoteInvalidRequest
-                 : job.to == nullptr                         ? kRemoteAccess
-                                                             : 0;
-    }
-    if (syndrome != 0) fail(job, syndrome, operation.mistake);
-    return job;
+    for (int i = 0; i < 4; ++i) fetched.segment[i] = load_weak(in_ring.segment + i);
+    const rdma::Operation operation = rdma::decode(fetched, entry.index, pair.number);
+    if (operation.mistake != rdma::Mistake::none) return fail(entry, kLocalQueuePair, operation.mistake);
+    entry.what = operation.signalled ? kCompletes : 0;
+    if (operation.length == 0) return;  // not checked, as on devices
+    const bool adds = operation.opcode == rdma::kOpcodeFetchAdd;
+    const std::uint32_t local = operation.local.key;
+    const bool mine = local == params_.first_key || local == params_.heap_key;
+    entry.from = mine ? find(operation.local, operation.length) : nullptr;
+    const std::uint32_t key = pair.remote_key | (adds ? kSimulatedSignalKey : 0);
+    const rdma::KeyedAddress remote{operation.remote.address, pair.remote_key};
+    entry.to = operation.remote.key == key ? find(remote, operation.length) : nullptr;
+    entry.bytes = operation.length;
+    entry.add = operation.add;
+    if (adds) entry.what |= kAdds;
+    const std::uint32_t syndrome = entry.from == nullptr                       ? kLocalProtection
+                                   : adds && operation.remote.address % 8 != 0 ? kRemoteInvalidRequest
+                                   : entry.to == nullptr                       ? kRemoteAccess
+                                                                               : 0;
+    if (syndrome != 0) fail(entry, syndrome, rdma::Mistake::none);
   }
 
-  /// When the peer may see each: messages follow one another on the line, and no more than so many additions of a queue
-  /// pair are under way.
-  DEEP_EP_DEVICE void set_times(Job& job, Served& served, int count) {
+  /// When the peer may see each: messages follow one another on the line.
+  DEEP_EP_DEVICE void set_times(Piece& entry, int count) {
     const SimulatedSpeed& speed = params_.speed;
     const auto elapsed = static_cast<double>(warp::shuffle(now_ns(), 0) - begin_);
-    const double bytes = lane_index() < count ? static_cast<double>(job.bytes) + speed.overhead_bytes : 0.0;
+    const double bytes = lane_index() < count ? static_cast<double>(entry.bytes) + SimulatedSpeed::kOverheadBytes : 0.0;
     const double sent = (line_ > elapsed ? line_ : elapsed) + warp::inclusive_sum(bytes * speed.ns_per_byte);
     line_ = warp::shuffle(sent, kWarpSize - 1);
-    job.due = begin_ + static_cast<std::uint64_t>(sent + speed.held_ns);
-    std::uint32_t adding = warp::ballot((job.what & kAdds) != 0);
-    if (adding == 0 || speed.latency_ns == 0) return;
-    const auto latency = static_cast<std::uint64_t>(speed.latency_ns);
-    std::uint32_t number = served.adds;
-    std::uint64_t over = served.over[lane_index()];
-    const std::uint64_t due = job.due - begin_;
-    for (; adding != 0; adding &= adding - 1, ++number) {
-      const int lane = lowest_bit(adding);
-      const std::uint64_t room =
-          warp::shuffle(over, static_cast<int>((number - speed.most_adds) % kWarpSize)) + latency;
-      const std::uint64_t alone = warp::shuffle(due, lane);
-      const std::uint64_t last = number >= speed.most_adds && room > alone ? room : alone;
-      if (lane_index() == lane) job.due = begin_ + last;
-      if (lane_index() == static_cast<int>(number % kWarpSize)) over = last;
-    }
-    served.over[lane_index()] = over;
-    warp::sync();
-    if (lane_index() == 0) served.adds = number;
+    entry.due = begin_ + static_cast<std::uint64_t>(sent + speed.held_ns);
   }
 
-  /// Cuts what the lanes have into pieces, in the order of the lanes, and hands them on as there is room.
-  DEEP_EP_DEVICE void hand_on(const Job& job, std::uint32_t q, std::uint64_t taken, int count) {
-    const bool adds = (job.what & kAdds) != 0;
-    const std::uint32_t cut = adds || job.bytes == 0 ? 1 : (job.bytes + kPieceBytes - 1) / kPieceBytes;
+  /// What lane `lane` has, in every lane.
+  DEEP_EP_DEVICE static Piece from_lane(const Piece& mine, int lane) {
+    constexpr int kWords = sizeof(Piece) / sizeof(std::uint64_t);
+    std::uint64_t words[kWords];
+    memcpy(words, &mine, sizeof mine);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = warp::shuffle(words[i], lane);
+    Piece piece;
+    memcpy(&piece, words, sizeof piece);
+    return piece;
+  }
+
+  /// Cuts the entries of the first `count` lanes into pieces, in the order of the lanes, and hands them on as there is
+  /// room.
+  DEEP_EP_DEVICE void hand_on(Piece entry, int count) {
+    if ((entry.what & kAdds) != 0) entry.bytes = 0;
+    const std::uint32_t cut = entry.bytes == 0 ? 1 : (entry.bytes + kPieceBytes - 1) / kPieceBytes;
     const std::uint32_t mine = lane_index() < count ? cut : 0;
     const std::uint32_t end = warp::inclusive_sum(mine);
     const std::uint32_t all = warp::shuffle(end, kWarpSize - 1);
@@ -260,30 +234,18 @@ class Taker {
       }
       owner &= kWarpSize - 1;
       const std::uint32_t place = number - warp::shuffle(end - mine, owner);
-      const std::uint32_t pieces = warp::shuffle(mine, owner);
-      const std::uint32_t bytes = warp::shuffle(adds ? 0u : job.bytes, owner);
+      const bool is_last = place + 1 >= warp::shuffle(mine, owner);
       const std::uint64_t offset = std::uint64_t{place} * kPieceBytes;
-      Piece piece;
-      piece.to = warp::shuffle(job.to, owner) + offset;
-      piece.from = warp::shuffle(job.from, owner) + offset;
-      piece.add = warp::shuffle(job.add, owner);
-      piece.due = warp::shuffle(job.due, owner);
-      piece.what = warp::shuffle(job.what, owner);
-      piece.mistake = static_cast<std::uint16_t>(warp::shuffle(job.mistake, owner));
-      piece.index = taken + static_cast<std::uint64_t>(owner);
-      piece.queue = q;
-      if (place + 1 < pieces) {
-        piece.bytes = kPieceBytes;
-        piece.what = 0;
-      } else {
-        piece.bytes = bytes - static_cast<std::uint32_t>(offset);
-      }
+      Piece piece = from_lane(entry, owner);
+      piece.to += offset;
+      piece.from += offset;
+      piece.bytes = is_last ? piece.bytes - static_cast<std::uint32_t>(offset) : kPieceBytes;
+      if (!is_last) piece.what = 0;
       const std::uint32_t more = all - first < kWarpSize ? all - first : kWarpSize;
       if (head_ + more - tail_ > room_) {
         const std::uint64_t enough = head_ + more - room_;
         tail_ = wait_for_word(&queue_.tail, [&](std::uint64_t tail) { return tail >= enough; });
       }
-      piece.lent = 0;
       if (lender_.lends()) lender_.lend(piece, head_ + static_cast<std::uint64_t>(lane_index()), number < all);
       if (number < all) queue_.piece(head_ + static_cast<std::uint64_t>(lane_index())) = piece;
       head_ += more;

@@ -23,28 +23,22 @@ std::vector<std::uint32_t> messages() {
   return words;
 }
 
-template <class Get>
-std::uint64_t sum(const std::vector<NicTestResult>& results, Get get) {
+std::uint64_t sum(const std::vector<NicTestResult>& results, std::uint64_t NicTestResult::*of) {
   return std::accumulate(results.begin(), results.end(), std::uint64_t{0},
-                         [&](std::uint64_t total, const NicTestResult& one) { return total + get(one); });
+                         [&](std::uint64_t total, const NicTestResult& one) { return total + one.*of; });
 }
 
 }  // namespace
 
-std::uint64_t Run::operations() const {
-  return sum(sent, [](const NicTestResult& one) { return one.operations; });
-}
-std::uint64_t Run::bytes() const {
-  return sum(sent, [](const NicTestResult& one) { return one.bytes; });
-}
+std::uint64_t Run::operations() const { return sum(sent, &NicTestResult::operations); }
+std::uint64_t Run::bytes() const { return sum(sent, &NicTestResult::bytes); }
 double Run::seconds() const {
   std::uint64_t slowest = 1;
   for (const NicTestResult& one : sent) slowest = std::max(slowest, one.nanoseconds);
   return static_cast<double>(slowest) * 1e-9;
 }
 const NicTestResult* Run::wrong() const {
-  const auto first =
-      std::find_if(received.begin(), received.end(), [](const NicTestResult& one) { return one.wrong != 0; });
+  const auto first = std::ranges::find_if(received, &NicTestResult::wrong);
   return first == received.end() ? nullptr : &*first;
 }
 

@@ -105,8 +105,7 @@ Line judge_entries(const std::string& name, const Run& run, bool must_wrap) {
       fmt::format("{} entries (writes, fetch-adds) in {:.2f} s, all data is right{}", run.operations(), run.seconds(),
                   wrapped     ? "; the 16-bit index wrapped"
                   : must_wrap ? "; there was no time for more, so the 16-bit index did not wrap"
-                              : ""),
-      "", ""};
+                              : "")};
 }
 
 Line judge_litmus(const Run& run) {
@@ -121,8 +120,7 @@ Line judge_litmus(const Run& run) {
   return {"litmus", Outcome::pass,
           fmt::format("{} rounds of 16 KiB and a flag: the data was always there; {:.1f} us a round, there and back",
                       run.operations(),
-                      run.seconds() * 1e6 / static_cast<double>(std::max<std::uint64_t>(run.operations(), 1))),
-          "", ""};
+                      run.seconds() * 1e6 / static_cast<double>(std::max<std::uint64_t>(run.operations(), 1)))};
 }
 
 Line judge_additions(const Run& run) {
@@ -135,8 +133,7 @@ Line judge_additions(const Run& run) {
   }
   return {"atomics", Outcome::pass,
           fmt::format("{} fetch-adds to one word: {:.0f} a second", run.operations(),
-                      static_cast<double>(run.operations()) / run.seconds()),
-          "", ""};
+                      static_cast<double>(run.operations()) / run.seconds())};
 }
 
 Line judge_wrong_key(const Run& run) {
@@ -156,7 +153,7 @@ Line judge_wrong_key(const Run& run) {
         "errors of a run would name a wrong cause",
         syndrome == Syndrome::transport_retries_exceeded ? advice_of(syndrome).action : kReport};
   }
-  return {kName, Outcome::pass, "a write by a wrong key fails with syndrome 0x13, as it must", "", ""};
+  return {kName, Outcome::pass, "a write by a wrong key fails with syndrome 0x13, as it must"};
 }
 
 /// What to do where the rate is low: what is seen to be wrong comes first.
@@ -205,11 +202,11 @@ Line judge_bandwidth(const std::vector<Run>& runs, const Link& link) {
                            pairs == 1 ? "queue pair" : "queue pairs");
   }
   if (link.gbps > 0) figures += fmt::format("; the link has {:.1f} GB/s", link.gbps / 8);
-  if (!link.is_judged || best >= kEnough * link.gbps / 8 * 1e9) return {"bandwidth", Outcome::pass, figures, "", ""};
+  if (!link.is_judged || best >= kEnough * link.gbps / 8 * 1e9) return {"bandwidth", Outcome::pass, figures};
   return {"bandwidth", Outcome::fail, figures, "less than 80 % of the link: calls between nodes are that much slower",
           advice_on_rate(link)};
 }
 
-Line skipped(const std::string& name, const std::string& why) { return {name, Outcome::skip, why, "", ""}; }
+Line skipped(const std::string& name, const std::string& why) { return {name, Outcome::skip, why}; }
 
 }  // namespace deep_ep::rdma::nic_test

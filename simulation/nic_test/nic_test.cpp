@@ -45,7 +45,7 @@ class Examination {
     check("queue_pairs", [&] {
       connect();
       return Line{"queue_pairs", Outcome::pass,
-                  fmt::format("{} connected: {}", 2 * kMostPairs, bench_.ends()->describe()), "", ""};
+                  fmt::format("{} connected: {}", 2 * kMostPairs, bench_.ends()->describe())};
     });
     if (connected_) check_as_in_a_run();
     check_other_ways();
@@ -132,7 +132,7 @@ class Examination {
   Line handler() {
     if (!subject_.wants_gpu_handler) return skipped("handler", "kernels are not to ring this machine's NIC");
     const NicHandler handler = bench_.ends()->handler();
-    if (handler == NicHandler::gpu) return {"handler", Outcome::pass, "kernels ring the NIC", "", ""};
+    if (handler == NicHandler::gpu) return {"handler", Outcome::pass, "kernels ring the NIC"};
     return {"handler", Outcome::fail,
             fmt::format("kernels cannot ring this NIC, so a CPU thread does (handler {})", name_of(handler)),
             "every message takes some microseconds more, and CPU time",

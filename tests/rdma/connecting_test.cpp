@@ -147,18 +147,17 @@ void require_address(const rdma::QueuePairAddress& address, std::uint32_t queue_
 }
 
 TEST(ConnectingTest, EveryEndLearnsOfTheOneAtItsOtherSide) {
-  // Rank 1 is reached by all, ranks 0 and 2 do not reach each other, rank 3 reaches nobody. The other sets are rings.
+  // Rank 1 is reached by all, ranks 0 and 2 do not reach each other, rank 3 reaches nobody. The other set is a ring.
   const std::vector<std::vector<int>> star = {{1}, {2, 0}, {1}, {}};
   expect_ranks_succeed(4, [&](const auto& bootstrap) {
     const int rank = bootstrap->rank();
     const std::array sets{
         rdma::ConnectionOptions{.peers = star[static_cast<std::size_t>(rank)], .channels = 3},
         rdma::ConnectionOptions{.peers = {(rank + 1) % 4, (rank + 3) % 4}, .channels = 2},
-        rdma::ConnectionOptions{.peers = {(rank + 1) % 4, (rank + 3) % 4}, .channels = 400},  // more than go at once
     };
     int connected = 0;
     const auto make = [&](NicHandler, const rdma::ConnectionOptions& options) {
-      const std::size_t set = options.channels == 3 ? 0 : options.channels == 2 ? 1 : 2;
+      const std::size_t set = options.channels == 3 ? 0 : 1;
       auto ends = std::make_unique<FakeEnds>();
       ends->own = [=](std::size_t end) -> rdma::QueuePairAddress {
         return {.queue_pair = number(set, rank, options.channel(end), options.peer(end)),
@@ -172,8 +171,7 @@ TEST(ConnectingTest, EveryEndLearnsOfTheOneAtItsOtherSide) {
       return ends;
     };
     const auto made = rdma::make_connected_ends(*bootstrap, sets, kAny, false, make);
-    if (connected != static_cast<int>(sets[0].ends() + sets[1].ends() + sets[2].ends()))
-      throw std::runtime_error("not every end");
+    if (connected != static_cast<int>(sets[0].ends() + sets[1].ends())) throw std::runtime_error("not every end");
     if ((made[0].ends == nullptr) != sets[0].peers.empty()) throw std::runtime_error("ends to nobody");
   });
 }

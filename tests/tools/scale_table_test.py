@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 NODES = 16, 64, 128
-FRAME = 4096  # bytes of each rank in an exchange: see csrc/bootstrap/buffer_exchanges.cpp
 
 
 def text(size: int) -> str:
@@ -21,10 +20,10 @@ def line(tool: str, nodes: int) -> str:
     command = [tool, "size", f"--ranks={ranks}", f"--experts={2 * ranks}", "--tokens=64", "--low-latency-tokens=64", "--json"]
     buffers = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["buffers"]
     size = next(one for one in buffers if one["mode"] == "all")
-    parts, exchanges = size["parts"], size["address_exchanges"]
+    parts = size["parts"]
     cells = (
         f"{nodes} x 8", text(parts["signals"]), text(4 * ranks * 8), text(parts["low_latency"]), text(parts["staging"]),
-        f"{size['queue_pairs']:,}", text(size["ring_bytes"]), exchanges, text(exchanges * FRAME * ranks), f"{ranks - 1:,}",
+        f"{size['queue_pairs']:,}", text(size["ring_bytes"]), f"{ranks - 1:,}",
     )
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -38,12 +38,9 @@ constexpr SimulatedKey key(std::string_view name, std::string_view unit, double 
 constexpr std::array kSimulatedKeys = {
     key<&SimulatedNic::gb_per_s>("rate", "GB/s; or 0, no limit", 0.01, 1000, true),
     key<&SimulatedNic::latency_us>("latency", "us", 0, 100000),
-    key<&SimulatedNic::most_adds>("atomics", "of a queue pair under way", 1, 32),
-    key<&SimulatedNic::overhead_bytes>("overhead", "bytes of a message", 0, 4096),
     key<&SimulatedNic::reorder_us>("reorder", "us", 0, 100000),
     key<&SimulatedNic::completion_us>("completion", "us", 0, 100000),
     key<&SimulatedNic::rails>("rails", "ranks of a node; or 0, no rails", 0, 128),
-    key<&SimulatedNic::receive_gb_per_s>("receive", "GB/s; or 0, no limit", 0.001, 1000, true),
     key<&SimulatedNic::slow>("slow", "the channel, counted from 1; or 0, none", 1, 256, true),
     key<&SimulatedNic::slow_gb_per_s>("slow_rate", "GB/s", 0.001, 1000),
     key<&SimulatedNic::multiprocessors>("sms", "that a NIC takes", 1, 2),

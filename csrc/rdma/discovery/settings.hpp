@@ -27,13 +27,10 @@ std::string_view name_of(WireKind kind);
 struct SimulatedNic {
   std::optional<double> gb_per_s = {};    ///< 0: as fast as it goes. Not said: 50 on GPUs, 0 on the CPU
   std::optional<double> latency_us = {};  ///< until a peer sees a message. Not said: 3 on GPUs, 0 on the CPU
-  int overhead_bytes = 64;                ///< that a message takes on the line besides its own
-  int most_adds = 16;                     ///< additions of a queue pair under way
   double reorder_us = 0;                  ///< pieces of payload are held up for different times below this
   double completion_us = 0;               ///< completions are held up for different times below this
   int rails = 0;  ///< each of so many consecutive ranks is on a rail of its own, without a way to the others
-  double receive_gb_per_s = 0;  ///< that a rank takes in, an equal share from each that sends to it; 0: no limit
-  int slow = 0;                 ///< queue pairs of this channel, counted from 1, have a path of slow_gb_per_s
+  int slow = 0;   ///< queue pairs of this channel, counted from 1, have a path of slow_gb_per_s
   double slow_gb_per_s = 1;
   /// That a NIC takes, 1 or 2. 0: 2 on GPUs where messages are long, else 1.
   int multiprocessors = 0;

@@ -48,7 +48,6 @@ class LocalEnds final : public Ends {
     wire->add_memory(kSinkKey, rings_.sinks(), rings_.sink_bytes());
     wire->add_memory(local_key_of_rank(rank_), heap.local(), heap.bytes());
     for (const int peer : options.peers) {
-      if (peer == rank_) continue;  // a rank that talks to itself
       wire->add_memory(local_key_of_rank(peer), mapped_heap(heap, rank_, peer, "local"), heap.bytes());
     }
     for (std::size_t end = 0; end < options.ends(); ++end) {

@@ -15,21 +15,18 @@ using device::rdma::CompletionEntry;
 
 struct CpuHandler::Ring {
   QueuePair pair;
-  std::uint32_t depth = 0;
-  const device::rdma::WorkQueueEntry* entries = nullptr;
-  CompletionEntry* completion = nullptr;
-  const std::uint64_t* producer_index = nullptr;  ///< entries before it may be read
-  std::uint64_t taken = 0;                        ///< entries decoded
-  std::uint64_t completed = 0;                    ///< entries that completion entries have reported
-  bool failed = false;                            ///< the error entry is written; nothing more is done
-  std::uint64_t mistake = 0;  ///< index of an entry that cannot be executed, where `refusal` is not empty
-  std::string refusal = {};
+  const RingMemory& memory;
+  std::size_t place;                    ///< in it
+  std::uint64_t taken = rung();         ///< entries decoded
+  std::uint64_t completed = taken;      ///< entries that completion entries have reported
+  bool failed = false;                  ///< the error entry is written; nothing more is done
   std::vector<Operation> waiting = {};  ///< decoded, not yet taken by the wire: a full queue holds up no other
 
-  std::uint64_t rung() const { return __atomic_load_n(producer_index, __ATOMIC_ACQUIRE); }
-  const device::rdma::WorkQueueEntry& entry(std::uint64_t index) const { return entries[index & (depth - 1)]; }
-  std::uint32_t opcode(std::uint64_t index) const {
-    return device::rdma::swap32(entry(index).segment[0].word[0]) & 0xffu;
+  std::uint32_t depth() const { return memory.options().depth; }
+  /// Entries before it may be read.
+  std::uint64_t rung() const { return __atomic_load_n(memory.producer_index(place), __ATOMIC_ACQUIRE); }
+  Operation decode(std::uint64_t index) const {
+    return device::rdma::decode(memory.ring(place)[index & (depth() - 1)], index, pair.number);
   }
 };
 
@@ -48,14 +45,8 @@ CpuHandler::CpuHandler(Wire& wire, const RingMemory& rings, const std::vector<Qu
                        std::string device)
     : wire_(wire), device_(std::move(device)) {
   for (std::size_t i = 0; i < queue_pairs.size(); ++i) {
-    Ring ring{.pair = queue_pairs[i],
-              .depth = rings.options().depth,
-              .entries = rings.ring(i),
-              .completion = rings.completion(i),
-              .producer_index = rings.producer_index(i)};
-    ring.taken = ring.completed = ring.rung();
-    by_number_[ring.pair.number] = i;
-    rings_.push_back(std::move(ring));
+    by_number_[queue_pairs[i].number] = i;
+    rings_.push_back({.pair = queue_pairs[i], .memory = rings, .place = i});
   }
 }
 
@@ -94,28 +85,24 @@ bool CpuHandler::step() {
 }
 
 bool CpuHandler::take_entries(Ring& ring) {
-  if (ring.failed || !ring.refusal.empty()) return false;
-  const std::uint64_t end = ring.rung();
+  const std::uint64_t end = ring.failed ? ring.taken : ring.rung();
   if (end == ring.taken) return false;
-  if (end - ring.completed > ring.depth) {
+  if (end - ring.completed > ring.depth()) {
     fail_ring(ring, {.index = ring.taken,
                      .detail = fmt::format("the producer index is {}, at most {} is possible", end,
-                                           ring.completed + ring.depth)});
+                                           ring.completed + ring.depth())});
     return true;
   }
   bool worked = false;
-  while (ring.taken != end && ring.refusal.empty() && ring.waiting.size() < kMostOperationsWaiting) {
-    Operation operation = device::rdma::decode(ring.entry(ring.taken), ring.taken, ring.pair.number);
+  for (; ring.taken != end && ring.waiting.size() < kMostOperationsWaiting; ++ring.taken, worked = true) {
+    Operation operation = ring.decode(ring.taken);
     if (operation.mistake != device::rdma::Mistake::none) {
-      // An operation that does nothing takes its place, so that what was before it completes first.
-      ring.mistake = ring.taken;
-      ring.refusal = describe_mistake(operation);
-      operation = {
-          .index = ring.taken, .opcode = device::rdma::kOpcodeWrite, .queue_pair = ring.pair.number, .signalled = true};
+      const Failure failure{
+          .index = ring.taken++, .syndrome = Syndrome::local_queue_pair, .detail = describe_mistake(operation)};
+      fail_ring(ring, failure);
+      return true;
     }
     ring.waiting.push_back(operation);
-    ++ring.taken;
-    worked = true;
   }
   return worked;
 }
@@ -141,11 +128,9 @@ void CpuHandler::apply(const WireCompletion& completion) {
     fail_ring(
         ring,
         {.index = completion.index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
-  } else if (!ring.refusal.empty() && completion.index == ring.mistake) {
-    fail_ring(ring, {.index = completion.index, .syndrome = Syndrome::local_queue_pair, .detail = ring.refusal});
   } else {
     ring.completed = completion.index + 1;
-    publish(*ring.completion, completion.index, device::rdma::kCompletionOk);
+    publish(*ring.memory.completion(ring.place), completion.index, device::rdma::kCompletionOk);
   }
 }
 
@@ -156,13 +141,13 @@ void CpuHandler::fail_ring(Ring& ring, Failure failure) {
   failure.device = device_;
   failure.queue_pair = ring.pair.number;
   // An entry that the kernel has not rung may still be incomplete.
-  failure.opcode = *failure.index < ring.taken ? ring.opcode(*failure.index) : device::rdma::kOpcodeNop;
+  failure.opcode = *failure.index < ring.taken ? ring.decode(*failure.index).opcode : device::rdma::kOpcodeNop;
   log::error("{}", describe(failure));
   {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = failure;  // before the entry tells of it
   }
-  CompletionEntry& entry = *ring.completion;
+  CompletionEntry& entry = *ring.memory.completion(ring.place);
   const bool is_completion = failure.syndrome != Syndrome::none;
   entry.vendor_syndrome = failure.vendor_syndrome;
   entry.syndrome = static_cast<std::uint8_t>(is_completion ? failure.syndrome : Syndrome::local_queue_pair);

@@ -139,10 +139,10 @@ std::uint64_t bytes_under_way(const RdmaQueuePair& queue) {
 }
 
 /// Others may send to a rail at the same time, which receives more slowly then: no sender with several lanes has more
-/// under way to it.
+/// under way to it. A slow line keeps as much under way.
 TEST(InternodeLanes, ASlowReceiverBoundsTheBytesUnderWay) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "looks at rings that kernels write";
-  const Setting wire("DEEP_EP_RDMA_WIRE", "simulated:receive=0.05");
+  const Setting wire("DEEP_EP_RDMA_WIRE", "simulated:rate=0.05");
   for (const int lanes : {2, 4}) {
     SCOPED_TRACE(lanes);
     dispatch_between_two(lanes, 16 * 64, 4096, 0,

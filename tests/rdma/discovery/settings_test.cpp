@@ -64,12 +64,9 @@ TEST(RdmaSettings, Wire) {
 TEST(RdmaSettings, SimulatedWire) {
   const SimulatedNic nothing_said = parse_wire("simulated").nic;
   EXPECT_FALSE(nothing_said.gb_per_s || nothing_said.latency_us || nothing_said.multiprocessors != 0);
-  const SimulatedNic nic =
-      parse_wire("simulated:rate=12.5, latency = 4,atomics=8,overhead=0,reorder=1.5,completion=2,sms=1").nic;
+  const SimulatedNic nic = parse_wire("simulated:rate=12.5, latency = 4,reorder=1.5,completion=2,sms=1").nic;
   EXPECT_EQ(nic.gb_per_s, 12.5);
   EXPECT_EQ(nic.latency_us, 4);
-  EXPECT_EQ(nic.most_adds, 8);
-  EXPECT_EQ(nic.overhead_bytes, 0);
   EXPECT_EQ(nic.reorder_us, 1.5);
   EXPECT_EQ(nic.completion_us, 2);
   EXPECT_EQ(nic.multiprocessors, 1);
@@ -77,12 +74,11 @@ TEST(RdmaSettings, SimulatedWire) {
   EXPECT_EQ(why("simulated:rate=-1"),
             "environment variable DEEP_EP_RDMA_WIRE='simulated:rate=-1': simulated: 'rate=-1', allowed: rate= a number "
             "from 0.01 to 1000 (GB/s; or 0, no limit)");
-  EXPECT_TRUE(
-      why("simulated:speed=1")
-          .ends_with("simulated has no 'speed', allowed: rate, latency, atomics, overhead, reorder, completion, "
-                     "rails, receive, slow, slow_rate, sms"));
-  for (const char* const wrong : {"simulated:rate", "simulated:latency=nan", "simulated:atomics=0",
-                                  "simulated:atomics=1.5", "simulated:rate=0.009"}) {
+  EXPECT_TRUE(why("simulated:speed=1")
+                  .ends_with("simulated has no 'speed', allowed: rate, latency, reorder, completion, "
+                             "rails, slow, slow_rate, sms"));
+  for (const char* const wrong :
+       {"simulated:rate", "simulated:latency=nan", "simulated:sms=0", "simulated:sms=1.5", "simulated:rate=0.009"}) {
     EXPECT_NE(why(wrong).find("allowed: "), std::string::npos) << wrong;
   }
   EXPECT_TRUE(why("simulated:sms=3").ends_with("'sms=3', allowed: sms= a whole number from 1 to 2 (that a NIC takes)"));

@@ -161,7 +161,7 @@ TEST_P(SimulatedWire, DisorderAndDelaysAreAllowed) {
   const std::uint64_t rounds = gpu() ? 2000 : 20;
   run(rounds, "simulated:rate=5,latency=10,reorder=20,completion=30", pairs());
   run_litmus(rounds, "simulated:reorder=20,completion=20", pairs());
-  run(rounds, "simulated:atomics=1,latency=5", 1, 3);
+  run(rounds, "simulated:latency=5", 1, 3);
 }
 
 TEST_P(SimulatedWire, FlagsNeverOvertakeData) {

@@ -149,11 +149,6 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
           "destroy the buffer",
           fault.wanted == Wanted::dispatch_addresses ? "dispatch" : "combine",
           kRowFields[static_cast<std::size_t>(fault.field)], fault.expected, rank, fault.seen, fault.peer);
-    case FaultKind::inconsistent_counts:
-      return fmt::format(
-          "num_tokens_per_rank of rank {} disagrees with its is_token_in_rank for destination rank {}; both must count "
-          "the same tokens",
-          fault.peer, fault.field);
     case FaultKind::overflow:
       if (fault.wanted == Wanted::low_latency_dispatch_rows) {
         return fmt::format(

@@ -172,11 +172,10 @@ TransferParams NormalMode::transfer_params(const DispatchHandle& handle, std::si
 }
 
 void NormalMode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
-                      const DispatchOutputs& outputs, int weights, const CallScope& scope) const {
+                      const DispatchOutputs& outputs, const CallScope& scope) const {
   const RowShape& shape = rows.rows;
   DispatchParams params{};
   static_cast<SentRows&>(params) = rows;
-  params.weights_as_scales = weights;
   params.transfer = transfer_params(handle, PackedRow::bytes(shape, common_.grid.width), true);
   params.transfer.shape = shape_of(
       {0, shape.row_bytes, static_cast<std::uint32_t>(shape.num_scales), static_cast<std::uint32_t>(shape.num_topk)});

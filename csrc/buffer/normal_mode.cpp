@@ -15,7 +15,7 @@
 namespace deep_ep {
 namespace {
 
-constexpr std::int64_t kProtocolVersion = 3;
+constexpr std::int64_t kProtocolVersion = 4;
 
 /// Of arguments that have been checked, or are about to be.
 int num_experts(const DispatchArguments& arguments) {
@@ -65,8 +65,9 @@ void check_layout_arguments(const ConstTensorView& topk_idx, int num_experts, co
 }
 
 LaunchShape plan_launch(const LayoutParams& params, const LaunchPolicy& policy) {
-  const int threads = std::min(128, policy.warps_per_block * 32);
-  return {std::clamp((params.num_tokens + threads - 1) / threads, 1, policy.multiprocessors), threads,
+  const int threads = std::min(256, policy.warps_per_block * 32);
+  const int blocks = (params.num_tokens * params.num_ranks - 1) / threads + 1;
+  return {std::clamp(blocks, 1, policy.multiprocessors), threads,
           LayoutShared(Carver::without_memory(), params.num_ranks, params.num_experts, params.num_nodes).bytes};
 }
 
@@ -343,7 +344,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
     result.handle = *arguments.handle;
     outputs = make_outputs(arguments, result.handle.num_recv_rows, scope);
   }
-  send(rows, arguments.config, result.handle, outputs, 0, scope);
+  send(rows, arguments.config, result.handle, outputs, scope);
   result.recv_x = outputs.x;
   if (arguments.x_scales) result.recv_x_scales = outputs.scales;
   if (fresh && arguments.topk_idx) result.recv_topk_idx = outputs.topk_idx;
@@ -401,7 +402,6 @@ void NormalMode::notify(const DispatchArguments& arguments, HostCounts* host_cou
   params.num_local_experts = handle.num_experts / ranks;
   params.expert_alignment = arguments.expert_alignment;
   params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
-  params.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
   params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
   params.host_counts = host_counts;
   params.destination_row = handle.destination_row.as<std::int32_t>();
@@ -410,7 +410,7 @@ void NormalMode::notify(const DispatchArguments& arguments, HostCounts* host_cou
   params.node_counts = handle.node_counts.as<std::int32_t>();
   const auto kernel = rails() ? choices::notify_internode : choices::notify;
   const LaunchShape shape{std::min(ranks + nodes, runtime_.policy().multiprocessors),
-                          runtime_.warps(kernel.max_threads) * 32, sizeof(NotifyShared)};
+                          runtime_.warps(kernel.max_threads) * 32, sizeof(device::Numbering)};
   (runtime_.executor()->kernels().*kernel.launcher)(params, shape, scope.stream());
 }
 

@@ -134,9 +134,9 @@ class NormalMode {
   /// Makes the tables of the handle that counts fill, and enqueues the exchange.
   void notify(const DispatchArguments& arguments, HostCounts* host_counts, DispatchHandle& handle,
               const CallScope& scope) const;
-  /// Sends the rows to where the handle says. The last `weights` scales of a token are its weights.
+  /// Sends the rows to where the handle says.
   void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
-            int weights, const CallScope& scope) const;
+            const CallScope& scope) const;
   ElasticDispatchResult dispatch_elastic_in_node(const ElasticDispatchArguments& arguments, const CallOptions& call);
   ElasticDispatchResult dispatch_elastic_by_rails(const ElasticDispatchArguments& arguments, const CallOptions& call);
   ElasticDispatchResult dispatch_elastic_fresh(const ElasticDispatchArguments& arguments, CallScope& scope);

@@ -30,16 +30,14 @@ struct ElasticDispatchHandle {
   /// [E / R] int32: with `expand` where each expert's rows end, without their gap; otherwise sums of the counts, each
   /// rounded up to the alignment.
   Tensor expert_ends = {};
-  Tensor expert_counts = {};         ///< [E / R] int32: selections of each expert
-  Tensor metadata = {};              ///< [N, K + 2] int32; rows of the expanded layout are -1 without `expand`
-  Tensor local_topk_idx = {};        ///< [N, K] int32: index among this rank's experts, or -1
-  Tensor rows_at_owners = {};        ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1;
-                                     ///< between nodes its number there, as DispatchHandle::destination_row
-  Tensor sent_to = {};               ///< in a node, [T, R] uint8: to which ranks each token's row went
-  DispatchHandle route = {};         ///< between nodes: where each token's row went
-  Tensor topk_idx = {};              ///< with `copy_selections`
-  std::int64_t num_expanded = 0;     ///< X
-  DType index_dtype = DType::int64;  ///< of topk_idx
+  Tensor expert_counts = {};      ///< [E / R] int32: selections of each expert
+  Tensor metadata = {};           ///< [N, K + 2] int32; rows of the expanded layout are -1 without `expand`
+  Tensor local_topk_idx = {};     ///< [N, K] int32: index among this rank's experts, or -1
+  Tensor rows_at_owners = {};     ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1;
+                                  ///< between nodes all -1
+  DispatchHandle route = {};      ///< between nodes: where each token's row went
+  Tensor topk_idx = {};           ///< with `copy_selections`
+  std::int64_t num_expanded = 0;  ///< X
 };
 
 /// A dispatch. Equal on all ranks: dtype and width of every tensor, E, M, which of the optional tensors are given, and
@@ -48,9 +46,9 @@ struct ElasticDispatchArguments {
   ConstTensorView x = {};                        ///< [T, H], as DispatchArguments::x
   std::optional<ConstTensorView> x_scales = {};  ///< [T, S], as DispatchArguments::x_scales
   /// Of an earlier dispatch of as many tokens, on all ranks or on none: rows go where those went, with any H and dtype,
-  /// and `expand` as then. The host does not wait. Of the other members only topk_weights, max_tokens,
-  /// expert_alignment, expand, zero_padding, column_major_scales and config count. Used during the call. The call reads
-  /// route or sent_to, metadata (which may have any stride between rows), source_ends, local_topk_idx, and, with
+  /// and `expand`, topk_idx and num_experts as then. The host does not wait. Of the other members only topk_weights,
+  /// max_tokens, expert_alignment, expand, zero_padding, column_major_scales and config count. Used during the call.
+  /// The call reads route, metadata (which may have any stride between rows), source_ends, local_topk_idx, and, with
   /// `zero_padding`, expert_ends.
   const ElasticDispatchHandle* handle = nullptr;
   ConstTensorView topk_idx = {};  ///< [T, K] int32 or int64; a number that is no expert selects nothing

@@ -59,7 +59,7 @@ struct DispatchArguments {
   const DispatchHandle* handle = nullptr;
 
   // The layout, of get_dispatch_layout or computed in the same way.
-  ConstTensorView num_tokens_per_rank = {};    ///< [R] int32
+  ConstTensorView num_tokens_per_rank = {};    ///< [R] int32; the call counts for itself
   ConstTensorView is_token_in_rank = {};       ///< [T, R] boolean or uint8; decides where rows go
   ConstTensorView num_tokens_per_expert = {};  ///< [E] int32
 

@@ -35,7 +35,7 @@ enum class Wanted : std::uint32_t {
   rdma_completion,                ///< the NIC's word that our operations have reached the peer
 };
 
-enum class FaultKind : std::uint32_t { none, timeout, mismatch, overflow, inconsistent_counts, rdma_failed };
+enum class FaultKind : std::uint32_t { none, timeout, mismatch, overflow, rdma_failed };
 
 /// Written by the first thread that meets a fault, in memory that the host sees. A rank has two, side by side: for
 /// faults that end calls, and for notes, which the call survives.

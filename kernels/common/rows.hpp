@@ -111,7 +111,6 @@ struct NotifyCall {
   int num_local_experts;
   int expert_alignment;
   const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
-  const std::int32_t* num_tokens_per_rank;    ///< [num_ranks], checked against the membership
   const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
   std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
   std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, ranks of a node]

@@ -56,7 +56,7 @@ class ElasticPusher {
                                std::uint64_t this_epoch)
       : params(combine), shared(block), epoch(this_epoch) {
     share_out();
-    ReceivedRow::load(params, row_of(turns.turn)).find(params, team.share(params));
+    ReceivedRow::load(params, row_of(turns.turn)).find(params, share());
   }
 
   /// Pushes rows until none is left. A warp loads the next row's metadata while it sums this row.
@@ -66,41 +66,33 @@ class ElasticPusher {
       // Neither of these is needed before this row is done.
       const std::uint32_t drawn = turns.draw(work());
       const ReceivedRow next_row = ReceivedRow::load(params, row_of(turns.following));
-      push(row, team);
+      push(row);
       turns.advance(drawn);
       row = next_row;
     }
   }
 
  private:
-  /// This warp's part in rows that several warps of the block push together, a power of two.
-  struct Team {
-    int members;
-
-    DEEP_EP_DEVICE int number(const ElasticCombineParams& params) const {
-      return (warp_index() - params.adding_warps) / members;
-    }
-    DEEP_EP_DEVICE int member(const ElasticCombineParams& params) const {
-      return (warp_index() - params.adding_warps) & (members - 1);
-    }
-    DEEP_EP_DEVICE RowShare share(const ElasticCombineParams& params) const {
-      return {static_cast<std::uint32_t>(member(params)) * RowSum::kPieceBytes,
-              static_cast<std::uint32_t>(members) * RowSum::kPieceBytes};
-    }
-  };
+  // A team of warps of the block pushes a row together.
+  DEEP_EP_DEVICE int team() const { return (warp_index() - params.adding_warps) / members; }
+  DEEP_EP_DEVICE int member() const { return (warp_index() - params.adding_warps) & (members - 1); }
+  /// This warp's.
+  DEEP_EP_DEVICE RowShare share() const {
+    return {static_cast<std::uint32_t>(member()) * RowSum::kPieceBytes,
+            static_cast<std::uint32_t>(members) * RowSum::kPieceBytes};
+  }
 
   /// Sums a share of rows whose addresses the lanes of `holders` have, in the order of the lanes.
-  DEEP_EP_DEVICE void store_sum(std::uint64_t address, std::uint32_t holders, std::byte* to,
-                                const RowShare& share) const {
+  DEEP_EP_DEVICE void store_sum(std::uint64_t address, std::uint32_t holders, std::byte* to) const {
     const auto find = [&](int k) {
       const bool holds = k < kWarpSize && (holders >> k & 1) != 0;
       return FoundRow{holds ? reinterpret_cast<const std::byte*>(address) : nullptr, nullptr};
     };
-    RowReduction(kWarpSize, find).add(to, params.row_bytes, share);
+    RowReduction(kWarpSize, find).add(to, params.row_bytes, share());
   }
 
   /// By a whole warp: its share of the row, if that belongs to a token of this pass at another rank.
-  DEEP_EP_DEVICE void push(const ReceivedRow& row, const Team& team) const {
+  DEEP_EP_DEVICE void push(const ReceivedRow& row) const {
     const IntranodeParams& common = params.common;
     const std::int32_t owner = row.origin < 0 ? common.num_ranks : row.origin / params.window.max_tokens;
     if (owner >= common.num_ranks || owner == common.rank) return;
@@ -108,8 +100,7 @@ class ElasticPusher {
     if (slot < 0 || slot >= params.window.tokens) return;
 
     std::byte* heap = common.heaps[owner];
-    const RowShare share = team.share(params);
-    const std::uint64_t address = row.find(params, share);
+    const std::uint64_t address = row.find(params, share());
     const bool each = params.each_selection;
     const std::uint32_t holders = warp::ballot(address != 0);
     // A part for each selection's row, or one for their sum. There is one place that adds: a call of few tokens takes
@@ -120,17 +111,16 @@ class ElasticPusher {
       const int part = each ? lowest_bit(left) : params.part_of(common.rank, row.last_selection % params.num_topk);
       const std::uint32_t added = each ? left & (0u - left) : left;
       left ^= added;
-      store_sum(address, added, params.window.row(heap, part, slot), share);
+      store_sum(address, added, params.window.row(heap, part, slot));
     } while (left != 0);
     // Beside the rows goes which ones there are, or their weights. These are loaded last: with their loads under way
     // while rows are added, a combine of 4096 tokens took 510 us instead of 417 on two H200.
-    if (team.member(params) == 0 && (each ? lane_index() == 0 : params.weighted && lane_index() < params.num_topk)) {
+    if (member() == 0 && (each ? lane_index() == 0 : params.weighted && lane_index() < params.num_topk)) {
       params.window.beside(heap, common.rank, slot)[lane_index()] = each ? holders : bits_of(row.weight(params));
     }
     warp::sync();
     if (lane_index() != 0) return;
-    if (team.members > 1 &&
-        !last_to_arrive<Scope::block>(shared.arrived + team.number(params), static_cast<std::uint32_t>(team.members))) {
+    if (members > 1 && !last_to_arrive<Scope::block>(shared.arrived + team(), static_cast<std::uint32_t>(members))) {
       return;
     }
     store_release<Scope::system>(common.flag_to(owner, slot), round_signal(epoch, 1));
@@ -139,13 +129,13 @@ class ElasticPusher {
   /// How many warps share a row, so that `rows` rows occupy all pushing warps, and no warp takes a second row.
   DEEP_EP_DEVICE int members_for(std::uint32_t rows) const {
     const int warps = block_warps() - params.adding_warps;
-    int members = 1;
+    int fitting = 1;
     for (int more = 2; more <= warps; more *= 2) {
       const int teams = warps / more;
       if (teams > static_cast<int>(ElasticCombineShared::kMostShared)) continue;
-      if (static_cast<std::uint32_t>(teams * params.pushing_blocks) >= rows) members = more;
+      if (static_cast<std::uint32_t>(teams * params.pushing_blocks) >= rows) fitting = more;
     }
-    return members;
+    return fitting;
   }
 
   DEEP_EP_DEVICE std::int32_t begin_of(int owner) const { return owner == 0 ? 0 : shared.source_ends[owner - 1]; }
@@ -170,12 +160,12 @@ class ElasticPusher {
       most = rows > most ? rows : most;
     }
     end = static_cast<std::uint32_t>(warp::max(most)) * static_cast<std::uint32_t>(ranks - 1);
-    team = {members_for(end)};
+    members = members_for(end);
     turns = {end, end};
     if (!params.pushes(block_index(), warp_index())) return;
     // Neighbours in order are in different blocks.
-    turns = Turns::of_warp(work(), team.number(params) * params.pushing_blocks + block_index());
-    if (team.members > 1) turns.following = end;
+    turns = Turns::of_warp(work(), team() * params.pushing_blocks + block_index());
+    if (members > 1) turns.following = end;
   }
   DEEP_EP_DEVICE SharedWork work() const { return {&params.common.state->elastic_next_row, end, params.pushers}; }
 
@@ -183,7 +173,7 @@ class ElasticPusher {
   const ElasticCombineShared& shared;
   std::uint64_t epoch;
   std::uint32_t end = 0;
-  Team team{1};
+  int members = 1;  ///< warps of a team, a power of two
   Turns turns{0, 0};
 };
 

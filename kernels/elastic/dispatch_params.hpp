@@ -36,7 +36,6 @@ struct ElasticDispatchParams : SentRows {
   NotifyCall call;  ///< fresh: what must agree, and what the host is told
   bool fresh;       ///< selections are told and numbered
   bool weighted;
-  std::uint8_t* sent_to;  ///< [num_tokens, num_ranks]: does the token's row go there? Out if selections say it
   TokenWindow window;
   ToldSelections told;
   NumberingParams numbers;
@@ -49,8 +48,6 @@ struct ElasticDispatchParams : SentRows {
   std::uint32_t stage_bytes;  ///< multiple of 128
   int stages;                 ///< 2..8
 
-  /// Do selections say where rows go? So in each pass of a dispatch whose first one is fresh.
-  DEEP_EP_DEVICE bool selects() const { return topk_idx.data != nullptr; }
   /// Behind the last token of this rank in the pass.
   DEEP_EP_DEVICE std::int32_t end_of_pass() const {
     const std::int64_t end = std::int64_t{window.first_token} + window.tokens;

@@ -37,10 +37,6 @@ struct ElasticSender {
 
   /// By a whole warp: does the row go to the rank of this lane?
   DEEP_EP_DEVICE bool goes_to(const Unit& unit, int rank) const {
-    const int num_ranks = params.common.num_ranks;
-    if (!params.selects()) {
-      return rank < num_ranks && params.sent_to[std::int64_t{unit.token} * num_ranks + rank] != 0;
-    }
     bool found = false;
 #pragma unroll 4
     for (int k = 0; k < params.rows.num_topk; ++k) found |= warp::shuffle(unit.owner, k) == rank;
@@ -49,22 +45,15 @@ struct ElasticSender {
 
   /// The token whose turn it is, that behind the last one if there is none.
   DEEP_EP_DEVICE Unit unit_of(std::uint32_t turn) const {
-    const int num_ranks = params.common.num_ranks, num_topk = params.rows.num_topk;
     if (turn >= work().end) return {params.end_of_pass(), -1, false};
-    const std::int32_t token = params.window.first_token + static_cast<std::int32_t>(turn);
-    Unit unit{token, -1, false};
-    if (params.selects() && lane_index() < num_topk) {
-      const std::int64_t index = params.topk_idx.load_cached(std::int64_t{token} * num_topk + lane_index());
-      const int expert = expert_of(index, params.num_local_experts * num_ranks);
+    Unit unit{params.window.first_token + static_cast<std::int32_t>(turn), -1, false};
+    if (lane_index() < params.rows.num_topk) {
+      const std::int64_t index =
+          params.topk_idx.load_cached(std::int64_t{unit.token} * params.rows.num_topk + lane_index());
+      const int expert = expert_of(index, params.num_local_experts * params.common.num_ranks);
       unit.owner = expert < 0 ? -1 : expert / params.num_local_experts;
     }
-#pragma unroll 1
-    for (int first = 0; first < num_ranks; first += kWarpSize) {
-      const int rank = first + lane_index();
-      const bool goes = goes_to(unit, rank);
-      if (params.selects() && rank < num_ranks) params.sent_to[std::int64_t{token} * num_ranks + rank] = goes ? 1 : 0;
-      unit.travels = warp::any(goes && rank != params.common.rank) || unit.travels;
-    }
+    unit.travels = warp::any(unit.owner >= 0 && unit.owner != params.common.rank);
     return unit;
   }
 

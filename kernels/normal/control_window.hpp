@@ -16,15 +16,13 @@ namespace deep_ep {
 /// stages them for its rail there, where they land (experts of all ranks of the node).
 struct SourceCounts {
   CallShape* shape;
-  std::uint64_t* wrong;           ///< Progress::at(epoch, rank + 1) if the caller has miscounted its tokens for a rank
-  std::int32_t* tokens_for_node;  ///< between nodes
-  std::int32_t* tokens_per_rank;  ///< [ranks of the node]
+  std::int32_t* tokens_for_node;    ///< between nodes
+  std::int32_t* tokens_per_rank;    ///< [ranks of the node]
   std::int32_t* tokens_per_expert;  ///< [experts]: entries that name each expert
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE SourceCounts(Carver carver, int width, int experts)
       : shape(carver.take<CallShape>()),
-        wrong(carver.take<std::uint64_t>()),
         tokens_for_node(carver.take<std::int32_t>()),
         tokens_per_rank(carver.take<std::int32_t>(static_cast<std::size_t>(width))),
         tokens_per_expert(carver.take<std::int32_t>(static_cast<std::size_t>(experts), kLine)),

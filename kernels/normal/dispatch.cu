@@ -37,12 +37,7 @@ struct TokenRow {
   int token;
 
   DEEP_EP_DEVICE const std::byte* x() const { return params->x + std::int64_t{token} * params->rows.row_bytes; }
-  DEEP_EP_DEVICE std::uint32_t scale(int at) const {
-    const int weight = kRails ? at - (params->rows.num_scales - params->weights_as_scales) : -1;
-    if (weight < 0) return load_stream(params->scales.at(token, at));
-    const auto* weights = reinterpret_cast<const std::uint32_t*>(params->topk_weights);
-    return load_stream(weights + std::int64_t{token} * params->weights_as_scales + weight);
-  }
+  DEEP_EP_DEVICE std::uint32_t scale(int at) const { return load_stream(params->scales.at(token, at)); }
   DEEP_EP_DEVICE std::int64_t selection_at(int at) const { return std::int64_t{token} * params->rows.num_topk + at; }
   DEEP_EP_DEVICE TopkIndices::Words selection(int at) const { return params->topk_idx.load_words(selection_at(at)); }
   DEEP_EP_DEVICE int expert(const TopkIndices::Words& selected) const {

@@ -1,8 +1,8 @@
 // Layout: which ranks does each token go to, and how many tokens go to each rank, expert and node?
 //
-// A thread takes a token. Blocks count in shared memory first, so that global memory sees one addition a block and
-// counter instead of one a token. The totals add up in memory that is kept for that, which the last block clears: to
-// clear the outputs beforehand would take a second launch.
+// A thread takes a token and a rank. Blocks count in shared memory first, so that global memory sees one addition a
+// block and counter instead of one a token. The totals add up in memory that is kept for that, which the last block
+// clears: to clear the outputs beforehand would take a second launch.
 #include "kernels/common/tickets.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/normal/layout.hpp"
@@ -27,36 +27,33 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
   for (int i = thread_index(); i < num_counters; i += block_threads()) shared.rank_counts[i] = 0;
   block::sync();
 
-  // 2. Count. A token counts once per rank and once per node, however many of its experts live there. Ranks are bits in
-  // a register.
-  for (int token = block_index() * block_threads() + thread_index(); token < params.num_tokens;
-       token += grid_blocks() * block_threads()) {
-    std::uint8_t* in_rank = params.is_token_in_rank + std::int64_t{token} * params.num_ranks;
-    std::int32_t* node_count = shared.node_counts;
-    int node_end = params.ranks_per_node;
-    bool in_node = false;
-    constexpr int kBits = 64;
-#pragma unroll 1
-    for (int first = 0; first < params.num_ranks; first += kBits) {  // once, but in large groups
-      std::uint64_t ranks = 0;
+  // 2. Count. A token counts once per rank and once per node, however many of its experts live there: the node's first
+  // rank asks for the node. The ranks share the token's selections, each of which counts for its expert.
+  const auto count = [](std::int32_t& counter) { fetch_add_relaxed<Scope::block>(&counter, 1); };
+  const auto ranks = static_cast<std::uint32_t>(params.num_ranks);
+  for (auto at = static_cast<std::uint32_t>(block_index() * block_threads() + thread_index());
+       at < static_cast<std::uint32_t>(params.num_tokens) * ranks;
+       at += static_cast<std::uint32_t>(grid_blocks() * block_threads())) {
+    const auto token = static_cast<int>(at / ranks), rank = static_cast<int>(at % ranks);
+    const auto selects = [&](int num_experts) {  // from the rank's first on
+      bool selected = false;
+#pragma unroll 4
       for (int k = 0; k < params.num_topk; ++k) {
-        const int expert = expert_at(params, token, k);
-        if (expert < 0) continue;
-        if (first == 0) fetch_add_relaxed<Scope::block>(&shared.expert_counts[expert], 1);
-        const int rank = expert / experts_per_rank - first;
-        if (rank >= 0 && rank < kBits) ranks |= std::uint64_t{1} << rank;
+        const int expert = expert_at(params, token, k) - rank * experts_per_rank;
+        selected |= expert >= 0 && expert < num_experts;
       }
-      for (int rank = first; rank < params.num_ranks && rank < first + kBits; ++rank, ranks >>= 1) {
-        const bool member = (ranks & 1) != 0;
-        in_rank[rank] = member ? 1 : 0;
-        if (member) fetch_add_relaxed<Scope::block>(&shared.rank_counts[rank], 1);
-        in_node = in_node || member;
-        if (rank + 1 != node_end) continue;
-        if (in_node) fetch_add_relaxed<Scope::block>(node_count, 1);
-        ++node_count;
-        node_end += params.ranks_per_node;
-        in_node = false;
-      }
+      return selected;
+    };
+    const bool member = selects(experts_per_rank);
+    params.is_token_in_rank[at] = member ? 1 : 0;
+    if (member) count(shared.rank_counts[rank]);
+    if (params.num_nodes != 0 && rank % params.ranks_per_node == 0 &&
+        selects(params.ranks_per_node * experts_per_rank)) {
+      count(shared.node_counts[rank / params.ranks_per_node]);
+    }
+    for (int k = rank; k < params.num_topk; k += params.num_ranks) {
+      const int expert = expert_at(params, token, k);
+      if (expert >= 0) count(shared.expert_counts[expert]);
     }
   }
   block::sync();

@@ -25,7 +25,7 @@ namespace deep_ep::device::normal {
 template <bool kRails>
 struct Notify {
   const NotifyParams& params;
-  NotifyShared& shared;
+  Numbering& shared;  ///< of the block
   std::uint64_t epoch;
 
   DEEP_EP_DEVICE const NormalParams& common() const { return params.common; }
@@ -46,7 +46,7 @@ struct Notify {
   DEEP_EP_DEVICE std::int32_t number_for_rank(int destination) const {
     const auto at = [&](int token) { return std::int64_t{token} * grid().num_ranks + destination; };
     return number_members(
-        params.num_tokens, shared.numbering,
+        params.num_tokens, shared,
         [&](int token) { return token < params.num_tokens && params.is_token_in_rank[at(token)] != 0; },
         [&](int token, int number) { params.destination_row[at(token)] = number; });
   }
@@ -61,7 +61,7 @@ struct Notify {
       }
       return member;
     };
-    return number_members(params.num_tokens, shared.numbering, is_member, [&](int token, int number) {
+    return number_members(params.num_tokens, shared, is_member, [&](int token, int number) {
       params.node_row[std::int64_t{token} * grid().nodes() + node] = number;
     });
   }
@@ -81,8 +81,7 @@ struct Notify {
     }
   }
   /// By a whole block: stores a column's count, and how many selections each expert of the column's rank has, where
-  /// ranks of this node read them, or where the NIC fetches them. All ranks learn of a column that the caller has
-  /// counted otherwise.
+  /// ranks of this node read them, or where the NIC fetches them.
   DEEP_EP_DEVICE void publish(int column, std::int32_t count) const {
     if (column == 0) {
       at_each_rank([&](const SourceCounts& to) { *to.shape = params.shape; });
@@ -98,10 +97,6 @@ struct Notify {
         at_each_rank([&](const SourceCounts& to) { to.tokens_per_rank[index] = count; });
       } else if (thread_index() == 0) {
         staged(node).tokens_per_rank[index] = count;
-      }
-      if (count != params.num_tokens_per_rank[column]) {
-        const std::uint64_t wrong = Progress::at(epoch, static_cast<std::uint32_t>(column) + 1);
-        at_each_rank([&](const SourceCounts& to) { store_relaxed<Scope::system>(to.wrong, wrong); });
       }
       const std::int32_t* from = params.num_tokens_per_expert + std::int64_t{column} * params.num_local_experts;
       std::int32_t* const to =
@@ -131,9 +126,8 @@ struct Notify {
   }
   /// By a whole warp: sends our counts for node `node` to the rail there.
   DEEP_EP_DEVICE void send_to(int node) const {
-    const SourceCounts ours = counts_of(grid().rank), to = staged(node);
-    copy(to.shape->word, ours.shape->word, CallShape::kWords);
-    copy(to.wrong, ours.wrong, 1);
+    const SourceCounts to = staged(node);
+    copy(to.shape->word, counts_of(grid().rank).shape->word, CallShape::kWords);
     warp::sync();  // the lanes' stores come before the write
     if (lane_index() != 0) return;
     RailState& rail = common().rails[grid().number_of(node)];
@@ -158,7 +152,6 @@ struct Notify {
       std::byte* heap = common().heaps[grid().first_of_node() + index];
       const SourceCounts to = common().control.counts(heap, epoch, rail);
       copy(to.shape->word, from.shape->word, CallShape::kWords);
-      copy(to.wrong, from.wrong, 1);
       copy(to.tokens_for_node, from.tokens_for_node, 1);
       copy(to.tokens_per_rank, from.tokens_per_rank, grid().width);
       copy(to.tokens_per_expert, from.tokens_per_expert + index * params.num_local_experts, params.num_local_experts);
@@ -206,18 +199,11 @@ struct Notify {
     return block::all(good);
   }
 
-  /// Do all ranks mean the same call, and do their counts make sense? A fault, seen by every rank, if not. Each thread
-  /// answers for some ranks.
+  /// Do all ranks mean the same call? A fault, seen by every rank, if not. Each thread answers for some ranks.
   DEEP_EP_DEVICE bool agree() const {
     bool good = true;
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
-      const SourceCounts counts = counts_of(source);
-      good = agrees_on_call(params, *counts.shape, source) && good;
-      const std::uint64_t wrong = load_relaxed<Scope::system>(counts.wrong);
-      if (Progress::call_of(wrong) != epoch) continue;
-      report_fault(params.wait, FaultKind::inconsistent_counts, Wanted::counts, source,
-                   static_cast<int>(wrong & 0xffffffff) - 1, 0, 0);
-      good = false;
+      good = agrees_on_call(params, *counts_of(source).shape, source) && good;
     }
     return good;
   }
@@ -257,7 +243,7 @@ struct Notify {
 
 template <bool kRails>
 DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
-  auto& shared = *reinterpret_cast<NotifyShared*>(memory);
+  auto& shared = *reinterpret_cast<Numbering*>(memory);
   const NormalParams& common = params.common;
   const Call call = Call::begin(common.state->notify, params.wait);
   const Notify<kRails> notify{params, shared, call.epoch};

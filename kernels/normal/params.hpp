@@ -109,11 +109,6 @@ struct NotifyParams : NotifyCall {
   std::int32_t* node_counts;  ///< out, [2, nodes]: see NodeCounts
 };
 
-/// Shared memory of a notify block.
-struct NotifyShared {
-  device::Numbering numbering;
-};
-
 /// Rows that cross the network in a call, by nodes: what the handle's node_counts say.
 struct NodeCounts {
   const std::int32_t* to_node;    ///< tokens of this rank for each node
@@ -240,7 +235,6 @@ struct DispatchParams : SentRows {
 
   // Where this rank receives.
   RowTargets output;         ///< final places; other ranks reach them, unless there are local_warps
-  int weights_as_scales;     ///< between nodes, the last ones of num_scales: weights of a token, from topk_weights
   std::int64_t output_rows;  ///< rows there is room for
   std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
 };

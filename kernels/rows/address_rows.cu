@@ -1,10 +1,8 @@
 // Which rows go back to which rank, and what each carries for its token. A warp takes a row of the metadata.
 #include "kernels/kernel_list.hpp"
-#include "kernels/primitives/bits.hpp"
-#include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/memory.hpp"
-#include "kernels/primitives/warp.hpp"
+#include "kernels/primitives/thread.hpp"
 #include "kernels/rows/params.hpp"
 
 namespace deep_ep::device {
@@ -16,8 +14,8 @@ DEEP_EP_DEVICE float weight_of(const AddressRowsParams& params, std::int64_t row
   return slot >= 0 && slot < params.num_weights ? load_weak(params.weights + slot) : 0.0f;
 }
 
-/// By a whole warp: what is said of a valid row. Adds to `counts` the rows that go to each rank.
-DEEP_EP_DEVICE void address(const AddressRowsParams& params, std::int64_t row, std::int32_t* counts) {
+/// By a whole warp: what is said of a valid row.
+DEEP_EP_DEVICE void address(const AddressRowsParams& params, std::int64_t row) {
   const int num_topk = params.metadata.num_topk, lane = lane_index();
   const std::int32_t origin = load_weak(params.metadata.row(row));
   const std::int32_t source = origin < 0 ? -1 : origin / params.max_tokens;
@@ -31,30 +29,20 @@ DEEP_EP_DEVICE void address(const AddressRowsParams& params, std::int64_t row, s
     sent = row;
     selection = load_weak(params.metadata.row(row) + 1) % num_topk;
   }
-  const bool goes = sent >= 0 && sent < params.num_sent;
-  if (goes) {
+  if (sent >= 0 && sent < params.num_sent) {
     params.is_token_in_rank[sent * params.num_ranks + source] = 1;
     params.beside[sent * params.columns] = (origin - source * params.max_tokens) * num_topk + selection;
   }
   if (params.weights != nullptr && lane < num_topk) {
     reinterpret_cast<float*>(params.beside + row * params.columns)[1 + lane] = weight_of(params, row, lane);
   }
-  const int count = count_bits(warp::ballot(goes));
-  if (lane == 0 && count != 0) fetch_add_relaxed<Scope::block>(&counts[source], count);
 }
 
-DEEP_EP_DEVICE void address_rows_body(const AddressRowsParams& params, std::byte* memory) {
-  auto* const counts = reinterpret_cast<std::int32_t*>(memory);  // of rows for each rank, by this block
-  block::each(params.num_ranks, [&](int rank) { counts[rank] = 0; });
-  block::sync();
+DEEP_EP_DEVICE void address_rows_body(const AddressRowsParams& params, std::byte* /*shared*/) {
   const std::int64_t valid = params.metadata.valid(), warps = std::int64_t{grid_blocks()} * block_warps();
   for (std::int64_t row = std::int64_t{block_index()} * block_warps() + warp_index(); row < valid; row += warps) {
-    address(params, row, counts);
+    address(params, row);
   }
-  block::sync();
-  block::each(params.num_ranks, [&](int rank) {
-    if (counts[rank] != 0) fetch_add_relaxed<Scope::gpu>(&params.num_tokens_per_rank[rank], counts[rank]);
-  });
 }
 
 }  // namespace deep_ep::device

@@ -24,22 +24,6 @@ struct ReceivedTokens {
   DEEP_EP_DEVICE void tell_host(const SelectionNumberer<ReceivedTokens>& /*numberer*/) const {}
 };
 
-/// By all threads of the grid: the rows of this rank's own tokens at the owners of their experts.
-DEEP_EP_DEVICE void write_rows_at_owners(const NumberRowsParams& params) {
-  const NumberingParams& numbers = params.numbers;
-  const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
-  const std::int64_t thread = std::int64_t{block_index()} * block_threads() + thread_index();
-  const int num_topk = numbers.metadata.num_topk;
-  for (std::int64_t at = thread; at < params.num_tokens * num_topk; at += threads) {
-    const std::int64_t index = params.topk_idx.load_cached(at);
-    const int expert = expert_of(index, numbers.num_experts * numbers.num_ranks);
-    const std::int64_t token = at / num_topk;
-    numbers.rows_at_owners[at] =
-        expert < 0 ? -1 : params.destination_row[token * numbers.num_ranks + expert / numbers.num_experts];
-    if (numbers.selected != nullptr) store_topk_index(numbers.selected, params.topk_idx.is_64_bit, at, index);
-  }
-}
-
 DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::byte* memory) {
   // Nothing is known of the rows of a call that has failed.
   if (aborted(params.wait)) return;
@@ -55,8 +39,7 @@ DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::
   // `counted` stays until all blocks have counted, this one among them.
   const std::uint64_t call = load_relaxed<Scope::gpu>(numbers.exchange.counted) + 1;
   // All blocks run at once, and none begins after another kernel has failed.
-  if (SelectionNumberer<ReceivedTokens>{tokens, numbers, shared, params.wait, call}.number())
-    write_rows_at_owners(params);
+  SelectionNumberer<ReceivedTokens>{tokens, numbers, shared, params.wait, call}.number();
 }
 
 }  // namespace deep_ep::device

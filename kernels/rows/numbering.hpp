@@ -58,7 +58,7 @@ struct SelectionNumberer {
   const WaitContext& wait;
   std::uint64_t call;
   const int block = block_index() - (grid_blocks() - params.blocks);
-  const int columns = NumberingParams::columns(Tokens::kOfAllRanks, params.num_ranks, params.num_experts);
+  const int columns = params.columns(Tokens::kOfAllRanks);
 
   DEEP_EP_DEVICE int num_topk() const { return params.metadata.num_topk; }
   DEEP_EP_DEVICE int column_of_expert(int local) const { return (Tokens::kOfAllRanks ? params.num_ranks : 0) + local; }

@@ -47,8 +47,7 @@ struct ReturnedRows {
 
 /// Of sum_rows, and of find_returned_rows before it if rows came back.
 struct SumRowsParams {
-  const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is added
-  const std::byte* rows;       ///< [num_rows] of bfloat16
+  const std::byte* rows;  ///< [num_rows] of bfloat16
   std::int64_t num_rows;
   RowMetadata metadata;   ///< a sum for each valid row, of those that it names
   ReturnedRows returned;  ///< or, where it has `beside`, one for each token
@@ -71,7 +70,7 @@ struct RowTables {
   std::int32_t* expert_ends;     ///< [num_experts]
   std::int32_t* expert_counts;   ///< [num_experts]
   std::int32_t* stats;           ///< [num_experts], added to; nullptr: not wanted
-  std::int32_t* rows_at_owners;  ///< [num_tokens, num_topk]
+  std::int32_t* rows_at_owners;  ///< [num_tokens, num_topk]: with tokens of all ranks, like the next one
   std::byte* selected;           ///< like topk_idx; nullptr: not wanted
   bool expand;                   ///< the metadata says where rows of the expanded layout are
 };
@@ -97,9 +96,7 @@ struct NumberingParams : RowTables {
   int blocks;              ///< the last ones of the grid
   int warps;               ///< of each of these blocks, for which shared memory has room
 
-  DEEP_EP_HOST_DEVICE static int columns(bool of_all_ranks, int num_ranks, int num_experts) {
-    return of_all_ranks ? 2 * num_ranks + num_experts : num_experts;
-  }
+  DEEP_EP_HOST_DEVICE int columns(bool of_all_ranks) const { return (of_all_ranks ? 2 * num_ranks : 0) + num_experts; }
 };
 
 /// Received rows are numbered as they lie.
@@ -110,10 +107,6 @@ struct NumberRowsParams {
   const std::int32_t* source;  ///< [num_rows]: token at its source
   const std::int32_t* ends;    ///< of this rank's rows, by source
   std::int64_t ends_stride;
-
-  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
-  std::int64_t num_tokens;
-  const std::int32_t* destination_row;  ///< [num_tokens, num_ranks]
 };
 
 /// Shared memory of a block that numbers.
@@ -125,21 +118,15 @@ struct NumberingShared {
   std::int32_t* source_ends;  ///< [num_ranks]
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, const NumberingParams& params, bool of_all_ranks)
-      : NumberingShared(
-            carver, static_cast<std::size_t>(params.warps),
-            static_cast<std::size_t>(NumberingParams::columns(of_all_ranks, params.num_ranks, params.num_experts)),
-            params) {}
-
- private:
-  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, std::size_t warps, std::size_t columns,
-                                      const NumberingParams& params)
-      : next(carver.take<std::int32_t>(warps * columns)),
-        before(carver.take<std::int32_t>(columns)),
-        totals(carver.take<std::int32_t>(columns)),
-        starts(carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts))),
-        source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(params.num_ranks))),
-        bytes(carver.bytes()) {}
+  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, const NumberingParams& params, bool of_all_ranks) {
+    const auto columns = static_cast<std::size_t>(params.columns(of_all_ranks));
+    next = carver.take<std::int32_t>(static_cast<std::size_t>(params.warps) * columns);
+    before = carver.take<std::int32_t>(columns);
+    totals = carver.take<std::int32_t>(columns);
+    starts = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts));
+    source_ends = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_ranks));
+    bytes = carver.bytes();
+  }
 };
 
 /// Words that belong to rows and keep their order; `to` nullptr: there are none.
@@ -203,8 +190,7 @@ struct AddressRowsParams {
   std::int64_t num_weights;
   std::int32_t* beside;  ///< out, [num_sent, columns]: token * num_topk + selection, then weights
   int columns;
-  std::uint8_t* is_token_in_rank;     ///< out, [num_sent, num_ranks]; 0 before
-  std::int32_t* num_tokens_per_rank;  ///< out, [num_ranks]; 0 before
+  std::uint8_t* is_token_in_rank;  ///< out, [num_sent, num_ranks]; 0 before
 };
 
 }  // namespace deep_ep

@@ -1,8 +1,10 @@
 // Sums of rows, each of the rows that the lanes of a warp find: those of the expanded layout that a received row has,
-// or those that came back for a token.
+// or those that came back for a token. A warp adds a piece of a sum, so that a few rows keep the whole device busy,
+// too.
+#include "kernels/common/row_sum.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
-#include "kernels/rows/row_pieces.hpp"
+#include "kernels/rows/params.hpp"
 
 namespace deep_ep::device {
 
@@ -35,22 +37,38 @@ DEEP_EP_DEVICE std::int64_t returned_row(const SumRowsParams& params, std::int64
   return row;
 }
 
+/// By a whole warp: what begins `offset` bytes into sum `number`: biases, then rows in the order of the lanes.
+DEEP_EP_DEVICE void sum_piece(const SumRowsParams& params, std::int64_t num_rows, std::int64_t number,
+                              std::uint32_t offset) {
+  std::int64_t row = -1;
+  if (params.returned.beside != nullptr) {
+    row = returned_row(params, num_rows, number, offset == 0);
+  } else if (lane_index() < params.metadata.num_topk) {
+    row = load_weak(params.metadata.slots(number) + lane_index());
+  }
+  const int vectors = RowSum::vectors_at(offset, params.row_bytes);
+  const std::int64_t at = number * params.row_bytes + offset;
+  RowSum sum;
+  for (const std::byte* bias : params.bias) {
+    if (bias != nullptr) sum.add_stream(bias + at, vectors);
+  }
+  // As a number, because a lane may have none.
+  const auto address =
+      reinterpret_cast<std::uint64_t>(params.rows) + static_cast<std::uint64_t>(row) * params.row_bytes;
+  sum.add_rows(address, warp::ballot(row >= 0 && row < num_rows), offset, vectors);
+  sum.store(params.sums + at, vectors);
+}
+
 DEEP_EP_DEVICE void sum_rows_body(const SumRowsParams& params, std::byte* /*shared*/) {
-  if (load_relaxed<Scope::gpu>(params.abort) != 0) return;  // what would say which rows to add is not there
-  const RowMetadata& metadata = params.metadata;
-  const bool of_layout = params.returned.beside == nullptr;
+  const bool returned = params.returned.beside != nullptr;
+  const std::int64_t sums = returned ? params.returned.num_tokens : params.metadata.valid();
   const std::int64_t num_rows = params.rows_there();
-  for_each_piece(of_layout ? metadata.valid() : params.returned.num_tokens, params.row_bytes,
-                 [&](std::int64_t sum, std::uint32_t offset, int vectors) {
-                   std::int64_t row = -1;
-                   if (!of_layout) {
-                     row = returned_row(params, num_rows, sum, offset == 0);
-                   } else if (lane_index() < metadata.num_topk) {
-                     row = load_weak(metadata.slots(sum) + lane_index());
-                   }
-                   sum_piece(row_address(params.rows, row, params.row_bytes), warp::ballot(row >= 0 && row < num_rows),
-                             params.bias, sum * params.row_bytes + offset, offset, params.sums, vectors);
-                 });
+  const std::int64_t pieces = (params.row_bytes + RowSum::kPieceBytes - 1) / RowSum::kPieceBytes;
+  const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
+  for (std::int64_t unit = std::int64_t{block_index()} * block_warps() + warp_index(); unit < sums * pieces;
+       unit += warps) {
+    sum_piece(params, num_rows, unit / pieces, static_cast<std::uint32_t>(unit % pieces) * RowSum::kPieceBytes);
+  }
 }
 
 }  // namespace deep_ep::device

@@ -59,7 +59,6 @@ struct ElasticDispatchCall : Call<ElasticDispatchArguments> {
   RowsArgument x;
   std::optional<py::tuple> route;  ///< with it rows go where those of an earlier dispatch went
   ElasticDispatchHandle earlier;
-  bool indices_are_64_bit = true;
 };
 struct ElasticCombineCall : Call<ElasticCombineArguments> {
   bool deferred = false;  ///< the sums are made when the function is called that comes instead of results
@@ -381,12 +380,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::tuple dispatch_elastic(ElasticDispatchCall& call) {
     give_rows(call);
     if (call.route) {
-      call.earlier.index_dtype = call.indices_are_64_bit ? DType::int64 : DType::int32;
-      if (num_nodes_ == 1) {
-        call.earlier.sent_to = Tensor::borrow(Framework::instance().borrow((*call.route)[0], "route[0]").view);
-      } else {
-        call.earlier.route = borrow_handle(*call.route);
-      }
+      if (num_nodes_ != 1) call.earlier.route = borrow_handle(*call.route);
       call.arguments.handle = &call.earlier;
     }
     const ElasticDispatchResult result = run(call, &Buffer::dispatch_elastic);
@@ -394,8 +388,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     const ElasticDispatchHandle& handle = result.handle;
     py::object made = py::none();
     if (!call.route) {
-      const py::tuple route =
-          handle.sent_to.defined() ? py::make_tuple(hand_out(handle.sent_to)) : hand_out_handle(handle.route, rank_);
+      const py::tuple route = num_nodes_ == 1 ? py::tuple() : hand_out_handle(handle.route, rank_);
       made = py::make_tuple(hand_out(handle.source_ends), hand_out(handle.expert_ends), hand_out(handle.expert_counts),
                             hand_out(handle.metadata), hand_out(handle.local_topk_idx), hand_out(handle.rows_at_owners),
                             route, hand_out(handle.topk_idx));
@@ -698,7 +691,7 @@ void define_buffer(py::module_& module) {
                 with("num_sms", arguments.config.num_sms);
                 list_order(with, call);
               });
-  // With a route, the six that follow it are of the earlier dispatch, and some of what comes then says nothing.
+  // With a route, the five that follow it are of the earlier dispatch, and some of what comes then says nothing.
   define_call(buffer, "dispatch_elastic",
               "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Any, Optional[EventHandle]]",
               &NativeBuffer::dispatch_elastic, [=](auto& with, ElasticDispatchCall& call) {
@@ -710,7 +703,6 @@ void define_buffer(py::module_& module) {
                 with("local", or_none(call.earlier.local_topk_idx));
                 with("expert_ends", or_none(call.earlier.expert_ends));
                 with("num_expanded", call.earlier.num_expanded);
-                with("indices_are_64_bit", call.indices_are_64_bit);
                 with("topk_idx", or_none(arguments.topk_idx));
                 with("topk_weights", arguments.topk_weights);
                 with("cumulative_local_expert_recv_stats", arguments.stats);

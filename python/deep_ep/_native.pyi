@@ -93,7 +93,6 @@ class Buffer:
         local: Optional[torch.Tensor],
         expert_ends: Optional[torch.Tensor],
         num_expanded: int,
-        indices_are_64_bit: bool,
         topk_idx: Optional[torch.Tensor],
         topk_weights: Optional[torch.Tensor],
         cumulative_local_expert_recv_stats: Optional[torch.Tensor],

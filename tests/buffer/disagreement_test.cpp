@@ -172,28 +172,5 @@ TEST_P(DisagreementTest, CallsBehindAFaultDoNotCount) {
   });
 }
 
-TEST_P(DisagreementTest, CountsThatContradictTheMembership) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case good = make_case({.tokens = {9, 12}});
-  for (const int delta : {-1, 1}) {
-    Case wrong = good;
-    wrong.inputs[1].layout.tokens_per_rank[0] += delta;
-    run_cluster(cluster(2), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer();
-      const Inputs inputs = upload_inputs(rank, wrong);
-      const auto call = [&] {
-        buffer.dispatch(inputs.dispatch, rank.call());
-        buffer.check();
-      };
-      // Rank 1 made the mistake and must be told so by name.
-      if (rank.rank() == 1) {
-        require_throws<Error>(call, {"num_tokens_per_rank"}, "dispatch with a wrong count");
-      } else {
-        require_throws<Error>(call, {}, "dispatch while a peer has a wrong count");
-      }
-    });
-  }
-}
-
 }  // namespace
 }  // namespace deep_ep::test

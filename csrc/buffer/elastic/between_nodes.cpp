@@ -7,20 +7,22 @@
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {
+namespace {
 
 LaunchShape plan_numbering(NumberRowsParams& params, std::int64_t rows, const LaunchPolicy& policy, bool on_gpu) {
   NumberingParams& numbers = params.numbers;
   constexpr int kMostWarps = kernels::number_selections::kMaxThreads / 32, kMostBlocks = 128;
   numbers.warps = on_gpu ? kMostWarps : std::min(policy.warps_per_block, kMostWarps);
-  const std::int64_t selections = std::max(rows, params.num_tokens) * numbers.metadata.num_topk;
-  const std::size_t bytes =
-      fit_numbering(numbers, false, selections, std::min(policy.multiprocessors, kMostBlocks), policy.max_shared_bytes);
+  const std::size_t bytes = fit_numbering(numbers, false, rows * numbers.metadata.num_topk,
+                                          std::min(policy.multiprocessors, kMostBlocks), policy.max_shared_bytes);
   if (bytes > policy.max_shared_bytes) {
     fail<InvalidArgument>("num_local_experts is {}, allowed: as many as fit {} bytes of shared memory, {} each",
                           numbers.num_experts, policy.max_shared_bytes, 4 * sizeof(std::int32_t));
   }
   return {numbers.blocks, numbers.warps * 32, bytes};
 }
+
+}  // namespace
 
 ElasticDispatchResult NormalMode::dispatch_elastic_by_rails(const ElasticDispatchArguments& arguments,
                                                             const CallOptions& call) {
@@ -58,16 +60,18 @@ ElasticDispatchResult NormalMode::dispatch_elastic_fresh(const ElasticDispatchAr
   numbers.source = route.recv_src_idx.as<std::int32_t>();
   numbers.ends = route.rank_prefix_matrix.as<std::int32_t>() + common_.grid.index();
   numbers.ends_stride = common_.grid.width;
-  numbers.topk_idx = indices_of(arguments.topk_idx);
-  numbers.num_tokens = arguments.x.size(0);
-  numbers.destination_row = route.destination_row.as<std::int32_t>();
   const LaunchShape numbering = plan_numbering(numbers, received, runtime_.policy(), runtime_.on_gpu());
   ElasticDispatchHandle handle =
       make_elastic_tables(arguments, received, false, numbers.numbers, *common_.state, scope);
   handle.num_expanded = expanded_rows(arguments, ranks, came.num_recv_tokens_per_expert);
   handle.route = route;
   handle.route.recv_src_idx = {};
-  runtime_.executor()->kernels().number_selections(numbers, numbering, scope.stream());
+  Backend& executor = *runtime_.executor();
+  executor.kernels().number_selections(numbers, numbering, scope.stream());
+  executor.fill(handle.rows_at_owners.data(), 0xff, handle.rows_at_owners.view().bytes(), scope.stream());
+  if (arguments.copy_selections) {
+    executor.copy(handle.topk_idx.data(), arguments.topk_idx.data, arguments.topk_idx.bytes(), scope.stream());
+  }
 
   ElasticDispatchResult result = make_elastic_results(arguments, handle, received, scope);
   const RowShape rows = sent_rows(sent, 0).rows;
@@ -88,19 +92,13 @@ ElasticDispatchResult NormalMode::dispatch_elastic_again(const ElasticDispatchAr
   const ElasticDispatchHandle& tables = *arguments.handle;
   DispatchHandle route = tables.route;
   route.num_recv_rows = tables.local_topk_idx.size(0);
-  // Weights travel as scales, behind those that there are.
   DispatchArguments sent = as_dispatch(arguments);
-  SentRows rows = sent_rows(sent, 0);
-  const int num_scales = rows.rows.num_scales,
-            num_weights = arguments.topk_weights ? static_cast<int>(tables.local_topk_idx.size(1)) : 0;
-  rows.rows.num_scales += num_weights;
-  rows.topk_weights = memory_of<float>(arguments.topk_weights);
+  if (!arguments.topk_weights) sent.topk_idx.reset();  // they travel for the weights only
+  SentRows rows = sent_rows(sent, arguments.num_experts / common_.num_ranks);
+  rows.send_src_idx = false;
   check_room(rows.rows);
-  if (rows.rows.num_scales != 0) {
-    sent.x_scales = unplaced(runtime_.device(), DType::int32, {arguments.x.size(0), rows.rows.num_scales});
-  }
   const DispatchOutputs came = scope.inside([&] { return make_outputs(sent, route.num_recv_rows, scope); });
-  send(rows, arguments.config, route, came, num_weights, scope);
+  send(rows, arguments.config, route, came, scope);
 
   ElasticDispatchResult result =
       make_elastic_results(arguments, tables, arguments.expand ? tables.metadata.size(0) : route.num_recv_rows, scope);
@@ -108,8 +106,9 @@ ElasticDispatchResult NormalMode::dispatch_elastic_again(const ElasticDispatchAr
   moving.rows = came.x.as<std::byte>();
   moving.row_bytes = rows.rows.row_bytes;
   moving.scales = came.scales.as<std::uint32_t>();
-  moving.weights = moving.scales + num_scales;
-  moving.scale_stride = moving.weight_stride = rows.rows.num_scales;
+  moving.weights = came.topk_weights.as<std::uint32_t>();
+  moving.scale_stride = rows.rows.num_scales;
+  moving.weight_stride = rows.rows.num_topk;
   spread(moving, result, arguments, tables, scope);
   return result;
 }

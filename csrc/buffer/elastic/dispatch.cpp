@@ -131,11 +131,6 @@ void NormalMode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatch
 
 ElasticDispatchResult NormalMode::dispatch_elastic_in_node(const ElasticDispatchArguments& arguments,
                                                            const CallOptions& call) {
-  const ElasticDispatchHandle* const earlier = arguments.handle;
-  if (earlier != nullptr) {
-    check_tensor("sent_to", earlier->sent_to.view(), runtime_.device(), {DType::uint8},
-                 {arguments.x.size(0), common_.num_ranks});
-  }
   runtime_.faults().raise();
   const DispatchArguments sent = as_dispatch(arguments);
   const int experts = arguments.num_experts / common_.num_ranks;
@@ -144,15 +139,11 @@ ElasticDispatchResult NormalMode::dispatch_elastic_in_node(const ElasticDispatch
   static_cast<SentRows&>(params) = sent_rows(sent, experts);
   params.common = common_;
   params.weighted = arguments.topk_weights.has_value();
-  params.fresh = earlier == nullptr;
+  params.fresh = arguments.handle == nullptr;
   if (params.fresh) {
     params.call.shape = call_shape(sent, arguments.num_experts);
     params.call.host_counts = arguments.exact ? &counts : nullptr;
     params.numbers = numbering_params(arguments, runtime_);
-  } else {
-    params.rows.num_topk = static_cast<int>(earlier->local_topk_idx.size(1));
-    params.topk_weights = memory_of<float>(arguments.topk_weights);
-    params.sent_to = earlier->sent_to.as<std::uint8_t>();
   }
   plan_window(params, arguments.max_tokens, runtime_);
   const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
@@ -165,7 +156,6 @@ ElasticDispatchResult NormalMode::dispatch_elastic_in_node(const ElasticDispatch
     check_recording(scope, arguments.exact);
     std::int64_t received = std::int64_t{common_.num_ranks} * arguments.max_tokens;
     handle = make_elastic_tables(arguments, received, true, params.numbers, *common_.state, scope);
-    params.sent_to = handle.sent_to.as<std::uint8_t>();
     if (arguments.exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
     runtime_.executor()->kernels().dispatch_elastic(params, shape, scope.stream());
     if (arguments.exact) {
@@ -177,7 +167,7 @@ ElasticDispatchResult NormalMode::dispatch_elastic_in_node(const ElasticDispatch
     }
     handle.num_expanded = expanded_rows(arguments, common_.num_ranks, of_experts);
   }
-  const ElasticDispatchHandle& tables = params.fresh ? handle : *earlier;
+  const ElasticDispatchHandle& tables = params.fresh ? handle : *arguments.handle;
   ElasticDispatchResult result = make_elastic_results(arguments, tables, tables.metadata.size(0), scope);
   move_elastic(params, result, arguments, tables, scope);
   result.num_recv_tokens_per_expert = std::move(of_experts);

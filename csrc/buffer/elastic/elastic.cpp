@@ -32,12 +32,8 @@ DispatchArguments as_dispatch(const ElasticDispatchArguments& arguments) {
   sent.x_scales = arguments.x_scales;
   sent.expert_alignment = arguments.expert_alignment;
   sent.config = arguments.config;
+  sent.topk_idx = arguments.topk_idx;
   sent.topk_weights = arguments.topk_weights;
-  if (arguments.handle != nullptr) {
-    sent.handle = &arguments.handle->route;
-  } else {
-    sent.topk_idx = arguments.topk_idx;
-  }
   return sent;
 }
 
@@ -48,14 +44,16 @@ void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Run
   const std::int64_t tokens = arguments.x.size(0);
   check_range("expert_alignment", arguments.expert_alignment, 1, kMostAlignment);
   check_max_tokens(tokens, arguments.max_tokens, runtime.num_ranks());
+  check_range("num_experts", arguments.num_experts, runtime.num_ranks(),
+              std::int64_t{runtime.num_ranks()} * runtime.options().max_local_experts);
+  check_num_experts(arguments.num_experts, runtime.num_ranks());
+  check_selections(sent, runtime);
   if (arguments.handle != nullptr) {
     const ElasticDispatchHandle& handle = *arguments.handle;
     const TensorView& metadata = handle.metadata.view();
     check_tensor("source_ends", handle.source_ends.view(), device, {DType::int32}, {runtime.num_ranks()});
     const int topk = row_metadata(metadata, handle.source_ends.view(), device).num_topk;
-    if (arguments.topk_weights) {
-      check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {tokens, topk});
-    }
+    check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {tokens, topk});
     check_tensor("local_topk_idx", handle.local_topk_idx.view(), device, {DType::int32},
                  {arguments.expand ? kAnySize : metadata.size(0), topk});
     if (arguments.zero_padding) {
@@ -63,10 +61,6 @@ void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Run
     }
     return check_range("num_expanded", handle.num_expanded, 0, INT32_MAX);
   }
-  check_range("num_experts", arguments.num_experts, runtime.num_ranks(),
-              std::int64_t{runtime.num_ranks()} * runtime.options().max_local_experts);
-  check_num_experts(arguments.num_experts, runtime.num_ranks());
-  check_selections(sent, runtime);
   if (arguments.stats) {
     check_tensor("stats", *arguments.stats, device, {DType::int32}, {arguments.num_experts / runtime.num_ranks()});
   }
@@ -171,9 +165,7 @@ ElasticDispatchHandle make_elastic_tables(const ElasticDispatchArguments& argume
                                           NumberingParams& numbers, KernelState& state, const CallScope& scope) {
   const std::int64_t tokens = arguments.x.size(0), topk = arguments.topk_idx.size(1);
   const std::int64_t ranks = numbers.num_ranks, experts = numbers.num_experts;
-  const std::int64_t columns = NumberingParams::columns(in_node, numbers.num_ranks, numbers.num_experts);
   ElasticDispatchHandle handle;
-  handle.index_dtype = arguments.topk_idx.dtype;
   Tensor counts;
   WantedTensors wanted(arguments.x.device);
   wanted.add(handle.source_ends, DType::int32, {ranks});
@@ -182,9 +174,8 @@ ElasticDispatchHandle make_elastic_tables(const ElasticDispatchArguments& argume
   wanted.add(handle.metadata, DType::int32, {rows, RowMetadata::kColumnsBefore + topk});
   wanted.add(handle.local_topk_idx, DType::int32, {rows, topk});
   wanted.add(handle.rows_at_owners, DType::int32, {tokens, topk});
-  wanted.add(counts, DType::int32, {numbers.blocks, columns});
-  if (in_node) wanted.add(handle.sent_to, DType::uint8, {tokens, ranks});
-  if (arguments.copy_selections) wanted.add(handle.topk_idx, handle.index_dtype, {tokens, topk});
+  wanted.add(counts, DType::int32, {numbers.blocks, numbers.columns(in_node)});
+  if (arguments.copy_selections) wanted.add(handle.topk_idx, arguments.topk_idx.dtype, {tokens, topk});
   wanted.place_in_pool(scope);
   scope.hand_out(handle.source_ends);
   const ConstTensorView ends = handle.source_ends.view();
@@ -217,7 +208,7 @@ ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& argum
   } else if (scales) {
     wanted.add(results.recv_x_scales.emplace(), scales->dtype, {moved, scales->size(1)});
   }
-  if (!expand) wanted.add(results.recv_topk_idx.emplace(), handle.index_dtype, {rows, topk});
+  if (!expand) wanted.add(results.recv_topk_idx.emplace(), arguments.topk_idx.dtype, {rows, topk});
   if (arguments.topk_weights && expand) wanted.add(results.recv_topk_weights.emplace(), DType::float32, {moved});
   if (arguments.topk_weights && !expand) wanted.add(results.recv_topk_weights.emplace(), DType::float32, {rows, topk});
   std::vector<Tensor> made = scope.result_tensors(wanted.pieces());
@@ -256,7 +247,7 @@ void spread_to(const ElasticDispatchResult& results, const ElasticDispatchArgume
   if (params.spread_weights == nullptr) params.weights = nullptr;
   if (results.recv_topk_idx) {
     params.spread_topk_idx = results.recv_topk_idx->as<std::byte>();
-    params.indices_are_64_bit = handle.index_dtype == DType::int64;
+    params.indices_are_64_bit = arguments.topk_idx.dtype == DType::int64;
   }
 }
 

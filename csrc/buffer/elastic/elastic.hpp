@@ -15,7 +15,7 @@ namespace deep_ep {
 void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Runtime& runtime);
 void check_elastic_combine(const ElasticCombineArguments& arguments, const Runtime& runtime);
 
-/// As a dispatch of normal mode, without a layout. With a handle, that is of normal mode, too.
+/// As a dispatch of normal mode, without a layout or handle.
 DispatchArguments as_dispatch(const ElasticDispatchArguments& arguments);
 
 /// Of [N, K + 2] int32, columns of a row next to each other; `source_ends` says how many rows are valid.
@@ -34,7 +34,7 @@ NumberingParams numbering_params(const ElasticDispatchArguments& arguments, cons
 std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64_t selections, int most_blocks,
                           std::size_t room);
 /// Tables for `rows` rows, in one piece of memory with what blocks tell each other, and `numbers` told of them.
-/// `in_node`: selections of all ranks are numbered, and the handle has sent_to.
+/// `in_node`: selections of all ranks are numbered.
 ElasticDispatchHandle make_elastic_tables(const ElasticDispatchArguments& arguments, std::int64_t rows, bool in_node,
                                           NumberingParams& numbers, KernelState& state, const CallScope& scope);
 
@@ -48,14 +48,7 @@ ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& argum
 void spread_to(const ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
                const ElasticDispatchHandle& handle, SpreadRowsParams& params);
 
-// Launches of the kernels of rows, which work within this device's memory.
-
-LaunchShape plan_numbering(NumberRowsParams& params, std::int64_t rows, const LaunchPolicy& policy, bool on_gpu);
 LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy);
-void address_rows(const Backend& executor, const AddressRowsParams& params, StreamHandle stream);
-/// Before sum_rows where rows came back.
-void find_returned_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);
-void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream);
 
 /// Of a combine by a dispatch of the rows back to their tokens: sums of what came.
 CombineResult sum_returned(const ElasticReturn& back, Runtime& runtime, const CallScope& scope);

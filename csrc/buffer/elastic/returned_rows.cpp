@@ -7,11 +7,11 @@
 #include "csrc/executor/kernel_table.hpp"
 
 namespace deep_ep {
+namespace {
 
 void address_rows(const Backend& executor, const AddressRowsParams& params, StreamHandle stream) {
-  LaunchShape shape = shape_for_warps(params.metadata.num_rows, executor.policy(), kernels::address_rows::kMaxThreads);
-  shape.shared_bytes = static_cast<std::size_t>(params.num_ranks) * sizeof(std::int32_t);
-  executor.kernels().address_rows(params, shape, stream);
+  executor.kernels().address_rows(
+      params, shape_for_warps(params.metadata.num_rows, executor.policy(), kernels::address_rows::kMaxThreads), stream);
 }
 
 void find_returned_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream) {
@@ -31,13 +31,10 @@ void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle
       stream);
 }
 
-namespace {
-
 SumRowsParams returning_params(const ElasticReturn& back, Runtime& runtime) {
   const ElasticCombineArguments& arguments = back.arguments;
   const std::int64_t width = back.ends.size(1);
   SumRowsParams params{};
-  params.abort = runtime.faults().wait_context().abort;
   params.rows = back.rows.as<std::byte>();
   params.num_rows = back.rows.size(0);
   set_biases(params, arguments);
@@ -71,7 +68,6 @@ ElasticReturn NormalMode::send_back(const ElasticCombineArguments& arguments, st
   if (arguments.expanded && !arguments.each_selection) {
     const Tensor sums = scope.pool_tensor(unplaced(device, DType::bfloat16, {metadata.num_rows, arguments.x.size(1)}));
     SumRowsParams params{};
-    params.abort = runtime_.faults().wait_context().abort;
     params.rows = arguments.x.as<std::byte>();
     params.num_rows = arguments.x.size(0);
     params.metadata = metadata;
@@ -105,7 +101,6 @@ ElasticReturn NormalMode::send_back(const ElasticCombineArguments& arguments, st
     params.weights_of_slots = arguments.expanded;
     params.num_weights = arguments.topk_weights->size(0);
   }
-  params.num_tokens_per_rank = counts.as<std::int32_t>();
   params.is_token_in_rank = is_sent.as<std::uint8_t>();
   params.beside = beside.as<std::int32_t>();
   params.columns = columns;

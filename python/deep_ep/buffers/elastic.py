@@ -49,8 +49,8 @@ class EPHandle:
         num_unaligned_recv_tokens_per_expert: ``[L]`` int32, counts as they are.
         recv_src_metadata: ``[N, K + 2]`` int32. Column 0: source rank * M + token; column 1: source rank * K + the last
             selection with an expert of this rank; others: the expanded row of each selection, -1 for none.
-        dst_buffer_slot_idx: ``[T, K]`` int32, the row of each selection's token at the rank that owns the expert (between
-            nodes its number among this rank's rows there), or -1.
+        dst_buffer_slot_idx: ``[T, K]`` int32, the row of each selection's token at the rank that owns the expert, or -1;
+            between nodes all -1.
         token_metadata_at_forward, channel_linked_list, cached_recv_src_metadata_before_sort: ``None``.
     """
 
@@ -369,7 +369,7 @@ class ElasticBuffer(NativeOwner):
             raise InvalidArgument("do_zero_padding is True, allowed: only with do_expand")
         expand, column_major = bool(do_expand), bool(use_tma_aligned_col_major_sf)
         stats = cumulative_local_expert_recv_stats
-        given: Tuple[Any, ...] = (None, None, None, None, None, 0, True)
+        given: Tuple[Any, ...] = (None, None, None, None, None, 0)
         if handle is None:
             if topk_idx is None:
                 raise InvalidArgument("topk_idx is None, allowed: a tensor, or a handle instead")
@@ -401,10 +401,10 @@ class ElasticBuffer(NativeOwner):
                 raise InvalidArgument("do_expand is True, allowed: only with the handle of a dispatch with do_expand")
             num_experts, alignment, most = handle.num_experts, handle.expert_alignment, handle.num_max_tokens_per_rank
             sms = num_sms or handle.num_sms
+            topk_idx = handle.topk_idx
             given = (
                 handle._route, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle._local,
                 handle.psum_num_recv_tokens_per_expert if do_zero_padding else None, handle.num_expanded_tokens,
-                handle.topk_idx.dtype == torch.int64,
             )  # fmt: skip
         recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._native.dispatch_elastic(
             x, *given, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,

@@ -23,7 +23,8 @@ struct ElasticShape {
   bool each_selection = false;
   bool weights = false;
   int biases = 0;  ///< bit 0, bit 1
-  /// Some rows have lost a selection's row, or name one that x does not have.
+  /// Some rows have lost a selection's row, or name one that x does not have; and there are rows of a program's own, of
+  /// no rank or of no token.
   bool gaps = false;
   std::uint64_t seed = 1;
 
@@ -97,6 +98,12 @@ inline ElasticCase make_elastic_case(const ElasticShape& shape) {
         side.metadata.push_back(static_cast<std::int32_t>(source * topk + last));
         side.metadata.insert(side.metadata.end(), mine.begin(), mine.end());
         slots[std::size_t(rank)].push_back(mine);
+      }
+      const std::int32_t origins[] = {-1, ranks * shape.max_tokens, (source + 1) * shape.max_tokens - 1};
+      for (int i = 0; shape.gaps && i < (shape.tokens[std::size_t(source)] < shape.max_tokens ? 3 : 2); ++i) {
+        slots[std::size_t(rank)].emplace_back(std::size_t(topk), -1).front() = next_slot++;
+        side.metadata.insert(side.metadata.end(), {origins[i], topk - 1, next_slot - 1});
+        side.metadata.insert(side.metadata.end(), std::size_t(topk - 1), -1);
       }
       side.source_ends.push_back(static_cast<std::int32_t>(slots[std::size_t(rank)].size()));
     }

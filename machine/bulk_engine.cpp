@@ -81,12 +81,8 @@ void BulkEngine::finish(Fiber& fiber) {
 
 void BulkEngine::read(Fiber& fiber, Store& store) {
   if (store.read) return;
-  if (!spare_buffers_.empty()) {
-    store.buffer = std::move(spare_buffers_.back());
-    spare_buffers_.pop_back();
-  }
-  store.buffer.resize(store.bytes);
-  std::memcpy(store.buffer.data(), shared_.shadow_of(store.shared), store.bytes);
+  const std::byte* source = shared_.shadow_of(store.shared);
+  store.buffer.assign(source, source + store.bytes);
   store.read = true;
   const tsan::Scope as_issuer(fiber.tsan_context);
   tsan::read(store.shared, store.bytes);
@@ -104,7 +100,7 @@ void BulkEngine::write(Fiber& fiber, Store& store) {
     const tsan::Scope as_issuer(fiber.tsan_context);
     std::memcpy(store.global, store.buffer.data(), store.bytes);
   }
-  spare_buffers_.push_back(std::move(store.buffer));
+  store.buffer = {};
 }
 
 }  // namespace deep_ep::host_machine

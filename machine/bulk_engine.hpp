@@ -67,7 +67,6 @@ class BulkEngine {
   SharedMemory& shared_;
   Random& random_;
   std::vector<Thread> threads_;
-  std::vector<std::vector<std::byte>> spare_buffers_;
 };
 
 }  // namespace deep_ep::host_machine

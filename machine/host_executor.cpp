@@ -1,15 +1,19 @@
-#include "machine/host_executor.hpp"
-
+// The executor of machines without a GPU.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <utility>
-#include <vector>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
 
+#include "csrc/executor/backend.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "machine/random.hpp"
+#include "machine/stream.hpp"
 
 namespace deep_ep {
 
@@ -20,8 +24,6 @@ using host_machine::HostStream;
 using host_machine::LaunchQueue;
 using host_machine::mix;
 
-constexpr std::size_t kAlignment = 256;
-
 /// Default stream of the executor that the thread made current. Weak: executors come and go, threads stay.
 thread_local std::weak_ptr<HostStream> current_default_stream;
 
@@ -31,121 +33,128 @@ LaunchQueue& find_default_stream() {
   throw Error("a kernel was launched into the default stream, but no host executor is current in this thread");
 }
 
-HostEvent* event_of(const EventHandle& event) { return static_cast<HostEvent*>(event.get()); }
-
-void* aligned(std::size_t bytes) {
-  void* memory = nullptr;
-  if (posix_memalign(&memory, kAlignment, std::max<std::size_t>(bytes, 1)) != 0) {
-    fail<OutOfMemory>("no {} of memory left", format_bytes(bytes));
+class HostExecutor final : public Backend {
+ public:
+  explicit HostExecutor(const HostExecutorOptions& options)
+      : seed_(options.seed != 0 ? options.seed : environment::unsigned_integer("DEEP_EP_HOST_SEED")) {
+    policy_.multiprocessors = options.multiprocessors > 0 ? options.multiprocessors : 4;
+    policy_.max_block_threads = 1024;
+    policy_.warps_per_block = options.warps_per_block > 0 ? options.warps_per_block : 3;
+    policy_.max_shared_bytes = options.max_shared_bytes > 0 ? options.max_shared_bytes : 64 * 1024;
+    default_stream_ = make_stream();
+    host_machine::default_queue.store(&find_default_stream, std::memory_order_release);
+    if (current_default_stream.expired()) HostExecutor::make_current();
   }
-  return memory;
-}
+  ~HostExecutor() override {
+    if (default_stream_->inherited()) return;  // no thread of this process works for it
+    // Work under way uses memory that goes away with the owner's other parts.
+    default_stream_->drain();
+    for (auto& [handle, stream] : streams_) stream->drain();
+    pool_.forget(owner_);
+  }
+
+  Device device() const override { return {Device::Kind::cpu, 0}; }
+  const LaunchPolicy& policy() const override { return policy_; }
+
+  void* allocate(std::size_t bytes) override {
+    constexpr std::size_t kAlignment = 256;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, kAlignment, std::max<std::size_t>(bytes, 1)) != 0) {
+      fail<OutOfMemory>("no {} of memory left", format_bytes(bytes));
+    }
+    return memory;
+  }
+  void free(void* memory) noexcept override { std::free(memory); }
+  void free_after(void* memory, StreamHandle stream) noexcept override {
+    if (memory == nullptr) return;
+    if (default_stream_->inherited()) {
+      std::free(memory);  // this process's copy, which no worker uses
+    } else {
+      of(stream).enqueue([memory] { std::free(memory); }, /*always=*/true);
+    }
+  }
+  void* allocate_pinned(std::size_t bytes) override { return std::memset(allocate(bytes), 0, bytes); }
+  void free_pinned(void* memory) noexcept override { std::free(memory); }
+
+  StreamHandle create_stream() override {
+    auto made = make_stream();
+    void* handle = static_cast<LaunchQueue*>(made.get());  // what launchers cast it back to
+    const std::lock_guard lock(mutex_);
+    streams_.emplace(handle, std::move(made));
+    return handle;
+  }
+  void destroy_stream(StreamHandle stream) noexcept override {
+    std::shared_ptr<HostStream> gone;  // lives on until its queue is empty
+    const std::lock_guard lock(mutex_);
+    if (const auto found = streams_.find(stream); found != streams_.end()) {
+      gone = std::move(found->second);
+      streams_.erase(found);
+    }
+  }
+
+  EventHandle record_event(StreamHandle stream) override { return of(stream).record(); }
+  EventHandle record_timed_event(StreamHandle stream) override { return record_event(stream); }
+  void wait_event(StreamHandle stream, const EventHandle& event) override {
+    if (event != nullptr) of(stream).wait(std::static_pointer_cast<HostEvent>(event));
+  }
+  bool event_done(const EventHandle& event) override { return event == nullptr || of(event).done(); }
+  void synchronize_event(const EventHandle& event) override {
+    if (event_done(event)) return;
+    default_stream_->require_home();
+    of(event).wait();
+  }
+  double elapsed_seconds(const EventHandle& begin, const EventHandle& end) override {
+    if (begin == nullptr || end == nullptr || !of(begin).done() || !of(end).done()) {
+      throw InvalidArgument("elapsed_seconds: both events must be recorded and done");
+    }
+    return std::chrono::duration<double>(of(end).time() - of(begin).time()).count();
+  }
+  void synchronize(StreamHandle stream) override { of(stream).synchronize(); }
+  std::uint64_t capture_id(StreamHandle) override { return 0; }
+
+  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
+    if (bytes > 0) of(stream).enqueue([=] { std::memmove(destination, source, bytes); });
+  }
+  void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
+    if (bytes > 0) of(stream).enqueue([=] { std::memset(destination, byte, bytes); });
+  }
+
+  /// From now on a kernel that this thread launches into stream nullptr goes to this executor's default stream.
+  void make_current() override { current_default_stream = default_stream_; }
+
+  const KernelTable& kernels() const override { return host_kernels(); }
+  void load_kernels() const override {}
+  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
+    return make_host_heap(bootstrap, options);
+  }
+
+ private:
+  std::shared_ptr<HostStream> make_stream() {
+    const std::uint64_t number = streams_made_.fetch_add(1);
+    return std::make_shared<HostStream>(pool_, owner_, seed_ == 0 ? 0 : mix(seed_, number), policy_.max_shared_bytes);
+  }
+  HostStream& of(StreamHandle stream) {
+    return stream == nullptr ? *default_stream_ : static_cast<HostStream&>(*static_cast<LaunchQueue*>(stream));
+  }
+  static HostEvent& of(const EventHandle& event) { return *static_cast<HostEvent*>(event.get()); }
+
+  LaunchPolicy policy_;
+  host_machine::WorkerPool& pool_ = host_machine::WorkerPool::instance();
+  const std::uint64_t owner_ = pool_.new_owner();  ///< this executor's number in the pool
+  const std::uint64_t seed_;
+  std::atomic<std::uint64_t> streams_made_{0};
+  std::shared_ptr<HostStream> default_stream_;
+  std::mutex mutex_;
+  std::unordered_map<void*, std::shared_ptr<HostStream>> streams_;  ///< by handle
+};
 
 }  // namespace
 
-HostExecutor::HostExecutor(const HostExecutorOptions& options)
-    : pool_(host_machine::WorkerPool::instance()),
-      owner_(pool_.new_owner()),
-      seed_(options.seed != 0 ? options.seed : environment::unsigned_integer("DEEP_EP_HOST_SEED")) {
-  policy_.multiprocessors = options.multiprocessors > 0 ? options.multiprocessors : 4;
-  policy_.max_block_threads = 1024;
-  policy_.warps_per_block = options.warps_per_block > 0 ? options.warps_per_block : 3;
-  policy_.max_shared_bytes = options.max_shared_bytes > 0 ? options.max_shared_bytes : 64 * 1024;
-  default_stream_ = make_stream();
-  host_machine::default_queue.store(&find_default_stream, std::memory_order_release);
-  if (current_default_stream.expired()) make_current();
-}
-
-HostExecutor::~HostExecutor() {
-  if (default_stream_->inherited()) return;  // no thread of this process works for it
-  // Work under way uses memory that goes away with the owner's other parts.
-  default_stream_->drain();
-  for (auto& [handle, stream] : streams_) stream->drain();
-  pool_.forget(owner_);
-}
-
-void* HostExecutor::allocate(std::size_t bytes) { return aligned(bytes); }
-void HostExecutor::free(void* memory) noexcept { std::free(memory); }
-
-void HostExecutor::free_after(void* memory, StreamHandle handle) noexcept {
-  if (memory == nullptr) return;
-  if (default_stream_->inherited()) {
-    std::free(memory);  // this process's copy, which no worker uses
-  } else {
-    stream(handle).enqueue([memory] { std::free(memory); }, /*always=*/true);
-  }
-}
-
-void* HostExecutor::allocate_pinned(std::size_t bytes) {
-  void* memory = aligned(bytes);
-  std::memset(memory, 0, bytes);
-  return memory;
-}
-void HostExecutor::free_pinned(void* memory) noexcept { std::free(memory); }
-
-std::shared_ptr<HostStream> HostExecutor::make_stream() {
-  const std::uint64_t number = streams_made_.fetch_add(1);
-  return std::make_shared<HostStream>(pool_, owner_, seed_ == 0 ? 0 : mix(seed_, number), policy_.max_shared_bytes);
-}
-
-StreamHandle HostExecutor::create_stream() {
-  auto made = make_stream();
-  void* handle = static_cast<LaunchQueue*>(made.get());  // what launchers cast it back to
-  const std::lock_guard lock(mutex_);
-  streams_.emplace(handle, std::move(made));
-  return handle;
-}
-
-void HostExecutor::destroy_stream(StreamHandle handle) noexcept {
-  std::shared_ptr<Stream> gone;  // lives on until its queue is empty
-  const std::lock_guard lock(mutex_);
-  if (const auto found = streams_.find(handle); found != streams_.end()) {
-    gone = std::move(found->second);
-    streams_.erase(found);
-  }
-}
-
-HostStream& HostExecutor::stream(StreamHandle handle) {
-  return handle == nullptr ? *default_stream_ : static_cast<Stream&>(*static_cast<LaunchQueue*>(handle));
-}
-
-EventHandle HostExecutor::record_event(StreamHandle handle) { return stream(handle).record(); }
-
-void HostExecutor::wait_event(StreamHandle handle, const EventHandle& event) {
-  if (event != nullptr) stream(handle).wait(std::static_pointer_cast<HostEvent>(event));
-}
-
-bool HostExecutor::event_done(const EventHandle& event) { return event == nullptr || event_of(event)->done(); }
-
-void HostExecutor::synchronize_event(const EventHandle& event) {
-  if (event == nullptr || event_of(event)->done()) return;
-  default_stream_->require_home();
-  event_of(event)->wait();
-}
-
-void HostExecutor::synchronize(StreamHandle handle) { stream(handle).synchronize(); }
-
-void HostExecutor::copy(void* destination, const void* source, std::size_t bytes, StreamHandle handle) {
-  if (bytes > 0) stream(handle).enqueue([=] { std::memmove(destination, source, bytes); });
-}
-
-void HostExecutor::fill(void* destination, int byte, std::size_t bytes, StreamHandle handle) {
-  if (bytes > 0) stream(handle).enqueue([=] { std::memset(destination, byte, bytes); });
-}
-
-double HostExecutor::elapsed_seconds(const EventHandle& begin, const EventHandle& end) {
-  if (begin == nullptr || end == nullptr || !event_of(begin)->done() || !event_of(end)->done()) {
-    throw InvalidArgument("elapsed_seconds: both events must be recorded and done");
-  }
-  return std::chrono::duration<double>(event_of(end)->time() - event_of(begin)->time()).count();
-}
-
-void HostExecutor::make_current() { current_default_stream = default_stream_; }
-
-const KernelTable& HostExecutor::kernels() const { return host_kernels(); }
-
-std::unique_ptr<SymmetricHeap> HostExecutor::create_heap(Bootstrap& bootstrap, const HeapOptions& options) {
-  return make_host_heap(bootstrap, options);
+const KernelTable& host_kernels() {
+#define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = host::launch_##name,
+  static const KernelTable table{DEEP_EP_KERNELS(DEEP_EP_LAUNCHER)};
+#undef DEEP_EP_LAUNCHER
+  return table;
 }
 
 std::shared_ptr<Executor> make_host_executor(const HostExecutorOptions& options) {

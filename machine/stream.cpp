@@ -5,6 +5,8 @@
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/interrupt.hpp"
+#include "machine/random.hpp"
+#include "machine/sanitizers.hpp"
 
 namespace deep_ep::host_machine {
 namespace {
@@ -148,9 +150,14 @@ void HostStream::add(std::function<bool()> step) {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(added));
     if (busy_) return;
+    try {
+      resume();
+    } catch (...) {
+      queue_.pop_back();  // nobody would do it
+      throw;
+    }
     busy_ = true;
   }
-  resume();
 }
 
 /// The pool continues with the queue. The stream stays alive until it is empty.

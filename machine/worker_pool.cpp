@@ -6,10 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 #include <utility>
 
+#include "csrc/support/backoff.hpp"
 #include "csrc/support/environment.hpp"
-#include "machine/sanitizers.hpp"
+#include "machine/block.hpp"
 
 namespace deep_ep::host_machine {
 
@@ -53,110 +58,134 @@ int chosen_size() {
 
 }  // namespace
 
-Worker::Worker() {
-  // Never joined: the pool lives as long as the process.
-  std::thread([this] { loop(); }).detach();
-}
+/// One CPU thread. Runs its blocks in turn, a slice each; when all of them only poll, it lets other threads of the
+/// machine go first, then sleeps for moments.
+class Worker {
+ public:
+  Worker() {
+    // Never joined: the pool lives as long as the process.
+    std::thread([this] { loop(); }).detach();
+  }
 
-void Worker::post(std::function<void()> task) {
-  const std::lock_guard lock(mutex_);
-  inbox_.push_back(std::move(task));
-  has_mail_.store(true, std::memory_order_release);
-  wake_.notify_one();
-}
+  /// Runs `task` soon, between two slices.
+  void post(std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    inbox_.push_back(std::move(task));
+    has_mail_.store(true, std::memory_order_release);
+    wake_.notify_one();
+  }
+  /// Takes a block for its whole life.
+  void start(std::shared_ptr<Kernel> kernel, int block) {
+    post([this, kernel = std::move(kernel), block] {
+      try {
+        residents_.push_back({kernel, std::make_unique<Block>(kernel, block, fibers_)});
+      } catch (const std::exception& e) {
+        kernel->fail("block " + std::to_string(block) + ": " + e.what());
+        kernel->block_ended();
+      }
+    });
+  }
+  /// An executor is gone.
+  void forget(std::uint64_t owner) {
+    post([this, owner] { fibers_.forget(owner); });
+  }
 
-void Worker::start(std::shared_ptr<Kernel> kernel, int block) {
-  post([this, kernel = std::move(kernel), block] {
-    try {
-      residents_.push_back({kernel, std::make_unique<Block>(kernel, block, fibers_)});
-    } catch (const std::exception& e) {
-      kernel->fail("block " + std::to_string(block) + ": " + e.what());
+ private:
+  [[noreturn]] void loop() {
+    fibers_.release_birth();
+    tsan::ignore_this_thread();
+    describe_own_stack(context_);
+    for (int idle_rounds = 0;;) {
+      take_tasks(idle_rounds);
+      idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
+      if (idle_rounds == 1 && Backoff::Clock::now() < yield_again_) idle_rounds = kPatientRounds;
+      if (idle_rounds == kPatientRounds) {
+        backoff_.restart();
+        woke_ = processor_time();
+      }
+    }
+  }
+
+  /// Lets other threads of the machine go first.
+  void yield() {
+    const Backoff::Clock::time_point begin = Backoff::Clock::now();
+    sched_yield();
+    const Backoff::Clock::time_point end = Backoff::Clock::now();
+    if (end - begin > kDearYield) yield_again_ = end + kYieldsStayDear;
+  }
+
+  /// If a round through many threads takes longer than the longest nap of Backoff, the processor would do little else
+  /// than poll: so a nap may be as long as a few rounds, without what other threads took of them.
+  std::chrono::nanoseconds nap() const {
+    const std::chrono::nanoseconds rounds = kNapsPerRound * (processor_time() - woke_);
+    return std::max(backoff_.nap(), std::min({rounds, backoff_.time() / 8, kLongestNap}));
+  }
+
+  /// Runs what came into the inbox. Without blocks it waits there; if its blocks only poll, it naps.
+  void take_tasks(int idle_rounds) {
+    const bool naps = idle_rounds >= kPatientRounds;
+    if (!residents_.empty() && !naps) {
+      if (idle_rounds > 0) yield();
+      if (!has_mail_.load(std::memory_order_acquire)) return;
+    }
+    std::vector<std::function<void()>> tasks;
+    {
+      const auto mail = [this] { return !inbox_.empty(); };
+      std::unique_lock lock(mutex_);
+      if (residents_.empty()) {
+        wake_.wait(lock, mail);
+      } else if (naps) {
+        wake_.wait_for(lock, nap(), mail);
+        woke_ = processor_time();
+      }
+      tasks.swap(inbox_);
+      has_mail_.store(false, std::memory_order_relaxed);  // still under the lock, so no later mail loses its mark
+    }
+    for (auto& task : tasks) task();
+  }
+
+  /// A slice for every block. Returns whether any of them did more than poll.
+  bool run_blocks() {
+    bool progressed = false;
+    for (std::size_t i = 0; i < residents_.size();) {
+      const Block::Slice slice = residents_[i].block->run(context_);
+      progressed |= slice != Block::Slice::idle;
+      if (slice != Block::Slice::finished) {
+        ++i;
+        continue;
+      }
+      const auto kernel = std::move(residents_[i].kernel);
+      residents_.erase(residents_.begin() + static_cast<std::ptrdiff_t>(i));
       kernel->block_ended();
     }
-  });
-}
-
-void Worker::forget(std::uint64_t owner) {
-  post([this, owner] { fibers_.forget(owner); });
-}
-
-void Worker::loop() {
-  fibers_.release_birth();
-  tsan::ignore_this_thread();
-  describe_own_stack(context_);
-  for (int idle_rounds = 0;;) {
-    take_tasks(idle_rounds);
-    idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
-    if (idle_rounds == 1 && yields_are_dear()) idle_rounds = kPatientRounds;
-    if (idle_rounds == kPatientRounds) {
-      backoff_.restart();
-      woke_ = processor_time();
-    }
+    return progressed;
   }
-}
 
-bool Worker::yields_are_dear() const { return Backoff::Clock::now() < yield_again_; }
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::function<void()>> inbox_;
+  std::atomic<bool> has_mail_{false};
 
-void Worker::yield() {
-  const Backoff::Clock::time_point begin = Backoff::Clock::now();
-  sched_yield();
-  const Backoff::Clock::time_point end = Backoff::Clock::now();
-  if (end - begin > kDearYield) yield_again_ = end + kYieldsStayDear;
-}
-
-/// If a round through many threads takes longer than the longest nap of Backoff, the processor would do little else
-/// than poll: so a nap may be as long as a few rounds, without what other threads took of them.
-std::chrono::nanoseconds Worker::nap() const {
-  const std::chrono::nanoseconds rounds = kNapsPerRound * (processor_time() - woke_);
-  return std::max(backoff_.nap(), std::min({rounds, backoff_.time() / 8, kLongestNap}));
-}
-
-/// Runs what came into the inbox. Without blocks it waits there; if its blocks only poll, it naps.
-void Worker::take_tasks(int idle_rounds) {
-  const auto mail = [this] { return !inbox_.empty(); };
-  std::vector<std::function<void()>> tasks;
-  const auto take_all = [this, &tasks] {
-    tasks.swap(inbox_);
-    has_mail_.store(false, std::memory_order_relaxed);  // still under the lock, so no later mail loses its mark
+  // Only the worker's own thread touches these.
+  Context context_;
+  FiberPool fibers_;
+  Backoff backoff_;                  ///< since all blocks merely poll
+  std::chrono::nanoseconds woke_{};  ///< from the last nap, in the thread's own processor time
+  Backoff::Clock::time_point yield_again_;
+  struct Resident {
+    std::shared_ptr<Kernel> kernel;
+    std::unique_ptr<Block> block;
   };
-  if (residents_.empty()) {
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, mail);
-    take_all();
-  } else if (idle_rounds >= kPatientRounds) {
-    std::unique_lock lock(mutex_);
-    wake_.wait_for(lock, nap(), mail);
-    woke_ = processor_time();
-    take_all();
-  } else {
-    if (idle_rounds > 0) yield();
-    if (!has_mail_.load(std::memory_order_acquire)) return;
-    const std::lock_guard lock(mutex_);
-    take_all();
-  }
-  for (auto& task : tasks) task();
-}
-
-/// A slice for every block. Returns whether any of them did more than poll.
-bool Worker::run_blocks() {
-  bool progressed = false;
-  for (std::size_t i = 0; i < residents_.size();) {
-    const Block::Slice slice = residents_[i].block->run(context_);
-    progressed |= slice != Block::Slice::idle;
-    if (slice != Block::Slice::finished) {
-      ++i;
-      continue;
-    }
-    const auto kernel = std::move(residents_[i].kernel);
-    residents_.erase(residents_.begin() + static_cast<std::ptrdiff_t>(i));
-    kernel->block_ended();
-  }
-  return progressed;
-}
+  std::vector<Resident> residents_;
+};
 
 WorkerPool::WorkerPool(int workers) {
-  for (int i = 0; i < workers; ++i) workers_.push_back(std::make_unique<Worker>());
+  for (int i = 0; i < workers; ++i) workers_.push_back(std::make_shared<Worker>());
 }
+
+Worker& WorkerPool::next() { return *workers_[turn_.fetch_add(1, std::memory_order_relaxed) % workers_.size()]; }
+
+void WorkerPool::post(std::function<void()> task) { next().post(std::move(task)); }
 
 void WorkerPool::start(const std::shared_ptr<Kernel>& kernel) {
   for (int block = 0; block < kernel->launch.shape.blocks; ++block) next().start(kernel, block);

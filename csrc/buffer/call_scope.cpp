@@ -37,15 +37,13 @@ std::vector<Tensor> lay_out(std::span<const TensorView> views, const std::shared
 }  // namespace
 
 CallContext::CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
-                         std::shared_ptr<ResultAllocator> allocator, std::shared_ptr<ResultTensors> result_tensors)
+                         std::shared_ptr<ResultTensors> result_tensors)
     : executor_(std::move(executor)),
       comm_stream_(comm_stream),
       arena_(std::move(arena)),
       home_(std::make_shared<HomeStream>(executor_, comm_stream_)),
       cache_(std::make_shared<MemoryCache>(home_)),
-      result_tensors_(std::move(result_tensors)) {
-  if (allocator != nullptr) program_memory_ = std::make_shared<ProgramMemory>(executor_, std::move(allocator));
-}
+      result_tensors_(std::move(result_tensors)) {}
 
 void CallContext::settle() const {
   if (const EventHandle latest = home_->latest()) executor_->wait_event(comm_stream_, latest);
@@ -72,9 +70,9 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
   }
   if (call.also_after) executor.wait_event(stream_, call.also_after);
   // After the wait, which is what makes the stream a part of the recording.
-  recording_ = !in_place && executor.is_capturing(stream_);
+  if (!in_place) graph_ = executor.capture_id(stream_);
   HomeStream& home = *context_.home_;
-  if (!recording_) {
+  if (!recording()) {
     // The default stream stays the same one; any other handle may by now belong to another stream.
     const EventHandle latest = stream_ == nullptr ? home.latest_unless_on(stream_) : home.latest();
     if (latest) executor.wait_event(stream_, latest);
@@ -83,21 +81,14 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
 }
 
 std::optional<std::vector<Tensor>> CallScope::try_heap_tensors(std::span<const TensorView> wanted) const {
-  if (recording_) return std::nullopt;  // the graph would have the memory for good, and the heap is for all calls
+  if (recording()) return std::nullopt;  // the graph would have the memory for good, and the heap is for all calls
   auto storage = allocate_in_arena(context_.arena_, bytes_together(wanted), context_.home_);
   if (!storage) return std::nullopt;
   return lay_out(wanted, std::move(storage));
 }
 
 std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) const {
-  // Small tables of handles come and go on the default stream without any request: see kDefaultStream.
-  constexpr std::size_t kSmall = std::size_t{1} << 20;
-  const bool from_cache = context_.result_tensors_ != nullptr && stream_ == nullptr && bytes_together(wanted) <= kSmall;
-  if (context_.program_memory_ != nullptr && after_caller_ && !from_cache) {
-    return lay_out(wanted, allocate_of_program(context_.program_memory_, bytes_together(wanted), caller_stream_,
-                                               context_.home_, recording_));
-  }
-  return lay_out(wanted, allocate_in_pool(context_.cache_, bytes_together(wanted), recording_));
+  return lay_out(wanted, allocate_in_pool(context_.cache_, bytes_together(wanted), graph_));
 }
 
 /// Memory is made for the stream that the call comes after.
@@ -175,7 +166,7 @@ std::vector<Tensor> CallScope::result_tensors(Pieces wanted, std::span<const Ten
 }
 
 std::optional<std::vector<Tensor>> CallScope::try_heap_results(Pieces wanted) const {
-  if (recording_) return std::nullopt;  // as above
+  if (recording()) return std::nullopt;  // as above
   std::vector<Tensor> made;
   if (framework_ != nullptr) {
     made = of_framework(wanted, true);
@@ -193,7 +184,7 @@ std::optional<std::vector<Tensor>> CallScope::try_heap_results(Pieces wanted) co
 void CallScope::hand_out(const Tensor& tensor) const {
   // Those of a framework need nothing; a caller may have put together a handle with others.
   if (auto* ours = dynamic_cast<StreamStorage*>(tensor.storage().get())) {
-    ours->record_stream(caller_stream_, recording_);
+    ours->record_stream(caller_stream_, graph_);
   } else {
     tensor.record_stream(caller_stream_);
   }
@@ -206,7 +197,7 @@ EventHandle CallScope::event_behind() const {
 EventHandle CallScope::finish() {
   EventHandle done = event_behind();
   if (!async_finish_ && caller_stream_ != stream_) context_.executor().wait_event(caller_stream_, done);
-  if (!recording_) context_.home_->work_ends(done);
+  if (!recording()) context_.home_->work_ends(done);
   ended_ = true;
   return async_finish_ ? done : EventHandle{};
 }
@@ -223,7 +214,7 @@ void CallScope::abandon() noexcept {
   ended_ = true;
   try {
     const EventHandle done = event_behind();
-    if (!recording_) {
+    if (!recording()) {
       context_.home_->work_ends(done);
     } else if (caller_stream_ != stream_) {
       // Nobody else can bring the communication stream back, and a recording with a loose end is invalid.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -68,9 +69,9 @@ class OneThread {
 /// What all calls of a buffer share: their order, the communication stream, the memory for their results.
 class CallContext {
  public:
-  /// `allocator`, `result_tensors`: see BufferOptions.
+  /// `result_tensors`: see BufferOptions.
   CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
-              std::shared_ptr<ResultAllocator> allocator = {}, std::shared_ptr<ResultTensors> result_tensors = {});
+              std::shared_ptr<ResultTensors> result_tensors = {});
 
   Executor& executor() const { return *executor_; }
   StreamHandle comm_stream() const { return comm_stream_; }
@@ -87,8 +88,7 @@ class CallContext {
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<HomeStream> home_;  ///< the calls, as their memory sees them
   std::shared_ptr<MemoryCache> cache_;
-  std::shared_ptr<ProgramMemory> program_memory_;  ///< instead of the cache, if there is one
-  std::shared_ptr<ResultTensors> result_tensors_;  ///< instead of both, for results, if there is one
+  std::shared_ptr<ResultTensors> result_tensors_;  ///< instead of it, for results, if there is one
 };
 
 /// A call that is under way; a context has one at a time. It ends with `finish`, or, if an exception comes first, with
@@ -106,12 +106,12 @@ class CallScope {
   /// Where the call's work is to be enqueued: the caller's stream or the communication stream.
   StreamHandle stream() const { return stream_; }
   /// Is the call being recorded into a graph?
-  bool recording() const { return recording_; }
+  bool recording() const { return graph_ != 0; }
 
   /// Tensors of these types and shapes in the heap, in one piece of memory that lives as long as any of them. Nothing
   /// if they do not fit, or the call is being recorded.
   std::optional<std::vector<Tensor>> try_heap_tensors(std::span<const TensorView> wanted) const;
-  /// The same from the cache, or from the program's allocator. Throws OutOfMemory.
+  /// The same from the cache. Throws OutOfMemory.
   std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
   Tensor pool_tensor(const TensorView& wanted) const { return pool_tensors({&wanted, 1}).front(); }
 
@@ -158,8 +158,8 @@ class CallScope {
   StreamHandle caller_stream_;
   StreamHandle stream_;
   bool async_finish_;
-  bool after_caller_;  ///< the call comes after what the caller's stream has been given so far
-  bool recording_ = false;
+  bool after_caller_;        ///< the call comes after what the caller's stream has been given so far
+  std::uint64_t graph_ = 0;  ///< the recording of a graph that the call is a part of; 0: none
   bool without_event_ = false;
   bool ended_ = false;
 };

@@ -110,8 +110,7 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
-    calls_.emplace(executor_, comm_stream_, std::move(arena), on_gpu() ? options_.result_allocator : nullptr,
-                   options_.result_tensors);
+    calls_.emplace(executor_, comm_stream_, std::move(arena), options_.result_tensors);
     faults_.emplace(*calls_, executor_, rank(), num_ranks(), timeout_s_);
     if (membership_ != nullptr) faults_->obey(executor_, membership_, control_words_, options_.low_latency.masking);
   });

@@ -30,7 +30,7 @@ DEEP_EP_KERNELS(DEEP_EP_CHOICE)
 #undef DEEP_EP_CHOICE
 }  // namespace choices
 
-/// Defined by machine/kernel_table.cpp and csrc/executor/cuda/kernel_table.cpp.
+/// Defined by the executors.
 const KernelTable& host_kernels();
 const KernelTable& cuda_kernels();
 /// All of them, for the current device.

@@ -30,12 +30,12 @@ Arena::Arena(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> 
   if (begin < end) free_[heap_->local() + begin].bytes = end - begin;
 }
 
-void* Arena::take(std::size_t bytes, StreamHandle stream) {
+void* Arena::take(std::size_t bytes, StreamHandle stream, bool at_home) {
   if (bytes > std::numeric_limits<std::size_t>::max() - kAlignment) return nullptr;
   // Empty tensors get a piece too: distinct addresses, and no special case.
   const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1));
-  const std::byte* at = nullptr;
-  Free piece;
+  std::byte* memory = nullptr;
+  std::vector<EventHandle> events;
   {
     const std::lock_guard lock(mutex_);
     auto best = free_.end();
@@ -43,17 +43,19 @@ void* Arena::take(std::size_t bytes, StreamHandle stream) {
       if (it->second.bytes >= wanted && (best == free_.end() || it->second.bytes < best->second.bytes)) best = it;
     }
     if (best == free_.end()) return nullptr;
-    at = best->first;
-    piece = std::move(best->second);
-    free_.erase(best);
-    if (piece.bytes > wanted) free_[at + wanted].bytes = piece.bytes - wanted;
-    used_.emplace(at, wanted);
+    memory = const_cast<std::byte*>(best->first);
+    events = best->second.events;
+    used_.emplace(memory, Piece{.bytes = wanted, .events = {}});
+    auto rest = free_.extract(best);  // nothing below asks for memory, so no piece is lost
+    rest.key() = memory + wanted;
+    rest.mapped().bytes -= wanted;
+    if (at_home) rest.mapped().events.clear();
+    if (rest.mapped().bytes > 0) free_.insert(std::move(rest));
   }
-  auto* const memory = const_cast<std::byte*>(at);
   try {
-    for (const EventHandle& event : piece.events) executor_->wait_event(stream, event);
+    for (const EventHandle& event : events) executor_->wait_event(stream, event);
   } catch (...) {
-    release(memory, std::move(piece.events));  // nothing has used it yet
+    release(memory, std::move(events));  // nothing has used it yet
     throw;
   }
   return memory;
@@ -62,31 +64,28 @@ void* Arena::take(std::size_t bytes, StreamHandle stream) {
 void Arena::release(void* memory, std::optional<std::vector<EventHandle>> events) {
   const auto* at = static_cast<const std::byte*>(memory);
   const std::lock_guard lock(mutex_);
-  const auto used = used_.find(at);
-  if (used == used_.end()) {
+  auto node = used_.extract(at);
+  if (node.empty()) {
     fail<Error>("arena piece at offset {} is not handed out (given back twice?)", heap_->offset_of(at));
   }
-  Free piece{.bytes = used->second, .events = {}};
-  used_.erase(used);
   if (!events) return;
-  piece.events = *std::move(events);
-  const auto absorb = [&](std::map<const std::byte*, Free>::iterator neighbour) {
-    const Free& other = neighbour->second;
-    piece.bytes += other.bytes;
-    piece.events.insert(piece.events.end(), other.events.begin(), other.events.end());
-    return free_.erase(neighbour);
+  node.mapped().events = *std::move(events);
+  auto piece = free_.insert(std::move(node)).position;
+  /// Whether `upper` begins where `lower` ends, and has become a part of it.
+  const auto merge = [&](Pieces::iterator lower, Pieces::iterator upper) {
+    auto& [bytes, of_both] = lower->second;
+    if (lower->first + bytes != upper->first) return false;
+    of_both.insert(of_both.end(), upper->second.events.begin(), upper->second.events.end());
+    bytes += upper->second.bytes;
+    free_.erase(upper);
+    return true;
   };
-  auto next = free_.lower_bound(at);
-  if (next != free_.end() && next->first == at + piece.bytes) next = absorb(next);
-  if (next != free_.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + previous->second.bytes == at) {
-      at = previous->first;
-      absorb(previous);
-    }
+  if (const auto next = std::next(piece); next != free_.end()) merge(piece, next);
+  if (piece != free_.begin()) {
+    const auto previous = std::prev(piece);
+    if (merge(previous, piece)) piece = previous;
   }
-  thin_out(piece.events);
-  free_.emplace(at, std::move(piece));
+  thin_out(piece->second.events);
 }
 
 void Arena::give_back(void* piece, StreamHandle stream) noexcept {
@@ -105,8 +104,8 @@ bool Arena::contains(const void* memory) const {
   const std::lock_guard lock(mutex_);
   const auto behind = used_.upper_bound(at);
   if (behind == used_.begin()) return false;
-  const auto& [begin, bytes] = *std::prev(behind);
-  return at < begin + bytes;
+  const auto& [begin, piece] = *std::prev(behind);
+  return at < begin + piece.bytes;
 }
 
 std::size_t Arena::largest_free() const {

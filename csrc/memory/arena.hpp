@@ -18,8 +18,8 @@ namespace deep_ep {
 /// Best-fit allocator of the part [offset, offset + bytes) of the heap. Thread-safe.
 ///
 /// A piece is given back while kernels of other streams may still use it, together with events behind that use. The
-/// stream that gets the memory next waits for them; the host never does. After that the rest of the free piece needs no
-/// events any more: pieces are handed out in the order of one stream, the home, so all users come after the wait.
+/// stream that gets the memory next waits for them; the host never does. After the home has waited the rest of the free
+/// piece needs no events any more: all users come behind the buffer's calls.
 ///
 /// Replays of a CUDA graph write memory at any later time, so a home that records gets none, and pieces that a graph
 /// may touch are not handed out again as long as the arena lives.
@@ -37,25 +37,27 @@ class Arena final : public HeapPieces {
   /// if it is not handed out.
   void release(void* piece, std::optional<std::vector<EventHandle>> events);
 
-  // For the library's tensors, and for an allocator of the program.
+  /// See HeapPieces. `at_home`: `stream` is that of the call under way.
+  void* take(std::size_t bytes, StreamHandle stream, bool at_home);
 
-  void* take(std::size_t bytes, StreamHandle stream) override;
+  void* take(std::size_t bytes, StreamHandle stream) override { return take(bytes, stream, false); }
   void give_back(void* piece, StreamHandle stream) noexcept override;
   bool contains(const void* memory) const override;
   std::size_t largest_free() const override;
 
  private:
-  struct Free {
+  struct Piece {
     std::size_t bytes = 0;
-    std::vector<EventHandle> events;
+    std::vector<EventHandle> events;  ///< of a free one
   };
+  using Pieces = std::map<const std::byte*, Piece>;
   void thin_out(std::vector<EventHandle>& events) const noexcept;
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;
   mutable std::mutex mutex_;
-  std::map<const std::byte*, Free> free_;  ///< neighbours are always merged
-  std::map<const std::byte*, std::size_t> used_;
+  Pieces free_;  ///< neighbours are always merged
+  Pieces used_;
 };
 
 }  // namespace deep_ep

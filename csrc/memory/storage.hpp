@@ -1,10 +1,9 @@
-// The memory behind the tensors that the library returns: of the arena, of a cache of device memory, or of the
-// program's allocator.
+// The memory behind the tensors that the library returns: of the arena, or of a cache of device memory.
 //
-// All keep everything alive that their memory needs, so a tensor may outlive the Buffer. All give the memory back
+// Both keep everything alive that their memory needs, so a tensor may outlive the Buffer. Both give the memory back
 // without waiting (the end of a cache waits), behind the work of all streams that were recorded; those streams must
 // still exist then (as for any GPU tensor). The home stream needs no recording: memory is given back to it. Memory that
-// was used by a stream while it recorded a CUDA graph is reused by graphs at most, see Arena.
+// was used by a stream while it recorded a CUDA graph is not reused, except by the same graph while it is recorded.
 //
 // Requests to the executor are what makes a call slow on the host, so there are few: one storage serves several tensors
 // of a call, the call says once whether it is being recorded, and the end of a storage costs one query and one event
@@ -13,7 +12,7 @@
 
 #include <atomic>
 #include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,7 +22,6 @@
 
 #include "csrc/memory/arena.hpp"
 #include "deep_ep/executor.hpp"
-#include "deep_ep/result_allocator.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
@@ -88,44 +86,35 @@ class HomeStream {
 
 /// Memory that is first used on the home stream, and the other streams that use it. Tensors are copied between threads,
 /// so it locks.
-class StreamStorage final : public Tensor::Storage {
+class StreamStorage : public Tensor::Storage {
  public:
-  /// Its end calls `give_back(*this)`.
-  using GiveBack = std::function<void(StreamStorage&)>;
-  /// `recording`: it is allocated while a graph is recorded.
-  StreamStorage(std::shared_ptr<HomeStream> home, void* data, bool recording, GiveBack give_back)
-      : home_(std::move(home)),
-        data_(static_cast<std::byte*>(data)),
-        in_graph_(recording),
-        give_back_(std::move(give_back)) {}
-  ~StreamStorage() override;
   StreamStorage(const StreamStorage&) = delete;
   StreamStorage& operator=(const StreamStorage&) = delete;
 
   void record_stream(StreamHandle stream) override;
   bool knows_stream(StreamHandle stream) const override;
-  /// The same for a caller who knows whether the stream is recording a graph.
-  void record_stream(StreamHandle stream, bool recording);
+  /// The same for a caller who knows the recording that the stream takes part in; 0: none.
+  void record_stream(StreamHandle stream, std::uint64_t graph);
 
   std::byte* data() const { return data_; }
 
-  // For what gives the memory back, when nobody records any more.
+ protected:
+  /// `graph`: the recording that it is allocated in; 0: none.
+  StreamStorage(std::shared_ptr<HomeStream> home, std::uint64_t graph) : home_(std::move(home)), graph_(graph) {}
 
-  HomeStream& home() const { return *home_; }
-  /// The streams that were recorded.
-  const std::vector<StreamHandle>& users() const { return streams_; }
-  /// Events behind what the streams have enqueued so far. Nothing if a graph may use the memory again: a stream was
-  /// recording one when it was named, or is recording now. `at_home`, for memory that goes back to the home: without
-  /// events of the home's own stream, and kDefaultStream for the default one.
+  /// When nobody records any more: events behind what the streams have enqueued so far; inside the recording, if it is
+  /// allocated in one that goes on. Nothing if a graph may use the memory again. `at_home`, for memory that goes back
+  /// to the home: without events of the home's own stream, and kDefaultStream for the default one.
   std::optional<std::vector<EventHandle>> end_of_use(bool at_home);
+
+  std::byte* data_ = nullptr;
 
  private:
   std::shared_ptr<HomeStream> home_;
-  std::byte* data_;
+  const std::uint64_t graph_;
   mutable std::mutex mutex_;
   std::vector<StreamHandle> streams_;
-  bool in_graph_;
-  GiveBack give_back_;
+  bool in_other_graph_ = false;
 };
 
 /// From the arena, in the order of the home stream, which records no graph. All users of an arena have the same home.
@@ -136,14 +125,15 @@ std::shared_ptr<StreamStorage> allocate_in_arena(const std::shared_ptr<Arena>& a
 // Memory of the executor that one stream keeps using: what comes back is handed out again without asking the executor,
 // which on a GPU would take locks of the driver, and wait.
 
-/// Replays of a graph use memory at any later time, so what a graph may use stays until the cache goes. Blocks may be
-/// released by any thread at any time, and are allocated by the thread that enqueues work on the home stream while it
-/// does not record a graph.
+/// Replays of a graph use memory at any later time, so what a graph may use stays until the cache goes; only the graph
+/// itself, while it is recorded, uses it again. Blocks may be released by any thread at any time, and are allocated by
+/// the thread that enqueues work on the home stream.
 class MemoryCache {
  public:
   struct Block {
     void* memory = nullptr;
-    std::size_t bytes = 0;  ///< rounded up
+    std::size_t bytes = 0;    ///< rounded up
+    std::uint64_t graph = 0;  ///< the recording that it is for; 0: none
   };
 
   /// AddressSanitizer has to see every release, so nothing is kept under it.
@@ -160,10 +150,9 @@ class MemoryCache {
   MemoryCache(const MemoryCache&) = delete;
   MemoryCache& operator=(const MemoryCache&) = delete;
 
-  /// Memory for work that is enqueued on the home stream from now on. The stream waits for its earlier users.
-  Block allocate(std::size_t bytes);
-  /// Memory for work that the home stream records.
-  Block allocate_for_graph(std::size_t bytes) { return {.memory = home_->executor().allocate(bytes), .bytes = bytes}; }
+  /// Memory for work that is enqueued on the home stream from now on, or recorded there into `graph`. The stream waits
+  /// for its earlier users.
+  Block allocate(std::size_t bytes, std::uint64_t graph = 0);
   /// `events` are behind its last uses on other streams; nothing: a graph may use the memory again.
   void release(const Block& block, std::optional<std::vector<EventHandle>> events);
   /// The executor gets unused memory, the largest blocks first, until at most so many bytes are left; behind the work
@@ -183,63 +172,21 @@ class MemoryCache {
     std::vector<EventHandle> events;
   };
 
+  /// Blocks of one size and one recording.
+  using Key = std::pair<std::uint64_t, std::size_t>;
+  static constexpr std::uint64_t kNoRecording = ~std::uint64_t{0};  ///< whose blocks are not for use again
+
   void* take(std::size_t bytes);
-  void give_back(const Unused& unused);
+  void give_back(const Unused& unused) noexcept;
 
   std::shared_ptr<HomeStream> home_;
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::vector<Unused>> unused_;  ///< by size
-  std::size_t unused_bytes_ = 0;
-  std::vector<void*> of_graphs_;
+  std::map<Key, std::vector<Unused>> unused_;
+  std::size_t unused_bytes_ = 0;  ///< that no graph may use
 };
 
-/// `recording`: the home stream records a graph.
+/// `graph`: the recording that the home stream takes part in; 0: none.
 std::shared_ptr<StreamStorage> allocate_in_pool(const std::shared_ptr<MemoryCache>& cache, std::size_t bytes,
-                                                bool recording = false);
-
-// Memory for results from the program's allocator: see deep_ep/result_allocator.hpp.
-
-/// The pieces that a buffer has from the program's allocator. A piece goes back at once where only the stream that it
-/// was allocated for has used it, otherwise when the work of the others has ended: as frameworks do it with memory that
-/// several streams use. In a recording it goes back at once, too, behind the recorded work of the others.
-class ProgramMemory {
- public:
-  ProgramMemory(std::shared_ptr<Executor> executor, std::shared_ptr<ResultAllocator> allocator)
-      : executor_(std::move(executor)), allocator_(std::move(allocator)) {}
-  /// Waits for the work that uses what is still here.
-  ~ProgramMemory();
-  ProgramMemory(const ProgramMemory&) = delete;
-  ProgramMemory& operator=(const ProgramMemory&) = delete;
-
-  ResultAllocator::Memory allocate(std::size_t bytes, StreamHandle stream);
-
-  struct Use {
-    StreamHandle stream;                      ///< that it was allocated for
-    const std::vector<StreamHandle>& others;  ///< that were named as users
-    EventHandle calls;                        ///< behind calls on other streams that may have used it; null: none
-    bool of_graph;                            ///< it was allocated while a graph was recorded
-  };
-  void release(ResultAllocator::Memory memory, const Use& use);
-
- private:
-  struct Kept {
-    ResultAllocator::Memory memory;
-    std::vector<EventHandle> until;  ///< empty: a graph may use it again, so it goes back with the buffer
-  };
-  void release_recorded(const Use& use);
-  void give_back_what_has_ended();
-  /// The host waits for the work that uses memory which then goes back. False: there is none.
-  bool wait_for_kept();
-
-  std::shared_ptr<Executor> executor_;
-  std::shared_ptr<ResultAllocator> allocator_;
-  std::mutex mutex_;
-  std::vector<Kept> kept_;
-};
-
-/// `stream`: the caller's, for which the memory is allocated. The home stream comes after it.
-std::shared_ptr<StreamStorage> allocate_of_program(const std::shared_ptr<ProgramMemory>& memory, std::size_t bytes,
-                                                   StreamHandle stream, const std::shared_ptr<HomeStream>& home,
-                                                   bool recording);
+                                                std::uint64_t graph = 0);
 
 }  // namespace deep_ep

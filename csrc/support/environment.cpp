@@ -259,21 +259,6 @@ constexpr std::array kVariables = {
              .help = "file that log lines are appended to; standard error if not set"},
 };
 
-const Variable& row(std::string_view name) {
-  const auto* found = std::find_if(kVariables.begin(), kVariables.end(),
-                                   [&](const Variable& variable) { return variable.name() == name; });
-  if (found == kVariables.end()) {
-    throw std::logic_error(fmt::format("{} is not in the table of environment variables", name));
-  }
-  return *found;
-}
-
-const Variable& row(std::string_view name, Type type) {
-  const Variable& variable = row(name);
-  if (variable.type != type) throw std::logic_error(fmt::format("{} was asked for as another type", name));
-  return variable;
-}
-
 std::optional<double> parse_positive(std::string_view text) {
   const auto result = parse_number<double>(text);
   return result && std::isfinite(*result) && *result >= 0 ? result : std::nullopt;
@@ -284,32 +269,25 @@ std::optional<std::uint64_t> parse_integer(std::string_view text) {
   return parse_number<std::uint64_t>(text.substr(hexadecimal ? 2 : 0), hexadecimal ? 16 : 10);
 }
 
-bool is_word_of(std::string_view words, std::string_view text) {
-  while (true) {
-    const std::size_t bar = words.find('|');
-    if (words.substr(0, bar) == text) return true;
-    if (bar == std::string_view::npos) return false;
-    words.remove_prefix(bar + 1);
-  }
-}
-
-// Why this is no value of the variable; empty where it is one, and for all texts.
-std::string why_wrong(const Variable& variable, std::string_view text) {
+/// The value itself. InvalidArgument says why it is none of the variable; a text always is one.
+Value checked(const Variable& variable, const Value& value) {
   switch (variable.type) {
     case Type::number:
-      return parse_positive(text) ? "" : fmt::format("not a number of zero or more ({})", variable.allowed);
-    case Type::unsigned_integer: {
-      const auto value = parse_integer(text);
-      if (value && *value <= variable.most) return "";
-      return variable.most == UINT64_MAX ? fmt::format("not a whole number from 0 to 2^64-1 ({})", variable.allowed)
-                                         : fmt::format("not a number from 0 to {}", variable.most);
-    }
+      if (!parse_positive(value.text)) fail<InvalidArgument>("not a number of zero or more ({})", variable.allowed);
+      break;
+    case Type::unsigned_integer:
+      if (const auto number = parse_integer(value.text); number && *number <= variable.most) break;
+      if (variable.most != UINT64_MAX) fail<InvalidArgument>("not a number from 0 to {}", variable.most);
+      fail<InvalidArgument>("not a whole number from 0 to 2^64-1 ({})", variable.allowed);
     case Type::choice:
-      return is_word_of(variable.allowed, text) ? "" : fmt::format("not one of {}", variable.allowed);
+      if (std::ranges::count(split(variable.allowed, '|'), value.text) == 0) {
+        fail<InvalidArgument>("not one of {}", variable.allowed);
+      }
+      break;
     case Type::text:
       break;
   }
-  return "";
+  return value;
 }
 
 }  // namespace
@@ -326,22 +304,23 @@ std::optional<std::string> of_process(std::string_view name) {
   return value != nullptr && *value != '\0' ? std::optional<std::string>(value) : std::nullopt;
 }
 
-const Variable& Reader::text_of_table(std::string_view name) { return row(name, Type::text); }
-
-std::optional<Value> Reader::next(const Variable& variable, std::size_t& i) const {
-  while (i < variable.names.size() && !variable.names[i].empty()) {
-    const std::string_view name = variable.names[i++];
-    const std::optional<std::string> set = source_(name);
-    if (!set) continue;
-    if (is_own(name) || variable.translate == nullptr) return Value{*set, name};
-    const std::string_view translated = variable.translate(name, *set);
-    if (!translated.empty()) return Value{std::string(translated), name};
+const Variable& Reader::row(std::string_view name, std::optional<Type> type) {
+  const auto* found = std::ranges::find(kVariables, name, &Variable::name);
+  if (found == kVariables.end()) {
+    throw std::logic_error(fmt::format("{} is not in the table of environment variables", name));
   }
-  return std::nullopt;
+  if (type.value_or(found->type) != found->type) {
+    throw std::logic_error(fmt::format("{} was asked for as another type", name));
+  }
+  return *found;
 }
 
-void Reader::take(const Value& value) {
-  if (!is_own(value.name)) taken_.push_back(fmt::format("{}={}", value.name, source_(value.name).value_or("")));
+std::optional<Value> Reader::set_to(const Variable& variable, std::string_view name) const {
+  const std::optional<std::string> set = name.empty() ? std::nullopt : source_(name);
+  if (!set) return std::nullopt;
+  if (is_own(name) || variable.translate == nullptr) return Value{*set, name};
+  const std::string_view translated = variable.translate(name, *set);
+  return translated.empty() ? std::nullopt : std::optional(Value{std::string(translated), name});
 }
 
 void Reader::refuse(const Value& value, std::string_view reason) {
@@ -349,35 +328,16 @@ void Reader::refuse(const Value& value, std::string_view reason) {
   ignored_.push_back(fmt::format("{}='{}' is ignored: {}", value.name, value.text, reason));
 }
 
-Value Reader::find(const Variable& variable) {
-  for (std::size_t i = 0; const std::optional<Value> set = next(variable, i);) {
-    const std::string wrong = why_wrong(variable, set->text);
-    if (wrong.empty()) {
-      take(*set);
-      return *set;
-    }
-    refuse(*set, wrong);
-  }
-  return {std::string(variable.default_value), {}};
+Value Reader::value_of(const Variable& variable) {
+  return first(variable, [&](const Value& value) { return checked(variable, value); })
+      .value_or(Value{std::string(variable.default_value), {}});
 }
 
-double Reader::number(std::string_view name) { return *parse_positive(find(row(name, Type::number)).text); }
+double Reader::number(std::string_view name) { return *parse_positive(value_of(row(name, Type::number)).text); }
 
 std::uint64_t Reader::unsigned_integer(std::string_view name) {
-  return *parse_integer(find(row(name, Type::unsigned_integer)).text);
+  return *parse_integer(value_of(row(name, Type::unsigned_integer)).text);
 }
-
-std::string Reader::choice(std::string_view name) { return find(row(name, Type::choice)).text; }
-
-bool Reader::is_set(std::string_view name) const {
-  const Variable& variable = row(name);
-  for (std::size_t i = 0; const std::optional<Value> set = next(variable, i);) {
-    if (why_wrong(variable, set->text).empty()) return true;
-  }
-  return false;
-}
-
-Value Reader::value(std::string_view name) { return find(row(name)); }
 
 }  // namespace deep_ep::environment
 

@@ -64,26 +64,16 @@ class Reader {
   /// InvalidArgument where the library's own variable has a wrong value: its name, the value, what is allowed.
   double number(std::string_view name);
   std::uint64_t unsigned_integer(std::string_view name);
-  std::string choice(std::string_view name);
-  /// Does a variable decide it, and not the default? Of a text, only that it is set is looked at.
-  bool is_set(std::string_view name) const;
+  std::string choice(std::string_view name) { return value_of(row(name, Type::choice)).text; }
   /// Of any type, and where it comes from. Of a text, only that it is set is looked at.
-  Value value(std::string_view name);
+  Value value(std::string_view name) { return value_of(row(name)); }
+  /// Does a variable decide it, and not the default?
+  bool is_set(std::string_view name) const { return !Reader(source_).value(name).name.empty(); }
 
   /// A text, read by `parse(value)`, whose InvalidArgument says why a value is wrong. Nothing where nothing is set.
   template <class Parse>
-  auto read(std::string_view name, Parse&& parse) -> std::optional<decltype(parse(Value{}))> {
-    const Variable& variable = text_of_table(name);
-    for (std::size_t i = 0; const std::optional<Value> set = next(variable, i);) {
-      try {
-        auto result = parse(*set);
-        take(*set);
-        return result;
-      } catch (const InvalidArgument& error) {
-        refuse(*set, error.what());
-      }
-    }
-    return std::nullopt;
+  auto read(std::string_view name, Parse&& parse) {
+    return first(row(name, Type::text), parse);
   }
 
   /// "NCCL_IB_TC=52": variables of other libraries that are in effect.
@@ -92,12 +82,27 @@ class Reader {
   const std::vector<std::string>& ignored() const { return ignored_; }
 
  private:
-  static const Variable& text_of_table(std::string_view name);
-  Value find(const Variable& variable);
-  /// The next of the names that is set and decides something; `i` counts on.
-  std::optional<Value> next(const Variable& variable, std::size_t& i) const;
-  void take(const Value& value);
+  static const Variable& row(std::string_view name, std::optional<Type> type = {});
+  /// The first of the names that is set to what `parse` understands.
+  template <class Parse>
+  auto first(const Variable& variable, Parse&& parse) -> std::optional<decltype(parse(Value{}))> {
+    for (const std::string_view name : variable.names) {
+      const std::optional<Value> set = set_to(variable, name);
+      if (!set) continue;
+      try {
+        auto result = parse(*set);
+        if (!is_own(name)) taken_.push_back(std::string(name) + "=" + source_(name).value_or(""));
+        return result;
+      } catch (const InvalidArgument& error) {
+        refuse(*set, error.what());
+      }
+    }
+    return std::nullopt;
+  }
+  /// Nothing where it decides nothing.
+  std::optional<Value> set_to(const Variable& variable, std::string_view name) const;
   void refuse(const Value& value, std::string_view reason);
+  Value value_of(const Variable& variable);
 
   Source source_;
   std::vector<std::string> taken_;

@@ -38,20 +38,16 @@ std::string expand(std::string path) {
   return path;
 }
 
-/// Of the file that lines go to.
-int open_file(std::string& complaint) {
-  try {
-    const std::filesystem::path path = expand(environment::text("DEEP_EP_LOG_FILE"));
-    if (path.empty()) return STDERR_FILENO;
-    std::error_code unimportant;  // the file says it
-    std::filesystem::create_directories(path.parent_path(), unimportant);
-    const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    if (file >= 0) return file;
-    complaint = fmt::format("DEEP_EP_LOG_FILE: opening {}: {}", path.string(), errno_text(errno));
-  } catch (const std::exception& error) {
-    complaint = error.what();
-  }
-  return STDERR_FILENO;
+struct Log {
+  std::atomic<int> least{kNotRead};
+  std::mutex mutex;
+  std::shared_ptr<const LogSink> sink;
+};
+
+Log& the_log() {
+  // Never destroyed: tensors that outlive main() may still log.
+  static auto* log = new Log;
+  return *log;
 }
 
 /// In one piece, so that lines of threads, and of processes that share a file, do not mix.
@@ -72,53 +68,47 @@ void write_line(int file, Level level, std::string_view line) {
   }
 }
 
-int level_of_environment(std::string& complaint) {
+/// Of the file that lines go to; where there is none standard error, which is told why.
+int open_file() {
+  std::string complaint;
   try {
-    const std::string word = environment::choice("DEEP_EP_LOG");
-    return static_cast<int>(std::find(kNames.begin(), kNames.end(), word) - kNames.begin());  // kOff: off
+    const std::filesystem::path path = expand(environment::text("DEEP_EP_LOG_FILE"));
+    if (path.empty()) return STDERR_FILENO;
+    std::error_code unimportant;  // the file says it
+    std::filesystem::create_directories(path.parent_path(), unimportant);
+    const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (file >= 0) return file;
+    complaint = fmt::format("DEEP_EP_LOG_FILE: opening {}: {}", path.string(), errno_text(errno));
   } catch (const std::exception& error) {
     complaint = error.what();
-    return static_cast<int>(Level::warn);
   }
-}
-
-struct Log {
-  std::atomic<int> least{kNotRead};
-  std::mutex mutex;
-  std::shared_ptr<const LogSink> sink;
-  int file = -1;  ///< opened for the first line that goes to a file or to standard error
-};
-
-Log& the_log() {
-  // Never destroyed: tensors that outlive main() may still log.
-  static auto* log = new Log;
-  return *log;
+  if (the_log().least.load() <= static_cast<int>(Level::warn)) write_line(STDERR_FILENO, Level::warn, complaint);
+  return STDERR_FILENO;
 }
 
 void write_somewhere(Level level, std::string_view line) {
-  Log& log = the_log();
-  std::shared_ptr<const LogSink> sink;
-  std::string complaint;
-  int file = -1;
-  {
-    const std::lock_guard lock(log.mutex);
-    sink = log.sink;
-    if (!sink && log.file < 0) log.file = open_file(complaint);
-    file = log.file;
-  }
+  std::unique_lock lock(the_log().mutex);
+  const std::shared_ptr<const LogSink> sink = the_log().sink;
+  lock.unlock();
   if (sink) return (*sink)(level, line);
-  if (!complaint.empty() && enabled(Level::warn)) write_line(file, Level::warn, complaint);
+  static const int file = open_file();
   write_line(file, level, line);
 }
 
 int least_level() {
-  Log& log = the_log();
-  int least = log.least.load(std::memory_order_relaxed);
-  if (least != kNotRead) return least;
+  std::atomic<int>& least = the_log().least;
+  int known = least.load(std::memory_order_relaxed);
+  if (known != kNotRead) return known;
+  int read = static_cast<int>(Level::warn);
   std::string complaint;
-  const int read = level_of_environment(complaint);
+  try {
+    const std::string word = environment::choice("DEEP_EP_LOG");
+    read = static_cast<int>(std::ranges::find(kNames, word) - kNames.begin());  // kOff: off
+  } catch (const std::exception& error) {
+    complaint = error.what();
+  }
   // A wrong setting of the log is no reason to stop the program; it is reported where the log goes, by one thread.
-  if (!log.least.compare_exchange_strong(least, read, std::memory_order_relaxed)) return least;
+  if (!least.compare_exchange_strong(known, read, std::memory_order_relaxed)) return known;
   if (!complaint.empty()) write_somewhere(Level::warn, complaint);
   return read;
 }

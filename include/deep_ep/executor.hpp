@@ -63,8 +63,11 @@ class Executor {
   virtual void synchronize_event(const EventHandle& event) = 0;
   /// Blocks the host until the stream's work has ended. Throws its errors (on the host executor kernel faults).
   virtual void synchronize(StreamHandle stream) = 0;
-  /// True while the stream records a CUDA graph (always false on the host).
-  virtual bool is_capturing(StreamHandle stream) = 0;
+  /// The number of the recording of a CUDA graph that the stream takes part in, another one for each; 0: none (always
+  /// on the host).
+  virtual std::uint64_t capture_id(StreamHandle stream) = 0;
+  /// True while the stream records a CUDA graph.
+  bool is_capturing(StreamHandle stream) { return capture_id(stream) != 0; }
 
   /// Enqueues a copy of `bytes` bytes from `source` to `destination`, between any two of device, pinned and ordinary
   /// memory of this process; the ranges do not overlap. Both must stay as they are until it has ended. (A CUDA copy of

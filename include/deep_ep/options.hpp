@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "deep_ep/executor.hpp"
-#include "deep_ep/result_allocator.hpp"
 #include "deep_ep/result_tensors.hpp"
 #include "deep_ep/tensor.hpp"
 
@@ -60,8 +59,8 @@ struct InternodeOptions {
   std::size_t window_bytes = 0;  ///< see heap_bytes
 };
 
-/// The options of a Buffer. All fields but timeout_s, comm_stream, num_qps_per_rank, result_allocator and
-/// result_tensors must be equal on all ranks.
+/// The options of a Buffer. All fields but timeout_s, comm_stream, num_qps_per_rank and result_tensors must be equal on
+/// all ranks.
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors are in it. Rows that do not fit come through a
   /// bounded window: more slowly, with the same results. See Buffer::heap_bytes_hint.
@@ -78,14 +77,10 @@ struct BufferOptions {
   /// The number of consecutive ranks that make a node, a divisor of R, equal on all ranks. RDMA reaches the ranks of
   /// other nodes. 0: DEEP_EP_RANKS_PER_NODE; if that is 0 too, ranks that map each other's memory are a node.
   int ranks_per_node = 0;
-  /// On a GPU, the allocator of results outside the heap: results of low-latency calls, layouts, handles, combined
-  /// rows, and received rows that the heap has no room for. nullptr: a pool of the buffer, which keeps the memory of
-  /// recorded graphs. Calls with a previous_event always use the pool, as they do not come after the caller's stream;
-  /// with result_tensors so do calls on the default stream, for tables of handles of at most 1 MiB.
-  std::shared_ptr<ResultAllocator> result_allocator = {};
   /// Makes the tensors that calls return, as tensors of the program's framework, except those of allocate_tensor and of
   /// handles (but for layout_range). Received rows are in the heap if there is room; otherwise, and in recorded calls,
-  /// they come through the window. nullptr: received tensors are in the heap, the others come from result_allocator.
+  /// they come through the window. nullptr: received tensors are in the heap, the others in memory of the buffer, which
+  /// keeps that of recorded graphs.
   std::shared_ptr<ResultTensors> result_tensors = {};
   InternodeOptions internode = {};     ///< of normal mode between nodes
   LowLatencyOptions low_latency = {};  ///< of low-latency calls, which need memory: LowLatencyOptions::bytes

@@ -17,7 +17,8 @@ namespace deep_ep {
 class HeapPieces {
  public:
   virtual ~HeapPieces() = default;
-  /// A piece of `bytes`, aligned to 512, that later work on `stream` may use; nullptr: the heap has no room.
+  /// A piece of `bytes`, aligned to 512, for later work on `stream` that comes behind the buffer's calls so far;
+  /// nullptr: the heap has no room.
   virtual void* take(std::size_t bytes, StreamHandle stream) = 0;
   /// Frees `piece` of `take`. Work that `stream` holds now may still use it.
   virtual void give_back(void* piece, StreamHandle stream) noexcept = 0;

@@ -390,30 +390,6 @@ py::list describe(std::span<const TensorView> wanted) {
   return list;
 }
 
-/// Calls `make`: OutOfMemory where PyTorch has no memory for it.
-template <class Make>
-auto made_by_framework(const Make& make) {
-  try {
-    return make();
-  } catch (const py::error_already_set& error) {
-    if (!error.matches(Framework::instance().out_of_memory())) throw;
-    const std::string text = error.what();  // with a dump of PyTorch's C++ stack
-    throw OutOfMemory(
-        fmt::format("PyTorch has no memory for the results of a call: {}", text.substr(0, text.find('\n'))));
-  }
-}
-
-/// Asks for bytes: several tensors of a call share them.
-class FrameworkAllocator final : public ResultAllocator {
- public:
-  Memory allocate(std::size_t bytes, const Device& device, StreamHandle /*the current one*/) override {
-    const py::gil_scoped_acquire gil;
-    const auto wanted = TensorSpec::contiguous(DType::uint8, {static_cast<std::int64_t>(bytes)}, device);
-    TensorArgument made = made_by_framework([&] { return Framework::instance().empty(wanted); });
-    return {made.view.data, std::shared_ptr<PyObject>(made.object.release().ptr(), let_go)};
-  }
-};
-
 class FrameworkResults final : public ResultTensors {
  public:
   FrameworkResults(py::object helper, std::shared_ptr<Leftovers> leftovers)
@@ -429,16 +405,21 @@ class FrameworkResults final : public ResultTensors {
     // PyTorch's memory on the CPU knows no streams.
     const bool cpu = wanted[0].device.kind == Device::Kind::cpu;
     const bool on_current = cpu || framework.current_stream(wanted[0].device) == order.stream;
-    return made_by_framework([&] {
-      if (cpu || (on_current && !order.other)) {
-        std::vector<Tensor> made;
-        made.reserve(wanted.size());
-        for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view), view));
-        return made;
+    try {
+      if (!cpu && (!on_current || order.other)) {
+        return tensors_over(py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value()),
+                            wanted);
       }
-      return tensors_over(py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value()),
-                          wanted);
-    });
+      std::vector<Tensor> made;
+      made.reserve(wanted.size());
+      for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view), view));
+      return made;
+    } catch (const py::error_already_set& error) {
+      if (!error.matches(framework.out_of_memory())) throw;
+      const std::string text = error.what();  // with a dump of PyTorch's C++ stack
+      throw OutOfMemory(
+          fmt::format("PyTorch has no memory for the results of a call: {}", text.substr(0, text.find('\n'))));
+    }
   }
 
   std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
@@ -508,7 +489,6 @@ void Leftovers::clear() {
   for (PyObject* object : objects) let_go(object);
 }
 
-std::shared_ptr<ResultAllocator> make_framework_allocator() { return std::make_shared<FrameworkAllocator>(); }
 std::shared_ptr<ResultTensors> make_framework_results(py::object helper, std::shared_ptr<Leftovers> leftovers) {
   return std::make_shared<FrameworkResults>(std::move(helper), std::move(leftovers));
 }

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "deep_ep/executor.hpp"
-#include "deep_ep/result_allocator.hpp"
 #include "deep_ep/result_tensors.hpp"
 #include "deep_ep/tensor.hpp"
 
@@ -217,8 +216,6 @@ class Leftovers {
   std::vector<PyObject*> objects_;
 };
 
-/// PyTorch's allocator, for the tables of handles on GPUs.
-std::shared_ptr<ResultAllocator> make_framework_allocator();
 /// Asks PyTorch, with the GIL that calls have given up. `helper`: deep_ep.results.Results, for what needs more than
 /// torch.empty; `leftovers`: of a buffer on the CPU, else nullptr.
 std::shared_ptr<ResultTensors> make_framework_results(py::object helper, std::shared_ptr<Leftovers> leftovers);

@@ -253,7 +253,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       *bytes = (Buffer::heap_bytes_for(setup.bootstrap->size(), *bytes) + kPage - 1) / kPage * kPage;
     }
     options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
-    if (!on_cpu()) options.result_allocator = make_framework_allocator();
     options.result_tensors = make_framework_results(setup.results, leftovers_);
     if (setup.timeout_s >= 0) options.timeout_s = setup.timeout_s;
     const py::gil_scoped_release released;

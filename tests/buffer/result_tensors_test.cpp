@@ -88,7 +88,7 @@ class ResultTensorsTest : public ::testing::Test {
   StreamHandle caller_ = streams_[0].get(), side_ = streams_[1].get(), comm_ = streams_[2].get();
   std::shared_ptr<Arena> arena_ =
       std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, std::size_t{1} << 20);
-  CallContext context_{executor_, comm_, arena_, nullptr, framework_};
+  CallContext context_{executor_, comm_, arena_, framework_};
   TensorView small_ = unplaced({}, DType::uint8, {100}), large_ = unplaced({}, DType::uint8, {600 << 10});
   const std::vector<TensorView> one_[1] = {{small_}};
 };

@@ -49,7 +49,7 @@ class CountingExecutor : public Backend {
   bool event_done(const EventHandle& event) override { return count(), inner_->event_done(event); }
   void synchronize_event(const EventHandle& event) override { count(), inner_->synchronize_event(event); }
   void synchronize(StreamHandle stream) override { count(), inner_->synchronize(stream); }
-  bool is_capturing(StreamHandle stream) override { return count(), inner_->is_capturing(stream); }
+  std::uint64_t capture_id(StreamHandle stream) override { return count(), inner_->capture_id(stream); }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     count(), inner_->copy(destination, source, bytes, stream);
   }

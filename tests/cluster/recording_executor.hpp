@@ -1,6 +1,7 @@
 // An executor that acts as if streams were recorded into a CUDA graph.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <set>
@@ -26,7 +27,22 @@ class RecordingExecutor final : public CountingExecutor {
  public:
   using CountingExecutor::CountingExecutor;
 
-  bool recording = false;
+  /// Each time that it becomes true another graph is recorded.
+  class Recording {
+   public:
+    Recording& operator=(bool on) {
+      graphs_ += on && !on_;
+      on_ = on;
+      return *this;
+    }
+    operator bool() const { return on_; }  // NOLINT(google-explicit-constructor)
+    std::uint64_t graph() const { return on_ ? graphs_ : 0; }
+
+   private:
+    bool on_ = false;
+    std::uint64_t graphs_ = 0;
+  };
+  Recording recording;
   /// Streams that have joined the recording by waiting for another one, and for which no other has waited since. A
   /// recording that ends with any but the first stream here is invalid.
   std::set<StreamHandle> unjoined;
@@ -38,7 +54,9 @@ class RecordingExecutor final : public CountingExecutor {
     replayed_.clear();
   }
 
-  bool is_capturing(StreamHandle stream) override { return recording || CountingExecutor::is_capturing(stream); }
+  std::uint64_t capture_id(StreamHandle stream) override {
+    return recording ? recording.graph() : CountingExecutor::capture_id(stream);
+  }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     CountingExecutor::copy(destination, source, bytes, stream);
     if (recording) work_.push_back([=, this] { CountingExecutor::copy(destination, source, bytes, stream); });

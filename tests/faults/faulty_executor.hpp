@@ -62,7 +62,7 @@ class FaultyExecutor final : public test::CountingExecutor {
     CountingExecutor::wait_event(of(stream), event);
   }
   void synchronize(StreamHandle stream) override { CountingExecutor::synchronize(of(stream)); }
-  bool is_capturing(StreamHandle stream) override { return CountingExecutor::is_capturing(of(stream)); }
+  std::uint64_t capture_id(StreamHandle stream) override { return CountingExecutor::capture_id(of(stream)); }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     note_table(low_latency_channels(1), low_latency_, destination, source, bytes);
     note_table(static_cast<int>(InternodeChannel::count), internode_, destination, source, bytes);

@@ -62,16 +62,18 @@ TEST_F(ArenaTest, GivingBackTwiceOrSomethingElseIsRefused) {
   EXPECT_THROW(arena->release(piece, {}), Error);
 }
 
-TEST_F(ArenaTest, EventsGoToTheNextUserOfAnyPartAndThenNoMore) {
-  const auto arena = make_arena(0, 1024);
-  const StreamHandle stream = make_stream();
-  void* const piece = arena->take(1024, user_);
-  const EventHandle event = executor_->record_event(stream);
+TEST_F(ArenaTest, EventsGoToTheNextUsersOfAllPartsUntilTheHomeHasWaited) {
+  const auto arena = make_arena(0, 1536);
+  void* const piece = arena->take(1536, user_);
+  const EventHandle event = executor_->record_event(make_stream());
   arena->release(piece, {{event}});
   arena->take(512, user_);
   EXPECT_EQ(taken_waits(), std::vector{event});
-  EXPECT_TRUE(arena->take(512, user_));
-  EXPECT_TRUE(taken_waits().empty()) << "the home has waited already";
+  const auto first = allocate_in_arena(arena, 512, home_);
+  const auto second = allocate_in_arena(arena, 512, home_);
+  ASSERT_TRUE(second);
+  EXPECT_EQ(state(home_->handle()).waited_for, std::vector{event})
+      << "not behind the other user's wait, once behind it";
 }
 
 TEST_F(ArenaTest, FinishedEventsDoNotPileUp) {

@@ -23,7 +23,7 @@ class FakeExecutor final : public Executor {
   struct Stream {
     std::uint64_t enqueued = 0;
     std::uint64_t done = 0;
-    bool capturing = false;
+    std::uint64_t capturing = 0;  ///< the number of the recording
     bool gone = false;
     std::vector<EventHandle> waited_for;
   };
@@ -69,7 +69,7 @@ class FakeExecutor final : public Executor {
     e.stream->done = std::max(e.stream->done, e.position);
   }
   void synchronize(StreamHandle stream) override { of(stream).done = of(stream).enqueued; }
-  bool is_capturing(StreamHandle stream) override { return of(stream).capturing; }
+  std::uint64_t capture_id(StreamHandle stream) override { return of(stream).capturing; }
   void copy(void*, const void*, std::size_t, StreamHandle) override {}
   void fill(void*, int, std::size_t, StreamHandle) override {}
   double elapsed_seconds(const EventHandle&, const EventHandle&) override { return 0; }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "csrc/memory/storage.hpp"
@@ -118,7 +119,7 @@ TEST_F(MemoryCacheTest, UnusedMemoryIsGivenBackWhenThereIsNoMore) {
 }
 
 TEST_F(MemoryCacheTest, WhatAGraphMayUseIsNotReused) {
-  { const auto recorded = allocate_in_pool(cache_, 64, true); }
+  { const auto recorded = allocate_in_pool(cache_, 64, 1); }
   {
     const auto used_while_recording = allocate_in_pool(cache_, 64);
     FakeExecutor::of(other_).capturing = true;
@@ -133,6 +134,45 @@ TEST_F(MemoryCacheTest, WhatAGraphMayUseIsNotReused) {
   FakeExecutor::of(other_).capturing = false;
   EXPECT_EQ(cache_->unused_bytes(), 0u);
   EXPECT_EQ(executor_->live(), 3u) << "until the cache goes";
+}
+
+TEST_F(MemoryCacheTest, AGraphUsesItsOwnMemoryAgainWhileItIsRecorded) {
+  const auto record = [&](std::uint64_t graph) {
+    at_home().capturing = FakeExecutor::of(other_).capturing = graph;
+    return allocate_in_pool(cache_, 64, graph);
+  };
+  auto first = record(1);
+  void* const memory = first->data();
+  first->record_stream(other_, 1);
+  EXPECT_NE(record(1)->data(), memory) << "it is in use";
+  first.reset();
+  at_home().waited_for.clear();
+  auto again = record(1);
+  EXPECT_EQ(again->data(), memory);
+  ASSERT_EQ(at_home().waited_for.size(), 1u);
+  EXPECT_EQ(FakeExecutor::stream_of(at_home().waited_for[0]), &FakeExecutor::of(other_));
+  auto of_another_too = record(1);
+  again.reset();
+  of_another_too->record_stream(other_, 2);
+  of_another_too.reset();
+  EXPECT_EQ(executor_->allocated, 2);
+  const std::array of_the_next = {record(2), record(0)};
+  EXPECT_EQ(executor_->allocated, 4) << "a replay of the first one may come at any time";
+  const std::array of_the_first = {record(1), record(1)};
+  EXPECT_EQ(executor_->allocated, 5) << "another graph uses one of its two as well";
+  at_home().capturing = 0;
+}
+
+TEST_F(MemoryCacheTest, OneBlockThatCannotBeWaitedForLosesNoOther) {
+  const auto lost = cache_->allocate(64);
+  back(cache_->allocate(1000));
+  back(lost, {kDefaultStream});
+  allocate_in_pool(cache_, 64, 1);
+  FakeExecutor::of(nullptr).gone = true;
+  cache_.reset();
+  FakeExecutor::of(nullptr).gone = false;
+  EXPECT_EQ(executor_->live(), 1u);
+  executor_->free(lost.memory);
 }
 
 TEST_F(MemoryCacheTest, ARecordingHomeFreesNothing) {

@@ -1,5 +1,7 @@
 #include "csrc/executor/cuda/context.hpp"
 
+#include <algorithm>
+
 #include "csrc/executor/cuda/driver.hpp"
 
 namespace deep_ep::cuda {
@@ -49,12 +51,14 @@ CurrentContext::~CurrentContext() {
   if (pushed_) driver().context_pop(&popped);
 }
 
-bool is_capturing(cudaStream_t stream, int device) {
+std::uint64_t capture_id(cudaStream_t stream, int device) {
   // The legacy default stream cannot be recorded, and asking while another stream is would be an error.
-  if (stream == nullptr || stream == cudaStreamLegacy) return false;
+  if (stream == nullptr || stream == cudaStreamLegacy) return 0;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &status), device, "cudaStreamIsCapturing");
-  return status != cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  check(cudaStreamGetCaptureInfo(stream, &status, &id), device, "cudaStreamGetCaptureInfo");
+  if (status == cudaStreamCaptureStatusNone) return 0;
+  return std::max<std::uint64_t>(id, 1);  // one that has failed has no number
 }
 
 }  // namespace deep_ep::cuda

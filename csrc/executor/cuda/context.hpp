@@ -80,7 +80,15 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-/// True while the stream records a graph.
-bool is_capturing(cudaStream_t stream, int device);
+/// Both.
+struct RelaxedContext {
+  explicit RelaxedContext(const Context& context) : current(context) {}
+
+  const CurrentContext current;
+  const RelaxedCapture relaxed;
+};
+
+/// The number of the recording of a graph that the stream takes part in; 0: none.
+std::uint64_t capture_id(cudaStream_t stream, int device);
 
 }  // namespace deep_ep::cuda

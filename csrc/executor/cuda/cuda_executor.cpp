@@ -94,7 +94,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   EventHandle record(cudaStream_t stream) {
     // An event of a graph that is being recorded belongs to the recording: another thread that meanwhile recorded it on
     // a stream of its own died in the driver. So it does not return.
-    const bool captured = is_capturing(stream, context_->device());
+    const bool captured = capture_id(stream, context_->device()) != 0;
     // Waits that are already enqueued keep their moment, so an event may be recorded again at any time.
     EventHandle handle(take(), [pool = shared_from_this(), captured](void* returned) {
       quietly([&] { pool->give_back(static_cast<cudaEvent_t>(returned), captured); });
@@ -123,8 +123,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
 
   void give_back(cudaEvent_t event, bool captured) {
     if (captured) {
-      const CurrentContext current(*context_);
-      const RelaxedCapture relaxed;
+      const RelaxedContext current(*context_);
       cudaEventDestroy(event);
     } else {
       const std::lock_guard lock(mutex_);
@@ -154,8 +153,7 @@ class CudaExecutor final : public Backend {
   DeviceIdentity identity() const override { return identity_of(device_); }
 
   void* allocate(std::size_t bytes) override {
-    const CurrentContext current(*context_);
-    const RelaxedCapture relaxed;
+    const RelaxedContext current(*context_);
     void* memory = nullptr;
     check(cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)), device_, "cudaMalloc of {}", format_bytes(bytes));
     return memory;
@@ -163,8 +161,7 @@ class CudaExecutor final : public Backend {
   void free(void* memory) noexcept override {
     if (memory == nullptr) return;
     quietly([&] {
-      const CurrentContext current(*context_);
-      const RelaxedCapture relaxed;
+      const RelaxedContext current(*context_);
       check(cudaFree(memory), device_, "cudaFree");
     });
   }
@@ -177,8 +174,7 @@ class CudaExecutor final : public Backend {
   }
 
   void* allocate_pinned(std::size_t bytes) override {
-    const CurrentContext current(*context_);
-    const RelaxedCapture relaxed;
+    const RelaxedContext current(*context_);
     void* memory = nullptr;
     bytes = std::max<std::size_t>(bytes, 1);
     check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), device_, "cudaHostAlloc of {}",
@@ -189,8 +185,7 @@ class CudaExecutor final : public Backend {
   void free_pinned(void* memory) noexcept override {
     if (memory == nullptr) return;
     quietly([&] {
-      const CurrentContext current(*context_);
-      const RelaxedCapture relaxed;
+      const RelaxedContext current(*context_);
       check(cudaFreeHost(memory), device_, "cudaFreeHost");
     });
   }
@@ -228,8 +223,7 @@ class CudaExecutor final : public Backend {
   }
   bool event_done(const EventHandle& event) override {
     if (!event) return true;
-    const CurrentContext current(*context_);
-    const RelaxedCapture relaxed;
+    const RelaxedContext current(*context_);
     const cudaError_t result = cudaEventQuery(EventPool::native(event));
     if (result == cudaErrorNotReady || result == cudaErrorCapturedEvent) {
       cudaGetLastError();  // otherwise the next launch would report it
@@ -255,9 +249,9 @@ class CudaExecutor final : public Backend {
     const CurrentContext current(*context_);
     check(cudaStreamSynchronize(native(stream)), device_, "cudaStreamSynchronize");
   }
-  bool is_capturing(StreamHandle stream) override {
+  std::uint64_t capture_id(StreamHandle stream) override {
     const CurrentContext current(*context_);
-    return cuda::is_capturing(native(stream), device_);
+    return cuda::capture_id(native(stream), device_);
   }
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {

@@ -157,10 +157,9 @@ TensorView Buffer::low_latency_memory() const {
 Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
   const BufferCall in(runtime_, "allocate_tensor");
   Runtime& runtime = in.runtime();
-  runtime.faults().raise();
   const TensorView wanted = unplaced(runtime.device(), dtype, shape);
   // There is no event here, so the caller's stream waits until the memory is free.
-  CallScope scope(runtime.calls(), {.stream = stream});
+  CallScope scope = runtime.begin({.stream = stream});
   if (scope.recording()) {
     throw InvalidArgument(
         "allocate_tensor: the stream is being recorded into a CUDA graph, allowed: before that begins");

@@ -1,8 +1,10 @@
 #include "csrc/buffer/buffer_plan.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "csrc/buffer/defaults.hpp"
+#include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/low_latency/params.hpp"
@@ -63,7 +65,6 @@ LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMe
   if (options.low_latency.bytes == 0) return reach;
   reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);
   reach.rails_always = options.low_latency.rails == LowLatencyRails::always;
-  if (options.low_latency.lanes != 0) reach.lanes = options.low_latency.lanes;
   reach.why_no_rails = deep_ep::why_no_rails(options, nodes, reach.far.empty());
   if (*reach.why_no_rails == '\0') reach.rail_width = nodes.ranks_of_each_node();
   return reach;
@@ -81,23 +82,14 @@ int lanes_for(int far, bool keeps_to_path) {
   return lanes;
 }
 
-int lanes_of_all(const LowLatencyOptions& options, NodeMembership nodes, const std::vector<bool>& keeps_to_path) {
-  int lanes = 1;
-  for (nodes.rank = 0; nodes.rank < static_cast<int>(nodes.node.size()); ++nodes.rank) {
-    const int far = static_cast<int>(nodes.reached_by_rdma(options.allow_nvlink).size());
-    lanes = std::max(lanes, lanes_for(far, keeps_to_path[static_cast<std::size_t>(nodes.rank)]));
-  }
-  return lanes;
-}
-
-rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
+rdma::ConnectionOptions low_latency_connections(const std::vector<int>& far, int lanes) {
   rdma::ConnectionOptions options;
-  options.peers = reach.far;
-  options.channels = low_latency_channels(reach.lanes);
+  options.peers = far;
+  options.channels = low_latency_channels(lanes);
   // Dispatch and combine of two halves of a batch run at the same time, as lanes do.
   options.port_offsets.resize(static_cast<std::size_t>(options.channels));
   const auto offset_of = [&](int channel) -> int& { return options.port_offsets[static_cast<std::size_t>(channel)]; };
-  for (int lane = 0; lane < reach.lanes; ++lane) {
+  for (int lane = 0; lane < lanes; ++lane) {
     offset_of(channel_of(LowLatencyKind::dispatch, lane)) = lane;
     offset_of(channel_of(LowLatencyKind::combine, lane)) = lane + 1;
   }
@@ -108,20 +100,44 @@ rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes) {
   rdma::ConnectionOptions options;
   options.channels = lanes + 1;  // rows of each lane, credit
-  options.depth = internode_depth(lanes);
+  // No fewer entries than a lane can have under way (the shape, and for each chunk a write and an addition). A poster
+  // would wait for its NIC otherwise, and with it all that its warp serves.
+  const int chunks = lanes == 1 ? Rings::kMostChunks : RailPairs::kMostUnderWay;
+  options.depth = std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(chunks));
   if (grid.width == 0) return options;
   for (int number = 0; number < grid.others(); ++number) options.peers.push_back(grid.rail_in(grid.other(number)));
   return options;
 }
 
-BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& nodes) {
+BufferOptions with_memory_for(int num_nodes, BufferOptions options) {
+  if (num_nodes == 1 || options.internode.heap_bytes == 0) return options;
+  options.heap_bytes = options.internode.heap_bytes;
+  options.window_bytes = options.internode.window_bytes;
+  return options;
+}
+
+BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& nodes, std::vector<bool> keeps_to_path) {
   const int num_ranks = static_cast<int>(nodes.node.size());
+  keeps_to_path.resize(nodes.node.size());
   BufferPlan plan;
+  BufferOptions& options = plan.options = with_memory_for(nodes.num_nodes, asked);
+  if (options.internode.lanes == 0) {
+    options.internode.lanes =
+        std::ranges::count(keeps_to_path, true) == 0 ? 1 : most_internode_lanes(options.internode);
+  }
+  if (options.low_latency.bytes != 0 && options.low_latency.lanes == 0) {
+    // As many as the rank wants that wants most.
+    NodeMembership of = nodes;
+    for (of.rank = 0; of.rank < num_ranks; ++of.rank) {
+      const int far = static_cast<int>(of.reached_by_rdma(options.low_latency.allow_nvlink).size());
+      options.low_latency.lanes =
+          std::max(options.low_latency.lanes, lanes_for(far, keeps_to_path[static_cast<std::size_t>(of.rank)]));
+    }
+  }
   HeapLayout& layout = plan.layout;
   plan.grid = {nodes.rank, num_ranks, nodes.ranks_of_each_node()};
   layout = HeapLayout::make(options, num_ranks, plan.grid.width == 0 ? num_ranks : int{plan.grid.width});
   plan.reach = LowLatencyReach::find(options, nodes);
-  if (options.internode.lanes != 0) plan.internode_lanes = options.internode.lanes;
   // Memory from which NICs fetch rows, and, with rails, rows for relays to forward.
   if (!plan.reach.far.empty()) {
     layout.staging = LowLatencyStaging::make(layout.staging_at(), layout.low_latency,
@@ -134,8 +150,9 @@ BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& 
 }
 
 std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
-  std::array<rdma::ConnectionOptions, 2> sets = {low_latency_connections(reach),
-                                                 internode_connections(grid, internode_lanes)};
+  std::array<rdma::ConnectionOptions, 2> sets = {
+      low_latency_connections(reach.far, std::max(1, options.low_latency.lanes)),
+      internode_connections(grid, options.internode.lanes)};
   if (!reach.far.empty()) sets[kLowLatency].rail_width = grid.width;  // where the fabric connects rails only
   return sets;
 }

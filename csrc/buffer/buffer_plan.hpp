@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,7 +13,6 @@
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/window.hpp"
 #include "kernels/normal/control_window.hpp"
-#include "kernels/normal/params.hpp"
 #include "kernels/normal/rings.hpp"
 
 namespace deep_ep {
@@ -49,9 +47,8 @@ struct LowLatencyReach {
   int rail_width = 0;             ///< ranks of a node, where calls may go by rails; else 0
   bool rails_always = false;      ///< wherever they may; else where they pay
   const char* why_no_rails = "";  ///< where they may not
-  int lanes = 1;                  ///< see LowLatencyOptions::lanes
 
-  /// `options` as all ranks agree on them; lanes 0 count as 1.
+  /// Of a plan's options.
   static LowLatencyReach find(const BufferOptions& options, const NodeMembership& nodes);
   /// For the log: "by rails ..." or "not by rails, ...".
   std::string describe_rails() const;
@@ -61,29 +58,24 @@ struct LowLatencyReach {
 /// network sends by one of several paths (`keeps_to_path`); with few flows some paths get several and others none. So
 /// on Ethernet: lanes until a rank has 32 flows, at most kMostLowLatencyLanes.
 int lanes_for(int far, bool keeps_to_path);
-/// As many as the rank wants that wants most. `keeps_to_path`: of each rank.
-int lanes_of_all(const LowLatencyOptions& options, NodeMembership nodes, const std::vector<bool>& keeps_to_path);
-
-/// Queue pairs of low-latency calls to the ranks that they reach by RDMA.
-rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach);
+/// Queue pairs of low-latency calls to the ranks `far` that they reach by RDMA, by `lanes` lanes.
+rdma::ConnectionOptions low_latency_connections(const std::vector<int>& far, int lanes);
 /// Queue pairs of normal mode to the rails in other nodes, by `lanes` lanes; none in a grid of width 0.
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes);
-/// Their depth: no fewer entries than a lane can have under way (the shape, and for each chunk a write and an
-/// addition). A poster would wait for its NIC otherwise, and with it all that its warp serves.
-constexpr std::uint32_t internode_depth(int lanes) {
-  const int chunks = lanes == 1 ? Rings::kMostChunks : RailPairs::kMostUnderWay;
-  return std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(chunks));
-}
+
+/// See InternodeOptions::heap_bytes.
+BufferOptions with_memory_for(int num_nodes, BufferOptions options);
 
 struct BufferPlan {
+  BufferOptions options;  ///< with memory for these nodes, and lanes
   HeapLayout layout;
   LowLatencyReach reach;      ///< of low-latency calls
   NodeGrid grid{.width = 0};  ///< of normal mode between nodes; width 0: one node, or nodes that are not alike
-  int internode_lanes = 1;    ///< of normal mode to each rail, see InternodeOptions::lanes
 
-  /// `options`: as all ranks agree on them; lanes 0 count as 1. OutOfMemory and InvalidArgument where they leave too
-  /// little room.
-  static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);
+  /// `options`: as all ranks agree on them. `keeps_to_path`: of each rank, see lanes_for; none: no rank's queue pairs
+  /// do. OutOfMemory and InvalidArgument where options leave too little room.
+  static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes,
+                         std::vector<bool> keeps_to_path = {});
 
   /// Places in connections().
   static constexpr std::size_t kLowLatency = 0;

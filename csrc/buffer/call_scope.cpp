@@ -36,33 +36,23 @@ std::vector<Tensor> lay_out(std::span<const TensorView> views, const std::shared
 
 }  // namespace
 
-CallContext::CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
-                         std::shared_ptr<ResultTensors> result_tensors)
-    : executor_(std::move(executor)),
-      comm_stream_(comm_stream),
-      arena_(std::move(arena)),
-      home_(std::make_shared<HomeStream>(executor_, comm_stream_)),
-      cache_(std::make_shared<MemoryCache>(home_)),
-      result_tensors_(std::move(result_tensors)) {}
-
 void CallContext::settle() const {
-  if (const EventHandle latest = home_->latest()) executor_->wait_event(comm_stream_, latest);
-  executor_->synchronize(comm_stream_);
+  if (const EventHandle latest = home->latest()) executor->wait_event(comm_stream, latest);
+  executor->synchronize(comm_stream);
 }
 
 CallScope::CallScope(const CallContext& context, const CallOptions& call)
     : context_(context),
-      framework_(context.result_tensors_.get()),
       caller_stream_(call.stream),
       stream_(call.stream),
       async_finish_(call.async_finish),
       after_caller_(call.previous_event == nullptr) {
-  Executor& executor = context_.executor();
+  Executor& executor = *context_.executor;
   executor.make_current();
   // A call that the caller's stream waits for anyway runs there: going to another stream and back costs microseconds.
   // In a recording it costs nothing, and the communication stream is what orders the calls of a graph.
   const bool in_place = !call.async_finish && !call.previous_event && !executor.is_capturing(call.stream);
-  if (!in_place) stream_ = context_.comm_stream();
+  if (!in_place) stream_ = context_.comm_stream;
   if (call.previous_event) {
     executor.wait_event(stream_, call.previous_event);
   } else if (call.stream != stream_) {
@@ -71,7 +61,7 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
   if (call.also_after) executor.wait_event(stream_, call.also_after);
   // After the wait, which is what makes the stream a part of the recording.
   if (!in_place) graph_ = executor.capture_id(stream_);
-  HomeStream& home = *context_.home_;
+  HomeStream& home = *context_.home;
   if (!recording()) {
     // The default stream stays the same one; any other handle may by now belong to another stream.
     const EventHandle latest = stream_ == nullptr ? home.latest_unless_on(stream_) : home.latest();
@@ -82,13 +72,13 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
 
 std::optional<std::vector<Tensor>> CallScope::try_heap_tensors(std::span<const TensorView> wanted) const {
   if (recording()) return std::nullopt;  // the graph would have the memory for good, and the heap is for all calls
-  auto storage = allocate_in_arena(context_.arena_, bytes_together(wanted), context_.home_);
+  auto storage = allocate_in_arena(context_.arena, bytes_together(wanted), context_.home);
   if (!storage) return std::nullopt;
   return lay_out(wanted, std::move(storage));
 }
 
 std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) const {
-  return lay_out(wanted, allocate_in_pool(context_.cache_, bytes_together(wanted), graph_));
+  return lay_out(wanted, allocate_in_pool(context_.cache, bytes_together(wanted), graph_));
 }
 
 /// Memory is made for the stream that the call comes after.
@@ -136,13 +126,13 @@ std::vector<Tensor> CallScope::of_framework(Pieces wanted, bool in_heap) const {
   std::vector<TensorView> all;
   for (const std::vector<TensorView>& piece : wanted) all.insert(all.end(), piece.begin(), piece.end());
   const ResultTensors::Order order = result_order();
-  std::vector<Tensor> made =
-      in_heap ? framework_->make_in_heap(all, order, context_.arena_) : framework_->make(all, order);
+  std::vector<Tensor> made = in_heap ? context_.result_tensors->make_in_heap(all, order, context_.arena)
+                                     : context_.result_tensors->make(all, order);
   if (in_heap && made.empty()) return made;
   check_made(in_heap ? "make_in_heap" : "make", all, made);
-  const auto outside = [&](const Tensor& tensor) { return !context_.arena_->contains(tensor.data()); };
+  const auto outside = [&](const Tensor& tensor) { return !context_.arena->contains(tensor.data()); };
   if (in_heap && std::ranges::any_of(made, outside)) return {};
-  Executor& executor = context_.executor();
+  Executor& executor = *context_.executor;
   executor.make_current();  // a framework may have run anything, the end of another buffer, too
   if (order.stream != stream_) executor.wait_event(stream_, executor.record_event(order.stream));
   return made;
@@ -151,9 +141,12 @@ std::vector<Tensor> CallScope::of_framework(Pieces wanted, bool in_heap) const {
 std::vector<Tensor> CallScope::result_tensors(Pieces wanted, std::span<const TensorView> of_handle) const {
   std::vector<Tensor> made;
   const auto add = [&](std::span<const TensorView> piece) {
-    if (!piece.empty()) std::ranges::move(pool_tensors(piece), std::back_inserter(made));
+    if (piece.empty()) return;
+    std::vector<Tensor> tensors = pool_tensors(piece);
+    if (!inside_) hand_out(tensors.front());  // they share their memory
+    std::ranges::move(tensors, std::back_inserter(made));
   };
-  if (framework_ != nullptr) {
+  if (by_framework()) {
     made = of_framework(wanted, false);
     add(of_handle);
     return made;
@@ -168,7 +161,7 @@ std::vector<Tensor> CallScope::result_tensors(Pieces wanted, std::span<const Ten
 std::optional<std::vector<Tensor>> CallScope::try_heap_results(Pieces wanted) const {
   if (recording()) return std::nullopt;  // as above
   std::vector<Tensor> made;
-  if (framework_ != nullptr) {
+  if (by_framework()) {
     made = of_framework(wanted, true);
     return made.empty() ? std::nullopt : std::optional(std::move(made));
   }
@@ -176,6 +169,7 @@ std::optional<std::vector<Tensor>> CallScope::try_heap_results(Pieces wanted) co
     if (piece.empty()) continue;
     auto tensors = try_heap_tensors(piece);
     if (!tensors) return std::nullopt;
+    if (!inside_) hand_out(tensors->front());
     std::ranges::move(*tensors, std::back_inserter(made));
   }
   return made;
@@ -191,13 +185,13 @@ void CallScope::hand_out(const Tensor& tensor) const {
 }
 
 EventHandle CallScope::event_behind() const {
-  return stream_ == nullptr && without_event_ ? kDefaultStream : context_.executor().record_event(stream_);
+  return stream_ == nullptr && without_event_ ? kDefaultStream : context_.executor->record_event(stream_);
 }
 
 EventHandle CallScope::finish() {
   EventHandle done = event_behind();
-  if (!async_finish_ && caller_stream_ != stream_) context_.executor().wait_event(caller_stream_, done);
-  if (!recording()) context_.home_->work_ends(done);
+  if (!async_finish_ && caller_stream_ != stream_) context_.executor->wait_event(caller_stream_, done);
+  if (!recording()) context_.home->work_ends(done);
   ended_ = true;
   return async_finish_ ? done : EventHandle{};
 }
@@ -206,7 +200,7 @@ EventHandle CallScope::finish() {
 /// stream.
 CallScope::~CallScope() {
   abandon();
-  context_.home_->works_on(context_.comm_stream());
+  context_.home->works_on(context_.comm_stream);
 }
 
 void CallScope::abandon() noexcept {
@@ -215,10 +209,10 @@ void CallScope::abandon() noexcept {
   try {
     const EventHandle done = event_behind();
     if (!recording()) {
-      context_.home_->work_ends(done);
+      context_.home->work_ends(done);
     } else if (caller_stream_ != stream_) {
       // Nobody else can bring the communication stream back, and a recording with a loose end is invalid.
-      context_.executor().wait_event(caller_stream_, done);
+      context_.executor->wait_event(caller_stream_, done);
     }
   } catch (const std::exception& error) {
     // The device is lost.

@@ -34,7 +34,7 @@ class OneThread {
         fail<Error>("{}: the buffer is in use by another thread, which is in {}, allowed: one thread at a time", call,
                     other);
       }
-      if (owner.suspended_ && !while_suspended) {
+      if (owner.suspended && !while_suspended) {
         owner.call_.store(nullptr, std::memory_order_release);
         fail<InvalidArgument>("{}: the buffer is suspended, allowed: resume, check and destroy", call);
       }
@@ -56,39 +56,25 @@ class OneThread {
     bool outermost_ = false;
   };
 
-  /// All later calls are refused, or no longer.
-  void suspend(bool suspended) { suspended_ = suspended; }
-  bool suspended() const { return suspended_; }
+  bool suspended = false;  ///< calls are refused; of the thread that is in one
 
  private:
-  bool suspended_ = false;                   ///< of the thread that is in a call
   std::atomic<const char*> call_ = nullptr;  ///< of the thread that is in one; nullptr: none is
   std::atomic<std::thread::id> thread_ = std::thread::id();
 };
 
 /// What all calls of a buffer share: their order, the communication stream, the memory for their results.
-class CallContext {
- public:
-  /// `result_tensors`: see BufferOptions.
-  CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
-              std::shared_ptr<ResultTensors> result_tensors = {});
+struct CallContext {
+  std::shared_ptr<Executor> executor;
+  StreamHandle comm_stream;
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<ResultTensors> result_tensors = {};  ///< see BufferOptions
+  /// The calls, as their memory sees them.
+  std::shared_ptr<HomeStream> home = std::make_shared<HomeStream>(executor, comm_stream);
+  std::shared_ptr<MemoryCache> cache = std::make_shared<MemoryCache>(home);
 
-  Executor& executor() const { return *executor_; }
-  StreamHandle comm_stream() const { return comm_stream_; }
   /// The host waits for all calls so far.
   void settle() const;
-  /// Memory of earlier results that is not in use goes back to the executor.
-  void give_back_memory() const { cache_->give_back_unused(); }
-
- private:
-  friend class CallScope;
-
-  std::shared_ptr<Executor> executor_;
-  StreamHandle comm_stream_;
-  std::shared_ptr<Arena> arena_;
-  std::shared_ptr<HomeStream> home_;  ///< the calls, as their memory sees them
-  std::shared_ptr<MemoryCache> cache_;
-  std::shared_ptr<ResultTensors> result_tensors_;  ///< instead of it, for results, if there is one
 };
 
 /// A call that is under way; a context has one at a time. It ends with `finish`, or, if an exception comes first, with
@@ -117,18 +103,20 @@ class CallScope {
 
   /// Tensors that share a piece of the library's memory. What a call gets for all pieces stands in one row.
   using Pieces = std::span<const std::vector<TensorView>>;
-  /// Tensors that the call returns: of the program's framework, which is asked once for all, or pool_tensors; behind
-  /// them those of its handle, which are pool_tensors, in one piece with the last ones where these are.
+  /// Tensors that the call returns, handed out: of the program's framework, which is asked once for all, or
+  /// pool_tensors; behind them those of its handle, which are pool_tensors, in one piece with the last ones where these
+  /// are.
   std::vector<Tensor> result_tensors(Pieces wanted, std::span<const TensorView> of_handle = {}) const;
   /// Results that peers write if all of them fit the heap, piece by piece; nothing if they do not.
   std::optional<std::vector<Tensor>> try_heap_results(Pieces wanted) const;
 
-  /// Tensors that `work` makes do not leave the call, so they are made without the program's framework.
+  /// Tensors that `work` makes do not leave the call, so they are made without the program's framework, and not handed
+  /// out.
   template <class Work>
   auto inside(const Work& work) {
-    ResultTensors* const framework = std::exchange(framework_, nullptr);
+    inside_ = true;
     auto made = work();
-    framework_ = framework;
+    inside_ = false;
     return made;
   }
 
@@ -146,6 +134,7 @@ class CallScope {
   void abandon() noexcept;
 
  private:
+  bool by_framework() const { return context_.result_tensors != nullptr && !inside_; }
   ResultTensors::Order result_order() const;
   /// Results of the program's framework; with `in_heap` there, or none. The executor is then this call's again, and its
   /// stream comes behind what was enqueued for the memory of the tensors.
@@ -154,12 +143,12 @@ class CallScope {
   EventHandle event_behind() const;
 
   const CallContext& context_;
-  ResultTensors* framework_;  ///< that makes results; nullptr: the library
   StreamHandle caller_stream_;
   StreamHandle stream_;
   bool async_finish_;
   bool after_caller_;        ///< the call comes after what the caller's stream has been given so far
   std::uint64_t graph_ = 0;  ///< the recording of a graph that the call is a part of; 0: none
+  bool inside_ = false;
   bool without_event_ = false;
   bool ended_ = false;
 };

@@ -70,123 +70,100 @@ std::string seen_of(const FaultRecord& fault) {
   return noted ? std::to_string(fault.seen) : std::string("an earlier call");
 }
 
-}  // namespace
-
-std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost) {
-  switch (fault.kind) {
-    case FaultKind::timeout: {
-      if (fault.wanted == Wanted::low_latency_combine_signal) {
-        return fmt::format(
-            "low_latency_combine: rank {} waited {} s for its own program to raise element {} of the signals, of local "
-            "expert {}, to {}; it is {}. The ranks no longer agree: destroy the buffer",
-            rank, timeout_s, fault.field, fault.expected >> 32, fault.expected & 0xffffffffu, fault.seen);
-      }
-      const double waited = timeout_s * std::max(fault.field, 1);
-      const int named = lost.value_or(fault.peer);
-      const std::string relay =
-          named == fault.peer ? std::string() : fmt::format(", which rank {} waits for, too,", fault.peer);
+/// Of a fault that is no time-out, without what it means for the buffer.
+std::string describe_kind(const FaultRecord& fault, int rank) {
+  const auto field = static_cast<std::size_t>(fault.field);
+  switch (fault.wanted) {
+    case Wanted::low_latency_dispatch_counts:
       return fmt::format(
-          "rank {} waited {} s for rank {}{} without seeing {} (signal at {}, expected {}). The ranks no longer agree: "
-          "destroy the buffer",
-          rank, waited, named, relay, text_of(fault.wanted), seen_of(fault), fault.expected);
-    }
-    case FaultKind::mismatch:
-      if (fault.wanted == Wanted::counts) {
-        return fmt::format("dispatch: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
-                           kShapeFields[static_cast<std::size_t>(fault.field)],
-                           describe_shape_value(fault.field, fault.expected), rank,
-                           describe_shape_value(fault.field, fault.seen), fault.peer);
-      }
-      if (fault.wanted == Wanted::low_latency_dispatch_counts) {
-        return fmt::format(
-            "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, rows' format or "
-            "return_recv_hook, or one of them has more tokens than max_tokens, which its own error says; all must be "
-            "equal on all ranks. The ranks no longer agree: destroy the buffer",
-            rank, fault.peer);
-      }
-      if (fault.wanted == Wanted::low_latency_combine_selection && fault.field != 0) {
-        // Found out by the expert's rank (1), or by the rank that selects it (2).
-        const int selects = fault.field == 1 ? fault.peer : rank;
-        const int expert_of = fault.field == 1 ? rank : fault.peer;
-        return fmt::format(
-            "low_latency_combine: topk_idx of rank {} selects expert {} (rank {}) for token {}, but the dispatch's "
-            "topk_idx has another one there; a selection may only become -1. The ranks no longer agree: destroy the "
-            "buffer",
-            selects, fault.expected, expert_of, fault.seen);
-      }
-      if (fault.wanted == Wanted::low_latency_combine_selection) {
+          "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, rows' format or "
+          "return_recv_hook, or one of them has more tokens than max_tokens, which its own error says; all must be "
+          "equal on all ranks",
+          rank, fault.peer);
+    case Wanted::low_latency_dispatch_rows:
+      return fmt::format(
+          "low_latency_dispatch: tokens name local expert {} of rank {} more than once, and it got more than the {} "
+          "rows that its part of the output has",
+          fault.field, rank, fault.seen);
+    case Wanted::low_latency_combine_selection: {
+      if (fault.field == 0) {
         return fmt::format(
             "low_latency_combine: ranks {} and {} differ in the dispatch that their handles are of, "
-            "max_tokens, hidden, top-k, num_experts or return_recv_hook; they must be equal on all ranks. The "
-            "ranks no longer agree: destroy the buffer",
+            "max_tokens, hidden, top-k, num_experts or return_recv_hook; they must be equal on all ranks",
             rank, fault.peer);
       }
-      if (fault.wanted == Wanted::load_balance_call) {
-        return fmt::format(
-            "prefetch_weights or reduce_grads: ranks {} and {} differ in which of the two they call, in the numbers of "
-            "slots, experts or tensors, or in where their slots lie; these must be equal on all ranks. The ranks no "
-            "longer agree: destroy the buffer",
-            rank, fault.peer);
-      }
-      if (fault.wanted == Wanted::internode_rows) {
-        return fmt::format(
-            "dispatch or combine between nodes: ranks {} and {} differ in bytes of a row of x, number of scales of a "
-            "row, top-k, or in the dispatch that their handles are of; they must be equal on all ranks. The ranks no "
-            "longer "
-            "agree: destroy the buffer",
-            rank, fault.peer);
-      }
-      if (fault.wanted == Wanted::combine_addresses && fault.field >= static_cast<int>(RowField::rows_to_peer)) {
-        const bool to_peer = fault.field == static_cast<int>(RowField::rows_to_peer);
-        return fmt::format(
-            "combine: rank {} has sent {} rows to rank {} by the handle of rank {}, but {} by the handle of rank {}: "
-            "the "
-            "handles are of different dispatches. The ranks no longer agree: destroy the buffer",
-            to_peer ? rank : fault.peer, fault.expected, to_peer ? fault.peer : rank, rank, fault.seen, fault.peer);
-      }
+      // Found out by the expert's rank (1), or by the rank that selects it (2).
+      const int selects = fault.field == 1 ? fault.peer : rank;
+      const int expert_of = fault.field == 1 ? rank : fault.peer;
       return fmt::format(
-          "{}: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks. The ranks no longer agree: "
-          "destroy the buffer",
-          fault.wanted == Wanted::dispatch_addresses ? "dispatch" : "combine",
-          kRowFields[static_cast<std::size_t>(fault.field)], fault.expected, rank, fault.seen, fault.peer);
-    case FaultKind::overflow:
-      if (fault.wanted == Wanted::low_latency_dispatch_rows) {
-        return fmt::format(
-            "low_latency_dispatch: tokens name local expert {} of rank {} more than once, and it got more than the {} "
-            "rows that its part of the output has. The ranks no longer agree: destroy the buffer",
-            fault.field, rank, fault.seen);
-      }
-      if (fault.wanted == Wanted::internode_rows) {
+          "low_latency_combine: topk_idx of rank {} selects expert {} (rank {}) for token {}, but the dispatch's "
+          "topk_idx has another one there; a selection may only become -1",
+          selects, fault.expected, expert_of, fault.seen);
+    }
+    case Wanted::load_balance_call:
+      return fmt::format(
+          "prefetch_weights or reduce_grads: ranks {} and {} differ in which of the two they call, in the numbers of "
+          "slots, experts or tensors, or in where their slots lie; these must be equal on all ranks",
+          rank, fault.peer);
+    case Wanted::internode_rows:
+      if (fault.kind == FaultKind::overflow) {
         return fmt::format(
             "rank {} handed on {} tokens of other nodes but its num_worst_tokens, for each rank of its node, leaves "
-            "room "
-            "for {}; combine lacks the rows of those beyond",
+            "room for {}; combine lacks the rows of those beyond",
             rank, fault.expected, fault.seen);
       }
-      return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
-                         rank, fault.expected, fault.seen);
-    case FaultKind::rdma_failed:
-      return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
-    case FaultKind::none:
+      return fmt::format(
+          "dispatch or combine between nodes: ranks {} and {} differ in bytes of a row of x, number of scales of a "
+          "row, top-k, or in the dispatch that their handles are of; they must be equal on all ranks",
+          rank, fault.peer);
+    default:
       break;
   }
-  return "unknown fault";
+  if (fault.kind == FaultKind::overflow) {
+    return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
+                       rank, fault.expected, fault.seen);
+  }
+  if (fault.wanted == Wanted::combine_addresses && fault.field >= static_cast<int>(RowField::rows_to_peer)) {
+    const bool to_peer = fault.field == static_cast<int>(RowField::rows_to_peer);
+    return fmt::format(
+        "combine: rank {} has sent {} rows to rank {} by the handle of rank {}, but {} by the handle of rank {}: the "
+        "handles are of different dispatches",
+        to_peer ? rank : fault.peer, fault.expected, to_peer ? fault.peer : rank, rank, fault.seen, fault.peer);
+  }
+  const bool counts = fault.wanted == Wanted::counts;
+  const auto value = [&](std::uint64_t of) {
+    return counts ? describe_shape_value(fault.field, of) : fmt::to_string(of);
+  };
+  return fmt::format("{}: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
+                     fault.wanted == Wanted::combine_addresses ? "combine" : "dispatch",
+                     counts ? kShapeFields[field] : kRowFields[field], value(fault.expected), rank, value(fault.seen),
+                     fault.peer);
 }
 
-std::string describe_error_of(const FaultRecord& fault, int rank, int lost) {
-  return fmt::format(
-      "rank {} waited in vain for rank {} without seeing {}: rank {} has ended the call, and its own error says why. "
-      "The ranks no longer agree: destroy the buffer",
-      rank, fault.peer, text_of(fault.wanted), lost);
-}
+}  // namespace
 
-std::string describe_lost(const FaultRecord& fault, int rank, int lost, const std::string& gone) {
-  const std::string relay =
-      lost == fault.peer ? std::string() : fmt::format(", which rank {} waited for, too,", fault.peer);
-  return fmt::format(
-      "rank {} waited in vain for rank {}{} without seeing {} (signal at {}, expected {}): {}. The ranks no longer "
-      "agree: destroy the buffer",
-      rank, lost, relay, text_of(fault.wanted), seen_of(fault), fault.expected, gone);
+std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost,
+                           const std::string& why) {
+  constexpr const char* kNoLongerAgree = ". The ranks no longer agree: destroy the buffer";
+  if (fault.kind == FaultKind::rdma_failed) return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
+  if (fault.kind != FaultKind::timeout) {
+    return describe_kind(fault, rank) + (breaks(fault) ? kNoLongerAgree : "");
+  }
+  if (fault.wanted == Wanted::low_latency_combine_signal) {
+    return fmt::format(
+        "low_latency_combine: rank {} waited {} s for its own program to raise element {} of the signals, of local "
+        "expert {}, to {}; it is {}{}",
+        rank, timeout_s, fault.field, fault.expected >> 32, fault.expected & 0xffffffffu, fault.seen, kNoLongerAgree);
+  }
+  const int named = lost.value_or(fault.peer);
+  const std::string relay = named == fault.peer ? "" : fmt::format(", which rank {} waits for, too,", fault.peer);
+  if (!why.empty()) {
+    return fmt::format("rank {} waited in vain for rank {}{} without seeing {} (signal at {}, expected {}): {}{}", rank,
+                       named, relay, text_of(fault.wanted), seen_of(fault), fault.expected, why, kNoLongerAgree);
+  }
+  return fmt::format("rank {} waited {} s for rank {}{} without seeing {} (signal at {}, expected {}){}", rank,
+                     timeout_s * std::max(fault.field, 1), named, relay, text_of(fault.wanted), seen_of(fault),
+                     fault.expected, kNoLongerAgree);
 }
 
 std::string describe_given_up(std::span<const control::LostRank> lost, int rank) {

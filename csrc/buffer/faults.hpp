@@ -23,12 +23,26 @@ constexpr std::uint64_t timeout_ns(double timeout_s) {
   return static_cast<std::uint64_t>(std::min(timeout_s, 1e9) * 1e9);
 }
 
-/// A fault either concerns a single call, or breaks the buffer: then ranks no longer agree on how far they got, and
-/// every later call throws.
+/// Whether ranks no longer agree on how far they got.
+constexpr bool breaks(const FaultRecord& fault) {
+  switch (fault.kind) {
+    case FaultKind::mismatch:
+      return fault.wanted != Wanted::counts;  // compared before any row moves, and by all ranks
+    case FaultKind::overflow:
+      return fault.wanted == Wanted::low_latency_dispatch_rows;  // others are notes
+    default:
+      return fault.kind == FaultKind::timeout || fault.kind == FaultKind::rdma_failed;
+  }
+}
+
+/// A fault either concerns a single call, or breaks the buffer, and every later call throws.
 class Faults {
  public:
-  Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, int num_ranks,
-         double timeout_s);
+  /// With a control plane, which has `words`, kernels report their waits to it and obey its verdicts: without `masking`
+  /// waits for lost ranks end their calls, with it low-latency calls go on without them.
+  Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, int num_ranks, double timeout_s,
+         std::shared_ptr<ControlWords> words = {}, std::shared_ptr<const control::Membership> membership = {},
+         bool masking = false);
 
   /// For kernels: where they put faults on record, and how long they wait.
   WaitContext wait_context() const;
@@ -36,10 +50,6 @@ class Faults {
   /// Adds to the text of a TimeoutError: `explain` is called once, when all calls have ended.
   void explain_timeouts_by(std::function<std::string()> explain) { explain_ = std::move(explain); }
 
-  /// Kernels that get wait_context() from here on report their waits to the control plane and obey its verdicts:
-  /// without `masking` waits for lost ranks end their calls, with it low-latency calls go on without them.
-  void obey(const std::shared_ptr<Executor>& executor, std::shared_ptr<const control::Membership> membership,
-            std::shared_ptr<ControlWords> words, bool masking);
   /// In device memory; null without a control plane.
   ControlState* control() const { return control_.get(); }
 
@@ -66,31 +76,33 @@ class Faults {
   [[noreturn]] void break_by_interruption();
   /// In device memory: another word that ends waits, though nothing is on record.
   void add_abort_word(std::uint64_t* abort) { abort_words_.push_back(abort); }
+  /// The failure of the queue pairs to `peer`; empty: none. With a control plane.
+  std::string describe_failure(int peer) const;
 
  private:
+  [[noreturn]] void raise(FaultRecord& fault);
+  [[noreturn]] void raise_timeout(const FaultRecord& fault);
   void end_waits() const;
   void set_abort_words(std::uint8_t bytes, StreamHandle stream) const;
   /// Because of which rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for which
   /// this waits a little, or kNobody.
   int find_lost(int waited_for) const;
-  std::string describe_waited(const FaultRecord& fault, int lost) const;
   /// A failed queue pair of this rank, as the reason for a wait in vain: the rank waited for may itself wait for what
-  /// was lost there. Of kind none where no queue pair has failed, or where a process has ended, which takes its queue
-  /// pairs along. Call it after find_lost(), which gives the verdict time to come.
-  FaultRecord failed_queue_pair() const;
+  /// was lost there. Empty where no queue pair has failed, or where a process has ended, which takes its queue pairs
+  /// along. Call it after find_lost(), which gives the verdict time to come.
+  std::string describe_failures() const;
 
   const CallContext& calls_;
   int rank_;
-  int num_ranks_;
   double timeout_s_;
   static constexpr std::size_t kRecords = 2;
   /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for.
   std::shared_ptr<FaultRecord> records_;
-  std::shared_ptr<std::uint64_t> abort_;                   ///< device memory: see WaitContext
-  std::shared_ptr<const control::Membership> membership_;  ///< may be null
-  std::shared_ptr<ControlWords> words_;                    ///< pinned
-  std::shared_ptr<ControlState> control_;                  ///< device memory
-  ControlState initial_{};                                 ///< what was there first
+  std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
+  std::shared_ptr<ControlWords> words_;   ///< pinned; null without a control plane, as the two that follow
+  std::shared_ptr<const control::Membership> membership_;
+  std::shared_ptr<ControlState> control_;  ///< device memory
+  ControlState initial_{};                 ///< what was there first
   std::vector<std::uint64_t*> abort_words_;
   std::function<std::string()> explain_;  ///< may be empty
   std::exception_ptr broken_;             ///< what every later call throws; null: the buffer is not broken
@@ -99,14 +111,9 @@ class Faults {
 // Fault records in words: fault_texts.cpp.
 
 /// The message of an exception for a fault or a note that kernels of `rank` have met. `lost`: of a time-out, whom the
-/// rank that was waited for waits for itself, if it does.
-std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost = {});
-
-/// The same for a wait that has ended as rank `lost` has met an error, and makes no more calls.
-std::string describe_error_of(const FaultRecord& fault, int rank, int lost);
-
-/// The same for a wait that has ended as `fault.peer` is lost: because of rank `lost`. `gone`: that its process ended.
-std::string describe_lost(const FaultRecord& fault, int rank, int lost, const std::string& gone);
+/// rank that was waited for waits for itself, if it does. `why`: the wait ended before, as nothing comes of `lost`.
+std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost = {},
+                           const std::string& why = {});
 
 /// The message of an exception: with masking, the others go on without `rank`. `lost`: all verdicts.
 std::string describe_given_up(std::span<const control::LostRank> lost, int rank);

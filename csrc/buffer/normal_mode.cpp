@@ -4,6 +4,9 @@
 #include <thread>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/defaults.hpp"
+#include "csrc/buffer/elastic/elastic.hpp"
+#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
@@ -11,6 +14,7 @@
 #include "csrc/support/logging.hpp"
 #include "deep_ep/interrupt.hpp"
 #include "kernels/elastic/params.hpp"
+#include "kernels/normal/combine_push.hpp"
 
 namespace deep_ep {
 namespace {
@@ -53,22 +57,140 @@ std::int64_t row_bytes(const ConstTensorView& rows) {
   return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
 }
 
-void check_layout_arguments(const ConstTensorView& topk_idx, int num_experts, const Runtime& runtime) {
-  const int num_ranks = runtime.num_ranks();
-  check_tensor("topk_idx", topk_idx, runtime.device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
-  check_token_count("number of tokens", topk_idx.size(0), num_ranks);
-  check_range("width of topk_idx", topk_idx.size(1), 0, INT32_MAX);
-  check_range("num_experts", num_experts, 1, std::int64_t{num_ranks} * runtime.options().max_local_experts);
-  if (num_experts % num_ranks != 0) {
-    fail<InvalidArgument>("num_experts is {}, it must be a multiple of the {} ranks", num_experts, num_ranks);
-  }
+/// TransferParams::shape, of a kind of call and of what its rows are made of.
+std::uint32_t shape_of(std::initializer_list<std::uint32_t> numbers) {
+  std::uint32_t shape = 1;
+  for (const std::uint32_t number : numbers) shape = combine_shapes(shape, number);
+  return shape;
 }
 
-LaunchShape plan_launch(const LayoutParams& params, const LaunchPolicy& policy) {
-  const int threads = std::min(256, policy.warps_per_block * 32);
-  const int blocks = (params.num_tokens * params.num_ranks - 1) / threads + 1;
-  return {std::clamp(blocks, 1, policy.multiprocessors), threads,
-          LayoutShared(Carver::without_memory(), params.num_ranks, params.num_experts, params.num_nodes).bytes};
+// Rings for rows of so many bytes, all included.
+
+/// OutOfMemory where the window is too small.
+Rings rings_for(std::size_t row_bytes, const NormalParams& common, const Runtime& runtime) {
+  const HeapLayout& layout = runtime.layout();
+  const std::size_t bytes = layout.window_bytes - LocalRings::bytes_of(layout.window_bytes);
+  const Rings rings = Rings::make(layout.window_at(), bytes, common.grid.others(), row_bytes);
+  if (rings.chunks != 0) return rings;
+  fail<OutOfMemory>(
+      "the window of {} does not hold two rows of {} to and from each of the {} other nodes: raise heap_bytes or "
+      "window_bytes",
+      format_bytes(layout.window_bytes), format_bytes(row_bytes), common.grid.others());
+}
+
+LocalRings local_rings_for(std::size_t row_bytes, bool dispatches, const NormalParams& common, const Runtime& runtime) {
+  const HeapLayout& layout = runtime.layout();
+  const std::size_t bytes = common.peers != nullptr ? LocalRings::bytes_of(layout.window_bytes) : layout.window_bytes;
+  const std::size_t begin = layout.window_at() + layout.window_bytes - bytes;
+  const int ranks = common.num_ranks;
+  if (!dispatches) {
+    return LocalRings::make(begin, bytes, ranks, ranks, row_bytes, common.control.pushed_rows(), Wanted::combine_rows,
+                            Wanted::combine_credit);
+  }
+  return LocalRings::make(begin, bytes, common.grid.width, ranks, row_bytes, common.control.fetched_rows(),
+                          Wanted::dispatch_rows, Wanted::dispatch_credit);
+}
+
+/// OutOfMemory for rings without a row from each of so many ranks.
+void require_slots(const LocalRings& rings, int ranks, const NormalParams& common, const Runtime& runtime) {
+  if (rings.slots != 0) return;
+  fail<OutOfMemory>(
+      "rows outside the heap of {} go through {} of {}, which does not hold a row of {} from each of {} ranks: raise "
+      "heap_bytes or window_bytes",
+      format_bytes(runtime.heap()->bytes()), common.peers != nullptr ? "a quarter of its window" : "its window",
+      format_bytes(runtime.layout().window_bytes), format_bytes(rings.slot_bytes), ranks);
+}
+
+/// The window as a place for all rows at once, if it has room for them.
+std::optional<RowTargets> whole_window(std::byte* window, std::int64_t rows, const RowShape& shape,
+                                       const Runtime& runtime) {
+  constexpr std::size_t kPadding = RowTargets::kParts * kLine;
+  const auto count = static_cast<std::size_t>(rows);
+  const std::size_t bytes = runtime.layout().window_bytes;
+  if (bytes < kPadding || (bytes - kPadding) / shape.all_bytes() < count) return std::nullopt;
+  return RowTargets::carve(Carver(window), shape, count);
+}
+
+/// Copies rows that have landed in the window to the results.
+void copy_received(const DispatchParams& sent, const RowTargets& to, const Runtime& runtime, StreamHandle stream) {
+  const NormalParams& common = sent.transfer.common;
+  const RowTargets& from = sent.output;
+  const RowShape& shape = sent.rows;
+  SpreadRowsParams params{};
+  params.metadata.num_rows = params.num_spread = sent.output_rows;
+  params.metadata.num_valid =
+      sent.transfer.rank_prefix_matrix + (common.num_ranks - 1) * common.num_ranks + common.rank;
+  params.abort = sent.transfer.wait.abort;
+  params.rows = from.x;
+  params.spread_rows = to.x;
+  params.row_bytes = shape.row_bytes;
+  if (to.scales != nullptr) {
+    params.scales = from.scales;
+    params.spread_scales = to.scales;
+    params.scale_stride = params.spread_stride = params.num_scales = shape.num_scales;
+    params.spread_column_stride = 1;
+  }
+  const auto words = [](auto* target, const auto* source, std::uint32_t row_bytes) {
+    return KeptWords{reinterpret_cast<std::byte*>(target), reinterpret_cast<const std::byte*>(source), row_bytes};
+  };
+  params.kept[0] = words(to.src_idx, from.src_idx, sizeof(std::int32_t));
+  params.kept[1] = words(to.topk_idx, from.topk_idx, shape.topk_idx_bytes());
+  params.kept[2] = words(to.topk_weights, from.topk_weights, shape.topk_weight_bytes());
+  const LaunchShape all = plan_spreading(params, runtime.executor()->policy());
+  runtime.executor()->kernels().spread_rows(params, all, stream);
+}
+
+/// The roles of a block's `warps` warps between nodes. `fewest_local`: of local warps; 0 if this rank's rows lie in the
+/// heap.
+void plan_rail_warps(TransferParams& params, int blocks, int warps, int fewest_local) {
+  params.poster_warps = (params.common.grid.others() * params.common.lanes + 32 * blocks - 1) / (32 * blocks);
+  const int rest = std::max(2 + fewest_local, warps - params.poster_warps);
+  params.local_warps = fewest_local == 0 ? 0 : std::max(fewest_local, rest / 4);
+  params.first_warps = (rest - params.local_warps) / 2;
+  params.second_warps = rest - params.local_warps - params.first_warps;
+}
+
+/// The roles in one node. `fetches`: some warps take this rank's rows out of its local rings. Returns how many blocks
+/// there are.
+int plan_warps(DispatchParams& params, int sms, const Runtime& runtime, bool fetches) {
+  const int warps = std::max(runtime.policy().warps_per_block, fetches ? 2 : 1);
+  params.transfer.local_warps = fetches ? std::max(1, warps / 4) : 0;
+  params.transfer.first_warps = warps - params.transfer.local_warps;
+  return fetches ? sms : std::min(sms, std::max(1, (params.num_tokens + warps - 1) / warps));
+}
+
+// About 32 pushing warps in all saturate NVLink; more get in each other's way (results/measurements/). Few blocks have
+// more of them each, but not so many that too few warps are left to add.
+constexpr int kGpuPushingWarpsInAll = 32;
+constexpr int kGpuFewestPushingWarps = 2;
+constexpr int kGpuMostPushingWarps = 4;
+
+/// In how many parts each of the tokens is added, by so many warps. A warp that adds a whole token looks its rows up
+/// once, and keeps most pieces of them under way; where a warp gets few tokens, all warps end at the same time only if
+/// tokens are cut.
+int parts_per_token(int tokens, int warps) {
+  constexpr int kTokensOfWarp = 20;
+  if (tokens >= kTokensOfWarp * warps) return 1;
+  return 2 * tokens >= kTokensOfWarp * warps ? 2 : 4;
+}
+
+/// The roles of the warps of each of `blocks` blocks, in one node. If this rank pushes, one raises the words of pushed
+/// rows, and the others share adding and pushing.
+void plan_warps(CombineParams& params, int blocks, const Runtime& runtime, bool pushes) {
+  const bool gpu = runtime.on_gpu();
+  const int raising = pushes ? 1 : 0;
+  const int rest = std::max(runtime.warps(kernels::combine::kMaxThreads) - raising, pushes ? 2 : 1);
+  const int share =
+      std::clamp((kGpuPushingWarpsInAll + blocks - 1) / blocks, kGpuFewestPushingWarps, kGpuMostPushingWarps);
+  const int pushing = !pushes ? 0 : gpu ? share : std::max(1, rest / 3);
+  const int adding = rest - pushing;
+  TransferParams& transfer = params.transfer;
+  transfer.first_warps = adding;
+  transfer.local_warps = pushing + raising;
+  // A row whose slot is used again is released by one warp, which has added all of it.
+  const bool release = transfer.num_tokens > transfer.local.slots;
+  params.parts_per_token = release ? 1 : parts_per_token(transfer.num_tokens, blocks * adding);
+  params.pushing_blocks = gpu ? std::max(1, kGpuPushingWarpsInAll / std::max(1, pushing)) : INT32_MAX;
 }
 
 }  // namespace
@@ -133,24 +255,26 @@ SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts) {
   return params;
 }
 
-DispatchOutputs make_outputs(const DispatchArguments& arguments, std::int64_t rows, const CallScope& scope) {
+bool make_room(const DispatchArguments& arguments, DispatchResult& result, const CallScope& scope) {
   // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
   // others share one piece of memory.
   WantedTensors wanted(arguments.x.device, 3);
-  DispatchOutputs outputs;
-  wanted.add(outputs.x, arguments.x.dtype, {rows, arguments.x.size(1)});
-  if (const auto& scales = arguments.x_scales) wanted.add(outputs.scales, scales->dtype, {rows, scales->size(1)}, 1);
+  const std::int64_t rows = result.handle.num_recv_rows;
+  wanted.add(result.recv_x, arguments.x.dtype, {rows, arguments.x.size(1)});
+  if (const auto& scales = arguments.x_scales) {
+    wanted.add(result.recv_x_scales.emplace(), scales->dtype, {rows, scales->size(1)}, 1);
+  }
   if (arguments.handle == nullptr) {
     if (const auto& selections = arguments.topk_idx) {
-      wanted.add(outputs.topk_idx, selections->dtype, {rows, selections->size(1)}, 1);
-      wanted.add(outputs.topk_weights, DType::float32, {rows, selections->size(1)}, 1);
+      wanted.add(result.recv_topk_idx.emplace(), selections->dtype, {rows, selections->size(1)}, 1);
+      wanted.add(result.recv_topk_weights.emplace(), DType::float32, {rows, selections->size(1)}, 1);
     }
-    wanted.add(outputs.src_idx, DType::int32, {rows}, 2);
+    wanted.add(result.handle.recv_src_idx, DType::int32, {rows}, 2);
   }
   auto made = scope.try_heap_results(wanted.pieces());
-  outputs.in_heap = made.has_value();
-  wanted.place(made ? *std::move(made) : scope.result_tensors(wanted.pieces()));
-  return outputs;
+  const bool in_heap = made.has_value();
+  wanted.place(in_heap ? *std::move(made) : scope.result_tensors(wanted.pieces()));
+  return in_heap;
 }
 
 CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope) {
@@ -159,8 +283,6 @@ CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int6
   wanted.add(result.combined_x, DType::bfloat16, {tokens, x.size(1)});
   if (weights != 0) wanted.add(result.combined_topk_weights.emplace(), DType::float32, {tokens, weights}, 1);
   wanted.place(scope.result_tensors(wanted.pieces()));
-  scope.hand_out(result.combined_x);
-  if (weights != 0) scope.hand_out(*result.combined_topk_weights);
   return result;
 }
 
@@ -171,21 +293,18 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   const Deadline deadline(timeout_s == 0 ? 0 : timeout_s * 2 + 10);
   const Backoff backoff;
   const bool on_cpu = !runtime.on_gpu();
-  for (std::uint64_t spins = 1; __atomic_load_n(&counts.epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
-    if (spins % 64 != 0) continue;
-    if (faults.met()) break;
+  for (std::uint64_t spins = 1; __atomic_load_n(&counts.epoch, __ATOMIC_ACQUIRE) == 0 && !faults.met(); ++spins) {
+    if (spins % (on_cpu ? 64 : 4096) != 0) continue;
     if (on_cpu) std::this_thread::sleep_for(backoff.nap());  // the kernel needs the processor
-    if (spins % 4096 == 0 || on_cpu) {
-      if (InterruptScope::wanted()) {
-        scope.abandon();  // so that its kernel is waited for
-        faults.break_by_interruption();
-      }
-      if (deadline.expired()) {
-        faults.break_by<TimeoutError>(
-            fmt::format("rank {}: no counts of a dispatch arrived within {} s, and no kernel says why: "
-                        "earlier work on the stream has not ended, or the GPU is lost",
-                        runtime.rank(), deadline.seconds()));
-      }
+    if (InterruptScope::wanted()) {
+      scope.abandon();  // so that its kernel is waited for
+      faults.break_by_interruption();
+    }
+    if (deadline.expired()) {
+      faults.break_by<TimeoutError>(
+          fmt::format("rank {}: no counts of a dispatch arrived within {} s, and no kernel says why: "
+                      "earlier work on the stream has not ended, or the GPU is lost",
+                      runtime.rank(), deadline.seconds()));
     }
   }
   // Notes wait for the next call: the counts are exchanged, and the peers expect our rows.
@@ -201,42 +320,39 @@ NormalMode::NormalMode(Runtime& runtime) : runtime_(runtime) {
   common_.grid = {runtime.rank(), runtime.num_ranks(), runtime.num_ranks()};
   if (runtime.layout().internode.bytes != 0) {
     common_.grid = runtime.node_grid();
-    connections_ = runtime.take_connections(BufferPlan::kNormalMode);
+    common_.window = runtime.layout().internode;
+    common_.lanes = runtime.options().internode.lanes;
+    common_.peers = runtime.connections(BufferPlan::kNormalMode).device_peers();
   }
-  agree(runtime.bootstrap(), "allocating memory for the calls of a Buffer", [this] { allocate(); });
+  agree(runtime.bootstrap(), "allocating memory for the calls of a Buffer", [&] {
+    const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
+    const auto experts = static_cast<std::size_t>(runtime.options().max_local_experts);
+    host_counts_ = pinned_memory<HostCounts>(runtime.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
+    state_ = runtime.zeroed_memory<KernelState>();
+    // Ranks, experts, and nodes, which are at most ranks.
+    layout_work_ = runtime.zeroed_memory<LayoutWork>(sizeof(LayoutWork) +
+                                                     sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
+    const auto others = static_cast<std::size_t>(common_.grid.others());
+    const std::size_t chunks = others * Rings::kMostChunks;
+    counters_ = runtime.zeroed_memory<std::uint32_t>((2 * chunks + static_cast<std::size_t>(common_.grid.width)) *
+                                                     sizeof(std::uint32_t));
+    common_.heaps = runtime.heap()->device_peers();
+    common_.state = state_.get();
+    common_.local_tickets = counters_.get() + 2 * chunks;
+    if (!rails()) return;
+    rail_states_ = runtime.zeroed_memory<RailState>(others * sizeof(RailState));
+    sent_ = runtime.zeroed_memory<std::uint64_t>(chunks * sizeof(std::uint64_t));
+    common_.rails = rail_states_.get();
+    common_.staged = counters_.get();
+    common_.read = counters_.get() + chunks;
+    common_.sent = sent_.get();
+  });
   if (rails()) log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe_rails());
 }
 
-void NormalMode::allocate() {
-  const auto ranks = static_cast<std::size_t>(runtime_.num_ranks());
-  const auto experts = static_cast<std::size_t>(runtime_.options().max_local_experts);
-  host_counts_ = pinned_memory<HostCounts>(runtime_.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
-  state_ = runtime_.zeroed_memory<KernelState>();
-  // Ranks, experts, and nodes, which are at most ranks.
-  layout_work_ =
-      runtime_.zeroed_memory<LayoutWork>(sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
-  const auto others = static_cast<std::size_t>(common_.grid.others());
-  const std::size_t chunks = others * Rings::kMostChunks;
-  counters_ = runtime_.zeroed_memory<std::uint32_t>((2 * chunks + static_cast<std::size_t>(common_.grid.width)) *
-                                                    sizeof(std::uint32_t));
-  common_.heaps = runtime_.heap()->device_peers();
-  common_.state = state_.get();
-  common_.local_tickets = counters_.get() + 2 * chunks;
-  if (!rails()) return;
-  rail_states_ = runtime_.zeroed_memory<RailState>(others * sizeof(RailState));
-  sent_ = runtime_.zeroed_memory<std::uint64_t>(chunks * sizeof(std::uint64_t));
-  common_.window = runtime_.layout().internode;
-  common_.lanes = runtime_.internode_lanes();
-  common_.peers = connections_->device_peers();
-  common_.rails = rail_states_.get();
-  common_.staged = counters_.get();
-  common_.read = counters_.get() + chunks;
-  common_.sent = sent_.get();
-}
-
 std::string NormalMode::describe_rails() const {
-  return common_.lanes == 1 ? connections_->describe()
-                            : fmt::format("{} lanes, {}", common_.lanes, connections_->describe());
+  const std::string text = runtime_.connections(BufferPlan::kNormalMode).describe();
+  return common_.lanes == 1 ? text : fmt::format("{} lanes, {}", common_.lanes, text);
 }
 
 void NormalMode::check_handle(const DispatchHandle* handle) const {
@@ -262,32 +378,47 @@ void NormalMode::check_dispatched(const DispatchHandle* handle, std::int64_t tok
   fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", tokens, handle->num_tokens);
 }
 
-void NormalMode::check_combine(const CombineArguments& arguments) const {
-  check_handle(arguments.handle);
-  const Device device = runtime_.device();
-  const std::int64_t rows = arguments.handle->num_recv_rows;
-  check_tensor("x", arguments.x, device, {DType::bfloat16}, {rows, kAnySize});
-  check_row_bytes("x", arguments.x);
-  if (arguments.topk_weights) {
-    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {rows, kAnySize});
-    check_range("width of topk_weights", arguments.topk_weights->size(1), 1, kMaxTopk);
-  }
-  check_biases(arguments, arguments.handle->num_tokens, runtime_);
-  check_config(arguments.config);
+void NormalMode::check_room(const RowShape& rows) const {
+  if (!rails()) return;  // only rows outside the heap need room
+  const std::size_t bytes = PackedRow::bytes(rows, common_.grid.width);
+  static_cast<void>(rings_for(bytes, common_, runtime_));
+  require_slots(local_rings_for(bytes, true, common_, runtime_), common_.grid.width, common_, runtime_);
+}
+
+TransferParams NormalMode::transfer_params(const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const {
+  TransferParams params{};
+  params.common = common_;
+  params.wait = runtime_.faults().wait_context();
+  params.local = local_rings_for(row_bytes, dispatches, common_, runtime_);
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.num_tokens = static_cast<int>(handle.num_tokens);
+  if (!rails()) return params;
+  params.rings = rings_for(row_bytes, common_, runtime_);
+  const auto* to = handle.node_counts.as<std::int32_t>();
+  const auto* from = to + common_.grid.nodes();
+  params.counts = dispatches ? NodeCounts{to, from} : NodeCounts{from, to};  // rows go back to where they came from
+  params.node_row = handle.node_row.as<std::int32_t>();
+  params.relay_rows_room = handle.relay_rows.view().size(0);
+  return params;
 }
 
 DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
-  check_layout_arguments(topk_idx, num_experts, runtime_);
-  runtime_.faults().raise();
-  CallScope scope(runtime_.calls(), call);
+  const int num_ranks = runtime_.num_ranks();
+  check_tensor("topk_idx", topk_idx, runtime_.device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
+  check_token_count("number of tokens", topk_idx.size(0), num_ranks);
+  check_range("width of topk_idx", topk_idx.size(1), 0, INT32_MAX);
+  check_range("num_experts", num_experts, 1, std::int64_t{num_ranks} * runtime_.options().max_local_experts);
+  if (num_experts % num_ranks != 0) {
+    fail<InvalidArgument>("num_experts is {}, it must be a multiple of the {} ranks", num_experts, num_ranks);
+  }
+  CallScope scope = runtime_.begin(call);
   DispatchLayout layout = count(topk_idx, num_experts, scope);
-  scope.hand_out(layout.num_tokens_per_rank);  // they share their memory
   layout.event = scope.finish();
   return layout;
 }
 
 DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const {
-  const Backend& executor = *runtime_.executor();
   LayoutParams params{};
   params.topk_idx = indices_of(topk_idx);
   params.num_tokens = static_cast<int>(topk_idx.size(0));
@@ -309,7 +440,12 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
   params.num_tokens_per_expert = layout.num_tokens_per_expert.as<std::int32_t>();
   params.num_tokens_per_node = layout.num_tokens_per_node.as<std::int32_t>();
   params.is_token_in_rank = layout.is_token_in_rank.as<std::uint8_t>();
-  executor.kernels().layout(params, plan_launch(params, executor.policy()), scope.stream());
+  const int threads = std::min(256, runtime_.policy().warps_per_block * 32);
+  const int blocks = (params.num_tokens * params.num_ranks - 1) / threads + 1;
+  const LaunchShape shape = {
+      std::clamp(blocks, 1, runtime_.policy().multiprocessors), threads,
+      LayoutShared(Carver::without_memory(), params.num_ranks, params.num_experts, params.num_nodes).bytes};
+  runtime_.executor()->kernels().layout(params, shape, scope.stream());
   return layout;
 }
 
@@ -320,14 +456,9 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Ca
   } else {
     check_layout(arguments, runtime_);
   }
-  runtime_.faults().raise();
-  CallScope scope(runtime_.calls(), call);
+  CallScope scope = runtime_.begin(call);
   DispatchResult result = dispatch(arguments, scope);
   hand_out(result.handle, scope);
-  scope.hand_out(result.recv_x);
-  for (const auto* beside : {&result.recv_x_scales, &result.recv_topk_idx, &result.recv_topk_weights}) {
-    if (*beside) scope.hand_out(**beside);
-  }
   result.event = scope.finish();
   return result;
 }
@@ -337,54 +468,31 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
   const SentRows rows = sent_rows(arguments, fresh ? num_experts(arguments) / common_.num_ranks : 0);
   check_room(rows.rows);
   DispatchResult result;
-  DispatchOutputs outputs;
-  if (fresh) {
-    outputs = exchange(arguments, result, scope);
-  } else {
-    result.handle = *arguments.handle;
-    outputs = make_outputs(arguments, result.handle.num_recv_rows, scope);
-  }
-  send(rows, arguments.config, result.handle, outputs, scope);
-  result.recv_x = outputs.x;
-  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
-  if (fresh && arguments.topk_idx) result.recv_topk_idx = outputs.topk_idx;
-  if (fresh && arguments.topk_weights) result.recv_topk_weights = outputs.topk_weights;
+  if (!fresh) result.handle = *arguments.handle;
+  const bool in_heap = fresh ? exchange(arguments, result, scope) : make_room(arguments, result, scope);
+  send(rows, arguments.config, result, in_heap, scope);
+  if (!arguments.topk_weights) result.recv_topk_weights.reset();
   return result;
 }
 
-DispatchOutputs NormalMode::exchange(const DispatchArguments& arguments, DispatchResult& result, CallScope& scope) {
+bool NormalMode::exchange(const DispatchArguments& arguments, DispatchResult& result, CallScope& scope) {
   const bool exact = arguments.num_worst_tokens == 0;
   check_recording(scope, exact);
   DispatchHandle& handle = result.handle;
   handle.num_tokens = arguments.x.size(0);
   handle.num_experts = num_experts(arguments);
   handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
-  DispatchOutputs outputs;
-  const auto make_room = [&](std::int64_t received, std::int64_t relayed) {
+  bool in_heap = true;
+  const auto make_room_for = [&](std::int64_t received, std::int64_t relayed) {
     handle.num_recv_rows = received;
-    outputs = make_outputs(arguments, received, scope);
-    handle.recv_src_idx = outputs.src_idx;
+    in_heap = make_room(arguments, result, scope);
     if (!rails()) return;
     handle.relay_rows = scope.pool_tensor(unplaced(runtime_.device(), DType::int32, {relayed, common_.grid.width}));
   };
   HostCounts& counts = *host_counts_;
-  if (!exact) {
-    // Memory for the worst case is made before the exchange: it may throw, and no peer counts on this rank yet.
-    make_room(arguments.num_worst_tokens, arguments.num_worst_tokens * common_.grid.width);
-    notify(arguments, nullptr, handle, scope);
-    return outputs;
-  }
   __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
-  notify(arguments, &counts, handle, scope);
-  wait_for_counts(runtime_, counts, scope);
-  result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert,
-                                           counts.tokens_per_expert + handle.num_experts / common_.num_ranks);
-  make_room(counts.num_recv_tokens, counts.num_relay_rows);
-  return outputs;
-}
-
-void NormalMode::notify(const DispatchArguments& arguments, HostCounts* host_counts, DispatchHandle& handle,
-                        const CallScope& scope) const {
+  // Memory for the worst case is made before the exchange: it may throw, and no peer counts on this rank yet.
+  if (!exact) make_room_for(arguments.num_worst_tokens, arguments.num_worst_tokens * common_.grid.width);
   const int ranks = common_.num_ranks, nodes = rails() ? common_.grid.nodes() : 0;
   WantedTensors tables(runtime_.device());
   tables.add(handle.rank_prefix_matrix, DType::int32, {ranks, common_.grid.width});
@@ -403,7 +511,7 @@ void NormalMode::notify(const DispatchArguments& arguments, HostCounts* host_cou
   params.expert_alignment = arguments.expert_alignment;
   params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
   params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
-  params.host_counts = host_counts;
+  params.host_counts = exact ? &counts : nullptr;
   params.destination_row = handle.destination_row.as<std::int32_t>();
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
   params.node_row = handle.node_row.as<std::int32_t>();
@@ -412,6 +520,52 @@ void NormalMode::notify(const DispatchArguments& arguments, HostCounts* host_cou
   const LaunchShape shape{std::min(ranks + nodes, runtime_.policy().multiprocessors),
                           runtime_.warps(kernel.max_threads) * 32, sizeof(device::Numbering)};
   (runtime_.executor()->kernels().*kernel.launcher)(params, shape, scope.stream());
+  if (!exact) return in_heap;
+  wait_for_counts(runtime_, counts, scope);
+  result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert,
+                                           counts.tokens_per_expert + handle.num_experts / common_.num_ranks);
+  make_room_for(counts.num_recv_tokens, counts.num_relay_rows);
+  return in_heap;
+}
+
+void NormalMode::send(const SentRows& rows, const Config& config, const DispatchResult& result, bool in_heap,
+                      const CallScope& scope) const {
+  const DispatchHandle& handle = result.handle;
+  const RowTargets targets = {result.recv_x.as<std::byte>(), memory_of<std::uint32_t>(result.recv_x_scales),
+                              memory_of<std::byte>(result.recv_topk_idx), memory_of<float>(result.recv_topk_weights),
+                              rows.send_src_idx ? handle.recv_src_idx.as<std::int32_t>() : nullptr};
+  const RowShape& shape = rows.rows;
+  DispatchParams params{};
+  static_cast<SentRows&>(params) = rows;
+  params.transfer = transfer_params(handle, PackedRow::bytes(shape, common_.grid.width), true);
+  params.transfer.shape = shape_of(
+      {0, shape.row_bytes, static_cast<std::uint32_t>(shape.num_scales), static_cast<std::uint32_t>(shape.num_topk)});
+  params.output = targets;
+  params.output_rows = handle.num_recv_rows;
+  params.relay_rows = handle.relay_rows.as<std::int32_t>();
+  // Peers write rows into place in the heap. Elsewhere they are copied from the window, if it holds all, or pass
+  // through local rings in it.
+  const std::optional<RowTargets> landed =
+      in_heap || rails() ? std::nullopt : whole_window(runtime_.window(), handle.num_recv_rows, shape, runtime_);
+  if (landed) params.output = *landed;
+  const bool fetches = !in_heap && !landed;
+  if (fetches) require_slots(params.transfer.local, common_.grid.width, common_, runtime_);
+  TransferParams& transfer = params.transfer;
+  int blocks = runtime_.sms(config, defaults::kDispatchSms);
+  const auto kernel = rails() ? choices::dispatch_and_notify_internode : choices::dispatch;
+  if (rails()) {
+    plan_rail_warps(transfer, blocks, runtime_.warps(kernel.max_threads), fetches ? 1 : 0);
+  } else {
+    blocks = plan_warps(params, blocks, runtime_, fetches);
+  }
+  const std::size_t shared_bytes =
+      plan_stages(transfer.stages, transfer.stage_bytes, transfer.moving_warps(), shape.row_bytes,
+                  runtime_.policy().max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
+                    return DispatchShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
+                  });
+  (runtime_.executor()->kernels().*kernel.launcher)(params, {blocks, transfer.warps() * 32, shared_bytes},
+                                                    scope.stream());
+  if (landed) copy_received(params, targets, runtime_, scope.stream());
 }
 
 void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) {
@@ -421,9 +575,84 @@ void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) 
   }
 }
 
-EventHandle NormalMode::barrier(const CallOptions& call) {
+CombineResult NormalMode::combine(const CombineArguments& arguments, const CallOptions& call) {
+  check_handle(arguments.handle);
+  const DispatchHandle& handle = *arguments.handle;
+  const ConstTensorView& x = arguments.x;
+  const auto& weights = arguments.topk_weights;
+  check_tensor("x", x, runtime_.device(), {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
+  check_row_bytes("x", x);
+  if (weights) {
+    check_tensor("topk_weights", *weights, runtime_.device(), {DType::float32}, {handle.num_recv_rows, kAnySize});
+    check_range("width of topk_weights", weights->size(1), 1, kMaxTopk);
+  }
+  check_biases(arguments, handle.num_tokens, runtime_);
+  check_config(arguments.config);
   runtime_.faults().raise();
+  CombineParams params{};
+  params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
+  params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
+  params.transfer =
+      transfer_params(handle, params.row_bytes + static_cast<std::size_t>(params.num_topk) * sizeof(float), false);
+  params.transfer.shape = shape_of({1, params.row_bytes, static_cast<std::uint32_t>(params.num_topk)});
+  set_biases(params, arguments);
+  params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
+  params.relay_rows = handle.relay_rows.as<std::int32_t>();
+
   CallScope scope(runtime_.calls(), call);
+  CombineResult result = make_sums(x, handle.num_tokens, params.num_topk, scope);
+  params.combined_x = result.combined_x.as<std::byte>();
+  params.combined_weights = memory_of<float>(result.combined_topk_weights);
+  std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it
+  bool pushes = false;
+  if (x.size(0) == 0) {
+    // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
+    params.x = runtime_.heap()->local();
+  } else {
+    // Ranks of the node read the rows in the heap. Between nodes they are copied there, if it has room; else pushed.
+    const auto readable = [&](const ConstTensorView& tensor) {
+      if (pushes || runtime_.in_heap(tensor)) return tensor.data;
+      if (rails()) {
+        const TensorView wanted = unplaced(runtime_.device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
+        if (const auto made = scope.try_heap_tensors({&wanted, 1})) {
+          void* copy = copies.emplace_back(made->front()).data();
+          runtime_.executor()->copy(copy, tensor.data, tensor.bytes(), scope.stream());
+          return static_cast<const void*>(copy);
+        }
+      }
+      pushes = true;
+      return tensor.data;
+    };
+    params.x = static_cast<const std::byte*>(readable(x));
+    if (weights) params.topk_weights = static_cast<const float*>(readable(*weights));
+  }
+  // In one node also where this rank does not push: its peers may.
+  if (pushes || !rails()) require_slots(params.transfer.local, common_.num_ranks, common_, runtime_);
+  TransferParams& transfer = params.transfer;
+  const int blocks = runtime_.sms(arguments.config, defaults::kCombineSms);
+  const auto kernel = rails() ? choices::combine_and_notify_internode : choices::combine;
+  if (rails()) {
+    plan_rail_warps(transfer, blocks, runtime_.warps(kernel.max_threads), pushes ? 2 : 0);
+    params.parts_per_token = 1;
+    params.pushing_blocks = INT32_MAX;
+  } else {
+    plan_warps(params, blocks, runtime_, pushes);
+  }
+  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
+    return CombineShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
+  };
+  if (transfer.local_warps != 0) {  // warps that add work in registers
+    plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
+                runtime_.policy().max_shared_bytes, shared_bytes);
+  }
+  (runtime_.executor()->kernels().*kernel.launcher)(
+      params, {blocks, transfer.warps() * 32, shared_bytes(transfer.stages, transfer.stage_bytes)}, scope.stream());
+  result.event = scope.finish();
+  return result;
+}
+
+EventHandle NormalMode::barrier(const CallOptions& call) {
+  CallScope scope = runtime_.begin(call);
   if (!rails()) {
     const int most = runtime_.policy().warps_per_block * 32;
     const int threads = std::min((common_.num_ranks + 31) / 32 * 32, std::min(most, kernels::barrier::kMaxThreads));

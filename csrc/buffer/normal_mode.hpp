@@ -12,7 +12,6 @@
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/runtime.hpp"
-#include "csrc/rdma/connections.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/common/messages.hpp"
 #include "kernels/common/rows.hpp"
@@ -57,20 +56,10 @@ CallShape call_shape(const DispatchArguments& arguments, int num_experts);
 /// Without what only one kind of dispatch sends; with a handle rows and scales alone.
 SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts);
 
-/// Results of a dispatch; those that the caller does not want are undefined.
-struct DispatchOutputs {
-  Tensor x, scales, topk_idx, topk_weights, src_idx;
-  bool in_heap = true;
-
-  RowTargets targets() const {
-    return {x.as<std::byte>(), scales.as<std::uint32_t>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
-            src_idx.as<std::int32_t>()};
-  }
-};
-
-/// Memory for so many rows and what is beside them: in the heap, where that has room for all; else outside, see
-/// CallScope::result_tensors.
-DispatchOutputs make_outputs(const DispatchArguments& arguments, std::int64_t rows, const CallScope& scope);
+/// Memory in `result` for the rows of its handle and what is beside them: in the heap, where that has room for all;
+/// else outside, see CallScope::result_tensors. With selections there are weights, wanted or not. Returns whether it is
+/// in the heap.
+bool make_room(const DispatchArguments& arguments, DispatchResult& result, const CallScope& scope);
 
 /// Memory for the sums of `tokens` tokens, rows like those of `x`, with so many weights each, handed out to the caller.
 CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope);
@@ -103,39 +92,20 @@ class NormalMode {
   EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call);
 
   /// Are there several nodes of equally many consecutive ranks? Calls go by rails then.
-  bool rails() const { return connections_ != nullptr; }
-
-  // Of the queue pairs to rails; without them there is nothing to say and to do.
+  bool rails() const { return common_.peers != nullptr; }
 
   /// For people: by how many queue pairs, and over which NIC.
   std::string describe_rails() const;
-  /// Says whether all posted operations have completed.
-  std::string health() const { return connections_ ? connections_->health() : std::string(); }
-  /// Throws SystemError for an operation that has failed.
-  void check() const {
-    if (connections_) connections_->check();
-  }
-  /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
-  void drain() noexcept {
-    if (connections_) connections_->drain(runtime_.timeout_s());
-  }
-  /// Nothing of this rank touches a peer any more.
-  void disconnect() { connections_.reset(); }
 
  private:
-  void allocate();
-
   // As parts of a call that has checked its arguments. They hand nothing out.
 
   DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const;
   DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope);
-  /// Of a dispatch without a handle: exchanges counts, and makes the new handle and memory for the rows.
-  DispatchOutputs exchange(const DispatchArguments& arguments, DispatchResult& result, CallScope& scope);
-  /// Makes the tables of the handle that counts fill, and enqueues the exchange.
-  void notify(const DispatchArguments& arguments, HostCounts* host_counts, DispatchHandle& handle,
-              const CallScope& scope) const;
-  /// Sends the rows to where the handle says.
-  void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
+  /// Of a dispatch without a handle: makes the new handle, exchanges counts, and makes room for the rows.
+  bool exchange(const DispatchArguments& arguments, DispatchResult& result, CallScope& scope);
+  /// Sends the rows to where the handle of the result says.
+  void send(const SentRows& rows, const Config& config, const DispatchResult& result, bool in_heap,
             const CallScope& scope) const;
   ElasticDispatchResult dispatch_elastic_in_node(const ElasticDispatchArguments& arguments, const CallOptions& call);
   ElasticDispatchResult dispatch_elastic_by_rails(const ElasticDispatchArguments& arguments, const CallOptions& call);
@@ -156,29 +126,16 @@ class NormalMode {
 
   /// InvalidArgument for no handle, and for that of another kind of dispatch.
   void check_handle(const DispatchHandle* handle) const;
-  void check_combine(const CombineArguments& arguments) const;
   /// Of a dispatch of `tokens` tokens to the places of an earlier one.
   void check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const;
   /// OutOfMemory, where that is known before rows are counted, for a dispatch of such rows.
   void check_room(const RowShape& rows) const;
-  // Both for rows of so many bytes, all included.
-  /// OutOfMemory where the window is too small.
-  Rings rings_for(std::size_t row_bytes) const;
-  LocalRings local_rings_for(std::size_t row_bytes, bool dispatches) const;
-  /// OutOfMemory for rings without a row from each of so many ranks.
-  void require_slots(const LocalRings& rings, int ranks) const;
   /// Without what only dispatch or combine knows, and without roles of warps.
   TransferParams transfer_params(const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const;
-  /// Both choose the roles of warps, share shared memory out to those that move rows, and enqueue the kernel.
-  /// `fetches`: rows come by local rings.
-  void launch(DispatchParams& params, const Config& config, bool fetches, StreamHandle stream) const;
-  /// `pushes`: this rank's rows go by local rings.
-  void launch(CombineParams& params, const Config& config, bool pushes, StreamHandle stream) const;
 
   Runtime& runtime_;
-  std::unique_ptr<rdma::Connections> connections_;  ///< to the rails; null without them
-  NormalParams common_;                             ///< what every kernel is told
-  std::shared_ptr<HostCounts> host_counts_;         ///< pinned, for the counts of a dispatch with exact sizes
+  NormalParams common_;                      ///< what every kernel is told
+  std::shared_ptr<HostCounts> host_counts_;  ///< pinned, for the counts of a dispatch with exact sizes
   // Device memory, which kernels are told of.
   std::shared_ptr<KernelState> state_;
   std::shared_ptr<LayoutWork> layout_work_;

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstddef>
 #include <span>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
@@ -31,16 +33,6 @@ int lanes_of(const char* option, int asked, const char* variable) {
 }
 static_assert(kMostInternodeLanes == kMostLowLatencyLanes);
 
-int most_internode_lanes(const InternodeOptions& options) {
-  const int bound = options.num_qps_per_rank;
-  if (bound < 0) {
-    fail<InvalidArgument>(
-        "internode.num_qps_per_rank is {}, allowed: at least 1, or 0 for as many as the library wants", bound);
-  }
-  if (bound == 0) return kMostInternodeLanes;
-  return std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(bound))));
-}
-
 /// Where another library's variable switches it off, its user may not have thought of this one.
 bool may_use_nvlink() {
   const environment::Value word = environment::Reader().value("DEEP_EP_NVLINK");
@@ -51,34 +43,34 @@ bool may_use_nvlink() {
   return false;
 }
 
-/// The heap's layout follows from these, so they must be equal.
 struct Number {
-  const char* name;
-  std::uint64_t (*of)(const BufferOptions& options);
+  std::string_view name;
+  std::uint64_t value;
 };
-#define DEEP_EP_NUMBER(option)                                                                       \
-  Number {                                                                                           \
-#option, [](const BufferOptions& options) { return static_cast<std::uint64_t>(options.option); } \
-  }
-constexpr std::array kNumbers = {
-    DEEP_EP_NUMBER(heap_bytes),
-    DEEP_EP_NUMBER(window_bytes),
-    DEEP_EP_NUMBER(max_local_experts),
-    DEEP_EP_NUMBER(low_latency.bytes),
-    DEEP_EP_NUMBER(low_latency.masking),
-    DEEP_EP_NUMBER(low_latency.allow_nvlink),
-    DEEP_EP_NUMBER(low_latency.rails),
-    DEEP_EP_NUMBER(low_latency.lanes),
-    DEEP_EP_NUMBER(internode.lanes),
-    DEEP_EP_NUMBER(internode.heap_bytes),
-    DEEP_EP_NUMBER(internode.window_bytes),
-    DEEP_EP_NUMBER(ranks_per_node),
-};
-#undef DEEP_EP_NUMBER
+/// The heap's layout follows from these, so they must be equal.
+auto numbers_of(const BufferOptions& options) {
+  const auto number = [](std::string_view name, auto value) { return Number{name, static_cast<std::uint64_t>(value)}; };
+  const LowLatencyOptions& low_latency = options.low_latency;
+  const InternodeOptions& internode = options.internode;
+  return std::array{
+      number("heap_bytes", options.heap_bytes),
+      number("window_bytes", options.window_bytes),
+      number("max_local_experts", options.max_local_experts),
+      number("low_latency.bytes", low_latency.bytes),
+      number("low_latency.masking", low_latency.masking),
+      number("low_latency.allow_nvlink", low_latency.allow_nvlink),
+      number("low_latency.rails", low_latency.rails),
+      number("low_latency.lanes", low_latency.lanes),
+      number("internode.lanes", internode.lanes),
+      number("internode.heap_bytes", internode.heap_bytes),
+      number("internode.window_bytes", internode.window_bytes),
+      number("ranks_per_node", options.ranks_per_node),
+  };
+}
 
 /// The facts that a rank sends to all others.
 struct Facts {
-  std::array<std::uint64_t, kNumbers.size()> options{};
+  std::array<std::uint64_t, std::tuple_size_v<decltype(numbers_of({}))>> options{};
   double timeout_s = 0;
   DeviceIdentity device;
   ProcessIdentity process;
@@ -96,26 +88,33 @@ double longest_timeout(std::span<const Facts> all, int rank) {
   return longest;
 }
 
-void check_same_options(std::span<const Facts> all, std::size_t own) {
-  const auto& mine = all[own].options;
+void check_same_options(const BufferOptions& options, std::span<const Facts> all, int own) {
+  const auto mine = numbers_of(options);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
-      if (all[rank].options[i] == mine[i]) continue;
-      fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
-                         kNumbers[i].name, mine[i], own, all[rank].options[i], rank);
+      if (all[rank].options[i] == mine[i].value) continue;
+      fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks", mine[i].name,
+                         mine[i].value, own, all[rank].options[i], rank);
     }
   }
 }
 
 }  // namespace
 
+int most_internode_lanes(const InternodeOptions& options) {
+  const int bound = options.num_qps_per_rank;
+  if (bound < 0) {
+    fail<InvalidArgument>(
+        "internode.num_qps_per_rank is {}, allowed: at least 1, or 0 for as many as the library wants", bound);
+  }
+  if (bound == 0) return kMostInternodeLanes;
+  return std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(bound))));
+}
+
 BufferOptions with_environment(BufferOptions options, int num_ranks) {
-  for (const auto& [name, bytes] :
-       {std::pair("heap_bytes", options.heap_bytes), std::pair("window_bytes", options.window_bytes),
-        std::pair("internode.heap_bytes", options.internode.heap_bytes),
-        std::pair("internode.window_bytes", options.internode.window_bytes),
-        std::pair("low_latency.bytes", options.low_latency.bytes)}) {
-    if (bytes > kMostOptionBytes) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMostOptionBytes);
+  for (const auto& [name, value] : numbers_of(options)) {
+    if (!name.ends_with("bytes") || value <= kMostOptionBytes) continue;
+    fail<InvalidArgument>("{} is {}, allowed: at most {}", name, value, kMostOptionBytes);
   }
   check_range("max_local_experts", options.max_local_experts, 1, 1 << 16);
   options.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, num_ranks);
@@ -154,12 +153,7 @@ LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::
 }
 
 AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device) {
-  AgreedOptions agreed{.options = options,
-                       .asked_internode_lanes = 0,
-                       .timeout_s = 0,
-                       .devices = {},
-                       .processes = {},
-                       .keeps_to_path = {}};
+  AgreedOptions agreed;
   BufferOptions& mine = agreed.options;
   Facts facts;
   facts.device = device;
@@ -167,21 +161,16 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
     mine = with_environment(options, bootstrap.size());
     facts.timeout_s = timeout_in_effect(options.timeout_s);
     facts.keeps_to_path = rdma::queue_pairs_keep_to_paths();
-    for (std::size_t i = 0; i < kNumbers.size(); ++i) facts.options[i] = kNumbers[i].of(mine);
+    std::ranges::transform(numbers_of(mine), facts.options.begin(), &Number::value);
     facts.process = this_process();
   });
   const std::vector<Facts> all = all_gather_values(bootstrap, facts);
-  check_same_options(all, static_cast<std::size_t>(bootstrap.rank()));
-  agreed.timeout_s = mine.low_latency.masking ? longest_timeout(all, bootstrap.rank()) : facts.timeout_s;
+  check_same_options(mine, all, bootstrap.rank());
+  mine.timeout_s = mine.low_latency.masking ? longest_timeout(all, bootstrap.rank()) : facts.timeout_s;
   for (const Facts& rank : all) {
     agreed.devices.push_back(rank.device);
     agreed.processes.push_back(rank.process);
     agreed.keeps_to_path.push_back(rank.keeps_to_path);
-  }
-  agreed.asked_internode_lanes = mine.internode.lanes;
-  if (mine.internode.lanes == 0) {
-    const bool ethernet = std::ranges::any_of(all, &Facts::keeps_to_path);
-    mine.internode.lanes = ethernet ? most_internode_lanes(mine.internode) : 1;
   }
   return agreed;
 }

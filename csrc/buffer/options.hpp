@@ -16,9 +16,9 @@ namespace deep_ep {
 constexpr std::size_t kMostOptionBytes = std::size_t{1} << 56;
 
 struct AgreedOptions {
-  BufferOptions options;          ///< with what the environment says if the program leaves it open
-  int asked_internode_lanes = 0;  ///< as ranks compare them: 0 is auto, for which `options` has what all have agreed on
-  double timeout_s = 0;           ///< with masking the longest of all ranks'; 0: for ever
+  /// With what the environment says if the program leaves it open; lanes 0: see BufferPlan. With masking the longest
+  /// time-out of all ranks'.
+  BufferOptions options;
   /// Of each rank.
   std::vector<DeviceIdentity> devices;
   std::vector<ProcessIdentity> processes;
@@ -30,9 +30,12 @@ struct AgreedOptions {
 AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device = {});
 
 /// The options with what the environment says where the program leaves it open, checked: InvalidArgument. Lanes are 0
-/// where that is auto. For normal mode all ranks then have the most where a rank's NIC is on an Ethernet, which sends
-/// each lane along one path, else one; no more than num_qps_per_rank allows.
+/// where that is auto.
 BufferOptions with_environment(BufferOptions options, int num_ranks);
+
+/// As many as num_qps_per_rank allows: where auto lanes and a rank's NIC is on an Ethernet, which sends each lane along
+/// one path. Else auto is one.
+int most_internode_lanes(const InternodeOptions& options);
 
 /// The policy of a rank with `mine`, where all ranks have said what they run on. Kernels of ranks that share a GPU wait
 /// for each other too, so all their blocks must run side by side: each rank has an equal part of its multiprocessors at

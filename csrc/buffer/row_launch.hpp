@@ -12,28 +12,17 @@
 
 namespace deep_ep {
 
-struct RowStages {
-  int count;
-  std::uint32_t bytes;  ///< of each
-
-  /// As many whole rows as fit, from two to eight. Rows too long for two are cut into pieces.
-  static RowStages make(std::size_t bytes_of_warp, std::size_t row_bytes) {
-    const std::size_t row = align_to_line(row_bytes);
-    return {static_cast<int>(std::clamp<std::size_t>(bytes_of_warp / row, 2, kMost)),
-            static_cast<std::uint32_t>(std::min(row, bytes_of_warp / 2 / kLine * kLine))};
-  }
-  static constexpr int kMost = 8;
-};
-
 /// Shares `room` bytes of a block's shared memory out to the stages of `warps` warps: sets how many a warp has, and the
-/// bytes of each. `bytes(stages, stage_bytes)`: of the block. Returns these.
+/// bytes of each. A warp has as many whole rows as fit, from two to eight; rows too long for two are cut into pieces.
+/// `bytes(stages, stage_bytes)`: of the block. Returns these.
 template <class Bytes>
 std::size_t plan_stages(int& stages, std::uint32_t& stage_bytes, int warps, std::size_t row_bytes, std::size_t room,
                         const Bytes& bytes) {
-  const RowStages fitting =
-      RowStages::make((room - bytes(RowStages::kMost, 0)) / static_cast<std::size_t>(warps), row_bytes);
-  stages = fitting.count;
-  stage_bytes = fitting.bytes;
+  constexpr int kMost = 8;
+  const std::size_t of_warp = (room - bytes(kMost, 0)) / static_cast<std::size_t>(warps);
+  const std::size_t row = align_to_line(row_bytes);
+  stages = static_cast<int>(std::clamp<std::size_t>(of_warp / row, 2, kMost));
+  stage_bytes = static_cast<std::uint32_t>(std::min(row, of_warp / 2 / kLine * kLine));
   return bytes(stages, stage_bytes);
 }
 

@@ -32,14 +32,6 @@ void check_ranks(const Bootstrap& bootstrap) {
   }
 }
 
-/// See InternodeOptions::heap_bytes.
-BufferOptions with_memory_for(int num_nodes, BufferOptions options) {
-  if (num_nodes == 1 || options.internode.heap_bytes == 0) return options;
-  options.heap_bytes = options.internode.heap_bytes;
-  options.window_bytes = options.internode.window_bytes;
-  return options;
-}
-
 void check_shared_memory(const Executor& executor) {
   constexpr std::size_t kLeast = std::size_t{16} << 10;
   const std::size_t bytes = executor.policy().max_shared_bytes;
@@ -63,7 +55,6 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
   num_ranks_ = bootstrap_->size();
   try {
     make(std::move(executor), options);
-    make_modes();
   } catch (...) {
     bootstrap_->leave();  // others may still wait for this rank
     throw;
@@ -79,10 +70,8 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
     identity = backend->identity();
   });
   AgreedOptions agreed = agree_on_options(*bootstrap_, options, identity);
-  options_ = agreed_options_ = std::move(agreed.options);
-  timeout_s_ = agreed.timeout_s;
-  agreed_options_.timeout_s = timeout_s_;
-  agreed_options_.internode.lanes = agreed.asked_internode_lanes;
+  options_ = std::move(agreed.options);
+  timeout_s_ = *options_.timeout_s;
   processes_ = std::move(agreed.processes);
   check_shared_memory(*backend);
   policy_ = share_device(backend->policy(), identity, agreed.devices);
@@ -96,27 +85,25 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   for (const int nodes : {1, 2}) {  // throws for wrong options before memory is made
     HeapLayout::make(with_memory_for(nodes, options_), num_ranks(), num_ranks());
   }
-  heap_ = executor_->create_heap(*bootstrap_, {.bytes_for =
-                                                   [&](std::span<const int> domains) {
-                                                     plan(domains, agreed.keeps_to_path);
-                                                     return layout().bytes();
-                                                   },
-                                               .timeout_s = timeout_s_});
-  options_ = with_memory_for(nodes_.num_nodes, options_);
-  if (options_.low_latency.bytes != 0) options_.low_latency.lanes = plan_.reach.lanes;
+  const auto bytes_for = [&](std::span<const int> domains) {
+    nodes_ = NodeMembership::of_domains(rank(), domains, options_.ranks_per_node);
+    plan_ = BufferPlan::make(options_, nodes_, agreed.keeps_to_path);
+    return layout().bytes();
+  };
+  heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for, .timeout_s = timeout_s_});
   if (uses_rdma()) {
     const auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
     connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), wire);
   }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
-    calls_.emplace(executor_, comm_stream_, std::move(arena), options_.result_tensors);
-    faults_.emplace(*calls_, executor_, rank(), num_ranks(), timeout_s_);
-    if (membership_ != nullptr) faults_->obey(executor_, membership_, control_words_, options_.low_latency.masking);
+    calls_ = CallContext{.executor = executor_,
+                         .comm_stream = comm_stream_,
+                         .arena = std::move(arena),
+                         .result_tensors = options_.result_tensors};
+    faults_.emplace(*calls_, executor_, rank(), num_ranks(), timeout_s_,
+                    membership_ == nullptr ? nullptr : control_words_, membership_, options_.low_latency.masking);
   });
-}
-
-void Runtime::make_modes() {
   normal_mode = std::make_unique<NormalMode>(*this);
   if (options_.low_latency.bytes != 0) low_latency = std::make_unique<LowLatency>(*this);
   faults_->explain_timeouts_by([this] { return describe_health(); });
@@ -167,16 +154,6 @@ void Runtime::end_waits_for_the_gone() const {
   });
 }
 
-void Runtime::plan(std::span<const int> domains, const std::vector<bool>& keeps_to_path) {
-  nodes_ = NodeMembership::of_domains(rank(), domains, options_.ranks_per_node);
-  BufferOptions with_lanes = with_memory_for(nodes_.num_nodes, options_);
-  LowLatencyOptions& low_latency = with_lanes.low_latency;
-  if (low_latency.bytes != 0 && low_latency.lanes == 0) {
-    low_latency.lanes = lanes_of_all(low_latency, nodes_, keeps_to_path);
-  }
-  plan_ = BufferPlan::make(with_lanes, nodes_);
-}
-
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
@@ -205,7 +182,7 @@ std::string Runtime::describe_normal_mode() const {
   if (nodes_.num_nodes != 1) {
     return text + fmt::format(", between nodes by {}", normal_mode->describe_rails());
   }
-  const int lanes = options_.internode.lanes;
+  const int lanes = options().internode.lanes;
   return lanes <= 1 ? text : text + fmt::format(", without the {} lanes, as there is one node", lanes);
 }
 
@@ -222,15 +199,15 @@ std::string Runtime::describe() const {
 }
 
 std::string Runtime::describe_health() const {
-  const std::string normal = normal_mode->health();
-  std::string of_low_latency = low_latency ? low_latency->health() : std::string();
+  if (connections_.empty()) return {};
+  const std::string normal = connections(BufferPlan::kNormalMode).health();
+  const std::string of_low_latency = connections(BufferPlan::kLowLatency).health();
   if (normal.empty() || normal == of_low_latency) return of_low_latency;
   return of_low_latency.empty() ? normal : fmt::format("{}. Low-latency calls: {}", normal, of_low_latency);
 }
 
 void Runtime::drain() noexcept {
-  if (normal_mode) normal_mode->drain();
-  if (low_latency) low_latency->drain();
+  for (const auto& connections : connections_) connections->drain(timeout_s_);
 }
 
 void Runtime::check(bool wait) {
@@ -241,8 +218,10 @@ void Runtime::check(bool wait) {
     faults_->break_by_interruption();
   }
   faults_->raise();
-  normal_mode->check();
-  if (low_latency) low_latency->check();
+  for (std::size_t place = 0; place < connections_.size(); ++place) {
+    // A rank that low-latency calls cannot reach is masked.
+    if (place != BufferPlan::kLowLatency || !options_.low_latency.masking) connections(place).check();
+  }
 }
 
 void Runtime::settle_last_work() noexcept {
@@ -265,8 +244,7 @@ void Runtime::destroy_collectively() {
   bootstrap_->begin(Purpose::destroying);
   try {
     bootstrap_->barrier();  // nobody writes to a peer any more
-    normal_mode->disconnect();
-    if (low_latency) low_latency->disconnect();
+    connections_.clear();
     heap_->unmap_peers();
     bootstrap_->barrier();  // and now no rank maps a peer
   } catch (const PeerLeft& left) {
@@ -289,18 +267,18 @@ void Runtime::suspend() {
   });
   bootstrap_->barrier();  // a peer may have read here until now
   heap_->keep(*bootstrap_);
-  one_thread_.suspend(true);
+  one_thread_.suspended = true;
   heap_->release_memory();
   bootstrap_->barrier();  // the system has the memory of all ranks
-  calls_->give_back_memory();
+  calls_->cache->give_back_unused();
 }
 
 void Runtime::resume() {
-  if (!one_thread_.suspended()) throw InvalidArgument("resume: the buffer is not suspended");
+  if (!one_thread_.suspended) throw InvalidArgument("resume: the buffer is not suspended");
   executor_->make_current();
   bootstrap_->begin(Purpose::sleeping);
   heap_->resume(*bootstrap_);
-  one_thread_.suspend(false);
+  one_thread_.suspended = false;
 }
 
 std::vector<bool> Runtime::check_replaced(const Bootstrap& group, std::span<const int> ranks) const {
@@ -341,9 +319,9 @@ void Runtime::check_newcomers(const AgreedOptions& agreed, const std::vector<boo
                         other, there.host.data());
     }
   }
-  if (agreed.timeout_s != timeout_s_) {
+  if (agreed.options.timeout_s != timeout_s_) {
     fail<RankMismatch>("replace_ranks: a new rank has a time-out of {} s, allowed: at most {} s, as in the buffer",
-                       agreed.timeout_s, timeout_s_);
+                       *agreed.options.timeout_s, timeout_s_);
   }
   const LaunchPolicy shared = share_device(executor_->policy(), executor_->identity(), agreed.devices);
   if (shared.multiprocessors < policy_.multiprocessors) {
@@ -360,7 +338,7 @@ void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<c
     is_new = check_replaced(*exchanges, ranks);
     low_latency->begin_resume();
   });
-  const AgreedOptions agreed = agree_on_options(*exchanges, agreed_options_, executor_->identity());
+  const AgreedOptions agreed = agree_on_options(*exchanges, options_, executor_->identity());
   agree(*exchanges, "replacing ranks", [&] { check_newcomers(agreed, is_new); });
   membership_->replace(*exchanges, !of_one_network(agreed.processes));
   heap_->admit(*exchanges, is_new);

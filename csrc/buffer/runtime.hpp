@@ -38,7 +38,7 @@ class Runtime {
   BufferExchanges& bootstrap() const { return *bootstrap_; }
   int rank() const { return rank_; }
   int num_ranks() const { return num_ranks_; }
-  const BufferOptions& options() const { return options_; }
+  const BufferOptions& options() const { return plan_.options; }
   double timeout_s() const { return timeout_s_; }
 
   const std::shared_ptr<Backend>& executor() const { return executor_; }
@@ -62,14 +62,18 @@ class Runtime {
   std::byte* window() const { return heap_->local() + layout().window_at(); }
   const NodeMembership& nodes() const { return nodes_; }
   const NodeGrid& node_grid() const { return plan_.grid; }
-  int internode_lanes() const { return plan_.internode_lanes; }
   const LowLatencyReach& low_latency_reach() const { return plan_.reach; }
   /// The same on all ranks.
   bool uses_rdma() const { return plan_.layout.internode.bytes != 0 || !plan_.reach.far.empty(); }
-  /// Of a plan with queue pairs, once for each place in BufferPlan::connections().
-  std::unique_ptr<rdma::Connections> take_connections(std::size_t place) { return std::move(connections_[place]); }
+  /// With RDMA: those of a place in BufferPlan::connections(), until destroy.
+  rdma::Connections& connections(std::size_t place) const { return *connections_[place]; }
 
   const CallContext& calls() const { return *calls_; }
+  /// The scope of a new call; throws what an earlier one has met instead.
+  CallScope begin(const CallOptions& call) {
+    faults_->raise();
+    return CallScope(*calls_, call);
+  }
   Faults& faults() { return *faults_; }
   /// Of the control plane; null where it is off.
   control::Membership* membership() const { return membership_.get(); }
@@ -104,11 +108,8 @@ class Runtime {
 
  private:
   void make(std::shared_ptr<Executor> executor, const BufferOptions& options);
-  /// Which ranks make nodes, and what a buffer of such nodes allocates.
-  void plan(std::span<const int> domains, const std::vector<bool>& keeps_to_path);
   void join_control_plane();
   void end_waits_for_the_gone() const;
-  void make_modes();
   std::vector<bool> check_replaced(const Bootstrap& group, std::span<const int> ranks) const;
   void check_newcomers(const AgreedOptions& agreed, const std::vector<bool>& is_new) const;
   std::string describe_normal_mode() const;
@@ -123,8 +124,7 @@ class Runtime {
 
   std::shared_ptr<BufferExchanges> bootstrap_;
   int rank_ = 0, num_ranks_ = 0;
-  BufferOptions options_;
-  BufferOptions agreed_options_;  ///< those that a process which joins later must have, too
+  BufferOptions options_;  ///< as all ranks agree on them: a process that joins later must have them, too
   double timeout_s_ = 0;
   std::vector<ProcessIdentity> processes_;
   std::shared_ptr<Backend> executor_;
@@ -136,7 +136,7 @@ class Runtime {
   std::shared_ptr<SymmetricHeap> heap_;
   NodeMembership nodes_;
   std::optional<CallContext> calls_;
-  std::vector<std::unique_ptr<rdma::Connections>> connections_;  ///< until their modes have taken them
+  std::vector<std::unique_ptr<rdma::Connections>> connections_;  ///< none, or as BufferPlan::connections()
   std::optional<Faults> faults_;
   OneThread one_thread_;
   bool only_low_latency_ = false;

@@ -24,11 +24,10 @@ TEST(FaultsRecord, AFailedQueuePairExplainsAWaitInVain) {
   for (const bool masking : {false, true}) {
     const auto executor = make_host_executor();
     const OwnStream stream(*executor);
-    const CallContext calls(executor, stream.get(),
-                            std::make_shared<Arena>(executor, std::make_shared<test::FakeHeap>(1 << 20), 0, 1 << 20));
-    Faults faults(calls, executor, 0, 4, 1.0);
+    const CallContext calls{executor, stream.get(),
+                            std::make_shared<Arena>(executor, std::make_shared<test::FakeHeap>(1 << 20), 0, 1 << 20)};
     const auto words = std::make_shared<ControlWords>();
-    faults.obey(executor, nullptr, words, masking);
+    Faults faults(calls, executor, 0, 4, 1.0, words, nullptr, masking);
     words->failed[2] = RdmaFailure{.syndrome = 0x13, .opcode = device::rdma::kOpcodeWrite}.packed() + 1;
     put_on_record(*faults.wait_context().fault, FaultKind::timeout, Wanted::low_latency_combine_rows, 3);
     for (int times = 0; times < 2; ++times) {

@@ -163,7 +163,7 @@ TEST(MaskingOptions, AllRanksTakeTheLongestTimeout) {
       BufferOptions options;
       options.timeout_s = timeout_s;
       options.low_latency = {.bytes = std::size_t{1} << 20, .masking = masking};
-      return agree_on_options(*bootstraps[rank], options).timeout_s;
+      return *agree_on_options(*bootstraps[rank], options).options.timeout_s;
     };
     double theirs = -1;
     std::thread other([&] { theirs = agree_with(1, second); });

@@ -31,8 +31,7 @@ ElasticDispatchResult NormalMode::dispatch_elastic_by_rails(const ElasticDispatc
     check_dispatched(&tables->route, arguments.x.size(0));
     check_range("number of rows in metadata", tables->metadata.size(0), 0, tables->local_topk_idx.size(0));
   }
-  runtime_.faults().raise();
-  CallScope scope(runtime_.calls(), call);
+  CallScope scope = runtime_.begin(call);
   ElasticDispatchResult result =
       tables != nullptr ? dispatch_elastic_again(arguments, scope) : dispatch_elastic_fresh(arguments, scope);
   hand_out(tables != nullptr ? tables->route : result.handle.route, scope);
@@ -90,23 +89,24 @@ ElasticDispatchResult NormalMode::dispatch_elastic_fresh(const ElasticDispatchAr
 
 ElasticDispatchResult NormalMode::dispatch_elastic_again(const ElasticDispatchArguments& arguments, CallScope& scope) {
   const ElasticDispatchHandle& tables = *arguments.handle;
-  DispatchHandle route = tables.route;
-  route.num_recv_rows = tables.local_topk_idx.size(0);
+  DispatchResult came;
+  came.handle = tables.route;
+  came.handle.num_recv_rows = tables.local_topk_idx.size(0);
   DispatchArguments sent = as_dispatch(arguments);
   if (!arguments.topk_weights) sent.topk_idx.reset();  // they travel for the weights only
   SentRows rows = sent_rows(sent, arguments.num_experts / common_.num_ranks);
   rows.send_src_idx = false;
   check_room(rows.rows);
-  const DispatchOutputs came = scope.inside([&] { return make_outputs(sent, route.num_recv_rows, scope); });
-  send(rows, arguments.config, route, came, scope);
+  const bool in_heap = scope.inside([&] { return make_room(sent, came, scope); });
+  send(rows, arguments.config, came, in_heap, scope);
 
-  ElasticDispatchResult result =
-      make_elastic_results(arguments, tables, arguments.expand ? tables.metadata.size(0) : route.num_recv_rows, scope);
+  ElasticDispatchResult result = make_elastic_results(
+      arguments, tables, arguments.expand ? tables.metadata.size(0) : came.handle.num_recv_rows, scope);
   SpreadRowsParams moving{};
-  moving.rows = came.x.as<std::byte>();
+  moving.rows = came.recv_x.as<std::byte>();
   moving.row_bytes = rows.rows.row_bytes;
-  moving.scales = came.scales.as<std::uint32_t>();
-  moving.weights = came.topk_weights.as<std::uint32_t>();
+  moving.scales = memory_of<std::uint32_t>(came.recv_x_scales);
+  moving.weights = memory_of<std::uint32_t>(came.recv_topk_weights);
   moving.scale_stride = rows.rows.num_scales;
   moving.weight_stride = rows.rows.num_topk;
   spread(moving, result, arguments, tables, scope);

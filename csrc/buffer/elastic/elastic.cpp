@@ -211,9 +211,7 @@ ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& argum
   if (!expand) wanted.add(results.recv_topk_idx.emplace(), arguments.topk_idx.dtype, {rows, topk});
   if (arguments.topk_weights && expand) wanted.add(results.recv_topk_weights.emplace(), DType::float32, {moved});
   if (arguments.topk_weights && !expand) wanted.add(results.recv_topk_weights.emplace(), DType::float32, {rows, topk});
-  std::vector<Tensor> made = scope.result_tensors(wanted.pieces());
-  for (const Tensor& tensor : made) scope.hand_out(tensor);
-  wanted.place(std::move(made));
+  wanted.place(scope.result_tensors(wanted.pieces()));
   if (scales && column_major) {
     TensorView turned = results.recv_x_scales->view();
     turned.shape = {moved, scales->size(1)};

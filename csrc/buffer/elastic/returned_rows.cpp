@@ -137,8 +137,7 @@ CombineResult sum_returned(const ElasticReturn& back, Runtime& runtime, const Ca
 
 ElasticReturn NormalMode::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
   check_elastic_combine(arguments, runtime_);
-  runtime_.faults().raise();
-  CallScope scope(runtime_.calls(), call);
+  CallScope scope = runtime_.begin(call);
   std::vector<Tensor> kept;
   ElasticReturn back = scope.inside([&] { return send_back(arguments, kept, scope); });
   hand_out_return(back, scope);
@@ -147,8 +146,7 @@ ElasticReturn NormalMode::begin_combine_elastic(const ElasticCombineArguments& a
 }
 
 CombineResult NormalMode::end_combine_elastic(const ElasticReturn& back, const CallOptions& call) {
-  runtime_.faults().raise();
-  CallScope scope(runtime_.calls(), call);
+  CallScope scope = runtime_.begin(call);
   CombineResult result = sum_returned(back, runtime_, scope);
   hand_out_return(back, scope);
   result.event = scope.finish();

@@ -84,10 +84,9 @@ void cut(LoadBalanceParams& params, std::uint64_t kernel, std::uint32_t piece_by
 
 EventHandle enqueue(Launcher<LoadBalanceParams> kernel, LoadBalanceParams& params, LaunchShape shape, int num_sms,
                     Runtime& runtime, const CallOptions& call) {
-  runtime.faults().raise();
   params.wait = runtime.faults().wait_context();
   shape.blocks = runtime.sms({.num_sms = num_sms}, defaults::kLoadBalanceSms);
-  CallScope scope(runtime.calls(), call);
+  CallScope scope = runtime.begin(call);
   kernel(params, shape, scope.stream());
   return scope.finish();
 }

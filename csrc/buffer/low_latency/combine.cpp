@@ -190,7 +190,6 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   } else {
     const std::vector wanted = {unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden})};
     result.combined_x = scope.result_tensors({&wanted, 1}).front();
-    scope.hand_out(result.combined_x);
   }
   plan.params.combined_x = result.combined_x.as<std::byte>();
   const auto keep = [&] { return std::tuple(result.combined_x, arguments.handle->row_table, arguments.owner); };

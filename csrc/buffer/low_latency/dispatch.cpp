@@ -197,7 +197,6 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   params.src_info = src_info.as<std::int32_t>();
   params.layout_range = layout_range.as<std::int64_t>();
   params.row_table = row_table.as<std::int32_t>();
-  for (const Tensor* tensor : {&made[0], &count, &src_info}) scope.hand_out(*tensor);
 
   const auto keep = [&] { return std::tuple(made, arguments.owner); };
   result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, keep, result.hook);

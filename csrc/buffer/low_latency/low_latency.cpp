@@ -7,7 +7,6 @@
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/faults.hpp"
 #include "csrc/executor/kernel_table.hpp"
-#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 
@@ -15,7 +14,7 @@ namespace deep_ep {
 
 LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   const LowLatencyReach& reach = runtime.low_latency_reach();
-  if (!reach.far.empty()) connections_ = runtime.take_connections(BufferPlan::kLowLatency);
+  if (!reach.far.empty()) connections_ = &runtime.connections(BufferPlan::kLowLatency);
   agree(runtime.bootstrap(), "allocating memory for low-latency calls", [&] {
     state_ = runtime.zeroed_memory<LowLatencyState>();
     runtime.faults().add_abort_word(&state_->abort);
@@ -57,7 +56,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   common.peers = connections_->device_peers();
   common.told = told_.get();
   common.staging = runtime.layout().staging;
-  common.lanes = reach.lanes;
+  common.lanes = runtime.options().low_latency.lanes;
   for (const int far : reach.far) common.set_far(far);
 }
 
@@ -90,14 +89,11 @@ void LowLatency::log_masks() {
   if (!masks()) return;
   const control::Membership& membership = *runtime_.membership();
   for (std::size_t peer = 0; peer < failures_logged_.size(); ++peer) {
-    const std::uint32_t failed = __atomic_load_n(&runtime_.control_words().failed[peer], __ATOMIC_ACQUIRE);
-    if (failed == 0 || failures_logged_[peer]) continue;
+    if (failures_logged_[peer]) continue;
+    const std::string failure = runtime_.faults().describe_failure(static_cast<int>(peer));
+    if (failure.empty()) continue;
     failures_logged_[peer] = true;
-    FaultRecord record{};
-    record.kind = FaultKind::rdma_failed;
-    record.peer = static_cast<std::int32_t>(peer);
-    record.field = static_cast<std::int32_t>(failed - 1);
-    log::warn("{}", rdma::describe_fault(runtime_.rank(), record));
+    log::warn("{}", failure);
   }
   if (__atomic_load_n(&runtime_.control_words().changes, __ATOMIC_ACQUIRE) == 0) return;
   const std::vector<control::LostRank> lost = membership.lost();
@@ -153,10 +149,6 @@ void LowLatency::clean(StreamHandle stream) {
   }
   barrier(false);
   scope.finish();
-}
-
-void LowLatency::check() const {
-  if (connections_ && !masks()) connections_->check();
 }
 
 LowLatencyCounts LowLatency::count_together() {

@@ -105,16 +105,6 @@ class LowLatency {
   TensorView memory();
   /// A line for Buffer::describe.
   std::string describe() const;
-  /// What has become of all that was posted; empty where no rank is reached by RDMA.
-  std::string health() const { return connections_ ? connections_->health() : std::string(); }
-  /// Throws what an operation of the NIC met, unless that masks a rank.
-  void check() const;
-  /// After the last call: its kernels have ended, but what they posted may not have reached the peers, who wait for it.
-  void drain() noexcept {
-    if (connections_) connections_->drain(runtime_.timeout_s());
-  }
-  /// Nothing of this rank touches a peer any more.
-  void disconnect() { connections_.reset(); }
 
  private:
   /// Throws what an earlier call met, and logs which ranks it masked. A call that receives at once comes after those
@@ -138,7 +128,7 @@ class LowLatency {
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory
   // Null where no rank is reached by RDMA. Device memory, [num_ranks]: what ranks have been told by RDMA.
-  std::unique_ptr<rdma::Connections> connections_;
+  rdma::Connections* connections_ = nullptr;
   std::shared_ptr<LowLatencyTold> told_;
   LowLatencySetup setup_;
   bool shown_ = false;                 ///< has the program been given `memory`?

@@ -19,7 +19,8 @@ namespace deep_ep::rdma {
 /// What stands between the handler and its wire; for tests of wires that are at fault.
 using WrapWire = std::function<std::unique_ptr<Wire>(std::unique_ptr<Wire>)>;
 
-/// Rank `peer`'s heap, perhaps this one's, as this rank has mapped it. SystemError, with the name of the wire: it has not.
+/// Rank `peer`'s heap, perhaps this one's, as this rank has mapped it. SystemError, with the name of the wire: it has
+/// not.
 std::byte* mapped_heap(const SymmetricHeap& heap, int rank, int peer, std::string_view wire);
 
 /// Errors of mapped_heap().

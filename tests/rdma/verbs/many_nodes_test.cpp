@@ -19,11 +19,9 @@ namespace {
 
 /// Ranks of nodes of one rank each.
 ConnectionOptions low_latency_of(int nodes, int lanes) {
-  LowLatencyReach reach;
-  reach.far.resize(static_cast<std::size_t>(nodes - 1));
-  std::iota(reach.far.begin(), reach.far.end(), 1);
-  reach.lanes = lanes;
-  return low_latency_connections(reach);
+  std::vector<int> far(static_cast<std::size_t>(nodes - 1));
+  std::iota(far.begin(), far.end(), 1);
+  return low_latency_connections(far, lanes);
 }
 ConnectionOptions internode_of(int nodes, int lanes) {
   return internode_connections({.rank = 0, .num_ranks = nodes, .width = 1}, lanes);

@@ -56,7 +56,8 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   std::shared_ptr<HostEvent> record();
   /// A failure before the event is then one of this stream, too: as on a GPU, no later work takes what is missing.
   void wait(std::shared_ptr<HostEvent> event);
-  /// Returns when all that was enqueued is done. Throws what failed since the last time.
+  /// Returns when all that was enqueued is done. Throws what failed since the last time; a stream that waits for an
+  /// event behind the failure has it, too.
   void synchronize();
   /// Waits without throwing; a failure is thrown later.
   void drain() noexcept;

@@ -32,7 +32,7 @@ std::vector<InterfaceAddress> interface_addresses() {
 }
 
 DeviceFilter parse_interfaces(const environment::Value& value) {
-  return {value, /*prefixes=*/value.name != "GLOO_SOCKET_IFNAME"};
+  return {value, /*prefixes=*/value.name != "GLOO_SOCKET_IFNAME", /*ports=*/false};
 }
 
 SocketChoice read_socket_choice(const environment::Source& source) {

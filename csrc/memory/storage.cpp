@@ -67,8 +67,12 @@ void StreamStorage::record_stream(StreamHandle stream, std::uint64_t graph) {
 }
 
 bool StreamStorage::knows_stream(StreamHandle stream) const {
-  const std::lock_guard lock(mutex_);
-  return std::find(streams_.begin(), streams_.end(), stream) != streams_.end();
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::find(streams_.begin(), streams_.end(), stream) != streams_.end()) return true;
+  }
+  const std::uint64_t graph = home_->executor().capture_id(stream);
+  return graph != 0 && graph != graph_;
 }
 
 std::optional<std::vector<EventHandle>> StreamStorage::end_of_use(bool at_home) {

@@ -45,7 +45,7 @@ std::vector<ListEntry> list_entries(std::string_view text, std::string_view gram
   return entries;
 }
 
-DeviceFilter::DeviceFilter(const environment::Value& value, bool prefixes) : prefixes_(prefixes) {
+DeviceFilter::DeviceFilter(const environment::Value& value, bool prefixes, bool ports) : prefixes_(prefixes) {
   std::string_view text = trim(value.text);
   if (text.empty()) return;
   setting_ = fmt::format("{}={}", value.name, text);
@@ -57,8 +57,8 @@ DeviceFilter::DeviceFilter(const environment::Value& value, bool prefixes) : pre
     prefixes_ = false;
     text.remove_prefix(1);
   }
-  for (const ListEntry& entry : list_entries(text, "[^][=]<name>[:<port>],...")) {
-    const std::vector<std::string_view> parts = entry.parts(1, 2);
+  for (const ListEntry& entry : list_entries(text, ports ? "[^][=]<name>[:<port>],..." : "[^][=]<name>,...")) {
+    const std::vector<std::string_view> parts = ports ? entry.parts(1, 2) : std::vector{entry.text};
     items_.push_back({entry.device(parts[0]), std::nullopt});
     if (parts.size() == 2) items_.back().port = entry.port(parts[1]);
   }

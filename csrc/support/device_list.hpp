@@ -34,7 +34,8 @@ class DeviceFilter {
   /// `<name>[:<port>],...`, or, beginning with ^, those that must not be used. `prefixes`: names are beginnings of
   /// names unless the list has = in front, behind the ^ if there is one (NCCL's notation). InvalidArgument says what is
   /// wrong.
-  DeviceFilter(const environment::Value& value, bool prefixes);
+  /// `ports`: entries may have one; else a colon belongs to a name, as in the labels of interfaces.
+  DeviceFilter(const environment::Value& value, bool prefixes, bool ports);
 
   bool allows(std::string_view name, int port = 1) const;
   /// Names of the list that none of `names` has.

@@ -115,7 +115,8 @@ class Tensor {
     virtual ~Storage() = default;
     /// The memory is also used by work on `stream`: do not reuse it before that work ends.
     virtual void record_stream(StreamHandle stream) = 0;
-    /// Whether record_stream(stream) would change nothing while `stream` is not being recorded into a graph.
+    /// Whether the end of the tensor on `stream` says nothing new of its use: the stream is known, or records a graph
+    /// that the memory is not of.
     virtual bool knows_stream(StreamHandle /*stream*/) const { return false; }
   };
 

@@ -305,8 +305,7 @@ void Framework::record_current_stream(const Tensor& tensor) const noexcept {
   try {
     void* stream = nullptr;
     if (available_exchange_->current_stream(dlpack::kCuda, device.index, &stream) != 0) return;
-    if (tensor.storage()->knows_stream(stream)) return;
-    if (!gpu_executor(device.index)->is_capturing(stream)) tensor.record_stream(stream);
+    if (!tensor.storage()->knows_stream(stream)) tensor.record_stream(stream);
   } catch (const std::exception&) {
     // At exit the driver may be gone; the memory goes with it.
   }

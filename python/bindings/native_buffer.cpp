@@ -257,7 +257,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     if (setup.timeout_s >= 0) options.timeout_s = setup.timeout_s;
     const py::gil_scoped_release released;
     executor_ = on_cpu() ? make_host_executor() : gpu_executor(setup.device);
-    buffer_ = std::make_unique<Buffer>(setup.bootstrap, executor_, options);
+    buffer_ = std::make_shared<Buffer>(setup.bootstrap, executor_, options);
     rank_ = buffer_->rank();
     num_nodes_ = buffer_->num_nodes();
   }
@@ -273,6 +273,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// waits for a peer. On the CPU all that the call has enqueued has ended afterwards.
   template <class Work>
   auto run(CallOptions options, const Work& work) {
+    const std::shared_ptr<Buffer> holder = buffer_;  // another thread may destroy it meanwhile
     Buffer& buffer = alive();
     options.stream = Framework::instance().current_stream(device_);
     // Events given to a buffer on the CPU have happened.
@@ -289,10 +290,10 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     try {
       if constexpr (std::is_void_v<decltype(work(buffer, options))>) {
         work(buffer, options);
-        if (on_cpu()) settle();
+        if (on_cpu()) settle(buffer);
       } else {
         auto result = work(buffer, options);
-        if (on_cpu()) settle();
+        if (on_cpu()) settle(buffer);
         return result;
       }
     } catch (const Interrupted&) {
@@ -539,13 +540,13 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     }});
   }
   /// Waits for what is enqueued, or until the user interrupts it.
-  void settle() {
+  void settle(Buffer& buffer) {
     try {
       executor_->synchronize(nullptr);
     } catch (const Interrupted&) {
       // The check that follows ends the call.
     }
-    alive().check();
+    buffer.check();
     leftovers_->clear();
   }
   /// A tensor of memory that ends with the buffer.
@@ -553,10 +554,10 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   void end(bool with_peers) {
     // Under the GIL: no other thread, as one that asks for metrics, finds the buffer that ends.
-    std::unique_ptr<Buffer> found = std::exchange(buffer_, nullptr);
+    std::shared_ptr<Buffer> found = std::exchange(buffer_, nullptr);
     std::optional<Tensor> storage = std::exchange(lb_storage_, std::nullopt);
     const py::gil_scoped_release released;
-    std::unique_ptr<Buffer> ending = std::move(found);
+    std::shared_ptr<Buffer> ending = std::move(found);
     try {
       if (with_peers) ending->destroy();
     } catch (...) {
@@ -574,7 +575,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   Device device_;
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<Leftovers> leftovers_;  ///< on the CPU
-  std::unique_ptr<Buffer> buffer_;
+  std::shared_ptr<Buffer> buffer_;
   int rank_ = 0, num_nodes_ = 1;
   std::optional<Tensor> lb_storage_;
   LowLatencyHandles handles_;

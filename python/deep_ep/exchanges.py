@@ -32,7 +32,10 @@ def rank_and_size(group: Any) -> Tuple[int, int]:
     if group is getattr(dist.GroupMember, "NON_GROUP_MEMBER", None):
         raise InvalidArgument(f"group is {group}, allowed: a group with this process")
     try:
-        rank, size = (group.Get_rank(), group.Get_size()) if is_communicator(group) else (group.rank(), group.size())
+        if is_communicator(group):
+            rank, size, _ = group.Get_rank(), group.Get_size(), group.allgather
+        else:
+            rank, size = group.rank(), group.size()
     except (AttributeError, TypeError):
         kinds = "a torch.distributed process group or an mpi4py communicator"
         raise TypeError(f"group is of type {type_name(group)}, expected {kinds}") from None

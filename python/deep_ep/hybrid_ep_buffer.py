@@ -61,11 +61,12 @@ def indices_to_map(
     return routing_map, probs.scatter_(1, index, topk_weights.to(torch.float32))
 
 
-def _selections(routing_map: torch.Tensor) -> torch.Tensor:
-    """The experts of each row, ascending, then -1: int64 ``[T, K]``, K being as large as maps need or dispatch allows."""
+def _selections(routing_map: torch.Tensor, most: Optional[int]) -> torch.Tensor:
+    """The experts of each row, ascending, then -1: int64 ``[T, K]``. K is ``most``, if it is known that no row has more; else as
+    large as maps need or dispatch allows."""
     experts = routing_map.size(1)
-    columns = min(experts, _native.max_topk)
-    if experts > columns:
+    columns = min(experts, most or _native.max_topk)
+    if experts > columns and most is None:
         few = (routing_map.sum(dim=1) <= columns).all()
         torch._assert_async(few, f"a row has more than {columns} experts, allowed: at most so many")
     numbers = torch.where(routing_map, torch.arange(experts, device=routing_map.device), experts)
@@ -193,6 +194,7 @@ class HybridEPBuffer:
             given = _weights(probs, route.handle.topk_idx)
             rows, _, weights, _, _ = route.buffer.dispatch(hidden, topk_weights=given, handle=route.handle)
         else:
+            given_map = routing_map is not None
             routing_map, probs = self._map_of(hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs)
             step = max(1, integer("pad_multiple", pad_multiple or 0, 0))
             budget = None if num_permuted_tokens is None else int(num_permuted_tokens)
@@ -200,7 +202,7 @@ class HybridEPBuffer:
                 raise WrongUse(f"num_permuted_tokens is {budget}, allowed with non_blocking: a multiple of pad_multiple, {step}")
             tokens, experts = routing_map.shape
             buffer = self._grow(hidden.size(1), tokens, experts // self.group_size)
-            idx = _selections(routing_map)
+            idx = _selections(routing_map, None if topk_idx is None or given_map else topk_idx.size(1))
             rows, local, weights, sent, _ = buffer.dispatch(
                 hidden, idx, _weights(probs, idx), num_experts=experts,
                 num_max_tokens_per_rank=max(tokens, 1), do_cpu_sync=not non_blocking, do_handle_copy=False,

@@ -19,6 +19,7 @@ class Finisher {
         wait_for_work();
       }
       const std::uint64_t head = warp::shuffle(load_acquire<Scope::block>(&queue_.head), 0);
+      warp::sync();  // behind the acquire of the lane that has seen most
       const std::uint64_t known = head & ~PieceQueue::kEnd;
       fence_moved(known);
       finish_due();

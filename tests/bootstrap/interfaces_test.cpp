@@ -32,6 +32,11 @@ TEST(Interfaces, NamesAreBeginningsUnlessExact) {
   EXPECT_EQ(first({{"DEEP_EP_SOCKET_IFNAME", "^docker,eth"}}), "ib0");
 }
 
+TEST(Interfaces, AColonBelongsToALabel) {
+  EXPECT_EQ(first({{"DEEP_EP_SOCKET_IFNAME", "=eth0:1,eth1"}}), "eth1");
+  EXPECT_EQ(first({{"DEEP_EP_SOCKET_IFNAME", "eth0:mgmt,ib"}}), "ib0");
+}
+
 TEST(Interfaces, TheFirstVariableCounts) {
   Variables variables = {{"GLOO_SOCKET_IFNAME", "eth1"}};
   EXPECT_EQ(first(variables), "eth1");

@@ -146,6 +146,7 @@ ElasticReturn NormalMode::begin_combine_elastic(const ElasticCombineArguments& a
 }
 
 CombineResult NormalMode::end_combine_elastic(const ElasticReturn& back, const CallOptions& call) {
+  if (!back.rows.defined()) throw InvalidArgument("back is empty, allowed: what begin_combine_elastic returned");
   CallScope scope = runtime_.begin(call);
   CombineResult result = sum_returned(back, runtime_, scope);
   hand_out_return(back, scope);

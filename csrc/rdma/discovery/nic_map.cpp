@@ -100,7 +100,8 @@ class Mapper {
     const auto nic = std::ranges::find(map_.nics, entry.hca, &Nic::name);
     const NicPort* port = nic == map_.nics.end() ? nullptr : nic->port(entry.port);
     if (port != nullptr) {
-      reason = check_port(*nic, *port, usable);
+      const auto same = [&](const NicAssignment& one) { return one.nic.name == nic->name && one.port == port->number; };
+      reason = std::ranges::any_of(usable, same) ? "the GPU has this NIC already" : check_port(*nic, *port, usable);
     } else if (nic != map_.nics.end()) {
       reason = fmt::format("{} has no port {}", nic->name, entry.port);
     } else {

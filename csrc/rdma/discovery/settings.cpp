@@ -76,7 +76,9 @@ Enum word(Reader& reader, const char* variable, const std::array<std::string_vie
   return static_cast<Enum>(std::ranges::find(names, reader.choice(variable)) - names.begin());
 }
 
-DeviceFilter parse_filter(const Value& value) { return {value, /*prefixes=*/value.name == "NCCL_IB_HCA"}; }
+DeviceFilter parse_filter(const Value& value) {
+  return {value, /*prefixes=*/value.name == "NCCL_IB_HCA", /*ports=*/true};
+}
 
 GidPolicy parse_gid_index(const Value& value) {
   GidPolicy policy;

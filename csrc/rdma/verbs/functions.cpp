@@ -48,7 +48,9 @@ Loaded<Functions> load(const char* name) {
   }
   link_map* map = nullptr;
   ::dlinfo(library, RTLD_DI_LINKMAP, &map);
-  report.path = std::filesystem::weakly_canonical(map->l_name).string();
+  std::error_code error;
+  report.path = std::filesystem::weakly_canonical(map->l_name, error).string();
+  if (error) report.path = map->l_name;
   std::vector<std::string> missing;
   find_all(loaded.functions, [&]<class Function>(Function& function, const char* symbol) {
     function = reinterpret_cast<Function>(::dlsym(library, symbol));

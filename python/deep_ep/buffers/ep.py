@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
 from typing import Any, Callable, List, Optional, Sequence, Union
@@ -156,13 +155,13 @@ class EPBuffer(ElasticBuffer, BufferBase):
             result[3]._watch()
         if not defer_epilogue:
             return (*result, event)
-        behind = event.event  # not the event itself, which keeps the hook
+        sizes = self._sizes(result[3]) if exact else None
 
         def place() -> Any:
             rows, local, weights, made = result
             used_here(*(rows if isinstance(rows, tuple) else (rows,)), local, weights, *made._tensors())
-            if exact:
-                *counts, received = self._sizes(behind, made)
+            if sizes is not None:
+                *counts, received = sizes()
                 made._cut(counts, received)
                 length = made.num_expanded_tokens if do_expand else received
                 if isinstance(rows, tuple):
@@ -287,17 +286,26 @@ class EPBuffer(ElasticBuffer, BufferBase):
         self._pending = weakref.ref(event)
         return event
 
-    def _sizes(self, behind: Any, handle: EPHandle) -> List[int]:
-        """Rows of each local expert, and of all. The host waits for the dispatch alone, not for what the program has enqueued behind
-        it, and copies need no SM."""
-        side = contextlib.nullcontext() if self._comm_stream is None else torch.cuda.stream(torch.cuda.Stream(self._device))
-        with side:
-            behind.current_stream_wait()
-            sizes = handle.num_unaligned_recv_tokens_per_expert.tolist()
-            sizes += handle.psum_num_recv_tokens_per_scaleup_rank[-1:].tolist()
-        if self.runtime is not None:
-            self.runtime.check(False)  # a rank that did not come leaves no sizes
-        return sizes
+    def _sizes(self, handle: EPHandle) -> Callable[[], List[int]]:
+        """Makes the host read rows of each local expert, and of all, when the function is called: behind the dispatch alone,
+        not behind what the program enqueues after it."""
+        counts, ends = handle.num_unaligned_recv_tokens_per_expert, handle.psum_num_recv_tokens_per_scaleup_rank
+        if self._comm_stream is None:
+            return torch.cat([counts, ends[-1:]]).tolist
+        with torch.cuda.stream(self._comm_stream):
+            together = torch.cat([counts, ends[-1:]])
+            host = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=True)
+            host.copy_(together, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+
+        def read() -> List[int]:
+            copied.synchronize()
+            if self.runtime is not None:
+                self.runtime.check(False)  # a rank that did not come leaves no sizes
+            return host.tolist()
+
+        return read
 
 
 def used_here(*tensors: Optional[torch.Tensor]) -> None:

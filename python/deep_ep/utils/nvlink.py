@@ -39,8 +39,8 @@ def joined_by_nvlink(first: str, second: str) -> bool:
 
 
 def check_nvlink_connections(group: Any) -> None:
-    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only. Where the
-    driver's library does not tell, the first rank warns."""
+    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, and all
+    ranks come to the same answer. Where the driver's library does not tell, the first rank warns."""
     if not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name(torch.cuda.current_device()).upper():
         return
     if group.size() > 2:
@@ -50,12 +50,20 @@ def check_nvlink_connections(group: Any) -> None:
     if len(places) < 2 or places[0][0] != places[1][0]:
         return  # not one machine: ranks reach each other by RDMA
     first, second = (address for _, address in places)
-    try:
-        joined = joined_by_nvlink(first, second)
-    except (OSError, AttributeError) as error:
+    answers: List[Any] = [None] * group.size()
+    dist.all_gather_object(answers, _answer(first, second), group)
+    unknown = [answer for answer in answers if isinstance(answer, str)]
+    if unknown:
         if group.rank() == 0:
             gpus = f"GPUs {first} and {second}"
-            warnings.warn(f"deep_ep: NVML does not say whether {gpus} are joined by NVLink: {error}", stacklevel=2)
-        return
-    if not joined:
+            warnings.warn(f"deep_ep: NVML does not say whether {gpus} are joined by NVLink: {unknown[0]}", stacklevel=2)
+    elif not all(answers):
         raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")
+
+
+def _answer(first: str, second: str) -> Any:
+    """Whether there is NVLink, or why that is not known."""
+    try:
+        return joined_by_nvlink(first, second)
+    except (OSError, AttributeError) as error:
+        return str(error)

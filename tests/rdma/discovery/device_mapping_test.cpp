@@ -71,7 +71,7 @@ TEST(NicList, AllowsWhatItNames) {
                {"^=mlx5_1", true, "mlx5_10", 1, true},
                {"^mlx5_1", true, "mlx5_10", 1, false}};
   for (const auto& [list, prefixes, hca, port, allowed] : cases) {
-    EXPECT_EQ(DeviceFilter({list, "LIST"}, prefixes).allows(hca, port), allowed) << list << " " << hca;
+    EXPECT_EQ(DeviceFilter({list, "LIST"}, prefixes, true).allows(hca, port), allowed) << list << " " << hca;
   }
 }
 
@@ -83,7 +83,7 @@ TEST(NicList, ARefusalSaysWhichEntryAndWhy) {
       {":1", "entry 1, ':1': '' is not the name of a device"}};
   for (const auto& [text, message] : cases) {
     EXPECT_EQ(message_of<InvalidArgument>([text = text] {
-                DeviceFilter({text, "DEEP_EP_HCA_LIST"}, false);
+                DeviceFilter({text, "DEEP_EP_HCA_LIST"}, false, true);
               }),
               fmt::format("{}; allowed: [^][=]<name>[:<port>],...", message));
   }

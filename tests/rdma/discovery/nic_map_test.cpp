@@ -258,6 +258,8 @@ INSTANTIATE_TEST_SUITE_P(
                "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_0:2': mlx5_0 has no port 2"},
         Mapped{"APortThatIsDown", "0:mlx5_7", 0, "",
                "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_7': port 1 is DOWN (link: Polling)"},
+        Mapped{"OneComesTwice", "0:mlx5_0,GPU-a0000000:mlx5_0:1", 0, "",
+               "DEEP_EP_DEVICE_TO_HCA_MAPPING: 'GPU-a0000000:mlx5_0:1': the GPU has this NIC already"},
         Mapped{"OneOfTwoIsUnknown", "4:mlx5_4,GPU-a0000004:mlx5_9", 4, "",
                "DEEP_EP_DEVICE_TO_HCA_MAPPING: 'GPU-a0000004:mlx5_9': there is no HCA 'mlx5_9'; HCAs of this machine: "
                "mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7"}),

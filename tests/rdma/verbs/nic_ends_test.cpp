@@ -335,6 +335,19 @@ TEST_F(NicEndsTest, PagesOfRegistersAreMappedOnceWhateverTheirSize) {
   EXPECT_EQ(mapped_, std::set<void*>{test::registers});
 }
 
+TEST_F(NicEndsTest, SetsOfQueuePairsShareAPage) {
+  // rdma-core before 45 has one register for all queue pairs of an opened device.
+  nic_.doorbells.page_bytes = test::kMachinePage;
+  DoorbellPages normal_mode = nic_.doorbells;
+  normal_mode.map(test::registers + 0x0800);
+  {
+    DoorbellPages low_latency = nic_.doorbells;
+    EXPECT_EQ(static_cast<void*>(low_latency.map(test::registers + 0x0800)),
+              test::registers + 0x0800 + test::kMachinePage);
+  }
+  EXPECT_EQ(mapped_, std::set<void*>{test::registers});
+}
+
 TEST(DoorbellPagesTest, ABuildWithoutAGpuSaysSo) {
   if (DEEP_EP_HAVE_CUDA) GTEST_SKIP() << "this build has CUDA";
   EXPECT_EQ(message_of<SystemError>([&] { DoorbellPages{gpu_page_mapper(3)}.map(test::registers); }),

@@ -165,7 +165,9 @@ void DevxQueuePair::connect(const QueuePairAddress& peer) {
 std::string DevxQueuePair::trouble(std::uint64_t posted, std::uint32_t outstanding) const {
   const Mailbox answer =
       ask(*device_->device, queue_pair_.object.get(), device_->functions.obj_query, request(layout::kQueryQp));
-  if (answer.get(qpc::state) != qpc::state_ready_to_send) return "its state is 'error'";
+  if (const auto state = answer.get(qpc::state); state != qpc::state_ready_to_send) {
+    return state == qpc::state_error ? "its state is 'error'" : fmt::format("its state is {}", state);
+  }
   if (outstanding == 0) return {};
   const std::uint64_t told = answer.get(qpc::sw_sq_wqebb_counter);  // entries that doorbells announced
   const std::uint64_t fetched = answer.get(qpc::hw_sq_wqebb_counter);

@@ -110,6 +110,7 @@ inline constexpr Field dbr_umem_valid = at(0x683, 1);
 inline constexpr Field dbr_umem_id = at(0x720, 32);
 
 inline constexpr std::uint64_t state_ready_to_send = 3;
+inline constexpr std::uint64_t state_error = 6;
 inline constexpr std::uint64_t pm_state_migrated = 3;
 inline constexpr std::uint64_t rq_type_zero_size = 3;
 inline constexpr std::uint64_t ts_format_default = 1;

@@ -57,7 +57,7 @@ class Cluster:
             self.connections[rank].send((function, arguments))
 
     def end(self, ranks):
-        timeout = scaled(60)
+        timeout = scaled(150)  # compiled layers take 90 s on GPUs
         results, failures = [], []
         for rank in ranks:
             if not self.connections[rank].poll(timeout):

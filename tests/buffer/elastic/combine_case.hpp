@@ -100,10 +100,13 @@ inline ElasticCase make_elastic_case(const ElasticShape& shape) {
         slots[std::size_t(rank)].push_back(mine);
       }
       const std::int32_t origins[] = {-1, ranks * shape.max_tokens, (source + 1) * shape.max_tokens - 1};
-      for (int i = 0; shape.gaps && i < (shape.tokens[std::size_t(source)] < shape.max_tokens ? 3 : 2); ++i) {
-        slots[std::size_t(rank)].emplace_back(std::size_t(topk), -1).front() = next_slot++;
-        side.metadata.insert(side.metadata.end(), {origins[i], topk - 1, next_slot - 1});
-        side.metadata.insert(side.metadata.end(), std::size_t(topk - 1), -1);
+      // As of tokens that there are, no two ranks have the same selection.
+      const bool has_room = shape.tokens[std::size_t(source)] < shape.max_tokens && rank < topk;
+      for (int i = 0; shape.gaps && i < (has_room ? 3 : 2); ++i) {
+        auto& own = slots[std::size_t(rank)].emplace_back(std::size_t(topk), -1);
+        own[std::size_t(rank % topk)] = next_slot++;
+        side.metadata.insert(side.metadata.end(), {origins[i], rank % topk});
+        side.metadata.insert(side.metadata.end(), own.begin(), own.end());
       }
       side.source_ends.push_back(static_cast<std::int32_t>(slots[std::size_t(rank)].size()));
     }

@@ -1,4 +1,4 @@
-"""What the checks of test_elastic_checks.py share: how they are listed, a rank's buffers and data, and what rows must be."""
+"""The checks of test_elastic_checks.py share this: their list, a rank's buffers and data, and comparisons of rows."""
 
 import copy
 

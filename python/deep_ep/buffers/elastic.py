@@ -33,7 +33,7 @@ _HEADROOM = 1.25
 
 @dataclass(eq=False, repr=False)
 class EPHandle:
-    """Where the rows of a dispatch went. All attributes may be written; calls use what they find.
+    """The handle of a dispatch: it says to which places rows went. All attributes may be written; calls use what they find.
 
     Symbols as in ``ElasticBuffer``. Without a host wait, sizes are the largest possible ones.
 

@@ -58,7 +58,9 @@ class Plant(unittest.TestCase):
     def test_what_would_not_compile_is_refused(self):
         for source, original in (("if (a) {}", "if (a) {"), ("f(a) < b", "a) < b"), ("const int a = 1;", "const int a = 1;"),
                                  ("a.b + c", "b"), ("f(a, b)", "a, b"),
-                                 ("for (f(); a < b; ++a) c();", "a < b;")):
+                                 ("for (f(); a < b; ++a) c();", "a < b;"), ("for (int k = 0; k < b; ++k) c();", "int k = 0; k < b"),
+                                 ("int a = b, c = d;", "c = d"), ("a = {b};", "{b}"), ("f([](int a) { return a; });", "{ return a; }"),
+                                 ("a && b", "a &&"), ("a && b", "&& b")):
             with self.assertRaises(mutate.ListError):
                 self.planted(source, mutant(original, "0"))
 

@@ -48,6 +48,10 @@ void run_kinds(const ClusterOptions& options, const std::vector<std::pair<Case, 
   run_cluster(options, [&](Rank& rank) {
     // Memory that a kernel leaves alone is not zero.
     Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()), buffer_options);
+    for (const Tensor& piece : take_whole_heap(rank, buffer)) {
+      rank.executor()->fill(piece.view().data, 1, piece.view().bytes(), rank.stream());
+    }
+    rank.executor()->synchronize(rank.stream());
     for (const auto& [one, kind] : kinds) {
       ElasticDispatchArguments arguments = elastic_arguments(rank, one, kind);
       arguments.config = config;

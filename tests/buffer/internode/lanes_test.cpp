@@ -1,5 +1,6 @@
 // Several lanes to each rail: a chunk takes one that has few bytes under way, and nothing is ordered between them.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -111,16 +112,23 @@ void dispatch_between_two(
   });
 }
 
-/// One path of the network is much slower than the others: the call does not wait for a quarter of its rows there.
+/// One path of the network is much slower than the others: the call does not wait for its share of the rows there. On
+/// a busy machine the other paths are slow as well, so there are several attempts.
 TEST(InternodeLanes, ASlowPathTakesFewChunks) {
   const Setting wire("DEEP_EP_RDMA_WIRE", "simulated:slow=1,slow_rate=0.001");  // 0.13 s for a chunk
-  constexpr int kChunks = 64;
-  dispatch_between_two(4, 16 * kChunks, 4096, 0,
-                       [&](Rank& rank, const PairsExecutor& pairs, Buffer&, const auto& dispatch) {
-                         dispatch();
-                         const int slow = pairs.writes(0, 1 - rank.rank()) - 2;
-                         require(slow < kChunks / 4, std::to_string(slow) + " chunks by the slow path");
-                       });
+  constexpr int kLanes = 4, kChunks = 64, kFew = 10;
+  int most = kChunks / kLanes;
+  for (int attempt = 0; attempt < 5 && most >= kFew; ++attempt) {
+    std::array<int, 2> slow{};
+    dispatch_between_two(kLanes, 16 * kChunks, 4096, 0,
+                         [&](Rank& rank, const PairsExecutor& pairs, Buffer&, const auto& dispatch) {
+                           dispatch();
+                           const int shapes = 1;  // they are written over the first lane, too
+                           slow.at(std::size_t(rank.rank())) = pairs.writes(0, 1 - rank.rank()) - shapes;
+                         });
+    most = std::max(slow[0], slow[1]);
+  }
+  EXPECT_LT(most, kFew) << "chunks by the slow path, whose share is " << kChunks / kLanes;
 }
 
 /// The bytes of a lane that the device has been told of, and has not completed; 0 if it completed some meanwhile.

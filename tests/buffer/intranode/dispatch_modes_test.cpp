@@ -32,6 +32,9 @@ TEST_P(DispatchModesTest, WorstCaseOverflowIsRaisedByTheNextCall) {
     inputs.dispatch.num_worst_tokens = 23;
     const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
     require_throws<OutOfMemory>([&] { buffer.check(); }, {"num_worst_tokens", "23", "24"}, "check after the overflow");
+    inputs.dispatch.num_worst_tokens = 24;  // the buffer is as usable as before
+    check_dispatch(rank, one, buffer.dispatch(inputs.dispatch, rank.call()), {.cached = false, .num_worst_tokens = 24});
+    buffer.check();
   });
 }
 

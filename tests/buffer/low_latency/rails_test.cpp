@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "tests/cluster/fixture.hpp"
+#include "tests/cluster/hosts_executor.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
 #include "tests/support/setting.hpp"
 
@@ -117,6 +118,24 @@ TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
       buffer.check();
       buffer.destroy();
     }
+  });
+}
+
+/// As in a real cluster, no address leads to the heap of another host.
+TEST(LowLatencyRailsOfHosts, KernelsUseHeapsOfTheirOwnHostAlone) {
+  const Nodes nodes{4, 2};
+  const RailCase one =
+      make_rail_case({.tokens = {5, 3, 4, 6}, .max_tokens = 6, .hidden = 256, .format = RowFormat::bf16}, nodes);
+  ClusterOptions cluster{.ranks = nodes.ranks, .where = {}, .host = {}};
+  cluster.host = {.multiprocessors = 2, .warps_per_block = 4};
+  run_cluster(cluster, [&](Rank& rank) {
+    BufferOptions options = rail_options(nodes, 6, 256);
+    options.low_latency.rails = LowLatencyRails::always;
+    const auto host = [&](int of) { return nodes.node_of(of); };
+    Buffer buffer(rank.bootstrap(), std::make_shared<HostsExecutor>(rank.executor(), rank.rank(), host), options);
+    const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
+    combine_both_ways(rank, buffer, one.calls, one.by_rails, dispatched.handle);
+    buffer.destroy();
   });
 }
 

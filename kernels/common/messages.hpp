@@ -19,22 +19,8 @@ struct Progress {
 
 /// A message between ranks of a node, in cells: each says to which call it belongs, so no fence is behind them. See
 /// kernels/normal/meet.hpp.
-template <class Message>
 struct alignas(kLine) Mailbox {
-  static constexpr int kCells = sizeof(Message) / sizeof(std::uint64_t);
-  static_assert(sizeof(Message) % sizeof(std::uint64_t) == 0 && kCells <= 8, "whole words that fit a line of cells");
-  Cell cells[kCells];
-};
-
-/// The places at which a rank wants its rows of a dispatch: offsets in its heap.
-struct DispatchAddresses {
-  std::uint64_t x, scales, topk_idx, topk_weights, src_idx;
-  std::int32_t capacity;  ///< rows it has room for in all
-  std::int32_t by_ring;   ///< there are no offsets: rows go through the local rings (LocalRings)
-  // Must agree, even where no counts are exchanged (cached calls).
-  std::uint32_t row_bytes;
-  std::int32_t num_scales;
-  std::int64_t num_topk;
+  Cell cells[kLine / sizeof(Cell)];
 };
 
 /// The places of a rank's rows of a combine: offsets in its heap.

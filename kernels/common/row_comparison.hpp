@@ -24,7 +24,7 @@ DEEP_EP_DEVICE bool agrees_on_call(const NotifyCall& call, const CallShape& thei
   return false;
 }
 
-/// Compares the rows of two ranks.
+/// Compares the rows of two ranks, field by field.
 struct RowComparison {
   int field = -1;  ///< the first RowField in which they differ; negative: they agree
   std::uint64_t ours = 0, theirs = 0;
@@ -34,22 +34,6 @@ struct RowComparison {
     field = static_cast<int>(which);
     ours = static_cast<std::uint64_t>(our_value);
     theirs = static_cast<std::uint64_t>(their_value);
-  }
-  DEEP_EP_DEVICE void compare(const RowShape& ours_is, const DispatchAddresses& theirs_is) {
-    compare(RowField::row_bytes, ours_is.row_bytes, theirs_is.row_bytes);
-    compare(RowField::num_scales, ours_is.num_scales, theirs_is.num_scales);
-    compare(RowField::num_topk, ours_is.num_topk, theirs_is.num_topk);
-  }
-  /// Do they agree with what `told` has brought? Ends the call otherwise: but not before this rank's own message,
-  /// which comes to `own`, is on its way to all. It comes from another block, which would not begin any more, and peers
-  /// would wait for it in vain.
-  template <class Message>
-  DEEP_EP_DEVICE bool agrees(const WaitContext& wait, const Mailbox<Message>& own, int own_rank,
-                             const Awaited& told) const {
-    if (field < 0) return true;
-    wait_signal(wait, &own.cells[0].epoch, {own_rank, told.wanted, told.expected});
-    report_fault(wait, FaultKind::mismatch, told.wanted, told.peer, field, ours, theirs);
-    return false;
   }
 };
 

@@ -59,6 +59,26 @@ struct RowTargets {
     DEEP_EP_DEVICE std::int32_t* src_idx() const { return in.src_idx + i; }
   };
   DEEP_EP_DEVICE Row row(const RowShape& shape, std::int64_t i) const { return {*this, shape, i}; }
+
+  /// The same rows as seen from `begin`, where this thread sees `own_begin`. Parts that are missing mean nothing.
+  DEEP_EP_DEVICE RowTargets seen_from(const std::byte* begin, const std::byte* own_begin) const {
+    const auto by = reinterpret_cast<std::uintptr_t>(begin) - reinterpret_cast<std::uintptr_t>(own_begin);
+    const auto move = [&](auto* at) {
+      return reinterpret_cast<decltype(at)>(reinterpret_cast<std::uintptr_t>(at) + by);
+    };
+    return {move(x), move(scales), move(topk_idx), move(topk_weights), move(src_idx)};
+  }
+};
+
+/// Where a rank wants its rows of a dispatch.
+struct DispatchAddresses {
+  RowTargets rows;        ///< as offsets in its heap
+  std::int32_t capacity;  ///< rows it has room for in all
+  std::int32_t by_ring;   ///< there are no offsets: rows go through the local rings (LocalRings)
+  // Must agree, even where no counts are exchanged (cached calls).
+  std::uint32_t row_bytes;
+  std::int32_t num_scales;
+  std::int64_t num_topk;
 };
 
 /// By all threads of the grid, with worst-case sizes: rows from `received` to `end`, which nothing fills, have no
@@ -78,30 +98,6 @@ struct ScaleLayout {
 
   DEEP_EP_DEVICE const std::uint32_t* at(int token, int i) const { return words + token * token_stride + i * stride; }
 };
-
-/// Offsets, in the heap at `heap`, of the rows that begin with `first`; what is not there has offset 0.
-DEEP_EP_DEVICE DispatchAddresses addresses_in(const std::byte* heap, const RowTargets::Row& first,
-                                              std::int64_t capacity, bool by_ring) {
-  constexpr std::int64_t kMost = INT32_MAX;  // as many as places have numbers
-  const auto offset = [&](const void* address) {
-    return address == nullptr ? 0 : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - heap);
-  };
-  return {.x = offset(first.x()),
-          .scales = offset(first.scales()),
-          .topk_idx = offset(first.topk_idx()),
-          .topk_weights = offset(first.topk_weights()),
-          .src_idx = offset(first.src_idx()),
-          .capacity = static_cast<std::int32_t>(capacity < kMost ? capacity : kMost),
-          .by_ring = by_ring ? 1 : 0,
-          .row_bytes = first.shape.row_bytes,
-          .num_scales = first.shape.num_scales,
-          .num_topk = first.shape.num_topk};
-}
-/// The same rows as another rank maps them.
-DEEP_EP_DEVICE RowTargets targets_in(std::byte* heap, const DispatchAddresses& told) {
-  return {heap + told.x, reinterpret_cast<std::uint32_t*>(heap + told.scales), heap + told.topk_idx,
-          reinterpret_cast<float*>(heap + told.topk_weights), reinterpret_cast<std::int32_t*>(heap + told.src_idx)};
-}
 
 /// What a notify is given, and what it finds out. Plain data, set by the host.
 struct NotifyCall {

@@ -13,8 +13,7 @@
 namespace deep_ep::device {
 
 DEEP_EP_DEVICE Meeting dispatch_meeting(const ElasticDispatchParams& params, std::uint64_t epoch) {
-  return {
-      .common = params.common, .wait = {params.wait}, .wanted = Wanted::dispatch_addresses, .slot = 0, .epoch = epoch};
+  return {params.common, {params.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, epoch};
 }
 
 /// The tokens whose selections all ranks have told.

@@ -19,7 +19,8 @@ DEEP_EP_DEVICE void exchange(const LoadBalanceParams& params, Move move) {
   const Call call = Call::begin(common.state->load_balance, params.wait);
 
   // 1. All ranks come.
-  const Meeting meeting{common, {params.wait}, Wanted::load_balance_call, 3, call.epoch, params.first_rank};
+  const Meeting meeting{common,     {params.wait},    Wanted::load_balance_call, MeetingKind::load_balance,
+                        call.epoch, params.first_rank};
   const Arrival ours{.kind = params.shape};
   if (call.begun && block_index() == 0) meeting.announce(ours);
   const bool come = call.begun && meeting.hear_all(ours);

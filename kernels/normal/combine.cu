@@ -323,48 +323,37 @@ struct RowsWithPeer {
   }
 };
 
-/// Publishes to rank `peer` of this node where our rows are.
-DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoch, int peer, const RowsWithPeer& rows) {
-  const NormalParams& common = params.transfer.common;
-  const bool pushed = params.transfer.local_warps != 0;
+/// Our rows. An offset of something that is missing, or not pulled, means nothing.
+DEEP_EP_DEVICE CombineAddresses own_addresses(const CombineParams& params, const RowsWithPeer& rows) {
   const auto offset = [&](const void* address) {
-    return pushed || address == nullptr
-               ? 0
-               : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
+    return reinterpret_cast<std::uint64_t>(address) -
+           reinterpret_cast<std::uint64_t>(params.transfer.common.own_heap());
   };
-  Mailbox<CombineAddresses>& box = common.control.combine_box(common.heaps[peer], epoch, common.rank);
-  tell(box,
-       {.x = offset(params.x),
-        .topk_weights = offset(params.topk_weights),
-        .num_rows = params.num_rows,
-        .pulled = pushed ? 0 : 1,
-        .row_bytes = params.row_bytes,
-        .num_topk = params.num_topk,
-        .rows_to_reader = rows.to_peer,
-        .rows_from_reader = rows.from_peer},
-       epoch);
+  return {.x = offset(params.x),
+          .topk_weights = offset(params.topk_weights),
+          .num_rows = params.num_rows,
+          .pulled = params.transfer.local_warps != 0 ? 0 : 1,
+          .row_bytes = params.row_bytes,
+          .num_topk = params.num_topk,
+          .rows_to_reader = rows.to_peer,
+          .rows_from_reader = rows.from_peer};
 }
 
-/// Waits for what rank `peer` of this node publishes. False after a fault.
-DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const ReportLate& policy, std::uint64_t epoch, int peer,
-                               const RowsWithPeer& rows, NodeRows& rank) {
-  const TransferParams& transfer = params.transfer;
-  const NormalParams& common = transfer.common;
-  const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), epoch, peer);
-  const Awaited addresses{peer, Wanted::combine_addresses, epoch};
+/// Waits for what rank `peer` of this node says of its rows. False after a fault.
+DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const Meeting& meeting, int peer, const RowsWithPeer& rows,
+                               NodeRows& rank) {
   CombineAddresses theirs;
-  if (!hear(policy, box, addresses, theirs)) return false;
+  if (!meeting.hear(peer, theirs)) return false;
   fence<Scope::system>();  // the rows that the peer has written before are read by ordinary loads
   RowComparison rows_of_both;
   rows_of_both.compare(RowField::row_bytes, params.row_bytes, theirs.row_bytes);
   rows_of_both.compare(RowField::num_topk, params.num_topk, theirs.num_topk);
   rows_of_both.compare(RowField::rows_to_peer, rows.to_peer, theirs.rows_from_reader);
   rows_of_both.compare(RowField::rows_from_peer, rows.from_peer, theirs.rows_to_reader);
-  const Mailbox<CombineAddresses>& own = common.control.combine_box(common.own_heap(), epoch, common.rank);
-  if (!rows_of_both.agrees(transfer.wait, own, common.rank, addresses)) return false;
-  const std::byte* heap = common.heaps[peer];
+  if (!meeting.agrees(rows_of_both, peer)) return false;
+  const std::byte* heap = meeting.common.heaps[peer];
   // Our own rows are read where they lie, also where no peer can read them: they were written before the call.
-  const bool ours = peer == common.rank;
+  const bool ours = peer == meeting.common.rank;
   const std::int32_t end = rows.first_row + rows.to_peer;
   rank = {.x = ours ? params.x : heap + theirs.x,
           .topk_weights = ours ? params.topk_weights : reinterpret_cast<const float*>(heap + theirs.topk_weights),
@@ -387,6 +376,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   const RowsWithPeer rows_with_first = look_up(thread_index() < grid.width ? thread_index() : 0);
   const auto rows_with = [&](int index) { return index == thread_index() ? rows_with_first : look_up(index); };
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, transfer.wait);
+  const Meeting meeting{common, policy, Wanted::combine_addresses, combine_meeting(call.epoch), call.epoch};
   const int local_warp = warp_index() - transfer.moving_warps();
   CombinePusher<kRails> pusher{params,
                                policy,
@@ -400,7 +390,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     // free.
     if (block_index() == 0) {
       for (int index = thread_index(); index < grid.width; index += block_threads()) {
-        publish_rows(params, call.epoch, grid.first_of_node() + index, rows_with(index));
+        meeting.tell(grid.first_of_node() + index, own_addresses(params, rows_with(index)));
       }
     }
     if (local_warp >= 0 && local_warp < transfer.pushing_warps() && lane_index() == 0) pusher.pipe.init();
@@ -411,9 +401,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
 
     // 2. Learn the same of the others of this node.
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
-      good =
-          learn_rows(params, policy, call.epoch, grid.first_of_node() + index, rows_with(index), shared.ranks[index]) &&
-          good;
+      good = learn_rows(params, meeting, grid.first_of_node() + index, rows_with(index), shared.ranks[index]) && good;
     }
     good = block::all(good);
   }

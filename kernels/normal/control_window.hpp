@@ -32,6 +32,13 @@ struct SourceCounts {
 /// Plain signals, one per source and purpose.
 enum class IntranodeSignal : int { notify, selections, dispatch_rows, combine_done, barrier, load_balance_done, count };
 
+/// Calls at which ranks meet. A combine of the second interface does not wait at its end, so combines take two
+/// mailboxes in turn: a source may be one call ahead, never two.
+enum class MeetingKind : int { dispatch, combine_even, combine_odd, load_balance, count };
+DEEP_EP_HOST_DEVICE constexpr MeetingKind combine_meeting(std::uint64_t epoch) {
+  return epoch % 2 == 0 ? MeetingKind::combine_even : MeetingKind::combine_odd;
+}
+
 /// The words of the slots of local rings (LocalRings): for each slot that a rank reads how far the rows stored in it
 /// have come, for each slot that it writes how far the rows read from it have.
 struct RingWords {
@@ -52,9 +59,7 @@ class ControlWindow {
         max_window_tokens_(max_window_tokens) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
     Carver carver = Carver::without_memory();
-    dispatch_boxes_ = carver.place<Mailbox<DispatchAddresses>>(ranks);
-    combine_boxes_ = carver.place<Mailbox<CombineAddresses>>(2 * ranks);
-    arrivals_ = carver.place<Mailbox<Arrival>>(4 * ranks);
+    mailboxes_ = carver.place<Mailbox>(static_cast<std::size_t>(MeetingKind::count) * ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
     counts_bytes_ = counts_at(Carver::without_memory(), 1).bytes;
     counts_ = carver.place<std::byte>(2 * ranks * counts_bytes_, kLine);
@@ -83,18 +88,9 @@ class ControlWindow {
   const RingWords& fetched_rows() const { return fetched_rows_; }
   const RingWords& pushed_rows() const { return pushed_rows_; }
 
-  DEEP_EP_DEVICE Mailbox<DispatchAddresses>& dispatch_box(std::byte* heap, int source) const {
-    return reinterpret_cast<Mailbox<DispatchAddresses>*>(heap + dispatch_boxes_)[source];
-  }
-  /// Of `source`, at a dispatch (slot 0) or a combine of the second interface (1 and 2, in turn like counts()), or a
-  /// load-balance call (3).
-  DEEP_EP_DEVICE Mailbox<Arrival>& arrival(std::byte* heap, int slot, int source) const {
-    return reinterpret_cast<Mailbox<Arrival>*>(heap + arrivals_)[slot * num_ranks_ + source];
-  }
-  /// What `source` tells of its rows in call `epoch`; two in turn, by the epoch's parity.
-  DEEP_EP_DEVICE Mailbox<CombineAddresses>& combine_box(std::byte* heap, std::uint64_t epoch, int source) const {
-    const auto index = static_cast<int>(epoch & 1) * num_ranks_ + source;
-    return reinterpret_cast<Mailbox<CombineAddresses>*>(heap + combine_boxes_)[index];
+  /// For the words of `source` when it comes to a call.
+  DEEP_EP_DEVICE Mailbox& mailbox(std::byte* heap, MeetingKind kind, int source) const {
+    return reinterpret_cast<Mailbox*>(heap + mailboxes_)[static_cast<int>(kind) * num_ranks_ + source];
   }
   DEEP_EP_DEVICE std::uint64_t* signal(std::byte* heap, IntranodeSignal kind, int source) const {
     return &reinterpret_cast<Line*>(heap + signals_)[static_cast<int>(kind) * num_ranks_ + source].signal;
@@ -121,7 +117,7 @@ class ControlWindow {
   };
 
   int num_ranks_ = 0, width_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
-  std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, arrivals_ = 0, signals_ = 0;
+  std::size_t mailboxes_ = 0, signals_ = 0;
   std::size_t counts_ = 0, counts_bytes_ = 0, few_selections_ = 0, bytes_ = 0;
   RingWords fetched_rows_{}, pushed_rows_{};
 };

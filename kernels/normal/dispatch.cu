@@ -520,30 +520,30 @@ struct DispatchFetcher {
   }
 };
 
-/// Publishes to rank `peer` of this node where this rank wants its rows.
-DEEP_EP_DEVICE void publish_targets(const DispatchParams& params, std::uint64_t epoch, int peer) {
-  const NormalParams& common = params.transfer.common;
-  Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.heaps[peer], common.rank);
-  const bool by_ring = params.transfer.local_warps != 0;
-  const RowTargets places = by_ring ? RowTargets{} : params.output;
-  tell(box, addresses_in(common.own_heap(), places.row(params.rows, 0), params.output_rows, by_ring), epoch);
+/// Where this rank wants its rows.
+DEEP_EP_DEVICE DispatchAddresses own_addresses(const DispatchParams& params) {
+  constexpr std::int64_t kMost = INT32_MAX;  // as many as places have numbers
+  return {.rows = params.output.seen_from(nullptr, params.transfer.common.own_heap()),
+          .capacity = static_cast<std::int32_t>(params.output_rows < kMost ? params.output_rows : kMost),
+          .by_ring = params.transfer.local_warps != 0 ? 1 : 0,
+          .row_bytes = params.rows.row_bytes,
+          .num_scales = params.rows.num_scales,
+          .num_topk = params.rows.num_topk};
 }
 
 /// Waits for the addresses of rank `peer` of this node, with `index` there. False after a fault.
-DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epoch, int peer, int index,
+DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, const Meeting& meeting, int peer, int index,
                                  NodeTarget& target) {
-  const WaitContext& wait = params.transfer.wait;
   const NormalParams& common = params.transfer.common;
-  const Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.own_heap(), peer);
   const std::int32_t first_row = params.transfer.first_row_of(common.rank, index);  // is here before the addresses are
-  const Awaited addresses{peer, Wanted::dispatch_addresses, epoch};
   DispatchAddresses theirs;
-  if (!hear(ReportLate{wait}, box, addresses, theirs)) return false;
-  RowComparison rows_of_both;
-  rows_of_both.compare(params.rows, theirs);
-  const Mailbox<DispatchAddresses>& own = common.control.dispatch_box(common.own_heap(), common.rank);
-  if (!rows_of_both.agrees(wait, own, common.rank, addresses)) return false;
-  target = {.rows = targets_in(common.heaps[peer], theirs),
+  if (!meeting.hear(peer, theirs)) return false;
+  RowComparison rows;
+  rows.compare(RowField::row_bytes, params.rows.row_bytes, theirs.row_bytes);
+  rows.compare(RowField::num_scales, params.rows.num_scales, theirs.num_scales);
+  rows.compare(RowField::num_topk, params.rows.num_topk, theirs.num_topk);
+  if (!meeting.agrees(rows, peer)) return false;
+  target = {.rows = theirs.rows.seen_from(common.heaps[peer], nullptr),
             .first_row = first_row,
             .capacity = theirs.capacity,
             .reachable = theirs.by_ring != 0 ? 0 : theirs.capacity};
@@ -573,13 +573,14 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   const int local_warp = warp_index() - transfer.moving_warps();
   const DispatchFetcher<kRails> fetcher{params, call.epoch, shared.local_rows,
                                         shared.local_next + local_warp * grid.width};
+  const Meeting meeting{common, {transfer.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, call.epoch};
   bool good = call.begun;
   const std::int64_t received = good ? transfer.end_of(grid.num_ranks - 1, grid.index()) : 0;
   if (good) {
     // 1. Publish where our rows are to go. That this kernel runs also says that no earlier work uses that memory.
     if (block_index() == 0) {
       for (int index = thread_index(); index < grid.width; index += block_threads()) {
-        publish_targets(params, call.epoch, grid.first_of_node() + index);
+        meeting.tell(grid.first_of_node() + index, own_addresses(params));
       }
     }
     if (warp_index() < transfer.moving_warps() && lane_index() == 0) to.pipe.init();
@@ -591,7 +592,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
     // 2. Learn where the others of this node want theirs. The first rows load meanwhile.
     sender.prepare();
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
-      good = learn_target(params, call.epoch, grid.first_of_node() + index, index, shared.ranks[index]) && good;
+      good = learn_target(params, meeting, grid.first_of_node() + index, index, shared.ranks[index]) && good;
     }
     bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
     good = block::all(good);

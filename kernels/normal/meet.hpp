@@ -9,60 +9,65 @@
 
 namespace deep_ep::device {
 
-/// By one thread: tells the rank whose mailbox it is.
-template <class Message>
-DEEP_EP_DEVICE void tell(Mailbox<Message>& box, const Message& message, std::uint64_t epoch) {
-  std::uint64_t words[Mailbox<Message>::kCells];
-  memcpy(words, &message, sizeof(Message));
-#pragma unroll
-  for (int i = 0; i < Mailbox<Message>::kCells; ++i) store_cell(box.cells + i, words[i], epoch);
-}
-
-/// By one thread: waits for the message of call `awaited.expected`. False after a fault. Acquires nothing, and need not
-/// for what calls before have read and written: their kernels have ended. What this kernel reads of the other rank's
-/// memory needs a fence behind it.
-template <class Message>
-DEEP_EP_DEVICE bool hear(const ReportLate& policy, const Mailbox<Message>& box, const Awaited& awaited,
-                         Message& message) {
-  constexpr int kCells = Mailbox<Message>::kCells;
-  std::uint64_t words[kCells];
-  const bool came = wait_until(policy, awaited, [&](Poll& poll) {
-    bool all = true;
-#pragma unroll
-    for (int i = 0; i < kCells; ++i) {
-      const Cell cell = load_cell(box.cells + i);
-      words[i] = cell.payload;
-      if (i == 0) poll.seen = cell.epoch;
-      all = all && cell.epoch >= awaited.expected;
-    }
-    return all;
-  });
-  memcpy(&message, words, sizeof(Message));
-  return came;
-}
-
 struct Meeting {
   const IntranodeParams& common;
   ReportLate wait;
 
   Wanted wanted;
-  int slot;  ///< of the mailboxes: see ControlWindow
+  MeetingKind kind;
   std::uint64_t epoch;
   int first_rank = 0;  ///< of the node, in words of a fault record
 
   DEEP_EP_DEVICE Awaited awaited(int rank) const { return {first_rank + rank, wanted, epoch}; }
+  /// In this rank's heap.
+  DEEP_EP_DEVICE const Mailbox& box_of(int rank) const { return common.control.mailbox(common.own_heap(), kind, rank); }
+
+  /// By one thread: tells `rank` what this rank has to say.
+  template <class Message>
+  DEEP_EP_DEVICE void tell(int rank, const Message& message) const {
+    constexpr int kCells = sizeof(Message) / sizeof(std::uint64_t);
+    std::uint64_t words[kCells];
+    memcpy(words, &message, sizeof(Message));
+    Mailbox& box = common.control.mailbox(common.heaps[rank], kind, common.rank);
+#pragma unroll
+    for (int i = 0; i < kCells; ++i) store_cell(box.cells + i, words[i], epoch);
+  }
+  /// By one thread: waits for what `rank` says. False after a fault. Acquires nothing, and need not for what calls
+  /// before have read and written: their kernels have ended. What this kernel reads of the other rank's memory needs a
+  /// fence behind it.
+  template <class Message>
+  DEEP_EP_DEVICE bool hear(int rank, Message& message) const {
+    constexpr int kCells = sizeof(Message) / sizeof(std::uint64_t);
+    static_assert(sizeof(Message) % sizeof(std::uint64_t) == 0 && kCells * sizeof(Cell) <= sizeof(Mailbox));
+    const Mailbox& box = box_of(rank);
+    std::uint64_t words[kCells];
+    const bool came = wait_until(wait, awaited(rank), [&](Poll& poll) {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < kCells; ++i) {
+        const Cell cell = load_cell(box.cells + i);
+        words[i] = cell.payload;
+        if (i == 0) poll.seen = cell.epoch;
+        all = all && cell.epoch >= epoch;
+      }
+      return all;
+    });
+    memcpy(&message, words, sizeof(Message));
+    return came;
+  }
+  /// Do our rows agree with what `rank` has said? Ends the call otherwise: but not before this rank's own message is on
+  /// its way to all. It comes from another block, which would not begin any more, and peers would wait for it in vain.
+  DEEP_EP_DEVICE bool agrees(const RowComparison& rows, int rank) const {
+    if (rows.field < 0) return true;
+    wait_signal(wait, &box_of(common.rank).cells[0].epoch, awaited(common.rank));
+    report_fault(wait.context, FaultKind::mismatch, wanted, first_rank + rank, rows.field, rows.ours, rows.theirs);
+    return false;
+  }
 
   /// By all threads of one block.
   DEEP_EP_DEVICE void announce(const Arrival& ours) const {
-    block::each(common.num_ranks,
-                [&](int peer) { tell(common.control.arrival(common.heaps[peer], slot, common.rank), ours, epoch); });
+    block::each(common.num_ranks, [&](int peer) { tell(peer, ours); });
   }
-
-  /// Waits until `rank` has come. False after a fault.
-  DEEP_EP_DEVICE bool hear(int rank, Arrival& theirs) const {
-    return device::hear(wait, common.control.arrival(common.own_heap(), slot, rank), awaited(rank), theirs);
-  }
-
   /// By all threads of a block for which no rank waits: until all have come. What they said is not looked at, as a rank
   /// may be in its next call already. False after a fault that this thread has met.
   DEEP_EP_DEVICE bool await_all() const {
@@ -87,8 +92,7 @@ struct Meeting {
       rows.compare(RowField::num_topk, ours.num_topk, theirs.num_topk);
       rows.compare(RowField::max_tokens, ours.max_tokens, theirs.max_tokens);
       rows.compare(RowField::kind, static_cast<std::int64_t>(ours.kind), static_cast<std::int64_t>(theirs.kind));
-      good = rows.agrees(wait.context, common.control.arrival(common.own_heap(), slot, common.rank),
-                         first_rank + common.rank, awaited(peer));
+      good = agrees(rows, peer);
     });
     return good;
   }

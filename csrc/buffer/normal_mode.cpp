@@ -332,20 +332,12 @@ NormalMode::NormalMode(Runtime& runtime) : runtime_(runtime) {
     // Ranks, experts, and nodes, which are at most ranks.
     layout_work_ = runtime.zeroed_memory<LayoutWork>(sizeof(LayoutWork) +
                                                      sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
-    const auto others = static_cast<std::size_t>(common_.grid.others());
-    const std::size_t chunks = others * Rings::kMostChunks;
-    counters_ = runtime.zeroed_memory<std::uint32_t>((2 * chunks + static_cast<std::size_t>(common_.grid.width)) *
-                                                     sizeof(std::uint32_t));
     common_.heaps = runtime.heap()->device_peers();
     common_.state = state_.get();
-    common_.local_tickets = counters_.get() + 2 * chunks;
     if (!rails()) return;
-    rail_states_ = runtime.zeroed_memory<RailState>(others * sizeof(RailState));
-    sent_ = runtime.zeroed_memory<std::uint64_t>(chunks * sizeof(std::uint64_t));
+    rail_states_ =
+        runtime.zeroed_memory<RailState>(static_cast<std::size_t>(common_.grid.others()) * sizeof(RailState));
     common_.rails = rail_states_.get();
-    common_.staged = counters_.get();
-    common_.read = counters_.get() + chunks;
-    common_.sent = sent_.get();
   });
   if (rails()) log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe_rails());
 }

@@ -140,8 +140,6 @@ class NormalMode {
   std::shared_ptr<KernelState> state_;
   std::shared_ptr<LayoutWork> layout_work_;
   std::shared_ptr<RailState> rail_states_;
-  std::shared_ptr<std::uint32_t> counters_;
-  std::shared_ptr<std::uint64_t> sent_;
 };
 
 }  // namespace deep_ep

@@ -145,7 +145,7 @@ struct CombineRelay {
     for (int row = begin; row < end; ++row) stage(number, row);
     warp::sync();  // the lanes' stores come before the count
     if (lane_index() == 0) {
-      add_release<Scope::gpu>(transfer().common.staged + rings().counter(number, chunk_of(number, share)),
+      add_release<Scope::gpu>(&transfer().chunk_state(number, chunk_of(number, share)).staged,
                               static_cast<std::uint32_t>(end - begin));
     }
   }
@@ -274,8 +274,8 @@ struct CombineAdder {
       if (is_local(at)) {
         local.release(index_of(at), grid().node(), place);
       } else if constexpr (kRails) {
-        const int counter = rings().counter(grid().number_of(node_of(at)), rings().chunk_of(place));
-        add_release<Scope::gpu>(transfer().common.read + counter, std::uint32_t{1});
+        ChunkState& chunk = transfer().chunk_state(grid().number_of(node_of(at)), rings().chunk_of(place));
+        add_release<Scope::gpu>(&chunk.read, std::uint32_t{1});
       }
     }
   }

@@ -263,7 +263,7 @@ struct RowSpreader {
       for (std::uint32_t left = warp::ballot(mine); left != 0; left &= left - 1) {
         const int to = first + lowest_bit(left);
         const TokenRing ring{params.transfer, epoch, grid().first_of_node() + to, to, grid().index(), 0};
-        const auto n = static_cast<std::int32_t>(take_next(params.transfer.common.local_tickets + to));
+        const auto n = static_cast<std::int32_t>(take_next(params.transfer.common.state->local_tickets + to));
         if (!ring.acquire(n)) return false;
         bulk::fence_global();  // bulk stores come behind what the warp has acquired
         copy_row(ring.slot_there(n), held.row.x(), params.rows.row_bytes);
@@ -353,8 +353,8 @@ struct DispatchSender {
     warp::sync();  // what the other lanes have stored comes before, too
     to.for_each(held, [&](int destination, std::int32_t place) {
       if (!to.is_node(destination)) return;
-      const int counter = to.rings().counter(destination - to.grid().width, to.rings().chunk_of(place));
-      add_release<Scope::gpu>(transfer().common.staged + counter, std::uint32_t{1});
+      ChunkState& chunk = transfer().chunk_state(destination - to.grid().width, to.rings().chunk_of(place));
+      add_release<Scope::gpu>(&chunk.staged, std::uint32_t{1});
     });
     held = at(transfer().num_tokens);
   }
@@ -449,7 +449,7 @@ struct DispatchForwarder {
     // All of it is in shared memory or in registers: the slots may be written again.
     warp::sync();
     if (lane_index() == 0) {
-      add_release<Scope::gpu>(transfer().common.read + rings().counter(number, shares(number).chunk_of(share)),
+      add_release<Scope::gpu>(&transfer().chunk_state(number, shares(number).chunk_of(share)).read,
                               static_cast<std::uint32_t>(end - begin));
     }
     return true;

@@ -28,8 +28,9 @@ struct KernelState {
   // shared out beforehand, the call would be as slow as the slowest.
   std::uint32_t dispatch_next_token;
   std::uint32_t combine_next_part;
-  std::uint32_t elastic_next_row;         ///< to be pushed
-  std::uint32_t load_balance_next_piece;  ///< of an expert
+  std::uint32_t elastic_next_row;          ///< to be pushed
+  std::uint32_t load_balance_next_piece;   ///< of an expert
+  std::uint32_t local_tickets[kMaxRanks];  ///< rows of a dispatch for the local ring of each rank of this node
 };
 
 /// What every kernel gets that signals to the ranks of its node.
@@ -62,30 +63,32 @@ struct IntranodeParams {
 /// Queue pairs to a rail: one of each lane for rows, then one for credit, so that it does not wait behind rows.
 enum class InternodeChannel : int { rows, credit, count };
 
+/// This rank's state of a place in the rings of another node.
+struct ChunkState {
+  /// Rings::through() of the chunk that was last sent from the place, which is free again, and whose word at the rail,
+  /// if it has one, has this value.
+  std::uint64_t sent;
+  // Rows of a chunk that are staged, and rows of a landed chunk that are read. Set back to zero when the chunk has been
+  // sent, or when credit is given for it.
+  std::uint32_t staged, read;
+};
+
 /// This rank's state of its rail in another node.
 struct alignas(kLine) RailState {
   /// The words at the rail, once all that was posted has arrived.
   std::uint64_t notified, head, shape[kMostInternodeLanes];
   std::uint64_t landed;      ///< of a lane alone
   std::uint32_t next_chunk;  ///< that a lane takes; zero between calls
+  ChunkState chunks[Rings::kMostChunks];
 };
 
 /// What notify, dispatch and combine get. In one node: a grid of one, and no rails.
 struct NormalParams : IntranodeParams {
   NodeGrid grid;
-  std::uint32_t* local_tickets = nullptr;  ///< [width]: rows of a dispatch for a local ring; zero between calls
-
   RailWindow window;
   int lanes = 1;                          ///< to each rail
   const RdmaPeerParams* peers = nullptr;  ///< [lanes, credit][num_ranks]
   RailState* rails = nullptr;             ///< [other nodes], by number
-  /// [other nodes][Rings::kMostChunks]: rows of a chunk that are staged, and rows of a landed chunk that are read. Set
-  /// back to zero when the chunk has been sent, or when credit is given for it.
-  std::uint32_t* staged = nullptr;
-  std::uint32_t* read = nullptr;
-  /// [other nodes][Rings::kMostChunks]: Rings::through() of the chunk that was last sent from a place of the ring,
-  /// which is free again, and whose word at the rail, if it has one, has this value.
-  std::uint64_t* sent = nullptr;
 
   DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(InternodeChannel channel, int node, int lane = 0) const {
     const int queue_pair = channel == InternodeChannel::credit ? lanes : lane;
@@ -147,6 +150,10 @@ struct TransferParams {
   std::uint32_t stage_bytes;  ///< a row travels in pieces of at most this size, multiple of 128
   int stages;                 ///< 2..8
 
+  /// Of a chunk to or from other node `number`.
+  DEEP_EP_DEVICE ChunkState& chunk_state(int number, int chunk) const {
+    return common.rails[number].chunks[chunk % rings.chunks];
+  }
   /// Of the rows of rank `index` of this node: where those of rank `source` begin and end.
   DEEP_EP_DEVICE std::int32_t first_row_of(int source, int index) const {
     return source == 0 ? 0 : end_of(source - 1, index);

@@ -83,7 +83,7 @@ struct RowShares {
 };
 
 struct Rings {
-  static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
+  static constexpr int kMostChunks = 256;                          ///< of a ring: each has a ChunkState
   static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
   static constexpr int kShareRows = 2;                             ///< of a chunk: one fence serves for both
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
@@ -125,8 +125,6 @@ struct Rings {
   DEEP_EP_HOST_DEVICE RowShares row_shares(bool single) const {
     return {single ? 1 : kShareRows, chunk_rows, single ? chunk_rows : shares};
   }
-  /// The counter of a chunk, of one node's.
-  DEEP_EP_HOST_DEVICE int counter(int number, int chunk) const { return number * kMostChunks + chunk % chunks; }
 
   /// Of other node `number`.
   DEEP_EP_HOST_DEVICE Place<std::byte> landing(int number, int row) const { return slot(number, row); }

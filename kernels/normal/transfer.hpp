@@ -184,8 +184,8 @@ DEEP_EP_DEVICE AwaitedWord landed_through(const TransferParams& params, std::uin
 /// May a chunk be staged for other node `number`?
 DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
   const Rings& rings = params.rings;
-  const std::uint64_t* sent = params.common.sent + rings.counter(number, chunk);
-  return chunk < rings.chunks || load_acquire<Scope::gpu>(sent) >= rings.room_for(call, chunk);
+  return chunk < rings.chunks ||
+         load_acquire<Scope::gpu>(&params.chunk_state(number, chunk).sent) >= rings.room_for(call, chunk);
 }
 /// Rows that cross the network between this rank and the nodes before other node `number`, by nodes: where those of
 /// that node begin in relay_rows.
@@ -342,11 +342,7 @@ class RailPoster {
   DEEP_EP_DEVICE std::uint32_t rows_of(int chunk, int rows) const {
     return static_cast<std::uint32_t>(rings_.rows_in(chunk, rows));
   }
-  DEEP_EP_DEVICE std::uint32_t* staged(int chunk) const {
-    return params_.common.staged + rings_.counter(number_, chunk);
-  }
-  DEEP_EP_DEVICE std::uint32_t* read(int chunk) const { return params_.common.read + rings_.counter(number_, chunk); }
-  DEEP_EP_DEVICE std::uint64_t* sent(int chunk) const { return params_.common.sent + rings_.counter(number_, chunk); }
+  DEEP_EP_DEVICE ChunkState& state_of(int chunk) const { return state_.chunks[chunk % rings_.chunks]; }
 
   DEEP_EP_DEVICE const std::uint64_t* head_here() const {
     return params_.common.window.rail_word(RailWindow::head, node_).in(params_.common.own_heap());
@@ -361,7 +357,7 @@ class RailPoster {
   /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
   DEEP_EP_DEVICE bool is_staged() const {
     return chunk_ < rings_.chunks_for(rows_out_) && is_free() &&
-           load_acquire<Scope::gpu>(staged(chunk_)) == rows_of(chunk_, rows_out_);
+           load_acquire<Scope::gpu>(&state_of(chunk_).staged) == rows_of(chunk_, rows_out_);
   }
   /// The rail has read what is in the place of the next chunk, and all of the calls before.
   DEEP_EP_DEVICE bool has_room() {
@@ -374,7 +370,7 @@ class RailPoster {
     if (posted_ - sent_ == most_under_way_) return false;
     // The word's value so far. It is loaded while the chunk is awaited, or known from the chunk that had the place.
     const std::uint64_t before = is_alone()               ? state_.landed
-                                 : chunk_ < rings_.chunks ? load_relaxed<Scope::gpu>(sent(chunk_))
+                                 : chunk_ < rings_.chunks ? load_relaxed<Scope::gpu>(&state_of(chunk_).sent)
                                                           : Rings::through(call_, chunk_ - rings_.chunks);
     // Room first: it is there long before the rows are, and is looked for once.
     if (chunk_ >= rings_.chunks_for(rows_out_) || !has_room() || !is_staged()) return false;
@@ -408,12 +404,13 @@ class RailPoster {
   DEEP_EP_DEVICE bool free_chunks() {
     const int before = sent_;
     for (; sent_ < posted_ && rows_.reached(entries_through(sent_)); ++sent_) {
-      store_relaxed<Scope::gpu>(staged(chunk_under_way(sent_)), 0);
+      store_relaxed<Scope::gpu>(&state_of(chunk_under_way(sent_)).staged, 0);
     }
     if (sent_ == before) return false;
     fence<Scope::gpu>();  // one release for all: each takes as long as a chunk on the wire
     for (int at = before; at < sent_; ++at) {
-      store_relaxed<Scope::gpu>(sent(chunk_under_way(at)), Rings::through(call_, chunk_under_way(at)));
+      const int chunk = chunk_under_way(at);
+      store_relaxed<Scope::gpu>(&state_of(chunk).sent, Rings::through(call_, chunk));
     }
     return true;
   }
@@ -424,8 +421,8 @@ class RailPoster {
     if (credit_came_) return false;
     if (head_ >= last_credit_) return credit_came_ = may_look() && credit_.reached(credit_.posted());
     const int chunks = rings_.chunks_for(rows_in_);
-    while (credited_ < chunks && load_acquire<Scope::gpu>(read(credited_)) == rows_of(credited_, rows_in_)) {
-      store_relaxed<Scope::gpu>(read(credited_), 0);
+    while (credited_ < chunks && load_acquire<Scope::gpu>(&state_of(credited_).read) == rows_of(credited_, rows_in_)) {
+      store_relaxed<Scope::gpu>(&state_of(credited_).read, 0);
       ++credited_;
     }
     const std::uint64_t head = Progress::at(call_, static_cast<std::uint32_t>(credited_));
@@ -527,7 +524,7 @@ DEEP_EP_DEVICE void credit_rails(const TransferParams& params, std::uint64_t cal
   for (int number = 0; number < grid.others(); ++number) {
     const int chunks = params.rings.chunks_for(params.counts.from_node[grid.other(number)]);
     for (int chunk = thread_index(); chunk < chunks && chunk < params.rings.chunks; chunk += block_threads()) {
-      store_relaxed<Scope::gpu>(common.read + params.rings.counter(number, chunk), std::uint32_t{0});
+      store_relaxed<Scope::gpu>(&params.chunk_state(number, chunk).read, std::uint32_t{0});
     }
   }
 }
@@ -552,7 +549,7 @@ DEEP_EP_DEVICE void end_together(const TransferParams& params, const Policy& pol
     store_relaxed<Scope::gpu>(&common.rails[number].next_chunk, std::uint32_t{0});
   }
   for (int index = thread_index(); index < grid.width; index += block_threads()) {
-    store_relaxed<Scope::gpu>(common.local_tickets + index, std::uint32_t{0});
+    store_relaxed<Scope::gpu>(common.state->local_tickets + index, std::uint32_t{0});
   }
   if (failed) return;
   if constexpr (kRails) credit_rails(params, epoch - 1);

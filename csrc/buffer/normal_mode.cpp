@@ -434,9 +434,8 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
   params.is_token_in_rank = layout.is_token_in_rank.as<std::uint8_t>();
   const int threads = std::min(256, runtime_.policy().warps_per_block * 32);
   const int blocks = (params.num_tokens * params.num_ranks - 1) / threads + 1;
-  const LaunchShape shape = {
-      std::clamp(blocks, 1, runtime_.policy().multiprocessors), threads,
-      LayoutShared(Carver::without_memory(), params.num_ranks, params.num_experts, params.num_nodes).bytes};
+  const LaunchShape shape = {std::clamp(blocks, 1, runtime_.policy().multiprocessors), threads,
+                             static_cast<std::size_t>(params.counters()) * sizeof(std::int32_t)};
   runtime_.executor()->kernels().layout(params, shape, scope.stream());
   return layout;
 }
@@ -551,10 +550,8 @@ void NormalMode::send(const SentRows& rows, const Config& config, const Dispatch
     blocks = plan_warps(params, blocks, runtime_, fetches);
   }
   const std::size_t shared_bytes =
-      plan_stages(transfer.stages, transfer.stage_bytes, transfer.moving_warps(), shape.row_bytes,
-                  runtime_.policy().max_shared_bytes, [&](int stages, std::uint32_t stage_bytes) {
-                    return DispatchShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
-                  });
+      plan_stages(transfer.pipe, transfer.moving_warps(), shape.row_bytes, runtime_.policy().max_shared_bytes,
+                  [&] { return DispatchShared(Carver::without_memory(), transfer, blocks).bytes; });
   (runtime_.executor()->kernels().*kernel.launcher)(params, {blocks, transfer.warps() * 32, shared_bytes},
                                                     scope.stream());
   if (landed) copy_received(params, targets, runtime_, scope.stream());
@@ -630,15 +627,13 @@ CombineResult NormalMode::combine(const CombineArguments& arguments, const CallO
   } else {
     plan_warps(params, blocks, runtime_, pushes);
   }
-  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return CombineShared(Carver::without_memory(), transfer, blocks, stages, stage_bytes).bytes;
-  };
+  const auto shared_bytes = [&] { return CombineShared(Carver::without_memory(), transfer, blocks).bytes; };
   if (transfer.local_warps != 0) {  // warps that add work in registers
-    plan_stages(transfer.stages, transfer.stage_bytes, transfer.pushing_warps(), params.row_bytes,
-                runtime_.policy().max_shared_bytes, shared_bytes);
+    plan_stages(transfer.pipe, transfer.pushing_warps(), params.row_bytes, runtime_.policy().max_shared_bytes,
+                shared_bytes);
   }
-  (runtime_.executor()->kernels().*kernel.launcher)(
-      params, {blocks, transfer.warps() * 32, shared_bytes(transfer.stages, transfer.stage_bytes)}, scope.stream());
+  (runtime_.executor()->kernels().*kernel.launcher)(params, {blocks, transfer.warps() * 32, shared_bytes()},
+                                                    scope.stream());
   result.event = scope.finish();
   return result;
 }

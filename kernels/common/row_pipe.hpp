@@ -9,6 +9,12 @@
 
 namespace deep_ep {
 
+/// How a warp's pipeline is cut. Plain data, set by the host.
+struct PipeShape {
+  std::uint32_t stages;       ///< 2..8
+  std::uint32_t stage_bytes;  ///< rows move in pieces of at most this size, multiple of 128
+};
+
 namespace device {
 
 struct RowPipe {
@@ -84,20 +90,19 @@ struct RowPipe {
 struct WarpStages {
   device::Mbarrier* barriers;  ///< [warps * stages]
   std::byte* memory;           ///< [warps * stages] of stage_bytes
-  std::uint32_t stages, stage_bytes;
+  PipeShape shape;             ///< of each
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE WarpStages(Carver carver, int warps, int stages_of_warp, std::uint32_t bytes_of_stage)
-      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * stages_of_warp), kLine)),
-        memory(carver.take<std::byte>(static_cast<std::size_t>(warps * stages_of_warp) * bytes_of_stage, kLine)),
-        stages(static_cast<std::uint32_t>(stages_of_warp)),
-        stage_bytes(bytes_of_stage),
+  DEEP_EP_HOST_DEVICE WarpStages(Carver carver, int warps, const PipeShape& of_warp)
+      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps) * of_warp.stages, kLine)),
+        memory(carver.take<std::byte>(static_cast<std::size_t>(warps) * of_warp.stages * of_warp.stage_bytes, kLine)),
+        shape(of_warp),
         bytes(carver.bytes()) {}
 
   /// Of warp `warp` of those that have one.
   DEEP_EP_DEVICE device::RowPipe pipe(int warp) const {
-    const std::uint32_t first = static_cast<std::uint32_t>(warp) * stages;
-    return {barriers + first, memory + std::size_t{first} * stage_bytes, stages, stage_bytes};
+    const std::uint32_t first = static_cast<std::uint32_t>(warp) * shape.stages;
+    return {barriers + first, memory + std::size_t{first} * shape.stage_bytes, shape.stages, shape.stage_bytes};
   }
 };
 

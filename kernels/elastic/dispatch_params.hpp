@@ -43,10 +43,7 @@ struct ElasticDispatchParams : SentRows {
   int first_sender;          ///< 1, or 0 where the block that tells sends, too
   int sending_blocks;
   int sending_warps;  ///< of each, the first ones
-
-  // Pipeline of a sending warp, in shared memory.
-  std::uint32_t stage_bytes;  ///< multiple of 128
-  int stages;                 ///< 2..8
+  PipeShape pipe;     ///< of a sending warp, in shared memory
 
   /// Behind the last token of this rank in the pass.
   DEEP_EP_DEVICE std::int32_t end_of_pass() const {

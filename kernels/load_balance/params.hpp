@@ -11,6 +11,8 @@ namespace deep_ep {
 
 /// The most tensors of an expert's weights.
 constexpr int kMostPayloads = 16;
+/// Of a warp's pipeline that moves weights.
+constexpr std::uint32_t kPrefetchStages = 3;
 /// Of gradients, what a warp adds at once.
 constexpr std::uint32_t kGradPieceBytes = 4096;
 
@@ -36,7 +38,6 @@ struct LoadBalanceParams {
   int num_payloads;
   std::uint32_t piece_bytes;  ///< the most of a piece
   std::uint32_t num_pieces;   ///< of an expert
-  int stages;                 ///< of a warp's pipeline; prefetch_weights only
 
   /// Of a replica, as this rank maps it. `place`: in the mapping.
   DEEP_EP_DEVICE std::byte* slot(const ExpertPayload& payload, int place) const {

@@ -32,7 +32,7 @@ DEEP_EP_DEVICE void push_weights(const LoadBalanceParams& params, RowPipe pipe) 
 }
 
 DEEP_EP_DEVICE void prefetch_weights_body(const LoadBalanceParams& params, std::byte* memory) {
-  const WarpStages shared(Carver(memory), block_warps(), params.stages, params.piece_bytes);
+  const WarpStages shared(Carver(memory), block_warps(), {kPrefetchStages, params.piece_bytes});
   const RowPipe pipe = shared.pipe(warp_index());
   if (lane_index() == 0) pipe.init();
   exchange(params, [&] { push_weights(params, pipe); });

@@ -370,7 +370,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   const NormalParams& common = transfer.common;
   decltype(auto) grid = grid_of<kRails>(common);
   const ReportLate policy{transfer.wait};
-  const CombineShared shared(Carver(memory), transfer, grid_blocks(), transfer.stages, transfer.stage_bytes);
+  const CombineShared shared(Carver(memory), transfer, grid_blocks());
   // Loaded while the block finds out which call it is.
   const auto look_up = [&](int index) { return RowsWithPeer(transfer, grid.first_of_node(), index, grid.index()); };
   const RowsWithPeer rows_with_first = look_up(thread_index() < grid.width ? thread_index() : 0);

@@ -36,11 +36,10 @@ struct CombineShared : TransferShared<NodeRows> {
   WarpStages pipes;      ///< the same
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const TransferParams& params, int blocks, int stages,
-                                    std::uint32_t stage_bytes)
+  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const TransferParams& params, int blocks)
       : TransferShared(carver, params, blocks, params.common.num_ranks),
         pieces(carver.take<PushedPieces>(static_cast<std::size_t>(params.pushing_warps()))),
-        pipes(carver, params.pushing_warps(), stages, stage_bytes),
+        pipes(carver, params.pushing_warps(), params.pipe),
         bytes(pipes.bytes) {}
 };
 

@@ -565,7 +565,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   const TransferParams& transfer = params.transfer;
   const NormalParams& common = transfer.common;
   decltype(auto) grid = grid_of<kRails>(common);
-  const DispatchShared shared(Carver(memory), transfer, grid_blocks(), transfer.stages, transfer.stage_bytes);
+  const DispatchShared shared(Carver(memory), transfer, grid_blocks());
   // When notify found that the ranks disagree, no rank sends anything.
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->dispatch, transfer.wait);
   RowSpreader<kRails> to{params, shared.ranks, call.epoch, shared.pipes.pipe(warp_index())};

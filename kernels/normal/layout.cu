@@ -19,12 +19,14 @@ DEEP_EP_DEVICE int expert_at(const LayoutParams& params, int token, int k) {
 }
 
 DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
-  const LayoutShared shared(Carver(memory), params.num_ranks, params.num_experts, params.num_nodes);
-  const int num_counters = params.num_ranks + params.num_experts + params.num_nodes;
+  const int counters = params.counters();
+  auto* const counts = reinterpret_cast<std::int32_t*>(memory);  // of ranks, then of experts, then of nodes
+  std::int32_t* const expert_counts = counts + params.num_ranks;
+  std::int32_t* const node_counts = expert_counts + params.num_experts;
   const int experts_per_rank = params.num_experts / params.num_ranks;
 
   // 1. Clear the block's counters.
-  for (int i = thread_index(); i < num_counters; i += block_threads()) shared.rank_counts[i] = 0;
+  for (int i = thread_index(); i < counters; i += block_threads()) counts[i] = 0;
   block::sync();
 
   // 2. Count. A token counts once per rank and once per node, however many of its experts live there: the node's first
@@ -46,26 +48,26 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
     };
     const bool member = selects(experts_per_rank);
     params.is_token_in_rank[at] = member ? 1 : 0;
-    if (member) count(shared.rank_counts[rank]);
+    if (member) count(counts[rank]);
     if (params.num_nodes != 0 && rank % params.ranks_per_node == 0 &&
         selects(params.ranks_per_node * experts_per_rank)) {
-      count(shared.node_counts[rank / params.ranks_per_node]);
+      count(node_counts[rank / params.ranks_per_node]);
     }
     for (int k = rank; k < params.num_topk; k += params.num_ranks) {
       const int expert = expert_at(params, token, k);
-      if (expert >= 0) count(shared.expert_counts[expert]);
+      if (expert >= 0) count(expert_counts[expert]);
     }
   }
   block::sync();
 
   // 3. Add the block's counts to the totals.
-  for (int i = thread_index(); i < num_counters; i += block_threads()) {
-    if (shared.rank_counts[i] != 0) fetch_add_relaxed<Scope::gpu>(&params.work->totals[i], shared.rank_counts[i]);
+  for (int i = thread_index(); i < counters; i += block_threads()) {
+    if (counts[i] != 0) fetch_add_relaxed<Scope::gpu>(&params.work->totals[i], counts[i]);
   }
 
   // 4. The last block hands the totals out.
   if (!last_block_to_arrive(&params.work->ticket)) return;
-  for (int i = thread_index(); i < num_counters; i += block_threads()) {
+  for (int i = thread_index(); i < counters; i += block_threads()) {
     const int expert = i - params.num_ranks;
     const int node = expert - params.num_experts;
     std::int32_t* out = node >= 0     ? params.num_tokens_per_node + node

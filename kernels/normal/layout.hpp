@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "kernels/common/carver.hpp"
 #include "kernels/common/faults.hpp"
 #include "kernels/common/topk.hpp"
 
@@ -13,20 +12,6 @@ namespace deep_ep {
 struct LayoutWork {
   std::uint32_t ticket;    ///< blocks that have added theirs
   std::int32_t totals[1];  ///< [num_ranks + num_experts + num_nodes]; allocated behind the struct
-};
-
-/// Shared memory of a block: its own counts.
-struct LayoutShared {
-  std::int32_t* rank_counts;    ///< [num_ranks]
-  std::int32_t* expert_counts;  ///< [num_experts], right behind them
-  std::int32_t* node_counts;    ///< [num_nodes], right behind these
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE LayoutShared(Carver carver, int num_ranks, int num_experts, int num_nodes)
-      : rank_counts(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
-        expert_counts(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
-        node_counts(carver.take<std::int32_t>(static_cast<std::size_t>(num_nodes))),
-        bytes(carver.bytes()) {}
 };
 
 struct LayoutParams {
@@ -42,6 +27,9 @@ struct LayoutParams {
   std::int32_t* num_tokens_per_expert;  ///< [num_experts]
   std::int32_t* num_tokens_per_node;    ///< [num_nodes]
   std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
+
+  /// Of ranks, then of experts, then of nodes. A block counts in shared memory.
+  DEEP_EP_HOST_DEVICE int counters() const { return num_ranks + num_experts + num_nodes; }
 };
 
 }  // namespace deep_ep

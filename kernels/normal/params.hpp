@@ -146,9 +146,7 @@ struct TransferParams {
                      ///< the last one raises their flags
   int poster_warps;  ///< a thread posts to one lane of one rail
 
-  // Pipeline of a dispatch's moving warp, or of a combine's pushing warp, in shared memory.
-  std::uint32_t stage_bytes;  ///< a row travels in pieces of at most this size, multiple of 128
-  int stages;                 ///< 2..8
+  PipeShape pipe;  ///< of a dispatch's moving warp, or of a combine's pushing warp, in shared memory
 
   /// Of a chunk to or from other node `number`.
   DEEP_EP_DEVICE ChunkState& chunk_state(int number, int chunk) const {
@@ -208,10 +206,9 @@ struct DispatchShared : TransferShared<NodeTarget> {
   WarpStages pipes;  ///< of the moving warps
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, const TransferParams& params, int blocks, int stages,
-                                     std::uint32_t stage_bytes)
+  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, const TransferParams& params, int blocks)
       : TransferShared(carver, params, blocks, params.common.grid.width),
-        pipes(carver, params.moving_warps(), stages, stage_bytes),
+        pipes(carver, params.moving_warps(), params.pipe),
         bytes(pipes.bytes) {}
 };
 

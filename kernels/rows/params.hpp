@@ -174,9 +174,7 @@ struct SpreadRowsParams {
   int num_experts;
   int alignment;
 
-  // Pipeline of a warp, in shared memory.
-  std::uint32_t stage_bytes;  ///< a row moves in pieces of at most this size, multiple of 128
-  int stages;                 ///< 2..8
+  PipeShape pipe;  ///< of a warp, in shared memory
 };
 
 struct AddressRowsParams {

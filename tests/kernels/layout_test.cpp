@@ -59,8 +59,8 @@ TEST(Layout, CountsForAThousandRanks) {
                                 .num_tokens_per_expert = experts_out.data(),
                                 .num_tokens_per_node = nodes_out.data(),
                                 .is_token_in_rank = in_rank.data()};
-      const LayoutShared shared(Carver::without_memory(), ranks, experts, nodes);
-      dynamic_cast<Backend&>(*executor).kernels().layout(params, {2, 64, shared.bytes}, nullptr);
+      const std::size_t shared_bytes = static_cast<std::size_t>(params.counters()) * sizeof(std::int32_t);
+      dynamic_cast<Backend&>(*executor).kernels().layout(params, {2, 64, shared_bytes}, nullptr);
       EXPECT_EQ(ranks_out.read(), of_rank);
       EXPECT_EQ(experts_out.read(), of_expert);
       EXPECT_EQ(nodes_out.read(), of_node);

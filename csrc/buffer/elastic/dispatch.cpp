@@ -56,9 +56,6 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   const int free = policy.multiprocessors - params.first_sender - params.sending_blocks;
 
   NumberingParams& numbers = params.numbers;
-  const auto bytes_to_send = [&](int stages, std::uint32_t stage_bytes) {
-    return align_to_line(WarpStages(Carver::without_memory(), warps, stages, stage_bytes).bytes);
-  };
   int others = std::min(free, 1);         // blocks that send nothing
   std::size_t to_number = 0, beside = 0;  // bytes
   if (params.fresh) {
@@ -74,8 +71,9 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
     }
     if (others == 0) beside = to_number;
   }
-  std::size_t shared_bytes = plan_stages(params.stages, params.stage_bytes, warps, params.rows.row_bytes,
-                                         policy.max_shared_bytes - beside, bytes_to_send);
+  std::size_t shared_bytes =
+      plan_stages(params.pipe, warps, params.rows.row_bytes, policy.max_shared_bytes - beside,
+                  [&] { return align_to_line(WarpStages(Carver::without_memory(), warps, params.pipe).bytes); });
   if (params.fresh) {
     params.numbers_at = static_cast<std::uint32_t>(others == 0 ? shared_bytes : 0);
     shared_bytes = std::max(shared_bytes, params.numbers_at + to_number);

@@ -250,8 +250,13 @@ void spread_to(const ElasticDispatchResult& results, const ElasticDispatchArgume
 }
 
 LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy) {
-  return shape_for_pipelines(params.metadata.num_rows + params.num_experts, params.row_bytes, policy,
-                             kernels::spread_rows::kMaxThreads, params.stages, params.stage_bytes);
+  // A block for each multiprocessor, or for each of few rows and gaps: its warps share all shared memory.
+  const int warps = std::min(policy.warps_per_block, kernels::spread_rows::kMaxThreads / 32);
+  const std::int64_t units = params.metadata.num_rows + params.num_experts;
+  const std::size_t shared_bytes = plan_stages(params.pipe, warps, params.row_bytes, policy.max_shared_bytes, [&] {
+    return WarpStages(Carver::without_memory(), warps, params.pipe).bytes;
+  });
+  return {static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors)), warps * 32, shared_bytes};
 }
 
 }  // namespace deep_ep

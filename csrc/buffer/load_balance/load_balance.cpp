@@ -12,7 +12,6 @@ namespace deep_ep {
 namespace {
 
 constexpr std::uint32_t kMostPieceBytes = 8192;
-constexpr int kPrefetchStages = 3;
 
 /// The arguments of a call of the node, without its tensors.
 LoadBalanceParams params_of_call(const Runtime& runtime, const IntranodeParams& common, const ConstTensorView& mapping,
@@ -105,13 +104,12 @@ EventHandle NormalMode::prefetch_weights(const WeightPrefetch& weights, const Ca
     add_payload(params, runtime_, fmt::format("redundant_expert_weights[{}]", i), weights.redundant_expert_weights[i],
                 fmt::format("expert_weights[{}]", i), weights.expert_weights[i], {});
   }
-  params.stages = kPrefetchStages;
   const int warps = std::min(runtime_.policy().warps_per_block, kernels::prefetch_weights::kMaxThreads / 32);
   const auto bytes = [warps](std::uint32_t of_stage) {
-    return WarpStages(Carver::without_memory(), warps, kPrefetchStages, of_stage).bytes;
+    return WarpStages(Carver::without_memory(), warps, {kPrefetchStages, of_stage}).bytes;
   };
   const std::size_t room = runtime_.policy().max_shared_bytes - bytes(0);
-  const std::size_t of_stage = room / static_cast<std::size_t>(warps * kPrefetchStages) / kLine * kLine;
+  const std::size_t of_stage = room / (static_cast<std::size_t>(warps) * kPrefetchStages) / kLine * kLine;
   cut(params, 0, static_cast<std::uint32_t>(std::min<std::size_t>(of_stage, kMostPieceBytes)));
   const LaunchShape shape{.blocks = 1, .threads = warps * 32, .shared_bytes = bytes(params.piece_bytes)};
   return enqueue(runtime_.executor()->kernels().prefetch_weights, params, shape, weights.num_sms, runtime_, call);

@@ -7,20 +7,20 @@
 namespace deep_ep::device {
 
 /// In which word does the call of another rank differ from this rank's, though it must not? -1: in none.
-DEEP_EP_DEVICE int differing_word(const NotifyCall& call, const CallShape& theirs) {
+DEEP_EP_DEVICE int differing_word(const CallShape& ours, const CallShape& theirs) {
   for (int word = 0; word < CallShape::kWords; ++word) {
-    if (theirs.word[word] != call.shape.word[word]) return word;
+    if (theirs.word[word] != ours.word[word]) return word;
   }
   return -1;
 }
 
 /// Compares the call of rank `peer` with this rank's. False after a fault, which every rank meets. Every block of the
 /// kernel has begun by then: one that begins after a fault takes no part, and ranks would no longer be in step.
-DEEP_EP_DEVICE bool agrees_on_call(const NotifyCall& call, const CallShape& theirs, int peer) {
-  const int word = differing_word(call, theirs);
+DEEP_EP_DEVICE bool agrees_on_call(const WaitContext& wait, const CallShape& ours, const CallShape& theirs, int peer) {
+  const int word = differing_word(ours, theirs);
   if (word < 0) return true;
-  report_fault(call.wait, FaultKind::mismatch, Wanted::counts, peer, word,
-               static_cast<std::uint64_t>(call.shape.word[word]), static_cast<std::uint64_t>(theirs.word[word]));
+  report_fault(wait, FaultKind::mismatch, Wanted::counts, peer, word, static_cast<std::uint64_t>(ours.word[word]),
+               static_cast<std::uint64_t>(theirs.word[word]));
   return false;
 }
 

@@ -99,20 +99,6 @@ struct ScaleLayout {
   DEEP_EP_DEVICE const std::uint32_t* at(int token, int i) const { return words + token * token_stride + i * stride; }
 };
 
-/// What a notify is given, and what it finds out. Plain data, set by the host.
-struct NotifyCall {
-  WaitContext wait;
-  CallShape shape;
-  int num_tokens;
-  int num_local_experts;
-  int expert_alignment;
-  const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
-  const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
-  std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
-  std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, ranks of a node]
-  HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
-};
-
 /// What a dispatch sends. Plain data, set by the host.
 struct SentRows {
   RowShape rows;

@@ -136,7 +136,7 @@ struct ElasticAdder {
     bool good = true;
     if (token.last && !is_own(token)) {
       good = wait_signal(ReportLateHere{{params.wait}}, params.common.flag_from(token.rank, slot_of(token)),
-                         {token.rank, Wanted::combine_rows, round_signal(epoch, 1)});
+                         {token.rank, Wanted::combine_rows, Progress::at(epoch, 1)});
     }
     return warp::agree(good);
   }

@@ -53,7 +53,7 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
     }
   }
   block::each(common.num_ranks, [&](int peer) {
-    params.told.shape(common.heaps[peer], common.rank, epoch) = {params.call.shape, params.num_tokens};
+    params.told.shape(common.heaps[peer], common.rank, epoch) = {params.shape, params.num_tokens};
   });
   block::sync();
   block::each(common.num_ranks, [&](int peer) {
@@ -83,7 +83,7 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
   sender.send();
   if (!last_of_blocks(&common.state->dispatch_round_ticket, params.sending_blocks)) return true;
   block::each(common.num_ranks, [&](int peer) {
-    store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows), round_signal(epoch, 1));
+    store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows), Progress::at(epoch, 1));
   });
   if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->dispatch_next_token, std::uint32_t{0});
   return true;
@@ -102,12 +102,12 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
 #pragma unroll 1
   for (int peer = lane_index(); waits && peer < common.num_ranks; peer += kWarpSize) {
     wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
-                {peer, Wanted::dispatch_rows, round_signal(call.epoch, 1)});
+                {peer, Wanted::dispatch_rows, Progress::at(call.epoch, 1)});
   }
   block::sync();
   if (!agree) {
     block::each(common.num_ranks, [&](int peer) {
-      agrees_on_call(params.call, params.told.shape(common.own_heap(), peer, call.epoch), peer);
+      agrees_on_call(params.wait, params.shape, params.told.shape(common.own_heap(), peer, call.epoch), peer);
     });
     block::sync();
   }

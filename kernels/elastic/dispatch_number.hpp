@@ -39,7 +39,7 @@ struct ToldTokens {
       if (!good) return;
       const ToldSelections::Shape& theirs = params.told.shape(params.common.own_heap(), peer, epoch);
       shared.source_ends[peer] = static_cast<std::int32_t>(theirs.num_tokens);
-      same = differing_word(params.call, theirs) < 0 && same;
+      same = differing_word(params.shape, theirs) < 0 && same;
     });
     if (block::all(good && same)) return true;
     agree = !block::all(good);  // else nothing is known of those that have not told
@@ -64,8 +64,8 @@ struct ToldTokens {
   }
   DEEP_EP_DEVICE std::int32_t token_at_source(const Selection& selection) const { return selection.token; }
   DEEP_EP_DEVICE void tell_host(const SelectionNumberer<ToldTokens>& numberer) const {
-    if (params.call.host_counts == nullptr) return;
-    HostCounts& host = *params.call.host_counts;
+    if (params.host_counts == nullptr) return;
+    HostCounts& host = *params.host_counts;
     const std::int32_t* const totals = numberer.shared.totals;
 #pragma unroll 1
     for (int expert = lane_index(); expert < params.numbers.num_experts; expert += kWarpSize) {

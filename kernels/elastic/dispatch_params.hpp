@@ -33,8 +33,9 @@ struct ToldSelections {
 struct ElasticDispatchParams : SentRows {
   IntranodeParams common;
   WaitContext wait;
-  NotifyCall call;  ///< fresh: what must agree, and what the host is told
-  bool fresh;       ///< selections are told and numbered
+  bool fresh;               ///< selections are told and numbered
+  CallShape shape;          ///< fresh: must agree
+  HostCounts* host_counts;  ///< out, fresh: nullptr when the host does not wait
   bool weighted;
   TokenWindow window;
   ToldSelections told;

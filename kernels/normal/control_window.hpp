@@ -122,9 +122,4 @@ class ControlWindow {
   RingWords fetched_rows_{}, pushed_rows_{};
 };
 
-/// A signal that counts steps within a call.
-DEEP_EP_HOST_DEVICE constexpr std::uint64_t round_signal(std::uint64_t epoch, std::uint64_t round) {
-  return Progress::at(epoch, static_cast<std::uint32_t>(round));
-}
-
 }  // namespace deep_ep

@@ -203,7 +203,7 @@ struct Notify {
   DEEP_EP_DEVICE bool agree() const {
     bool good = true;
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
-      good = agrees_on_call(params, *counts_of(source).shape, source) && good;
+      good = agrees_on_call(params.wait, params.shape, *counts_of(source).shape, source) && good;
     }
     return good;
   }

@@ -106,8 +106,19 @@ DEEP_EP_DEVICE decltype(auto) grid_of(const NormalParams& common) {
   }
 }
 
-struct NotifyParams : NotifyCall {
+struct NotifyParams {
   NormalParams common;
+  WaitContext wait;
+  CallShape shape;
+  int num_tokens;
+  int num_local_experts;
+  int expert_alignment;
+  const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
+  const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
+  std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
+  std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, width]
+  HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
+  // Between nodes.
   std::int32_t* node_row;     ///< out, [num_tokens, nodes]
   std::int32_t* node_counts;  ///< out, [2, nodes]: see NodeCounts
 };

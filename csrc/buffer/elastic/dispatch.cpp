@@ -60,7 +60,7 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
   std::size_t to_number = 0, beside = 0;  // bytes
   if (params.fresh) {
     // A warp has a word to the host to wait for.
-    numbers.warps = params.call.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
+    numbers.warps = params.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
     const std::size_t room = policy.max_shared_bytes / (free == 0 ? 2 : 1);
     to_number = fit_numbering(numbers, true, runtime.num_ranks() * params.told.stride, free, room);
     others = std::min(free, numbers.blocks);
@@ -139,15 +139,15 @@ ElasticDispatchResult NormalMode::dispatch_elastic_in_node(const ElasticDispatch
   params.weighted = arguments.topk_weights.has_value();
   params.fresh = arguments.handle == nullptr;
   if (params.fresh) {
-    params.call.shape = call_shape(sent, arguments.num_experts);
-    params.call.host_counts = arguments.exact ? &counts : nullptr;
+    params.shape = call_shape(sent, arguments.num_experts);
+    params.host_counts = arguments.exact ? &counts : nullptr;
     params.numbers = numbering_params(arguments, runtime_);
   }
   plan_window(params, arguments.max_tokens, runtime_);
   const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
 
   CallScope scope(runtime_.calls(), call);
-  params.wait = params.call.wait = runtime_.faults().wait_context();
+  params.wait = runtime_.faults().wait_context();
   ElasticDispatchHandle handle;
   std::vector<int> of_experts;
   if (params.fresh) {

@@ -42,34 +42,24 @@ struct Notify {
     return common().control.counts(common().own_heap(), epoch, source);
   }
 
-  /// By a whole block: numbers our tokens for rank `destination`, in their order. Returns how many there are.
-  DEEP_EP_DEVICE std::int32_t number_for_rank(int destination) const {
-    const auto at = [&](int token) { return std::int64_t{token} * grid().num_ranks + destination; };
-    return number_members(
-        params.num_tokens, shared,
-        [&](int token) { return token < params.num_tokens && params.is_token_in_rank[at(token)] != 0; },
-        [&](int token, int number) { params.destination_row[at(token)] = number; });
-  }
-  /// By a whole block: numbers our tokens for node `node`. A token goes there once, however many of its ranks want it.
-  DEEP_EP_DEVICE std::int32_t number_for_node(int node) const {
+  /// By a whole block: numbers our tokens for the rank or node of a column, in their order. A token goes to a node
+  /// once, however many of its ranks want it. Returns how many there are.
+  DEEP_EP_DEVICE std::int32_t number(int column) const {
+    const int node = column - grid().num_ranks;
+    const bool of_node = kRails && node >= 0;
+    const int first = of_node ? node * grid().width : column, ranks = of_node ? int{grid().width} : 1;
+    std::int32_t* const numbers = of_node ? params.node_row + node : params.destination_row + column;
+    const int stride = of_node ? grid().nodes() : grid().num_ranks;
     const auto is_member = [&](int token) {
-      const std::uint8_t* in_rank =
-          params.is_token_in_rank + std::int64_t{token} * grid().num_ranks + node * grid().width;
-      bool member = false;
-      for (int index = 0; token < params.num_tokens && index < grid().width; ++index) {
+      const std::uint8_t* in_rank = params.is_token_in_rank + std::int64_t{token} * grid().num_ranks + first;
+      bool member = token < params.num_tokens && in_rank[0] != 0;
+      for (int index = 1; token < params.num_tokens && index < ranks; ++index) {
         member = member || in_rank[index] != 0;
       }
       return member;
     };
-    return number_members(params.num_tokens, shared, is_member, [&](int token, int number) {
-      params.node_row[std::int64_t{token} * grid().nodes() + node] = number;
-    });
-  }
-  DEEP_EP_DEVICE std::int32_t number(int column) const {
-    if constexpr (kRails) {
-      if (column >= grid().num_ranks) return number_for_node(column - grid().num_ranks);
-    }
-    return number_for_rank(column);
+    return number_members(params.num_tokens, shared, is_member,
+                          [&](int token, int number) { numbers[std::int64_t{token} * stride] = number; });
   }
 
   /// Calls `with(counts)` for what the threads of the block share: our counts at each rank of this node.

@@ -78,9 +78,7 @@ struct LocalRows {
   }
 };
 
-// The relaying warps of combine: for a token of their rail in another node, they add up what the ranks of this node
-// hold, by rank and in fp32, and stage the sum, rounded once, as the one row that crosses the network.
-
+/// By a relaying warp: adds by rank and in fp32, and rounds the sum once.
 struct CombineRelay {
   const LocalRows<true>& local;
   std::int32_t* next;  ///< [other nodes], of the warp
@@ -172,7 +170,7 @@ struct CombineRelay {
 // The adding warps of combine. Each takes the next part of one of this rank's tokens and adds, in fp32 and in this
 // order: the biases; then node by node, for this node the rows that its ranks hold, by rank, and for another one the
 // sum that has landed from there. Rounded once more at the end. Warps take parts as they go: tokens have more or fewer
-// rows, and SMs differ in speed. A warp fetches what it needs for the next part while it works on the current one.
+// rows, and SMs differ in speed.
 //
 // A warp takes its parts in order, and ranks push, and rails stage, the rows of tokens in the same order. So some warp
 // is at the oldest part that is not added, and waits for rows that there is room for.
@@ -240,7 +238,6 @@ struct CombineAdder {
     return params().bias[number] == nullptr ? nullptr : params().bias[number] + at;
   }
 
-  /// Adds a part of the token.
   DEEP_EP_DEVICE void add(const Token& token, int part) const {
     const auto find = [&](int at) {
       const std::int32_t place = place_at(token, at);

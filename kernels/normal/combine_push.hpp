@@ -55,8 +55,8 @@ DEEP_EP_DEVICE TokenRing combine_ring(const TransferParams& params, std::uint64_
           rows};
 }
 
-/// The pipeline of a pushing warp, by all its lanes: lane 0 loads and stores. Loads run ahead of stores; a stage is
-/// free once its store has read it; stores complete later, and then the warp that raises words is told.
+/// The pipeline of a pushing warp, by all its lanes: lane 0 loads and stores. Loads run ahead of stores; these complete
+/// later, and then the warp that raises words is told.
 struct PushPipe {
   static constexpr std::uint32_t kUnderWay = 6;  ///< stores that need not be complete when the next is issued
   static constexpr std::uint32_t kPieces = PushedPieces::kPieces;

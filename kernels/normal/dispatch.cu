@@ -26,7 +26,7 @@
 
 namespace deep_ep::device::normal {
 
-// A row that a warp spreads: what travels beside it, and the places where it goes.
+// The two kinds of rows that a warp spreads.
 
 /// A token of this rank.
 template <bool kRails>
@@ -138,13 +138,9 @@ struct HeldRow {
   }
 };
 
-// Senders and forwarders of dispatch spread rows: a warp loads each row once into shared memory, and stores it from
-// there.
-
-/// Spreads a warp's rows to destinations: the ranks of this node, by index, and, for a row of this rank, the other
-/// nodes, by number. A row's place at a destination is its final place at a rank, or its number among the rows for a
-/// node; -1: it is not wanted there. A final place is the row's number among those of its source, behind the rows of
-/// the sources before.
+/// Spreads the rows of a sending or forwarding warp, by way of shared memory, to destinations: the ranks of this node,
+/// by index, and, for a row of this rank, the other nodes, by number. A row's place at a destination is its final place
+/// at a rank, or its number among the rows for a node; -1: it is not wanted there.
 template <bool kRails>
 struct RowSpreader {
   const DispatchParams& params;
@@ -305,9 +301,8 @@ struct RowSpreader {
   }
 };
 
-// The sending warps of dispatch. Each takes the next token, loads its row once, and stores it to every rank of this
-// node that wants it, straight into its final place, and into the staging ring of every other node that does. While it
-// stores a row, the next one is loading with all that travels beside it, and the token behind that is being drawn.
+// The sending warps of dispatch. While one stores a row, the next is loading with all that travels beside it, and the
+// token behind that is being drawn.
 //
 // A warp takes its tokens in order, and a ring's chunks are freed in order. So some warp is at the oldest token that is
 // not stored, and finds room, whatever the others wait for.
@@ -320,7 +315,7 @@ struct DispatchSender {
 
   DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
 
-  /// Of this warp, among the sending warps of all blocks: also its first token.
+  /// Of this warp among those of all blocks: also its first token.
   DEEP_EP_DEVICE static int number() { return warp_index() * grid_blocks() + block_index(); }
   DEEP_EP_DEVICE Held at(int token) const {
     const TokenRow<kRails> row{&to.params, token};
@@ -396,9 +391,7 @@ struct DispatchSender {
   }
 };
 
-// The forwarding warps of dispatch: they load rows that have landed from other nodes, each once, and store them into
-// their final places on the ranks of this node.
-
+/// By a forwarding warp.
 struct DispatchForwarder {
   RowSpreader<true>& to;
   std::int32_t* next;  ///< [other nodes], of the warp
@@ -471,9 +464,7 @@ struct DispatchForwarder {
   }
 };
 
-// The fetching warps of dispatch, on a rank whose output the others do not reach: the ranks of its node store its rows
-// in its local rings, and these warps copy them to their final places. They wait for no rank that might wait for them.
-
+/// By a fetching warp, on a rank whose output the others do not reach. It waits for no rank that might wait for it.
 template <bool kRails>
 struct DispatchFetcher {
   const DispatchParams& params;
@@ -486,7 +477,7 @@ struct DispatchFetcher {
     return {params.transfer, epoch, grid().first_of_node() + writer, writer, grid().index(), rows[writer]};
   }
 
-  /// Rows that rank `writer` of this node stores in our local ring: its own, and those of its rails.
+  /// Rows that `writer` stores there: its own, and those of its rails.
   DEEP_EP_DEVICE std::int32_t rows_by(int writer) const {
     const TransferParams& transfer = params.transfer;
     const auto clip = [&](std::int32_t end) { return end < params.output_rows ? end : params.output_rows; };

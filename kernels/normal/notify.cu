@@ -62,7 +62,7 @@ struct Notify {
                           [&](int token, int number) { numbers[std::int64_t{token} * stride] = number; });
   }
 
-  /// Calls `with(counts)` for what the threads of the block share: our counts at each rank of this node.
+  /// By a whole block: `with(counts)` for our counts at each rank of this node.
   template <class With>
   DEEP_EP_DEVICE void at_each_rank(With with) const {
 #pragma unroll 1

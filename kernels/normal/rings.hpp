@@ -155,7 +155,7 @@ struct LocalRings {
   std::size_t begin = 0;  ///< offset in the heap
   std::uint32_t slot_bytes = 0;
   int slots = 0;  ///< of a ring; 0: there is no room for one in each
-  Place<std::uint64_t> published{}, released{};
+  RingWords words{};
   Wanted row = Wanted::nothing, room = Wanted::nothing;  ///< what the ends of a ring wait for
 
   /// Between nodes: how much of a window of `window_bytes` they take. Calls divide the rest differently, so it stays
@@ -169,13 +169,7 @@ struct LocalRings {
     const std::size_t slot_bytes = align_to_line(row_bytes);
     const std::size_t fit = bytes / slot_bytes / static_cast<std::size_t>(rings);
     const auto most = static_cast<std::size_t>(words.slots * num_ranks / rings);
-    return {begin,
-            static_cast<std::uint32_t>(slot_bytes),
-            static_cast<int>(std::min(fit, most)),
-            words.published,
-            words.released,
-            row,
-            room};
+    return {begin, static_cast<std::uint32_t>(slot_bytes), static_cast<int>(std::min(fit, most)), words, row, room};
   }
 
   /// The number, among all slots, of that of row `n`.

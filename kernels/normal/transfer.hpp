@@ -1,5 +1,5 @@
-// What dispatch and combine share: waits for words of other ranks, warps that work off the chunks or rows of all nodes,
-// rings between ranks of a node, posters to the rails, and the end of a call.
+// Shared by dispatch and combine: warps that work off the chunks or rows of all nodes, rings between ranks of a node,
+// posters to the rails, and the end of a call.
 #pragma once
 
 #include "kernels/common/messages.hpp"
@@ -114,7 +114,7 @@ struct TokenRing {
   /// The word that must come before row `n` may be stored, if it is not one of the first.
   DEEP_EP_DEVICE AwaitedWord room(std::int32_t n) const {
     return {{peer, rings().room, through(n - rings().slots)},
-            rings().released.in(params.common.own_heap()) + rings().slot_of(here, n)};
+            rings().words.released.in(params.common.own_heap()) + rings().slot_of(here, n)};
   }
   DEEP_EP_DEVICE bool has_room(std::int32_t n) const { return n < rings().slots || room(n).is_reached(); }
   /// By a whole warp. False after a fault.
@@ -126,7 +126,7 @@ struct TokenRing {
   }
   /// The word that becomes through(n) once row `n` is stored.
   DEEP_EP_DEVICE std::uint64_t* published_there(std::int32_t n) const {
-    return rings().published.in(params.common.heaps[peer]) + rings().slot_of(there, n);
+    return rings().words.published.in(params.common.heaps[peer]) + rings().slot_of(there, n);
   }
   /// By a whole warp, which has stored row `n`.
   DEEP_EP_DEVICE void publish(std::int32_t n) const {
@@ -138,13 +138,14 @@ struct TokenRing {
 
   /// The word that says that row `n` is there.
   DEEP_EP_DEVICE AwaitedWord row(std::int32_t n) const {
-    return {{peer, rings().row, through(n)}, rings().published.in(params.common.own_heap()) + rings().slot_of(here, n)};
+    return {{peer, rings().row, through(n)},
+            rings().words.published.in(params.common.own_heap()) + rings().slot_of(here, n)};
   }
   DEEP_EP_DEVICE std::byte* slot(std::int32_t n) const { return rings().slot(here, n).in(params.common.own_heap()); }
   /// By one lane, when the whole warp has read row `n`. No row waits for the room of one of the last.
   DEEP_EP_DEVICE void release(std::int32_t n) const {
     if (rows - n <= rings().slots) return;
-    store_release<Scope::system>(rings().released.in(params.common.heaps[peer]) + rings().slot_of(there, n),
+    store_release<Scope::system>(rings().words.released.in(params.common.heaps[peer]) + rings().slot_of(there, n),
                                  through(n));
   }
 };
@@ -249,7 +250,7 @@ class RailPoster {
     chunk_ = take_chunk();
     return true;
   }
-  /// Everything is sent and its memory free again, and the rail has room for everything that it sends.
+  /// All is sent and its memory free again, and the rail has room for all that it sends.
   DEEP_EP_DEVICE bool ended() const {
     const bool credited = lane_ != 0 || credit_came_;
     return compared_ && chunk_ >= rings_.chunks_for(rows_out_) && sent_ == posted_ && credited;
@@ -320,7 +321,6 @@ class RailPoster {
   DEEP_EP_DEVICE bool shape_came() const {
     return Progress::call_of(load_acquire<Scope::system>(shape_of(params_, number_, lane_))) > call_;
   }
-  /// Looks for the rail's shape.
   DEEP_EP_DEVICE bool compare() {
     if (compared_) return false;
     const std::uint64_t theirs = load_acquire<Scope::system>(shape_of(params_, number_, lane_));

@@ -94,7 +94,7 @@ DEEP_EP_DEVICE void copy_kept(const SpreadRowsParams& params, std::int64_t warp,
   }
 }
 
-/// One warp's rows: every `step`-th one of those that are valid.
+/// One warp's rows: every `step`-th valid one.
 struct RowSpreader {
   const SpreadRowsParams& params;
   RowPipe pipe;

@@ -217,16 +217,12 @@ DEEP_EP_DEVICE bool may_be_late(std::uint64_t begin) {
   return now_ns() - begin >= kAfterNs;
 }
 
-struct NothingElse {
-  DEEP_EP_DEVICE void operator()() const {}
-};
-
 /// Does a wait for `peer` that began at `begin` end, as nothing comes from the peer any more, or as it has lasted for
 /// too long? With a control plane one of the waiting threads reports the wait now and then, and calls
 /// `when_reporting()`.
-template <class WhenReporting = NothingElse>
+template <class WhenReporting>
 DEEP_EP_DEVICE bool is_late_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
-                                 WhenReporting when_reporting = {}) {
+                                 WhenReporting when_reporting) {
   constexpr std::uint64_t kBetweenNs = 1'000'000;
   const std::uint64_t now = now_ns();
   if (context.control == nullptr) return context.timeout_ns != 0 && now - begin > context.timeout_ns;
@@ -242,7 +238,7 @@ DEEP_EP_DEVICE bool is_late_wait(const WaitContext& context, int peer, Wanted wa
 /// end_late_wait(), inlined.
 DEEP_EP_DEVICE bool end_late_wait_here(const WaitContext& context, int peer, Wanted wanted, std::uint64_t expected,
                                        std::uint64_t begin, std::uint64_t seen) {
-  if (!is_late_wait(context, peer, wanted, begin)) return false;
+  if (!is_late_wait(context, peer, wanted, begin, [] {})) return false;
   report_fault_here(context, FaultKind::timeout, wanted, peer, 0, expected, seen);
   return true;
 }

@@ -41,12 +41,6 @@ struct RowSum {
     return static_cast<int>((rest < kPieceBytes ? rest : kPieceBytes) / sizeof(Vec16));
   }
 
-  DEEP_EP_DEVICE void begin_with(float value) {
-    for (auto& of_vector : sum) {
-      for (float& element : of_vector) element = value;
-    }
-  }
-
   DEEP_EP_DEVICE void add(int v, const Vec16& vector) { add_bf16(sum[v], vector); }
   DEEP_EP_DEVICE void add(const Vec16 (&piece)[kVectors]) {
 #pragma unroll

@@ -10,12 +10,12 @@
 
 namespace deep_ep::device {
 
-/// Counts this thread, or `pieces` pieces of its work, towards `expected`. True for the last one, which sets the ticket
-/// back to zero. It sees what all earlier threads wrote before their calls, and so does a thread that acquires a signal
-/// that it raises afterwards. Scope::gpu is cheaper, and enough after reads from peers alone.
+/// Counts this thread towards `expected`. True for the last one, which sets the ticket back to zero. It sees what all
+/// earlier threads wrote before their calls, and so does a thread that acquires a signal that it raises afterwards.
+/// Scope::gpu is cheaper, and enough after reads from peers alone.
 template <Scope S = Scope::system>
-DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected, std::uint32_t pieces = 1) {
-  if (fetch_add_acq_rel<S>(ticket, pieces) + pieces != expected) return false;
+DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected) {
+  if (fetch_add_acq_rel<S>(ticket, std::uint32_t{1}) + 1 != expected) return false;
   // A ticket of one block may lie in shared memory, which wider scopes cannot name.
   store_relaxed<S == Scope::block ? Scope::block : Scope::gpu>(ticket, std::uint32_t{0});
   return true;

@@ -73,7 +73,7 @@ struct OwnSum {
         }
         if (begin < first && begin + kTogether >= first) {  // all of the rank's rows are added
           rounded = RoundedSum(sum);
-          sum.begin_with(0);
+          sum = {};
           add_biases(sum, offset, vectors);
         }
 #pragma unroll

@@ -161,7 +161,8 @@ struct UnreducedPusher {
     const std::uint32_t seen = load_signal(word), expected = params.signals.expected;
     const LowLatencyParams& common = params.common;
     constexpr Wanted kWanted = Wanted::low_latency_combine_signal;
-    if (seen >= expected || !may_be_late(begin) || !is_late_wait(common.wait, common.rank, kWanted, begin)) return;
+    if (seen >= expected || !may_be_late(begin) || !is_late_wait(common.wait, common.rank, kWanted, begin, [] {}))
+      return;
     const auto expert = static_cast<std::uint64_t>(word / params.signals.words_of_expert);
     report_fault(common.wait, FaultKind::timeout, kWanted, common.rank, word, expert << 32 | expected, seen);
   }

@@ -33,7 +33,7 @@ LaunchQueue& find_default_stream() {
   throw Error("a kernel was launched into the default stream, but no host executor is current in this thread");
 }
 
-class HostExecutor final : public Backend {
+class HostExecutor final : public Backend, public std::enable_shared_from_this<HostExecutor> {
  public:
   explicit HostExecutor(const HostExecutorOptions& options)
       : seed_(options.seed != 0 ? options.seed : environment::unsigned_integer("DEEP_EP_HOST_SEED")) {
@@ -125,7 +125,7 @@ class HostExecutor final : public Backend {
   const KernelTable& kernels() const override { return host_kernels(); }
   void load_kernels() const override {}
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
-    return make_host_heap(bootstrap, options);
+    return std::make_unique<SymmetricHeap>(shared_from_this(), make_host_heap_memory(), bootstrap, options);
   }
 
  private:

@@ -11,7 +11,6 @@
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/options.hpp"
-#include "csrc/memory/heap_choice.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/interrupt.hpp"
@@ -96,7 +95,8 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
     connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), wire);
   }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
-    auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
+    const std::shared_ptr<std::byte> for_tensors(heap_, heap_->local() + layout().arena_at());
+    auto arena = std::make_shared<Arena>(executor_, for_tensors, heap_->bytes() - layout().arena_at());
     calls_ = CallContext{.executor = executor_,
                          .comm_stream = comm_stream_,
                          .arena = std::move(arena),

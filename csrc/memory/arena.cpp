@@ -18,16 +18,12 @@ constexpr std::uint64_t round_up(std::uint64_t value) {
 
 }  // namespace
 
-Arena::Arena(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, std::uint64_t offset,
-             std::size_t bytes)
-    : executor_(std::move(executor)), heap_(std::move(heap)) {
-  if (offset > heap_->bytes() || bytes > heap_->bytes() - offset) {
-    fail<InvalidArgument>("arena of {} bytes at offset {}, allowed: inside the heap of {} bytes", bytes, offset,
-                          heap_->bytes());
-  }
-  const std::uint64_t begin = round_up(offset);
-  const std::uint64_t end = (offset + bytes) / kAlignment * kAlignment;
-  if (begin < end) free_[heap_->local() + begin].bytes = end - begin;
+Arena::Arena(std::shared_ptr<Executor> executor, std::shared_ptr<std::byte> part, std::size_t bytes)
+    : executor_(std::move(executor)), part_(std::move(part)) {
+  const auto at = reinterpret_cast<std::uintptr_t>(part_.get());
+  const std::uintptr_t begin = round_up(at);
+  const std::uintptr_t end = (at + bytes) / kAlignment * kAlignment;
+  if (begin < end) free_[part_.get() + (begin - at)].bytes = end - begin;
 }
 
 void* Arena::take(std::size_t bytes, StreamHandle stream, bool at_home) {
@@ -62,11 +58,10 @@ void* Arena::take(std::size_t bytes, StreamHandle stream, bool at_home) {
 }
 
 void Arena::release(void* memory, std::optional<std::vector<EventHandle>> events) {
-  const auto* at = static_cast<const std::byte*>(memory);
   const std::lock_guard lock(mutex_);
-  auto node = used_.extract(at);
+  auto node = used_.extract(static_cast<const std::byte*>(memory));
   if (node.empty()) {
-    fail<Error>("arena piece at offset {} is not handed out (given back twice?)", heap_->offset_of(at));
+    fail<Error>("the arena's piece at {} is not handed out (given back twice?)", memory);
   }
   if (!events) return;
   node.mapped().events = *std::move(events);

@@ -9,13 +9,12 @@
 #include <optional>
 #include <vector>
 
-#include "csrc/memory/symmetric_heap.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/result_tensors.hpp"
 
 namespace deep_ep {
 
-/// Best-fit allocator of the part [offset, offset + bytes) of the heap. Thread-safe.
+/// Best-fit allocator of a part of the heap. Thread-safe.
 ///
 /// A piece is given back while kernels of other streams may still use it, together with events behind that use. The
 /// stream that gets the memory next waits for them; the host never does. After the home has waited the rest of the free
@@ -29,9 +28,8 @@ class Arena final : public HeapPieces {
   /// aligned as those of other GPU allocators.
   static constexpr std::size_t kAlignment = 512;
 
-  /// `offset` and `bytes` are shrunk to multiples of kAlignment. InvalidArgument if they reach beyond the heap.
-  Arena(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, std::uint64_t offset,
-        std::size_t bytes);
+  /// Of `bytes` bytes from `part` on, which keeps the heap, those between multiples of kAlignment.
+  Arena(std::shared_ptr<Executor> executor, std::shared_ptr<std::byte> part, std::size_t bytes);
 
   /// Takes a piece back; `events` are behind its last uses on other streams; nothing: a graph may use it again. Error
   /// if it is not handed out.
@@ -54,7 +52,7 @@ class Arena final : public HeapPieces {
   void thin_out(std::vector<EventHandle>& events) const noexcept;
 
   std::shared_ptr<Executor> executor_;
-  std::shared_ptr<SymmetricHeap> heap_;
+  std::shared_ptr<std::byte> part_;
   mutable std::mutex mutex_;
   Pieces free_;  ///< neighbours are always merged
   Pieces used_;

@@ -9,9 +9,18 @@
 #include <vector>
 
 #include "csrc/memory/process_identity.hpp"
-#include "csrc/memory/symmetric_heap.hpp"
 
 namespace deep_ep {
+
+enum class HeapKind : std::uint8_t { posix_fd, fabric };
+
+struct HeapOptions {
+  std::size_t bytes = 0;  ///< rounded up to the allocation granularity; equal on all ranks
+  /// Instead of `bytes`, where they depend on which ranks will share memory. `domains`: of each rank the lowest rank
+  /// that it shares memory with. Asked before memory is made, and again where memory cannot be shared so widely.
+  std::function<std::size_t(std::span<const int> domains)> bytes_for = {};
+  double timeout_s = 100;  ///< for exchanging the exports
+};
 
 /// A handle by which memory is shared over NVLink across hosts, as the driver exports it.
 using FabricHandle = std::array<std::byte, 64>;

@@ -3,45 +3,37 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "csrc/memory/process_identity.hpp"
+#include "csrc/memory/heap_choice.hpp"
+#include "csrc/memory/heap_memory.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/executor.hpp"
 
 namespace deep_ep {
 
-class Bootstrap;
-namespace cuda {
-class Context;
-}
+class AddressRange;
 
-enum class HeapKind : std::uint8_t { posix_fd, fabric };
-
-struct HeapOptions {
-  std::size_t bytes = 0;  ///< rounded up to the allocation granularity; equal on all ranks
-  /// Instead of `bytes`, where they depend on which ranks will share memory. `domains`: of each rank the lowest rank
-  /// that it shares memory with. Asked before memory is made, and again where memory cannot be shared so widely.
-  std::function<std::size_t(std::span<const int> domains)> bytes_for = {};
-  double timeout_s = 100;  ///< for exchanging the exports
-};
-
-/// Created and destroyed collectively (Backend::create_heap). Each rank fills its own with zeroes before it returns;
-/// peers may write there after the next exchange of the ranks.
+/// Each rank fills its own with zeroes before it returns from the constructor; peers may write there after the next
+/// exchange of the ranks.
 class SymmetricHeap {
  public:
-  virtual ~SymmetricHeap() = default;
+  /// Collective; heap_choice.hpp says which way of sharing memory is used when. If it fails on one rank, it throws
+  /// there, and on the others before their next exchange ends.
+  SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr<const HeapMemory> memory, Bootstrap& bootstrap,
+                const HeapOptions& options);
 
-  virtual std::byte* local() const = 0;
-  virtual std::size_t bytes() const = 0;
-  virtual HeapKind kind() const = 0;
+  std::byte* local() const { return peers_[rank_]; }
+  std::size_t bytes() const { return plan_.bytes; }
+  HeapKind kind() const { return plan_.kind; }
 
   /// The heap of every rank, this one included, as this process maps it. Null for ranks that share no memory with this
   /// one (ranks of other hosts, unless there is a fabric between them).
-  virtual std::span<std::byte* const> peers() const = 0;
+  std::span<std::byte* const> peers() const { return peers_; }
   /// The same table in memory that kernels of this rank may read.
-  virtual std::byte* const* device_peers() const = 0;
+  std::byte* const* device_peers() const { return device_peers_.get(); }
 
   bool contains(const void* pointer, std::size_t bytes_wanted = 1) const {
     const auto* begin = static_cast<const std::byte*>(pointer);
@@ -52,32 +44,43 @@ class SymmetricHeap {
   }
 
   /// Unmaps what belongs to peers, so that their owners may free it after a barrier. Idempotent.
-  virtual void unmap_peers() noexcept = 0;
+  void unmap_peers() noexcept;
 
   /// Collective, when no rank uses memory of another one: the host keeps what the heap holds. If it throws, on all
   /// ranks, nothing has changed. @throws OutOfMemory if the host has no room.
-  virtual void keep(Bootstrap& bootstrap) = 0;
+  void keep(Bootstrap& bootstrap);
   /// After keep, by each rank: the memory goes back to the system when all ranks have called it. peers() stay.
-  virtual void release_memory() noexcept = 0;
+  void release_memory() noexcept;
   /// Collective: memory at the same addresses, with what it held. If it throws, on all ranks, the heap stays suspended.
-  virtual void resume(Bootstrap& bootstrap) = 0;
+  void resume(Bootstrap& bootstrap);
 
   /// Collective, while no rank uses memory of another one: with new processes, which make a heap of as many bytes, in
   /// the place of the ranks with `is_new`. Their memory is mapped where that of the ranks before them was. If it
   /// throws, nothing of the other ranks has changed. @throws Unsupported where addresses cannot be kept.
-  virtual void admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) = 0;
+  void admit(Bootstrap& bootstrap, const std::vector<bool>& is_new);
+
+ private:
+  std::size_t num_ranks() const { return peers_.size(); }
+  bool shares_with(std::size_t peer) const;
+  bool has_addresses_of(std::size_t peer) const;
+  void try_pieces_of_peers(Bootstrap& bootstrap);
+  void reserve();
+  void attach(Bootstrap& bootstrap);
+  void share(Bootstrap& bootstrap, const std::vector<bool>& is_new);
+  std::vector<SharedMemory> exchange(Bootstrap& bootstrap, const std::vector<bool>& partners) const;
+  void copy(void* to, const void* from, std::size_t bytes) const;
+
+  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<const HeapMemory> memory_;
+  std::size_t rank_;
+  double timeout_s_;
+  std::vector<HeapCapabilities> ranks_;
+  HeapPlan plan_;
+  PhysicalMemory own_;
+  std::vector<std::shared_ptr<AddressRange>> ranges_;  ///< of each rank; null where this one maps nothing
+  std::vector<std::byte*> peers_;
+  std::shared_ptr<std::byte*> device_peers_;
+  std::unique_ptr<std::byte[]> kept_;  ///< what a suspended heap holds
 };
-
-/// On the CPU: anonymous shared memory. Collective. Ranks of the same process see a peer's heap at the address where
-/// its owner has it (ThreadSanitizer compares addresses); other processes of the host get descriptors of it, through
-/// sockets of their network namespace; other hosts do not map it. Memory is allocated when it is touched. `identity`
-/// says where this rank lives.
-std::unique_ptr<SymmetricHeap> make_host_heap(Bootstrap& bootstrap, const HeapOptions& options,
-                                              const ProcessIdentity& identity = this_process());
-
-/// On GPUs: heap_choice.hpp says which way of sharing memory is used when. Collective. If it fails on one rank, it
-/// throws there, and on the others before their next exchange ends.
-std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Context> context, Bootstrap& bootstrap,
-                                              const HeapOptions& options);
 
 }  // namespace deep_ep

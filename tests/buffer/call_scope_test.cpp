@@ -13,7 +13,6 @@ namespace deep_ep {
 namespace {
 
 using test::FakeExecutor;
-using test::FakeHeap;
 
 class CallScopeTest : public ::testing::Test {
  protected:
@@ -28,8 +27,7 @@ class CallScopeTest : public ::testing::Test {
   std::shared_ptr<FakeExecutor> executor_ = std::make_shared<FakeExecutor>();
   OwnStream streams_[3] = {OwnStream(*executor_), OwnStream(*executor_), OwnStream(*executor_)};
   StreamHandle caller_ = streams_[0].get(), side_ = streams_[1].get(), comm_ = streams_[2].get();
-  CallContext context_{executor_, comm_,
-                       std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, 1 << 20)};
+  CallContext context_{executor_, comm_, std::make_shared<Arena>(executor_, test::fake_memory(), 1 << 20)};
   TensorView wanted_ = unplaced({}, DType::uint8, {100});
 };
 

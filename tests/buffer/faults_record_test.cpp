@@ -24,8 +24,7 @@ TEST(FaultsRecord, AFailedQueuePairExplainsAWaitInVain) {
   for (const bool masking : {false, true}) {
     const auto executor = make_host_executor();
     const OwnStream stream(*executor);
-    const CallContext calls{executor, stream.get(),
-                            std::make_shared<Arena>(executor, std::make_shared<test::FakeHeap>(1 << 20), 0, 1 << 20)};
+    const CallContext calls{executor, stream.get(), std::make_shared<Arena>(executor, test::fake_memory(), 1 << 20)};
     const auto words = std::make_shared<ControlWords>();
     Faults faults(calls, executor, 0, 4, 1.0, words, nullptr, masking);
     words->failed[2] = RdmaFailure{.syndrome = 0x13, .opcode = device::rdma::kOpcodeWrite}.packed() + 1;

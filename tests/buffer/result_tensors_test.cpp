@@ -18,7 +18,6 @@ namespace deep_ep {
 namespace {
 
 using test::FakeExecutor;
-using test::FakeHeap;
 
 /// A framework that remembers what it was asked.
 class FakeFramework final : public ResultTensors {
@@ -86,8 +85,7 @@ class ResultTensorsTest : public ::testing::Test {
   std::shared_ptr<FakeFramework> framework_ = std::make_shared<FakeFramework>();
   OwnStream streams_[3] = {OwnStream(*executor_), OwnStream(*executor_), OwnStream(*executor_)};
   StreamHandle caller_ = streams_[0].get(), side_ = streams_[1].get(), comm_ = streams_[2].get();
-  std::shared_ptr<Arena> arena_ =
-      std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, std::size_t{1} << 20);
+  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>(executor_, test::fake_memory(), std::size_t{1} << 20);
   CallContext context_{executor_, comm_, arena_, framework_};
   TensorView small_ = unplaced({}, DType::uint8, {100}), large_ = unplaced({}, DType::uint8, {600 << 10});
   const std::vector<TensorView> one_[1] = {{small_}};

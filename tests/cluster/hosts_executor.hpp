@@ -15,32 +15,6 @@ namespace deep_ep::test {
 /// The host of each rank.
 using HostOfRank = std::function<int(int rank)>;
 
-/// A heap whose peers on other hosts are null for kernels. The wire 'local' needs to write to them.
-class HeapOfOneHost final : public SymmetricHeap {
- public:
-  HeapOfOneHost(std::unique_ptr<SymmetricHeap> inner, int rank, const HostOfRank& host)
-      : inner_(std::move(inner)), for_kernels_(inner_->peers().begin(), inner_->peers().end()) {
-    for (std::size_t peer = 0; peer < for_kernels_.size(); ++peer) {
-      if (host(static_cast<int>(peer)) != host(rank)) for_kernels_[peer] = nullptr;
-    }
-  }
-
-  std::byte* local() const override { return inner_->local(); }
-  std::size_t bytes() const override { return inner_->bytes(); }
-  HeapKind kind() const override { return inner_->kind(); }
-  std::span<std::byte* const> peers() const override { return inner_->peers(); }
-  std::byte* const* device_peers() const override { return for_kernels_.data(); }
-  void unmap_peers() noexcept override { inner_->unmap_peers(); }
-  void keep(Bootstrap& bootstrap) override { inner_->keep(bootstrap); }
-  void release_memory() noexcept override { inner_->release_memory(); }
-  void resume(Bootstrap& bootstrap) override { inner_->resume(bootstrap); }
-  void admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) override { inner_->admit(bootstrap, is_new); }
-
- private:
-  std::unique_ptr<SymmetricHeap> inner_;
-  std::vector<std::byte*> for_kernels_;
-};
-
 class HostsExecutor final : public CountingExecutor {
  public:
   HostsExecutor(const std::shared_ptr<Executor>& inner, int rank, HostOfRank host)
@@ -57,7 +31,14 @@ class HostsExecutor final : public CountingExecutor {
       }
       return options.bytes_for(domains);
     };
-    return std::make_unique<HeapOfOneHost>(CountingExecutor::create_heap(bootstrap, of_hosts), rank_, host_);
+    auto heap = CountingExecutor::create_heap(bootstrap, of_hosts);
+    // Null for kernels alone: the wire 'local' needs to write there. The CPU executor's device memory is ordinary
+    // memory.
+    auto* const for_kernels = const_cast<std::byte**>(heap->device_peers());
+    for (int peer = 0; peer < bootstrap.size(); ++peer) {
+      if (host_(peer) != host_(rank_)) for_kernels[peer] = nullptr;
+    }
+    return heap;
   }
 
  private:

@@ -1,4 +1,4 @@
-// An executor and a heap on which nothing runs, for tests of what is enqueued and in which order.
+// An executor on which nothing runs, for tests of what is enqueued and in which order.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,8 @@
 #include <map>
 #include <memory>
 #include <new>
-#include <span>
 #include <vector>
 
-#include "csrc/memory/symmetric_heap.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
@@ -97,23 +95,9 @@ class FakeExecutor final : public Executor {
   std::map<void*, std::size_t> sizes_;  ///< of memory that is allocated
 };
 
-// Only addresses are handed out, so none of this memory needs to exist.
-class FakeHeap final : public SymmetricHeap {
- public:
-  explicit FakeHeap(std::size_t bytes) : bytes_(bytes) {}
-  std::byte* local() const override { return reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40); }
-  std::size_t bytes() const override { return bytes_; }
-  HeapKind kind() const override { return HeapKind::posix_fd; }
-  std::span<std::byte* const> peers() const override { return {}; }
-  std::byte* const* device_peers() const override { return nullptr; }
-  void unmap_peers() noexcept override {}
-  void keep(Bootstrap& /*bootstrap*/) override {}
-  void release_memory() noexcept override {}
-  void resume(Bootstrap& /*bootstrap*/) override {}
-  void admit(Bootstrap& /*bootstrap*/, const std::vector<bool>& /*is_new*/) override {}
-
- private:
-  std::size_t bytes_;
-};
+/// For an arena: only addresses are handed out, so none of this memory needs to exist.
+inline std::shared_ptr<std::byte> fake_memory() {
+  return {std::shared_ptr<void>(), reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40)};
+}
 
 }  // namespace deep_ep::test

@@ -23,6 +23,12 @@ void as_threads(int ranks, Rank rank_body) {
   expect_ranks_succeed(ranks, [&](const auto& bootstrap) { rank_body(*bootstrap); });
 }
 
+std::unique_ptr<SymmetricHeap> make_heap(Bootstrap& bootstrap, std::size_t bytes,
+                                         const ProcessIdentity& identity = this_process()) {
+  return std::make_unique<SymmetricHeap>(make_host_executor(), make_host_heap_memory(identity), bootstrap,
+                                         HeapOptions{.bytes = bytes});
+}
+
 /// Every rank writes its number into every peer's heap, and finds everybody's in its own.
 bool exchange(Bootstrap& bootstrap, SymmetricHeap& heap) {
   const auto mine = static_cast<std::size_t>(bootstrap.rank());
@@ -41,7 +47,7 @@ TEST(HostHeap, RanksOfOtherHostsAreNotMapped) {
     ProcessIdentity identity = this_process();
     const auto host = [](int rank) { return rank / 2; };
     if (host(bootstrap.rank()) == 1) identity.boot_id[0] = identity.boot_id[0] == 'x' ? 'y' : 'x';
-    const auto heap = make_host_heap(bootstrap, {.bytes = 10000}, identity);
+    const auto heap = make_heap(bootstrap, 10000, identity);
     bool expected = true;
     for (int peer = 0; peer < 4; ++peer) {
       const bool mapped = heap->peers()[static_cast<std::size_t>(peer)] != nullptr;
@@ -62,14 +68,14 @@ TEST(HostHeap, ANewProcessTakesThePlaceOfAnother) {
       if (!holds) throw std::runtime_error(what);
     };
     const int rank = bootstrap->rank();
-    auto heap = make_host_heap(*bootstrap, {.bytes = 10000});
+    auto heap = make_heap(*bootstrap, 10000);
     check(exchange(*bootstrap, *heap), "before");
     const std::vector<std::byte*> before(heap->peers().begin(), heap->peers().end());
     // As of a Buffer, where steps that go well cost no exchange: admit() leaves one of them out.
     const auto exchanges = make_buffer_exchanges(groups[static_cast<std::size_t>(rank)]);
     Bootstrap& group = *exchanges;
     if (rank == 2) {
-      heap = make_host_heap(group, {.bytes = 10000});
+      heap = make_heap(group, 10000);
     } else {
       heap->admit(group, {false, false, true});
       check(std::ranges::equal(before, heap->peers()), "addresses");
@@ -82,7 +88,7 @@ TEST(HostHeap, ANewProcessTakesThePlaceOfAnother) {
 
 TEST(HostHeap, AHeapStaysForThePeersWhenItsThreadHasLeft) {
   as_threads(2, [&](Bootstrap& bootstrap) {
-    auto heap = make_host_heap(bootstrap, {.bytes = 10000});
+    auto heap = make_heap(bootstrap, 10000);
     if (bootstrap.rank() == 0) heap.reset();
     bootstrap.barrier();
     if (bootstrap.rank() == 1) *heap->peers()[0] = std::byte{1};  // a page that nobody has crashes
@@ -91,7 +97,7 @@ TEST(HostHeap, AHeapStaysForThePeersWhenItsThreadHasLeft) {
 }
 
 void map_and_exchange(Bootstrap& bootstrap) {
-  const auto heap = make_host_heap(bootstrap, {.bytes = 1 << 16});
+  const auto heap = make_heap(bootstrap, 1 << 16);
   if (!exchange(bootstrap, *heap)) throw std::runtime_error("a heap is not that of its rank");
   heap->unmap_peers();
   bootstrap.barrier();

@@ -139,7 +139,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
 
 cudaStream_t native(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 
-class CudaExecutor final : public Backend {
+class CudaExecutor final : public Backend, public std::enable_shared_from_this<CudaExecutor> {
  public:
   explicit CudaExecutor(int device)
       : device_(device),
@@ -280,7 +280,7 @@ class CudaExecutor final : public Backend {
   }
 
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
-    return make_cuda_heap(context_, bootstrap, options);
+    return std::make_unique<SymmetricHeap>(shared_from_this(), make_cuda_heap_memory(context_), bootstrap, options);
   }
 
  private:

@@ -30,7 +30,6 @@ namespace deep_ep::cuda {
   FUNCTION(mem_unmap, cuMemUnmap, 10020)                              \
   FUNCTION(mem_set_access, cuMemSetAccess, 10020)                     \
   FUNCTION(mem_export, cuMemExportToShareableHandle, 10020)           \
-  FUNCTION(mem_retain, cuMemRetainAllocationHandle, 11000)            \
   FUNCTION(mem_import, cuMemImportFromShareableHandle, 10020)         \
   FUNCTION(mem_range_handle, cuMemGetHandleForAddressRange, 11070)
 

@@ -21,7 +21,6 @@ namespace {
 
 using deep_ep::test::contains;
 using deep_ep::test::message_of;
-using test::FakeHeap;
 using test::FakeVerbs;
 
 constexpr int kChannels = 2;
@@ -69,7 +68,7 @@ TEST_F(NicEndsTest, HandlerCpu) {
   EXPECT_EQ(ends_->describe(), "handler cpu, wire verbs, NIC fake_0:1, heap registered as host memory");
   // The heap from address 0, strictly ordered; then the sinks at their own address.
   EXPECT_EQ(registered(0).address, heap_->local());
-  EXPECT_EQ(registered(0).bytes, FakeHeap::kBytes);
+  EXPECT_EQ(registered(0).bytes, test::kHeapBytes);
   EXPECT_EQ(registered(0).first_address, 0u);
   EXPECT_EQ(registered(0).access, kStrict);
   EXPECT_EQ(registered(1).bytes, kChannels * sizeof(std::uint64_t));

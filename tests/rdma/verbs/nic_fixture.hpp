@@ -1,4 +1,4 @@
-// A NIC that records what it is asked, a heap of ordinary memory, and pages of registers that no device has.
+// A NIC that records what it is asked, and pages of registers that no device has.
 #pragma once
 
 #include <fcntl.h>
@@ -8,11 +8,10 @@
 #include <cstdint>
 #include <memory>
 #include <set>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/executor/backend.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
@@ -20,27 +19,7 @@
 
 namespace deep_ep::rdma::verbs::test {
 
-/// Of one of two ranks.
-class FakeHeap final : public SymmetricHeap {
- public:
-  static constexpr std::size_t kBytes = std::size_t{1} << 20;
-
-  std::byte* local() const override { return memory_; }
-  std::size_t bytes() const override { return kBytes; }
-  HeapKind kind() const override { return HeapKind::posix_fd; }
-  std::span<std::byte* const> peers() const override { return peers_; }
-  std::byte* const* device_peers() const override { return peers_; }
-  void unmap_peers() noexcept override {}
-  void keep(Bootstrap& /*bootstrap*/) override {}
-  void release_memory() noexcept override {}
-  void resume(Bootstrap& /*bootstrap*/) override {}
-  void admit(Bootstrap& /*bootstrap*/, const std::vector<bool>& /*is_new*/) override {}
-
- private:
-  alignas(4096) mutable std::byte memory_[kBytes]{};
-  std::byte* peers_[2] = {memory_, nullptr};  // the other rank is far away
-};
-
+inline constexpr std::size_t kHeapBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kMachinePage = 65536;  ///< the largest
 
 /// A page of registers, followed by where it is mapped.
@@ -91,7 +70,8 @@ class NicFixture : public testing::Test {
 
   FakeVerbs fake_;
   std::shared_ptr<Executor> executor_ = make_host_executor();
-  std::shared_ptr<FakeHeap> heap_ = std::make_shared<FakeHeap>();
+  std::unique_ptr<SymmetricHeap> heap_ =
+      backend_of(executor_)->create_heap(*make_thread_bootstraps(1).front(), {.bytes = kHeapBytes});
   NicAccess nic_;
   NicHandler handler_ = NicHandler::gpu;
   std::string refusal_of_pages_;  ///< why no page may be mapped; empty: all may

@@ -92,7 +92,7 @@ TEST_F(NicRailsTest, TheHeapIsRegisteredWithTheNicOfEachOtherRail) {
   ASSERT_EQ(fake_.registered.size(), 2u);
   for (const auto& heap : fake_.registered) {
     EXPECT_EQ(heap.address, heap_->local());
-    EXPECT_EQ(heap.bytes, test::FakeHeap::kBytes);
+    EXPECT_EQ(heap.bytes, test::kHeapBytes);
     EXPECT_EQ(heap.first_address, 0u);
   }
   make(options);

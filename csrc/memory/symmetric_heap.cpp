@@ -1,0 +1,255 @@
+#include "csrc/memory/symmetric_heap.hpp"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/memory/executor_memory.hpp"
+#include "csrc/memory/fd_exchange.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+
+namespace deep_ep {
+
+class AddressRange {
+ public:
+  AddressRange(std::shared_ptr<const HeapMemory> memory, std::size_t bytes)
+      : memory_(std::move(memory)), bytes_(bytes), begin_(memory_->reserve(bytes)) {}
+  ~AddressRange() {
+    detach();
+    memory_->release(begin_, bytes_);
+  }
+  AddressRange(const AddressRange&) = delete;
+  AddressRange& operator=(const AddressRange&) = delete;
+
+  std::byte* begin() const { return begin_; }
+  /// In place of what is attached now.
+  void attach(const PhysicalMemory& physical) {
+    detach();
+    attached_ = true;
+    memory_->attach(begin_, bytes_, physical);
+  }
+  void detach() noexcept {
+    if (std::exchange(attached_, false)) memory_->detach(begin_, bytes_);
+  }
+
+ private:
+  std::shared_ptr<const HeapMemory> memory_;
+  std::size_t bytes_;
+  std::byte* begin_;
+  bool attached_ = false;
+};
+
+namespace {
+
+/// Heaps of this process, by number. Threads that are ranks of the CPU use a peer's heap where its owner has it
+/// (ThreadSanitizer compares addresses), and keep it as long as another process would keep its own mapping: a NIC of
+/// theirs may still write there when the owner has left.
+class HeapsHere {
+ public:
+  static void add(std::uint64_t number, const std::shared_ptr<AddressRange>& heap) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(heaps_, [](const auto& one) { return one.second.expired(); });
+    heaps_[number] = heap;
+  }
+  static std::shared_ptr<AddressRange> find(std::uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    const auto found = heaps_.find(number);
+    auto kept = found == heaps_.end() ? nullptr : found->second.lock();
+    if (kept == nullptr) throw SystemError("a heap of this process is gone before its peers have seen it");
+    return kept;
+  }
+
+ private:
+  inline static std::mutex mutex_;
+  inline static std::map<std::uint64_t, std::weak_ptr<AddressRange>> heaps_;
+};
+
+}  // namespace
+
+SymmetricHeap::SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr<const HeapMemory> memory,
+                             Bootstrap& bootstrap, const HeapOptions& options)
+    : executor_(std::move(executor)),
+      memory_(std::move(memory)),
+      rank_(static_cast<std::size_t>(bootstrap.rank())),
+      timeout_s_(options.timeout_s),
+      ranges_(static_cast<std::size_t>(bootstrap.size())),
+      peers_(ranges_.size()) {
+  HeapCapabilities mine;
+  PhysicalMemory trial;
+  agree(bootstrap, "asking the device how it can share memory", [&] { mine = memory_->capabilities(trial); });
+  ranks_ = all_gather_values(bootstrap, mine);
+  plan_ = plan_heap(ranks_, options);
+  if (kind() == HeapKind::fabric) {
+    try_pieces_of_peers(bootstrap);
+    plan_ = plan_heap(ranks_, options);
+  }
+  agree(bootstrap, "reserving addresses for the heap", [&] { reserve(); });
+  attach(bootstrap);
+  agree(bootstrap, "clearing the heap", [&] {
+    if (executor_->device().kind == Device::Kind::cpu) return;  // it is full of zeros, and not allocated
+    const OwnStream stream(*executor_);
+    executor_->fill(local(), 0, bytes(), stream.get());
+    executor_->synchronize(stream.get());
+  });
+  log::info("rank {}: heap of {} on {}, shared by {}", rank_, format_bytes(bytes()), to_string(executor_->device()),
+            name_of(kind()));
+}
+
+void SymmetricHeap::unmap_peers() noexcept {
+  for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+    if (peer == rank_) continue;
+    ranges_[peer] = nullptr;
+    peers_[peer] = nullptr;
+  }
+}
+
+void SymmetricHeap::keep(Bootstrap& bootstrap) {
+  try {
+    agree(bootstrap, "keeping what the heap holds", [&] {
+      kept_.reset(new (std::nothrow) std::byte[bytes()]);
+      if (kept_ == nullptr) {
+        fail<OutOfMemory>("suspend: the host has no {} for what the heap holds", format_bytes(bytes()));
+      }
+      copy(kept_.get(), local(), bytes());
+    });
+    bootstrap.barrier();
+  } catch (...) {
+    kept_.reset();
+    throw;
+  }
+}
+
+void SymmetricHeap::release_memory() noexcept {
+  own_ = nullptr;
+  for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+    if (ranges_[peer] != nullptr && !has_addresses_of(peer)) ranges_[peer]->detach();
+  }
+}
+
+void SymmetricHeap::resume(Bootstrap& bootstrap) {
+  try {
+    attach(bootstrap);
+    agree(bootstrap, "filling the heap again", [&] { copy(local(), kept_.get(), bytes()); });
+    bootstrap.barrier();
+  } catch (...) {
+    release_memory();
+    throw;
+  }
+  kept_.reset();
+}
+
+/// The same exchanges as of the constructor with descriptors.
+void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
+  const std::vector<HeapCapabilities> next = all_gather_values(bootstrap, ranks_[rank_]);
+  agree(bootstrap, "offering the heap to new processes", [&] {
+    const HeapPlan plan = plan_heap(next, {.bytes = bytes()});
+    if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
+      fail<Unsupported>("replace_ranks: the heaps of {} are shared by {}, with the new ranks by {}, allowed: {}",
+                        format_bytes(bytes()), name_of(kind()), name_of(plan.kind), name_of(HeapKind::posix_fd));
+    }
+    ranks_ = next;
+  });
+  share(bootstrap, is_new);
+}
+
+bool SymmetricHeap::shares_with(std::size_t peer) const {
+  return peer == rank_ || shares_memory(kind(), ranks_[rank_], ranks_[peer]);
+}
+
+/// Does a peer's own range serve this rank, too?
+bool SymmetricHeap::has_addresses_of(std::size_t peer) const {
+  return peer != rank_ && ranks_[peer].heap != 0 && ranks_[peer].process.same_process(ranks_[rank_].process);
+}
+
+/// GPUs that have fabric handles need not be in one NVLink domain: each rank tries the others' small pieces, so that
+/// the heap is made once. Ranks that cannot map one count as ranks without a fabric.
+void SymmetricHeap::try_pieces_of_peers(Bootstrap& bootstrap) {
+  std::array<char, 200> mine{};
+  try {
+    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+      if (peer != rank_) memory_->import({.fabric = ranks_[peer].fabric_trial}, HeapKind::fabric);
+    }
+  } catch (const Error& error) {
+    std::string(error.what()).copy(mine.data(), mine.size() - 1);
+  }
+  const std::vector<std::array<char, 200>> all = all_gather_values(bootstrap, mine);
+  const auto failed = std::ranges::find_if(all, [](const auto& why) { return why[0] != '\0'; });
+  if (failed == all.end()) return;
+  log::warn("rank {}: not all ranks can map each other's memory, those of other hosts are left to RDMA: {}", rank_,
+            failed->data());
+  for (std::size_t rank = 0; rank < num_ranks(); ++rank) ranks_[rank].fabric = all[rank][0] == '\0';
+}
+
+void SymmetricHeap::reserve() {
+  for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+    if (!shares_with(peer) || has_addresses_of(peer)) continue;
+    ranges_[peer] = std::make_shared<AddressRange>(memory_, bytes());
+    peers_[peer] = ranges_[peer]->begin();
+  }
+  if (ranks_[rank_].heap != 0) HeapsHere::add(ranks_[rank_].heap, ranges_[rank_]);
+  device_peers_ = device_memory<std::byte*>(executor_, num_ranks() * sizeof(std::byte*));
+}
+
+/// Collective: new memory of each rank, where all ranks that share it have reserved addresses.
+void SymmetricHeap::attach(Bootstrap& bootstrap) {
+  agree(bootstrap, "allocating the heap", [&] {
+    own_ = memory_->create(bytes(), kind());
+    ranges_[rank_]->attach(own_);
+  });
+  share(bootstrap, std::vector<bool>(num_ranks(), true));
+}
+
+/// Collective: ranks with `is_new` give their memory to all others, and get theirs.
+void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
+  std::vector<bool> partners;
+  for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+    partners.push_back(peer != rank_ && (is_new[peer] || is_new[rank_]) && shares_with(peer) &&
+                       !has_addresses_of(peer));
+  }
+  const std::vector<SharedMemory> shared = exchange(bootstrap, partners);
+  agree(bootstrap, "mapping the heaps of peers", [&] {
+    std::vector<PhysicalMemory> imported(num_ranks());  // all before anything is unmapped
+    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+      if (partners[peer]) imported[peer] = memory_->import(shared[peer], kind());
+    }
+    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+      if (partners[peer]) ranges_[peer]->attach(imported[peer]);
+      if (!has_addresses_of(peer)) continue;
+      ranges_[peer] = HeapsHere::find(ranks_[peer].heap);
+      peers_[peer] = ranges_[peer]->begin();
+    }
+    copy(device_peers_.get(), peers_.data(), num_ranks() * sizeof(std::byte*));
+  });
+}
+
+/// Collective: what this rank's memory and that of `partners` can be reached by.
+std::vector<SharedMemory> SymmetricHeap::exchange(Bootstrap& bootstrap, const std::vector<bool>& partners) const {
+  SharedMemory mine;
+  agree(bootstrap, "sharing the heap", [&] { mine = memory_->share(own_, kind()); });
+  std::vector<SharedMemory> shared(num_ranks());
+  if (kind() == HeapKind::fabric) {
+    const std::vector<FabricHandle> handles = all_gather_values(bootstrap, mine.fabric);
+    for (std::size_t peer = 0; peer < num_ranks(); ++peer) shared[peer].fabric = handles[peer];
+  } else {
+    std::vector<UniqueFd> fds = exchange_fds(bootstrap, mine.fd->get(), partners, timeout_s_);
+    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+      shared[peer].fd = std::make_shared<UniqueFd>(std::move(fds[peer]));
+    }
+  }
+  return shared;
+}
+
+/// The host waits. The default stream would wait for, or spoil, what the program does meanwhile.
+void SymmetricHeap::copy(void* to, const void* from, std::size_t bytes) const {
+  const OwnStream stream(*executor_);
+  executor_->copy(to, from, bytes, stream.get());
+  executor_->synchronize(stream.get());
+}
+
+}  // namespace deep_ep

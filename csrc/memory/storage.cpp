@@ -23,37 +23,11 @@ void quietly(const GiveBack& give_back) noexcept {
   }
 }
 
-class ArenaStorage final : public StreamStorage {
- public:
-  ArenaStorage(std::shared_ptr<Arena> arena, std::size_t bytes, const std::shared_ptr<HomeStream>& home)
-      : StreamStorage(home, 0), arena_(std::move(arena)) {
-    data_ = static_cast<std::byte*>(arena_->take(bytes, home->handle(), true));
-  }
-  ~ArenaStorage() override {
-    // A caller may have named the home stream, for work that HomeStream does not know of: that needs an event, too.
-    if (data_ != nullptr) quietly([this] { arena_->release(data_, end_of_use(false)); });
-  }
-
- private:
-  std::shared_ptr<Arena> arena_;
-};
-
-class CacheStorage final : public StreamStorage {
- public:
-  CacheStorage(std::shared_ptr<MemoryCache> cache, std::size_t bytes, std::uint64_t graph)
-      : StreamStorage(cache->home(), graph), cache_(std::move(cache)), block_(cache_->allocate(bytes, graph)) {
-    data_ = static_cast<std::byte*>(block_.memory);
-  }
-  ~CacheStorage() override {
-    quietly([this] { cache_->release(block_, end_of_use(true)); });
-  }
-
- private:
-  std::shared_ptr<MemoryCache> cache_;
-  MemoryCache::Block block_;
-};
-
 }  // namespace
+
+StreamStorage::~StreamStorage() {
+  quietly([this] { release_(end_of_use()); });
+}
 
 void StreamStorage::record_stream(StreamHandle stream) {
   // Asked each time: a stream known since before the recording began may be recording now.
@@ -75,16 +49,15 @@ bool StreamStorage::knows_stream(StreamHandle stream) const {
   return graph != 0 && graph != graph_;
 }
 
-std::optional<std::vector<EventHandle>> StreamStorage::end_of_use(bool at_home) {
+std::optional<std::vector<EventHandle>> StreamStorage::end_of_use() const {
   Executor& executor = home_->executor();
-  const std::lock_guard lock(mutex_);
   const auto elsewhere = [&](StreamHandle stream) { return executor.capture_id(stream) != graph_; };
   if (in_other_graph_ || std::ranges::any_of(streams_, elsewhere)) return {};
   std::vector<EventHandle> events;
   for (const StreamHandle stream : streams_) {
-    if (at_home && stream == nullptr) {
+    if (to_home_ && stream == nullptr) {
       events.push_back(kDefaultStream);
-    } else if (!at_home || stream != home_->handle()) {
+    } else if (!to_home_ || stream != home_->handle()) {
       events.push_back(executor.record_event(stream));
     }
   }
@@ -93,13 +66,18 @@ std::optional<std::vector<EventHandle>> StreamStorage::end_of_use(bool at_home) 
 
 std::shared_ptr<StreamStorage> allocate_in_arena(const std::shared_ptr<Arena>& arena, std::size_t bytes,
                                                  const std::shared_ptr<HomeStream>& home) {
-  auto storage = std::make_shared<ArenaStorage>(arena, bytes, home);
-  return storage->data() == nullptr ? nullptr : storage;
+  void* const memory = arena->take(bytes, home->handle(), true);
+  if (memory == nullptr) return nullptr;
+  // A caller may have named the home stream, for work that HomeStream does not know of: that needs an event, too.
+  return std::make_shared<StreamStorage>(memory, home, 0, false,
+                                         [arena, memory](auto events) { arena->release(memory, std::move(events)); });
 }
 
 std::shared_ptr<StreamStorage> allocate_in_pool(const std::shared_ptr<MemoryCache>& cache, std::size_t bytes,
                                                 std::uint64_t graph) {
-  return std::make_shared<CacheStorage>(cache, bytes, graph);
+  const MemoryCache::Block block = cache->allocate(bytes, graph);
+  return std::make_shared<StreamStorage>(block.memory, cache->home(), graph, true,
+                                         [cache, block](auto events) { cache->release(block, std::move(events)); });
 }
 
 std::size_t MemoryCache::size_class(std::size_t bytes) {

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -86,8 +87,21 @@ class HomeStream {
 
 /// Memory that is first used on the home stream, and the other streams that use it. Tensors are copied between threads,
 /// so it locks.
-class StreamStorage : public Tensor::Storage {
+class StreamStorage final : public Tensor::Storage {
  public:
+  /// Takes the memory back when nobody records any more, with events behind what the streams have enqueued so far;
+  /// inside the recording, if it is allocated in one that goes on. Nothing: a graph may use the memory again.
+  using Release = std::function<void(std::optional<std::vector<EventHandle>> events)>;
+
+  /// `graph`: the recording that it is allocated in; 0: none. `to_home`: the memory goes back to the home, without
+  /// events of the home's own stream, and with kDefaultStream for the default one.
+  StreamStorage(void* memory, std::shared_ptr<HomeStream> home, std::uint64_t graph, bool to_home, Release release)
+      : data_(static_cast<std::byte*>(memory)),
+        home_(std::move(home)),
+        graph_(graph),
+        to_home_(to_home),
+        release_(std::move(release)) {}
+  ~StreamStorage() override;
   StreamStorage(const StreamStorage&) = delete;
   StreamStorage& operator=(const StreamStorage&) = delete;
 
@@ -98,20 +112,14 @@ class StreamStorage : public Tensor::Storage {
 
   std::byte* data() const { return data_; }
 
- protected:
-  /// `graph`: the recording that it is allocated in; 0: none.
-  StreamStorage(std::shared_ptr<HomeStream> home, std::uint64_t graph) : home_(std::move(home)), graph_(graph) {}
-
-  /// When nobody records any more: events behind what the streams have enqueued so far; inside the recording, if it is
-  /// allocated in one that goes on. Nothing if a graph may use the memory again. `at_home`, for memory that goes back
-  /// to the home: without events of the home's own stream, and kDefaultStream for the default one.
-  std::optional<std::vector<EventHandle>> end_of_use(bool at_home);
-
-  std::byte* data_ = nullptr;
-
  private:
-  std::shared_ptr<HomeStream> home_;
+  std::optional<std::vector<EventHandle>> end_of_use() const;
+
+  std::byte* const data_;
+  const std::shared_ptr<HomeStream> home_;
   const std::uint64_t graph_;
+  const bool to_home_;
+  const Release release_;
   mutable std::mutex mutex_;
   std::vector<StreamHandle> streams_;
   bool in_other_graph_ = false;

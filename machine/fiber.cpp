@@ -80,27 +80,15 @@ DEEP_EP_NO_TSAN void Fiber::enter(Context& context) {
 }
 
 std::unique_ptr<Fiber> FiberPool::take(std::uint64_t owner) {
-  for (const std::uint64_t from : {DEEP_EP_TSAN ? owner : kNobody, kNobody}) {
-    auto& free = free_[from];
-    if (free.empty()) continue;
-    auto fiber = std::move(free.back());
-    free.pop_back();
-    return fiber;
-  }
-  return std::make_unique<Fiber>(&birth_point_);
+  auto& free = free_of(owner);
+  if (free.empty()) return std::make_unique<Fiber>(&birth_point_);
+  auto fiber = std::move(free.back());
+  free.pop_back();
+  return fiber;
 }
 
 void FiberPool::give_back(std::uint64_t owner, std::unique_ptr<Fiber> fiber) {
-  free_[DEEP_EP_TSAN ? owner : kNobody].push_back(std::move(fiber));
-}
-
-void FiberPool::forget(std::uint64_t owner) {
-  const auto found = free_.find(owner);
-  if (found == free_.end()) return;
-  auto fibers = std::move(found->second);
-  free_.erase(found);
-  if (DEEP_EP_TSAN) return;
-  for (auto& fiber : fibers) free_[kNobody].push_back(std::move(fiber));
+  free_of(owner).push_back(std::move(fiber));
 }
 
 }  // namespace deep_ep::host_machine

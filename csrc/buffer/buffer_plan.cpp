@@ -116,24 +116,10 @@ BufferOptions with_memory_for(int num_nodes, BufferOptions options) {
   return options;
 }
 
-BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& nodes, std::vector<bool> keeps_to_path) {
+BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& nodes) {
   const int num_ranks = static_cast<int>(nodes.node.size());
-  keeps_to_path.resize(nodes.node.size());
   BufferPlan plan;
-  BufferOptions& options = plan.options = with_memory_for(nodes.num_nodes, asked);
-  if (options.internode.lanes == 0) {
-    options.internode.lanes =
-        std::ranges::count(keeps_to_path, true) == 0 ? 1 : most_internode_lanes(options.internode);
-  }
-  if (options.low_latency.bytes != 0 && options.low_latency.lanes == 0) {
-    // As many as the rank wants that wants most.
-    NodeMembership of = nodes;
-    for (of.rank = 0; of.rank < num_ranks; ++of.rank) {
-      const int far = static_cast<int>(of.reached_by_rdma(options.low_latency.allow_nvlink).size());
-      options.low_latency.lanes =
-          std::max(options.low_latency.lanes, lanes_for(far, keeps_to_path[static_cast<std::size_t>(of.rank)]));
-    }
-  }
+  const BufferOptions& options = plan.options = with_memory_for(nodes.num_nodes, asked);
   HeapLayout& layout = plan.layout;
   plan.grid = {nodes.rank, num_ranks, nodes.ranks_of_each_node()};
   layout = HeapLayout::make(options, num_ranks, plan.grid.width == 0 ? num_ranks : int{plan.grid.width});
@@ -149,10 +135,25 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   return plan;
 }
 
+void BufferPlan::choose_lanes(const NodeMembership& nodes, const rdma::AgreedWire& wire) {
+  const int num_ranks = static_cast<int>(nodes.node.size());
+  for (int rank = 0; rank < num_ranks && options.internode.lanes == 0; ++rank) {
+    if (wire.keeps_to_path(rank)) options.internode.lanes = most_internode_lanes(options.internode);
+  }
+  if (options.internode.lanes == 0) options.internode.lanes = 1;
+  if (options.low_latency.bytes == 0 || options.low_latency.lanes != 0) return;
+  // As many as the rank wants that wants most.
+  NodeMembership of = nodes;
+  for (of.rank = 0; of.rank < num_ranks; ++of.rank) {
+    const int far = static_cast<int>(of.reached_by_rdma(options.low_latency.allow_nvlink).size());
+    options.low_latency.lanes = std::max(options.low_latency.lanes, lanes_for(far, wire.keeps_to_path(of.rank)));
+  }
+}
+
 std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
   std::array<rdma::ConnectionOptions, 2> sets = {
       low_latency_connections(reach.far, std::max(1, options.low_latency.lanes)),
-      internode_connections(grid, options.internode.lanes)};
+      internode_connections(grid, std::max(1, options.internode.lanes))};
   if (!reach.far.empty()) sets[kLowLatency].rail_width = grid.width;  // where the fabric connects rails only
   return sets;
 }

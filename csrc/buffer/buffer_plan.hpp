@@ -67,20 +67,20 @@ rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes);
 BufferOptions with_memory_for(int num_nodes, BufferOptions options);
 
 struct BufferPlan {
-  BufferOptions options;  ///< with memory for these nodes, and lanes
+  BufferOptions options;  ///< with memory for these nodes
   HeapLayout layout;
   LowLatencyReach reach;      ///< of low-latency calls
   NodeGrid grid{.width = 0};  ///< of normal mode between nodes; width 0: one node, or nodes that are not alike
 
-  /// `options`: as all ranks agree on them. `keeps_to_path`: of each rank, see lanes_for; none: no rank's queue pairs
-  /// do. OutOfMemory and InvalidArgument where options leave too little room.
-  static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes,
-                         std::vector<bool> keeps_to_path = {});
+  /// `options`: as all ranks agree on them. OutOfMemory and InvalidArgument where options leave too little room.
+  static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);
+  /// Sets the lanes that the options leave open.
+  void choose_lanes(const NodeMembership& nodes, const rdma::AgreedWire& wire);
 
   /// Places in connections().
   static constexpr std::size_t kLowLatency = 0;
   static constexpr std::size_t kNormalMode = 1;
-  std::array<rdma::ConnectionOptions, 2> connections() const;
+  std::array<rdma::ConnectionOptions, 2> connections() const;  ///< lanes that are still open: one
   std::size_t queue_pairs() const;
 };
 

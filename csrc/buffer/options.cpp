@@ -12,7 +12,6 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"
 #include "csrc/memory/node_membership.hpp"
-#include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
@@ -74,7 +73,6 @@ struct Facts {
   double timeout_s = 0;
   DeviceIdentity device;
   ProcessIdentity process;
-  bool keeps_to_path = false;
 };
 
 /// A rank that is masked must have been late for every rank: the greatest of all, of which 0 (for ever) is greater.
@@ -160,7 +158,6 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
   agree(bootstrap, "reading the options of a Buffer", [&] {
     mine = with_environment(options, bootstrap.size());
     facts.timeout_s = timeout_in_effect(options.timeout_s);
-    facts.keeps_to_path = rdma::queue_pairs_keep_to_paths();
     std::ranges::transform(numbers_of(mine), facts.options.begin(), &Number::value);
     facts.process = this_process();
   });
@@ -170,7 +167,6 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
   for (const Facts& rank : all) {
     agreed.devices.push_back(rank.device);
     agreed.processes.push_back(rank.process);
-    agreed.keeps_to_path.push_back(rank.keeps_to_path);
   }
   return agreed;
 }

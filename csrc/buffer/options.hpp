@@ -16,13 +16,12 @@ namespace deep_ep {
 constexpr std::size_t kMostOptionBytes = std::size_t{1} << 56;
 
 struct AgreedOptions {
-  /// With what the environment says if the program leaves it open; lanes 0: see BufferPlan. With masking the longest
-  /// time-out of all ranks'.
+  /// With what the environment says if the program leaves it open; lanes 0: see BufferPlan::choose_lanes. With masking
+  /// the longest time-out of all ranks'.
   BufferOptions options;
   /// Of each rank.
   std::vector<DeviceIdentity> devices;
   std::vector<ProcessIdentity> processes;
-  std::vector<bool> keeps_to_path;  ///< see lanes_for
 };
 
 /// Collective: one exchange of all that a rank knows before memory is made. Throws on every rank when the options are

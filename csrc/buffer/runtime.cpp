@@ -86,12 +86,13 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   }
   const auto bytes_for = [&](std::span<const int> domains) {
     nodes_ = NodeMembership::of_domains(rank(), domains, options_.ranks_per_node);
-    plan_ = BufferPlan::make(options_, nodes_, agreed.keeps_to_path);
+    plan_ = BufferPlan::make(options_, nodes_);
     return layout().bytes();
   };
   heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for, .timeout_s = timeout_s_});
   if (uses_rdma()) {
     const auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
+    plan_.choose_lanes(nodes_, wire);
     connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), wire);
   }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {

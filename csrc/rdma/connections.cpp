@@ -1,6 +1,7 @@
 #include "csrc/rdma/connections.hpp"
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -26,20 +27,31 @@
 namespace deep_ep::rdma {
 namespace {
 
+/// Once in this process.
+void log_map(const NicMap& map, const RdmaSettings& settings) {
+  static std::atomic_flag is_logged;
+  if (is_logged.test_and_set()) return;
+  if (!settings.taken.empty()) log::info("rdma: in effect: {}", fmt::join(settings.taken, ", "));
+  for (std::size_t gpu = 0; gpu < map.rows.size(); ++gpu) log::info("rdma: {}", map.line(gpu));
+  for (const std::string& nic : map.unused) log::info("rdma: not used: {}", nic);
+  for (const std::string& warning : map.warnings) log::warn("rdma: {}", warning);
+}
+
 /// None, and `why_not`, if this rank has no NIC that can be used.
 std::vector<NicAssignment> find_nics_of(std::span<const ProcessIdentity> processes, int rank,
-                                        const deep_ep::Device& device, std::string& why_not) {
+                                        const deep_ep::Device& device, const RdmaSettings& settings,
+                                        std::string& why_not) {
   const auto& mine = processes[static_cast<std::size_t>(rank)];
   const auto on_this_host = [&](const ProcessIdentity& process) { return process.same_host(mine); };
   const auto local_rank = std::count_if(processes.begin(), processes.begin() + rank, on_this_host);
   const auto local_ranks = std::count_if(processes.begin(), processes.end(), on_this_host);
+  const bool cuda = device.kind == deep_ep::Device::Kind::cuda;
+  const NicMap map = map_gpus_to_nics(cuda ? topology::find_gpus({}) : ranks_without_gpu(static_cast<int>(local_ranks)),
+                                      find_nics({}), settings);
+  log_map(map, settings);
   try {
-    std::vector<NicAssignment> nics =
-        device.kind == deep_ep::Device::Kind::cuda
-            ? nics_of_cuda_device(device.index)
-            : nics_of_host_rank(static_cast<int>(local_rank), static_cast<int>(local_ranks));
     verbs::verbs_functions();  // refuses where libibverbs cannot be used
-    return nics;
+    return cuda ? nics_of_cuda_device(map, device.index) : nics_of(map, static_cast<std::size_t>(local_rank));
   } catch (const SystemError& error) {
     why_not = error.what();
     return {};
@@ -228,17 +240,16 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
     mine.wanted = wire.settings.wire;
     mine.handler = wire.settings.nic_handler;
     mine.rail_only = wire.settings.rail_only;
-  });
-  deep_ep::agree(bootstrap, "looking for the NIC", [&] {
     const WireKind wanted = mine.wanted.kind;
     if (!needs_rdma || wanted == WireKind::local || wanted == WireKind::simulated) return;
     std::string why_not;
-    wire.nics = find_nics_of(processes, bootstrap.rank(), executor.device(), why_not);
+    wire.nics = find_nics_of(processes, bootstrap.rank(), executor.device(), wire.settings, why_not);
     why_not.copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
     if (wire.nics.empty()) return;
     wire.nics[0].nic.name.copy(mine.nic.data(), mine.nic.size() - 1);
     mine.path = verbs::path_by(wire.settings, wire.nics[0]);
     mine.num_nics = static_cast<int>(wire.nics.size());
+    mine.keeps_to_path = rdma::keeps_to_path(wire.nics);
     for (const NicAssignment& nic : wire.nics) mine.bytes_per_ns += nic.of_port().rate_gbps / 8;
   });
   std::string why_local;

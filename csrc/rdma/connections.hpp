@@ -39,6 +39,7 @@ struct WireFacts {
   PathOptions path = {};
   int num_nics = 0;
   double bytes_per_ns = 0;             ///< of these; 0: not known
+  bool keeps_to_path = false;          ///< see keeps_to_path()
   std::array<char, 400> why_no_nic{};  ///< empty: it has one
 };
 
@@ -66,6 +67,10 @@ struct AgreedWire {
   /// is missing.
   static AgreedWire agree(Bootstrap& bootstrap, const Executor& executor, bool needs_rdma,
                           std::span<const ProcessIdentity> processes, std::optional<RdmaSettings> settings = {});
+  /// Do queue pairs of this rank use only one of several paths?
+  bool keeps_to_path(int rank) const {
+    return kind == WireKind::verbs && ranks[static_cast<std::size_t>(rank)].keeps_to_path;
+  }
 };
 
 /// Makes the ends of this rank for a set of queue pairs and a handler.

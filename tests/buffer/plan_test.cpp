@@ -60,5 +60,20 @@ TEST(BufferPlan, RowsAndQueuePairsGrowWithTheRanks) {
   EXPECT_LT(all.layout.staging.bytes * 10, half.layout.staging.bytes * 21);
 }
 
+TEST(BufferPlan, LanesThatAreLeftOpenFollowFromTheNics) {
+  const auto lanes = [](rdma::WireKind kind, int on_ethernet) {
+    BufferPlan plan = plan_of(4);
+    rdma::AgreedWire wire;
+    wire.kind = kind;
+    wire.ranks.resize(32);
+    for (int rank = 0; rank < on_ethernet; ++rank) wire.ranks.at(static_cast<std::size_t>(rank)).keeps_to_path = true;
+    plan.choose_lanes(NodeMembership::of_consecutive(3, 32, 8), wire);
+    return std::pair(plan.options.internode.lanes, plan.options.low_latency.lanes);
+  };
+  EXPECT_EQ(lanes(rdma::WireKind::verbs, 0), std::pair(1, 1));
+  EXPECT_EQ(lanes(rdma::WireKind::verbs, 1), std::pair(4, 2)) << "24 remote ranks";
+  EXPECT_EQ(lanes(rdma::WireKind::local, 32), std::pair(1, 1));
+}
+
 }  // namespace
 }  // namespace deep_ep::test

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "csrc/support/format.hpp"
-#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
 
 namespace deep_ep::rdma {
 namespace {
@@ -223,25 +223,6 @@ class Mapper {
   std::map<std::string, std::string> why_unused_;  // of each NIC; empty: it is a candidate
 };
 
-void log_map(const NicMap& map) {
-  for (std::size_t gpu = 0; gpu < map.rows.size(); ++gpu) log::info("rdma: {}", map.line(gpu));
-  for (const std::string& nic : map.unused) log::info("rdma: not used: {}", nic);
-  for (const std::string& warning : map.warnings) log::warn("rdma: {}", warning);
-}
-
-const NicMap& machine_nic_map() {
-  // Never destroyed: threads that outlive main() may still ask.
-  static const NicMap* map = [] {
-    const topology::SystemRoot root;
-    const RdmaSettings settings = read_settings();
-    auto* made = new NicMap(map_gpus_to_nics(topology::find_gpus(root), find_nics(root), settings));
-    if (!settings.taken.empty()) log::info("rdma: in effect: {}", fmt::join(settings.taken, ", "));
-    log_map(*made);
-    return made;
-  }();
-  return *map;
-}
-
 }  // namespace
 
 std::string NicMap::line(std::size_t gpu) const {
@@ -288,40 +269,22 @@ const std::vector<NicAssignment>& nics_of(const NicMap& map, std::size_t gpu) {
   return row.nics;
 }
 
-std::vector<NicAssignment> nics_of_cuda_device(int ordinal) {
-  const NicMap& map = machine_nic_map();
-  if (map.nics.empty()) fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more", why_no_rdma(map));
-  const auto address = topology::cuda_device_address(ordinal);
-  if (!address) fail<SystemError>("RDMA was asked for, but CUDA does not say where its device {} is", ordinal);
-  const auto gpu = std::ranges::find(map.gpus, address, [](const Gpu& candidate) { return candidate.pci.address; });
+const std::vector<NicAssignment>& nics_of_cuda_device(const NicMap& map, int ordinal) {
+  const auto gpu = std::ranges::find(map.gpus, topology::cuda_device_address(ordinal),
+                                     [](const Gpu& one) { return one.pci.address; });
   if (gpu == map.gpus.end()) {
-    fail<SystemError>(
-        "RDMA was asked for, but the GPU at {} (CUDA device {}) is neither in /proc/driver/nvidia/gpus nor in "
-        "/sys/bus/pci/devices",
-        address->text(), ordinal);
+    fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more",
+                      map.nics.empty()
+                          ? why_no_rdma(map)
+                          : fmt::format("CUDA device {} (at {}) is neither in /proc/driver/nvidia/gpus nor in "
+                                        "/sys/bus/pci/devices",
+                                        ordinal, cuda_device_pci_address(ordinal)));
   }
   return nics_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
 }
 
-bool queue_pairs_keep_to_paths(const topology::SystemRoot& root, const environment::Source& source) noexcept {
-  try {
-    const RdmaSettings settings = read_settings(source);
-    const WireKind wire = settings.wire.kind;
-    if (wire != WireKind::automatic && wire != WireKind::verbs) return false;
-    const NicMap map = map_gpus_to_nics(topology::find_gpus(root), find_nics(root), settings);
-    return std::ranges::any_of(map.rows, [](const NicMapRow& row) {
-      return row.nics.size() > 1 ||
-             (!row.nics.empty() && row.nics[0].nic.pci.address && row.nics[0].of_port().ethernet());
-    });
-  } catch (const std::exception&) {
-    return false;
-  }
-}
-
-std::vector<NicAssignment> nics_of_host_rank(int local_rank, int local_ranks) {
-  const NicMap map = map_gpus_to_nics(ranks_without_gpu(local_ranks), find_nics({}), read_settings());
-  if (local_rank == 0) log_map(map);
-  return nics_of(map, static_cast<std::size_t>(local_rank));
+bool keeps_to_path(const std::vector<NicAssignment>& nics) {
+  return nics.size() > 1 || (!nics.empty() && nics[0].nic.pci.address && nics[0].of_port().ethernet());
 }
 
 }  // namespace deep_ep::rdma

@@ -1,5 +1,4 @@
-// Which NIC carries the traffic of which GPU: the rules, and the map of this machine, which is found and logged once
-// per process, when it is first asked by GPU or by rank.
+// Which NIC carries the traffic of which GPU.
 #pragma once
 
 #include <cstddef>
@@ -55,21 +54,14 @@ NicMap map_gpus_to_nics(std::vector<topology::Gpu> gpus, std::vector<Nic> nics, 
 /// Ranks that run on the CPU, in the place of GPUs: rank i is "CUDA id" i of a mapping, and close to no NIC.
 std::vector<topology::Gpu> ranks_without_gpu(int ranks);
 
-/// NICs, at least one, of the GPU that CUDA knows under this ordinal. SystemError, with one clear text, if the machine
-/// has no RDMA device, none that can be used, or none for this GPU; InvalidArgument for a wrong variable.
-std::vector<NicAssignment> nics_of_cuda_device(int ordinal);
-
-/// Those of one of `local_ranks` ranks that run on the CPU of this machine. Errors as above.
-std::vector<NicAssignment> nics_of_host_rank(int local_rank, int local_ranks);
-
-/// Does a queue pair use only one of several paths between two ranks? So where GPUs have NICs on Ethernet, or a mapping
-/// names several NICs for one. No for software NICs, and where the wire is no NIC. Wrong variables are for others to
-/// report.
-bool queue_pairs_keep_to_paths(const topology::SystemRoot& root = {},
-                               const environment::Source& source = environment::of_process) noexcept;
-
-/// The same over any map, for tests.
+/// The NICs, at least one, of a GPU of the map, or of the one that CUDA knows under this ordinal. SystemError, with one
+/// clear text, if the machine has no RDMA device, none that can be used, or none for this GPU.
 const std::vector<NicAssignment>& nics_of(const NicMap& map, std::size_t gpu);
+const std::vector<NicAssignment>& nics_of_cuda_device(const NicMap& map, int ordinal);
+
+/// Does a queue pair use only one of several paths from a rank with these NICs? So on Ethernet, and where there are
+/// several NICs. No for software NICs.
+bool keeps_to_path(const std::vector<NicAssignment>& nics);
 
 /// "this machine has no RDMA device ...", or why none of its devices can be used; empty if one can.
 std::string why_no_rdma(const NicMap& map);

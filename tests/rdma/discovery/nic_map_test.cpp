@@ -82,24 +82,12 @@ TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
 }
 
 TEST_F(NicMapTest, NetworksThatKeepAConnectionOnOnePath) {
-  const auto on_ethernet = [&](const Variables& variables = {}) {
-    return queue_pairs_keep_to_paths(machine_.root(), source_of(variables));
-  };
-  machine_.add_nic({.name = "rxe0", .folder = "", .driver = "", .gids = {}});
-  EXPECT_FALSE(on_ethernet()) << "a software NIC only";
+  EXPECT_FALSE(keeps_to_path({}));
   write();
-  EXPECT_TRUE(on_ethernet());
-  EXPECT_TRUE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "verbs"}}));
-  EXPECT_FALSE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "local"}}));
-  EXPECT_FALSE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "simulated"}}));
-  EXPECT_FALSE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "wrong"}})) << "which is told elsewhere";
+  EXPECT_TRUE(keeps_to_path(nics_of(map_of(machine_), 0)));
   const test::FakeMachine infiniband;
   test::write_h200_machine(infiniband);
-  test::FakeNic storage = extra("mlx5_88", "100 Gb/sec (2X HDR)");
-  storage.folder =
-      infiniband.add_pci("/sys/devices/pci0000:05/0000:05:01.0", "0000:06:00.0", "0x15b3", "0x020000", "mlx5_core", 0);
-  infiniband.add_nic(storage);
-  EXPECT_FALSE(queue_pairs_keep_to_paths(infiniband.root(), source_of({}))) << "no GPU uses the one on Ethernet";
+  EXPECT_FALSE(keeps_to_path(nics_of(map_of(infiniband), 0)));
 }
 
 TEST_F(NicMapTest, APortThatIsDownLeavesItsNicOut) {
@@ -214,6 +202,7 @@ TEST_F(NicMapTest, SoftwareNicsCountAsNicsAndIwarpDoesNot) {
   EXPECT_EQ(nics[0].capability, Capability::unsupported);
   const NicMap map = map_gpus_to_nics(ranks_without_gpu(2), nics, {});
   EXPECT_EQ(names_of(map), (std::vector<std::string>{"rxe0", "rxe0"}));
+  EXPECT_FALSE(keeps_to_path(map.rows[0].nics)) << "on Ethernet, but there is no more than one path";
   EXPECT_EQ(map.unused,
             std::vector<std::string>{"irdma0: not supported: no reliable connections over InfiniBand or RoCE"});
 }
@@ -276,7 +265,7 @@ TEST_F(NicMapTest, AGpuMayHaveSeveralNics) {
   EXPECT_EQ(nics_of(map, 1).size(), 1u);
   const test::FakeMachine infiniband;
   test::write_h200_machine(infiniband);
-  EXPECT_TRUE(queue_pairs_keep_to_paths(infiniband.root(), source_of({{kVariable, "0:mlx5_0,0:mlx5_1"}})))
+  EXPECT_TRUE(keeps_to_path(nics_of(map_of(infiniband, {{kVariable, "0:mlx5_0,0:mlx5_1"}}), 0)))
       << "one queue pair would use one of them";
 }
 

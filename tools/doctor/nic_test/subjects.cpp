@@ -79,7 +79,7 @@ void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subje
   for (int gpu = 0; gpu < cuda_device_count(); ++gpu) {
     const std::string by = fmt::format("GPU {}", gpu);
     try {
-      const rdma::NicAssignment nic = rdma::nics_of_cuda_device(gpu).front();
+      const rdma::NicAssignment nic = rdma::nics_of_cuda_device(patient.map, gpu).front();
       const auto [first, is_new] = rung_by.emplace(nic.name(), by);
       if (!is_new) {
         found.left_out.push_back(rdma::nic_test::skipped(

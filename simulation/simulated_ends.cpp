@@ -75,7 +75,7 @@ class SimulatedEnds final : public Ends {
         options_(options),
         nic_(with_defaults(nic, on_gpu_)),
         remote_keys_(count()),
-        rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch, .on_gpu = true}),
+        rings_(executor, options.rings({.on_gpu = true})),
         regions_(1 + heap.peers().size()),
         sinks_(device_copy(executor, std::vector<std::uint64_t>(count()))),
         // Those that a thread rings lie where it and the kernel reach them.

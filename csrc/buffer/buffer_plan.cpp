@@ -87,12 +87,7 @@ rdma::ConnectionOptions low_latency_connections(const std::vector<int>& far, int
   options.peers = far;
   options.channels = low_latency_channels(lanes);
   // Dispatch and combine of two halves of a batch run at the same time, as lanes do.
-  options.port_offsets.resize(static_cast<std::size_t>(options.channels));
-  const auto offset_of = [&](int channel) -> int& { return options.port_offsets[static_cast<std::size_t>(channel)]; };
-  for (int lane = 0; lane < lanes; ++lane) {
-    offset_of(channel_of(LowLatencyKind::dispatch, lane)) = lane;
-    offset_of(channel_of(LowLatencyKind::combine, lane)) = lane + 1;
-  }
+  options.kinds = static_cast<int>(kLowLatencyKinds);
   options.long_messages = false;
   return options;
 }
@@ -160,9 +155,7 @@ std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
 
 std::size_t BufferPlan::queue_pairs() const {
   std::size_t pairs = 0;
-  for (const rdma::ConnectionOptions& options : connections()) {
-    pairs += options.peers.size() * static_cast<std::size_t>(options.channels);
-  }
+  for (const rdma::ConnectionOptions& options : connections()) pairs += options.ends();
   return pairs;
 }
 

@@ -321,19 +321,6 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
 
 namespace {
 
-/// The channels of a set that go by NIC `nic` of so many: nic, nic + num_nics, ...
-ConnectionOptions by_nic(const ConnectionOptions& set, int nic, int num_nics) {
-  ConnectionOptions part = set;
-  part.nic = nic;
-  part.channels = 0;
-  part.port_offsets.clear();
-  for (int channel = nic; channel < set.channels; channel += num_nics, ++part.channels) {
-    const auto place = static_cast<std::size_t>(channel);
-    part.port_offsets.push_back(set.port_offsets.empty() ? channel : set.port_offsets.at(place));
-  }
-  return part;
-}
-
 [[noreturn]] void fail_without_path(const AgreedWire& wire, const std::string& over_rails) {
   fail<SystemError>(
       "low-latency calls have no path between rails. Directly: {}. Over rails, where NICs of a node receive for each "
@@ -407,10 +394,13 @@ std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap
   std::vector<ConnectionOptions> filled(sets.begin(), sets.end());
   for (ConnectionOptions& options : filled) {
     options.rank = bootstrap.rank();
-    if (options.batch == 0) options.batch = std::min(options.depth / 2, 64U);
   }
   AgreedWire agreed = wire;
   keep_to_rails(bootstrap, *executor, *heap, filled, agreed);
+  for (ConnectionOptions& options : filled) {
+    // What keeps to rails has one NIC, as other ranks receive by it.
+    options.num_nics = options.rail_width != 0 ? 1 : std::min(agreed.num_nics, options.channels);
+  }
   std::vector<std::unique_ptr<Connections>> made;
   agree(bootstrap, "allocating the table of RDMA connections", [&] {
     for (ConnectionOptions& options : filled) {
@@ -442,22 +432,20 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
     }
     return verbs::make_nic_ends(handler, opened[options.nic], any.executor_, options);
   };
-  std::vector<ConnectionOptions> options;
+  std::vector<ConnectionOptions> parts;  // of each set, by NIC
   for (const Connections* one : sets) {
-    for (int nic = 0; nic < one->num_nics(); ++nic) options.push_back(by_nic(one->options_, nic, one->num_nics()));
+    for (int nic = 0; nic < one->options_.num_nics; ++nic) parts.emplace_back(one->options_).nic = nic;
   }
   std::vector<ConnectedEnds> connected =
-      make_connected_ends(bootstrap, options, wire.handler, wire.may_fall_back, make_ends);
+      make_connected_ends(bootstrap, parts, wire.handler, wire.may_fall_back, make_ends);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*any.executor_);
     auto part = connected.begin();
     for (Connections* const set : sets) {
       Connections& one = *set;
-      const int nics = one.num_nics();
-      for (int nic = 0; nic < nics; ++nic, ++part) {
-        for (int channel = nic; channel < one.options_.channels; channel += nics) {
-          std::copy_n(part->peers.begin() + channel / nics * one.num_ranks_, one.num_ranks_,
-                      one.peers_.begin() + channel * one.num_ranks_);
+      for (int nic = 0; nic < one.options_.num_nics; ++nic, ++part) {
+        for (std::size_t place = 0; place < one.peers_.size(); ++place) {
+          if (part->peers[place].queue.depth != 0) one.peers_[place] = part->peers[place];
         }
         if (part->ends != nullptr) one.ends_.push_back(std::move(part->ends));
       }

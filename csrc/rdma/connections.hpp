@@ -2,7 +2,6 @@
 // exclusive queue pair for each channel.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <functional>
 #include <memory>
@@ -78,7 +77,7 @@ using MakeEnds = std::function<std::unique_ptr<Ends>(NicHandler handler, const C
 
 struct ConnectedEnds {
   std::unique_ptr<Ends> ends;         ///< null where the set reaches nobody
-  std::vector<RdmaPeerParams> peers;  ///< [channels][ranks], for kernels
+  std::vector<RdmaPeerParams> peers;  ///< [channels][ranks], for kernels; queue.depth 0 where there is no end
 };
 
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them. All ranks that
@@ -142,8 +141,6 @@ class Connections {
   Connections(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, ConnectionOptions options,
               AgreedWire wire, int num_ranks);
   static void connect(Bootstrap& bootstrap, std::span<Connections* const> sets);
-  /// That its channels share. What keeps to rails has one, as other ranks receive by it.
-  int num_nics() const { return options_.rail_width != 0 ? 1 : std::min(wire_.num_nics, options_.channels); }
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;

@@ -1,6 +1,7 @@
 // The ends of a rank's queue pairs over one wire: their memory, and whoever executes what kernels write into it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/queue_pair_address.hpp"
 #include "csrc/rdma/ring/failure.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::rdma {
@@ -21,15 +23,13 @@ struct ConnectionOptions {
   std::vector<int> peers = {};
   /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
   int channels = 1;
-  /// Of each channel, for NICs whose physical ports are bonded: a channel reaches the peer at place p of `peers` by the
-  /// physical port (offset + p) modulo the number of ports. Channels that carry rows at the same time have consecutive
-  /// offsets. Empty: the channels' numbers.
-  std::vector<int> port_offsets = {};
+  /// Channel n is lane n / kinds of calls of kind n % kinds. The lanes of a kind carry rows at the same time, and so do
+  /// kinds: where physical ports of a NIC are bonded, neighbours of either leave by different ports, see port_offset().
+  int kinds = 1;
   std::uint32_t depth = 1024;  ///< entries of each ring; a power of two from 64 to 32768
-  /// Entries after which a kernel rings unasked, 1 to depth / 2. For Connections 0 is half the depth, at most 64, so
-  /// that the rows of a warp and the word behind them go by one doorbell.
-  std::uint32_t batch = 0;
-  int nic = 0;                ///< of the rank's NICs
+  /// Of so many NICs of the rank the one that these ends are on. It has channels nic, nic + num_nics, ...; Connections
+  /// fill them in.
+  int nic = 0, num_nics = 1;
   bool long_messages = true;  ///< throughput counts, of messages of many rows: for a simulated NIC
   /// Ranks of a node, where the fabric connects rails only; else 0. A peer with another index in its node than this
   /// rank is then reached over this rank's rail: a NIC of the peer's node receives for it, see Ends::landing().
@@ -38,9 +38,11 @@ struct ConnectionOptions {
   bool crossed = false;
 
   /// Ends are numbered channel by channel, in the order of `peers`.
-  std::size_t ends() const { return peers.size() * static_cast<std::size_t>(channels); }
+  std::size_t ends() const {
+    return peers.size() * static_cast<std::size_t>((channels - nic + num_nics - 1) / num_nics);
+  }
   int peer(std::size_t end) const { return peers[end % peers.size()]; }
-  int channel(std::size_t end) const { return static_cast<int>(end / peers.size()); }
+  int channel(std::size_t end) const { return nic + num_nics * static_cast<int>(end / peers.size()); }
   /// The end that the peer connects with this one.
   std::size_t other(std::size_t end) const {
     const std::size_t channel = end / peers.size();
@@ -49,9 +51,17 @@ struct ConnectionOptions {
   int rail_of(int rank) const { return rank % rail_width; }
   /// Is the peer at this end reached by a landing?
   bool lands(std::size_t end) const { return rail_width != 0 && rail_of(peer(end)) != rail_of(rank); }
+  /// The end's physical port is this modulo the number of ports.
   int port_offset(std::size_t end) const {
-    const int offset = port_offsets.empty() ? channel(end) : port_offsets.at(end / peers.size());
-    return offset + static_cast<int>(end % peers.size());
+    return channel(end) / kinds + channel(end) % kinds + static_cast<int>(end % peers.size());
+  }
+  /// Of all ends. A kernel rings unasked after so many entries that the rows of a warp and the word behind them go by
+  /// one doorbell. `shape`: where the rings lie.
+  RingOptions rings(RingOptions shape = {}) const {
+    shape.count = ends();
+    shape.depth = depth;
+    shape.batch = std::min(depth / 2, 64U);
+    return shape;
   }
 };
 

@@ -19,7 +19,6 @@ namespace deep_ep::rdma::nic_test {
 
 inline constexpr int kMostPairs = 8;
 inline constexpr std::uint32_t kDepth = 1024;
-inline constexpr std::uint32_t kBatch = 64;
 
 /// Makes the ends of one side; throws where the device refuses.
 using MakeEndsOn = std::function<std::unique_ptr<Ends>(NicHandler handler, const SymmetricHeap& heap,

@@ -104,7 +104,7 @@ TEST(ConnectionsScheduleTest, EverySeedBringsAllRows) {
     expect_ranks_succeed(2, [&](const auto& bootstrap) {
       const int rank = bootstrap->rank();
       Member member(bootstrap, make_host_executor({.seed = seed + static_cast<std::uint64_t>(rank)}));
-      member.connect({.peers = {1 - rank}, .depth = 64, .batch = 16});
+      member.connect({.peers = {1 - rank}, .depth = 64});
       // The second launch finds the queue pairs as the first one left them.
       for (int launch = 0; launch < 2; ++launch) member.exchange_rows(0, 4);
       bootstrap->barrier();

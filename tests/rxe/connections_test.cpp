@@ -159,7 +159,7 @@ TEST(RxeConnections, SmallAndDeepRings) {
   for (const std::uint32_t depth : {64U, 4096U}) {
     expect_ranks_succeed(2, [&](const auto& bootstrap) {
       Member member(bootstrap, make_host_executor());
-      member.connect({.peers = {1 - bootstrap->rank()}, .depth = depth, .batch = depth / 2}, patient_settings());
+      member.connect({.peers = {1 - bootstrap->rank()}, .depth = depth}, patient_settings());
       member.exchange_rows(0, 10);
       bootstrap->barrier();
     });

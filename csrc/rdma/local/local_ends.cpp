@@ -37,8 +37,7 @@ class LocalEnds final : public Ends {
  public:
   LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const ConnectionOptions& options,
             const WrapWire& wrap)
-      : rank_(options.rank),
-        rings_(executor, {.count = options.ends(), .depth = options.depth, .batch = options.batch}) {
+      : rank_(options.rank), rings_(executor, options.rings()) {
     const bool cuda = executor->device().kind == Device::Kind::cuda;
     if (cuda) {
       backend_of(executor)->load_kernels();

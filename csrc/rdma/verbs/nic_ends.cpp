@@ -88,12 +88,9 @@ NicEnds::NicEnds(const NicAccess& nic, const ConnectionOptions& options)
   }
 }
 
-void NicEnds::make_rings(const std::shared_ptr<Executor>& executor, RingOptions shape) {
-  shape.count = options_.ends();
-  shape.depth = options_.depth;
-  shape.batch = options_.batch;
+void NicEnds::make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape) {
   sinks_.reset();
-  rings_.emplace(executor, shape);
+  rings_.emplace(executor, options_.rings(shape));
   sinks_.emplace(nic_.heap.device, MemoryRange{.address = rings_->sinks(), .bytes = rings_->sink_bytes()});
 }
 

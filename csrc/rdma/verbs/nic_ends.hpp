@@ -80,8 +80,8 @@ class NicEnds : public Ends {
   bool idle() const override { return rings_->idle(); }
 
  protected:
-  /// `shape`: all but what the options say.
-  void make_rings(const std::shared_ptr<Executor>& executor, RingOptions shape);
+  /// `shape`: where they lie.
+  void make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape);
   /// What kernels need to reach `peer` by the queue pair of this end.
   RdmaPeerParams params_of(std::size_t end, RdmaQueuePair queue, const QueuePairAddress& peer) const;
 

@@ -27,8 +27,7 @@ class HandWritten : public testing::Test {
 
   explicit HandWritten(const rdma::SimulatedNic& nic = {})
       : heap_(backend_of(executor_)->create_heap(*bootstrap_, {.bytes = kBytes})),
-        ends_(rdma::make_simulated_ends(executor_, *heap_, {.peers = {0}, .channels = 2, .depth = kDepth, .batch = 16},
-                                        nic)) {
+        ends_(rdma::make_simulated_ends(executor_, *heap_, {.peers = {0}, .channels = 2, .depth = kDepth}, nic)) {
     for (std::size_t end = 0; end < 2; ++end) peers_.push_back(ends_->connect(end, ends_->address(end)));
     ends_->start();
   }

@@ -52,7 +52,7 @@ class RandomMember {
     executor_->synchronize(stream_.get());
     rdma::RdmaSettings settings;
     settings.wire = rdma::parse_wire(wire);
-    rdma::ConnectionOptions options{.peers = {}, .channels = 2 * pairs, .depth = 128, .batch = 48};
+    rdma::ConnectionOptions options{.peers = {}, .channels = 2 * pairs, .depth = 128};
     for (int rank = 0; rank < bootstrap->size(); ++rank) {
       if (rank != bootstrap->rank()) options.peers.push_back(rank);
     }

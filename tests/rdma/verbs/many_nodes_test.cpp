@@ -30,8 +30,7 @@ ConnectionOptions internode_of(int nodes, int lanes) {
 class ManyNodesTest : public test::NicFixture {
  protected:
   /// Makes and connects all; returns the physical port that each queue pair was given, by channel and peer.
-  std::vector<int> ports(ConnectionOptions options) {
-    if (options.batch == 0) options.batch = 16;
+  std::vector<int> ports(const ConnectionOptions& options) {
     ends_.reset();
     fake_.commands.clear();
     make(options);

@@ -30,7 +30,7 @@ class NicEndsTest : public test::NicFixture {
  protected:
   /// One end a channel.
   void make() {
-    NicFixture::make({.peers = {1}, .channels = kChannels, .depth = kDepth, .batch = 16});
+    NicFixture::make({.peers = {1}, .channels = kChannels, .depth = kDepth});
     ends_->start();
   }
   std::string refusal() {
@@ -49,7 +49,7 @@ class NicEndsTest : public test::NicFixture {
     const RdmaPeerParams& params = peer(channel);
     EXPECT_EQ(params.queue.number, first_number + static_cast<std::uint32_t>(channel));
     EXPECT_EQ(params.queue.depth, kDepth);
-    EXPECT_EQ(params.queue.batch, 16u);
+    EXPECT_EQ(params.queue.batch, 64u);
     EXPECT_EQ(params.queue.peer, 1);
     EXPECT_EQ(params.local_key, 0x100u);
     EXPECT_EQ(params.remote_key, 0x200u);

@@ -86,8 +86,7 @@ TEST_F(NicRailsTest, WhatAPathLacksIsSaid) {
 
 /// Rank 4 of nodes of three: it is on rail 1, and receives by the NICs of rails 0 and 2.
 TEST_F(NicRailsTest, TheHeapIsRegisteredWithTheNicOfEachOtherRail) {
-  const ConnectionOptions options{
-      .rank = 4, .peers = {0, 1, 2}, .channels = 2, .depth = 64, .batch = 16, .rail_width = 3};
+  const ConnectionOptions options{.rank = 4, .peers = {0, 1, 2}, .channels = 2, .depth = 64, .rail_width = 3};
   nic_.landing_nics = std::make_shared<const LandingNics>(landing_nics(1, 3));
   ASSERT_EQ(fake_.registered.size(), 2u);
   for (const auto& heap : fake_.registered) {

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -20,6 +22,14 @@ namespace deep_ep {
 /// the others a SystemError "<what> failed on rank 3: <its text>". The others learn of it in this call, or, over
 /// BufferExchanges, in their next exchange: there a step that goes well costs no exchange, and is no barrier.
 void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step);
+
+/// Runs `step` on this rank. Nothing: it has gone well on all ranks. Else the first rank where it has failed, and why:
+/// all ranks return the same, and may try something else.
+struct FirstFailure {
+  std::ptrdiff_t rank = 0;
+  std::string why;
+};
+std::optional<FirstFailure> first_failure(Bootstrap& bootstrap, const std::function<void()>& step);
 
 /// Throws RankMismatch, naming the sizes, unless all ranks brought the same number of bytes. `sizes`: one per rank.
 void require_equal_sizes(std::span<const std::uint64_t> sizes);

@@ -1,6 +1,7 @@
 #include "deep_ep/bootstrap.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <exception>
 
@@ -45,6 +46,20 @@ void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void
     exchanges->tell_failure(what, error.what());
     throw;
   }
+}
+
+std::optional<FirstFailure> first_failure(Bootstrap& bootstrap, const std::function<void()>& step) {
+  std::array<char, 600> why{};
+  try {
+    step();
+  } catch (const std::exception& error) {
+    const std::string text = *error.what() != '\0' ? error.what() : "no reason is given";
+    text.copy(why.data(), why.size() - 1);
+  }
+  const auto all = all_gather_values(bootstrap, why);
+  const auto failed = std::ranges::find_if(all, [](const auto& one) { return one[0] != '\0'; });
+  if (failed == all.end()) return std::nullopt;
+  return FirstFailure{failed - all.begin(), failed->data()};
 }
 
 // Ranks that already have an all-gather: a framework's process group, a store, a pipe.

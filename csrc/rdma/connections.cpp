@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <exception>
 #include <map>
 #include <thread>
 #include <utility>
@@ -56,37 +55,6 @@ std::vector<NicAssignment> find_nics_of(std::span<const ProcessIdentity> process
     why_not = error.what();
     return {};
   }
-}
-
-/// How a step went on one rank; all-gathered.
-struct Outcome {
-  bool failed = false;
-  bool has_next = false;  ///< another handler may do better
-  std::array<char, 400> why{};
-};
-
-/// Collective. Empty: the step went well on all ranks. Where another handler may do better on each rank that failed:
-/// the first one's reason. Else throws, on every rank.
-std::string why_not(Bootstrap& bootstrap, std::string_view what, bool has_next, const std::function<void()>& step) {
-  Outcome mine;
-  std::exception_ptr thrown;
-  try {
-    step();
-  } catch (const std::exception& error) {
-    thrown = std::current_exception();
-    mine.failed = true;
-    // No handler connects ranks that do not fit together.
-    mine.has_next = has_next && dynamic_cast<const RankMismatch*>(&error) == nullptr;
-    std::string(error.what()).copy(mine.why.data(), mine.why.size() - 1);
-  }
-  const std::vector<Outcome> all = all_gather_values(bootstrap, mine);
-  const auto failed = std::ranges::find_if(all, &Outcome::failed);
-  if (failed == all.end()) return {};
-  if (std::ranges::any_of(all, [](const Outcome& rank) { return rank.failed && !rank.has_next; })) {
-    if (thrown) std::rethrow_exception(thrown);
-    fail<SystemError>("{} failed on rank {}: {}", what, failed - all.begin(), failed->why.data());
-  }
-  return fmt::format("rank {}: {}", failed - all.begin(), failed->why.data());
 }
 
 /// The addresses of all ends. End (channel, b) of rank a is connected to end (channel, a) of rank b, or where that is
@@ -282,15 +250,17 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
 
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make) {
-  const bool open = wanted == NicHandler::automatic;
-  NicHandler handler = open ? NicHandler::gpu : wanted;
-  for (std::vector<std::string> refusals;;) {
-    const auto attempt = [&](std::string_view what, const std::function<void()>& step) {
-      if (!may_fall_back) return agree(bootstrap, what, step), true;
-      std::string refusal = why_not(bootstrap, what, open && handler < NicHandler::cpu, step);
-      if (refusal.empty()) return true;
-      refusals.push_back(std::move(refusal));
-      return false;
+  std::vector<std::string> refusals;
+  // All ranks make as many attempts, also those that insist on a handler.
+  int attempt = static_cast<int>(may_fall_back ? NicHandler::gpu : NicHandler::cpu);
+  for (;; ++attempt) {
+    const auto open = static_cast<NicHandler>(attempt);
+    const NicHandler handler = wanted == NicHandler::automatic ? open : wanted;
+    const auto goes_well = [&](std::string_view what, const std::function<void()>& step) {
+      if (open == NicHandler::cpu) return agree(bootstrap, what, step), true;
+      const auto failure = first_failure(bootstrap, step);
+      if (failure) refusals.push_back(fmt::format("rank {}: {}", failure->rank, failure->why));
+      return !failure;
     };
     std::vector<ConnectedEnds> made(sets.size());
     const auto make_all = [&] {
@@ -298,24 +268,21 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
         if (!sets[set].peers.empty()) made[set].ends = make(handler, sets[set]);
       }
     };
-    if (attempt("making RDMA queue pairs", make_all)) {
-      const AddressBook addresses(bootstrap, sets, made);
-      const auto connect_all = [&] {
-        for (std::size_t set = 0; set < sets.size(); ++set) {
-          connect_ends(sets[set], set, addresses, bootstrap.size(), made[set]);
-        }
-      };
-      if (attempt("connecting RDMA queue pairs", connect_all)) {
-        const bool reaches = std::ranges::any_of(made, [](const ConnectedEnds& one) { return one.ends != nullptr; });
-        if (open && reaches && !refusals.empty()) {
-          log::warn("RDMA: a CPU thread {} (DEEP_EP_NIC_HANDLER={}), because: {}",
-                    handler == NicHandler::cpu ? "executes what kernels post" : "rings the NIC for kernels",
-                    name_of(handler), fmt::join(refusals, "; "));
-        }
-        return made;
+    if (!goes_well("making RDMA queue pairs", make_all)) continue;
+    const AddressBook addresses(bootstrap, sets, made);
+    const auto connect_all = [&] {
+      for (std::size_t set = 0; set < sets.size(); ++set) {
+        connect_ends(sets[set], set, addresses, bootstrap.size(), made[set]);
       }
+    };
+    if (!goes_well("connecting RDMA queue pairs", connect_all)) continue;
+    const bool reaches = std::ranges::any_of(made, [](const ConnectedEnds& one) { return one.ends != nullptr; });
+    if (wanted == NicHandler::automatic && reaches && !refusals.empty()) {
+      log::warn("RDMA: a CPU thread {} (DEEP_EP_NIC_HANDLER={}), because: {}",
+                handler == NicHandler::cpu ? "executes what kernels post" : "rings the NIC for kernels",
+                name_of(handler), fmt::join(refusals, "; "));
     }
-    if (open && handler < NicHandler::cpu) handler = static_cast<NicHandler>(static_cast<int>(handler) + 1);
+    return made;
   }
 }
 
@@ -332,18 +299,17 @@ namespace {
 void open_rails(Bootstrap& bootstrap, const Executor& executor, const SymmetricHeap& heap, int width,
                 AgreedWire& wire) {
   const int rank = bootstrap.rank();
-  agree(bootstrap, "opening the NICs of other rails", [&] {
-    try {
-      const auto ranks = std::span(wire.ranks)
-                             .subspan(static_cast<std::size_t>(rank / width * width), static_cast<std::size_t>(width));
-      wire.landing_nics = std::make_shared<const verbs::LandingNics>(
-          verbs::open_landing_nics(verbs::access_of(wire.nics.at(0), executor, wire.settings),
-                                   static_cast<std::size_t>(rank % width), ranks, heap));
-    } catch (const Error& error) {
-      fail_without_path(wire, fmt::format("rank {} (rail {}, NIC {}, {}): {}", rank, rank % width,
-                                          wire.nics.at(0).name(), wire.nics.at(0).gid.address(), error.what()));
-    }
+  const auto failure = first_failure(bootstrap, [&] {
+    const auto ranks =
+        std::span(wire.ranks).subspan(static_cast<std::size_t>(rank / width * width), static_cast<std::size_t>(width));
+    wire.landing_nics = std::make_shared<const verbs::LandingNics>(
+        verbs::open_landing_nics(verbs::access_of(wire.nics.at(0), executor, wire.settings),
+                                 static_cast<std::size_t>(rank % width), ranks, heap));
   });
+  if (failure) {
+    fail_without_path(wire, fmt::format("rank {} (rail {}, NIC {}): {}", failure->rank, failure->rank % width,
+                                        wire.ranks[static_cast<std::size_t>(failure->rank)].nic.data(), failure->why));
+  }
   const std::string unreached = why_unreached(bootstrap, width, [&](std::size_t count) {
     return verbs::make_nic_paths(wire.ranks[static_cast<std::size_t>(rank)], count, *wire.landing_nics);
   });

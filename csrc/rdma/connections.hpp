@@ -83,8 +83,8 @@ struct ConnectedEnds {
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them. All ranks that
 /// leave the handler open get the same one: the first of `gpu`, `doorbell` and `cpu` that can be made and connected on
 /// each of them, with one warning that says why not an earlier one. Otherwise throws, on every rank. `may_fall_back`:
-/// some rank leaves the handler open and has a device, the same on all ranks; else no exchange is spent on how the
-/// steps went.
+/// some rank leaves the handler open and has a device, the same on all ranks; else there is one attempt, and no
+/// exchange is spent on how its steps went.
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make);
 

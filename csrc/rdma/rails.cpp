@@ -1,6 +1,6 @@
 #include "csrc/rdma/rails.hpp"
 
-#include <array>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -10,20 +10,6 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
-namespace {
-
-using Reason = std::array<char, 600>;
-
-/// The first rank's, if there is one.
-std::string first_reason(Bootstrap& bootstrap, const Reason& mine) {
-  for (const Reason& one : all_gather_values(bootstrap, mine)) {
-    if (one[0] != '\0') return one.data();
-  }
-  return {};
-}
-
-}  // namespace
-
 std::string why_unreached(Bootstrap& bootstrap, int width, const MakePaths& make) {
   const int rank = bootstrap.rank();
   const int nodes = bootstrap.size() / width;
@@ -45,36 +31,38 @@ std::string why_unreached(Bootstrap& bootstrap, int width, const MakePaths& make
     return found;
   };
 
-  Reason reason{};
-  const auto attempt = [&](int peer, const QueuePairAddress& there, const std::function<void()>& step) {
-    if (reason[0] != '\0') return;
+  const auto try_others = [&](const auto& step) {
+    return first_failure(bootstrap, [&] {
+      for (int other = 0; other < width; ++other) {
+        if (other != rail) step(other);
+      }
+    });
+  };
+  const auto name = [&](int of, const QueuePairAddress& at) {
+    return fmt::format("rank {} (rail {}, GID {} LID {})", of, of % width, GidEntry{.bytes = at.gid}.address(), at.lid);
+  };
+  const auto attempt = [&](int peer, const QueuePairAddress& there, const auto& step) {
     try {
       step();
     } catch (const Error& error) {
-      const auto place = [](const QueuePairAddress& one) {
-        return fmt::format("GID {} LID {}", GidEntry{.bytes = one.gid}.address(), one.lid);
-      };
-      fmt::format("rank {} (rail {}, {}) does not reach rank {} (rail {}, {}): {}", rank, rail, place(mine.front()),
-                  peer, peer % width, place(there), error.what())
-          .copy(reason.data(), reason.size() - 1);
+      fail<SystemError>("{} does not reach {}: {}", name(rank, mine.front()), name(peer, there), error.what());
     }
   };
-  for (int other = 0; other < width; ++other) {
-    if (other == rail) continue;
+  const auto next_address = [&](int other) { return address(next + other, width + rail); };
+  auto failure = try_others([&](int other) {
     const auto path = static_cast<std::size_t>(other);
-    const QueuePairAddress to = address(next + other, width + rail);
+    const QueuePairAddress to = next_address(other);
     const QueuePairAddress from = address(previous + other, rail);
     attempt(next + other, to, [&] { paths->connect(path, to); });
     attempt(previous + other, from, [&] { paths->connect(path + static_cast<std::size_t>(width), from); });
-  }
-  std::string first = first_reason(bootstrap, reason);
-  if (!first.empty()) return first;
-  for (int other = 0; other < width; ++other) {
-    if (other == rail) continue;
-    attempt(next + other, address(next + other, width + rail), [&] { paths->reach(static_cast<std::size_t>(other)); });
-  }
+  });
   // The queue pairs stay until all ranks have sent.
-  return first_reason(bootstrap, reason);
+  if (!failure) {
+    failure = try_others([&](int other) {
+      attempt(next + other, next_address(other), [&] { paths->reach(static_cast<std::size_t>(other)); });
+    });
+  }
+  return failure ? failure->why : std::string();
 }
 
 }  // namespace deep_ep::rdma

@@ -231,9 +231,6 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
   }
   if (wire.kind == WireKind::verbs) wire.num_nics = least.value_or(1);
   if (slowest != 0) wire.bytes_per_ns = slowest;
-  wire.may_fall_back = wire.kind == WireKind::verbs && std::ranges::any_of(wire.ranks, [](const WireFacts& rank) {
-                         return rank.needs_rdma && rank.handler == NicHandler::automatic;
-                       });
   wire.handler = wire.settings.nic_handler;
   if (wire.kind == WireKind::simulated && wire.handler != NicHandler::doorbell) wire.handler = NicHandler::gpu;
   // For the wire `local`, and for kernels on the CPU, there is no other.
@@ -403,7 +400,7 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
     for (int nic = 0; nic < one->options_.num_nics; ++nic) parts.emplace_back(one->options_).nic = nic;
   }
   std::vector<ConnectedEnds> connected =
-      make_connected_ends(bootstrap, parts, wire.handler, wire.may_fall_back, make_ends);
+      make_connected_ends(bootstrap, parts, wire.handler, wire.kind == WireKind::verbs, make_ends);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*any.executor_);
     auto part = connected.begin();

@@ -51,7 +51,6 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local);
 struct AgreedWire {
   WireKind kind = WireKind::local;
   NicHandler handler = NicHandler::automatic;
-  bool may_fall_back = false;  ///< some rank leaves the handler open, and has a NIC
   RdmaSettings settings;
   std::vector<NicAssignment> nics;  ///< of this rank, for WireKind::verbs
   std::vector<WireFacts> ranks;
@@ -83,8 +82,7 @@ struct ConnectedEnds {
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them. All ranks that
 /// leave the handler open get the same one: the first of `gpu`, `doorbell` and `cpu` that can be made and connected on
 /// each of them, with one warning that says why not an earlier one. Otherwise throws, on every rank. `may_fall_back`:
-/// some rank leaves the handler open and has a device, the same on all ranks; else there is one attempt, and no
-/// exchange is spent on how its steps went.
+/// the wire has several handlers; else there is one attempt, and no exchange is spent on how its steps went.
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make);
 

@@ -29,9 +29,6 @@ void check_compatible(const std::string& device, const QueuePairAddress& own, co
     fail<RankMismatch>("RDMA device {} is {}, the peer is {}: give every rank a device of the same fabric", device,
                        to_string(own.link_layer), to_string(peer.link_layer));
   }
-  if (peer.mtu < 1 || peer.mtu > 5) {
-    fail<RankMismatch>("RDMA device {}: the peer's MTU code is {}, allowed: 1 to 5", device, peer.mtu);
-  }
   const GidEntry own_gid{.bytes = own.gid};
   const GidEntry peer_gid{.bytes = peer.gid};
   if (own.link_layer == LinkLayer::ethernet && own_gid.is_ipv4_mapped() != peer_gid.is_ipv4_mapped()) {

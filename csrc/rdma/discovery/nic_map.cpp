@@ -140,22 +140,17 @@ class Mapper {
     });
   }
 
-  // How many usable NICs of the same card come before this one.
-  int function_rank(std::size_t candidate) const {
-    const auto card = [&](std::size_t i) {
-      auto address = candidates_[i].nic.pci.address;
-      if (address) address->function = 0;
-      return address;
-    };
-    int rank = 0;
-    for (std::size_t i = 0; i < candidate; ++i) rank += card(i) && card(i) == card(candidate) ? 1 : 0;
-    return rank;
-  }
-
   // What decides first comes first: sharing a NIC, distance, a second function of one card (its ports share the card's
   // PCIe link), order. PCI distances are those of a tree, so taking the nearest pair first costs no other pair more.
   void assign() {
     std::vector<std::tuple<Proximity, int, int, std::size_t, std::size_t>> pairs;  // distance, function, GPU, NIC
+    std::vector<int> functions;  // of each candidate: how many of the same card come before it
+    std::map<topology::PciAddress, int> of_card;
+    for (const NicAssignment& candidate : candidates_) {
+      auto card = candidate.nic.pci.address;
+      if (card) card->function = 0;
+      functions.push_back(card ? of_card[*card]++ : 0);
+    }
     std::size_t left = 0;
     for (std::size_t gpu = 0; gpu < map_.gpus.size(); ++gpu) {
       map_.rows[gpu].problem = candidates_.empty() ? "there is no usable NIC" : "it belongs to another container";
@@ -166,7 +161,7 @@ class Mapper {
       for (std::size_t c = 0; c < candidates_.size(); ++c) {
         const Distance away = topology::distance(map_.gpus[gpu].pci, candidates_[c].nic.pci);
         // One that is not known may be the longest.
-        pairs.emplace_back(std::min(away.proximity, Proximity::system), away.hops, function_rank(c), gpu, c);
+        pairs.emplace_back(std::min(away.proximity, Proximity::system), away.hops, functions[c], gpu, c);
       }
     }
     std::ranges::sort(pairs);
@@ -185,7 +180,6 @@ class Mapper {
   // --- what to tell ---
 
   void tell() {
-    std::vector<std::string> far;
     std::map<std::string, std::vector<std::string>> users;  // GPUs of each port
     for (std::size_t i = 0; i < map_.gpus.size(); ++i) {
       const Gpu& gpu = map_.gpus[i];
@@ -193,7 +187,7 @@ class Mapper {
         users[one.name()].push_back(gpu.text());
         one.distance = topology::distance(gpu.pci, one.nic.pci);
         if (one.distance.proximity != Proximity::system) continue;
-        far.push_back(
+        map_.warnings.push_back(
             fmt::format("{} and {} are SYS apart (across NUMA nodes): expect a fraction of the NIC's bandwidth",
                         gpu.text(), one.nic.name));
       }
@@ -214,7 +208,6 @@ class Mapper {
                                         : settings_.mapping.empty() ? "all GPUs have a NIC already"
                                                                     : kNotNamed));
     }
-    map_.warnings.insert(map_.warnings.end(), far.begin(), far.end());
   }
 
   const RdmaSettings& settings_;

@@ -28,25 +28,22 @@ using PageMapper = std::function<std::shared_ptr<void>(void* page)>;
 PageMapper gpu_page_mapper(int device);
 
 /// Pages of an mlx5 device's doorbell registers (UAR), in a GPU's address space so that kernels can ring them. Several
-/// queue pairs have registers on one page, which may be mapped once only: copies share what is mapped.
+/// queue pairs have registers on one page, which may be mapped once only.
 struct DoorbellPages {
-  /// A register (8 bytes, aligned) as kernels address it; `reg` is how the host does. Errors of the mapper. Only a
-  /// trial gives a reliable answer: what is permitted depends on both driver options and privileges.
-  std::uint64_t* map(void* reg) {
+  /// A register (8 bytes, aligned) as kernels address it, as long as that is owned; `reg` is how the host does. Errors
+  /// of the mapper. Only a trial gives a reliable answer: what is permitted depends on both driver options and
+  /// privileges.
+  std::shared_ptr<std::uint64_t> map(void* reg) {
     const std::size_t place = reinterpret_cast<std::uintptr_t>(reg) % page_bytes;
     std::byte* const page = static_cast<std::byte*>(reg) - place;
-    std::shared_ptr<void>& mapped = pages[page];
-    std::weak_ptr<void>& known = (*mapped_pages)[page];
-    if (mapped == nullptr) mapped = known.lock();
-    if (mapped == nullptr) known = mapped = mapper(page);
-    return reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(mapped.get()) + place);
+    std::shared_ptr<void> at = mapped[page].lock();
+    if (at == nullptr) mapped[page] = at = mapper(page);
+    return {at, reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(at.get()) + place)};
   }
 
-  PageMapper mapper = {};
+  PageMapper mapper;
   std::size_t page_bytes = host_page_bytes();  ///< of this machine: a page may have registers of many queue pairs
-  std::map<std::byte*, std::shared_ptr<void>> pages = {};  ///< from the host's address to that of kernels
-  std::shared_ptr<std::map<std::byte*, std::weak_ptr<void>>> mapped_pages =  ///< of all copies
-      std::make_shared<std::map<std::byte*, std::weak_ptr<void>>>();
+  std::map<std::byte*, std::weak_ptr<void>> mapped = {};  ///< from the host's address to that of kernels
 };
 
 }  // namespace deep_ep::rdma::verbs

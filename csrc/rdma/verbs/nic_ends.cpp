@@ -55,7 +55,7 @@ NicAccess access_of(const NicAssignment& assignment, const Executor& executor, c
   access.exporter = exporter_by(settings, executor.device().index);
   access.relaxed_ordering = relaxes_ordering(settings, assignment);
   access.mlx5_functions = mlx5_functions;
-  access.doorbells.mapper = gpu_page_mapper(executor.device().index);
+  access.doorbells = std::make_shared<DoorbellPages>(gpu_page_mapper(executor.device().index));
   return access;
 }
 

@@ -51,7 +51,8 @@ struct NicAccess {
   bool relaxed_ordering = false;      ///< of payload
   /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
-  DoorbellPages doorbells = {};  ///< for the handler `gpu`; their size is that of the pages of all memory of queues
+  /// For the handler `gpu`; their size is that of the pages of all memory of queues.
+  std::shared_ptr<DoorbellPages> doorbells;
   /// Where ends keep to rails.
   std::shared_ptr<const LandingNics> landing_nics;
 

@@ -157,11 +157,6 @@ TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
   peer = pair.address();
   peer.format = 1;
   EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"different versions"}));
-  for (const std::uint8_t mtu : {0, 6}) {
-    peer = pair.address();
-    peer.mtu = mtu;
-    EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"MTU code is " + std::to_string(mtu)}));
-  }
   EXPECT_EQ(fake_.state_changes.size(), 1U) << "nothing was changed after INIT";
   fake_.refusals["modify_qp"] = ENETUNREACH;
   EXPECT_TRUE(says(message_of<SystemError>([&] { pair.connect(pair.address()); }),

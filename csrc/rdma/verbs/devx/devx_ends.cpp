@@ -23,12 +23,11 @@ class DevxEnds final : public NicEnds {
            const ConnectionOptions& options)
       : NicEnds(nic, options),
         handler_(handler),
-        device_(std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5_functions(), nic.doorbells.page_bytes)),
-        doorbells_(nic.doorbells) {
+        device_(std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5_functions(), nic.doorbells->page_bytes)) {
     if (handler_ == NicHandler::gpu) {
       // Whether kernels can ring is tried on a register of its own, before anything else is made.
       const auto trial = devx::make_doorbell(*device_);
-      DoorbellPages(nic.doorbells).map(trial->reg_addr);
+      nic.doorbells->map(trial->reg_addr);
     } else {
       bells_.emplace(executor, options_.ends(), options_.depth);
     }
@@ -50,7 +49,7 @@ class DevxEnds final : public NicEnds {
       bells_->connect(end, queue, static_cast<std::uint64_t*>(pairs_[end].doorbell()));
     } else {
       queue.kind = RdmaDoorbell::device_register;
-      queue.doorbell = doorbells_.map(pairs_[end].doorbell());
+      queue.doorbell = registers_[end].get();
       queue.doorbell_record = rings_->doorbell_record(end);
     }
     // In the GPU's own memory all that the device reads is served by this GPU, see PortChannel.
@@ -132,7 +131,7 @@ class DevxEnds final : public NicEnds {
   }
 
   void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {
-    doorbells_.pages.clear();
+    registers_.clear();
     pairs_.clear();
     make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment});
     const RingLayout& layout = rings_->layout();
@@ -145,7 +144,7 @@ class DevxEnds final : public NicEnds {
       const std::size_t offset = i * layout.bytes;
       const std::size_t record = bells_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell;
       pairs_.emplace_back(device_, devx::QueueMemory{umem, offset, layout, records, record}, options_.port_offset(i));
-      if (!bells_) doorbells_.map(pairs_.back().doorbell());
+      if (!bells_) registers_.push_back(nic_.doorbells->map(pairs_.back().doorbell()));
     }
   }
 
@@ -154,8 +153,8 @@ class DevxEnds final : public NicEnds {
   std::shared_ptr<devx::DevxDevice> device_;
   std::optional<Bells> bells_;  ///< handler `doorbell`
   std::vector<DevxQueuePair> pairs_;
-  DoorbellPages doorbells_;
-  std::jthread ringer_;  ///< last: rings for bells
+  std::vector<std::shared_ptr<std::uint64_t>> registers_;  ///< handler `gpu`: those of the pairs, as kernels ring them
+  std::jthread ringer_;                                    ///< last: rings for bells
 };
 
 }  // namespace

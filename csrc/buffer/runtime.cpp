@@ -91,9 +91,9 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   };
   heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for, .timeout_s = timeout_s_});
   if (uses_rdma()) {
-    const auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
+    auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
     plan_.choose_lanes(nodes_, wire);
-    connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), wire);
+    connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), std::move(wire));
   }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     const std::shared_ptr<std::byte> for_tensors(heap_, heap_->local() + layout().arena_at());

@@ -341,37 +341,23 @@ void keep_to_rails(Bootstrap& bootstrap, const Executor& executor, const Symmetr
 }  // namespace
 
 Connections::Connections(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
-                         ConnectionOptions options, AgreedWire wire, int num_ranks)
-    : executor_(std::move(executor)),
-      heap_(std::move(heap)),
-      options_(std::move(options)),
-      wire_(std::move(wire)),
-      num_ranks_(num_ranks),
-      peers_(static_cast<std::size_t>(options_.channels * num_ranks)),
-      device_peers_(device_memory<RdmaPeerParams>(executor_, peers_.size() * sizeof(RdmaPeerParams))) {}
+                         ConnectionOptions options, AgreedWire wire)
+    : executor_(std::move(executor)), heap_(std::move(heap)), options_(std::move(options)), wire_(std::move(wire)) {}
 
 std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap, std::shared_ptr<Executor> executor,
                                                             std::shared_ptr<SymmetricHeap> heap,
-                                                            std::span<const ConnectionOptions> sets,
-                                                            const AgreedWire& wire) {
+                                                            std::span<const ConnectionOptions> sets, AgreedWire wire) {
   std::vector<ConnectionOptions> filled(sets.begin(), sets.end());
-  for (ConnectionOptions& options : filled) {
-    options.rank = bootstrap.rank();
-  }
-  AgreedWire agreed = wire;
-  keep_to_rails(bootstrap, *executor, *heap, filled, agreed);
+  for (ConnectionOptions& options : filled) options.rank = bootstrap.rank();
+  keep_to_rails(bootstrap, *executor, *heap, filled, wire);
+  std::vector<std::unique_ptr<Connections>> made;
+  std::vector<Connections*> all;
   for (ConnectionOptions& options : filled) {
     // What keeps to rails has one NIC, as other ranks receive by it.
-    options.num_nics = options.rail_width != 0 ? 1 : std::min(agreed.num_nics, options.channels);
+    options.num_nics = options.rail_width != 0 ? 1 : std::min(wire.num_nics, options.channels);
+    made.emplace_back(new Connections(executor, heap, options, wire));
+    all.push_back(made.back().get());
   }
-  std::vector<std::unique_ptr<Connections>> made;
-  agree(bootstrap, "allocating the table of RDMA connections", [&] {
-    for (ConnectionOptions& options : filled) {
-      made.emplace_back(new Connections(executor, heap, std::move(options), agreed, bootstrap.size()));
-    }
-  });
-  std::vector<Connections*> all;
-  for (const auto& one : made) all.push_back(one.get());
   connect(bootstrap, all);
   return made;
 }
@@ -405,17 +391,18 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
     const OwnStream stream(*any.executor_);
     auto part = connected.begin();
     for (Connections* const set : sets) {
-      Connections& one = *set;
-      for (int nic = 0; nic < one.options_.num_nics; ++nic, ++part) {
-        for (std::size_t place = 0; place < one.peers_.size(); ++place) {
-          if (part->peers[place].queue.depth != 0) one.peers_[place] = part->peers[place];
+      std::vector<RdmaPeerParams> peers = part->peers;
+      for (int nic = 0; nic < set->options_.num_nics; ++nic, ++part) {
+        for (std::size_t place = 0; place < peers.size(); ++place) {
+          if (part->peers[place].queue.depth != 0) peers[place] = part->peers[place];
         }
-        if (part->ends != nullptr) one.ends_.push_back(std::move(part->ends));
+        if (part->ends != nullptr) set->ends_.push_back(std::move(part->ends));
       }
-      any.executor_->copy(one.device_peers_.get(), one.peers_.data(), one.peers_.size() * sizeof(RdmaPeerParams),
-                          stream.get());
+      const std::size_t bytes = peers.size() * sizeof(RdmaPeerParams);
+      if (set->device_peers_ == nullptr) set->device_peers_ = device_memory<RdmaPeerParams>(any.executor_, bytes);
+      any.executor_->copy(set->device_peers_.get(), peers.data(), bytes, stream.get());
+      any.executor_->synchronize(stream.get());
     }
-    any.executor_->synchronize(stream.get());
   });
   for (Connections* const set : sets) {
     set->connected_ = true;
@@ -428,10 +415,6 @@ void Connections::reconnect(Bootstrap& bootstrap) {
   ends_.clear();
   connect(bootstrap, std::array{this});
   bootstrap.barrier();  // where it has failed on a rank, it fails on all
-}
-
-const RdmaPeerParams& Connections::peer(int channel, int rank) const {
-  return peers_.at(static_cast<std::size_t>(channel * num_ranks_ + rank));
 }
 
 void Connections::check() const {

@@ -101,8 +101,7 @@ class Connections {
   /// one.
   static std::vector<std::unique_ptr<Connections>> make(Bootstrap& bootstrap, std::shared_ptr<Executor> executor,
                                                         std::shared_ptr<SymmetricHeap> heap,
-                                                        std::span<const ConnectionOptions> sets,
-                                                        const AgreedWire& wire);
+                                                        std::span<const ConnectionOptions> sets, AgreedWire wire);
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
@@ -110,8 +109,6 @@ class Connections {
   /// [channels][ranks] in memory that kernels of this rank read; the address stays the same for life. Entries of
   /// ranks that are not reached by RDMA have queue.depth == 0 and nothing else.
   const RdmaPeerParams* device_peers() const { return device_peers_.get(); }
-  /// The same, as the host sees it.
-  const RdmaPeerParams& peer(int channel, int rank) const;
 
   /// Throws SystemError for the first operation that failed, as far as the host sees it: the `cpu` handler sees all,
   /// the `gpu` handler those of rings in host memory (kernels put the others on record), and queue pairs of which
@@ -137,15 +134,13 @@ class Connections {
 
  private:
   Connections(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, ConnectionOptions options,
-              AgreedWire wire, int num_ranks);
+              AgreedWire wire);
   static void connect(Bootstrap& bootstrap, std::span<Connections* const> sets);
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;
   ConnectionOptions options_;
   AgreedWire wire_;
-  int num_ranks_ = 0;
-  std::vector<RdmaPeerParams> peers_;  ///< [channels][ranks]
   std::shared_ptr<RdmaPeerParams> device_peers_;
   bool connected_ = false;                   ///< else new connections could not be made, and the old ones are gone
   std::vector<std::unique_ptr<Ends>> ends_;  ///< of each NIC; none where nobody is reached; last: uses the rest

@@ -343,7 +343,6 @@ std::uint64_t Reader::unsigned_integer(std::string_view name) {
 
 namespace deep_ep {
 
-std::uint64_t environment_number(std::string_view name) { return environment::unsigned_integer(name); }
 std::string environment_text(std::string_view name) { return environment::text(name); }
 
 }  // namespace deep_ep

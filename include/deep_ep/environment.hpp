@@ -2,7 +2,6 @@
 #pragma once
 // SPDX-License-Identifier: MIT
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -10,13 +9,8 @@
 
 namespace deep_ep {
 
-/// The value of a variable that holds a number without a sign, or its default.
-/// @param name a variable of the table with that type; std::logic_error for another name.
-/// InvalidArgument, which names the allowed values, if the variable is set to anything else.
-std::uint64_t environment_number(std::string_view name);
-
-/// The same for a variable of any type, as text.
-/// @param name a variable of the table, as for environment_number.
+/// The value of a variable, or its default. InvalidArgument, which names the allowed values, if it has another one.
+/// @param name a variable of the table; std::logic_error for another name.
 std::string environment_text(std::string_view name);
 
 }  // namespace deep_ep

@@ -116,7 +116,6 @@ PYBIND11_MODULE(_native, module) {
   register_errors();
   module.attr("version") = DEEP_EP_VERSION;
   // The library's table of environment variables is the one place that reads them, for Python as well.
-  module.def("environment_number", &deep_ep::environment_number, "environment_number(name: str, /) -> int");
   module.def("environment_text", &deep_ep::environment_text, "environment_text(name: str, /) -> str");
   module.def("gpu_address", &deep_ep::cuda_device_pci_address, "gpu_address(ordinal: int, /) -> str");
   module.def("use_exchange_api", &use_exchange_api, "use_exchange_api(use: bool, /) -> bool");

@@ -90,7 +90,7 @@ TEST(ConnectionsOfSeveralNicsTest, ChannelsGoByThemInTurn) {
     for (int channel = 0; channel < 5; ++channel) member.exchange_rows(channel);
     std::set<std::uint32_t> numbers;  // each NIC counts its queue pairs from 1
     for (int channel = 0; channel < 5; ++channel) {
-      numbers.insert(member.connections->peer(channel, (bootstrap->rank() + 1) % 3).queue.number);
+      numbers.insert(member.connections->device_peers()[3 * channel + (bootstrap->rank() + 1) % 3].queue.number);
     }
     if (numbers.size() != 3) throw std::runtime_error("queue pairs of one NIC");
     if (!contains(member.connections->describe(), "wire local and handler")) throw std::runtime_error("one NIC");

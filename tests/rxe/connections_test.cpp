@@ -104,7 +104,7 @@ TEST(RxeConnectionsFault, WrongRemoteKey) {
   expect_refusal(
       [](Member& member) {
         Shared<RdmaPeerParams> peers(*member.executor, 2);
-        peers[1] = member.connections->peer(0, 1);
+        peers[1] = member.connections->device_peers()[1];
         peers[1].remote_key ^= 1;
         member.exchange->launch(peers.data(), 1);
         member.exchange->synchronize();

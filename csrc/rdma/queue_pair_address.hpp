@@ -31,8 +31,6 @@ struct QueuePairAddress {
 };
 static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 44);
 
-/// Of packets with a global route.
-inline constexpr std::uint8_t kHopLimit = 64;
 /// A peer that is not ready for a message is asked again for ever. Writes and atomics never need it.
 inline constexpr std::uint8_t kReceiverNotReadyRetries = 7;
 

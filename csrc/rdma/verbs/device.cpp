@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -12,6 +13,7 @@
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/token.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
@@ -59,6 +61,33 @@ Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& 
   if (domain == nullptr) fail<SystemError>("RDMA device {}: ibv_alloc_pd: {}", name_, errno_text(errno));
   protection_domain_ = {domain,
                         [this](ibv_pd* gone) { note_end(name_, "ibv_dealloc_pd", functions_.dealloc_pd(gone)); }};
+  address_ = find_address();
+}
+
+QueuePairAddress Device::find_address() const {
+  const ibv_port_attr port = this->port();
+  if (port.state != IBV_PORT_ACTIVE) {
+    fail<SystemError>("RDMA device {} port {} is {}, not active: no link, or its network interface is down", name_,
+                      path_.port, functions_.port_state_str(port.state));
+  }
+  const bool ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
+  QueuePairAddress address;
+  address.lid = port.lid;
+  address.mtu = static_cast<std::uint8_t>(port.active_mtu);
+  address.link_layer = ethernet ? LinkLayer::ethernet : LinkLayer::infiniband;
+  address.needs_global_route = (port.flags & IBV_QPF_GRH_REQUIRED) != 0 ? 1 : 0;
+  address.gid = gid();
+  // Random for each opening, so that late packets of an old connection, whose queue pair had the same number, do not
+  // fit.
+  address.packet_number = random_bits<std::uint32_t>() & 0xffffff;
+  address.outstanding_reads_in = static_cast<std::uint8_t>(std::clamp(limits_.max_qp_rd_atom, 0, 255));
+  if ((ethernet || address.needs_global_route != 0) && GidEntry{.bytes = address.gid}.is_zero()) {
+    fail<InvalidArgument>(
+        "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on "
+        "its network interface, or the index is wrong)",
+        path_.gid_index, name_, path_.port, port.gid_tbl_len - 1);
+  }
+  return address;
 }
 
 bool Device::has_failed() {

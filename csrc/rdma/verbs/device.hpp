@@ -12,7 +12,6 @@
 
 #include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/queue_pair_address.hpp"
-#include "csrc/support/token.hpp"
 
 namespace deep_ep::rdma::verbs {
 
@@ -24,8 +23,8 @@ std::size_t host_page_bytes();
 /// Everything made on it (registrations, queue pairs) shares it, so it closes last.
 class Device {
  public:
-  /// InvalidArgument for a name that libibverbs does not see (the text lists those it sees), SystemError when the
-  /// device cannot be opened, or cannot add.
+  /// InvalidArgument for a name that libibverbs does not see (the text lists those it sees), or an empty GID;
+  /// SystemError when the device cannot be opened, cannot add, or the port is not active.
   /// `functions` must outlive the device.
   Device(std::string name, const PathOptions& path, const VerbsFunctions& functions);
 
@@ -36,25 +35,25 @@ class Device {
   ibv_context* context() const { return context_.get(); }
   ibv_pd* protection_domain() const { return protection_domain_.get(); }
   const ibv_device_attr& limits() const { return limits_; }
-  /// The number of the first packet of each queue pair: random for each opening, so that late packets of an old
-  /// connection, whose queue pair had the same number, do not fit.
-  std::uint32_t first_packet() const { return first_packet_; }
-
+  /// Of its queue pairs, all but the number.
+  const QueuePairAddress& address() const { return address_; }
   /// SystemError when the device refuses.
   ibv_port_attr port() const;
-  GidBytes gid() const;
   /// Has it reported a fatal error, after which nothing on it completes? Logs what it has reported since the last call;
   /// never waits. From any thread.
   bool has_failed();
 
  private:
+  GidBytes gid() const;
+  QueuePairAddress find_address() const;
+
   std::string name_;
   PathOptions path_;
   const VerbsFunctions& functions_;
   std::shared_ptr<ibv_context> context_;
   std::shared_ptr<ibv_pd> protection_domain_;
   ibv_device_attr limits_{};
-  std::uint32_t first_packet_ = random_bits<std::uint32_t>() & 0xffffff;
+  QueuePairAddress address_;
   std::mutex events_mutex_;
   bool failed_ = false;
 };

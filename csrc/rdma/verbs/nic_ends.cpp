@@ -11,24 +11,12 @@
 
 namespace deep_ep::rdma::verbs {
 
-DmaBufExporter exporter_by(const RdmaSettings& settings, int gpu) {
-  if (settings.dma_buf) return gpu_dma_buf_exporter(gpu);
-  return [](void*, std::size_t) -> UniqueFd {
-    throw SystemError("turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE");
-  };
-}
-
 PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignment) {
   PathOptions path = settings.path;
   path.port = assignment.port;
   path.gid_index = assignment.gid.index;
   if (!settings.has_traffic_class) path.traffic_class = assignment.of_port().traffic_class.value_or(path.traffic_class);
   return path;
-}
-
-bool relaxes_ordering(const RdmaSettings& settings, const NicAssignment& assignment) {
-  if (settings.relaxed_ordering != Choice::automatic) return settings.relaxed_ordering == Choice::yes;
-  return assignment.nic.capability == Capability::mlx5 && is_virtual_machine({});
 }
 
 HeapOnNic NicAccess::open(const std::string& name, const PathOptions& path, const VerbsFunctions& functions,
@@ -52,8 +40,16 @@ NicAccess access_of(const NicAssignment& assignment, const Executor& executor, c
   access.nic = assignment;
   access.gpu_memory = executor.device().kind == deep_ep::Device::Kind::cuda;
   if (access.gpu_memory) access.keeps_order_of_writes = gpu_keeps_order_of_writes(executor.device().index);
-  access.exporter = exporter_by(settings, executor.device().index);
-  access.relaxed_ordering = relaxes_ordering(settings, assignment);
+  access.exporter = gpu_dma_buf_exporter(executor.device().index);
+  if (!settings.dma_buf) {
+    access.exporter = [](void*, std::size_t) -> UniqueFd {
+      throw SystemError("turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE");
+    };
+  }
+  access.relaxed_ordering = settings.relaxed_ordering == Choice::yes;
+  if (settings.relaxed_ordering == Choice::automatic) {
+    access.relaxed_ordering = assignment.nic.capability == Capability::mlx5 && is_virtual_machine({});
+  }
   access.mlx5_functions = mlx5_functions;
   access.doorbells = std::make_shared<DoorbellPages>(gpu_page_mapper(executor.device().index));
   return access;

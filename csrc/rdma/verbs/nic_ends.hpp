@@ -46,7 +46,7 @@ struct NicAccess {
   NicAssignment nic;
   HeapOnNic heap;                     ///< after open()
   bool gpu_memory = false;            ///< heap and rings are a GPU's
-  DmaBufExporter exporter;            ///< for GPU memory
+  DmaBufExporter exporter;            ///< for GPU memory; one that refuses where the settings have turned that off
   bool keeps_order_of_writes = true;  ///< the GPU does
   bool relaxed_ordering = false;      ///< of payload
   /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
@@ -93,15 +93,9 @@ class NicEnds : public Ends {
   std::vector<std::optional<Landing>> landings_;
 };
 
-/// How memory of a GPU becomes a dma-buf; one that refuses where the settings have turned that off.
-DmaBufExporter exporter_by(const RdmaSettings& settings, int gpu);
-
 /// The path of the settings, from the port that was assigned. Without a variable, the traffic class is what the
 /// administrator set for that port.
 PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignment);
-
-/// Is payload registered so that PCIe may bring it in any order?
-bool relaxes_ordering(const RdmaSettings& settings, const NicAssignment& assignment);
 
 /// For the ranks of `executor`; not yet opened.
 NicAccess access_of(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings);

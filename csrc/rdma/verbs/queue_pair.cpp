@@ -5,18 +5,11 @@
 #include <cstring>
 #include <utility>
 
-#include "csrc/rdma/discovery/gid.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
-namespace {
-
-std::uint8_t to_byte(int value) { return static_cast<std::uint8_t>(std::clamp(value, 0, 255)); }
-
-}  // namespace
-
 std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth) {
   errno = 0;
   ibv_cq* const made = device->functions().create_cq(device->context(), static_cast<int>(depth), nullptr, nullptr, 0);
@@ -24,30 +17,6 @@ std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& dev
     fail<SystemError>("RDMA device {}: ibv_create_cq of {} entries: {}", device->name(), depth, errno_text(errno));
   }
   return owned(device, made, device->functions().destroy_cq, "ibv_destroy_cq");
-}
-
-QueuePairAddress local_address(const Device& device) {
-  const ibv_port_attr port = device.port();
-  if (port.state != IBV_PORT_ACTIVE) {
-    fail<SystemError>("RDMA device {} port {} is {}, not active: no link, or its network interface is down",
-                      device.name(), device.path().port, device.functions().port_state_str(port.state));
-  }
-  const bool ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
-  QueuePairAddress address;
-  address.lid = port.lid;
-  address.mtu = static_cast<std::uint8_t>(port.active_mtu);
-  address.link_layer = ethernet ? LinkLayer::ethernet : LinkLayer::infiniband;
-  address.needs_global_route = (port.flags & IBV_QPF_GRH_REQUIRED) != 0 ? 1 : 0;
-  address.gid = device.gid();
-  address.packet_number = device.first_packet();
-  address.outstanding_reads_in = to_byte(device.limits().max_qp_rd_atom);
-  if ((ethernet || address.needs_global_route != 0) && GidEntry{.bytes = address.gid}.is_zero()) {
-    fail<InvalidArgument>(
-        "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on "
-        "its network interface, or the index is wrong)",
-        device.path().gid_index, device.name(), device.path().port, port.gid_tbl_len - 1);
-  }
-  return address;
 }
 
 ibv_ah_attr route_to(const Device& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
@@ -60,14 +29,14 @@ ibv_ah_attr route_to(const Device& device, const QueuePairAddress& own, const Qu
     route.is_global = 1;
     std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
     route.grh.sgid_index = static_cast<std::uint8_t>(path.gid_index);
-    route.grh.hop_limit = kHopLimit;
+    route.grh.hop_limit = 64;
     route.grh.traffic_class = path.traffic_class;
   }
   return route;
 }
 
 QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth)
-    : device_(std::move(device)), completions_(std::move(completions)), address_(local_address(*device_)) {
+    : device_(std::move(device)), completions_(std::move(completions)), address_(device_->address()) {
   ibv_qp_init_attr wanted{};
   wanted.send_cq = wanted.recv_cq = completions_.get();
   wanted.qp_type = IBV_QPT_RC;
@@ -123,7 +92,8 @@ void QueuePair::connect(const QueuePairAddress& peer) {
   attributes.timeout = device_->path().ack_timeout;
   attributes.retry_cnt = device_->path().retry_count;
   attributes.rnr_retry = kReceiverNotReadyRetries;
-  attributes.max_rd_atomic = std::min(to_byte(device_->limits().max_qp_init_rd_atom), peer.outstanding_reads_in);
+  attributes.max_rd_atomic =
+      static_cast<std::uint8_t>(std::clamp(device_->limits().max_qp_init_rd_atom, 0, int{peer.outstanding_reads_in}));
   modify(attributes,
          IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
          "to RTS");

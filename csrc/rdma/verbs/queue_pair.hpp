@@ -9,9 +9,6 @@
 
 namespace deep_ep::rdma::verbs {
 
-/// All but the queue pair's number. InvalidArgument for an empty GID, SystemError for a port that is not active.
-QueuePairAddress local_address(const Device& device);
-
 /// The way from a queue pair of the device to the peer's.
 ibv_ah_attr route_to(const Device& device, const QueuePairAddress& own, const QueuePairAddress& peer);
 
@@ -21,8 +18,7 @@ std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& dev
 /// Peers may write and do atomics.
 class QueuePair {
  public:
-  /// Completions of what it sends go to `completions`. Errors of local_address(); SystemError says what was asked of
-  /// which device.
+  /// Completions of what it sends go to `completions`. SystemError says what was asked of which device.
   QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth);
 
   std::uint32_t number() const { return pair_->qp_num; }

@@ -301,7 +301,7 @@ TEST_F(NicEndsTest, WhyAHandlerIsImpossible) {
 TEST_F(NicEndsTest, DmaBufCanBeTurnedOff) {
   RdmaSettings settings;
   settings.dma_buf = false;
-  nic_.exporter = exporter_by(settings, 0);
+  nic_.exporter = access_of(nic_.nic, *executor_, settings).exporter;
   make();
   EXPECT_EQ(ends_->describe(), "handler gpu, rings in peer memory, NIC fake_0:1, heap registered as peer memory");
   EXPECT_EQ(registered(0).address, heap_->local());

@@ -30,7 +30,7 @@ rdma::nic_test::MakeEndsOn on_nic(const rdma::NicAssignment& nic, const std::sha
   };
 }
 
-rdma::nic_test::Link link_of(const rdma::NicAssignment& nic, const rdma::RdmaSettings& settings) {
+rdma::nic_test::Link link_of(const rdma::NicAssignment& nic, bool relaxed_ordering) {
   const topology::SystemRoot root;
   const auto number = [&](const std::string& path) {
     return std::strtod(root.read(path).value_or("0").c_str(), nullptr);
@@ -45,7 +45,7 @@ rdma::nic_test::Link link_of(const rdma::NicAssignment& nic, const rdma::RdmaSet
           .interface_mtu =
               nic.gid.netdev.empty() ? 0 : static_cast<int>(number("/sys/class/net/" + nic.gid.netdev + "/mtu")),
           .virtual_machine = rdma::is_virtual_machine(root),
-          .relaxed_ordering = rdma::verbs::relaxes_ordering(settings, nic)};
+          .relaxed_ordering = relaxed_ordering};
 }
 
 Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor, const std::string& by,
@@ -57,7 +57,7 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
                   .handler = settings.nic_handler,
                   .others = {},
                   .no_others = "handler cpu: there is no doorbell register, and rings lie in host memory",
-                  .link = link_of(nic, settings)};
+                  .link = link_of(nic, rdma::verbs::access_of(nic, *executor, settings).relaxed_ordering)};
   if (!cuda && subject.handler == rdma::NicHandler::automatic) subject.handler = rdma::NicHandler::cpu;
   const bool has_registers = cuda && nic.nic.capability == rdma::Capability::mlx5;
   subject.wants_gpu_handler = has_registers && settings.nic_handler < rdma::NicHandler::doorbell;

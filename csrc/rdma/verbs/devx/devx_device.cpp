@@ -54,7 +54,7 @@ std::uint32_t find_event_queue(const DevxDevice& devx) {
 // The kernel knows how to reach a GID: an address handle that is made and dropped reveals the hardware address.
 MacAddress find_mac(const DevxDevice& devx, const QueuePairAddress& peer) {
   const Device& device = *devx.device;
-  ibv_ah_attr attributes = route_to(device, devx.address, peer);
+  ibv_ah_attr attributes = route_to(device, device.address(), peer);
   errno = 0;
   const std::unique_ptr<ibv_ah, int (*)(ibv_ah*)> handle(
       device.functions().create_ah(device.protection_domain(), &attributes), device.functions().destroy_ah);
@@ -109,7 +109,6 @@ DevxDevice::DevxDevice(std::shared_ptr<Device> of, const Mlx5Functions& by, std:
       bonded_ports(check(*this)),
       protection_domain(find_protection_domain(*this)),
       event_queue(find_event_queue(*this)),
-      address(local_address(*device)),
       counter_set(find_counter_set(*this)) {
   if (!chooses_ports(*this)) bonded_ports = 0;
 }

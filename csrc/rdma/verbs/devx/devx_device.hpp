@@ -24,7 +24,7 @@ using MacAddress = std::array<std::uint8_t, 6>;
 
 struct DevxDevice {
   /// Checks that the device writes completions as the rings need them. SystemError says which command was refused, and
-  /// how. Errors of local_address().
+  /// how.
   DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions,
              std::size_t page_bytes = host_page_bytes());
 
@@ -41,7 +41,6 @@ struct DevxDevice {
   std::uint8_t bonded_ports = 0;
   std::uint32_t protection_domain;
   std::uint32_t event_queue;
-  QueuePairAddress address;  ///< of its queue pairs, all but the number
   /// Of the port's hw_counters, which the kernel gives to its own queue pairs alone: without it, losses and retries are
   /// counted nowhere. 0: not known, or the firmware has refused it.
   std::uint8_t counter_set;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "csrc/rdma/verbs/functions.hpp"
+#include "csrc/rdma/verbs/queue_pair.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
@@ -66,25 +67,24 @@ FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memo
 }
 
 void set_route(Mailbox& mailbox, DevxDevice& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
-  const PathOptions& path = device.device->path();
-  mailbox.set(ads::vhca_port_num, static_cast<std::uint64_t>(path.port));
-  const bool global = has_global_route(own, peer);
-  if (global) {
+  const ibv_ah_attr route = route_to(*device.device, own, peer);
+  mailbox.set(ads::vhca_port_num, route.port_num);
+  if (route.is_global != 0) {
     mailbox.set_bytes(ads::rgid_rip, peer.gid)
-        .set(ads::src_addr_index, static_cast<std::uint64_t>(path.gid_index))
-        .set(ads::hop_limit, kHopLimit);
+        .set(ads::src_addr_index, route.grh.sgid_index)
+        .set(ads::hop_limit, route.grh.hop_limit);
   }
   if (own.link_layer == LinkLayer::infiniband) {
-    // The firmware refuses a traffic class without the header that carries it.
-    mailbox.set(ads::grh, global ? 1 : 0)
-        .set(ads::tclass, global ? path.traffic_class : 0)
-        .set(ads::rlid, peer.lid)
-        .set(ads::sl, path.service_level);
+    // The firmware refuses a traffic class without the header that carries it: then it is 0.
+    mailbox.set(ads::grh, route.is_global)
+        .set(ads::tclass, route.grh.traffic_class)
+        .set(ads::rlid, route.dlid)
+        .set(ads::sl, route.sl);
     return;
   }
   mailbox.set_bytes(ads::rmac, device.mac_of(peer))
-      .set(ads::eth_prio, path.service_level & 7U)
-      .set(ads::dscp, path.traffic_class >> 2)
+      .set(ads::eth_prio, route.sl & 7U)
+      .set(ads::dscp, route.grh.traffic_class >> 2)
       .set(ads::udp_sport, udp_source_port(own.queue_pair, peer.queue_pair));
 }
 
@@ -99,7 +99,7 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory mem
     : device_(std::move(device)),
       memory_(std::move(memory)),
       port_offset_(port_offset),
-      address_(device_->address),
+      address_(device_->device->address()),
       doorbell_(make_doorbell(*device_)),
       completion_queue_(make_completion_queue(*device_, memory_, doorbell_->page_id)),
       queue_pair_(make_queue_pair(*device_, memory_, doorbell_->page_id, completion_queue_.number)) {

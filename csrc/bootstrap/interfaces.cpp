@@ -39,7 +39,7 @@ SocketChoice read_socket_choice(const environment::Source& source) {
   SocketChoice choice;
   environment::Reader reader(source);
   choice.interfaces = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces).value_or(DeviceFilter());
-  const std::string family = reader.choice("DEEP_EP_SOCKET_FAMILY");
+  const std::string family = reader.value("DEEP_EP_SOCKET_FAMILY").text;
   if (family == "AF_INET") choice.family = AF_INET;
   if (family == "AF_INET6") choice.family = AF_INET6;
   for (const std::string& text : reader.ignored()) log::warn("{}", text);

@@ -26,7 +26,7 @@ namespace {
 
 /// Lanes of `option`, or of `variable` where the program leaves that open: 0 where that is auto.
 int lanes_of(const char* option, int asked, const char* variable) {
-  if (asked == 0) return parse_number<int>(environment::choice(variable)).value_or(0);
+  if (asked == 0) return parse_number<int>(environment::text(variable)).value_or(0);
   if (asked == 1 || asked == 2 || asked == kMostInternodeLanes) return asked;
   fail<InvalidArgument>("{}.lanes is {}, allowed: 1, 2, {}, or 0 for {}", option, asked, kMostInternodeLanes, variable);
 }
@@ -118,13 +118,8 @@ BufferOptions with_environment(BufferOptions options, int num_ranks) {
   options.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, num_ranks);
 
   InternodeOptions& internode = options.internode;
-  const int most = most_internode_lanes(internode);
-  const int lanes = lanes_of("internode", internode.lanes, "DEEP_EP_INTERNODE_LANES");
-  if (internode.lanes > most) {
-    fail<InvalidArgument>("internode.lanes is {}, but internode.num_qps_per_rank is {}, allowed: at most that many",
-                          internode.lanes, internode.num_qps_per_rank);
-  }
-  internode.lanes = std::min(lanes, most);
+  internode.lanes =
+      std::min(lanes_of("internode", internode.lanes, "DEEP_EP_INTERNODE_LANES"), most_internode_lanes(internode));
 
   LowLatencyOptions& low_latency = options.low_latency;
   if (low_latency.bytes == 0) {
@@ -132,7 +127,7 @@ BufferOptions with_environment(BufferOptions options, int num_ranks) {
     return options;
   }
   if (low_latency.rails == LowLatencyRails::automatic) {
-    const std::string word = environment::choice("DEEP_EP_LOW_LATENCY_RAILS");
+    const std::string word = environment::text("DEEP_EP_LOW_LATENCY_RAILS");
     if (word == "always") low_latency.rails = LowLatencyRails::always;
     if (word == "never") low_latency.rails = LowLatencyRails::never;
   }

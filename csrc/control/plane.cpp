@@ -37,7 +37,7 @@ constexpr int kMostRefusals = 8;  ///< a firewall that is loaded anew refuses fo
 
 Settings read_settings() {
   environment::Reader reader;
-  const bool on = reader.choice("DEEP_EP_CONTROL") == "on";
+  const bool on = reader.value("DEEP_EP_CONTROL").text == "on";
   const auto ports = [](const environment::Value& value) { return parse_ports(value.text); };
   return {.on = on, .ports = reader.read("DEEP_EP_CONTROL_PORTS", ports).value_or(PortRange())};
 }

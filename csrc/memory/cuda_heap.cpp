@@ -53,7 +53,7 @@ class CudaHeapMemory final : public HeapMemory {
     mine.posix_fd = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
                     has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
     if (mine.posix_fd) mine.granularity = granularity(HeapKind::posix_fd);
-    if (environment::choice("DEEP_EP_MNNVL") == "off") return mine;
+    if (environment::text("DEEP_EP_MNNVL") == "off") return mine;
     try {
       // The attribute is also set on machines without a fabric service, so only a piece of memory tells.
       if (!has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)) return mine;
@@ -158,7 +158,7 @@ class CudaHeapMemory final : public HeapMemory {
     return result;
   }
 
-  /// What sizes must be a multiple of.
+  /// Sizes are multiples of this.
   std::size_t granularity(HeapKind kind) const {
     const CUmemAllocationProp wanted = properties(kind);
     std::size_t bytes = 0;

@@ -1,4 +1,4 @@
-// What a heap asks of a device: memory that goes to other processes, and addresses at which it is seen.
+// The memory of a device as a heap uses it: memory that goes to other processes, and addresses at which it is seen.
 #pragma once
 
 #include <cstddef>

@@ -304,13 +304,10 @@ std::optional<std::string> of_process(std::string_view name) {
   return value != nullptr && *value != '\0' ? std::optional<std::string>(value) : std::nullopt;
 }
 
-const Variable& Reader::row(std::string_view name, std::optional<Type> type) {
+const Variable& Reader::row(std::string_view name) {
   const auto* found = std::ranges::find(kVariables, name, &Variable::name);
   if (found == kVariables.end()) {
     throw std::logic_error(fmt::format("{} is not in the table of environment variables", name));
-  }
-  if (type.value_or(found->type) != found->type) {
-    throw std::logic_error(fmt::format("{} was asked for as another type", name));
   }
   return *found;
 }
@@ -333,10 +330,10 @@ Value Reader::value_of(const Variable& variable) {
       .value_or(Value{std::string(variable.default_value), {}});
 }
 
-double Reader::number(std::string_view name) { return *parse_positive(value_of(row(name, Type::number)).text); }
+double Reader::number(std::string_view name) { return parse_positive(value_of(row(name)).text).value(); }
 
 std::uint64_t Reader::unsigned_integer(std::string_view name) {
-  return *parse_integer(value_of(row(name, Type::unsigned_integer)).text);
+  return parse_integer(value_of(row(name)).text).value();
 }
 
 }  // namespace deep_ep::environment

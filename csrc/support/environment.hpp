@@ -55,8 +55,8 @@ struct Value {
   std::string_view name;  ///< the variable that it comes from; empty: the default
 };
 
-/// Asks the table. Names of the functions' arguments are Variable::name(). Asking for a name that is not in the table,
-/// or for another type than the table's, is a mistake in the library: std::logic_error.
+/// Asks the table. Names of the functions' arguments are Variable::name(). Asking for a name that is not in the table
+/// is a mistake in the library: std::logic_error.
 class Reader {
  public:
   explicit Reader(Source source = of_process) : source_(std::move(source)) {}
@@ -64,7 +64,6 @@ class Reader {
   /// InvalidArgument where the library's own variable has a wrong value: its name, the value, what is allowed.
   double number(std::string_view name);
   std::uint64_t unsigned_integer(std::string_view name);
-  std::string choice(std::string_view name) { return value_of(row(name, Type::choice)).text; }
   /// Of any type, and where it comes from. Of a text, only that it is set is looked at.
   Value value(std::string_view name) { return value_of(row(name)); }
   /// Does a variable decide it, and not the default?
@@ -73,7 +72,7 @@ class Reader {
   /// A text, read by `parse(value)`, whose InvalidArgument says why a value is wrong. Nothing where nothing is set.
   template <class Parse>
   auto read(std::string_view name, Parse&& parse) {
-    return first(row(name, Type::text), parse);
+    return first(row(name), parse);
   }
 
   /// "NCCL_IB_TC=52": variables of other libraries that are in effect.
@@ -82,7 +81,7 @@ class Reader {
   const std::vector<std::string>& ignored() const { return ignored_; }
 
  private:
-  static const Variable& row(std::string_view name, std::optional<Type> type = {});
+  static const Variable& row(std::string_view name);
   /// The first of the names that is set to what `parse` understands.
   template <class Parse>
   auto first(const Variable& variable, Parse&& parse) -> std::optional<decltype(parse(Value{}))> {
@@ -112,7 +111,6 @@ class Reader {
 /// The variables of this process.
 inline double number(std::string_view name) { return Reader().number(name); }
 inline std::uint64_t unsigned_integer(std::string_view name) { return Reader().unsigned_integer(name); }
-inline std::string choice(std::string_view name) { return Reader().choice(name); }
 inline std::string text(std::string_view name) { return Reader().value(name).text; }
 
 }  // namespace deep_ep::environment

@@ -102,7 +102,7 @@ int least_level() {
   int read = static_cast<int>(Level::warn);
   std::string complaint;
   try {
-    const std::string word = environment::choice("DEEP_EP_LOG");
+    const std::string word = environment::text("DEEP_EP_LOG");
     read = static_cast<int>(std::ranges::find(kNames, word) - kNames.begin());  // kOff: off
   } catch (const std::exception& error) {
     complaint = error.what();

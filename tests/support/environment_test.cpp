@@ -58,7 +58,7 @@ TEST(Environment, EveryVariableIsDescribedAndItsDefaultIsInEffect) {
 
 TEST(Environment, WhatOthersSwitchOff) {
   const auto word = [](const char* name, Variables variables) {
-    return environment::Reader(source_of(variables)).choice(name);
+    return environment::Reader(source_of(variables)).value(name).text;
   };
   EXPECT_EQ(word("DEEP_EP_NVLINK", {{"NVSHMEM_DISABLE_P2P", "1"}}), "off");
   EXPECT_EQ(word("DEEP_EP_NVLINK", {{"NVSHMEM_DISABLE_P2P", "false"}}), "on");
@@ -71,7 +71,7 @@ TEST(Environment, WhatOthersSwitchOff) {
 
 TEST(Environment, HowMuchOthersLogIsUnderstood) {
   const auto level = [](Variables variables) {
-    return environment::Reader(source_of(variables)).choice("DEEP_EP_LOG");
+    return environment::Reader(source_of(variables)).value("DEEP_EP_LOG").text;
   };
   EXPECT_EQ(level({{"NCCL_DEBUG", "INFO"}}), "info");
   EXPECT_EQ(level({{"NCCL_DEBUG", "VERSION"}}), "warn") << "the default: it asks for a version only";
@@ -81,7 +81,7 @@ TEST(Environment, HowMuchOthersLogIsUnderstood) {
   EXPECT_EQ(level({{"EP_BUFFER_DEBUG", "0"}}), "warn");
   EXPECT_EQ(level({{"DEEP_EP_LOG", "error"}, {"NCCL_DEBUG", "INFO"}}), "error");
   environment::Reader odd(source_of({{"NCCL_DEBUG", "loud"}}));
-  EXPECT_EQ(odd.choice("DEEP_EP_LOG"), "warn");
+  EXPECT_EQ(odd.value("DEEP_EP_LOG").text, "warn");
   EXPECT_EQ(odd.ignored().size(), 1U);
 }
 
@@ -112,7 +112,7 @@ TEST(Environment, UnsignedIntegers) {
 TEST(Environment, ChoicesNameWhatIsAllowed) {
   const auto read = [](const char* value) {
     const Setting set("DEEP_EP_NIC_HANDLER", value);
-    return environment::choice("DEEP_EP_NIC_HANDLER");
+    return environment::text("DEEP_EP_NIC_HANDLER");
   };
   EXPECT_EQ(read("auto"), "auto");
   EXPECT_EQ(read("doorbell"), "doorbell");

@@ -52,7 +52,7 @@ constexpr int kTick = 5;                  ///< ms
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 AddressList find_addresses(const std::string& host, std::uint16_t port) {
-  const std::string family = environment::choice("DEEP_EP_SOCKET_FAMILY");
+  const std::string family = environment::text("DEEP_EP_SOCKET_FAMILY");
   addrinfo hints{};
   hints.ai_family = family == "AF_INET" ? AF_INET : family == "AF_INET6" ? AF_INET6 : AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;

@@ -73,7 +73,7 @@ constexpr int kHighestGidIndex = 255;
 /// A choice whose words are the names of the values of an enum.
 template <class Enum, std::size_t n>
 Enum word(Reader& reader, const char* variable, const std::array<std::string_view, n>& names) {
-  return static_cast<Enum>(std::ranges::find(names, reader.choice(variable)) - names.begin());
+  return static_cast<Enum>(std::ranges::find(names, reader.value(variable).text) - names.begin());
 }
 
 DeviceFilter parse_filter(const Value& value) {
@@ -144,7 +144,7 @@ RdmaSettings read_settings(const environment::Source& source) {
                       .value_or(WireSetting{});
   settings.rail_only = word<Choice>(reader, "DEEP_EP_RAIL_ONLY", kChoiceNames);
   settings.relaxed_ordering = word<Choice>(reader, "DEEP_EP_RDMA_RELAXED_ORDERING", kChoiceNames);
-  settings.dma_buf = reader.choice("NVSHMEM_IB_DISABLE_DMABUF") == "on";
+  settings.dma_buf = reader.value("NVSHMEM_IB_DISABLE_DMABUF").text == "on";
   PathOptions& path = settings.path;
   path.traffic_class = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_TRAFFIC_CLASS"));
   path.service_level = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_SERVICE_LEVEL"));

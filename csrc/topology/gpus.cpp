@@ -6,7 +6,6 @@
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
-#include "deep_ep/executor.hpp"
 
 namespace deep_ep::topology {
 namespace {
@@ -62,10 +61,6 @@ std::vector<Gpu> find_gpus(const SystemRoot& root) {
     gpus.push_back(std::move(gpu));
   }
   return gpus;
-}
-
-std::optional<PciAddress> cuda_device_address(int ordinal) {
-  return parse_pci_address(cuda_device_pci_address(ordinal));
 }
 
 }  // namespace deep_ep::topology

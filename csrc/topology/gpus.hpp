@@ -26,7 +26,4 @@ struct Gpu {
 /// not see are listed too, so that containers that share a machine arrive at the same GPU→NIC map.
 std::vector<Gpu> find_gpus(const SystemRoot& root);
 
-/// PCI address of the GPU that CUDA knows under this ordinal; nothing without CUDA, or if it does not know.
-std::optional<PciAddress> cuda_device_address(int ordinal);
-
 }  // namespace deep_ep::topology

@@ -53,6 +53,12 @@ TEST(EnvScript, OwnVariablesWin) {
   EXPECT_EQ(to_shell(patient).find("NCCL_IB_TC"), std::string::npos);
 }
 
+TEST(EnvScript, VariablesKeepTheirOwnWords) {
+  test::FakeMachine machine;
+  const std::string text = to_shell(patient_of(machine, {{"NVSHMEM_IB_DISABLE_DMABUF", "1"}}));
+  EXPECT_NE(text.find("\nexport NVSHMEM_IB_DISABLE_DMABUF='1'\n"), std::string::npos) << text;
+}
+
 TEST(EnvScript, AWrongVariableIsNotPassedOn) {
   test::FakeMachine machine;
   for (const char* name : {"DEEP_EP_RDMA_TRAFFIC_CLASS", "DEEP_EP_TIMEOUT_S", "DEEP_EP_DEVICE_TO_HCA_MAPPING"}) {

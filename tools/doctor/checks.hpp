@@ -40,6 +40,20 @@ struct Patient {
 /// `names`: of the variables that are set.
 Patient examine(topology::SystemRoot root, environment::Source variables, const std::vector<std::string>& names);
 
+/// A variable of the table, and its value.
+struct Assignment {
+  const environment::Variable* variable;
+  environment::Value value;  ///< in the words of the table
+  std::string name;          ///< the variable that is set, or has the default
+  std::string text;          ///< its value, in its own words
+  std::string source;        ///< "set", "stands for DEEP_EP_RDMA_TRAFFIC_CLASS", "detected: ...", "default"
+  std::string problem;       ///< why the library refuses it, or which variables of others it does not understand
+
+  bool refused() const { return source.empty(); }
+};
+/// One for each variable of the table, in its order.
+std::vector<Assignment> assignments_of(const Patient& patient);
+
 struct Check {
   std::string_view id;       ///< "D5": documents and scripts may rely on it
   std::string_view title;    ///< "GIDs"

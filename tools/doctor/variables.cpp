@@ -122,16 +122,16 @@ void check_nonblocking(const Patient& patient, Findings& findings) {
        "gIB refuses to start: \"NCCL/NET (shim) mismatch recommended\"", "unset TORCH_NCCL_USE_COMM_NONBLOCKING"});
 }
 
-/// Those that this machine's RDMA does not need, too: some run may. The parser of a text judges it.
-void check_own(const Patient& patient, Findings& findings) {
-  for (const environment::Variable& variable : environment::variables()) {
-    try {
-      environment::Reader(patient.environment).value(variable.name());
-    } catch (const InvalidArgument& error) {
-      if (error.what() == patient.refused) continue;  // said already
+/// All of the table, also those that this machine's RDMA does not need: some run may.
+void check_table(const Patient& patient, Findings& findings) {
+  for (const Assignment& row : assignments_of(patient)) {
+    if (row.refused() && row.problem != patient.refused) {
       findings.push_back(
-          {"variables", Verdict::error, error.what(), "what reads it refuses to start", "correct or unset it"});
+          {"variables", Verdict::error, row.problem, "what reads it refuses to start", "correct or unset it"});
     }
+    if (row.refused() || row.value.name.empty() || environment::is_own(row.name)) continue;
+    findings.push_back({"variables", Verdict::note, fmt::format("{}={}", row.name, row.text),
+                        "in effect here too; a DEEP_EP_ variable would win"});
   }
 }
 
@@ -163,21 +163,6 @@ void check_listed_devices(const Patient& patient, Findings& findings) {
   }
 }
 
-/// Those of other libraries that are in effect here: what RDMA reads, and the rest of the table.
-std::vector<std::string> taken_variables(const Patient& patient) {
-  std::vector<std::string> taken = patient.settings.taken;
-  for (const char* name : {"DEEP_EP_NVLINK", "DEEP_EP_MNNVL", "DEEP_EP_SOCKET_IFNAME", "DEEP_EP_SOCKET_FAMILY"}) {
-    environment::Reader reader(patient.environment);
-    try {
-      reader.value(name);
-    } catch (const InvalidArgument&) {
-      continue;  // check_own() says it
-    }
-    taken.insert(taken.end(), reader.taken().begin(), reader.taken().end());
-  }
-  return taken;
-}
-
 }  // namespace
 
 std::span<const ForeignVariable> foreign_variables() { return kForeign; }
@@ -188,14 +173,11 @@ void check_variables(const Patient& patient, Findings& findings) {
                         "every call that needs RDMA fails with this text; the rest of this report ignores it",
                         "correct the variable, or unset it: the map is then found automatically"});
   }
-  check_own(patient, findings);
+  check_table(patient, findings);
   for (const tools::UnknownVariable& unknown : tools::unknown_of(patient.variable_names)) {
     findings.push_back({"variables", Verdict::warning,
                         fmt::format("{} is set, but there is no such variable", unknown.name), "nothing reads it",
                         fmt::format("did you mean {}? See deep_ep env", unknown.nearest)});
-  }
-  for (const std::string& taken : taken_variables(patient)) {
-    findings.push_back({"variables", Verdict::note, taken, "in effect here too; a DEEP_EP_ variable would win"});
   }
   check_foreign(patient, findings);
   check_folders(patient, findings);

@@ -8,20 +8,6 @@
 
 namespace deep_ep::tools {
 
-/// A variable of the table, and its value.
-struct Assignment {
-  const environment::Variable* variable;
-  environment::Value value;  ///< in the words of the table
-  std::string name;          ///< the variable that is set, or has the default
-  std::string text;          ///< its value, in its own words
-  std::string source;        ///< "set", "stands for DEEP_EP_RDMA_TRAFFIC_CLASS", "detected: ...", "default"
-  std::string problem;       ///< why the library refuses it, or which variables of others it does not understand
-
-  bool refused() const { return source.empty(); }
-};
-
-/// One for each variable of the table, in its order.
-std::vector<Assignment> assignments_of(const Patient& patient);
 /// "GPU 3 (...): no NIC: ..."
 std::vector<std::string> gpus_without_nic(const Patient& patient);
 

@@ -88,6 +88,16 @@ has those that it reads in place of its own.
 
 }  // namespace
 
+std::vector<std::string> gpus_without_nic(const Patient& patient) {
+  std::vector<std::string> notes;
+  for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
+    const auto& row = patient.map.rows[i];
+    if (!row.nics.empty() || !patient.map.gpus[i].cuda_id) continue;
+    notes.push_back(fmt::format("{}: no NIC: {}", patient.map.gpus[i].text(), row.problem));
+  }
+  return notes;
+}
+
 std::string quoted_for_shell(const std::string& text) {
   std::string result = "'";
   for (const char c : text) {

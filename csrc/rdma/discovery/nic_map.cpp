@@ -263,15 +263,16 @@ const std::vector<NicAssignment>& nics_of(const NicMap& map, std::size_t gpu) {
 }
 
 const std::vector<NicAssignment>& nics_of_cuda_device(const NicMap& map, int ordinal) {
-  const auto gpu = std::ranges::find(map.gpus, topology::cuda_device_address(ordinal),
-                                     [](const Gpu& one) { return one.pci.address; });
+  const std::string place = cuda_device_pci_address(ordinal);
+  const auto gpu = std::ranges::find(map.gpus, topology::parse_pci_address(place),
+                                     [](const Gpu& candidate) { return candidate.pci.address; });
   if (gpu == map.gpus.end()) {
     fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more",
                       map.nics.empty()
                           ? why_no_rdma(map)
                           : fmt::format("CUDA device {} (at {}) is neither in /proc/driver/nvidia/gpus nor in "
                                         "/sys/bus/pci/devices",
-                                        ordinal, cuda_device_pci_address(ordinal)));
+                                        ordinal, place));
   }
   return nics_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
 }

@@ -51,7 +51,6 @@ class LocalEnds final : public Ends {
     }
     for (std::size_t end = 0; end < options.ends(); ++end) {
       pairs_.push_back({.number = static_cast<std::uint32_t>(1 + end), .peer = options.peer(end)});
-      wire->add_queue_pair(pairs_.back().number);
     }
     wire_ = wrap ? wrap(std::move(wire)) : std::move(wire);
     handler_.emplace(*wire_, rings_, pairs_, "wire local");

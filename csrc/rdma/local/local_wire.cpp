@@ -19,8 +19,6 @@ void LocalWire::add_memory(std::uint32_t key, void* base, std::size_t bytes) {
   regions_[key] = {static_cast<std::byte*>(base), bytes};
 }
 
-void LocalWire::add_queue_pair(std::uint32_t number) { failed_[number] = false; }
-
 std::byte* LocalWire::find(const device::rdma::KeyedAddress& place, std::uint64_t bytes) const {
   const auto region = regions_.find(place.key);
   if (region == regions_.end()) return nullptr;
@@ -69,7 +67,7 @@ Syndrome LocalWire::execute(const Operation& operation) {
 
 std::size_t LocalWire::post(std::span<const Operation> operations) {
   for (const Operation& operation : operations) {
-    bool& failed = failed_.at(operation.queue_pair);
+    bool& failed = failed_[operation.queue_pair];
     if (failed) continue;
     const Syndrome syndrome = execute(operation);
     failed = syndrome != Syndrome::none;

@@ -14,7 +14,7 @@
 namespace deep_ep::rdma {
 
 /// Checks what a device checks: keys, bounds, alignment of additions. Operations are executed in post(), in its order.
-/// Memory and queue pairs are made known before the handler starts to use them.
+/// Memory is made known before the handler starts to use it; queue pairs need not be.
 class LocalWire final : public Wire {
  public:
   /// Without an executor heaps are ordinary memory of this process, and additions are atomic among all processes. Else
@@ -26,7 +26,6 @@ class LocalWire final : public Wire {
   /// Makes `bytes` from `base` known under a key, with addresses that start at 0. Every heap that operations read or
   /// write needs one, this rank's and the peers'; ranks agree on the keys.
   void add_memory(std::uint32_t key, void* base, std::size_t bytes);
-  void add_queue_pair(std::uint32_t number);
 
   std::size_t post(std::span<const Operation> operations) override;
   std::size_t poll(std::span<WireCompletion> completions) override;

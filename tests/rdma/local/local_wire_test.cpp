@@ -19,8 +19,6 @@ class LocalWireTest : public testing::TestWithParam<Through> {
   LocalWireTest() : wire_(GetParam() == Through::host ? nullptr : make_host_executor()) {
     wire_.add_memory(1, mine_.data(), 64);
     wire_.add_memory(2, theirs_.data(), 64);
-    wire_.add_queue_pair(10);
-    wire_.add_queue_pair(11);
   }
 
   static Operation write(std::uint64_t id, std::uint64_t local, std::uint64_t remote, std::uint32_t length) {
@@ -71,13 +69,11 @@ TEST_P(LocalWireTest, ChecksKeysBoundsAndAlignment) {
   };
   std::uint32_t number = 100;
   for (auto& c : cases) {
-    wire_.add_queue_pair(++number);
-    c.operation.queue_pair = number;
+    c.operation.queue_pair = ++number;
     EXPECT_EQ(result(c.operation), c.syndrome);
   }
-  wire_.add_queue_pair(++number);
   Operation unknown = write(0, 0, 0, 8);
-  unknown.queue_pair = number;
+  unknown.queue_pair = ++number;
   unknown.remote.key = 9;
   EXPECT_EQ(result(unknown), Syndrome::remote_access);
 }

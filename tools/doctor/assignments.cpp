@@ -1,8 +1,8 @@
-#include "tools/env/env.hpp"
-
+// `deep_ep env` and `deep_ep doctor`: which variables have which value here, and why.
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -30,15 +30,15 @@ Assignment assignment_of(const environment::Variable& variable, const Patient& p
     const environment::Value value = reader.value(name);
     Assignment result{&variable,  value,     name,
                       value.text, "default", fmt::format("{}", fmt::join(reader.ignored(), "; "))};
-    if (value.name == name) {
+    if (!value.name.empty()) {
       // Of RDMA's texts, too.
-      if (patient.refused.find(fmt::format(" {}=", name)) != std::string::npos) throw InvalidArgument(patient.refused);
-      result.source = "set";
-    } else if (!value.name.empty()) {
+      if (patient.refused.find(fmt::format(" {}=", value.name)) != std::string::npos) {
+        throw InvalidArgument(patient.refused);
+      }
       // In its own words: what is translated may mean less (an index of NCCL's binds no NIC that lacks that GID).
       result.name = value.name;
       result.text = patient.environment(value.name).value_or("");
-      result.source = fmt::format("stands for {}", name);
+      result.source = value.name == name ? "set" : fmt::format("stands for {}", name);
     } else if (std::string mapping = name == kMapping ? mapping_of(patient) : ""; !mapping.empty()) {
       result.text = std::move(mapping);
       result.source = "detected: the automatic choice for this machine's GPUs and NICs";
@@ -58,16 +58,6 @@ std::vector<Assignment> assignments_of(const Patient& patient) {
     all.push_back(assignment_of(variable, patient));
   }
   return all;
-}
-
-std::vector<std::string> gpus_without_nic(const Patient& patient) {
-  std::vector<std::string> notes;
-  for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
-    const auto& row = patient.map.rows[i];
-    if (!row.nics.empty() || !patient.map.gpus[i].cuda_id) continue;
-    notes.push_back(fmt::format("{}: no NIC: {}", patient.map.gpus[i].text(), row.problem));
-  }
-  return notes;
 }
 
 }  // namespace deep_ep::tools

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/polled.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/meeting_point.hpp"
@@ -217,6 +218,52 @@ TEST(CallbackBootstrap, ItsExceptionsReachTheCaller) {
       0, 2, [](std::span<const std::byte>, std::span<std::byte>) { throw std::domain_error("cable unplugged"); });
   EXPECT_THROW(bootstrap->barrier(), std::domain_error);
   EXPECT_THROW(make_callback_bootstrap(0, 1, nullptr), InvalidArgument);
+}
+
+/// The gather of one rank, done after `looks`.
+struct FakeTransport {
+  static constexpr const char* name = "fakes";
+  explicit FakeTransport(int looks) : left(looks) { ++alive; }
+  ~FakeTransport() { --alive; }
+  FakeTransport(const FakeTransport&) = delete;
+  FakeTransport& operator=(const FakeTransport&) = delete;
+  static int rank() { return 0; }
+  static int size() { return 1; }
+  void start(std::span<const std::byte> given, std::size_t bytes) {
+    require(bytes == given.size(), "another number of bytes");
+    mine.assign(given.begin(), given.end());
+  }
+  bool done() { return left == 0 || --left == 0; }
+  void take(std::span<std::byte> all) const { std::ranges::copy(mine, all.begin()); }
+
+  int left;
+  std::vector<std::byte> mine;
+  inline static int alive = 0;
+};
+
+TEST(PolledBootstrap, WaitsUntilTheTransportIsDone) {
+  exercise(*make_polled_bootstrap(std::make_unique<FakeTransport>(3), patience()));
+  EXPECT_EQ(FakeTransport::alive, 0);
+}
+
+TEST(PolledBootstrap, AFailureEndsTheGroupAndLeavesTheTransport) {
+  const std::function<void()> ends = [looks = 0]() mutable {
+    if (++looks == 3) throw PeerLeft("the process of rank 1 has ended");
+  };
+  for (const bool by_deadline : {true, false}) {
+    auto transport = std::make_unique<FakeTransport>(-1);
+    const std::unique_ptr<FakeTransport> stays(transport.get());
+    const auto bootstrap = make_polled_bootstrap(std::move(transport), by_deadline ? 0.01 : patience());
+    if (by_deadline) {
+      EXPECT_THROW(bootstrap->barrier(), TimeoutError);
+    } else {
+      const WaitEnd wait(ends);
+      EXPECT_THROW(bootstrap->barrier(), PeerLeft);
+    }
+    stays->left = 0;
+    EXPECT_THROW(bootstrap->barrier(), TimeoutError) << "though the transport is done now";
+  }
+  EXPECT_EQ(FakeTransport::alive, 0) << "freed here, not by the group";
 }
 
 TEST(Agreement, AFailureOfOneRankIsEverybodys) {

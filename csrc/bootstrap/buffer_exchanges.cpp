@@ -204,10 +204,14 @@ std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mi
   // Only now: a rank that is refused for its arguments has not begun.
   if (next_.buffer == 0 && next_.purpose == Purpose::making) next_.buffer = buffers_->propose();
   const WaitEnd ends(end_waits_);
-  return exchange(*group_, *buffers_, next_, mine);
+  failed_ = true;
+  std::vector<std::byte> all = exchange(*group_, *buffers_, next_, mine);
+  failed_ = false;
+  return all;
 }
 
 void BufferExchanges::tell_failure(std::string_view what, std::string_view why) noexcept {
+  if (failed_) return;
   try {
     std::string text = fmt::format("{} failed on rank {}: {}", what, rank(), why);
     text.resize(std::min(text.size(), sizeof(Frame::part)));
@@ -222,6 +226,7 @@ void BufferExchanges::tell_failure(std::string_view what, std::string_view why) 
 void BufferExchanges::begin(Purpose purpose) {
   next_.purpose = purpose;
   next_.step = 0;
+  failed_ = false;
 }
 
 void BufferExchanges::leave() noexcept {

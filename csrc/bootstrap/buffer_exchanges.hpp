@@ -90,7 +90,8 @@ class BufferExchanges final : public Bootstrap {
   /// @throws PeerLeft, RankMismatch, and what the group's throws.
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override;
 
-  /// Tells the others, in their next exchange, that `what` failed here, and why.
+  /// Tells the others, in their next exchange, that `what` failed here, and why. Not where the last exchange failed:
+  /// the ranks know that failure, or cannot be told.
   void tell_failure(std::string_view what, std::string_view why) noexcept;
 
   /// Asked while an exchange waits: throws PeerLeft where a rank will not come. Empty: nobody knows.
@@ -106,6 +107,7 @@ class BufferExchanges final : public Bootstrap {
   std::shared_ptr<BuffersOfGroup> buffers_;
   ExchangeHeader next_;
   std::function<void()> end_waits_;
+  bool failed_ = false;  ///< the last exchange
   bool over_ = false;
 };
 

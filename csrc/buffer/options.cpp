@@ -147,15 +147,9 @@ LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::
 
 AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device) {
   AgreedOptions agreed;
-  BufferOptions& mine = agreed.options;
-  Facts facts;
-  facts.device = device;
-  agree(bootstrap, "reading the options of a Buffer", [&] {
-    mine = with_environment(options, bootstrap.size());
-    facts.timeout_s = timeout_in_effect(options.timeout_s);
-    std::ranges::transform(numbers_of(mine), facts.options.begin(), &Number::value);
-    facts.process = this_process();
-  });
+  BufferOptions& mine = agreed.options = with_environment(options, bootstrap.size());
+  Facts facts{.timeout_s = timeout_in_effect(options.timeout_s), .device = device, .process = this_process()};
+  std::ranges::transform(numbers_of(mine), facts.options.begin(), &Number::value);
   const std::vector<Facts> all = all_gather_values(bootstrap, facts);
   check_same_options(mine, all, bootstrap.rank());
   mine.timeout_s = mine.low_latency.masking ? longest_timeout(all, bootstrap.rank()) : facts.timeout_s;

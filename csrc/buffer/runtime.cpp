@@ -53,21 +53,18 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
   rank_ = bootstrap_->rank();
   num_ranks_ = bootstrap_->size();
   try {
-    make(std::move(executor), options);
+    const std::shared_ptr<Backend> backend = backend_of(executor);
+    check_ranks(*bootstrap_);
+    agree(*bootstrap_, "making a Buffer", [&] { make(backend, options); });
   } catch (...) {
     bootstrap_->leave();  // others may still wait for this rank
     throw;
   }
 }
 
-void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& options) {
-  std::shared_ptr<Backend> backend = backend_of(executor);
-  check_ranks(*bootstrap_);
-  DeviceIdentity identity;
-  agree(*bootstrap_, "asking which ranks share a device", [&] {
-    backend->make_current();
-    identity = backend->identity();
-  });
+void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions& options) {
+  backend->make_current();
+  const DeviceIdentity identity = backend->identity();
   AgreedOptions agreed = agree_on_options(*bootstrap_, options, identity);
   options_ = std::move(agreed.options);
   timeout_s_ = *options_.timeout_s;
@@ -75,10 +72,8 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   check_shared_memory(*backend);
   policy_ = share_device(backend->policy(), identity, agreed.devices);
 
-  agree(*bootstrap_, "making the communication stream", [&] {
-    comm_stream_ = options_.comm_stream;
-    executor_ = comm_stream_ != nullptr ? backend : with_stream(backend, comm_stream_ = backend->create_stream());
-  });
+  comm_stream_ = options_.comm_stream;
+  executor_ = comm_stream_ != nullptr ? backend : with_stream(backend, comm_stream_ = backend->create_stream());
   join_control_plane();
 
   for (const int nodes : {1, 2}) {  // throws for wrong options before memory is made
@@ -95,16 +90,14 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
     plan_.choose_lanes(nodes_, wire);
     connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), std::move(wire));
   }
-  agree(*bootstrap_, "allocating memory for a Buffer", [&] {
-    const std::shared_ptr<std::byte> for_tensors(heap_, heap_->local() + layout().arena_at());
-    auto arena = std::make_shared<Arena>(executor_, for_tensors, heap_->bytes() - layout().arena_at());
-    calls_ = CallContext{.executor = executor_,
-                         .comm_stream = comm_stream_,
-                         .arena = std::move(arena),
-                         .result_tensors = options_.result_tensors};
-    faults_.emplace(*calls_, executor_, rank(), num_ranks(), timeout_s_,
-                    membership_ == nullptr ? nullptr : control_words_, membership_, options_.low_latency.masking);
-  });
+  const std::shared_ptr<std::byte> for_tensors(heap_, heap_->local() + layout().arena_at());
+  auto arena = std::make_shared<Arena>(executor_, for_tensors, heap_->bytes() - layout().arena_at());
+  calls_ = CallContext{.executor = executor_,
+                       .comm_stream = comm_stream_,
+                       .arena = std::move(arena),
+                       .result_tensors = options_.result_tensors};
+  faults_.emplace(*calls_, executor_, rank(), num_ranks(), timeout_s_,
+                  membership_ == nullptr ? nullptr : control_words_, membership_, options_.low_latency.masking);
   normal_mode = std::make_unique<NormalMode>(*this);
   if (options_.low_latency.bytes != 0) low_latency = std::make_unique<LowLatency>(*this);
   faults_->explain_timeouts_by([this] { return describe_health(); });
@@ -126,14 +119,10 @@ Runtime::~Runtime() {
 }
 
 void Runtime::join_control_plane() {
-  std::shared_ptr<control::Plane> plane;
-  agree(*bootstrap_, "starting the control plane", [&] {
-    plane = control::Plane::of_process();
-    control_words_ = pinned_memory<ControlWords>(executor_);
-  });
+  control_words_ = pinned_memory<ControlWords>(executor_);
   ControlWords& words = *control_words_;
   membership_ = control::Membership::join(
-      plane, *bootstrap_,
+      control::Plane::of_process(), *bootstrap_,
       {.changes = &words.changes,
        .ended = &words.ended,
        .lost = words.lost,
@@ -333,14 +322,15 @@ void Runtime::check_newcomers(const AgreedOptions& agreed, const std::vector<boo
 void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks) {
   if (!group) throw InvalidArgument("replace_ranks: group is null");
   const std::shared_ptr<BufferExchanges> exchanges = BufferExchanges::over(group);
-  // These are the exchanges of Runtime::Runtime, which the new processes are in.
-  std::vector<bool> is_new;
-  agree(*exchanges, "replacing ranks", [&] {
-    is_new = check_replaced(*exchanges, ranks);
-    low_latency->begin_resume();
-  });
+  agree(*exchanges, "replacing ranks", [&] { replace(exchanges, ranks); });
+}
+
+/// By the exchanges of make(), which the new processes are in.
+void Runtime::replace(const std::shared_ptr<BufferExchanges>& exchanges, std::span<const int> ranks) {
+  const std::vector<bool> is_new = check_replaced(*exchanges, ranks);
+  low_latency->begin_resume();
   const AgreedOptions agreed = agree_on_options(*exchanges, options_, executor_->identity());
-  agree(*exchanges, "replacing ranks", [&] { check_newcomers(agreed, is_new); });
+  check_newcomers(agreed, is_new);
   membership_->replace(*exchanges, !of_one_network(agreed.processes));
   heap_->admit(*exchanges, is_new);
   exchanges->barrier();

@@ -107,10 +107,11 @@ class Runtime {
   std::unique_ptr<LowLatency> low_latency;  ///< null without memory for it
 
  private:
-  void make(std::shared_ptr<Executor> executor, const BufferOptions& options);
+  void make(const std::shared_ptr<Backend>& backend, const BufferOptions& options);
   void join_control_plane();
   void end_waits_for_the_gone() const;
   std::vector<bool> check_replaced(const Bootstrap& group, std::span<const int> ranks) const;
+  void replace(const std::shared_ptr<BufferExchanges>& exchanges, std::span<const int> ranks);
   void check_newcomers(const AgreedOptions& agreed, const std::vector<bool>& is_new) const;
   std::string describe_normal_mode() const;
   std::string describe_heap() const;

@@ -35,8 +35,7 @@ auto load(const auto& words, int rank) { return __atomic_load_n(&words[index(ran
 
 /// Collective: the processes of all ranks.
 std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, bool by_tcp, bool was_there) {
-  ProcessInfo mine;
-  agree(bootstrap, "joining the control plane", [&] { mine = plane.info(by_tcp); });
+  ProcessInfo mine = plane.info(by_tcp);
   mine.was_there = was_there ? 1 : 0;
   return all_gather_values(bootstrap, mine);
 }
@@ -61,11 +60,7 @@ std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane
       log::info("control: off on rank {}, so a lost rank ends waits at their deadlines", where);
     return nullptr;
   }
-  std::unique_ptr<Membership> membership;
-  agree(bootstrap, "connecting the control plane", [&] {
-    membership = std::make_unique<Membership>(plane, ranks[0].buffer, bootstrap.rank(), ranks, words, options);
-  });
-  return membership;
+  return std::make_unique<Membership>(plane, ranks[0].buffer, bootstrap.rank(), ranks, words, options);
 }
 
 Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int rank, std::span<const ProcessInfo> ranks,
@@ -185,11 +180,9 @@ void Membership::resume() {
 
 void Membership::replace(Bootstrap& bootstrap, bool by_tcp) {
   const std::vector<ProcessInfo> ranks = exchange_infos(*plane_, bootstrap, by_tcp, true);
-  agree(bootstrap, "connecting the control plane to new processes", [&] {
-    std::unique_lock lock(plane_->mutex_);
-    begin(ranks[0].buffer, ranks);
-    plane_->connect(*this, lock);
-  });
+  std::unique_lock lock(plane_->mutex_);
+  begin(ranks[0].buffer, ranks);
+  plane_->connect(*this, lock);
 }
 
 std::string Membership::describe_process(int rank) const {

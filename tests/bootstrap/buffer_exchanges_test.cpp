@@ -188,6 +188,17 @@ TEST_P(BufferExchangesTest, AStepThatFailsOnOneRankFailsOnAllInTheirNextExchange
   });
 }
 
+/// A step may have exchanges. No rank waits to tell of one that has failed.
+TEST(BufferExchanges, AnExchangeThatFailedIsNotToldOf) {
+  int gathers = 0;
+  BufferExchanges buffer(make_callback_bootstrap(0, 2, [&](auto, auto) {
+    ++gathers;
+    throw std::domain_error("cable unplugged");
+  }));
+  thrown<std::domain_error>([&] { agree(buffer, "boiling water", [&] { meet_others(buffer); }); });
+  EXPECT_EQ(gathers, 1);
+}
+
 TEST_P(BufferExchangesTest, WhatTheProgramExchangesItselfIsNotTakenForAnExchange) {
   on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
     BufferExchanges buffer(group);

@@ -86,5 +86,16 @@ TEST(Creation, ManyQueuePairsTakeNoMoreExchanges) {
   EXPECT_EQ(many.heaps, 1);
 }
 
+/// Wherever that is: here where no rank sees it of the others.
+TEST(Creation, AFailureOfOneRankIsToldToAll) {
+  const auto errors = run_rank_threads(3, [](const auto& bootstrap) {
+    HostExecutorOptions host;
+    if (bootstrap->rank() == 1) host.max_shared_bytes = std::size_t{8} << 10;
+    const Buffer buffer(bootstrap, make_host_executor(host), {.heap_bytes = std::size_t{4} << 20});
+  });
+  EXPECT_TRUE(errors[1].starts_with("the executor gives a block 8.00 KiB of shared memory")) << errors[1];
+  for (const std::size_t rank : {0, 2}) EXPECT_EQ(errors[rank], "making a Buffer failed on rank 1: " + errors[1]);
+}
+
 }  // namespace
 }  // namespace deep_ep::test

@@ -33,13 +33,20 @@ using deep_ep::InvalidArgument;
 
 thread_local std::string last_error;
 
-deep_ep_status failed(deep_ep_status status, const char* text) noexcept {
-  try {
-    last_error = text;
-  } catch (const std::bad_alloc&) {
-    last_error.clear();
-  }
-  return status;
+template <class Kind>
+bool is(const std::exception& error) {
+  return dynamic_cast<const Kind*>(&error) != nullptr;
+}
+
+/// Classes before those that they derive from.
+deep_ep_status kind_of(const std::exception& error) {
+  if (is<deep_ep::RankMismatch>(error)) return DEEP_EP_RANK_MISMATCH;
+  if (is<deep_ep::Unsupported>(error)) return DEEP_EP_UNSUPPORTED;
+  if (is<InvalidArgument>(error)) return DEEP_EP_INVALID_ARGUMENT;
+  if (is<deep_ep::OutOfMemory>(error) || is<std::bad_alloc>(error)) return DEEP_EP_OUT_OF_MEMORY;
+  if (is<deep_ep::TimeoutError>(error)) return DEEP_EP_TIMEOUT;
+  if (is<deep_ep::UseAfterDestroy>(error)) return DEEP_EP_DESTROYED;
+  return is<deep_ep::SystemError>(error) ? DEEP_EP_SYSTEM_ERROR : DEEP_EP_ERROR;
 }
 
 /// The status of `call`. No exception crosses into the caller's language.
@@ -48,24 +55,13 @@ deep_ep_status status_of(Call call) noexcept {
   try {
     call();
     return DEEP_EP_OK;
-  } catch (const deep_ep::RankMismatch& error) {
-    return failed(DEEP_EP_RANK_MISMATCH, error.what());
-  } catch (const deep_ep::Unsupported& error) {
-    return failed(DEEP_EP_UNSUPPORTED, error.what());
-  } catch (const InvalidArgument& error) {
-    return failed(DEEP_EP_INVALID_ARGUMENT, error.what());
-  } catch (const deep_ep::OutOfMemory& error) {
-    return failed(DEEP_EP_OUT_OF_MEMORY, error.what());
-  } catch (const deep_ep::TimeoutError& error) {
-    return failed(DEEP_EP_TIMEOUT, error.what());
-  } catch (const deep_ep::UseAfterDestroy& error) {
-    return failed(DEEP_EP_DESTROYED, error.what());
-  } catch (const deep_ep::SystemError& error) {
-    return failed(DEEP_EP_SYSTEM_ERROR, error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(DEEP_EP_OUT_OF_MEMORY, "the host has no memory");
   } catch (const std::exception& error) {
-    return failed(DEEP_EP_ERROR, error.what());
+    try {
+      last_error = is<std::bad_alloc>(error) ? "the host has no memory" : error.what();
+    } catch (const std::bad_alloc&) {
+      last_error.clear();
+    }
+    return kind_of(error);
   }
 }
 
@@ -88,29 +84,26 @@ Struct known(const Struct* theirs, const char* name) {
   return mine;
 }
 
+/// The library refuses shapes that cannot be.
 deep_ep::TensorView view_of(const deep_ep_tensor& tensor, const char* name, const deep_ep::Buffer& buffer) {
   if (tensor.dtype < DEEP_EP_BOOLEAN || tensor.dtype > DEEP_EP_FLOAT8_E5M2) {
     throw InvalidArgument(std::string(name) + ".dtype is " + std::to_string(tensor.dtype) + ", allowed: 0 to 8");
-  }
-  if (tensor.dims < 0 || tensor.dims > deep_ep::TensorSpec::kMaxDims) {
-    throw InvalidArgument(std::string(name) + ".dims is " + std::to_string(tensor.dims) + ", allowed: 0 to 4");
   }
   deep_ep::TensorView view;
   view.dtype = static_cast<deep_ep::DType>(tensor.dtype);
   view.device = buffer.executor().device();
   view.dims = tensor.dims;
   view.data = tensor.data;
+  std::ranges::copy(tensor.shape, view.shape.begin());
   std::int64_t stride = 1;
-  for (int dim = tensor.dims - 1; dim >= 0; --dim) {
-    const auto at = static_cast<std::size_t>(dim);
-    if (tensor.shape[at] < 0) {
-      throw InvalidArgument(std::string(name) + ".shape has a negative size: " + std::to_string(tensor.shape[at]));
-    }
-    view.shape[at] = tensor.shape[at];
-    view.strides[at] = stride;
-    stride *= std::max<std::int64_t>(tensor.shape[at], 1);
+  for (int dim = std::clamp(tensor.dims, 0, deep_ep::TensorSpec::kMaxDims) - 1; dim >= 0; --dim) {
+    view.strides[static_cast<std::size_t>(dim)] = stride;
+    stride *= std::max<std::int64_t>(view.size(dim), 1);
   }
   return view;
+}
+deep_ep::TensorView view_of(const deep_ep_tensor* tensor, const char* name, const deep_ep::Buffer& buffer) {
+  return view_of(given(tensor, name), name, buffer);
 }
 
 std::optional<deep_ep::ConstTensorView> optional_view(const deep_ep_tensor* tensor, const char* name,
@@ -140,13 +133,13 @@ std::shared_ptr<deep_ep::Bootstrap> bootstrap_of(const deep_ep_options& options)
       });
 }
 
-/// The result of `call`, which fills it, in `*result`.
+/// The result of `call` of the buffer, which fills it, in `*result`.
 template <class Call>
-deep_ep_status result_of(deep_ep_result** result, Call call) noexcept {
+deep_ep_status result_of(deep_ep_buffer* buffer, deep_ep_result** result, Call call) noexcept {
   return status_of([&] {
     given(result, "result") = nullptr;
     auto made = std::make_unique<deep_ep_result>();
-    call(*made);
+    call(given(buffer, "buffer").buffer, *made);
     *result = made.release();
   });
 }
@@ -195,8 +188,7 @@ deep_ep_status deep_ep_synchronize(deep_ep_buffer* buffer) {
 
 deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_arguments* arguments, void* stream,
                                 deep_ep_result** result) {
-  return result_of(result, [&](deep_ep_result& made) {
-    auto& of = given(buffer, "buffer").buffer;
+  return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
     const auto theirs = known(arguments, "arguments");
     const deep_ep::CallOptions call{.stream = stream};
     deep_ep::DispatchArguments mine;
@@ -219,10 +211,9 @@ deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_a
 
 deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* dispatched,
                                        const deep_ep_tensor* x, void* stream, deep_ep_result** result) {
-  return result_of(result, [&](deep_ep_result& made) {
-    auto& of = given(buffer, "buffer").buffer;
+  return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
     deep_ep::DispatchArguments mine;
-    mine.x = view_of(given(x, "x"), "x", of);
+    mine.x = view_of(x, "x", of);
     mine.handle = &handle_of(dispatched);
     keep(made, DEEP_EP_RECV_X, of.dispatch(mine, {.stream = stream}).recv_x);
   });
@@ -230,10 +221,9 @@ deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_res
 
 deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* dispatched, const deep_ep_tensor* x,
                                const deep_ep_tensor* topk_weights, void* stream, deep_ep_result** result) {
-  return result_of(result, [&](deep_ep_result& made) {
-    auto& of = given(buffer, "buffer").buffer;
+  return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
     deep_ep::CombineArguments mine;
-    mine.x = view_of(given(x, "x"), "x", of);
+    mine.x = view_of(x, "x", of);
     mine.handle = &handle_of(dispatched);
     mine.topk_weights = optional_view(topk_weights, "topk_weights", of);
     const auto got = of.combine(mine, {.stream = stream});
@@ -244,8 +234,7 @@ deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* dis
 
 deep_ep_status deep_ep_low_latency_dispatch(deep_ep_buffer* buffer, const deep_ep_low_latency_arguments* arguments,
                                             void* stream, deep_ep_result** result) {
-  return result_of(result, [&](deep_ep_result& made) {
-    auto& of = given(buffer, "buffer").buffer;
+  return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
     const auto theirs = known(arguments, "arguments");
     deep_ep::LowLatencyDispatchArguments mine;
     mine.x = view_of(theirs.x, "x", of);
@@ -270,10 +259,10 @@ deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep
     const auto& handle = given(dispatched, "dispatched").low_latency;
     if (!handle) throw InvalidArgument("dispatched is no result of deep_ep_low_latency_dispatch");
     deep_ep::LowLatencyCombineArguments mine;
-    mine.x = view_of(given(x, "x"), "x", of);
-    mine.topk_idx = view_of(given(topk_idx, "topk_idx"), "topk_idx", of);
-    mine.topk_weights = view_of(given(topk_weights, "topk_weights"), "topk_weights", of);
-    mine.out = view_of(given(out, "out"), "out", of);
+    mine.x = view_of(x, "x", of);
+    mine.topk_idx = view_of(topk_idx, "topk_idx", of);
+    mine.topk_weights = view_of(topk_weights, "topk_weights", of);
+    mine.out = view_of(out, "out", of);
     mine.handle = &*handle;
     of.low_latency_combine(mine, {.stream = stream});
   });

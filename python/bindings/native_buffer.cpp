@@ -32,7 +32,6 @@ struct BufferSetup {
   std::shared_ptr<Bootstrap> bootstrap;
   int device = -1;                 ///< a GPU's ordinal, -1 for the CPU
   std::uintptr_t comm_stream = 0;  ///< of the framework, lives as long as the process; 0 on the CPU
-  double timeout_s = -1;           ///< below 0: DEEP_EP_TIMEOUT_S
   py::object results;              ///< deep_ep.results.Results
   BufferOptions options;           ///< heap_bytes: of received tensors
 };
@@ -254,7 +253,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     }
     options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
     options.result_tensors = make_framework_results(setup.results, leftovers_);
-    if (setup.timeout_s >= 0) options.timeout_s = setup.timeout_s;
     const py::gil_scoped_release released;
     executor_ = on_cpu() ? make_host_executor() : gpu_executor(setup.device);
     buffer_ = std::make_shared<Buffer>(setup.bootstrap, executor_, options);
@@ -633,7 +631,7 @@ void define_buffer(py::module_& module) {
     with("low_latency_bytes", setup.options.low_latency.bytes);
     with("low_latency_masking", setup.options.low_latency.masking);
     with("allow_nvlink_for_low_latency", setup.options.low_latency.allow_nvlink);
-    with("timeout_s", setup.timeout_s);
+    with("timeout_s", setup.options.timeout_s);
     with("num_qps_per_rank", setup.options.internode.num_qps_per_rank);
     with("results", setup.results);
   };

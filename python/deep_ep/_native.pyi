@@ -40,7 +40,7 @@ class Buffer:
         low_latency_bytes: int,
         low_latency_masking: bool,
         allow_nvlink_for_low_latency: bool,
-        timeout_s: float,
+        timeout_s: Optional[float],
         num_qps_per_rank: int,
         results: Any,
         /,

@@ -44,14 +44,14 @@ class NativeOwner:
         memory: int,
         between_nodes: Tuple[int, int],
         low_latency: Tuple[int, bool, bool] = (0, False, True),
-        timeout_s: float = -1.0,
+        timeout_s: Optional[float] = None,
         num_qps_per_rank: int = 0,
         window_bytes: int = 0,
         stream: Optional[torch.cuda.Stream] = None,
     ) -> None:
         """Collective: makes the native buffer of ``group``, with ``memory`` bytes for received tensors. ``between_nodes``: takes
         the place of ``memory`` and ``window_bytes`` with several nodes; ``low_latency``: bytes, masking, allow_nvlink;
-        ``timeout_s`` below 0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``window_bytes``: of
+        ``timeout_s`` ``None``: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``window_bytes``: of
         the heap, for what comes in passes; 0: as the library wants; ``stream``: the communication stream, by default a new one."""
         device = device_of(self.group)
         if device.type == "cuda" and not is_communicator(self.group):

@@ -214,7 +214,7 @@ class ElasticBuffer(NativeOwner):
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
         self._make(
             memory // 2 + _PAGE + self.num_lb_bytes,
-            timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
+            timeout_s=None if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
             # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
             # copies rows into the heap, and the window is as the library has it, of what is left without memory for
             # replicas.

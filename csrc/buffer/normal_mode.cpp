@@ -28,13 +28,10 @@ int num_experts(const DispatchArguments& arguments) {
 
 void check_layout(const DispatchArguments& arguments, const Runtime& runtime) {
   const std::int64_t tokens = arguments.x.size(0);
-  for (const auto& [name, tensor] : {std::pair("num_tokens_per_rank", &arguments.num_tokens_per_rank),
-                                     std::pair("is_token_in_rank", &arguments.is_token_in_rank),
+  for (const auto& [name, tensor] : {std::pair("is_token_in_rank", &arguments.is_token_in_rank),
                                      std::pair("num_tokens_per_expert", &arguments.num_tokens_per_expert)}) {
     if (tensor->dims == 0) fail<InvalidArgument>("{} is missing: dispatch needs the layout", name);
   }
-  check_tensor("num_tokens_per_rank", arguments.num_tokens_per_rank, runtime.device(), {DType::int32},
-               {runtime.num_ranks()});
   check_tensor("is_token_in_rank", arguments.is_token_in_rank, runtime.device(), {DType::boolean, DType::uint8},
                {tokens, runtime.num_ranks()});
   check_tensor("num_tokens_per_expert", arguments.num_tokens_per_expert, runtime.device(), {DType::int32}, {kAnySize});
@@ -366,8 +363,8 @@ void NormalMode::check_handle(const DispatchHandle* handle) const {
 
 void NormalMode::check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const {
   check_handle(handle);
-  if (handle->num_tokens == tokens) return;
-  fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", tokens, handle->num_tokens);
+  if (handle->num_tokens() == tokens) return;
+  fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", tokens, handle->num_tokens());
 }
 
 void NormalMode::check_room(const RowShape& rows) const {
@@ -384,7 +381,7 @@ TransferParams NormalMode::transfer_params(const DispatchHandle& handle, std::si
   params.local = local_rings_for(row_bytes, dispatches, common_, runtime_);
   params.destination_row = handle.destination_row.as<std::int32_t>();
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.num_tokens = static_cast<int>(handle.num_tokens);
+  params.num_tokens = static_cast<int>(handle.num_tokens());
   if (!rails()) return params;
   params.rings = rings_for(row_bytes, common_, runtime_);
   const auto* to = handle.node_counts.as<std::int32_t>();
@@ -470,9 +467,8 @@ bool NormalMode::exchange(const DispatchArguments& arguments, DispatchResult& re
   const bool exact = arguments.num_worst_tokens == 0;
   check_recording(scope, exact);
   DispatchHandle& handle = result.handle;
-  handle.num_tokens = arguments.x.size(0);
-  handle.num_experts = num_experts(arguments);
-  handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
+  const std::int64_t tokens = arguments.x.size(0);
+  const int experts = num_experts(arguments);
   bool in_heap = true;
   const auto make_room_for = [&](std::int64_t received, std::int64_t relayed) {
     handle.num_recv_rows = received;
@@ -487,18 +483,18 @@ bool NormalMode::exchange(const DispatchArguments& arguments, DispatchResult& re
   const int ranks = common_.num_ranks, nodes = rails() ? common_.grid.nodes() : 0;
   WantedTensors tables(runtime_.device());
   tables.add(handle.rank_prefix_matrix, DType::int32, {ranks, common_.grid.width});
-  tables.add(handle.destination_row, DType::int32, {handle.num_tokens, ranks});
+  tables.add(handle.destination_row, DType::int32, {tokens, ranks});
   if (nodes != 0) {
-    tables.add(handle.node_row, DType::int32, {handle.num_tokens, nodes});
+    tables.add(handle.node_row, DType::int32, {tokens, nodes});
     tables.add(handle.node_counts, DType::int32, {2, nodes});
   }
   tables.place_in_pool(scope);
   NotifyParams params{};
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
-  params.shape = call_shape(arguments, handle.num_experts);
-  params.num_tokens = static_cast<int>(handle.num_tokens);
-  params.num_local_experts = handle.num_experts / ranks;
+  params.shape = call_shape(arguments, experts);
+  params.num_tokens = static_cast<int>(tokens);
+  params.num_local_experts = experts / ranks;
   params.expert_alignment = arguments.expert_alignment;
   params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
   params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
@@ -514,7 +510,7 @@ bool NormalMode::exchange(const DispatchArguments& arguments, DispatchResult& re
   if (!exact) return in_heap;
   wait_for_counts(runtime_, counts, scope);
   result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert,
-                                           counts.tokens_per_expert + handle.num_experts / common_.num_ranks);
+                                           counts.tokens_per_expert + params.num_local_experts);
   make_room_for(counts.num_recv_tokens, counts.num_relay_rows);
   return in_heap;
 }
@@ -575,7 +571,7 @@ CombineResult NormalMode::combine(const CombineArguments& arguments, const CallO
     check_tensor("topk_weights", *weights, runtime_.device(), {DType::float32}, {handle.num_recv_rows, kAnySize});
     check_range("width of topk_weights", weights->size(1), 1, kMaxTopk);
   }
-  check_biases(arguments, handle.num_tokens, runtime_);
+  check_biases(arguments, handle.num_tokens(), runtime_);
   check_config(arguments.config);
   runtime_.faults().raise();
   CombineParams params{};
@@ -589,7 +585,7 @@ CombineResult NormalMode::combine(const CombineArguments& arguments, const CallO
   params.relay_rows = handle.relay_rows.as<std::int32_t>();
 
   CallScope scope(runtime_.calls(), call);
-  CombineResult result = make_sums(x, handle.num_tokens, params.num_topk, scope);
+  CombineResult result = make_sums(x, handle.num_tokens(), params.num_topk, scope);
   params.combined_x = result.combined_x.as<std::byte>();
   params.combined_weights = memory_of<float>(result.combined_topk_weights);
   std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it
@@ -652,7 +648,7 @@ EventHandle NormalMode::barrier(const CallOptions& call) {
   DispatchArguments nothing;
   nothing.x = unplaced(runtime_.device(), DType::uint8, {0, 16});
   nothing.is_token_in_rank = unplaced(runtime_.device(), DType::uint8, {0, common_.num_ranks});
-  nothing.num_tokens_per_rank = nothing.num_tokens_per_expert = counts.view();
+  nothing.num_tokens_per_expert = counts.view();
   nothing.num_worst_tokens = 1;
   const DispatchResult came = scope.inside([&] { return dispatch(nothing, scope); });
   return scope.finish();

@@ -40,10 +40,8 @@ struct DispatchHandle {
                             ///< except of its own
   Tensor relay_rows = {};   ///< [relayed, R / P] int32: for each token from its rails, by node and number: its number
                             ///< among the rail's tokens for each rank of this node, -1 if it has no row there
-  std::int64_t num_tokens = 0;     ///< T
-  std::int64_t num_recv_rows = 0;  ///< N, or num_worst_tokens
-  int num_experts = 0;             ///< E
-  int num_topk = 0;                ///< K, 0 if no selections were sent
+  std::int64_t num_recv_rows = 0;                                      ///< N, or num_worst_tokens
+  std::int64_t num_tokens() const { return destination_row.size(0); }  ///< T
 };
 
 /// A dispatch. Without `handle` it exchanges counts. Equal on all ranks: the dtype and width of every tensor, E, K, and
@@ -59,7 +57,6 @@ struct DispatchArguments {
   const DispatchHandle* handle = nullptr;
 
   // The layout, of get_dispatch_layout or computed in the same way.
-  ConstTensorView num_tokens_per_rank = {};    ///< [R] int32; the call counts for itself
   ConstTensorView is_token_in_rank = {};       ///< [T, R] boolean or uint8; decides where rows go
   ConstTensorView num_tokens_per_expert = {};  ///< [E] int32
 
@@ -72,9 +69,8 @@ struct DispatchArguments {
   std::int64_t num_worst_tokens = 0;
   Config config = {};  ///< SMs of this rank's call
 
-  /// Sets the three tensors of the layout, which must stay alive until the call has ended.
+  /// Sets the two tensors of the layout, which must stay alive until the call has ended.
   void use(const DispatchLayout& layout) {
-    num_tokens_per_rank = layout.num_tokens_per_rank.view();
     is_token_in_rank = layout.is_token_in_rank.view();
     num_tokens_per_expert = layout.num_tokens_per_expert.view();
   }

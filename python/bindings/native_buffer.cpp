@@ -131,7 +131,6 @@ DispatchHandle borrow_handle(const py::tuple& handle, const Device& device, bool
   DispatchHandle result;
   result.rank_prefix_matrix = tensor(0, 2);
   result.destination_row = tensor(1, 2);
-  result.num_tokens = result.destination_row.size(0);
   if (!handle[2].is_none()) {  // the second interface has none
     result.recv_src_idx = tensor(2, 1);
     result.num_recv_rows = result.recv_src_idx.size(0);
@@ -669,7 +668,6 @@ void define_buffer(py::module_& module) {
                 DispatchArguments& arguments = call.arguments;
                 with("x", call.x);
                 with("handle", call.handle);
-                with("num_tokens_per_rank", or_none(arguments.num_tokens_per_rank));
                 with("is_token_in_rank", or_none(arguments.is_token_in_rank));
                 with("num_tokens_per_expert", or_none(arguments.num_tokens_per_expert));
                 with("topk_idx", arguments.topk_idx);

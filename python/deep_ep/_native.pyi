@@ -60,7 +60,6 @@ class Buffer:
         self,
         x: Union[torch.Tensor, Sequence[torch.Tensor]],
         handle: Optional[Tuple[Any, ...]],
-        num_tokens_per_rank: Optional[torch.Tensor],
         is_token_in_rank: Optional[torch.Tensor],
         num_tokens_per_expert: Optional[torch.Tensor],
         topk_idx: Optional[torch.Tensor],

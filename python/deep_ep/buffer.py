@@ -329,14 +329,14 @@ class Buffer(NativeOwner):
             handle: of an earlier dispatch with the same number of tokens: the rows go where they went then, and neither
                 layout nor top-k may be given.
             num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: from ``get_dispatch_layout`` or made the same
-                way; needed without a handle.
+                way; needed without a handle. The call reads the last two, and counts by itself.
             topk_idx, topk_weights: ``[T, K]``, contiguous, ``deep_ep.topk_idx_t`` (or int32; what is no expert selects
                 nothing) and float32. Weights only with indices.
             expert_alignment: the counts in the returned list are rounded up to multiples of it.
             num_worst_tokens: if positive, results have this many rows and the host does not wait to learn N (CUDA
                 graphs can hold the call). A safe value is the largest T times R. If more rows come, the next call
                 raises ``OutOfMemory``.
-            num_tokens_per_rdma_rank: ignored; the library counts by ``is_token_in_rank``.
+            num_tokens_per_rdma_rank: ignored.
             allocate_on_comm_stream: needs ``previous_event`` and ``async_finish``. Changes nothing here: results never
                 belong to the current stream alone.
 
@@ -356,10 +356,10 @@ class Buffer(NativeOwner):
             layout = "num_tokens_per_rank, is_token_in_rank or num_tokens_per_expert"
             raise WrongUse(f"{layout} is missing: without a handle the layout is needed")
         *results, event = self._native.dispatch(
-            x, handle, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
-            num_worst_tokens, _sms_of(config), previous_event, async_finish,
+            x, handle, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, num_worst_tokens,
+            _sms_of(config), previous_event, async_finish,
         )  # fmt: skip
-        inputs = x, handle, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
+        inputs = x, handle, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
         return (*results, self._event(event, *inputs))  # type: ignore[return-value]
 
     def combine(

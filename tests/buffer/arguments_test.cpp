@@ -84,7 +84,6 @@ TEST_P(ArgumentsTest, Dispatch) {
         good,
         {{"x", [](Arguments& a) -> View& { return a.x; }, "type, a row less"},
          {"x_scales", [](Arguments& a) -> View& { return *a.x_scales; }, "rows apart, columns apart"},
-         {"num_tokens_per_rank", [](Arguments& a) -> View& { return a.num_tokens_per_rank; }},
          {"is_token_in_rank", [](Arguments& a) -> View& { return a.is_token_in_rank; }},
          {"num_tokens_per_expert", [](Arguments& a) -> View& { return a.num_tokens_per_expert; }},
          {"topk_idx", [](Arguments& a) -> View& { return *a.topk_idx; }},
@@ -97,7 +96,6 @@ TEST_P(ArgumentsTest, Dispatch) {
     };
     refuses("x", "rows of 56 bytes", [](Arguments& a) { sized<1, 56>(a.x); });
     refuses("x", "rows of 0 bytes", [](Arguments& a) { sized<1, 0>(a.x); });
-    refuses("num_tokens_per_rank", "missing", [](Arguments& a) { a.num_tokens_per_rank = {}; });
     refuses("is_token_in_rank", "missing", [](Arguments& a) { a.is_token_in_rank = {}; });
     refuses("is_token_in_rank", "3 wide", [](Arguments& a) { sized<1, 3>(a.is_token_in_rank); });
     refuses("num_tokens_per_expert", "missing", [](Arguments& a) { a.num_tokens_per_expert = {}; });

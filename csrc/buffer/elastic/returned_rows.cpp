@@ -107,7 +107,7 @@ ElasticReturn NormalMode::send_back(const ElasticCombineArguments& arguments, st
   address_rows(*runtime_.executor(), params, scope.stream());
 
   back.x_scales = beside.view();
-  back.num_tokens_per_rank = back.num_tokens_per_expert = counts.view();
+  back.num_tokens_per_expert = counts.view();
   back.is_token_in_rank = is_sent.view();
   back.num_worst_tokens = std::int64_t{arguments.max_tokens} *
                           (arguments.each_selection ? metadata.num_topk : std::min(metadata.num_topk, ranks));

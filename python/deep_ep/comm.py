@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NoReturn, Optional, Tuple
+from typing import Any, NoReturn, Optional
 
 import torch
 
 from .errors import InvalidArgument
-from .utils import envs
+from .utils.envs import get_logical_domain_size as get_logical_domain_size, get_physical_domain_size as get_physical_domain_size
 
 
 def barrier(
@@ -38,16 +38,6 @@ def get_comm_stream(buffer: Any = None) -> torch.cuda.Stream:
 @functools.lru_cache(maxsize=None)
 def _comm_stream_of(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device=device, priority=-1)
-
-
-def get_physical_domain_size(group_or_buffer: Any) -> Tuple[int, int]:
-    """(nodes, ranks of each). Collective where a group is given."""
-    return envs.get_physical_domain_size(group_or_buffer)
-
-
-def get_logical_domain_size(group_or_buffer: Any, allow_hybrid_mode: Optional[bool] = None) -> Tuple[int, int]:
-    """(1, R): this library gives the results of one domain, also between nodes."""
-    return envs.get_logical_domain_size(group_or_buffer)
 
 
 class NCCLCommHandle:

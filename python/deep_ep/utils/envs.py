@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from typing import Any, Dict, Iterator, Sequence, Tuple
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -106,7 +106,7 @@ def get_physical_domain_size(group: Any) -> Tuple[int, int]:
     return nodes, ranks // nodes
 
 
-def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> Tuple[int, int]:
+def get_logical_domain_size(group: Any, allow_hybrid_mode: Optional[bool] = True) -> Tuple[int, int]:
     """Of a group or a buffer: (1, R), as this library gives the results of one domain, also between nodes."""
     return group.get_logical_domain_size() if hasattr(group, "get_logical_domain_size") else (1, group.size())
 

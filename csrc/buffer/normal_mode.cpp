@@ -252,7 +252,8 @@ SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts) {
   return params;
 }
 
-bool make_room(const DispatchArguments& arguments, DispatchResult& result, const CallScope& scope) {
+bool make_room(const DispatchArguments& arguments, const SentRows& sent, DispatchResult& result,
+               const CallScope& scope) {
   // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
   // others share one piece of memory.
   WantedTensors wanted(arguments.x.device, 3);
@@ -261,13 +262,11 @@ bool make_room(const DispatchArguments& arguments, DispatchResult& result, const
   if (const auto& scales = arguments.x_scales) {
     wanted.add(result.recv_x_scales.emplace(), scales->dtype, {rows, scales->size(1)}, 1);
   }
-  if (arguments.handle == nullptr) {
-    if (const auto& selections = arguments.topk_idx) {
-      wanted.add(result.recv_topk_idx.emplace(), selections->dtype, {rows, selections->size(1)}, 1);
-      wanted.add(result.recv_topk_weights.emplace(), DType::float32, {rows, selections->size(1)}, 1);
-    }
-    wanted.add(result.handle.recv_src_idx, DType::int32, {rows}, 2);
+  if (sent.rows.num_topk != 0) {
+    wanted.add(result.recv_topk_idx.emplace(), arguments.topk_idx->dtype, {rows, sent.rows.num_topk}, 1);
+    wanted.add(result.recv_topk_weights.emplace(), DType::float32, {rows, sent.rows.num_topk}, 1);
   }
+  if (sent.send_src_idx) wanted.add(result.handle.recv_src_idx, DType::int32, {rows}, 2);
   auto made = scope.try_heap_results(wanted.pieces());
   const bool in_heap = made.has_value();
   wanted.place(in_heap ? *std::move(made) : scope.result_tensors(wanted.pieces()));
@@ -457,13 +456,14 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
   check_room(rows.rows);
   DispatchResult result;
   if (!fresh) result.handle = *arguments.handle;
-  const bool in_heap = fresh ? exchange(arguments, result, scope) : make_room(arguments, result, scope);
+  const bool in_heap = fresh ? exchange(arguments, rows, result, scope) : make_room(arguments, rows, result, scope);
   send(rows, arguments.config, result, in_heap, scope);
   if (!arguments.topk_weights) result.recv_topk_weights.reset();
   return result;
 }
 
-bool NormalMode::exchange(const DispatchArguments& arguments, DispatchResult& result, CallScope& scope) {
+bool NormalMode::exchange(const DispatchArguments& arguments, const SentRows& rows, DispatchResult& result,
+                          CallScope& scope) {
   const bool exact = arguments.num_worst_tokens == 0;
   check_recording(scope, exact);
   DispatchHandle& handle = result.handle;
@@ -472,7 +472,7 @@ bool NormalMode::exchange(const DispatchArguments& arguments, DispatchResult& re
   bool in_heap = true;
   const auto make_room_for = [&](std::int64_t received, std::int64_t relayed) {
     handle.num_recv_rows = received;
-    in_heap = make_room(arguments, result, scope);
+    in_heap = make_room(arguments, rows, result, scope);
     if (!rails()) return;
     handle.relay_rows = scope.pool_tensor(unplaced(runtime_.device(), DType::int32, {relayed, common_.grid.width}));
   };

@@ -21,7 +21,6 @@
 namespace deep_ep {
 
 struct ElasticDispatchParams;
-struct SpreadRowsParams;
 
 // Checks of arguments throw InvalidArgument.
 
@@ -59,7 +58,8 @@ SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts);
 /// Memory in `result` for the rows of its handle and what is beside them: in the heap, where that has room for all;
 /// else outside, see CallScope::result_tensors. With selections there are weights, wanted or not. Returns whether it is
 /// in the heap.
-bool make_room(const DispatchArguments& arguments, DispatchResult& result, const CallScope& scope);
+bool make_room(const DispatchArguments& arguments, const SentRows& rows, DispatchResult& result,
+               const CallScope& scope);
 
 /// Memory for the sums of `tokens` tokens, rows like those of `x`, with so many weights each, handed out to the caller.
 CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope);
@@ -103,18 +103,17 @@ class NormalMode {
   DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const;
   DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope);
   /// Of a dispatch without a handle: makes the new handle, exchanges counts, and makes room for the rows.
-  bool exchange(const DispatchArguments& arguments, DispatchResult& result, CallScope& scope);
+  bool exchange(const DispatchArguments& arguments, const SentRows& rows, DispatchResult& result, CallScope& scope);
   /// Sends the rows to where the handle of the result says.
   void send(const SentRows& rows, const Config& config, const DispatchResult& result, bool in_heap,
             const CallScope& scope) const;
   ElasticDispatchResult dispatch_elastic_in_node(const ElasticDispatchArguments& arguments, const CallOptions& call);
   ElasticDispatchResult dispatch_elastic_by_rails(const ElasticDispatchArguments& arguments, const CallOptions& call);
-  ElasticDispatchResult dispatch_elastic_fresh(const ElasticDispatchArguments& arguments, CallScope& scope);
-  /// Rows go where those of an earlier dispatch went.
-  ElasticDispatchResult dispatch_elastic_again(const ElasticDispatchArguments& arguments, CallScope& scope);
-  /// Takes rows to the results: `came` says where they and what lies beside them are.
-  void spread(SpreadRowsParams came, const ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
-              const ElasticDispatchHandle& handle, const CallScope& scope) const;
+  /// Between nodes: brings the rows; with a handle to where those of the earlier dispatch went.
+  DispatchResult bring_elastic_rows(const ElasticDispatchArguments& arguments, CallScope& scope);
+  /// The handle of a fresh dispatch between nodes whose rows `came`.
+  ElasticDispatchHandle number_elastic_rows(const ElasticDispatchArguments& arguments, const DispatchResult& came,
+                                            const CallScope& scope) const;
   /// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
   void move_elastic(ElasticDispatchParams& sent, const ElasticDispatchResult& results,
                     const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,

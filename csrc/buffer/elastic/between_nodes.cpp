@@ -24,34 +24,29 @@ LaunchShape plan_numbering(NumberRowsParams& params, std::int64_t rows, const La
 
 }  // namespace
 
-ElasticDispatchResult NormalMode::dispatch_elastic_by_rails(const ElasticDispatchArguments& arguments,
-                                                            const CallOptions& call) {
-  const ElasticDispatchHandle* const tables = arguments.handle;
-  if (tables != nullptr) {
-    check_dispatched(&tables->route, arguments.x.size(0));
-    check_range("number of rows in metadata", tables->metadata.size(0), 0, tables->local_topk_idx.size(0));
+DispatchResult NormalMode::bring_elastic_rows(const ElasticDispatchArguments& arguments, CallScope& scope) {
+  DispatchArguments sent = as_dispatch(arguments);
+  if (arguments.handle == nullptr) {
+    const DispatchLayout layout = count(arguments.topk_idx, arguments.num_experts, scope);
+    sent.use(layout);
+    sent.num_worst_tokens = arguments.exact ? 0 : std::int64_t{common_.num_ranks} * arguments.max_tokens;
+    return dispatch(sent, scope);
   }
-  CallScope scope = runtime_.begin(call);
-  ElasticDispatchResult result =
-      tables != nullptr ? dispatch_elastic_again(arguments, scope) : dispatch_elastic_fresh(arguments, scope);
-  hand_out(tables != nullptr ? tables->route : result.handle.route, scope);
-  result.event = scope.finish();
-  return result;
+  if (!arguments.topk_weights) sent.topk_idx.reset();  // they travel for the weights only
+  SentRows rows = sent_rows(sent, arguments.num_experts / common_.num_ranks);
+  rows.send_src_idx = false;
+  check_room(rows.rows);
+  DispatchResult came;
+  came.handle = arguments.handle->route;
+  came.handle.num_recv_rows = arguments.handle->local_topk_idx.size(0);
+  const bool in_heap = make_room(sent, rows, came, scope);
+  send(rows, arguments.config, came, in_heap, scope);
+  return came;
 }
 
-ElasticDispatchResult NormalMode::dispatch_elastic_fresh(const ElasticDispatchArguments& arguments, CallScope& scope) {
-  const int ranks = common_.num_ranks;
-  DispatchArguments sent = as_dispatch(arguments);
-  sent.num_worst_tokens = arguments.exact ? 0 : std::int64_t{ranks} * arguments.max_tokens;
-  DispatchLayout layout;
-  const DispatchResult came = scope.inside([&] {
-    layout = count(arguments.topk_idx, arguments.num_experts, scope);
-    sent.use(layout);
-    return dispatch(sent, scope);
-  });
+ElasticDispatchHandle NormalMode::number_elastic_rows(const ElasticDispatchArguments& arguments,
+                                                      const DispatchResult& came, const CallScope& scope) const {
   const DispatchHandle& route = came.handle;
-  const std::int64_t received = route.num_recv_rows;
-
   NumberRowsParams numbers{};
   numbers.wait = runtime_.faults().wait_context();
   numbers.numbers = numbering_params(arguments, runtime_);
@@ -59,10 +54,10 @@ ElasticDispatchResult NormalMode::dispatch_elastic_fresh(const ElasticDispatchAr
   numbers.source = route.recv_src_idx.as<std::int32_t>();
   numbers.ends = route.rank_prefix_matrix.as<std::int32_t>() + common_.grid.index();
   numbers.ends_stride = common_.grid.width;
-  const LaunchShape numbering = plan_numbering(numbers, received, runtime_.policy(), runtime_.on_gpu());
+  const LaunchShape numbering = plan_numbering(numbers, route.num_recv_rows, runtime_.policy(), runtime_.on_gpu());
   ElasticDispatchHandle handle =
-      make_elastic_tables(arguments, received, false, numbers.numbers, *common_.state, scope);
-  handle.num_expanded = expanded_rows(arguments, ranks, came.num_recv_tokens_per_expert);
+      make_elastic_tables(arguments, route.num_recv_rows, false, numbers.numbers, *common_.state, scope);
+  handle.num_expanded = expanded_rows(arguments, common_.num_ranks, came.num_recv_tokens_per_expert);
   handle.route = route;
   handle.route.recv_src_idx = {};
   Backend& executor = *runtime_.executor();
@@ -71,9 +66,21 @@ ElasticDispatchResult NormalMode::dispatch_elastic_fresh(const ElasticDispatchAr
   if (arguments.copy_selections) {
     executor.copy(handle.topk_idx.data(), arguments.topk_idx.data, arguments.topk_idx.bytes(), scope.stream());
   }
+  return handle;
+}
 
-  ElasticDispatchResult result = make_elastic_results(arguments, handle, received, scope);
-  const RowShape rows = sent_rows(sent, 0).rows;
+ElasticDispatchResult NormalMode::dispatch_elastic_by_rails(const ElasticDispatchArguments& arguments,
+                                                            const CallOptions& call) {
+  const bool fresh = arguments.handle == nullptr;
+  if (!fresh) check_dispatched(&arguments.handle->route, arguments.x.size(0));
+  CallScope scope = runtime_.begin(call);
+  const DispatchResult came = scope.inside([&] { return bring_elastic_rows(arguments, scope); });
+  ElasticDispatchHandle handle;
+  if (fresh) handle = number_elastic_rows(arguments, came, scope);
+  const ElasticDispatchHandle& tables = fresh ? handle : *arguments.handle;
+
+  ElasticDispatchResult result = make_elastic_results(arguments, tables, tables.metadata.size(0), scope);
+  const RowShape rows = sent_rows(as_dispatch(arguments), 0).rows;
   SpreadRowsParams moving{};
   moving.rows = came.recv_x.as<std::byte>();
   moving.row_bytes = rows.row_bytes;
@@ -81,45 +88,15 @@ ElasticDispatchResult NormalMode::dispatch_elastic_fresh(const ElasticDispatchAr
   moving.scale_stride = rows.num_scales;
   moving.weights = memory_of<std::uint32_t>(came.recv_topk_weights);
   moving.weight_stride = arguments.topk_idx.size(1);
-  spread(moving, result, arguments, handle, scope);
+  spread_to(result, arguments, tables, moving);
+  moving.abort = runtime_.faults().wait_context().abort;
+  const LaunchShape spreading = plan_spreading(moving, runtime_.policy());
+  runtime_.executor()->kernels().spread_rows(moving, spreading, scope.stream());
   result.num_recv_tokens_per_expert = came.num_recv_tokens_per_expert;
+  hand_out(tables.route, scope);
   result.handle = std::move(handle);
+  result.event = scope.finish();
   return result;
-}
-
-ElasticDispatchResult NormalMode::dispatch_elastic_again(const ElasticDispatchArguments& arguments, CallScope& scope) {
-  const ElasticDispatchHandle& tables = *arguments.handle;
-  DispatchResult came;
-  came.handle = tables.route;
-  came.handle.num_recv_rows = tables.local_topk_idx.size(0);
-  DispatchArguments sent = as_dispatch(arguments);
-  if (!arguments.topk_weights) sent.topk_idx.reset();  // they travel for the weights only
-  SentRows rows = sent_rows(sent, arguments.num_experts / common_.num_ranks);
-  rows.send_src_idx = false;
-  check_room(rows.rows);
-  const bool in_heap = scope.inside([&] { return make_room(sent, came, scope); });
-  send(rows, arguments.config, came, in_heap, scope);
-
-  ElasticDispatchResult result = make_elastic_results(
-      arguments, tables, arguments.expand ? tables.metadata.size(0) : came.handle.num_recv_rows, scope);
-  SpreadRowsParams moving{};
-  moving.rows = came.recv_x.as<std::byte>();
-  moving.row_bytes = rows.rows.row_bytes;
-  moving.scales = memory_of<std::uint32_t>(came.recv_x_scales);
-  moving.weights = memory_of<std::uint32_t>(came.recv_topk_weights);
-  moving.scale_stride = rows.rows.num_scales;
-  moving.weight_stride = rows.rows.num_topk;
-  spread(moving, result, arguments, tables, scope);
-  return result;
-}
-
-void NormalMode::spread(SpreadRowsParams came, const ElasticDispatchResult& results,
-                        const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
-                        const CallScope& scope) const {
-  spread_to(results, arguments, handle, came);
-  came.abort = runtime_.faults().wait_context().abort;
-  const LaunchShape shape = plan_spreading(came, runtime_.policy());
-  runtime_.executor()->kernels().spread_rows(came, shape, scope.stream());
 }
 
 }  // namespace deep_ep

@@ -19,7 +19,6 @@ import torch
 from .arguments import type_name
 from .buffer import Buffer
 from .buffers.elastic import ElasticBuffer
-from .buffers.ep import EPBuffer
 from .errors import InvalidArgument, UseAfterDestroy
 
 __all__ = ["combine", "dispatch", "state_of"]
@@ -196,13 +195,12 @@ def _send(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_ex
     if isinstance(buffer, ElasticBuffer):
         if do_expand and not buffer.allow_multiple_reduction:
             raise InvalidArgument("do_expand is True, allowed: only with a buffer that has allow_multiple_reduction")
-        # Handles of EPBuffer keep the tensor itself, whose memory a compiler uses for something else.
-        selected = topk_idx.clone() if isinstance(buffer, EPBuffer) else topk_idx
-        rows, idx, weights, handle, _ = buffer.dispatch(
-            x, selected, topk_weights, num_experts=num_experts, expert_alignment=expert_alignment, do_expand=do_expand,
+        # Also for an EPBuffer, whose own dispatch keeps the tensor itself: its memory a compiler uses for something else.
+        rows, idx, weights, handle, _ = ElasticBuffer.dispatch(
+            buffer, x, topk_idx, topk_weights, num_experts=num_experts, expert_alignment=expert_alignment, do_expand=do_expand,
             do_zero_padding=do_expand,
         )  # fmt: skip
-        counts = (handle.num_unaligned_recv_tokens_per_expert + (expert_alignment - 1)) // expert_alignment * expert_alignment
+        sizes = handle.num_recv_tokens_per_expert_list
     else:
         if do_expand:
             raise InvalidArgument("do_expand is True, allowed: only with the state of an ElasticBuffer")
@@ -210,7 +208,7 @@ def _send(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_ex
         rows, idx, weights, sizes, handle, _ = buffer.dispatch(
             x, None, per_rank, None, in_rank, per_expert, topk_idx, topk_weights, expert_alignment
         )
-        counts = torch.tensor(sizes, dtype=torch.int32, device=x.device)
+    counts = torch.tensor(sizes, dtype=torch.int32, device=x.device)
     if idx is None:
         idx = topk_idx.new_empty((0, topk_idx.size(1)))
     return _new_handle(_Sent(handle, [rows, idx, weights, counts]), *topk_idx.shape)

@@ -236,13 +236,13 @@ def test_padding_is_zero_on_both_ways(monkeypatch):
     buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=5, hidden=64, num_topk=2)
     state, x = ops.state_of(buffer), torch.randn(5, 64).to(torch.bfloat16)
     idx, weights = torch.randint(0, 4, (5, 2)), torch.rand(5, 2)
-    asked, call = [], buffer.dispatch
+    asked, call = [], ElasticBuffer.dispatch
 
     def dispatch(*arguments, **options):
         asked.append(options["do_zero_padding"])
         return call(*arguments, **options)
 
-    monkeypatch.setattr(buffer, "dispatch", dispatch)
+    monkeypatch.setattr(ElasticBuffer, "dispatch", dispatch)
     rows, _, _, counts, handle = ops.dispatch(state, x, idx, weights, 4, 16, True)
     assert rows.size(0) == counts.sum() and (rows == 0).all(1).sum() == rows.size(0) - 10
     rows.requires_grad_()

@@ -31,7 +31,7 @@ TEST(ConnectionsOfProcessesDeathTest, TheEndDoesNotWaitForRanksThatDied) {
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     if (rank == 1) ::_exit(3);
     // Waits for rank 1's rows in vain; rank 1's heap is still mapped, so sending to it succeeds.
-    Exchange hopeless(member.executor, member.heap->local(), rank, 3, kMemberRows, /*timeout_s=*/0.5);
+    Exchange hopeless(member.executor, member.heap->local(), rank, 3, member.rows, /*timeout_s=*/0.5);
     hopeless.launch(*member.connections, 0, 1);
     hopeless.synchronize();
     if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");

@@ -3,9 +3,8 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
-#include <vector>
 
+#include "csrc/executor/own_stream.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/executor.hpp"
 #include "tests/kernels/test_kernel.hpp"
@@ -18,14 +17,16 @@ namespace deep_ep::test {
 class Exchange {
  public:
   /// `heap`: this rank's, with heap_bytes() of zeros.
-  Exchange(std::shared_ptr<Executor> executor, std::byte* heap, int rank, int num_ranks, int rows,
+  Exchange(std::shared_ptr<Executor> executor, std::byte* heap, int rank, int num_ranks, const ExchangeRows& rows = {},
            double timeout_s = patience());
-  ~Exchange();
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
 
   /// Heap that ranks need for one such exchange.
-  static std::size_t heap_bytes(int num_ranks, int rows);
+  static std::size_t heap_bytes(int num_ranks, const ExchangeRows& rows) {
+    ExchangeParams params;
+    params.num_ranks = num_ranks;
+    params.rows = rows;
+    return params.heap_bytes();
+  }
 
   /// Enqueues `epochs` exchanges with all peers that the channel reaches; epochs continue from the last launch.
   void launch(const rdma::Connections& connections, int channel, int epochs) {
@@ -34,9 +35,8 @@ class Exchange {
   /// The same over queue pairs [ranks] that kernels can read.
   void launch(const RdmaPeerParams* peers, int epochs);
   /// Waits. Throws nothing: what went wrong is in the next two.
-  void synchronize() { executor_->synchronize(stream_); }
+  void synchronize() { executor_->synchronize(stream_.get()); }
 
-  std::uint64_t wrong_words() const { return wrong_[0]; }
   const FaultRecord& fault() const { return faults_[0]; }
   /// Throws unless all rows came, intact.
   void require_all_arrived() const;
@@ -46,9 +46,8 @@ class Exchange {
  private:
   std::shared_ptr<Executor> executor_;
   Shared<FaultRecord> faults_;
-  Shared<std::uint64_t> wrong_;
-  std::uint64_t* abort_ = nullptr;
-  StreamHandle stream_ = nullptr;
+  Shared<std::uint64_t> numbers_;  ///< wrong bytes, abort
+  OwnStream stream_;
   ExchangeParams params_;
 };
 

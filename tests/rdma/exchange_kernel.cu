@@ -1,34 +1,57 @@
+#include "tests/rdma/exchange_kernel.hpp"
+
 #include "kernels/primitives/warp.hpp"
 #include "kernels/rdma/port_channel.hpp"
-#include "tests/rdma/exchange_kernel.hpp"
 
 namespace deep_ep::device {
 namespace {
 
 using test::ExchangeParams;
-constexpr int kWords = ExchangeParams::kRowBytes / 4;
 
-DEEP_EP_DEVICE std::uint32_t word_of(int source, int destination, int epoch, int row, int word) {
-  return static_cast<std::uint32_t>((source << 28) ^ (destination << 24) ^ (epoch << 16) ^ (row << 8) ^ word);
-}
+/// A row, as both of its ranks know it.
+struct Row {
+  std::uint32_t hash = 0;
+  std::uint32_t bytes = 0;
+  std::uint32_t from = 0, to = 0;  ///< where it begins in its slot at the sender, at the receiver
+
+  DEEP_EP_DEVICE Row(const ExchangeParams& p, int source, int destination, int epoch, int row)
+      : hash(static_cast<std::uint32_t>((source << 28) ^ (destination << 24) ^ (epoch << 8) ^ row) * 0x9e3779b9u),
+        bytes(p.rows.slot_bytes()) {
+    if (p.rows.seed == 0) return;
+    std::uint64_t dice = (hash + p.rows.seed) * 0xff51afd7ed558ccdu;
+    dice ^= dice >> 29;
+    bytes = static_cast<std::uint32_t>(dice >> 8) % (1u << dice % 15u);  // small ones are as likely as large ones
+    from = kAround + static_cast<std::uint32_t>(dice >> 32) % 16u;
+    // Half of all can be moved by whole words.
+    to = (dice >> 40 & 1u) != 0 ? from : kAround + static_cast<std::uint32_t>(dice >> 41) % 32u;
+  }
+  DEEP_EP_DEVICE std::byte operator[](std::uint32_t i) const {
+    return static_cast<std::byte>((hash ^ i * 0x85ebca6bu) >> 13);
+  }
+
+  static constexpr std::uint32_t kAround = 16;  ///< bytes before and behind that must stay 0
+};
 
 /// All lanes: fills the rows for this peer.
 DEEP_EP_DEVICE void fill(const ExchangeParams& p, int peer, int epoch) {
-  for (int i = lane_index(); i < p.rows * kWords; i += kWarpSize) {
-    const int row = i / kWords;
-    auto* words = reinterpret_cast<std::uint32_t*>(p.heap + p.outgoing(peer, epoch, row));
-    words[i % kWords] = word_of(p.rank, peer, epoch, row, i % kWords);
+  for (int row = 0; row < p.rows.count; ++row) {
+    const Row sent(p, p.rank, peer, epoch, row);
+    std::byte* const bytes = p.heap + p.outgoing(peer, epoch, row) + sent.from;
+    for (auto i = static_cast<std::uint32_t>(lane_index()); i < sent.bytes; i += kWarpSize) bytes[i] = sent[i];
   }
   warp::sync();
 }
 
-/// All lanes: counts wrong words from this peer.
+/// All lanes: counts wrong bytes from this peer.
 DEEP_EP_DEVICE void check(const ExchangeParams& p, int peer, int epoch) {
-  for (int i = lane_index(); i < p.rows * kWords; i += kWarpSize) {
-    const int row = i / kWords;
-    const auto* words = reinterpret_cast<const std::uint32_t*>(p.heap + p.incoming(peer, epoch, row));
-    if (load_weak(words + i % kWords) != word_of(peer, p.rank, epoch, row, i % kWords)) {
-      add_relaxed<Scope::gpu>(p.wrong_words, 1);
+  for (int row = 0; row < p.rows.count; ++row) {
+    const Row sent(p, peer, p.rank, epoch, row);
+    const std::uint32_t around = p.rows.seed == 0 ? 0 : Row::kAround;
+    std::byte* const bytes = p.heap + p.incoming(peer, epoch, row) + sent.to - around;
+    for (auto i = static_cast<std::uint32_t>(lane_index()); i < sent.bytes + 2 * around; i += kWarpSize) {
+      const bool inside = i >= around && i < around + sent.bytes;
+      if (bytes[i] != (inside ? sent[i - around] : std::byte{})) add_relaxed<Scope::gpu>(p.wrong_bytes, 1);
+      bytes[i] = std::byte{};  // for what comes to this slot next
     }
   }
   warp::sync();
@@ -37,10 +60,11 @@ DEEP_EP_DEVICE void check(const ExchangeParams& p, int peer, int epoch) {
 /// Rows, and the signal behind them.
 DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::PortChannel<WholeWarp>& queue, int peer, int epoch) {
   bool good = true;
-  for (int first = 0; first < p.rows; first += kWarpSize) {
+  for (int first = 0; first < p.rows.count; first += kWarpSize) {
     const int row = first + lane_index();
-    good = good && queue.put(p.incoming(p.rank, epoch, row) + p.astray, p.outgoing(peer, epoch, row),
-                             ExchangeParams::kRowBytes, row < p.rows);
+    const Row sent(p, p.rank, peer, epoch, row);
+    good = good && queue.put(p.incoming(p.rank, epoch, row) + sent.to + p.astray,
+                             p.outgoing(peer, epoch, row) + sent.from, sent.bytes, row < p.rows.count);
   }
   good = good && queue.signal_add(p.signal(p.rank), 1, lane_index() == 0);
   queue.flush();
@@ -48,14 +72,8 @@ DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::PortChannel<WholeWarp>& 
 }
 
 DEEP_EP_DEVICE bool wait_for_peer(const ExchangeParams& p, int peer, int epoch) {
-  bool good = true;
-  if (lane_index() == 0) {
-    good = wait_signal(p.wait, reinterpret_cast<const std::uint64_t*>(p.heap + p.signal(peer)),
-                       {peer, Wanted::counts, static_cast<std::uint64_t>(epoch)});
-  }
-  good = warp::shuffle(good, 0);
-  warp::sync();
-  return good;
+  return wait_signal<WholeWarp>(p.wait, reinterpret_cast<const std::uint64_t*>(p.heap + p.signal(peer)),
+                                {peer, Wanted::counts, static_cast<std::uint64_t>(epoch)});
 }
 
 DEEP_EP_DEVICE void exchange(const ExchangeParams& p, int peer) {

@@ -18,16 +18,14 @@
 
 namespace deep_ep::test {
 
-/// More rows than fit into a ring of 64 entries: kernels must poll, and so see failures of their own queue pairs.
-inline constexpr int kMemberRows = 70;
-
 struct Member {
   Member(std::shared_ptr<Bootstrap> its_bootstrap, std::shared_ptr<Executor> its_executor,
-         double timeout_s = patience())
+         double timeout_s = patience(), const ExchangeRows& its_rows = {})
       : bootstrap(std::move(its_bootstrap)),
         executor(std::move(its_executor)),
+        rows(its_rows),
         heap(backend_of(executor)->create_heap(*bootstrap, heap_options())),
-        exchange(std::make_unique<Exchange>(executor, heap->local(), bootstrap->rank(), bootstrap->size(), kMemberRows,
+        exchange(std::make_unique<Exchange>(executor, heap->local(), bootstrap->rank(), bootstrap->size(), rows,
                                             timeout_s)) {}
   ~Member() {
     connections.reset();
@@ -37,7 +35,7 @@ struct Member {
   HeapOptions heap_options() {
     return {.bytes_for = [this](std::span<const int> found) {
       domains.assign(found.begin(), found.end());
-      return Exchange::heap_bytes(bootstrap->size(), kMemberRows);
+      return Exchange::heap_bytes(bootstrap->size(), rows);
     }};
   }
   NodeMembership nodes(int ranks_per_node) const {
@@ -64,12 +62,13 @@ struct Member {
     executor->fill(heap->local(), 0, heap->bytes(), stream);
     executor->synchronize(stream);
     executor->destroy_stream(stream);
-    exchange = std::make_unique<Exchange>(executor, heap->local(), bootstrap->rank(), bootstrap->size(), kMemberRows);
+    exchange = std::make_unique<Exchange>(executor, heap->local(), bootstrap->rank(), bootstrap->size(), rows);
     bootstrap->barrier();
   }
 
   std::shared_ptr<Bootstrap> bootstrap;
   std::shared_ptr<Executor> executor;
+  ExchangeRows rows;
   std::vector<int> domains;  ///< of each rank the lowest rank that it shares memory with
   std::shared_ptr<SymmetricHeap> heap;
   std::unique_ptr<Exchange> exchange;

@@ -3,110 +3,26 @@
 //   DEEP_EP_TEST_SIMULATED_PAIRS=8 (queue pairs to each rank that send) deep_ep_rdma_tests --gtest_filter='*Simulated*'
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <string>
-#include <thread>
-#include <vector>
 
-#include "csrc/executor/backend.hpp"
-#include "csrc/executor/own_stream.hpp"
-#include "csrc/rdma/connections.hpp"
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/deadline.hpp"
 #include "simulation/nic_test/nic_test.hpp"
 #include "simulation/simulated_ends.hpp"
 #include "tests/cluster/processes.hpp"
-#include "tests/kernels/test_kernel.hpp"
-#include "tests/rdma/simulated/random_kernel.hpp"
+#include "tests/rdma/member.hpp"
+#include "tests/support/setting.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
 
-const TestKernel<RandomParams> kRandom(DEEP_EP_TEST_LAUNCHERS(random_operations));
-
 std::uint64_t number(const char* variable, std::uint64_t otherwise) {
   const char* const text = std::getenv(variable);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 0);
 }
-
-/// A rank with queue pairs over a simulated NIC, and the kernel that uses them.
-class RandomMember {
- public:
-  RandomMember(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor, int pairs,
-               const std::string& wire)
-      : bootstrap_(*bootstrap),
-        executor_(std::move(executor)),
-        stream_(*executor_),
-        pairs_(pairs),
-        heap_(backend_of(executor_)->create_heap(
-            *bootstrap, {.bytes = RandomParams::heap_bytes(pairs, bootstrap->size()), .timeout_s = long_patience()})),
-        faults_(*executor_, 2),
-        numbers_(*executor_, 2) {
-    std::vector<std::byte> pattern(RandomParams::kPattern);
-    std::uint32_t state = 1;
-    for (std::byte& byte : pattern) byte = static_cast<std::byte>((state = state * 1664525u + 1013904223u) >> 24);
-    executor_->copy(heap_->local(), pattern.data(), pattern.size(), stream_.get());
-    executor_->synchronize(stream_.get());
-    rdma::RdmaSettings settings;
-    settings.wire = rdma::parse_wire(wire);
-    rdma::ConnectionOptions options{.peers = {}, .channels = 2 * pairs, .depth = 128};
-    for (int rank = 0; rank < bootstrap->size(); ++rank) {
-      if (rank != bootstrap->rank()) options.peers.push_back(rank);
-    }
-    rdma::AgreedWire simulated;
-    simulated.kind = rdma::WireKind::simulated;
-    simulated.handler = rdma::NicHandler::gpu;
-    simulated.settings = settings;
-    connections_ =
-        std::move(rdma::Connections::make(*bootstrap, executor_, heap_, std::array{options}, simulated).front());
-    params_.rank = bootstrap->rank();
-    params_.num_ranks = bootstrap->size();
-    params_.peers = connections_->device_peers();
-    params_.heap = heap_->local();
-    params_.wrong = &numbers_[0];
-    params_.wait = {faults_.data(), &numbers_[1], static_cast<std::uint64_t>(patience() * 1e9)};
-  }
-  ~RandomMember() {
-    connections_.reset();
-    heap_->unmap_peers();
-  }
-
-  /// Throws unless all goes well.
-  void run(std::uint64_t rounds, std::uint64_t seed) {
-    params_.seed = seed;
-    // Launches are short enough for displays and for the deadline of what waits for the end of one.
-    constexpr std::uint64_t kMostAtOnce = 2000000;
-    while (rounds != 0) {
-      params_.rounds = std::min(rounds, kMostAtOnce);
-      bootstrap_.barrier();
-      kRandom(*executor_, stream_.get(), {pairs_ * params_.num_ranks, 64, 0}, params_);
-      executor_->synchronize(stream_.get());
-      params_.first_round += params_.rounds;
-      rounds -= params_.rounds;
-      if (faults_[0].claimed != 0) {
-        throw std::runtime_error(rdma::describe_fault(params_.rank, faults_[0]) + "; " + connections_->health());
-      }
-      if (numbers_[0] != 0) throw std::runtime_error(std::to_string(numbers_[0]) + " bytes or sums are wrong");
-    }
-    connections_->check();
-    if (!connections_->drain(patience())) throw std::runtime_error("not idle at the end");
-    bootstrap_.barrier();
-  }
-
- private:
-  Bootstrap& bootstrap_;
-  std::shared_ptr<Executor> executor_;
-  OwnStream stream_;
-  int pairs_;
-  std::shared_ptr<SymmetricHeap> heap_;
-  Shared<FaultRecord> faults_;
-  Shared<std::uint64_t> numbers_;  ///< wrong, abort
-  RandomParams params_;
-  std::unique_ptr<rdma::Connections> connections_;
-};
 
 enum class SimulatedOn { cpu, gpu };
 
@@ -122,12 +38,16 @@ class SimulatedWire : public testing::TestWithParam<SimulatedOn> {
   }
   static int pairs() { return static_cast<int>(number("DEEP_EP_TEST_SIMULATED_PAIRS", gpu() ? 8 : 1)); }
 
-  static void run(std::uint64_t rounds, const std::string& wire, int pairs, int ranks = 2, std::uint64_t seed = 0) {
+  /// Rows of all lengths, each epoch's behind one another, and a flag behind them.
+  static void run(int epochs, const std::string& wire, int ranks = 2, std::uint64_t seed = 0) {
+    const Setting setting("DEEP_EP_RDMA_WIRE", wire);
     expect_ranks_succeed(ranks, [&](const auto& bootstrap) {
       const int rank = bootstrap->rank();
-      RandomMember member(bootstrap, executor(rank, seed == 0 ? 0 : seed + static_cast<std::uint64_t>(rank)), pairs,
-                          wire);
-      member.run(rounds, seed + 1);
+      Member member(bootstrap, executor(rank, seed == 0 ? 0 : seed + static_cast<std::uint64_t>(rank)), patience(),
+                    {.seed = seed + 1});
+      member.connect({.peers = member.nodes(1).reached_by_rdma(true), .depth = 128});
+      member.exchange_rows(0, epochs);
+      if (!member.connections->drain(patience())) throw std::runtime_error("not idle at the end");
       bootstrap->barrier();
     });
   }
@@ -158,10 +78,10 @@ INSTANTIATE_TEST_SUITE_P(, SimulatedWire, testing::Values(SimulatedOn::cpu, Simu
                          [](const auto& info) { return info.param == SimulatedOn::cpu ? "Cpu" : "Gpu"; });
 
 TEST_P(SimulatedWire, DisorderAndDelaysAreAllowed) {
-  const std::uint64_t rounds = gpu() ? 2000 : 20;
-  run(rounds, "simulated:rate=5,latency=10,reorder=20,completion=30", pairs());
-  run_litmus(rounds, "simulated:reorder=20,completion=20", pairs());
-  run(rounds, "simulated:latency=5", 1, 3);
+  const int rounds = gpu() ? 2000 : 20;
+  run(rounds, "simulated:rate=5,latency=10,reorder=20,completion=30");
+  run_litmus(static_cast<std::uint64_t>(rounds), "simulated:reorder=20,completion=20", pairs());
+  run(rounds, "simulated:latency=5", 3);
 }
 
 TEST_P(SimulatedWire, FlagsNeverOvertakeData) {
@@ -175,7 +95,7 @@ TEST_P(SimulatedWire, FlagsNeverOvertakeData) {
 TEST_P(SimulatedWire, UnderManySchedules) {
   if (gpu()) GTEST_SKIP() << "a GPU has no seed";
   for (std::uint64_t seed = 10; seed < (under_sanitizer() ? 40u : 100u) && !HasFailure(); seed += 10) {
-    run(8, "simulated:reorder=3,completion=3", 1, 2, seed);
+    run(8, "simulated:reorder=3,completion=3", 2, seed);
   }
 }
 
@@ -226,10 +146,10 @@ TEST_P(SimulatedWire, LongMessagesByTwoBlocks) {
   const std::uint64_t operations = number("DEEP_EP_TEST_SIMULATED_OPERATIONS", gpu()               ? 1000000
                                                                                : under_sanitizer() ? 2000
                                                                                                    : 6400);
-  const std::uint64_t rounds = 1 + operations / (RandomParams::kSlots * 2 * static_cast<std::uint64_t>(pairs()));
+  const int epochs = 1 + static_cast<int>(operations) / (2 * ExchangeRows{}.count);
   for (const char* const wire : {"simulated:sms=2", "simulated:sms=2,rate=0,latency=0,reorder=5", "simulated:sms=1"}) {
     SCOPED_TRACE(wire);
-    run(rounds, wire, pairs());
+    run(epochs, wire);
     if (under_sanitizer()) break;  // one of them sees as much
   }
 }

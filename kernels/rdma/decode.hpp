@@ -1,5 +1,5 @@
-// From a work-queue entry back to what it asks for, as a device reads it. The simulated NIC and the handler `cpu`
-// decode by the same rules. Accepted are the entries that the writers of formats.hpp make.
+// From a work-queue entry or doorbell back to what it asks for, as a device reads it. The simulated NIC, the handler
+// `cpu` and tests decode by the same rules. Accepted are the entries that the writers of formats.hpp make.
 #pragma once
 
 #include "kernels/rdma/formats.hpp"
@@ -70,6 +70,21 @@ DEEP_EP_HOST_DEVICE Operation decode(const WorkQueueEntry& entry, std::uint64_t 
     if (operation.modifier != 0 || !good) operation.mistake = Mistake::form;
   }
   return operation;
+}
+
+/// Lowest 16 bits of the number of entries that a doorbell announces.
+DEEP_EP_HOST_DEVICE constexpr std::uint32_t doorbell_end(std::uint64_t word) {
+  return swap32(low_half(word)) >> 8 & 0xffffu;
+}
+
+/// A device trusts neither the doorbell `word` nor the doorbell record: of queue pair `number`, whose ring holds
+/// `depth` entries, and of which the device is done with those before `known`.
+DEEP_EP_HOST_DEVICE constexpr Mistake doorbell_mistake(std::uint64_t word, std::uint32_t record, std::uint64_t known,
+                                                       std::uint32_t number, std::uint32_t depth) {
+  const std::uint32_t end = doorbell_end(word);
+  if (high_half(word) != swap32(number << 8)) return Mistake::doorbell_queue_pair;
+  if (((end - low_half(known)) & 0xffffu) > depth) return Mistake::doorbell_beyond;
+  return ((swap32(record) - end) & 0xffffu) > depth ? Mistake::doorbell_record : Mistake::none;
 }
 
 }  // namespace deep_ep::device::rdma

@@ -38,10 +38,9 @@ class Taker {
  private:
   /// What a lane has found.
   struct Found {
+    std::uint64_t rung = 0;  ///< what the doorbell says
     std::uint32_t queue = 0;
-    std::uint32_t end = 0;    ///< as the doorbell says it
     std::uint32_t fresh = 0;  ///< entries
-    bool astray = false;      ///< the doorbell names another queue pair
   };
 
   /// Waits until a lane finds a doorbell that was rung; true if the time is over. Each lane polls by itself, and no
@@ -78,12 +77,10 @@ class Taker {
       // Acquiring takes time, so of several only the one with news is acquired.
       std::uint64_t rung = mine == 1 ? load_acquire<Scope::system>(params_.doorbells + q)
                                      : load_relaxed<Scope::system>(params_.doorbells + q);
-      if (rung == 0 || end_of(rung) == (served.taken & 0xffffu)) continue;
+      if (rung == 0 || rdma::doorbell_end(rung) == (served.taken & 0xffffu)) continue;
       if (mine != 1) rung = load_acquire<Scope::system>(params_.doorbells + q);
-      found_.queue = static_cast<std::uint32_t>(q);
-      found_.end = end_of(rung);
-      found_.fresh = (found_.end - static_cast<std::uint32_t>(served.taken)) & 0xffffu;
-      found_.astray = rdma::high_half(rung) != rdma::swap32(served.pair.number << 8);
+      found_ = {rung, static_cast<std::uint32_t>(q),
+                (rdma::doorbell_end(rung) - static_cast<std::uint32_t>(served.taken)) & 0xffffu};
       turn_ = turn + 1 < mine ? turn + 1 : 0;
       return true;
     }
@@ -101,18 +98,6 @@ class Taker {
     store_relaxed<Scope::gpu>(pair.way, now_ns() + static_cast<std::uint64_t>(taken));
   }
 
-  DEEP_EP_DEVICE static std::uint32_t end_of(std::uint64_t rung) {
-    return rdma::swap32(rdma::low_half(rung)) >> 8 & 0xffffu;
-  }
-
-  /// A device trusts neither doorbell nor record.
-  DEEP_EP_DEVICE static rdma::Mistake mistake_of(const Found& found, std::uint32_t depth, std::uint32_t record) {
-    if (found.astray) return rdma::Mistake::doorbell_queue_pair;
-    if (found.fresh > depth) return rdma::Mistake::doorbell_beyond;
-    const std::uint32_t ahead = ((rdma::swap32(record) & 0xffffu) - found.end) & 0xffffu;
-    return ahead > depth ? rdma::Mistake::doorbell_record : rdma::Mistake::none;
-  }
-
   /// Fetches entries of one queue pair, a lane each, and hands on what they ask for.
   DEEP_EP_DEVICE void take(const Found& found) {
     const std::uint32_t q = found.queue;
@@ -128,7 +113,7 @@ class Taker {
     entry.index = taken + static_cast<std::uint64_t>(lane_index());
     entry.queue = q;
     if (wanted) fetch(entry, pair);
-    const rdma::Mistake mistake = mistake_of(found, pair.depth, record);
+    const rdma::Mistake mistake = rdma::doorbell_mistake(found.rung, record, taken, pair.number, pair.depth);
     if (mistake != rdma::Mistake::none) fail(entry, kLocalQueuePair, mistake);
     // What comes behind a failure is not executed.
     const std::uint32_t failures = warp::ballot(wanted && (entry.what & kFails) != 0);

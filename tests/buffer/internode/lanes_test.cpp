@@ -136,7 +136,7 @@ std::uint64_t bytes_under_way(const RdmaQueuePair& queue) {
   const std::uint64_t bell = __atomic_load_n(queue.doorbell, __ATOMIC_ACQUIRE);
   const bool none = device::rdma::tail_opcode(tail) == device::rdma::kCompletionNotYetWritten;
   const std::uint32_t done = none ? 0 : device::rdma::tail_counter(tail) + 1;
-  const std::uint32_t rung = device::rdma::swap32(device::rdma::low_half(bell)) >> 8;
+  const std::uint32_t rung = device::rdma::doorbell_end(bell);
   std::uint64_t bytes = 0;
   for (std::uint32_t i = done; i != rung && bell != 0; ++i) {
     bytes += device::rdma::decode(queue.ring[i & (queue.depth - 1)], i, queue.number).length;

@@ -158,7 +158,7 @@ TEST(RdmaCompletionEntry, ThatMakesNoSenseIsAFault) {
       device::rdma::tail_word(0, 1),
   };
   for (const std::uint32_t tail : tails) {
-    QueueWorld world({});
+    QueueWorld world({.behind = Behind::cpu_handler});
     world.wire().silence(QueueWorld::number(0));
     world.run([&](auto& peers) {
       peers[0]->put(0, 0, 8);

@@ -1,6 +1,6 @@
-// Several queue pairs of one sender to one receiver, filled by device code, executed in either way: by the software NIC
-// (doorbell registers, stored by the sender or rung for it by bells) or by the `cpu` handler, all on the adversarial
-// wire.
+// Several queue pairs of one sender to one receiver, filled by device code, executed by the `cpu` handler on the
+// adversarial wire: it reads their producer indices itself, or the software NIC stands before it (doorbell registers,
+// stored by the sender or rung for it by bells).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -59,18 +59,15 @@ class QueueWorld {
         local_(kHeapBytes / 8),
         remote_(kHeapBytes / 8),
         wire_(options.seed),
-        nic_(wire_, options.nic),
+        handler_(wire_, rings_, pairs(options.queue_pairs), "adversarial wire"),
+        nic_(wire_, rings_, handler_, options.nic),
+        doorbells_(rings_.options().count),
         context_(faults_.context(options.timeout_ns)) {
     wire_.add_memory(kLocalKey, local_.data(), kHeapBytes);
     wire_.add_memory(kRemoteKey, remote_.data(), kHeapBytes);
     wire_.add_memory(kSignalKey, remote_.data(), kHeapBytes);
     if (options.behind == Behind::bells) bells_.emplace(executor_, rings_.options().count, options.depth);
     for (std::size_t i = 0; i < rings_.options().count; ++i) add_queue_pair(i);
-    if (options.behind == Behind::cpu_handler) {
-      std::vector<rdma::CpuHandler::QueuePair> pairs;
-      for (const RdmaPeerParams& peer : params_) pairs.push_back({peer.queue.number, peer.queue.peer});
-      handler_.emplace(wire_, rings_, pairs, "adversarial wire");
-    }
   }
 
   std::byte* local(std::uint64_t offset) { return reinterpret_cast<std::byte*>(local_.data()) + offset; }
@@ -95,10 +92,10 @@ class QueueWorld {
   rdma::RingMemory& rings() { return rings_; }
   AdversarialWire& wire() { return wire_; }
   SoftwareNic& nic() { return nic_; }
-  rdma::CpuHandler& handler() { return *handler_; }
+  rdma::CpuHandler& handler() { return handler_; }
   rdma::Bells& bells() { return *bells_; }
   /// The last doorbell of this queue pair.
-  std::uint64_t& doorbell_register(std::size_t queue_pair) { return *registers_[queue_pair]; }
+  std::uint64_t doorbell_register(std::size_t queue_pair) const { return doorbells_[queue_pair].word; }
   const FaultRecord& fault() const { return faults_.fault(); }
   const QueueWorldOptions& options() const { return options_; }
   static std::uint32_t number(std::size_t queue_pair) { return 0x100 + static_cast<std::uint32_t>(queue_pair); }
@@ -108,34 +105,45 @@ class QueueWorld {
     // Sometimes the device only moves when it must, so that rings fill up.
     if (wire_.below(300) == 0) slow_ = !slow_;
     if (slow_ && !waited_for) return;
-    if (handler_) {
-      handler_->step();
-    } else {
-      // The thread that rings is now and then away for long.
-      if (bells_ && wire_.below(200) == 0) away_ = !away_;
-      for (std::uint64_t bells = bells_ && !(away_ && wire_.below(50) != 0) ? wire_.below(4) : 0; bells != 0; --bells) {
-        bells_->step();
-      }
-      nic_.step();
+    if (options_.behind == Behind::cpu_handler) {
+      handler_.step();
+      return;
     }
+    // The thread that rings is now and then away for long.
+    if (bells_ && wire_.below(200) == 0) away_ = !away_;
+    for (std::uint64_t bells = bells_ && !(away_ && wire_.below(50) != 0) ? wire_.below(4) : 0; bells != 0; --bells) {
+      bells_->step();
+    }
+    nic_.step();
+  }
+
+  static std::vector<rdma::CpuHandler::QueuePair> pairs(int count) {
+    std::vector<rdma::CpuHandler::QueuePair> pairs;
+    for (int i = 0; i < count; ++i) pairs.push_back({number(static_cast<std::size_t>(i)), kPeer});
+    return pairs;
   }
 
   void add_queue_pair(std::size_t i) {
-    RdmaPeerParams peer{rings_.queue_pair(i, number(i), /*peer=*/7), kLocalKey, kRemoteKey, kSignalKey};
+    RdmaPeerParams peer{rings_.queue_pair(i, number(i), kPeer), kLocalKey, kRemoteKey, kSignalKey};
     peer.queue.sink = {kHeapBytes - 8 * static_cast<std::uint64_t>(i + 1), kLocalKey};
-    if (options_.behind == Behind::cpu_handler) {
-      wire_.add_queue_pair(number(i));
-    } else {
-      registers_.push_back(std::make_unique<std::uint64_t>(0));
-      peer.queue.doorbell = registers_.back().get();
-      peer.queue.doorbell_record = bells_ ? bells_->record(i) : rings_.doorbell_record(i);
-      *peer.queue.doorbell_record = device::rdma::record_word(options_.first_index);
+    wire_.add_queue_pair(number(i));
+    if (options_.behind != Behind::cpu_handler) {
       peer.queue.kind = RdmaDoorbell::device_register;
-      nic_.add(peer.queue, options_.first_index);
-      if (bells_) bells_->connect(i, peer.queue, registers_.back().get());
+      peer.queue.doorbell = &doorbells_[i].word;
+      peer.queue.doorbell_record = bells_ ? bells_->record(i) : &doorbells_[i].record;
+      *peer.queue.doorbell_record = device::rdma::record_word(options_.first_index);
+      nic_.add(peer.queue);
+      if (bells_) bells_->connect(i, peer.queue, &doorbells_[i].word);
     }
     params_.push_back(peer);
   }
+
+  static constexpr int kPeer = 7;
+
+  struct Doorbell {
+    std::uint64_t word = 0;
+    std::uint32_t record = 0;
+  };
 
   QueueWorldOptions options_;
   std::shared_ptr<Executor> executor_;
@@ -144,13 +152,13 @@ class QueueWorld {
   std::vector<std::uint64_t> remote_;
   Faults faults_;
   AdversarialWire wire_;
+  rdma::CpuHandler handler_;
   SoftwareNic nic_;
-  std::optional<rdma::CpuHandler> handler_;
+  std::vector<Doorbell> doorbells_;
   std::optional<rdma::Bells> bells_;
   WaitContext context_;
   bool slow_ = false;
   bool away_ = false;
-  std::vector<std::unique_ptr<std::uint64_t>> registers_;
   std::vector<RdmaPeerParams> params_;
 };
 

@@ -16,11 +16,12 @@ using device::rdma::CompletionEntry;
 struct CpuHandler::Ring {
   QueuePair pair;
   const RingMemory& memory;
-  std::size_t place;                    ///< in it
-  std::uint64_t taken = rung();         ///< entries decoded
-  std::uint64_t completed = taken;      ///< entries that completion entries have reported
-  bool failed = false;                  ///< the error entry is written; nothing more is done
-  std::vector<Operation> waiting = {};  ///< decoded, not yet taken by the wire: a full queue holds up no other
+  std::size_t place;                      ///< in it
+  std::uint64_t taken = rung();           ///< entries decoded
+  std::uint64_t completed = taken;        ///< entries that completion entries have reported
+  bool failed = false;                    ///< the error entry is written; nothing more is done
+  std::optional<Failure> bad_entry = {};  ///< the last one taken; it fails when those before it are complete
+  std::vector<Operation> waiting = {};    ///< decoded, not yet taken by the wire: a full queue holds up no other
 
   std::uint32_t depth() const { return memory.options().depth; }
   /// Entries before it may be read.
@@ -85,7 +86,7 @@ bool CpuHandler::step() {
 }
 
 bool CpuHandler::take_entries(Ring& ring) {
-  const std::uint64_t end = ring.failed ? ring.taken : ring.rung();
+  const std::uint64_t end = ring.failed || ring.bad_entry ? ring.taken : ring.rung();
   if (end == ring.taken) return false;
   if (end - ring.completed > ring.depth()) {
     fail_ring(ring, {.index = ring.taken,
@@ -97,9 +98,13 @@ bool CpuHandler::take_entries(Ring& ring) {
   for (; ring.taken != end && ring.waiting.size() < kMostOperationsWaiting; ++ring.taken, worked = true) {
     Operation operation = ring.decode(ring.taken);
     if (operation.mistake != device::rdma::Mistake::none) {
-      const Failure failure{
-          .index = ring.taken++, .syndrome = Syndrome::local_queue_pair, .detail = describe_mistake(operation)};
-      fail_ring(ring, failure);
+      ring.bad_entry = {
+          .index = ring.taken, .syndrome = Syndrome::local_queue_pair, .detail = describe_mistake(operation)};
+      // A write of nothing in its place completes behind the entries before it.
+      ring.waiting.push_back({.index = ring.taken++,
+                              .opcode = device::rdma::kOpcodeWrite,
+                              .queue_pair = ring.pair.number,
+                              .signalled = true});
       return true;
     }
     ring.waiting.push_back(operation);
@@ -128,6 +133,8 @@ void CpuHandler::apply(const WireCompletion& completion) {
     fail_ring(
         ring,
         {.index = completion.index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
+  } else if (ring.bad_entry && completion.index == *ring.bad_entry->index) {
+    fail_ring(ring, *ring.bad_entry);
   } else {
     ring.completed = completion.index + 1;
     publish(*ring.memory.completion(ring.place), completion.index, device::rdma::kCompletionOk);

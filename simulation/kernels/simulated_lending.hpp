@@ -67,7 +67,7 @@ class Lender {
   bool helped_ = false;
 };
 
-/// What the movers of a block move: its own pieces, or, in the second block, those that were lent.
+/// The pieces that a block's movers take: its own, or, in the second block, those that were lent.
 class Pieces {
  public:
   /// `own`: null in the second block. Nothing is lent before `helping` is written, so until then all of that block find

@@ -14,15 +14,12 @@ using rdma::EntryHeader;
 using rdma::KeyedAddress;
 using rdma::WorkQueueEntry;
 
-static_assert(sizeof(rdma::PosterWords) <= layout::kSharedBytesPerWarp);
-
 /// A warp, its queue pair and its pair's memory.
 class Side {
  public:
-  /// `words`: of this warp, in shared memory.
-  DEEP_EP_DEVICE Side(const NicTestParams& params, rdma::PosterWords& words)
+  DEEP_EP_DEVICE explicit Side(const NicTestParams& params)
       : params_(params),
-        peer_(load(params, words).pair),
+        peer_(params.queues[warp_index()]),
         base_(static_cast<std::uint64_t>(warp_index() / 2) * layout::kPairBytes),
         wait_(warp_index() % 2 == 0 ? params.senders_wait : params.receivers_wait),
         queue_(peer_, wait_) {}
@@ -69,11 +66,6 @@ class Side {
   }
 
  private:
-  DEEP_EP_DEVICE static rdma::PosterWords& load(const NicTestParams& params, rdma::PosterWords& words) {
-    words.load(params.queues[warp_index()]);
-    return words;
-  }
-
   const NicTestParams& params_;
   const RdmaPeerParams& peer_;
   std::uint64_t base_;
@@ -233,10 +225,10 @@ DEEP_EP_DEVICE void send_by_wrong_key(Side& side) {
   if (side.queue().quiet() && lane_index() == 0) side.result().operations = 1;
 }
 
-DEEP_EP_DEVICE void body(const NicTestParams& params, std::byte* shared) {
+DEEP_EP_DEVICE void body(const NicTestParams& params, std::byte*) {
   const bool sends = warp_index() % 2 == 0;
   if (params.task == NicTestTask::wrong_key && !sends) return;
-  Side side(params, reinterpret_cast<rdma::PosterWords*>(shared)[warp_index()]);
+  Side side(params);
   switch (params.task) {
     case NicTestTask::entries:
     case NicTestTask::litmus:

@@ -32,6 +32,7 @@ struct NicTestResult {
 
 /// Memory of one pair of queue pairs, in bytes from its beginning; the heap has one after the other.
 namespace nic_test {
+inline constexpr int kMostPairs = 8;
 inline constexpr int kSlots = 512;  ///< in a round each gets a write, and an addition to its counter
 inline constexpr int kSlotWords = 16;
 inline constexpr int kLitmusWords = 4096;
@@ -51,8 +52,6 @@ static_assert(kIncomingSlots + 4 * kSlots * kSlotWords <= kIncoming);
 
 inline constexpr std::uint64_t kStop = std::uint64_t{1} << 32;
 
-inline constexpr std::size_t kSharedBytesPerWarp = 256;
-
 /// A word that is sent: differs with round and place.
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t word_of(std::uint64_t round, int place) {
   return (static_cast<std::uint32_t>(round) * 0x9e3779b9u) ^ (static_cast<std::uint32_t>(place) * 0x85ebca6bu) ^
@@ -63,7 +62,7 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t word_of(std::uint64_t round, int pla
 /// One block; warps 2i and 2i + 1 send and receive over queue pairs 2i and 2i + 1.
 struct NicTestParams {
   NicTestTask task = NicTestTask::entries;
-  const RdmaPeerParams* queues = nullptr;
+  RdmaPeerParams queues[2 * nic_test::kMostPairs];
   std::byte* heap = nullptr;         ///< this side's; all but the outgoing messages is 0
   std::uint64_t operations = 0;      ///< enough of them
   std::uint64_t budget_ns = 0;       ///< enough time

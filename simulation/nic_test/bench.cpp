@@ -48,7 +48,6 @@ Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
   executor_->make_current();
   heap_ = executor_->create_heap(bootstrap, {.bytes = kMostPairs * layout::kPairBytes, .timeout_s = kSlowStart});
   agree(bootstrap, "preparing the NIC test", [&] {
-    queues_ = pinned_memory<RdmaPeerParams>(executor_, kWarps * sizeof(RdmaPeerParams));
     results_ = pinned_memory<NicTestResult>(executor_, kWarps * sizeof(NicTestResult));
     faults_ = pinned_memory<FaultRecord>(executor_, 2 * sizeof(FaultRecord));
     abort_ = device_memory<std::uint64_t>(executor_);
@@ -70,7 +69,7 @@ void Bench::connect(NicHandler handler, const MakeEndsOn& make, int pairs) {
   ConnectedEnds made = std::move(
       make_connected_ends(bootstrap_, std::array{options}, handler, /*may_fall_back=*/true, make_here).front());
   for (std::size_t channel = 0; channel < made.peers.size() / bootstrap_.size(); ++channel) {
-    queues_.get()[channel] = made.peers[channel * bootstrap_.size() + next];
+    params_.queues[channel] = made.peers[channel * bootstrap_.size() + next];
   }
   ends_ = std::move(made.ends);
 }
@@ -93,23 +92,19 @@ Run Bench::run(const Task& task) {
   executor_->make_current();
   // Nobody sends before all have cleared what will arrive.
   agree(bootstrap_, "preparing a test", [&] { clear(task); });
-  NicTestParams params;
-  params.task = task.what;
-  params.queues = queues_.get();
-  params.heap = heap_->local();
-  params.operations = task.operations;
-  params.budget_ns = static_cast<std::uint64_t>(task.seconds * 1e9);
-  params.results = results_.get();
+  params_.task = task.what;
+  params_.heap = heap_->local();
+  params_.operations = task.operations;
+  params_.budget_ns = static_cast<std::uint64_t>(task.seconds * 1e9);
+  params_.results = results_.get();
   // Receivers of a stream see nothing before its end.
   const bool streams = task.what == NicTestTask::writes || task.what == NicTestTask::additions;
   const double wait_s = task.wait_s + (streams ? task.seconds : 0);
-  params.senders_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(wait_s * 1e9)};
-  params.receivers_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(2 * wait_s * 1e9)};
+  params_.senders_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(wait_s * 1e9)};
+  params_.receivers_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(2 * wait_s * 1e9)};
   Run run{.rank = bootstrap_.rank(), .wait_s = wait_s};
   agree(bootstrap_, "running a test", [&] {
-    executor_->kernels().nic_test(
-        params, {1, 64 * task.pairs, 2 * static_cast<std::size_t>(task.pairs) * layout::kSharedBytesPerWarp},
-        stream_.get());
+    executor_->kernels().nic_test(params_, {1, 64 * task.pairs, 0}, stream_.get());
     executor_->synchronize(stream_.get());
     for (int pair = 0; pair < task.pairs; ++pair) {
       run.sent.push_back(results_.get()[2 * pair]);

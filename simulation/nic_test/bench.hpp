@@ -17,7 +17,7 @@
 
 namespace deep_ep::rdma::nic_test {
 
-inline constexpr int kMostPairs = 8;
+using deep_ep::nic_test::kMostPairs;
 inline constexpr std::uint32_t kDepth = 1024;
 
 /// Makes the ends of one side; throws where the device refuses.
@@ -74,7 +74,7 @@ class Bench {
   std::shared_ptr<Backend> executor_;
   OwnStream stream_;
   std::unique_ptr<SymmetricHeap> heap_;
-  std::shared_ptr<RdmaPeerParams> queues_;  ///< pinned
+  NicTestParams params_;                    ///< with the queue pairs that are connected
   std::shared_ptr<NicTestResult> results_;  ///< pinned
   std::shared_ptr<FaultRecord> faults_;     ///< pinned
   std::shared_ptr<std::uint64_t> abort_;

@@ -28,16 +28,25 @@ void check(ncclResult_t result, const char* call, ncclComm_t communicator) {
                     detail != nullptr ? detail : "");
 }
 
-/// The result of a call for which the device must be the current one. Afterwards the thread has the one from before.
-template <class Call>
-auto on_device(int device, const Call& call) {
-  int before = 0;
-  check(cudaGetDevice(&before), "cudaGetDevice", device);
-  check(cudaSetDevice(device), "cudaSetDevice", device);
-  const auto result = call();
-  cudaSetDevice(before);
-  return result;
-}
+/// Sets the rank's device for the calling thread, and puts back what was there. A runtime call of a thread that has set
+/// none would make a context on the first GPU.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) {
+    check(cudaGetDevice(&before_), "cudaGetDevice", device);
+    if (before_ != device) check(cudaSetDevice(device), "cudaSetDevice", device);
+    changed_ = before_ != device;
+  }
+  ~CurrentDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
 
 class NcclTransport {
  public:
@@ -47,13 +56,17 @@ class NcclTransport {
     check(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank", communicator_);
     check(ncclCommCount(communicator_, &size_), "ncclCommCount", communicator_);
     check(ncclCommCuDevice(communicator_, &device_), "ncclCommCuDevice", communicator_);
-    const auto make_stream = [&] { return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); };
-    check(on_device(device_, make_stream), "cudaStreamCreateWithFlags", device_);
+    const CurrentDevice current(device_);
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
   }
   ~NcclTransport() {
-    // The driver may be gone, and with it both: then these calls fail.
-    cudaStreamDestroy(stream_);
-    cudaFree(staging_);
+    try {
+      const CurrentDevice current(device_);
+      cudaStreamDestroy(stream_);
+      cudaFree(staging_);
+    } catch (const Error&) {
+      // The driver is gone, and with it both.
+    }
   }
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
@@ -62,13 +75,15 @@ class NcclTransport {
   int size() const { return size_; }
 
   void start(std::span<const std::byte> mine, std::size_t bytes) {
+    const CurrentDevice current(device_);
     reserve(bytes + mine.size());
     std::byte* send = staging_ + bytes;
     check(cudaMemcpyAsync(send, mine.data(), mine.size(), cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync", device_);
-    const auto gather = [&] { return ncclAllGather(send, staging_, mine.size(), ncclUint8, communicator_, stream_); };
-    check(on_device(device_, gather), "ncclAllGather", communicator_);
+    check(ncclAllGather(send, staging_, mine.size(), ncclUint8, communicator_, stream_), "ncclAllGather",
+          communicator_);
   }
   bool done() const {
+    const CurrentDevice current(device_);
     ncclResult_t state = ncclSuccess;
     check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError", communicator_);
     check(state, "ncclAllGather", communicator_);
@@ -80,6 +95,7 @@ class NcclTransport {
     return false;
   }
   void take(std::span<std::byte> all) const {
+    const CurrentDevice current(device_);
     check(cudaMemcpyAsync(all.data(), staging_, all.size(), cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync",
           device_);
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize", device_);
@@ -91,8 +107,7 @@ class NcclTransport {
     check(cudaFree(std::exchange(staging_, nullptr)), "cudaFree", device_);
     staging_bytes_ = 0;
     const std::size_t wanted = std::max<std::size_t>(bytes, 64 * 1024);
-    const auto allocate = [&] { return cudaMalloc(reinterpret_cast<void**>(&staging_), wanted); };
-    check(on_device(device_, allocate), "cudaMalloc", device_);
+    check(cudaMalloc(reinterpret_cast<void**>(&staging_), wanted), "cudaMalloc", device_);
     staging_bytes_ = wanted;
   }
 

@@ -153,9 +153,19 @@ void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new)
       fail<Unsupported>("replace_ranks: the heaps of {} are shared by {}, with the new ranks by {}, allowed: {}",
                         format_bytes(bytes()), name_of(kind()), name_of(plan.kind), name_of(HeapKind::posix_fd));
     }
-    ranks_ = next;
+    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+      if (!is_new[peer] || !has_addresses_of(peer)) continue;  // the addresses of a thread of this process are its own
+      ranges_[peer] = std::make_shared<AddressRange>(memory_, bytes());
+      peers_[peer] = ranges_[peer]->begin();
+    }
   });
-  share(bootstrap, is_new);
+  const std::vector<HeapCapabilities> before = std::exchange(ranks_, next);
+  try {
+    share(bootstrap, is_new);
+  } catch (...) {
+    ranks_ = before;
+    throw;
+  }
 }
 
 bool SymmetricHeap::shares_with(std::size_t peer) const {

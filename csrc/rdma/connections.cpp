@@ -49,8 +49,10 @@ std::vector<NicAssignment> find_nics_of(std::span<const ProcessIdentity> process
                                       find_nics({}), settings);
   log_map(map, settings);
   try {
+    std::vector<NicAssignment> nics =
+        cuda ? nics_of_cuda_device(map, device.index) : nics_of(map, static_cast<std::size_t>(local_rank));
     verbs::verbs_functions();  // refuses where libibverbs cannot be used
-    return cuda ? nics_of_cuda_device(map, device.index) : nics_of(map, static_cast<std::size_t>(local_rank));
+    return nics;
   } catch (const SystemError& error) {
     why_not = error.what();
     return {};

@@ -131,7 +131,8 @@ class Buffer(NativeOwner):
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 128 from 0 to 2**56")
         num_qps_per_rank = integer("num_qps_per_rank", num_qps_per_rank, 0)
         # Whatever may fail on this rank alone comes before the ranks wait for each other.
-        qp_depth = int(_native.environment_text("NVSHMEM_QP_DEPTH"), 0)
+        depth = _native.environment_text("NVSHMEM_QP_DEPTH")
+        qp_depth = int(depth, 16 if depth.startswith(("0x", "0X")) else 10)
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
             raise InvalidArgument("enable_shrink is True: it needs low_latency_mode=True and num_rdma_bytes > 0")
 

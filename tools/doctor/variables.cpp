@@ -131,7 +131,7 @@ void check_table(const Patient& patient, Findings& findings) {
     }
     if (row.refused() || row.value.name.empty() || environment::is_own(row.name)) continue;
     findings.push_back({"variables", Verdict::note, fmt::format("{}={}", row.name, row.text),
-                        "in effect here too; a DEEP_EP_ variable would win"});
+                        "this library reads it as well; a DEEP_EP_ variable would win"});
   }
 }
 

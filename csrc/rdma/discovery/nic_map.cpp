@@ -264,8 +264,11 @@ const std::vector<NicAssignment>& nics_of(const NicMap& map, std::size_t gpu) {
 
 const std::vector<NicAssignment>& nics_of_cuda_device(const NicMap& map, int ordinal) {
   const std::string place = cuda_device_pci_address(ordinal);
-  const auto gpu = std::ranges::find(map.gpus, topology::parse_pci_address(place),
-                                     [](const Gpu& candidate) { return candidate.pci.address; });
+  const auto address = topology::parse_pci_address(place);
+  if (!address && !map.nics.empty()) {
+    fail<SystemError>("RDMA was asked for, but CUDA does not say where its device {} is", ordinal);
+  }
+  const auto gpu = std::ranges::find(map.gpus, address, [](const Gpu& candidate) { return candidate.pci.address; });
   if (gpu == map.gpus.end()) {
     fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more",
                       map.nics.empty()

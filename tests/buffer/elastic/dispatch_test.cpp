@@ -72,7 +72,10 @@ TEST_P(ElasticDispatchTest, EveryKind) {
   DEEP_EP_NEEDS_RANKS(3);
   run_kinds(cluster(3), dispatch_kinds({70, 0, 37}, 6), {.heap_bytes = 16 * kMebibyte});
   const Case in_pieces = make_case({.tokens = {3, 0, 2}, .hidden = 18000});
-  run_kinds(cluster(3), {{in_pieces, {.expand = true}}}, {.heap_bytes = 16 * kMebibyte});
+  const Case gaps_of_many_scales =
+      make_case({.tokens = {3, 0, 2}, .scales = 140, .scale_dtype = DType::int32, .alignment = 16});
+  run_kinds(cluster(3), {{in_pieces, {.expand = true}}, {gaps_of_many_scales, {.expand = true}}},
+            {.heap_bytes = 16 * kMebibyte});
 }
 
 TEST_P(ElasticDispatchTest, OneSelectionOrMany) {

@@ -109,6 +109,7 @@ TEST(HostHeap, ProcessesMapEachOther) {
 
 // As in containers: both ranks are process 1, of a namespace of their own.
 TEST(HostHeap, ProcessesOfOtherPidNamespacesMapEachOther) {
+  if (test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
   if (!run_processes(1,
                      [](int) {
                        if (unshare(CLONE_NEWPID) != 0) throw std::runtime_error("not permitted");

@@ -1,4 +1,5 @@
-// Which kind of heap a group of GPU ranks gets. Plain data and plain rules, so that they are tested without a GPU.
+// The kind of heap that a group of ranks gets, on GPUs or the CPU. Plain data and plain rules, so that they are tested
+// without a GPU.
 #pragma once
 
 #include <array>

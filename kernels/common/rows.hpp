@@ -70,7 +70,7 @@ struct RowTargets {
   }
 };
 
-/// Where a rank wants its rows of a dispatch.
+/// A rank tells each sender by this where its rows of a dispatch go.
 struct DispatchAddresses {
   RowTargets rows;        ///< as offsets in its heap
   std::int32_t capacity;  ///< rows it has room for in all

@@ -7,7 +7,7 @@
 
 namespace deep_ep::test {
 
-/// What a rank sends to each peer in an epoch.
+/// A rank sends these rows to each peer in an epoch.
 struct ExchangeRows {
   int count = 70;  ///< more than fit into a ring of 64 entries: kernels must poll, and so see failures of their own
   /// Not 0: rows have lengths from 0 to 16 KiB and begin anywhere; each number gives others.

@@ -31,18 +31,19 @@ struct LowLatencyEpochs {
 /// what its last block resets.
 struct LowLatencyCounters {
   CallCount sent, received;  ///< calls whose part has run
-  std::uint32_t arrived;     ///< blocks of this kernel that know which call it is; reset
-  std::uint32_t finished;    ///< blocks that have received (masking), or are done (unreduced combine); reset
+  std::uint32_t arrived;     ///< blocks of this kernel: see arrive(); reset
+  std::uint32_t finished;    ///< with masking: blocks that have received; reset
   std::uint64_t versions;    ///< with masking: sum of what the blocks saw as ControlState::version; reset
 
   /// By one thread of a block: ask once, so that the word is not what all warps of the GPU meet at.
   DEEP_EP_DEVICE LowLatencyEpochs epochs() const { return {sent.epoch(), received.epoch()}; }
-  /// By one thread of every block, after epochs() and whenever it has time: the last one counts the call.
-  DEEP_EP_DEVICE void arrive(const LowLatencyEpochs& epochs, LowLatencyPhase phase) {
-    const auto blocks = static_cast<std::uint32_t>(device::grid_blocks());
-    if (!device::last_to_arrive<device::Scope::gpu>(&arrived, blocks)) return;
+  /// By one thread of every block, after epochs() and whenever it has time: the last one counts the call. True for it.
+  template <device::Scope S = device::Scope::gpu>
+  DEEP_EP_DEVICE bool arrive(const LowLatencyEpochs& epochs, LowLatencyPhase phase) {
+    if (!device::last_to_arrive<S>(&arrived, static_cast<std::uint32_t>(device::grid_blocks()))) return false;
     if (sends(phase)) sent.count(epochs.send);
     if (receives(phase)) received.count(epochs.receive);
+    return true;
   }
 };
 
@@ -59,11 +60,6 @@ DEEP_EP_HOST_DEVICE constexpr int channel_of(LowLatencyKind kind, int lane) {
 }
 DEEP_EP_HOST_DEVICE constexpr int barrier_channel(int lanes) { return channel_of(LowLatencyKind::dispatch, lanes); }
 DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes) { return barrier_channel(lanes) + 1; }
-
-/// What a far rank has been told: the words that this rank adds to in its window.
-struct LowLatencyTold {
-  LowLatencyMailbox mailbox[kLowLatencyKinds];
-};
 
 /// With masking, a wait that lasts for so many time-outs ends the call: ranks have mixed up their calls.
 constexpr int kMostTimeouts = 8;
@@ -83,8 +79,8 @@ struct LowLatencyParams {
   /// Blocks of the grid that do all but posting. Those behind them post to far ranks, over one lane in each warp.
   int working_blocks = 0;
   LowLatencyWindow window;
-  LowLatencyStaging staging;       ///< where somebody is far
-  LowLatencyTold* told = nullptr;  ///< [num_ranks], device memory; where somebody is far
+  LowLatencyStaging staging;          ///< where somebody is far
+  LowLatencyMailbox* told = nullptr;  ///< [num_ranks][kinds]: what far ranks have been told. In device memory
   LowLatencyState* state = nullptr;
   WaitContext wait;
   WaitContext posts;              ///< of waits for queue pairs: with masking a failed one does not end the call
@@ -124,9 +120,6 @@ struct LowLatencyRowTable {
   DEEP_EP_HOST_DEVICE int at(int source, int row) const { return source * max_tokens + row; }
 };
 
-/// Form of the rows that a dispatch sends.
-DEEP_EP_HOST_DEVICE constexpr bool has_scales(LowLatencyFormat format) { return format != LowLatencyFormat::bf16; }
-
 /// Channels that share a scale.
 constexpr int kScaleChannels = 128;
 constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in a word
@@ -140,7 +133,7 @@ struct LowLatencyRow {
   LowLatencyFormat format;
   bool by_rails = false;
 
-  DEEP_EP_HOST_DEVICE bool scaled() const { return has_scales(format); }
+  DEEP_EP_HOST_DEVICE bool scaled() const { return format != LowLatencyFormat::bf16; }
   DEEP_EP_HOST_DEVICE bool nvfp4() const { return format == LowLatencyFormat::nvfp4; }
 
   // Words of the header.
@@ -223,6 +216,7 @@ struct LowLatencyCallParams {
   int num_tokens;
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
 
+  std::int32_t* row_table;  ///< see LowLatencyRowTable: dispatch writes it, combine reads it
   std::int64_t* wait_cost;  ///< [R], added to; nullptr: none
 
   DEEP_EP_HOST_DEVICE int num_experts() const { return num_local_experts * common.num_ranks; }
@@ -230,9 +224,7 @@ struct LowLatencyCallParams {
   DEEP_EP_HOST_DEVICE int expert_rows() const { return common.num_ranks * max_tokens; }
   /// The rank of an expert, negative for none.
   DEEP_EP_HOST_DEVICE int rank_of(int expert) const { return expert < 0 ? -1 : expert / num_local_experts; }
-  DEEP_EP_HOST_DEVICE LowLatencyRowTable table_at(std::int32_t* base) const {
-    return {base, common.num_ranks, max_tokens, num_topk};
-  }
+  DEEP_EP_HOST_DEVICE LowLatencyRowTable table() const { return {row_table, common.num_ranks, max_tokens, num_topk}; }
 };
 
 struct LowLatencyDispatchParams : LowLatencyCallParams {
@@ -254,7 +246,6 @@ struct LowLatencyDispatchParams : LowLatencyCallParams {
   std::int32_t* recv_count;    ///< [L]
   std::int32_t* src_info;      ///< [L, R * M]
   std::int64_t* layout_range;  ///< [L, R]
-  std::int32_t* row_table;     ///< see LowLatencyRowTable
   std::int32_t* recv_stats;    ///< [L], added to; nullptr: none
 
   std::int64_t* arrivals;  ///< [L, arrival_words], added to: see deep_ep/arrivals.hpp; nullptr: none
@@ -275,8 +266,7 @@ struct LowLatencyCombineParams : LowLatencyCallParams {
   std::uint32_t row_bytes;  ///< of a row as it travels
 
   // As expert side: what is sent.
-  const std::byte* x;             ///< rows as dispatch laid them out, bfloat16
-  const std::int32_t* row_table;  ///< see LowLatencyRowTable
+  const std::byte* x;  ///< rows as dispatch laid them out, bfloat16
 
   // As owner: what is added up.
   const float* topk_weights;  ///< [num_tokens, num_topk]

@@ -48,17 +48,11 @@ struct Announcer {
         if (masked(common, peer) || call.is_far(peer)) continue;
         if (!call.has_room(is_first ? acknowledged : call.load_acknowledged(peer)) && !call.await_room(peer)) continue;
         const Selection selection = is_first ? first : Selection::load(params, token, k);
-        Cell* const to = common.window.selections(call.epoch, common.rank).in(common.heaps[peer]);
-        selection.announce(params, to + token * params.num_topk + k, call.epoch, meaning);
+        const Place<Cell> to = common.window.selections.at(call.epoch, common.rank, token * params.num_topk + k);
+        selection.announce(params, to.in(common.heaps[peer]), call.epoch, meaning);
       }
     }
   }
-};
-
-/// The owner's choice: which of the rows that the dispatch brought it still selects.
-struct CombineChoice {
-  std::uint32_t rows;  ///< bit k: that of selection k
-  float weight;        ///< in lane k
 };
 
 /// The expert side: for each row that the dispatch brought, this rank weights, sums and rounds what its experts made of
@@ -95,45 +89,37 @@ struct CombinePusher {
                [&](int rank) { there = call.await_room(call.own_node() * params.common.rail_width + rank) && there; });
     return warp::agree(there);
   }
-  /// Waits until the owner has announced its selections, and makes the choice. False: the owner is masked now, or the
-  /// call is over.
-  DEEP_EP_DEVICE bool await_choice(const Call& call, const CombineRow& row, CombineChoice& choice) const {
-    count_wait(row.source, -1);
+  /// Waits until the owner has announced its selections, and finds which of the rows that the dispatch brought these
+  /// still mean: bit k of `rows` is that of selection k, whose `weight` is in lane k. False: the owner is masked now,
+  /// or the call is over.
+  DEEP_EP_DEVICE bool await_choice(const Call& call, const CombineRow& row, std::uint32_t& rows, float& weight) const {
     const int selection = row.token * params.num_topk + lane_index();
-    const bool there =
-        wait_until<WholeWarp>(call.policy(), {row.source, Wanted::low_latency_combine_selection, call.epoch},
-                              [&](const Poll&) { return choose(call, row, selection, choice); });
-    count_wait(row.source, 1);
+    const bool counts = params.wait_cost != nullptr && warp == 0 && lane_index() == 0;
+    if (counts) add_relaxed<Scope::gpu>(params.wait_cost + row.source, -clock_cycles());
+    const auto chosen = [&](const Poll&) {
+      Selection now{-1, 0.0f};
+      const bool known = lane_index() >= params.num_topk ||
+                         (call.has_begun(row.source) &&
+                          load_announced(call, meaning, row.source, call.selections(row.source) + selection, now));
+      if (!warp::all(known)) return false;
+      const int expert = now.expert(params) - params.common.rank * params.num_local_experts;  // local
+      const bool here = expert >= 0 && expert < params.num_local_experts;
+      // It is the expert of the dispatch; or the call is over.
+      const std::int32_t in_expert = row.position - expert * params.expert_rows();  // if it is the row of that expert
+      const bool other = here && (row.position < 0 || in_expert < 0 || in_expert >= params.expert_rows());
+      if (other) {
+        refuse_call(params.common, row.source, 1, static_cast<std::uint64_t>(now.index),
+                    static_cast<std::uint64_t>(row.token));
+      }
+      rows = warp::ballot(here);
+      weight = now.weight;
+      return !warp::any(other);
+    };
+    const Awaited awaited{row.source, Wanted::low_latency_combine_selection, call.epoch};
+    const bool there = wait_until<WholeWarp>(call.policy(), awaited, chosen);
+    if (counts) add_relaxed<Scope::gpu>(params.wait_cost + row.source, clock_cycles());
     return there;
   }
-  /// `sign` -1: a wait begins, whose time is taken off; 1: it ends, and the time is added.
-  DEEP_EP_DEVICE void count_wait(int source, int sign) const {
-    if (params.wait_cost == nullptr || warp != 0 || lane_index() != 0) return;
-    add_relaxed<Scope::gpu>(params.wait_cost + source, sign * clock_cycles());
-  }
-
-  /// Finds the rows that the owner's selections mean. False: it has not said yet, or the call is over.
-  DEEP_EP_DEVICE bool choose(const Call& call, const CombineRow& row, int selection, CombineChoice& choice) const {
-    Selection now{-1, 0.0f};
-    const bool there = lane_index() >= params.num_topk ||
-                       (call.has_begun(row.source) &&
-                        load_announced(call, meaning, row.source, call.selections(row.source) + selection, now));
-    if (!warp::all(there)) return false;
-    const int first_expert = params.common.rank * params.num_local_experts;
-    const int expert = now.expert(params) - first_expert;  // local
-    const bool here = expert >= 0 && expert < params.num_local_experts;
-    // It is the expert of the dispatch; or the call is over.
-    const std::int32_t in_expert = row.position - expert * params.expert_rows();  // if it is the row of that expert
-    const bool other = here && (row.position < 0 || in_expert < 0 || in_expert >= params.expert_rows());
-    if (other) {
-      refuse_call(params.common, row.source, 1, static_cast<std::uint64_t>(now.index),
-                  static_cast<std::uint64_t>(row.token));
-    }
-    if (warp::any(other)) return false;
-    choice = {warp::ballot(here), now.weight};
-    return true;
-  }
-
   /// Sends this warp's share of the row to its owner: the weighted sum of the rows that the dispatch brought. False:
   /// it is not sent, see await_choice().
   ///
@@ -143,7 +129,7 @@ struct CombinePusher {
     const WarpShare share{warp, params.warps_per_row};
     const int steps = share.steps(wire);
     std::byte* const to = destination(call, row);
-    CombineChoice choice{};
+    float weight = 0;
     bool chosen = false;
     std::uint32_t rows = warp::ballot(row.position >= 0);
 
@@ -173,9 +159,10 @@ struct CombinePusher {
       // 2. Which rows does the owner want?
       if (!chosen) {
         chosen = true;
-        if (!await_choice(call, row, choice)) return false;
-        if (choice.rows != rows) {  // rare: begins again with the rows that are left
-          rows = rows_to_load = rows_to_add = choice.rows;
+        std::uint32_t choice = 0;
+        if (!await_choice(call, row, choice, weight)) return false;
+        if (choice != rows) {  // rare: begins again with the rows that are left
+          rows = rows_to_load = rows_to_add = choice;
           pieces = steps * count_bits(rows);
           line_to_load = line_to_add;
           if (rows != 0) continue;
@@ -186,7 +173,7 @@ struct CombinePusher {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         if (piece + i >= pieces) continue;
-        add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
+        add_weighted(sum, loaded[i], warp::shuffle(weight, lowest_bit(rows_to_add)));
         rows_to_add &= rows_to_add - 1;
         if (rows_to_add != 0) continue;
         wire.store(to, line_to_add, pack_sum(sum), call.epoch);
@@ -204,117 +191,89 @@ struct CombinePusher {
   DEEP_EP_DEVICE std::byte* destination(const Call& call, const CombineRow& row) const {
     const LowLatencyParams& common = params.common;
     const int owner = row.source;
-    if (!call.is_far(owner)) return call.row(common.heaps[owner], common.rank, row.token);
+    if (!call.is_far(owner)) return call.row(common.rank, row.token).in(common.heaps[owner]);
     if (!call.uses_rails()) return call.staged_row(owner, row.index).in(common.local);
-    return call.row_of_member(common.heaps[call.relay(owner)], owner, common.rank, row.token);
+    return call.row_of_member(owner, common.rank, row.token).in(common.heaps[call.relay(owner)]);
   }
 };
 
-/// In blocks that post to far ranks: the selections of this rank's tokens, as owner, and the rows that pushing groups
-/// have staged, as expert side, in the order of the owner's tokens.
+/// By one warp of a block that posts: all that a far rank gets from this rank over one lane in one call. `selections`:
+/// where this block has gathered those of this rank.
 template <class Call>
-struct CombinePoster {
-  const LowLatencyCombineParams& params;
-  const Call& call;
-  CallPoster<Call>& poster;
-  const std::uint32_t& meaning;  ///< see meaning_of()
+DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Call>& poster, std::uint32_t meaning,
+                            Place<Cell> selections) {
+  const LowLatencyParams& common = params.common;
+  const Call& call = poster.call;
+  const int peer = poster.peer;
 
-  /// By one warp: posts all that the peer gets from this rank by one lane in one call.
-  DEEP_EP_DEVICE void post_all() const {
-    if (poster.is_first_lane() && !post_selections()) return;
-    if (call.uses_rails() && !call.is_relay(peer())) return;  // another rank of this node has its sums
-    if (post_rows()) poster.tell_rest();
-  }
-
-  /// Where this block of posters gathers the selections of this rank.
-  DEEP_EP_DEVICE static Place<Cell> staged_selections(const Call& call) {
-    return call.common.staging.selections(call.epoch, block_index() - call.common.working_blocks);
-  }
-
- private:
-  DEEP_EP_DEVICE const LowLatencyParams& common() const { return params.common; }
-  DEEP_EP_DEVICE int peer() const { return poster.peer(); }
-
-  DEEP_EP_DEVICE bool post_selections() const {
+  // 1. As owner, the selections.
+  if (poster.lane == 0) {
     const std::uint32_t bytes = static_cast<std::uint32_t>(params.num_tokens * params.num_topk) * sizeof(Cell);
-    const Place<Cell> to = common().window.selections(call.epoch, common().rank);
-    if (!poster.put(to, staged_selections(call), bytes, lane_index() == 0 && bytes != 0)) return false;
-    if (!poster.progress(0)) return false;
-    poster.flush();
-    return true;
+    const Place<Cell> to = common.window.selections.at(call.epoch, common.rank);
+    if (!poster.queue.put(to.offset, selections.offset, bytes, lane_index() == 0 && bytes != 0)) return;
+    if (!poster.tell_rest(true)) return;
   }
 
-  /// Rows of this rank; or by rails the sums of its node for the peer's tokens, each added up by the warps of a block.
-  DEEP_EP_DEVICE bool post_rows() const {
-    const bool sums = call.uses_rails();
-    if (sums && !call.await_announced(peer())) return false;
-    const LowLatencyRowTable table = table_of(params);
-    const int rows = sums ? params.max_tokens : load_stream(table.rows(peer()));
-    const int warps = sums ? block_warps() : static_cast<int>(params.warps_per_row);
-    for (int begin = 0; begin < rows; begin += kWarpSize) {
-      const int number = begin + lane_index();
-      const bool mine = number < rows && (!sums || has_sum(number));
-      const int row = mine ? number : 0;
-      const int token = mine && !sums ? load_stream(table.token(peer(), row)) : row;
-      const Place<std::byte> to = common().window.row(Call::kCall, call.epoch, common().rank, token, call.row_bytes);
-      const auto staged = [&] { return is_staged(call.staged_flag(peer(), row), warps); };
-      if (!poster.post_rows(mine, token + 1, to, call.staged_row(peer(), row), staged)) return false;
-    }
-    return true;
-  }
-
-  /// Has a rank of this node an expert of the peer's token, as the peer has announced?
-  DEEP_EP_DEVICE bool has_sum(int token) const {
+  // 2. As expert side, the rows that pushing groups have staged, in the order of the owner's tokens. By rails the sums
+  // of this node for these, each added up by the warps of a block; of other relays another rank has them.
+  const bool sums = call.uses_rails();
+  if (sums && !(call.is_relay(peer) && call.await_announced(peer))) return;
+  const auto has_sum = [&](int token) {  // has a rank of this node an expert of the token, as the peer has announced?
     bool has = false;
     for (int k = 0; k < params.num_topk; ++k) {
-      const int rank = announced_rank(params, call, meaning, peer(), token, k);
-      has = has || (rank >= 0 && call.in_own_node(rank));
+      has = announced_member(params, call, meaning, peer, token, k) >= 0 || has;
     }
     return has;
+  };
+  const LowLatencyRowTable table = params.table();
+  const int rows = sums ? params.max_tokens : load_stream(table.rows(peer));
+  const int warps = sums ? block_warps() : static_cast<int>(params.warps_per_row);  // that share a row
+  for (int begin = 0; begin < rows; begin += kWarpSize) {
+    const int number = begin + lane_index();
+    const bool mine = number < rows && (!sums || has_sum(number));
+    const int row = mine ? number : 0;
+    const int token = mine && !sums ? load_stream(table.token(peer, row)) : row;
+    const auto staged = [&] {
+      for (int warp = 0; warp < warps; ++warp) {
+        if (load_relaxed<Scope::gpu>(call.staged_flag(peer, row, warp)) != call.epoch) return false;
+      }
+      fence<Scope::gpu>();  // acquires what all of them released
+      return true;
+    };
+    const Place<std::byte> to = call.row(common.rank, token);
+    if (!poster.post_rows(mine, token + 1, to, call.staged_row(peer, row), staged)) return;
   }
-
-  /// Are all `warps` that share a row done with it?
-  DEEP_EP_DEVICE bool is_staged(const std::uint64_t* ready, int warps) const {
-    for (int warp = 0; warp < warps; ++warp) {
-      if (load_relaxed<Scope::gpu>(ready + warp) != call.epoch) return false;
-    }
-    fence<Scope::gpu>();  // acquires what all of them released
-    return true;
-  }
-};
+  poster.tell_rest();
+}
 
 /// By whole blocks that post: the selections, once for all ranks of this block; then each warp serves one rank, or one
 /// lane to it.
 template <class Call>
 DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Call& call, std::uint64_t received,
                                  const CombineShared& shared) {
+  const LowLatencyParams& common = params.common;
   const std::uint32_t meaning = shared.words->meaning;
+  const Place<Cell> staged = common.staging.selections.at(call.epoch, block_index() - common.working_blocks);
   if (sends(params.phase) && call.posts_first_lanes()) {
-    Cell* const staged = CombinePoster<Call>::staged_selections(call).in(params.common.local);
     block::each(params.num_tokens * params.num_topk, [&](int i) {
       Selection::load(params, i / params.num_topk, i % params.num_topk)
-          .announce(params, staged + i, call.epoch, meaning);
+          .announce(params, staged.in(common.local) + i, call.epoch, meaning);
     });
   }
   block::sync();
-  serve_lane(call, received, sends(params.phase), params.common.mask != nullptr, shared.posters,
-             [&](CallPoster<Call>& poster) {
-               CombinePoster<Call>{params, call, poster, meaning}.post_all();
-             });
+  serve_lane(call, received, sends(params.phase), shared.posters,
+             [&](CallPoster<Call>& poster) { post_to(params, poster, meaning, staged); });
 }
 
 // By rails every warp of a block shares the row that it adds.
-static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <=
-              static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
+static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <= LowLatencyStaging::kMostWarpsPerRow);
 
-/// By one warp, where ranks may be masked: waits until all that will come have begun the call.
+/// By one warp, with masking: waits until all ranks that will come have begun the call.
 template <class Call>
 DEEP_EP_DEVICE void await_all_begun(const Call& call) {
   const LowLatencyParams& common = call.common;
   warp::each(common.num_ranks, [&](int peer) {
-    if (masked(common, peer)) return;
-    const std::uint64_t* begun = common.window.begun(LowLatencyKind::combine, peer).in(common.local);
-    wait_signal(call.policy(), begun, {peer, Wanted::low_latency_combine_selection, call.epoch});
+    if (!masked(common, peer)) call.await_progress(peer, 0, Wanted::low_latency_combine_selection);
   });
 }
 

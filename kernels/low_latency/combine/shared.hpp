@@ -54,18 +54,14 @@ DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float wei
   }
 }
 
-// The owner's word to the expert ranks at the head of combine: which experts its tokens select now, and with which
-// weights. To every rank, because the owner no longer knows which ranks hold rows of its tokens.
-DEEP_EP_DEVICE LowLatencyRowTable table_of(const LowLatencyCombineParams& params) {
-  return params.table_at(const_cast<std::int32_t*>(params.row_table));
-}
 /// What ranks mean by the call: its shape, and the dispatch that the handle is of.
 DEEP_EP_DEVICE std::uint32_t meaning_of(const LowLatencyCombineParams& params) {
-  return params.call_shape ^ static_cast<std::uint32_t>(load_stream(table_of(params).epoch()));
+  return params.call_shape ^ static_cast<std::uint32_t>(load_stream(params.table().epoch()));
 }
 
-/// A selection at the time of combine. A cell has all of meaning_of(): its lower half beside expert and weight in the
-/// payload, its upper half above the epoch.
+/// A selection at the time of combine. At the head of a call owners announce to every rank, in cells, which experts
+/// their tokens select now, and with which weights: they no longer know which ranks hold rows of their tokens. A cell
+/// has all of meaning_of(): its lower half beside expert and weight in the payload, its upper half above the epoch.
 struct Selection {
   std::int64_t index;  ///< of the caller's table, which nothing has to wait for yet; or of a cell
   float weight;
@@ -74,10 +70,6 @@ struct Selection {
   DEEP_EP_DEVICE static Selection load(const LowLatencyCombineParams& params, int token, int k) {
     const std::int64_t at = std::int64_t{token} * params.num_topk + k;
     return {params.topk_idx.load(at), params.topk_weights == nullptr ? 1.0f : load_stream(params.topk_weights + at)};
-  }
-  DEEP_EP_DEVICE static Selection in(const Cell& cell) {
-    return {static_cast<std::int64_t>(cell.payload & 0xffffu),
-            float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32))};
   }
   /// An expert that does not exist is none.
   DEEP_EP_DEVICE int expert(const LowLatencyCombineParams& params) const {
@@ -104,19 +96,22 @@ template <class Call>
 DEEP_EP_DEVICE bool load_announced(const Call& call, std::uint32_t meaning, int owner, const Cell* selection,
                                    Selection& announced) {
   const Cell cell = load_cell(selection);
-  announced = Selection::in(cell);
+  announced.index = static_cast<std::int64_t>(cell.payload & 0xffffu);
+  announced.weight = float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32));
   if (Selection::epoch_in(cell) < call.epoch) return false;
   const std::uint32_t theirs = Selection::meaning_in(cell);
   if (theirs != meaning) refuse_call(call.common, owner, 0, meaning, theirs);
   return theirs == meaning;
 }
-/// The rank that selection `k` of a token names, once the owner has announced all; negative: none.
+/// The rank of this node that selection `k` of a token names, once the owner has announced all; negative: none.
 template <class Call>
-DEEP_EP_DEVICE int announced_rank(const LowLatencyCombineParams& params, const Call& call, std::uint32_t meaning,
-                                  int owner, int token, int k) {
+DEEP_EP_DEVICE int announced_member(const LowLatencyCombineParams& params, const Call& call, std::uint32_t meaning,
+                                    int owner, int token, int k) {
   Selection announced;
   const Cell* const selection = call.selections(owner) + token * params.num_topk + k;
-  return load_announced(call, meaning, owner, selection, announced) ? params.rank_of(announced.expert(params)) : -1;
+  if (!load_announced(call, meaning, owner, selection, announced)) return -1;
+  const int rank = params.rank_of(announced.expert(params));
+  return rank >= 0 && call.in_own_node(rank) ? rank : -1;
 }
 
 /// The most rows that fall to each of `groups` groups of a grid.
@@ -150,7 +145,7 @@ struct CombineShared {
 DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
                                             bool reads) {
   if (reads && lane_index() == 0) {
-    const std::uint32_t meaning = sends(params.phase) ? meaning_of(params) : 0;
+    const std::uint32_t meaning = meaning_of(params);
     const LowLatencyEpochs epochs = params.common.counters(LowLatencyKind::combine).epochs();
     shared.meaning = meaning;
     shared.epochs = epochs;
@@ -207,10 +202,10 @@ struct ReceivedRows {
   DEEP_EP_DEVICE std::int32_t most_rows() const {
     const int ranks = params.common.num_ranks;
     std::int32_t most =
-        lane_index() < ranks ? load_stream(table_of(params).rows(lane_index())) : 0;  // nothing waits for it yet
+        lane_index() < ranks ? load_stream(params.table().rows(lane_index())) : 0;  // nothing waits for it yet
 #pragma unroll 1
     for (int source = lane_index() + kWarpSize; source < ranks; source += kWarpSize) {
-      const std::int32_t rows = load_stream(table_of(params).rows(source));
+      const std::int32_t rows = load_stream(params.table().rows(source));
       most = rows > most ? rows : most;
     }
     return most;
@@ -224,11 +219,11 @@ struct ReceivedRows {
     if (row.index >= params.max_tokens) return row;
     // The sources take turns in a different order each time: otherwise a group could always meet the same one.
     row.source = (item + row.index + params.common.rank) % ranks;
-    row.rows = load_stream(table_of(params).rows(row.source));
-    row.token = load_stream(table_of(params).token(row.source, row.index));
+    row.rows = load_stream(params.table().rows(row.source));
+    row.token = load_stream(params.table().token(row.source, row.index));
     row.position = -1;
     if (lane_index() < params.num_topk) {
-      row.position = load_stream(table_of(params).position(row.source, row.index, lane_index()));
+      row.position = load_stream(params.table().position(row.source, row.index, lane_index()));
     }
     return row;
   }

@@ -3,17 +3,20 @@
 // holds up no other. A kernel of its own, as the one for calls in one launch has no room for its instructions.
 //
 //   send part     counters, row table, acknowledgements (one load time) -> rows of x, behind their signals if there
-//                 are any (one load time) -> lines to the owners; all blocks are done -> word to all ranks
+//                 are any (one load time) -> lines to the owners; all blocks are done -> cell to all ranks
 //   receive part  counters, selections (one load time) -> lines, as they are polled -> result; all blocks have read,
 //                 all ranks have sent (one block waits for that alone) -> acknowledgements
 //
 // Places: rows of a token lie at [token][selection] in the owner's part of the window for combine, those of all ranks
 // together. A row's tags name its expert: an owner that selects another one does not take it.
 //
+// A rank says in the first cell of its selections that it has sent all its rows. Ranks whose combine is in one launch
+// announce a selection there: so both find out that they mean different calls.
+//
 // Room: a sender writes to an owner that has acknowledged the call before the last. A rank acknowledges at the end of
-// its receive part, when all ranks have told it that they have sent all their rows: so no row of an acknowledged call
-// is under way, not even one that the rank did not want. It does not wait for its next call to do so, as ranks do
-// elsewhere: with two calls in flight that next call is the very one whose rows would wait for it.
+// its receive part, when all ranks have sent all their rows: so no row of an acknowledged call is under way, not even
+// one that the rank did not want. It does not wait for its next call to do so, as ranks do elsewhere: with two calls in
+// flight that next call is the very one whose rows would wait for it.
 //
 // For ranks that all reach each other by NVLink, without masking, where the rows fit the window. Other calls with hooks
 // send as calls in one launch do. (A masked rank that comes late would write into places of others; what posters and
@@ -100,7 +103,7 @@ struct UnreducedPusher {
         rows &= ~*done;
         const bool wanted = (rows >> lane_index() & 1) != 0;
         const int word = wanted ? signal_of(row.position) : kNoSignal;
-        const bool ready = wanted && load_signal(word) >= params.signals.expected;
+        const bool ready = wanted && load_acquire<Scope::gpu>(params.signals.words + word) >= params.signals.expected;
         const std::uint32_t now = warp::ballot(ready);
         if (now != rows) missing = warp::shuffle(word, lowest_bit(rows & ~now));
         warp::sync();  // all have read the bits, and the rows are acquired for every lane
@@ -109,19 +112,15 @@ struct UnreducedPusher {
         rows = now;
       }
       std::byte* heap = params.common.heaps[row.source];
-      const std::uint32_t expert = expert_at(row.position);
+      const int first_expert = params.common.rank * params.num_local_experts;
+      const int expert = first_expert + row.position / params.expert_rows();  // named by the row's tags
       each_bit(rows, [&](int k) {
-        copy<kSignalled>(warp::shuffle(row.position, k), call.selected_row(heap, params.num_topk, row.token, k),
-                         call.tag(warp::shuffle(expert, k)));
+        copy<kSignalled>(warp::shuffle(row.position, k), call.selected_row(params.num_topk, row.token, k).in(heap),
+                         call.tag(static_cast<std::uint32_t>(warp::shuffle(expert, k))));
       });
       return true;
     });
     return missing;
-  }
-
-  /// What the tag of a row names.
-  DEEP_EP_DEVICE std::uint32_t expert_at(std::int32_t position) const {
-    return static_cast<std::uint32_t>(params.common.rank * params.num_local_experts + position / params.expert_rows());
   }
 
   /// This warp's share of the lines of row `position` of x. kWhileWritten: other rows of x may still be written.
@@ -145,20 +144,17 @@ struct UnreducedPusher {
     }
   }
 
-  /// The word that says that the row is there.
+  /// The word that says that the row is there, and acquires it.
   DEEP_EP_DEVICE int signal_of(std::int32_t position) const {
     const LowLatencySignals& signals = params.signals;
     return position / params.expert_rows() * signals.words_of_expert +
            position % params.expert_rows() / signals.rows_of_word;
   }
-  /// Acquires the row.
-  DEEP_EP_DEVICE std::uint32_t load_signal(int word) const {
-    return load_acquire<Scope::gpu>(params.signals.words + word);
-  }
 
   /// By one thread: ends the call if the signal has not come for too long.
   DEEP_EP_DEVICE void end_if_late(int word, std::uint64_t begin) const {
-    const std::uint32_t seen = load_signal(word), expected = params.signals.expected;
+    const std::uint32_t seen = load_acquire<Scope::gpu>(params.signals.words + word);
+    const std::uint32_t expected = params.signals.expected;
     const LowLatencyParams& common = params.common;
     constexpr Wanted kWanted = Wanted::low_latency_combine_signal;
     if (seen >= expected || !may_be_late(begin) || !is_late_wait(common.wait, common.rank, kWanted, begin, [] {}))
@@ -168,31 +164,19 @@ struct UnreducedPusher {
   }
 };
 
-/// By all threads of all blocks, when their warps have done their part `phase` of the call. True in all lanes of the
-/// one warp that comes last; in none if the call is over. That warp also counts the call. What others wrote in a send
-/// part is ordered before, and what they read in a receive part.
-DEEP_EP_DEVICE bool last_warp_to_finish(const LowLatencyParams& common, const LowLatencyEpochs& epochs,
-                                        LowLatencyPhase phase) {
-  block::sync();
-  if (warp_index() != 0) return false;
-  bool speaks = false;
-  if (lane_index() == 0) {
-    LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-    const auto blocks = static_cast<std::uint32_t>(grid_blocks());
-    const bool last = sends(phase) ? last_to_arrive<Scope::system>(&counters.finished, blocks)
-                                   : last_to_arrive<Scope::gpu>(&counters.finished, blocks);
-    if (last && sends(phase)) counters.sent.count(epochs.send);
-    if (last && !sends(phase)) counters.received.count(epochs.receive);
-    speaks = last && !aborted(common.wait);
-  }
-  speaks = warp::any(speaks);
-  warp::sync();
-  return speaks;
+/// By one warp of the rank: waits until every rank has sent all its rows, and all mean the same call.
+DEEP_EP_DEVICE void await_all_sent(const UnreducedCall& call, std::uint32_t meaning) {
+  warp::each(call.common.num_ranks, [&](int peer) {
+    wait_until(call.policy(), {peer, Wanted::low_latency_combine_rows, call.epoch}, [&](const Poll&) {
+      Selection none;
+      return load_announced(call, meaning, peer, call.selections(peer), none);
+    });
+    fence<Scope::system>();  // acquires the rows
+  });
 }
 
 /// One part of the call, as params.phase says.
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Adder = CombineAdder<false, true>;
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden};
   const int warp = warp_index();
@@ -227,17 +211,31 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
     if (last_warp && block_index() == 0) call.acknowledge_all(epochs.receive - 1);
     if (pushes) pusher.push_all(call);
   } else {
-    if (block_index() == grid_blocks() - 1 && warp == 0) UnreducedSurvey{params, call}.await_all_sent();
+    if (block_index() == grid_blocks() - 1 && warp == 0) await_all_sent(call, shared.words->meaning);
     const int member = (block_index() & by_two) * block_warps() + warp;
-    const Adder adder{params, wire, call, 0, member, block_warps() << by_two, loaded, first};
+    const CombineAdder<false, true> adder{params, wire, call, shared.words->meaning, member, block_warps() << by_two,
+                                          loaded, first};
     adder.add_all(first, common.working_blocks >> by_two);
   }
 
-  // 4. The last block counts the call, and tells the peers: that all rows are there, or that they may send the call
-  // after the next.
-  if (!last_warp_to_finish(common, epochs, params.phase)) return;
+  // 4. The last block counts the call, and if it is not over tells the peers: that all rows are there, or that they may
+  // send the call after the next. What others wrote in a send part is ordered before, and what they read in a receive
+  // part.
+  block::sync();
+  if (warp != 0) return;
+  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
+  bool tells = false;
+  if (lane_index() == 0) {
+    tells = sending ? counters.arrive<Scope::system>(epochs, params.phase) : counters.arrive(epochs, params.phase);
+  }
+  if (!warp::any(tells && !aborted(common.wait))) return;
+  warp::sync();
   if (!sending) return call.acknowledge_all(epochs.receive);
-  warp::each(common.num_ranks, [&](int peer) { call.tell_sent(peer, shared.words->meaning); });
+  fence<Scope::system>();  // releases what all blocks have sent
+  const Place<Cell> told = common.window.selections.at(call.epoch, common.rank);
+  warp::each(common.num_ranks, [&](int peer) {
+    Selection{-1, 0.0f}.announce(params, told.in(common.heaps[peer]), call.epoch, shared.words->meaning);
+  });
 }
 
 }  // namespace deep_ep::device::low_latency

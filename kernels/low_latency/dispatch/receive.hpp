@@ -12,25 +12,19 @@ namespace deep_ep::device::low_latency {
 /// (deep_ep/arrivals.hpp has the protocol).
 ///
 /// Every warp that has a part in a row adds to the word of each of the row's places, with release at GPU scope, when
-/// its stores to that place are behind it. Together they add kArrivalRow. The block that knows how many rows there are
-/// adds what a word still lacks to kArrivalStep. Additions commute: the word passes a multiple of kArrivalStep with the
-/// last of them, whichever that is, and a thread that acquires it then sees what all of them released.
+/// its stores to that place are behind it. The block that knows how many rows there are adds what a word still lacks to
+/// kArrivalStep. Additions commute: the word passes a multiple of kArrivalStep with the last of them, whichever that
+/// is, and a thread that acquires it then sees what all of them released.
 struct Arrivals {
   const LowLatencyDispatchParams& params;
-
-  static constexpr int kArrivalRow = 16;  ///< what a row adds: as many warps share it at most
 
   DEEP_EP_DEVICE bool wanted() const { return params.arrivals != nullptr; }
 
   /// By a whole warp: its part of a row is stored at `places`, lane i's at row `row` of local expert `local`.
-  DEEP_EP_DEVICE void tell_stored(std::uint32_t places, int local, int row, int part) const {
+  DEEP_EP_DEVICE void tell_stored(std::uint32_t places, int local, int row) const {
     if (!wanted()) return;
     warp::sync();  // behind it, what one lane releases are the stores of all
-    if ((places >> lane_index() & 1) == 0) return;
-    const int parts = params.warps_per_row;
-    const int share = kArrivalRow / parts;
-    const int adds = part == parts - 1 ? kArrivalRow - share * part : share;
-    add_release<Scope::gpu>(word(local, row >> params.arrival_shift), adds);
+    if ((places >> lane_index() & 1) != 0) add_release<Scope::gpu>(word(local, row >> params.arrival_shift), 1);
   }
 
   /// By one block, when it has written all counts and synced.
@@ -43,7 +37,7 @@ struct Arrivals {
       const std::int64_t most = std::int64_t{1} << params.arrival_shift;
       const std::int64_t left = params.recv_count[local] - first;
       const std::int64_t rows = left < 0 ? 0 : left < most ? left : most;
-      add_release<Scope::gpu>(word(local, i % words), kArrivalStep - rows * kArrivalRow);
+      add_release<Scope::gpu>(word(local, i % words), kArrivalStep - rows * params.warps_per_row);
     });
   }
 
@@ -60,17 +54,13 @@ struct Arrivals {
   }
 };
 
-/// What one block does besides receiving rows.
-struct ReceiverRole {
-  bool writes;    ///< counts and ranges, for the caller and combine
-  bool measures;  ///< how long it waits for each source; and how many rows come, for the caller's statistics
-};
-
 template <bool kRdma>
 struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
   LowLatencyRow row;
+  bool writes;    ///< this block: counts and ranges, for the caller and combine
+  bool measures;  ///< how long it waits for each source; and how many rows come, for the caller's statistics
 
   static constexpr int kBatch = 4;  ///< line parts that a lane holds: four warps hold an FP8 row of 7168 channels
 
@@ -84,14 +74,24 @@ struct DispatchReceiver {
   // ---- Counts ----
 
   /// Waits for one cell of `source`'s counts and puts it into shared memory.
-  DEEP_EP_DEVICE void learn(int source, int cell, const ReceiverRole& role) const {
+  DEEP_EP_DEVICE void learn(int source, int cell) const {
     const LowLatencyParams& common = params.common;
     if (left_out(source)) return;
+    const Cell* const counts = common.window.counts.at(epoch(), source, cell).in(common.local);
     std::uint64_t payload = 0;
-    const bool costs = role.measures && cell == 0 && params.wait_cost != nullptr;
+    const bool costs = measures && cell == 0 && params.wait_cost != nullptr;
     const std::int64_t begin = clock_cycles();
-    std::int64_t missed = begin;
-    if (!call().await_count(source, cell, payload, missed)) {
+    std::int64_t missed = begin;  // the last look that did not find it: lanes may all go on with the last one
+    const auto arrived = [&](const Poll&) {
+      if (call().has_begun(source)) {
+        const Cell now = load_cell(counts);
+        payload = now.payload;
+        if (now.epoch >= epoch()) return true;
+      }
+      missed = clock_cycles();
+      return false;
+    };
+    if (!wait_until(call().policy(), {source, Wanted::low_latency_dispatch_counts, epoch()}, arrived)) {
       store_relaxed<Scope::block>(&shared.left_out[source], 1);
       return;
     }
@@ -112,7 +112,7 @@ struct DispatchReceiver {
   }
 
   /// For one of our experts: turns the number of rows of each source into where they begin.
-  DEEP_EP_DEVICE void add_up(int local, const ReceiverRole& role) const {
+  DEEP_EP_DEVICE void add_up(int local) const {
     const int num_ranks = params.common.num_ranks;
     const auto most = static_cast<std::uint32_t>(params.expert_rows());
     std::uint32_t end = 0;
@@ -125,15 +125,15 @@ struct DispatchReceiver {
       overflow = overflow || taken < sent;
       end = begin + taken;
       entries(source, local) = begin;
-      if (role.writes) {
+      if (writes) {
         params.layout_range[std::int64_t{local} * num_ranks + source] =
             static_cast<std::int64_t>(static_cast<std::uint64_t>(begin) << 32 | taken);
       }
     }
-    if (role.measures && params.recv_stats != nullptr && params.common.mask == nullptr) {  // else: see dispatch_body
+    if (measures && params.recv_stats != nullptr && params.common.mask == nullptr) {  // else: see dispatch_body
       params.recv_stats[local] += static_cast<std::int32_t>(end);
     }
-    if (!role.writes) return;
+    if (!writes) return;
     params.recv_count[local] = static_cast<std::int32_t>(end);
     if (overflow) {
       report_fault(params.common.wait, FaultKind::overflow, Wanted::low_latency_dispatch_rows, params.common.rank,
@@ -142,26 +142,24 @@ struct DispatchReceiver {
   }
 
   /// Learns how many rows come. Words::failed says whether the call is over.
-  DEEP_EP_DEVICE void learn_counts(const ReceiverRole& role) const {
+  DEEP_EP_DEVICE void learn_counts() const {
     const int num_ranks = params.common.num_ranks;
     const Divisor& cells = params.count_cells;
-    block::each(cells * num_ranks, [&](int i) { learn(i / cells, i % cells, role); });
+    block::each(cells * num_ranks, [&](int i) { learn(i / cells, i % cells); });
     block::sync();
     if (thread_index() == 0) shared.words->failed = aborted(params.common.wait) ? 1 : 0;
-    block::each(params.num_local_experts, [&](int local) { add_up(local, role); });
+    block::each(params.num_local_experts, [&](int local) { add_up(local); });
     block::each(num_ranks, [&](int source) {
       std::uint32_t& rows = shared.rows[source];
       if (left_out(source)) rows = 0;
-      if (role.writes) *table().rows(source) = static_cast<std::int32_t>(rows);
+      if (writes) *params.table().rows(source) = static_cast<std::int32_t>(rows);
     });
-    if (role.writes && thread_index() == 0) *table().epoch() = static_cast<std::int32_t>(epoch());
+    if (writes && thread_index() == 0) *params.table().epoch() = static_cast<std::int32_t>(epoch());
     block::sync();
-    if (role.writes) Arrivals{params}.tell_counts();
+    if (writes) Arrivals{params}.tell_counts();
   }
 
   // ---- Rows ----
-
-  DEEP_EP_DEVICE LowLatencyRowTable table() const { return params.table_at(params.row_table); }
 
   /// All rows, where this warp is `part` of the `group`-th of `groups` groups. By rails first those of its own node;
   /// then it hands on what other nodes have sent to this rank for all of its node; then those that others hand on to
@@ -229,9 +227,9 @@ struct DispatchReceiver {
   }
 
   /// Lines from number `begin` on that this warp, `part` of those that share the row at `at`, has of it.
-  DEEP_EP_DEVICE Lines lines_of(const std::byte* at, std::uint32_t begin, int part) const {
+  DEEP_EP_DEVICE Lines lines_of(Place<std::byte> at, std::uint32_t begin, int part) const {
     return {{},
-            at,
+            at.in(params.common.local),
             row.lines(),
             begin + static_cast<std::uint32_t>(part * kWarpLines + LineLane().line),
             static_cast<std::uint32_t>(params.warps_per_row * kWarpLines)};
@@ -298,9 +296,12 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void receive_row(int source, int slot, int part, bool relays) const {
     // 1. The lines.
     // By NVLink tags may always be trusted, and so by rails: the relay has waited.
-    if (call().is_far(source) && (relays || !call().uses_rails()) && !call().await_posted(source, slot)) return;
-    Lines lines = relays ? lines_of(call().relayed_row(params.common.local, call().node(source), slot), 0, part)
-                         : lines_of(call().row(params.common.local, source, slot), row.head_lines(), part);
+    if (call().is_far(source) && (relays || !call().uses_rails()) &&
+        !call().template await_progress<WholeWarp>(source, slot + 1, Wanted::low_latency_dispatch_rows)) {
+      return;
+    }
+    Lines lines = relays ? lines_of(call().relayed_row(call().node(source), slot), 0, part)
+                         : lines_of(call().row(source, slot), row.head_lines(), part);
     const int lane = lane_index();
     std::uint32_t selection = 0, places = 0;
     std::int32_t position = -1;
@@ -336,7 +337,7 @@ struct DispatchReceiver {
     if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, position);
     if (!scaled) return;  // the call is over
     const int local = local_expert(selection);
-    Arrivals{params}.tell_stored(places, local, position - local * params.expert_rows(), part);
+    Arrivals{params}.tell_stored(places, local, position - local * params.expert_rows());
   }
 
   /// Stores the lines as they are in each lane's place `to`, if it has one.
@@ -362,7 +363,7 @@ struct DispatchReceiver {
     if (selects && !call().in_own_node(rank)) rank = -1;
     const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
     const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
-    return leads ? call().row(shared.heaps[rank], source, at) : nullptr;
+    return leads ? call().row(source, at).in(shared.heaps[rank]) : nullptr;
   }
 
   /// The number of the expert among those of this rank, if it is one of them.
@@ -383,9 +384,9 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void note_row(const LinePart& head, int source, int slot, std::int32_t position) const {
     const int lane = lane_index();
     const auto token = static_cast<std::int32_t>(header_word(head, LowLatencyRow::kToken));
-    if (lane == 0) *table().token(source, slot) = token;
+    if (lane == 0) *params.table().token(source, slot) = token;
     if (lane >= params.num_topk) return;
-    *table().position(source, slot, lane) = position;
+    *params.table().position(source, slot, lane) = position;
     if (position >= 0) params.src_info[position] = token;
   }
 };

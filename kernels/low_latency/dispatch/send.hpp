@@ -26,8 +26,8 @@ struct DispatchShared {
   /// [experts], behind `rows`. Sending: entries counted so far that name each expert. Receiving, [rank][local expert]:
   /// rows that each source has for each of our experts, then where they begin.
   std::uint32_t* entries;
-  /// [ranks], by rails. Receiving: rows of each source that this rank hands on. In blocks that post: tokens counted so
-  /// far that go to each node.
+  /// [ranks], behind `entries`, by rails. Receiving: rows of each source that this rank hands on. In blocks that post:
+  /// tokens counted so far that go to each node.
   std::uint32_t* relayed;
   std::byte* stage;            ///< the row to send, without tags
   rdma::PosterWords* posters;  ///< in blocks that post, instead of the stage: of each warp
@@ -65,74 +65,6 @@ DEEP_EP_DEVICE std::uint32_t header_word(const LinePart& head, int word) {
   return static_cast<std::uint32_t>(at % 8 == 0 ? both : both >> 32);
 }
 
-/// Finds a token's slot at each destination, and its place among the rows of each expert, by counts over the tokens
-/// before it. Every block counts for itself: reading a few hundred selections takes less time than exchanging results.
-/// A warp counts whole tokens, each lane one selection.
-struct Routing {
-  const LowLatencyDispatchParams& params;
-  std::uint32_t* rows;     ///< [ranks]: tokens counted so far that go to each rank
-  std::uint32_t* entries;  ///< [experts]: selections counted so far
-
-  /// Selection `k` of a token, as the caller gave it.
-  DEEP_EP_DEVICE std::int64_t selection(int token, int k) const {
-    return params.topk_idx.load(std::int64_t{token} * params.num_topk + k);
-  }
-  /// An expert, or -1 for none.
-  DEEP_EP_DEVICE int expert_of(std::int64_t selection) const {
-    return deep_ep::expert_of(selection, params.num_experts());
-  }
-  DEEP_EP_DEVICE int tokens_of_warp() const { return kWarpSize / params.num_topk; }
-
-  /// The lane's selection of the token that it counts if the block's first one is `begin`; -1 where that is not before
-  /// `end`. Separate from count, so that the load can be under way early.
-  DEEP_EP_DEVICE std::int64_t load(int begin, int end) const {
-    const int of_warp = lane_index() / params.num_topk;
-    const int token =
-        of_warp < tokens_of_warp() ? begin + warp_index() * tokens_of_warp() + of_warp : params.num_tokens;
-    return token < end ? selection(token, lane_index() % params.num_topk) : -1;
-  }
-
-  /// Is the lane's selection, which falls to `part` (a rank, a node; negative: none), the first of its token that does?
-  /// By whole warps.
-  DEEP_EP_DEVICE bool is_first(int part) const {
-    const std::uint32_t token = static_cast<std::uint32_t>(lane_index() / params.num_topk) << 16;
-    const std::uint32_t alone = 0xffff0000u | static_cast<std::uint32_t>(lane_index());
-    const std::uint32_t same = warp::match_any(part < 0 ? alone : token | static_cast<std::uint32_t>(part));
-    return part >= 0 && lowest_bit(same) == lane_index();
-  }
-
-  /// By whole blocks, which sync after it: counts the selections of the tokens from `begin` to before `end`. `first` is
-  /// what load(begin, end) returned. `nodes`, by rails: counts the tokens that go to each node.
-  DEEP_EP_DEVICE void count(int begin, int end, std::int64_t first, std::uint32_t* nodes = nullptr) const {
-    const int step = tokens_of_warp() * block_warps();
-#pragma unroll 1
-    for (; begin < end; begin += step) {
-      const std::int64_t next = begin + step < end ? load(begin + step, end) : -1;
-      const int expert = expert_of(first);
-      const int rank = params.rank_of(expert);
-      if (is_first(rank)) add_relaxed<Scope::block>(rows + rank, 1);
-      if (expert >= 0) add_relaxed<Scope::block>(entries + expert, 1);
-      if (nodes != nullptr) {
-        const int node = rank < 0 ? -1 : rank / params.common.rail_width;
-        if (is_first(node)) add_relaxed<Scope::block>(nodes + node, 1);
-      }
-      first = next;
-    }
-  }
-
-  /// Has `token` an expert on one of these ranks?
-  DEEP_EP_DEVICE bool goes_to(int token, const RankRange& ranks) const {
-    const std::int64_t first = std::int64_t{ranks.first} * params.num_local_experts;
-    const std::int64_t end = first + std::int64_t{ranks.count} * params.num_local_experts;
-    bool goes = false;
-    for (int k = 0; k < params.num_topk; ++k) {
-      const std::int64_t expert = selection(token, k);
-      goes = goes || (expert >= first && expert < end);
-    }
-    return goes;
-  }
-};
-
 /// The largest magnitude of the channels of so many neighbouring lanes. Bits of bfloat16 have the same order as the
 /// numbers, and NaN is above all.
 template <int kLanes>
@@ -164,73 +96,6 @@ DEEP_EP_DEVICE std::uint64_t to_e4m3(const Vec16& value, Scaled scaled) {
   return static_cast<std::uint64_t>(words[1]) << 32 | words[0];
 }
 
-/// The row of one token. The whole block takes part; each thread handles eight channels (a vector) at a time.
-struct RowWriter {
-  const LowLatencyDispatchParams& params;
-  LowLatencyRow row;
-  const Vec16* x;             ///< the token's row as the caller gave it
-  std::byte* stage;           ///< where it is written as it will travel
-  float global_scale = 1.0f;  ///< of nvfp4
-
-  static constexpr int kVectorChannels = 8;
-
-  DEEP_EP_DEVICE int vectors() const { return params.hidden / kVectorChannels; }
-  DEEP_EP_DEVICE Vec16 load(int vector) const { return vector < vectors() ? load_stream(x + vector) : Vec16{}; }
-
-  /// `first` is what load(thread_index()) returned: so that load can start early.
-  DEEP_EP_DEVICE void write(Vec16 first) const {
-    // Whole warps stay in the loop: lanes compare their channels.
-#pragma unroll 1
-    for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
-      const int vector = base + lane_index();
-      const Vec16 next = load(vector + block_threads());
-      if (row.nvfp4()) {
-        write_nvfp4(vector, first);
-      } else if (row.scaled()) {
-        write_fp8(vector, first);
-      } else if (vector < vectors()) {
-        payload<Vec16>()[vector] = first;
-      }
-      first = next;
-    }
-  }
-
- private:
-  template <class T>
-  DEEP_EP_DEVICE T* payload() const {
-    return reinterpret_cast<T*>(stage + row.payload_at());
-  }
-
-  DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
-    constexpr int kLanes = kScaleChannels / kVectorChannels;
-    const float amax = largest_magnitude<kLanes>(value);
-    const Fp8Scale scale = fp8_scale(amax, params.format != LowLatencyFormat::fp8);
-    if (vector >= vectors()) return;
-    float inverse = scale.inverse;
-    if (row.format == LowLatencyFormat::fp8_aligned) {
-      inverse = aligned_fp8_scale(amax);
-      payload<std::uint64_t>()[vector] = to_e4m3(value, [&](float x) { return rounded_quotient(x, inverse); });
-    } else {
-      payload<std::uint64_t>()[vector] = to_e4m3(value, [&](float x) { return x * scale.multiplier; });
-    }
-    if (vector % kLanes == 0) reinterpret_cast<float*>(stage + row.scales_at())[vector / kLanes] = inverse;
-  }
-
-  DEEP_EP_DEVICE void write_nvfp4(int vector, const Vec16& value) const {
-    constexpr int kLanes = kNvfp4ScaleChannels / kVectorChannels;
-    const float amax = largest_magnitude<kLanes>(value);
-    if (vector >= vectors()) return;
-    const Nvfp4Scale scale = nvfp4_scale(amax, global_scale);
-    std::uint32_t codes = 0;
-    for (int i = 0; i < 4; ++i) {
-      codes |= e2m1(bf16_low(value.word[i]) * scale.multiplier) << (8 * i);
-      codes |= e2m1(bf16_high(value.word[i]) * scale.multiplier) << (8 * i + 4);
-    }
-    payload<std::uint32_t>()[vector] = codes;
-    if (vector % kLanes == 0) stage[row.scales_at() + vector / kLanes] = static_cast<std::byte>(scale.e4m3);
-  }
-};
-
 /// The first cell of the counts: rows, rows to hand on (by rails), and a check that the ranks mean the same call.
 struct CountHead {
   std::uint32_t rows, relayed;  ///< at most kMostLowLatencyTokens
@@ -250,14 +115,13 @@ struct DispatchSender {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
   LowLatencyRow row;
-  Routing routing;
 
   // Loaded early, see load().
-  int token;
-  Vec16 vector;
-  std::int64_t own;    ///< of the deciding warp: the lane's selection of the token
-  std::int64_t other;  ///< of the first tokens to count
-  float global_scale;  ///< of nvfp4
+  int token = 0;
+  Vec16 vector{};
+  std::int64_t own = -1;      ///< of the deciding warp: the lane's selection of the token
+  std::int64_t other = -1;    ///< of the first tokens to count
+  float global_scale = 1.0f;  ///< of nvfp4
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.send; }
   DEEP_EP_DEVICE DispatchCall<kRdma> call() const { return {params.common, epoch(), row.bytes()}; }
@@ -266,36 +130,142 @@ struct DispatchSender {
   DEEP_EP_DEVICE void load(int next, int counted) {
     token = next;
     if (token >= params.num_tokens) return;
-    vector = writer(nullptr).load(thread_index());
+    vector = load_vector(thread_index());
     global_scale = params.global_scale != nullptr ? load_stream(params.global_scale) : 1.0f;
-    own = decides() && lane_index() < params.num_topk ? routing.selection(token, lane_index()) : -1;
-    other = routing.load(counted, token);
+    own = decides() && lane_index() < params.num_topk ? selection(token, lane_index()) : -1;
+    other = load_selection(counted, token);
   }
   /// The same for a block that sends counts.
-  DEEP_EP_DEVICE void load_counts() { other = routing.load(0, params.num_tokens); }
+  DEEP_EP_DEVICE void load_counts() { other = load_selection(0, params.num_tokens); }
 
-  /// The last warp decides where rows go: it seldom has any channels of the row to write.
-  DEEP_EP_DEVICE static bool decides() { return warp_index() == block_warps() - 1; }
+  // ---- Counts over the tokens before it give a token's slot at each destination, and its place among the rows of each
+  // expert. Every block counts for itself: reading a few hundred selections takes less time than exchanging results. A
+  // warp counts whole tokens, each lane one selection. ----
 
-  DEEP_EP_DEVICE RowWriter writer(std::byte* stage) const {
-    const auto* x = reinterpret_cast<const Vec16*>(params.x + std::int64_t{token} * params.hidden * 2);
-    return {params, row, x, stage, global_scale};
+  /// Selection `k` of a token, as the caller gave it.
+  DEEP_EP_DEVICE std::int64_t selection(int of_token, int k) const {
+    return params.topk_idx.load(std::int64_t{of_token} * params.num_topk + k);
+  }
+  DEEP_EP_DEVICE int tokens_of_warp() const { return kWarpSize / params.num_topk; }
+  /// The lane's selection of the token that it counts if the block's first one is `begin`; -1 where that is not before
+  /// `end`. Separate from count, so that the load can be under way early.
+  DEEP_EP_DEVICE std::int64_t load_selection(int begin, int end) const {
+    const int of_warp = lane_index() / params.num_topk;
+    const int counted =
+        of_warp < tokens_of_warp() ? begin + warp_index() * tokens_of_warp() + of_warp : params.num_tokens;
+    return counted < end ? selection(counted, lane_index() % params.num_topk) : -1;
   }
 
-  DEEP_EP_DEVICE Topology<kRdma> topology() const { return {params.common}; }
-  /// Only blocks that post by rails ask for it.
-  DEEP_EP_DEVICE bool counts_nodes() const { return topology().uses_rails() && topology().is_poster(); }
+  /// Is the lane's selection, which falls to `part` (a rank, a node; negative: none), the first of its token that does?
+  /// By whole warps.
+  DEEP_EP_DEVICE bool is_first(int part) const {
+    const int of_token = lane_index() / params.num_topk << 16;
+    const std::uint32_t same = warp::match_any(static_cast<std::uint32_t>(part < 0 ? -1 : of_token | part));
+    return part >= 0 && lowest_bit(same) == lane_index();
+  }
 
   /// By whole blocks, which sync after it.
   DEEP_EP_DEVICE void clear_counts() const {
-    block::each(params.common.num_ranks + params.num_experts(), [&](int i) { routing.rows[i] = 0; });  // and entries
-    if (counts_nodes()) block::each(topology().num_nodes(), [&](int node) { shared.relayed[node] = 0; });
+    const int ranks = params.common.num_ranks;
+    block::each(ranks + params.num_experts() + (kRdma ? ranks : 0),
+                [&](int i) { shared.rows[i] = 0; });  // and behind it
+  }
+  /// By whole blocks, which sync after it: counts the selections of the tokens from `begin` to before `end`, of which
+  /// load_selection(begin, end) has loaded the first. `nodes`: and the tokens that go to each node.
+  DEEP_EP_DEVICE void count(int begin, int end, bool nodes = false) const {
+    const int step = tokens_of_warp() * block_warps();
+    std::int64_t first = other;
+#pragma unroll 1
+    for (; begin < end; begin += step) {
+      const std::int64_t next = begin + step < end ? load_selection(begin + step, end) : -1;
+      const int expert = expert_of(first, params.num_experts());
+      const int rank = params.rank_of(expert);
+      if (is_first(rank)) add_relaxed<Scope::block>(shared.rows + rank, 1);
+      if (expert >= 0) add_relaxed<Scope::block>(shared.entries + expert, 1);
+      if (nodes) {
+        const int node = rank < 0 ? -1 : rank / params.common.rail_width;
+        if (is_first(node)) add_relaxed<Scope::block>(shared.relayed + node, 1);
+      }
+      first = next;
+    }
   }
 
-  /// By whole blocks that send counts: counts all tokens, the first of which are loaded. The block syncs after it.
-  DEEP_EP_DEVICE void count_all() const {
-    routing.count(0, params.num_tokens, other, counts_nodes() ? shared.relayed : nullptr);
+  /// Has a token an expert on one of these ranks?
+  DEEP_EP_DEVICE bool goes_to(int of_token, const RankRange& ranks) const {
+    const std::int64_t first = std::int64_t{ranks.first} * params.num_local_experts;
+    const std::int64_t end = first + std::int64_t{ranks.count} * params.num_local_experts;
+    bool goes = false;
+    for (int k = 0; k < params.num_topk; ++k) {
+      const std::int64_t expert = selection(of_token, k);
+      goes = goes || (expert >= first && expert < end);
+    }
+    return goes;
   }
+
+  // ---- The row of a token. The whole block takes part; each thread handles eight channels (a vector) at a time. ----
+
+  static constexpr int kVectorChannels = 8;
+
+  DEEP_EP_DEVICE int vectors() const { return params.hidden / kVectorChannels; }
+  DEEP_EP_DEVICE Vec16 load_vector(int at) const {
+    const auto* x = reinterpret_cast<const Vec16*>(params.x + std::int64_t{token} * params.hidden * 2);
+    return at < vectors() ? load_stream(x + at) : Vec16{};
+  }
+  template <class T>
+  DEEP_EP_DEVICE T* payload() const {
+    return reinterpret_cast<T*>(shared.stage + row.payload_at());
+  }
+
+  /// Writes it into the stage as it will travel.
+  DEEP_EP_DEVICE void write_row() const {
+    Vec16 now = vector;
+    // Whole warps stay in the loop: lanes compare their channels.
+#pragma unroll 1
+    for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
+      const int at = base + lane_index();
+      const Vec16 next = load_vector(at + block_threads());
+      if (row.nvfp4()) {
+        write_nvfp4(at, now);
+      } else if (row.scaled()) {
+        write_fp8(at, now);
+      } else if (at < vectors()) {
+        payload<Vec16>()[at] = now;
+      }
+      now = next;
+    }
+  }
+  DEEP_EP_DEVICE void write_fp8(int at, const Vec16& value) const {
+    constexpr int kLanes = kScaleChannels / kVectorChannels;
+    const float amax = largest_magnitude<kLanes>(value);
+    const Fp8Scale scale = fp8_scale(amax, row.format != LowLatencyFormat::fp8);
+    if (at >= vectors()) return;
+    float inverse = scale.inverse;
+    if (row.format == LowLatencyFormat::fp8_aligned) {
+      inverse = aligned_fp8_scale(amax);
+      payload<std::uint64_t>()[at] = to_e4m3(value, [&](float x) { return rounded_quotient(x, inverse); });
+    } else {
+      payload<std::uint64_t>()[at] = to_e4m3(value, [&](float x) { return x * scale.multiplier; });
+    }
+    if (at % kLanes == 0) reinterpret_cast<float*>(shared.stage + row.scales_at())[at / kLanes] = inverse;
+  }
+  DEEP_EP_DEVICE void write_nvfp4(int at, const Vec16& value) const {
+    constexpr int kLanes = kNvfp4ScaleChannels / kVectorChannels;
+    const float amax = largest_magnitude<kLanes>(value);
+    if (at >= vectors()) return;
+    const Nvfp4Scale scale = nvfp4_scale(amax, global_scale);
+    std::uint32_t codes = 0;
+    for (int i = 0; i < 4; ++i) {
+      codes |= e2m1(bf16_low(value.word[i]) * scale.multiplier) << (8 * i);
+      codes |= e2m1(bf16_high(value.word[i]) * scale.multiplier) << (8 * i + 4);
+    }
+    payload<std::uint32_t>()[at] = codes;
+    if (at % kLanes == 0) shared.stage[row.scales_at() + at / kLanes] = static_cast<std::byte>(scale.e4m3);
+  }
+
+  // ---- Its way ----
+
+  /// The last warp decides where rows go: it seldom has any channels of the row to write.
+  DEEP_EP_DEVICE static bool decides() { return warp_index() == block_warps() - 1; }
 
   /// By one thread: waits until there is room at a near peer; nearly always there was before the block began. False: it
   /// is left out, as one that does not make any.
@@ -307,26 +277,25 @@ struct DispatchSender {
   }
 
   /// The deciding warp finds where the token's row goes, and writes its header into the stage.
-  DEEP_EP_DEVICE void decide(std::byte* stage) const {
+  DEEP_EP_DEVICE void decide() const {
     const int lane = lane_index();
-    const int expert = routing.expert_of(own);
+    const int expert = expert_of(own, params.num_experts());
     const int rank = params.rank_of(expert);
     const std::uint32_t below = (1u << lane) - 1;
 
-    const std::uint32_t unlike = 0x80000000u | static_cast<std::uint32_t>(lane);
-    const std::uint32_t same_expert = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(expert));
-    const std::uint32_t same_rank = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(rank));
+    const std::uint32_t same_expert = warp::match_any(static_cast<std::uint32_t>(expert));
+    const std::uint32_t same_rank = warp::match_any(static_cast<std::uint32_t>(rank));
     const bool leads = expert >= 0 && lowest_bit(same_rank) == lane;
     const DispatchCall<kRdma> call = this->call();
     std::byte* to = nullptr;
     const bool far = leads && call.is_far(rank);
     if (leads && !far && await_room(rank)) {
-      to = call.row(shared.heaps[rank], params.common.rank, static_cast<int>(routing.rows[rank]));
+      to = call.row(params.common.rank, static_cast<int>(shared.rows[rank])).in(shared.heaps[rank]);
     }
     const std::uint32_t stored = warp::ballot(to != nullptr);
     if (to != nullptr) shared.destinations[count_bits(stored & below)] = to;
     const bool staged = kRdma && warp::any(far && shared.left_out[rank] == 0);
-    auto* header = reinterpret_cast<std::uint32_t*>(stage);
+    auto* header = reinterpret_cast<std::uint32_t*>(shared.stage);
     if (lane == 0) {
       shared.words->destinations = count_bits(stored) + (staged ? 1 : 0);
       shared.words->staged = staged ? 1 : 0;
@@ -338,24 +307,23 @@ struct DispatchSender {
 
     if (lane >= params.num_topk) return;
     const std::uint32_t place =
-        expert < 0 ? 0 : routing.entries[expert] + static_cast<std::uint32_t>(count_bits(same_expert & below));
+        expert < 0 ? 0 : shared.entries[expert] + static_cast<std::uint32_t>(count_bits(same_expert & below));
     header[row.selection_word(lane)] =
         LowLatencyRow::pack(expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert), place);
-    if (row.by_rails) header[row.slot_word(lane)] = expert < 0 ? 0 : routing.rows[rank];
+    if (row.by_rails) header[row.slot_word(lane)] = expert < 0 ? 0 : shared.rows[rank];
   }
 
   /// This lane's part of a line of the row.
-  DEEP_EP_DEVICE LinePart part(const std::byte* stage, std::uint32_t line) const {
-    if (line < row.head_lines()) return tagged_part(stage, line, epoch());
+  DEEP_EP_DEVICE LinePart part(std::uint32_t line) const {
+    if (line < row.head_lines()) return tagged_part(shared.stage, line, epoch());
     line -= row.head_lines();
-    const int vector = LineLane().vector(line);
-    const auto* payload = reinterpret_cast<const Vec16*>(stage + row.payload_at());
-    return tagged_part(vector < row.vectors() ? payload[vector] : Vec16{}, line, epoch());
+    const int at = LineLane().vector(line);
+    return tagged_part(at < row.vectors() ? payload<Vec16>()[at] : Vec16{}, line, epoch());
   }
 
   /// Stores the stage to each destination. A warp takes a few lines of the row and stores them everywhere, so that all
   /// links are busy from the beginning.
-  DEEP_EP_DEVICE void store(const std::byte* stage) const {
+  DEEP_EP_DEVICE void store() const {
     const int destinations = shared.words->destinations;
     const LineLane lane;
 #pragma unroll 1
@@ -363,7 +331,7 @@ struct DispatchSender {
          first += static_cast<std::uint32_t>(block_warps()) * kWarpLines) {
       const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
       const bool wanted = line < row.lines();
-      const LinePart part = wanted ? this->part(stage, line) : LinePart{};
+      const LinePart part = wanted ? this->part(line) : LinePart{};
 #pragma unroll 1
       for (int i = 0; i < destinations; ++i) store_line(shared.destinations[i] + lane.byte_at(line), part, wanted);
     }
@@ -375,15 +343,15 @@ struct DispatchSender {
 #pragma unroll 1
     while (token < params.num_tokens) {
       // 1. Count what the tokens before it select.
-      routing.count(counted, token, other);
+      count(counted, token);
       counted = token;
       if (token != 0) block::sync();  // the counts are complete, and the previous token's row has left the stage
       // 2. Make the row as it travels.
-      if (decides()) decide(shared.stage);
-      writer(shared.stage).write(vector);
+      if (decides()) decide();
+      write_row();
       block::sync();
       // 3. Send it; for far ranks it is in the staging memory then.
-      store(shared.stage);
+      store();
       if (kRdma) {
         block::sync();
         if (thread_index() == 0 && shared.words->staged != 0) {
@@ -396,9 +364,9 @@ struct DispatchSender {
 
   /// A cell of the counts for one rank, when all tokens are counted.
   DEEP_EP_DEVICE std::uint64_t count_payload(int rank, int cell, std::uint32_t relayed = 0) const {
-    const std::uint32_t* entries = routing.entries + rank * params.num_local_experts;
+    const std::uint32_t* entries = shared.entries + rank * params.num_local_experts;
     const int local = 2 * (cell - 1);
-    std::uint64_t payload = CountHead{routing.rows[rank], relayed, params.call_shape}.packed();
+    std::uint64_t payload = CountHead{shared.rows[rank], relayed, params.call_shape}.packed();
     if (cell > 0) {
       payload = entries[local];
       if (local + 1 < params.num_local_experts) payload |= static_cast<std::uint64_t>(entries[local + 1]) << 32;
@@ -413,8 +381,8 @@ struct DispatchSender {
       const int rank = i / cells;
       const int cell = i % cells;
       if (call().is_far(rank) || !await_room(rank)) return;
-      Cell* const counts = params.common.window.counts(epoch(), params.common.rank).in(shared.heaps[rank]);
-      store_cell(counts + cell, count_payload(rank, cell), epoch());
+      const Place<Cell> to = params.common.window.counts.at(epoch(), params.common.rank, cell);
+      store_cell(to.in(shared.heaps[rank]), count_payload(rank, cell), epoch());
     });
   }
 };

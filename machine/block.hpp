@@ -47,7 +47,6 @@ class Block final : public Machine {
   void bulk_wait_read(int groups_left) override;
   void bulk_wait(int groups_left) override;
   void bulk_fence_global() override;
-  void publish(const void* shared, std::uint32_t bytes) override;
   void refuse_shared(const void* shared) override;
 
  private:
@@ -66,7 +65,7 @@ class Block final : public Machine {
 
   // Meeting points: block_sync.cpp.
   void release(MeetingPoint& point);
-  void arrive(Gathering& at, Fiber::Wait wait, bool orders);
+  void arrive(Gathering& at, Fiber::Wait wait);
   template <class Come>
   void meet_in_order(Gathering& at, Come come);
   const std::byte* meet(const char* op, const void* value, int bytes);

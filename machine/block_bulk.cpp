@@ -36,7 +36,6 @@ void Block::bulk_store(void* global, const void* shared, std::uint32_t bytes) {
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   check_copy("bulk::store", shared, global, bytes);
-  shared_.flush();
   bulk_.store(*current_, static_cast<std::byte*>(global), static_cast<const std::byte*>(shared), bytes);
 }
 
@@ -48,14 +47,12 @@ void Block::bulk_commit() {
 void Block::bulk_wait_read(int groups_left) {
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
-  shared_.flush();
   bulk_.wait_read(*current_, groups_left);
 }
 
 void Block::bulk_wait(int groups_left) {
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
-  shared_.flush();
   bulk_.wait(*current_, groups_left);
 }
 
@@ -64,15 +61,6 @@ void Block::bulk_fence_global() {
   maybe_interleave();
   bulk_.fence(*current_);
   proxies_.fence(*current_);
-}
-
-void Block::publish(const void* shared, std::uint32_t bytes) {
-  const tsan::Scope as_worker(worker_tsan_context_);
-  if (!shared_.contains(shared, bytes)) {
-    fail<Error>("bulk::publish of {} bytes at {}, which is not inside the block's shared memory", bytes,
-                shared_.name(shared));
-  }
-  shared_.publish(shared, bytes);
 }
 
 void Block::refuse_shared(const void* shared) {

@@ -17,13 +17,12 @@ void Block::release(MeetingPoint& point) {
 }
 
 /// The current thread comes, and returns when all have.
-void Block::arrive(Gathering& at, Fiber::Wait wait, bool orders) {
+void Block::arrive(Gathering& at, Fiber::Wait wait) {
   if (++at.arrived < at.threads) {
     at.waiting.push_back(current_);
     park(wait, &at);
     return;
   }
-  if (orders) shared_.flush();
   for (Fiber* fiber : at.waiting) wake(*fiber);
   at.waiting.clear();
   at.arrived = 0;
@@ -62,7 +61,7 @@ const std::byte* Block::meet(const char* op, const void* value, int bytes) {
   if (bytes > 0) {
     std::memcpy(slots + current_->state.thread % Warp::kLanes * kExchangeSlot, value, static_cast<std::size_t>(bytes));
   }
-  arrive(warp, Fiber::Wait::warp, /*orders=*/bytes == 0);
+  arrive(warp, Fiber::Wait::warp);
   return slots;
 }
 
@@ -84,7 +83,7 @@ bool Block::block_sync(bool good) {
     bool& good_so_far = barrier_.good[barrier_.generation & 1u];
     good_so_far = (barrier_.arrived == 0 || good_so_far) && good;
     progress();
-    arrive(barrier_, Fiber::Wait::barrier, /*orders=*/true);
+    arrive(barrier_, Fiber::Wait::barrier);
     all_good = good_so_far;
   });
   return all_good;
@@ -114,7 +113,6 @@ void Block::mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) {
   if (state.missing == 0) {
     fail<Error>("one arrival too many at an mbarrier: {}", mbarriers_.describe(state));
   }
-  shared_.flush();
   release(state.sync_point[state.phase & 1u]);
   --state.missing;
   state.expected_bytes += expected_bytes;

@@ -16,7 +16,6 @@ constexpr std::size_t kAlignment = 1024;
 constexpr int kCanary = 0xA7;
 // AddressSanitizer's own red zone begins where the allocation ends: leave no canary between.
 constexpr std::size_t kCanaryBytes = DEEP_EP_ASAN ? 0 : 256;
-constexpr std::size_t kMostRanges = 32;
 
 std::byte* allocate(std::size_t bytes) {
   void* memory = nullptr;
@@ -45,18 +44,6 @@ std::size_t SharedMemory::offset(const void* pointer) const {
 }
 
 std::string SharedMemory::name(const void* pointer) const { return fmt::format("shared+{}", offset(pointer)); }
-
-void SharedMemory::publish(const void* begin, std::uint32_t bytes) {
-  const Range range{static_cast<const std::byte*>(begin), bytes};
-  if (std::find(published_.rbegin(), published_.rend(), range) != published_.rend()) return;
-  if (published_.size() == kMostRanges) copy_published();
-  published_.push_back(range);
-}
-
-void SharedMemory::copy_published() {
-  for (const Range& range : published_) std::memcpy(shadow_of(range.begin), range.begin, range.bytes);
-  published_.clear();
-}
 
 std::byte* SharedMemory::shadow_of(const void* pointer) {
   if (shadow_ == nullptr) {

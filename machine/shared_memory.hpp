@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 namespace deep_ep::host_machine {
 
 /// Filled with poison at the start, followed by a canary (under AddressSanitizer: by a red zone).
-/// The engine's view is a second copy, the shadow. Ordinary writes reach it only by publish(); bulk loads write both.
-/// So bulk stores of unpublished data send what was there before, or poison.
+/// The engine's view is a second copy, the shadow. Bulk loads write both, ordinary writes never reach it: a GPU needs a
+/// proxy fence for that, which no kernel makes. So bulk stores of what threads wrote send what was there before, or
+/// poison.
 class SharedMemory {
  public:
   static constexpr unsigned char kPoison = 0xC5;
@@ -24,11 +24,6 @@ class SharedMemory {
   /// "shared+128", for messages.
   std::string name(const void* pointer) const;
 
-  /// The range reaches the shadow at the next flush(); many threads may give the same range and pay one copy.
-  void publish(const void* begin, std::uint32_t bytes);
-  void flush() {
-    if (!published_.empty()) copy_published();
-  }
   /// Where the engine sees what lies at `pointer`.
   std::byte* shadow_of(const void* pointer);
 
@@ -39,18 +34,10 @@ class SharedMemory {
   struct Free {
     void operator()(std::byte* memory) const;
   };
-  struct Range {
-    const std::byte* begin;
-    std::uint32_t bytes;
-    bool operator==(const Range&) const = default;
-  };
-
-  void copy_published();
 
   std::size_t bytes_;
   std::unique_ptr<std::byte[], Free> memory_;
   std::unique_ptr<std::byte[], Free> shadow_;  ///< made at first use: most kernels have no bulk stores
-  std::vector<Range> published_;
 };
 
 }  // namespace deep_ep::host_machine

@@ -23,40 +23,36 @@ struct alignas(kLine) Mailbox {
   Cell cells[kLine / sizeof(Cell)];
 };
 
-/// The places of a rank's rows of a combine: offsets in its heap.
-struct CombineAddresses {
-  std::uint64_t x, topk_weights;
-  std::int32_t num_rows;
-  std::int32_t pulled;  ///< others read its rows at x; else it pushes them into their local rings
-  // Must agree.
-  std::uint32_t row_bytes;
-  std::int32_t num_topk;
-  std::int32_t rows_to_reader, rows_from_reader;  ///< as the handle has it
-};
-
-/// A rank sends this when it comes to a call, if the call sends nothing else.
-struct Arrival {
-  std::uint32_t row_bytes = 0, num_scales = 0, num_topk = 0, max_tokens = 0;
-  std::uint64_t kind = 0;  ///< a number made of all else that must agree
-};
-
-/// What of these must agree, in the words of a fault record.
+/// What must agree between ranks that meet, in the order of the words `agreed` of their messages.
 enum class RowField : int {
   row_bytes,
   num_scales,
   num_topk,
   max_tokens,
-  kind,  ///< Arrival::kind: of combine in the elastic interface 1 with weights, plus 2 if each selection's row travels;
-         ///< of dispatch 1 if a handle says where rows go
-  rows_to_peer,
+  kind,  ///< a number made of all else: of combine in the elastic interface 1 with weights, plus 2 if each selection's
+         ///< row travels; of dispatch 1 if a handle says where rows go
+  rows_to_peer,  ///< as the handle has it; so is the next one
   rows_from_peer
+};
+
+/// The places of a rank's rows of a combine: offsets in its heap.
+struct CombineAddresses {
+  std::uint64_t x, topk_weights;
+  std::int32_t num_rows;
+  std::int32_t pulled;     ///< others read its rows at x; else it pushes them into their local rings
+  std::int32_t agreed[7];  ///< as the reader should see it
+};
+
+/// A rank sends this when it comes to a call, if the call sends nothing else.
+struct alignas(std::uint64_t) Arrival {
+  std::int32_t agreed[5];
 };
 
 /// What must agree between ranks before rows may move.
 struct CallShape {
-  static constexpr int kWords = 9;
+  static constexpr int kWords = 8;
   /// x row bytes, bytes of a row's scales, top-k, bytes of a top-k index (0: none), experts, dtypes of x and of its
-  /// scales, version, whether there are weights
+  /// scales, whether there are weights
   std::int64_t word[kWords];
 };
 

@@ -59,22 +59,24 @@ struct RowPipe {
   DEEP_EP_DEVICE void begin(const std::byte* row, std::uint32_t bytes) {
     load(row, bytes < stage_bytes ? bytes : stage_bytes);
   }
-  /// Begins to store `row`, which begin() loads, like store(). While a piece is stored the next one loads, behind the
-  /// last one the first of row `next`. Either may be nullptr: there is none. Calls `meanwhile()` before it waits.
-  template <class Meanwhile, class ToEach>
-  DEEP_EP_DEVICE void move(const std::byte* row, const std::byte* next, std::uint32_t bytes, Meanwhile meanwhile,
-                           ToEach to_each) {
+  /// Begins to store the row at `row()`, which begin() loads, like store(). While a piece is stored the next one loads,
+  /// behind the last one the first of the row at `next()`. Either may be nullptr: there is none. Calls `meanwhile()`
+  /// before it waits, and returns false at once where that does.
+  template <class Row, class Next, class Meanwhile, class ToEach>
+  DEEP_EP_DEVICE bool move(Row row, Next next, std::uint32_t bytes, Meanwhile meanwhile, ToEach to_each) {
     std::uint32_t offset = 0;
     bool last = false;
 #pragma unroll 1
     for (; !last; offset += stage_bytes) {
-      const std::uint32_t rest = row != nullptr ? bytes - offset : 0;
+      const std::uint32_t rest = row() != nullptr ? bytes - offset : 0;
       last = rest <= stage_bytes;
-      if (!last || next != nullptr) begin(last ? next : row + offset + stage_bytes, last ? bytes : rest - stage_bytes);
-      if (offset == 0) meanwhile();
-      if (row == nullptr) return;
+      const std::byte* const from = last ? next() : row() + offset + stage_bytes;
+      if (from != nullptr) begin(from, last ? bytes : rest - stage_bytes);
+      if (offset == 0 && !meanwhile()) return false;
+      if (row() == nullptr) break;
       store(last ? rest : stage_bytes, [&](auto store_at) { to_each([&](std::byte* to) { store_at(to + offset); }); });
     }
+    return true;
   }
 
   /// Where pieces are given up: none may arrive when the memory is no longer the block's.

@@ -107,24 +107,6 @@ struct RowSum {
   }
 };
 
-/// By a whole warp: adds to a lane's `sum` the weights of its slot, of rows whose weights lie where the lanes of
-/// `holders` say, in the order of the lanes.
-DEEP_EP_DEVICE float add_weights(float sum, std::uint64_t at, std::uint32_t holders, int num_topk) {
-  constexpr int kTogether = 8;  // loads under way at once: a peer's memory is far away
-  while (holders != 0) {
-    float values[kTogether];
-    for (int i = 0; i < kTogether; ++i) {
-      values[i] = 0;
-      if (holders == 0) continue;
-      const std::uint64_t from = warp::shuffle(at, lowest_bit(holders));
-      holders &= holders - 1;
-      if (lane_index() < num_topk) values[i] = load_weak(reinterpret_cast<const float*>(from) + lane_index());
-    }
-    for (int i = 0; i < kTogether; ++i) sum += values[i];
-  }
-  return sum;
-}
-
 /// A row that is added, and its weights; `x` nullptr: there is none.
 struct FoundRow {
   const std::byte* x = nullptr;
@@ -171,16 +153,34 @@ struct RowReduction {
 
   /// Adds up their weights, slot by slot.
   DEEP_EP_DEVICE void add_weights(float* to, int num_topk) const {
-    float sum = device::add_weights(0, reinterpret_cast<std::uint64_t>(first.weights), holders, num_topk);
-    for (int at = kWarpSize; at < most; at += kWarpSize) {
-      const FoundRow later = find(at + lane_index());
-      sum = device::add_weights(sum, reinterpret_cast<std::uint64_t>(later.weights), warp::ballot(later.x != nullptr),
-                                num_topk);
-    }
+    constexpr int kTogether = 8;  // loads under way at once: a peer's memory is far away
+    float sum = 0;
+    for_each_32([&](const FoundRow& row, std::uint32_t holding) {
+      while (holding != 0) {
+        float values[kTogether];
+        for (int i = 0; i < kTogether; ++i) {
+          values[i] = 0;
+          if (holding == 0) continue;
+          const std::uint64_t from = warp::shuffle(reinterpret_cast<std::uint64_t>(row.weights), lowest_bit(holding));
+          holding &= holding - 1;
+          if (lane_index() < num_topk) values[i] = load_weak(reinterpret_cast<const float*>(from) + lane_index());
+        }
+        for (int i = 0; i < kTogether; ++i) sum += values[i];
+      }
+    });
     if (lane_index() < num_topk) to[lane_index()] = sum;
   }
 
  private:
+  /// `use(row, holders)` for the sources by 32 of them: the row of the lane's source, and which lanes have one.
+  template <class Use>
+  DEEP_EP_DEVICE void for_each_32(Use use) const {
+#pragma unroll 1
+    for (int at = 0; at < most; at += kWarpSize) {
+      const FoundRow row = at == 0 ? first : find(at + lane_index());
+      use(row, at == 0 ? holders : warp::ballot(row.x != nullptr));
+    }
+  }
   DEEP_EP_DEVICE int biases() const { return (bias[0] != nullptr ? 1 : 0) + (bias[1] != nullptr ? 1 : 0); }
 
   /// Of at most kRows rows: so many pieces of each are under way at once that there are kTogether in all. Those that
@@ -229,11 +229,9 @@ struct RowReduction {
       for (const std::byte* each : bias) {
         if (each != nullptr) sum.add_stream(each + offset, vectors);
       }
-      sum.add_rows(reinterpret_cast<std::uint64_t>(first.x), holders, offset, vectors);
-      for (int at = kWarpSize; at < most; at += kWarpSize) {
-        const FoundRow later = find(at + lane_index());
-        sum.add_rows(reinterpret_cast<std::uint64_t>(later.x), warp::ballot(later.x != nullptr), offset, vectors);
-      }
+      for_each_32([&](const FoundRow& row, std::uint32_t holding) {
+        sum.add_rows(reinterpret_cast<std::uint64_t>(row.x), holding, offset, vectors);
+      });
       sum.store(to + offset, vectors);
     }
   }

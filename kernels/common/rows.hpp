@@ -72,13 +72,10 @@ struct RowTargets {
 
 /// A rank tells each sender by this where its rows of a dispatch go.
 struct DispatchAddresses {
-  RowTargets rows;        ///< as offsets in its heap
-  std::int32_t capacity;  ///< rows it has room for in all
-  std::int32_t by_ring;   ///< there are no offsets: rows go through the local rings (LocalRings)
-  // Must agree, even where no counts are exchanged (cached calls).
-  std::uint32_t row_bytes;
-  std::int32_t num_scales;
-  std::int64_t num_topk;
+  RowTargets rows;         ///< as offsets in its heap
+  std::int32_t capacity;   ///< rows it has room for in all
+  std::int32_t by_ring;    ///< there are no offsets: rows go through the local rings (LocalRings)
+  std::int32_t agreed[3];  ///< see RowField; also where no counts are exchanged (cached calls)
 };
 
 /// By all threads of the grid, with worst-case sizes: rows from `received` to `end`, which nothing fills, have no

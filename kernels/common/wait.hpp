@@ -68,15 +68,6 @@ struct ReportLate {
   }
 };
 
-/// The same without calls, for threads that hold so many registers that a call would spill some: those that add what
-/// elastic combine receives.
-struct ReportLateHere : ReportLate {
-  DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t seen) const {
-    return may_be_late(begin) &&
-           end_late_wait_here(context, awaited.peer, awaited.wanted, awaited.expected, begin, seen);
-  }
-};
-
 /// Waits until `*signal >= awaited.expected`, acquiring at system scope.
 template <class Group = OneThread, class Policy>
 DEEP_EP_DEVICE bool wait_signal(const Policy& policy, const std::uint64_t* signal, const Awaited& awaited) {

@@ -10,12 +10,10 @@
 
 namespace deep_ep::device {
 
-/// What must be equal on all ranks for windows to be laid out alike: see RowField::kind.
+/// What must be equal on all ranks for windows to be laid out alike: see RowField.
 DEEP_EP_DEVICE Arrival arrival(const ElasticCombineParams& params) {
-  return {.row_bytes = params.row_bytes,
-          .num_topk = static_cast<std::uint32_t>(params.num_topk),
-          .max_tokens = static_cast<std::uint32_t>(params.window.max_tokens),
-          .kind = static_cast<std::uint64_t>((params.weighted ? 1 : 0) + (params.each_selection ? 2 : 0))};
+  const int kind = (params.weighted ? 1 : 0) + (params.each_selection ? 2 : 0);
+  return {{static_cast<std::int32_t>(params.row_bytes), 0, params.num_topk, params.window.max_tokens, kind}};
 }
 
 /// Meets the other ranks, whose windows are then free, and pushes. False after a fault.

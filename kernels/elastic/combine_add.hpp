@@ -1,93 +1,13 @@
 // The adding warps of the second interface's combine. Each takes the next part of a token, waits for what the ranks of
 // its selections push, and adds: biases, then the ranks' sums in the order of their last selections, or the rows of all
-// selections in their order. This rank's own rows are read where they lie.
+// selections in their order. This rank's own rows are read where they lie; several of a token
+// are added into this rank's own place in its window first.
 #pragma once
 
 #include "kernels/common/wait.hpp"
 #include "kernels/elastic/combine_push.hpp"
 
 namespace deep_ep::device {
-
-/// A sum as it travels: rounded.
-struct RoundedSum {
-  Vec16 vectors[RowSum::kVectors];
-
-  RoundedSum() = default;
-  DEEP_EP_DEVICE explicit RoundedSum(const RowSum& of) {
-    for (int v = 0; v < RowSum::kVectors; ++v) vectors[v] = pack_sum(of.sum[v]);
-  }
-  DEEP_EP_DEVICE void add_to(RowSum& sum) const { sum.add(vectors); }
-};
-
-/// The sum of a token of which this rank has several rows: it adds these up before the others, and rounds their sum. A
-/// lane may have the address of one of these rows (`own`) and of another row (`term`); the sets say which lanes do.
-struct OwnSum {
-  static constexpr int kTogether = 7;  ///< rows under way at once, as many as there are registers for
-
-  std::uint64_t own, term;  ///< of the lane; 0: none
-  std::uint32_t own_rows;
-  std::uint32_t before, behind;  ///< terms before the rank's sum and behind it
-  const ElasticCombineParams& params;
-  std::int64_t at;  ///< of the token's row in biases and result
-
-  DEEP_EP_DEVICE void add_biases(RowSum& sum, std::uint32_t offset, int vectors) const {
-    for (const std::byte* bias : params.bias) {
-      if (bias != nullptr) sum.add_stream(bias + at + offset, vectors);
-    }
-  }
-
-  /// The address of the row that is the lane's in this order: the rank's own, those before, those behind.
-  DEEP_EP_DEVICE std::uint64_t in_order() const {
-    std::uint64_t ordered = 0;
-    int position = 0;
-    const auto append = [&](std::uint32_t rows, std::uint64_t address) {
-      for (; rows != 0; rows &= rows - 1, ++position) {
-        const std::uint64_t row = warp::shuffle(address, lowest_bit(rows));
-        if (lane_index() == position) ordered = row;
-      }
-    };
-    append(own_rows, own);
-    append(before, term);
-    append(behind, term);
-    return ordered;
-  }
-
-  /// Adds up a share of the rows.
-  DEEP_EP_DEVICE void add(const RowShare& share) const {
-    const std::uint32_t bytes = params.row_bytes;
-    const int first = count_bits(own_rows), second = first + count_bits(before), rows = second + count_bits(behind);
-    const std::uint64_t ordered = in_order();
-#pragma unroll 1
-    for (std::uint32_t offset = share.first; offset < bytes; offset += share.step) {
-      const int vectors = RowSum::vectors_at(offset, bytes);
-      RowSum sum;  // of the rank's rows, then of all terms
-      RoundedSum rounded;
-#pragma unroll 1
-      for (int begin = 0; begin < rows; begin += kTogether) {
-        Vec16 loaded[kTogether][RowSum::kVectors];
-        RowSum::load(loaded, rows - begin, vectors, [&](int i) { return warp::shuffle(ordered, begin + i) + offset; });
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (begin + i >= first) break;
-          sum.add(loaded[i]);
-        }
-        if (begin < first && begin + kTogether >= first) {  // all of the rank's rows are added
-          rounded = RoundedSum(sum);
-          sum = {};
-          add_biases(sum, offset, vectors);
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (begin + i < first || begin + i >= rows) continue;
-          if (begin + i == second) rounded.add_to(sum);
-          sum.add(loaded[i]);
-        }
-      }
-      if (second == rows) rounded.add_to(sum);
-      sum.store(params.combined_x + at + offset, vectors);
-    }
-  }
-};
 
 struct ElasticAdder {
   const ElasticCombineParams& params;
@@ -135,14 +55,15 @@ struct ElasticAdder {
   DEEP_EP_DEVICE bool await(const Token& token) const {
     bool good = true;
     if (token.last && !is_own(token)) {
-      good = wait_signal(ReportLateHere{{params.wait}}, params.common.flag_from(token.rank, slot_of(token)),
+      good = wait_signal(ReportLate{params.wait}, params.common.flag_from(token.rank, slot_of(token)),
                          {token.rank, Wanted::combine_rows, Progress::at(epoch, 1)});
     }
     return warp::agree(good);
   }
 
-  /// The address of the row that is added for the lane's selection, 0 for none. `own`: that of the lane's own row.
-  DEEP_EP_DEVICE std::uint64_t term_of(const Token& token, std::uint64_t own) const {
+  /// The address of the row that is added for the lane's selection, 0 for none. `own`: that of the lane's own row;
+  /// `own_rows`: lanes that have one, if they are added up first.
+  DEEP_EP_DEVICE std::uint64_t term_of(const Token& token, std::uint64_t own, std::uint32_t own_rows) const {
     std::byte* heap = params.common.own_heap();
     if (params.each_selection) {
       if (is_own(token)) return own;
@@ -151,7 +72,10 @@ struct ElasticAdder {
       if ((sent >> lane_index() & 1) == 0) return 0;
       return reinterpret_cast<std::uint64_t>(params.window.row(heap, lane_index(), slot_of(token)));
     }
-    if (!token.last || is_own(token)) return 0;
+    // By all lanes.
+    const std::uint64_t only = warp::shuffle(own, own_rows == 0 ? 0 : lowest_bit(own_rows));
+    if (!token.last) return 0;
+    if (is_own(token) && count_bits(own_rows) <= 1) return own_rows == 0 ? 0 : only;
     const int part = params.part_of(token.rank, lane_index());
     return reinterpret_cast<std::uint64_t>(params.window.row(heap, part, slot_of(token)));
   }
@@ -168,23 +92,22 @@ struct ElasticAdder {
     // Its load is under way with those of the rows.
     const bool weighted = part == 0 && params.weighted && lane_index() < params.num_topk;
     const float weight = weighted ? weight_of(token) : 0;
-    std::uint64_t term = term_of(token, own);
     const std::uint32_t own_rows = params.each_selection ? 0 : warp::ballot(own != 0);
+    const std::uint64_t term = term_of(token, own, own_rows);
     const std::uint32_t own_last = warp::ballot(token.last && is_own(token));
-    if (count_bits(own_rows) > 1 && own_last != 0) {
-      const std::uint32_t terms = warp::ballot(term != 0);
-      const std::uint32_t before = (std::uint32_t{1} << lowest_bit(own_last)) - 1;
-      OwnSum{own, term, own_rows, terms & before, terms & ~before, params, at}.add(share);
-    } else {
-      if (own_rows != 0) {  // one row is its own sum
-        const std::uint64_t row = warp::shuffle(own, lowest_bit(own_rows));
-        if (token.last && is_own(token)) term = row;
-      }
+    const std::uint64_t own_sum = warp::shuffle(term, own_last == 0 ? 0 : lowest_bit(own_last));
+    // Several rows of this rank are added up first. Their rounded sum lies where another rank would have pushed it, and
+    // each lane reads of it what it has written. One place in the code adds, as in ElasticPusher.
+#pragma unroll 1
+    for (int step = count_bits(own_rows) > 1 ? 0 : 1; step < 2; ++step) {
       const auto find = [&](int k) {
-        return FoundRow{k < kWarpSize ? reinterpret_cast<const std::byte*>(term) : nullptr, nullptr};
+        return FoundRow{k < kWarpSize ? reinterpret_cast<const std::byte*>(step == 0 ? own : term) : nullptr, nullptr};
       };
-      const auto bias_at = [&](int i) { return params.bias[i] == nullptr ? nullptr : params.bias[i] + at; };
-      RowReduction(kWarpSize, find, bias_at(0), bias_at(1)).add(params.combined_x + at, params.row_bytes, share);
+      const auto bias_at = [&](int i) {
+        return step == 0 || params.bias[i] == nullptr ? nullptr : params.bias[i] + at;
+      };
+      std::byte* const to = step == 0 ? reinterpret_cast<std::byte*>(own_sum) : params.combined_x + at;
+      RowReduction(kWarpSize, find, bias_at(0), bias_at(1)).add(to, params.row_bytes, share);
     }
     if (weighted) params.combined_weights[std::int64_t{token.number} * params.num_topk + lane_index()] = weight;
   }
@@ -197,31 +120,29 @@ struct ElasticAdder {
     return load_weak(reinterpret_cast<const float*>(beside) + lane_index());
   }
 
-  DEEP_EP_DEVICE SharedWork work() const {
-    const std::int32_t parts = params.window.tokens_of(params.num_tokens) * params.parts_per_token;
-    return {&params.common.state->combine_next_part, static_cast<std::uint32_t>(parts), params.adders};
-  }
   /// The parts that this warp adds. Blocks that only add have the first ones.
   DEEP_EP_DEVICE Turns share_out() const {
-    if (params.pushes(block_index(), warp_index())) return Turns::of_late_warp(work());
+    const auto parts = static_cast<std::uint32_t>(params.window.tokens_of(params.num_tokens) * params.parts_per_token);
+    std::uint32_t* const drawn = &params.common.state->combine_next_part;
+    if (params.pushes(block_index(), warp_index())) return Turns::of_late_warp(drawn, parts, params.adders);
     const int blocks = grid_blocks() - params.pushing_blocks, block = block_index() - params.pushing_blocks;
-    return Turns::of_warp(work(), block >= 0
-                                      ? warp_index() * blocks + block
-                                      : blocks * block_warps() + warp_index() * params.pushing_blocks + block_index());
+    const int number = block >= 0 ? warp_index() * blocks + block
+                                  : blocks * block_warps() + warp_index() * params.pushing_blocks + block_index();
+    return Turns::of_warp(drawn, parts, params.adders, number);
   }
 
   /// Adds parts of tokens until none is left, or a fault ends the call.
   DEEP_EP_DEVICE void add_all() const {
     const auto parts = static_cast<std::uint32_t>(params.parts_per_token);
-    const std::uint32_t end = work().end;
-    const auto selection_of = [&](std::uint32_t at) {
-      return at < end ? selection_at(params.window.first_token + static_cast<std::int32_t>(at / parts)) : Selection{};
-    };
     Turns turns = share_out();
+    const auto selection_of = [&](std::uint32_t at) {
+      return at < turns.end ? selection_at(params.window.first_token + static_cast<std::int32_t>(at / parts))
+                            : Selection{};
+    };
     Selection selection = selection_of(turns.turn);
-    while (turns.turn < end) {
+    while (!turns.over()) {
       // Neither of these is needed before this part is done.
-      const std::uint32_t drawn = turns.draw(work());
+      const std::uint32_t drawn = turns.draw();
       const Selection next_selection = selection_of(turns.following);
       const Token token =
           token_of(params.window.first_token + static_cast<std::int32_t>(turns.turn / parts), selection);

@@ -62,9 +62,9 @@ class ElasticPusher {
   /// Pushes rows until none is left. A warp loads the next row's metadata while it sums this row.
   DEEP_EP_DEVICE void push_all() {
     ReceivedRow row = ReceivedRow::load(params, row_of(turns.turn));
-    while (turns.turn < end) {
+    while (!turns.over()) {
       // Neither of these is needed before this row is done.
-      const std::uint32_t drawn = turns.draw(work());
+      const std::uint32_t drawn = turns.draw();
       const ReceivedRow next_row = ReceivedRow::load(params, row_of(turns.following));
       push(row);
       turns.advance(drawn);
@@ -143,7 +143,7 @@ class ElasticPusher {
   /// Of turn `turn`, -1: none. Owners take turns, so that each gets the rows of its first tokens first and can begin to
   /// add; each rank begins with another owner.
   DEEP_EP_DEVICE std::int32_t row_of(std::uint32_t turn) const {
-    if (turn >= end) return -1;
+    if (turn >= turns.end) return -1;
     const int ranks = params.common.num_ranks;
     const auto others = static_cast<std::uint32_t>(ranks - 1);
     const int owner = (params.common.rank + 1 + static_cast<int>(turn % others)) % ranks;
@@ -159,22 +159,20 @@ class ElasticPusher {
       const std::int32_t rows = owner == params.common.rank ? 0 : shared.source_ends[owner] - begin_of(owner);
       most = rows > most ? rows : most;
     }
-    end = static_cast<std::uint32_t>(warp::max(most)) * static_cast<std::uint32_t>(ranks - 1);
+    const std::uint32_t end = static_cast<std::uint32_t>(warp::max(most)) * static_cast<std::uint32_t>(ranks - 1);
     members = members_for(end);
-    turns = {end, end};
-    if (!params.pushes(block_index(), warp_index())) return;
     // Neighbours in order are in different blocks.
-    turns = Turns::of_warp(work(), team() * params.pushing_blocks + block_index());
+    turns = Turns::of_warp(&params.common.state->elastic_next_row, end, params.pushers,
+                           team() * params.pushing_blocks + block_index());
+    if (!params.pushes(block_index(), warp_index())) turns.turn = end;
     if (members > 1) turns.following = end;
   }
-  DEEP_EP_DEVICE SharedWork work() const { return {&params.common.state->elastic_next_row, end, params.pushers}; }
 
   const ElasticCombineParams& params;
   const ElasticCombineShared& shared;
   std::uint64_t epoch;
-  std::uint32_t end = 0;
   int members = 1;  ///< warps of a team, a power of two
-  Turns turns{0, 0};
+  Turns turns{};
 };
 
 }  // namespace deep_ep::device

@@ -21,13 +21,12 @@
 namespace deep_ep::device {
 
 /// What this rank says when it has come. A fresh call that is meant differently otherwise is found out with the
-/// selections, which a call with a handle does not tell.
+/// selections, which a call with a handle does not tell. See RowField.
 DEEP_EP_DEVICE Arrival arrival(const ElasticDispatchParams& params) {
-  return {.row_bytes = params.rows.row_bytes,
-          .num_scales = params.fresh ? static_cast<std::uint32_t>(params.rows.num_scales) : params.window.words_beside,
-          .num_topk = static_cast<std::uint32_t>(params.rows.num_topk),
-          .max_tokens = static_cast<std::uint32_t>(params.window.max_tokens),
-          .kind = params.fresh ? 0u : 1u};
+  const RowShape& rows = params.rows;
+  const int scales = params.fresh ? rows.num_scales : static_cast<int>(params.window.words_beside);
+  return {{static_cast<std::int32_t>(rows.row_bytes), scales, rows.num_topk, params.window.max_tokens,
+           params.fresh ? 0 : 1}};
 }
 
 /// By the first block: copies this rank's selections to all ranks, and says that they are there.
@@ -81,7 +80,7 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
 
   // 3. Send.
   sender.send();
-  if (!last_of_blocks(&common.state->dispatch_round_ticket, params.sending_blocks)) return true;
+  if (!last_block_to_arrive(&common.state->dispatch_round_ticket, params.sending_blocks)) return true;
   block::each(common.num_ranks, [&](int peer) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows), Progress::at(epoch, 1));
   });

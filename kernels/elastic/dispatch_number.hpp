@@ -39,23 +39,11 @@ struct ToldTokens {
       if (!good) return;
       const ToldSelections::Shape& theirs = params.told.shape(params.common.own_heap(), peer, epoch);
       shared.source_ends[peer] = static_cast<std::int32_t>(theirs.num_tokens);
-      same = differing_word(params.shape, theirs) < 0 && same;
+      same = difference(params.shape.word, theirs.word).at < 0 && same;
     });
     if (block::all(good && same)) return true;
     agree = !block::all(good);  // else nothing is known of those that have not told
     return false;
-  }
-
-  /// By one warp: where the tokens of each source end.
-  DEEP_EP_DEVICE void find_tokens(const NumberingShared& shared) const {
-    std::int32_t end = 0;
-#pragma unroll 1
-    for (int first = 0; first < num_ranks(); first += kWarpSize) {
-      const int source = first + lane_index();
-      const std::int32_t through = end + warp::inclusive_sum(source < num_ranks() ? shared.source_ends[source] : 0);
-      if (source < num_ranks()) shared.source_ends[source] = through;
-      end = warp::shuffle(through, kWarpSize - 1);
-    }
   }
 
   DEEP_EP_DEVICE std::int32_t expert(const Selection& selection) const {
@@ -69,7 +57,7 @@ struct ToldTokens {
     const std::int32_t* const totals = numberer.shared.totals;
 #pragma unroll 1
     for (int expert = lane_index(); expert < params.numbers.num_experts; expert += kWarpSize) {
-      host.tokens_per_expert[expert] = rounded_up(totals[numberer.column_of_expert(expert)], params.numbers.alignment);
+      host.tokens_per_expert[expert] = align_up(totals[numberer.column_of_expert(expert)], params.numbers.alignment);
     }
     if (lane_index() == 0) host.num_recv_tokens = totals[params.common.rank];
     warp::sync();
@@ -81,7 +69,12 @@ struct ToldTokens {
     const NumberingShared shared(Carver(memory), params.numbers, kOfAllRanks);
     bool agree = true;
     if (!await_selections(shared, agree)) return agree;
-    if (warp_index() == 0) find_tokens(shared);
+    if (warp_index() == 0) {  // where the tokens of each source end
+      std::int32_t* const ends = shared.source_ends;
+      running_sums(
+          num_ranks(), [=](int source) { return ends[source]; },
+          [=](int source, std::int32_t end) { ends[source] = end; });
+    }
     SelectionNumberer<ToldTokens>{*this, params.numbers, shared, params.wait, epoch}.number();
     return true;
   }

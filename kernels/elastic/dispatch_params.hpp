@@ -45,12 +45,6 @@ struct ElasticDispatchParams : SentRows {
   int sending_blocks;
   int sending_warps;  ///< of each, the first ones
   PipeShape pipe;     ///< of a sending warp, in shared memory
-
-  /// Behind the last token of this rank in the pass.
-  DEEP_EP_DEVICE std::int32_t end_of_pass() const {
-    const std::int64_t end = std::int64_t{window.first_token} + window.tokens;
-    return end < num_tokens ? static_cast<std::int32_t>(end) : num_tokens;
-  }
 };
 
 }  // namespace deep_ep

@@ -20,20 +20,13 @@ struct ElasticSender {
   }
 
   struct Unit {
-    std::int32_t token;
-    int owner;     ///< the rank of the expert that is the lane's selection, -1: none
-    bool travels;  ///< to another rank
+    std::int32_t token = 0;
+    int owner = -1;        ///< the rank of the expert that is the lane's selection, -1: none
+    bool travels = false;  ///< to another rank
   };
 
-  Turns turns{};
-  Unit ahead{};  ///< what is sent first
-
-  /// Tokens of the pass, counted from its first one.
-  DEEP_EP_DEVICE SharedWork work() const {
-    const std::int32_t tokens = params.end_of_pass() - params.window.first_token;
-    return {&params.common.state->dispatch_next_token, static_cast<std::uint32_t>(tokens < 0 ? 0 : tokens),
-            params.sending_blocks * params.sending_warps};
-  }
+  Turns turns{};  ///< tokens of the pass, counted from its first one
+  Unit ahead{};   ///< what is sent first
 
   /// By a whole warp: does the row go to the rank of this lane?
   DEEP_EP_DEVICE bool goes_to(const Unit& unit, int rank) const {
@@ -43,10 +36,11 @@ struct ElasticSender {
     return found;
   }
 
-  /// The token whose turn it is, that behind the last one if there is none.
+  /// The token whose turn it is; behind the last one a row that does not travel.
   DEEP_EP_DEVICE Unit unit_of(std::uint32_t turn) const {
-    if (turn >= work().end) return {params.end_of_pass(), -1, false};
-    Unit unit{params.window.first_token + static_cast<std::int32_t>(turn), -1, false};
+    Unit unit;
+    if (turn >= turns.end) return unit;
+    unit.token = params.window.first_token + static_cast<std::int32_t>(turn);
     if (lane_index() < params.rows.num_topk) {
       const std::int64_t index =
           params.topk_idx.load_cached(std::int64_t{unit.token} * params.rows.num_topk + lane_index());
@@ -74,8 +68,8 @@ struct ElasticSender {
             params.window.row(common.heaps[rank], landing_part(common.rank, rank), params.window.slot_of(unit.token)));
       }
     };
-    pipe.move(
-        row_of(unit), row_of(next), params.rows.row_bytes, [] {}, to_each);
+    const std::byte *const row = row_of(unit), *const following = row_of(next);
+    pipe.move([=] { return row; }, [=] { return following; }, params.rows.row_bytes, [] { return true; }, to_each);
   }
 
   /// Word `at` of those that travel beside a token's row.
@@ -121,7 +115,10 @@ struct ElasticSender {
   DEEP_EP_DEVICE void prepare() {
     if (!sends()) return;
     if (lane_index() == 0) pipe.init();
-    turns = Turns::of_warp(work(), warp_index() * params.sending_blocks + block_index() - params.first_sender);
+    const auto tokens = static_cast<std::uint32_t>(params.window.tokens_of(params.num_tokens));
+    turns =
+        Turns::of_warp(&params.common.state->dispatch_next_token, tokens, params.sending_blocks * params.sending_warps,
+                       warp_index() * params.sending_blocks + block_index() - params.first_sender);
     ahead = unit_of(turns.turn);
     if (ahead.travels) pipe.begin(row_of(ahead), params.rows.row_bytes);
   }
@@ -129,8 +126,8 @@ struct ElasticSender {
   DEEP_EP_DEVICE void send() {
     if (!sends()) return;
 #pragma unroll 1
-    for (Unit unit = ahead; unit.token < params.end_of_pass();) {
-      const std::uint32_t drawn = turns.draw(work());  // needed when this row is on its way
+    for (Unit unit = ahead; !turns.over();) {
+      const std::uint32_t drawn = turns.draw();  // needed when this row is on its way
       const Unit next = unit_of(turns.following);
       send(unit, next);
       store_beside(unit);

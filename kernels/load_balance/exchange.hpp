@@ -21,7 +21,7 @@ DEEP_EP_DEVICE void exchange(const LoadBalanceParams& params, Move move) {
   // 1. All ranks come.
   const Meeting meeting{common,     {params.wait},    Wanted::load_balance_call, MeetingKind::load_balance,
                         call.epoch, params.first_rank};
-  const Arrival ours{.kind = params.shape};
+  const Arrival ours{{0, 0, 0, 0, static_cast<std::int32_t>(params.shape ^ params.shape >> 32)}};
   if (call.begun && block_index() == 0) meeting.announce(ours);
   const bool come = call.begun && meeting.hear_all(ours);
   fence<Scope::system>();  // gradients that peers had written before are read by ordinary loads

@@ -280,20 +280,18 @@ struct CombineAdder {
   /// Adds parts of tokens until none is left. `helps`: the warp had other work before. False after a fault.
   DEEP_EP_DEVICE bool add_all(bool helps) const {
     const auto parts_of_token = static_cast<std::uint32_t>(params().parts_per_token);
-    const SharedWork parts{&transfer().common.state->combine_next_part,
-                           static_cast<std::uint32_t>(transfer().num_tokens) * parts_of_token,
-                           grid_blocks() * transfer().first_warps};
+    const std::uint32_t end = static_cast<std::uint32_t>(transfer().num_tokens) * parts_of_token;
     const auto token_of = [&](std::uint32_t part) { return static_cast<int>(part / parts_of_token); };
-    const auto place_of = [&](std::uint32_t part) {
-      return part < parts.end ? look_up(token_of(part), lane_index()) : -1;
-    };
+    const auto place_of = [&](std::uint32_t part) { return part < end ? look_up(token_of(part), lane_index()) : -1; };
     std::uint64_t landed = 0;
-    Turns turns =
-        helps ? Turns::of_late_warp(parts) : Turns::of_warp(parts, warp_index() * grid_blocks() + block_index());
+    std::uint32_t* const drawn_parts = &transfer().common.state->combine_next_part;
+    const int warps = grid_blocks() * transfer().first_warps;
+    Turns turns = helps ? Turns::of_late_warp(drawn_parts, end, warps)
+                        : Turns::of_warp(drawn_parts, end, warps, warp_index() * grid_blocks() + block_index());
     std::int32_t place = place_of(turns.turn);
-    while (turns.turn < parts.end) {
+    while (!turns.over()) {
       // Nobody looks at these two before this part is done.
-      const std::uint32_t drawn = turns.draw(parts);
+      const std::uint32_t drawn = turns.draw();
       const std::int32_t place_next = place_of(turns.following);
       const Token token{token_of(turns.turn), place};
       if (!await(token, landed)) return false;
@@ -326,14 +324,12 @@ DEEP_EP_DEVICE CombineAddresses own_addresses(const CombineParams& params, const
     return reinterpret_cast<std::uint64_t>(address) -
            reinterpret_cast<std::uint64_t>(params.transfer.common.own_heap());
   };
-  return {.x = offset(params.x),
-          .topk_weights = offset(params.topk_weights),
-          .num_rows = params.num_rows,
-          .pulled = params.transfer.local_warps != 0 ? 0 : 1,
-          .row_bytes = params.row_bytes,
-          .num_topk = params.num_topk,
-          .rows_to_reader = rows.to_peer,
-          .rows_from_reader = rows.from_peer};
+  return {
+      .x = offset(params.x),
+      .topk_weights = offset(params.topk_weights),
+      .num_rows = params.num_rows,
+      .pulled = params.transfer.local_warps != 0 ? 0 : 1,
+      .agreed = {static_cast<std::int32_t>(params.row_bytes), 0, params.num_topk, 0, 0, rows.from_peer, rows.to_peer}};
 }
 
 /// Waits for what rank `peer` of this node says of its rows. False after a fault.
@@ -342,12 +338,9 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const Meeting& meeti
   CombineAddresses theirs;
   if (!meeting.hear(peer, theirs)) return false;
   fence<Scope::system>();  // the rows that the peer has written before are read by ordinary loads
-  RowComparison rows_of_both;
-  rows_of_both.compare(RowField::row_bytes, params.row_bytes, theirs.row_bytes);
-  rows_of_both.compare(RowField::num_topk, params.num_topk, theirs.num_topk);
-  rows_of_both.compare(RowField::rows_to_peer, rows.to_peer, theirs.rows_from_reader);
-  rows_of_both.compare(RowField::rows_from_peer, rows.from_peer, theirs.rows_to_reader);
-  if (!meeting.agrees(rows_of_both, peer)) return false;
+  const std::int32_t agreed[] = {
+      static_cast<std::int32_t>(params.row_bytes), 0, params.num_topk, 0, 0, rows.to_peer, rows.from_peer};
+  if (!meeting.agrees(agreed, theirs.agreed, peer)) return false;
   const std::byte* heap = meeting.common.heaps[peer];
   // Our own rows are read where they lie, also where no peer can read them: they were written before the call.
   const bool ours = peer == meeting.common.rank;

@@ -219,11 +219,6 @@ struct RowSpreader {
     }
   }
 
-  DEEP_EP_DEVICE void load(const std::byte* x, std::uint32_t offset) {
-    const std::uint32_t rest = params.rows.row_bytes - offset;
-    pipe.load(x + offset, rest < pipe.stage_bytes ? rest : pipe.stage_bytes);
-  }
-
   /// By the whole warp: what travels beside the row.
   template <class Row>
   DEEP_EP_DEVICE void store_sidecars(const HeldRow<Row>& held) const {
@@ -270,34 +265,26 @@ struct RowSpreader {
     return true;
   }
 
-  /// Finds the row's places, and begins to store it. Its first piece is loading. `load_next()` begins to load the first
-  /// piece of the row behind it, if there is one; `may_store()` waits for the row's slots. False after a fault.
-  template <class Row, class LoadNext, class MayStore>
-  DEEP_EP_DEVICE bool spread(HeldRow<Row>& held, LoadNext load_next, MayStore may_store) {
-    for (std::uint32_t offset = 0; offset < params.rows.row_bytes; offset += pipe.stage_bytes) {
-      const std::uint32_t rest = params.rows.row_bytes - offset;
-      if (rest > pipe.stage_bytes) {
-        load(held.row.x(), offset + pipe.stage_bytes);
-      } else {
-        load_next();
-      }
-      if (offset == 0) {
-        held.place = place_of(held.row, lane_index(), held.place);
-        if (!may_store() || (by_rings && !store_in_rings(held))) {
-          pipe.drop();
-          return false;
-        }
-        if (has_sidecars()) store_sidecars(held);
-      }
-      pipe.store(rest < pipe.stage_bytes ? rest : pipe.stage_bytes, [&](auto store) {
-        for_each(held, [&](int destination, std::int32_t place) {
-          store((is_node(destination) ? staging_slot(destination, place)
-                                      : targets[destination].rows.row(params.rows, place).x()) +
-                offset);
-        });
+  /// Finds the row's places, and begins to store it. It is loading; the row at `next()` begins to load behind
+  /// its last piece, unless that is nullptr. `may_store()` waits for the row's slots. False after a fault.
+  template <class Row, class Next, class MayStore>
+  DEEP_EP_DEVICE bool spread(HeldRow<Row>& held, Next next, MayStore may_store) {
+    const auto find_places = [&] {
+      held.place = place_of(held.row, lane_index(), held.place);
+      if (!may_store() || (by_rings && !store_in_rings(held))) return false;
+      if (has_sidecars()) store_sidecars(held);
+      return true;
+    };
+    const auto to_each = [&](auto store) {
+      for_each(held, [&](int destination, std::int32_t place) {
+        store(is_node(destination) ? staging_slot(destination, place)
+                                   : targets[destination].rows.row(params.rows, place).x());
       });
-    }
-    return true;
+    };
+    const auto x = [&] { return held.row.x(); };
+    const bool good = pipe.move(x, next, params.rows.row_bytes, find_places, to_each);
+    if (!good) pipe.drop();
+    return good;
   }
 };
 
@@ -358,26 +345,24 @@ struct DispatchSender {
   DEEP_EP_DEVICE void prepare() {
     if (warp_index() >= transfer().first_warps) return;
     first = at(number());
-    if (is_row(first)) to.load(first.row.x(), 0);
+    if (is_row(first)) to.pipe.begin(first.row.x(), to.params.rows.row_bytes);
   }
   /// Sends tokens until none is left. False after a fault.
   DEEP_EP_DEVICE bool send_all() const {
-    const SharedWork tokens{&transfer().common.state->dispatch_next_token,
-                            static_cast<std::uint32_t>(transfer().num_tokens), grid_blocks() * transfer().first_warps};
-    Turns turns = Turns::of_warp(tokens, number());
+    Turns turns =
+        Turns::of_warp(&transfer().common.state->dispatch_next_token, static_cast<std::uint32_t>(transfer().num_tokens),
+                       grid_blocks() * transfer().first_warps, number());
     Held row = first;
     Held stored = at(transfer().num_tokens);  // whose last piece may not be complete yet
     while (is_row(row)) {
-      const std::uint32_t drawn = turns.draw(tokens);
+      const std::uint32_t drawn = turns.draw();
       const Held next = at(static_cast<int>(turns.following));
-      const auto load_next = [&] {
-        if (is_row(next)) to.load(next.row.x(), 0);
-      };
       const auto may_store = [&] {
         count_staged(stored);  // before waiting for room: others may wait for this row
         return await_room(row);
       };
-      if (!to.spread(row, load_next, may_store)) return false;
+      const auto following = [&] { return is_row(next) ? next.row.x() : nullptr; };
+      if (!to.spread(row, following, may_store)) return false;
       stored = row;
       row = next;
       turns.advance(drawn);
@@ -420,7 +405,7 @@ struct DispatchForwarder {
   DEEP_EP_DEVICE bool forward(int number, int share) const {
     const int begin = shares(number).first_row(share), end = shares(number).end_row(share, rows_from(number));
     bulk::fence_global();  // the chunk has landed: bulk loads may read it
-    to.load(slot(number, begin).at, 0);
+    to.pipe.begin(slot(number, begin).at, to.params.rows.row_bytes);
     // While the row is loading. The shape arrived before any row; each warp compares it for itself. A warp drops rows
     // of another shape, as they would name places of other rows; the poster puts the fault on record. The chunk came by
     // one of the lanes, behind its shape.
@@ -433,10 +418,8 @@ struct DispatchForwarder {
       for (int at = begin; at < end; ++at) {
         HeldRow held = to.hold(SlotRow{slot(number, at), grid().rail_in(grid().other(number))});
         note_places(held.row, relayed + at);
-        const auto load_next = [&] {
-          if (at + 1 < end) to.load(slot(number, at + 1).at, 0);
-        };
-        if (!to.spread(held, load_next, [] { return true; })) return false;
+        const auto following = [&]() -> const std::byte* { return at + 1 < end ? slot(number, at + 1).at : nullptr; };
+        if (!to.spread(held, following, [] { return true; })) return false;
       }
     }
     // All of it is in shared memory or in registers: the slots may be written again.
@@ -517,9 +500,7 @@ DEEP_EP_DEVICE DispatchAddresses own_addresses(const DispatchParams& params) {
   return {.rows = params.output.seen_from(nullptr, params.transfer.common.own_heap()),
           .capacity = static_cast<std::int32_t>(params.output_rows < kMost ? params.output_rows : kMost),
           .by_ring = params.transfer.local_warps != 0 ? 1 : 0,
-          .row_bytes = params.rows.row_bytes,
-          .num_scales = params.rows.num_scales,
-          .num_topk = params.rows.num_topk};
+          .agreed = {static_cast<std::int32_t>(params.rows.row_bytes), params.rows.num_scales, params.rows.num_topk}};
 }
 
 /// Waits for the addresses of rank `peer` of this node, with `index` there. False after a fault.
@@ -528,12 +509,7 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, const Meeting& me
   const NormalParams& common = params.transfer.common;
   const std::int32_t first_row = params.transfer.first_row_of(common.rank, index);  // is here before the addresses are
   DispatchAddresses theirs;
-  if (!meeting.hear(peer, theirs)) return false;
-  RowComparison rows;
-  rows.compare(RowField::row_bytes, params.rows.row_bytes, theirs.row_bytes);
-  rows.compare(RowField::num_scales, params.rows.num_scales, theirs.num_scales);
-  rows.compare(RowField::num_topk, params.rows.num_topk, theirs.num_topk);
-  if (!meeting.agrees(rows, peer)) return false;
+  if (!meeting.hear(peer, theirs) || !meeting.agrees(own_addresses(params).agreed, theirs.agreed, peer)) return false;
   target = {.rows = theirs.rows.seen_from(common.heaps[peer], nullptr),
             .first_row = first_row,
             .capacity = theirs.capacity,

@@ -55,12 +55,14 @@ struct Meeting {
     memcpy(&message, words, sizeof(Message));
     return came;
   }
-  /// Do our rows agree with what `rank` has said? Ends the call otherwise: but not before this rank's own message is on
+  /// Does what `rank` has said agree with ours? Ends the call otherwise: but not before this rank's own message is on
   /// its way to all. It comes from another block, which would not begin any more, and peers would wait for it in vain.
-  DEEP_EP_DEVICE bool agrees(const RowComparison& rows, int rank) const {
-    if (rows.field < 0) return true;
+  template <int kWords>
+  DEEP_EP_DEVICE bool agrees(const std::int32_t (&ours)[kWords], const std::int32_t (&theirs)[kWords], int rank) const {
+    const Difference found = difference(ours, theirs);
+    if (found.at < 0) return true;
     wait_signal(wait, &box_of(common.rank).cells[0].epoch, awaited(common.rank));
-    report_fault(wait.context, FaultKind::mismatch, wanted, first_rank + rank, rows.field, rows.ours, rows.theirs);
+    report_fault(wait.context, FaultKind::mismatch, wanted, first_rank + rank, found.at, found.ours, found.theirs);
     return false;
   }
 
@@ -84,15 +86,7 @@ struct Meeting {
     bool good = true;
     block::each(common.num_ranks, [&](int peer) {
       Arrival theirs;
-      good = good && hear(peer, theirs);
-      if (!good) return;
-      RowComparison rows;
-      rows.compare(RowField::row_bytes, ours.row_bytes, theirs.row_bytes);
-      rows.compare(RowField::num_scales, ours.num_scales, theirs.num_scales);
-      rows.compare(RowField::num_topk, ours.num_topk, theirs.num_topk);
-      rows.compare(RowField::max_tokens, ours.max_tokens, theirs.max_tokens);
-      rows.compare(RowField::kind, static_cast<std::int64_t>(ours.kind), static_cast<std::int64_t>(theirs.kind));
-      good = agrees(rows, peer);
+      good = good && hear(peer, theirs) && agrees(ours.agreed, theirs.agreed, peer);
     });
     return good;
   }

@@ -212,8 +212,7 @@ struct Notify {
     for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
       std::int32_t count = 0;
       for (int source = 0; source < grid().num_ranks; ++source) count += counts_of(source).tokens_per_expert[expert];
-      const std::int32_t alignment = params.expert_alignment;
-      params.host_counts->tokens_per_expert[expert] = (count + alignment - 1) / alignment * alignment;
+      params.host_counts->tokens_per_expert[expert] = align_up(count, params.expert_alignment);
     }
   }
 

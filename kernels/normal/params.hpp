@@ -181,7 +181,7 @@ struct RailPairs {
   static constexpr int kMostUnderWay = 32;
 
   RdmaPeerParams channel[static_cast<int>(InternodeChannel::count)];
-  std::int32_t under_way[kMostUnderWay];
+  std::int32_t under_way[kMostUnderWay];  ///< of several lanes: place n is that of the lane's chunk n
 
   DEEP_EP_DEVICE const RdmaPeerParams& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
 };

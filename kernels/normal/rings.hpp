@@ -194,15 +194,15 @@ struct RailWindow {
   static RailWindow make(std::size_t begin, const NodeGrid& grid, int max_local_experts) {
     const auto nodes = static_cast<std::size_t>(grid.nodes());
     RailWindow window;
-    window.grid_ = grid;
-    window.max_local_experts_ = max_local_experts;
+    window.nodes_ = grid.nodes();
+    window.counts_bytes_ = SourceCounts(Carver::without_memory(), grid.width, grid.width * max_local_experts).bytes;
     window.begin = begin;
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);
     window.rail_words_ = carver.place<std::byte>(kRailWords * nodes * kLine, kLine);
     window.landed_ = carver.place<std::uint64_t>(nodes * Rings::kMostChunks, kLine);
-    window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes(), kLine);
-    window.staged_counts_ = carver.place<std::byte>(nodes * window.counts_bytes(), kLine);
+    window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes_, kLine);
+    window.staged_counts_ = carver.place<std::byte>(nodes * window.counts_bytes_, kLine);
     window.bytes = align_to_line(carver.bytes()) - begin;
     return window;
   }
@@ -212,29 +212,25 @@ struct RailWindow {
   enum RailWord : int { notified, head, shape };  ///< a shape for each lane
   static constexpr std::size_t kRailWords = 2 + std::size_t{kMostInternodeLanes};
   DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node, int lane = 0) const {
-    return {rail_words_ + static_cast<std::size_t>((which + lane) * grid_.nodes() + node) * kLine};
+    return {rail_words_ + static_cast<std::size_t>((which + lane) * nodes_ + node) * kLine};
   }
   /// Rings::through() of the last chunk that has landed in a place of the ring from that node, or of a lane alone.
   DEEP_EP_DEVICE Place<std::uint64_t> landed(int node, int place) const {
     return {landed_ + static_cast<std::size_t>(node * Rings::kMostChunks + place) * sizeof(std::uint64_t)};
   }
   DEEP_EP_DEVICE Place<std::byte> landed_counts(std::uint64_t epoch, int node) const {
-    const std::size_t at = (epoch & 1) * static_cast<std::size_t>(grid_.nodes()) + static_cast<std::size_t>(node);
-    return {landed_counts_ + at * counts_bytes()};
+    const std::size_t at = (epoch & 1) * static_cast<std::size_t>(nodes_) + static_cast<std::size_t>(node);
+    return {landed_counts_ + at * counts_bytes_};
   }
 
   /// For node `node`, in memory that this rank's NIC reads.
   DEEP_EP_DEVICE Place<std::byte> staged_counts(int node) const {
-    return {staged_counts_ + static_cast<std::size_t>(node) * counts_bytes()};
-  }
-  /// Of one node's.
-  DEEP_EP_HOST_DEVICE std::size_t counts_bytes() const {
-    return SourceCounts(Carver::without_memory(), grid_.width, grid_.width * max_local_experts_).bytes;
+    return {staged_counts_ + static_cast<std::size_t>(node) * counts_bytes_};
   }
 
  private:
-  NodeGrid grid_;
-  int max_local_experts_ = 0;
+  int nodes_ = 0;
+  std::size_t counts_bytes_ = 0;  ///< of one node's
   std::size_t rail_words_ = 0, landed_ = 0, landed_counts_ = 0, staged_counts_ = 0;
 };
 

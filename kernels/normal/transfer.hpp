@@ -225,21 +225,7 @@ class RailPoster {
  public:
   /// `pairs` stay where they are.
   DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number, int lane, RailPairs& pairs)
-      : params_(params),
-        rings_(params.rings),
-        state_(params.common.rails[number]),
-        under_way_(pairs.under_way),
-        call_(call),
-        number_(number),
-        lane_(lane),
-        node_(params.common.grid.other(number)),
-        rows_out_(params.counts.to_node[node_]),
-        rows_in_(params.counts.from_node[node_]),
-        most_under_way_(most_under_way(rings_, params.common.lanes)),
-        last_credit_(rows_in_ == 0 ? 0 : rings_.room_for(call, rings_.chunks_for(rows_in_) - 1)),
-        head_(Progress::at(call)),
-        rows_(pairs[InternodeChannel::rows], params.wait),
-        credit_(pairs[InternodeChannel::credit], params.wait) {}
+      : params_(params), call_(call), number_(number), lane_(lane), pairs_(pairs) {}
 
   /// Sends the rail the shape, ahead of all rows. False after a fault.
   DEEP_EP_DEVICE bool send_shape() {
@@ -337,7 +323,7 @@ class RailPoster {
 
   /// The lane's chunk `at`, which has been posted, and whose memory has not been given back before this step.
   DEEP_EP_DEVICE int chunk_under_way(int at) const {
-    return is_alone() ? at : under_way_[at % RailPairs::kMostUnderWay];
+    return is_alone() ? at : pairs_.under_way[at % RailPairs::kMostUnderWay];
   }
   DEEP_EP_DEVICE std::uint32_t rows_of(int chunk, int rows) const {
     return static_cast<std::uint32_t>(rings_.rows_in(chunk, rows));
@@ -387,7 +373,7 @@ class RailPoster {
     if (is_alone()) {
       state_.landed = Rings::through(call_, chunk_);
     } else {
-      under_way_[posted_ % RailPairs::kMostUnderWay] = chunk_;
+      pairs_.under_way[posted_ % RailPairs::kMostUnderWay] = chunk_;
     }
     ++posted_;
     chunk_ = take_chunk();
@@ -438,17 +424,20 @@ class RailPoster {
   }
 
   const TransferParams& params_;
-  const Rings& rings_;
-  RailState& state_;
-  std::int32_t* under_way_;  ///< of several lanes: chunks; place n is that of the lane's chunk n
-  std::uint64_t call_;
-  int number_, lane_, node_;
-  int rows_out_, rows_in_;
-  int most_under_way_;
-  std::uint64_t last_credit_;    ///< that the rail needs in this call
-  std::uint64_t head_;           ///< credit that the rail has got
-  std::uint64_t seen_head_ = 0;  ///< credit that the rail has given, as last looked at
-  rdma::PortChannel<OneThread> rows_, credit_;
+  const std::uint64_t call_;
+  const int number_, lane_;
+  RailPairs& pairs_;
+  const Rings& rings_ = params_.rings;
+  RailState& state_ = params_.common.rails[number_];
+  const int node_ = params_.common.grid.other(number_);
+  const int rows_out_ = params_.counts.to_node[node_], rows_in_ = params_.counts.from_node[node_];
+  const int most_under_way_ = most_under_way(rings_, params_.common.lanes);
+  /// That the rail needs in this call.
+  const std::uint64_t last_credit_ = rows_in_ == 0 ? 0 : rings_.room_for(call_, rings_.chunks_for(rows_in_) - 1);
+  std::uint64_t head_ = Progress::at(call_);  ///< credit that the rail has got
+  std::uint64_t seen_head_ = 0;               ///< credit that the rail has given, as last looked at
+  rdma::PortChannel<OneThread> rows_{pairs_[InternodeChannel::rows], params_.wait};
+  rdma::PortChannel<OneThread> credit_{pairs_[InternodeChannel::credit], params_.wait};
   std::uint64_t first_entry_ = 0;  ///< of the chunks
   int chunk_ = 0;                  ///< that it has taken, to be posted next
   int posted_ = 0;                 ///< chunks of the lane

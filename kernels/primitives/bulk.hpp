@@ -3,7 +3,7 @@
 //
 // The engine accesses memory by another path ("proxy") than ordinary loads and stores, so that what orders those does
 // not order its copies. What must lie between:
-//   ordinary write to shared -> bulk store of it:  publish() by the writers, then a sync, then store()
+//   ordinary write to shared -> bulk store of it:  a proxy fence; no kernel does it, and the CPU executor has none
 //   mbarrier::init -> bulk load that it counts:    mbarrier::fence_init(), then a sync
 //   bulk load -> ordinary read of shared:          wait for the mbarrier, nothing else
 //   bulk store read a stage -> stage is reused:    wait_read<N>() by the issuing thread, then a sync
@@ -120,17 +120,6 @@ DEEP_EP_DEVICE void wait_read_pending(int groups_left) {
 /// The same of wait.
 DEEP_EP_DEVICE void wait_pending(int groups_left) {
   detail::with_constant(groups_left, [](auto constant) { wait<decltype(constant)::value>(); });
-}
-
-/// Orders this thread's earlier ordinary writes to the range before bulk copies that read it. The issuing thread must
-/// be ordered after it by a sync (or be this thread). The GPU fences all shared memory; the host machine takes the
-/// range literally, so it must cover what this thread wrote.
-DEEP_EP_DEVICE void publish([[maybe_unused]] const void* shared, [[maybe_unused]] std::uint32_t bytes) {
-#if DEEP_EP_TARGET_CUDA
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#else
-  host_machine::current_thread->machine->publish(shared, bytes);
-#endif
 }
 
 }  // namespace deep_ep::device::bulk

@@ -51,9 +51,7 @@ struct LineLane {
   DEEP_EP_DEVICE LineLane() : line(lane_index() / kLineLanes), part(lane_index() % kLineLanes) {}
 
   DEEP_EP_DEVICE bool has_tag() const { return part == kLineLanes - 1; }
-  /// Words of payload that this lane holds.
-  DEEP_EP_DEVICE int words() const { return has_tag() ? 1 : 2; }
-  /// Where they lie in the row, in bytes: a multiple of 8. `index` counts the row's lines.
+  /// Where its payload lies in the row, in bytes: a multiple of 8. `index` counts the row's lines.
   DEEP_EP_DEVICE std::uint32_t payload_at(std::uint32_t index) const {
     return index * kTaggedPayload + static_cast<std::uint32_t>(part) * 16;
   }
@@ -65,7 +63,7 @@ struct LineLane {
   }
   /// How many so many lines have, an even number.
   DEEP_EP_DEVICE static int vectors(std::uint32_t lines) { return static_cast<int>(lines / 2) * (2 * kLineLanes - 1); }
-  /// Where they lie in the lines.
+  /// Where its part lies in the lines.
   DEEP_EP_DEVICE std::uint32_t byte_at(std::uint32_t index) const {
     return index * kTaggedLine + static_cast<std::uint32_t>(part) * 16;
   }

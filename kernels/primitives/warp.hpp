@@ -40,13 +40,6 @@ T taken(const std::byte* slots, int lane) {
   std::memcpy(&value, slots + static_cast<std::ptrdiff_t>(lane) * host_machine::kExchangeSlot, sizeof(T));
   return value;
 }
-template <class T, class Op>
-T reduce(const char* kind, T value, Op op) {
-  const std::byte* slots = give(kind, value);
-  value = taken<T>(slots, 0);
-  for (int i = 1; i < kWarpSize; ++i) value = op(value, taken<T>(slots, i));
-  return value;
-}
 #endif
 
 }  // namespace detail
@@ -109,28 +102,16 @@ DEEP_EP_DEVICE bool agree(bool good) {
   return all_good;
 }
 
-/// Sum of the lanes' values, in every lane.
-template <class T>
-DEEP_EP_DEVICE T sum(T value) {
-  static_assert(std::is_integral_v<T>);
-#if DEEP_EP_TARGET_CUDA
-  if constexpr (sizeof(T) == 4) return static_cast<T>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(value)));
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
-  return value;
-#else
-  return detail::reduce("sum", value, [](T a, T b) { return a + b; });
-#endif
-}
-
-/// The largest of them, in every lane.
+/// The largest of the lanes' values, in every lane.
 template <class T>
 DEEP_EP_DEVICE T max(T value) {
   static_assert(std::is_integral_v<T> && sizeof(T) == 4);
 #if DEEP_EP_TARGET_CUDA
   return __reduce_max_sync(0xffffffffu, value);
 #else
-  return detail::reduce("max", value, [](T a, T b) { return a < b ? b : a; });
+  const std::byte* slots = detail::give("max", value);
+  for (int i = 0; i < kWarpSize; ++i) value = value < detail::taken<T>(slots, i) ? detail::taken<T>(slots, i) : value;
+  return value;
 #endif
 }
 

@@ -26,8 +26,17 @@ struct Share {
   }
 };
 
-DEEP_EP_DEVICE std::int32_t rounded_up(std::int32_t count, int alignment) {
-  return (count + alignment - 1) / alignment * alignment;
+/// By one warp: `put(i, sum)` for each i below `count`, the sum of the values of those up to i.
+template <class Value, class Put>
+DEEP_EP_DEVICE void running_sums(int count, Value value, Put put) {
+  std::int32_t before = 0;
+#pragma unroll 1
+  for (int first = 0; first < count; first += kWarpSize) {
+    const int i = first + lane_index();
+    const std::int32_t sum = before + warp::inclusive_sum(i < count ? value(i) : 0);
+    if (i < count) put(i, sum);
+    before = warp::shuffle(sum, kWarpSize - 1);
+  }
 }
 
 /// A selection, as a lane of a warp sees it that looks at several tokens.
@@ -178,16 +187,9 @@ struct SelectionNumberer {
 
   /// By one warp: each expert's rows begin behind those of the experts before, rounded up.
   DEEP_EP_DEVICE void find_starts() const {
-    std::int32_t start = 0;
-#pragma unroll 1
-    for (int first = 0; first < params.num_experts; first += kWarpSize) {
-      const int expert = first + lane_index();
-      const bool there = expert < params.num_experts;
-      const std::int32_t rows = there ? rounded_up(shared.totals[column_of_expert(expert)], params.alignment) : 0;
-      const std::int32_t end = start + warp::inclusive_sum(rows);
-      if (there) shared.starts[expert] = end - rows;
-      start = warp::shuffle(end, kWarpSize - 1);
-    }
+    const auto rows = [&](int expert) { return align_up(shared.totals[column_of_expert(expert)], params.alignment); };
+    running_sums(params.num_experts, rows,
+                 [&](int expert, std::int32_t end) { shared.starts[expert] = end - rows(expert); });
   }
 
   /// By one block: what is said of each source and each expert.
@@ -195,8 +197,7 @@ struct SelectionNumberer {
     block::each(params.num_experts, [&](int expert) {
       const std::int32_t count = shared.totals[column_of_expert(expert)];
       params.expert_counts[expert] = count;
-      params.expert_ends[expert] =
-          shared.starts[expert] + (params.expand ? count : rounded_up(count, params.alignment));
+      params.expert_ends[expert] = shared.starts[expert] + (params.expand ? count : align_up(count, params.alignment));
       if (params.stats != nullptr) params.stats[expert] += count;
     });
     if (thread_index() != 0) return;

@@ -59,7 +59,7 @@ DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp
 #pragma unroll 1
   for (std::int64_t unit = warp; unit < std::int64_t{params.num_experts} * sharing; unit += warps) {
     const std::int64_t begin = load_weak(params.expert_ends + unit / sharing);
-    const std::int64_t end = (begin + params.alignment - 1) / params.alignment * params.alignment;
+    const std::int64_t end = align_up(begin, params.alignment);
 #pragma unroll 1
     for (std::int64_t to = begin + unit % sharing; to < end && to < params.num_spread; to += sharing) {
       clear_row(params, to);
@@ -147,10 +147,12 @@ struct RowSpreader {
       const std::byte* next_row = moved(next);
       const auto beside = [&] {
         if (row != nullptr) spread_beside(params, unit.beside, unit.slot, warp::ballot(unit.slot >= 0));
+        return true;
       };
-      pipe.move(row, next_row, params.row_bytes, beside, [&](auto store) {
+      const auto to_slot = [&](auto store) {
         if (unit.slot >= 0) store(params.spread_rows + unit.slot * params.row_bytes);
-      });
+      };
+      pipe.move([=] { return row; }, [=] { return next_row; }, params.row_bytes, beside, to_slot);
       unit = next;
       row = next_row;
     }

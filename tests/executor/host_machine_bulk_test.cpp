@@ -110,17 +110,20 @@ TEST(HostBulk, SeedsMakeStoresEarlyOrLate) {
     int late = 0;
     EXPECT_EQ(run_lane(
                   seed,
-                  [&](Mbarrier&, Row* stage, Row* destination) {
+                  [&](Mbarrier& barrier, Row* stage, Row* destination) {
                     const auto look = [&] { late += destination->word[0] == kOld; };
-                    *stage = row_of(kNew);
-                    bulk::publish(stage, sizeof(Row));
+                    const auto fill = [&](const Row& with, std::uint32_t parity) {
+                      mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
+                      bulk::load(stage, &with, sizeof(Row), barrier);
+                      mbarrier::wait(barrier, parity);
+                    };
+                    fill(row_of(kNew), 0);
                     bulk::store(destination, stage, sizeof(Row));
                     look();
                     bulk::commit();
                     bulk::wait_read<0>();
                     look();
-                    *stage = row_of(99);  // the stage is free
-                    bulk::publish(stage, sizeof(Row));
+                    fill(row_of(99), 1);  // the stage is free
                     bulk::wait<0>();
                     look();
                     bulk::fence_global();

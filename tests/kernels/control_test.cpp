@@ -195,8 +195,6 @@ TEST(Control, AFailedQueuePairMaySpareTheCall) {
 /// With masking; `mask`: of rank 3.
 struct MaskingRank : ControlledRank {
   LowLatencyParams params;
-  RdmaQueueState queue_state{};
-  RdmaQueuePair queue{};
 
   MaskingRank() : ControlledRank(true) {
     params.rank = kOwn;
@@ -204,8 +202,6 @@ struct MaskingRank : ControlledRank {
     params.wait = wait;
     params.wait.timeout_ns = 1000 * kMs;
     params.mask = control.mask;
-    queue.peer = 3;
-    queue.state = &queue_state;
   }
 };
 
@@ -214,10 +210,6 @@ TEST(Control, WithMaskingNoWaitMasksByItself) {
   const Policy policy{rank.params};
   const device::Awaited rows{3, kRows, 1};
   EXPECT_FALSE(policy.ends(rows, device::now_ns() - 900 * kMs));
-  EXPECT_FALSE(policy.called_off(rows));
-  rank.queue_state.failure = 7;
-  policy.blame_queue(rank.queue);
-  EXPECT_EQ(rank.abort, 0u) << "the verdict comes";
   EXPECT_FALSE(policy.called_off(rows));
   rank.lose(3, 3);
   rank.forget_looks();
@@ -265,15 +257,6 @@ TEST(Control, AWaitFindsAFailedQueuePairToAnyRank) {
     }
     EXPECT_EQ(RdmaFailure::unpack(rank.words.failed[3] - 1).syndrome, 0x13u);
   }
-}
-
-TEST(Control, WithoutMaskingAFailedQueuePairEndsTheCall) {
-  MaskingRank rank;
-  rank.params.mask = nullptr;
-  rank.queue_state.failure = 7;
-  Policy{rank.params}.blame_queue(rank.queue);
-  EXPECT_EQ(rank.faults[0].kind, FaultKind::rdma_failed);
-  EXPECT_EQ(rank.faults[0].field, 7);
 }
 
 TEST(Control, TheProgramAndTheVerdictMaskEachForItself) {

@@ -22,8 +22,9 @@ namespace deep_ep::host_machine {
 #if DEEP_EP_TSAN
 inline char fence_point;
 
-inline int store_order(int order) {
-  return order == __ATOMIC_RELAXED && current_thread != nullptr && current_thread->fenced ? __ATOMIC_RELEASE : order;
+inline bool releases(int order) {
+  return order == __ATOMIC_RELEASE ||
+         (order == __ATOMIC_RELAXED && current_thread != nullptr && current_thread->fenced);
 }
 inline void note_load(const void* p, int order) {
   if (order == __ATOMIC_RELAXED && current_thread != nullptr) current_thread->note_relaxed_load(p);
@@ -39,7 +40,7 @@ inline void fence() {
   __tsan_release(&fence_point);
 }
 #else
-inline int store_order(int order) { return order; }
+inline bool releases(int order) { return order == __ATOMIC_RELEASE; }
 inline void note_load(const void*, int) {}
 inline void fence() { std::atomic_thread_fence(std::memory_order_acq_rel); }
 #endif
@@ -64,7 +65,7 @@ T load(const T* p, int order) {
 template <class T>
 void store(T* p, T value, int order) {
   interleave();
-  if (store_order(order) == __ATOMIC_RELEASE) {
+  if (releases(order)) {
     __atomic_store_n(p, value, __ATOMIC_RELEASE);
   } else {
     __atomic_store_n(p, value, __ATOMIC_RELAXED);
@@ -75,19 +76,10 @@ void store(T* p, T value, int order) {
 template <class T>
 T fetch_add(T* p, T value, int order) {
   interleave();
-  T old;
-  switch (store_order(order)) {
-    case __ATOMIC_RELAXED:
-      old = __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
-      break;
-    case __ATOMIC_RELEASE:
-      old = __atomic_fetch_add(p, value, __ATOMIC_RELEASE);
-      break;
-    default:
-      note_acquire();
-      old = __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);
-      break;
-  }
+  if (order == __ATOMIC_ACQ_REL) note_acquire();
+  const T old = order == __ATOMIC_ACQ_REL ? __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL)
+                : releases(order)         ? __atomic_fetch_add(p, value, __ATOMIC_RELEASE)
+                                          : __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
   note_load(p, order);
   interleave();
   return old;

@@ -46,7 +46,6 @@ class Machine {
   virtual void bulk_wait_read(int groups_left) = 0;
   virtual void bulk_wait(int groups_left) = 0;
   virtual void bulk_fence_global() = 0;
-  virtual void publish(const void* shared, std::uint32_t bytes) = 0;
 
   /// Throws: an access at GPU or system scope, for which a GPU takes global memory alone, has met `shared`.
   virtual void refuse_shared(const void* shared) = 0;

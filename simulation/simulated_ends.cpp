@@ -53,28 +53,14 @@ std::string describe_speed(const SimulatedNic& nic) {
   return text;
 }
 
-class SimulatedPaths final : public Paths {
- public:
-  SimulatedPaths(int rank, const SimulatedNic& nic) : rank_(rank), nic_(nic) {}
-  QueuePairAddress address(std::size_t) const override { return {.lid = lid_of(rank_, nic_)}; }
-  void connect(std::size_t, const QueuePairAddress& peer) override { require_rail(peer, rank_, nic_); }
-  void reach(std::size_t) override {}
-
- private:
-  int rank_;
-  SimulatedNic nic_;
-};
-
 class SimulatedEnds final : public Ends {
  public:
   SimulatedEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const ConnectionOptions& options,
                 const SimulatedNic& nic, NicHandler handler)
       : executor_(backend_of(executor)),
         on_gpu_(executor->device().kind == Device::Kind::cuda),
-        rank_(options.rank),
         options_(options),
         nic_(with_defaults(nic, on_gpu_)),
-        remote_keys_(count()),
         rings_(executor, options.rings({.on_gpu = true})),
         regions_(1 + heap.peers().size()),
         sinks_(device_copy(executor, std::vector<std::uint64_t>(count()))),
@@ -97,21 +83,22 @@ class SimulatedEnds final : public Ends {
     check_room();
     if (handler == NicHandler::doorbell) bells_.emplace(executor, count(), options.depth);
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
-    regions_[1 + static_cast<std::size_t>(rank_)] = {heap.local(), heap.bytes()};
+    regions_[1 + static_cast<std::size_t>(options_.rank)] = {heap.local(), heap.bytes()};
     for (const int peer : options_.peers) {
-      regions_[1 + static_cast<std::size_t>(peer)] = {mapped_heap(heap, rank_, peer, "simulated"), heap.bytes()};
+      regions_[1 + static_cast<std::size_t>(peer)] = {mapped_heap(heap, options_.rank, peer, "simulated"),
+                                                      heap.bytes()};
     }
   }
 
   QueuePairAddress address(std::size_t end) const override {
     return {.queue_pair = number_of(end),
-            .lid = lid_of(rank_, nic_),
-            .heap_key = simulated_key_of_rank(rank_),
-            .signal_key = simulated_key_of_rank(rank_) | kSimulatedSignalKey};
+            .lid = lid_of(options_.rank, nic_),
+            .heap_key = simulated_key_of_rank(options_.rank),
+            .signal_key = simulated_key_of_rank(options_.rank) | kSimulatedSignalKey};
   }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
-    require_rail(peer, rank_, nic_);
+    require_rail(peer, options_.rank, nic_);
     RdmaQueuePair queue = rings_.queue_pair(end, number_of(end), options_.peer(end));
     if (bells_) {
       bells_->connect(end, queue, doorbells_.get() + end);
@@ -122,8 +109,7 @@ class SimulatedEnds final : public Ends {
     }
     queue.system_scope = false;  // all that the kernel reads is served by the same device
     queue.sink = {sizeof(std::uint64_t) * end, kFirstSimulatedKey};
-    remote_keys_[end] = peer.heap_key;
-    return {queue, simulated_key_of_rank(rank_), peer.heap_key, peer.signal_key};
+    return {queue, simulated_key_of_rank(options_.rank), peer.heap_key, peer.signal_key};
   }
 
   QueuePairAddress landing(std::size_t end) const override {
@@ -143,7 +129,7 @@ class SimulatedEnds final : public Ends {
     params_.num_queues = static_cast<int>(count());
     params_.num_regions = static_cast<int>(regions_.size());
     params_.first_key = kFirstSimulatedKey;
-    params_.heap_key = simulated_key_of_rank(rank_);
+    params_.heap_key = simulated_key_of_rank(options_.rank);
     params_.lending = lending_.get();
     params_.lent_behind = on_gpu_ ? 128 : 4;  // a piece is some 10 us under way; on the CPU that some are lent is all
     // As many warps that move as there is room for.
@@ -210,7 +196,7 @@ class SimulatedEnds final : public Ends {
     for (std::size_t end = 0; end < count(); ++end) {
       std::uint32_t* const record = bells_ ? bells_->record(end) : rings_.doorbell_record(end);
       queues[end] = {rings_.ring(end), rings_.completion(end), record,
-                     number_of(end),   rings_.options().depth, remote_keys_[end]};
+                     number_of(end),   rings_.options().depth, simulated_key_of_rank(options_.peer(end))};
       if (options_.channel(end) + 1 != nic_.slow) continue;
       queues[end].way = ways_.get() + end % options_.peers.size();
       queues[end].way_ns_per_byte = 1 / nic_.slow_gb_per_s;
@@ -220,10 +206,8 @@ class SimulatedEnds final : public Ends {
 
   std::shared_ptr<Backend> executor_;
   bool on_gpu_;
-  int rank_;
   ConnectionOptions options_;
   SimulatedNic nic_;
-  std::vector<std::uint32_t> remote_keys_;  ///< of each end, when it is connected
   RingMemory rings_;
   std::vector<SimulatedRegion> regions_;  ///< by key
   std::shared_ptr<std::uint64_t> sinks_;
@@ -242,10 +226,6 @@ class SimulatedEnds final : public Ends {
 };
 
 }  // namespace
-
-std::unique_ptr<Paths> make_simulated_paths(int rank, const SimulatedNic& nic) {
-  return std::make_unique<SimulatedPaths>(rank, nic);
-}
 
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
                                           const ConnectionOptions& options, const SimulatedNic& nic,

@@ -8,7 +8,6 @@
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/ends.hpp"
-#include "csrc/rdma/rails.hpp"
 
 namespace deep_ep {
 class Executor;
@@ -22,8 +21,5 @@ namespace deep_ep::rdma {
 std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
                                           const ConnectionOptions& options, const SimulatedNic& nic,
                                           NicHandler handler = NicHandler::gpu);
-
-/// Of the same NIC: they reach all ranks, or those of this rank's rail.
-std::unique_ptr<Paths> make_simulated_paths(int rank, const SimulatedNic& nic);
 
 }  // namespace deep_ep::rdma

@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <map>
 #include <thread>
 #include <utility>
@@ -12,9 +11,8 @@
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
-#include "csrc/rdma/rails.hpp"
+#include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
-#include "csrc/rdma/verbs/nic_rails.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -36,10 +34,9 @@ void log_map(const NicMap& map, const RdmaSettings& settings) {
   for (const std::string& warning : map.warnings) log::warn("rdma: {}", warning);
 }
 
-/// None, and `why_not`, if this rank has no NIC that can be used.
+/// SystemError if this rank has no NIC that can be used.
 std::vector<NicAssignment> find_nics_of(std::span<const ProcessIdentity> processes, int rank,
-                                        const deep_ep::Device& device, const RdmaSettings& settings,
-                                        std::string& why_not) {
+                                        const deep_ep::Device& device, const RdmaSettings& settings) {
   const auto& mine = processes[static_cast<std::size_t>(rank)];
   const auto on_this_host = [&](const ProcessIdentity& process) { return process.same_host(mine); };
   const auto local_rank = std::count_if(processes.begin(), processes.begin() + rank, on_this_host);
@@ -48,100 +45,10 @@ std::vector<NicAssignment> find_nics_of(std::span<const ProcessIdentity> process
   const NicMap map = map_gpus_to_nics(cuda ? topology::find_gpus({}) : ranks_without_gpu(static_cast<int>(local_ranks)),
                                       find_nics({}), settings);
   log_map(map, settings);
-  try {
-    std::vector<NicAssignment> nics =
-        cuda ? nics_of_cuda_device(map, device.index) : nics_of(map, static_cast<std::size_t>(local_rank));
-    verbs::verbs_functions();  // refuses where libibverbs cannot be used
-    return nics;
-  } catch (const SystemError& error) {
-    why_not = error.what();
-    return {};
-  }
-}
-
-/// The addresses of all ends. End (channel, b) of rank a is connected to end (channel, a) of rank b, or where that is
-/// on another rail of a fabric that connects rails only, to what receives there from a.
-///
-/// A bootstrap can only gather, so each rank hears what each other one tells all. Ends of a set differ in numbers only:
-/// so that is, of each set, the address that its ends share, then of each rail that of its landings; and behind the
-/// addresses for each rank the numbers of the queue pairs to it, by channel, then those of landings.
-class AddressBook {
- public:
-  /// Collective.
-  AddressBook(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets, std::span<const ConnectedEnds> made)
-      : sets_(sets), rank_(bootstrap.rank()) {
-    for (const ConnectionOptions& set : sets) {
-      firsts_.push_back({addresses_, numbers_});
-      addresses_ += 1 + static_cast<std::size_t>(set.rail_width);
-      numbers_ += static_cast<std::size_t>((set.rail_width == 0 ? 1 : 2) * set.channels);
-    }
-    std::vector<std::byte> mine(number_at(bootstrap.size(), 0));
-    for (std::size_t set = 0; set < sets.size(); ++set) {
-      for (std::size_t end = 0; made[set].ends != nullptr && end < sets[set].ends(); ++end) {
-        const int peer = sets[set].peer(end);
-        const auto tell = [&](std::optional<int> landing_rail, const QueuePairAddress& address) {
-          const Place at = place(set, end, landing_rail);
-          std::memcpy(mine.data() + at.address * sizeof address, &address, sizeof address);
-          std::memcpy(mine.data() + number_at(peer, at.number), &address.queue_pair, sizeof address.queue_pair);
-        };
-        tell({}, made[set].ends->address(end));
-        if (sets[set].lands(end)) tell(sets[set].rail_of(peer), made[set].ends->landing(end));
-      }
-    }
-    bytes_of_rank_ = mine.size();
-    told_ = bootstrap.all_gather(mine);
-  }
-
-  /// The address that the peer of this end has told: its own, or that by which it receives on a rail.
-  QueuePairAddress find(std::size_t set, std::size_t end, std::optional<int> landing_rail) const {
-    const Place at = place(set, end, landing_rail);
-    const std::byte* const told = told_.data() + static_cast<std::size_t>(sets_[set].peer(end)) * bytes_of_rank_;
-    QueuePairAddress address;
-    std::memcpy(static_cast<void*>(&address), told + at.address * sizeof address, sizeof address);
-    std::memcpy(&address.queue_pair, told + number_at(rank_, at.number), sizeof address.queue_pair);
-    return address;
-  }
-
- private:
-  /// Among the addresses, and among the numbers of the queue pairs to one rank.
-  struct Place {
-    std::size_t address = 0, number = 0;
-  };
-
-  Place place(std::size_t set, std::size_t end, std::optional<int> landing_rail) const {
-    const auto channel = static_cast<std::size_t>(sets_[set].channel(end));
-    const Place& first = firsts_[set];
-    if (!landing_rail) return {first.address, first.number + channel};
-    return {first.address + 1 + static_cast<std::size_t>(*landing_rail),
-            first.number + static_cast<std::size_t>(sets_[set].channels) + channel};
-  }
-  /// In bytes, where a number of a queue pair to `rank` lies in what a rank tells.
-  std::size_t number_at(int rank, std::size_t number) const {
-    return addresses_ * sizeof(QueuePairAddress) +
-           (static_cast<std::size_t>(rank) * numbers_ + number) * sizeof(QueuePairAddress::queue_pair);
-  }
-
-  std::span<const ConnectionOptions> sets_;
-  int rank_;
-  std::vector<Place> firsts_;  ///< of each set
-  std::size_t addresses_ = 0, numbers_ = 0;
-  std::vector<std::byte> told_;  ///< [ranks]
-  std::size_t bytes_of_rank_ = 0;
-};
-
-/// Fills in what kernels need to reach the peers.
-void connect_ends(const ConnectionOptions& options, std::size_t set, const AddressBook& addresses, int num_ranks,
-                  ConnectedEnds& made) {
-  made.peers.resize(static_cast<std::size_t>(options.channels * num_ranks));
-  if (made.ends == nullptr) return;
-  for (std::size_t end = 0; end < options.ends(); ++end) {
-    const bool lands = options.lands(end);
-    const auto rail = lands ? std::optional(options.rail_of(options.rank)) : std::nullopt;
-    made.peers[static_cast<std::size_t>(options.channel(end) * num_ranks + options.peer(end))] =
-        made.ends->connect(end, addresses.find(set, options.other(end), rail));
-    if (lands) made.ends->connect_landing(end, addresses.find(set, end, {}));
-  }
-  made.ends->start();
+  std::vector<NicAssignment> nics =
+      cuda ? nics_of_cuda_device(map, device.index) : nics_of(map, static_cast<std::size_t>(local_rank));
+  verbs::verbs_functions();  // refuses where libibverbs cannot be used
+  return nics;
 }
 
 }  // namespace
@@ -212,10 +119,11 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
     mine.rail_only = wire.settings.rail_only;
     const WireKind wanted = mine.wanted.kind;
     if (!needs_rdma || wanted == WireKind::local || wanted == WireKind::simulated) return;
-    std::string why_not;
-    wire.nics = find_nics_of(processes, bootstrap.rank(), executor.device(), wire.settings, why_not);
-    why_not.copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
-    if (wire.nics.empty()) return;
+    try {
+      wire.nics = find_nics_of(processes, bootstrap.rank(), executor.device(), wire.settings);
+    } catch (const SystemError& error) {
+      return void(std::string_view(error.what()).copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1));
+    }
     wire.nics[0].nic.name.copy(mine.nic.data(), mine.nic.size() - 1);
     mine.path = verbs::path_by(wire.settings, wire.nics[0]);
     mine.num_nics = static_cast<int>(wire.nics.size());
@@ -247,96 +155,73 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
   return wire;
 }
 
-std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
-                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make) {
-  std::vector<std::string> refusals;
-  // All ranks make as many attempts, also those that insist on a handler.
-  int attempt = static_cast<int>(may_fall_back ? NicHandler::gpu : NicHandler::cpu);
-  for (;; ++attempt) {
-    const auto open = static_cast<NicHandler>(attempt);
-    const NicHandler handler = wanted == NicHandler::automatic ? open : wanted;
-    const auto goes_well = [&](std::string_view what, const std::function<void()>& step) {
-      if (open == NicHandler::cpu) return agree(bootstrap, what, step), true;
-      const auto failure = first_failure(bootstrap, step);
-      if (failure) refusals.push_back(fmt::format("rank {}: {}", failure->rank, failure->why));
-      return !failure;
-    };
-    std::vector<ConnectedEnds> made(sets.size());
-    const auto make_all = [&] {
-      for (std::size_t set = 0; set < sets.size(); ++set) {
-        if (!sets[set].peers.empty()) made[set].ends = make(handler, sets[set]);
-      }
-    };
-    if (!goes_well("making RDMA queue pairs", make_all)) continue;
-    const AddressBook addresses(bootstrap, sets, made);
-    const auto connect_all = [&] {
-      for (std::size_t set = 0; set < sets.size(); ++set) {
-        connect_ends(sets[set], set, addresses, bootstrap.size(), made[set]);
-      }
-    };
-    if (!goes_well("connecting RDMA queue pairs", connect_all)) continue;
-    const bool reaches = std::ranges::any_of(made, [](const ConnectedEnds& one) { return one.ends != nullptr; });
-    if (wanted == NicHandler::automatic && reaches && !refusals.empty()) {
-      log::warn("RDMA: a CPU thread {} (DEEP_EP_NIC_HANDLER={}), because: {}",
-                handler == NicHandler::cpu ? "executes what kernels post" : "rings the NIC for kernels",
-                name_of(handler), fmt::join(refusals, "; "));
-    }
-    return made;
-  }
-}
-
 namespace {
 
-[[noreturn]] void fail_without_path(const AgreedWire& wire, const std::string& over_rails) {
-  fail<SystemError>(
-      "low-latency calls have no path between rails. Directly: {}. Over rails, where NICs of a node receive for each "
-      "other: {}. A buffer without low_latency.bytes needs no such path",
-      wire.why_rails_only.empty() ? "not tried, as DEEP_EP_RAIL_ONLY is 1" : wire.why_rails_only, over_rails);
-}
-
-/// Collective. Makes each NIC of the node receive for this rank, and tries it.
-void open_rails(Bootstrap& bootstrap, const Executor& executor, const SymmetricHeap& heap, int width,
-                AgreedWire& wire) {
+/// Collective. Makes each NIC of the node receive for this rank, and tries it. Empty, or why it does not.
+std::string open_rails(Bootstrap& bootstrap, const Executor& executor, const SymmetricHeap& heap, int width,
+                       AgreedWire& wire, const MakeEnds& make) {
   const int rank = bootstrap.rank();
   const auto failure = first_failure(bootstrap, [&] {
-    const auto ranks =
-        std::span(wire.ranks).subspan(static_cast<std::size_t>(rank / width * width), static_cast<std::size_t>(width));
-    wire.landing_nics = std::make_shared<const verbs::LandingNics>(
-        verbs::open_landing_nics(verbs::access_of(wire.nics.at(0), executor, wire.settings),
-                                 static_cast<std::size_t>(rank % width), ranks, heap));
+    const verbs::NicAccess access = verbs::access_of(wire.nics.at(0), executor, wire.settings);
+    auto nics = std::make_shared<verbs::LandingNics>(static_cast<std::size_t>(width));
+    for (int rail = 0; rail < width; ++rail) {
+      if (rail == rank % width) continue;
+      const WireFacts& owner = wire.ranks[static_cast<std::size_t>(rank / width * width + rail)];
+      nics->at(static_cast<std::size_t>(rail)) =
+          access.open(owner.nic.data(), owner.path, verbs::verbs_functions(), heap);
+    }
+    wire.landing_nics = std::move(nics);
   });
   if (failure) {
-    fail_without_path(wire, fmt::format("rank {} (rail {}, NIC {}): {}", failure->rank, failure->rank % width,
-                                        wire.ranks[static_cast<std::size_t>(failure->rank)].nic.data(), failure->why));
+    return fmt::format("rank {} (rail {}, NIC {}): {}", failure->rank, failure->rank % width,
+                       wire.ranks[static_cast<std::size_t>(failure->rank)].nic.data(), failure->why);
   }
-  const std::string unreached = why_unreached(bootstrap, width, [&](std::size_t count) {
-    return verbs::make_nic_paths(wire.ranks[static_cast<std::size_t>(rank)], count, *wire.landing_nics);
-  });
-  if (!unreached.empty()) fail_without_path(wire, unreached);
+  return why_unreached(bootstrap, width, /*by_landings=*/true, make);
+}
+
+/// Opens each NIC once. Refers to its arguments.
+MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const AgreedWire& wire) {
+  return [&, opened = std::map<int, verbs::NicAccess>()](NicHandler handler, const ConnectionOptions& options) mutable {
+    if (wire.kind == WireKind::local) return make_local_ends(executor, heap, options);
+    if (wire.kind == WireKind::simulated) {
+      return make_simulated_ends(executor, heap, options, wire.settings.wire.nic, handler);
+    }
+    if (!opened.contains(options.nic)) {
+      const NicAssignment& nic = wire.nics.at(static_cast<std::size_t>(options.nic));
+      opened[options.nic] = verbs::open_nic(nic, *executor, wire.settings, heap);
+    }
+    opened[options.nic].landing_nics = wire.landing_nics;
+    return verbs::make_nic_ends(handler, opened[options.nic], executor, options);
+  };
 }
 
 /// Collective. Clears the rail_width of sets whose peers are all reached at their own NICs.
 void keep_to_rails(Bootstrap& bootstrap, const Executor& executor, const SymmetricHeap& heap,
-                   std::span<ConnectionOptions> sets, AgreedWire& wire) {
+                   std::span<ConnectionOptions> sets, AgreedWire& wire, const MakeEnds& make) {
   const auto found = std::ranges::find_if(sets, [](const ConnectionOptions& set) { return set.rail_width > 1; });
   const int width = found == sets.end() ? 0 : found->rail_width;
   Choice rail_only = width == 0 ? Choice::no : wire.settings.rail_only;
+  std::string why;
   if (rail_only == Choice::automatic && wire.kind != WireKind::local) {
-    wire.why_rails_only = why_unreached(bootstrap, width, [&](std::size_t count) {
-      if (wire.kind == WireKind::simulated) return make_simulated_paths(bootstrap.rank(), wire.settings.wire.nic);
-      return verbs::make_nic_paths(wire.ranks[static_cast<std::size_t>(bootstrap.rank())], count);
-    });
-    if (!wire.why_rails_only.empty()) rail_only = Choice::yes;
+    why = why_unreached(bootstrap, width, /*by_landings=*/false, make);
+    if (!why.empty()) rail_only = Choice::yes;
   }
   if (rail_only != Choice::yes) {
     for (ConnectionOptions& set : sets) set.rail_width = 0;
     return;
   }
-  if (wire.kind == WireKind::verbs) open_rails(bootstrap, executor, heap, width, wire);
+  std::string why_not;
+  if (wire.kind == WireKind::verbs) why_not = open_rails(bootstrap, executor, heap, width, wire, make);
+  if (!why_not.empty()) {
+    fail<SystemError>(
+        "low-latency calls have no path between rails. Directly: {}. Over rails, where NICs of a node receive for each "
+        "other: {}. A buffer without low_latency.bytes needs no such path",
+        why.empty() ? "not tried, as DEEP_EP_RAIL_ONLY is 1" : why, why_not);
+  }
   if (bootstrap.rank() == 0) {
     log::info(
         "rdma: low-latency calls keep to {} rails (DEEP_EP_RAIL_ONLY={}), NICs of a node receive for each other{}{}",
-        width, name_of(wire.settings.rail_only), wire.why_rails_only.empty() ? "" : ", because ", wire.why_rails_only);
+        width, name_of(wire.settings.rail_only), why.empty() ? "" : ", because ", why);
   }
 }
 
@@ -351,7 +236,9 @@ std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap
                                                             std::span<const ConnectionOptions> sets, AgreedWire wire) {
   std::vector<ConnectionOptions> filled(sets.begin(), sets.end());
   for (ConnectionOptions& options : filled) options.rank = bootstrap.rank();
-  keep_to_rails(bootstrap, *executor, *heap, filled, wire);
+  executor->make_current();
+  const MakeEnds make_ends = ends_of(executor, *heap, wire);
+  keep_to_rails(bootstrap, *executor, *heap, filled, wire, make_ends);
   std::vector<std::unique_ptr<Connections>> made;
   std::vector<Connections*> all;
   for (ConnectionOptions& options : filled) {
@@ -360,35 +247,20 @@ std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap
     made.emplace_back(new Connections(executor, heap, options, wire));
     all.push_back(made.back().get());
   }
-  connect(bootstrap, all);
+  connect(bootstrap, all, make_ends);
   return made;
 }
 
 Connections::~Connections() = default;
 
-void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> sets) {
-  Connections& any = *sets.front();
-  any.executor_->make_current();
-  const AgreedWire& wire = any.wire_;
-  std::map<int, verbs::NicAccess> opened;  // by ConnectionOptions::nic
-  const auto make_ends = [&](NicHandler handler, const ConnectionOptions& options) {
-    if (wire.kind == WireKind::local) return make_local_ends(any.executor_, *any.heap_, options);
-    if (wire.kind == WireKind::simulated) {
-      return make_simulated_ends(any.executor_, *any.heap_, options, wire.settings.wire.nic, handler);
-    }
-    if (!opened.contains(options.nic)) {
-      const NicAssignment& nic = wire.nics.at(static_cast<std::size_t>(options.nic));
-      opened[options.nic] = verbs::open_nic(nic, *any.executor_, wire.settings, *any.heap_);
-      opened[options.nic].landing_nics = wire.landing_nics;
-    }
-    return verbs::make_nic_ends(handler, opened[options.nic], any.executor_, options);
-  };
+void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> sets, const MakeEnds& make) {
+  const Connections& any = *sets.front();
   std::vector<ConnectionOptions> parts;  // of each set, by NIC
   for (const Connections* one : sets) {
     for (int nic = 0; nic < one->options_.num_nics; ++nic) parts.emplace_back(one->options_).nic = nic;
   }
   std::vector<ConnectedEnds> connected =
-      make_connected_ends(bootstrap, parts, wire.handler, wire.kind == WireKind::verbs, make_ends);
+      make_connected_ends(bootstrap, parts, any.wire_.handler, any.wire_.kind == WireKind::verbs, make);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*any.executor_);
     auto part = connected.begin();
@@ -406,21 +278,19 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
       any.executor_->synchronize(stream.get());
     }
   });
-  for (Connections* const set : sets) {
-    set->connected_ = true;
-    log::info("rdma: rank {}: {}", bootstrap.rank(), set->describe());
-  }
+  for (const Connections* const set : sets) log::info("rdma: rank {}: {}", bootstrap.rank(), set->describe());
 }
 
 void Connections::reconnect(Bootstrap& bootstrap) {
-  connected_ = false;
   ends_.clear();
-  connect(bootstrap, std::array{this});
+  executor_->make_current();
+  connect(bootstrap, std::array{this}, ends_of(executor_, *heap_, wire_));
   bootstrap.barrier();  // where it has failed on a rank, it fails on all
 }
 
 void Connections::check() const {
-  if (!connected_) throw SystemError("the RDMA connections are gone: making new ones has failed");
+  if (ends_.empty() && !options_.peers.empty())
+    throw SystemError("the RDMA connections are gone: making new ones has failed");
   for (const auto& ends : ends_) {
     if (const std::optional<Failure> seen = ends->failure()) throw SystemError(rdma::describe(*seen));
   }
@@ -462,9 +332,9 @@ std::string Connections::describe() const {
   return fmt::format("{} {} x {} {}, {}{}", options_.peers.size(), options_.peers.size() == 1 ? "peer" : "peers",
                      options_.channels, options_.channels == 1 ? "channel" : "channels",
                      options_.rail_width != 0 ? "rails only, " : "",
-                     !connected_     ? "gone"
-                     : ends_.empty() ? "no NIC needed"
-                                     : fmt::format("{}", fmt::join(of_nics, " and ")));
+                     !ends_.empty()           ? fmt::format("{}", fmt::join(of_nics, " and "))
+                     : options_.peers.empty() ? "no NIC needed"
+                                              : "gone");
 }
 
 }  // namespace deep_ep::rdma

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,10 +11,9 @@
 
 #include "csrc/memory/process_identity.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/rdma/connecting.hpp"
 #include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
-#include "csrc/rdma/ends.hpp"
-#include "kernels/rdma/params.hpp"
 
 namespace deep_ep {
 class Bootstrap;
@@ -24,7 +22,7 @@ class Executor;
 
 namespace deep_ep::rdma {
 namespace verbs {
-struct LandingNics;
+struct HeapOnNic;
 }
 
 /// What one rank knows of its wire; all-gathered, so that every rank decides on the same facts.
@@ -54,10 +52,10 @@ struct AgreedWire {
   RdmaSettings settings;
   std::vector<NicAssignment> nics;  ///< of this rank, for WireKind::verbs
   std::vector<WireFacts> ranks;
-  double bytes_per_ns = 50;         ///< of the slowest rank's NICs; where that is not known, of 400 Gbit/s
-  int num_nics = 1;                 ///< of a rank, for its channels in turn: as many as each rank has
-  std::string why_rails_only = {};  ///< where DEEP_EP_RAIL_ONLY is auto and a rail does not reach the others
-  std::shared_ptr<const verbs::LandingNics> landing_nics = {};  ///< where verbs keep to rails
+  double bytes_per_ns = 50;  ///< of the slowest rank's NICs; where that is not known, of 400 Gbit/s
+  int num_nics = 1;          ///< of a rank, for its channels in turn: as many as each rank has
+  /// Where verbs keep to rails: verbs::LandingNics.
+  std::shared_ptr<const std::vector<verbs::HeapOnNic>> landing_nics = {};
 
   /// Collective. `needs_rdma`: this rank reaches others by RDMA. `processes`: of each rank. `settings`: by default
   /// those of the environment, where one rank's may be wrong while the others' are not. Throws on every rank:
@@ -70,21 +68,6 @@ struct AgreedWire {
     return kind == WireKind::verbs && ranks[static_cast<std::size_t>(rank)].keeps_to_path;
   }
 };
-
-/// Makes the ends of this rank for a set of queue pairs and a handler.
-using MakeEnds = std::function<std::unique_ptr<Ends>(NicHandler handler, const ConnectionOptions& options)>;
-
-struct ConnectedEnds {
-  std::unique_ptr<Ends> ends;         ///< null where the set reaches nobody
-  std::vector<RdmaPeerParams> peers;  ///< [channels][ranks], for kernels; queue.depth 0 where there is no end
-};
-
-/// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them. All ranks that
-/// leave the handler open get the same one: the first of `gpu`, `doorbell` and `cpu` that can be made and connected on
-/// each of them, with one warning that says why not an earlier one. Otherwise throws, on every rank. `may_fall_back`:
-/// the wire has several handlers; else there is one attempt, and no exchange is spent on how its steps went.
-std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
-                                               NicHandler wanted, bool may_fall_back, const MakeEnds& make);
 
 /// Made collectively by all ranks of the bootstrap, including those that reach nobody by RDMA. Peers are reached in the
 /// whole heap; work requests address it by offsets. Signals may lie anywhere in it: it is registered with strict
@@ -135,15 +118,16 @@ class Connections {
  private:
   Connections(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, ConnectionOptions options,
               AgreedWire wire);
-  static void connect(Bootstrap& bootstrap, std::span<Connections* const> sets);
+  static void connect(Bootstrap& bootstrap, std::span<Connections* const> sets, const MakeEnds& make);
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;
   ConnectionOptions options_;
   AgreedWire wire_;
   std::shared_ptr<RdmaPeerParams> device_peers_;
-  bool connected_ = false;                   ///< else new connections could not be made, and the old ones are gone
-  std::vector<std::unique_ptr<Ends>> ends_;  ///< of each NIC; none where nobody is reached; last: uses the rest
+  /// Of each NIC. None where there are no peers, or where new ones could not be made and the old ones are gone. Last:
+  /// uses the rest.
+  std::vector<std::unique_ptr<Ends>> ends_;
 };
 
 }  // namespace deep_ep::rdma

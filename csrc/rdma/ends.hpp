@@ -34,6 +34,8 @@ struct ConnectionOptions {
   /// Ranks of a node, where the fabric connects rails only; else 0. A peer with another index in its node than this
   /// rank is then reached over this rank's rail: a NIC of the peer's node receives for it, see Ends::landing().
   int rail_width = 0;
+  /// Only tries whether peers are reached: gives up after a second or two.
+  bool hasty = false;
   /// Of channels 2n and 2n + 1 each meets the peer's other one, so that each direction has queue pairs of its own.
   bool crossed = false;
 
@@ -82,6 +84,9 @@ class Ends {
   /// the number of the queue pair.
   virtual QueuePairAddress landing(std::size_t end) const { return address(end); }
   virtual void connect_landing(std::size_t /*end*/, const QueuePairAddress& /*peer*/) {}
+  /// In the place of start(): sends to the peer, for which connect() gave `params`, and waits until it has come.
+  /// SystemError: it has not. Wires that reach all that they connect send nothing.
+  virtual void reach(std::size_t /*end*/, const RdmaPeerParams& /*params*/) {}
   virtual void start() = 0;
 
   virtual NicHandler handler() const { return NicHandler::cpu; }

@@ -53,6 +53,15 @@ TEST_F(RxeCalls, LowLatencyOfTwoNodesOfTwoRanks) {
   EXPECT_GT(packets(), before + 100);
 }
 
+/// Of a rank of another rail the device beside it in its node receives.
+TEST_F(RxeCalls, LowLatencyOfTwoNodesOfTwoRanksThatKeepToRails) {
+  nodes_of(2);
+  const Setting rail_only("DEEP_EP_RAIL_ONLY", "1");
+  const std::int64_t before = packets();
+  expect_ranks_succeed(4, [](const auto& bootstrap) { run_low_latency_calls(bootstrap); });
+  EXPECT_GT(packets(), before + 100);
+}
+
 TEST_F(RxeCalls, LowLatencyOfTwoNodesOfTwoRanksByRails) {
   nodes_of(2);
   const Setting rails("DEEP_EP_LOW_LATENCY_RAILS", "always");

@@ -65,14 +65,14 @@ Syndrome LocalWire::execute(const Operation& operation) {
   return Syndrome::none;
 }
 
-std::size_t LocalWire::post(std::span<const Operation> operations) {
+std::size_t LocalWire::post(std::size_t ring, std::span<const Operation> operations) {
+  bool& failed = failed_[ring];
   for (const Operation& operation : operations) {
-    bool& failed = failed_[operation.queue_pair];
     if (failed) continue;
     const Syndrome syndrome = execute(operation);
     failed = syndrome != Syndrome::none;
     if (failed || operation.signalled) {
-      completions_.push_back({operation.queue_pair, operation.index, syndrome, 0});
+      completions_.push_back({ring, operation.index, syndrome, 0});
     }
   }
   return operations.size();

@@ -27,7 +27,7 @@ class LocalWire final : public Wire {
   /// write needs one, this rank's and the peers'; ranks agree on the keys.
   void add_memory(std::uint32_t key, void* base, std::size_t bytes);
 
-  std::size_t post(std::span<const Operation> operations) override;
+  std::size_t post(std::size_t ring, std::span<const Operation> operations) override;
   std::size_t poll(std::span<WireCompletion> completions) override;
 
  private:
@@ -47,7 +47,7 @@ class LocalWire final : public Wire {
   std::shared_ptr<std::uint64_t> bounce_;  ///< pinned: the value that was read, and the one to write
   bool copying_ = false;                   ///< on the stream
   std::unordered_map<std::uint32_t, Region> regions_;
-  std::unordered_map<std::uint32_t, bool> failed_;  ///< by queue pair
+  std::unordered_map<std::size_t, bool> failed_;  ///< by ring
   std::deque<WireCompletion> completions_;
 };
 

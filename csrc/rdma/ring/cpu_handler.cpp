@@ -1,5 +1,6 @@
 #include "csrc/rdma/ring/cpu_handler.hpp"
 
+#include <algorithm>
 #include <array>
 #include <exception>
 
@@ -17,11 +18,10 @@ struct CpuHandler::Ring {
   QueuePair pair;
   const RingMemory& memory;
   std::size_t place;                      ///< in it
-  std::uint64_t taken = rung();           ///< entries decoded
+  std::uint64_t taken = rung();           ///< entries that the wire has
   std::uint64_t completed = taken;        ///< entries that completion entries have reported
   bool failed = false;                    ///< the error entry is written; nothing more is done
   std::optional<Failure> bad_entry = {};  ///< the last one taken; it fails when those before it are complete
-  std::vector<Operation> waiting = {};    ///< decoded, not yet taken by the wire: a full queue holds up no other
 
   std::uint32_t depth() const { return memory.options().depth; }
   /// Entries before it may be read.
@@ -33,7 +33,7 @@ struct CpuHandler::Ring {
 
 namespace {
 
-constexpr std::size_t kMostOperationsWaiting = 256;  ///< beyond that, entries stay in the ring
+constexpr std::size_t kMostAtOnce = 64;  ///< entries of a ring
 
 /// The last word of a completion entry says that the entry is there.
 void publish(CompletionEntry& entry, std::uint64_t index, std::uint32_t opcode) {
@@ -46,7 +46,6 @@ CpuHandler::CpuHandler(Wire& wire, const RingMemory& rings, const std::vector<Qu
                        std::string device)
     : wire_(wire), device_(std::move(device)) {
   for (std::size_t i = 0; i < queue_pairs.size(); ++i) {
-    by_number_[queue_pairs[i].number] = i;
     rings_.push_back({.pair = queue_pairs[i], .memory = rings, .place = i});
   }
 }
@@ -67,10 +66,7 @@ std::optional<Failure> CpuHandler::failure() const {
 bool CpuHandler::step() {
   try {
     bool worked = false;
-    for (Ring& ring : rings_) {
-      worked |= take_entries(ring);
-      worked |= post(ring);
-    }
+    for (Ring& ring : rings_) worked |= take_entries(ring);
     worked |= complete();
     return worked;
   } catch (const std::exception& e) {
@@ -78,7 +74,6 @@ bool CpuHandler::step() {
     bool worked = false;
     for (Ring& ring : rings_) {
       worked |= !ring.failed;
-      ring.waiting.clear();
       fail_ring(ring, {.index = ring.completed, .detail = why});
     }
     return worked;  // a broken wire throws each time
@@ -86,7 +81,8 @@ bool CpuHandler::step() {
 }
 
 bool CpuHandler::take_entries(Ring& ring) {
-  const std::uint64_t end = ring.failed || ring.bad_entry ? ring.taken : ring.rung();
+  const bool ended = ring.failed || (ring.bad_entry && *ring.bad_entry->index < ring.taken);
+  const std::uint64_t end = ended ? ring.taken : ring.rung();
   if (end == ring.taken) return false;
   if (end - ring.completed > ring.depth()) {
     fail_ring(ring, {.index = ring.taken,
@@ -94,28 +90,21 @@ bool CpuHandler::take_entries(Ring& ring) {
                                            ring.completed + ring.depth())});
     return true;
   }
-  bool worked = false;
-  for (; ring.taken != end && ring.waiting.size() < kMostOperationsWaiting; ++ring.taken, worked = true) {
-    Operation operation = ring.decode(ring.taken);
-    if (operation.mistake != device::rdma::Mistake::none) {
-      ring.bad_entry = {
-          .index = ring.taken, .syndrome = Syndrome::local_queue_pair, .detail = describe_mistake(operation)};
-      // A write of nothing in its place completes behind the entries before it.
-      ring.waiting.push_back({.index = ring.taken++,
-                              .opcode = device::rdma::kOpcodeWrite,
-                              .queue_pair = ring.pair.number,
-                              .signalled = true});
-      return true;
-    }
-    ring.waiting.push_back(operation);
+  const std::size_t most = std::min(kMostAtOnce, wire_.depth() - (ring.taken - ring.completed));
+  if (most == 0) return false;
+  operations_.clear();
+  for (std::uint64_t index = ring.taken; index != end && operations_.size() < most; ++index) {
+    Operation& operation = operations_.emplace_back(ring.decode(index));
+    if (operation.mistake == device::rdma::Mistake::none) continue;
+    ring.bad_entry = {.index = index, .syndrome = Syndrome::local_queue_pair, .detail = describe_mistake(operation)};
+    // A write of nothing in its place completes behind the entries before it.
+    operation = {
+        .index = index, .opcode = device::rdma::kOpcodeWrite, .queue_pair = ring.pair.number, .signalled = true};
+    break;
   }
-  return worked;
-}
-
-bool CpuHandler::post(Ring& ring) {
-  if (ring.waiting.empty()) return false;
-  const std::size_t taken = wire_.post(ring.waiting);
-  ring.waiting.erase(ring.waiting.begin(), ring.waiting.begin() + static_cast<std::ptrdiff_t>(taken));
+  // Entries that a full queue does not take stay in the ring, and hold up no other.
+  const std::size_t taken = wire_.post(ring.place, operations_);
+  ring.taken += taken;
   return taken != 0;
 }
 
@@ -127,17 +116,22 @@ bool CpuHandler::complete() {
 }
 
 void CpuHandler::apply(const WireCompletion& completion) {
-  Ring& ring = rings_[by_number_.at(completion.queue_pair)];
+  if (completion.ring >= rings_.size()) {
+    fail<SystemError>("a completion is of ring {}, allowed: one of {}", completion.ring, rings_.size());
+  }
+  Ring& ring = rings_[completion.ring];
   if (ring.failed) return;  // the failure is known
+  const std::uint64_t index = ring.completed + static_cast<std::uint32_t>(completion.index - ring.completed);
+  if (index >= ring.taken) {
+    fail<SystemError>("it completed entry {} of queue pair {:#x}, which was not posted", index, ring.pair.number);
+  }
   if (completion.syndrome != Syndrome::none) {
-    fail_ring(
-        ring,
-        {.index = completion.index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
-  } else if (ring.bad_entry && completion.index == *ring.bad_entry->index) {
+    fail_ring(ring, {.index = index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
+  } else if (ring.bad_entry && index == *ring.bad_entry->index) {
     fail_ring(ring, *ring.bad_entry);
   } else {
-    ring.completed = completion.index + 1;
-    publish(*ring.memory.completion(ring.place), completion.index, device::rdma::kCompletionOk);
+    ring.completed = index + 1;
+    publish(*ring.memory.completion(ring.place), index, device::rdma::kCompletionOk);
   }
 }
 
@@ -148,7 +142,7 @@ void CpuHandler::fail_ring(Ring& ring, Failure failure) {
   failure.device = device_;
   failure.queue_pair = ring.pair.number;
   // An entry that the kernel has not rung may still be incomplete.
-  failure.opcode = *failure.index < ring.taken ? ring.decode(*failure.index).opcode : device::rdma::kOpcodeNop;
+  failure.opcode = *failure.index < ring.rung() ? ring.decode(*failure.index).opcode : device::rdma::kOpcodeNop;
   log::error("{}", describe(failure));
   {
     const std::lock_guard lock(mutex_);

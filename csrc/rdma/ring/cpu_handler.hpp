@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "csrc/rdma/ring/failure.hpp"
@@ -44,7 +43,6 @@ class CpuHandler {
   struct Ring;
 
   bool take_entries(Ring& ring);
-  bool post(Ring& ring);
   bool complete();
   void apply(const WireCompletion& completion);
   /// Writes the error entry. `failure` has index, syndrome (or only a detail, if it is not the wire's verdict) and
@@ -54,7 +52,7 @@ class CpuHandler {
   Wire& wire_;
   std::string device_;
   std::vector<Ring> rings_;
-  std::unordered_map<std::uint32_t, std::size_t> by_number_;
+  std::vector<Operation> operations_;  ///< that the wire is to take
   mutable std::mutex mutex_;
   std::optional<Failure> failure_;  ///< under the mutex
   std::jthread thread_;             ///< last: uses all of the above

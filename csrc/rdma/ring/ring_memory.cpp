@@ -1,13 +1,10 @@
 #include "csrc/rdma/ring/ring_memory.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 #include <vector>
 
 #include "csrc/memory/executor_memory.hpp"
-#include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep::rdma {
@@ -16,15 +13,6 @@ namespace {
 constexpr std::size_t kLine = 128;  // what one writes and what another writes are in lines of their own
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
-
-void check_ring(std::uint32_t depth, std::uint32_t batch) {
-  if (!std::has_single_bit(depth) || depth < 64 || depth > device::rdma::kMaxDepth) {
-    fail<InvalidArgument>("queue pair depth {}, allowed: a power of two from 64 to {}", depth, device::rdma::kMaxDepth);
-  }
-  if (batch < 1 || batch > depth / 2) {
-    fail<InvalidArgument>("doorbell batch {}, allowed: 1 to {} (half the depth)", batch, depth / 2);
-  }
-}
 
 }  // namespace
 
@@ -40,7 +28,6 @@ RingLayout RingLayout::of(std::uint32_t depth, std::size_t alignment) {
 
 RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options)
     : executor_(std::move(executor)), stream_(*executor_), options_(options) {
-  check_ring(options_.depth, options_.batch);
   layout_ = RingLayout::of(options_.depth, options_.alignment);
   const std::size_t bytes = options_.count * layout_.bytes + options_.alignment;
   allocation_ =

@@ -48,7 +48,6 @@ struct RingStatus {
 /// wherever the rings are.
 class RingMemory {
  public:
-  /// InvalidArgument for a depth or batch out of range.
   RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options);
   RingMemory(const RingMemory&) = delete;
   RingMemory& operator=(const RingMemory&) = delete;

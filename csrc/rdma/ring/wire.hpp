@@ -15,8 +15,8 @@ namespace deep_ep::rdma {
 using device::rdma::Operation;
 
 struct WireCompletion {
-  std::uint32_t queue_pair = 0;
-  std::uint64_t index = 0;             ///< of the operation
+  std::size_t ring = 0;
+  std::uint64_t index = 0;             ///< of the operation; its lowest 32 bits count
   Syndrome syndrome = Syndrome::none;  ///< none: success
   std::uint8_t vendor_syndrome = 0;    ///< the device's own code (ibv_wc::vendor_err), 0 where there is none
 };
@@ -25,7 +25,7 @@ struct WireCompletion {
 std::string describe_mistake(const Operation& operation);
 
 /// A wire belongs to one handler, whose thread alone calls `post` and `poll`; concrete wires have functions
-/// that make queue pairs known to them, before the handler starts.
+/// that make queue pairs known to them, before the handler starts: one for each ring of the handler, in its order.
 ///
 /// Operations are RDMA writes and 8-byte fetch-and-adds without a mistake. A write of no bytes does nothing, but
 /// completes in order. Success is reported of those that are `signalled`, failure of any.
@@ -35,17 +35,20 @@ std::string describe_mistake(const Operation& operation);
 /// a completion says that all earlier operations succeeded too. More successes may be reported than were asked for.
 /// Between queue pairs: no order.
 ///
-/// Errors. The first operation of a queue pair that fails is reported with its syndrome, signalled or not, and is the
-/// last that this queue pair reports. Operations after it, and all that is posted to it later, are dropped (some that
-/// were already on their way may be executed, depending on the hardware).
+/// Errors. The first operation of a queue pair that fails is reported with its syndrome, signalled or not. Operations
+/// after it are dropped (some that were already on their way may be executed, depending on the hardware), or reported
+/// as failed, too. Nothing more is posted to a queue pair whose failure was reported.
 class Wire {
  public:
   virtual ~Wire() = default;
 
-  /// Takes operations from the front, as many as there is room for, and returns how many; the caller offers the rest
-  /// again after polling. All are of one queue pair. Local memory must stay unchanged until the operation is complete.
-  /// An unknown queue pair, or a system error that is not a completion, is an exception.
-  virtual std::size_t post(std::span<const Operation> operations) = 0;
+  /// Operations of a ring that may be under way: taken, and not reported, nor before one that was. So of that many a
+  /// wire reports some, wanted or not.
+  virtual std::size_t depth() const { return SIZE_MAX; }
+  /// Takes operations from the front, of no more than may be under way, and returns how many; the caller offers the
+  /// rest again after polling. Local memory must stay unchanged until the operation is complete. A system error that is
+  /// not a completion is an exception.
+  virtual std::size_t post(std::size_t ring, std::span<const Operation> operations) = 0;
 
   /// Makes progress, and fills in up to completions.size() completions; returns how many. Never blocks.
   virtual std::size_t poll(std::span<WireCompletion> completions) = 0;

@@ -45,19 +45,13 @@ std::shared_ptr<void> map_page(void* page, int device) {
 
 }  // namespace
 
-bool gpu_keeps_order_of_writes(int device) {
-  int value = 0;
-  cuda::check(cudaDeviceGetAttribute(&value, cudaDevAttrGPUDirectRDMAWritesOrdering, device), device,
+GpuAccess gpu_access(int device) {
+  int order = 0;
+  cuda::check(cudaDeviceGetAttribute(&order, cudaDevAttrGPUDirectRDMAWritesOrdering, device), device,
               "cudaDeviceGetAttribute of the ordering of GPUDirect RDMA writes");
-  return value >= cudaGPUDirectRDMAWritesOrderingOwner;
-}
-
-DmaBufExporter gpu_dma_buf_exporter(int device) {
-  return [device](void* address, std::size_t bytes) { return export_dma_buf(device, address, bytes); };
-}
-
-PageMapper gpu_page_mapper(int device) {
-  return [device](void* page) { return map_page(page, device); };
+  return {order >= cudaGPUDirectRDMAWritesOrderingOwner,
+          [device](void* address, std::size_t bytes) { return export_dma_buf(device, address, bytes); },
+          std::make_shared<DoorbellPages>([device](void* page) { return map_page(page, device); })};
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -29,8 +29,7 @@ class Device {
   Device(std::string name, const PathOptions& path, const VerbsFunctions& functions);
 
   const std::string& name() const { return name_; }
-  std::string port_name() const { return name_ + ':' + std::to_string(path_.port); }  ///< "mlx5_2:1"
-  const PathOptions& path() const { return path_; }                                   ///< of all its queue pairs
+  const PathOptions& path() const { return path_; }  ///< of all its queue pairs
   const VerbsFunctions& functions() const { return functions_; }
   ibv_context* context() const { return context_.get(); }
   ibv_pd* protection_domain() const { return protection_domain_.get(); }

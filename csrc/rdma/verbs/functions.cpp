@@ -13,22 +13,6 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-template <class Find>
-void find_all(VerbsFunctions& f, Find&& find) {
-#define DEEP_EP_FIND(name) find(f.name, "ibv_" #name);
-  DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_FIND)
-#undef DEEP_EP_FIND
-}
-
-template <class Find>
-void find_all(Mlx5Functions& f, Find&& find) {
-#define DEEP_EP_FIND_DIRECT(name) find(f.name, "mlx5dv_" #name);
-#define DEEP_EP_FIND(name) find(f.name, "mlx5dv_devx_" #name);
-  DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_FIND_DIRECT, DEEP_EP_FIND)
-#undef DEEP_EP_FIND_DIRECT
-#undef DEEP_EP_FIND
-}
-
 template <class Functions>
 struct Loaded {
   Functions functions{};
@@ -52,7 +36,7 @@ Loaded<Functions> load(const char* name) {
   report.path = std::filesystem::weakly_canonical(map->l_name, error).string();
   if (error) report.path = map->l_name;
   std::vector<std::string> missing;
-  find_all(loaded.functions, [&]<class Function>(Function& function, const char* symbol) {
+  loaded.functions.each([&]<class Function>(Function& function, const char* symbol) {
     function = reinterpret_cast<Function>(::dlsym(library, symbol));
     if (function == nullptr) missing.emplace_back(symbol);
   });

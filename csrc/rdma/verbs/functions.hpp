@@ -8,33 +8,42 @@
 namespace deep_ep::rdma::verbs {
 
 // clang-format off
-// The functions of libibverbs, by their names without "ibv_": every rdma-core from 34 on has them.
-#define DEEP_EP_VERBS_FUNCTIONS(OF)                                                                      \
-  OF(get_device_list) OF(free_device_list) OF(get_device_name) OF(open_device) OF(close_device)          \
-  OF(query_device) OF(query_port) OF(query_gid) OF(alloc_pd) OF(dealloc_pd) OF(reg_mr_iova2)             \
-  OF(reg_dmabuf_mr) OF(dereg_mr) OF(create_cq) OF(destroy_cq) OF(create_qp) OF(modify_qp)                \
-  OF(destroy_qp) OF(create_ah) OF(destroy_ah) OF(get_async_event) OF(ack_async_event) OF(event_type_str) \
-  OF(port_state_str)
+// The functions of libibverbs: every rdma-core from 34 on has them.
+#define DEEP_EP_VERBS_FUNCTIONS(OF)                                                                          \
+  OF(ibv_, get_device_list) OF(ibv_, free_device_list) OF(ibv_, get_device_name) OF(ibv_, open_device)       \
+  OF(ibv_, close_device) OF(ibv_, query_device) OF(ibv_, query_port) OF(ibv_, query_gid) OF(ibv_, alloc_pd)  \
+  OF(ibv_, dealloc_pd) OF(ibv_, reg_mr_iova2) OF(ibv_, reg_dmabuf_mr) OF(ibv_, dereg_mr) OF(ibv_, create_cq) \
+  OF(ibv_, destroy_cq) OF(ibv_, create_qp) OF(ibv_, modify_qp) OF(ibv_, destroy_qp) OF(ibv_, create_ah)      \
+  OF(ibv_, destroy_ah) OF(ibv_, get_async_event) OF(ibv_, ack_async_event) OF(ibv_, event_type_str)          \
+  OF(ibv_, port_state_str)
 
-// Of libmlx5: DIRECT without "mlx5dv_", OF without "mlx5dv_devx_" (the newest is umem_reg_ex of rdma-core 35).
-#define DEEP_EP_MLX5_FUNCTIONS(DIRECT, OF)                                                             \
-  DIRECT(init_obj) OF(general_cmd) OF(obj_create) OF(obj_modify)                                       \
-  OF(obj_query) OF(obj_destroy) OF(qp_query) OF(umem_reg_ex) OF(umem_dereg) OF(alloc_uar) OF(free_uar) \
-  OF(query_eqn)
+// Of libmlx5 (the newest is umem_reg_ex of rdma-core 35).
+#define DEEP_EP_MLX5_FUNCTIONS(OF)                                                                        \
+  OF(mlx5dv_, init_obj) OF(mlx5dv_devx_, general_cmd) OF(mlx5dv_devx_, obj_create)                        \
+  OF(mlx5dv_devx_, obj_modify) OF(mlx5dv_devx_, obj_query) OF(mlx5dv_devx_, obj_destroy)                  \
+  OF(mlx5dv_devx_, qp_query) OF(mlx5dv_devx_, umem_reg_ex) OF(mlx5dv_devx_, umem_dereg)                   \
+  OF(mlx5dv_devx_, alloc_uar) OF(mlx5dv_devx_, free_uar) OF(mlx5dv_devx_, query_eqn)
 // clang-format on
 
-#define DEEP_EP_OF_VERBS(name) decltype(&::ibv_##name) name;
-#define DEEP_EP_OF_MLX5(name) decltype(&::mlx5dv_##name) name;
-#define DEEP_EP_OF_DEVX(name) decltype(&::mlx5dv_devx_##name) name;
+#define DEEP_EP_FUNCTION(prefix, name) decltype(&::prefix##name) name;
+#define DEEP_EP_VISIT(prefix, name) visit(name, #prefix #name);
 struct VerbsFunctions {
-  DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_OF_VERBS)
+  DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_FUNCTION)
+  /// Calls visit(function, its name in the library) for each.
+  template <class Visit>
+  void each(const Visit& visit) {
+    DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_VISIT)
+  }
 };
 struct Mlx5Functions {
-  DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_OF_MLX5, DEEP_EP_OF_DEVX)
+  DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_FUNCTION)
+  template <class Visit>
+  void each(const Visit& visit) {
+    DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_VISIT)
+  }
 };
-#undef DEEP_EP_OF_VERBS
-#undef DEEP_EP_OF_MLX5
-#undef DEEP_EP_OF_DEVX
+#undef DEEP_EP_FUNCTION
+#undef DEEP_EP_VISIT
 
 /// The tables of the libraries on this machine, loaded at the first call. SystemError: the machine lacks them, with
 /// what to install.

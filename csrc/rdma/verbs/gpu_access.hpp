@@ -12,20 +12,9 @@
 
 namespace deep_ep::rdma::verbs {
 
-/// Does a GPU see what NICs write to its memory in the order of writing (GPU_DIRECT_RDMA_WRITES_ORDERING)? SystemError
-/// if CUDA does not say. Builds without CUDA: no.
-bool gpu_keeps_order_of_writes(int device);
-
-/// Exports memory of the current GPU through CUDA's driver (11.7 or later). The exporter takes any piece of one
-/// allocation that begins and ends at host pages, and throws SystemError with the driver's answer. Empty in builds
-/// without CUDA.
-DmaBufExporter gpu_dma_buf_exporter(int device);
-
 /// How a page of registers comes into a GPU's address space: gives the address at which kernels reach it, as long as
 /// that is owned. Throws SystemError: what was refused, and what helps.
 using PageMapper = std::function<std::shared_ptr<void>(void* page)>;
-/// The CUDA runtime (cudaHostRegister for I/O memory) on one GPU. Refuses everything in builds without CUDA.
-PageMapper gpu_page_mapper(int device);
 
 /// Pages of an mlx5 device's doorbell registers (UAR), in a GPU's address space so that kernels can ring them. Several
 /// queue pairs have registers on one page, which may be mapped once only.
@@ -45,5 +34,17 @@ struct DoorbellPages {
   std::size_t page_bytes = host_page_bytes();  ///< of this machine: a page may have registers of many queue pairs
   std::map<std::byte*, std::weak_ptr<void>> mapped = {};  ///< from the host's address to that of kernels
 };
+
+struct GpuAccess {
+  /// Does the GPU see what NICs write to its memory in the order of writing (GPU_DIRECT_RDMA_WRITES_ORDERING)?
+  bool keeps_order_of_writes = true;
+  /// By CUDA's driver (11.7 or later), which takes any piece of one allocation that begins and ends at host pages.
+  DmaBufExporter export_dma_buf;
+  /// By the CUDA runtime (cudaHostRegister for I/O memory). For the handler `gpu`; the size of their pages is that of
+  /// all memory of queues.
+  std::shared_ptr<DoorbellPages> doorbells;
+};
+/// Of the current GPU. SystemError if CUDA does not say how it orders writes. Nothing in builds without CUDA.
+GpuAccess gpu_access(int device);
 
 }  // namespace deep_ep::rdma::verbs

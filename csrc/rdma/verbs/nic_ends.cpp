@@ -1,7 +1,7 @@
 #include "csrc/rdma/verbs/nic_ends.hpp"
 
+#include <map>
 #include <utility>
-#include <vector>
 
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
@@ -21,7 +21,7 @@ PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignmen
 
 HeapOnNic NicAccess::open(const std::string& name, const PathOptions& path, const VerbsFunctions& functions,
                           const SymmetricHeap& heap) const {
-  if (!keeps_order_of_writes) {
+  if (gpu && !gpu->keeps_order_of_writes) {
     fail<SystemError>(
         "NIC {} cannot serve this GPU: the GPU does not keep the order of what NICs write (attribute "
         "GPU_DIRECT_RDMA_WRITES_ORDERING is 0), so that a signal could be seen before its data",
@@ -29,7 +29,7 @@ HeapOnNic NicAccess::open(const std::string& name, const PathOptions& path, cons
   }
   const auto device = std::make_shared<Device>(name, path, functions);
   MemoryRange range{
-      .address = heap.local(), .bytes = heap.bytes(), .gpu = gpu_memory ? &exporter : nullptr, .first_address = 0};
+      .address = heap.local(), .bytes = heap.bytes(), .gpu = gpu ? &gpu->export_dma_buf : nullptr, .first_address = 0};
   const Registration signals(device, range);
   range.any_order = relaxed_ordering;
   return {device, signals, relaxed_ordering ? Registration(device, range) : signals};
@@ -38,20 +38,15 @@ HeapOnNic NicAccess::open(const std::string& name, const PathOptions& path, cons
 NicAccess access_of(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings) {
   NicAccess access;
   access.nic = assignment;
-  access.gpu_memory = executor.device().kind == deep_ep::Device::Kind::cuda;
-  if (access.gpu_memory) access.keeps_order_of_writes = gpu_keeps_order_of_writes(executor.device().index);
-  access.exporter = gpu_dma_buf_exporter(executor.device().index);
-  if (!settings.dma_buf) {
-    access.exporter = [](void*, std::size_t) -> UniqueFd {
-      throw SystemError("turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE");
-    };
+  if (executor.device().kind == deep_ep::Device::Kind::cuda) {
+    access.gpu = gpu_access(executor.device().index);
+    if (!settings.dma_buf) access.gpu->export_dma_buf = {};
   }
   access.relaxed_ordering = settings.relaxed_ordering == Choice::yes;
   if (settings.relaxed_ordering == Choice::automatic) {
     access.relaxed_ordering = assignment.nic.capability == Capability::mlx5 && is_virtual_machine({});
   }
   access.mlx5_functions = mlx5_functions;
-  access.doorbells = std::make_shared<DoorbellPages>(gpu_page_mapper(executor.device().index));
   return access;
 }
 
@@ -74,13 +69,13 @@ std::unique_ptr<Ends> make_nic_ends(NicHandler handler, const NicAccess& nic, co
 
 NicEnds::NicEnds(const NicAccess& nic, const ConnectionOptions& options)
     : nic_(nic), options_(options), landings_(options.ends()) {
-  std::vector<std::shared_ptr<ibv_cq>> completions(static_cast<std::size_t>(options.rail_width));  // of each rail's NIC
+  std::map<std::shared_ptr<Device>, std::shared_ptr<ibv_cq>> completions;
   for (std::size_t end = 0; end < options.ends(); ++end) {
     if (!options.lands(end)) continue;
-    const auto rail = static_cast<std::size_t>(options.rail_of(options.peer(end)));
-    const HeapOnNic& by = nic.landing_nics->of_rail.at(rail).value();
-    if (completions[rail] == nullptr) completions[rail] = make_completion_queue(by.device, 1);
-    landings_[end].emplace(by, completions[rail]);
+    const std::shared_ptr<Device>& device = landing_nic(end).device;
+    std::shared_ptr<ibv_cq>& queue = completions[device];
+    if (queue == nullptr) queue = make_completion_queue(device, 1);
+    landings_[end].emplace(device, queue, 1);
   }
 }
 

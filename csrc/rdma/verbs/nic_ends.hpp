@@ -36,23 +36,17 @@ struct HeapOnNic {
 };
 
 /// NICs of this node on other rails, by which these rails' ranks of other nodes write to this rank's heap. Of each
-/// rail; nothing for this rank's own.
-struct LandingNics {
-  std::vector<std::optional<HeapOnNic>> of_rail = {};
-};
+/// rail; without a device for this rank's own.
+using LandingNics = std::vector<HeapOnNic>;
 
 /// What ends on a NIC need: the NIC, and what lets it reach the rank's memory and be driven by its kernels.
 struct NicAccess {
   NicAssignment nic;
-  HeapOnNic heap;                     ///< after open()
-  bool gpu_memory = false;            ///< heap and rings are a GPU's
-  DmaBufExporter exporter;            ///< for GPU memory; one that refuses where the settings have turned that off
-  bool keeps_order_of_writes = true;  ///< the GPU does
-  bool relaxed_ordering = false;      ///< of payload
+  HeapOnNic heap;                 ///< after open()
+  std::optional<GpuAccess> gpu;   ///< whose are heap and rings; nothing: the CPU's
+  bool relaxed_ordering = false;  ///< of payload
   /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
-  /// For the handler `gpu`; their size is that of the pages of all memory of queues.
-  std::shared_ptr<DoorbellPages> doorbells;
   /// Where ends keep to rails.
   std::shared_ptr<const LandingNics> landing_nics;
 
@@ -61,23 +55,12 @@ struct NicAccess {
                  const SymmetricHeap& heap) const;
 };
 
-/// The receiving end by which others write to this rank's heap.
-struct Landing {
-  QueuePair queue_pair;
-  QueuePairAddress address;
-
-  Landing(const HeapOnNic& nic, std::shared_ptr<ibv_cq> completions)
-      : queue_pair(nic.device, std::move(completions), 1), address(nic.at(queue_pair.address())) {}
-};
-
 /// The base of the ends of all handlers: the NIC, the registered heap, the options.
 class NicEnds : public Ends {
  public:
   NicEnds(const NicAccess& nic, const ConnectionOptions& options);
-  QueuePairAddress landing(std::size_t end) const override { return landings_.at(end)->address; }
-  void connect_landing(std::size_t end, const QueuePairAddress& peer) override {
-    landings_.at(end)->queue_pair.connect(peer);
-  }
+  QueuePairAddress landing(std::size_t end) const override { return landing_nic(end).at(landings_.at(end)->address()); }
+  void connect_landing(std::size_t end, const QueuePairAddress& peer) override { landings_.at(end)->connect(peer); }
   bool idle() const override { return rings_->idle(); }
 
  protected:
@@ -85,12 +68,15 @@ class NicEnds : public Ends {
   void make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape);
   /// What kernels need to reach `peer` by the queue pair of this end.
   RdmaPeerParams params_of(std::size_t end, RdmaQueuePair queue, const QueuePairAddress& peer) const;
+  const HeapOnNic& landing_nic(std::size_t end) const {
+    return nic_.landing_nics->at(static_cast<std::size_t>(options_.rail_of(options_.peer(end))));
+  }
 
   NicAccess nic_;
   ConnectionOptions options_;
   std::optional<RingMemory> rings_;
-  std::optional<Registration> sinks_;  ///< the words of pinned memory where old values of additions go
-  std::vector<std::optional<Landing>> landings_;
+  std::optional<Registration> sinks_;               ///< the words of pinned memory where old values of additions go
+  std::vector<std::optional<QueuePair>> landings_;  ///< by which others write to this rank's heap
 };
 
 /// The path of the settings, from the port that was assigned. Without a variable, the traffic class is what the

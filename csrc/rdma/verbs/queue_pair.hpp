@@ -26,8 +26,9 @@ class QueuePair {
   const QueuePairAddress& address() const { return address_; }
 
   /// Both ends connect, in any order; a message that comes before the other end is connected is sent again.
-  /// RankMismatch when the two ends cannot talk: other link layer, IPv4 GID against IPv6 GID.
-  void connect(const QueuePairAddress& peer);
+  /// RankMismatch when the two ends cannot talk: other link layer, IPv4 GID against IPv6 GID. `hasty`: gives up what is
+  /// not answered after a second or two.
+  void connect(const QueuePairAddress& peer, bool hasty = false) const;
 
   ibv_qp* get() const { return pair_.get(); }
 

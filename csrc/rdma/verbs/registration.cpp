@@ -51,7 +51,7 @@ const char* register_memory(const Device& device, const MemoryRange& range, cons
   }
   std::string no_dma_buf;
   try {
-    if (!*range.gpu) throw SystemError("the GPU's driver offers no export");
+    if (!*range.gpu) throw SystemError("turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE");
     // The kernel keeps the dma-buf alive; the descriptor may go at the end of this block.
     const UniqueFd descriptor = (*range.gpu)(range.address, range.bytes);
     no_dma_buf = refusal(descriptor.get());

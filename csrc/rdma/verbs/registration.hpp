@@ -15,7 +15,7 @@ struct ibv_mr;
 namespace deep_ep::rdma::verbs {
 
 /// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
-/// Empty: nothing can.
+/// Empty: the settings have turned that off.
 using DmaBufExporter = std::function<UniqueFd(void* address, std::size_t bytes)>;
 
 struct MemoryRange {

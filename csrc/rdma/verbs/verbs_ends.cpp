@@ -1,11 +1,15 @@
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "csrc/rdma/ring/cpu_handler.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/verbs/verbs_wire.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
@@ -44,8 +48,31 @@ class VerbsEnds final : public NicEnds {
   QueuePairAddress address(std::size_t end) const override { return nic_.heap.at(wire_.queue_pair(end).address()); }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
-    wire_.queue_pair(end).connect(peer);
+    wire_.queue_pair(end).connect(peer, options_.hasty);
     return params_of(end, rings_->queue_pair(end, wire_.queue_pair(end).number(), options_.peer(end)), peer);
+  }
+
+  /// 0 is added to the first word of the peer's heap.
+  void reach(std::size_t end, const RdmaPeerParams& params) override {
+    const Operation operation{.opcode = device::rdma::kOpcodeFetchAdd,
+                              .queue_pair = params.queue.number,
+                              .signalled = true,
+                              .length = sizeof(std::uint64_t),
+                              .local = params.queue.sink,
+                              .remote = {0, params.signal_key}};
+    wire_.post(end, {&operation, 1});
+    const Deadline deadline(5);
+    std::array<WireCompletion, 1> answer;
+    while (wire_.poll(answer) == 0) {
+      if (deadline.expired()) {
+        fail<SystemError>("RDMA device {}: a message that tries a path is not complete within {} s", nic_.nic.name(),
+                          deadline.seconds());
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    if (answer[0].syndrome == Syndrome::none) return;
+    fail<SystemError>("RDMA device {}: a message that tries a path has failed: {}", nic_.nic.name(),
+                      text(answer[0].syndrome));
   }
 
   void start() override { handler_->start(nic_.nic.nic.cpus, /*for_device=*/true); }

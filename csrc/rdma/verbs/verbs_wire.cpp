@@ -44,69 +44,53 @@ VerbsWire::VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uin
       depth_(depth),
       // An overrun completion queue loses completions, so every request under way has its place in it.
       completion_queue_(make_completion_queue(device_, static_cast<std::uint32_t>(count) * depth)) {
-  for (std::size_t place = 0; place < count; ++place) {
-    queues_.push_back({.pair = {device_, completion_queue_, depth}});
-    by_number_[queues_.back().pair.number()] = place;
-  }
+  while (queues_.size() < count) queues_.push_back({.pair = {device_, completion_queue_, depth}});
 }
 
-std::size_t VerbsWire::post(std::span<const Operation> operations) {
-  const std::uint64_t place = by_number_.at(operations.front().queue_pair);
-  SendQueue& queue = queues_[place];
-  if (queue.failed) return operations.size();
-  if (queue.oldest == queue.end) queue.oldest = queue.end = operations.front().index;
-
-  constexpr std::size_t kBatch = 32;  // work requests that are handed over by one call
+std::size_t VerbsWire::post(std::size_t ring, std::span<const Operation> operations) {
+  SendQueue& queue = queues_[ring];
+  constexpr std::size_t kBatch = 64;  // work requests that are handed over by one call
   std::array<ibv_send_wr, kBatch> requests;
   std::array<ibv_sge, kBatch> pieces;
-  std::size_t taken = 0;
-  while (taken < operations.size()) {
-    const auto room = static_cast<std::size_t>(depth_ - (queue.end - queue.oldest));
-    const std::size_t count = std::min({operations.size() - taken, room, kBatch});
-    if (count == 0) break;
-    for (std::size_t i = 0; i < count; ++i) {
-      const Operation& operation = operations[taken + i];
-      ibv_send_wr& request = requests[i];
-      request = {};
-      request.wr_id = place << 32 | static_cast<std::uint32_t>(operation.index);
-      request.next = i + 1 < count ? &requests[i + 1] : nullptr;
-      // Verbs drop empty pieces, some providers refuse them.
-      request.sg_list = operation.length > 0 ? &pieces[i] : nullptr;
-      request.num_sge = operation.length > 0 ? 1 : 0;
-      pieces[i] = {operation.local.address, operation.length, operation.local.key};
-      if (operation.opcode == device::rdma::kOpcodeFetchAdd) {
-        request.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-        request.wr.atomic = {.remote_addr = operation.remote.address,
-                             .compare_add = operation.add,
-                             .swap = 0,
-                             .rkey = operation.remote.key};
-      } else {
-        request.opcode = IBV_WR_RDMA_WRITE;
-        request.wr.rdma = {.remote_addr = operation.remote.address, .rkey = operation.remote.key};
-      }
-      if (operation.signalled || ++queue.since_reported >= std::max(depth_ / 4, 1U)) {
-        request.send_flags |= IBV_SEND_SIGNALED;
-        queue.since_reported = 0;
-      }
+  const std::size_t count = std::min(operations.size(), kBatch);
+  for (std::size_t i = 0; i < count; ++i) {
+    const Operation& operation = operations[i];
+    ibv_send_wr& request = requests[i];
+    request = {};
+    request.wr_id = std::uint64_t{ring} << 32 | static_cast<std::uint32_t>(operation.index);
+    request.next = i + 1 < count ? &requests[i + 1] : nullptr;
+    // Verbs drop empty pieces, some providers refuse them.
+    request.sg_list = operation.length > 0 ? &pieces[i] : nullptr;
+    request.num_sge = operation.length > 0 ? 1 : 0;
+    pieces[i] = {operation.local.address, operation.length, operation.local.key};
+    if (operation.opcode == device::rdma::kOpcodeFetchAdd) {
+      request.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+      request.wr.atomic = {.remote_addr = operation.remote.address,
+                           .compare_add = operation.add,
+                           .swap = 0,
+                           .rkey = operation.remote.key};
+    } else {
+      request.opcode = IBV_WR_RDMA_WRITE;
+      request.wr.rdma = {.remote_addr = operation.remote.address, .rkey = operation.remote.key};
     }
-
-    ibv_send_wr* refused = nullptr;
-    const int error = ibv_post_send(queue.pair.get(), requests.data(), &refused);
-    const auto accepted = error == 0           ? count
-                          : refused != nullptr ? static_cast<std::size_t>(refused - requests.data())
-                                               : 0;
-    queue.end += accepted;
-    taken += accepted;
-    if (error == 0) continue;
-    if (error != ENOMEM) {
-      fail<SystemError>("RDMA device {}: ibv_post_send to queue pair {:#x}: {}", device_->name(), queue.pair.number(),
-                        errno_text(error));
+    if (operation.signalled || ++queue.since_reported >= std::max(depth_ / 4, 1U)) {
+      request.send_flags |= IBV_SEND_SIGNALED;
+      queue.since_reported = 0;
     }
-    // Full, although there should be room: the next request must ask for a completion, or nothing frees room.
-    queue.since_reported = depth_;
-    break;
   }
-  return taken;
+
+  ibv_send_wr* refused = nullptr;
+  const int error = ibv_post_send(queue.pair.get(), requests.data(), &refused);
+  const auto accepted = error == 0           ? count
+                        : refused != nullptr ? static_cast<std::size_t>(refused - requests.data())
+                                             : 0;
+  if (error != 0 && error != ENOMEM) {
+    fail<SystemError>("RDMA device {}: ibv_post_send to queue pair {:#x}: {}", device_->name(), queue.pair.number(),
+                      errno_text(error));
+  }
+  // Full, although there should be room: the next request must ask for a completion, or nothing frees room.
+  if (error != 0) queue.since_reported = depth_;
+  return accepted;
 }
 
 std::size_t VerbsWire::poll(std::span<WireCompletion> completions) {
@@ -117,28 +101,14 @@ std::size_t VerbsWire::poll(std::span<WireCompletion> completions) {
   if (count == 0 && device_->has_failed()) {
     fail<SystemError>("RDMA device {} reported a fatal error: nothing on it completes any more", device_->name());
   }
-  std::size_t told = 0;
-  for (const ibv_wc& completion : std::span(polled).first(static_cast<std::size_t>(count))) {
-    const std::uint64_t place = completion.wr_id >> 32;
-    if (place >= queues_.size()) {
-      fail<SystemError>("RDMA device {}: a completion has the id {:#x}, which nothing was posted with", device_->name(),
-                        completion.wr_id);
-    }
-    SendQueue& queue = queues_[place];
-    if (queue.failed) continue;  // no other failure of a queue pair is told after the first one
-    const auto behind = static_cast<std::uint32_t>(completion.wr_id) - static_cast<std::uint32_t>(queue.oldest);
-    if (behind >= queue.end - queue.oldest) {
-      fail<SystemError>("RDMA device {}: queue pair {:#x} completed a request that was not posted", device_->name(),
-                        queue.pair.number());
-    }
-    // Everything before it succeeded: requests of one queue pair complete in order.
-    queue.oldest += behind + 1;
+  for (int i = 0; i < count; ++i) {
+    const ibv_wc& completion = polled[static_cast<std::size_t>(i)];
     const Syndrome syndrome = syndrome_of(completion.status);
-    queue.failed = syndrome != Syndrome::none;
-    completions[told++] = {queue.pair.number(), queue.oldest - 1, syndrome,
-                           queue.failed ? static_cast<std::uint8_t>(completion.vendor_err) : std::uint8_t{0}};
+    completions[static_cast<std::size_t>(i)] = {
+        completion.wr_id >> 32, static_cast<std::uint32_t>(completion.wr_id), syndrome,
+        syndrome == Syndrome::none ? std::uint8_t{0} : static_cast<std::uint8_t>(completion.vendor_err)};
   }
-  return told;
+  return static_cast<std::size_t>(count);
 }
 
 }  // namespace deep_ep::rdma::verbs

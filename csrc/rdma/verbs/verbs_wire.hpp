@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <unordered_map>
 #include <vector>
 
 #include "csrc/rdma/ring/wire.hpp"
@@ -12,7 +11,7 @@
 namespace deep_ep::rdma::verbs {
 
 /// A wire of its own for each device. Exchange the addresses of its queue pairs, connect them; then give the wire to
-/// its handler. Queue pairs are known by the numbers that the device gave them, keys are those of registrations.
+/// its handler. Keys are those of registrations.
 ///
 /// The device reports only requests that ask for it, and frees their room only then: so besides those that the caller
 /// wants reported, some ask in every quarter of the queue.
@@ -21,29 +20,24 @@ class VerbsWire final : public Wire {
   /// With `count` queue pairs, each for `depth` requests under way.
   VerbsWire(std::shared_ptr<Device> device, std::size_t count, std::uint32_t depth);
 
-  QueuePair& queue_pair(std::size_t i) { return queues_[i].pair; }
   const QueuePair& queue_pair(std::size_t i) const { return queues_[i].pair; }
 
+  std::size_t depth() const override { return depth_; }
   /// SystemError for failures without a completion: a device that failed, a request that the provider refuses.
-  std::size_t post(std::span<const Operation> operations) override;
+  std::size_t post(std::size_t ring, std::span<const Operation> operations) override;
   std::size_t poll(std::span<WireCompletion> completions) override;
 
  private:
   struct SendQueue {
     QueuePair pair;
-    std::uint64_t oldest = 0;          ///< operations from this id on are under way
-    std::uint64_t end = 0;             ///< and before this one
     std::uint32_t since_reported = 0;  ///< operations handed over since the last one that asked for a completion
-    bool failed = false;
   };
 
   std::shared_ptr<Device> device_;
   std::uint32_t depth_;  ///< of each send queue
   std::shared_ptr<ibv_cq> completion_queue_;
-  /// By the upper half of a work request's id, whose lower half is that of the operation's index: numbers of queue
-  /// pairs are used again, places here are not.
+  /// Of each ring, which is the upper half of a work request's id; the lower half is that of the operation's index.
   std::vector<SendQueue> queues_;
-  std::unordered_map<std::uint32_t, std::size_t> by_number_;
 };
 
 }  // namespace deep_ep::rdma::verbs

@@ -37,7 +37,7 @@ class LocalWireTest : public testing::TestWithParam<Through> {
     return operation;
   }
   std::vector<WireCompletion> post(const std::vector<Operation>& operations) {
-    EXPECT_EQ(wire_.post(operations), operations.size());
+    for (const Operation& operation : operations) EXPECT_EQ(wire_.post(operation.queue_pair, {&operation, 1}), 1u);
     std::vector<WireCompletion> completions(16);
     completions.resize(wire_.poll(completions));
     return completions;

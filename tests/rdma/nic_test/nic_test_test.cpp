@@ -42,8 +42,8 @@ class FaultyWire final : public rdma::Wire {
  public:
   FaultyWire(std::unique_ptr<rdma::Wire> wire, Mistake mistake) : wire_(std::move(wire)), mistake_(mistake) {}
 
-  std::size_t post(std::span<const rdma::Operation> operations) override {
-    for (const rdma::Operation& operation : operations) post(operation);
+  std::size_t post(std::size_t ring, std::span<const rdma::Operation> operations) override {
+    for (const rdma::Operation& operation : operations) post(ring, operation);
     return operations.size();
   }
 
@@ -66,7 +66,7 @@ class FaultyWire final : public rdma::Wire {
   }
 
  private:
-  void post(rdma::Operation operation) {
+  void post(std::size_t ring, rdma::Operation operation) {
     const bool writes = operation.opcode == device::rdma::kOpcodeWrite;
     const bool adds =
         operation.opcode == device::rdma::kOpcodeFetchAdd && operation.remote.address == nic_test::kCounters;
@@ -74,7 +74,7 @@ class FaultyWire final : public rdma::Wire {
     if (!sender) write_late();                          // it has looked, and answers
     if (mistake_ == Mistake::flag_before_data && writes) {
       if (late_.empty()) since_ = std::chrono::steady_clock::now();
-      late_.push_back(operation);
+      late_.emplace_back(ring, operation);
       return;
     }
     if (sender &&
@@ -86,21 +86,21 @@ class FaultyWire final : public rdma::Wire {
     }
     if (mistake_ == Mistake::takes_any_key && operation.length != 0)
       operation.remote.key = operation.remote.key & ~0x80u;
-    wire_->post({&operation, 1});
+    wire_->post(ring, {&operation, 1});
   }
 
   static bool in_order(const rdma::WireCompletion& a, const rdma::WireCompletion& b) {
-    return std::tie(a.queue_pair, a.index) < std::tie(b.queue_pair, b.index);
+    return std::tie(a.ring, a.index) < std::tie(b.ring, b.index);
   }
 
   void write_late() {
-    for (const rdma::Operation& operation : std::exchange(late_, {})) wire_->post({&operation, 1});
+    for (const auto& [ring, operation] : std::exchange(late_, {})) wire_->post(ring, {&operation, 1});
   }
 
   std::unique_ptr<rdma::Wire> wire_;
   Mistake mistake_;
   int seen_ = 0;
-  std::vector<rdma::Operation> late_;
+  std::vector<std::pair<std::size_t, rdma::Operation>> late_;
   std::chrono::steady_clock::time_point since_;
 };
 

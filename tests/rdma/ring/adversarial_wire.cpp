@@ -1,8 +1,11 @@
 #include "tests/rdma/ring/adversarial_wire.hpp"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "deep_ep/error.hpp"
 
@@ -35,13 +38,14 @@ Syndrome AdversarialWire::validate(Pair& pair, const Operation& operation, std::
   return find(operation.remote, operation.length) == nullptr ? Syndrome::remote_access : Syndrome::none;
 }
 
-std::size_t AdversarialWire::post(std::span<const Operation> operations) {
+std::size_t AdversarialWire::post(std::size_t ring, std::span<const Operation> operations) {
   if (operations.front().queue_pair == full) return 0;
   const std::size_t taken = std::min<std::size_t>(operations.size(), below(operations.size() + 4));
   for (const Operation& operation : operations.first(taken)) {
     const auto found = pairs_.find(operation.queue_pair);
     if (found == pairs_.end()) throw std::invalid_argument("unknown queue pair");
     Pair& pair = found->second;
+    pair.ring = ring;
     Pending pending{.operation = operation};
     pending.syndrome = validate(pair, operation, pending.vendor);
     pair.failed |= pending.syndrome != Syndrome::none;
@@ -50,6 +54,7 @@ std::size_t AdversarialWire::post(std::span<const Operation> operations) {
     }
     pair.pending.push_back(std::move(pending));
   }
+  EXPECT_LE(pairs_[operations.front().queue_pair].pending.size(), most);
   return taken;
 }
 
@@ -98,7 +103,7 @@ void AdversarialWire::retire(Pair& pair) {
     const Pending& front = pair.pending.front();
     if (front.syndrome == Syndrome::none && !front.executed) return;
     if (front.syndrome != Syndrome::none || front.operation.signalled) {
-      pair.ready.push_back({front.operation.queue_pair, front.operation.index, front.syndrome, front.vendor});
+      pair.ready.push_back({pair.ring, front.operation.index, front.syndrome, front.vendor});
     }
     pair.pending.pop_front();
     if (below(6) == 0) return;
@@ -119,6 +124,7 @@ std::size_t AdversarialWire::poll(std::span<rdma::WireCompletion> completions) {
   if (broken) throw SystemError("the device is gone");
   advance();
   std::size_t count = 0;
+  for (const rdma::WireCompletion& completion : std::exchange(made_up, {})) completions[count++] = completion;
   for (auto& [number, pair] : pairs_) {
     if (pair.silent || below(3) != 0) continue;
     while (count < completions.size() && !pair.ready.empty()) {

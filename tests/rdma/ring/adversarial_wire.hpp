@@ -23,18 +23,21 @@ class AdversarialWire final : public rdma::Wire {
 
   /// Operation `id` of this queue pair will fail, whatever it is.
   void fail_at(std::uint32_t queue_pair, std::uint64_t id, rdma::Syndrome syndrome, std::uint8_t vendor = 0) {
-    pairs_[queue_pair].planted = {{queue_pair, id, syndrome, vendor}};
+    pairs_[queue_pair].planted = {{0, id, syndrome, vendor}};
   }
   /// From now on this queue pair executes and tells nothing; or, with `silent` false, goes on.
   void silence(std::uint32_t queue_pair, bool silent = true) { pairs_[queue_pair].silent = silent; }
   /// Called when an addition has happened, with its queue pair and the sum.
   std::function<void(std::uint32_t queue_pair, std::uint64_t sum)> on_add;
-  std::uint32_t full = 0;  ///< nothing is taken for this queue pair
-  bool broken = false;     ///< as an exception
+  std::uint32_t full = 0;                     ///< nothing is taken for this queue pair
+  bool broken = false;                        ///< as an exception
+  std::size_t most = SIZE_MAX;                ///< operations of a ring under way
+  std::vector<rdma::WireCompletion> made_up;  ///< that nothing was posted for
 
   std::uint64_t executed(std::uint32_t queue_pair) { return pairs_[queue_pair].executed; }
 
-  std::size_t post(std::span<const rdma::Operation> operations) override;
+  std::size_t depth() const override { return most; }
+  std::size_t post(std::size_t ring, std::span<const rdma::Operation> operations) override;
   std::size_t poll(std::span<rdma::WireCompletion> completions) override;
 
   /// Does one thing for one queue pair.
@@ -56,6 +59,7 @@ class AdversarialWire final : public rdma::Wire {
     std::uint8_t vendor = 0;
   };
   struct Pair {
+    std::size_t ring = 0;
     std::deque<Pending> pending;
     std::deque<rdma::WireCompletion> ready;
     std::vector<rdma::WireCompletion> planted;

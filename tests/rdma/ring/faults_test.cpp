@@ -296,6 +296,26 @@ TEST(RdmaHandler, AFullQueueHoldsUpNoOther) {
   EXPECT_TRUE(world.rings().idle());
 }
 
+TEST(RdmaHandler, NoMoreIsUnderWayThanTheWiresQueueHolds) {
+  QueueWorld world({.behind = Behind::cpu_handler});
+  world.wire().most = 4;
+  world.run([&](auto& peers) {
+    for (int i = 0; i < 40; ++i) {
+      EXPECT_TRUE(peers[0]->signal_add(kSignal, 1));
+      peers[0]->flush();
+    }
+    EXPECT_TRUE(peers[0]->quiet());
+  });
+}
+
+TEST(RdmaHandler, ACompletionOfNothingIsAFailure) {
+  QueueWorld world({.behind = Behind::cpu_handler});
+  world.wire().made_up = {{.ring = 0, .index = 5}};
+  EXPECT_TRUE(world.handler().step());
+  EXPECT_TRUE(contains(describe(world.handler().failure().value()),
+                       "the wire threw: it completed entry 5 of queue pair 0x100, which was not posted"));
+}
+
 TEST(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
   QueueWorld world({.behind = Behind::cpu_handler, .queue_pairs = 2});
   world.wire().broken = true;
@@ -308,18 +328,6 @@ TEST(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
   ASSERT_TRUE(world.handler().failure().has_value());
   EXPECT_TRUE(contains(describe(*world.handler().failure()),
                        "over adversarial wire failed (queue pair 0x100, entry 0): the wire threw: the device is gone"));
-}
-
-TEST(RingMemoryTest, RefusesWhatNoRingCanBe) {
-  const auto refusal = [](const rdma::RingOptions& options) {
-    return message_of<InvalidArgument>([&] { rdma::RingMemory(make_host_executor(), options); });
-  };
-  for (const std::uint32_t depth : {32u, 100u, 65536u}) {
-    EXPECT_EQ(refusal({.depth = depth}),
-              "queue pair depth " + std::to_string(depth) + ", allowed: a power of two from 64 to 32768");
-  }
-  EXPECT_EQ(refusal({.batch = 0}), "doorbell batch 0, allowed: 1 to 512 (half the depth)");
-  EXPECT_EQ(refusal({.depth = 64, .batch = 33}), "doorbell batch 33, allowed: 1 to 32 (half the depth)");
 }
 
 }  // namespace

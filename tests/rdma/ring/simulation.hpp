@@ -42,7 +42,6 @@ class Simulation final : public host_machine::Machine {
   void bulk_wait_read(int) override { refuse(); }
   void bulk_wait(int) override { refuse(); }
   void bulk_fence_global() override { refuse(); }
-  void publish(const void*, std::uint32_t) override { refuse(); }
   void refuse_shared(const void*) override { refuse(); }
 
  private:

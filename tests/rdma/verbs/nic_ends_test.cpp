@@ -63,7 +63,7 @@ constexpr unsigned kStrict = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | 
 
 TEST_F(NicEndsTest, HandlerCpu) {
   handler_ = NicHandler::cpu;
-  nic_.gpu_memory = false;
+  nic_.gpu.reset();
   make();
   EXPECT_EQ(ends_->describe(), "handler cpu, wire verbs, NIC fake_0:1, heap registered as host memory");
   // The heap from address 0, strictly ordered; then the sinks at their own address.
@@ -223,7 +223,7 @@ TEST_F(NicEndsTest, HandlerDoorbell) {
 }
 
 TEST_F(NicEndsTest, AGpuThatReordersWhatNicsWriteIsRefused) {
-  nic_.keeps_order_of_writes = false;
+  nic_.gpu->keeps_order_of_writes = false;
   EXPECT_TRUE(contains(refusal(), "NIC fake_0:1 cannot serve this GPU"));
 }
 
@@ -294,14 +294,12 @@ TEST_F(NicEndsTest, WhyAHandlerIsImpossible) {
       "DEEP_EP_NIC_HANDLER=gpu is impossible here: NIC fake_0:1 is not one of NVIDIA's ConnectX or BlueField: its "
       "rings have another format");
   nic_.nic.nic.capability = Capability::mlx5;
-  nic_.gpu_memory = false;
+  nic_.gpu.reset();
   EXPECT_EQ(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: this rank's kernels run on the CPU");
 }
 
 TEST_F(NicEndsTest, DmaBufCanBeTurnedOff) {
-  RdmaSettings settings;
-  settings.dma_buf = false;
-  nic_.exporter = access_of(nic_.nic, *executor_, settings).exporter;
+  nic_.gpu->export_dma_buf = {};
   make();
   EXPECT_EQ(ends_->describe(), "handler gpu, rings in peer memory, NIC fake_0:1, heap registered as peer memory");
   EXPECT_EQ(registered(0).address, heap_->local());
@@ -327,20 +325,14 @@ TEST_F(NicEndsTest, TheDevicesQueuesMayBeSmallerThanTheRings) {
 TEST_F(NicEndsTest, PagesOfRegistersAreMappedOnceWhateverTheirSize) {
   // Devices put their registers on pages of 4 KiB, sixteen of which then lie on one page of some machines; and
   // rdma-core before 45 has one register for all queue pairs of an opened device.
-  nic_.doorbells->page_bytes = test::kMachinePage;
+  nic_.gpu->doorbells->page_bytes = test::kMachinePage;
   std::vector<std::shared_ptr<std::uint64_t>> owned;
   for (const std::size_t place : {0x0800u, 0x1800u, 0xf900u, 0x0800u}) {
-    owned.push_back(nic_.doorbells->map(test::registers + place));
+    owned.push_back(nic_.gpu->doorbells->map(test::registers + place));
     EXPECT_EQ(static_cast<void*>(owned.back().get()), test::registers + place + test::kMachinePage);
   }
   owned.erase(owned.begin());
   EXPECT_EQ(mapped_, std::set<void*>{test::registers});
-}
-
-TEST(DoorbellPagesTest, ABuildWithoutAGpuSaysSo) {
-  if (DEEP_EP_HAVE_CUDA) GTEST_SKIP() << "this build has CUDA";
-  EXPECT_EQ(message_of<SystemError>([&] { DoorbellPages{gpu_page_mapper(3)}.map(test::registers); }),
-            "GPU 3 cannot map a NIC's doorbell page: this build of the library has no CUDA");
 }
 
 }  // namespace

@@ -32,13 +32,14 @@ class NicFixture : public testing::Test {
     fake_.uar.reg_addr = registers + kRegister;
     fake_.uar.base_addr = registers;
     nic_.nic.nic = {.name = "fake_0", .capability = Capability::mlx5};
-    nic_.gpu_memory = true;
-    nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
+    GpuAccess& gpu = nic_.gpu.emplace();
+    gpu.export_dma_buf = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
     nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
     // Refuses a page of the machine that is mapped already, as CUDA does.
-    nic_.doorbells = std::make_shared<DoorbellPages>([this](void* page) -> std::shared_ptr<void> {
+    gpu.doorbells = std::make_shared<DoorbellPages>([this](void* page) -> std::shared_ptr<void> {
       if (!refusal_of_pages_.empty()) throw SystemError(refusal_of_pages_);
-      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(page) % nic_.doorbells->page_bytes, 0u) << "no beginning of a page";
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(page) % nic_.gpu->doorbells->page_bytes, 0u)
+          << "no beginning of a page";
       EXPECT_TRUE(mapped_.insert(page).second);
       return {static_cast<std::byte*>(page) + kMachinePage, [this, page](void*) { mapped_.erase(page); }};
     });

@@ -22,12 +22,12 @@ class DevxEnds final : public NicEnds {
   DevxEnds(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor,
            const ConnectionOptions& options)
       : NicEnds(nic, options),
-        handler_(handler),
-        device_(std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5_functions(), nic.doorbells->page_bytes)) {
-    if (handler_ == NicHandler::gpu) {
+        device_(
+            std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5_functions(), nic.gpu->doorbells->page_bytes)) {
+    if (handler == NicHandler::gpu) {
       // Whether kernels can ring is tried on a register of its own, before anything else is made.
       const auto trial = devx::make_doorbell(*device_);
-      nic.doorbells->map(trial->reg_addr);
+      nic.gpu->doorbells->map(trial->reg_addr);
     } else {
       bells_.emplace(executor, options_.ends(), options_.depth);
     }
@@ -57,7 +57,7 @@ class DevxEnds final : public NicEnds {
     return params_of(end, queue, peer);
   }
 
-  NicHandler handler() const override { return handler_; }
+  NicHandler handler() const override { return bells_ ? NicHandler::doorbell : NicHandler::gpu; }
   void start() override {
     if (bells_) ringer_ = bells_->thread(nic_.nic.nic.cpus);  // else the device serves the rings by itself
   }
@@ -104,7 +104,7 @@ class DevxEnds final : public NicEnds {
   }
 
   std::string describe() const override {
-    return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler_),
+    return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler()),
                        pairs_.front().memory_path(), nic_.nic.name(), nic_.heap.signals.path());
   }
 
@@ -137,19 +137,18 @@ class DevxEnds final : public NicEnds {
     const RingLayout& layout = rings_->layout();
     const devx::Umem umem(*device_, {.address = rings_->ring(0),
                                      .bytes = layout.bytes * options_.ends(),
-                                     .gpu = on_gpu ? &nic_.exporter : nullptr});
+                                     .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
     // Records that bells ring lie in memory of their own.
     const devx::Umem records = bells_ ? devx::Umem(*device_, {bells_->records(), bells_->record_bytes()}) : umem;
     for (std::size_t i = 0; i < options_.ends(); ++i) {
       const std::size_t offset = i * layout.bytes;
       const std::size_t record = bells_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell;
       pairs_.emplace_back(device_, devx::QueueMemory{umem, offset, layout, records, record}, options_.port_offset(i));
-      if (!bells_) registers_.push_back(nic_.doorbells->map(pairs_.back().doorbell()));
+      if (!bells_) registers_.push_back(nic_.gpu->doorbells->map(pairs_.back().doorbell()));
     }
   }
 
   // In this order; they are destroyed in the opposite order: mapped registers before the queue pairs that have them.
-  NicHandler handler_;
   std::shared_ptr<devx::DevxDevice> device_;
   std::optional<Bells> bells_;  ///< handler `doorbell`
   std::vector<DevxQueuePair> pairs_;
@@ -161,7 +160,7 @@ class DevxEnds final : public NicEnds {
 
 std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
                                      const std::shared_ptr<Executor>& executor, const ConnectionOptions& options) {
-  if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
+  if (!nic.gpu) throw SystemError("this rank's kernels run on the CPU");
   if (nic.nic.nic.capability != Capability::mlx5) {
     fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format",
                       nic.nic.name());

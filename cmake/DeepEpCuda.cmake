@@ -9,8 +9,8 @@ endif()
 if(NOT DEFINED CMAKE_CUDA_HOST_COMPILER AND NOT DEFINED ENV{CUDAHOSTCXX})
   set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}")
 endif()
-# Static, so that an application needs nothing of the toolkit at run time. The driver's own API is looked up through
-# it (cudaGetDriverEntryPoint): nothing links with libcuda, and one binary also runs where there is no driver.
+# Static, so that an application needs nothing of the toolkit at run time. The driver's own API is opened when it is
+# needed (csrc/executor/cuda/driver.cpp): nothing links with libcuda, and one binary also runs where there is no driver.
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
 enable_language(CUDA)

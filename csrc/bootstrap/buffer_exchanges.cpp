@@ -29,14 +29,12 @@ class BuffersOfGroup {
   }
   std::uint64_t propose() {
     const std::lock_guard lock(mutex_);
-    here_.insert(++newest_);
-    return newest_;
+    return ++newest_;
   }
-  void rename(std::uint64_t proposed, std::uint64_t agreed) {
+  void enter(std::uint64_t number) {
     const std::lock_guard lock(mutex_);
-    here_.erase(proposed);
-    here_.insert(agreed);
-    newest_ = std::max(newest_, agreed);
+    here_.insert(number);
+    newest_ = std::max(newest_, number);
   }
   void leave(std::uint64_t number) {
     const std::lock_guard lock(mutex_);
@@ -142,7 +140,7 @@ std::vector<std::byte> exchange(Bootstrap& group, BuffersOfGroup& buffers, Excha
       sizes.push_back(theirs.header.bytes);
       agreed = std::max(agreed, theirs.header.buffer);
     }
-    if (next.is_proposal()) buffers.rename(std::exchange(next.buffer, agreed), agreed);
+    if (next.is_proposal()) buffers.enter(next.buffer = agreed);
     ++next.step;
     if (failed != nullptr) {
       const std::size_t length = std::min<std::size_t>(failed->header.bytes, sizeof failed->part);

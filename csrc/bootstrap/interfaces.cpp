@@ -4,7 +4,6 @@
 #include <net/if.h>
 #include <netinet/in.h>
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -12,23 +11,25 @@
 
 namespace deep_ep {
 
-std::vector<InterfaceAddress> interface_addresses() {
+SocketAddress own_address(const SocketChoice& choice) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(list, &::freeifaddrs);
-  std::vector<InterfaceAddress> found;
+  SocketAddress loopback;
   for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
     if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
     const int family = one->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    InterfaceAddress address{.interface = one->ifa_name};
-    address.size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    std::memcpy(&address.address, one->ifa_addr, address.size);
-    address.loopback = (one->ifa_flags & IFF_LOOPBACK) != 0;
-    found.push_back(std::move(address));
+    if (choice.family != AF_UNSPEC ? family != choice.family : family != AF_INET && family != AF_INET6) continue;
+    SocketAddress found;
+    found.size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&found.at, one->ifa_addr, found.size);
+    const bool link_local =
+        family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(found.at).sin6_addr);
+    if (link_local || !choice.interfaces.allows(one->ifa_name)) continue;
+    if ((one->ifa_flags & IFF_LOOPBACK) == 0) return found;
+    if (loopback.size == 0) loopback = found;
   }
-  std::ranges::stable_partition(found, [](const InterfaceAddress& one) { return !one.loopback; });
-  return found;
+  return loopback;
 }
 
 DeviceFilter parse_interfaces(const environment::Value& value) {

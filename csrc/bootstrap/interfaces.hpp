@@ -4,23 +4,11 @@
 
 #include <sys/socket.h>
 
-#include <string>
-#include <vector>
-
+#include "csrc/bootstrap/sockets.hpp"
 #include "csrc/support/device_list.hpp"
 #include "csrc/support/environment.hpp"
 
 namespace deep_ep {
-
-/// An address of this machine.
-struct InterfaceAddress {
-  std::string interface;
-  sockaddr_storage address{};
-  socklen_t size = 0;
-  bool loopback = false;
-};
-/// Of all interfaces that are up, in the order of the system; loopback last.
-std::vector<InterfaceAddress> interface_addresses();
 
 struct SocketChoice {
   DeviceFilter interfaces;
@@ -30,5 +18,9 @@ struct SocketChoice {
 DeviceFilter parse_interfaces(const environment::Value& value);
 /// InvalidArgument where an own variable is wrong.
 SocketChoice read_socket_choice(const environment::Source& source = environment::of_process);
+
+/// By which other hosts may call: of the first interface that is up and allowed. Loopback comes last, for where there
+/// is nothing else; size 0: there is none at all.
+SocketAddress own_address(const SocketChoice& choice);
 
 }  // namespace deep_ep

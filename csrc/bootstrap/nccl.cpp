@@ -2,7 +2,6 @@
 //
 // No call of NCCL counts as done before ncclCommGetAsyncError says so: communicators may be non-blocking, and a peer
 // that died shows up only there.
-#include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <algorithm>
@@ -10,16 +9,10 @@
 #include <utility>
 
 #include "csrc/bootstrap/polled.hpp"
+#include "deep_ep/executor.hpp"
 
 namespace deep_ep {
 namespace {
-
-void check(cudaError_t result, const char* call, int device) {
-  if (result == cudaSuccess) return;
-  cudaGetLastError();
-  fail<SystemError>("bootstrap over NCCL: {} on GPU {} failed: {} ({})", call, device, cudaGetErrorString(result),
-                    cudaGetErrorName(result));
-}
 
 void check(ncclResult_t result, const char* call, ncclComm_t communicator) {
   if (result == ncclSuccess || result == ncclInProgress) return;
@@ -28,26 +21,6 @@ void check(ncclResult_t result, const char* call, ncclComm_t communicator) {
                     detail != nullptr ? detail : "");
 }
 
-/// Sets the rank's device for the calling thread, and puts back what was there. A runtime call of a thread that has set
-/// none would make a context on the first GPU.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice", device);
-    if (before_ != device) check(cudaSetDevice(device), "cudaSetDevice", device);
-    changed_ = before_ != device;
-  }
-  ~CurrentDevice() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
-
 class NcclTransport {
  public:
   static constexpr const char* name = "NCCL";
@@ -55,18 +28,14 @@ class NcclTransport {
   explicit NcclTransport(ncclComm_t communicator) : communicator_(communicator) {
     check(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank", communicator_);
     check(ncclCommCount(communicator_, &size_), "ncclCommCount", communicator_);
-    check(ncclCommCuDevice(communicator_, &device_), "ncclCommCuDevice", communicator_);
-    const CurrentDevice current(device_);
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
+    int device = 0;
+    check(ncclCommCuDevice(communicator_, &device), "ncclCommCuDevice", communicator_);
+    executor_ = make_cuda_executor(device);
+    stream_ = executor_->create_stream();
   }
   ~NcclTransport() {
-    try {
-      const CurrentDevice current(device_);
-      cudaStreamDestroy(stream_);
-      cudaFree(staging_);
-    } catch (const Error&) {
-      // The driver is gone, and with it both.
-    }
+    executor_->destroy_stream(stream_);
+    executor_->free(staging_);
   }
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
@@ -75,47 +44,43 @@ class NcclTransport {
   int size() const { return size_; }
 
   void start(std::span<const std::byte> mine, std::size_t bytes) {
-    const CurrentDevice current(device_);
     reserve(bytes + mine.size());
     std::byte* send = staging_ + bytes;
-    check(cudaMemcpyAsync(send, mine.data(), mine.size(), cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync", device_);
-    check(ncclAllGather(send, staging_, mine.size(), ncclUint8, communicator_, stream_), "ncclAllGather",
-          communicator_);
+    executor_->copy(send, mine.data(), mine.size(), stream_);
+    behind_ = nullptr;
+    // NCCL makes the communicator's GPU current meanwhile.
+    check(ncclAllGather(send, staging_, mine.size(), ncclUint8, communicator_, static_cast<cudaStream_t>(stream_)),
+          "ncclAllGather", communicator_);
   }
-  bool done() const {
-    const CurrentDevice current(device_);
+  bool done() {
     ncclResult_t state = ncclSuccess;
     check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError", communicator_);
     check(state, "ncclAllGather", communicator_);
     if (state == ncclInProgress) return false;  // the stream may not hold all of it yet
-    const cudaError_t done = cudaStreamQuery(stream_);
-    if (done == cudaSuccess) return true;
-    if (done != cudaErrorNotReady) check(done, "cudaStreamQuery", device_);
-    cudaGetLastError();  // "not ready" is remembered as an error
-    return false;
+    if (!behind_) behind_ = executor_->record_event(stream_);
+    return executor_->event_done(behind_);
   }
   void take(std::span<std::byte> all) const {
-    const CurrentDevice current(device_);
-    check(cudaMemcpyAsync(all.data(), staging_, all.size(), cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync",
-          device_);
-    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize", device_);
+    executor_->copy(all.data(), staging_, all.size(), stream_);
+    executor_->synchronize(stream_);
   }
 
  private:
   void reserve(std::size_t bytes) {
     if (bytes <= staging_bytes_) return;
-    check(cudaFree(std::exchange(staging_, nullptr)), "cudaFree", device_);
+    executor_->free(std::exchange(staging_, nullptr));
     staging_bytes_ = 0;
     const std::size_t wanted = std::max<std::size_t>(bytes, 64 * 1024);
-    check(cudaMalloc(reinterpret_cast<void**>(&staging_), wanted), "cudaMalloc", device_);
+    staging_ = static_cast<std::byte*>(executor_->allocate(wanted));
     staging_bytes_ = wanted;
   }
 
   ncclComm_t communicator_;
-  int device_ = 0;
   int rank_ = 0;
   int size_ = 1;
-  cudaStream_t stream_ = nullptr;
+  std::shared_ptr<Executor> executor_;
+  StreamHandle stream_ = nullptr;
+  EventHandle behind_;            ///< what the all-gather under way has enqueued
   std::byte* staging_ = nullptr;  ///< device memory
   std::size_t staging_bytes_ = 0;
 };

@@ -326,32 +326,20 @@ void Membership::look_at_wait(OwnWait& wait, int peer) const {
 
 void Membership::judge() {
   const std::size_t before = verdicts_.size();
-  for (const LostRank& verdict : evident()) lose(verdict);
-  for (const LostRank& verdict : decide()) lose(verdict);
-  if (verdicts_.size() != before) say();  // before kernels of this rank hear of it
-  show();
-}
-
-/// The verdicts that none has to decide, of all ranks: a rank's end, or what another rank has said.
-std::vector<LostRank> Membership::evident() const {
-  std::vector<LostRank> found;
+  // What none has to decide: a rank's end, and what another rank has said.
   for (int rank = 0; rank < size(); ++rank) {
-    LostRank& verdict = found.emplace_back(LostRank{.rank = rank});
-    if (has_gone(at(rank))) {
-      verdict = {.rank = rank, .why = LostWhy::gone, .by = rank_};
-    } else if (masks_ && at(rank).said.gave_up_on != kNobody) {
-      verdict = {.rank = rank, .why = LostWhy::ended, .by = rank};
-    }
+    if (has_gone(at(rank))) lose({.rank = rank, .why = LostWhy::gone, .by = rank_});
+    if (masks_ && at(rank).said.gave_up_on != kNobody) lose({.rank = rank, .why = LostWhy::ended, .by = rank});
   }
   for (const Rank& other : ranks_) {
     for (const PeerReport& said : other.said.of) {
-      const int rank = said.verdict.rank;
-      if (found[index(rank)].why != LostWhy::unknown) continue;
-      const bool has_left = said.verdict.why == LostWhy::gone && at(rank).said.left != 0;
-      if (!has_left) found[index(rank)] = said.verdict;
+      const bool has_left = said.verdict.why == LostWhy::gone && at(said.verdict.rank).said.left != 0;
+      if (!has_left) lose(said.verdict);
     }
   }
-  return found;
+  for (const LostRank& verdict : decide()) lose(verdict);
+  if (verdicts_.size() != before) say();  // before kernels of this rank hear of it
+  show();
 }
 
 /// The verdicts on ranks that others wait for in vain, if it is this rank's turn to give them.

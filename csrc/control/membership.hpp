@@ -127,7 +127,6 @@ class Membership {
   void look_at_words();
   void look_at_wait(OwnWait& wait, int peer) const;
   void judge();
-  std::vector<LostRank> evident() const;
   std::vector<LostRank> decide();
   void lose(const LostRank& verdict);
   void show();

@@ -13,20 +13,6 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::control {
-namespace {
-
-/// By which others may call. Loopback comes last, for where there is nothing else; size 0: there is none at all.
-SocketAddress own_address(const SocketChoice& choice) {
-  for (const InterfaceAddress& one : interface_addresses()) {
-    const bool link_local = one.address.ss_family == AF_INET6 &&
-                            IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(one.address).sin6_addr);
-    if (link_local || (choice.family != AF_UNSPEC && one.address.ss_family != choice.family)) continue;
-    if (choice.interfaces.allows(one.interface)) return {one.size, one.address};
-  }
-  return {};
-}
-
-}  // namespace
 
 PortRange parse_ports(std::string_view text) {
   const std::vector<std::string_view> ends = split(text, '-');

@@ -84,14 +84,11 @@ void Arena::release(void* memory, std::optional<std::vector<EventHandle>> events
 }
 
 void Arena::give_back(void* piece, StreamHandle stream) noexcept {
-  try {
+  log::quietly([&] {
     // A graph that is being recorded would be the only one that could wait.
     if (executor_->is_capturing(stream)) return release(piece, std::nullopt);
     release(piece, std::vector{executor_->record_event(stream)});
-  } catch (const std::exception& error) {
-    // At exit the driver may be gone, and the memory goes with it.
-    log::debug("a piece of the heap was not given back: {}", error.what());
-  }
+  });
 }
 
 bool Arena::contains(const void* memory) const {

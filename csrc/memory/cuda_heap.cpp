@@ -9,6 +9,7 @@
 #include "csrc/executor/cuda/driver.hpp"
 #include "csrc/memory/heap_memory.hpp"
 #include "csrc/support/environment.hpp"
+#include "csrc/support/logging.hpp"
 
 namespace deep_ep {
 namespace {
@@ -16,29 +17,20 @@ namespace {
 using cuda::driver;
 using cuda::RelaxedContext;
 
-/// A way by which memory goes to other processes: by file descriptors, or by fabric handles, which other hosts can
-/// take.
-struct Way {
-  CUmemAllocationHandleType type;
-  const char* name;
-};
-constexpr Way way_of(HeapKind kind) {
-  return kind == HeapKind::fabric ? Way{CU_MEM_HANDLE_TYPE_FABRIC, "FABRIC"}
-                                  : Way{CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, "POSIX_FILE_DESCRIPTOR"};
+/// File descriptors, or fabric handles, which other hosts can take.
+constexpr CUmemAllocationHandleType type_of(HeapKind kind) {
+  return kind == HeapKind::fabric ? CU_MEM_HANDLE_TYPE_FABRIC : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 }
 
 CUdeviceptr address(const std::byte* at) { return reinterpret_cast<CUdeviceptr>(at); }
 
 CUmemGenericAllocationHandle handle_of(const PhysicalMemory& memory) {
-  return *static_cast<const CUmemGenericAllocationHandle*>(memory.get());
+  return reinterpret_cast<CUmemGenericAllocationHandle>(memory.get());
 }
 
 PhysicalMemory own(CUmemGenericAllocationHandle handle) {
-  return std::shared_ptr<const CUmemGenericAllocationHandle>(new CUmemGenericAllocationHandle(handle),
-                                                             [](const CUmemGenericAllocationHandle* gone) {
-                                                               driver().mem_release(*gone);
-                                                               delete gone;
-                                                             });
+  return {reinterpret_cast<const void*>(handle),  // NOLINT(performance-no-int-to-ptr)
+          [](const void* gone) { driver().mem_release(reinterpret_cast<CUmemGenericAllocationHandle>(gone)); }};
 }
 
 class CudaHeapMemory final : public HeapMemory {
@@ -79,18 +71,17 @@ class CudaHeapMemory final : public HeapMemory {
   SharedMemory share(const PhysicalMemory& memory, HeapKind kind) const override {
     static_assert(sizeof(CUmemFabricHandle) == sizeof(FabricHandle));
     const RelaxedContext current(*context_);
-    const Way way = way_of(kind);
     SharedMemory shared;
     int fd = -1;
     void* const place = kind == HeapKind::fabric ? static_cast<void*>(shared.fabric.data()) : &fd;
-    check(driver().mem_export(place, handle_of(memory), way.type, 0), "cuMemExportToShareableHandle({})", way.name);
+    check(driver().mem_export(place, handle_of(memory), type_of(kind), 0), "cuMemExportToShareableHandle({})",
+          name_of(kind));
     if (kind != HeapKind::fabric) shared.fd = std::make_shared<UniqueFd>(fd);
     return shared;
   }
 
   PhysicalMemory import(const SharedMemory& shared, HeapKind kind) const override {
     const RelaxedContext current(*context_);
-    const Way way = way_of(kind);
     FabricHandle fabric = shared.fabric;
     void* place = fabric.data();
     if (kind != HeapKind::fabric) {
@@ -99,7 +90,7 @@ class CudaHeapMemory final : public HeapMemory {
       place = reinterpret_cast<void*>(number);  // NOLINT(performance-no-int-to-ptr)
     }
     CUmemGenericAllocationHandle handle = 0;
-    check(driver().mem_import(&handle, place, way.type), "cuMemImportFromShareableHandle({})", way.name);
+    check(driver().mem_import(&handle, place, type_of(kind)), "cuMemImportFromShareableHandle({})", name_of(kind));
     return own(handle);
   }
 
@@ -110,7 +101,7 @@ class CudaHeapMemory final : public HeapMemory {
     return reinterpret_cast<std::byte*>(reserved);  // NOLINT(performance-no-int-to-ptr)
   }
   void release(std::byte* at, std::size_t bytes) const noexcept override {
-    cuda::quietly([&] {
+    log::quietly([&] {
       const RelaxedContext current(*context_);
       driver().mem_address_free(address(at), bytes);
     });
@@ -126,7 +117,7 @@ class CudaHeapMemory final : public HeapMemory {
     check(driver().mem_set_access(address(at), bytes, &access, 1), "cuMemSetAccess of {}", format_bytes(bytes));
   }
   void detach(std::byte* at, std::size_t bytes) const noexcept override {
-    cuda::quietly([&] {
+    log::quietly([&] {
       const RelaxedContext current(*context_);
       // Unlike cudaFree, unmapping does not wait for kernels, and tensors in the heap may have died a moment ago.
       cudaDeviceSynchronize();
@@ -150,7 +141,7 @@ class CudaHeapMemory final : public HeapMemory {
   CUmemAllocationProp properties(HeapKind kind) const {
     CUmemAllocationProp result{};
     result.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    result.requestedHandleTypes = way_of(kind).type;
+    result.requestedHandleTypes = type_of(kind);
     result.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     result.location.id = context_->driver_device();
     // Requested here, because it cannot be added later, when the heap is registered with a network card.

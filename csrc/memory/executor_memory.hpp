@@ -16,13 +16,18 @@ std::shared_ptr<T> device_memory(const std::shared_ptr<Executor>& executor, std:
   return {static_cast<T*>(executor->allocate(bytes)), [executor](T* memory) { executor->free(memory); }};
 }
 
+/// The host waits for it. The default stream would wait for, or spoil, what the program does meanwhile.
+inline void copy_now(Executor& executor, void* to, const void* from, std::size_t bytes) {
+  const OwnStream stream(executor);
+  executor.copy(to, from, bytes, stream.get());
+  executor.synchronize(stream.get());
+}
+
 /// Device memory with a copy of these values.
 template <class T>
 std::shared_ptr<T> device_copy(const std::shared_ptr<Executor>& executor, const std::vector<T>& values) {
   std::shared_ptr<T> memory = device_memory<T>(executor, values.size() * sizeof(T));
-  const OwnStream stream(*executor);
-  executor->copy(memory.get(), values.data(), values.size() * sizeof(T), stream.get());
-  executor->synchronize(stream.get());
+  copy_now(*executor, memory.get(), values.data(), values.size() * sizeof(T));
   return memory;
 }
 

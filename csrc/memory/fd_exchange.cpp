@@ -1,7 +1,6 @@
 #include "csrc/memory/fd_exchange.hpp"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/bootstrap/sockets.hpp"
+#include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/token.hpp"
@@ -58,6 +58,7 @@ void send_fd(int socket, int fd) {
   }
 }
 
+/// None: it has not come yet.
 UniqueFd receive_fd(int socket, std::size_t from) {
   char payload = 0;
   iovec data{.iov_base = &payload, .iov_len = 1};
@@ -68,6 +69,7 @@ UniqueFd receive_fd(int socket, std::size_t from) {
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   const ssize_t count = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (count < 0 && errno == EAGAIN) return {};
   if (count < 0) fail<SystemError>("receiving a file descriptor from rank {}: {}", from, errno_text(errno));
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (count == 0 || header == nullptr || header->cmsg_type != SCM_RIGHTS) {
@@ -86,24 +88,29 @@ class Exchange {
   Exchange(int rank, int fd, std::span<const Offer> offers, const std::vector<bool>& partners, double timeout_s)
       : rank_(static_cast<std::size_t>(rank)), fd_(fd), offers_(offers), partners_(partners), deadline_(timeout_s) {}
 
-  std::vector<UniqueFd> run(UniqueFd listener) {
-    std::vector<UniqueFd> received(partners_.size());
-    std::vector<UniqueFd> connections(partners_.size());
-    for (std::size_t peer = 0; peer < partners_.size(); ++peer) {
-      if (takes_from(peer)) connections[peer] = connect_to(peer);
+  /// Strangers may connect: they are not waited for, and get nothing.
+  std::vector<UniqueFd> run(const UniqueFd& listener) const {
+    const std::size_t ranks = partners_.size();
+    std::vector<UniqueFd> received(ranks), connections(ranks), callers;
+    std::vector<bool> served(ranks);
+    for (std::size_t peer = 0; peer < ranks; ++peer) {
+      served[peer] = peer == rank_ || !partners_[peer];
+      if (!served[peer]) connections[peer] = connect_to(peer);
     }
-    serve(std::move(listener));
-    for (std::size_t peer = 0; peer < partners_.size(); ++peer) {
-      if (!connections[peer]) continue;
-      await(connections[peer].get(), peer);
-      received[peer] = receive_fd(connections[peer].get(), peer);
+    for (const Backoff wait;; std::this_thread::sleep_for(wait.nap())) {
+      take_calls(listener, callers);
+      std::erase_if(callers, [&](const UniqueFd& caller) { return answer(caller.get(), served); });
+      std::size_t missing = ranks;
+      for (std::size_t peer = 0; peer < ranks; ++peer) {
+        if (connections[peer] && (received[peer] = receive_fd(connections[peer].get(), peer))) connections[peer] = {};
+        if (connections[peer] || !served[peer]) missing = std::min(missing, peer);
+      }
+      if (missing == ranks) return received;
+      require_time(missing);
     }
-    return received;
   }
 
  private:
-  bool takes_from(std::size_t peer) const { return peer != rank_ && partners_[peer]; }
-
   UniqueFd connect_to(std::size_t peer) const {
     UniqueFd socket;
     while (!(socket = call_at(address_of(offers_[peer].name)))) {
@@ -122,57 +129,27 @@ class Exchange {
     return socket;
   }
 
-  // Gives the descriptor to every rank that takes it. Strangers may connect: they are not waited for, and get nothing.
-  void serve(UniqueFd listener) const {
-    std::vector<bool> served(partners_.size());
-    for (std::size_t peer = 0; peer < partners_.size(); ++peer) served[peer] = !takes_from(peer);
-    std::vector<UniqueFd> callers;
+  static void take_calls(const UniqueFd& listener, std::vector<UniqueFd>& callers) {
     for (;;) {
-      const auto missing = std::find(served.begin(), served.end(), false);
-      if (missing == served.end()) return;
-      std::vector<pollfd> sources{{.fd = listener.get(), .events = POLLIN, .revents = 0}};
-      for (const UniqueFd& caller : callers) sources.push_back({.fd = caller.get(), .events = POLLIN, .revents = 0});
-      require_time(static_cast<std::size_t>(missing - served.begin()));
-      ::poll(sources.data(), sources.size(), poll_milliseconds());
-      std::vector<UniqueFd> silent;
-      for (std::size_t i = 0; i < callers.size(); ++i) {
-        if (sources[i + 1].revents == 0) {
-          silent.push_back(std::move(callers[i]));
-        } else {
-          answer(callers[i].get(), served);
-        }
-      }
-      callers = std::move(silent);
-      if (sources[0].revents != 0) {
-        UniqueFd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (!caller && errno != EINTR && errno != EAGAIN && errno != ECONNABORTED) {
-          // The caller stays in the queue: to look again at once would be a loop until the deadline.
-          fail<SystemError>("taking a rank's call for a file descriptor: {}", errno_text(errno));
-        }
-        // Names of sockets are visible to every user, and whoever stays silent keeps a descriptor of this process.
-        if (caller && is_of_this_user(caller.get())) callers.push_back(std::move(caller));
-      }
+      UniqueFd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!caller && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) return;
+      // The caller stays in the queue: to look again would be a loop until the deadline.
+      if (!caller) fail<SystemError>("taking a rank's call for a file descriptor: {}", errno_text(errno));
+      // Names of sockets are visible to every user, and a caller that stays silent keeps a descriptor of this process.
+      if (is_of_this_user(caller.get())) callers.push_back(std::move(caller));
     }
   }
 
-  void answer(int caller, std::vector<bool>& served) const {
+  /// Gives the descriptor to a rank that takes it. False: the caller has not said yet who it is.
+  bool answer(int caller, std::vector<bool>& served) const {
     Request request;
-    if (::recv(caller, &request, sizeof(request), 0) != static_cast<ssize_t>(sizeof(request))) return;
-    if (request.secret != offers_[rank_].secret) return;
+    const ssize_t count = ::recv(caller, &request, sizeof(request), 0);
+    if (count < 0 && errno == EAGAIN) return false;
     const auto peer = static_cast<std::size_t>(request.rank);
-    if (request.rank < 0 || peer >= served.size()) return;
+    const bool knows = count == static_cast<ssize_t>(sizeof(request)) && request.secret == offers_[rank_].secret;
+    if (!knows || request.rank < 0 || peer >= served.size()) return true;
     send_fd(caller, fd_);
-    served[peer] = true;
-  }
-
-  void await(int socket, std::size_t peer) const {
-    pollfd source{.fd = socket, .events = POLLIN, .revents = 0};
-    while (::poll(&source, 1, poll_milliseconds()) <= 0) require_time(peer);
-  }
-
-  int poll_milliseconds() const {
-    const auto left = deadline_.remaining(std::chrono::seconds(1));
-    return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(left).count()) + 1;
+    return served[peer] = true;
   }
 
   void require_time(std::size_t peer) const {
@@ -202,8 +179,9 @@ std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vect
   const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
   std::vector<UniqueFd> received;
   agree(bootstrap, "exchanging file descriptors", [&] {
-    // Owns the listener: if it fails here, peers that still want to connect are refused at once.
-    received = Exchange(bootstrap.rank(), fd, offers, partners, timeout_s).run(std::move(listener));
+    // Where it fails, peers that still want to connect are refused at once.
+    const UniqueFd closed_at_end = std::move(listener);
+    received = Exchange(bootstrap.rank(), fd, offers, partners, timeout_s).run(closed_at_end);
   });
   return received;
 }

@@ -43,23 +43,18 @@ bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilit
   return kind == HeapKind::fabric || a.process.same_host(b.process);
 }
 
-std::vector<int> memory_domains(HeapKind kind, std::span<const HeapCapabilities> ranks) {
-  std::vector<int> domains;
-  for (const HeapCapabilities& rank : ranks) {
-    const auto lowest =
-        std::ranges::find_if(ranks, [&](const auto& other) { return shares_memory(kind, rank, other); });
-    domains.push_back(static_cast<int>(lowest - ranks.begin()));
-  }
-  return domains;
-}
-
 HeapPlan plan_heap(std::span<const HeapCapabilities> ranks, const HeapOptions& options) {
   std::uint64_t granularity = 1;
   for (const HeapCapabilities& rank : ranks) granularity = std::max(granularity, rank.granularity);
   HeapPlan plan;
   plan.kind = choose(ranks);
+  std::vector<int> domains;
+  for (const HeapCapabilities& rank : ranks) {
+    const auto shares = [&](const HeapCapabilities& other) { return shares_memory(plan.kind, rank, other); };
+    domains.push_back(static_cast<int>(std::ranges::find_if(ranks, shares) - ranks.begin()));
+  }
+  const std::uint64_t bytes = options.bytes_for ? options.bytes_for(domains) : options.bytes;
   // Granularities are powers of two, so the largest is a multiple of each.
-  const std::uint64_t bytes = options.bytes_for ? options.bytes_for(memory_domains(plan.kind, ranks)) : options.bytes;
   plan.bytes = (std::max<std::uint64_t>(bytes, 1) + granularity - 1) / granularity * granularity;
   return plan;
 }

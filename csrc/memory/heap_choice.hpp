@@ -50,8 +50,6 @@ HeapPlan plan_heap(std::span<const HeapCapabilities> ranks, const HeapOptions& o
 
 /// Do ranks map each other's memory with this kind of heap?
 bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilities& b);
-/// Of each rank, the lowest rank that it shares memory with.
-std::vector<int> memory_domains(HeapKind kind, std::span<const HeapCapabilities> ranks);
 
 const char* name_of(HeapKind kind);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <exception>
 #include <utility>
 
 #include "csrc/support/logging.hpp"
@@ -10,23 +9,8 @@
 
 namespace deep_ep {
 
-namespace {
-
-/// At the end of a tensor, or of a cache.
-template <class GiveBack>
-void quietly(const GiveBack& give_back) noexcept {
-  try {
-    give_back();
-  } catch (const std::exception& error) {
-    // At exit the driver may be gone. Nobody knows when the memory is free again, so nobody gets it.
-    log::debug("a tensor's memory was not given back: {}", error.what());
-  }
-}
-
-}  // namespace
-
 StreamStorage::~StreamStorage() {
-  quietly([this] { release_(end_of_use()); });
+  log::quietly([this] { release_(end_of_use()); });  // else nobody knows when the memory is free again
 }
 
 void StreamStorage::record_stream(StreamHandle stream) {
@@ -75,9 +59,11 @@ std::shared_ptr<StreamStorage> allocate_in_arena(const std::shared_ptr<Arena>& a
 
 std::shared_ptr<StreamStorage> allocate_in_pool(const std::shared_ptr<MemoryCache>& cache, std::size_t bytes,
                                                 std::uint64_t graph) {
-  const MemoryCache::Block block = cache->allocate(bytes, graph);
-  return std::make_shared<StreamStorage>(block.memory, cache->home(), graph, true,
-                                         [cache, block](auto events) { cache->release(block, std::move(events)); });
+  MemoryCache::Block block = cache->allocate(bytes, graph);
+  void* const memory = block.memory;
+  return std::make_shared<StreamStorage>(
+      memory, cache->home(), graph, true,
+      [cache, block = std::move(block)](auto events) { cache->release(block, std::move(events)); });
 }
 
 std::size_t MemoryCache::size_class(std::size_t bytes) {
@@ -90,96 +76,83 @@ std::size_t MemoryCache::size_class(std::size_t bytes) {
 }
 
 MemoryCache::~MemoryCache() {
-  quietly([this] {
+  log::quietly([this] {
     // A recording stream can neither wait for work outside of the graph nor free. Then the memory is lost.
     if (home_->executor().is_capturing(home_->handle())) return;
     for (const auto& [key, blocks] : unused_) {
-      for (const Unused& unused : blocks) give_back(unused);
+      for (const Block& block : blocks) give_back(block);
     }
   });
 }
 
 MemoryCache::Block MemoryCache::allocate(std::size_t bytes, std::uint64_t graph) {
-  const std::size_t wanted = size_class(bytes);
-  std::optional<Unused> found;
+  Block found{.bytes = size_class(bytes), .graph = graph};
   bool too_much = false;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto same_size = unused_.find({graph, wanted});
+    if (const auto same_size = unused_.find({graph, found.bytes});
         same_size != unused_.end() && !same_size->second.empty()) {
       found = std::move(same_size->second.back());
       same_size->second.pop_back();
-      if (graph == 0) unused_bytes_ -= wanted;
+      if (graph == 0) unused_bytes_ -= found.bytes;
     }
     too_much = unused_bytes_ > kMostUnused;
   }
-  if (!found) {
+  if (found.memory == nullptr) {
+    Executor& executor = home_->executor();
     // Memory goes back behind a wait, which a recording cannot make.
-    if (graph != 0) return {.memory = home_->executor().allocate(wanted), .bytes = wanted, .graph = graph};
-    if (too_much) give_back_unused(kMostUnused);
-    return {.memory = take(wanted), .bytes = wanted};
+    if (too_much && graph == 0) give_back_unused(kMostUnused);
+    try {
+      found.memory = executor.allocate(found.bytes);
+    } catch (const OutOfMemory&) {
+      if (graph != 0) throw;
+      give_back_unused();
+      found.memory = executor.allocate(found.bytes);
+    }
+    return found;
   }
+  std::vector<EventHandle> events = std::move(found.events);
   try {
-    for (const EventHandle& event : found->events) home_->wait_for(event);
+    for (const EventHandle& event : events) home_->wait_for(event);
   } catch (...) {
-    release(found->block, std::move(found->events));
+    release(found, std::move(events));
     throw;
   }
-  return found->block;
+  return found;
 }
 
-void* MemoryCache::take(std::size_t bytes) {
-  Executor& executor = home_->executor();
-  try {
-    return executor.allocate(bytes);
-  } catch (const OutOfMemory&) {
-    give_back_unused();
-    return executor.allocate(bytes);
-  }
-}
-
-void MemoryCache::release(const Block& block, std::optional<std::vector<EventHandle>> events) {
+void MemoryCache::release(Block block, std::optional<std::vector<EventHandle>> events) {
   const std::lock_guard lock(mutex_);
-  Unused unused{.block = block, .events = {}};
-  if (!events) {
-    unused.block.graph = kNoRecording;
-  } else {
-    unused.events = *std::move(events);
-  }
-  const std::uint64_t graph = unused.block.graph;
-  if (graph == 0 && !kReuses) return give_back(unused);
-  unused_[{graph, block.bytes}].push_back(std::move(unused));
-  if (graph == 0) unused_bytes_ += block.bytes;
+  if (!events) block.graph = kNoRecording;
+  if (events) block.events = *std::move(events);
+  if (block.graph == 0 && !kReuses) return give_back(block);
+  if (block.graph == 0) unused_bytes_ += block.bytes;
+  unused_[{block.graph, block.bytes}].push_back(std::move(block));
 }
 
-std::size_t MemoryCache::unused_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return unused_bytes_;
-}
-
-void MemoryCache::give_back(const Unused& unused) noexcept {
-  quietly([&] {
+void MemoryCache::give_back(const Block& block) noexcept {
+  log::quietly([&] {
     // Events of a recording are for the recording alone.
-    for (const EventHandle& event : unused.events) {
-      if (unused.block.graph == 0) home_->wait_for(event);
+    for (const EventHandle& event : block.events) {
+      if (block.graph == 0) home_->wait_for(event);
     }
-    home_->executor().free_after(unused.block.memory, home_->handle());
+    home_->executor().free_after(block.memory, home_->handle());
   });
 }
 
 void MemoryCache::give_back_unused(std::size_t most) {
-  std::vector<Unused> gone;
+  std::vector<Block> gone;
   {
     const std::lock_guard lock(mutex_);
     for (auto size = unused_.lower_bound({1, 0}); size != unused_.begin() && unused_bytes_ > most;) {
-      std::vector<Unused>& blocks = (--size)->second;
+      std::vector<Block>& blocks = (--size)->second;
       for (; !blocks.empty() && unused_bytes_ > most; blocks.pop_back()) {
-        unused_bytes_ -= blocks.back().block.bytes;
+        unused_bytes_ -= blocks.back().bytes;
         gone.push_back(std::move(blocks.back()));
       }
     }
   }
-  for (const Unused& unused : gone) give_back(unused);
+  for (const Block& block : gone) give_back(block);
 }
 
 }  // namespace deep_ep

@@ -61,23 +61,16 @@ class HomeStream {
     latest_ = std::move(behind);
     latest_on_ = handle();
   }
-  /// Behind all calls that have ended; null when there was none. The next work has to wait for it.
-  EventHandle latest() {
+  /// Behind all calls that have ended: work on `stream` has to wait for it. Null where there was none, or where both
+  /// are on the default stream, whose order covers it (any other handle may by now belong to another stream).
+  EventHandle latest_for(StreamHandle stream) {
     const std::lock_guard lock(mutex_);
-    return record_latest();
-  }
-  /// The same; null, too, when the latest work was on `stream` itself, whose order covers it.
-  EventHandle latest_unless_on(StreamHandle stream) {
-    const std::lock_guard lock(mutex_);
-    return latest_on_ == stream ? nullptr : record_latest();
-  }
-
- private:
-  EventHandle record_latest() {
+    if (stream == nullptr && latest_on_ == nullptr) return nullptr;
     if (latest_ == kDefaultStream) latest_ = executor_->record_event(nullptr);
     return latest_;
   }
 
+ private:
   std::shared_ptr<Executor> executor_;
   std::atomic<StreamHandle> stream_;
   std::mutex mutex_;
@@ -140,8 +133,9 @@ class MemoryCache {
  public:
   struct Block {
     void* memory = nullptr;
-    std::size_t bytes = 0;    ///< rounded up
-    std::uint64_t graph = 0;  ///< the recording that it is for; 0: none
+    std::size_t bytes = 0;                 ///< rounded up
+    std::uint64_t graph = 0;               ///< the recording that it is for; 0: none
+    std::vector<EventHandle> events = {};  ///< of an unused one, behind its last uses on other streams
   };
 
   /// AddressSanitizer has to see every release, so nothing is kept under it.
@@ -162,12 +156,11 @@ class MemoryCache {
   /// for its earlier users.
   Block allocate(std::size_t bytes, std::uint64_t graph = 0);
   /// `events` are behind its last uses on other streams; nothing: a graph may use the memory again.
-  void release(const Block& block, std::optional<std::vector<EventHandle>> events);
+  void release(Block block, std::optional<std::vector<EventHandle>> events);
   /// The executor gets unused memory, the largest blocks first, until at most so many bytes are left; behind the work
   /// of the home stream, for which the host waits on a GPU.
   void give_back_unused(std::size_t most = 0);
 
-  std::size_t unused_bytes() const;
   const std::shared_ptr<HomeStream>& home() const { return home_; }
 
   /// The size that a request takes: sizes are rounded up by at most an eighth, so that tensors whose sizes vary a
@@ -175,21 +168,15 @@ class MemoryCache {
   static std::size_t size_class(std::size_t bytes);
 
  private:
-  struct Unused {
-    Block block;
-    std::vector<EventHandle> events;
-  };
-
   /// Blocks of one size and one recording.
   using Key = std::pair<std::uint64_t, std::size_t>;
   static constexpr std::uint64_t kNoRecording = ~std::uint64_t{0};  ///< whose blocks are not for use again
 
-  void* take(std::size_t bytes);
-  void give_back(const Unused& unused) noexcept;
+  void give_back(const Block& block) noexcept;
 
   std::shared_ptr<HomeStream> home_;
   mutable std::mutex mutex_;
-  std::map<Key, std::vector<Unused>> unused_;
+  std::map<Key, std::vector<Block>> unused_;
   std::size_t unused_bytes_ = 0;  ///< that no graph may use
 };
 

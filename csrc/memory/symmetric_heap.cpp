@@ -1,11 +1,8 @@
 #include "csrc/memory/symmetric_heap.hpp"
 
-#include <algorithm>
-#include <array>
 #include <map>
 #include <mutex>
 #include <new>
-#include <string>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
@@ -110,19 +107,15 @@ void SymmetricHeap::unmap_peers() noexcept {
 }
 
 void SymmetricHeap::keep(Bootstrap& bootstrap) {
-  try {
-    agree(bootstrap, "keeping what the heap holds", [&] {
-      kept_.reset(new (std::nothrow) std::byte[bytes()]);
-      if (kept_ == nullptr) {
-        fail<OutOfMemory>("suspend: the host has no {} for what the heap holds", format_bytes(bytes()));
-      }
-      copy(kept_.get(), local(), bytes());
-    });
-    bootstrap.barrier();
-  } catch (...) {
-    kept_.reset();
-    throw;
-  }
+  std::unique_ptr<std::byte[]> kept;
+  agree(bootstrap, "keeping what the heap holds", [&] {
+    kept.reset(new (std::nothrow) std::byte[bytes()]);
+    if (kept == nullptr)
+      fail<OutOfMemory>("suspend: the host has no {} for what the heap holds", format_bytes(bytes()));
+    copy_now(*executor_, kept.get(), local(), bytes());
+  });
+  bootstrap.barrier();
+  kept_ = std::move(kept);
 }
 
 void SymmetricHeap::release_memory() noexcept {
@@ -135,7 +128,7 @@ void SymmetricHeap::release_memory() noexcept {
 void SymmetricHeap::resume(Bootstrap& bootstrap) {
   try {
     attach(bootstrap);
-    agree(bootstrap, "filling the heap again", [&] { copy(local(), kept_.get(), bytes()); });
+    agree(bootstrap, "filling the heap again", [&] { copy_now(*executor_, local(), kept_.get(), bytes()); });
     bootstrap.barrier();
   } catch (...) {
     release_memory();
@@ -156,7 +149,6 @@ void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new)
     for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
       if (!is_new[peer] || !has_addresses_of(peer)) continue;  // the addresses of a thread of this process are its own
       ranges_[peer] = std::make_shared<AddressRange>(memory_, bytes());
-      peers_[peer] = ranges_[peer]->begin();
     }
   });
   const std::vector<HeapCapabilities> before = std::exchange(ranks_, next);
@@ -178,29 +170,23 @@ bool SymmetricHeap::has_addresses_of(std::size_t peer) const {
 }
 
 /// GPUs that have fabric handles need not be in one NVLink domain: each rank tries the others' small pieces, so that
-/// the heap is made once. Ranks that cannot map one count as ranks without a fabric.
+/// the heap is made once. If one cannot be mapped, all count as ranks without a fabric.
 void SymmetricHeap::try_pieces_of_peers(Bootstrap& bootstrap) {
-  std::array<char, 200> mine{};
-  try {
+  const auto failure = first_failure(bootstrap, [&] {
     for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
       if (peer != rank_) memory_->import({.fabric = ranks_[peer].fabric_trial}, HeapKind::fabric);
     }
-  } catch (const Error& error) {
-    std::string(error.what()).copy(mine.data(), mine.size() - 1);
-  }
-  const std::vector<std::array<char, 200>> all = all_gather_values(bootstrap, mine);
-  const auto failed = std::ranges::find_if(all, [](const auto& why) { return why[0] != '\0'; });
-  if (failed == all.end()) return;
+  });
+  if (!failure) return;
   log::warn("rank {}: not all ranks can map each other's memory, those of other hosts are left to RDMA: {}", rank_,
-            failed->data());
-  for (std::size_t rank = 0; rank < num_ranks(); ++rank) ranks_[rank].fabric = all[rank][0] == '\0';
+            failure->why);
+  for (HeapCapabilities& rank : ranks_) rank.fabric = false;
 }
 
 void SymmetricHeap::reserve() {
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
     if (!shares_with(peer) || has_addresses_of(peer)) continue;
     ranges_[peer] = std::make_shared<AddressRange>(memory_, bytes());
-    peers_[peer] = ranges_[peer]->begin();
   }
   if (ranks_[rank_].heap != 0) HeapsHere::add(ranks_[rank_].heap, ranges_[rank_]);
   device_peers_ = device_memory<std::byte*>(executor_, num_ranks() * sizeof(std::byte*));
@@ -222,44 +208,29 @@ void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new)
     partners.push_back(peer != rank_ && (is_new[peer] || is_new[rank_]) && shares_with(peer) &&
                        !has_addresses_of(peer));
   }
-  const std::vector<SharedMemory> shared = exchange(bootstrap, partners);
+  SharedMemory mine;
+  agree(bootstrap, "sharing the heap", [&] { mine = memory_->share(own_, kind()); });
+  std::vector<FabricHandle> handles(num_ranks());
+  std::vector<UniqueFd> fds(num_ranks());
+  if (kind() == HeapKind::fabric) {
+    handles = all_gather_values(bootstrap, mine.fabric);
+  } else {
+    fds = exchange_fds(bootstrap, mine.fd->get(), partners, timeout_s_);
+  }
   agree(bootstrap, "mapping the heaps of peers", [&] {
     std::vector<PhysicalMemory> imported(num_ranks());  // all before anything is unmapped
     for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-      if (partners[peer]) imported[peer] = memory_->import(shared[peer], kind());
+      if (!partners[peer]) continue;
+      const auto fd = std::make_shared<UniqueFd>(std::move(fds[peer]));
+      imported[peer] = memory_->import({.fd = fd, .fabric = handles[peer]}, kind());
     }
     for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
       if (partners[peer]) ranges_[peer]->attach(imported[peer]);
-      if (!has_addresses_of(peer)) continue;
-      ranges_[peer] = HeapsHere::find(ranks_[peer].heap);
-      peers_[peer] = ranges_[peer]->begin();
+      if (has_addresses_of(peer)) ranges_[peer] = HeapsHere::find(ranks_[peer].heap);
+      peers_[peer] = ranges_[peer] == nullptr ? nullptr : ranges_[peer]->begin();
     }
-    copy(device_peers_.get(), peers_.data(), num_ranks() * sizeof(std::byte*));
+    copy_now(*executor_, device_peers_.get(), peers_.data(), num_ranks() * sizeof(std::byte*));
   });
-}
-
-/// Collective: what this rank's memory and that of `partners` can be reached by.
-std::vector<SharedMemory> SymmetricHeap::exchange(Bootstrap& bootstrap, const std::vector<bool>& partners) const {
-  SharedMemory mine;
-  agree(bootstrap, "sharing the heap", [&] { mine = memory_->share(own_, kind()); });
-  std::vector<SharedMemory> shared(num_ranks());
-  if (kind() == HeapKind::fabric) {
-    const std::vector<FabricHandle> handles = all_gather_values(bootstrap, mine.fabric);
-    for (std::size_t peer = 0; peer < num_ranks(); ++peer) shared[peer].fabric = handles[peer];
-  } else {
-    std::vector<UniqueFd> fds = exchange_fds(bootstrap, mine.fd->get(), partners, timeout_s_);
-    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-      shared[peer].fd = std::make_shared<UniqueFd>(std::move(fds[peer]));
-    }
-  }
-  return shared;
-}
-
-/// The host waits. The default stream would wait for, or spoil, what the program does meanwhile.
-void SymmetricHeap::copy(void* to, const void* from, std::size_t bytes) const {
-  const OwnStream stream(*executor_);
-  executor_->copy(to, from, bytes, stream.get());
-  executor_->synchronize(stream.get());
 }
 
 }  // namespace deep_ep

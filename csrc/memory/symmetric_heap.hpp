@@ -39,9 +39,6 @@ class SymmetricHeap {
     const auto* begin = static_cast<const std::byte*>(pointer);
     return begin >= local() && begin + bytes_wanted <= local() + bytes();
   }
-  std::uint64_t offset_of(const void* pointer) const {
-    return static_cast<std::uint64_t>(static_cast<const std::byte*>(pointer) - local());
-  }
 
   /// Unmaps what belongs to peers, so that their owners may free it after a barrier. Idempotent.
   void unmap_peers() noexcept;
@@ -67,8 +64,6 @@ class SymmetricHeap {
   void reserve();
   void attach(Bootstrap& bootstrap);
   void share(Bootstrap& bootstrap, const std::vector<bool>& is_new);
-  std::vector<SharedMemory> exchange(Bootstrap& bootstrap, const std::vector<bool>& partners) const;
-  void copy(void* to, const void* from, std::size_t bytes) const;
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<const HeapMemory> memory_;

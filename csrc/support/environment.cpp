@@ -67,7 +67,6 @@ constexpr std::array kVariables = {
     Variable{
         .names = {"DEEP_EP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME",
                   "GLOO_SOCKET_IFNAME"},
-        .default_value = "",
         .allowed = "[^][=]<interface>,...; ^ = all but these; empty = the first that is up",
         .help =
             "network interfaces of which the first that is up takes control connections from other hosts; names are "
@@ -81,7 +80,6 @@ constexpr std::array kVariables = {
         .help = "address family of control connections, and by which ranks call rank 0, if there are addresses of both",
         .translate = socket_family},
     Variable{.names = {"DEEP_EP_JOB_TOKEN"},
-             .default_value = "",
              .allowed = "any text, the same on all ranks of a job",
              .help = "ranks that meet by TCP let none in that has another one, so jobs that by mistake use one port do "
                      "not mix; deep_ep bench --spawn gives ranks of one host a random one"},
@@ -92,7 +90,6 @@ constexpr std::array kVariables = {
              .help = "off on any rank: processes are not connected, so a process that has ended is noticed at the "
                      "deadline of a wait alone, and a buffer with low_latency.masking is refused"},
     Variable{.names = {"DEEP_EP_CONTROL_PORTS"},
-             .default_value = "",
              .allowed = "<port> or <first>-<last>; empty = the system chooses",
              .help = "TCP ports of which each process takes one, where control connections go between hosts or network "
                      "namespaces; on the interface of DEEP_EP_SOCKET_IFNAME, else the first that is up"},
@@ -160,13 +157,11 @@ constexpr std::array kVariables = {
              .help = "PCIe may bring the bytes that a NIC writes in any order; signals keep theirs; auto = in virtual "
                      "machines"},
     Variable{.names = {"DEEP_EP_DEVICE_TO_HCA_MAPPING"},
-             .default_value = "",
              .allowed = "<CUDA id or GPU UUID>:<hca>[:<port>],...; empty = automatic",
              .help =
                  "which NIC each GPU uses, or which NICs and ports, if several entries name it; CUDA ids are those of "
                  "nvidia-smi"},
     Variable{.names = {"DEEP_EP_HCA_LIST", "NVSHMEM_HCA_LIST", "NCCL_IB_HCA"},
-             .default_value = "",
              .allowed = "[^]<hca>[:<port>],...; ^ = all but these; empty = all",
              .help = "NICs that the automatic choice may use; in NCCL_IB_HCA names are beginnings of names unless = "
                      "stands in front"},
@@ -254,7 +249,6 @@ constexpr std::array kVariables = {
              .help = "how much the library logs",
              .translate = log_level},
     Variable{.names = {"DEEP_EP_LOG_FILE"},
-             .default_value = "",
              .allowed = "%h = host name, %p = process id",
              .help = "file that log lines are appended to; standard error if not set"},
 };

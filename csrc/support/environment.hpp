@@ -27,7 +27,7 @@ enum class Type : std::uint8_t {
 struct Variable {
   std::array<std::string_view, 4> names{};  ///< the library's own first, where it has one; unused places are empty
   Type type = Type::text;
-  std::string_view default_value;
+  std::string_view default_value = {};
   std::string_view allowed;  ///< for a choice: the words, separated by '|'; otherwise what a reader needs to know
   std::string_view help;
   std::uint64_t most = UINT64_MAX;  ///< of an integer

@@ -2,6 +2,7 @@
 // otherwise DEEP_EP_LOG and DEEP_EP_LOG_FILE.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,6 +38,16 @@ void warn(fmt::format_string<Args...> pattern, Args&&... args) {
 template <class... Args>
 void error(fmt::format_string<Args...> pattern, Args&&... args) {
   at(Level::error, pattern, std::forward<Args>(args)...);
+}
+
+/// The end of an object must not throw, and at exit the driver may be gone.
+template <class Action>
+void quietly(const Action& action) noexcept {
+  try {
+    action();
+  } catch (const std::exception& failure) {
+    debug("what an object held was not given back: {}", failure.what());
+  }
 }
 
 }  // namespace deep_ep::log

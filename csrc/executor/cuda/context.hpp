@@ -23,16 +23,6 @@ void check(CUresult result, int device, fmt::format_string<Args...> call, Args&&
   if (result != CUDA_SUCCESS) throw_driver_error(result, device, fmt::format(call, std::forward<Args>(args)...));
 }
 
-/// For functions that must not throw: runs `action` and ignores failures. At exit the driver may be gone already.
-template <class Action>
-void quietly(Action&& action) noexcept {
-  try {
-    action();
-  } catch (...) {
-    // Nobody is left to tell.
-  }
-}
-
 /// The primary context of a GPU, the one that the CUDA runtime uses too, kept alive.
 class Context {
  public:
@@ -67,25 +57,20 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-/// While another stream records a graph in the strict (global) mode, calls such as cudaMalloc or cudaEventQuery from
-/// any thread would spoil the recording. Ours never depend on recorded work, so this thread may make them.
-class RelaxedCapture {
+/// The same, for calls such as cudaMalloc or cudaEventQuery: while another stream records a graph in the strict
+/// (global) mode, they would spoil the recording from any thread. Ours never depend on recorded work, so this thread
+/// may make them.
+class RelaxedContext : public CurrentContext {
  public:
-  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  explicit RelaxedContext(const Context& context) : CurrentContext(context) {
+    cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~RelaxedContext() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedContext(const RelaxedContext&) = delete;
+  RelaxedContext& operator=(const RelaxedContext&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-/// Both.
-struct RelaxedContext {
-  explicit RelaxedContext(const Context& context) : current(context) {}
-
-  const CurrentContext current;
-  const RelaxedCapture relaxed;
 };
 
 /// The number of the recording of a graph that the stream takes part in; 0: none.

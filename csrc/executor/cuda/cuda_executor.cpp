@@ -83,7 +83,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   EventPool(std::shared_ptr<const Context> context, unsigned flags) : context_(std::move(context)), flags_(flags) {}
   ~EventPool() {
-    quietly([&] {
+    log::quietly([&] {
       const CurrentContext current(*context_);
       for (cudaEvent_t event : free_) cudaEventDestroy(event);
     });
@@ -97,7 +97,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
     const bool captured = capture_id(stream, context_->device()) != 0;
     // Waits that are already enqueued keep their moment, so an event may be recorded again at any time.
     EventHandle handle(take(), [pool = shared_from_this(), captured](void* returned) {
-      quietly([&] { pool->give_back(static_cast<cudaEvent_t>(returned), captured); });
+      log::quietly([&] { pool->give_back(static_cast<cudaEvent_t>(returned), captured); });
     });
     check(cudaEventRecord(native(handle), stream), context_->device(), "cudaEventRecord");
     return handle;
@@ -116,7 +116,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
       }
     }
     cudaEvent_t event = nullptr;
-    const RelaxedCapture relaxed;
+    const RelaxedContext current(*context_);
     check(cudaEventCreateWithFlags(&event, flags_), context_->device(), "cudaEventCreateWithFlags");
     return event;
   }
@@ -159,15 +159,14 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
     return memory;
   }
   void free(void* memory) noexcept override {
-    if (memory == nullptr) return;
-    quietly([&] {
+    log::quietly([&] {
       const RelaxedContext current(*context_);
       check(cudaFree(memory), device_, "cudaFree");
     });
   }
   void free_after(void* memory, StreamHandle stream) noexcept override {
-    quietly([&] {
-      const RelaxedCapture relaxed;
+    log::quietly([&] {
+      const RelaxedContext current(*context_);
       synchronize(stream);
     });
     free(memory);
@@ -183,8 +182,7 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
     return memory;
   }
   void free_pinned(void* memory) noexcept override {
-    if (memory == nullptr) return;
-    quietly([&] {
+    log::quietly([&] {
       const RelaxedContext current(*context_);
       check(cudaFreeHost(memory), device_, "cudaFreeHost");
     });
@@ -202,7 +200,7 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
   }
   void destroy_stream(StreamHandle stream) noexcept override {
     if (stream == nullptr) return;
-    quietly([&] {
+    log::quietly([&] {
       const CurrentContext current(*context_);
       check(cudaStreamDestroy(native(stream)), device_, "cudaStreamDestroy");
     });

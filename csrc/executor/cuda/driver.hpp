@@ -1,4 +1,4 @@
-// The few functions of the CUDA driver that the runtime does not offer, found through the runtime: nothing links
+// The few functions of the CUDA driver that the runtime does not offer, found when they are needed: nothing links
 // libcuda.
 #pragma once
 
